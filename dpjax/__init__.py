@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from dpjax.data import load as datasets
     from dpjax.data import partition
     from dpjax.engine.run import Result, run
-    from dpjax.plans import noises as noise
-    from dpjax.plans import optimizers, samplers
+    from dpjax.plans import noise, optimizers, samplers
     from dpjax.plans.plan import Config, Plan
     from dpjax.plans.plan import make as make_plan
     from dpjax.plans.problem import Problem, quadratics, supervised
@@ -72,7 +71,7 @@ _HOMES = {
     "make_plan": "plans.plan:make",
     "methods": "algorithms.methods",
     "mixing": "topology.mixing",
-    "noise": "plans.noises",
+    "noise": "plans.noise",
     "optimizers": "plans.optimizers",
     "partition": "data.partition",
     "quadratics": "plans.problem:quadratics",

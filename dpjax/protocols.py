@@ -31,7 +31,6 @@ __all__ = [
     "Exchange",
     "Info",
     "IntegerEncoded",
-    "Loss",
     "Method",
     "Networked",
     "Noise",
@@ -704,22 +703,3 @@ class Optimizer(Protocol):
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:
         """The transformation, whose updates are added to the models."""
-
-
-class Loss(Protocol):
-    """What a run costs one agent, before it is stated at a delta.
-
-    Example:
-        >>> from dpjax.accounting.losses import Gaussian
-        >>> round(Gaussian(1.0, 10).epsilon(1e-5), 3)
-        4.377
-    """
-
-    def epsilon(self, delta: float) -> float:
-        """The least epsilon at delta, rounded up."""
-
-    def after(self, rounds: int) -> "Loss":
-        """What the first rounds cost, their number fixed beforehand."""
-
-    def then(self, later: "Loss") -> "Loss":
-        """What this and a later run cost together, both planned."""

@@ -21,7 +21,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.commands import inputs
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import strategies
+from dpjax.plans import noise
 from dpjax.results import plots, records, tables
 from dpjax.topology import nodes
 
@@ -218,9 +218,9 @@ def _model(
         return views.zip_dl(mixing, zero_sum=zero_sum or "with_own_copy")
     if algorithm == "decor":
         return views.decor(mixing, 1.0, 1.0 if shared is None else shared, gossip_steps=steps)
-    if algorithm not in strategies.DESIGNS:
+    if algorithm not in [part.label for part in noise.PARTS if part.temporal]:
         return views.dsgd(mixing, gossip_steps=steps)
-    strategy = strategies.make(algorithm, mixing, pattern).strategy
+    strategy = noise.own_strategy(algorithm, mixing, pattern)
     strategy = strategy / temporal.sensitivity(strategy, pattern)
     return views.dsgd(mixing, gossip_steps=steps, strategy=strategy)
 

@@ -28,7 +28,7 @@ from dpjax.plans.scheduled import LostNoiseWarning
 from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule
 from dpjax.protocols import State
 
-__all__ = ["Progress", "Result", "run"]
+__all__ = ["Result", "run"]
 
 
 def run(

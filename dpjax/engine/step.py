@@ -29,7 +29,7 @@ from dpjax.protocols import (
     State,
 )
 
-__all__ = ["make_step"]
+__all__: list[str] = []
 
 LOST = "lost_noise"
 """The metric of a round: the largest share of a payload's entries that is sent without noise."""

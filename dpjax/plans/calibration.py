@@ -1,7 +1,7 @@
 """What a noise design is made for, and what calibrating one gives: noise as it will run."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,17 +12,85 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from dpjax._numerics import MARGIN
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, precision, records, sampled
-from dpjax.accounting.sampled import Pld
 from dpjax.mechanism import design as design_
+from dpjax.mechanism import strategy as strategy_
+from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import compatibility, strategies
 from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget, Protect
-from dpjax.protocols import Method, Networked, Privatizer, Sampler
+from dpjax.protocols import IntegerEncoded, Method, Networked, Privatizer, Sampler
+from dpjax.topology import mixing as mixing_
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
-__all__ = ["Calibrated", "Target"]
+__all__: list[str] = []
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A matrix as a static value, a strategy over rounds, say: equal where all its bits are.
+
+    Attributes:
+        matrix: Float64.
+        fingerprint: Of its bits.
+    """
+
+    matrix: np.ndarray = field(compare=False, repr=False)
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the fingerprint."""
+        object.__setattr__(self, "fingerprint", mixing_.fingerprint(self.matrix))
+
+
+def check_strategy(strategy: np.ndarray | None, rounds: int) -> None:
+    """Refuse a strategy that a run of ``rounds`` rounds cannot apply.
+
+    Args:
+        strategy: [T, T] C, or None.
+        rounds: T.
+
+    Raises:
+        ValueError: Unless it is float64 and `dpjax.mechanism.strategy.checked` takes it.
+    """
+    if strategy is not None:
+        if np.asarray(strategy).dtype != np.float64:
+            raise ValueError(f"strategy is {np.asarray(strategy).dtype}; give float64")
+        strategy_.checked(strategy, rounds)
+
+
+def partial_energies(
+    strategy: Float[np.ndarray, "t t"], participation: Participation, marks: Sequence[int]
+) -> Float[np.ndarray, " marks"]:
+    """Return the squared sensitivity of the first rounds' messages, up to each mark.
+
+    Up to mark t these show (C G)_s + Z_s for s <= t and nothing else, so what they spend is the
+    energy of C's first t rows, the largest over participation patterns.
+
+    Args:
+        strategy: [T, T] C.
+        participation: When a record appears.
+        marks: [M] numbers of rounds.
+
+    Returns:
+        [M] squared sensitivities, at clip 1, of the strategy as a run applies it: the larger of
+        those in float32 and in float64.
+    """
+    applied, margin = _applied(strategy), _margin(strategy)
+    largest = [
+        max(temporal.sensitivity(one[:mark], participation) for one in applied) for mark in marks
+    ]
+    return (np.asarray(largest) * margin) ** 2
+
+
+def _applied(strategy: np.ndarray) -> list[np.ndarray]:
+    """The strategy as runs apply it, in float32 and in float64."""
+    return [rounds_.applied(strategy, kind) for kind in (np.float32, np.float64)]
+
+
+def _margin(strategy: np.ndarray) -> float:
+    """What inverting the coefficients may have lost."""
+    return 1 + 4 * len(strategy) * strategy_.WORST * np.finfo(np.float64).eps
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,39 +98,33 @@ class Target:
     """What a noise design is made for.
 
     Attributes:
+        config: A private config.
         mixing: [n, n] or [P, n, n] mixing matrix, float64.
-        budget: What the run may cost.
-        protect: What is protected.
-        pattern: In which rounds what the relation changes takes part.
-        steps: ``steps(rounds)`` gives step sizes over the first one, [rounds].
-        method: What agents compute and send.
-        first_step: The first round's step size.
-        divisor: What the sampler divides sums by; 1 where one gradient an agent is clipped.
-        rates: [n] probability that a record is in a round's batch, where that amplifies.
+        counts: [n] records of each agent, where the sampler must know them.
+
+    Raises:
+        ValueError: For a config without a budget, or budgets or attackers that the network's agents
+            cannot have.
 
     Example:
         >>> import numpy as np
         >>> import dpjax as dp
         >>> from dpjax.plans.calibration import Target
-        >>> from dpjax.mechanism.participation import Participation
-        >>> parts = dict(method=dp.methods.DSGD(), first_step=0.1, divisor=1.0, steps=np.ones)
-        >>> protect, budget = dp.Protect("replace_agent", clip_norm=1.0), dp.Budget(1.0, delta=1e-5)
-        >>> Target(np.eye(3), budget, protect, Participation(2, 2, 1), **parts).agents
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
+        >>> protect = dp.Protect("replace_agent", clip_norm=1.0)
+        >>> parts |= dict(noise=dp.noise.Independent(), budget=dp.Budget(1.0, delta=1e-5))
+        >>> Target(dp.Config(protect=protect, **parts), np.eye(3)).agents
         3
     """
 
+    config: Config
     mixing: Float[np.ndarray, "*p n n"]
-    budget: Budget
-    protect: Protect
-    pattern: Participation
-    steps: Callable[[int], np.ndarray]
-    method: Method | Networked
-    first_step: float
-    divisor: float
-    rates: Float[np.ndarray, " n"] | None = None
+    counts: Int[np.ndarray, " n"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse budgets that are not one an agent, and attackers who are none of the agents."""
+        if self.config.budget is None:
+            raise ValueError("budget is None; a config without noise keeps none")
         each, n, nodes = self.budget.each, self.agents, self.protect.nodes
         if each is not None and len(each) != n:
             raise ValueError(f"epsilon has {len(each)} entries for {n} agents; give one an agent")
@@ -74,6 +136,22 @@ class Target:
             raise ValueError("attacker is 'node' with one agent, who has no other; give 'outsider'")
 
     @property
+    def budget(self) -> Budget:
+        """What the run may cost."""
+        assert self.config.budget is not None
+        return self.config.budget
+
+    @property
+    def protect(self) -> Protect:
+        """What is protected."""
+        return self.config.protect
+
+    @property
+    def pattern(self) -> Participation:
+        """In which rounds what the relation changes takes part."""
+        return self.config.pattern
+
+    @property
     def agents(self) -> int:
         """Number of agents n."""
         return self.mixing.shape[-1]
@@ -81,63 +159,68 @@ class Target:
     @property
     def rounds(self) -> int:
         """Rounds T."""
-        return self.pattern.rounds
+        return self.config.rounds
+
+    @property
+    def divisor(self) -> float:
+        """What the sampler divides sums by; 1 where one gradient an agent is clipped."""
+        by_record = self.protect.clips == "record"
+        return counted(self.config.sampler, self.counts).divisor if by_record else 1
+
+    @property
+    def rates(self) -> Float[np.ndarray, " n"] | None:
+        """[n] probability that a record is in a round's batch, where that amplifies."""
+        sampler = self.config.sampler
+        # Where the sampler claims them, and so keeps to the rules of those that do.
+        claimed = self.counts is not None and sampler.capacity is not None
+        return sampler.rates(self.counts) if claimed else None  # type: ignore[arg-type]
 
     def over_rounds(self, strategy: np.ndarray | None) -> float:
-        """Squared sensitivity over rounds, of the strategy as a run applies it."""
+        """Squared sensitivity over rounds, of the strategy as a run applies it, at clip 1."""
         if strategy is None:
             return float(self.pattern.epochs)
-        return strategies.sensitivity_squared(strategy, self.pattern)
+        return float(partial_energies(strategy, self.pattern, [len(strategy)])[0])
 
     def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
-        budget, protect = self.budget, self.protect
+        budget, sensitivity = self.budget, self.protect.sensitivity
         if self.rates is not None:
-            sensitivity = protect.sensitivity * self.by_one_draw(strategy)
             return sampled.bound(
                 self.rates,
                 self.pattern.epochs,
                 budget.largest,
                 budget.delta,
-                sensitivity=sensitivity,
+                sensitivity=sensitivity * self.by_one_draw(strategy),
             )
-        return np.asarray(
-            budget_.precision_bound(
-                budget.epsilon,
-                budget.delta,
-                clip_norm=protect.clip_norm,
-                relation=protect.relation,
-                accountant=budget.rule,
-                allow_unsound=budget.allow_unsound,
-                sensitivity_squared=self.over_rounds(strategy),
-            )
-        )
+        # As `dpjax.accounting.budget.precision_bound`.
+        allowed = (budget.allowed_mu() / sensitivity) ** 2
+        return np.asarray(allowed / self.over_rounds(strategy) * (1 - 1e-15))
 
     def by_one_draw(self, strategy: np.ndarray | None) -> float:
         """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1.
 
+        Where coins are flipped for a record in every so many rounds alone, and C has no more
+        diagonals than that, the largest column of C bounds it: see `dpjax.accounting.sampled`.
+
         Args:
             strategy: [T, T] C; None is fresh noise.
 
+        Returns:
+            The larger of the norms in float32 and float64, with a margin.
+
         Raises:
-            ValueError: For a strategy whose rows join two draws of a record.
+            ValueError: For a strategy whose rows join two draws of a record, as it is applied.
         """
         if strategy is None:
             return 1.0
-        return strategies.largest_column(strategy, self.pattern.separation)
-
-    def sampled(self, factor: np.ndarray, strategy: np.ndarray | None) -> Pld:
-        """What sampled batches cost every agent, against an outsider.
-
-        Args:
-            factor: [n, n] float32 F.
-            strategy: [T, T] C; None is noise that is white over rounds.
-        """
-        assert self.rates is not None
-        diagonal = precision.inverse_diagonal(factor=factor.astype(np.float64))
-        moved = self.protect.sensitivity * self.by_one_draw(strategy)
-        ratios = moved * np.sqrt(diagonal) * MARGIN
-        return Pld.of(self.rates, ratios, self.rounds, self.pattern.separation)
+        separation, applied = self.pattern.separation, _applied(strategy)
+        if any(np.any(np.tril(matrix, -separation)) for matrix in applied):
+            raise ValueError(
+                f"strategy has more than {separation} diagonals as a run applies it, in whose rows "
+                "two draws of a record meet, which no amplified loss here covers; give noise with "
+                f"bands of at most {min(separation, rounds_.WIDEST + 1)}, or use Cyclic"
+            )
+        return max(float(np.linalg.norm(one, axis=0).max()) for one in applied) * _margin(strategy)
 
 
 @runtime_checkable
@@ -192,7 +275,6 @@ class Calibrated(Protocol):
 
     def check(self, target: Target) -> None:
         """Refuse arrays of other shapes or types than the target's."""
-        ...
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker, from the very arrays that run."""
@@ -247,32 +329,28 @@ class Factored:
         return self.strategy is None
 
     def check(self, target: Target) -> None:
-        """Refuse another factor than float32 [n, n], another strategy than [T, T], or attacker.
-
-        Raises:
-            ValueError: For these, and for methods whose payload is no clipped sum.
-        """
-        compatibility.check_noise(
-            None, target.method, target.protect, own_keys=self.secrets == "own"
-        )
+        """Refuse another factor than float32 [n, n], or another strategy than [T, T]."""
         shape, n = self.factor.shape, target.agents
         if shape != (n, n) or self.factor.dtype != np.float32:
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
-        strategies.check(self.strategy, target.rounds)
+        check_strategy(self.strategy, target.rounds)
 
     def loss(self, target: Target) -> budget_.AgentLoss:
-        """What every agent loses to an outsider."""
-        budget, protect = target.budget, target.protect
-        return budget_.loss(
-            None,
-            budget.delta,
-            clip_norm=protect.clip_norm,
-            relation=protect.relation,
-            accountant=budget.rule,
-            factor=self.factor.astype(np.float64),
-            allow_unsound=budget.allow_unsound,
-            sensitivity_squared=target.over_rounds(self.strategy),
-        )
+        """What every agent loses to an outsider, as `dpjax.accounting.budget.loss`."""
+        over_rounds = target.over_rounds(self.strategy)
+        root = np.sqrt(over_rounds * self._inverse_diagonal())
+        return target.budget.spent(target.protect.sensitivity * root * MARGIN)
+
+    def sampled_loss(self, target: Target) -> sampled.Pld:
+        """What sampled batches cost every agent, against an outsider."""
+        assert target.rates is not None
+        moved = target.protect.sensitivity * target.by_one_draw(self.strategy)
+        ratios = moved * np.sqrt(self._inverse_diagonal()) * MARGIN
+        return sampled.Pld.of(target.rates, ratios, target.rounds, target.pattern.separation)
+
+    def _inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+        """[R^-1]_ii of R = F F'."""
+        return precision.inverse_diagonal(factor=self.factor.astype(np.float64))
 
     def grid(self, target: Target) -> finite.Grid:
         """The grid of a release."""
@@ -281,8 +359,29 @@ class Factored:
 
     def privatizer(self, target: Target, grid: finite.Grid | None) -> "Coloured":
         """How it is drawn."""
-        strategy = None if self.strategy is None else strategies.Fixed(self.strategy)
+        strategy = None if self.strategy is None else Fixed(self.strategy)
         return Coloured(target.rounds, strategy, None if grid is None else grid.spacing)
+
+
+@dataclass(frozen=True)
+class Drawn(Privatizer):
+    """Noise that a function of arrays and a key draws.
+
+    Attributes:
+        link: ``link(arrays, key, *options)`` is the noise of one plan.
+        options: What else it is given; hashable.
+        lost: As `dpjax.protocols.Privatizer.lost`.
+    """
+
+    link: Callable[..., optax.GradientTransformation | IntegerEncoded]
+    options: tuple[Any, ...]
+    lost: Callable[[Any, Any, Any], Any] | None = None
+
+    def transformation(
+        self, arrays: Any, key: PRNGKeyArray
+    ) -> optax.GradientTransformation | IntegerEncoded:
+        """The noise of one plan."""
+        return self.link(arrays, key, *self.options)
 
 
 @dataclass(frozen=True)
@@ -296,7 +395,7 @@ class Coloured(Privatizer):
     """
 
     rounds: int
-    strategy: strategies.Fixed | None = None
+    strategy: Fixed | None = None
     grid: float | None = None
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
@@ -326,38 +425,6 @@ def groups(factor: Float[np.ndarray, "n n"]) -> Int[np.ndarray, " n"]:
     """
     _, group = scipy.sparse.csgraph.connected_components(factor != 0, directed=False)
     return group.astype(np.int64)
-
-
-def target_of(config: Config, mixing: np.ndarray, counts: np.ndarray | None = None) -> Target:
-    """Return what the noise of a config is made for.
-
-    Args:
-        config: A private config.
-        mixing: [n, n] or [P, n, n] mixing matrix.
-        counts: [n] records of each agent, where the sampler must know them.
-
-    Raises:
-        ValueError: For a config without a budget.
-    """
-    if config.budget is None:
-        raise ValueError("budget is None; a config without noise keeps none")
-    rates, sampler = None, config.sampler
-    # Where the sampler claims them, and so keeps to the rules of those that do.
-    if counts is not None and sampler.capacity is not None:
-        rates = sampler.rates(counts)
-    divisor = counted(sampler, counts).divisor if config.protect.clips == "record" else 1
-    optimizer = config.optimizer
-    return Target(
-        mixing=mixing,
-        budget=config.budget,
-        protect=config.protect,
-        pattern=config.pattern,
-        steps=optimizer.relative,
-        method=config.method,
-        first_step=optimizer.first,
-        divisor=divisor,
-        rates=rates,
-    )
 
 
 def counted(sampler: Sampler, counts: np.ndarray | None) -> Sampler:

@@ -353,14 +353,18 @@ def check(config: Any) -> None:
     protect, kind = config.protect, type(config.noise).__name__
     known = packaged(type(config.noise)) or noise_row is not _CORRELATED
     gap, accountant = protect.gradient_gap, config.budget.accountant
+    norm = "l1" if noise_row.loss == "pure" else "l2"
     wrong = {
         f"protect has gradient_gap {gap}, which says how far one gradient moves, and the method "
         "combines several: clip what it combines (clip_norm)": gap is not None
         and noise_row.by_round
         and not how.one_answer,
         f"protect has norm {protect.norm!r} and gradient_gap {gap}, which noise {kind} does not "
-        "join: give Protect(relation, clip_norm), or noise of plans.scheduled": not (
-            noise_row.by_round or (protect.norm == "l2" and gap is None)
+        f"join: give Protect(relation, clip_norm, norm={norm!r}); a gap is for plans.scheduled": (
+            protect.norm != norm or (gap is not None and not noise_row.by_round)
+        ),
+        f"epsilon is {config.budget.epsilon} for noise {kind}; give one for all": (
+            config.budget.each and (noise_row.by_round or noise_row.loss == "zcdp")
         ),
         f"accountant is {accountant!r} with noise {kind}; give {_BUDGETS[noise_row.loss]}": (
             noise_row.loss != (accountant if accountant in ("pure", "zcdp") else "gaussian")

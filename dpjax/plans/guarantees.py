@@ -11,7 +11,7 @@ from dpjax.accounting import losses
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.records import Threat
 from dpjax.plans import compatibility
-from dpjax.plans.calibration import Calibrated, Factored, Target, target_of
+from dpjax.plans.calibration import Calibrated, Factored, Target
 from dpjax.plans.config import Config
 from dpjax.plans.samplers import Random
 from dpjax.topology import mixing as mixing_
@@ -70,7 +70,7 @@ def _spent(config: Config, target: Target, noise: Calibrated) -> _Spent:
                 f"noise is {type(noise).__name__} for sampled batches; give a covariance over "
                 "agents, and a strategy over rounds of few bands or none"
             )
-        return _Spent(target.sampled(noise.factor, noise.strategy))
+        return _Spent(noise.sampled_loss(target))
     loss, rounds, dealt = noise.loss(target), config.rounds, config.participation
     size = float(np.max(loss.size))
     if loss.kind == "pure":
@@ -154,7 +154,11 @@ def audit(
                 "use Guarantee.none"
             )
         return
-    target = target_of(config, mixing, checked_counts(config, counts, mixing.shape[-1]))
+    target = Target(config, mixing, checked_counts(config, counts, mixing.shape[-1]))
+    correlated = isinstance(noise, Factored)
+    part = None if correlated else getattr(noise, "part", config.noise)
+    own_keys = correlated and noise.secrets == "own"
+    compatibility.check_noise(part, config.method, config.protect, own_keys=own_keys)
     noise.check(target)
     spent = _spent(config, target, noise)
     (runs, expected), (claims, claimed) = _split(spent.loss), _split(stated.loss)

@@ -11,10 +11,9 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, finite, losses, records
-from dpjax.plans import compatibility
-from dpjax.plans.calibration import Calibrated, Target
-from dpjax.plans.noise import InShares, check_one_epsilon
-from dpjax.protocols import IntegerEncoded, Privatizer
+from dpjax.plans.calibration import Calibrated, Drawn, Target
+from dpjax.plans.links import InShares
+from dpjax.protocols import IntegerEncoded
 from dpjax.secagg import lattice
 from dpjax.secagg.lattice import SumCode
 from dpjax.transforms import integers as integers_
@@ -128,10 +127,8 @@ class Discrete(InShares):
         Raises:
             ValueError: As `calibrate`.
         """
-        compatibility.check_noise(self, target.method, target.protect)
         self.check_sums(target)
         self.cohort(target.agents)
-        check_one_epsilon(self, target.budget)
         if target.divisor != 1:
             raise ValueError(
                 f"sampler has batches of {target.divisor:g} records with noise {self.label!r}, "
@@ -226,24 +223,10 @@ class Lattice(Calibrated):
         epsilon = spent.epsilon(target.budget.delta) * every
         return budget_.AgentLoss("zcdp", spent.rho * every, epsilon, epsilon)
 
-    def privatizer(self, target: Target, grid: finite.Grid | None) -> "DiscretePrivatizer":
+    def privatizer(self, target: Target, grid: finite.Grid | None) -> Drawn:
         """How it is drawn."""
-        return DiscretePrivatizer(target.rounds, self.code)
+        return Drawn(_encoded, (target.rounds, self.code))
 
 
-@dataclass(frozen=True)
-class DiscretePrivatizer(Privatizer):
-    """How `Discrete` is drawn; see `dpjax.transforms.integers.privatizer`.
-
-    Attributes:
-        rounds: Rounds that the noise is accounted for.
-        code: What all agree on.
-    """
-
-    rounds: int
-    code: SumCode
-
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> IntegerEncoded:
-        """The noise of one plan."""
-        del arrays
-        return integers_.privatizer(self.code, key=key, rounds=self.rounds)
+def _encoded(arrays: Any, key: PRNGKeyArray, rounds: int, code: SumCode) -> IntegerEncoded:
+    return integers_.privatizer(code, key=key, rounds=rounds)

@@ -1,34 +1,238 @@
-"""Noise on links: secrets that two ends share (DECOR), and noises that sum to zero (Zip-DL).
+"""Noise of one shape times one scale: in shares of a sum, and on links.
 
-Each is one shape of noise times one scale, and its loss one over that scale: whichever agent is
-the attacker, what it cannot take away is calibrated by `dpjax.accounting.views`.
+The loss is one over the scale. On links two ends share secrets (DECOR), or noises sum to zero
+(Zip-DL): whichever agent is the attacker, what it cannot take away is calibrated by
+`dpjax.accounting.views`.
 """
 
+import abc
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _numerics, _validate
+from dpjax._numerics import MARGIN
 from dpjax._validate import fixed
-from dpjax.accounting import views
+from dpjax.accounting import budget as budget_
+from dpjax.accounting import discrete, finite, records, views
 from dpjax.algorithms import zip_dl
+from dpjax.algorithms.exchange import Server
 from dpjax.mechanism.participation import Participation
-from dpjax.plans.calibration import Target
-from dpjax.plans.noise import ScaledNoise
+from dpjax.plans.calibration import Calibrated, Drawn, Fixed, Target
 from dpjax.plans.protect import Protect
-from dpjax.plans.strategies import Fixed
 from dpjax.protocols import Privatizer
 from dpjax.transforms import noise as noise_
 
-__all__ = ["PairKeys", "ZeroSum"]
+__all__ = ["Aggregate", "PairKeys", "ZeroSum"]
 
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 products of scales and shapes round by."""
+
+
+class InShares:
+    """Noise of which every agent adds a share, for sums whose parts nobody sees."""
+
+    dropouts: int
+    colluders: int
+    sum_only: ClassVar[bool] = True
+    """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of agents."""
+        for name in ("dropouts", "colluders"):
+            value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
+            object.__setattr__(self, name, value)
+
+    def cohort(self, agents: int) -> discrete.Cohort:
+        """The agents of a round.
+
+        Args:
+            agents: Number of agents n.
+
+        Raises:
+            ValueError: Where none is left to hide the others.
+        """
+        return discrete.Cohort(agents, self.dropouts, self.colluders)
+
+    def check_sums(self, target: Target) -> None:
+        """Refuse an exchange that shows single messages, or opens sums of too few.
+
+        Args:
+            target: What the noise is for.
+
+        Raises:
+            ValueError: Naming the exchange and the remedy.
+        """
+        exchange = getattr(target.config.method, "exchange", None)
+        if not isinstance(exchange, Server) or not exchange.aggregate.sum_only:
+            raise ValueError(
+                f"method has exchange {exchange}, which shows single messages, with noise {self}, "
+                "of which each has a share; give an aggregate that shows the sum alone, or "
+                "noise.Independent() and attacker='outsider'"
+            )
+        agents, survivors = target.agents, max(exchange.aggregate.min_survivors(target.agents), 0)
+        if survivors < agents - self.dropouts:
+            remedy = f"dropouts={agents - survivors}, or " if survivors else ""
+            raise ValueError(
+                f"aggregate opens sums of {survivors} of {agents} agents with noise {self}; give "
+                f"{remedy}an aggregate that aborts earlier"
+            )
+
+
+class ScaledNoise(abc.ABC):
+    """A noise design that is one shape times one scale."""
+
+    label = ""
+    """What records, figures and plans call the design."""
+    secrets: ClassVar[records.Secrets | None] = None
+    """As `dpjax.plans.calibration.Calibrated.secrets`."""
+
+    @abc.abstractmethod
+    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+        """Loss mu of every agent at scale 1, an upper bound; 0 for attackers."""
+
+    @abc.abstractmethod
+    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
+        """Map of a round's normals to the agents' sums at scale 1, in units of what is clipped."""
+
+    @abc.abstractmethod
+    def drawn(self, target: Target) -> Privatizer:
+        """How it is drawn, from ``arrays["noise_scale"]``."""
+
+    def calibrate(self, target: Target) -> "CalibratedScale":
+        """Make the noise for a budget on a network.
+
+        Args:
+            target: What it is for.
+
+        Returns:
+            The noise, of the least float32 scale at which every agent's loss is within its budget.
+
+        Raises:
+            ValueError: For an attacker to whom some agent's loss is
+                infinite at every scale.
+        """
+        unit, budget = self.unit(target), target.budget
+        worst = int(np.argmax(unit))
+        if not np.isfinite(unit[worst]):
+            raise ValueError(
+                f"noise is {self}, under which agent {worst} has a neighbour or a coalition that "
+                "sees its gradients without noise, at any scale; give ZeroSum(over="
+                "'with_own_copy'), another attacker, or a network with more links"
+            )
+        largest = float(np.max(unit / budget.allowed_mu()))
+        scale = np.float32(_validate.spread("scale", largest))
+        noise = CalibratedScale(self, scale, self.source(target))
+        while (noise.loss(target).epsilon > np.asarray(budget.epsilon)).any():
+            more = np.nextafter(noise.scale, np.float32(np.inf))
+            noise = CalibratedScale(self, more, noise.source)
+        return noise
+
+
+@dataclass(frozen=True, eq=False)
+class CalibratedScale(Calibrated):
+    """A shape of noise at the scale that keeps a budget.
+
+    Guarantee: `loss` is that of the target's attacker and gradients, with what float32 rounds.
+
+    Attributes:
+        part: The design.
+        scale: Float32 factor of all noise.
+        source: [n, q] as `ScaledNoise.source`, at scale 1.
+    """
+
+    part: ScaledNoise
+    scale: np.float32
+    source: Float[np.ndarray, "n q"]
+
+    @property
+    def secrets(self) -> records.Secrets | None:
+        """The design's."""
+        return self.part.secrets
+
+    @property
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The scale."""
+        return {"noise_scale": np.asarray(self.scale)}
+
+    @property
+    def factor(self) -> Float[np.ndarray, "n q"]:
+        """Map of a round's fresh normals to the agents' noisy sums."""
+        return (float(self.scale) * self.source).astype(np.float32)
+
+    def white(self, target: Target) -> bool:
+        """Not under "view": what a round costs there depends on how many follow."""
+        return target.protect.gradients == "any"
+
+    def loss(self, target: Target) -> budget_.AgentLoss:
+        """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
+        return target.budget.spent(self.part.unit(target) / float(self.scale))
+
+    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
+        """How it is drawn."""
+        return self.part.drawn(target)
+
+
+@dataclass(frozen=True)
+class Aggregate(ScaledNoise, InShares):
+    """Gaussian noise in shares: every agent adds its own, and the sum has what privacy asks for.
+
+    Guarantee: of n agents at most ``dropouts`` are missing from a sum that is opened (the method's
+    aggregate aborts below n - dropouts, before anything is seen), and at most ``colluders`` of
+    those who are in it show their messages to the aggregator. Then the shares of the others,
+    n - dropouts - colluders at least, are unknown to it. Each has deviation a, so that with
+    sensitivity s (C, or 2 C where data are replaced) a unit that takes part in k rounds loses
+    mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives the sum of
+    every round and no single message, whatever gradients depend on. To an "outsider", who reads all
+    links, it loses no more, and the same is stated: single messages go masked over these, which is
+    what a sum-only aggregate promises: this one sees the sums that are opened and no shares.
+    Exact arithmetic; real noise, in simulations. A round whose sum may have been opened counts,
+    finished or not.
+
+    Attributes:
+        dropouts: Agents that may be missing from a sum, at most.
+        colluders: Agents that may show the aggregator what they know, at most.
+
+    Reference:
+        DOME, Algorithm 1, a^2 = N E sigma^2 C^2 / B, which leaves the shares of missing clients out
+        of the sum; here they are made up for beforehand.
+
+    Example:
+        >>> from dpjax.plans.noise import Aggregate
+        >>> Aggregate(dropouts=5).label
+        'aggregate'
+    """
+
+    dropouts: int = 0
+    colluders: int = 0
+
+    label, secrets = "aggregate", "shares"
+
+    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+        """Loss mu of every agent at a deviation of 1."""
+        self.check_sums(target)
+        rounds = target.over_rounds(None)
+        root = math.sqrt(rounds / self.cohort(target.agents).honest)
+        return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
+
+    def source(self, target: Target) -> Float[np.ndarray, "n n"]:
+        """Every agent's own normals."""
+        return np.eye(target.agents)
+
+    def drawn(self, target: Target) -> Drawn:
+        """Independent normals."""
+        return Drawn(_shares, (target.rounds, target.agents))
+
+
+def _shares(arrays: Any, key: PRNGKeyArray, rounds: int, agents: int) -> Any:
+    deviations = jnp.full(agents, 1.0, jnp.float32) * arrays["noise_scale"]
+    return noise_.correlated(deviations, key=key, rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -75,7 +279,7 @@ class PairKeys(ScaledNoise):
         steps = 1
         if target.protect.gradients == "view":
             # Under "any" whatever is made of the noisy sums is post-processing.
-            steps = target.method.gossip_steps  # type: ignore[union-attr]
+            steps = target.config.method.gossip_steps  # type: ignore[union-attr]
         options = (("shared", self.shared), ("gossip_steps", steps))
         each = _largest(views.decor, options, Fixed(target.mixing), target.protect, target.pattern)
         return each * (target.protect.sensitivity * _ROUNDING)
@@ -84,10 +288,19 @@ class PairKeys(ScaledNoise):
         """Own noise beside that of links."""
         return views.decor(target.mixing, 1.0, self.shared).source
 
-    def drawn(self, target: Target) -> "PairKeysPrivatizer":
-        """How it is drawn."""
+    def drawn(self, target: Target) -> Drawn:
+        """How it is drawn, its keys all from one: a simulation."""
         pairs = tuple((int(i), int(j)) for i, j in _numerics.link_pairs(target.mixing))
-        return PairKeysPrivatizer(target.rounds, target.agents, pairs, self.shared)
+        return Drawn(_pair_keys, (target.rounds, target.agents, pairs, self.shared))
+
+
+def _pair_keys(
+    arrays: Any, key: PRNGKeyArray, rounds: int, agents: int, edges: Any, shared: float
+) -> Any:
+    pairs = np.array(edges, np.int64).reshape(-1, 2)
+    own, of_links = noise_.simulated_keys(key, agents, len(pairs))
+    keys = {"own_keys": own, "edge_keys": of_links}
+    return noise_.pairwise(pairs, 1.0, shared, **keys, rounds=rounds, scale=arrays["noise_scale"])
 
 
 @dataclass(frozen=True)
@@ -139,76 +352,32 @@ class ZeroSum(ScaledNoise):
             / self._sensitivity(target)
         )
 
-    def drawn(self, target: Target) -> "ZeroSumPrivatizer":
+    def drawn(self, target: Target) -> Drawn:
         """How it is drawn."""
         sent = zip_dl.links(target.mixing)
-        pairs = tuple(zip(sent.sender.tolist(), sent.receiver.tolist(), strict=True))
-        return ZeroSumPrivatizer(target.rounds, pairs, self.over)
+        ends = tuple(sent.sender.tolist()), tuple(sent.receiver.tolist())
+        return Drawn(_zero_sum, (target.rounds, *ends, self.over), _lost_zero_sum)
 
     def _sensitivity(self, target: Target) -> float:
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
-        step = max(target.first_step, float(np.float32(target.first_step)))
-        method: Any = target.method
+        first = target.config.optimizer.first
+        step = max(first, float(np.float32(first)))
+        method: Any = target.config.method
         moves = method.sensitivity(lambda _: 1.0, np.array([step]), target.divisor, target.mixing)
         return float(moves[0, 0])
 
 
-@dataclass(frozen=True)
-class PairKeysPrivatizer(Privatizer):
-    """How `PairKeys` is drawn; see `dpjax.transforms.noise.pairwise`.
-
-    Attributes:
-        rounds: Rounds that the noise is accounted for.
-        agents: n.
-        edges: Links (i, j), i < j.
-        shared: As in `PairKeys`.
-    """
-
-    rounds: int
-    agents: int
-    edges: tuple[tuple[int, int], ...]
-    shared: float
-
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan, its keys all from one: a simulation."""
-        pairs = np.array(self.edges, np.int64).reshape(-1, 2)
-        own, shared = noise_.simulated_keys(key, self.agents, len(pairs))
-        return noise_.pairwise(
-            pairs,
-            1.0,
-            self.shared,
-            own_keys=own,
-            edge_keys=shared,
-            rounds=self.rounds,
-            scale=arrays["noise_scale"],
-        )
+def _zero_sum(
+    arrays: Any, key: PRNGKeyArray, rounds: int, sender: Any, receiver: Any, over: noise_.Over
+) -> Any:
+    ends = np.array(sender, np.int64), np.array(receiver, np.int64)
+    return noise_.zero_sum(*ends, arrays["noise_scale"], key=key, rounds=rounds, over=over)
 
 
-@dataclass(frozen=True)
-class ZeroSumPrivatizer(Privatizer):
-    """How `ZeroSum` is drawn; see `dpjax.transforms.noise.zero_sum`.
-
-    Attributes:
-        rounds: Rounds that the noise is accounted for.
-        links: (sender, receiver) of every message, own copies among them.
-        over: As in `ZeroSum`.
-    """
-
-    rounds: int
-    links: tuple[tuple[int, int], ...]
-    over: noise_.Over
-
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan; ``arrays["noise_scale"]`` is its deviation."""
-        sender, receiver = np.array(self.links, np.int64).T
-        return noise_.zero_sum(
-            sender, receiver, arrays["noise_scale"], key=key, rounds=self.rounds, over=self.over
-        )
-
-    def lost(self, arrays: Any, round: Any, payload: Any) -> Any:
-        """How likely the largest entry of a message is to go out without its noise, at most."""
-        # Of k normals whose sum is taken away each keeps 1 - 1/k of its variance.
-        return noise_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
+def _lost_zero_sum(arrays: Any, round: Any, payload: Any) -> Any:
+    """How likely the largest entry of a message is to go out without its noise, at most."""
+    # Of k normals whose sum is taken away each keeps 1 - 1/k of its variance.
+    return noise_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
 
 
 @functools.lru_cache(maxsize=64)

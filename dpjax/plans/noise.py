@@ -1,46 +1,44 @@
-"""Noise designs as parts of a config: correlated over agents, over rounds, or both.
+"""Noise designs as parts of a config, all by name, ``dpjax.noise``, and those that are correlated.
 
 Each part makes a covariance R over agents, a strategy C over rounds, or both; what they share
 stands here once: the bound that a budget asks for, the factor that runs, and what it costs.
 """
 
-import abc
 import dataclasses
-import math
-from collections.abc import Mapping
+import functools
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import jax.numpy as jnp
 import numpy as np
-import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
 from dpjax._validate import fixed
-from dpjax.accounting import budget as budget_
-from dpjax.accounting import discrete, finite, precision, records
-from dpjax.algorithms.exchange import Server
+from dpjax.accounting import precision
 from dpjax.mechanism import design as design_
-from dpjax.mechanism import spatial
-from dpjax.plans import compatibility, strategies
-from dpjax.plans.calibration import Calibrated, Factored, Target
-from dpjax.plans.protect import Budget
-from dpjax.protocols import Privatizer
-from dpjax.transforms import noise as noise_
+from dpjax.mechanism import spatial, temporal
+from dpjax.mechanism.participation import Participation
+from dpjax.plans.calibration import Factored, Fixed, Target, check_strategy
+from dpjax.plans.integers import Discrete
+from dpjax.plans.links import Aggregate, PairKeys, ZeroSum
+from dpjax.plans.scheduled import Laplace, Normal
 
 __all__ = [
     "LABELS",
     "Aggregate",
     "AntiPgd",
     "Covariance",
+    "Discrete",
     "Independent",
+    "Laplace",
     "Mafalda",
+    "Normal",
+    "PairKeys",
     "Pairwise",
     "PrefixSum",
     "SpaceTime",
     "Whisper",
+    "ZeroSum",
     "named",
 ]
 
@@ -91,38 +89,42 @@ class Correlated:
                 f"strategy is given for design {self.label!r}, whose noise is fresh in every "
                 "round; leave it out, or give noise.Covariance(matrix, name, strategy=C)"
             )
-        joint = None
         if self.temporal:
-            strategy, joint = self.over_rounds(target, strategy)
+            strategy = self.over_rounds(target, strategy)
         bound = target.bound(strategy)
         if design is None:
-            design = self.over_agents(target, bound, joint)
+            design = self.over_agents(target, bound)
         else:
             _check_design(design, *self.described(target))
         design.check(target.mixing, bound)
         return Factored(_rounded(design.covariance, bound), strategy, design)
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> strategies.JointStrategy:
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
         """The strategy over rounds: the part's own, or the one that was given."""
-        return strategies.make(
-            self.label,
-            target.mixing,
-            target.pattern,
-            custom=strategy,
-            bands=getattr(self, "bands", None),
-            equal=target.rates is not None,
-        )
+        if strategy is not None:
+            check_strategy(strategy, target.rounds)
+            return np.asarray(strategy, np.float64)
+        bands, equal = getattr(self, "bands", None), target.rates is not None
+        return own_strategy(self.label, target.mixing, target.pattern, bands, equal)
 
-    def over_agents(
-        self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
-    ) -> design_.Design:
-        """The design over agents; ``joint`` is what a strategy brings with it."""
+    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> design_.Design:
+        """The design over agents."""
         kind, horizon, options = self.described(target)
         return design_.make(kind, target.mixing, bound, horizon=horizon, **options)
 
     def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
         """Kind, horizon and options of the design over agents, as it is made and saved."""
         return "independent" if self.temporal else self.label, None, {}
+
+    def _of(
+        self, target: Target, bound: np.ndarray, covariance: np.ndarray, value: float
+    ) -> design_.Design:
+        """The design of a covariance that has been made for the bound."""
+        kind, _, options = self.described(target)
+        base = design_.make("independent", target.mixing, bound)
+        return dataclasses.replace(
+            base, kind=kind, covariance=covariance, value=value, options=options
+        )
 
 
 class Independent(Correlated):
@@ -202,7 +204,10 @@ class Whisper(Correlated):
         names = ("max_variance", "subgroups")
         options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         # A horizon may lie beyond the run's rounds.
-        if horizon is not None and ((steps := target.steps(horizon)) != 1).any():
+        if (
+            horizon is not None
+            and ((steps := target.config.optimizer.relative(horizon)) != 1).any()
+        ):
             options["step_sizes"] = steps
         return self.label, horizon, options
 
@@ -278,12 +283,15 @@ class SpaceTime(Correlated):
 
     label, temporal = "spacetime", True
 
-    def over_agents(
-        self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
-    ) -> design_.Design:
-        """The part over agents, made with the strategy."""
-        assert joint is not None
-        return strategies.spatial(target.mixing, joint, bound)
+    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> design_.Design:
+        """The part over agents, made with its own strategy; its value is tr R.
+
+        The joint objective has no part of its own over agents.
+        """
+        covariance = np.asarray(_joint(Fixed(target.mixing), target.pattern).covariance)
+        roots = np.sqrt(spatial.bounds(bound, target.agents))
+        scaled = covariance / np.outer(roots, roots)
+        return self._of(target, bound, scaled, float(np.trace(scaled)))
 
     def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
         """A part of a joint design."""
@@ -330,7 +338,7 @@ class Covariance(Correlated):
             object.__setattr__(self, "matrix", fixed(matrix))
         if self.strategy is not None:
             strategy = _validate.square("strategy", self.strategy)
-            strategies.check(strategy, len(strategy))
+            check_strategy(strategy, len(strategy))
             object.__setattr__(self, "strategy", fixed(strategy))
 
     @property
@@ -343,19 +351,17 @@ class Covariance(Correlated):
         """Whether it has a strategy over rounds."""
         return self.strategy is not None
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> strategies.JointStrategy:
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
         """The user's strategy."""
         if strategy is not None:
             raise ValueError(
                 f"strategy is given beside that of the covariance {self.name!r}; give one of them"
             )
         assert self.strategy is not None
-        strategies.check(self.strategy, target.rounds)
-        return strategies.JointStrategy(self.strategy)
+        check_strategy(self.strategy, target.rounds)
+        return self.strategy
 
-    def over_agents(
-        self, target: Target, bound: Float[np.ndarray, "*n"], joint: np.ndarray | None
-    ) -> design_.Design:
+    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> design_.Design:
         """The least multiple of R that keeps the bound: its shape matters, not its scale."""
         matrix, n = self.matrix, target.agents
         shape = getattr(matrix, "shape", None)
@@ -371,14 +377,7 @@ class Covariance(Correlated):
         diagonal = precision.inverse_diagonal(matrix)
         excess = float(np.max(diagonal / spatial.bounds(bound, n))) * (1 + 1e-12)
         scaled = (matrix + matrix.T) / 2 * excess
-        kind, _, options = self.described(target)
-        return dataclasses.replace(
-            design_.make("independent", target.mixing, bound),
-            kind=kind,
-            covariance=scaled,
-            value=spatial.energy(scaled, target.mixing),
-            options=options,
-        )
+        return self._of(target, bound, scaled, spatial.energy(scaled, target.mixing))
 
     def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
         """The user's name for it."""
@@ -415,6 +414,55 @@ def named(label: str | None) -> Correlated | None:
     return PARTS[LABELS.index(label) - 1]
 
 
+def own_strategy(
+    name: str,
+    mixing: Float[np.ndarray, "*p n n"],
+    participation: Participation,
+    bands: int | None = None,
+    equal: bool = False,
+) -> Float[np.ndarray, "t t"]:
+    """Return the strategy of a design; the last few are kept, since they serve every budget.
+
+    Args:
+        name: The label of a design that has one.
+        mixing: [n, n] W or a schedule [P, n, n].
+        participation: When a record appears.
+        bands: Diagonals of "prefix_sum" or "mafalda"; None is all.
+        equal: Whether the columns of these have one norm, as sampled batches ask for.
+
+    Returns:
+        [T, T] C, lower triangular.
+
+    Raises:
+        ValueError: For an unfit participation.
+    """
+    # Only what a strategy depends on is part of the key; sums over rounds are one agent's models.
+    over = np.asarray(mixing) if name in ("mafalda", "spacetime") else np.ones((1, 1))
+    return _own_strategy(name, Fixed(over), participation, bands, equal)
+
+
+@functools.lru_cache(maxsize=16)
+def _own_strategy(
+    name: str, over: Fixed, participation: Participation, bands: int | None, equal: bool
+) -> Float[np.ndarray, "t t"]:
+    if name == "spacetime":
+        return np.asarray(_joint(over, participation).strategy)
+    if bands is not None:
+        return temporal.banded(over.matrix, participation, bands, equal=equal)
+    if name == "anti_pgd":
+        return temporal.anti_pgd(participation.rounds)
+    if name == "prefix_sum":
+        return temporal.prefix_sum(participation)
+    return temporal.mafalda(over.matrix, participation)
+
+
+@functools.lru_cache(maxsize=16)
+def _joint(mixing: Fixed, participation: Participation) -> Any:
+    from dpjax.mechanism import spacetime
+
+    return spacetime.design(mixing.matrix, participation)
+
+
 def _check_design(
     design: design_.Design, kind: str, horizon: int | None, options: dict[str, Any]
 ) -> None:
@@ -432,20 +480,6 @@ def _check_design(
                 f"design is {design.kind!r} of {name} {given!r}, the config's is {own!r}; make a "
                 "design for this config"
             )
-
-
-def check_one_epsilon(part: Any, budget: Budget) -> None:
-    """Refuse one epsilon an agent for noise that gives all the same.
-
-    Args:
-        part: The noise.
-        budget: What it may cost.
-
-    Raises:
-        ValueError: Naming both.
-    """
-    if budget.each is not None:
-        raise ValueError(f"epsilon is {budget.epsilon} for noise {part.label!r}; give one for all")
 
 
 def _rounded(
@@ -490,225 +524,3 @@ def _rounded(
         f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "
         "noise.Whisper(max_variance=20), which bounds the noise's variance, or rescale the loss"
     )
-
-
-class InShares:
-    """Noise of which every agent adds a share, for sums whose parts nobody sees."""
-
-    dropouts: int
-    colluders: int
-    sum_only: ClassVar[bool] = True
-    """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no number of agents."""
-        for name in ("dropouts", "colluders"):
-            value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
-            object.__setattr__(self, name, value)
-
-    def cohort(self, agents: int) -> discrete.Cohort:
-        """The agents of a round.
-
-        Args:
-            agents: Number of agents n.
-
-        Raises:
-            ValueError: Where none is left to hide the others.
-        """
-        return discrete.Cohort(agents, self.dropouts, self.colluders)
-
-    def check_sums(self, target: Target) -> None:
-        """Refuse an exchange that shows single messages, or opens sums of too few.
-
-        Args:
-            target: What the noise is for.
-
-        Raises:
-            ValueError: Naming the exchange and the remedy.
-        """
-        exchange = getattr(target.method, "exchange", None)
-        if not isinstance(exchange, Server) or not exchange.aggregate.sum_only:
-            raise ValueError(
-                f"method has exchange {exchange}, which shows single messages, with noise {self}, "
-                "of which each has a share; give an aggregate that shows the sum alone, or "
-                "noise.Independent() and attacker='outsider'"
-            )
-        agents, survivors = target.agents, max(exchange.aggregate.min_survivors(target.agents), 0)
-        if survivors < agents - self.dropouts:
-            remedy = f"dropouts={agents - survivors}, or " if survivors else ""
-            raise ValueError(
-                f"aggregate opens sums of {survivors} of {agents} agents with noise {self}; give "
-                f"{remedy}an aggregate that aborts earlier"
-            )
-
-
-class ScaledNoise(abc.ABC):
-    """A noise design that is one shape times one scale."""
-
-    label = ""
-    """What records, figures and plans call the design."""
-    secrets: ClassVar[records.Secrets | None] = None
-    """As `dpjax.plans.calibration.Calibrated.secrets`."""
-
-    @abc.abstractmethod
-    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
-        """Loss mu of every agent at scale 1, an upper bound; 0 for attackers."""
-
-    @abc.abstractmethod
-    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
-        """Map of a round's normals to the agents' sums at scale 1, in units of what is clipped."""
-
-    @abc.abstractmethod
-    def drawn(self, target: Target) -> Privatizer:
-        """How it is drawn, from ``arrays["noise_scale"]``."""
-
-    def calibrate(self, target: Target) -> "CalibratedScale":
-        """Make the noise for a budget on a network.
-
-        Args:
-            target: What it is for.
-
-        Returns:
-            The noise, of the least float32 scale at which every agent's loss is within its budget.
-
-        Raises:
-            ValueError: For an attacker to whom some agent's loss is
-                infinite at every scale.
-        """
-        unit, budget = self.unit(target), target.budget
-        worst = int(np.argmax(unit))
-        if not np.isfinite(unit[worst]):
-            raise ValueError(
-                f"noise is {self}, under which agent {worst} has a neighbour or a coalition that "
-                "sees its gradients without noise, at any scale; give ZeroSum(over="
-                "'with_own_copy'), another attacker, or a network with more links"
-            )
-        largest = float(np.max(unit / budget.allowed_mu()))
-        scale = np.float32(_validate.spread("scale", largest))
-        noise = CalibratedScale(self, scale, self.source(target))
-        while (noise.loss(target).epsilon > np.asarray(budget.epsilon)).any():
-            more = np.nextafter(noise.scale, np.float32(np.inf))
-            noise = CalibratedScale(self, more, noise.source)
-        return noise
-
-
-@dataclass(frozen=True, eq=False)
-class CalibratedScale(Calibrated):
-    """A shape of noise at the scale that keeps a budget.
-
-    Guarantee: `loss` is that of the target's attacker and gradients, with what float32 rounds.
-
-    Attributes:
-        part: The design.
-        scale: Float32 factor of all noise.
-        source: [n, q] as `ScaledNoise.source`, at scale 1.
-    """
-
-    part: ScaledNoise
-    scale: np.float32
-    source: Float[np.ndarray, "n q"]
-
-    @property
-    def secrets(self) -> records.Secrets | None:
-        """The design's."""
-        return self.part.secrets
-
-    @property
-    def arrays(self) -> Mapping[str, np.ndarray]:
-        """The scale."""
-        return {"noise_scale": np.asarray(self.scale)}
-
-    @property
-    def factor(self) -> Float[np.ndarray, "n q"]:
-        """Map of a round's fresh normals to the agents' noisy sums."""
-        return (float(self.scale) * self.source).astype(np.float32)
-
-    def white(self, target: Target) -> bool:
-        """Not under "view": what a round costs there depends on how many follow."""
-        return target.protect.gradients == "any"
-
-    def check(self, target: Target) -> None:
-        """Refuse a scale that float32 noise cannot have, and what the design does not join.
-
-        Raises:
-            ValueError: For a scale below 1e-30 or above 1e30, another method or attacker.
-        """
-        compatibility.check_noise(self.part, target.method, target.protect)
-        _validate.spread("scale", float(self.scale))
-
-    def loss(self, target: Target) -> budget_.AgentLoss:
-        """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
-        return target.budget.spent(self.part.unit(target) / float(self.scale))
-
-    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
-        """How it is drawn."""
-        return self.part.drawn(target)
-
-
-@dataclass(frozen=True)
-class Aggregate(ScaledNoise, InShares):
-    """Gaussian noise in shares: every agent adds its own, and the sum has what privacy asks for.
-
-    Guarantee: of n agents at most ``dropouts`` are missing from a sum that is opened (the method's
-    aggregate aborts below n - dropouts, before anything is seen), and at most ``colluders`` of
-    those who are in it show their messages to the aggregator. Then the shares of the others,
-    n - dropouts - colluders at least, are unknown to it. Each has deviation a, so that with
-    sensitivity s (C, or 2 C where data are replaced) a unit that takes part in k rounds loses
-    mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives the sum of
-    every round and no single message, whatever gradients depend on. To an "outsider", who reads all
-    links, it loses no more, and the same is stated: single messages go masked over these, which is
-    what a sum-only aggregate promises: this one sees the sums that are opened and no shares.
-    Exact arithmetic; real noise, in simulations. A round whose sum may have been opened counts,
-    finished or not.
-
-    Attributes:
-        dropouts: Agents that may be missing from a sum, at most.
-        colluders: Agents that may show the aggregator what they know, at most.
-
-    Reference:
-        DOME, Algorithm 1, a^2 = N E sigma^2 C^2 / B, which leaves the shares of missing clients out
-        of the sum; here they are made up for beforehand.
-
-    Example:
-        >>> from dpjax.plans.noise import Aggregate
-        >>> Aggregate(dropouts=5).label
-        'aggregate'
-    """
-
-    dropouts: int = 0
-    colluders: int = 0
-
-    label, secrets = "aggregate", "shares"
-
-    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
-        """Loss mu of every agent at a deviation of 1."""
-        self.check_sums(target)
-        rounds = target.over_rounds(None)
-        root = math.sqrt(rounds / self.cohort(target.agents).honest)
-        return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
-
-    def source(self, target: Target) -> Float[np.ndarray, "n n"]:
-        """Every agent's own normals."""
-        return np.eye(target.agents)
-
-    def drawn(self, target: Target) -> "AggregatePrivatizer":
-        """Independent normals."""
-        return AggregatePrivatizer(target.rounds, target.agents)
-
-
-@dataclass(frozen=True)
-class AggregatePrivatizer(Privatizer):
-    """How `Aggregate` is drawn; see `dpjax.transforms.noise.correlated`.
-
-    Attributes:
-        rounds: Rounds that the noise is accounted for.
-        agents: n.
-    """
-
-    rounds: int
-    agents: int
-
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan; ``arrays["noise_scale"]`` is its deviation."""
-        deviations = jnp.full(self.agents, 1.0, jnp.float32) * arrays["noise_scale"]
-        return noise_.correlated(deviations, key=key, rounds=self.rounds)

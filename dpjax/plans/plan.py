@@ -183,7 +183,7 @@ class Plan:
         Raises:
             ValueError: For a non-private plan, which has none.
         """
-        return calibration.target_of(self.config, self.mixing, self.counts)
+        return Target(self.config, self.mixing, self.counts)
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
@@ -420,9 +420,10 @@ def make(
     if config.noise is None:
         return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
     guarantees.check_delta(config, n, counts)
-    target = ideal = calibration.target_of(config, matrix, records)
+    target = ideal = Target(config, matrix, records)
     if config.release:
-        ideal = dataclasses.replace(target, budget=target.budget.without_reserve())
+        less = dataclasses.replace(config, budget=target.budget.without_reserve())
+        ideal = Target(less, matrix, records)
     noise = config.noise.calibrate(ideal, **pieces)
     return Plan(config, matrix, noise, guarantees.of(config, target, noise), records)
 

@@ -16,9 +16,8 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, pure, records
-from dpjax.plans import calibration, compatibility, guarantees
+from dpjax.plans import guarantees
 from dpjax.plans.calibration import Calibrated, Target
-from dpjax.plans.noise import check_one_epsilon
 from dpjax.protocols import Privatizer
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import noise as noise_
@@ -105,12 +104,11 @@ class _Scheduled:
             ValueError: For one epsilon an agent, an accountant or a
                 norm of other noise, or scales that float32 cannot hold.
         """
-        self.check(target)
         moves, profile = sensitivities(target), self.relative(target.rounds)
         if not (moves > 0).any():
             raise ValueError(
-                f"method {type(target.method).__name__} shows no gradient in {target.rounds} "
-                "rounds; give 2 rounds at least"
+                f"method {type(target.config.method).__name__} shows no gradient in "
+                f"{target.rounds} rounds; give 2 rounds at least"
             )
         if ((profile == 0) & (moves > 0).any(axis=1)).any():
             raise ValueError(
@@ -133,24 +131,17 @@ class _Scheduled:
             scale: The largest of a round.
             profile: [T] scales over it.
             moves: [T, P] how far the payload moves.
+
+        Raises:
+            ValueError: For scales that float32 noise cannot have.
         """
         wide = scale * profile
         scales = wide.astype(np.float32)
         low = scales < wide
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
-        noise = ScheduledNoise(self, scales, moves)
-        noise.check_scales()
-        return noise
-
-    def check(self, target: Target) -> None:
-        """Refuse a target of other noise.
-
-        Args:
-            target: What the noise is for.
-        """
-        compatibility.check_noise(self, target.method, target.protect)
-        check_one_epsilon(self, target.budget)
-        _validate.one_of("norm", target.protect.norm, (self.norm,))
+        for one in (scales.max(), scales[scales > 0].min(initial=np.inf)):  # 0 is no noise.
+            _validate.spread("scale", float(one))
+        return ScheduledNoise(self, scales, moves)
 
 
 @dataclass(frozen=True)
@@ -228,23 +219,12 @@ class ScheduledNoise(Calibrated):
         return False
 
     def check(self, target: Target) -> None:
-        """Refuse scales of other rounds or types than the target's, and what it does not join.
-
-        Raises:
-            ValueError: Naming what does not fit.
-        """
-        self.part.check(target)
+        """Refuse scales of other rounds or types than the target's."""
         if self.scales.shape != (target.rounds,) or self.scales.dtype != np.float32:
             raise ValueError(
                 f"scales is {self.scales.dtype} {self.scales.shape}; give float32 "
                 f"{(target.rounds,)}"
             )
-        self.check_scales()
-
-    def check_scales(self) -> None:
-        """Refuse scales that float32 noise cannot have; 0 is none."""
-        for scale in (self.scales.max(), self.scales[self.scales > 0].min(initial=np.inf)):
-            _validate.spread("scale", float(scale))
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses, its moves those of the target."""
@@ -299,11 +279,12 @@ def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
             f"sampler has participation {target.pattern}; scales that change by round are "
             "accounted for what may take part in all of them: use Random or Full"
         )
-    protect, method = target.protect, target.method
+    protect, method = target.protect, target.config.method
     of_method = method.sensitivity
     if of_method is None:
         return np.full((target.rounds, 1), protect.sensitivity)
-    steps = np.asarray(target.steps(target.rounds), np.float64) * target.first_step * _ROUNDING
+    optimizer = target.config.optimizer
+    steps = np.asarray(optimizer.relative(target.rounds), np.float64) * optimizer.first * _ROUNDING
     moves = np.asarray(of_method(protect.apart, steps, target.divisor, target.mixing), np.float64)
     if not np.all((moves >= 0) & (moves < np.inf)):
         raise ValueError(
@@ -344,9 +325,7 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
     """
     part, matrix = config.noise, mixing_.check(mixing, stochastic=config.method.stochastic)
     records = guarantees.checked_counts(config, counts, matrix.shape[-1])
-    target = calibration.target_of(config, matrix, records)
-    part.check(target)
-    noise = part.at(
-        _validate.positive("scale", scale), part.relative(target.rounds), sensitivities(target)
-    )
+    target = Target(config, matrix, records)
+    scale, profile = _validate.positive("scale", scale), part.relative(target.rounds)
+    noise = part.at(scale, profile, sensitivities(target))
     return float(np.max(noise.loss(target).epsilon))

@@ -14,7 +14,8 @@ from dpjax import _validate
 from dpjax._numerics import MARGIN, up
 from dpjax.accounting import finite, gdp
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.plans import guarantees, strategies
+from dpjax.plans import guarantees
+from dpjax.plans.calibration import partial_energies
 from dpjax.plans.plan import Plan
 from dpjax.transforms import rounds as rounds_
 
@@ -285,7 +286,7 @@ def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
     if plan.strategy is None:
         return None
     whole = plan.target.over_rounds(plan.strategy)
-    parts = strategies.partial_energies(plan.strategy, plan.config.pattern, ends)
+    parts = partial_energies(plan.strategy, plan.config.pattern, ends)
     # A run cut short by stop_at has after all stated its whole plan's loss.
     shares = np.minimum(np.maximum.accumulate(parts) / whole * MARGIN, 1.0)
     shares[-1] = 1.0

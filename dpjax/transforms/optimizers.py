@@ -23,7 +23,7 @@ from dpjax import _validate
 from dpjax.mechanism import filters
 from dpjax.transforms.lowpass import Variance, lowpass, passed, per_round
 
-__all__ = ["momentum", "muon", "scale_by_adam", "scale_by_galore"]
+__all__ = ["scale_by_adam", "scale_by_galore"]
 
 _EXACT = jax.lax.Precision.HIGHEST
 

@@ -6,7 +6,7 @@ import pytest
 
 from dpjax.accounting import dense, kalman, views
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import strategies
+from dpjax.plans import calibration
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import rounds
 from tests.accounting import oracle
@@ -499,7 +499,7 @@ def test_views_take_the_strategies_that_runs_take(size):
     strategy = np.eye(4) + size * np.eye(4, k=-1)
     for check in (
         lambda: rounds.route(strategy, 4),
-        lambda: strategies.check(strategy, 4),
+        lambda: calibration.check_strategy(strategy, 4),
         lambda: views.dsgd(network(0), strategy),
     ):
         with pytest.raises(ValueError, match="strategy has condition number"):

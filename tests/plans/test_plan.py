@@ -10,7 +10,7 @@ from scipy.stats import norm
 from dpjax.engine import inputs
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import calibration, noise, plan, samplers, strategies
+from dpjax.plans import calibration, noise, plan, samplers
 from dpjax.plans.optimizers import Sgd, UpdateRule
 from dpjax.plans.protect import Protect
 from dpjax.topology import graphs, mixing
@@ -134,7 +134,7 @@ def test_float32_factor_of_a_badly_conditioned_design_keeps_the_bound():
 
 
 def test_design_of_another_network_or_budget_is_refused(network):
-    bound = float(calibration.target_of(make_config(), network).bound(None))
+    bound = float(calibration.Target(make_config(), network).bound(None))
     other = mixing.metropolis_hastings(graphs.ring(6))
     with pytest.raises(ValueError, match="mixing|network"):
         plan.make(make_config(), network, design=design.make("whisper", other, bound))
@@ -267,7 +267,7 @@ def test_sensitivity_is_that_of_the_rounded_coefficients():
     larger = 0
     for c in np.linspace(1, 2, 60):
         truth = 1 / float(np.float32(1 / c))
-        found = np.sqrt(strategies.sensitivity_squared(c * np.eye(4), when))
+        found = np.sqrt(calibration.partial_energies(c * np.eye(4), when, [4])[0])
         assert truth <= found <= max(truth, c) * (1 + 1e-8)
         larger += truth > c * (1 + 1e-8)
     # What forgets the rounding would understate these.

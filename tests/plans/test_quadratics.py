@@ -1,28 +1,49 @@
 """The paper's quadratics against their formula and numerical derivatives."""
 
+from typing import Any, NamedTuple
+
 import numpy as np
 import pytest
 
-from dpjax.data import quadratics
+from dpjax.plans import problem
 
 
-def average(made: quadratics.Quadratics, x: np.ndarray) -> float:
-    offset = x - made.centers
-    return float(np.mean(np.einsum("ni,nij,nj->n", offset, made.matrices, offset)))
+class Quadratics(NamedTuple):
+    matrices: np.ndarray
+    centers: np.ndarray
+    minimiser: np.ndarray
+    minimum: float
+
+
+def quadratics(n: int) -> Quadratics:
+    return Quadratics(*problem._objectives(n))
+
+
+def average(made: Quadratics, x: np.ndarray) -> float:
+    return float(np.mean(value(made.matrices, made.centers, x)))
+
+
+def value(matrix: np.ndarray, center: np.ndarray, x: np.ndarray) -> Any:
+    offset = x - center
+    return np.einsum("...i,...ij,...j->...", offset, matrix, offset)
+
+
+def gradient(matrix: np.ndarray, center: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return 2 * np.einsum("...ij,...j->...i", matrix, x - center)
 
 
 @pytest.mark.parametrize("n", [2, 5, 20])
 def test_the_first_half_is_the_formula(n: int) -> None:
-    made = quadratics.make(n)
+    made = quadratics(n)
     x = np.array([0.7, -1.3])
     for i in range(1, n // 2 + 1):
         want = 15 * (x[0] + i) ** 2 + x[1] ** 2
-        found = quadratics.value(made.matrices[i - 1], made.centers[i - 1], x)
+        found = value(made.matrices[i - 1], made.centers[i - 1], x)
         np.testing.assert_allclose(found, want, rtol=1e-13)
 
 
 def test_the_second_half_is_the_formula_turned_about_its_minimiser() -> None:
-    made = quadratics.make(6)
+    made = quadratics(6)
     angle = np.pi / 12
     for i in range(4, 7):
         center = np.array([i, 0.0])
@@ -31,26 +52,26 @@ def test_the_second_half_is_the_formula_turned_about_its_minimiser() -> None:
         steep = np.array([np.cos(angle), np.sin(angle)])
         flat = np.array([-np.sin(angle), np.cos(angle)])
         for direction, cost in ((steep, 15.0), (flat, 1.0)):
-            found = quadratics.value(made.matrices[i - 1], center, center + direction)
+            found = value(made.matrices[i - 1], center, center + direction)
             np.testing.assert_allclose(found, cost, rtol=1e-13)
 
 
 def test_the_gradient_is_the_numerical_one() -> None:
-    made = quadratics.make(20)
+    made = quadratics(20)
     x, h = np.array([1.7, -0.4]), 1e-5
-    exact = quadratics.gradient(made.matrices, made.centers, x)
+    exact = gradient(made.matrices, made.centers, x)
     for axis in range(2):
         step = h * np.eye(2)[axis]
-        ahead = quadratics.value(made.matrices, made.centers, x + step)
-        behind = quadratics.value(made.matrices, made.centers, x - step)
+        ahead = value(made.matrices, made.centers, x + step)
+        behind = value(made.matrices, made.centers, x - step)
         np.testing.assert_allclose(exact[:, axis], (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 20])
 def test_the_minimum_is_the_average_s(n: int) -> None:
-    made = quadratics.make(n)
+    made = quadratics(n)
     np.testing.assert_allclose(average(made, made.minimiser), made.minimum, rtol=1e-12, atol=1e-12)
-    slope = quadratics.gradient(made.matrices, made.centers, made.minimiser).mean(axis=0)
+    slope = gradient(made.matrices, made.centers, made.minimiser).mean(axis=0)
     np.testing.assert_allclose(slope, 0, atol=1e-11)
     rng = np.random.default_rng(0)
     for step in rng.normal(size=(50, 2)):
@@ -58,5 +79,5 @@ def test_the_minimum_is_the_average_s(n: int) -> None:
 
 
 def test_no_agents_are_refused() -> None:
-    with pytest.raises(ValueError, match="n is 0"):
-        quadratics.make(0)
+    with pytest.raises(ValueError, match="agents is 0"):
+        problem.quadratics(0)
