@@ -39,6 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import _moving as moving
+from _common.rules import UpdateRule
 from _timing import Bench, turns
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Trusted
@@ -50,7 +51,6 @@ from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.noise import Aggregate
-from dpjax.plans.optimizers import UpdateRule
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping, sketch
 

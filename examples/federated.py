@@ -9,14 +9,22 @@ few rounds a sketch learns little: it sends 40 numbers of 650, and loses accurac
 import flax.linen as nn
 import jax
 import numpy as np
+import optax
 from _replica import Feed, Replica
 
 import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
 from dpjax.data import split
 from dpjax.engine.host import local
+from dpjax.transforms.optimizers import scale_by_adam
 
 PLACES, CLIENTS = 40, 35
+
+
+def adam(step_size, noise):
+    """Adam less the noise's variance, which the plan knows."""
+    link = scale_by_adam(noise, floor=1e-4)
+    return optax.chain(link, optax.scale_by_learning_rate(step_size))
 
 
 def main() -> None:
@@ -38,7 +46,7 @@ def main() -> None:
             method=method,
             noise=dp.noise.Aggregate(dropouts=2, colluders=2),
             sampler=dp.samplers.Clients(CLIENTS, examples=1, epochs=1),
-            optimizer=dp.optimizers.UpdateRule("adam", floor=1e-4).chain(0.02),
+            optimizer=dp.optimizers.Chain(adam, 0.02, uses_noise=True),
             rounds=CLIENTS,
         )
         plans[name] = made = dp.make_plan(config, network)

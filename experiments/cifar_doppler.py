@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from _common import claims, images, launch, tables, tune
 from _common.central import Central, title
+from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
@@ -24,7 +25,6 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.data import split
 from dpjax.plans import plan
-from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

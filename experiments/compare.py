@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from _common import claims, launch, tables, traffic, tune
+from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Server, Trusted
@@ -30,7 +31,6 @@ from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers, scheduled
 from dpjax.plans.noise import Aggregate
-from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 

@@ -24,6 +24,7 @@ import numpy as np
 import optax
 
 from _common import claims, launch, networks, tables, tune
+from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
@@ -32,7 +33,6 @@ from dpjax.data import load, partition, split
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.noise import Aggregate
-from dpjax.plans.optimizers import UpdateRule
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.sketch import flat

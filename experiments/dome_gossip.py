@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from _common import launch, tables, traffic
+from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
@@ -29,7 +30,6 @@ from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
-from dpjax.plans.optimizers import UpdateRule
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from _common import launch, networks, sketching, tables
+from _common.rules import UpdateRule
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
@@ -30,7 +31,6 @@ from dpjax.engine.trace import Passed, trace
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.noise import Aggregate
-from dpjax.plans.optimizers import UpdateRule
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping

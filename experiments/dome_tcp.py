@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from _common import launch, tables, tune
+from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
 from dpjax.algorithms.exchange import Masked, Trusted
@@ -25,7 +26,7 @@ from dpjax.data import load, partition, split
 from dpjax.engine import host
 from dpjax.engine.run import Result, run
 from dpjax.models.linear import Linear
-from dpjax.plans import integers, optimizers, plan, problem, protect, samplers
+from dpjax.plans import integers, plan, problem, protect, samplers
 from dpjax.results import plots
 from dpjax.secagg import graph, tcp, transport
 from dpjax.topology import graphs, mixing
@@ -115,7 +116,7 @@ def configured(
         budget=protect.Budget(config.epsilon, config.delta, accountant="zcdp"),
         protect=protect.Protect("zero_out_client", config.clip_norm, attacker="aggregator"),
         sampler=samplers.Clients(config.clients, config.examples, config.epochs),
-        optimizer=optimizers.UpdateRule("adam", floor=config.floor).chain(config.steps[0]),
+        optimizer=UpdateRule("adam", floor=config.floor).chain(config.steps[0]),
         rounds=config.rounds,
     )
 

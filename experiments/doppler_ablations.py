@@ -19,10 +19,10 @@ import numpy as np
 
 from _common import ablations, claims, images, launch, networks, tables, tune
 from _common.central import TITLES, Central
+from _common.rules import BASES, UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, split
 from dpjax.engine.run import run
-from dpjax.plans.optimizers import BASES, UpdateRule, read_filter
 from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, lowpass
 
@@ -149,7 +149,7 @@ class Config:
         """Step sizes of an optimizer.
 
         Args:
-            optimizer: One of `dpjax.plans.optimizers.BASES`.
+            optimizer: One of `_common.rules.BASES`.
         """
         return self.moment_steps if optimizer in ("adam", "galore") else self.steps
 

@@ -16,12 +16,12 @@ from typing import Any, Literal
 import numpy as np
 
 from _common import launch, tables, tune
+from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
-from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
@@ -44,7 +44,7 @@ class Config:
         graph_seed: First seed tried for a connected graph.
         filters: 'none', the published 'momentum', 'first v1', 'first v2', 'second' and 'f1' to
             'f6', 'adaptive' or 'wiener' (learned at every agent, unit gain), or coefficients
-            "b_0,b_1,..;a_1,..", as `dpjax.plans.optimizers.read_filter` takes them.
+            "b_0,b_1,..;a_1,..", as `_common.rules.read_filter` takes them.
         designs: Noise designs: 'independent', 'pairwise', 'whisper', 'whisper_horizon', 'anti_pgd',
             'prefix_sum', 'mafalda', 'spacetime'.
         epsilon: Budgets.

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 
 from _common import ablations, claims, launch, tables, texts, tokenizer, tune
 from _common.central import Central
+from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, partition, split
 from dpjax.models import roberta
 from dpjax.plans import plan, problem
-from dpjax.plans.optimizers import UpdateRule, read_filter
 from dpjax.results import plots
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

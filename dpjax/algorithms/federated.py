@@ -213,7 +213,7 @@ class Federated(Method):
 def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
     """Return DOME: a learned sketch of k columns, and gradients less their running mean.
 
-    With ``Chain(UpdateRule("adam"), step_size, uses_noise=True)`` as the optimizer it is the
+    With a ``Chain`` of `dpjax.transforms.optimizers.scale_by_adam` as the optimizer it is the
     paper's Algorithm 1, corrected: t begins at 1, and what is taken off the second moment is
     (a^2 / B) diag(S_t S_t') for the B who were there. ``printed=True`` takes the paper's lines.
 

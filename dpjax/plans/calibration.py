@@ -275,6 +275,7 @@ class Calibrated(Protocol):
 
     def check(self, target: Target) -> None:
         """Refuse arrays of other shapes or types than the target's."""
+        return
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker, from the very arrays that run."""

@@ -126,8 +126,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "sampler": (Sampler, "plans.samplers.Random(batch_size)"),
     "optimizer": (
         Optimizer,
-        "plans.optimizers.Sgd(step_size), Chain(optax.adam, step_size) of what makes one, or "
-        "UpdateRule(...).chain(step_size)",
+        "plans.optimizers.Sgd(step_size), or Chain(optax.adam, step_size) of what makes one",
     ),
     "noise": (Noise | None, "plans.noise.Whisper(), say, or None"),
     "budget": (Budget | None, "plans.protect.Budget(epsilon, delta), or None"),

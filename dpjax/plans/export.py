@@ -33,9 +33,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import strategy as strategy_
 from dpjax.plans import calibration
-from dpjax.plans.config import Config
 from dpjax.plans.samplers import Full
-from dpjax.protocols import Sampler
 from dpjax.transforms import rounds as rounds_
 
 __all__: list[str] = []
@@ -53,32 +51,24 @@ class Export:
     not know, each used once. Nothing in the file is secret.
 
     Attributes:
-        config: The plan's config.
-        mixing: [n, n] or [P, n, n] mixing matrix.
-        noise: The noise, with a design over agents.
-        sampler: Which records take part.
-        guarantee: The plan's own guarantee.
+        plan: The plan, its noise with a design over agents.
         total: The total over all phases so far, of which the plan is the last
             (`Guarantee.within`); None states the plan's own.
     """
 
-    config: Config
-    mixing: np.ndarray
-    noise: Any
-    sampler: Sampler
-    guarantee: Guarantee
+    plan: Any
     total: Guarantee | None = None
 
     def __post_init__(self) -> None:
         """Refuse what a file cannot tell, and a total of other phases."""
-        config = self.config
+        config = self.plan.config
         refused = {
             f"is {config.label}, which has no noise design over agents; write noise.scales where "
-            "it is by schedule": getattr(self.noise, "design", None) is None,
+            "it is by schedule": self.plan.design is None,
             "is a release, whose noise this package draws and hardens; save the plan of the same "
             "config with release=False for a loop of your own": config.release,
             f"has sampler {config.sampler}, whose coin flips a loop of your own would have to "
-            "draw; use Random, Full or Cyclic": self.sampler.capacity is not None,
+            "draw; use Random, Full or Cyclic": self.plan.sampler.capacity is not None,
             f"has method {type(config.method).__name__}, whose rounds a file cannot tell; save a "
             "plan of DSGD": type(config.method) is not DSGD,
         }
@@ -87,7 +77,7 @@ class Export:
                 raise ValueError(f"plan {what}")
         total = self.total
         if total is not None and (
-            not isinstance(total, Guarantee) or total.phases[-1:] != (self.guarantee,)
+            not isinstance(total, Guarantee) or total.phases[-1:] != (self.plan.guarantee,)
         ):
             raise ValueError(
                 f"guarantee is {_validate.shown(total)}, whose last phase is not this plan's; "
@@ -98,7 +88,7 @@ class Export:
     @property
     def stated(self) -> Guarantee:
         """What the file states."""
-        return self.guarantee if self.total is None else self.total
+        return self.plan.guarantee if self.total is None else self.total
 
     def save(self, path: str | os.PathLike[str], labels: Sequence[object] | None = None) -> Path:
         """Write an .npz file with the design, terms and instructions, complete or not at all.
@@ -111,16 +101,16 @@ class Export:
         Raises:
             ValueError: For labels that are not n different ones.
         """
-        n, own, stated = self.mixing.shape[-1], self.guarantee, self.stated
+        n, own, stated = self.plan.mixing.shape[-1], self.plan.guarantee, self.stated
         names = [str(i) for i in range(n)] if labels is None else [str(label) for label in labels]
         if len(names) != n or len(set(names)) != n:
             raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
-        strategy, noise = self.noise.strategy, self.noise
+        strategy, noise = self.plan.strategy, self.plan.noise
         entries: dict[str, Any] = {
             "how_to_use": self.instructions(),
             "labels": np.array(names),
             "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
-            "mixing": self.mixing,
+            "mixing": self.plan.mixing,
             "factor": noise.factor.astype(np.float64),
             "seed_group": calibration.groups(noise.factor),
             "messages": "float64" if self.precision else "float32",
@@ -139,10 +129,11 @@ class Export:
 
     def instructions(self) -> str:
         """What a training loop has to do for the guarantee to be its own, in words."""
-        own, stated, config = self.guarantee, self.stated, self.config
-        groups, n = calibration.groups(self.noise.factor), self.mixing.shape[-1]
+        own, stated, config = self.plan.guarantee, self.stated, self.plan.config
+        groups, shape = calibration.groups(self.plan.factor), self.plan.mixing.shape
+        n = shape[-1]
         alone, phase = len(set(groups)) == n, len(stated.phases)
-        full, of_records = isinstance(self.sampler, Full), config.protect.clips == "record"
+        full, of_records = isinstance(self.plan.sampler, Full), config.protect.clips == "record"
         steps, precision = getattr(config.method, "gossip_steps", 1), self.precision
         epochs, separation = config.participation or (0, 0)
         paragraphs = {
@@ -154,7 +145,7 @@ class Export:
             "order": epochs,
             "full": full,
             "normals": True,
-            "white" if self.noise.strategy is None else "correlated": True,
+            "white" if self.plan.strategy is None else "correlated": True,
             "add": True,
             "divide": of_records,
             "send": True,
@@ -181,11 +172,11 @@ class Export:
             delta=delta_text(own.delta),
             total=up(stated.epsilon),
             clip=config.protect.clip_norm,
-            divisor=self.sampler.divisor,
+            divisor=self.plan.sampler.divisor,
             size="the largest number of records of any site" if full else "one number for the run",
             epochs=epochs,
             separation=separation,
-            matrix="mixing" if self.mixing.ndim == 2 else f"mixing[t mod {len(self.mixing)}]",
+            matrix="mixing" if len(shape) == 2 else f"mixing[t mod {shape[0]}]",
             steps=steps,
             precision=precision,
             knows="its own" if alone else "that of its group",
@@ -199,14 +190,14 @@ class Export:
         apart. That is too far from a thousandth of the clip norm, or of what remains of the noise
         in the average of all sites. None where float32 is enough.
         """
-        factor, noisy, remaining = self.noise.factor.astype(np.float64), 1.0, 1.0
-        if self.noise.strategy is not None:
-            inverse = strategy_.inverse_of(self.noise.strategy)
+        factor, noisy, remaining = self.plan.factor.astype(np.float64), 1.0, 1.0
+        if self.plan.strategy is not None:
+            inverse = strategy_.inverse_of(self.plan.strategy)
             noisy = float(np.linalg.norm(inverse, axis=1).max())
             remaining = float(np.linalg.norm(inverse.sum(axis=0))) / np.sqrt(len(inverse))
         largest = float(np.linalg.norm(factor, axis=1).max()) * noisy
         mean = float(np.linalg.norm(factor.mean(axis=0))) * remaining
-        apart, clip_norm = 4 * largest * 2.0**-23, self.config.protect.clip_norm
+        apart, clip_norm = 4 * largest * 2.0**-23, self.plan.config.protect.clip_norm
         if apart <= min(clip_norm, mean) / 1000:
             return None
         return (

@@ -82,10 +82,10 @@ class Discrete(InShares):
     def __post_init__(self) -> None:
         """Refuse what is no vector, no number of agents, or too little noise for a grid."""
         super().__post_init__()
-        object.__setattr__(self, "size", _validate.integer("size", self.size, most=2**24))
+        _validate.fields(self, _validate.integer, "size", most=2**24)
         if self.variance is not None:
-            variance = _validate.integer("variance", self.variance, least=_LEAST, most=lattice.MOST)
-            object.__setattr__(self, "variance", variance)
+            limits = {"least": _LEAST, "most": lattice.MOST}
+            _validate.fields(self, _validate.integer, "variance", **limits)
 
     def calibrate(self, target: Target) -> "Lattice":
         """Choose grid and modulus for a budget.

@@ -45,9 +45,8 @@ class InShares:
 
     def __post_init__(self) -> None:
         """Refuse what is no number of agents."""
-        for name in ("dropouts", "colluders"):
-            value = _validate.integer(name, getattr(self, name), least=0, most=2**31 - 2)
-            object.__setattr__(self, name, value)
+        limits = {"least": 0, "most": 2**31 - 2}
+        _validate.fields(self, _validate.integer, "dropouts", "colluders", **limits)
 
     def cohort(self, agents: int) -> discrete.Cohort:
         """The agents of a round.
@@ -271,8 +270,7 @@ class PairKeys(ScaledNoise):
 
     def __post_init__(self) -> None:
         """Refuse what is no ratio of variances."""
-        shared = _validate.single_precision("shared", self.shared, 1e-12, 1e12)
-        object.__setattr__(self, "shared", shared)
+        _validate.fields(self, _validate.single_precision, "shared", least=1e-12, most=1e12)
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at own noise 1."""

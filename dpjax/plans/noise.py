@@ -178,20 +178,15 @@ class Whisper(Correlated):
         whole = isinstance(self.horizon, str) and self.horizon == "run"
         if self.horizon is not None and not whole:
             remedy = f'give "run", None for one step, or a whole number from 1 to {2**31 - 2}'
-            horizon = _validate.integer("horizon", self.horizon, most=2**31 - 2, remedy=remedy)
-            object.__setattr__(self, "horizon", horizon)
+            limits = {"most": 2**31 - 2, "remedy": remedy}
+            _validate.fields(self, _validate.integer, "horizon", **limits)
         if self.max_variance is not None:
-            ratio = _validate.number("max_variance", self.max_variance)
-            object.__setattr__(self, "max_variance", ratio)
-        groups: Any = self.subgroups
-        if groups is not None:
-            nested = isinstance(groups, list | tuple) and len(groups)
-            if not nested or not all(isinstance(group, list | tuple) for group in groups):
-                raise ValueError(
-                    f"subgroups is {_validate.shown(groups)}; give sequences of agents, or None"
-                )
-            groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
-            object.__setattr__(self, "subgroups", groups)
+            _validate.fields(self, _validate.number, "max_variance")
+        if self.subgroups is not None:
+            if not isinstance(self.subgroups, list | tuple):
+                raise ValueError(f"subgroups is {self.subgroups!r}; give sequences of agents")
+            groups = [tuple(_validate.agents("subgroups", each)) for each in self.subgroups]
+            object.__setattr__(self, "subgroups", tuple(groups))
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -241,7 +236,7 @@ class _Banded(Correlated):
     def __post_init__(self) -> None:
         """Refuse what is no number of diagonals."""
         if self.bands is not None:
-            object.__setattr__(self, "bands", _validate.integer("bands", self.bands))
+            _validate.fields(self, _validate.integer, "bands")
 
 
 @dataclass(frozen=True)

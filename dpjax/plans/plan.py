@@ -335,7 +335,7 @@ class Plan:
         Raises:
             ValueError: As `save`, labels aside.
         """
-        return Export(self.config, self.mixing, self.noise, self.sampler, self.guarantee, total)
+        return Export(self, total)
 
     def fingerprint(self) -> str:
         """SHA-256 of config, mixing, noise, strategy and counts that it needs, in hexadecimal.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting import budget
-from dpjax.transforms.clipping import NORMS
+from dpjax.accounting.records import Threat
 
 __all__ = ["Budget", "Protect"]
 
@@ -20,7 +20,7 @@ ATTACKERS = ("outsider", "node", "coalition", "aggregator")
 
 
 @dataclass(frozen=True)
-class Protect:
+class Protect(Threat):
     """Whose data are protected, how gradients are clipped for it, and what the attacker sees.
 
     Guarantee: none by itself; it is what a plan's guarantee is about.
@@ -71,61 +71,51 @@ class Protect:
 
     relation: budget.Relation
     clip_norm: float = math.inf
-    attacker: Literal["outsider", "node", "coalition", "aggregator"] = "outsider"
-    gradients: Literal["any", "view"] = "any"
+    attacker: Literal["outsider", "node", "coalition", "aggregator"] = field(
+        default="outsider", kw_only=True
+    )
     clipping: Literal["flat", "automatic"] = "flat"
     microbatch: int | None = None
-    nodes: tuple[int, ...] | None = None
     per_layer: bool = False
-    norm: Literal["l2", "l1"] = "l2"
-    gradient_gap: float | None = None
-    smoothness: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be clipped or protected."""
         options = {
             "relation": budget.RELATIONS,
             "attacker": ATTACKERS,
-            "gradients": ("any", "view"),
             "clipping": ("flat", "automatic"),
-            "norm": NORMS,
         }
         for name, known in options.items():
             _validate.one_of(name, getattr(self, name), known)
         _validate.flag("per_layer", self.per_layer)
-        self._check_bound()
         self._check_nodes()
+        super().__post_init__()
+        self._check_bound()
         if self.microbatch is None:
             return
-        microbatch = _validate.integer("microbatch", self.microbatch, most=2**31 - 2)
-        _validate.assign(self, microbatch=microbatch)
+        _validate.fields(self, _validate.integer, "microbatch", most=2**31 - 2)
         if self.unit == "agent":
             raise ValueError(
-                f"microbatch is {microbatch} under relation {self.relation!r}; it divides "
+                f"microbatch is {self.microbatch} under relation {self.relation!r}; it divides "
                 "per-record clipping only, leave it None"
             )
 
     def _check_bound(self) -> None:
-        """Refuse what bounds gradients twice, or not at all, or in a norm that it cannot."""
+        """Refuse what float32 cannot clip to, or what bounds gradients in a norm that it cannot."""
         gap, smoothness = self.gradient_gap, self.smoothness
         name = "clip_norm" if gap is None else "gradient_gap"
         bound = _validate.single_precision(name, getattr(self, name), 1e-9, 1e9)
         _validate.assign(self, **{name: bound})
-        if gap is not None and self.clip_norm != math.inf:
-            raise ValueError(
-                f"clip_norm is {_validate.shown(self.clip_norm)} with gradient_gap {bound}; clip, "
-                "or assume a gap, not both"
-            )
         if smoothness is not None:
-            _validate.assign(self, smoothness=_validate.positive("smoothness", smoothness))
+            _validate.fields(self, _validate.positive, "smoothness")
             if gap is None:
                 raise ValueError(
                     f"smoothness is {smoothness} for clipped gradients, which are close wherever "
                     "they are asked for; leave it out"
                 )
         l1 = self.norm == "l1"
-        whole = self.unit == "agent" or not (l1 or gap is not None)
-        if not whole or (l1 and self.per_layer) or (gap is not None and self.clipping != "flat"):
+        of_records = l1 and self.unit != "agent"
+        if of_records or (l1 and self.per_layer) or (gap is not None and self.clipping != "flat"):
             raise ValueError(
                 f"norm is {self.norm!r} and gradient_gap {gap} with relation {self.relation!r}, "
                 f"clipping {self.clipping!r} and per_layer {self.per_layer}; L1 norms and assumed "
@@ -143,11 +133,6 @@ class Protect:
                 "agents of a coalition, nodes=(0, 3), and None for other attackers"
             )
         _validate.assign(self, nodes=tuple(sorted(set(_validate.agents("nodes", nodes)))))
-
-    @property
-    def unit(self) -> str:
-        """What is protected: "agent", "record" or "client"."""
-        return budget.unit(self.relation)
 
     @property
     def clips(self) -> Literal["agent", "record"]:
@@ -205,11 +190,9 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse what is no budget, and keep plain numbers."""
-        epsilons: Any = self.epsilon
-        listed = isinstance(epsilons, list | tuple) or np.ndim(epsilons) > 0
-        if listed and not len(epsilons):
-            raise ValueError(f"epsilon is {epsilons!r}; give one number, or one an agent")
-        plain = [_validate.positive("epsilon", one) for one in (epsilons if listed else [epsilons])]
+        epsilon: Any = _validate.numbers("epsilon", self.epsilon)
+        for one in epsilon or [self.epsilon]:
+            _validate.positive("epsilon", one)
         _validate.one_of("accountant", self.accountant, (*budget.ACCOUNTANTS, "pure", "zcdp"))
         if self.accountant == "pure":
             delta = _validate.number("delta", self.delta)
@@ -225,7 +208,7 @@ class Budget:
         _validate.flag("allow_unsound", self.allow_unsound)
         _validate.assign(
             self,
-            epsilon=tuple(plain) if listed else plain[0],
+            epsilon=epsilon or float(self.epsilon),  # type: ignore[arg-type]
             delta=delta,
             reserve=_validate.probability("reserve", self.reserve),
         )

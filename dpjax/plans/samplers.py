@@ -24,16 +24,14 @@ class _Sampler:
 
     capacity: int | None = None
     counted: ClassVar[bool] = False
-    numbers: ClassVar[tuple[str, ...]]
-    """Fields that are whole numbers from 1, or None where that is their default."""
 
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
-        for name in self.numbers:
-            value = getattr(self, name)
-            if value is not None or name != "records":
-                value = _validate.integer(name, value, most=2**31 - 2)
-                object.__setattr__(self, name, value)
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if one.type is int or (one.type == int | None and value is not None):
+                value = _validate.integer(one.name, value, most=2**31 - 2)
+                object.__setattr__(self, one.name, value)
 
     @property
     def participation(self) -> tuple[int, int] | None:
@@ -149,8 +147,6 @@ class Random(_Sampler):
 
     batch_size: int
 
-    numbers = ("batch_size",)
-
     @property
     def divisor(self) -> float:
         """Sums are divided by the batch size."""
@@ -185,8 +181,6 @@ class Full(_Counted):
     """
 
     records: int | None = None
-
-    numbers = ("records",)
 
     @property
     def divisor(self) -> float:
@@ -245,8 +239,6 @@ class Cyclic(_Dealt):
     separation: int
     batch_size: int
 
-    numbers = ("epochs", "separation", "batch_size")
-
 
 @dataclass(frozen=True)
 class Clients(_Dealt):
@@ -283,8 +275,6 @@ class Clients(_Dealt):
     examples: int
     epochs: int
     batch: int = 1
-
-    numbers = ("clients", "examples", "epochs", "batch")
 
     def __post_init__(self) -> None:
         """Refuse what is no number of clients, records or rounds."""
@@ -347,13 +337,10 @@ class Poisson(_Counted):
     records: int | None = None
     separation: int = 1
 
-    numbers = ("capacity", "records", "separation")
-
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
         super().__post_init__()
-        expected = _validate.single_precision("expected", self.expected, 1e-6, 2**31)
-        object.__setattr__(self, "expected", expected)
+        _validate.fields(self, _validate.single_precision, "expected", least=1e-6, most=2**31)
 
     @property
     def divisor(self) -> float:

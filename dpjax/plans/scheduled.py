@@ -55,7 +55,6 @@ class _Scheduled:
     """What records, figures and plans call the design."""
     temporal: ClassVar[bool] = True
     kind: ClassVar[Literal["laplace", "normal"]]
-    norm: ClassVar[Literal["l1", "l2"]]
     total: ClassVar[Callable[..., float]]
     """``total(moves, scales)``: epsilon or mu of all rounds together."""
 
@@ -163,7 +162,7 @@ class Laplace(_Scheduled):
         [1.0, 0.5, 0.25]
     """
 
-    label, kind, norm = "laplace", "laplace", "l1"
+    label, kind = "laplace", "laplace"
 
     total = staticmethod(pure.epsilon_of_moves)
 
@@ -185,7 +184,7 @@ class Normal(_Scheduled):
         [1.0, 0.5]
     """
 
-    label, kind, norm = "normal", "normal", "l2"
+    label, kind = "normal", "normal"
 
     total = staticmethod(pure.mu_of_moves)
 

@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from _common.rules import UpdateRule
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import temporal
 from dpjax.plans import noise, plan, protect, samplers
-from dpjax.plans.optimizers import UpdateRule
 
 __all__ = ["TITLES", "Central", "title"]
 
@@ -73,7 +73,7 @@ class Central:
 
     Example:
         >>> from _common.central import Central
-        >>> from dpjax.plans.optimizers import UpdateRule
+        >>> from _common.rules import UpdateRule
         >>> recipe = Central(epochs=2, batch_size=100)
         >>> (made,) = recipe.plans(UpdateRule(), [0.5], 8.0, 1000)
         >>> made.config.rounds, made.guarantee.epsilon, made.guarantee.relation

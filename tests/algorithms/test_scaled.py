@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from _common.rules import UpdateRule
 from dpjax.algorithms import sketches
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.scaled import Scaled
 from dpjax.engine.run import run
 from dpjax.plans import dependence, noise, plan
-from dpjax.plans.optimizers import Sgd, UpdateRule
+from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping
 from dpjax.transforms import sketch as transforms_sketch

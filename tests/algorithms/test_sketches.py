@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from _common.rules import UpdateRule
 from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
@@ -21,7 +22,7 @@ from dpjax.engine.step import make_step
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
 from dpjax.plans.noise import Aggregate, Independent
-from dpjax.plans.optimizers import Chain, Sgd, UpdateRule
+from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients, Random
 from dpjax.protocols import Answer

@@ -12,6 +12,7 @@ import optax
 import pytest
 from _replica import DIGEST, Feed, Replica
 
+from _common.rules import UpdateRule
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
@@ -20,7 +21,7 @@ from dpjax.engine.host import local
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.plans.noise import Aggregate
-from dpjax.plans.optimizers import Chain, UpdateRule
+from dpjax.plans.optimizers import Chain
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Clients
 from dpjax.topology import graphs, mixing

@@ -11,8 +11,8 @@ import pytest
 from scipy import signal
 
 from _common.central import Central
+from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.plans.optimizers import UpdateRule
 from dpjax.results import records
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.optimizers import scale_by_adam

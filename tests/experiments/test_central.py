@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from _common.central import TITLES, Central, title
+from _common.rules import BASES, UpdateRule, read_filter
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.plans.optimizers import BASES, UpdateRule, read_filter
 from tests.accounting import lattice
 
 

@@ -404,8 +404,8 @@ def test_against_agents_noise_of_their_own_is_the_outsider_s(design, attack):
 class Coloured(noise.Independent):
     """A user's own: called independent, correlated over agents."""
 
-    def over_agents(self, target, bound, joint):
-        return noise.Whisper().over_agents(target, bound, joint)
+    def over_agents(self, target, bound):
+        return noise.Whisper().over_agents(target, bound)
 
     def check(self, design, target):
         pass

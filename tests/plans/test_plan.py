@@ -11,7 +11,7 @@ from dpjax.engine import inputs
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import calibration, noise, plan, samplers
-from dpjax.plans.optimizers import Sgd, UpdateRule
+from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Protect
 from dpjax.topology import graphs, mixing
 from tests.support import diagonal, make_config, with_factor
@@ -163,7 +163,7 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
         ({"design": "nothing"}, "design is 'nothing'; choose one of"),
         ({"relation": "replace"}, "relation is 'replace'"),
         ({"epsilon": 0.0}, "epsilon is 0.0"),
-        ({"epsilon": ()}, "epsilon is ()"),
+        ({"epsilon": ()}, "epsilon is empty"),
         ({"epsilon": "10"}, "epsilon is '10'"),
         ({"epsilon": 10**400}, "epsilon is 1000"),
         ({"allow_unsound": "no"}, "allow_unsound is 'no'; give True or False"),
@@ -183,7 +183,6 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
         ({"optimizer": 0.1}, "optimizer is 0.1; give plans.optimizers.Sgd"),
         ({"optimizer": Sgd}, "optimizer is <class"),
         ({"optimizer": optax.adam(0.1)}, "init_fn>, update=<function .*update_fn>.*of what makes"),
-        ({"optimizer": UpdateRule("adam")}, "or UpdateRule(...).chain(step_size)"),
         ({"noise": "whisper"}, "noise is 'whisper'; give plans.noise.Whisper()"),
         ({"noise": noise.Independent}, "give plans.noise.Whisper(), say, or None"),
         ({"noise": Sgd}, "give plans.noise.Whisper(), say, or None"),
