@@ -1,29 +1,43 @@
-"""What a noise design is made for, and what calibrating one gives: noise as it will run."""
+"""What a noise design is made for, noise as it will run, and what that guarantees.
 
+The guarantee is audited: computed again from the very arrays that will be run.
+"""
+
+import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import optax
 import scipy.sparse.csgraph
 from jaxtyping import Float, Int, PRNGKeyArray
 
+from dpjax import _numerics, _validate
 from dpjax._numerics import MARGIN
+from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, precision, records, sampled
+from dpjax.accounting import finite, losses, precision, records, sampled
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import compatibility, dependence
 from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.samplers import Random
 from dpjax.protocols import IntegerEncoded, Method, Networked, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
 __all__: list[str] = []
+
+_REMEDY = "make the plan from one config with plan.make"
+_AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
+"""Fields of losses that may be stated larger than they are; all others must agree."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +112,14 @@ class Target:
     """What a noise design is made for.
 
     Attributes:
-        config: A private config.
+        config: The config.
         mixing: [n, n] or [P, n, n] mixing matrix, float64.
-        counts: [n] records of each agent, where the sampler must know them.
+        counts: [n] records of each agent, which the sampler may have to know; or None.
 
     Raises:
-        ValueError: For a config without a budget, or budgets or attackers that the network's agents
-            cannot have.
+        ValueError: For a matrix that is unfit, a method that shows what no noise was added to,
+            counts that are missing, no numbers of records or unfit for the sampler, and budgets or
+            attackers that the network's agents cannot have.
 
     Example:
         >>> import numpy as np
@@ -113,7 +128,7 @@ class Target:
         >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
         >>> protect = dp.Protect("replace_agent", clip_norm=1.0)
         >>> parts |= dict(noise=dp.noise.Independent(), budget=dp.Budget(1.0, delta=1e-5))
-        >>> Target(dp.Config(protect=protect, **parts), np.eye(3)).agents
+        >>> Target(dp.Config(protect=protect, **parts), np.full((3, 3), 1 / 3)).agents
         3
     """
 
@@ -122,9 +137,38 @@ class Target:
     counts: Int[np.ndarray, " n"] | None = None
 
     def __post_init__(self) -> None:
+        """Refuse what does not fit the network, on copies that nobody can change afterwards."""
+        config = self.config
+        mixing = mixing_.check(self.mixing, stochastic=config.method.stochastic)
+        _validate.assign(self, mixing=fixed(mixing))
+        optimizer, encoded = config.optimizer.shared(), config.integer_encoded
+        method: Any = self.method  # Hashable, as all parts are.
+        dependence.check(method, optimizer, mixing.shape, encoded)
+        self._check_counts()
+        if config.budget is not None:
+            self._check_agents()
+
+    def _check_counts(self) -> None:
+        sampler, counts = self.config.sampler, self.counts
+        if counts is None:
+            if sampler.counted or sampler.capacity is not None:
+                raise ValueError(
+                    f"counts is None for sampler {sampler}, whose rates or divisor depend on them; "
+                    "give plan.make(config, mixing, counts=shards.counts)"
+                )
+            return
+        whole = _validate.finite_array("counts", counts, ndim=1)
+        if len(whole) != self.agents or (whole != np.round(whole)).any() or (whole < 1).any():
+            raise ValueError(
+                f"counts is {_validate.shown(counts)} for {self.agents} agents; give the number of "
+                "records of each"
+            )
+        _validate.assign(self, counts=fixed(whole, np.int64))
+        sampler.check(self.counts)
+        sampler.holding(int(whole.max()))
+
+    def _check_agents(self) -> None:
         """Refuse budgets that are not one an agent, and attackers who are none of the agents."""
-        if self.config.budget is None:
-            raise ValueError("budget is None; a config without noise keeps none")
         each, n, nodes = self.budget.each, self.agents, self.protect.nodes
         if each is not None and len(each) != n:
             raise ValueError(f"epsilon has {len(each)} entries for {n} agents; give one an agent")
@@ -137,14 +181,27 @@ class Target:
 
     @property
     def budget(self) -> Budget:
-        """What the run may cost."""
-        assert self.config.budget is not None
+        """What the run may cost; ValueError for a config without noise."""
+        if self.config.budget is None:
+            raise ValueError("budget is None; a config without noise keeps none")
         return self.config.budget
 
     @property
     def protect(self) -> Protect:
         """What is protected."""
         return self.config.protect
+
+    @property
+    def method(self) -> Method:
+        """What agents compute and send, on the network; most are the same on all."""
+        method = self.config.method
+        return method.on(self.mixing) if isinstance(method, Networked) else method
+
+    @property
+    def sampler(self) -> Sampler:
+        """Which records take part; it knows how many there are where it must."""
+        sampler, counts = self.config.sampler, self.counts
+        return sampler if counts is None else sampler.holding(int(counts.max()))
 
     @property
     def pattern(self) -> Participation:
@@ -164,8 +221,7 @@ class Target:
     @property
     def divisor(self) -> float:
         """What the sampler divides sums by; 1 where one gradient an agent is clipped."""
-        by_record = self.protect.clips == "record"
-        return counted(self.config.sampler, self.counts).divisor if by_record else 1
+        return self.sampler.divisor if self.protect.clips == "record" else 1
 
     @property
     def rates(self) -> Float[np.ndarray, " n"] | None:
@@ -289,7 +345,7 @@ class Calibrated(Protocol):
         """
         raise ValueError(f"release is True with {type(self).__name__}, noise of simulations alone")
 
-    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
+    def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn; hashable."""
         ...
 
@@ -358,10 +414,11 @@ class Factored:
         strategy = None if self.strategy is None else rounds_.applied(self.strategy, np.float64)
         return finite.grid(self.factor, target.rounds, strategy)
 
-    def privatizer(self, target: Target, grid: finite.Grid | None) -> "Coloured":
+    def privatizer(self, target: Target) -> "Coloured":
         """How it is drawn."""
         strategy = None if self.strategy is None else Fixed(self.strategy)
-        return Coloured(target.rounds, strategy, None if grid is None else grid.spacing)
+        spacing = self.grid(target).spacing if target.config.release else None
+        return Coloured(target.rounds, strategy, spacing)
 
 
 @dataclass(frozen=True)
@@ -428,21 +485,164 @@ def groups(factor: Float[np.ndarray, "n n"]) -> Int[np.ndarray, " n"]:
     return group.astype(np.int64)
 
 
-def counted(sampler: Sampler, counts: np.ndarray | None) -> Sampler:
-    """Return a sampler that knows how many records there are, where it must.
+def guarantee_of(target: Target, noise: Calibrated) -> Guarantee:
+    """The budget as a guarantee, with the loss of the noise that will run.
+
+    Guarantee: the constructor's, which refuses less than the loss says. With sampled batches that
+    is of an outsider who knows neither batches nor noise, for zeroing out one record: agent i has
+    the sampler's rate and the sensitivity over noise C sqrt([R^-1]_ii) in every round in which it
+    may be drawn, times the norm of the strategy's largest column where there is one.
 
     Args:
-        sampler: Which records take part.
+        target: What the noise was made for.
+        noise: The noise as it will run.
+    """
+    budget, spent = target.budget, _spent(target, noise)
+    return Guarantee(
+        epsilon=budget.largest,
+        per_agent_epsilon=budget.each,
+        unsound=bool(np.max(spent.exact) > budget.largest),
+        loss=spent.loss,
+        **_terms(target, noise),
+    )
+
+
+class _Spent(NamedTuple):
+    """What the very arrays that run cost.
+
+    Attributes:
+        loss: The worst agent's, or all agents' where batches are sampled.
+        epsilon: [n] epsilon by the accountant; 0 where the loss alone says it.
+        exact: [n] exact epsilon.
+    """
+
+    loss: losses.AnyLoss
+    epsilon: Any = 0.0
+    exact: Any = 0.0
+
+
+def _spent(target: Target, noise: Calibrated) -> _Spent:
+    if target.rates is not None:
+        if not isinstance(noise, Factored):
+            raise ValueError(
+                f"noise is {type(noise).__name__} for sampled batches; give a covariance over "
+                "agents, and a strategy over rounds of few bands or none"
+            )
+        return _Spent(noise.sampled_loss(target))
+    loss, rounds, dealt = noise.loss(target), target.rounds, target.config.participation
+    size = float(np.max(loss.size))
+    if loss.kind == "pure":
+        total: losses.AnyLoss = losses.Pure(size, rounds)
+    elif loss.kind == "zcdp":
+        # A unit that is not in all rounds may be in the first ones, unless they are dealt.
+        even = dealt is not None or target.pattern.epochs == rounds
+        total = losses.Concentrated(size, rounds, even, dealt)
+    else:
+        white, reason = noise.white(target), None
+        if not white and noise.strategy is not None:
+            reason = "correlated"
+        elif not white and compatibility.noise(target.config.noise).by_round:
+            reason = "schedule"
+        total = losses.Gaussian(size, rounds, white, dealt, reason)  # type: ignore[arg-type]
+    return _Spent(total, loss.epsilon, loss.exact_epsilon)
+
+
+def _terms(target: Target, noise: Calibrated) -> dict[str, Any]:
+    """What a guarantee is about, as its fields: all but the loss."""
+    config, protect, part = target.config, target.protect, target.config.noise
+    # A class of a user's own inherits no promise.
+    states = compatibility.packaged(type(part)) or "secrets" in vars(type(part))
+    secrets = getattr(noise, "secrets", None) if states or isinstance(noise, Factored) else None
+    threat = {one.name: getattr(protect, one.name) for one in dataclasses.fields(records.Threat)}
+    return threat | {
+        "delta": target.budget.delta,
+        "accountant": config.accountant,
+        "release": config.release,
+        "secrets": "alone" if target.agents == 1 else secrets,
+        "dropouts": getattr(part, "dropouts", 0),
+        "colluders": getattr(part, "colluders", 0),
+        "sum_only": getattr(part, "sum_only", False),
+        "custom": compatibility.custom(config),
+    }
+
+
+def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
+    """Compute the guarantee again from what will be run, and refuse an understatement.
+
+    A plan with a smaller factor, a strategy of larger sensitivity, a larger clip norm, more rounds,
+    more participations or a weaker relation than its guarantee states cannot exist.
+
+    Args:
+        target: The config on its network.
+        noise: The noise as it will run; None when non-private.
+        stated: The guarantee.
+
+    Raises:
+        ValueError: Naming what disagrees.
+    """
+    config = target.config
+    if (noise is None) != (config.noise is None):
+        raise ValueError(
+            f"noise is {type(noise).__name__} for a config with noise "
+            f"{_validate.shown(config.noise)}; {_REMEDY}"
+        )
+    if noise is None:
+        if np.isfinite(stated.epsilon):
+            raise ValueError(
+                f"guarantee states epsilon {stated.epsilon} for a config without noise; "
+                "use Guarantee.none"
+            )
+        return
+    correlated = isinstance(noise, Factored)
+    part = None if correlated else getattr(noise, "part", config.noise)
+    own_keys = correlated and noise.secrets == "own"
+    compatibility.check_noise(part, config.method, config.protect, own_keys=own_keys)
+    noise.check(target)
+    spent = _spent(target, noise)
+    (runs, expected), (claims, claimed) = _split(spent.loss), _split(stated.loss)
+    for name, value in (_terms(target, noise) | expected).items():
+        other = claimed.get(name, getattr(stated, name, None))
+        if value != other:
+            raise ValueError(f"guarantee.{name} is {other!r}, the config runs {value!r}; {_REMEDY}")
+    runs = {"epsilon": spent.epsilon, **runs}
+    claims["epsilon"] = stated.per_agent_epsilon or stated.epsilon
+    for name, amount in runs.items():
+        pair = np.broadcast_arrays(amount, claims.get(name, -1.0), np.zeros(target.agents))
+        worst = int(np.argmax(pair[0] - pair[1]))
+        if pair[0][worst] > pair[1][worst]:
+            raise ValueError(
+                f"guarantee states {name} {pair[1][worst]:.6g} for agent {worst}, but its noise "
+                f"gives {pair[0][worst]:.6g}; {_REMEDY}"
+            )
+
+
+def _split(loss: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How large a loss is, and all else that it says."""
+    phases = getattr(loss, "phases", (loss,))
+    fields = dict(vars(phases[0]), kind=loss.kind, phases=len(phases))
+    amounts = {name: fields.pop(name) for name in _AMOUNTS if name in fields}
+    return amounts, fields
+
+
+def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -> None:
+    """Warn of a delta above one over the number of units that are protected, where it is known.
+
+    Args:
+        config: The config.
+        agents: n.
         counts: [n] records of each agent, or None.
+        stacklevel: Of the caller to whom the warning points.
+
+    Warns:
+        UserWarning: Once.
     """
-    return sampler if counts is None else sampler.holding(int(counts.max()))
-
-
-def on_network(method: Method | Networked, mixing: np.ndarray) -> Method:
-    """Return a method on its network; most are the same on all.
-
-    Args:
-        method: What agents compute, keep and send.
-        mixing: [n, n] or [P, n, n] mixing matrix.
-    """
-    return method.on(mixing) if isinstance(method, Networked) else method
+    unit, sampler, more = config.protect.unit, config.sampler, False
+    units: int | None = agents * getattr(sampler, "clients", 1) if unit == "client" else agents
+    if unit == "record":
+        units = None if counts is None else int(np.sum(counts))
+        if counts is None and type(sampler) is Random:  # Of distinct records.
+            units, more = agents * sampler.batch_size, True
+    if config.budget is not None and units is not None:
+        wrong = _numerics.loose_delta(config.budget.delta, units, unit, more=more)
+        if wrong:
+            warnings.warn(wrong, UserWarning, stacklevel=stacklevel)

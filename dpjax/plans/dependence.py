@@ -140,7 +140,8 @@ def check(
     n, like = mixing[-1], jax.ShapeDtypeStruct
     arrays: dict[str, Any] = {"mixing": like(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
-    arrays |= _shares(method, optimizer, n)
+    if getattr(optimizer, "uses_noise", False) and compatibility.in_sums(method):
+        arrays[SHARES] = like((n,), jnp.float32)
     models: Any = {"w": like((n, max(2, method.entries)), jnp.float32)}
     batch = like((n, 1, 1), jnp.float32), like((n, 1), jnp.float32), like((n, 1), jnp.bool)
     query, chain = _Query(), optimizer.chain(arrays)
@@ -188,13 +189,6 @@ def check(
                 "query at models and by encoders that know no data"
             )
         new = [a or b for a, b in zip(marked, outputs[:kept], strict=True)]
-
-
-def _shares(method: Method, optimizer: Any, agents: int) -> dict[str, Any]:
-    """The noise's variances for a server's optimizer, where it uses them."""
-    if not (getattr(optimizer, "uses_noise", False) and compatibility.in_sums(method)):
-        return {}
-    return {SHARES: jax.ShapeDtypeStruct((agents,), jnp.float32)}
 
 
 def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, payload: Any) -> Any:

@@ -10,7 +10,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import discrete, finite, losses, records
+from dpjax.accounting import discrete, losses, records
 from dpjax.plans.calibration import Calibrated, Drawn, Target
 from dpjax.plans.links import InShares
 from dpjax.protocols import IntegerEncoded
@@ -223,7 +223,7 @@ class Lattice(Calibrated):
         epsilon = spent.epsilon(target.budget.delta) * every
         return budget_.AgentLoss("zcdp", spent.rho * every, epsilon, epsilon)
 
-    def privatizer(self, target: Target, grid: finite.Grid | None) -> Drawn:
+    def privatizer(self, target: Target) -> Drawn:
         """How it is drawn."""
         return Drawn(_encoded, (target.rounds, self.code))
 

@@ -20,7 +20,7 @@ from dpjax import _numerics, _validate
 from dpjax._numerics import MARGIN
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import discrete, finite, records, views
+from dpjax.accounting import discrete, records, views
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.exchange import Server
 from dpjax.mechanism.participation import Participation
@@ -173,7 +173,7 @@ class CalibratedScale(Calibrated):
         """What every agent loses to the target's attacker; attackers lose nothing to themselves."""
         return target.budget.spent(self.part.unit(target) / float(self.scale))
 
-    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
+    def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn."""
         return self.part.drawn(target)
 

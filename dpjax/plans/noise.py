@@ -184,7 +184,8 @@ class Whisper(Correlated):
             _validate.fields(self, _validate.number, "max_variance")
         if self.subgroups is not None:
             if not isinstance(self.subgroups, list | tuple):
-                raise ValueError(f"subgroups is {self.subgroups!r}; give sequences of agents")
+                shown = _validate.shown(self.subgroups)
+                raise ValueError(f"subgroups is {shown}; give sequences of agents, or None")
             groups = [tuple(_validate.agents("subgroups", each)) for each in self.subgroups]
             object.__setattr__(self, "subgroups", tuple(groups))
 

@@ -26,14 +26,13 @@ from dpjax._validate import fixed
 from dpjax.accounting import finite, forecast, losses, parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
-from dpjax.plans import calibration, compatibility, dependence, guarantees
+from dpjax.plans import calibration, compatibility
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
 from dpjax.plans.optimizers import NOISE_ARRAYS, noise_arrays
 from dpjax.protocols import Method, Privatizer, Sampler
-from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ["Config", "Plan", "make"]
@@ -88,13 +87,9 @@ class Plan:
             values = {one.name: getattr(noise, one.name) for one in dataclasses.fields(noise)}
             arrays = {name: fixed(v) for name, v in values.items() if isinstance(v, np.ndarray)}
             noise = dataclasses.replace(noise, **arrays)  # type: ignore[type-var]
-        counts = None if self.counts is None else fixed(self.counts)
-        _validate.assign(self, mixing=fixed(self.mixing), counts=counts, noise=noise)
-        method: Any = self.method  # Hashable, as all parts are.
-        dependence.check(
-            method, self.config.optimizer.shared(), self.mixing.shape, self.config.integer_encoded
-        )
-        guarantees.audit(self.config, self.mixing, self.noise, self.guarantee, self.counts)
+        target = self.target
+        _validate.assign(self, mixing=target.mixing, counts=target.counts, noise=noise)
+        calibration.audit(target, noise, self.guarantee)
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
@@ -169,20 +164,16 @@ class Plan:
     @property
     def method(self) -> Method:
         """What agents compute and send, on the network."""
-        return calibration.on_network(self.config.method, self.mixing)
-
-    @functools.cached_property
-    def sampler(self) -> Sampler:
-        """Which records take part; it knows how many there are where it must."""
-        return calibration.counted(self.config.sampler, self.counts)
+        return self.target.method
 
     @property
-    def target(self) -> Target:
-        """What the noise is made for.
+    def sampler(self) -> Sampler:
+        """Which records take part; it knows how many there are where it must."""
+        return self.target.sampler
 
-        Raises:
-            ValueError: For a non-private plan, which has none.
-        """
+    @functools.cached_property
+    def target(self) -> Target:
+        """The config on its network: what the noise is made for."""
         return Target(self.config, self.mixing, self.counts)
 
     @functools.cached_property
@@ -206,7 +197,7 @@ class Plan:
     @functools.cached_property
     def privatizer(self) -> Privatizer | None:
         """How the noise of a run is drawn; None when non-private."""
-        return None if self.noise is None else self.noise.privatizer(self.target, self.grid)
+        return None if self.noise is None else self.noise.privatizer(self.target)
 
     def covariance(self) -> np.ndarray:
         """Covariance F F' [n, n] of one coordinate's noise over agents, in float64."""
@@ -405,12 +396,7 @@ def make(
         >>> round(float(made.factor[0, 0]), 2)
         10.0
     """
-    matrix = mixing_.check(mixing, stochastic=config.method.stochastic)
-    n = matrix.shape[-1]
-    method: Any = calibration.on_network(config.method, matrix)  # Hashable, as all parts are.
-    # The audit asks again, of whatever is made a plan; here before the noise, which takes longer.
-    dependence.check(method, config.optimizer.shared(), matrix.shape, config.integer_encoded)
-    records = guarantees.checked_counts(config, counts, n)
+    target = ideal = Target(config, mixing, counts)
     pieces = {"design": design, "strategy": strategy}
     pieces = {name: piece for name, piece in pieces.items() if piece is not None}
     if pieces and not isinstance(config.noise, Correlated):
@@ -418,14 +404,15 @@ def make(
             f"{' and '.join(pieces)} is given for noise {config.label!r}, which has none"
         )
     if config.noise is None:
-        return Plan(config, matrix, None, Guarantee.none(config.rounds), records)
-    guarantees.check_delta(config, n, counts)
-    target = ideal = Target(config, matrix, records)
+        return Plan(config, target.mixing, None, Guarantee.none(config.rounds), target.counts)
+    calibration.check_delta(config, target.agents, counts)
     if config.release:
         less = dataclasses.replace(config, budget=target.budget.without_reserve())
-        ideal = Target(less, matrix, records)
+        ideal = Target(less, target.mixing, target.counts)
     noise = config.noise.calibrate(ideal, **pieces)
-    return Plan(config, matrix, noise, guarantees.of(config, target, noise), records)
+    return Plan(
+        config, target.mixing, noise, calibration.guarantee_of(target, noise), target.counts
+    )
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

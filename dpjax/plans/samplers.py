@@ -42,6 +42,10 @@ class _Sampler:
         """Rounds in which one record may take part: all."""
         return Participation(rounds, rounds, 1)
 
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Draw from any numbers of records."""
+        return
+
     def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
         """How much of a batch, of the size divided by, is records, [n]."""
         return np.ones(len(counts))
@@ -186,18 +190,6 @@ class Full(_Counted):
     def divisor(self) -> float:
         """Sums are divided by the largest number of records; nan before a plan has said it."""
         return float("nan") if self.records is None else self.records
-
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
-        """Refuse agents without records, or with more than there are places."""
-        counts = np.asarray(counts)
-        most = counts.max() if self.records is None else self.records
-        wrong = np.flatnonzero((counts < 1) | (counts > most))
-        if len(wrong):
-            agent = f"agent {wrong[0]}" if agents is None else agents[wrong[0]]
-            raise ValueError(
-                f"sampler is {self}, but {agent} has {counts[wrong[0]]} records; give each at "
-                "least one, and make the plan with counts=shards.counts"
-            )
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
         """All records, whatever the key and the round.

@@ -15,11 +15,9 @@ from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, pure, records
-from dpjax.plans import guarantees
+from dpjax.accounting import pure, records
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.protocols import Privatizer
-from dpjax.topology import mixing as mixing_
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Laplace", "LostNoiseWarning", "Normal", "cost"]
@@ -233,9 +231,8 @@ class ScheduledNoise(Calibrated):
             return budget_.AgentLoss("pure", each, each, each)
         return target.budget.spent(each)
 
-    def privatizer(self, target: Target, grid: finite.Grid | None) -> Privatizer:
+    def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn."""
-        del grid
         return ScheduledPrivatizer(target.rounds, self.part.kind)
 
 
@@ -322,9 +319,7 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
         >>> round(scheduled.cost(config, [[0.5, 0.5], [0.5, 0.5]], scale=10.0), 9)
         1.0
     """
-    part, matrix = config.noise, mixing_.check(mixing, stochastic=config.method.stochastic)
-    records = guarantees.checked_counts(config, counts, matrix.shape[-1])
-    target = Target(config, matrix, records)
+    part, target = config.noise, Target(config, mixing, counts)
     scale, profile = _validate.positive("scale", scale), part.relative(target.rounds)
     noise = part.at(scale, profile, sensitivities(target))
     return float(np.max(noise.loss(target).epsilon))

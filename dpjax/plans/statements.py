@@ -14,8 +14,7 @@ from dpjax import _validate
 from dpjax._numerics import MARGIN, up
 from dpjax.accounting import finite, gdp
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.plans import guarantees
-from dpjax.plans.calibration import partial_energies
+from dpjax.plans import calibration
 from dpjax.plans.plan import Plan
 from dpjax.transforms import rounds as rounds_
 
@@ -65,7 +64,7 @@ def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
     for plan in plans:
         # Others have been checked when they were made.
         if plan.counts is None and plan.config.protect.unit == "record":
-            guarantees.check_delta(plan.config, plan.agents, counts, stacklevel=4)
+            calibration.check_delta(plan.config, plan.agents, counts, stacklevel=4)
     known = [plan.forecast(parameters, counts=counts) for plan in plans if not plan.unforecast]
     private = sorted((one for one in known if one.rate > 0), key=lambda one: one.ratio)
     if not private:
@@ -286,7 +285,7 @@ def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
     if plan.strategy is None:
         return None
     whole = plan.target.over_rounds(plan.strategy)
-    parts = partial_energies(plan.strategy, plan.config.pattern, ends)
+    parts = calibration.partial_energies(plan.strategy, plan.config.pattern, ends)
     # A run cut short by stop_at has after all stated its whole plan's loss.
     shares = np.minimum(np.maximum.accumulate(parts) / whole * MARGIN, 1.0)
     shares[-1] = 1.0

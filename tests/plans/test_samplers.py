@@ -113,8 +113,8 @@ def test_counts_are_needed_and_are_those_of_the_problem():
         run(made(), make_problem(N), seeds=[0])
     with pytest.raises(ValueError, match="records is None"):
         Full().draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
-    with pytest.raises(ValueError, match="agent 1 has 9 records"):
-        Full(8).check(COUNTS)
+    with pytest.raises(ValueError, match="records is 8, but the most records of an agent are 9"):
+        plan.make(make_config(sampler=Full(8), relation="zero_out_record"), RING, counts=COUNTS)
     with pytest.raises(ValueError, match="records is 0"):
         Full(0)
 

@@ -234,7 +234,7 @@ def test_parts_that_do_not_go_together_are_refused_with_a_remedy():
         "schedule": lambda: plan.make(config(noise=Laplace((1.0, 0.5))), MATRIX),
         "optimizer": lambda: config(optimizer=Chain(_adam, 0.1)),
         "release": lambda: config(release=True),
-        "clip_norm": lambda: protect.Protect("replace_agent", 1.0, gradient_gap=1.0),
+        "clip norm": lambda: protect.Protect("replace_agent", 1.0, gradient_gap=1.0),
         "relation": lambda: protect.Protect("replace_record", 1.0, norm="l1"),
         "smoothness": lambda: protect.Protect("replace_agent", 1.0, smoothness=1.0),
         "delta": lambda: protect.Budget(1.0, delta=1e-5, accountant="pure"),

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from _common.rules import momentum, muon
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms.lowpass import FILTERS, lowpass
-from dpjax.transforms.optimizers import momentum, muon
 
 ROUNDS, STEP = 400, 0.3
 
