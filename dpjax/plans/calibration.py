@@ -163,8 +163,9 @@ class Target:
                 f"counts is {_validate.shown(counts)} for {self.agents} agents; give the number of "
                 "records of each"
             )
-        _validate.assign(self, counts=fixed(whole, np.int64))
-        sampler.check(self.counts)
+        records = fixed(whole, np.int64)
+        _validate.assign(self, counts=records)
+        sampler.check(records)
         sampler.holding(int(whole.max()))
 
     def _check_agents(self) -> None:
@@ -636,7 +637,7 @@ def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -
     Warns:
         UserWarning: Once.
     """
-    unit, sampler, more = config.protect.unit, config.sampler, False
+    unit, sampler, more = str(config.protect.unit), config.sampler, False
     units: int | None = agents * getattr(sampler, "clients", 1) if unit == "client" else agents
     if unit == "record":
         units = None if counts is None else int(np.sum(counts))

@@ -182,12 +182,14 @@ class Whisper(Correlated):
             _validate.fields(self, _validate.integer, "horizon", **limits)
         if self.max_variance is not None:
             _validate.fields(self, _validate.number, "max_variance")
-        if self.subgroups is not None:
-            if not isinstance(self.subgroups, list | tuple):
-                shown = _validate.shown(self.subgroups)
+        groups: Any = self.subgroups
+        if groups is not None:
+            nested = isinstance(groups, list | tuple)
+            if not nested or not all(isinstance(group, list | tuple) for group in groups):
+                shown = _validate.shown(groups)
                 raise ValueError(f"subgroups is {shown}; give sequences of agents, or None")
-            groups = [tuple(_validate.agents("subgroups", each)) for each in self.subgroups]
-            object.__setattr__(self, "subgroups", tuple(groups))
+            groups = tuple(tuple(_validate.agents("subgroups", each)) for each in groups)
+            object.__setattr__(self, "subgroups", groups)
 
     @property
     def label(self) -> str:  # type: ignore[override]
