@@ -2,18 +2,16 @@
 
 - ``versus``: the same graphs solved by both in one run, n = 10, 20, 30: seconds, their ratio, both
   gaps, and the relative difference of the values.
-- ``alone``: n = 100, 300, 1000 beside ``floor``, the time of as many bare jitted decompositions of
-  the same size as the solve makes iterations: no solver that decomposes once an iteration is
+- ``alone``: n = 100, 300, 1000 beside ``floor``, the time of as many bare decompositions of the
+  same size as the solve makes iterations: no solver that decomposes once an iteration is
   faster.
 
-Compilation is excluded (reported as ``first_seconds``); medians of repeated calls.
+Medians of repeated calls; the first is reported as ``first_seconds``.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from _timing import Bench, Timing, timed, turns
@@ -26,15 +24,14 @@ def decomposition(factor: np.ndarray, times: int) -> Callable[[], None]:
     """Return a call that decomposes as the solver does, ``times`` times and nothing else."""
     svd = len(factor) <= fixed_point.LARGEST_SVD
 
-    @jax.jit
-    def decompose(a: jax.Array) -> jax.Array:
-        return jnp.linalg.svd(a)[1] if svd else jnp.linalg.eigh(a)[0]
+    matrix = factor if svd else factor @ factor.T
 
     def call() -> None:
-        with jax.enable_x64(True):
-            matrix = jnp.asarray(factor if svd else factor @ factor.T)
-            for _ in range(times):
-                decompose(matrix).block_until_ready()
+        for _ in range(times):
+            if svd:
+                np.linalg.svd(matrix)
+            else:
+                np.linalg.eigh(matrix)
 
     return call
 

@@ -17,7 +17,6 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax._numerics import double_precision
 from dpjax.mechanism import certificate, fixed_point, store
 
 __all__ = ["Solution", "minimize_trace"]
@@ -96,7 +95,6 @@ def minimize_trace(
     regularization: float = 1e-9,
     max_variance: float | None = None,
     warm_start: Float[np.ndarray, " n"] | None = None,
-    pad_to: int | None = None,
 ) -> Solution:
     """Minimise tr(M P^-1) over symmetric P > 0 with diag(P) <= 1.
 
@@ -117,7 +115,6 @@ def minimize_trace(
         max_variance: largest allowed variance, in units of independent noise's (> 1). When the
             design exceeds it, r is raised until it does not.
         warm_start: [n] multipliers of a similar problem.
-        pad_to: solve inside a matrix of this size, so that one compilation serves several n.
 
     Returns:
         The design and its certificate.
@@ -143,7 +140,7 @@ def minimize_trace(
         name: None if each is None else np.asarray(each, np.float64)
         for name, each in (("gram", gram), ("factor", factor))
     }
-    n = root.shape[1]
+    fine = root.shape[1] <= fixed_point.LARGEST_SVD
     tolerance = _validate.number("tolerance", tolerance)
     if tolerance < 0:
         raise ValueError(f"tolerance is {tolerance!r}; give 0 or a small number above")
@@ -154,19 +151,15 @@ def minimize_trace(
         raise ValueError(f"max_variance is {max_variance!r}; give a ratio above 1")
     if solver == "sdp":
         return _by_sdp(root, problem, tolerance, limit)
-    size = n if pad_to is None else _validate.integer("pad_to", pad_to, least=n)
     start = _start(root, warm_start)
 
     def attempt(r: float, start: Float[np.ndarray, " n"], spent: int) -> Solution | None:
         regular = regularized(root, r)
-        climbed, log_multipliers = _pad(regular, np.log(start), size)
-        with double_precision():
-            state = fixed_point.climb(climbed, log_multipliers, tolerance, max_iterations)
-            multipliers = np.exp(np.asarray(state.best_x)[:n])
-            converged = float(state.best_gap) <= (tolerance or 1e-9)
-            spent += int(state.iterations)
+        logarithm = np.log(start)[:, None, None]
+        best, count = fixed_point.climb(regular, 1, tolerance, max_iterations, fine, logarithm)
+        multipliers, converged = best.half.ravel() ** 2, best.gap <= (tolerance or 1e-9)
         precision = certificate.precision_of(regular, multipliers)
-        return _certified(root, problem, precision, multipliers, spent, converged, r)
+        return _certified(root, problem, precision, multipliers, spent + count, converged, r)
 
     plain = attempt(0.0, start, 0)
     solution = plain
@@ -254,19 +247,6 @@ def regularized(root: Float[np.ndarray, "m n"], r: float) -> Float[np.ndarray, "
     n = root.shape[1]
     identity = np.sqrt(r * float(np.sum(root**2)) / n) * np.eye(n)
     return np.asarray(np.linalg.qr(np.concatenate([root, identity]), mode="r"))
-
-
-def _pad(
-    root: Float[np.ndarray, "m n"], log_multipliers: Float[np.ndarray, " n"], size: int
-) -> tuple[Float[np.ndarray, "s s"], Float[np.ndarray, " s"]]:
-    """Return a square factor of ``size``, the new entries uncoupled and solved from the start."""
-    m, n = root.shape
-    padded = np.zeros((size, size))
-    padded[:m, :n] = root
-    # An uncoupled entry with gram c has l = c at the optimum; a small c leaves the gap alone.
-    small = 1e-3 * float(np.sum(root**2)) / n
-    padded[range(n, size), range(n, size)] = np.sqrt(small)
-    return padded, np.concatenate([log_multipliers, np.full(size - n, np.log(small))])
 
 
 def _certified(
