@@ -35,9 +35,9 @@ def gram(
 
     H_st = sum_{tau >= max(s,t)} tr(W^{tau-s+1} R (W^{tau-t+1})'), for R = I the Frobenius
     products <W^{tau-s+1}, W^{tau-t+1}>. Read backwards it is a running sum along the diagonals
-    of G_ab = tr(W^a R (W^b)'), which takes T^2 steps. A symmetric W needs only its eigenvalues;
-    a reversible one, D W symmetric for a diagonal D, those of D^1/2 W D^-1/2; any other W or
-    a schedule the products of its T flattened powers, in blocks of rows.
+    of G_ab = tr(W^a R (W^b)'), which takes T^2 steps. A reversible W, D W symmetric for a diagonal
+    D, as symmetric ones are for I, needs only the eigenvalues of D^1/2 W D^-1/2; any other W or a
+    schedule the products of its T flattened powers, in blocks of rows.
 
     Args:
         mixing: [n, n] W, stochastic by rows or by columns and connected, or a schedule
@@ -59,12 +59,9 @@ def gram(
     rounds = _validate.integer("rounds", rounds)
     _validate.rounds_in_memory(rounds)
     root = None if covariance is None else _root(covariance, schedule.shape[-1])
-    matrix = schedule[0] if len(schedule) == 1 else None
-    if matrix is not None and np.array_equal(matrix, matrix.T):
-        return _summed(_symmetric(matrix, rounds, root)[None])
-    weights = None if matrix is None else _reversing(matrix)
-    if matrix is not None and weights is not None:
-        return _summed(_reversible(matrix, weights, rounds, root)[None])
+    weights = _reversing(schedule[0]) if len(schedule) == 1 else None
+    if weights is not None:
+        return _summed(_reversible(schedule[0], weights, rounds, root)[None])
     ends = range(len(schedule))
     return _summed(np.stack([_flattened(schedule, last, rounds, root) for last in ends]))
 
@@ -104,22 +101,6 @@ def _root(covariance: Float[np.ndarray, "n n"], n: int) -> Float[np.ndarray, "n 
         return np.ascontiguousarray(factor_of(matrix).T)
     except ValueError as error:
         raise ValueError(str(error).replace("gram", "covariance")) from None
-
-
-def _symmetric(
-    matrix: Float[np.ndarray, "n n"], rounds: int, root: Float[np.ndarray, "n n"] | None
-) -> Float[np.ndarray, "t t"]:
-    """G_ab = sum_i (U'RU)_ii l_i^(a+b), a Hankel matrix."""
-    if root is None:
-        values, terms = np.linalg.eigvalsh(matrix), np.ones(len(matrix))
-    else:
-        values, vectors = np.linalg.eigh(matrix)
-        terms = np.sum((vectors.T @ root) ** 2, axis=1)
-    moments = np.empty(2 * rounds + 1)
-    for k in range(2 * rounds + 1):
-        moments[k] = terms.sum()
-        terms = terms * values
-    return moments[np.add.outer(np.arange(1, rounds + 1), np.arange(1, rounds + 1))]
 
 
 def _reversing(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " n"] | None:

@@ -51,16 +51,10 @@ _KNOWN = {
     "zip_dl": ("Zip-DL", "#DDCC77", ">"),
 }
 """Title, colour and marker by algorithm, from Okabe and Ito's and Tol's palettes: colour-blind
-readers can tell them apart."""
-
-COLOURS: dict[str, str] = {name: colour for name, (_, colour, _) in _KNOWN.items()}
-"""Colour by algorithm."""
+readers can tell them apart, and markers in a figure that is printed in grey."""
 
 TITLES: dict[str, str] = {name: title for name, (title, _, _) in _KNOWN.items()}
 """What the legend says."""
-
-MARKERS: dict[str, str] = {name: marker for name, (_, _, marker) in _KNOWN.items()}
-"""Marker by algorithm, so that a figure also reads in grey."""
 
 _OTHERS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
 _OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "x", "*")
@@ -333,9 +327,10 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
 
 def _look(name: Any, number: int) -> dict[str, Any]:
     """How a series is drawn: fixed for the algorithms, in turn for others."""
-    if name in COLOURS:
-        line = {"linestyle": "--" if name in _REFERENCES else "-"}
-        return {"color": COLOURS[name], "marker": MARKERS[name], "label": TITLES[name], **line}
+    if name in _KNOWN:
+        label, colour, marker = _KNOWN[name]
+        line = "--" if name in _REFERENCES else "-"
+        return {"color": colour, "marker": marker, "label": label, "linestyle": line}
     label = f"{name:g}" if isinstance(name, float) else str(name)
     lap, place = divmod(number, len(_OTHERS))
     look = {"color": _OTHERS[place], "marker": _OTHER_MARKERS[place], "label": label}

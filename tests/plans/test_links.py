@@ -517,8 +517,6 @@ def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
         assert any(hasattr(room, row.part) for room in rooms)
     rows = {row.label for row in compatibility.NOISES}
     assert set(plots.TITLES) == rows | {"non_private", "central"}
-    assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
-    assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
     for row in compatibility.METHODS:
         assert any(hasattr(room, row.part) for room in METHODS), row.part
     labels = {row.label for row in compatibility.NOISES} | {"non_private"}

@@ -20,7 +20,7 @@ import sys, hashlib, pandas
 from dpjax.results import plots
 rows = [
     {"algorithm": a, "seed": s, "round": r, "test_loss": k / r + 0.01 * s}
-    for k, a in enumerate(plots.COLOURS) for s in range(3) for r in (1, 2, 3)
+    for k, a in enumerate(plots.TITLES) for s in range(3) for r in (1, 2, 3)
 ]
 made = plots.lines(pandas.DataFrame(rows), "round", "test_loss", path=sys.argv[1])
 assert "matplotlib.pyplot" not in sys.modules, "a display may be missing"
@@ -35,7 +35,7 @@ def guarantee(epsilon):
     )  # fmt: skip
 
 
-def make_rows(algorithms=tuple(plots.COLOURS), seeds=3, epsilons=(3.0, 10.0)):
+def make_rows(algorithms=tuple(plots.TITLES), seeds=3, epsilons=(3.0, 10.0)):
     held = {e: guarantee(e).to_dict() for e in epsilons}
     nothing = Guarantee.none(300).to_dict()
     return [
@@ -148,16 +148,16 @@ def test_rows_without_a_guarantee_claim_none(ten):
 
 
 def test_algorithms_keep_colour_label_and_marker_in_any_company(ten):
-    assert set(plots.COLOURS) == set(plots.TITLES) == set(plots.MARKERS)
-    assert len(set(plots.COLOURS.values())) == len(plots.COLOURS)
-    assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
+    looks = {name: plots._look(name, 0) for name in plots.TITLES}
+    for part in ("color", "marker", "label"):
+        assert len({look[part] for look in looks.values()}) == len(looks)
     for names in (["whisper"], ["central", "whisper", "non_private"]):
         figure = plots.lines(ten[ten["algorithm"].isin(names)], "round", "test_loss")
         drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
         for name in names:
             line = drawn[plots.TITLES[name]]
-            assert line.get_color() == plots.COLOURS[name]
-            assert line.get_marker() == plots.MARKERS[name]
+            assert line.get_color() == looks[name]["color"]
+            assert line.get_marker() == looks[name]["marker"]
 
 
 def test_no_two_of_many_series_look_alike(ten):
@@ -240,7 +240,7 @@ def test_panels_share_one_legend_and_one_caption(tmp_path, frame):
         assert plots.lines(rows, "round", "test_loss", ax=ax, title=f"{epsilon:g}") is figure
     plots.save(figure, tmp_path / "a.png")
     assert len(figure.legends) == 1 and len(figure.texts) == 1
-    assert len(figure.legends[0].get_texts()) == len(plots.COLOURS)
+    assert len(figure.legends[0].get_texts()) == len(plots.TITLES)
     assert "epsilon = 3 and 10" in texts(figure)[0]
     assert_tidy(figure)
     height = figure.get_size_inches()[1]
