@@ -5,6 +5,7 @@ class c with the multiplier l_c along its diagonal: see `mechanism.temporal`. Cl
 (k = 1) are the problem with diag(P) <= 1 of `mechanism.factorization`, where l <- l P_ii.
 """
 
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
@@ -112,7 +113,11 @@ def _evaluate(factor: Float[np.ndarray, "m n"], point: Blocks, fine: bool) -> Po
     # P = F' U e^-1 U' F for F V^1/2 = U e ..., so that P V P = F'F.
     rotated = (left.T @ factor) / np.sqrt(roots)[:, None]
     precision = rotated.T @ rotated
-    own = precision.reshape(b, k, b, k)[range(b), :, range(b), :].copy()
+    # Columns of zeros keep a multiplier, too.
+    largest = precision.diagonal().max()
+    np.fill_diagonal(precision, np.maximum(precision.diagonal(), 1e-30 * largest))
+    grid = precision.reshape(b, k, b, k)
+    own = grid[range(b), :, range(b), :].copy()
     diagonal = np.einsum("cii->ci", own)
     sums = diagonal.sum(axis=1)
     dual = float(roots.sum() ** 2 / levels.sum())
@@ -126,42 +131,22 @@ def _evaluate(factor: Float[np.ndarray, "m n"], point: Blocks, fine: bool) -> Po
     target = np.maximum(target, _LEAST_LEVEL * target.max())
     moved *= (target * levels.sum() / (target.sum() * moved[:, 0, 0]))[:, None, None]
 
-    return Point(
-        half,
-        _apply(np.log, blocks),
-        _apply(np.log, moved),
-        precision,
-        dual,
-        _gap(factor, levels, diagonal, precision, dual),
-    )
-
-
-def _gap(
-    factor: Float[np.ndarray, "m n"],
-    levels: Float[np.ndarray, " b"],
-    diagonal: Float[np.ndarray, "b k"],
-    precision: Float[np.ndarray, "n n"],
-    dual: float,
-) -> float:
-    """The relative gap of P, which is made feasible in place where a class has several columns."""
-    (b, k), sums = diagonal.shape, diagonal.sum(axis=1)
-    if k == 1:
-        # Slack entries at the floor are raised to 1 at the end and then cost nothing.
-        slack = (levels <= 1.2 * _LEAST_LEVEL * levels.max()) & (sums < 1.0)
-        weights = np.where(slack, 0.0, levels)
-        return float(sums.max() * weights.sum() / (weights @ sums)) - 1.0
     # Feasible: nothing between the columns of a class, and sum 1 along its diagonal.
-    grid = precision.reshape(b, k, b, k)
     for c in range(b):
         grid[c, :, c, :] = np.diag(diagonal[c])
     shrink = np.repeat(1.0 / np.sqrt(sums), k)
     precision *= shrink[:, None] * shrink
-    try:
-        lower = np.linalg.cholesky(precision)
-    except np.linalg.LinAlgError:
-        return np.inf
-    whitened = scipy.linalg.solve_triangular(lower, factor.T, lower=True)
-    return float(np.sum(whitened**2)) / dual - 1.0
+    gap = np.inf
+    if k == 1:  # P may be singular. What is at the floor was raised, and costs nothing.
+        slack = (levels <= 1.2 * _LEAST_LEVEL * levels.max()) & (sums < 1.0)
+        weights = np.where(slack, 0.0, levels)
+        gap = float(sums.max() * weights.sum() / (weights @ sums)) - 1.0
+    else:
+        with contextlib.suppress(np.linalg.LinAlgError):
+            lower = np.linalg.cholesky(precision)
+            whitened = scipy.linalg.solve_triangular(lower, factor.T, lower=True)
+            gap = float(np.sum(whitened**2)) / dual - 1.0
+    return Point(half, _apply(np.log, blocks), _apply(np.log, moved), precision, dual, gap)
 
 
 def _apply(function: np.ufunc, blocks: Blocks) -> Blocks:

@@ -41,7 +41,7 @@ from dpjax import _validate
 from dpjax._numerics import double_precision
 from dpjax.mechanism import certificate, fixed_point, workload
 from dpjax.mechanism import strategy as strategy_
-from dpjax.mechanism.factorization import factor_of, minimize_trace, regularized
+from dpjax.mechanism.factorization import factor_of, regularized
 from dpjax.mechanism.participation import Participation, checked
 
 __all__ = [
@@ -336,24 +336,13 @@ def solve(
     max_iterations = _validate.integer("max_iterations", max_iterations)
     if len(gram) != rounds:
         raise ValueError(f"gram has shape {gram.shape}; give [{rounds}, {rounds}], one row a round")
-    if k == 1:
-        single = minimize_trace(
-            gram if factor is None else None,
-            factor=factor,
-            tolerance=tolerance,
-            max_iterations=5 * max_iterations,
-        )
-        strategy = normalized(strategy_of(single.precision), participation)
-        value = objective(strategy, gram, participation)
-        bound, count = single.lower_bound, single.iterations
-        return TemporalSolution(strategy, value, bound, count, single.converged)
-    if rounds != k * b:
+    if k > 1 and rounds != k * b:
         raise ValueError(
             f"participation is ({rounds}, {k}, {b}); the optimum over rounds is known for rounds "
             f"= epochs * separation (or one epoch): use {k * b} rounds, or change the others"
         )
     # Rounds class by class: c, c + b, c + 2b, ...
-    order = np.arange(rounds).reshape(k, b).T.ravel()
+    order = np.arange(rounds).reshape(k, -1).T.ravel()
     sorted_gram = gram[np.ix_(order, order)]
     exact = factor_of(sorted_gram)
     known = None if factor is None else _validate.finite_array("factor", factor, ndim=2)[:, order]
