@@ -111,10 +111,7 @@ def whisper(
     precision_bound: Bound,
     horizon: int | None = None,
     *,
-    discount: float | None = None,
-    step_sizes: Float[np.ndarray, " t"] | None = None,
     weights: Float[np.ndarray, " n"] | None = None,
-    final_model: bool = False,
     subgroups: Sequence[Sequence[int]] | None = None,
     **options: Any,
 ) -> Covariance:
@@ -124,10 +121,8 @@ def whisper(
         mixing: [n, n] W, or a schedule [P, n, n]; symmetric, row- or column-stochastic.
         precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.
         horizon: None for one step, the paper's M = W'W; T for all models of T rounds.
-        discount: rho, see ``mechanism.workload.factor``.
-        step_sizes: [T] learning rates, see ``mechanism.workload.factor``.
-        weights: [n] push-sum weights by which models are divided.
-        final_model: count the final models only.
+        weights: [n] push-sum weights by which models are divided; `mechanism.design.make` has
+            other objectives.
         subgroups: lists of agents, a partition of all. Each shares a seed of its own and nothing
             with the others: R is block-structured. Less noise cancels; trust stays in a group.
         options: further options of ``factorization.minimize_trace``, such as ``max_variance``.
@@ -148,14 +143,7 @@ def whisper(
         >>> round(spatial.energy(spatial.whisper(weights, 1.0), weights), 3)
         1.185
     """
-    root = workload.factor(
-        mixing,
-        horizon,
-        discount=discount,
-        step_sizes=step_sizes,
-        weights=weights,
-        final_model=final_model,
-    )
+    root = workload.factor(mixing, horizon, weights=weights)
     covariance, _ = solve_whisper(root, precision_bound, subgroups=subgroups, **options)
     return covariance
 

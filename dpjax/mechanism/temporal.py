@@ -60,6 +60,7 @@ __all__ = [
 ]
 
 Mixing = Float[np.ndarray, "*p n n"]
+workload_gram = workload.gram
 Strategy = Float[np.ndarray, "t t"]
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -202,30 +203,6 @@ def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
                [ 0.044,  0.   ,  0.173,  0.66 ]])
     """
     return solve(workload.gram(mixing, checked(participation).rounds), participation).strategy
-
-
-def workload_gram(
-    mixing: Mixing, rounds: int, *, covariance: Float[np.ndarray, "n n"] | None = None
-) -> Float[np.ndarray, "t t"]:
-    """Return H, where tr(H K) is the energy of noise with covariance K (x) R; `workload.gram`.
-
-    Args:
-        mixing: [n, n] W, or a schedule [P, n, n].
-        rounds: T.
-        covariance: [n, n] R over agents; None for I.
-
-    Raises:
-        ValueError: for a bad mixing matrix, covariance or rounds.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import temporal
-        >>> temporal.workload_gram(np.eye(1), 3)
-        array([[3., 2., 1.],
-               [2., 2., 1.],
-               [1., 1., 1.]])
-    """
-    return workload.gram(mixing, rounds, covariance=covariance)
 
 
 def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:

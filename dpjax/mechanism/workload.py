@@ -54,6 +54,14 @@ def gram(
 
     Reference:
         "MAFALDA-SGD", eq. (11).
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> temporal.workload_gram(np.eye(1), 3)
+        array([[3., 2., 1.],
+               [2., 2., 1.],
+               [1., 1., 1.]])
     """
     schedule = schedule_of(mixing)
     rounds = _validate.integer("rounds", rounds)

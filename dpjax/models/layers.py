@@ -28,16 +28,12 @@ def group_norm(
     )
 
 
-def max_pool(
-    x: Float[Array, "*b h w c"], window: int, strides: int, padding: int = 0
-) -> Float[Array, "*b p q c"]:
-    """Return the largest number of each window; padding counts as minus infinity.
+def max_pool(x: Float[Array, "*b h w c"], window: int, strides: int) -> Float[Array, "*b p q c"]:
+    """Return the largest number of each window.
 
     Of equal numbers the first one has the gradient, as in ``flax.linen.max_pool``, whose gradient
     takes a CPU ten times as long.
     """
-    pads = [(0, 0)] * (x.ndim - 3) + [(padding, padding)] * 2 + [(0, 0)]
-    x = jnp.pad(x, pads, constant_values=-jnp.inf)
     first, *others = shifted(x, (window, window), strides, [(0, 0)] * 2)
     for other in others:
         # Not a number is the largest, wherever it stands.

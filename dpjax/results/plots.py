@@ -408,16 +408,15 @@ def style() -> Iterator[None]:
         yield
 
 
-def figure(
-    rows: int = 1, columns: int = 1, *, width: float | None = None, height: float = 2.9, **axes: Any
-) -> tuple[Any, np.ndarray]:
+def figure(rows: int = 1, columns: int = 1, **axes: Any) -> tuple[Any, np.ndarray]:
     """A figure of panels, drawn by Agg whatever the display.
+
+    It has 5.4 inches for one column and 3.6 for each of several, 2.9 for each row; legend and
+    caption come on top.
 
     Args:
         rows: Rows of panels.
         columns: Columns of panels.
-        width: Inches; by default 5.4 for one column, 3.6 for each of several.
-        height: Inches of one panel; legend and caption come on top of it.
         axes: More for ``Figure.subplots``, such as ``sharey=True``.
 
     Returns:
@@ -432,9 +431,8 @@ def figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    width = width or (5.4 if columns == 1 else 3.6 * columns)
     with style():
-        figure_ = Figure(figsize=(width, height * rows))
+        figure_ = Figure(figsize=(5.4 if columns == 1 else 3.6 * columns, 2.9 * rows))
         FigureCanvasAgg(figure_)
         panels = figure_.subplots(rows, columns, squeeze=False, **axes)
     return figure_, panels.ravel()
