@@ -392,7 +392,3 @@ def _by_option(command: Any, text: str) -> str:
             if value is not None and text.startswith(f"path is {str(value)!r}"):
                 options["path"] = options[name]
     return _WORDS.sub(lambda word: options.get(word[0], word[0]), text)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

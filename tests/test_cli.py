@@ -49,7 +49,7 @@ def test_help_runs_as_a_module_and_loads_no_room() -> None:
         "import sys; from dpjax import cli; status = cli.main(['--help']); "
         "print(sorted({'jax', 'scipy', 'networkx', 'pandas'} & set(sys.modules))); sys.exit(status)"
     )
-    for command in (["-m", "dpjax.cli", "--help"], ["-m", "dpjax", "--help"], ["-c", code]):
+    for command in (["-m", "dpjax", "--help"], ["-c", code]):
         done = subprocess.run(
             [sys.executable, "-W", "error", *command], capture_output=True, text=True, cwd=ROOT
         )
@@ -220,7 +220,7 @@ def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) ->
 
 @pytest.mark.slow
 def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
-    command = f"{sys.executable} -m dpjax.cli {' '.join(DESIGN)} | true"
+    command = f"{sys.executable} -m dpjax {' '.join(DESIGN)} | true"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
     assert not done.stderr
@@ -230,7 +230,7 @@ def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
 def test_help_may_be_cut_short_and_completion_is_written(elsewhere: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     for words in ("--help", "account --help", "--tyro-print-completion bash"):
-        command = f"{sys.executable} -m dpjax.cli {words} | true"
+        command = f"{sys.executable} -m dpjax {words} | true"
         done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
         assert not done.stderr
     # As the README says.
