@@ -262,7 +262,11 @@ def _certified(
     certified = certificate.certify(root, precision)
     if certified is None:
         return None
-    bound, chosen = certificate.lower_bound(multipliers, **problem)
+    # Multipliers at the floor stand for 0; the bound is taken with and without them.
+    without = np.where(multipliers > 2e-8 * multipliers.max(), multipliers, 0.0)
+    halves = [np.sqrt(each)[:, None, None] for each in (multipliers, without)]
+    plain, bare = (certificate.lower_bound(each, **problem) for each in halves)
+    bound, chosen = (bare, without) if bare > plain else (plain, multipliers)
     # Rounded up also where a rounded factor of M was certified.
     value = max(certified.value, certificate.upper_trace(certified.covariance, **problem))
     precision, covariance, _, ratio = certified

@@ -27,14 +27,12 @@ recursion over the last `bands` - 1 outputs, so a run holds that many noise arra
 With at most b bands no two rounds of a pattern overlap in C'C.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.linalg
 from jaxtyping import Array, Float
 
 from dpjax import _validate
@@ -334,7 +332,8 @@ def solve(
         fine = condition < _DELICATE
         best, count = fixed_point.climb(climbed, k, tolerance, max_iterations, fine, start)
         start, iterations = best.logarithm, iterations + count
-        bound = max(bound, _lower_bound(sorted_gram, known, best.half))
+        dual = certificate.lower_bound(best.half, factor=known, gram=sorted_gram)
+        bound = max(bound, dual)
         if np.isfinite(best.gap):
             restored = np.empty_like(best.precision)
             restored[np.ix_(order, order)] = best.precision
@@ -539,22 +538,3 @@ def _stalled() -> Callable[[Any], bool]:
         return not losses[-1] < min(losses[:-_STALLED]) * (1.0 - _STALL)
 
     return callback
-
-
-def _lower_bound(
-    gram: Float[np.ndarray, "t t"],
-    factor: Float[np.ndarray, "m t"] | None,
-    half: fixed_point.Blocks,
-) -> float:
-    """Return tr(S)^2 / sum(l) for V = Z Z', S^2 = Z' H Z, rounded down whatever rounds."""
-    b, k, _ = half.shape
-    levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (k + 2) * _EPS)
-    if factor is None:
-        total = certificate.root_trace(gram, scipy.linalg.block_diag(*half))
-    else:
-        parts = factor.reshape(len(factor), b, k).transpose(1, 0, 2)
-        weighted = np.matmul(parts, half).transpose(1, 0, 2).reshape(factor.shape)
-        terms = np.matmul(np.abs(parts), np.abs(half))
-        blur = (k + 2) * _EPS * float(np.linalg.norm(terms)) / float(np.linalg.norm(weighted))
-        total = certificate.nuclear_norm(weighted, blur=blur)
-    return total * total / math.fsum(levels) * (1.0 - 8 * _EPS)

@@ -105,7 +105,7 @@ def test_bounds_hold_for_any_matrix(n: int, seed: int) -> None:
     assert np.trace(factor @ np.linalg.inv(other) @ factor.T) >= solution.lower_bound
     # Any multipliers bound the optimum from below: the solver's value is above them all.
     drawn = np.random.default_rng(seed + 2).uniform(0.1, 1, n)
-    bound, _ = certificate.lower_bound(drawn, factor=factor)
+    bound = certificate.lower_bound(np.sqrt(drawn)[:, None, None], factor=factor)
     assert bound <= solution.value
 
 
