@@ -12,8 +12,9 @@ from tests import test_public_api
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# These read files of public weights, some of them by hundreds of names.
-OF_FILES = {"dpjax.models.roberta.load", "dpjax.models.vit.load", "dpjax.models.weights.load"}
+# These read files of public weights, some of them by hundreds of names, and of a network.
+OF_FILES = {"dpjax.models.roberta.load", "dpjax.models.vit.load", "dpjax.models.weights.load",
+            "dpjax.topology.graphs.facebook_ego"}  # fmt: skip
 
 
 def sources() -> list[str]:
