@@ -18,7 +18,10 @@ GPU = os.environ.get("DPJAX_TEST_PLATFORM", "cpu") == "gpu"
 AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 # Most of their time is LLVM's, whose optimisations none of their claims is about but those of
 # files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs.
-CHEAP = ("algorithms", "mechanism", "models", "plans", "test_docstrings", "transforms")
+CHEAP = (
+    *("accounting", "algorithms", "mechanism", "models", "plans", "secagg"),
+    *("test_docstrings", "transforms"),
+)
 # Compiled programs by their text and options: whoever runs the suite again compiles what changed.
 COMPILED = ROOT / ".pytest_cache" / "compiled"
 

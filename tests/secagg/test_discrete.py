@@ -21,6 +21,7 @@ from dpjax.secagg.lattice import proposal  # noqa: E402
 from dpjax.transforms import integers as within  # noqa: E402
 from tests.secagg import lattice  # noqa: E402
 
+pytestmark = pytest.mark.optimized  # many draws: compiling them well pays
 DRAWS = 200_000
 IN_JIT = [Fraction(1, 4), 4, Fraction(50, 3)]
 
