@@ -1,6 +1,7 @@
 """Methods over a server: what an aggregate delivers is divided by who was present."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,9 +93,10 @@ def test_a_trusted_sum_is_opened_for_enough_agents_alone():
         Federated(Trusted)
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def opened(aggregate, messages, round=0):
-    """The sum and who is in it, compiled."""
-    return jax.jit(lambda rows, t: aggregate.at(t)(rows))(messages, round)
+    """The sum and who is in it, compiled once for all rounds."""
+    return aggregate.at(round)(messages)
 
 
 WHOLE = np.random.default_rng(5).integers(0, 2**32, (N, 7), dtype=np.uint32)
@@ -128,13 +130,15 @@ def test_too_few_open_no_sum_in_the_round_in_which_they_are():
 def test_masks_are_new_in_every_round_and_hide_what_they_cover(monkeypatch):
     """What would cross: uniform words, none of them twice; without masks it is the numbers."""
     sent = []
-    plain = masks.masked
+    plain = jax.jit(masks.masked, static_argnames="degree")
+    opened_sum = jax.jit(masks.unmasked_sum, static_argnames="degree")
 
     def noted(values, key, degree):
         sent.append(plain(values, key, degree))
         return sent[-1]
 
     monkeypatch.setattr(masks, "masked", noted)
+    monkeypatch.setattr(masks, "unmasked_sum", opened_sum)
     zeros = jnp.zeros((N, 4000), jnp.uint32)
     for round in range(2):
         Masked(degree=2).at(round)(zeros)
@@ -236,13 +240,15 @@ def test_a_bare_sum_is_refused_whoever_adds_it_up(aggregate):
 
 
 def test_no_key_of_masks_is_one_of_a_run(monkeypatch):
-    used, masked = [], masks.masked
+    used, masked = [], jax.jit(masks.masked, static_argnames="degree")
+    opened_sum = jax.jit(masks.unmasked_sum, static_argnames="degree")
 
     def watched(values, key, degree):
         used.append(jax.random.key_data(key).tolist())
         return masked(values, key, degree)
 
     monkeypatch.setattr(masks, "masked", watched)
+    monkeypatch.setattr(masks, "unmasked_sum", opened_sum)
     for round in range(3):
         Masked(seed=0).at(round)(jnp.ones((N, 2), jnp.uint32))
     # A round's number and a leaf's were folded into the seed's key, as a purpose and a phase are.

@@ -84,10 +84,10 @@ def test_messages_of_a_run_are_those_that_are_accounted():
             jnp.full(N, scale, jnp.float32), key=key, rounds=rounds
         ),
     )  # fmt: skip
-    state = made.init(jnp.zeros((N, D), jnp.float32))
+    state, step = made.init(jnp.zeros((N, D), jnp.float32)), jax.jit(made.step)
     partial = relays._descendants()
     for t, given in enumerate(gradients):
-        state, info = made.step(key, state, jnp.asarray(given))
+        state, info = step(key, state, jnp.asarray(given))
         drawn = jax.random.fold_in(jax.random.fold_in(key, t), 0)
         normals = np.asarray(variates.normals(drawn, (N, D), jnp.float32), float)
         expected = partial @ given + partial @ (scale * normals)

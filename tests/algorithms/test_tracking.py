@@ -201,10 +201,17 @@ MOVING = [
     (PPDOAGT(directed=True), Normal(0.9)),
 ]
 BETWEEN = [(*case, ONE_WAY if getattr(case[0], "directed", False) else MATRIX) for case in MOVING]
+BETWEEN.append((PPDOAGT(directed=True), Laplace(0.9), OTHERS))
+# One of each method, and both parts and weights one way.
+FEW = (0, 2, 3, 4, 6)
 
 
 @pytest.mark.parametrize(
-    ("method", "part", "matrix"), [*BETWEEN, (PPDOAGT(directed=True), Laplace(0.9), OTHERS)]
+    ("method", "part", "matrix"),
+    [
+        pytest.param(*case, marks=[] if place in FEW else [pytest.mark.slow])
+        for place, case in enumerate(BETWEEN)
+    ],
 )
 def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part, matrix):
     made = plan.make(config(method, part), matrix)
@@ -243,7 +250,10 @@ def test_only_methods_that_ask_at_messages_run_under_an_assumed_gap_alone():
         assert plan.make(config(method, Laplace(0.9), protect=smooth), MATRIX).guarantee.epsilon
 
 
-@pytest.mark.parametrize("method", [DGD(), GradientTracking(), PPDOAGT()])
+@pytest.mark.parametrize(
+    "method",
+    [GradientTracking(), *(pytest.param(m, marks=pytest.mark.slow) for m in (DGD(), PPDOAGT()))],
+)
 def test_smooth_costs_move_no_farther_than_an_assumed_smoothness_lets_them(method):
     """Two agents of one Hessian, whose gradients differ by a constant."""
     smoothness = np.abs(MADE.hessians[2]).sum(axis=0).max()
