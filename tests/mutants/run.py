@@ -240,8 +240,6 @@ def tried(fault: Fault, clean: Path, limit: float) -> tuple[Fault, str, float]:
 def warm(folder: Path) -> Path:
     """Import what tests import, which forks then share; return a clean copy of the tree."""
     os.environ["CI"] = "true"
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "cache")
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ.setdefault("DPJAX_DATA", str(ROOT / ".pytest_cache" / "dpjax-data"))
     runpy.run_path(str(ROOT / "tests" / "conftest.py"))  # It sets what JAX reads when imported.
     for name in WARM:
