@@ -17,10 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 GPU = os.environ.get("DPJAX_TEST_PLATFORM", "cpu") == "gpu"
 AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 # Most of their time is LLVM's, whose optimisations none of their claims is about but those of
-# files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs.
+# files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs, but
+# for those of the files named here.
 CHEAP = (
-    *("accounting", "algorithms", "mechanism", "models", "plans", "secagg"),
-    *("test_docstrings", "transforms"),
+    *("accounting", "algorithms", "mechanism", "models", "plans", "secagg", "transforms"),
+    *("test_docstrings", "test_identity", "test_result", "test_run", "test_trace"),
 )
 # Compiled programs by their text and options: whoever runs the suite again compiles what changed.
 COMPILED = ROOT / ".pytest_cache" / "compiled"
@@ -33,6 +34,8 @@ if not GPU:
         # Three quarters of the suite is compiling, which takes half as long without; no other
         # release need know the flag, and one that does not would end the process.
         wanted["xla_cpu_use_fusion_emitters"] = "false"
+        # Every core has a worker of its own: threads for parts of one program gain nothing.
+        wanted["xla_cpu_parallel_codegen_split_count"] = "1"
     flags = os.environ.get("XLA_FLAGS", "")
     added = [f"--{name}={value}" for name, value in wanted.items() if name not in flags]
     os.environ["XLA_FLAGS"] = " ".join([flags, *added]).strip()

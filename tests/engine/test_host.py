@@ -87,7 +87,7 @@ class Normed(nn.Module):
 @pytest.mark.parametrize(
     ("module", "changes"),
     [
-        (Normed(), {}),
+        pytest.param(Normed(), {}, marks=pytest.mark.slow),
         pytest.param(Normed(), {"relation": "replace_record"}, marks=pytest.mark.slow),
         pytest.param(MLP((8,), 3), {"relation": "replace_record"}, marks=pytest.mark.slow),
         pytest.param(MLP((8,), 3), {"design": "mafalda"}, marks=pytest.mark.slow),

@@ -198,6 +198,7 @@ def test_run_is_the_formula(network, small):
     weight, bias = np.zeros((n, 5)), np.zeros((n, 1))
     noise_key, batch_key = keys.derive(5, "noise"), keys.derive(5, "batches")
     chain = noise_.correlated(made.factor, key=noise_key, rounds=config.rounds)
+    noisy = jax.jit(chain.update)
     zero = {"params": {"bias": np.zeros(n, np.float32), "weight": np.zeros((n, 5), np.float32)}}
     noise_state = chain.init(zero)
     counts = np.asarray(small.partition.counts)
@@ -206,7 +207,7 @@ def test_run_is_the_formula(network, small):
             jax.random.fold_in(batch_key, t), counts, config.sampler.batch_size
         )
         rows = np.take_along_axis(np.asarray(small.partition.indices), np.asarray(positions), 1)
-        drawn, noise_state = chain.update(zero, noise_state)
+        drawn, noise_state = noisy(zero, noise_state)
         drawn = drawn["params"]
         gw, gb = np.zeros_like(weight), np.zeros_like(bias)
         for i in range(n):

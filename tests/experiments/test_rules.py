@@ -58,10 +58,10 @@ def test_bases_are_the_links_of_their_names():
     }
     stream = [jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32) for _ in range(4)]
     for base, link in own.items():
-        state = link.init(stream[0])
+        state, update = link.init(stream[0]), jax.jit(link.update)
         rule = UpdateRule(base, rank=2, every=2)
         for gradient, out in zip(stream, steps(rule, stream, noise=0.1), strict=True):
-            wanted, state = link.update(gradient, state, gradient)
+            wanted, state = update(gradient, state, gradient)
             np.testing.assert_allclose(out, wanted, rtol=2e-4, atol=1e-5)
 
 

@@ -1,6 +1,7 @@
 """Variants of records: one gradient a record before the clip, keys that everybody may know."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -58,12 +59,15 @@ def variants(row, number):
     return [jitter(jax.random.fold_in(key, k), jnp.asarray(X[row])) for k in range(number)]
 
 
+gradient = jax.jit(jax.grad(loss))
+
+
 def loops(number, padding):
     """Each agent's gradients of its records' mean losses over variants, one after the other."""
     for agent, rows in enumerate(ROWS):
         params = {"w": MODELS["w"][agent]}
         yield [
-            sum(jax.grad(loss)(params, x, Y[row])["w"] for x in variants(row, number)) / number
+            sum(gradient(params, x, Y[row])["w"] for x in variants(row, number)) / number
             for place, row in enumerate(rows)
             if padding is None or not padding[agent, place]
         ]
@@ -76,11 +80,13 @@ def clipped(gradient):
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_records_gradient_is_the_mean_over_its_variants_and_then_clipped(number):
     query = RecordQuery(loss, None, CLIP, "flat", None, Copies(jitter, number))
-    total = query(MODELS, batch()).total["w"]
+    total = jax.jit(query)(MODELS, batch()).total["w"]
     wanted = [sum(map(clipped, gradients)) for gradients in loops(number, PADDING)]
     np.testing.assert_allclose(total, wanted, rtol=2e-5, atol=1e-6)
     inner = RecordQuery(loss, None, CLIP, "flat", 3, Copies(jitter, number))
-    np.testing.assert_allclose(inner(MODELS, batch()).total["w"], wanted, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(inner)(MODELS, batch()).total["w"], wanted, rtol=2e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -90,7 +96,7 @@ def test_an_agents_gradient_is_the_mean_over_all_variants(whole, padding):
         return jnp.mean(jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y))
 
     query = AgentQuery(loss, batch_loss if whole else None, CLIP, "flat", Copies(jitter, 3))
-    total = query(MODELS, batch(padding)).total["w"]
+    total = jax.jit(query)(MODELS, batch(padding)).total["w"]
     wanted = [clipped(np.mean(gradients, axis=0)) for gradients in loops(3, padding)]
     np.testing.assert_allclose(total, wanted, rtol=2e-5, atol=1e-6)
 
@@ -108,6 +114,7 @@ def moved(summed, number):
     return max(found)
 
 
+@functools.partial(jax.jit, static_argnums=3)
 def by_query(x, y, padding, number):
     query = RecordQuery(loss, None, CLIP, "flat", None, Copies(jitter, number))
     models = {"w": jnp.zeros((1, FEATURES))}
@@ -115,6 +122,7 @@ def by_query(x, y, padding, number):
     return query(models, one).total["w"][0]
 
 
+@functools.partial(jax.jit, static_argnums=3)
 def by_records(x, y, padding, number):
     """The broken twin: every variant is clipped as if it were a record."""
     spread, y, padding = Copies(jitter, number).spread(x, y, padding)

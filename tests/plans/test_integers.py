@@ -153,6 +153,7 @@ def test_opened_sums_have_the_noise_of_those_who_are_there(monkeypatch):
     assert 2 * float(twin.factor[0, 0]) < 0.9 * needed
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_a_run_goes_on_to_the_bit_and_rounds_are_told_apart(tmp_path):
     one = made(Discrete(SIZE, dropouts=1))

@@ -48,13 +48,13 @@ def clipped(vector):
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_an_agents_local_training_is_clipped_as_a_whole(steps):
-    query = AgentQuery(loss, None, CLIP, "flat").along(steps, RATE)
+    query = jax.jit(AgentQuery(loss, None, CLIP, "flat").along(steps, RATE))
     found = query(MODELS, (X, Y, PADDING)).total
     for i, length in enumerate([4, 2, 0]):
         wanted = clipped(walked(MODELS[i], X[i, :length], Y[i, :length], steps))
         np.testing.assert_allclose(found[i], wanted, rtol=2e-5, atol=1e-7)
     if steps == 1:
-        plain = AgentQuery(loss, None, CLIP, "flat")(MODELS, (X, Y, PADDING)).total
+        plain = jax.jit(AgentQuery(loss, None, CLIP, "flat"))(MODELS, (X, Y, PADDING)).total
         np.testing.assert_allclose(found, plain, rtol=1e-6)
         return
     # The broken twin clips every step's gradient: longer, or another direction.
@@ -63,7 +63,7 @@ def test_an_agents_local_training_is_clipped_as_a_whole(steps):
 
 
 def test_a_records_local_training_moves_a_sum_no_farther_than_the_clip():
-    query = RecordQuery(loss, None, CLIP, "flat", None).along(3, RATE)
+    query = jax.jit(RecordQuery(loss, None, CLIP, "flat", None).along(3, RATE))
     found = query(MODELS, (X, Y, PADDING)).total
     for i, length in enumerate([4, 2, 0]):
         each = [
@@ -80,7 +80,9 @@ def test_a_records_local_training_moves_a_sum_no_farther_than_the_clip():
 def test_encoders_see_the_whole_walk():
     query = AgentQuery(loss, None, CLIP, "flat").along(3, RATE)
     frame = jnp.eye(D, 2)
-    found = query(MODELS, (X, Y, None), lambda gradient: gradient @ frame).total
+    found = jax.jit(lambda *given: query(*given, lambda gradient: gradient @ frame).total)(
+        MODELS, (X, Y, None)
+    )
     for i in range(N):
         wanted = clipped(walked(MODELS[i], X[i], Y[i], 3)[:2])
         np.testing.assert_allclose(found[i], wanted, rtol=2e-5, atol=1e-7)
@@ -95,6 +97,7 @@ def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(s
     centre = jnp.zeros(D, jnp.float32).at[0].set(3.0)
     query = AgentQuery(loss, None, CLIP, "flat").along(steps, RATE)
 
+    @jax.jit
     def answer(x, padding):
         y = jnp.full((1, 1), -100.0, jnp.float32)
         return query(jnp.zeros((1, D), jnp.float32), (x, y, padding), lambda g: g - centre).total
@@ -111,7 +114,7 @@ def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(s
 
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_records_in_the_places_of_padding_move_nothing(steps):
-    query = AgentQuery(loss, None, CLIP, "flat").along(steps, RATE)
+    query = jax.jit(AgentQuery(loss, None, CLIP, "flat").along(steps, RATE))
     models, y = jnp.ones((1, D), jnp.float32), jnp.zeros((1, 2), jnp.float32)
     # Others' records there may overflow: a gradient times zero is then nan.
     x = np.ones((1, 2, D), np.float32)

@@ -24,7 +24,10 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+# Of Adam: tests/plans/test_optimizers.py.
+@pytest.mark.parametrize(
+    "name", [pytest.param("adam", marks=pytest.mark.slow), "poisson", "muffliato"]
+)
 def test_it_is_one_changed_argument(name):
     matrix, change = CHANGES[name]
     n = len(matrix)

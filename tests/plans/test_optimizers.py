@@ -131,7 +131,7 @@ def _empty_state(step):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("release", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
     """A stopped run with Adam goes on to the same bits; without its state it would not."""
     chain = CHAINS["adam"] if release else optimizers.Chain(_empty_state, 0.05)
