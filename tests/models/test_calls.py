@@ -106,7 +106,7 @@ def difference(one, other):
 
 def error(model):
     """How far the sum is from that of plain differentiation."""
-    params = model.init(KEY, X)
+    params = jax.jit(model.init)(KEY, X)
     gradients = Gradients(model.apply, losses.cross_entropy)
     assert "Dense_1" in gradients.chosen(params, X) or "Dense_0" in gradients.chosen(params, X)
     half = jax.jit(lambda p, x, y: gradients(p, x, y, lambda norms: jnp.full_like(norms, 0.5)))
@@ -119,7 +119,7 @@ def test_sums_are_those_of_plain_differentiation(name):
 
 
 def test_a_layer_within_an_interceptor_of_the_model_is_not_taken_for_its_own(monkeypatch):
-    params = Intercepted().init(KEY, X)
+    params = jax.eval_shape(Intercepted().init, KEY, X)
     gradients = Gradients(Intercepted().apply, losses.cross_entropy)
     assert gradients.chosen(params, X) == {"Dense_1": "norm"}
     # The broken twin believes the marks.
@@ -167,10 +167,10 @@ def linear(outputs, y):
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32])
 def test_numbers_of_words_may_be_narrow(kind):
     model, x = Words(256), jnp.asarray([[1, 2, 1], [3, 127, 0]], kind)
-    params = model.init(KEY, x)
+    params = jax.jit(model.init)(KEY, x)
     gradients = Gradients(model.apply, linear)
     y = jnp.array([1.0, 2.0], jnp.float32)
-    got = gradients(params, x, y, lambda norms: jnp.ones_like(norms))
+    got = jax.jit(lambda *of: gradients(*of, lambda norms: jnp.ones_like(norms)))(params, x, y)
     # Some of XLA's compilers end the process at a gradient by rows of so narrow numbers.
     wide = x.astype(jnp.int32)
     assert difference(got, plain(model, params, wide, y, 1.0, linear)) < 1e-5
@@ -180,8 +180,9 @@ def test_numbers_of_words_may_be_narrow(kind):
 def test_words_that_there_are_not_keep_the_clip(words):
     # Three words: -1 is the last one; what is beyond has no row, and must not meet one.
     model, x = Words(3), jnp.asarray([words], jnp.int32)
-    params = model.init(KEY, x)
-    total = clipping.clipped_sum(Gradients(model.apply, linear), 0.1)(params, x, jnp.ones(1))
+    params = jax.jit(model.init)(KEY, x)
+    fn = jax.jit(clipping.clipped_sum(Gradients(model.apply, linear), 0.1))
+    total = fn(params, x, jnp.ones(1))
     term = np.float64(total["params"]["Embed_0"]["embedding"])
     assert np.isfinite(term).all()
     assert np.linalg.norm(term) <= 0.1
@@ -203,10 +204,10 @@ class Numbers(nn.Module):
 def test_an_overflow_of_whole_numbers_is_a_record_less(route):
     x = jnp.array([[2**30, 2**30], [1, 2]], jnp.int32)
     y = jnp.array([1e32, 1.0], jnp.float32)
-    params = Numbers().init(KEY, x)
+    params = jax.jit(Numbers().init)(KEY, x)
     gradients = Gradients(Numbers().apply, linear, {"Dense_0": route})
-    total = clipping.clipped_sum(gradients, 1.0)(params, x, y)
-    alone = clipping.clipped_sum(gradients, 1.0)(params, x[1:], y[1:])
+    fn = jax.jit(clipping.clipped_sum(gradients, 1.0))
+    total, alone = fn(params, x, y), fn(params, x[1:], y[1:])
     assert difference(total, alone) < 1e-6
     assert difference(alone, jax.tree.map(jnp.zeros_like, alone)) > 0.1
 
@@ -225,6 +226,6 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
     ],
 )
 def test_bad_input_is_named(made, text):
-    params = Numbers().init(KEY, jnp.ones((1, 2)))
+    params = jax.eval_shape(Numbers().init, KEY, jnp.ones((1, 2)))
     with pytest.raises(ValueError, match=text):
         made(Gradients(Numbers().apply, linear)).chosen(params, jnp.ones((1, 2)))

@@ -161,7 +161,7 @@ def test_routes_agree(route):
     def loss(outputs, y):
         return jnp.sum(losses.cross_entropy(outputs, y))
 
-    params = model.init(KEY, x)
+    params = jax.jit(model.init)(KEY, x)
     each = one_by_one(model, params, x, y, loss)
     gradients = Gradients(model.apply, loss, dict.fromkeys(("Dense_0", "Dense_1"), route))
     total, norms = run(gradients, params, x, y, 1.0)
@@ -254,13 +254,14 @@ def odd_task(kind):
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.normal(size=(4, 2)), jnp.float32)
     model = Odd(kind)
-    params = jax.tree.map(lambda leaf: leaf + 0.1, model.init(KEY, x))
+    params = jax.tree.map(lambda leaf: leaf + np.float32(0.1), jax.jit(model.init)(KEY, x))
     return model, params, x, jnp.arange(4) % 3
 
 
 @pytest.mark.parametrize("kind", ODD)
 def test_layers_that_are_not_known_to_be_called_once_are_not_tapped(kind):
-    model, params, x, _ = odd_task(kind)
+    model, x = Odd(kind), jnp.ones((4, 2))
+    params = jax.eval_shape(model.init, KEY, x)
     gradients = Gradients(model.apply, losses.cross_entropy)
     assert set(gradients.chosen(params, x)) == {"known"}
 
@@ -296,7 +297,8 @@ def half_task(kind):
     rng = np.random.default_rng(2)
     model = mlp.MLP((3,), 2, "relu")
     x = jnp.asarray(100 * rng.normal(size=(5, 4)), kind)
-    params = jax.tree.map(lambda leaf: leaf.astype(kind), model.init(KEY, jnp.zeros((1, 4))))
+    params = jax.jit(model.init)(KEY, jnp.zeros((1, 4)))
+    params = jax.tree.map(lambda leaf: leaf.astype(kind), params)
 
     def loss(outputs, y):
         return 1e-5 * jnp.sum(outputs * (1 + y)).astype(jnp.float32)
@@ -337,7 +339,7 @@ def test_agents_are_mapped_over():
     model, rng = Small(), np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(2, 3, 4, 4, 1)), jnp.float32)
     y = jnp.asarray(rng.integers(0, 3, (2, 3)))
-    params = jax.vmap(model.init, (0, None))(jax.random.split(KEY), x[0])
+    params = jax.jit(jax.vmap(model.init, (0, None)))(jax.random.split(KEY), x[0])
     gradients = Gradients(model.apply, losses.cross_entropy)
 
     def of_agent(params, x, y):
@@ -380,7 +382,7 @@ def test_the_first_kernel_is_as_exact_as_the_precision(wide, tolerance):
         kind, rng = (jnp.float64 if wide else jnp.float32), np.random.default_rng(3)
         model = Pooled()
         x = jnp.asarray(rng.integers(0, 3, (3, 5, 5, 2)), kind)
-        params = jax.tree.map(lambda leaf: leaf.astype(kind), model.init(KEY, x))
+        params = jax.tree.map(lambda leaf: leaf.astype(kind), jax.jit(model.init)(KEY, x))
         y = jnp.arange(3) % 2
         each = one_by_one(model, params, x, y)
         for route in ("norm", "formed"):

@@ -29,11 +29,11 @@ def test_cross_entropy_and_scores():
 
 def test_linear_starts_at_zero_and_shapes_hold():
     model = linear.Linear()
-    params = model.init(jax.random.key(0), jnp.zeros((1, 5)))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 5)))
     assert all(not np.any(leaf) for leaf in jax.tree.leaves(params))
     assert model.apply(params, jnp.ones((7, 5))).shape == (7,)
     network = mlp.MLP(hidden=(8, 4), outputs=3)
-    params = network.init(jax.random.key(0), jnp.zeros((1, 5)))
+    params = jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, 5)))
     assert network.apply(params, jnp.ones((7, 5))).shape == (7, 3)
     assert hash(network) == hash(mlp.MLP(hidden=(8, 4), outputs=3))
 
@@ -43,7 +43,7 @@ def test_mlp_is_its_formula(activation, function):
     function = function or (lambda z: np.maximum(z, 0))
     network = mlp.MLP(hidden=(4,), outputs=None, activation=activation)
     x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
-    params = network.init(jax.random.key(0), x)
+    params = jax.jit(network.init)(jax.random.key(0), x)
     first, last = params["params"]["Dense_0"], params["params"]["Dense_1"]
     want = function(x @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
     assert network.apply(params, x).shape == (7,)
@@ -64,21 +64,26 @@ def test_weighted_gradients_are_those_of_autodiff(network, loss):
     rng = np.random.default_rng(1)
     x = jnp.asarray(rng.normal(size=(9, 5)), jnp.float32)
     y = jnp.asarray(rng.integers(0, 3, 9), jnp.float32)
-    params = network.init(jax.random.key(2), x)
-    seen = []
+    params = jax.jit(network.init)(jax.random.key(2), x)
 
-    def weights(norms):
-        seen.append(norms)
-        return 1 / (1 + norms)
+    @jax.jit
+    def weighted(params, x, y):
+        seen = []
+
+        def weights(norms):
+            seen.append(norms)
+            return 1 / (1 + norms)
+
+        return layer_norms.Gradients(network.apply, loss)(params, x, y, weights), seen[0]
 
     def one(params, x, y):
         return loss(network.apply(params, x[None])[0], y)
 
-    each = jax.vmap(jax.grad(one), (None, 0, 0))(params, x, y)
+    each = jax.jit(jax.vmap(jax.grad(one), (None, 0, 0)))(params, x, y)
     flat = np.concatenate([np.reshape(leaf, (9, -1)) for leaf in jax.tree.leaves(each)], 1)
     norms = np.linalg.norm(flat.astype(np.float64), axis=1)
-    got = layer_norms.Gradients(network.apply, loss)(params, x, y, weights)
-    np.testing.assert_allclose(seen[0], norms, rtol=1e-5)
+    got, seen = weighted(params, x, y)
+    np.testing.assert_allclose(seen, norms, rtol=1e-5)
     want = jax.tree.map(lambda leaf: np.tensordot(1 / (1 + norms), leaf, 1), each)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):

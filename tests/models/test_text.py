@@ -270,7 +270,7 @@ def test_padding_changes_no_bit_and_has_no_gradient():
     blind = SMALL.clone(padding=3)
     assert np.any(jax.jit(blind.apply)(params, TOKENS) != run(params, TOKENS))
     short = run(params, text[:, :6])
-    np.testing.assert_allclose(run(params, text), short, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(run(params, TOKENS)[:1], short, rtol=1e-5, atol=1e-6)
 
 
 def test_a_batch_s_padding_row_is_finite():
