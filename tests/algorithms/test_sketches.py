@@ -258,13 +258,20 @@ def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
 
 
 @pytest.mark.optimized
-def test_runs_over_a_network_and_after_a_stop_are_the_same(tmp_path):
+def test_a_run_over_a_network_is_the_same():
+    one = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
+    wanted = run(one, task(), seeds=[0])
+    over = run(one, task(), seeds=[0], transport=local(one))
+    for a, b in zip(jax.tree.leaves(wanted.params), jax.tree.leaves(over.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_a_run_after_a_stop_is_the_same(tmp_path):
     one = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
     given = task()
     wanted = run(one, given, seeds=[0])
-    over = run(one, given, seeds=[0], transport=local(one))
-    for a, b in zip(jax.tree.leaves(wanted.params), jax.tree.leaves(over.params), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     again = cut_and_resumed(one, given, tmp_path, seeds=[0], eval_every=2)
     for a, b in zip(jax.tree.leaves(wanted.params), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(a, b)

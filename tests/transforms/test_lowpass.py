@@ -43,7 +43,7 @@ def test_it_is_scipys_filter_over_its_response_to_ones(name, agents):
 
 def test_random_filters_too():
     rng = np.random.default_rng(3)
-    for _ in range(20):
+    for _ in range(8):
         poles = rng.uniform(0.1, 0.95, 2)
         a = np.poly(poles)[1:]
         b = rng.uniform(0.2, 1, rng.integers(1, 4))

@@ -30,22 +30,29 @@ def stream(rounds, d, rank, seed=0, dtype=F32, spectrum=None):
     return (numbers @ truth.T).astype(dtype), truth
 
 
-@functools.partial(jax.jit, static_argnames="options")
-def scanned(first, gradients, key, options):
+start = jax.jit(sketch.start, static_argnums=(0, 1, 3))
+NUMBERS = ("forgetting", "share", "probes", "printed")
+update = jax.jit(sketch.update, static_argnames=NUMBERS)
+
+
+@jax.jit
+def scanned(first, gradients, key):
     def step(state, given):
         round, gradient = given
-        new = sketch.update(state, gradient, jax.random.fold_in(key, round), **dict(options))
-        return new, None
+        return sketch.update(state, gradient, jax.random.fold_in(key, round)), None
 
     rounds = jnp.arange(len(gradients), dtype=jnp.int32)
     return jax.lax.scan(step, first, (rounds, gradients))[0]
 
 
 def run(gradients, k, seed=0, first=None, **options):
-    gradients = jnp.asarray(gradients)
-    if first is None:
-        first = sketch.start(gradients.shape[1], k, jax.random.key(seed), gradients.dtype)
-    return scanned(first, gradients, jax.random.key(seed + 1), tuple(options.items()))
+    """Round by round, so that streams of any length are one program."""
+    d, key = gradients.shape[1], jax.random.key(seed + 1)
+    options = {"forgetting": 0.95, "share": 0.99} | options
+    state = start(d, k, jax.random.key(seed), gradients.dtype) if first is None else first
+    for round, gradient in enumerate(gradients):
+        state = update(state, gradient, jax.random.fold_in(key, round), **options)
+    return state
 
 
 def off(columns):
@@ -70,7 +77,7 @@ def covariance(gradients, forgetting):
 @pytest.mark.parametrize(("forgetting", "dtype"), [(1.0, F32), (0.9, np.float64)])
 def test_it_is_the_dense_decomposition_where_the_rank_is_low(forgetting, dtype):
     with double_precision():
-        gradients, truth = stream(300, 60, 5, dtype=dtype, spectrum=[3, 2, 1, 0.5, 0.2])
+        gradients, truth = stream(300, 100, 5, dtype=dtype, spectrum=[3, 2, 1, 0.5, 0.2])
         found = run(gradients, 8, forgetting=forgetting)
     values, vectors = np.linalg.eigh(covariance(gradients, forgetting))
     digits = 1e-5 if dtype == F32 else 1e-12
@@ -128,7 +135,7 @@ def test_it_finds_a_space_in_noise_and_follows_one_that_turns():
 
 def drifts(rounds, d=300, k=6):
     """Distance from orthonormal after rounds in float32, of three directions that stay."""
-    first = sketch.start(d, k, jax.random.key(0), jnp.float32)
+    first = start(d, k, jax.random.key(0), jnp.float32)
     truth = jnp.asarray(directions(d, 3), jnp.float32)
 
     @jax.jit
@@ -156,7 +163,7 @@ def test_without_the_correcting_step_columns_drift(monkeypatch):
 
 
 def test_the_cut_keeps_a_share_of_what_was_seen():
-    gradients, _ = stream(200, 80, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
+    gradients, _ = stream(200, 100, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
     for share in (0.5, 0.8, 0.99):
         found = run(gradients, 10, share=share, forgetting=0.9)
         seen = covariance(gradients, 0.9)
@@ -169,7 +176,7 @@ def test_the_cut_keeps_a_share_of_what_was_seen():
 
 
 def test_a_cut_without_order_loses_energy(monkeypatch):
-    gradients, _ = stream(200, 80, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
+    gradients, _ = stream(200, 100, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
     seen, exact = covariance(gradients, 0.9), sketch._rank_one
 
     def energy(**options):
@@ -183,8 +190,10 @@ def test_a_cut_without_order_loses_energy(monkeypatch):
         return rows[order], weights[order]
 
     assert energy(share=0.9) > 0.9 - 1e-4
-    jax.clear_caches()
     monkeypatch.setattr(sketch, "_rank_one", unordered)
+    # Compiled anew: what is compiled is kept by its function.
+    again = jax.jit(lambda *of, **given: sketch.update(*of, **given), static_argnames=NUMBERS)
+    monkeypatch.setitem(globals(), "update", again)
     assert energy(share=0.9) < 0.9
 
 
@@ -240,15 +249,15 @@ def test_in_its_own_loop_it_learns_by_probes_and_by_forgetting():
 
 
 def test_frames_hold_what_is_kept_and_then_new_probes():
-    gradients, truth = stream(100, 200, 3)
+    gradients, truth = stream(100, 100, 3)
     before = run(gradients, 10)
-    after = [sketch.update(before, gradients[0], jax.random.key(s)) for s in (1, 2)]
+    after = [run(gradients[:1], 10, seed=s, first=before) for s in (1, 2)]
     for new in after:
         assert int(new.kept) == 3 and off(new.frame) < 1e-5
         np.testing.assert_array_equal(new.frame[:, :3], new.basis[:, :3])
         assert angle(new.basis[:, :3], truth) < 1e-3
     probes = [np.asarray(new.frame[:, 3:]) for new in after]
-    assert np.abs(probes[0].T @ probes[1]).max() < 0.4  # independent ones: about 1 / sqrt(d)
+    assert np.abs(probes[0].T @ probes[1]).max() < 0.5  # independent ones: about 1 / sqrt(d)
     np.testing.assert_array_equal(after[0].basis, after[1].basis)
 
 
@@ -271,9 +280,9 @@ def test_probes_are_as_likely_in_every_direction():
 def test_gradients_that_are_no_numbers_teach_nothing(bad):
     gradients, _ = stream(50, 100, 3)
     before = run(gradients, 8)
-    gradient = gradients[0].copy()
-    gradient[7] = bad
-    after = sketch.update(before, gradient, jax.random.key(9))
+    gradient = gradients[:1].copy()
+    gradient[0, 7] = bad
+    after = run(gradient, 8, seed=9, first=before)
     np.testing.assert_array_equal(after.basis, before.basis)
     np.testing.assert_array_equal(after.weights, before.weights)
     assert off(after.frame) < 1e-5 and int(after.kept) == 3
@@ -283,10 +292,10 @@ def test_gradients_that_are_no_numbers_teach_nothing(bad):
 def test_zeros_only_forget_and_what_has_no_rank_is_filled():
     gradients, truth = stream(50, 100, 3)
     before = run(gradients, 8)
-    after = sketch.update(before, jnp.zeros(100, jnp.float32), jax.random.key(9), forgetting=0.5)
+    after = run(np.zeros((1, 100), F32), 8, seed=9, first=before, forgetting=0.5)
     np.testing.assert_allclose(after.weights, before.weights / 2, rtol=1e-5, atol=1e-3)
     assert angle(after.basis[:, :3], truth) < 1e-3
-    nothing = run(np.zeros((5, 40), F32), 8)
+    nothing = run(np.zeros((5, 100), F32), 8)
     assert int(nothing.kept) == 0 and off(nothing.frame) < 1e-5
     # Nothing outside the basis, again and again: no column may come of the missing residual.
     same = run(np.repeat(gradients[:1], 60, axis=0), 8)
@@ -309,33 +318,31 @@ def test_the_size_of_gradients_does_not_matter(size):
 
 
 def test_a_floor_drops_directions_and_narrows_the_frame():
-    gradients, truth = stream(100, 200, 4, spectrum=[5, 4, 0.1, 0.1])
-    found = run(gradients, 10, share=1.0, floor=3.0, probes=2)
+    gradients, truth = stream(100, 100, 4, spectrum=[5, 4, 0.1, 0.1])
+    options = {"share": 1.0, "floor": 3.0, "probes": 2}
+    found = run(gradients, 10, **options, narrow=False)
     assert int(found.kept) == 2 and off(found.frame) < 1e-5
-    found = run(gradients, 10, share=1.0, floor=3.0, probes=2, narrow=True)
+    found = run(gradients, 10, **options, narrow=True)
     assert int(found.kept) == 2
     assert off(found.frame[:, :4]) < 1e-5
     assert not np.asarray(found.frame[:, 4:]).any()
     assert angle(found.frame[:, :2], truth[:, :2]) < 0.1
-    assert int(run(gradients, 10, share=1.0, floor=1e-3, probes=2).kept) == 4
-    # From a round on: known when it runs.
-    step = jax.jit(functools.partial(sketch.update, share=1.0, floor=3.0, probes=2))
-    wide, cut = (step(found, gradients[0], jax.random.key(3), narrow=t >= 5) for t in (4, 5))
+    assert int(run(gradients, 10, **options | {"floor": 1e-3}, narrow=False).kept) == 4
+    # From a round on: known when it runs, in one program.
+    wide, cut = (
+        run(gradients[:1], 10, seed=3, first=found, **options, narrow=t >= 5) for t in (4, 5)
+    )
     assert off(wide.frame) < 1e-5 and not np.asarray(cut.frame[:, 4:]).any()
     np.testing.assert_array_equal(cut.basis, wide.basis)
 
 
-def test_compiled_vmapped_and_by_hand_are_one():
-    gradients, _ = stream(6, 50, 3)
-    state = sketch.start(50, 5, jax.random.key(0))
-    for round, gradient in enumerate(gradients):
-        key = jax.random.fold_in(jax.random.key(1), round)
-        state = sketch.update(state, gradient, key)
-    compiled = run(gradients, 5)
-    keys = jnp.stack([jax.random.key(0), jax.random.key(0)])
-    firsts = jax.vmap(lambda key: sketch.start(50, 5, key))(keys)
-    side = jax.vmap(lambda first: scanned(first, gradients, jax.random.key(1), ()))(firsts)
-    for one in (compiled, jax.tree.map(lambda leaf: leaf[1], side)):
+def test_scanned_vmapped_and_round_by_round_are_one():
+    gradients, _ = stream(6, 100, 3)
+    state = run(gradients, 8)
+    first, key = start(100, 8, jax.random.key(0), F32), jax.random.key(1)
+    firsts = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), first)
+    side = jax.jit(jax.vmap(lambda first: scanned(first, gradients, key)))(firsts)
+    for one in (scanned(first, gradients, key), jax.tree.map(lambda leaf: leaf[1], side)):
         assert int(one.kept) == int(state.kept)
         np.testing.assert_allclose(one.weights, state.weights, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(

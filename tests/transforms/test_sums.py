@@ -29,7 +29,11 @@ def one(params, x, y):
 def batch():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(12, 8)), jnp.float32)
-    return NETWORK.init(jax.random.key(0), x), x, jnp.asarray(3 * rng.normal(size=12), jnp.float32)
+    return (
+        jax.jit(NETWORK.init)(jax.random.key(0), x),
+        x,
+        jnp.asarray(3 * rng.normal(size=12), jnp.float32),
+    )
 
 
 def length(tree):
