@@ -145,10 +145,10 @@ def expected_energy(covariance: np.ndarray, matrix: np.ndarray, loss: float) -> 
 def resolve(
     design: design_.Design, matrix: np.ndarray, gone: list[int], horizon: int | None
 ) -> design_.Design:
-    """The design of those who stay, from the last multipliers."""
+    """The design of those who stay, from the last multipliers and without compiling anew."""
     options: dict[str, Any] = {}
     if design.kind.startswith("whisper"):
-        options = {"warm_start": np.delete(design.multipliers, gone)}
+        options = {"pad_to": design.n, "warm_start": np.delete(design.multipliers, gone)}
     return design_.make(design.kind, matrix, design.precision_bound, horizon, **options)
 
 

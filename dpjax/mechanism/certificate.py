@@ -104,32 +104,35 @@ def upper_trace(
 
 
 def lower_bound(
-    half: Float[np.ndarray, "b k k"],
+    multipliers: Float[np.ndarray, " n"],
     *,
     factor: Float[np.ndarray, "m n"] | None = None,
     gram: Float[np.ndarray, "n n"] | None = None,
-) -> float:
-    """Return the scaled dual value tr(S)^2 / sum(l) at V = Z Z', S^2 = Z' M Z.
+) -> tuple[float, Float[np.ndarray, " n"]]:
+    """Return the best scaled dual value tr(S)^2 / sum(l), S^2 = L^1/2 M L^1/2, and its multipliers.
+
+    Multipliers at the floor stand for 0; the bound is taken with and without them.
 
     Guarantee: not above the infimum of tr(M P^-1), whatever rounds.
 
     Args:
-        half: Blocks of Z; l is the largest entry of V's diagonal in each.
-        factor: [m, n] F; M is F'F exactly. It goes before ``gram``.
+        multipliers: [n] l, none below 0.
+        factor: [m, n] F; M is F'F exactly. Give this or ``gram``.
         gram: [n, n] M itself.
     """
-    b, k, _ = half.shape
-    levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (k + 2) * _EPS)
-    if factor is None:
-        assert gram is not None
-        total = root_trace(gram, scipy.linalg.block_diag(*half))
-    else:
-        parts = factor.reshape(len(factor), b, k).transpose(1, 0, 2)
-        weighted = np.matmul(parts, half).transpose(1, 0, 2).reshape(factor.shape)
-        terms = np.matmul(np.abs(parts), np.abs(half))
-        blur = (k + 2) * _EPS * float(np.linalg.norm(terms)) / float(np.linalg.norm(weighted))
-        total = nuclear_norm(weighted, blur=blur)
-    return total * total / math.fsum(levels) * (1.0 - 8 * _EPS)
+    without = np.where(multipliers > 2e-8 * multipliers.max(), multipliers, 0.0)
+    best, chosen = 0.0, multipliers
+    for candidate in (multipliers,) if without.all() else (multipliers, without):
+        roots = np.sqrt(candidate)
+        if gram is not None:
+            total = root_trace(gram, roots)
+        else:
+            assert factor is not None
+            total = nuclear_norm(factor * roots, blur=_EPS)
+        bound = total * total / math.fsum(roots**2) * (1.0 - 8 * _EPS)
+        if bound > best:
+            best, chosen = bound, candidate
+    return best, chosen
 
 
 def nuclear_norm(matrix: Float[np.ndarray, "m n"], *, blur: float) -> float:
@@ -161,7 +164,9 @@ def nuclear_norm(matrix: Float[np.ndarray, "m n"], *, blur: float) -> float:
     return max(0.0, inner) / math.sqrt(1 + excess) * scale * (1 - 8 * _EPS)
 
 
-def root_trace(gram: Float[np.ndarray, "n n"], half: Float[np.ndarray, "n n"]) -> float:
+def root_trace(
+    gram: Float[np.ndarray, "n n"], half: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"]
+) -> float:
     """Return a lower bound on tr((Z' M Z)^1/2) for M >= 0, tight where no eigenvalue vanishes.
 
     With A = Z' M Z = Q D Q' + E the i-th eigenvalue of A is at least D_i less |D_i| |Q'Q - I| and
@@ -170,7 +175,7 @@ def root_trace(gram: Float[np.ndarray, "n n"], half: Float[np.ndarray, "n n"]) -
 
     Args:
         gram: [n, n] M, symmetric.
-        half: [n, n] Z.
+        half: [n, n] Z, or its diagonal [n].
 
     Reference:
         Weyl's and Ostrowski's inequalities (Horn and Johnson, Matrix Analysis, chapter 4); Ozaki
@@ -182,11 +187,16 @@ def root_trace(gram: Float[np.ndarray, "n n"], half: Float[np.ndarray, "n n"]) -
         return 0.0
     n, matrix, outer = len(gram), gram / scale, half / width
     matrix = (matrix + matrix.T) / 2
-    first, rest, off = _product(outer.T, matrix)
-    first = first + rest
-    high, low, error = _product(first, outer)
-    error += off * float(np.linalg.norm(outer))
-    error += 4 * _EPS * float(np.linalg.norm(np.abs(first) @ np.abs(outer))) * (1 + n * _EPS)
+    if outer.ndim == 1:
+        high = outer[:, None] * matrix * outer
+        low, error = np.zeros_like(high), 4 * _EPS * float(np.linalg.norm(high))
+    else:
+        first, rest, off = _product(outer.T, matrix)
+        first = first + rest
+        high, low, error = _product(first, outer)
+        size = float(np.linalg.norm(outer))
+        error += off * size
+        error += 4 * _EPS * float(np.linalg.norm(np.abs(first) @ np.abs(outer))) * (1 + n * _EPS)
     values, vectors = np.linalg.eigh(high + low)
     upper, lower, more = _product(vectors * values, vectors.T)
     difference = (high - upper) + (low - lower)

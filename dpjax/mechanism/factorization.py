@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax._numerics import double_precision
 from dpjax.mechanism import certificate, fixed_point, store
 
 __all__ = ["Solution", "minimize_trace"]
@@ -95,6 +96,7 @@ def minimize_trace(
     regularization: float = 1e-9,
     max_variance: float | None = None,
     warm_start: Float[np.ndarray, " n"] | None = None,
+    pad_to: int | None = None,
 ) -> Solution:
     """Minimise tr(M P^-1) over symmetric P > 0 with diag(P) <= 1.
 
@@ -115,6 +117,7 @@ def minimize_trace(
         max_variance: largest allowed variance, in units of independent noise's (> 1). When the
             design exceeds it, r is raised until it does not.
         warm_start: [n] multipliers of a similar problem.
+        pad_to: solve inside a matrix of this size, so that one compilation serves several n.
 
     Returns:
         The design and its certificate.
@@ -140,7 +143,7 @@ def minimize_trace(
         name: None if each is None else np.asarray(each, np.float64)
         for name, each in (("gram", gram), ("factor", factor))
     }
-    fine = root.shape[1] <= fixed_point.LARGEST_SVD
+    n = root.shape[1]
     tolerance = _validate.number("tolerance", tolerance)
     if tolerance < 0:
         raise ValueError(f"tolerance is {tolerance!r}; give 0 or a small number above")
@@ -151,15 +154,19 @@ def minimize_trace(
         raise ValueError(f"max_variance is {max_variance!r}; give a ratio above 1")
     if solver == "sdp":
         return _by_sdp(root, problem, tolerance, limit)
+    size = n if pad_to is None else _validate.integer("pad_to", pad_to, least=n)
     start = _start(root, warm_start)
 
     def attempt(r: float, start: Float[np.ndarray, " n"], spent: int) -> Solution | None:
         regular = regularized(root, r)
-        logarithm = np.log(start)[:, None, None]
-        best, count = fixed_point.climb(regular, 1, tolerance, max_iterations, fine, logarithm)
-        multipliers, converged = best.half.ravel() ** 2, best.gap <= (tolerance or 1e-9)
+        climbed, log_multipliers = _pad(regular, np.log(start), size)
+        with double_precision():
+            state = fixed_point.climb(climbed, log_multipliers, tolerance, max_iterations)
+            multipliers = np.exp(np.asarray(state.best_x)[:n])
+            converged = float(state.best_gap) <= (tolerance or 1e-9)
+            spent += int(state.iterations)
         precision = certificate.precision_of(regular, multipliers)
-        return _certified(root, problem, precision, multipliers, spent + count, converged, r)
+        return _certified(root, problem, precision, multipliers, spent, converged, r)
 
     plain = attempt(0.0, start, 0)
     solution = plain
@@ -249,6 +256,19 @@ def regularized(root: Float[np.ndarray, "m n"], r: float) -> Float[np.ndarray, "
     return np.asarray(np.linalg.qr(np.concatenate([root, identity]), mode="r"))
 
 
+def _pad(
+    root: Float[np.ndarray, "m n"], log_multipliers: Float[np.ndarray, " n"], size: int
+) -> tuple[Float[np.ndarray, "s s"], Float[np.ndarray, " s"]]:
+    """Return a square factor of ``size``, the new entries uncoupled and solved from the start."""
+    m, n = root.shape
+    padded = np.zeros((size, size))
+    padded[:m, :n] = root
+    # An uncoupled entry with gram c has l = c at the optimum; a small c leaves the gap alone.
+    small = 1e-3 * float(np.sum(root**2)) / n
+    padded[range(n, size), range(n, size)] = np.sqrt(small)
+    return padded, np.concatenate([log_multipliers, np.full(size - n, np.log(small))])
+
+
 def _certified(
     root: Float[np.ndarray, "m n"],
     problem: dict[str, np.ndarray | None],
@@ -262,11 +282,7 @@ def _certified(
     certified = certificate.certify(root, precision)
     if certified is None:
         return None
-    # Multipliers at the floor stand for 0; the bound is taken with and without them.
-    without = np.where(multipliers > 2e-8 * multipliers.max(), multipliers, 0.0)
-    halves = [np.sqrt(each)[:, None, None] for each in (multipliers, without)]
-    plain, bare = (certificate.lower_bound(each, **problem) for each in halves)
-    bound, chosen = (bare, without) if bare > plain else (plain, multipliers)
+    bound, chosen = certificate.lower_bound(multipliers, **problem)
     # Rounded up also where a rounded factor of M was certified.
     value = max(certified.value, certificate.upper_trace(certified.covariance, **problem))
     precision, covariance, _, ratio = certified

@@ -10,7 +10,7 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.mechanism import certificate, factorization
+from dpjax.mechanism import certificate, factorization, fixed_point
 from dpjax.mechanism.factorization import Solution, minimize_trace
 from dpjax.topology import graphs, mixing
 
@@ -96,7 +96,7 @@ def test_hubs_have_slack_constraints_and_a_closed_gap(seed: int) -> None:
 @given(st.integers(2, 12), st.integers(0, 10_000))
 def test_bounds_hold_for_any_matrix(n: int, seed: int) -> None:
     factor = np.random.default_rng(seed).normal(size=(n, n)) * 10.0 ** (seed % 7 - 3)
-    solution = minimize_trace(factor=factor)
+    solution = minimize_trace(factor=factor, pad_to=12)
     assert_feasible(solution, factor)
     # Any feasible point lies above the lower bound, the identity and random ones among them.
     assert np.sum(factor**2) >= solution.lower_bound
@@ -105,7 +105,7 @@ def test_bounds_hold_for_any_matrix(n: int, seed: int) -> None:
     assert np.trace(factor @ np.linalg.inv(other) @ factor.T) >= solution.lower_bound
     # Any multipliers bound the optimum from below: the solver's value is above them all.
     drawn = np.random.default_rng(seed + 2).uniform(0.1, 1, n)
-    bound = certificate.lower_bound(np.sqrt(drawn)[:, None, None], factor=factor)
+    bound, _ = certificate.lower_bound(drawn, factor=factor)
     assert bound <= solution.value
 
 
@@ -244,12 +244,16 @@ def test_scale_and_order_of_agents() -> None:
     )
 
 
-def test_warm_start_saves_work() -> None:
+def test_warm_start_and_padding_save_work_and_compilations() -> None:
     factor = weights("er:20:0.8")
     first = minimize_trace(factor=factor)
+    compiled = fixed_point.climb._cache_size()
     again = minimize_trace(factor=factor, warm_start=first.multipliers)
+    smaller = minimize_trace(factor=weights("er:17:0.5"), pad_to=20)
     assert again.iterations <= 2 < first.iterations
     assert again.value == pytest.approx(first.value, rel=1e-9)
+    assert fixed_point.climb._cache_size() == compiled
+    assert smaller.value == pytest.approx(minimize_trace(factor=weights("er:17:0.5")).value)
 
 
 def test_fixed_iterations_run_exactly() -> None:
@@ -317,6 +321,7 @@ def test_saved_solutions(tmp_path: Path) -> None:
         ({"gram": np.eye(2), "max_variance": 1.0}, "above 1"),
         ({"gram": np.eye(2), "warm_start": np.ones(3)}, "2 multipliers"),
         ({"gram": np.eye(2), "warm_start": np.zeros(2)}, "not all 0"),
+        ({"gram": np.eye(4), "pad_to": 3}, "pad_to is 3"),
         ({"gram": np.eye(31), "solver": "sdp"}, "n <= 30"),
         ({"gram": np.eye(3), "solver": "sdp", "max_variance": 2.0}, "max_variance needs"),
     ],

@@ -63,10 +63,9 @@ def test_of_any_multipliers(seed):
         root[:, 5:] = root[:, :3]
     gram = root.T @ root
     drawn = random.uniform(0.1, 1, 8)
-    half = np.sqrt(drawn)[:, None, None]
     for bound, exact in (
-        (certificate.lower_bound(half, gram=gram), dual(gram, drawn)),
-        (certificate.lower_bound(half, factor=root), dual_of_factor(root, drawn)),
+        (certificate.lower_bound(drawn, gram=gram)[0], dual(gram, drawn)),
+        (certificate.lower_bound(drawn, factor=root)[0], dual_of_factor(root, drawn)),
     ):
         assert bound <= exact
         assert seed > 3 or bound >= exact * (1 - mpmath.mpf("1e-9"))

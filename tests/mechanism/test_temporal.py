@@ -174,6 +174,13 @@ def test_one_participation_is_minimize_trace() -> None:
     )
 
 
+def test_the_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
+    gram = temporal.workload_gram(FLORENTINE, 30)
+    found, _ = temporal._climb(np.linalg.cholesky(gram).T, 1, 1e-9, 100)
+    assert found.gap <= 1e-9
+    np.testing.assert_allclose(found.precision, minimize_trace(gram).precision, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("fields", "running_sums"),
     [
