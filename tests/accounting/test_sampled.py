@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpjax.accounting import gdp
+from dpjax.accounting import gdp, sampled
 from dpjax.accounting.sampled import Pld
 from tests.accounting import lattice
 
@@ -33,3 +33,9 @@ def test_the_bracket_holds_the_gaussian():
     """All records in every batch, nearly: the exact epsilon of one Gaussian of all rounds."""
     below, above = lattice.bracket(1 - 1e-12, 0.1, 100, DELTA, 3e-5, 2**20)
     assert below <= float(gdp.epsilon(1.0, DELTA)) <= above < 1.001 * below
+
+
+def test_the_bound_on_records_of_every_batch_is_the_gaussian_one():
+    bound = sampled.bound([1.0, 1.0], 25, 1.0, DELTA, sensitivity=2.0)
+    mu = 2 * bound**0.5 * 25**0.5
+    assert mu <= gdp.mu(1.0, DELTA) <= mu * 1.001
