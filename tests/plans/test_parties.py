@@ -118,7 +118,7 @@ PLANS = {
         lambda: gossip(design="mafalda"),
     ],
     "spacetime": [lambda: gossip(design="spacetime")],
-    "covariance (your own matrix)": [lambda: gossip(noise=noise.Covariance(apart(), "mine"))],
+    "covariance (custom matrix)": [lambda: gossip(noise=noise.Covariance(apart(), "mine"))],
     "pair_keys (DECOR, keys at both ends)": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
     "gradients at several models (DiSK, PMLF), any design": [
         lambda: gossip(method=DiSK(), design="independent"),
@@ -158,7 +158,7 @@ PLANS = {
             design="independent", relation="zero_out_record", sampler=samplers.Poisson(6.0, 4)
         )
     ],
-    "a design of your own, which says nothing": [
+    "a custom design that states nothing": [
         lambda: gossip(noise=Mine(2.0), attacker="outsider")
     ],
     "zip_dl (Zip-DL)": [
