@@ -147,11 +147,11 @@ def _brief(error: Exception) -> str:
 
 @contextlib.contextmanager
 def writing(name: str, path: _Path) -> Iterator[None]:
-    """Name the place when the system refuses to write there: read-only, full, no folder.
+    """Name the path when the system refuses to write there: read-only, full, no folder.
 
     Args:
         name: The argument that named it.
-        path: The place.
+        path: The path.
 
     Raises:
         ValueError: For any OSError in the block.
@@ -276,7 +276,7 @@ def _beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(f"{path.parent} is a file") from None
-    # Cut, so that the longest name that a file may have leaves room for what is added.
+    # Cut, so that the suffix fits into the longest allowed name.
     beside = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}.tmp")
     try:
         handle = os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)

@@ -1,4 +1,4 @@
-"""The one place for input checks: each failure names the argument, its value and the remedy."""
+"""Input checks: each failure names the argument, its value and the remedy."""
 
 import math
 import os
@@ -232,9 +232,9 @@ def stochastic(name: str, value: Any, sums: Collection[str]) -> np.ndarray:
     for kind in sums:
         totals = matrix.sum(axis=-1 if kind == "row" else -2)
         if (bad := np.abs(totals - 1.0) > SUM_TOLERANCE).any():
-            place = tuple(int(i) for i in np.argwhere(bad)[0])
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
             raise ValueError(
-                f"{name} has {kind} {place[-1]} summing to {float(totals[place])!r}; give a "
+                f"{name} has {kind} {index[-1]} summing to {float(totals[index])!r}; give a "
                 f"matrix whose {kind}s sum to 1 (in float64: within {SUM_TOLERANCE:g})"
             )
     return matrix
@@ -261,9 +261,9 @@ def fixed(array: Any, dtype: Any = None) -> np.ndarray:
 def memory_limit() -> int:
     """Return the bytes of memory that this process may use: the machine's, or its container's."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for place in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            available = min(available, int(Path(place).read_text()))
+            available = min(available, int(Path(file).read_text()))
         except (OSError, ValueError):
             continue
     return available

@@ -1,16 +1,16 @@
-"""The parts of a run as types: what fits these joins the engine, which knows no method.
+"""The parts of a run as types. The engine runs every part that fits them and knows no method.
 
 A round, for every method:
 
-    emit        a method reads its models and a batch, and says what of it is private
-    privatise   the engine adds the plan's noise to that, and to nothing else
-    send        the method makes a message of it
+    emit        a method reads its models and a batch, and returns the private payload
+    privatise   the engine adds the plan's noise to the payload, and to nothing else
+    send        the method turns the noisy payload into a message
     exchange    the message crosses the network: gossip, links, or a sum
-    absorb      the method takes what it received into its models and memory
+    absorb      the method updates its models and memory by the received messages
 
-Only the engine privatises and exchanges, so a method never sees a noise key, and what it sends can
-be shown to depend on data through the noisy payload alone (`dpjax.plans.dependence`). All n agents
-are the leading axis of every leaf unless a part says otherwise.
+Only the engine privatises and exchanges, so a method never sees a noise key.
+`dpjax.plans.dependence` shows that messages depend on data through the noisy payload alone. All n
+agents are the leading axis of every leaf unless a part says otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,14 +47,14 @@ __all__ = [
 
 
 class State(NamedTuple):
-    """What the next round needs, by slot: what is done with a leaf follows from where it is.
+    """The state between rounds; the treatment of a leaf follows from its slot.
 
     Attributes:
-        models: What gradients are of, agent-stacked, or the server's alone with a leading axis
+        models: Models for gradients, agent-stacked, or the server's alone with a leading axis
             of 1.
         memory: The rest that a method keeps: optimizer, tracking variables, server state.
-        secret: The privatizer's state: noise keys and past noise. Shared by all plans of a seed,
-            never in a checkpoint, drawn again on resume; no method ever reads it.
+        secret: The privatizer's state: noise keys and past noise. All plans of a seed share it. It
+            is never in a checkpoint, and is drawn again on resume; no method ever reads it.
         round: Rounds done.
 
     Example:
@@ -70,7 +70,7 @@ class State(NamedTuple):
 
 
 class PublicState(NamedTuple):
-    """What a method may read of a state: all but the secret.
+    """The state that a method may read: all but the secret.
 
     Attributes:
         models: As in `State`.
@@ -87,12 +87,12 @@ class PublicState(NamedTuple):
 
 
 class Info(NamedTuple):
-    """Diagnostics of one round; what is not used costs nothing under jit.
+    """Diagnostics of one round; unused ones cost nothing under jit.
 
     Attributes:
         metrics: Scalars of the round by name. Not private.
-        messages: What goes over the links, which is what an attacker sees; with an axis of gossip
-            steps before where there are several.
+        messages: The messages on the links, as an attacker sees them; with a leading axis of gossip
+            steps where there are several.
 
     Example:
         >>> from dpjax.protocols import Info
@@ -122,10 +122,10 @@ class Algorithm(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a query says of a batch.
+    """A query's answer on a batch.
 
     Attributes:
-        total: Agent-stacked sum of what was clipped.
+        total: Agent-stacked sum of clipped gradients.
         metrics: Scalars to report by name, not private.
 
     Example:
@@ -140,12 +140,12 @@ class Answer(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """What a method emits.
+    """The result of `Method.emit`.
 
     Attributes:
-        private: Agent-stacked payload that noise is added to.
-        public: What is sent as it is; it must not depend on any batch.
-        carry: What the agents keep for themselves until the round ends.
+        private: Agent-stacked payload before the noise.
+        public: Values that are sent unchanged; they must not depend on any batch.
+        carry: Values that agents keep until the round ends.
         metrics: Scalars to report by name, not private.
 
     Example:
@@ -161,11 +161,11 @@ class Emission(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What an exchange delivers.
+    """The result of an exchange.
 
     Attributes:
-        value: What reaches the agents, agent-stacked, or the server.
-        sent: What went over the links: what an attacker sees.
+        value: The received values, agent-stacked, or the server's.
+        sent: The messages on the links, as an attacker sees them.
 
     Example:
         >>> from dpjax.protocols import Received
@@ -178,18 +178,16 @@ class Received(NamedTuple):
 
 
 class IntegerEncoded(NamedTuple):
-    """A privatizer whose noisy payload has another form than the payload: whole numbers, say.
+    """A privatizer whose noisy payload has another form than the payload, such as integers.
 
-    Sums of what it gives are read by ``opened``, which needs nothing secret: whoever receives a sum
-    reads it. The public key is of the round, the same for all who take part, and no noise may
-    depend on it.
+    ``opened`` decodes sums of noisy payloads without any secret. The public key belongs to the
+    round and is the same for all participants; no noise may depend on it.
 
     Attributes:
         init: ``init(payload) -> state``.
         update: ``update(payload, state, key) -> (noisy, state)``, with the round's public key.
-        opened: ``opened(total, key, like) -> tree``: the sum of payloads that a sum of noisy ones
-            stands for, without the agents' axis; ``like`` has the shapes and dtypes of one
-            agent's payload.
+        opened: ``opened(total, key, like) -> tree``: decodes a sum of noisy payloads, without the
+            agents' axis; ``like`` has the shapes and dtypes of one agent's payload.
 
     Example:
         >>> import jax
@@ -236,7 +234,7 @@ class Query(Protocol):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of what it reports."""
+        """Names of its metrics."""
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
@@ -245,31 +243,31 @@ class Query(Protocol):
 
         Args:
             models: Agent-stacked parameters.
-            batch: What the sampler drew, leaves [n, batch, ...].
+            batch: The drawn batch, leaves [n, batch, ...].
             encode: Applied to one gradient (a record's or an agent's) before the clip, which then
-                bounds the norm of what it returns; None is the gradient itself.
+                bounds the norm of the result; None is the gradient itself.
         """
 
     def points(self, weights: Sequence[float] | None = None) -> "Query":
         """The query at several models of an agent at once, leaves [n, points, ...].
 
-        One record's (or agent's) gradients at all of them are one gradient, [points, ...]: that
-        is what ``encode`` gets and what is clipped, as a whole. So an answer moves no farther
-        than one at a single model: gradients at other points cost nothing beside those at one.
+        One record's (or agent's) gradients at all models are one gradient, [points, ...], which
+        ``encode`` receives and the clip bounds as a whole. So the answer has the sensitivity of a
+        query at one model, and more points cost nothing.
 
         Args:
-            weights: One a point, plain numbers: gradients are added up with them beforehand, to
-                one of a model's shape. Faster than the same by ``encode`` where the model knows its
-                gradients' norms.
+            weights: One number for each point. Gradients are added up with them before the clip, to
+                one of a model's shape. This is faster than the same by ``encode`` where the model
+                knows its gradients' norms.
         """
 
     def along(self, steps: int, step_size: float) -> "Query":
         """The query of local training: plain steps on one record's (or agent's) data.
 
-        In the place of a gradient at x_0 it has the mean of those at x_0, .., x_{K-1}, where
-        x_{j+1} = x_j - step_size grad f(x_j), so (x_0 - x_K) / (K step_size); that is what
-        ``encode`` gets and what is clipped, as a whole. An answer moves no farther than one of
-        gradients.
+        A gradient at x_0 is replaced by the mean of those at x_0, .., x_{K-1}, where
+        x_{j+1} = x_j - step_size grad f(x_j). It equals (x_0 - x_K) / (K step_size). ``encode``
+        receives this mean, and the clip bounds it as a whole. So the sensitivity is that of a query
+        of gradients.
 
         Args:
             steps: K.
@@ -278,19 +276,17 @@ class Query(Protocol):
 
 
 class Round(NamedTuple):
-    """What a method works with in a round.
+    """The context of a method in a round.
 
     Attributes:
-        arrays: What differs between plans, the method's own by name.
-        batch: What the sampler drew, with which slots are padding.
-        query: How gradients of it are read.
-        optimizer: What turns noisy means into updates; its state is in the method's memory.
-        divisor: What the sampler divides sums by: 1 where one gradient an agent is clipped.
-        key: A key of this round without any secret, for public randomness; in `Method.start` one of
-            the run's own, of no round.
+        arrays: Arrays that differ between plans, the method's by name.
+        batch: The drawn batch, and its mask of padding.
+        query: Reads clipped gradients of the batch.
+        optimizer: Turns noisy means into updates; its state is in the method's memory.
+        divisor: The sampler's divisor of sums; 1 where one gradient of each agent is clipped.
+        key: A public key of this round, for public randomness; in `Method.start` one of the run.
         round: Rounds done before this one.
-        opened: ``opened(total)`` reads a sum of `IntegerEncoded` payloads; None where they have the
-            payload's own form.
+        opened: ``opened(total)`` decodes a sum of `IntegerEncoded` payloads; None for others.
 
     Example:
         >>> from dpjax.protocols import Round
@@ -309,16 +305,16 @@ class Round(NamedTuple):
     opened: Callable[[Any], Any] | None = None
 
     def mean(self, total: Any, present: Any = None) -> Any:
-        """Return a sum over the divisor, and over who is in it: post-processing.
+        """Return a sum over the divisor and the number of present agents: post-processing.
 
-        The one place where a sum is read, whatever form the noise gave it: what it returns has the
-        payload's. How many slots of a batch are padding stays unknown; how many agents
-        sent does not: whoever adds up knows it.
+        It alone decodes a sum, in any form that the noise gave it; the result has the payload's
+        form. The number of padded slots in a batch stays secret. The number of agents does not,
+        since the aggregator knows it.
 
         Args:
-            total: A sum of clipped gradients with its noise.
-            present: How many agents' sums it is, from an `Aggregator`; None is one agent's own.
-                Where nobody was present the sum is returned as it is, which is zero.
+            total: A noisy sum of clipped gradients.
+            present: Number of agents in the sum, from an `Aggregator`; None is for one agent's
+                sum. Without any present agent the sum is zero and returned unchanged.
         """
         if self.opened is not None:
             each = self.opened if present is not None else jax.vmap(self.opened)
@@ -342,10 +338,10 @@ class Round(NamedTuple):
 
 @runtime_checkable
 class Aggregator(Protocol):
-    """How a server comes by the sum of what agents send; hashable. Those who inherit have defaults.
+    """Computes the server's sum of the agents' messages; hashable. Subclasses inherit defaults.
 
-    What it delivers is the sum over those who were present and how many they were, or, on the host
-    (`dpjax.engine.host`), nothing: an exchange that cannot be completed raises there.
+    It delivers the sum over the present agents and their number. On the host (`dpjax.engine.host`)
+    an exchange that cannot be completed raises an error.
 
     Example:
         >>> from dpjax.algorithms.exchange import Trusted
@@ -358,36 +354,36 @@ class Aggregator(Protocol):
         """Return ``(sum, present)``: over the agents present, without the agents' axis.
 
         Args:
-            messages: What all agents would send, leaves [n, ...].
+            messages: The messages of all agents, leaves [n, ...].
         """
 
     def seen(self, messages: Any, total: Any) -> Any:
-        """What goes over the links as who listens sees it, the aggregator among them.
+        """The observable part of an exchange: for outsiders and for the aggregator.
 
-        Every message where they are sent as they are; the sum alone where it is all that can be
-        read. A guarantee is for what is returned here, and never for less.
+        It is every message where these are sent in the clear, and the sum where messages are
+        masked. A guarantee covers all of it.
 
         Args:
-            messages: What all agents would send.
+            messages: The messages of all agents.
             total: The sum.
         """
         return messages
 
     @property
     def sum_only(self) -> bool:
-        """Whether nobody sees a single message, and every one that is present counts once.
+        """Whether nobody sees a single message, and every present message counts once.
 
-        Noise in shares (`plans.noise`) joins no other.
+        Noise in shares (`plans.noise`) needs it.
         """
         return False
 
     @property
     def whole(self) -> bool:
-        """Whether it adds up whole numbers alone (`IntegerEncoded` noise makes them)."""
+        """Whether it adds up integers alone, as `IntegerEncoded` noise makes them."""
         return False
 
     def min_survivors(self, agents: int) -> int:
-        """Agents in a sum that is opened, at least, where it shows the sum only.
+        """The fewest agents in an opened sum, for a sum-only aggregator.
 
         Args:
             agents: Number of agents n.
@@ -404,7 +400,7 @@ class Aggregator(Protocol):
 
 
 class Exchange(Protocol):
-    """How a message crosses the network.
+    """The way of messages through the network.
 
     Example:
         >>> import jax.numpy as jnp
@@ -418,18 +414,18 @@ class Exchange(Protocol):
         """Deliver a message.
 
         Args:
-            arrays: What differs between plans: a mixing matrix or a schedule, say.
+            arrays: Arrays that differ between plans, such as a mixing matrix or a schedule.
             round: Rounds done before this one.
-            message: What a method sends.
+            message: The method's message.
         """
 
     @property
     def per_link(self) -> bool:
-        """Whether every link has a message of its own, so that it has an axis of receivers too."""
+        """Whether messages differ between links, so that they also have an axis of receivers."""
         return False
 
     def min_survivors(self, agents: int) -> int:
-        """Agents in a sum that it opens, at least; 0 where it is no sum, or shows single messages.
+        """The fewest agents in an opened sum; 0 without a sum, or where messages are visible.
 
         Args:
             agents: Number of agents n.
@@ -438,30 +434,30 @@ class Exchange(Protocol):
 
 
 class _Described(Protocol):
-    """What a method says of itself beside its round. Those who inherit have the defaults."""
+    """Properties of a method beside its round, with defaults."""
 
     @property
     def sensitivity(self) -> Callable[..., Any] | None:
-        """Where its private payload is not the query's answer, how far that moves; else None.
+        """The sensitivity of a private payload that is not the query's answer; else None.
 
-        ``sensitivity(answer, steps, divisor, mixing) -> [T, P]``: how far each part of the payload
-        moves in every round, all messages before held, given how far answers are apart
-        (``answer(distance)`` for points that far apart), the step sizes [T], the sampler's divisor
-        and the mixing matrix.
+        ``sensitivity(answer, steps, divisor, mixing) -> [T, P]`` is the sensitivity of each part of
+        the payload in every round, with all earlier messages fixed. ``answer(distance)`` is the
+        distance of two neighbours' answers at models of that distance. The others are the step
+        sizes [T], the sampler's divisor and the mixing matrix.
         """
         return None
 
     @property
     def asks_own(self) -> bool:
-        """Whether it asks for gradients at models that others do not know.
+        """Whether it computes gradients at models that only their agent knows.
 
-        The sensitivity then counts how far these are apart.
+        The sensitivity then includes the distance of these models.
         """
         return False
 
     @property
     def entries(self) -> int:
-        """The least number of entries of a model that it runs on."""
+        """The fewest entries of a model on which it runs."""
         return 1
 
 
@@ -482,52 +478,55 @@ class Method(_Described, Protocol):
 
     @property
     def exchange(self) -> Exchange:
-        """How its messages cross the network."""
+        """The exchange of its messages."""
 
     def start(self, ctx: Round, models: Any) -> Any:
-        """The memory before the first round: the optimizer's; ``ctx`` without batch and query."""
+        """The memory before the first round, by default the optimizer's state.
+
+        ``ctx`` has neither batch nor query.
+        """
         return ctx.optimizer.init(models)
 
     def payload(self, models: Any) -> Any:
-        """A tree of the shapes and dtypes of `Emission.private`: of the models', if not said."""
+        """A tree with the shapes and dtypes of `Emission.private`; by default the models."""
         return models
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
-        """Say what is private."""
+        """Return the private payload of a round."""
 
     def send(
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
     ) -> tuple[Any, Any]:
-        """Make ``(message, carry)`` of the noisy payload; the carry stays with the agents.
+        """Return ``(message, carry)`` from the noisy payload; agents keep the carry.
 
-        ``emission.private`` is withheld: what was private is at hand as ``noisy`` alone, which by
-        default is the message.
+        ``emission.private`` is withheld: the method receives the payload as ``noisy`` alone, which
+        is the message by default.
         """
         return noisy, emission.carry
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Any, received: Any
     ) -> tuple[Any, Any]:
-        """Return ``(models, memory)`` after the round: what was received, and the carry."""
+        """Return ``(models, memory)`` after the round, from received messages and the carry."""
         return received, carry
 
     def released(self, public_state: PublicState) -> Any:
-        """What may be published: a function of messages alone; nothing, if not said."""
+        """The values that may be published, functions of messages alone; by default nothing."""
         return ()
 
     def measured(self, public_state: PublicState) -> Any:
-        """What metrics are of, agent-stacked models."""
+        """The agent-stacked models that metrics read."""
         return public_state.models
 
     @property
     def measures_private(self) -> bool:
-        """Whether metrics are of models that no message shows, whatever data they are taken on."""
+        """Whether metrics read models that agents never send, on any data."""
         return self.sensitivity is not None
 
 
 @runtime_checkable
 class Networked(_Described, Protocol):
-    """A method whose payload has the shape of a network: it is placed on one for a run.
+    """A method whose payload has the shape of a network, which a run supplies.
 
     Example:
         >>> from dpjax.algorithms.zip_dl import ZipDL
@@ -547,13 +546,13 @@ class Networked(_Described, Protocol):
             mixing: The mixing matrix or schedule.
 
         Raises:
-            ValueError: For a network that it cannot run on.
+            ValueError: For a network on which it cannot run.
         """
 
 
 @runtime_checkable
 class Timed(Protocol):
-    """A method, or what makes an optimizer, that does something else in runs of other lengths.
+    """A method, or a factory of optimizers, that depends on the length of a run.
 
     Example:
         >>> from dpjax.algorithms.disk import DiSK
@@ -563,7 +562,7 @@ class Timed(Protocol):
     """
 
     def check_rounds(self, rounds: int) -> None:
-        """Refuse a run of a length that it is not made for.
+        """Refuse a run of an unsuitable length.
 
         Args:
             rounds: Rounds of the run.
@@ -574,7 +573,7 @@ class Timed(Protocol):
 
 
 class Privatizer(Protocol):
-    """How noise is drawn; hashable, one compilation for each value.
+    """Draws the noise; hashable, with one compilation for each value.
 
     Example:
         >>> from dpjax.protocols import Privatizer
@@ -585,17 +584,17 @@ class Privatizer(Protocol):
     def transformation(
         self, arrays: Any, key: PRNGKeyArray
     ) -> optax.GradientTransformation | IntegerEncoded:
-        """Add the noise to a payload; its state is the only place with a key.
+        """The transformation that adds noise to a payload; only its state holds a key.
 
-        An `IntegerEncoded` one gives the payload another form. Methods read its sums by
-        `Round.mean` alone, and its noise design says so: ``integer_encoded = True``.
+        An `IntegerEncoded` one gives the payload another form. Methods decode its sums by
+        `Round.mean` alone, and its noise design has ``integer_encoded = True``.
 
-        Scalars of whole numbers in that state count rounds; what is neither these nor a key is
-        past noise, which is drawn again on resume.
+        Integer scalars in that state count rounds. Everything else but keys is past noise, which is
+        drawn again on resume.
         """
 
     def compact(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """A smaller form, for the same noise to the bit, of the arrays of all plans of a run.
+        """A smaller form of the arrays of all plans of a run, with the same bits of noise.
 
         Args:
             arrays: By name, [V, ...] each.
@@ -606,15 +605,15 @@ class Privatizer(Protocol):
     def lost(self) -> Callable[[Any, Any, Any], Any] | None:
         """Where nothing bounds the payload, ``lost(arrays, round, payload)``; else None.
 
-        It returns the largest share of the payload's entries that is sent without noise, since
-        noise is finer than numbers of their size (`dpjax.transforms.noise.lost`).
+        It returns the largest share of the payload's entries without noise, where the noise is
+        finer than the spacing of these numbers (`dpjax.transforms.noise.lost`).
         """
         return None
 
 
 @runtime_checkable
 class Noise(Protocol):
-    """A noise design: how much of it a budget asks for, on which network.
+    """A noise design, calibrated to a budget on a network.
 
     Example:
         >>> from dpjax.plans import noise
@@ -625,15 +624,15 @@ class Noise(Protocol):
 
     @property
     def label(self) -> str:
-        """What records and figures call it."""
+        """Its name in records and figures."""
 
     def calibrate(self, target: Any) -> Any:
-        """Make noise that keeps a budget, `dpjax.plans.calibration.Calibrated`."""
+        """Return noise that keeps a budget, a `dpjax.plans.calibration.Calibrated`."""
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Which records take part in a round.
+    """Draws the records of a round.
 
     Example:
         >>> from dpjax.plans import samplers
@@ -644,34 +643,34 @@ class Sampler(Protocol):
 
     @property
     def divisor(self) -> float:
-        """What a sum of clipped records is divided by; public, the same in every round."""
+        """The divisor of a sum of clipped records; public, the same in every round."""
 
     @property
     def participation(self) -> tuple[int, int] | None:
-        """(epochs, separation) where a fixed order deals the records; None where any may come."""
+        """(epochs, separation) for records in a fixed order; None where any may take part."""
 
     def pattern(self, rounds: int) -> Any:
-        """In which rounds of a run one record may take part, a `Participation`."""
+        """The rounds in which one record may take part, a `Participation`."""
 
     def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
-        """How much of each batch is records, [n] or [T, n]."""
+        """The share of records in each batch, [n] or [T, n]."""
 
     @property
     def capacity(self) -> int | None:
-        """Records that a batch is computed at a time, where its size is not known; else None."""
+        """Records in one pass over a batch of unknown size; else None."""
 
     def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"] | None:
-        """[n] probability that a record is in a batch, where that may amplify; else None."""
+        """[n] probability that a record is in a batch, for amplification; else None."""
 
     @property
     def counted(self) -> bool:
         """Whether a plan must know how many records each agent has (``counts``)."""
 
     def holding(self, records: int) -> "Sampler":
-        """The sampler for agents of at most so many records; itself where it need not know."""
+        """The sampler for agents with at most so many records; by default itself."""
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
-        """Refuse numbers of records that it cannot draw from; ``agents`` names them in messages."""
+        """Refuse unsuitable numbers of records; ``agents`` names the agents in messages."""
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
         """Draw a round's records, with the round's own key."""
@@ -679,7 +678,7 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class Optimizer(Protocol):
-    """What is done with noisy means: post-processing, and the only place of step sizes.
+    """Post-processing of noisy means, and the only part with step sizes.
 
     Example:
         >>> from dpjax.plans import optimizers
@@ -690,16 +689,16 @@ class Optimizer(Protocol):
 
     @property
     def first(self) -> float:
-        """Step size of the first round, for records."""
+        """Step size of the first round, for stored records."""
 
     def arrays(self) -> Mapping[str, np.ndarray]:
-        """What may differ between plans of one run."""
+        """The arrays that may differ between plans of one run."""
 
     def shared(self) -> "Optimizer":
-        """The part without what `arrays` holds, hashable: what plans of one run share."""
+        """The hashable part without `arrays`, which plans of one run share."""
 
     def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
-        """Step sizes over the first one, [T], for designs and forecasts that look ahead."""
+        """Step sizes over the first one, [T], for designs and forecasts."""
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:
         """The transformation, whose updates are added to the models."""

@@ -1,4 +1,4 @@
-"""Averages of models over rounds: what is measured and released, while training goes on."""
+"""Averages of models over rounds, for metrics and release; training uses the models."""
 
 import math
 from dataclasses import dataclass
@@ -28,30 +28,30 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Average(Method):
-    """A method whose models are averaged over rounds; what it computes and sends is the same.
+    """A method with models averaged over rounds; it computes and sends the same as without.
 
-    With x_t what the method releases after round t, and k = t - begin,
+    With x_t the released model after round t, and k = t - begin,
 
         a_t = a_{t-1} + w_k (x_t - a_{t-1}),    w_k = (1 - decay) / (1 - decay^k);  1 up to k = 1
 
-    which is the mean of x_{begin+1}, .., x_t under weights decay^(t-s): without a start to forget,
-    and for decay 1 the plain mean. Up to round ``begin`` it is x_t itself. Metrics, `Result.params`
-    and predictors are of the average, gradients of the models as ever; a run that carries on from
-    ``Result.params`` goes on from the average.
+    which is the mean of x_{begin+1}, .., x_t under weights decay^(t-s), without a bias to the
+    start; for decay 1 it is the plain mean. Up to round ``begin`` it is x_t. Metrics,
+    `Result.params` and predictors use the average, gradients the models. A run that continues from
+    ``Result.params`` starts from the average.
 
-    Guarantee: the method's. The average is a function of what the method may publish, and nothing
-    that is sent depends on it. One more copy of the models is kept.
+    Guarantee: the method's. The average is a function of the method's released models, and no
+    message depends on it. It takes the memory of one more copy of the models.
 
     Attributes:
-        method: What agents compute and send. It must release models, and run on any network.
+        method: The averaged method. It must release models, and run on any network.
         decay: In (0, 1]: 0.999 averages over about the last 1,000 rounds, 1 over all alike.
-        begin: Rounds before the average begins: uniform averages of a tail have decay 1 and, say,
-            half of the rounds here.
+        begin: Rounds before the average begins. For the uniform average of the second half take
+            decay 1 and half of the rounds.
 
     Raises:
-        ValueError: For what is no method, or one on the links of a network; for a decay outside
-            (0, 1]; in a config, for no rounds after ``begin``; in a run, for a method that releases
-            nothing.
+        ValueError: For a value that is no method, or a method on the links of a network; for a
+            decay outside (0, 1]; in a config, for no rounds after ``begin``; in a run, for a method
+            that releases nothing.
 
     Reference:
         Polyak and Juditsky 1992; for private training, De et al. 2022 (arXiv 2204.13650).
@@ -68,7 +68,7 @@ class Average(Method):
     begin: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what is no method or no average."""
+        """Check the method and the weights."""
         if isinstance(self.method, type) or not isinstance(self.method, Method):
             raise ValueError(
                 f"method is {_validate.shown(self.method)}; give a method of any network, such as "
@@ -106,17 +106,17 @@ class Average(Method):
 
     @property
     def sensitivity(self) -> Any:
-        """The method's, where it states one of its own."""
+        """The method's, if it states one."""
         return self.method.sensitivity
 
     @property
     def asks_own(self) -> bool:
-        """Whether the method asks for gradients at models that nobody else knows."""
+        """Whether the method computes gradients at models that only their agent knows."""
         return self.method.asks_own
 
     @property
     def entries(self) -> int:
-        """The least entries of a model that the method runs on."""
+        """The fewest entries of a model on which the method runs."""
         return self.method.entries
 
     def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:
@@ -131,7 +131,7 @@ class Average(Method):
         return (1 - self.decay) / -jnp.expm1(count * math.log(self.decay))
 
     def start(self, ctx: Round, models: Any) -> Memory:
-        """The method's memory; what it releases before the first round."""
+        """The method's memory, and its released models before the first round."""
         inner = self.method.start(ctx, models)
         average = self.method.released(PublicState(models, inner))
         if not jax.tree.leaves(average):
@@ -154,7 +154,7 @@ class Average(Method):
         return self.method.send(ctx, _inner(public_state), emission, noisy)
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
-        """The method's models, which join the average."""
+        """The method's models, added to the average."""
         new = PublicState(*self.method.absorb(ctx, _inner(public_state), carry, received))
         weight = self.weight(ctx.round)
 
@@ -170,11 +170,11 @@ class Average(Method):
 
     @property
     def measures_private(self) -> bool:
-        """Never: the average is of what the method releases."""
+        """False: the average is over released models."""
         return False
 
     def released(self, public_state: PublicState) -> Any:
-        """The average: a function of what the method releases."""
+        """The average, a function of the method's released models."""
         return public_state.memory.average
 
 

@@ -12,12 +12,12 @@ from dpjax.protocols import Emission, PublicState, Round
 
 __all__ = ["DiSK"]
 
-# Below it float32 tells c and 1 - c, or a model and one ahead of it, no longer apart.
+# Below it float32 cannot distinguish c from 1 - c, or a model from the one ahead of it.
 _SMALLEST = 1e-4
 
 
 class Memory(NamedTuple):
-    """What an agent keeps: functions of messages alone.
+    """An agent's memory, a function of messages alone.
 
     Attributes:
         optimizer: The optimizer's state.
@@ -40,27 +40,27 @@ class DiSK(DSGD):
         g_t = (1 - w) g_{t-1} + w v_t,    g_0 = v_0,    x_{t+1} = W^K (x_t + opt(g_t))
 
     Guarantee: none by itself; it is the plan's, and that of `DSGD` with the same config. The clip
-    stands behind the combination, so that a record's term has a norm of at most C whatever c is.
-    All that is kept (g, x_{t-1}, the optimizer's state) follows from messages: a record enters a
-    round's answer through the batch that drew it and through models that went out before, and
-    nothing else. Given what went out, a round is D-SGD's: one noisy clipped sum, its points fixed.
-    So batches by coin flips amplify as they do there (composition holds for rounds chosen by
-    earlier outputs), and `samplers.Poisson` joins.
+    comes after the combination, so that a record's term has a norm of at most C for every c. The
+    memory (g, x_{t-1}, the optimizer's state) follows from messages. A record enters a round only
+    through the batch that drew it and through earlier messages. Given these messages, a round is
+    that of D-SGD: one noisy clipped sum at fixed points. So Poisson batches amplify as they do
+    there (composition holds for rounds chosen by earlier outputs), and `samplers.Poisson` is
+    compatible.
 
-    The two public codes agree in c and differ in the rest. The authors' own filters by w = kappa,
-    as the paper does, under the noise that it is given. The one in Opacus (research/disk_optimizer)
-    filters by w = 1 - kappa while c stays, and divides the noise multiplier by
-    sqrt(c^2 + (1 - c)^2): more noise than its guarantee asks for where 0 < c < 1, and too little
-    where c is outside, since it clips behind the combination too. Here the noise is the plan's, in
-    both. The authors' code also normalises the filtered gradient in runs without privacy, which is
-    not done here. The paper has no value for g_{-1}: both codes start from v_0. An optimizer that
-    asks for the noise's variance (``Chain(..., uses_noise=True)``) is refused: the plan knows that
-    of v, and g's is smaller.
+    The two public codes agree in c and differ in the rest. The authors' code filters by w = kappa,
+    as the paper does, under the given noise. The code in Opacus (research/disk_optimizer) filters
+    by w = 1 - kappa with the same c, and divides the noise multiplier by sqrt(c^2 + (1 - c)^2). It
+    also clips after the combination. So its noise exceeds what its guarantee needs for 0 < c < 1,
+    and is too small for other c. Here both have the plan's noise. The authors' code also normalises
+    the filtered gradient in runs without privacy, which is not done here. The paper has no value
+    for g_{-1}: both codes start from v_0. An optimizer that uses the noise variance
+    (``Chain(..., uses_noise=True)``) is refused: the plan knows the variance of v, and that of g is
+    smaller.
 
     Attributes:
         kappa: The filter's gain, in (0, 1).
-        gamma: How far ahead of the model, in steps; None is (1 - kappa) / kappa, where c is 1 and
-            the gradient at the model drops out, which halves the work.
+        gamma: Distance ahead of the model, in steps. None is (1 - kappa) / kappa, where c is 1 and
+            the gradient at the model vanishes, which halves the work.
         weights: "paper" has w = kappa, as the authors' code; "opacus" has w = 1 - kappa.
 
     Raises:
@@ -81,7 +81,7 @@ class DiSK(DSGD):
     weights: Literal["paper", "opacus"] = "paper"
 
     def __post_init__(self) -> None:
-        """Refuse what is no filter."""
+        """Check the parameters of the filter."""
         super().__post_init__()
         _validate.fields(self, _validate.single_precision, "kappa", least=_SMALLEST, most=1e37)
         if self.kappa >= 1:
@@ -98,11 +98,11 @@ class DiSK(DSGD):
 
     @property
     def gain(self) -> float:
-        """The filter's weight w on what is new."""
+        """The filter's weight w of the new gradient."""
         return self.kappa if self.weights == "paper" else 1 - self.kappa
 
     def start(self, ctx: Round, models: Any) -> Memory:
-        """The optimizer's state; no filtered gradient yet, no step made."""
+        """The optimizer's state, before any filtered gradient or step."""
         zeros = jax.tree.map(jnp.zeros_like, models)
         return Memory(ctx.optimizer.init(models), zeros, models)
 
@@ -119,7 +119,7 @@ class DiSK(DSGD):
         return Emission(answer.total, metrics=answer.metrics)
 
     def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
-        """The updated models; what is kept for the next round stays."""
+        """The updated models; the agent keeps its memory for the next round."""
 
         def filtered(old: Any, new: Any) -> Any:
             return jnp.where(ctx.round == 0, new, old + self.gain * (new - old))

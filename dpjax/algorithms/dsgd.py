@@ -14,16 +14,16 @@ __all__ = ["DSGD"]
 class DSGD(Method):
     """Decentralized SGD: adapt, then combine; X <- W^K (X + opt(G / divisor)).
 
-    What is private is the query's answer, and what is sent the updated models; with one agent it
-    is central DP-SGD, with K > 1 gossip steps a gradient Muffliato-SGD(K).
+    The private payload is the query's answer, and the message is the updated models. With one
+    agent it is central DP-SGD. With K > 1 gossip steps for each gradient it is Muffliato-SGD(K).
 
-    Guarantee: none by itself; it is the plan's. What leaves an agent is a function of its
-    gradients through the noisy sum alone. Messages of all K gossip steps are seen, and those after
-    the first are functions of it: to an outsider, and to nodes for gradients of "any" kind, K
-    steps cost as much as one.
+    Guarantee: none by itself; it is the plan's. An agent's messages depend on its gradients
+    through the noisy sum alone. Messages of the gossip steps after the first are functions of the
+    first. So against an outsider, and against nodes under gradients="any", K steps cost as much
+    as one.
 
     Attributes:
-        gossip_steps: K. A schedule of matrices gives one a gradient.
+        gossip_steps: K. A schedule of matrices gives one matrix for each gradient.
 
     Reference:
         Rodio et al., Whisper D-SGD, Algorithm 1; Lian et al. 2017 for the update; Cyffers et al.
@@ -40,7 +40,7 @@ class DSGD(Method):
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
 
     def __post_init__(self) -> None:
-        """Refuse no gossip."""
+        """Check the number of gossip steps."""
         _validate.fields(self, _validate.integer, "gossip_steps")
 
     @property
@@ -54,7 +54,7 @@ class DSGD(Method):
         return Emission(answer.total, metrics=answer.metrics)
 
     def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
-        """The updated models; the optimizer's state stays."""
+        """The updated models; the agent keeps the optimizer's state."""
         return ctx.step(public_state.models, ctx.mean(noisy), public_state.memory)
 
     def released(self, public_state: PublicState) -> Any:

@@ -18,22 +18,22 @@ from dpjax.transforms import masks
 __all__ = ["Gossip", "Masked", "Server", "Sum", "Trusted"]
 
 _MASKS = 2**32 - 1
-"""Folded into a seed's key: runs fold small numbers into theirs, of purposes, noise among them."""
+"""Folded into a seed's key; runs fold small numbers of purposes into theirs."""
 
 
 @dataclass(frozen=True)
 class Gossip(Exchange):
-    """Every agent averages what it receives: X <- W^K X.
+    """Every agent averages the received messages: X <- W^K X.
 
     Attributes:
-        steps: K; for K > 1 what is sent has an axis of gossip steps before, what goes out before
-            each. A schedule of matrices gives one a round.
+        steps: K. For K > 1 the sent messages have a leading axis of gossip steps. A schedule of
+            matrices gives one matrix for each round.
     """
 
     steps: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse no steps."""
+        """Check the number of steps."""
         _validate.fields(self, _validate.integer, "steps")
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
@@ -50,11 +50,11 @@ class Gossip(Exchange):
 
 @dataclass(frozen=True)
 class Copies(Exchange):
-    """A message of its own on every link: x_j = sum of W_ji m_ij over who sends to j.
+    """A separate message on every link: x_j = sum of W_ji m_ij over the senders i to j.
 
     Attributes:
-        sender: [L] agents, one a message, own copies among them.
-        receiver: [L] agents; the sender for its own copy.
+        sender: [L] agents, one for each message; agents also send to themselves.
+        receiver: [L] agents.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,26 +97,26 @@ class Sum(Aggregator):
     def __call__(self, messages: Any) -> tuple[Any, Array]:
         """Sum over the agents, and their number."""
         present = len(jax.tree.leaves(messages)[0])
-        # In their own type: whole numbers are added modulo 2^32 there.
+        # Integers keep their dtype, whose sums are modulo 2^32.
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), messages)
         return total, jnp.float32(present)
 
 
 @dataclass(frozen=True)
 class Trusted(Aggregator):
-    """A sum by somebody whom all trust with single messages, and nobody else sees them.
+    """A sum by a trusted party, which alone sees single messages.
 
-    The stand-in for a secure sum, at no cost: what is left to see is the same, and who sums is not
-    trusted there.
+    It simulates a secure sum without its cost. A secure sum reveals the same, without a trusted
+    party.
 
-    Guarantee: the sum alone leaves it, and only if at most ``dropouts`` agents are missing. Real
-    numbers are added in float64 and rounded once: but for n 2^-53 of the messages' sizes it is a
-    function of their exact sum, which is what accounting is of. Whole numbers are added exactly.
+    Guarantee: it releases the sum alone, and only if at most ``dropouts`` agents are missing. Real
+    numbers are added in float64 and rounded once. Up to n 2^-53 of the messages' sizes the result
+    is a function of their exact sum, for which accounting holds. Integers are added exactly.
 
     Attributes:
-        dropouts: Agents that may be missing from a sum, at most; it is not opened with more.
-        missing: Agents that are missing in every round, to try this out; or tuples of them, one a
-            round, in turn.
+        dropouts: The most agents that may be missing from an opened sum.
+        missing: Agents that are missing in every round, for tests; or tuples of agents, which
+            rounds take in turn.
     """
 
     dropouts: int = 0
@@ -125,12 +125,12 @@ class Trusted(Aggregator):
     sum_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of agents, or none of them."""
+        """Check the number of dropouts and the missing agents."""
         _validate.fields(self, _validate.integer, "dropouts", least=0, most=2**31 - 2)
         _validate.fields(self, _agents, "missing")
 
     def min_survivors(self, agents: int) -> int:
-        """Agents in a sum that is opened, at least.
+        """The fewest agents in an opened sum.
 
         Args:
             agents: Number of agents n.
@@ -156,7 +156,7 @@ class Trusted(Aggregator):
         return aggregate
 
     def __call__(self, messages: Any) -> tuple[Any, Array]:
-        """Sum over the agents that are there; zero and nobody where they are too few."""
+        """Sum over the present agents, and their number; zeros where they are too few."""
         return self.at(0)(messages)
 
     def seen(self, messages: Any, total: Any) -> Any:
@@ -164,7 +164,7 @@ class Trusted(Aggregator):
         return total
 
     def _there(self, agents: int, round: Any) -> Bool[Array, " n"]:
-        """Who is there in a round."""
+        """The present agents of a round."""
         by_turns = self.missing and isinstance(self.missing[0], tuple)
         turns: Any = self.missing if by_turns else (self.missing,)
         table = np.ones((len(turns), agents), bool)
@@ -189,24 +189,23 @@ class Trusted(Aggregator):
 class Masked(Trusted):
     """A secure sum in jit: every agent sends its numbers under masks, which cancel in the sum.
 
-    Agents sit on a ring in random order, drawn anew in every round, and share a mask with each of
-    their neighbours; each has one of its own too. The server adds up what came, takes off the
-    masks of those who are there and those that they share with who is missing, and has the exact
-    sum modulo 2^32, as `Trusted` has it, to the bit: whole numbers alone can be masked so
+    Agents form a ring in random order, drawn anew in every round, and share a mask with each of
+    their neighbours. Each also has a self mask. The server adds up the received vectors. It
+    subtracts the self masks of the present agents, and the masks that they share with missing ones.
+    The result is the exact sum modulo 2^32, with the bits of `Trusted`. Only integers can be masked
     (`dpjax.plans.integers`).
 
-    Guarantee: as `Trusted`: the sum leaves it, of enough agents. Whoever reads the wire sees, of
-    each agent, a vector that is uniform modulo 2^32 and independent of all others, as far as
-    threefry goes, and of a run the sums. A simulation: one process draws all masks, from ``seed``
-    and the round alone, so that whoever knows these takes them off, and runs with one such seed (of
-    several seeds or plans in a call, of phases in a row) have the same masks; that agreed keys,
-    shares and thresholds keep a server from it is the protocol's (`dpjax.secagg`), which a run
-    takes as a transport.
+    Guarantee: as `Trusted`: it releases the sum of enough agents. An eavesdropper sees the sums,
+    and for each agent a vector that is uniform modulo 2^32 and independent of all others, if
+    threefry is pseudorandom. It is a simulation: one process draws all masks from ``seed`` and the
+    round. Whoever knows these can subtract them, and runs with one such seed (several seeds or
+    plans in a call, phases in a row) have the same masks. Protection from the server comes from the
+    keys, shares and thresholds of the protocol (`dpjax.secagg`), which a run takes as a transport.
 
     Attributes:
         degree: Neighbours of an agent, even and below n - 1; None, n - 1, is everybody.
             `dpjax.secagg.graph.parameters` says how many the protocol takes.
-        seed: Of the masks, which change no sum.
+        seed: Seed of the masks, which change no sum.
 
     Reference:
         Bell et al. (CCS 2020), Secure single-server aggregation with (poly)logarithmic overhead.
@@ -218,7 +217,7 @@ class Masked(Trusted):
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of neighbours."""
+        """Check the number of neighbours."""
         super().__post_init__()
         if self.degree is not None:
             _validate.fields(self, _validate.integer, "degree", least=2, most=2**31 - 2)
@@ -226,8 +225,8 @@ class Masked(Trusted):
 
     def _total(self, messages: Any, there: Any, round: Any) -> Any:
         """The sum of masked messages, unmasked."""
-        own = jax.random.key(self.seed, impl=_numerics.THREEFRY)
-        key = jax.random.fold_in(jax.random.fold_in(own, _MASKS), round)
+        root = jax.random.key(self.seed, impl=_numerics.THREEFRY)
+        key = jax.random.fold_in(jax.random.fold_in(root, _MASKS), round)
         leaves, structure = jax.tree.flatten(messages)
         totals = []
         for number, leaf in enumerate(leaves):
@@ -241,21 +240,21 @@ class Masked(Trusted):
                     f"aggregate is {self} for {agents} agents, whose masks hide nothing of the "
                     "other; give 3 agents or more, or aggregate=Trusted"
                 )
-            own = jax.random.fold_in(key, number)
+            leaf_key = jax.random.fold_in(key, number)
             degree = agents - 1 if self.degree is None else self.degree
-            sent = masks.masked(leaf.reshape(agents, -1), own, degree)
-            total = masks.unmasked_sum(sent, there, own, degree)
+            sent = masks.masked(leaf.reshape(agents, -1), leaf_key, degree)
+            total = masks.unmasked_sum(sent, there, leaf_key, degree)
             totals.append(total.reshape(leaf.shape[1:]))
         return jax.tree.unflatten(structure, totals)
 
 
-def _agents(name: str, given: Any) -> tuple[Any, ...]:
+def _agents(name: str, value: Any) -> tuple[Any, ...]:
     """Agents by number, sorted; or tuples of them, by turns."""
-    if not isinstance(given, list | tuple):
-        raise ValueError(f"{name} is {_validate.shown(given)}; give agents, as in (0, 3)")
-    if given and all(isinstance(each, list | tuple) for each in given):
-        return tuple(_agents(name, each) for each in given)
-    return tuple(sorted(set(_validate.agents(name, given))))
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} is {_validate.shown(value)}; give agents, as in (0, 3)")
+    if value and all(isinstance(each, list | tuple) for each in value):
+        return tuple(_agents(name, each) for each in value)
+    return tuple(sorted(set(_validate.agents(name, value))))
 
 
 @dataclass(frozen=True)
@@ -263,7 +262,7 @@ class Server(Exchange):
     """Agents send to a server, which receives ``(sum, present)`` from an aggregate.
 
     Attributes:
-        aggregate: How it comes by the sum; a secure sum takes the plain one's place.
+        aggregate: Computes the sum; a secure sum replaces the plain one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -281,5 +280,5 @@ class Server(Exchange):
         return Received((total, present), self.aggregate.seen(message, total))
 
     def min_survivors(self, agents: int) -> int:
-        """Agents in a sum that is opened, where nobody sees a single message; else 0."""
+        """The fewest agents in an opened sum, for sum-only aggregates; else 0."""
         return self.aggregate.min_survivors(agents) if self.aggregate.sum_only else 0

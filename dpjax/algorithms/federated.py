@@ -22,13 +22,13 @@ _PLAIN = Sum()
 
 
 class Memory(NamedTuple):
-    """What the server keeps, and every client who follows: functions of sums and public keys.
+    """The server's memory, a function of sums and public keys, which clients can replay.
 
     Attributes:
         optimizer: The optimizer's state, of one model.
-        sketch: The sketch's; nothing without.
-        centre: Running mean of gradients m, like one model; nothing without.
-        opened: Sums that were opened.
+        sketch: State of the sketch; empty without one.
+        centre: Running mean of gradients m, like one model; empty without one.
+        opened: Number of opened sums.
     """
 
     optimizer: Any
@@ -44,32 +44,31 @@ class Federated(Method):
         client    s = clip(A' (g - m))               g its gradient, A the sketch, m the centre
         server    q = noisy sum of s / present       A and m of this round, both public
 
-    Without a sketch A is the identity, and without a centre m is 0. An agent is a place at the
-    server; `dpjax.plans.samplers.Clients` lets clients take turns at it. All else is the server's:
-    optimizer, sketch and centre follow from sums, so that clients who replay them need no more than
-    the sum of every round. A round whose sum was not opened (present = 0) moves nothing. An
+    Without a sketch A is the identity, and without a centre m is 0. An agent is a cohort slot;
+    with `dpjax.plans.samplers.Clients` clients take turns in it. The server keeps the rest:
+    optimizer, sketch and centre follow from sums, so that clients can replay them from the sum of
+    every round. A round whose sum was not opened (present = 0) changes nothing. An
     optimizer that uses the noise's variance (``Chain(..., uses_noise=True)``, as
     `dpjax.transforms.optimizers.scale_by_adam` does) receives that of every coordinate, for the
     clients that answered.
 
-    Guarantee: none by itself; it is the plan's. Sums are all that models depend on, through noise
-    that their parts were given (`dpjax.plans.noise.Aggregate`), or single messages with noise
-    enough each (`dpjax.plans.noise.Independent`). The clip comes after the sketch, which may
-    lengthen a gradient: what one unit sends has norm C at most whatever A and m are, and these
-    depend on what went before through noise alone.
+    Guarantee: none by itself; it is the plan's. Models depend on noisy sums alone, with noise in
+    shares (`dpjax.plans.noise.Aggregate`), or on messages with enough noise each
+    (`dpjax.plans.noise.Independent`). The clip comes after the sketch, which may lengthen a
+    gradient. So the term of one unit has norm C at most for all A and m, and these depend on
+    earlier rounds through noise alone.
 
     Attributes:
-        aggregate: How the server comes by the sum; `Sum` shows every message.
-        sketch: What is sent in place of a gradient, `dpjax.algorithms.sketches`; None sends it as
-            it is.
-        local_steps: Steps of every client's own before it sends, K: what it sends is the mean of
-            their gradients, (x_0 - x_K) / (K local_step_size).
-        local_step_size: Of each of these.
+        aggregate: Computes the server's sum; `Sum` shows every message.
+        sketch: Compresses gradients, from `dpjax.algorithms.sketches`; None sends them unchanged.
+        local_steps: Number K of local steps of every client. It sends the mean of their gradients,
+            (x_0 - x_K) / (K local_step_size).
+        local_step_size: Size of a local step.
         centre: Decay of the running mean m, below 1; 0 is no centre. The mean is corrected for its
             start at 0, as Adam's first moment is, which it equals at the same decay.
 
     Raises:
-        ValueError: For what sums nothing or is no sketch, or a decay out of range.
+        ValueError: For an unknown aggregate or sketch, or a decay out of range.
 
     Reference:
         McMahan et al. (2017), FedSGD and, with local steps, FedAvg; with noise, McMahan et al.
@@ -93,7 +92,7 @@ class Federated(Method):
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
 
     def __post_init__(self) -> None:
-        """Refuse what sums nothing, and what is no sketch."""
+        """Check the parts of the method."""
         if isinstance(self.aggregate, type) or not isinstance(self.aggregate, Aggregator):
             raise ValueError(
                 f"aggregate is {_validate.shown(self.aggregate)}; give algorithms.exchange.Sum(), "
@@ -114,11 +113,11 @@ class Federated(Method):
 
     @property
     def entries(self) -> int:
-        """The least entries of a model: the sketch's."""
+        """The fewest entries of a model, which the sketch needs."""
         return 1 if self.sketch is None else self.sketch.entries
 
     def start(self, ctx: Round, models: Any) -> Memory:
-        """The server's optimizer, of one model; a sketch that knows nothing; a centre of 0."""
+        """The server's optimizer for one model, the sketch's start, and a centre of 0."""
         model, sketch = _first(models), ()
         if self.sketch is not None:
             vector, _ = flat(model)
@@ -127,14 +126,14 @@ class Federated(Method):
         return Memory(ctx.optimizer.init(_stacked(model)), sketch, centre, jnp.int32(0))
 
     def payload(self, models: Any) -> Any:
-        """One gradient for each place, or one k-vector."""
+        """One gradient for each cohort slot, or one k-vector."""
         if self.sketch is None:
             return models
         leaves = jax.tree.leaves(models)
         return jnp.zeros((len(leaves[0]), self.sketch.k), jnp.result_type(*leaves))
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
-        """The gradients are private, as they are sent."""
+        """The encoded gradients are private."""
         query = ctx.query
         if self.local_steps > 1:
             query = query.along(self.local_steps, self.local_step_size)
@@ -142,7 +141,7 @@ class Federated(Method):
         return Emission(answer.total, metrics=answer.metrics)
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
-        """The server's step, sent to all places; none where no sum was opened."""
+        """The server's step for all cohort slots; none where no sum was opened."""
         total, present = received
         models, memory = public_state
         model, mean = _first(models), ctx.mean(total, present)
@@ -165,7 +164,7 @@ class Federated(Method):
         return public_state.models
 
     def _encoder(self, memory: Memory) -> Callable[[Any], Any] | None:
-        """What is done to one gradient before the clip."""
+        """The map of one gradient before the clip."""
         if self.sketch is None and not self.centre:
             return None
         centre = self._centre(memory)
@@ -195,11 +194,11 @@ class Federated(Method):
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
 
     def _averaged(self, old: Array, new: Array) -> Array:
-        """The running mean with one gradient more."""
+        """The running mean with one more gradient."""
         return self.centre * old + (1 - self.centre) * new
 
     def _known_variance(self, ctx: Round, memory: Memory, present: Any, model: Any) -> Any:
-        """The variance of the noise in every coordinate, for an optimizer that asks for it."""
+        """The variance of the noise in every coordinate, for an optimizer that uses it."""
         if SHARES not in ctx.arrays:
             return {}
         share = jnp.mean(ctx.arrays[SHARES])
@@ -214,12 +213,12 @@ def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
     """Return DOME: a learned sketch of k columns, and gradients less their running mean.
 
     With a ``Chain`` of `dpjax.transforms.optimizers.scale_by_adam` as the optimizer it is the
-    paper's Algorithm 1, corrected: t begins at 1, and what is taken off the second moment is
-    (a^2 / B) diag(S_t S_t') for the B who were there. ``printed=True`` takes the paper's lines.
+    paper's Algorithm 1, corrected: t begins at 1, and the second moment is corrected by
+    (a^2 / B) diag(S_t S_t') for the B present clients. ``printed=True`` takes the paper's lines.
 
     Args:
         k: Columns of the sketch.
-        aggregate: How the server comes by the sum.
+        aggregate: Computes the server's sum.
         options: Of `dpjax.algorithms.sketches.Learned`.
 
     Raises:
@@ -237,7 +236,7 @@ def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
 
 
 def _first(models: Any) -> Any:
-    """The model that all places share, without their axis."""
+    """The model that all cohort slots share, without their axis."""
     return jax.tree.map(lambda leaf: leaf[0], models)
 
 

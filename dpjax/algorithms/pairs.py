@@ -1,4 +1,4 @@
-"""Gradient tracking that sends two variables, the model and what tracks the gradient."""
+"""Gradient tracking that sends two variables, the model and the tracker."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -17,7 +17,7 @@ __all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]
 
 
 class Pair(NamedTuple):
-    """What is sent: a model, and what tracks the gradient."""
+    """The message: a model and a tracker of the average gradient."""
 
     model: Any
     tracker: Any
@@ -28,9 +28,9 @@ class Memory(NamedTuple):
 
     Attributes:
         optimizer: The optimizer's state.
-        message: What it sent last.
+        message: The last message.
         tracker: The tracker before its next gradient.
-        gradient: The last one.
+        gradient: The last gradient.
     """
 
     optimizer: Any
@@ -63,20 +63,20 @@ class PushPull(Exchange):
 
 
 def _shared(pull: Float[Array, "n n"]) -> Bool[Array, "n n"]:
-    """Who takes a share of whose tracker: each its own, and what it hears."""
+    """The receivers of each tracker's shares: the agent and those who hear it."""
     return (pull != 0) | jnp.eye(pull.shape[-1], dtype=bool)
 
 
 @dataclass(frozen=True)
 class _PairSent(KeepsMessage):
-    """What methods that send a `Pair` share."""
+    """Base of the methods that send a `Pair`."""
 
     directed: bool = False
 
     asks_own: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no yes or no."""
+        """Check the flag."""
         _validate.flag("directed", self.directed)
 
     @property
@@ -110,12 +110,13 @@ class GradientTracking(_PairSent):
     With noise on both variables (x~ = x + noise, y~ = y + noise) it is Diff-TV-AB, see `DiffTVAB`;
     without, the noise-free reference, which reaches the optimum under steps of constant size.
 
-    Guarantee: none by itself; it is the plan's. The tracker moves by whole gradients, however small
-    the steps, so noise that shrinks with the steps hides it less and less.
+    Guarantee: none by itself; it is the plan's. The tracker's sensitivity is that of whole
+    gradients, however small the steps, so noise that shrinks with the steps hides it less and
+    less.
 
     Attributes:
-        directed: True for graphs with one-way links: W has rows that sum to 1, and trackers go by
-            columns, see `PushPull`.
+        directed: True for graphs with one-way links: the rows of W sum to 1, and trackers are
+            shared by columns, see `PushPull`.
 
     Reference:
         Di Lorenzo and Scutari (2016); Nedic, Olshevsky and Shi (2017); Pu et al. (2021) and Xin and
@@ -164,8 +165,8 @@ class GradientTracking(_PairSent):
 class DiffTVAB(GradientTracking):
     """Diff-TV-AB, reconstructed: gradient tracking with noise on both variables.
 
-    A reconstruction from its description: no code is public. Here it takes the steps of the other
-    methods, which go down.
+    It is reconstructed from its description, since no code is public. Here it takes the decaying
+    steps of the other methods.
 
     Guarantee: none by itself; it is the plan's, see `GradientTracking`.
 
@@ -182,15 +183,16 @@ class DiffTVAB(GradientTracking):
 
 @dataclass(frozen=True)
 class PPDOAGT(_PairSent):
-    """PP-DOAGT, reconstructed: what is tracked is the sum of all steps so far.
+    """PP-DOAGT, reconstructed: its tracker is the sum of all earlier steps.
 
         s+ = W s~ - opt(grad f(x)),   x+ = W x~ - (s+ - s),   s_0 = 0
 
-    s~ and x~ have noise where they are sent; an agent's own values enter its mix without. A
-    reconstruction in push-pull form from its description: no code is public.
+    s~ and x~ have noise when sent; an agent's own values enter its mix without noise. It is
+    reconstructed in push-pull form from its description, since no code is public.
 
-    Guarantee: none by itself; it is the plan's. s moves by the step, plus what is left of its last
-    move by the agent's own weight; x by what of its last move is left, and by both moves of s.
+    Guarantee: none by itself; it is the plan's. The change of s is the step, plus its last change
+    times the agent's own weight. The change of x is its last one times that weight, plus both
+    changes of s.
 
     Attributes:
         directed: As in `GradientTracking`.

@@ -12,15 +12,15 @@ from dpjax.protocols import Emission, PublicState, Round
 
 __all__ = ["PMLF"]
 
-# As many copies of the model are kept.
+# This many copies of the model are kept.
 _MOST = 1_000
 
 
 class Memory(NamedTuple):
-    """What an agent keeps: functions of messages alone.
+    """An agent's memory, a function of messages alone.
 
     Attributes:
-        optimizer: The optimizer's state, the low-pass filter's among it.
+        optimizer: The optimizer's state, with that of the low-pass filter.
         past: x_{t-k+1}, .., x_{t-1}, leaves [n, k - 1, ...].
     """
 
@@ -35,25 +35,25 @@ class PMLF(DSGD):
         v_t = sum of clip(sum_{j<k} b_j grad f(x_{t-j})) + noise, over the divisor
         x_{t+1} = W^K (x_t + opt(v_t)),    b_j = beta^j / (1 + beta + .. + beta^(k-1))
 
-    The filter is a link of the optimizer, where that of any method is:
+    The filter is a link of the optimizer, as in any method:
     ``Chain(lambda step: optax.chain(lowpass(b, a), optax.sgd(step)), 0.5)``; without it this is the
     paper's ablation without filter.
 
-    Guarantee: none by itself; it is the plan's, and that of `DSGD` with the same config. No
-    gradient is kept over rounds: a round takes its own batch's gradients at models that went out
-    before, whose weighted mean is clipped, so that a record's term has a norm of at most C. What
-    is kept follows from messages. Given what went out, a round is one noisy clipped sum of a fixed
-    function of each record, and a record enters none that did not draw it: batches by coin flips
-    amplify as they do in D-SGD, and `samplers.Poisson` joins.
+    Guarantee: none by itself; it is the plan's, and that of `DSGD` with the same config. Agents
+    keep no gradient over rounds. A round computes its batch's gradients at models of earlier
+    messages and clips each record's weighted mean, so that its term has a norm of at most C. The
+    memory follows from messages. Given these, a round is one noisy clipped sum of a fixed function
+    of each record, and a record enters only rounds that drew it. So Poisson batches amplify as they
+    do in D-SGD, and `samplers.Poisson` is compatible.
 
-    A round costs k gradients an example. The paper's sum is over models of before the first round
-    too, which are x_0 here as in the authors' code. Written from the paper's Algorithm 1. The code
-    differs: this round's model has the least weight, beta^(k-1), past ones from x_{t-k} to x_{t-2}
-    rising ones, and x_{t-1} has none.
+    A round costs k gradients for each example. The paper's sum also contains models before the
+    first round, which are x_0 here as in the authors' code. This follows the paper's Algorithm 1.
+    The authors' code differs: this round's model has the smallest weight, beta^(k-1), past ones
+    from x_{t-k} to x_{t-2} have rising weights, and x_{t-1} has none.
 
     Attributes:
-        length: How many models k, this round's among them; 2 to 1,000.
-        beta: Weight of a model beside the next one's, in (0, 1]; 1 weighs all alike.
+        length: Number of models k, with this round's; 2 to 1,000.
+        beta: Ratio of a model's weight to the next one's, in (0, 1]; 1 weighs all equally.
 
     Raises:
         ValueError: For a length outside these, or a weight outside (0, 1].
@@ -72,7 +72,7 @@ class PMLF(DSGD):
     beta: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse what is no average."""
+        """Check the weights."""
         super().__post_init__()
         _validate.fields(self, _validate.integer, "length", least=2, most=_MOST)
         _validate.fields(self, _validate.share, "beta")
@@ -84,7 +84,7 @@ class PMLF(DSGD):
         return tuple(each / sum(raw) for each in raw)
 
     def start(self, ctx: Round, models: Any) -> Memory:
-        """The optimizer's state; the first models in the places of earlier ones."""
+        """The optimizer's state, and the first models in place of earlier ones."""
         past = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], self.length - 1, axis=1), models)
         return Memory(ctx.optimizer.init(models), past)
 
@@ -94,7 +94,7 @@ class PMLF(DSGD):
         return Emission(answer.total, metrics=answer.metrics)
 
     def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
-        """The updated models; this round's join the past."""
+        """The updated models; this round's models are added to the past ones."""
         before = public_state.memory.optimizer
         models, optimizer = ctx.step(public_state.models, ctx.mean(noisy), before)
         past = jax.tree.map(lambda leaf: leaf[:, 1:], _all(public_state))

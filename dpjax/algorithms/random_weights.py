@@ -19,14 +19,14 @@ __all__ = ["CorrelatedRandomness", "Encrypted"]
 
 
 def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:
-    """[sender, receiver, ...] what each receiver's weight makes of each sender's value."""
+    """[sender, receiver, ...] values of senders times the weights of receivers."""
     side = weights.T.reshape((*weights.shape, *[1] * (leaf.ndim - 1))).astype(leaf.dtype)
     return side * leaf[:, None]
 
 
 @dataclass(frozen=True)
 class PerLink(Exchange):
-    """Every receiver adds up what it was sent; own shares stay and are not seen."""
+    """Every receiver adds up the received messages; its own share is never sent."""
 
     per_link: ClassVar[bool] = True
 
@@ -42,7 +42,7 @@ class PerLink(Exchange):
 
 
 class Correlated(NamedTuple):
-    """What an agent keeps of `CorrelatedRandomness`.
+    """An agent's memory in `CorrelatedRandomness`.
 
     Attributes:
         optimizer: The optimizer's state.
@@ -61,14 +61,14 @@ class CorrelatedRandomness(Unbounded, Method):
 
         x+ = R (x - Lam_k y),   y+ = C_k y + B_k (grad f(x+) - grad f(x)),   y_0 = grad f(x_0)
 
-    An iteration is two rounds: models cross the network in one, shares of trackers in the next,
-    since the newest gradient is asked at models that have just been mixed. Up to iteration
-    ``until`` the columns of C_k and B_k are drawn at random over the links, and every agent's step
-    is multiplied by a number drawn from (0, 2); afterwards C = W, B = I and the steps are as they
-    are. A reconstruction from its description: no code is public.
+    An iteration takes two rounds: agents send models in one and shares of trackers in the next,
+    since the newest gradient is computed at the mixed models. Up to iteration ``until`` the columns
+    of C_k and B_k are random over the links, and every agent's step is multiplied by a random
+    number in (0, 2). Afterwards C = W, B = I and the steps are unchanged. It is reconstructed from
+    its description, since no code is public.
 
-    Guarantee: none. No noise is added, no DP holds, and whoever sees all messages can solve for
-    gradients. The weights here follow from the run's public key.
+    Guarantee: none. No noise is added, no DP holds, and an outsider can solve for gradients. The
+    weights follow from the run's public key.
 
     Attributes:
         until: Iterations with random weights.
@@ -88,7 +88,7 @@ class CorrelatedRandomness(Unbounded, Method):
     exchange: ClassVar[PerLink] = PerLink()
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of iterations."""
+        """Check the number of iterations."""
         _validate.fields(self, _validate.integer, "until", least=0, most=2**30)
 
     def start(self, ctx: Round, models: Any) -> Correlated:
@@ -144,11 +144,11 @@ def _columns(key: PRNGKeyArray, matrix: Float[Array, "n n"]) -> Float[Array, "n 
 
 
 class Shielded(NamedTuple):
-    """What an agent brings to an exchange in which no value is shown.
+    """An agent's input to an exchange that shows no value.
 
     Attributes:
         model: Its model, leaves [n, ...].
-        weights: [n, n] its weight b_{i->j} for every other agent.
+        weights: [n, n] weights b_{i->j} for every other agent.
 
     Example:
         >>> import jax.numpy as jnp
@@ -163,14 +163,14 @@ class Shielded(NamedTuple):
 
 @dataclass(frozen=True)
 class Pulls(Exchange):
-    """sum_j b_ij b_ji (x_j - x_i), in the clear: what the encrypted exchange gives, at once.
+    """sum_j b_ij b_ji (x_j - x_i) in the clear: the result of the encrypted exchange.
 
-    What goes over the links under encryption is ciphertexts, of which nothing is read without a
-    key; ``experiments/_common/paillier.py`` is the exchange itself.
+    Under encryption the links carry ciphertexts, which reveal nothing without a key;
+    ``experiments/_common/paillier.py`` implements that exchange.
     """
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Shielded) -> Received:
-        """Weigh differences; nothing is seen."""
+        """Weigh differences; no message is visible."""
         product = message.weights * message.weights.T
 
         def pulled(leaf: Array) -> Array:
@@ -188,14 +188,14 @@ class Encrypted(Unbounded, Networked):
 
         x_i <- x_i + sum_j b_ij b_ji (x_j - x_i) + opt(grad f_i(x_i)),   b drawn anew in every round
 
-    Each end of a link draws its own factor and shows it to nobody; the difference is made under
-    the additively homomorphic encryption of Paillier, so that neither end sees the other's model.
-    A reconstruction from its description: no code is public.
+    Each end of a link draws its own secret factor. The difference is computed under Paillier's
+    additively homomorphic encryption, so that neither end sees the other's model. It is
+    reconstructed from its description, since no code is public.
 
-    Guarantee: none. No DP holds: with all but one neighbour colluding, differences times random
-    numbers still tell of a model. Messages are ciphertexts where `experiments/_common/paillier.py`
-    carries them; compiled runs compute the same sums in the clear, with weights from the run's
-    public key.
+    Guarantee: none. No DP holds: if all but one neighbour collude, differences times random numbers
+    still reveal information on a model. Messages are ciphertexts where
+    `experiments/_common/paillier.py` carries them. Compiled runs compute the same sums in the
+    clear, with weights from the run's public key.
 
     Reference:
         Zhang and Wang (2019), Enabling privacy-preservation in decentralized optimization.
@@ -214,8 +214,8 @@ class Encrypted(Unbounded, Networked):
             mixing: [n, n] mixing matrix.
 
         Raises:
-            ValueError: For a schedule, what is no square matrix, and links that go one way: of
-                b_ij b_ji one factor would be 0, and nothing mix.
+            ValueError: For a schedule, a matrix that is not square, and one-way links, on which a
+                factor of b_ij b_ji would be 0.
         """
         if np.ndim(mixing) == 3:
             raise ValueError(
@@ -271,7 +271,7 @@ class EncryptedOnLinks(Unbounded, Method):
         return Emission(shielded, carry=(updates, state), metrics=answer.metrics)
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
-        """Move by what was pulled, and step."""
+        """Add the weighted differences, and step."""
         updates, state = carry
         models = jax.tree.map(jnp.add, public_state.models, received)
         return optax.apply_updates(models, updates), state

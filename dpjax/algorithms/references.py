@@ -17,16 +17,16 @@ __all__ = ["EXTRA", "NIDS"]
 
 
 class Unbounded:
-    """Methods that run without noise alone: none is accounted for on what they send.
+    """Methods that run without noise alone, since no accounting covers their messages.
 
-    They release nothing, if not said: no noise was added to any of it.
+    They release nothing, because nothing has noise.
     """
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
     asks_own: ClassVar[bool] = True
 
     def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
-        """Without bound: nothing is said of noise on these messages.
+        """Infinite: no bound is known for these messages.
 
         Args:
             answer: How far answers are apart.
@@ -38,14 +38,14 @@ class Unbounded:
 
 
 class Memory(NamedTuple):
-    """What an agent keeps of the round before.
+    """An agent's memory of the round before.
 
     Attributes:
         optimizer: The optimizer's state.
-        message: What it sent last.
+        message: The last message.
         model: Its model of the round before.
-        mixed: What it received then.
-        step: Its step then.
+        mixed: The messages received in it.
+        step: Its step in it.
     """
 
     optimizer: Any
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
 
 
 class _Reference(Unbounded, KeepsMessage):
-    """What both share; gradients go out as they are, so they run without noise alone."""
+    """Base of both methods; they send bare gradients, so they run without noise alone."""
 
     exchange: ClassVar[Gossip] = Gossip()
 
@@ -89,7 +89,7 @@ class EXTRA(_Reference):
         return Emission(models, carry=(step, state), metrics=answer.metrics)
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
-        """Mix, and take off half of the round before."""
+        """Mix, and subtract half of the round before."""
         (models, old), (message, (step, state)) = public_state, carry
 
         def after(x: Any, mixed: Any, new: Any, before: Any, heard: Any, was: Any) -> Any:

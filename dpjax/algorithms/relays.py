@@ -1,18 +1,18 @@
-"""Sums without a server: partial sums up a spanning tree of the network, the total down again.
+"""Sums without a server: partial sums go up a spanning tree, and the total goes down again.
 
     up      p_i = message_i + sum of p_j over children j      to the parent
     down    p_root                                            to every child
 
-Every agent ends with the very same bits, so that all replay one step from one total: the same
-model, optimizer and sketch everywhere. Agents whose totals agree only nearly do not stay together.
-Each learns a frame of its own then, what one sends is read through another's, and differences feed
-on themselves (``experiments/dome_gossip.py`` measures it); gossip to within a rounding needs more
-steps than the tree has levels, and still leaves some sums on both sides of a rounding. Mixing what
-was decoded, as D-SGD does, would send d numbers a link again.
+Every agent ends with the same bits, so that all replay one step from one total and have the same
+model, optimizer and sketch. Agents whose totals agree only nearly would diverge: each would learn
+another frame and decode messages of other frames, which enlarges the differences
+(``experiments/dome_gossip.py`` measures it). Gossip to within a rounding needs more steps than the
+tree has levels, and still leaves some sums on both sides of a rounding. Mixing decoded gradients,
+as D-SGD does, would send d numbers on each link again.
 
-A round sends 2 (n - 1) vectors in all and takes twice as many hops as the tree has levels, where
-D-SGD sends one over each direction of every link. Flooding, every message to everybody, needs no
-tree and outlives links that fail, and sends n vectors over each link at least.
+A round sends 2 (n - 1) vectors in all and takes twice as many hops as the tree has levels; D-SGD
+sends one vector over each direction of every link. Flooding sends every message to every agent. It
+needs no tree and survives links that fail, but sends at least n vectors over each link.
 """
 
 from dataclasses import dataclass
@@ -34,20 +34,20 @@ __all__ = ["Relayed", "spanning"]
 
 @dataclass(frozen=True)
 class Relayed(Aggregator):
-    """The sum by relays on a tree, in place of a server's.
+    """The sum by relays on a tree, without a server.
 
-    Guarantee: none by itself, and none lost. Partial sums are functions of single messages, and
-    single messages of partial sums (differences to those of the children): who listens on all links
-    sees exactly what `dpjax.algorithms.exchange.Sum` shows. So messages need noise enough each,
-    `dpjax.plans.noise.Independent`; noise in shares needs sums whose parts nobody sees, which
-    relays are no protocol for.
+    Guarantee: none by itself, as for `dpjax.algorithms.exchange.Sum`. Partial sums are functions of
+    single messages, and messages are differences of partial sums, so that an outsider sees exactly
+    as much as under `Sum`. Each message therefore needs enough noise
+    (`dpjax.plans.noise.Independent`). Noise in shares needs sums that hide their terms, which
+    relays do not.
 
     Attributes:
-        parents: Of every agent, who its partial sum goes to; the root's own for the root
+        parents: The agent to which each agent sends its partial sum; the root's is itself
             (`spanning`).
 
     Raises:
-        ValueError: For what is no tree.
+        ValueError: For parents that form no tree.
 
     Example:
         >>> import jax.numpy as jnp
@@ -61,12 +61,12 @@ class Relayed(Aggregator):
     parents: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what is no tree."""
-        given: Any = self.parents
-        if not isinstance(given, list | tuple) or not given:
-            raise ValueError(f"parents is {_validate.shown(given)}; give spanning(mixing)")
-        most = len(given) - 1
-        parents = tuple(_validate.integer("parents", p, least=0, most=most) for p in given)
+        """Check that the parents form a tree."""
+        parents: Any = self.parents
+        if not isinstance(parents, list | tuple) or not parents:
+            raise ValueError(f"parents is {_validate.shown(parents)}; give spanning(mixing)")
+        most = len(parents) - 1
+        parents = tuple(_validate.integer("parents", p, least=0, most=most) for p in parents)
         object.__setattr__(self, "parents", parents)
         if sum(child == parent for child, parent in enumerate(parents)) != 1:
             raise ValueError(f"parents is {parents}, with not one root; give spanning(mixing)")
@@ -75,7 +75,7 @@ class Relayed(Aggregator):
 
     @property
     def root(self) -> int:
-        """Who has the total first."""
+        """The agent that computes the total."""
         return next(child for child, parent in enumerate(self.parents) if child == parent)
 
     @property
@@ -108,26 +108,26 @@ class Relayed(Aggregator):
         return gossip.mix(jnp.asarray(self._descendants(), jnp.float32), messages)
 
     def _descendants(self) -> Float[np.ndarray, "n n"]:
-        """Whose messages are in whose partial sum."""
-        found = np.eye(len(self.parents))
+        """The agents in each partial sum."""
+        inside = np.eye(len(self.parents))
         for agent in range(len(self.parents)):
             above = agent
             for _ in self.parents:
                 above = self.parents[above]
-                found[above, agent] = 1
-        return found
+                inside[above, agent] = 1
+        return inside
 
 
 def spanning(mixing: Float[np.ndarray, "n n"]) -> tuple[int, ...]:
-    """Return a spanning tree of a network, of the fewest levels: from a centre, breadth first.
+    """Return a spanning tree of a network with the fewest levels: breadth first from a centre.
 
-    Public, like the network. Ties go to the first agent.
+    The tree is public, like the network. Ties go to the first agent.
 
     Args:
-        mixing: Mixing matrix, whose links go both ways.
+        mixing: Mixing matrix with links in both directions.
 
     Raises:
-        ValueError: For links that go one way, a schedule of matrices, or a network in parts.
+        ValueError: For one-way links, a schedule of matrices, or a disconnected network.
 
     Example:
         >>> from dpjax.algorithms import relays

@@ -1,4 +1,4 @@
-"""A sketch under a clip norm that is learned from what was released."""
+"""A sketch with a clip norm that is learned from released values."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ __all__ = ["Scaled"]
 
 
 class ScaledState(NamedTuple):
-    """What `Scaled` keeps: functions of sums and public keys.
+    """The state of `Scaled`, a function of sums and public keys.
 
     Attributes:
         sketch: The state of the sketch within.
@@ -26,12 +26,12 @@ class ScaledState(NamedTuple):
 
 
 class ScaledProjection(NamedTuple):
-    """A projection with a scale: what encodes divides, what decodes multiplies.
+    """A projection with a scale: encoding divides by it, decoding multiplies.
 
     Attributes:
         inner: The projection.
         rule: The rule of the clip norm.
-        size: Its state.
+        size: The clip norm.
     """
 
     inner: Frame | CountSketch
@@ -39,7 +39,7 @@ class ScaledProjection(NamedTuple):
     size: Any
 
     def encode(self, vector: Float[Array, " d"]) -> Array:
-        """What is to be clipped."""
+        """The vector before the clip."""
         return self.rule.encode(self.size, self.inner.encode(vector))
 
     def decode(self, coordinates: Array) -> Float[Array, " d"]:
@@ -53,22 +53,22 @@ class ScaledProjection(NamedTuple):
 
 @dataclass(frozen=True)
 class Scaled:
-    """A sketch whose numbers are scaled, before the clip and back at the server.
+    """A sketch that is scaled before the clip, and back at the server.
 
         client    u = A' (g - m) / c, clipped to C        server    g^ = A c q + m
 
-    c follows a quantile of the norms of A' (g - m), by one number more in a message:
+    c follows a quantile of the norms of A' (g - m), which takes one more number in a message:
     `dpjax.transforms.sketch`.
 
-    Guarantee: none by itself; it is the plan's, at the plan's clip norm and noise: c is a function
-    of sums of earlier rounds, so that one unit's message has norm C at most, given these.
+    Guarantee: none by itself; it is the plan's, at the plan's clip norm and noise. c is a function
+    of sums of earlier rounds. Given these, one unit's message has norm C at most.
 
     Attributes:
-        sketch: What is scaled.
+        sketch: The scaled sketch.
         quantile: The rule of c.
 
     Raises:
-        ValueError: For what is no sketch or rule.
+        ValueError: For an unknown sketch or rule.
 
     Example:
         >>> from dpjax.algorithms.scaled import Scaled
@@ -82,7 +82,7 @@ class Scaled:
     quantile: Quantile
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be scaled."""
+        """Check the sketch and the rule."""
         sketches.check(self.sketch)
         rule: Any = self.quantile
         if not isinstance(rule, Quantile):
@@ -97,7 +97,7 @@ class Scaled:
 
     @property
     def entries(self) -> int:
-        """The sketch's."""
+        """The fewest entries, which the sketch needs."""
         return self.sketch.entries
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> ScaledState:
@@ -105,7 +105,7 @@ class Scaled:
         return ScaledState(self.sketch.start(key, entries, dtype), self.quantile.start(dtype))
 
     def projection(self, state: ScaledState) -> Any:
-        """A of this round, with its scale."""
+        """A of this round with its scale."""
         return ScaledProjection(self.sketch.projection(state.sketch), self.quantile, state.size)
 
     def noise(self, state: ScaledState, variance: Any, present: Any) -> Float[Array, " d"]:

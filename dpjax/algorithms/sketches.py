@@ -1,7 +1,7 @@
-"""What stands between a gradient and what a client sends of it: linear sketches, learned or not.
+"""Linear sketches of gradients, learned or not.
 
     client    s = A_t' (g - m_t)        clipped after this, so that noise is for k numbers
-    server    g^ = A_t q + m_t          q the noisy mean of what clients sent
+    server    g^ = A_t q + m_t          q the noisy mean of the clients' messages
 
 A_t and m_t follow from sums of earlier rounds and from public keys, and every client replays them.
 Methods at a server take a sketch as a part (`dpjax.algorithms.federated.Federated`).
@@ -37,49 +37,49 @@ class LinearSketch(Protocol):
 
     @property
     def k(self) -> int:
-        """Numbers that stand for a gradient."""
+        """Numbers in the sketch of a gradient."""
 
     @property
     def entries(self) -> int:
-        """The least entries of a gradient."""
+        """The fewest entries of a gradient."""
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Any:
-        """What is known before the first round.
+        """The state before the first round.
 
         Args:
-            key: Public, of the run alone.
-            entries: d.
-            dtype: Of gradients.
+            key: A public key of the run.
+            entries: Entries d of a gradient.
+            dtype: The dtype of gradients.
         """
 
     def projection(self, state: Any) -> Frame | CountSketch:
         """A of this round."""
 
     def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
-        """What noise adds to squares of the decoded mean, by coordinate.
+        """The variance of the noise in the decoded mean, by coordinate.
 
         Args:
-            state: Of this round.
-            variance: Of one client's noise in a coordinate.
-            present: Clients in the mean.
+            state: State of this round.
+            variance: Variance of one client's noise in a coordinate.
+            present: Number of clients in the mean.
         """
 
     def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
-        """What is known after a round.
+        """The state after a round.
 
         Args:
-            state: Of this round.
-            gradient: The decoded mean, privatised, with the centre.
+            state: State of this round.
+            gradient: The decoded noisy mean with the centre.
             key: The round's public key.
-            mean: The mean as it was sent, [k], privatised.
+            mean: The noisy mean before decoding, [k].
         """
 
 
 class _Known:
-    """A projection that stays: its state is the projection."""
+    """A constant projection, which is its state."""
 
     def projection(self, state: Frame | CountSketch) -> Frame | CountSketch:
-        """The one of the first round."""
+        """The projection of the first round."""
         return state
 
     def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
@@ -87,7 +87,7 @@ class _Known:
         return state.diagonal() * (variance / present)
 
     def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
-        """Nothing."""
+        """The same state: it learns nothing."""
         return state
 
 
@@ -116,7 +116,7 @@ class Fixed(_Known):
     is_orthonormal: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what is no number of columns."""
+        """Check the number of columns."""
         _validate.fields(self, _validate.integer, "k")
         _validate.flag("is_orthonormal", self.is_orthonormal)
 
@@ -151,7 +151,7 @@ class Count(_Known):
     entries: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        """Refuse buckets that rows do not divide."""
+        """Check that rows divide the buckets."""
         _validate.fields(self, _validate.integer, "k", "rows")
         if self.k % self.rows:
             raise ValueError(f"k is {self.k}, no multiple of rows, {self.rows}; give one that is")
@@ -163,13 +163,13 @@ class Count(_Known):
 
 @dataclass(frozen=True, eq=False)
 class Given(_Known):
-    """A frame that is given: the oracle's, of public gradients.
+    """A given frame, such as an oracle's from public gradients.
 
     Attributes:
         columns: [d, k], public or privatised.
 
     Reference:
-        The leading right singular vectors of public gradients, say.
+        For example the leading right singular vectors of public gradients.
 
     Example:
         >>> import numpy as np
@@ -181,18 +181,18 @@ class Given(_Known):
     columns: Float[np.ndarray, "d k"]
 
     def __post_init__(self) -> None:
-        """Refuse what is no matrix of finite numbers."""
+        """Check that the columns are a matrix of finite numbers."""
         columns = _validate.finite_array("columns", self.columns, ndim=2)
         if np.abs(columns).max() > np.finfo(np.float32).max:
             raise ValueError(f"columns has {np.abs(columns).max():.3g}, beyond float32; rescale it")
         object.__setattr__(self, "columns", fixed(columns, np.float32))
 
     def __eq__(self, other: Any) -> bool:
-        """Whether the numbers are the same."""
+        """Whether the numbers are equal."""
         return isinstance(other, Given) and np.array_equal(self.columns, other.columns)
 
     def __hash__(self) -> int:
-        """Of the numbers."""
+        """The hash of the numbers."""
         return hash((self.columns.shape, self.columns.tobytes()))
 
     def __repr__(self) -> str:
@@ -217,11 +217,11 @@ class Given(_Known):
 
 
 class LearnedState(NamedTuple):
-    """What `Learned` keeps.
+    """The state of `Learned`.
 
     Attributes:
         sketch: Basis, weights and frame.
-        before: Frame of the round before, [d, k], which the paper's lines read; else nothing.
+        before: Frame of the round before, [d, k], for the paper's lines; else empty.
     """
 
     sketch: sketch_.Sketch
@@ -234,15 +234,15 @@ class Learned:
 
     Attributes:
         k: Columns.
-        forgetting: Of what is known in a round, above 0, at most 1.
-        probes: Random columns at least.
-        share: Of the weights, which the directions kept hold at least.
-        printed: The paper's lines: its UpdateSketch, and a^2 diag(S_t-1 S_t-1') off the second
-            moment, which is B times too much and of the round before.
-        floor: Weight that noise alone reaches (`noise_floor`, of a plan's noise): directions not
+        forgetting: Factor on older weights in a round, above 0, at most 1.
+        probes: The fewest random columns.
+        share: The smallest share of the weights that the kept directions hold.
+        printed: Take the paper's lines: its UpdateSketch, and a correction of the second moment by
+            a^2 diag(S_t-1 S_t-1'), which is B times too large and of the round before.
+        floor: Weight that noise alone reaches (`noise_floor`, for a plan's noise): directions not
             above it are dropped. None drops none.
-        aligned: Whether a frame's columns are turned to the last one's, so that noise of a strategy
-            over rounds is taken back as far as the spaces agree
+        aligned: Whether a frame's columns are rotated towards those of the last frame, so that
+            noise of a strategy over rounds cancels as far as the spaces agree
             (``benchmarks/_moving.py``).
 
     Reference:
@@ -263,7 +263,7 @@ class Learned:
     aligned: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what `update` would refuse in a run."""
+        """Check the arguments of `update` before a run."""
         _validate.fields(self, _validate.integer, "k")
         _validate.fields(self, _validate.share, "forgetting", "share")
         _validate.fields(self, _validate.integer, "probes", least=0, most=self.k)
@@ -279,7 +279,7 @@ class Learned:
         return self.k
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> LearnedState:
-        """A random frame, nothing known."""
+        """A random frame without learned directions."""
         _check_entries(self, entries)
         first = sketch_.start(entries, self.k, key, dtype)
         return LearnedState(first, first.frame if self.printed else ())
@@ -317,18 +317,18 @@ class Learned:
 def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None = None) -> float:
     """Return the largest eigenvalue that noise alone gives sum_s f^(t - s) z_s z_s', z ~ N(0, v I).
 
-    The upper edge of its spectrum where k and the rounds within memory are many,
+    It is the upper edge of the spectrum where k and the rounds within memory are many,
 
         min over 0 < x < 1 of   v ( sum_s w_s / (1 - w_s x) + k / x ),      w_s = f^(t - s),
 
-    v (sqrt(T) + sqrt(k))^2 without forgetting. For 8 to 64 columns noise passes it in about one
-    round of ten, and 1.3 times it hardly ever. It depends on public numbers alone.
+    and v (sqrt(T) + sqrt(k))^2 without forgetting. For 8 to 64 columns noise exceeds it in about
+    one round of ten, and 1.3 times it hardly ever. It depends on public numbers alone.
 
     Args:
-        variance: v, of the noise in a coordinate of the average.
+        variance: Variance v of the noise in a coordinate of the average.
         k: Columns of the sketch.
         forgetting: f, above 0, at most 1.
-        rounds: T; None for more than are remembered, with f below 1.
+        rounds: T; None for more rounds than the memory holds, with f below 1.
 
     Raises:
         ValueError: For parameters out of range, or no forgetting without rounds.
@@ -362,7 +362,7 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
 
 
 def check(sketch: Any) -> None:
-    """Refuse what is no sketch.
+    """Check that a value is a sketch.
 
     Raises:
         ValueError: Naming the argument and the remedy.
@@ -372,7 +372,7 @@ def check(sketch: Any) -> None:
 
 
 def _check_entries(sketch: Any, entries: int) -> None:
-    """Refuse more columns than a gradient has entries."""
+    """Check that a gradient has at least as many entries as columns."""
     if entries < sketch.entries:
         raise ValueError(
             f"k is {sketch.k} for a model of {entries:,} entries; give at most as many, or no "

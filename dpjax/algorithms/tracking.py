@@ -1,4 +1,4 @@
-"""Gradient tracking with one variable on the network: its noise is as small as its steps."""
+"""Gradient tracking that sends one variable, with noise in proportion to its steps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from dpjax.protocols import Emission, Method, PublicState, Round
 __all__ = ["DGD", "DPOP", "Tracking"]
 
 Apart = Callable[[float], float]
-"""How far the answers of an agent and of its neighbour are apart, by how far their models are."""
+"""The distance of two neighbours' answers as a function of the distance of their models."""
 
 
 class Sent(NamedTuple):
-    """What an agent keeps that sends its model and nothing else.
+    """The memory of an agent that sends its model alone.
 
     Attributes:
         optimizer: The optimizer's state.
-        message: What it sent last, which may be published.
-        tracked: What tracks the average gradient; () where nothing does.
+        message: The last message, which may be published.
+        tracked: The tracker of the average gradient; () without one.
     """
 
     optimizer: Any
@@ -33,19 +33,19 @@ class Sent(NamedTuple):
 
 
 class KeepsMessage(Method):
-    """A method whose agents keep what they sent last, noisy, which may be published."""
+    """A method whose agents keep their last noisy message, which may be published."""
 
     def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
         """The noisy payload, which the agent keeps too."""
         return noisy, (noisy, emission.carry)
 
     def released(self, public_state: PublicState) -> Any:
-        """The last message: the model itself carries a step that no noise was added to."""
+        """The last message: the model itself has a step without noise."""
         return public_state.memory.message
 
 
 class ModelSent(KeepsMessage):
-    """What `Tracking`, `DPOP` and `DGD` share: the model is private, its noisy form is sent."""
+    """Base of `Tracking`, `DPOP` and `DGD`: the model is private, its noisy form is sent."""
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
     exchange: ClassVar[Gossip] = Gossip()
@@ -78,22 +78,23 @@ class ModelSent(KeepsMessage):
 
 @dataclass(frozen=True)
 class Tracking(ModelSent):
-    """Implicit gradient tracking: one variable is sent, the tracker never is.
+    """Implicit gradient tracking: agents send one variable, and never the tracker.
 
         z_i = x_i + xi_i,  zbar = W z,  y_i += beta (z_i - zbar_i),
         x_i = zbar_i + opt(y_i + grad f_i(z_i))
 
-    The optimizer takes plain steps -alpha_k times what it is given. y starts at zero, and its sum
-    over agents stays there, so that where models agree and y rests, gradients sum to zero.
+    The optimizer takes plain steps, -alpha_k times its input. y starts at zero, and its sum over
+    agents stays zero. So gradients sum to zero where models agree and y is constant.
 
-    Guarantee: none by itself; it is the plan's. Message k carries the gradient step of round k - 1,
-    asked at z, which everybody knows: with all messages replayed it moves by alpha_{k-1} times how
-    far gradients are apart at one point, and message 1 not at all. The paper hides it by nu_{k-1};
+    Guarantee: none by itself; it is the plan's. Message k carries the gradient step of round k - 1
+    at z, which is public. With all messages replayed its sensitivity is alpha_{k-1} times the
+    distance of neighbouring gradients at one point, and that of message 1 is 0. The paper hides
+    message k by nu_{k-1};
     `dpjax.mechanism.laplace.geometric` has both forms. x_K is never released: `released` is the
     last message.
 
     Attributes:
-        beta: Weight of disagreement in the tracker; the paper asks for gamma beta <= 1, which is
+        beta: Weight of disagreement in the tracker. The paper's condition gamma beta <= 1 is
             neither necessary nor sufficient (docs/tracking.md).
 
     Reference:
@@ -109,11 +110,11 @@ class Tracking(ModelSent):
     beta: float
 
     def __post_init__(self) -> None:
-        """Refuse what float32 cannot weigh with."""
+        """Check that float32 holds beta."""
         _validate.fields(self, _validate.single_precision, "beta", least=1e-9, most=1e9)
 
     def start(self, ctx: Round, models: Any) -> Sent:
-        """The optimizer's state, and nothing tracked yet."""
+        """The optimizer's state, and a tracker of zeros."""
         return super().start(ctx, models)._replace(tracked=jax.tree.map(jnp.zeros_like, models))
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
@@ -135,10 +136,10 @@ class DPOP(ModelSent):
 
         x_i <- Proj( (W z)_i + opt(grad f_i((W z)_i)) ),   z_i = x_i + xi_i
 
-    A reconstruction: no code is public. Its own analysis assumes bounded gradients; here it is
-    accounted as what it is, a method whose message k carries the step of round k - 1, asked at a
-    point that everybody knows. Projection onto a box moves no coordinate farther; onto a ball it
-    could in L1.
+    It is reconstructed, since no code is public. The authors' analysis assumes bounded gradients.
+    Here it is accounted as a method whose message k carries the step of round k - 1 at a public
+    point. Projection onto a box increases no coordinate's distance; onto a ball it could increase
+    the L1 distance.
 
     Guarantee: none by itself; it is the plan's.
 
@@ -157,7 +158,7 @@ class DPOP(ModelSent):
     box: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no box."""
+        """Check the box."""
         if self.box is not None:
             _validate.fields(self, _validate.single_precision, "box", least=1e-9, most=1e9)
 
@@ -172,11 +173,11 @@ class DPOP(ModelSent):
 
 @dataclass(frozen=True)
 class DGD(ModelSent):
-    """Decentralized gradient descent: x <- W z + opt(grad f(x)), z = x and its noise.
+    """Decentralized gradient descent: x <- W z + opt(grad f(x)), z = x plus noise.
 
-    A reference: with steps of constant size it stops beside the optimum, by what the steps weigh
-    against the network. The gradient is asked at the agent's own model, which neighbours need not
-    share: its noise is accounted where a clip, or an assumed smoothness, bounds what that adds.
+    It is a reference. With constant steps it stops at a distance from the optimum that grows with
+    the step size. The gradient is computed at the agent's private model, which differs between
+    neighbouring data: a clip or an assumed smoothness must bound this difference.
 
     Guarantee: none by itself; it is the plan's.
 

@@ -1,4 +1,4 @@
-"""Zip-DL: every receiver gets the sender's model under another noise."""
+"""Zip-DL: a sender adds different noise for every receiver."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -16,11 +16,11 @@ __all__ = ["ZipDL"]
 
 
 class Links(NamedTuple):
-    """Who sends to whom, own copies among them, by sender.
+    """Links by sender; agents also send to themselves.
 
     Attributes:
         sender: [L] agents.
-        receiver: [L] agents; the sender for its own copy.
+        receiver: [L] agents.
         weight: [L] the receiver's weight on the sender.
     """
 
@@ -49,12 +49,12 @@ def links(mixing: Float[np.ndarray, "n n"]) -> Links:
 class ZipDL(Networked):
     """Zip-DL: agent i sends h_i + e_ij to j, h_i = x_i + opt(G_i / divisor), x_j <- W of these.
 
-    The e_ij are the noise, `dpjax.plans.links.ZeroSum`, another one on each message; what is
-    private is the updated model, once for every link, so a clipped gradient moves it by step size
-    times clip norm and nothing but plain steps may be between.
+    The e_ij are the noise, `dpjax.plans.links.ZeroSum`, different on every message. The private
+    payload is the updated model, once for every link. Its sensitivity is step size times clip
+    norm, so the optimizer must take plain steps.
 
     Guarantee: none by itself; it is the plan's, against single nodes or coalitions, and only for
-    gradients that do not depend on what these cannot see.
+    gradients that do not depend on values hidden from them.
 
     Reference:
         Biswas et al. (2025), Low-cost privacy-preserving decentralized learning.
@@ -96,11 +96,11 @@ class ZipDL(Networked):
 class ZipDLOnLinks(ZipDL, Method):
     """`ZipDL` on the links of a network.
 
-    It releases nothing: nodes do not see other nodes' models, and their loss presumes that.
+    It releases nothing, since its loss assumes that nodes do not see other nodes' models.
 
     Attributes:
         sender: [L] agents.
-        receiver: [L] agents; the sender for its own copy.
+        receiver: [L] agents.
     """
 
     sender: tuple[int, ...]
@@ -108,7 +108,7 @@ class ZipDLOnLinks(ZipDL, Method):
 
     @property
     def exchange(self) -> Copies:
-        """Every receiver averages what it got."""
+        """Every receiver averages its messages."""
         return Copies(self.sender, self.receiver)
 
     def payload(self, models: Any) -> Any:

@@ -1,9 +1,9 @@
-"""What a run keeps on disk: its checkpoints and its key file, tied to what the run is.
+"""What a run keeps on disk: its checkpoints and its key file, tied to the run's identity.
 
-A run that resumes repeats rounds with the noise they had. With anything else in front of that
-noise, the difference of two messages would be noiseless, so a checkpoint and a key file belong to
-one identity: plans, data, initial models, software, device, and the very program that advances the
-run, as it is lowered for the compiler, with all its constants.
+A run that resumes repeats rounds with the same noise. With other gradients under that noise, the
+difference of two messages would be noiseless. So a checkpoint and a key file belong to one
+identity: plans, data, initial models, software, device, and the program that advances the run, as
+it is lowered for the compiler, with all its constants.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _OUTSIDE = ("callback", "debug_print", "ffi_call", "infeed", "outfeed")
 _PROGRAM = "model and loss"
 _VALUES = ("initial models", "arrays", "initial memory")
 _COMPUTED = ("plans", *_VALUES[1:], _PROGRAM)
-"""Digests of what other entries decide too: the plans' matrices and the compiled program."""
+"""Digests that follow from other entries: of the plans' matrices and the compiled program."""
 _SHORT = 80
 
 
@@ -53,12 +53,11 @@ def of_run(
     traced: Sequence[Any],
     devices: int,
 ) -> dict[str, str]:
-    """Return what a run is; resuming needs all of it unchanged for the same bits and noise.
+    """Return the identity of a run; a resumed run with the same one has the same bits and noise.
 
-    To be called before a callback may change what the model closes over: what a run calls later is
-    what was traced for this. The keys of the noise are arguments of the programs, so that any will
-    do to trace them, with arrays and not shapes: a release keeps past noise in float64, which
-    shapes are traced without.
+    Call it before a callback can change what the model closes over, since the run uses the programs
+    traced here. The keys of the noise are arguments of the programs, so any keys will do. They are
+    traced as arrays and not as shapes: a release keeps past noise in float64, which shapes lose.
 
     Args:
         plans: The plans.
@@ -104,18 +103,18 @@ def _configs(plans: Sequence[Plan]) -> dict[str, str]:
 
 
 def differences(stored: Mapping[str, str], current: Mapping[str, str]) -> str:
-    """Say in what two identities differ, or nothing where they do not.
+    """Describe the differences of two identities; empty where there are none.
 
     Args:
         stored: One from `of_run`, as it was stored.
-        current: The other, of the run that would go on.
+        current: The identity of the run that resumes.
 
     Returns:
-        The names of what differs, with values where they are short. What is computed from the
-        rest is named only where nothing else explains it.
+        The names of entries that differ, with short values. Derived entries are named only where no
+        other entry differs.
     """
     named = [n for n in {**current, **stored} if stored.get(n) != current.get(n)]
-    # What others decide is named where nothing else explains it.
+    # Derived entries are named only where no other entry differs.
     named = [name for name in named if name not in _COMPUTED] or named
     pairs = [(name, f"{stored.get(name)} there, {current.get(name)} here") for name in named]
     return ", ".join(f"{name} ({pair})" if len(pair) < _SHORT else name for name, pair in pairs)
@@ -144,9 +143,9 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
     captured, names of source files, lines and addresses are left out. A setting of JAX turns
     captured arrays into inputs of the lowered program; they are hashed beside it.
 
-    Guarantee: a release that passes computes nothing that is not hashed, so that it never sends a
-    round again with other gradients under the same noise. What the host or foreign code would
-    compute cannot be seen, and is refused.
+    Guarantee: a release that passes computes only what is hashed, so that it never sends a round
+    again with other gradients under the same noise. Work of the host or of foreign code cannot be
+    hashed, and is refused.
 
     Args:
         traced: What ``jax.jit(f).trace(...)`` returns, for every length of a compiled call.
@@ -174,11 +173,11 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
 
 
 def _machine(devices: int) -> str:
-    """Devices, processor and threads: what the last bits of sums depend on."""
+    """Devices, processor and threads, on which the last bits of sums depend."""
     processor = platform.processor()
     with contextlib.suppress(OSError):
-        if found := re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text()):
-            processor = found[1].strip()
+        if match := re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text()):
+            processor = match[1].strip()
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kind, share = jax.devices()[0].device_kind, os.environ.get("NPROC", "")
     return f"{kind} x {devices}, {processor}, {threads} threads, NPROC {share}"
@@ -190,22 +189,22 @@ _FORMAT = 3
 
 
 class Storage:
-    """What one run keeps on disk: its newest state in a folder of its own, and a release's key.
+    """The files of one run: its newest state in a separate folder, and a release's key.
 
-    The state has models, optimizer states and metrics, never a noise key: those are derived from
-    the seed, or kept in the key file of a release. What is read back is what was written, by a
-    digest: a changed bit would put a release's noise on other gradients. Folder and key file are
+    The state has models, optimizer states and metrics, but no noise key. Keys are derived from
+    the seed, or kept in the key file of a release. A digest detects changed bits, which would put a
+    release's noise on other gradients. Folder and key file are
     locked until `close` or the end of the process.
 
     Args:
-        identity: What the run is, a flat dict of strings; a folder of another run is refused.
+        identity: From `of_run`, a flat dict of strings; a folder of another run is refused.
         checkpoint: Folder, made when missing, else empty or this run's; None keeps no state.
         key_file: Where a release keeps its noise key; None for a simulation.
 
     Attributes:
         folder: Of the state, or None.
         key_file: A release's, or None.
-        begun: Whether a state had been stored when the folder was opened, be it lost or not.
+        begun: Whether a state was ever stored in the folder, even if it is lost by now.
         ended: Whether the run had ended then.
 
     Raises:
@@ -229,7 +228,7 @@ class Storage:
                 with _files.writing("checkpoint", self.folder):
                     self._lock = _locked(self.folder)
                     stack.callback(self._lock.close)
-                    for half in self.folder.glob(f".{_STATE}.*.tmp"):  # What a kill has left.
+                    for half in self.folder.glob(f".{_STATE}.*.tmp"):  # From a killed process.
                         half.unlink()
                 stored = self._read()
                 self.begun = stored is not None or os.fstat(self._lock.handle).st_size > 0
@@ -249,7 +248,7 @@ class Storage:
             ended: Whether the run has ended (all rounds, or stopped early).
 
         Raises:
-            ValueError: If it cannot be written; the one before it stays.
+            ValueError: If it cannot be written; the previous state stays.
         """
         assert self.folder is not None
         arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
@@ -281,21 +280,20 @@ class Storage:
         return header["rounds"], jax.tree.unflatten(structure, values), header["ended"]
 
     def _read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-        """What is stored, if it is whole and this run's."""
+        """The stored header and arrays, if they are undamaged and of this run."""
         if (stored := _stored(self.folder)) is not None:
             if differing := differences(stored[0]["identity"], self._identity):
                 raise ValueError(
                     f"checkpoint {self.folder} belongs to another run, which differs in "
-                    f"{differing}; resume with what it was started with, or name another folder"
+                    f"{differing}; resume with the same arguments, or name another folder"
                 )
         return stored
 
     def noise_keys(self, seeds: tuple[int, ...], phase: int) -> Any:
         """The [S] noise keys: derived from the seeds in a simulation, secret in a release.
 
-        Guarantee: a release that has begun gets the key that it began with, or none: rounds sent
-        again with fresh noise would spend their budget again. The key of one that has ended is
-        not read.
+        Guarantee: a release that has begun gets its first key, or none: rounds sent again with
+        fresh noise would spend their budget again. The key of a finished release is not read.
 
         Args:
             seeds: The seeds.
@@ -312,10 +310,10 @@ class Storage:
         return (file.create() if new else file.key())[None]
 
     def check_sent(self, done: int) -> None:
-        """Refuse a release whose messages went further than what is left of its state.
+        """Refuse a release that sent more rounds than its stored state covers.
 
-        Guarantee: of the rounds that may have been sent, all but the last are done here; that one
-        is sent again as it was. Others would get their noise a second time, on other gradients.
+        Guarantee: the stored state covers all rounds that may have been sent, but for the last one,
+        which is sent again unchanged. Other rounds would reuse their noise on other gradients.
 
         Args:
             done: Rounds done.
@@ -331,20 +329,20 @@ class Storage:
 
 
 def _locked(folder: Path) -> _files.Lock:
-    """The lock of a folder, made when missing; one that holds anything else is refused."""
+    """The lock of a folder, which is made when missing; folders with other files are refused."""
     names = sorted(os.listdir(folder)) if folder.exists() else []
     if names and _LOCK not in names:
         raise ValueError(
             f"checkpoint {folder} holds {names[0]} and no {_LOCK}, so it is not one of this "
             "version; name an empty or a new folder"
         )
-    # Models of every saved round are not for everybody's eyes.
+    # Models of saved rounds are private, so only the owner may read them.
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _files.Lock("checkpoint", folder, folder / _LOCK)
 
 
 def _stored(folder: Path | None) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-    """The header and the arrays of a folder's state, or None; refused where they are damaged."""
+    """The header and the arrays of a folder's state, or None; damaged ones are refused."""
     if folder is None or not (path := folder / _STATE).exists():
         return None
     with _files.reading(f"checkpoint {path}", "restore it from a copy, or move it away"):
@@ -367,7 +365,7 @@ def check_storage(
         key_file: File, or None.
 
     Raises:
-        ValueError: Naming what does not fit.
+        ValueError: For a missing or superfluous key file, or one inside the checkpoint.
     """
     for name, path in (("checkpoint", checkpoint), ("key_file", key_file)):
         if (

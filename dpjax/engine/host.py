@@ -1,10 +1,10 @@
 """The second driver: a loop on the host, cut between send and absorb, for a real network.
 
 The compiled scan (`dpjax.engine.program`) exchanges messages by itself. Here a round is two
-compiled halves of the same operations, and what happens in between is a `Transport`'s: a function
-that gets what goes out and returns what was received. Over the method's own exchange (`local`) a
-run of a linear model has the bits of the scan; layers of a network may be fused otherwise in the
-halves and differ in the last bit, which no guarantee depends on.
+compiled halves of the same operations. A `Transport` connects them: a function of the outgoing
+messages that returns the received ones. With the method's own exchange (`local`) a linear model has
+the bits of the scan. The compiler may fuse layers of other models differently, so that they differ
+in the last bit; no guarantee depends on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,19 +28,20 @@ from dpjax.protocols import State
 __all__ = ["Transport", "local"]
 
 Transport = Callable[[Any, int], Any]
-"""What carries messages: ``transport(message, round) -> received``.
+"""Carries messages over a network: ``transport(message, round) -> received``.
 
-The message is what the method sends, numpy leaves [n, ...], and rounds count from 0. What comes
-back is the value of the method's exchange: for D-SGD every agent's average of what it received, for
-a server the sum and how many were present. It is called once a round, so that it has to deliver all
-of a round's gossip: for ``DSGD(gossip_steps=K)`` what K averages leave, W^K of the messages.
+The message is what the method sends, numpy leaves [n, ...], and rounds count from 0. The result is
+that of the method's exchange: every agent's average for D-SGD, the sum and the number of present
+clients for a server. Each round calls it once, so it must deliver all gossip steps of a round: W^K
+times the messages for ``DSGD(gossip_steps=K)``.
 
-For a plan with colluders it has an attribute ``colluders``: of how many clients the server may know
-everything and still open no single message. `SecureSums` has it; of one's own it is one's word.
+For a plan with colluders it needs an attribute ``colluders``: the number of clients that may tell
+the server everything while it still opens no single message. `SecureSums` has it; for a custom
+transport it is its author's word.
 
-A transport that cannot deliver raises, whatever it likes, and so does one that has lost numbers:
-what is not finite is refused. The run then ends before that round, and the error's note says how it
-goes on. A transport may send one message again, as often as it must.
+A transport that cannot deliver raises any error, and so must one that has lost numbers: values that
+are not finite are refused. The run then ends before that round, and the error's note says how to
+continue. A transport may send one message again, as often as it must.
 """
 
 
@@ -79,17 +80,16 @@ def local(plan: Plan) -> Transport:
 class HostDriver:
     """The rounds of one run, message by message.
 
-    Guarantee: a round whose exchange fails leaves the state as it was before it was sent. What was
-    sent is spent, as the plan's guarantee has it. Begun again, the round sends the very same
-    message, since batch and noise follow from keys and round, and the models are those of before:
-    noise never goes out with another payload. With checkpoints that holds of a run that was killed,
-    too: before a message goes out, the state that it was made of is stored, and in a release the
-    key file notes the round and its message's digest; a release whose newest state is lost, or
-    whose message would be another one, is refused.
+    Guarantee: noise never goes out with two payloads. A round whose exchange fails leaves the state
+    unchanged, and its messages are spent. The repeated round sends the same message, since batch
+    and noise follow from keys and round, and the models are unchanged. With checkpoints this also
+    holds for a killed run: its state is stored before a message goes out, and the key file of a
+    release notes the round and the message's digest. A release is refused if its newest state is
+    lost, or its message would differ.
 
     Attributes:
         transport: What carries messages.
-        min_survivors: Agents in a sum at least, which the plan's noise is for; 0 for no sum.
+        min_survivors: The fewest agents in a sum for which the plan's noise suffices; 0 for no sum.
     """
 
     transport: Transport
@@ -99,15 +99,15 @@ class HostDriver:
     """What makes a run another one, by name."""
 
     def advance(self, run: RunState) -> None:
-        """Do the rounds of a chunk, or what is left of one.
+        """Do the rounds of a chunk, or its remaining ones.
 
         Args:
-            run: How far the run is; after every round one further.
+            run: The state of the run, which advances by one with every round.
 
         Raises:
-            ValueError: For something else than what the method's exchange delivers, or numbers
-                that are not finite in place of a message's that were.
-            BaseException: What the transport raised, with a note on how the run goes on.
+            ValueError: For received values unlike those of the method's exchange, or not finite
+                where the message is.
+            BaseException: What the transport raised, with a note on how to continue.
         """
         for _ in range(run.schedule.ahead(run.done)):
             self._round(run)
@@ -130,7 +130,7 @@ class HostDriver:
         run.record(1, measured)
 
     def _received(self, message: Any, round: int, expected: Any, storage: Storage) -> Any:
-        """What the transport made of a message; errors get a note on what is left to do."""
+        """The result of the transport; its errors get a note on how to continue."""
         try:
             received = self.transport(message, round)
             check_delivered("transport returned", received, expected)
@@ -152,7 +152,7 @@ class HostDriver:
         return jax.tree.map(jnp.array, received)
 
     def _check_present(self, received: Any, round: int) -> None:
-        """Refuse a sum of fewer than the plan's noise is for, before models are moved by it."""
+        """Refuse a sum of fewer clients than the plan's noise is for, before models use it."""
         if self.min_survivors and 0 < (present := float(received[1])) < self.min_survivors:
             raise ValueError(
                 f"transport opened a sum of {present:g} agents in round {round} (from 0), less "
@@ -161,7 +161,7 @@ class HostDriver:
             )
 
     def traced(self, inputs: Inputs, schedule: RunSchedule, state: State) -> list[Any]:
-        """Both halves and the metrics, traced: all that the run computes by itself.
+        """Both halves and the metrics, traced: all that the run computes.
 
         Args:
             inputs: What they are called with.
@@ -182,13 +182,13 @@ class HostDriver:
 
 
 def _sent_axes(axes: State) -> Outgoing:
-    """Where the plans (or seeds) are in what goes out, stacked."""
+    """The axes of plans (or seeds) in outgoing messages."""
     return Outgoing(0, 0, 0, axes.secret)  # type: ignore[arg-type]
 
 
 @compiled()
 def _outgoing(statics: Statics, *arguments: Any) -> Any:
-    """What goes out of a round, stacked, and the sums of metrics with the round's."""
+    """The stacked messages of a round, and the sums of metrics with those of the round."""
     *inputs, sums = arguments
 
     def half(halves: Halves, key: Any, state: State, batch: Any) -> Any:
@@ -198,13 +198,13 @@ def _outgoing(statics: Statics, *arguments: Any) -> Any:
     sent, reported = program.each_run(
         statics, half, tuple(inputs), axes=lambda axes: ((), (_sent_axes(axes), 0))
     )
-    # Here, as the scan adds them: apart from the round they would be rounded once more.
+    # Added here as in the scan: outside the round they would be rounded once more.
     return sent, program.joined(sums, reported)
 
 
 @compiled()
 def _incoming(statics: Statics, *arguments: Any) -> State:
-    """The stacked state after what was received, of the one run."""
+    """The stacked state of the run after it has received its messages."""
     *inputs, sent, received = arguments
 
     def half(halves: Halves, key: Any, state: State, batch: Any, sent: Any, received: Any) -> Any:
@@ -229,7 +229,7 @@ def _measured(statics: Statics, length: int, data: Any, state: State, sums: Any)
 
 
 def _delivered(statics: Statics, arrays: Any, message: Any) -> Any:
-    """Shapes of what the method's exchange makes of a message."""
+    """Shapes of the result of the method's exchange."""
 
     def value(arrays: Any, message: Any) -> Any:
         one = jax.tree.map(lambda leaf: leaf[0], arrays)
@@ -241,7 +241,7 @@ def _delivered(statics: Statics, arrays: Any, message: Any) -> Any:
 def make_driver(
     transport: Any, plans: Sequence[Plan], seeds: Sequence[int], devices: Any, checkpoint: Any
 ) -> HostDriver:
-    """Check that a run whose messages cross a network is one run, and a release is kept.
+    """Check that one run crosses the network, and that a release has a checkpoint.
 
     Args:
         transport: What carries messages.
@@ -288,12 +288,12 @@ def make_driver(
 
 
 def check_delivered(subject: str, received: Any, expected: Any) -> None:
-    """Refuse what an exchange does not deliver.
+    """Refuse values unlike those of the method's exchange.
 
     Args:
-        subject: What came, for messages.
-        received: What came of a round, numpy leaves or jax's.
-        expected: Shapes and dtypes of what the method's exchange delivers.
+        subject: Name of the values in the error.
+        received: The values of a round, leaves of numpy or jax.
+        expected: Shapes and dtypes of the result of the method's exchange.
 
     Raises:
         ValueError: For other shapes, dtypes or trees.
@@ -303,13 +303,13 @@ def check_delivered(subject: str, received: Any, expected: Any) -> None:
         leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         return f"{leaf.dtype}{list(leaf.shape)}"
 
-    one, other = (jax.tree.map(kind, tree) for tree in (received, expected))
-    if one != other:
-        raise ValueError(f"{subject} {one}, the method's exchange delivers {other}; give that")
+    actual, right = (jax.tree.map(kind, tree) for tree in (received, expected))
+    if actual != right:
+        raise ValueError(f"{subject} {actual}, the method's exchange delivers {right}; give that")
 
 
 def _check_finite(message: Any, received: Any, round: int) -> None:
-    """Refuse a lost number before it is every agent's; where models diverged there is none."""
+    """Refuse lost numbers before agents use them; diverged models have none."""
 
     def lost(tree: Any) -> list[str]:
         # Whole numbers are always finite.

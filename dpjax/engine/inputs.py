@@ -1,4 +1,4 @@
-"""What a run reads: plans and problems that fit, put on the devices, agents over a mesh."""
+"""The inputs of a run: plans and problems that fit, on the devices, agents over a mesh."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ def check(
 
     Args:
         plans: One plan or several.
-        problem: One problem, or one a seed that differs in its data alone.
+        problem: One problem, or one for each seed that differs in its data alone.
         seeds: Whole numbers below 2**32, each once.
 
     Returns:
@@ -70,8 +70,8 @@ def _check_alike(problem: Any, first: Problem) -> None:
     names = ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart")
     alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
     alike["frozen values"] = parameters.same(problem.frozen, first.frozen)
-    one, other = (jax.tree.map(np.shape, _data_of(each)) for each in (problem, first))
-    alike["the shapes of its arrays"] = one == other
+    shapes = [jax.tree.map(np.shape, _data_of(each)) for each in (problem, first)]
+    alike["the shapes of its arrays"] = shapes[0] == shapes[1]
     if differing := [name for name, same in alike.items() if not same]:
         raise ValueError(
             f"problem differs in {differing[0]} between seeds; only values of data may differ"
@@ -88,18 +88,18 @@ def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
                 "partition the data over the network's agents"
             )
         if plan.counts is not None and not np.array_equal(plan.counts, counts):
-            one, other = (_validate.shown(each.tolist()) for each in (plan.counts, counts))
-            text = f"the plan is for {one} records of the agents, the problem has {other}"
+            planned, actual = (_validate.shown(each.tolist()) for each in (plan.counts, counts))
+            text = f"the plan is for {planned} records of the agents, the problem has {actual}"
             raise ValueError(f"{text}; make it with counts=shards.counts")
     titles = None if names is None else [nodes.title(names, i) for i in range(len(names))]
     plans[0].sampler.check(counts, titles)
 
 
 def check_device(plans: Sequence[Plan], devices: Any) -> None:
-    """Check that a release runs where its sums are as exact, and as repeatable, as is stated.
+    """Check that a release runs on devices whose sums are exact and repeatable.
 
-    XLA reads XLA_FLAGS once, when it starts. Flags that Python sets later are seen here, without
-    being in force, and no public interface tells: set them before Python starts.
+    XLA reads XLA_FLAGS once, when it starts. This check cannot distinguish flags that Python sets
+    later, which have no effect: set them before Python starts.
 
     Args:
         plans: The plans.
@@ -114,9 +114,9 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
     mesh = agent_mesh(plans[0].agents, devices)
     used = [*jnp.zeros(()).devices(), *(() if mesh is None else mesh.devices.flat)]
     platforms = {device.platform for device in used}
-    if other := sorted(platforms - {"cpu", "gpu"}):
+    if unknown := sorted(platforms - {"cpu", "gpu"}):
         text = "whose float64 may be coarser than 2^-53; run releases on a CPU or a GPU"
-        raise ValueError(f"release is True on a {other[0]}, {text}")
+        raise ValueError(f"release is True on a {unknown[0]}, {text}")
     flags, exact = _flags(), "--xla_gpu_deterministic_ops"
     if fast := [name for name, on in flags.items() if on and "enable_fast_" in name]:
         text = "under which nan may pass for a number; leave it out before Python starts"
@@ -131,7 +131,7 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
 def _flags() -> dict[str, bool]:
     """XLA's flags by name, whether they are on; the last one counts."""
     text = os.environ.get("XLA_FLAGS", "")
-    if text and text[0] != "-" and not text[0].isspace():  # The name of a file, as XLA reads it.
+    if text and text[0] != "-" and not text[0].isspace():  # The name of a file of flags.
         text = Path(text).read_text() if Path(text).is_file() else ""
     pairs = (word.partition("=") for word in shlex.split(text))
     return {name: not equal or on.lower() in ("true", "1") for name, equal, on in pairs}
@@ -139,15 +139,15 @@ def _flags() -> dict[str, bool]:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What the compiled program is called with, but for the secret.
+    """The arguments of the compiled program, except the secret.
 
     Attributes:
-        statics: What is static.
-        arrays: What differs between plans, stacked.
+        statics: Static parts, from `make_statics`.
+        arrays: Arrays that differ between plans, stacked.
         data: Training and evaluation data.
         batch_keys: [S] keys of the batches.
         models: Initial models, leaves [S, n, ...], or [S, 1, ...] where all agents start alike.
-        names: Of the metrics that the program returns.
+        names: Names of the metrics that the program returns.
     """
 
     statics: Statics
@@ -166,7 +166,7 @@ class Inputs:
         devices: int | None = None,
         phase: int = 0,
     ) -> "Inputs":
-        """Put on the devices what a run reads, its models checked.
+        """Check the models and put the inputs of a run on the devices.
 
         Args:
             plans: V plans, from `check`.
@@ -199,7 +199,7 @@ class Inputs:
 
     @property
     def payload(self) -> int:
-        """Numbers that an agent adds noise to in a round, the most."""
+        """The most numbers to which an agent adds noise in a round."""
         return -(-statements.entries(self._payload()) // self.statics.agents)
 
     @property
@@ -208,14 +208,14 @@ class Inputs:
         return 1 if self.statics.mesh is None else self.statics.mesh.size
 
     def rounding(self, *, release: bool) -> tuple[float, int | None]:
-        """What rounding sums of records takes of the clip norm, and a pass length with little.
+        """The share of the clip norm that rounding sums of records takes, and a better pass length.
 
         Args:
-            release: Whether a share above `statements.LIMIT` is refused, and a remedy looked for.
+            release: Whether a share above `statements.LIMIT` is refused with a remedy.
 
         Returns:
-            The share r, 0 where agents are clipped; the largest power of two as a pass length for
-            which r is at most `statements.LIMIT`, or None, also where none is looked for.
+            The share r, 0 where agents are clipped. The largest power of two as a pass length for
+            which r is at most `statements.LIMIT`; None where there is none, or outside a release.
         """
         if isinstance(self.statics.query, AgentQuery):
             return 0.0, None
@@ -238,7 +238,7 @@ class Inputs:
         """Models to start from, leaves [S, V, n, ...].
 
         Args:
-            values: Those that the run is asked to start from; None: the problem's.
+            values: The given ones; None for the problem's.
             plans: V.
 
         Raises:
@@ -264,7 +264,7 @@ class Inputs:
         return state._replace(models=place(state.models, self.statics.mesh, 2))
 
     def arguments(self, state: State, noise_keys: Any) -> tuple[Any, ...]:
-        """What programs of rounds are called with first, from the statics on.
+        """The first arguments of the compiled rounds, from the statics on.
 
         Args:
             state: The stacked state.
@@ -282,10 +282,10 @@ class Inputs:
         return jax.eval_shape(self.statics.method.payload, self._agents_models())
 
     def _check_precision(self, plans: tuple[Plan, ...]) -> None:
-        """Refuse narrow parameters where what is private is rounded before the noise."""
+        """Refuse narrow parameters where the private payload is rounded before the noise."""
         protect = plans[0].config.protect
         records = protect.clips == "record"
-        # Sums of clipped records, moved models, gradients that nothing clips.
+        # These are sums of clipped records, updated models, and gradients without a clip.
         summed = records or self.statics.method.sensitivity is not None
         summed |= any(plan.config.protect.gradient_gap is not None for plan in plans)
         trees = ([self.models] if records else []) + ([self._payload()] if summed else [])
@@ -298,7 +298,7 @@ class Inputs:
 def make_statics(
     plans: tuple[Plan, ...], problems: tuple[Problem, ...], mesh: Mesh | None = None
 ) -> Statics:
-    """What all runs of a call share and one compilation is for.
+    """The static parts that all runs of a call share.
 
     Args:
         plans: At least one.
@@ -308,7 +308,7 @@ def make_statics(
     Raises:
         ValueError: For plans that differ in what they must share.
     """
-    # Without noise the factor is zero: whatever is drawn adds nothing.
+    # Without noise the factor is zero, so that draws add nothing.
     noisy = next((plan for plan in plans if plan.noise is not None), plans[0])
     shared = _shared(noisy)
     for plan in plans:
@@ -343,7 +343,7 @@ def make_statics(
 
 
 def _shared(plan: Plan) -> dict[str, Any]:
-    """What plans of one call must share, by name."""
+    """The parts that plans of one call must share, by name."""
     protect = plan.config.protect
     names = ("clip_norm", "norm", "clipping", "microbatch", "per_layer", "clips")
     return {
@@ -361,21 +361,21 @@ def _shared(plan: Plan) -> dict[str, Any]:
 def stacked_arrays(
     plans: tuple[Plan, ...], mesh: Any = None, privatizer: Any = None, models: Any = ()
 ) -> dict[str, jax.Array]:
-    """Stack what differs between plans.
+    """Stack the arrays that differ between plans.
 
     Args:
         plans: V plans.
         mesh: From `agent_mesh`.
-        privatizer: How their noise is drawn, which may know a smaller form of its arrays; or None.
+        privatizer: Draws their noise, and may know a smaller form of its arrays; or None.
         models: Models of the run, whose dtype decides.
 
     Returns:
-        Arrays by name with V as their leading axis, float64 where a model's leaf is, else float32
-        whatever the x64 flag says: averages of models keep what models keep. Rows of matrices over
-        agents go to the agents' devices.
+        Arrays by name with V as their leading axis. They are float64 where a leaf of the models is,
+        else float32, whatever the x64 flag says. Rows of matrices over agents go to the agents'
+        devices.
     """
     kind = compute_dtype(models)
-    # A plan without noise has none of its arrays: zeros, with which whatever is drawn adds nothing.
+    # A plan without noise gets zeros for its arrays, so that draws add nothing.
     like = {name: array for plan in plans for name, array in plan.arrays.items()}
     stacked = {
         name: np.stack([plan.arrays.get(name, np.zeros_like(one)) for plan in plans]).astype(kind)
@@ -390,7 +390,7 @@ def stacked_arrays(
 
 
 def compute_dtype(tree: Any) -> Any:
-    """The dtype of what models, or messages of theirs, are multiplied by: float64 where one is."""
+    """The dtype of factors of models and messages: float64 where any of these is."""
     return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 
@@ -403,18 +403,18 @@ def stacked_data(problems: tuple[Problem, ...], mesh: Any = None) -> Data:
     """Put the data on the devices.
 
     Args:
-        problems: One, shared by all seeds, or one a seed.
+        problems: One, shared by all seeds, or one for each seed.
         mesh: From `agent_mesh`.
 
     Returns:
-        The data; with several problems every leaf has the seeds as its leading axis, but for
-        frozen values, which are one for all.
+        The data. With several problems every leaf has the seeds as its leading axis, except frozen
+        values, which all seeds share.
     """
 
     def joined(*leaves: Any) -> Any:
         if len(leaves) == 1:
             return jnp.asarray(leaves[0])
-        # On the host: a program of thousands takes long to compile.
+        # Stacked on the host: compiling a program of thousands of arrays takes long.
         return jnp.asarray(np.stack(leaves))
 
     whole = jax.tree.map(joined, *map(_data_of, problems))
@@ -470,12 +470,12 @@ def place(tree: Any, mesh: Mesh | None, axis: int | None) -> Any:
 
 
 def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Statics) -> None:
-    """Refuse models that do not fit in memory with one gradient each, before any is made."""
+    """Refuse models that do not fit in memory with one gradient each."""
     leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
     entries = sum(leaf.size for leaf in leaves)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     n, runs = statics.agents, len(plans) * seeds
-    # Of each model its gradient; per-record gradients of a pass are held together.
+    # Each model has a gradient; a pass holds its per-record gradients together.
     at_once = plans[0].config.protect.microbatch if statics.query.one_by_one else None
     gradients = min(at_once or 1, int(task.partition.counts.max()))
     gradients *= 1 if statics.sequential else runs
@@ -501,7 +501,7 @@ def _initial_models(task: Problem, seed_keys: Any) -> Any:
 
 
 def _checked_start(start: Any, models: Any, expected: Any) -> Any:
-    """The given parameters, copied, if they fit the problem's."""
+    """A copy of the given parameters; shapes unlike the problem's are refused."""
     if expected != (shapes := jax.tree.map(np.shape, start)):
         raise ValueError(f"start has shapes {shapes}, this run's models {expected}; give one a run")
     for leaf in jax.tree.leaves(start):

@@ -1,10 +1,10 @@
 """Randomness of a run: nested keys for simulations, a secret key file for releases.
 
-A simulation derives everything from its seed, the privacy noise too, under a key of its own
-purpose; whoever knows the seed can subtract the noise. A release draws the noise key from the
-operating system and keeps it in a file apart from records and checkpoints until the run ends:
-sending a round again with fresh noise would spend its budget again, so a run that lost the file
-cannot go on.
+A simulation derives everything from its seed, and the privacy noise under a separate purpose.
+Whoever knows the seed can subtract the noise. A release draws the noise key from the operating
+system and keeps it in a file apart from records and checkpoints until the run ends. Sending a
+round again with fresh noise would spend its budget again, so a run that lost the file cannot
+continue.
 """
 
 import glob
@@ -27,7 +27,7 @@ from dpjax import _files, _validate
 __all__ = ["derive"]
 
 PURPOSES = {"initial": 0, "batches": 1, "noise": 2}
-"""What a seed's keys are for; the number is folded into the seed's key."""
+"""Purposes of a seed's keys; the number is folded into the seed's key."""
 
 _IMPLEMENTATION = "threefry2x32"
 _FORMAT = 2
@@ -39,7 +39,7 @@ def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
     Args:
         seed: Whole number of at least 0, below 2**32.
         purpose: One of `PURPOSES`.
-        phase: Which of several runs in a row, so that no later one repeats the noise of an earlier.
+        phase: Number of the run among several in a row, so that no run repeats another's noise.
 
     Returns:
         A threefry key; rounds fold their number into it.
@@ -74,21 +74,20 @@ def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
         key = jax.random.key(seed, impl=_IMPLEMENTATION)
         return jax.random.fold_in(jax.random.fold_in(key, PURPOSES[purpose]), phase)
 
-    # All at once: thousands of seeds one by one take seconds.
+    # All seeds at once: one by one, thousands take seconds.
     return jax.vmap(of_seed)(jnp.asarray(np.array(checked, np.uint32)))
 
 
 class KeyFile:
     """The secret file with the noise key of a release: mode 0600, never overwritten.
 
-    Guarantee: the key has the 64 bits a threefry key holds, drawn by ``secrets``; it is tied to
-    one run by the run's fingerprint, so that it cannot give two runs the same noise, and carries a
-    checksum, so that a damaged one is not taken for a key.
+    Guarantee: the key has the 64 bits of a threefry key, drawn by ``secrets``. The fingerprint
+    ties it to one run, so that two runs never share noise. A checksum detects a damaged key.
 
     Args:
         path: The file.
-        fingerprint: Of the run. Whatever reads the file refuses, by a ValueError, one that is
-            missing, damaged, open to others or another run's.
+        fingerprint: Of the run. Methods raise a ValueError for a file that is missing, damaged,
+            open to others or another run's.
     """
 
     def __init__(self, path: str | os.PathLike, fingerprint: str):
@@ -116,17 +115,18 @@ class KeyFile:
         return _wrapped(self._read()["key"])
 
     def sent(self) -> int:
-        """How many rounds' messages may have gone out, where a host loop notes it; else 0."""
+        """The number of rounds whose messages may be out, where a host loop notes it; else 0."""
         return self._read().get("sent", 0)
 
     def note_sent(self, rounds: int, message: str) -> None:
-        """Note how many rounds' messages may have gone out, and the last one.
+        """Note the number of rounds whose messages may be out, and the last message.
 
-        Guarantee: of each round one message is noted, and no other one of that round passes: the
-        same noise on another payload, from a device whose gradients differ from call to call, say.
+        Guarantee: each round has one noted message, and others of that round are refused. They
+        would put the same noise on another payload, for example on a device whose gradients are
+        not deterministic.
 
         Args:
-            rounds: That many; not fewer than are noted.
+            rounds: The number; at least the noted one.
             message: Digest of the last one.
 
         Raises:
@@ -137,7 +137,7 @@ class KeyFile:
         if rounds > noted:
             content = _checked(fields | {"sent": rounds, "message": message})
             with _files.writing("key_file", self.path):
-                # A link stays one: what it points to is replaced.
+                # A symbolic link stays one: its target is replaced.
                 _files.replace(self.path.resolve(), content, mode=0o600)
         elif rounds < noted or fields["message"] != message:
             raise ValueError(
@@ -147,12 +147,12 @@ class KeyFile:
             )
 
     def delete(self) -> bool:
-        """Delete the key of a release that has ended, and what a kill may have left beside it.
+        """Delete the key of a finished release, and temporary files of killed processes.
 
-        Guarantee: whatever else is under that name stays: another run's key, or no key at all.
+        Guarantee: any other file of that name stays, such as another run's key.
 
         Returns:
-            Whether the run's key was there.
+            Whether the run's key existed.
         """
         deleted = False
         for path in (self.path, *self.path.parent.glob(f".{glob.escape(self.path.name)}.*.tmp")):
@@ -165,7 +165,7 @@ class KeyFile:
         return deleted
 
     def _read(self, *, private: bool = True) -> dict[str, Any]:
-        """The fields of the file; refused where anything in it is not as it was written."""
+        """The fields of the file; a changed file is refused."""
         name = f"key_file {self.path}"
         if not os.path.exists(self.path):
             raise ValueError(
@@ -192,7 +192,7 @@ class KeyFile:
 
 
 def spent_key() -> PRNGKeyArray:
-    """A placeholder for the key of a release that has ended; it draws nothing."""
+    """A placeholder for the key of a finished release; it draws nothing."""
     return _wrapped([0, 0])
 
 

@@ -5,9 +5,9 @@ seed alone, so plans that differ in design, budget or step size share raw normal
 paired, and the work is done once. That is sound in a simulation only; releases run one plan and one
 seed.
 
-What is done with a leaf of a stacked state follows from its slot, never from its type. Models and
-memory are [S, V, ...]; the secret is a seed's, [S, ...], shared by its plans; counters are one for
-all.
+The treatment of a leaf of a stacked state follows from its slot, never from its type. Models and
+memory are [S, V, ...]. The secret is [S, ...], since all plans of a seed share it. All runs share
+one counter.
 """
 
 import functools
@@ -35,7 +35,7 @@ _TRACES = [0]
 
 
 def traces() -> int:
-    """How often `advance` has been traced in this process."""
+    """The number of traces of `advance` in this process."""
     return _TRACES[0]
 
 
@@ -74,7 +74,7 @@ def keeps_noise(state: State) -> bool:
 
 
 def state_axes(state: State, over: str) -> Any:
-    """Where the plans (or seeds) are in a stacked state; None where they share one value.
+    """The axes of plans (or seeds) in a stacked state; None where they share one value.
 
     Args:
         state: Its structure and the dtypes of the secret are read.
@@ -82,7 +82,7 @@ def state_axes(state: State, over: str) -> Any:
     """
 
     def of_secret(leaf: Any) -> Any:
-        # Key and noise before the factor over agents are a seed's; all its plans share them.
+        # All plans of a seed share its key and its noise before the factor over agents.
         return 0 if over == "seeds" and not is_counter(leaf) else None
 
     models, memory = jax.tree.map(lambda _: 0, (state.models, state.memory))
@@ -90,14 +90,14 @@ def state_axes(state: State, over: str) -> Any:
 
 
 def over_runs(sequential: bool, function: Any, in_axes: Any, out_axes: Any, *values: Any) -> Any:
-    """`jax.vmap` of a function, called; or the same as a loop.
+    """Apply `jax.vmap` of a function, or the same as a loop.
 
     Args:
         sequential: Whether to loop.
         function: Of one seed, or one plan.
         in_axes: As in `jax.vmap`, each 0 or None.
         out_axes: The same of what it returns.
-        values: What it is called with.
+        values: Its arguments.
     """
     if not sequential:
         return jax.vmap(function, in_axes=in_axes, out_axes=out_axes)(*values)
@@ -139,7 +139,7 @@ def each_run(
         inputs: Arrays stacked over V plans, data, the stacked state, and the [S] keys of the
             batches and of the noise.
         others: More arguments.
-        axes: Of a state's axes, those of the others and of what is returned.
+        axes: Function of a state's axes that returns the axes of the others and of the results.
     """
     arrays, data, state, batch_keys, noise_keys = inputs
     plans, seeds = state_axes(state, "plans"), state_axes(state, "seeds")
@@ -193,16 +193,16 @@ def initial(
 
 
 @compiled(static=2)
-def final_models(statics: Statics, own: bool, state: State) -> Any:
-    """Models that a run leaves, leaves [S, V, ...].
+def final_models(statics: Statics, private: bool, state: State) -> Any:
+    """Models after a run, leaves [S, V, ...].
 
     Args:
         statics: What is static.
-        own: False for what may be published, functions of messages alone; True for the models
-            that are measured, which are the agents' own.
+        private: False for models that may be published, functions of messages alone. True for the
+            measured models, which agents keep.
         state: Stacked as from `initial`.
     """
-    if own:
+    if private:
         return models_of(statics, state)
 
     def released(models: Any, memory: Any) -> Any:
@@ -215,7 +215,7 @@ def final_models(statics: Statics, own: bool, state: State) -> Any:
 def replay(
     statics: Statics, arrays: Any, state: State, noise_keys: PRNGKeyArray, rounds: Int[Array, ""]
 ) -> State:
-    """Draw the noise of the first rounds again, which later rounds depend on.
+    """Draw the noise of the first rounds again, on which later rounds depend.
 
     Args:
         statics: What is static, with a privatizer.
@@ -234,14 +234,14 @@ def replay(
     def of_seed(key: PRNGKeyArray) -> Any:
         link = statics.link(one, key)
         assert link is not None
-        # Any public key: noise depends on none.
+        # Noise depends on no public key, so any will do.
         public = (key,) if isinstance(link, IntegerEncoded) else ()
         return jax.lax.fori_loop(
             0, rounds, lambda _, past: link.update(zeros, past, *public)[1], link.init(zeros)
         )
 
     secret = jax.lax.map(of_seed, noise_keys)
-    # Counters are one for all.
+    # All runs share one counter.
     merge = lambda old, new: new[0] if is_counter(old) else new  # noqa: E731
     return state._replace(secret=jax.tree.map(merge, state.secret, secret))
 
@@ -265,8 +265,8 @@ def advance(
         state: From `initial` or an earlier call; its buffers are reused.
         batch_keys: [S] keys of the batches.
         noise_keys: [S] keys of the noise (the secret slot holds them too).
-        blocks: Rounds of each block, after which metrics are taken; as part of the program, or as
-            data: then blocks of all lengths are one loop, compiled once.
+        blocks: Rounds of each block, after which metrics are taken. They are part of the program,
+            or data: then blocks of all lengths are one loop, compiled once.
 
     Returns:
         The new state and the metrics, each [blocks, S, V].
@@ -311,7 +311,7 @@ def _consensus(models: Any) -> Float[Array, ""]:
 
 
 def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The round's metrics that a run reports, float32; nan where there is none by that name.
+    """The round's metrics that a run reports, float32; nan for missing ones.
 
     Args:
         statics: What is static.
@@ -321,11 +321,11 @@ def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined(sums: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Sums of a block's metrics with a round's; of lost noise the largest share.
+    """Add a round's metrics to the sums of its block; of lost noise the largest share counts.
 
     Args:
-        sums: Of the rounds before.
-        new: Of the round, from `reported`.
+        sums: Sums of the earlier rounds.
+        new: Metrics of the round, from `reported`.
     """
     return {
         name: (jnp.maximum if name == LOST else jnp.add)(sums[name], value)
@@ -366,16 +366,16 @@ def block_metrics(
         return values | {"consensus": jax.vmap(_consensus)(models)}
 
     models = models_of(statics, state)
-    # One seed after the other bounds the memory of the evaluation.
+    # Seeds run one after the other, which bounds the memory of the evaluation.
     values = jax.lax.map(measure, (models, *per_seed))
-    # Compilers multiply by the inverse of a constant, and a length may be one or not.
+    # Compilers multiply by the inverse of a constant, and the length may be constant or not.
     length = jax.lax.optimization_barrier(jnp.asarray(length, jnp.float32))
     means = {name: value if name == LOST else value / length for name, value in sums.items()}
     return values | means
 
 
 def models_of(statics: Statics, state: State) -> Any:
-    """The models of every run that are measured, leaves [S, V, ...].
+    """The measured models of every run, leaves [S, V, ...].
 
     Args:
         statics: What is static.
@@ -395,7 +395,7 @@ def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, A
 
 @compiled()
 def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
-    """What a round reports; only traced, once for all runs of a kind."""
+    """The reports of a round; traced once for all runs of a kind, and never run."""
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     return dict(statics.first_round(one, data, models, key).metrics)
 
@@ -403,7 +403,7 @@ def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGK
 def reports(
     statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray
 ) -> tuple[str, ...]:
-    """Names of what a round reports: the query's, then a method's own.
+    """Names of a round's reports: first those of the query, then those of the method.
 
     Args:
         statics: What is static.
@@ -430,7 +430,7 @@ def metric_names(
         key: Any key.
 
     Raises:
-        ValueError: For metrics that are no numbers by name, and names that stand twice.
+        ValueError: For metrics that are no numbers by name, and names that occur twice.
     """
     state = statics.template(arrays, models, key)
     models = jax.eval_shape(statics.method.measured, PublicState(*state[:2]))

@@ -1,12 +1,12 @@
-"""What a run leaves, and what its callback sees on the way.
+"""The result of a run, and the progress that its callback reads.
 
-Entries of the file that `Result.save` writes, readable with NumPy alone:
+`Result.save` writes these entries, which NumPy can read:
 
-    header      JSON: seeds, names of the metrics, guarantees, what rows say of each plan, and where
-                each array stands in the parameters
+    header      JSON: seeds, names of the metrics, guarantees, columns of each plan, and the
+                position of each array in the parameters
     rounds      [E]
     metric_0    [E, S, V], the first name's, and so on
-    leaf_0      [S, V, n, ...] parameters, and so on; bfloat16 as the 16-bit integers it is made of
+    leaf_0      [S, V, n, ...] parameters, and so on; bfloat16 as its 16-bit integers
     times       seconds, rounds a second
     digest      SHA-256 of all of it
 """
@@ -42,14 +42,14 @@ _TERMS = ("label", "agents", "epsilon", "delta", "accountant", "relation", "unit
 
 
 class Progress(NamedTuple):
-    """What a callback sees at a chunk's end: metrics only, never data, models or keys.
+    """What a callback receives at a chunk's end: metrics, but no data, models or keys.
 
     Attributes:
         round: Rounds done.
         metrics: name -> [S, V], the latest.
-        guarantees: What each of the V plans states if the run ends here because of it, see
+        guarantees: The statement of each of the V plans if the callback ends the run now, see
             ``stopping`` of `dpjax.engine.run.run`.
-        rounds_per_second: One seed's round of one plan counts one; this process only.
+        rounds_per_second: Of one seed and one plan, counted in this process only.
     """
 
     round: int
@@ -59,7 +59,7 @@ class Progress(NamedTuple):
 
 
 def _terms(plan: Plan) -> dict[str, Any]:
-    """What rows say of a plan, which a saved result keeps in its place."""
+    """The columns of a plan in rows, which a saved result stores in place of the plan."""
     config, budget = plan.config, plan.config.budget
     values = (
         config.label,
@@ -76,26 +76,26 @@ def _terms(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Result:
-    """What a run leaves.
+    """The result of a run.
 
     Attributes:
         plans: The V plans; empty in a result that was loaded, since plans hold functions.
         seeds: The S seeds.
         rounds: [E] rounds at which metrics were taken.
         metrics: name -> [E, S, V].
-        guarantees: What each plan states: its own guarantee, also after an early stop, which
-            anything seen on the way may have decided; less only where the rounds were fixed
-            beforehand (``stop_at``) or a curve over marks was (``stopping="curve"``).
-        params: What the method releases at the end, the agents' models as a rule, leaves
-            [S, V, n, ...]: functions of messages, which the guarantee covers. Under
-            gradients="view" the agents' own models, which it does not. None in the places of frozen
-            leaves.
-        seconds: Time in the compiled loop, this process only, compilation included.
-        rounds_per_second: One seed's round of one plan counts one; the first chunk, which
-            compiles, is left out where there is a second one.
+        guarantees: The statement of each plan: its whole guarantee, also after an early stop, which
+            may depend on released messages. It is less only where the rounds were fixed beforehand
+            (``stop_at``) or a curve over marks was (``stopping="curve"``).
+        params: What the method releases at the end, mostly the agents' models, leaves
+            [S, V, n, ...]. They are functions of messages, which the guarantee covers. Under
+            gradients="view" they are the models that agents keep, which it does not. Frozen leaves
+            are None.
+        seconds: Time in the compiled loop of this process, compilation included.
+        rounds_per_second: Of one seed and one plan. The first chunk, which compiles, counts only
+            where it is the only one.
         ended: False when a callback stopped the run.
-        terms: What rows say of each plan, by name.
-        frozen: SHA-256 of the frozen values that were trained with; empty where there were none.
+        terms: Columns of each plan in rows, by name.
+        frozen: SHA-256 of the frozen values; empty where there were none.
     """
 
     plans: tuple[Plan, ...]
@@ -116,27 +116,27 @@ class Result:
             object.__setattr__(self, "terms", tuple(map(_terms, self.plans)))
 
     def __repr__(self) -> str:
-        """One line: how many runs, how far, which metrics."""
+        """One line: the number of runs, their rounds, and the metrics."""
         return (
             f"Result({len(self.terms)} plans, {len(self.seeds)} seeds, {self.rounds[-1]} rounds, "
             f"metrics {', '.join(self.metrics)}, which no guarantee covers)"
         )
 
     def __str__(self) -> str:
-        """The line, and each plan's guarantee in sentences: what it covers, and against whom."""
+        """The line of `repr`, and each plan's guarantee in sentences."""
         stated = zip(self.terms, self.guarantees, strict=True)
         return "\n".join(
-            [repr(self), *(f"{one['label']}: {own.statement()}" for one, own in stated)]
+            [repr(self), *(f"{one['label']}: {guarantee.statement()}" for one, guarantee in stated)]
         )
 
     def rows(self, **extra: Any) -> list[dict[str, Any]]:
         """Tidy rows, one for each plan, seed and measured round.
 
-        ``epsilon`` is that of ``guarantee``, in all rows: what the run states at its end. It is
-        less than the plan's after ``stop_at``, and more where phases add up.
+        ``epsilon`` is that of ``guarantee``, the statement at the end of the run, in all rows. It
+        is less than the plan's after ``stop_at``, and more where phases add up.
 
         Args:
-            extra: Columns to add to every row; ``algorithm`` takes the place of the design's name.
+            extra: Columns to add to every row; ``algorithm`` replaces the design's name.
 
         Returns:
             Rows of plain Python values.
@@ -173,10 +173,10 @@ class Result:
         return pandas.DataFrame(self.rows(**extra))
 
     def summary(self) -> str:
-        """A table of the last metrics, mean +- standard error over seeds, a line a plan.
+        """A table of the last metrics: mean +- standard error over seeds, one line for each plan.
 
-        ``epsilon`` is that of each plan's guarantee, rounded up; ``str(result)`` states what it
-        covers, and against whom.
+        ``epsilon`` is that of each plan's guarantee, rounded up; ``str(result)`` states all of
+        it.
         """
         from dpjax.results import tables
 
@@ -190,7 +190,7 @@ class Result:
         return tables.text(rows)
 
     def plot(self, metric: str | None = None, path: str | os.PathLike[str] | None = None) -> Any:
-        """Draw a metric over rounds, mean and standard error, a line a design.
+        """Draw a metric over rounds, mean and standard error, one line for each design.
 
         Args:
             metric: Which; the first by default.
@@ -200,7 +200,7 @@ class Result:
             The path written when one is given, else the figure.
 
         Raises:
-            ValueError: For a metric that there is not, or several plans of one design.
+            ValueError: For an unknown metric, or several plans of one design.
         """
         from dpjax.results import plots
 
@@ -216,25 +216,23 @@ class Result:
     ) -> Any:
         """The average model of a run, or one agent's, for inference.
 
-        Guarantee: the run's; an average of released models is post-processing. Not under
-        gradients="view": there it is one of agents' own models, which no guarantee covers, and
-        whoever publishes it publishes what is not protected.
+        Guarantee: the run's, since an average of released models is post-processing. Under
+        gradients="view" agents keep their models, and no guarantee covers them or their average:
+        do not publish it.
 
         Args:
-            problem: What was trained: its frozen values are put in their places. None leaves None
-                there, and is enough where nothing was frozen.
-            seed: Which of ``seeds``; may be left out where there is one.
-            plan: Which of the plans, by its number from 0 or by its label; may be left out where
-                there is one.
-            agent: Whose model; None averages all.
+            problem: The trained problem, whose frozen values fill the parameters. With None, frozen
+                leaves stay None.
+            seed: One of ``seeds``; needed where there are several.
+            plan: A plan, by its number from 0 or by its label; needed where there are several.
+            agent: The agent whose model is returned; None averages all.
 
         Returns:
             Parameters of one model: ``module.apply(params, x)``.
 
         Raises:
-            ValueError: For a seed, a plan or an agent that there is not, or that is left out where
-                there are several; where the method releases no models; for another problem's model,
-                or other frozen values.
+            ValueError: For an unknown or missing seed, plan or agent; for a method that releases no
+                models; for another problem's model, or other frozen values.
         """
         labels = [terms["label"] for terms in self.terms]
         s = _index("seed", seed, self.seeds)
@@ -258,14 +256,13 @@ class Result:
         plan: int | str | None = None,
         agent: int | None = None,
     ) -> Callable[[Any], Any]:
-        """What the trained model says of examples: ``predict = result.predictor(task)``.
+        """Return the predictions of the trained model: ``predict = result.predictor(task)``.
 
-        Guarantee: that of `model`, and none under gradients="view": for whoever does not know the
-        examples, predictions are post-processing.
+        Guarantee: that of `model`, and none under gradients="view". Predictions on public examples
+        are post-processing.
 
         Args:
-            problem: What was trained, whose frozen values are used and whose examples those to
-                come must resemble.
+            problem: The trained problem, with its frozen values and the shape of its examples.
             seed: As in `model`.
             plan: As in `model`.
             agent: As in `model`.
@@ -285,22 +282,21 @@ class Result:
         return lambda x: apply(whole, _examples(problem, x))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result to a new .npz file, complete or not at all: no code, no keys.
+        """Write the result to a new .npz file, without code or keys; a failed write leaves no file.
 
-        Guarantee: none beyond the result's own. The file holds what ``params`` holds, which the
-        guarantees cover but for runs under gradients="view", whose agents' own models are in it;
-        metrics, which none covers; and seeds, with which a simulation's noise can be subtracted. It
-        never holds a noise key. It is its owner's alone (mode 0600): read SECURITY.md before it
-        is passed on.
+        Guarantee: none beyond that of the result. The file holds ``params``, which the guarantees
+        cover except under gradients="view". It also holds metrics, which no guarantee covers, and
+        seeds, with which a simulation's noise can be subtracted. It never holds a noise key. Only
+        its owner may read it (mode 0600): read SECURITY.md before you pass it on.
 
         Args:
-            path: Where to; ``.npz`` is appended where there is no suffix.
+            path: The file; ``.npz`` is appended where there is no suffix.
 
         Returns:
             The path.
 
         Raises:
-            ValueError: Where the file exists or cannot be written, for what is no path, or
+            ValueError: For a file that exists or cannot be written, a value that is no path, or
                 parameters that are no numbers in dicts keyed by texts, lists and tuples.
         """
         path = _files.npz(path)
@@ -313,7 +309,7 @@ class Result:
             "seeds": self.seeds,
             "metrics": list(self.metrics),
             "guarantees": [each.to_dict() for each in self.guarantees],
-            # In words, as JSON has no infinity.
+            # Written as texts, since JSON has no infinity.
             "terms": [terms | {"epsilon": repr(terms["epsilon"])} for terms in self.terms],
             "ended": self.ended,
             "frozen": self.frozen,
@@ -337,8 +333,8 @@ class Result:
     def load(cls, path: str | os.PathLike[str]) -> "Result":
         """Read a result that `save` wrote; `rows`, metrics, guarantees and models are the same.
 
-        Guarantee: none of its own: the file's digest finds damage, and proves nothing of who made
-        it or whether what it states is true. Load results from where you would load designs.
+        Guarantee: none. The digest detects damage. It proves neither the author nor the statements
+        of the file. Load results only from sources that you trust with designs.
 
         Args:
             path: The file; ``.npz`` is appended where there is no suffix, as in `save`.
@@ -347,8 +343,8 @@ class Result:
             The result, without plans; its arrays cannot be written to.
 
         Raises:
-            FileNotFoundError: Where there is no such file.
-            ValueError: For a truncated, changed or foreign file, or what is no path.
+            FileNotFoundError: For a missing file.
+            ValueError: For a truncated, changed or foreign file, or a value that is no path.
         """
         path = _files.npz(path)
         remedy = "give a file that Result.save wrote with this version, or make it again"
@@ -357,7 +353,7 @@ class Result:
 
     @classmethod
     def _read(cls, path: Path) -> "Result":
-        """The result in a file, whatever is wrong with it raised as it comes."""
+        """The result in a file; errors are raised unchanged."""
         text, arrays = _files.unpacked(path)
         header = json.loads(text)
         if header["kind"] != _KIND or header["format"] != _FORMAT:
@@ -398,15 +394,15 @@ def _average(leaf: Any) -> np.ndarray:
 
 
 def _complete(problem: Any, params: Any, frozen: str) -> Any:
-    """The parameters of one model, frozen values in their places.
+    """The parameters of one model, filled with frozen values.
 
     Args:
         problem: The problem that was trained.
-        params: Of one model, None in the places of frozen leaves.
+        params: Parameters of one model; frozen leaves are None.
         frozen: Digest of the frozen values that it was trained with, see `frozen_digest`.
 
     Raises:
-        ValueError: For what is no problem, another problem's parameters, or other frozen values.
+        ValueError: For a value that is no problem, other parameters, or other frozen values.
     """
 
     if not isinstance(problem, Problem):
@@ -424,7 +420,7 @@ def _complete(problem: Any, params: Any, frozen: str) -> Any:
 
 
 def frozen_digest(frozen: Any) -> str:
-    """Return what tells frozen values from others; empty where there are none.
+    """Return a digest of frozen values; empty where there are none.
 
     Args:
         frozen: Of a problem.
@@ -443,11 +439,11 @@ def _examples(problem: Problem, x: Any) -> Any:
     if not records.ndim or records.shape[1:] != shape:
         raise ValueError(f"x has shape {records.shape}; give examples {['M', *shape]}")
     if traced:
-        # Nobody sees the values there, which a cast might change.
+        # A cast might change traced values, which cannot be checked.
         if x.dtype != jnp.result_type(kind):
             raise ValueError(f"x is {x.dtype} in a function that is traced; give {kind}")
         return x
-    # A cast would wrap around, and an embedding would take another word.
+    # A cast would wrap around, and an embedding would read another word.
     with np.errstate(invalid="ignore"):
         cast = records.astype(kind)
     if kind.kind in "iub" and (changed := records[cast != records]).size:
@@ -463,7 +459,7 @@ def _typed(leaf: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _structure(tree: Any, leaves: list[np.ndarray]) -> Any:
-    """Where each leaf stands, in lists and dicts that JSON can hold."""
+    """The position of each leaf, in lists and dicts for JSON."""
     if tree is None:
         return None
     if type(tree) is dict and all(type(key) is str for key in tree):

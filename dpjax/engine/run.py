@@ -1,4 +1,4 @@
-"""Run plans on a problem: seeds, progress, callbacks, checkpoints, resume, early stop."""
+"""Run plans on a problem, with progress, callbacks, checkpoints, resuming and early stops."""
 
 import contextlib
 import math
@@ -52,7 +52,7 @@ def run(
     stopping: Stopping = "plan",
     transport: Transport | None = None,
 ) -> Result:
-    """Run every plan with every seed, in one compiled call a chunk.
+    """Run every plan with every seed, in one compiled call for each chunk.
 
     Guarantee: each plan's own, for each of its runs alone. Plans and seeds run together are
     simulations: with one seed all plans share batches and raw normals, so their messages must not
@@ -60,55 +60,54 @@ def run(
     comes from the operating system, lives in ``key_file`` and is deleted when the run ends.
     Metrics and the callback's values are computed on unprotected data and are not private.
 
-    A run that a callback stopped states its plan's whole guarantee: where it stopped may depend on
-    all that was released, and the first rounds' smaller loss is theirs only if their number was
-    fixed before. The result says so where the metrics that the callback read come from private
-    data (`Problem.evaluation_data`): then the stopping round itself is outside the guarantee, also
-    where a callback that answers True or False let the run end by itself.
+    A run that a callback stopped states its plan's whole guarantee. Its stop may depend on all
+    released messages, and the smaller loss of the first rounds holds only if their number was fixed
+    before. If the callback read metrics of private data (`Problem.evaluation_data`), the guarantee
+    does not cover the stopping round, and the result says so. This also holds for a callback that
+    answered True or False and let the run end by itself.
 
     Args:
         plans: One plan, or several that share rounds, clip norm, batch size and unit.
-        problem: Model, data and metrics; or several, one a seed, that differ in their data alone
-            (say, in how it is split), each array of the same shape.
+        problem: Model, data and metrics; or one problem for each seed. These differ in their data
+            alone (say, in its partition), and each array has the same shape.
         seeds: Seeds; initial models and batches derive from them, in simulations the noise too.
-        eval_every: Rounds between metrics; None is a twentieth of the rounds. The last round is
-            always measured.
-        chunk_blocks: How many such blocks run in one call; callbacks and checkpoints come between.
-        devices: Spread the agents over this many devices; must divide n.
+        eval_every: Rounds of a block, after which metrics are taken; None is a twentieth of the
+            rounds. The last round is always measured.
+        chunk_blocks: Blocks in one compiled call; callbacks and checkpoints come between calls.
+        devices: Number of devices over which agents are spread; must divide n.
         checkpoint: Folder to save to and resume from; None keeps nothing.
         checkpoint_seconds: Least time between two checkpoints; the last state is always saved.
         key_file: Where a release keeps its noise key; mode 0600, not inside ``checkpoint``.
         progress: Show a progress bar with rounds/s and the time left.
         callback: Called with `Progress` at every chunk's end; True stops the run. One that only
-            watches returns None.
+            observes returns None.
         start: Parameters to start from, leaves [S, V, n, ...] as in `Result.params`, in place of
-            the problem's; when a run carries on after an agent has left, say.
-        phase: Number of this run among several in a row, above 0 where ``start`` is given: each
-            phase has noise and batches of its own, which a simulation derives from seed and phase:
-            it must be above the number that ``spent`` states. A release draws a key of its own
-            for every run, whatever its phase.
-        spent: What the earlier phases have spent, one guarantee a plan (`Result.guarantees`);
+            the problem's; for example where a run continues after an agent has left.
+        phase: Number of this run among several in a row, above 0 where ``start`` is given. A
+            simulation derives the noise and batches of a phase from seed and phase, so the number
+            must be above the one in ``spent``. A release draws a new key for every run.
+        spent: The guarantees of the earlier phases, one for each plan (`Result.guarantees`);
             needed with ``start``. The result states both together: mu^2 adds up. Where they state
             a total that was fixed before the first phase (`Guarantee.within`), the result states
             that total, and a phase that passes it is refused.
         planned: True where this phase, its length and its noise were fixed before the first one
-            began; needed with ``start`` unless ``spent`` states a total. A phase added because of
-            what was released is not covered by the two together.
-        stop_at: Rounds to do, fixed before the run, in place of all; states what so many rounds
-            spend. A checkpoint or key file of another number is refused.
-        stopping: What a run states that its callback stops: "plan", the plan's whole guarantee; or
-            "curve", numbers that hold at whichever chunk's end it stops, smaller at the first ones
-            and larger at the last (`dpjax.accounting.stopping`).
-        transport: What carries the messages of one plan and one seed over a real network,
+            began; needed with ``start`` unless ``spent`` states a total. The joint guarantee does
+            not cover a phase that was added because of released messages.
+        stop_at: Rounds to do, fixed before the run, in place of all. The result states the loss
+            of these rounds. A checkpoint or key file of another number is refused.
+        stopping: The statement of a run that its callback stops. "plan" is the plan's whole
+            guarantee. "curve" holds at whichever chunk's end the run stops; its numbers are smaller
+            at the first ends and larger at the last (`dpjax.accounting.stopping`).
+        transport: Carries the messages of one plan and one seed over a real network,
             ``transport(message, round) -> received`` (`dpjax.engine.host`); None exchanges them
-            inside the compiled rounds. One that raises ends the run before that round; resumed from
-            ``checkpoint``, which then is written before every message, the run sends the very same
-            one. Never begin such a run a second time without: noise would go out again with
-            another payload. A release needs the checkpoint.
+            inside the compiled rounds. A transport that raises ends the run before that round.
+            ``checkpoint`` is then written before every message, and a resumed run sends the same
+            message again. Never begin such a run again without its checkpoint, which would send
+            its noise with another payload. A release needs the checkpoint.
 
     Returns:
-        Metrics, final models and what was spent. A run that is resumed continues to the same
-        bits on the same platform and build.
+        Metrics, final models and guarantees. A resumed run has the same bits on the same platform
+        and build.
 
     Raises:
         ValueError: For plans that cannot run together or do not fit the problem, a device count
@@ -147,7 +146,7 @@ def run(
         driver = host.make_driver(transport, plans, seeds, devices, checkpoint)
     data = Inputs.of(plans, problems, seeds, devices, phase)
     models = data.start(start, len(plans))
-    # Only here is known how many numbers a release draws; nothing has been sent yet.
+    # Only now is it known how many numbers a release draws; no message is out yet.
     rounding = data.rounding(release=any(plan.config.release for plan in plans))
     plans = tuple(statements.priced(plan, data.payload, *rounding) for plan in plans)
     hidden = data.statics.method.measures_private
@@ -163,12 +162,12 @@ def run(
     identity = {}
     if checkpoint is not None or key_file is not None:
         # Without a start all agents' models follow from the problem's.
-        own_start = None if start is None else models
+        custom = None if start is None else models
         state = data.initial(models, data.batch_keys)
         traced = driver.traced(data, schedule, state)
-        values = (data.models, own_start), data.arrays, state.memory
+        values = (data.models, custom), data.arrays, state.memory
         identity = checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
-        del state, own_start, values
+        del state, custom, values
     with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
         at = RunState.first(data, schedule, models, storage.noise_keys(seeds, phase), storage)
         del models  # As large as all models.
@@ -176,12 +175,12 @@ def run(
         try:
             _drive(driver, at, meter, rule, callback, checkpoint_seconds, progress)
         except KeyboardInterrupt as error:
-            error.add_note(f"interrupted at round {at.done}; {at.kept}")
+            error.add_note(f"interrupted at round {at.done}; {at.stored}")
             raise
         if storage.key_file is not None:
             storage.key_file.delete()
     # Nothing is published under "view": agents keep their own models, and phases are refused.
-    own = any(plan.config.protect.gradients == "view" for plan in plans)
+    private = any(plan.config.protect.gradients == "view" for plan in plans)
     measured = schedule.marks <= at.done
     return Result(
         plans=plans,
@@ -189,7 +188,7 @@ def run(
         rounds=schedule.marks[measured],
         metrics={name: value[measured] for name, value in at.metrics.items()},
         guarantees=rule.at(at.done, decided=at.decided, lost=at.lost_noise()),
-        params=jax.device_get(program.final_models(data.statics, own, at.state)),
+        params=jax.device_get(program.final_models(data.statics, private, at.state)),
         seconds=sum(seconds for _, seconds in meter.chunks),
         rounds_per_second=meter.rate,
         ended=at.done == schedule.total,
@@ -201,7 +200,7 @@ class ScanDriver:
     """The rounds of all runs, each chunk in one compiled call, messages exchanged inside it.
 
     Attributes:
-        options: What makes a run another one, by name.
+        options: Settings that are part of the run's identity, by name.
     """
 
     options: ClassVar[dict[str, str]] = {}
@@ -210,7 +209,7 @@ class ScanDriver:
         """Do the rounds of a chunk; nothing is stored before its end.
 
         Args:
-            at: How far the runs are.
+            at: The state of the runs.
         """
         arguments = at.inputs.arguments(at.state, at.noise_keys)
         at.state, new = program.advance(*arguments, _as_argument(at.schedule.blocks(at.done)))
@@ -220,7 +219,7 @@ class ScanDriver:
         """The program of every chunk's length, traced.
 
         Args:
-            inputs: What it is called with.
+            inputs: Its arguments.
             schedule: The rounds.
             state: Before the first round.
         """
@@ -230,10 +229,10 @@ class ScanDriver:
 
 
 def _as_argument(blocks: program.Blocks) -> Any:
-    """How the program is given the rounds of its blocks.
+    """The rounds of blocks as an argument of the program.
 
-    As data on a CPU, where compiling a round takes longer than many runs. Other devices would ask
-    the host after every round whether there is another; there they are part of the program.
+    On a CPU they are data, since compiling a round takes longer than many runs. Other devices would
+    ask the host after every round whether to continue; there they are part of the program.
     """
     return blocks.data if jax.default_backend() == "cpu" else blocks
 
@@ -261,7 +260,7 @@ def _drive(
             meter.chunks.append((length, time.monotonic() - began))
             bar.update(length)
             if progress and len(meter.chunks) == 1:
-                # The rate and the time left are of what is still to come, which is compiled.
+                # The rate and the time left concern later chunks, which are compiled.
                 bar.start_t, bar.initial = bar.last_print_t, at.done
             lost = at.lost_noise()
             if not warned and any(lost):
@@ -279,7 +278,7 @@ def _drive(
 
 
 def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
-    """Say at once that noise is finer than what it is added to."""
+    """Warn that noise is finer than the numbers to which it is added."""
     plan, round, share = next((v, *pair) for v, pair in enumerate(lost) if pair is not None)
     warnings.warn(
         f"noise of plan {plan} is finer than the numbers that it is added to: from round "
@@ -292,7 +291,7 @@ def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
 
 
 def _check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:
-    """Check what a run does beside its rounds."""
+    """Check the options of a run that do not concern its rounds."""
     remedy = "give seconds of at least 0, or math.inf for the last state alone"
     if not isinstance(checkpoint_seconds, float) or checkpoint_seconds != math.inf:
         if _validate.number("checkpoint_seconds", checkpoint_seconds, remedy=remedy) < 0:
@@ -319,10 +318,10 @@ def _check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> i
             "those of the earlier phase's result"
         )
     # Older records do not say their number.
-    least = max(max(before.phase + 1, len(before.phases)) for before in spent)
-    if phase < least and not all(plan.config.release for plan in plans):
+    first = max(max(before.phase + 1, len(before.phases)) for before in spent)
+    if phase < first and not all(plan.config.release for plan in plans):
         raise ValueError(
-            f"phase is {phase} and spent has had phases up to {least - 1}, whose noise a "
-            f"simulation would draw again from one seed; give {least} or more"
+            f"phase is {phase} and spent has had phases up to {first - 1}, whose noise a "
+            f"simulation would draw again from one seed; give {first} or more"
         )
     return phase

@@ -1,4 +1,4 @@
-"""How far a run is: its rounds in blocks and chunks, its state, and what a checkpoint holds."""
+"""The progress of a run: its blocks and chunks, its state, and its checkpoints."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from dpjax.protocols import State
 __all__: list[str] = []
 
 TOLERATED_LOSS = 0.01
-"""Share of a message's entries that may go out without noise before a run says so."""
+"""Share of a message's entries without noise above which a run warns."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class RunSchedule:
 
     @classmethod
     def of(cls, rounds: int, stop_at: Any, eval_every: Any, chunk_blocks: Any) -> "RunSchedule":
-        """Check what a run is asked for.
+        """Check the arguments of a run.
 
         Args:
             rounds: Rounds T of its plans.
             stop_at: Rounds to do, or None.
             eval_every: Rounds between metrics; None is a twentieth of the rounds.
-            chunk_blocks: How many such blocks run in one call.
+            chunk_blocks: Blocks in one compiled call.
 
         Raises:
             ValueError: For anything but whole numbers above 0, or more rounds than are planned.
@@ -59,7 +59,7 @@ class RunSchedule:
 
     @property
     def options(self) -> dict[str, int]:
-        """What makes a run another one, by name."""
+        """Settings that are part of the run's identity, by name."""
         names = ("eval_every", "chunk_blocks", "stop_at")
         return dict(zip(names, (self.every, self.chunk_blocks, self.total), strict=True))
 
@@ -79,26 +79,26 @@ class RunSchedule:
         return [*range(self.chunk, self.total, self.chunk), self.total]
 
     def ahead(self, done: int) -> int:
-        """Rounds to the end of a chunk, from the number of rounds done."""
+        """Rounds to the end of the chunk after so many rounds."""
         return min(self.total, (done // self.chunk + 1) * self.chunk) - done
 
     def blocks(self, done: int) -> Blocks:
-        """The next call's blocks: whole chunks, then a shorter one, so two compilations at most."""
-        left = self.total - done
-        whole = min(self.chunk_blocks, left // self.every)
-        tail = 0 if whole == self.chunk_blocks else left - whole * self.every
+        """The next call's blocks: whole chunks, then a shorter one, in at most two compilations."""
+        remaining = self.total - done
+        whole = min(self.chunk_blocks, remaining // self.every)
+        tail = 0 if whole == self.chunk_blocks else remaining - whole * self.every
         return Blocks(whole, self.every, tail)
 
     @property
     def variants(self) -> list[Blocks]:
-        """The blocks of all chunks, each once; resumed, a run has no others."""
+        """The distinct blocks of all chunks; a resumed run has no others."""
         last = (self.total - 1) // self.chunk * self.chunk
         return list(dict.fromkeys([self.blocks(0), self.blocks(last)]))
 
 
 @dataclass(frozen=True)
 class Meter:
-    """Rounds and seconds of chunks; the first one, which compiles, is in the rate if alone."""
+    """Rounds and seconds of chunks; a first chunk, which compiles, counts only if alone."""
 
     runs: int
     chunks: list[tuple[int, float]] = field(default_factory=list)
@@ -112,20 +112,20 @@ class Meter:
 
 @dataclass(eq=False)
 class RunState:
-    """How far a run is.
+    """The state of a run between chunks.
 
     Attributes:
-        inputs: What it reads.
+        inputs: Inputs of the run.
         schedule: Its rounds.
         state: The stacked state.
         noise_keys: [S] keys of the noise.
-        storage: Where it is kept.
+        storage: Its files.
         metrics: name -> [E, S, V] metrics, nan where none were taken yet.
         done: Rounds done.
         ended: Whether it has ended: all rounds, or stopped.
-        decided: Whether a callback may have decided where.
-        sums: name -> [S, V] sums of metrics since the last mark, where a run is kept between marks.
-        saved: Rounds done when it was stored last, or None.
+        decided: Whether a callback may have decided the end.
+        sums: name -> [S, V] sums of metrics since the last mark, for runs stored between marks.
+        saved: Rounds done in the stored state, or None.
     """
 
     inputs: Inputs
@@ -144,14 +144,14 @@ class RunState:
     def first(
         cls, inputs: Inputs, schedule: RunSchedule, start: Any, noise_keys: Any, storage: Storage
     ) -> "RunState":
-        """Where a run begins: before its first round, or at its newest checkpoint.
+        """The first state of a run: before its first round, or at its newest checkpoint.
 
         Args:
-            inputs: What it reads.
+            inputs: Inputs of the run.
             schedule: Its rounds.
             start: Models to start from, leaves [S, V, n, ...].
             noise_keys: [S] keys of the noise.
-            storage: Where it is kept.
+            storage: Its files.
 
         Raises:
             ValueError: For a checkpoint that is damaged or cannot be written, or that is older
@@ -193,32 +193,32 @@ class RunState:
         return {name: value[last].copy() for name, value in self.metrics.items()}
 
     def lost_noise(self) -> list[tuple[int, float] | None]:
-        """Of each plan, from which round on a message lacked more noise than is tolerated.
+        """For each plan, the round from which a message lacked more noise than tolerated.
 
         Returns:
-            (round, share) of each plan, the first round of the block and the largest share of all;
-            None where none was lost.
+            (round, share) for each plan: the first round of the block, and the largest share of
+            all blocks; None where no noise was lost.
         """
         if LOST not in self.metrics:
             return [None] * jax.tree.leaves(self.state.models)[0].shape[1]
         marks = self.schedule.marks
         known = self.metrics[LOST][marks <= self.done]
-        # A share that is no number may hide anything.
+        # A share of nan counts as 1.
         shares = np.where(known <= 1, known, 1.0).max(axis=1)
-        found: list[tuple[int, float] | None] = []
+        losses: list[tuple[int, float] | None] = []
         for each in shares.T:
             above = np.flatnonzero(each > TOLERATED_LOSS)
             begin = [1, *(marks[:-1] + 1)]
-            found.append((int(begin[above[0]]), float(each.max())) if above.size else None)
-        return found
+            losses.append((int(begin[above[0]]), float(each.max())) if above.size else None)
+        return losses
 
     @property
-    def kept(self) -> str:
-        """What of it is on disk."""
+    def stored(self) -> str:
+        """The stored rounds, in words."""
         return f"{self.storage.folder or 'no checkpoint'} holds {self.saved or 0} rounds"
 
     def save(self) -> None:
-        """Store it, where there is a place and that has not been done.
+        """Store the state, if there is a folder that does not hold it yet.
 
         Raises:
             ValueError: If it cannot be written.
@@ -229,7 +229,7 @@ class RunState:
 
     def _portable(self) -> Any:
         """The state without its secret, metrics, and whether a callback decided anything."""
-        # Past noise would give later rounds' away; it follows from the key, see program.replay.
+        # Past noise would reveal later noise; program.replay draws it again from the key.
         state = self.state
         public = jax.device_get((state.models, state.memory, state.round))
         return public, self.metrics, np.asarray(self.decided), jax.device_get(self.sums)
@@ -242,7 +242,7 @@ class RunState:
         models, memory, done = jax.tree.map(jnp.asarray, public)
 
         def counted(leaf: Any) -> Any:
-            # A copy: buffers are given to the program, and none twice.
+            # A copy, because the program consumes each buffer.
             return jnp.array(done, leaf.dtype, copy=True) if program.is_counter(leaf) else leaf
 
         secret, inputs = jax.tree.map(counted, self.state.secret), self.inputs

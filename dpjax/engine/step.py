@@ -1,7 +1,8 @@
-"""One round of any method, and what the compiled rounds of a run are made for.
+"""One round of any method, and the static parts of a compiled run.
 
-`make_step` joins the parts of a run into ``Algorithm(init, step)``: emit, privatise, send,
-exchange, absorb. `Statics` holds those parts, `Data` what the rounds read; a run is a scan over it.
+`make_step` combines the parts of a run into ``Algorithm(init, step)``: emit, privatise, send,
+exchange, absorb. `Statics` holds these parts, `Data` the arrays that rounds read. A run is a scan
+over the step.
 """
 
 import functools
@@ -35,7 +36,7 @@ LOST = "lost_noise"
 """The metric of a round: the largest share of a payload's entries that is sent without noise."""
 
 _INSIDE = "promise_in_bounds"
-# Above every number of a round; those of one key apart.
+# Above every round number; numbers folded into one key differ.
 _BATCHES = _VARIANTS = 2**32 - 1
 _START = 2**32 - 2
 
@@ -44,8 +45,8 @@ class Outgoing(NamedTuple):
     """A round between send and absorb.
 
     Attributes:
-        message: What is about to cross the network.
-        carry: What the agents keep for themselves meanwhile.
+        message: What crosses the network.
+        carry: What the agents keep meanwhile.
         metrics: Scalars of the round by name.
         secret: The privatizer's state after the round.
     """
@@ -82,21 +83,21 @@ def make_halves(
     divisor: float,
     lost: Callable[[Any, Any], Any] | None = None,
 ) -> Halves:
-    """Join the parts of a run into the two halves of a round.
+    """Combine the parts of a run into the two halves of a round.
 
-    Guarantee: none by itself; the noise is added to the method's private payload and nothing
-    touches that between `Method.emit` and the noise. That a message depends on data through the
-    noisy payload alone is for `dpjax.plans.dependence` to show.
+    Guarantee: none by itself. The noise is added to the method's private payload, which nothing
+    changes between `Method.emit` and the noise. `dpjax.plans.dependence` shows that a message
+    depends on data through the noisy payload alone.
 
     Args:
         method: What agents compute, keep and send.
         arrays: One plan's arrays, traced or not.
-        query: How gradients of a batch are read.
-        privatizer: What adds the noise; None where there is none.
-        optimizer: What turns noisy means into updates.
-        divisor: What the sampler divides sums by.
-        lost: ``lost(round, payload)``, the share of entries that noise is too fine for; None where
-            the payload is bounded.
+        query: Reads clipped gradients of a batch.
+        privatizer: Adds the noise; None where there is none.
+        optimizer: Turns noisy means into updates.
+        divisor: The sampler's divisor of sums.
+        lost: ``lost(round, payload)``, the share of entries for which the noise is too fine; None
+            where the payload is bounded.
 
     Returns:
         The halves.
@@ -152,7 +153,7 @@ def make_halves(
 
 
 def make_step(method: Method, arrays: Any, **parts: Any) -> Algorithm:
-    """Join the parts of a run into an init/step pair, messages crossing the method's exchange.
+    """Combine the parts of a run into an init/step pair with the method's own exchange.
 
     Args:
         method: What agents compute, keep and send.
@@ -181,10 +182,10 @@ def make_step(method: Method, arrays: Any, **parts: Any) -> Algorithm:
 
 
 class Data(NamedTuple):
-    """Training data over agents, and what the metrics read; with ``data_per_seed`` stacked by seed.
+    """Training data over agents, and evaluation data; with ``data_per_seed`` stacked by seed.
 
-    ``frozen`` are the public values of leaves that are not trained, once for all agents, plans and
-    seeds; None where all are trained.
+    ``frozen`` are the public values of leaves that are not trained. All agents, plans and seeds
+    share them; None where all leaves are trained.
     """
 
     x: Any
@@ -196,12 +197,12 @@ class Data(NamedTuple):
 
 
 class Statics(NamedTuple):
-    """What is static: one compilation for each value (and chunk length).
+    """The static parts of a run; each value (and chunk length) is compiled once.
 
     ``sequential`` loops over seeds and plans within a round in place of a vmap: per-record
-    gradients of many runs at once leave a CPU's caches, and are slower there by ten times.
-    ``privatizer`` is None where no plan has noise, which then is not drawn. ``data_per_seed`` is
-    True where every seed has data of its own. ``reports`` are names of what a round reports.
+    gradients of many runs at once exceed a CPU's caches, which makes them ten times slower.
+    ``privatizer`` is None where no plan has noise. ``data_per_seed`` is True where data differ
+    between seeds. ``reports`` are the names of the values that a round reports.
     """
 
     agents: int
@@ -219,7 +220,7 @@ class Statics(NamedTuple):
 
     @property
     def data_axes(self) -> Data | None:
-        """Which leaves of the data have the seeds as their leading axis, for `jax.vmap`."""
+        """The axes of seeds in the data, for `jax.vmap`."""
         return Data(0, 0, 0, 0, 0, None) if self.data_per_seed else None
 
     def of_first_seed(self, data: Data) -> Data:
@@ -236,7 +237,7 @@ class Statics(NamedTuple):
     def link(
         self, arrays: Any, noise_key: PRNGKeyArray
     ) -> optax.GradientTransformation | IntegerEncoded | None:
-        """What adds one plan's noise; None where no plan has any."""
+        """The transformation that adds one plan's noise; None where no plan has any."""
         if self.privatizer is None:
             return None
         return self.privatizer.transformation(arrays, noise_key)
@@ -244,13 +245,13 @@ class Statics(NamedTuple):
     def halves(
         self, arrays: Any, noise_key: PRNGKeyArray, frozen: Any = None, **changes: Any
     ) -> Halves:
-        """Join the parts of a run for one plan.
+        """Combine the parts of a run for one plan.
 
         Args:
             arrays: One plan's arrays, traced or not.
             noise_key: The seed's noise key.
             frozen: `Data.frozen`.
-            changes: Parts that take the place of the run's own, by name.
+            changes: Parts that replace those of the run, by name.
         """
         lost = None if self.privatizer is None else self.privatizer.lost
         parts = {
@@ -265,7 +266,7 @@ class Statics(NamedTuple):
     def batch(
         self, data: Data, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, round: Any
     ) -> Any:
-        """Every agent's records of a round, and which places are padding (None: none is).
+        """Every agent's records of a round, and the mask of padding (None: no padding).
 
         Args:
             data: The seed's data.
@@ -275,15 +276,15 @@ class Statics(NamedTuple):
         """
         key = jax.random.fold_in(batch_key, round)
         if self.sampler.capacity is not None:
-            # Amplified by secret batches: their key is a part of the noise key, which draws
-            # noise under the numbers of rounds alone.
+            # Amplification needs secret batches. Their key derives from the noise key, under a
+            # number above those of rounds.
             key = jax.random.fold_in(jax.random.fold_in(noise_key, _BATCHES), round)
         variants = None
         if self.query.copies is not None:
-            # Public, so never of the noise key.
+            # Variants are public, so their key never derives from the noise key.
             variants = jax.random.fold_in(jax.random.fold_in(batch_key, _VARIANTS), round)
         drawn = self.sampler.draw(key, round, data.counts)
-        # Positions are below counts and the problem has checked its indices: no bounds to test.
+        # Positions are below counts, and the problem has checked its indices.
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode=_INSIDE)
         if self.sampler.capacity is not None:
             assert drawn.padding is not None
@@ -300,7 +301,7 @@ class Statics(NamedTuple):
             key: Any key.
         """
 
-        # Arrays are traced too: their values, zero for a plan without noise, are no shapes.
+        # Arrays are traced, too, since shapes must not depend on their values.
         def start(arrays: Any, models: Any, key: PRNGKeyArray) -> State:
             one = jax.tree.map(lambda leaf: leaf[0], arrays)
             return self.halves(one, key).init(models, key)
@@ -308,13 +309,13 @@ class Statics(NamedTuple):
         return jax.eval_shape(start, arrays, models, key)
 
     def first_round(self, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Outgoing:
-        """What goes out in the first round, for those who trace its shapes and names.
+        """The outgoing part of the first round, for tracing its shapes and names.
 
         Args:
             arrays: One plan's arrays.
             data: The problem's data.
             models: Agent-stacked models to start from.
-            key: Any key, in the place of all.
+            key: Any key, for all purposes.
         """
         halves = self.halves(arrays, key, data.frozen)
         state = halves.init(models, start_key(key))

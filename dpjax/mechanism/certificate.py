@@ -31,8 +31,8 @@ def precision_of(
     positive semidefinite matrix to it, so tr(M P^-1) never rises.
     """
     left, values, _ = np.linalg.svd(factor * np.sqrt(multipliers), full_matrices=False)
-    kept = values > max(factor.shape) * _EPS * values[0]
-    rotated = (left[:, kept].T @ factor) / np.sqrt(values[kept])[:, None]
+    positive = values > max(factor.shape) * _EPS * values[0]
+    rotated = (left[:, positive].T @ factor) / np.sqrt(values[positive])[:, None]
     return unit_diagonal(rotated.T @ rotated)
 
 

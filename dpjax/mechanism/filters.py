@@ -103,14 +103,14 @@ def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
             f"a has a pole of modulus {radius:.6g}; give coefficients whose poles, the roots of "
             "x^p + a_1 x^(p-1) + ..., lie inside the unit circle"
         )
-    made = Filter(tuple(map(float, numerator)), tuple(map(float, denominator)))
-    least = step_response(*made, _settled(radius, len(numerator))).min()
-    if least <= 0:
+    result = Filter(tuple(map(float, numerator)), tuple(map(float, denominator)))
+    smallest = step_response(*result, _settled(radius, len(numerator))).min()
+    if smallest <= 0:
         raise ValueError(
-            f"the response of b, a to ones falls to {least:.3g}; the zero start is corrected by "
+            f"the response of b, a to ones falls to {smallest:.3g}; the zero start is corrected by "
             "dividing by it, so give a filter whose step response stays above 0 (b_0 > 0)"
         )
-    return made
+    return result
 
 
 def read(value: Any) -> Filter:

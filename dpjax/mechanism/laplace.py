@@ -159,10 +159,10 @@ def first_scale(
 
     nu_1 = gamma gap / (epsilon (q2 - q1)), times 1 - (q1/q2)^(rounds - 1) where rounds are given.
 
-    Guarantee: with this scale or a larger one any number of messages (or ``rounds`` of them) of one
-        agent is epsilon-DP for a change of its cost function, against whoever sees all messages,
-        as long as its gradients at the same point differ by at most ``gradient_gap`` in L1 norm.
-        Not with ``printed``, which spends epsilon / q2.
+    Guarantee: with this scale or a larger one, any number of messages (or ``rounds`` of them) of
+        one agent is epsilon-DP for a change of its cost function, against an outsider who sees all
+        messages. Its gradients at the same point may differ by at most ``gradient_gap`` in L1 norm.
+        With ``printed`` it spends epsilon / q2.
 
     Args:
         epsilon: Budget, above 0.
@@ -211,9 +211,9 @@ def first_deviation(
     sigma_1 = gamma gap / (mu sqrt(q2^2 - q1^2)), times sqrt(1 - (q1/q2)^(2 (rounds - 1))) where
     rounds are given.
 
-    Guarantee: with this deviation or a larger one any number of messages (or ``rounds`` of them) of
-        one agent is mu-GDP for a change of its cost function, against whoever sees all messages, as
-        long as its gradients at the same point differ by at most ``gradient_gap`` in L2 norm.
+    Guarantee: with this deviation or a larger one, any number of messages (or ``rounds`` of them)
+        of one agent is mu-GDP for a change of its cost function, against an outsider who sees all
+        messages. Its gradients at the same point may differ by at most ``gradient_gap`` in L2 norm.
 
     Args:
         mu: Budget, above 0; `dpjax.accounting.gdp.mu` gives it for an epsilon and a delta.

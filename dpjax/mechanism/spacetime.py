@@ -1,14 +1,13 @@
 """Noise correlated over rounds and agents: covariance K (x) R, K = (C'C)^-1 over rounds.
 
-Guarantee: with standard deviation sigma, noise C^-1 Z R^1/2, Z standard normal [T, n], at clip 1,
-an outsider who sees every message of every round learns of one record what 1/sigma-GDP allows,
-for the zero-out of that record in every round of its pattern (replacing it doubles the
-sensitivity), also when gradients depend on what was sent before. A record of agent i moves the
-whitened messages by sqrt(sum_{s,t in pi} |(C'C)_st| [R^-1]_ii): the sensitivity is the product of
-the one over rounds and the one over agents, and both are 1.
+Guarantee: the noise is sigma C^-1 Z R^1/2, Z standard normal [T, n], at clip 1. Against an outsider
+who sees every message of every round it gives 1/sigma-GDP, for the zero-out of one record in every
+round of its pattern; replacing it doubles the sensitivity. This also holds when gradients depend on
+earlier messages. A record of agent i has sensitivity sqrt(sum_{s,t in pi} |(C'C)_st| [R^-1]_ii) on
+whitened messages. It is the product of those over rounds and over agents, and both are 1.
 
-All agents draw Z from one seed, and whoever holds it can subtract the noise: against an agent,
-alone or with others, there is no guarantee at all.
+All agents draw Z from one seed, and whoever holds it can subtract the noise. So there is no
+guarantee against agents, alone or together.
 """
 
 from typing import NamedTuple
@@ -62,9 +61,9 @@ class JointDesign(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """What changing one of the two alone could gain at most, relative to the value."""
-        least = min(self.strategy_bound, self.covariance_bound)
-        return self.value / least - 1.0 if least > 0 else np.inf
+        """The largest relative gain of changing one of the two alone."""
+        bound = min(self.strategy_bound, self.covariance_bound)
+        return self.value / bound - 1.0 if bound > 0 else np.inf
 
 
 def design(
@@ -214,8 +213,8 @@ def _by_powers(
             for factors in range(rounds):
                 stacked[factors] = rows.ravel()
                 rows = rows @ schedule[(phase - 1 - factors) % period]
-            mine = np.arange(phase, rounds, period)
-            response[mine] = (delayed[mine] @ stacked).reshape(len(mine), *rows.shape)
+            times = np.arange(phase, rounds, period)
+            response[times] = (delayed[times] @ stacked).reshape(len(times), *rows.shape)
         tail = np.zeros((n, n))
         for r in range(rounds - 1, -1, -1):
             matrix = schedule[r % period]

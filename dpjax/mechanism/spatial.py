@@ -220,8 +220,8 @@ def solve_pairwise(
         else:
             low = left
     t = min((0.0, most, unit * float(np.expm1((low + high) / 2.0))), key=energy)
-    own = scale(t) * (1.0 + 1e-12)
-    covariance = own * (np.diag(1.0 / bounds) + t * laplacian)
+    size = scale(t) * (1.0 + 1e-12)
+    covariance = size * (np.diag(1.0 / bounds) + t * laplacian)
     # The inverse of the rounded matrix, not of the ideal one, has to keep the bound.
     worst = float(np.max(np.linalg.inv(covariance).diagonal() / bounds))
     margin = max(worst, 1.0) * (1.0 + 8 * n * np.finfo(np.float64).eps * (1.0 + t * values[-1]))
@@ -247,7 +247,7 @@ def energy(
 
 
 def figures(covariance: Covariance, mixing: Mixing) -> dict[str, float]:
-    """Return what a design is judged by, per coordinate of the model and round.
+    """Return figures of merit of a design, per coordinate of the model and round.
 
     Returns:
         ``lambda_min``: smallest eigenvalue of R; ``energy``: tr(W R W'); ``per_agent_energy``:

@@ -37,7 +37,7 @@ def write(
     """
     path = _files.npz(path)
     header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
-    held = {name: _kept(array) for name, array in arrays.items()}
+    held = {name: _storable(array) for name, array in arrays.items()}
     with _files.writing("path", path):
         _files.replace(path, _files.packed(header, held))
     return path
@@ -71,6 +71,6 @@ def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, 
     return whole
 
 
-def _kept(value: Any) -> np.ndarray:
+def _storable(value: Any) -> np.ndarray:
     array = np.asarray(value)
     return array.astype({"i": "<i8", "U": array.dtype.str}.get(array.dtype.kind, "<f8"))

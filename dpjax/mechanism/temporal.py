@@ -1,19 +1,19 @@
 """Designs of the noise over rounds: strategies C, noise C^-1 z at each agent alone.
 
-Guarantee: with standard deviation sigma * `sensitivity(C, participation)` at clip 1, an outsider
-who sees every message of every round learns of one record what 1/sigma-GDP allows, for the
-zero-out of that record in every round of its pattern (replacing it doubles the sensitivity), also
-when gradients depend on what was sent before. `mafalda`, `prefix_sum`, `banded` and `toeplitz`
-return strategies of sensitivity 1 for the participation that they are given, and for no other;
-`identity` and `anti_pgd` are not scaled.
+Guarantee: noise of standard deviation sigma * `sensitivity(C, participation)` at clip 1 gives
+1/sigma-GDP against an outsider who sees every message of every round. It is for the zero-out of one
+record in every round of its pattern; replacing it doubles the sensitivity. This also holds when
+gradients depend on earlier messages. `mafalda`, `prefix_sum`, `banded` and `toeplitz` return
+strategies of sensitivity 1 for the given participation, and for no other; `identity` and `anti_pgd`
+are not scaled.
 
-`sensitivity` is never below the largest ||C (G - G')||_F over two gradient sequences that differ in
-the rounds of one pattern, by vectors of norm at most 1, its own rounding included.
+`sensitivity` is an upper bound of ||C (G - G')||_F, rounding included. G and G' are two gradient
+sequences that differ in the rounds of one pattern, by vectors of norm at most 1.
 
-The optimum, min tr(H P^-1) with P = C'C, when a record comes back every epoch: with T = k b the
-patterns are the b residue classes. Asking for P_st = 0 between two rounds of a class loses nothing:
-at that optimum V = P^-1 H P^-1 is zero between classes and has one value l along the diagonal of
-each class's block V_c, and as V_c >= 0 its other entries are at most l: the optimality conditions
+The optimum is min tr(H P^-1) with P = C'C, where a record comes back every epoch: with T = k b the
+patterns are the b residue classes. Requiring P_st = 0 between two rounds of a class loses nothing.
+At that optimum V = P^-1 H P^-1 is zero between classes, and the diagonal of each class's block V_c
+has one value l. As V_c >= 0, its other entries are at most l. These are the optimality conditions
 of the problem with sum |P_st| <= 1 over each class, and of the one with the exact sensitivity. The
 dual is over the blocks,
 
@@ -22,7 +22,7 @@ dual is over the blocks,
 and V_c <- V_c^1/2 P_c V_c^1/2 climbs it: for k = 1 the fixed point l <- l P_ii of
 `mechanism.factorization`. Every iterate gives a feasible P and a lower bound.
 
-Banded strategies are noise that a training loop makes from its last few rounds alone: C^-1 z is a
+With banded strategies a training loop makes noise from its last few rounds alone: C^-1 z is a
 recursion over the last `bands` - 1 outputs, so a run holds that many noise arrays instead of T.
 With at most b bands no two rounds of a pattern overlap in C'C.
 """
@@ -346,7 +346,7 @@ def solve(
     squares = np.sum(exact**2, axis=1)
     condition = float(squares.min() / squares.max())
     start, iterations, bound = None, 0, 0.0
-    found: list[tuple[float, Strategy]] = []
+    candidates: list[tuple[float, Strategy]] = []
     for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
         climbed = regularized(exact, ridge)
         best, count = _climb(climbed, k, tolerance, max_iterations, condition < _DELICATE, start)
@@ -356,10 +356,10 @@ def solve(
             restored = np.empty_like(best.precision)
             restored[np.ix_(order, order)] = best.precision
             strategy = normalized(strategy_of(restored), participation)
-            found.append((objective(strategy, gram, participation), strategy))
-    if not found:
+            candidates.append((objective(strategy, gram, participation), strategy))
+    if not candidates:
         raise ValueError("gram is too close to singular; add a small multiple of the identity")
-    value, strategy = min(found, key=lambda each: each[0])
+    value, strategy = min(candidates, key=lambda each: each[0])
     return TemporalSolution(strategy, value, bound, iterations, best.gap <= tolerance)
 
 

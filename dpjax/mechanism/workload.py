@@ -368,7 +368,7 @@ def _backwards(
     total = np.zeros((0, n))
     for s in range(horizon - 1, -1, -1):
         matrix = schedule[s % len(schedule)]
-        here = later @ matrix if final_model else np.concatenate([read @ matrix, later @ matrix])
-        later = _compress(here)
+        rows = later @ matrix if final_model else np.concatenate([read @ matrix, later @ matrix])
+        later = _compress(rows)
         total = _compress(total, (1.0 if etas is None else abs(etas[s])) * later)
     return total

@@ -7,12 +7,12 @@ or, under ``semi_malicious``, instead of the last
 
     confirm(request) -> confirmations     unmask(confirmed) -> answer
 
-Each is called once, in this order; anything else ends the client, which answers nothing after.
+Each is called once, in this order. Any other call ends the client, which then answers nothing.
 
-The consistency check of ``semi_malicious``: a client seals a digest of its request, of survivors
-and dropouts, for every neighbour that the request names as a survivor, and answers only if t
-neighbours, the threshold of shares, confirmed the very same request; itself does not count. It
-confirms one request.
+``semi_malicious`` has a consistency check. A client seals a digest of its request, of survivors and
+dropouts, for every neighbour that the request names as a survivor. It answers only if t neighbours,
+the threshold of shares, confirmed the same request; the client itself does not count. It confirms
+one request.
 
     k neighbours, X of them corrupt at most, 2 t > k + X (`dpjax.secagg.graph`): for an honest
     client j, of the k - X or more neighbours that are honest, each confirmed one request or none
@@ -26,8 +26,8 @@ confirms one request.
        answered, so that its mask key is not rebuilt (1), nor is v's, whose seed is. The mask of v
        and j is then unknown, and leaves a sum only where both vectors are in it.
 
-The server may choose each client's request and silence, which shares and confirmations it hands on,
-and whom it calls dropouts, knowing the graph; the keys and the graph are those of an honest start.
+The server may choose each client's request and silence, the shares and confirmations that it
+forwards, and the dropouts, knowing the graph. The keys and the graph are those of an honest start.
 If shares were handed on honestly, v has t - X such neighbours, more than half of its honest ones;
 without corrupt clients no ring with chords then falls into parts: a gap takes k/2 clients in a row
 away from the client beside it, who keeps k/2 < t. With corrupt neighbours, who give shares and
@@ -68,20 +68,20 @@ __all__: list[str] = []
 
 
 class Client:
-    """One client in one aggregation: its vector, its secrets, and what it agrees to say.
+    """One client in one aggregation: its vector, its secrets, and its answers.
 
-    Both key pairs, the seed of the self mask and all shares are drawn for this aggregation by the
-    operating system. The channels' key encrypts shares and is shown to nobody; the masks' key may
-    be rebuilt if the client drops out, and then protects nothing: the two are separate.
+    The operating system draws both key pairs, the seed of the self mask and all shares for this
+    aggregation. The channels' key encrypts shares and stays secret. The masks' key may be rebuilt
+    if the client drops out, and then protects nothing, so the two are separate.
 
-    Guarantee: its vector leaves it under its self mask and a mask with every neighbour that
-    finished sharing, and in no other form. It answers one request, of this aggregation, and only if
-    it is itself among the survivors, they are no fewer than the terms' minimum, no client is both
-    survivor and dropout, and every neighbour that finished sharing is one of the two. So it never
-    gives both shares of one neighbour, whatever the server says, and whether or not the server
-    was started again. Its own secrets have at least as many holders as the threshold, or it ends.
-    Under ``semi_malicious`` it answers only a request that as many neighbours as the threshold
-    confirmed, and confirms one.
+    Guarantee: its vector leaves it only under its self mask and a mask with every neighbour that
+    finished sharing. It answers one request, of this aggregation, under four conditions: it is
+    itself a survivor; there are at least the terms' minimum of survivors; no client is both
+    survivor and dropout; every neighbour that finished sharing is one of the two. So it never
+    gives both shares of one neighbour, whatever the server sends, and even if the server was
+    restarted. Its own secrets have at least as many holders as the threshold, or it ends. Under
+    ``semi_malicious`` it answers only a request that as many neighbours as the threshold confirmed,
+    and confirms one.
 
     Args:
         terms: What all parties agreed on.
@@ -333,17 +333,17 @@ class Client:
                 self._agreed[other] = primitives.agreed(self._channel.private, public)
             except ValueError:
                 self.end(f"roster holds a public key of low order, of neighbour {other}")
-        mine, theirs = (self.number, self._channel.public), (other, public)
-        ends = (mine, theirs) if sending else (theirs, mine)
+        own, peer = (self.number, self._channel.public), (other, public)
+        ends = (own, peer) if sending else (peer, own)
         return primitives.channel_key(self._agreed[other], *ends, self._session, purpose)
 
     def _confirm_words(self, sender: int, receiver: int) -> bytes:
         return primitives.channel_words(sender, receiver, self._session, "confirmation")
 
     def _pair_key(self, other: int) -> bytes:
-        mine, theirs = (self.number, self._mask.public), (other, self._keys[other][1])
+        own, peer = (self.number, self._mask.public), (other, self._keys[other][1])
         try:
-            return primitives.mask_key(self._mask.private, mine, theirs, self._session)
+            return primitives.mask_key(self._mask.private, own, peer, self._session)
         except ValueError:
             self.end(f"roster holds a public key of low order, of neighbour {other}")
 
@@ -364,12 +364,12 @@ def _residues(terms: Terms, values: Any) -> np.ndarray:
         raise ValueError(
             f"values are {array.dtype}{list(array.shape)}; give {terms.length} whole numbers"
         )
-    least, most = (0, 2**terms.bits - 1) if terms.bound is None else (-terms.bound, terms.bound)
-    if int(array.max()) > most or int(array.min()) < least:
-        at = int(np.argmax((array > most) | (array < least)))
-        limit, remedy = f"bound {most}", "clip, or state a larger bound"
+    low, high = (0, 2**terms.bits - 1) if terms.bound is None else (-terms.bound, terms.bound)
+    if int(array.max()) > high or int(array.min()) < low:
+        at = int(np.argmax((array > high) | (array < low)))
+        limit, remedy = f"bound {high}", "clip, or state a larger bound"
         if terms.bound is None:
-            limit, remedy = f"0 to {most}", f"give them modulo 2^{terms.bits}"
+            limit, remedy = f"0 to {high}", f"give them modulo 2^{terms.bits}"
         raise ValueError(
             f"values hold {_validate.shown(int(array[at]))} at entry {at}, beyond {limit}; {remedy}"
         )

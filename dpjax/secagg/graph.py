@@ -1,28 +1,28 @@
-"""Who shares masks with whom: the graph's degree and the threshold of shares, and the graph.
+"""The graph of clients that share masks: its degree, and the threshold of shares.
 
-n clients, c of them corrupt, up to m dropping out, sit in random order on a ring, each linked to
+n clients form a ring in random order, c of them corrupt and up to m dropping out. Each is linked to
 the k/2 next ones on both sides (a Harary graph). A client's secrets are shared among its k
 neighbours, t of whom rebuild them. Three events may go wrong:
 
-    disconnected   the honest survivors fall apart, and the server learns the sum of each part
+    disconnected   the honest survivors are not connected, and the server learns each part's sum
     exposed        a client has t corrupt neighbours, who rebuild its secrets
     stuck          a client keeps fewer than t surviving neighbours, and the round aborts
 
 With the ring's order uniform, and corruption and dropouts fixed apart from it:
 
-    disconnected   needs two runs of k/2 removed neighbours on the ring, with somebody left on both
-                   sides between them: n (n-k-1) / 2 pairs of runs, each of them removed with
+    disconnected   needs two runs of k/2 removed neighbours on the ring, with clients on both sides
+                   between them: n (n-k-1) / 2 pairs of runs, each of them removed with
                    probability (c+m)_k / (n)_k, falling factorials: the sum bounds it
     exposed        corrupt neighbours of an honest client are hypergeometric: k draws of the n-1
                    others, c of them corrupt; the sum over clients of P[X >= t] bounds it
-    stuck          surviving neighbours of a survivor, whose own place is taken, are hypergeometric:
+    stuck          surviving neighbours of a survivor, itself excluded, are hypergeometric:
                    k draws of n-1, n-m-1 of them survivors (a dropout has one more to draw from);
                    the sum over clients of P[Y < t] bounds it
 
 The first two get 2^-41 each, 2^-40 in all; the last 2^-20. Under ``semi_malicious`` a server may
-tell different survivors different dropout sets after the keys are collected, each of k - X honest
-neighbours then gives one of a client's two shares, and X corrupt ones give both. Both secrets take
-2t shares of at most k + X, so 2t > k + X keeps one of them, and X's tail is bounded as before.
+tell different survivors different dropout sets after the keys are collected. Then each of k - X
+honest neighbours gives one of a client's two shares, and X corrupt ones give both. Both secrets
+take 2t shares of at most k + X, so 2t > k + X protects one of them. X's tail is bounded as before.
 
 Reference:
     Bell, Bonawitz, Gascon, Lepoint, Raykova (CCS 2020), Secure single-server aggregation with
@@ -87,15 +87,15 @@ def parameters(
     dropout: float,
     adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest",
 ) -> Parameters:
-    """Return the least even degree, and its threshold, that keep all three bounds.
+    """Return the smallest even degree, and its threshold, that keep all three bounds.
 
-    Where no even degree below n - 1 does, the graph is complete: then nothing is left to chance.
+    Where no even degree below n - 1 does, the graph is complete, and nothing depends on chance.
 
     Guarantee: with probability 1 - 2^-40 over the graph, no honest client has t corrupt neighbours
-    and the honest survivors are connected, so that a server who follows the protocol, with c
-    clients who follow it as well, learns the sum of the honest survivors alone; with probability
-    1 - 2^-20 every secret that is needed keeps t neighbours. The order on the ring must be uniform
-    and unknown to whoever corrupts or removes clients. ``semi_malicious`` raises the threshold so
+    and the honest survivors are connected. Then a server and c clients, who all follow the
+    protocol, learn the sum of the honest survivors alone. With probability 1 - 2^-20 every needed
+    secret keeps t neighbours. The order on the ring must be uniform and unknown to whoever corrupts
+    or removes clients. ``semi_malicious`` raises the threshold so
     that no two requests open both secrets of one client, and that clients who
     answer only what t neighbours confirmed show no vector alone (`dpjax.secagg.client`); the
     server still collects keys and draws the graph honestly. A server that invents clients (Sybils)
@@ -225,23 +225,24 @@ def _threshold(
     short = np.logaddexp.accumulate(alive)  # P[Y <= y] = P[Y < y + 1]
     fine = short + math.log(clients) <= _budget(CORRECTNESS_BITS)
     reached = int(np.count_nonzero(fine))
-    return _least(degree, above - 1, reached, adversary)
+    return _smallest_threshold(degree, above - 1, reached, adversary)
 
 
 def _threshold_complete(clients: int, corrupt: int, dropouts: int, adversary: str) -> int | None:
-    """The threshold where everybody is everybody's neighbour: counts are what they are."""
-    alone = clients == 3 and dropouts == 1  # One neighbour is left, who must do.
-    return _least(clients - 1, corrupt, clients - dropouts - 1, adversary, 1 if alone else 2)
+    """The threshold in a complete graph, whose counts are fixed."""
+    alone = clients == 3 and dropouts == 1  # A single remaining neighbour must suffice.
+    floor = 1 if alone else 2
+    return _smallest_threshold(clients - 1, corrupt, clients - dropouts - 1, adversary, floor)
 
 
-def _least(
+def _smallest_threshold(
     degree: int, most_corrupt: int, reached: int, adversary: str, floor: int = 2
 ) -> int | None:
-    least = most_corrupt + 1
+    threshold = most_corrupt + 1
     if adversary == "semi_malicious":
-        least = (degree + most_corrupt) // 2 + 1
-    least = max(least, floor)
-    return least if least <= min(reached, degree) else None
+        threshold = (degree + most_corrupt) // 2 + 1
+    threshold = max(threshold, floor)
+    return threshold if threshold <= min(reached, degree) else None
 
 
 def harary(
@@ -269,6 +270,6 @@ def harary(
     (generator or secrets.SystemRandom()).shuffle(order)
     near: list[tuple[int, ...]] = [()] * n
     steps = [s for s in range(-(k // 2), k // 2 + 1) if s]
-    for place, client in enumerate(order):
-        near[client] = tuple(sorted(order[(place + s) % n] for s in steps))
+    for position, client in enumerate(order):
+        near[client] = tuple(sorted(order[(position + s) % n] for s in steps))
     return tuple(near)

@@ -74,7 +74,7 @@ class Stream:
         # The first four bytes count blocks of 64 bytes, from 0.
         self._encryptor = primitives.chacha20(seed, bytes(4) + number.to_bytes(12, "little"))
         self._ready = np.zeros(0, np.uint32)
-        self._given = 0
+        self._read = 0
 
     def words(self, count: int) -> UInt32[np.ndarray, " n"]:
         """Return the next words.
@@ -88,8 +88,8 @@ class Stream:
         lacking = count - len(self._ready)
         if lacking > 0:
             fresh = -(-max(lacking, _BLOCK) // 16) * 16
-            self._given += fresh
-            if self._given > 2**36:
+            self._read += fresh
+            if self._read > 2**36:
                 raise ValueError(
                     f"count is {count}, beyond what is left of a seed; take one a round"
                 )
@@ -149,12 +149,12 @@ def discrete_gaussians(
     missing = count
     while missing > 0:
         # About every second proposal is kept; what is left over is not used.
-        parts.append(_kept(stream, 32 + 9 * missing // 4, law))
+        parts.append(_accepted(stream, 32 + 9 * missing // 4, law))
         missing -= parts[-1].size
     return np.concatenate(parts)[:count]
 
 
-def _kept(stream: Stream, count: int, law: lattice.Proposal) -> Int64[np.ndarray, " n"]:
+def _accepted(stream: Stream, count: int, law: lattice.Proposal) -> Int64[np.ndarray, " n"]:
     """The numbers that so many independent proposals leave."""
     uniform = stream.below(law.numerator, count)
     runs = _geometric(stream, count)
@@ -272,16 +272,16 @@ def encode(
     too_long = f"values have a norm of {length:.9g}, beyond bound {code.bound}; clip them first"
     if length > code.bound * (1 + 1e-5):
         raise ValueError(too_long)
-    places = rotation(code, vector.astype(np.float32), signs)
-    lower = np.floor(places)
+    coordinates = rotation(code, vector.astype(np.float32), signs)
+    lower = np.floor(coordinates)
     # Exact: a fraction's 24 leading bits, of which words hold as many.
-    shares = (places - lower) * np.float32(2**24)
+    shares = (coordinates - lower) * np.float32(2**24)
     for _ in range(lattice.TRIES):
         words = stream.words(code.padded) >> np.uint32(8)
         whole = lower.astype(np.int64) + (words.astype(np.float32) < shares)
         if int(whole @ whole) <= code.limit:
             return whole
-    whole = np.trunc(places).astype(np.int64)
+    whole = np.trunc(coordinates).astype(np.int64)
     if int(whole @ whole) > code.limit:
         raise ValueError(too_long)
     return whole
@@ -364,8 +364,8 @@ def decode(
 def rotation(
     code: SumCode, vector: Float[np.ndarray, " m"], signs: Float[np.ndarray, " K"]
 ) -> Float[np.ndarray, " K"]:
-    """A vector's places on the grid, in float32: one product a coordinate, then sums alone."""
-    places = np.zeros(code.padded, np.float32)
-    places[: vector.size] = vector * code.factor
+    """A vector's grid coordinates in float32: one product for each, then sums alone."""
+    padded = np.zeros(code.padded, np.float32)
+    padded[: vector.size] = vector * code.factor
     largest = np.float32(lattice.LONGEST)
-    return np.clip(lattice.hadamard(places * signs), -largest, largest)
+    return np.clip(lattice.hadamard(padded * signs), -largest, largest)

@@ -173,12 +173,13 @@ def decoded(data: bytes) -> Message:
     return message
 
 
-def _bytes(least: int, most: int | None = None) -> Callable[[str, Any], bytes]:
-    most = least if most is None else most
+def _bytes(shortest: int, longest: int | None = None) -> Callable[[str, Any], bytes]:
+    longest = shortest if longest is None else longest
 
     def read(name: str, value: Any) -> bytes:
-        if type(value) is not bytes or not least <= len(value) <= most:
-            raise Rejected(f"{name} is no string of {least} bytes" + (" or more" * (most > least)))
+        if type(value) is not bytes or not shortest <= len(value) <= longest:
+            more = " or more" * (longest > shortest)
+            raise Rejected(f"{name} is no string of {shortest} bytes{more}")
         return value
 
     return read

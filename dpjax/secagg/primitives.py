@@ -107,8 +107,8 @@ def agreed(private: bytes, public: bytes) -> bytes:
         ValueError: For a public key of low order, with which everybody agrees on zero.
     """
     keys = _x25519()
-    mine = keys.X25519PrivateKey.from_private_bytes(private)
-    return bytes(mine.exchange(keys.X25519PublicKey.from_public_bytes(public)))
+    pair = keys.X25519PrivateKey.from_private_bytes(private)
+    return bytes(pair.exchange(keys.X25519PublicKey.from_public_bytes(public)))
 
 
 def derived(secret: bytes, purpose: str, session: bytes, *parties: bytes) -> bytes:
@@ -190,8 +190,8 @@ def number_bytes(number: int) -> bytes:
 def session(nonce: bytes, terms: bytes, transcript: bytes) -> bytes:
     """Return 32 bytes that name an aggregation, its terms and all public keys in it.
 
-    Ends that were told different things derive different keys: their masks do not cancel, and
-    what they seal does not open.
+    Ends with different terms or keys derive different keys: their masks do not cancel, and their
+    sealed messages do not open.
 
     Args:
         nonce: 16 bytes, of the aggregation.
@@ -211,13 +211,13 @@ def transcript(keys: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def mask_key(
-    private: bytes, mine: tuple[int, bytes], other: tuple[int, bytes], session: bytes
+    private: bytes, own: tuple[int, bytes], other: tuple[int, bytes], session: bytes
 ) -> bytes:
     """Return the key of the mask between two clients, the same from both ends.
 
     Args:
         private: One's mask key.
-        mine: One's number and public mask key.
+        own: This end's number and public mask key.
         other: The other's.
         session: 32 bytes.
 
@@ -225,7 +225,7 @@ def mask_key(
         ValueError: For a public key of low order.
     """
     secret = agreed(private, other[1])
-    ends = [part for number, key in sorted([mine, other]) for part in (number_bytes(number), key)]
+    ends = [part for number, key in sorted([own, other]) for part in (number_bytes(number), key)]
     return derived(secret, "pair mask", session, *ends)
 
 
@@ -432,8 +432,8 @@ def join_shares(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
         shares: A share by its point, as many as the threshold.
         prime: p.
     """
-    places = tuple(sorted(shares))
-    return sum(c * shares[x] for c, x in zip(_weights(places, prime), places, strict=True)) % prime
+    points = tuple(sorted(shares))
+    return sum(c * shares[x] for c, x in zip(_weights(points, prime), points, strict=True)) % prime
 
 
 @functools.lru_cache(maxsize=4096)

@@ -82,7 +82,7 @@ class Server:
         self._probe = primitives.key_pair()
         self._keys: list[tuple[bytes, bytes]] = []
         self._known: set[bytes] = set()
-        self._gone: set[int] = set()
+        self._dropped: set[int] = set()
         self._came: dict[int, Message] = {}
         self._reason = ""
 
@@ -102,7 +102,7 @@ class Server:
         """Clients from whom something may still come in this stage."""
         if self.stage == "enrol":
             return set(range(self.enrolled, self.terms.clients))
-        return set() if self.stage == "over" else set(self._asked) - set(self._came) - self._gone
+        return set() if self.stage == "over" else set(self._asked) - set(self._came) - self._dropped
 
     @property
     def ready(self) -> bool:
@@ -115,7 +115,7 @@ class Server:
         Args:
             number: The client's.
         """
-        self._gone.add(number)
+        self._dropped.add(number)
 
     def end(self, reason: str) -> NoReturn:
         """End the aggregation without a sum.
@@ -321,12 +321,11 @@ class Server:
         return Closed(self.hello.nonce, "", frozenset(total.survivors), vector)
 
     def _pair_keys(self, number: int, private: bytes, near: list[int]) -> dict[int, bytes]:
-        mine = number, self._keys[number][1]
-        if primitives.key_pair(private).public != mine[1]:
+        own = number, self._keys[number][1]
+        if primitives.key_pair(private).public != own[1]:
             self.end(f"mask key of dropout {number} is not its public key's: a share is wrong")
         return {
-            j: primitives.mask_key(private, mine, (j, self._keys[j][1]), self._session)
-            for j in near
+            j: primitives.mask_key(private, own, (j, self._keys[j][1]), self._session) for j in near
         }
 
     def _rebuilt(self, name: str, shares: dict[int, bytes]) -> bytes:

@@ -135,8 +135,8 @@ class Listener:
 
     Guarantee: that of `dpjax.secagg.server.Server`. Whatever clients send or leave out, an
     aggregation ends within its time limits, in the exact sum of the survivors or in `Abort`.
-    Enrolled clients have room of their own. Beside them twice as many connections as clients, and
-    16, may be open; then a new one takes the place of the oldest.
+    Enrolled clients are never displaced. Besides them twice as many connections as clients, and
+    16, may be open; then a new one replaces the oldest.
 
     Args:
         terms: What all parties agreed on.

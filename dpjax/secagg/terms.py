@@ -43,25 +43,23 @@ class Rejected(Exception):
 
 @dataclass(frozen=True)
 class Terms:
-    """How many clients add up vectors of what range, and what they defend against.
+    """The number of clients, the range of their vectors, and the adversary.
 
-    Entries are whole numbers from -bound to bound, computed with modulo 2^bits. All sums of at
-    most ``clients`` of them fit: clients bound < 2^(bits-1), else the terms are refused, so that a
-    sum never wraps around. Where a code of the caller's own says how many bits its sums take, with
-    noise of no bound, say, ``bound=None`` says so: entries are then from 0 to 2^bits - 1, and the
-    sum is exact modulo 2^bits alone. The aggregation ends below ``minimum`` survivors, and clients
-    give their shares for no fewer.
+    Entries are whole numbers from -bound to bound, computed modulo 2^bits. Terms need
+    clients bound < 2^(bits-1), so that a sum of at most ``clients`` vectors never wraps around.
+    ``bound=None`` is for a caller whose code chooses the bits, for example with unbounded noise:
+    entries are then from 0 to 2^bits - 1, and the sum is exact modulo 2^bits alone. The aggregation
+    ends below ``minimum`` survivors, and clients give their shares for no fewer.
 
-    Guarantee: none of differential privacy. Against a server that follows the protocol and has the
-    knowledge of ``corrupt clients`` clients who follow it as well: it learns the sum of the
-    survivors, at least ``minimum`` of them, and nothing else about honest inputs, but for a
-    probability of 2^-40 over the graph, and as far as X25519, HKDF-SHA256, ChaCha20 and
-    ChaCha20-Poly1305 hold. What is not defended, under either adversary: a server that leaves the
-    protocol while keys are collected (no key is signed: it can invent clients and stand between
-    any two), clients that send wrong values (the sum is then that of what they sent), and who
-    takes part, which everybody may see. ``semi_malicious`` defends against a server that was honest
-    so far and then tells different clients different dropout sets: it cannot unmask a single client
-    (`dpjax.secagg.client`).
+    Guarantee: none of differential privacy. The server follows the protocol and knows all that
+    ``corrupt clients`` clients know, who follow it as well. It learns the sum of at least
+    ``minimum`` survivors, and nothing else about honest inputs, except with a probability of 2^-40
+    over the graph, if X25519, HKDF-SHA256, ChaCha20 and ChaCha20-Poly1305 are secure. Three things
+    are not defended under either adversary. A server may deviate while keys are collected: no key
+    is signed, so it can invent clients and stand between any two. Clients may send wrong values,
+    which enter the sum. The names of the participants are public. ``semi_malicious`` defends
+    against a server that is honest until then and later tells different clients different dropout
+    sets: it cannot unmask a single client (`dpjax.secagg.client`).
 
     Args:
         clients: Most clients that may enrol, at least 3.
@@ -97,8 +95,8 @@ class Terms:
             "length": (1, 2**28),
             "bits": (2, primitives.MOST_BITS),
         } | ({} if self.bound is None else {"bound": (1, 2**63 - 1)})
-        for name, (least, most) in limits.items():
-            checked = _validate.integer(name, getattr(self, name), least=least, most=most)
+        for name, (low, high) in limits.items():
+            checked = _validate.integer(name, getattr(self, name), least=low, most=high)
             object.__setattr__(self, name, checked)
         for name in ("corrupt", "dropout"):
             graph.share(self.clients, name, getattr(self, name))

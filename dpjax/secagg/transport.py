@@ -61,33 +61,32 @@ class RoundTraffic(NamedTuple):
 
 
 class SecureSums:
-    """A run's transport: one aggregation a round, with clients that leave on the way.
+    """A run's transport: one aggregation for each round, with clients that drop out.
 
     Guarantee: that of `dpjax.secagg.terms.Terms` for the server's view of each round, with all
-    parties in one process, who share its memory. Of differential privacy none: messages bring
-    their noise along, and the plan's guarantee is for the sums. A round is asked for once. One that
-    was aborted may have been opened by a server that goes on, so it counts as spent like any
-    other; asked for again, with other survivors, the difference of two sums of the same
-    messages would show single ones. So it is not: after an abort the run stops, as for any
-    transport that fails, or goes on without that sum (``skip=True``), which moves nothing. The same
-    goes for a round within which the process was killed. A process asks for no message twice,
-    whichever object is called. A ``journal`` remembers beyond the process: a run that goes on gets
-    the sums that it holds as they were, and goes on without those that may have been opened unseen.
-    Without a journal these are to be given as ``spent``. One object has a journal at a time: it is
-    locked until `close`, the end of a ``with`` block, or the end of the process, a kill included.
+    parties in one process, who share its memory. It gives no differential privacy: messages carry
+    their noise, and the plan's guarantee is for the sums. Each round is requested once. A server
+    may still open an aborted round, so that round counts as spent. If it were requested again with
+    other survivors, the difference of two sums of the same messages would show single ones. After
+    an abort the run stops, as for any transport that fails, or continues without that sum
+    (``skip=True``), which changes no model. The same holds for a round in which the process was
+    killed. A process requests no message twice, from any object. A ``journal`` remembers beyond the
+    process: a resumed run gets the sums that it holds, and skips those that may have been opened.
+    Without a journal pass these rounds as ``spent``. One object has a journal at a time. It is
+    locked until `close`, the end of a ``with`` block, or the end of the process.
 
     Args:
-        terms: What all parties agree on, see `terms_of`: as many clients as the run has agents,
-            vectors of its messages' length, as many bits as the code's sums have or more, up to 32,
-            ``bound=None``, no more dropouts than the plan's noise makes up for, and no fewer
-            colluders: `dpjax.engine.run.run` refuses other terms.
-        leaves: ``leaves(round)`` says in which stage clients leave, by agent, as the terms'
-            ``stages`` names them; public, fixed beforehand; None is nobody.
+        terms: The terms of all parties, see `terms_of`. They have as many clients as the run has
+            agents, vectors of its messages' length, ``bound=None``, and at least the bits of the
+            code's sums, up to 32. They allow at most the plan's dropouts and at least its
+            colluders. `dpjax.engine.run.run` refuses other terms.
+        leaves: ``leaves(round)`` returns the stage in which each leaving agent drops out, one of
+            the terms' ``stages``. It is public and fixed beforehand; None is for no dropouts.
         over: "tcp" on this machine, or "memory".
-        skip: Whether the run goes on where an aggregation is aborted, without its sum.
-        spent: Rounds that were aborted before, in a run that goes on from a checkpoint: skipped.
+        skip: Whether the run continues without the sum of an aborted aggregation.
+        spent: Aborted rounds of a resumed run, which are skipped.
         limits: Time limits of TCP: where clients do not enrol, the server waits as long.
-        journal: File of this run alone, in which every round is noted before it is asked for, and
+        journal: File of this run alone, in which every round is noted before it is requested, and
             its sum; None keeps none.
 
     Attributes:
@@ -229,8 +228,8 @@ class SecureSums:
             ValueError: For rounds of another process, which alone knew who was there.
         """
         known = {} if self._journal is None else self._journal.known
-        gone = {at for at, one in known.items() if one.values is None} | self._spent
-        present = dict.fromkeys(gone, ()) | {one.round: one.survivors for one in self.crossed}
+        unopened = {at for at, one in known.items() if one.values is None} | self._spent
+        present = dict.fromkeys(unopened, ()) | {one.round: one.survivors for one in self.crossed}
         rounds = range(max((*present, *known), default=-1) + 1)
         if unknown := [at for at in rounds if at not in present]:
             raise ValueError(
@@ -350,9 +349,9 @@ def absent(leaves: Callable[[int], Leaves], rounds: int) -> tuple[tuple[int, ...
         >>> transport.absent(transport.taking_turns(50, 2), rounds=2)
         ((0, 1), (2,))
     """
-    gone = local.STAGES[: local.STAGES.index("mask") + 1]
+    early = local.STAGES[: local.STAGES.index("mask") + 1]
     return tuple(
-        tuple(sorted(agent for agent, stage in leaves(round).items() if stage in gone))
+        tuple(sorted(agent for agent, stage in leaves(round).items() if stage in early))
         for round in range(rounds)
     )
 
@@ -365,7 +364,7 @@ class Asked(NamedTuple):
 
     Attributes:
         message: Digest of its message; "" where that is not known.
-        values: Its sum; None where none was seen.
+        values: Its sum; None where it is unknown.
         present: How many it is of.
     """
 

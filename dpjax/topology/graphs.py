@@ -265,8 +265,8 @@ def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:
         cache = os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/dpjax"
         named = [root for root in (os.environ.get("DPJAX_DATA"), cache) if root]
         roots = [Path(root).expanduser() for root in named]
-        places = [root / folder / _EGO for root in roots for folder in (".", "graphs")]
-        path = next((place for place in places if os.path.isfile(place)), None)
+        files = [root / folder / _EGO for root in roots for folder in (".", "graphs")]
+        path = next((file for file in files if os.path.isfile(file)), None)
         if path is None:
             raise ValueError(
                 f"{_EGO} is in none of {', '.join(map(str, roots))}; run `dpjax data` to fetch it, "
@@ -325,11 +325,11 @@ def parse(spec: str) -> nx.Graph:
                 f"graph is {spec!r}, neither a file nor a known name; give an edge-list file or "
                 f"one of {known} (as in er:20:0.5 or ring:12)"
             ) from None
-    function, types, least = _NUMBERED[name]
-    if not least <= len(words) <= len(types):
+    function, types, required = _NUMBERED[name]
+    if not required <= len(words) <= len(types):
         raise ValueError(
             f"graph is {spec!r} with {len(words)} numbers after {name!r}; give "
-            + (f"{least} to {len(types)}" if least != len(types) else f"{least}")
+            + (f"{required} to {len(types)}" if required != len(types) else f"{required}")
         )
     try:
         arguments = [convert(word) for convert, word in zip(types, words, strict=False)]

@@ -145,18 +145,18 @@ def survivors(
                [0.  , 0.33, 0.67]])
     """
     matrix = check(_validate.square("mixing", mixing), stochastic="rows")
-    gone = _validate.agents("departed", departed)
+    leaving = _validate.agents("departed", departed)
     n = len(matrix)
-    if any(agent >= n for agent in gone):
-        raise ValueError(f"departed names agent {max(gone)}; give numbers from 0 to {n - 1}")
-    stay = np.setdiff1d(np.arange(n), gone)
+    if any(agent >= n for agent in leaving):
+        raise ValueError(f"departed names agent {max(leaving)}; give numbers from 0 to {n - 1}")
+    stay = np.setdiff1d(np.arange(n), leaving)
     if not len(stay):
-        raise ValueError(f"departed is {gone}, everyone; leave at least one agent")
+        raise ValueError(f"departed is {leaving}, everyone; leave at least one agent")
     lost = matrix.copy()
     lost[:, stay] = 0.0
-    kept = matrix[np.ix_(stay, stay)]
-    kept[np.diag_indices(len(stay))] += lost.sum(axis=1)[stay]
-    return check(kept, stochastic="rows", name="mixing of the survivors")
+    remaining = matrix[np.ix_(stay, stay)]
+    remaining[np.diag_indices(len(stay))] += lost.sum(axis=1)[stay]
+    return check(remaining, stochastic="rows", name="mixing of the survivors")
 
 
 def spectral_gap(mixing: Float[np.ndarray, "*p n n"]) -> float:

@@ -1,4 +1,4 @@
-"""Names of nodes: the one place where a label becomes an index, and back.
+"""Names of nodes: the module that maps labels to indices, and back.
 
 Arrays know indices 0..n-1 alone; files and people have names. A number that is both the label of
 one node and the index of another is refused, never guessed at.

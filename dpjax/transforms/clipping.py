@@ -1,12 +1,12 @@
 """Clipping, per agent as an optax link and per example around a loss or by a model's own sum.
 
-The bounds hold exactly, not up to rounding: the squares of large leaves are summed in two levels,
-and the clip norm is lowered by a bound on every rounding, a relative `slack` of (d + 17) 2^-24 in
-float32 up to d = 4,096 entries and about 2 sqrt(d) 2^-24 for larger leaves. So the float32 (or
-bfloat16) numbers that come out have an L2 norm of at most ``clip_norm`` in exact arithmetic, and
-nothing is left for the accounting to add. For sums of clipped records it is lowered once more, by
-what rounding of the sum can add to the distance of two neighbouring ones (`share`). `_clip` scales
-gradients that are there; `wide_clipped_sum` weights those that a model sums by itself.
+The bounds hold exactly, not up to rounding. The squares of large leaves are summed in two levels,
+and the clip norm is lowered by a bound on all rounding, a relative `slack`. In float32 it is
+(d + 17) 2^-24 up to d = 4,096 entries, and about 2 sqrt(d) 2^-24 for larger leaves. So the float32
+(or bfloat16) results have an L2 norm of at most ``clip_norm`` in exact arithmetic, and accounting
+needs no correction. For sums of clipped records the clip norm is lowered once more, by what
+rounding can add to the distance of two neighbouring sums (`share`). `_clip` scales given gradients;
+`wide_clipped_sum` weights those that a model sums by itself.
 """
 
 import math
@@ -27,14 +27,14 @@ Clipping = Literal["flat", "automatic"]
 Norm = Literal["l2", "l1"]
 
 NORMS = ("l2", "l1")
-"""Which norm is bounded: Gaussian noise asks for the first, Laplace noise for the second."""
+"""The bounded norm: Gaussian noise needs the first, Laplace noise the second."""
 
 CLIPPINGS = ("flat", "automatic")
 """flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + stability)."""
 
 
 STABILITY = 0.01
-"""What automatic clipping adds to the norm where nobody says."""
+"""The default that automatic clipping adds to the norm."""
 
 # Entries of per-example gradients that stay in a CPU's caches: above, the passes over memory of
 # differentiating a whole batch at once cost 5 to 40 times (benchmarks/bench_clipping.py).
@@ -81,7 +81,7 @@ def _norm(tree: Any, norm: Norm = "l2") -> Float[Array, ""]:
     zero = jnp.zeros((), jnp.float32)
     if norm == "l1":
         total = sum(map(_numerics.absolute_sum, leaves), zero)
-        # One entry that is not finite stands as the largest number.
+        # An entry that is not finite counts as the largest number.
         return jnp.where(total < jnp.finfo(total.dtype).max, total, jnp.inf)
     return jnp.sqrt(sum(map(_numerics.square_sum, leaves), zero))
 
@@ -99,7 +99,7 @@ def norms(tree: Any, norm: Norm) -> Float[Array, " n"]:
 
 
 def _lowered(tree: Any, clip_norm: float, norm: Norm = "l2") -> float:
-    """The clip norm less everything that rounding can add."""
+    """The clip norm minus all that rounding can add."""
     leaves = jax.tree.leaves(tree)
     # Entries below the normal range round absolutely, by at most half the smallest number.
     ranges = [jnp.finfo(leaf.dtype) for leaf in leaves]
@@ -111,7 +111,7 @@ def _lowered(tree: Any, clip_norm: float, norm: Norm = "l2") -> float:
 
 
 def _above_rounding(bound: float, clip_norm: float, leaves: list[Any], what: str) -> float:
-    """A lowered clip norm, unless rounding leaves nothing of it."""
+    """A lowered clip norm; refused where rounding exceeds it."""
     if bound > 0:
         return bound
     raise ValueError(
@@ -120,22 +120,22 @@ def _above_rounding(bound: float, clip_norm: float, leaves: list[Any], what: str
     )
 
 
-def check_reach(tree: Any, clip_norm: float, places: int = 1) -> None:
-    """Refuse clip norms beyond the leaves' numbers: what is as long would be infinite.
+def check_reach(tree: Any, clip_norm: float, count: int = 1) -> None:
+    """Refuse clip norms beyond the range of the leaves' dtype.
 
     Args:
         tree: Gradients or their sum, or shapes of their dtypes.
-        clip_norm: Clip norm C of what is clipped together; infinity is for no clipping.
-        places: B, how many such are added up.
+        clip_norm: Clip norm C of each term; infinity is for no clipping.
+        count: Number B of terms in the sum.
 
     Raises:
         ValueError: Naming clip norm, count and dtype.
     """
     kinds = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree) if math.prod(leaf.shape)}
     for kind in sorted(kinds, key=str):
-        if (largest := float(jnp.finfo(kind).max)) < clip_norm * places < math.inf:
+        if (largest := float(jnp.finfo(kind).max)) < clip_norm * count < math.inf:
             raise ValueError(
-                f"clip_norm is {clip_norm:g} and {places} times that is beyond {kind} gradients, "
+                f"clip_norm is {clip_norm:g} and {count} times that is beyond {kind} gradients, "
                 f"at most {largest:g}; give a smaller one, or gradients in float32"
             )
 
@@ -222,9 +222,9 @@ def per_agent(
     Per layer, the same of each of L layers with C / sqrt(L): leaves of one parent, as kernel and
     bias of a dense layer, are a layer.
 
-    Guarantee: every agent's output has a ``norm`` of at most ``clip_norm``, exactly, whatever its
-    gradient, so replacing all data of one agent moves its output by at most 2 ``clip_norm`` and no
-    other agent's at all. A gradient that is not finite, or whose norm overflows (an L2 norm of
+    Guarantee: every agent's output has a ``norm`` of at most ``clip_norm``, exactly, for every
+    gradient. So replacing all data of one agent changes its output by at most 2 ``clip_norm``, and
+    no other agent's output. A gradient that is not finite, or whose norm overflows (an L2 norm of
     1e19 in float32), becomes zero.
 
     Args:
@@ -316,8 +316,8 @@ def per_example(
     sum_b clip(grad loss_fn(params, x_b, y_b)) over the examples that are not padding. A sum, not
     a mean: noise is added to it, and dividing by a fixed number afterwards is post-processing.
 
-    Guarantee: zeroing out one record of the batch moves the sum, as it is computed and rounded, by
-    an L2 norm of at most ``clip_norm``, replacing it by at most twice that, and marking a record as
+    Guarantee: zeroing out one record of the batch changes the computed and rounded sum by an L2
+    norm of at most ``clip_norm``, and replacing it by at most twice that. Marking a record as
     padding zeroes it out. Each of the B terms is clipped to C / (1 + r), where r = `share` bounds
     all rounding of two such sums, whatever the order of additions: terms are added in float64, and
     the sum is rounded once, r = 2 B 2^-24 for parameters in float32 (2^-8 for 2^-24 in bfloat16).
@@ -391,15 +391,15 @@ def wide_per_example(
     """`per_example` before its sum is rounded, in float64; arguments as there, checked.
 
     Returns:
-        ``fn(params, x, y, is_padding=None, places=None)``: of a sum that is computed in several
-        calls, ``places`` is the number of records of all; None is those given.
+        ``fn(params, x, y, is_padding=None, records=None)``. For sums over calls ``records``
+        is the number of records in all calls; None is that of one.
     """
 
-    def fn(params: Any, x: Any, y: Any, is_padding: Any = None, places: Any = None) -> Any:
+    def fn(params: Any, x: Any, y: Any, is_padding: Any = None, records: Any = None) -> Any:
         size = examples(x, y, is_padding)
         params = jax.tree.map(jnp.asarray, params)
         like = params if encode is None else jax.eval_shape(encode, params)
-        bound = lowered(clip_norm, like, size if places is None else places)
+        bound = lowered(clip_norm, like, size if records is None else records)
 
         def of_record(x: Any, y: Any) -> Any:
             gradient = jax.grad(loss_fn)(params, x, y)
@@ -423,39 +423,39 @@ def wide_per_example(
     return fn
 
 
-def share(places: int, tree: Any, error: float | None = None) -> float:
-    """How far rounding can move two sums of clipped records apart, as a share r of the clip norm.
+def share(count: int, tree: Any, error: float | None = None) -> float:
+    """The share r of the clip norm by which rounding can separate two sums of clipped records.
 
-    r = 2 B (u + e): a sum of B records of norm C' is at most B C' long and is rounded once, to the
-    narrowest leaf's dtype (u, 2^-24 in float32), after additions that are wrong by e B C'.
+    r = 2 B (u + e). A sum of B records of norm C' has norm at most B C'. It is rounded once, to the
+    narrowest leaf's dtype (u, 2^-24 in float32), after additions with an error of e B C'.
 
     Args:
-        places: B, of all passes.
+        count: Number B of records in all passes.
         tree: Pytree of arrays (or shapes) like the sum.
         error: e; None is that of adding up in float64, in any order.
     """
     unit = _unit(jax.tree.leaves(tree))
-    error = _numerics.sum_error(places) if error is None else error
-    return 2 * places * (unit * (1 + error) + error) * (1 + 1e-6)
+    error = _numerics.sum_error(count) if error is None else error
+    return 2 * count * (unit * (1 + error) + error) * (1 + 1e-6)
 
 
-def lowered(clip_norm: float, tree: Any, places: int, error: float | None = None) -> float:
+def lowered(clip_norm: float, tree: Any, count: int, error: float | None = None) -> float:
     """The clip norm C / (1 + r) of one record, with which sums are C-sensitive as computed.
 
     Args:
         clip_norm: C.
         tree: As in `share`, and all others.
-        places: B.
+        count: Number B of records.
         error: e.
 
     Raises:
-        ValueError: Where nothing is left, or B C is beyond the sum's dtype.
+        ValueError: Where rounding exceeds C, or B C is beyond the sum's dtype.
     """
-    check_reach(tree, clip_norm, places)
+    check_reach(tree, clip_norm, count)
     leaves = jax.tree.leaves(tree)
     # Below the normal range numbers may become zero: once in each sum, and in products before.
-    lost = _tiny(leaves) + places * float(jnp.finfo(_wide(leaves)).tiny)
-    bound = (clip_norm - 2 * math.sqrt(_size(leaves)) * lost) / (1 + share(places, tree, error))
+    lost = _tiny(leaves) + count * float(jnp.finfo(_wide(leaves)).tiny)
+    bound = (clip_norm - 2 * math.sqrt(_size(leaves)) * lost) / (1 + share(count, tree, error))
     return _above_rounding(bound, clip_norm, leaves, "parameters") * (1 - 2**-50)
 
 
@@ -515,17 +515,17 @@ def clipped_sum(
     sum_b w_b g_b, w_b = min(1, C / |g_b|), or C / (|g_b| + 0.01) for automatic clipping; per layer,
     the same of each of L layers with C / sqrt(L).
 
-    Guarantee: as `per_example`'s. The clip norm of a record is lowered as there, by `slack`, by
-    what entries below the normal range can add, and, unless the norms are stated to be bounds, by
-    the rounding of the norms, 2^-24 (in float32) for each input and output of every layer. Passes
-    are added up in float64. A pass of m records of a function of one's own is assumed to be wrong
-    by at most (m + inputs and outputs of all layers) 2^-24 of the terms' norms, added up. A record
-    marked as padding adds exactly zero, and so does one whose gradient (per layer: whose layer) is
-    not finite.
+    Guarantee: as `per_example`'s. The clip norm of a record is lowered as there, by `slack`, and by
+    what entries below the normal range can add. Unless the norms are stated to be bounds, it is
+    also lowered by their rounding, 2^-24 (in float32) for each input and output of every layer.
+    Passes are added up in float64. For a custom function, a pass of m records is assumed to have an
+    error of at most (m + inputs and outputs of all layers) 2^-24 times the sum of the terms' norms.
+    A record marked as padding adds exactly zero. So does a record whose gradient (per layer: whose
+    layer) is not finite.
 
     Args:
         weighted: ``weighted(params, x, y, weights)``: a `models.layer_norms.Gradients`, whose norms
-            are bounds; or a function of one's own, whose norms may be off by the rounding above.
+            are bounds; or a custom function, whose norms may have the rounding error above.
         clip_norm: Clip norm C of one record's gradient.
         method: "flat" or "automatic".
         per_layer: Whether every layer is clipped by itself; asks for ``weighted.by_layer``.
@@ -573,12 +573,12 @@ def wide_clipped_sum(
     """`clipped_sum` before it is rounded, in float64; arguments as there, checked.
 
     Returns:
-        ``fn(params, x, y, is_padding=None, places=None)``, as `wide_per_example`.
+        ``fn(params, x, y, is_padding=None, records=None)``, as `wide_per_example`.
     """
 
-    def fn(params: Any, x: Any, y: Any, is_padding: Any = None, places: Any = None) -> Any:
+    def fn(params: Any, x: Any, y: Any, is_padding: Any = None, records: Any = None) -> Any:
         count = examples(x, y, is_padding)
-        whole = count if places is None else places
+        whole = count if records is None else records
         like = _like(weighted, params)
 
         def part(x: Array, y: Array, is_padding: Bool[Array, " b"] | None) -> Any:
@@ -611,26 +611,24 @@ def wide_clipped_sum(
     return fn
 
 
-def weighted_share(
-    weighted: Any, params: Any, x: Any, places: int, microbatch: int | None
-) -> float:
+def weighted_share(weighted: Any, params: Any, x: Any, count: int, microbatch: int | None) -> float:
     """The share of the clip norm by which rounding of such a sum lowers it, see `share`.
 
     Args:
         weighted: As in `clipped_sum`.
         params: Arrays or shapes.
         x: [m, ...] records of one call, arrays or shapes.
-        places: Records of all calls whose sums are added up.
+        count: Number of records in all calls.
         microbatch: Records a pass, or None.
     """
     size = _own_size(weighted, params, x) if microbatch is None else microbatch
     size = len(x) if size is None else min(size, len(x))
     x = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
-    return share(places, _like(weighted, params), _error(weighted, params, x, places))
+    return share(count, _like(weighted, params), _error(weighted, params, x, count))
 
 
 def _known(weighted: Any) -> bool:
-    """Whether it is the package's own, which knows how it rounds."""
+    """Whether it is a class of the package, which knows its rounding error."""
     return hasattr(weighted, "wide")
 
 
@@ -643,21 +641,21 @@ def _own_size(weighted: Any, params: Any, x: Any) -> int | None:
     return weighted.at_once(params, x) if _known(weighted) else None
 
 
-def _error(weighted: Any, params: Any, x: Any, places: int) -> float:
-    """How wrong a sum of clipped records may be before it is rounded, see `share`."""
+def _error(weighted: Any, params: Any, x: Any, count: int) -> float:
+    """The error of a sum of clipped records before it is rounded, see `share`."""
     if _known(weighted):
-        return weighted.error(params, x, places)
+        return weighted.error(params, x, count)
     leaves = jax.tree.leaves(params)
-    return (len(x) + _sides(leaves)) * _unit(leaves) + _numerics.sum_error(places)
+    return (len(x) + _sides(leaves)) * _unit(leaves) + _numerics.sum_error(count)
 
 
 def _limits(
-    like: Any, clip_norm: float, per_layer: bool, places: int, error: float, *, bounds: bool
+    like: Any, clip_norm: float, per_layer: bool, count: int, error: float, *, bounds: bool
 ) -> list[float]:
     """The clip norm of all leaves, or of each layer, less everything that rounding can add."""
     leaves = jax.tree.leaves(like)
     layers = _numerics.layer_groups(like) if per_layer else [list(range(len(leaves)))]
-    each = _numerics.layer_share(lowered(clip_norm, like, places, error), len(layers))
+    each = _numerics.layer_share(lowered(clip_norm, like, count, error), len(layers))
     return [_limit([leaves[i] for i in layer], each, bounds=bounds) for layer in layers]
 
 

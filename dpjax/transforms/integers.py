@@ -246,14 +246,15 @@ def encode(
     """
     # Through memory: a product and a sum fused would be rounded once, and not as NumPy's.
     scaled = jax.lax.optimization_barrier(values.astype(jnp.float32) * code.factor)
-    places = jnp.pad(scaled, ((0, 0), (0, code.padded - code.size)))
-    places = lattice.hadamard(places * jnp.asarray(signs, jnp.float32), jnp.stack)
+    coordinates = jnp.pad(scaled, ((0, 0), (0, code.padded - code.size)))
+    coordinates = lattice.hadamard(coordinates * jnp.asarray(signs, jnp.float32), jnp.stack)
     largest = np.float32(lattice.LONGEST)
-    places = jnp.where(jnp.abs(places) > largest, jnp.sign(places) * largest, places)
-    fine = jnp.all(jnp.isfinite(places), axis=1)
-    places = jnp.where(fine[:, None], places, 0)
-    lower = jnp.floor(places)
-    shares = (places - lower) * np.float32(2**24)
+    too_large = jnp.abs(coordinates) > largest
+    coordinates = jnp.where(too_large, jnp.sign(coordinates) * largest, coordinates)
+    fine = jnp.all(jnp.isfinite(coordinates), axis=1)
+    coordinates = jnp.where(fine[:, None], coordinates, 0)
+    lower = jnp.floor(coordinates)
+    shares = (coordinates - lower) * np.float32(2**24)
     whole = lower.astype(jnp.int32)
     rows, columns = whole.shape
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
@@ -273,7 +274,7 @@ def encode(
 
     start = jnp.uint32(0), jnp.zeros_like(whole), jnp.zeros(rows, bool)
     _, rounded, short = jax.lax.while_loop(unfinished, body, start)
-    towards_zero = jnp.trunc(places).astype(jnp.int32)
+    towards_zero = jnp.trunc(coordinates).astype(jnp.int32)
     rounded = jnp.where(short[:, None], rounded, towards_zero)
     fine = fine & (short | _short(code, towards_zero))
     return jnp.where(fine[:, None], rounded, 0), fine
@@ -353,8 +354,8 @@ def discrete_gaussians(
 
     def refilled(lane: _Lane, out: Array) -> tuple[_Lane, Array]:
         done = lane.stage == _DONE
-        places = jax.lax.broadcasted_iota(jnp.uint32, (slots, rows, lanes), 0)
-        out = jnp.where(done & (places == lane.slot), lane.value, out)
+        index = jax.lax.broadcasted_iota(jnp.uint32, (slots, rows, lanes), 0)
+        out = jnp.where(done & (index == lane.slot), lane.value, out)
         slot = lane.slot + done.astype(jnp.uint32)
         over = slot * np.uint32(lanes) + offset >= np.uint32(columns)
         stage = jnp.where(over, _DONE, jnp.where(done, _START, lane.stage))
@@ -394,7 +395,7 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _La
 
     doubled = (product[0] << 1) | (product[1] >> 31), product[1] << 1
     yes, no, remainder = _compared(doubled, lane.first, twice)
-    yes_too, no_too, left_too = _compared(_product(low, lane.length), lane.second, lane.length)
+    yes_too, no_too, rest_too = _compared(_product(low, lane.length), lane.second, lane.length)
     decided = (no | no_too) * np.uint32(1) + yes * np.uint32(2) + yes_too * np.uint32(4)
     decided = jax.lax.optimization_barrier(decided)
     fails, yes, yes_too = decided & 1 == 1, decided & 2 == 2, decided & 4 == 4
@@ -428,7 +429,7 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _La
     rest = jnp.minimum(exponent, twice)
     length = jnp.where(fresh, 1 + (rest == twice).astype(jnp.uint32), lane.length)
     longer = ~fresh & passes
-    settled = jnp.where(passes | yes, rest, remainder), jnp.where(yes_too, lane.length, left_too)
+    settled = jnp.where(passes | yes, rest, remainder), jnp.where(yes_too, lane.length, rest_too)
     length = jnp.where(longer, length + 1, length)
     stage = jnp.where(drawn, _COUNT, lane.stage)
     stage = jnp.where(proposed, _KEEP, stage)

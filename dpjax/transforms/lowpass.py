@@ -2,13 +2,12 @@
 
 `lowpass` is a fixed recursion, `adaptive` a finite response whose weights follow the gradients,
 `wiener` the causal filter of least error for gradients that drift, `by_matrix` any causal filter.
-Those that follow the gradients get the noise's variance as a `NoiseVariance`, which is public.
+Those that follow the gradients take the public noise variance as a `NoiseVariance`.
 
-Guarantee: none of their own and none lost. A link sees privatised gradients alone, so that a run
-with a filter states what the run without it does, for any attacker and relation. In front of the
-noise it would sum one record's gradients over rounds, and no accounting here covers that: put it
-into the optimizer (``Chain(lambda step: optax.chain(lowpass(b, a), optax.sgd(step)), 0.5)``), which
-stands behind the noise.
+Guarantee: none by themselves. A link reads noisy gradients alone, so that a run with a filter has
+the guarantee of the run without it, for any attacker and relation. Before the noise it would sum
+one record's gradients over rounds, which no accounting here covers. Put it into the optimizer
+behind the noise: ``Chain(lambda step: optax.chain(lowpass(b, a), optax.sgd(step)), 0.5)``.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,13 +38,13 @@ SHARES = "share_variance"
 _LARGEST = 0.999
 """Largest correlation that is estimated: a filter of about a thousand rounds."""
 _TINY = 1e-30
-"""Of gradients that are zero without noise: a power to divide by."""
+"""The divisor for gradients that are zero without noise."""
 
 
 class NoiseVariance(NamedTuple):
-    """Variance of the noise in a coordinate of what an optimizer is given.
+    """Variance of the noise in a coordinate of an optimizer's input.
 
-    A public number: it follows from the plan. Links here and in
+    It is public, since it follows from the plan. Links here and in
     `dpjax.transforms.optimizers` take it as their ``noise``.
 
     Attributes:
@@ -80,9 +79,10 @@ class NoiseVariance(NamedTuple):
 
 
 def passed(round: Any, lag: int = 0) -> NoReturn:
-    """The ``noise`` of a link whose updates come with it: ``update(..., noise_variance=)``.
+    """The ``noise`` of a link whose updates receive it: ``update(..., noise_variance=)``.
 
-    What a server's mean has depends on who was there, and behind a sketch on the coordinate.
+    The variance of a server's mean depends on the present clients, and with a sketch on the
+    coordinate.
 
     Raises:
         ValueError: Always: it is no function of the round.
@@ -99,11 +99,11 @@ def passed(round: Any, lag: int = 0) -> NoReturn:
 
 
 def per_round(noise: Variance) -> Any:
-    """Return what gives the variance in a round, of a number or of what gives it already.
+    """Return the variance as a function of the round, from a number or a function.
 
     Args:
-        noise: A variance, fresh in every round; or a function of the round, and of the lag for
-            those who ask for one. Functions and arrays are taken as they are.
+        noise: A variance, fresh in every round; or a function of the round, and of the lag if
+            needed. Functions and arrays are not checked.
 
     Raises:
         ValueError: For another value, or one below 0.
@@ -116,10 +116,10 @@ def per_round(noise: Variance) -> Any:
 
 
 class LowpassState(NamedTuple):
-    """What a filter keeps: max(p, q) copies of the model.
+    """The state of a filter: max(p, q) copies of the model.
 
     Attributes:
-        delayed: Sums of past inputs and outputs that rounds to come add to, the next one first.
+        delayed: Sums of past inputs and outputs for coming rounds, the next one first.
         ones: [max(p, q)] the same of a stream of ones.
     """
 
@@ -131,8 +131,8 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
     """Filter updates over rounds, corrected for the zero start.
 
     m_t = - sum_k a_k m_{t-k} + sum_k b_k g_{t-k}, divided by the same recursion on ones. A filter
-    of no lags returns updates as they are. Works on any tree, agent-stacked or not, and needs no
-    params. Two links one after the other filter twice: momentum behind it is a filter of its own.
+    without lags returns updates unchanged. It works on any tree, agent-stacked or not, and needs no
+    params. Two links in a row filter twice, and momentum behind it is a second filter.
 
     Args:
         b: b_0 .. b_q.
@@ -162,7 +162,7 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
     feedback = jnp.zeros(order).at[: len(coefficients.a)].set(jnp.asarray(coefficients.a))
 
     def step(delayed: Any, value: Any) -> tuple[Any, list[Any]]:
-        # Direct form II transposed: max(p, q) copies where p + q past values would do as well.
+        # Direct form II transposed needs max(p, q) copies, and not p + q past values.
         weights, back = taps.astype(value.dtype), feedback.astype(value.dtype)
         out = weights[0] * value + (delayed[0] if order else 0)
         later = [*delayed[1:], 0]
@@ -190,12 +190,12 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
 
 
 class AdaptiveState(NamedTuple):
-    """What an adaptive filter keeps: one copy of the model for every tap but the first.
+    """The state of an adaptive filter: one copy of the model for every tap but the first.
 
     Attributes:
         past: g_{t-1}, g_{t-2}, ...
-        products: [taps] running means of <g_t, g_{t-k}>, the noise's taken off.
-        squares: [taps] running means of |g_{t-k}|^2 over the same rounds, the noise's taken off.
+        products: [taps] running means of <g_t, g_{t-k}>, corrected for the noise.
+        squares: [taps] running means of |g_{t-k}|^2 over the same rounds, corrected as well.
         rounds: Rounds done.
     """
 
@@ -214,7 +214,7 @@ def adaptive(
 ) -> optax.GradientTransformation:
     """Filter by a finite response whose taps follow the gradients' autocorrelation.
 
-    From privatised gradients of earlier rounds and this one, c_0 = 1/2 and
+    From noisy gradients of earlier rounds and this one, c_0 = 1/2 and
 
         c_k = max(0, mean(<g_t, g_{t-k}> - d r_k) - max(mean(|g_{t-k}|^2 - d r_0), 0) / 2)
               / max(mean(|g_t|^2 - d r_0), floor)
@@ -225,12 +225,12 @@ def adaptive(
     nothing, hence the 1/2. The tree is one model: behind ``Chain`` that is one agent's.
 
     Args:
-        taps: How many, 2 and above.
-        noise: Variance r_0 of the noise in a coordinate of what comes in; or r_0, r_1, .. where
-            noise is correlated over rounds, 0 beyond; or ``noise(round, lag)`` where that changes
-            (`NoiseVariance`).
+        taps: Number of taps, 2 and above.
+        noise: Variance r_0 of the noise in a coordinate of the noisy gradient; or r_0, r_1, ..
+            where noise is correlated over rounds, 0 beyond; or ``noise(round, lag)`` where that
+            changes (`NoiseVariance`).
         proportional: The paper's taps c_k / sum c.
-        floor: Least squared norm of a gradient, the paper's epsilon_1.
+        floor: Smallest squared norm of a gradient, the paper's epsilon_1.
 
     Returns:
         The transformation; its state is an `AdaptiveState`.
@@ -265,7 +265,7 @@ def adaptive(
         window = (updates, *state.past)
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         lag = jnp.arange(taps)
-        # Rounds in which g_{t-k} exists; means of other lags stay as they are, at 0.
+        # Rounds in which g_{t-k} exists; means of other lags stay 0.
         available = jnp.maximum(state.rounds - lag + 1, 0)
         weight = jnp.where(available > 0, 1 / jnp.maximum(available, 1), 0.0)
         t = state.rounds
@@ -321,12 +321,12 @@ def _product(one: Any, other: Any) -> Float[Array, ""]:
 
 
 class WienerState(NamedTuple):
-    """What the filter keeps: three copies of the model, two where fresh parts are no noise.
+    """The state of the filter: three copies of the model, or two without ``fresh``.
 
     Attributes:
         estimate: The filtered gradient, before any division by the response to ones.
-        past: The last gradients that came in, the latest first.
-        moments: Running means of <y_t, y_{t-k}> / d, the noise's taken off, k = 0, 1, ..
+        past: The last noisy gradients, the latest first.
+        moments: Running means of <y_t, y_{t-k}> / d, corrected for the noise, k = 0, 1, ..
         error: Variance of the estimate's error in a coordinate.
         ones: The filter's response to ones.
         rounds: Rounds done.
@@ -352,39 +352,39 @@ def wiener(
 ) -> optax.GradientTransformation:
     """Filter updates by the causal filter of least mean square error for an AR(1) gradient.
 
-    With x_t = rho x_{t-1} + w_t of variance p in every coordinate, seen as y_t = x_t + n_t,
+    With x_t = rho x_{t-1} + w_t of variance p in every coordinate, observed as y_t = x_t + n_t,
 
         m_t = rho m_{t-1} + K_t (y_t - rho m_{t-1})
 
-    is the Kalman filter, whose gain is one number for all coordinates. Unless they are given, rho
-    and p are estimated in every round from running means over about 1 / (1 - decay) rounds,
+    is the Kalman filter, with one gain for all coordinates. Unless rho and p are given, every round
+    estimates them from running means over about 1 / (1 - decay) rounds,
 
         c_k = mean(<y_t, y_{t-k}> / d - r_{t,k}),     p = c_0,     rho = c_1 / c_0
 
-    where ``fresh`` is False. A batch's gradient is a part that drifts and one that its sampling
-    draws anew. With ``fresh`` the second one is noise as well, of variance c_0 - p, and rho =
-    c_2 / c_1, p = c_1 / rho: where it is large, the other estimate of rho is far too small, and
-    filters of fixed length may be nearer.
+    where ``fresh`` is False. A batch's gradient is the sum of a drifting part and a sampling part,
+    which is fresh in every round. With ``fresh`` the sampling part counts as noise of variance
+    c_0 - p, and rho = c_2 / c_1, p = c_1 / rho. Where it is large, the other estimate of rho is far
+    too small, and filters of fixed length may have a smaller error.
 
-    Noise that is correlated over rounds is taken off as it is, but the gain is the one for fresh
-    noise; for its own filter see ``experiments/_common/filtered.py``. The tree is one model: behind
-    ``Chain`` that is one agent's.
+    The correction is right for noise that is correlated over rounds, but the gain is that for fresh
+    noise; ``experiments/_common/filtered.py`` has the filter for correlated noise. The tree is one
+    model: behind ``Chain`` that is one agent's.
 
-    The estimate is shrunk: where noise is large, a gradient of the least square error is small.
+    The estimate is shrunk: where noise is large, the gradient of least square error is small.
     ``unit`` divides by the response to ones, as `lowpass` does, so that a constant gradient passes
-    as it is and a step size means what it means without a filter.
+    unchanged and step sizes need no rescaling.
 
     Args:
-        noise: Variance r_t of the noise in a coordinate of what comes in, (sigma C / B)^2 for a
-            mean of B records; or ``noise(round, lag)``, the covariance with the noise of so many
+        noise: Variance r_t of the noise in a coordinate of the noisy gradient, (sigma C / B)^2 for
+            a mean of B records; or ``noise(round, lag)``, the covariance with the noise ``lag``
             rounds before (`NoiseVariance`).
         correlation: rho, from 0 to below 1; None estimates it.
         power: p; None estimates it.
-        decay: Of the running means, up to 1, which weighs all rounds alike.
-        fresh: Whether what sampling draws anew in every round is noise too, of a variance that is
-            estimated. It takes a third copy of the model.
+        decay: Decay of the running means, up to 1, which weighs all rounds equally.
+        fresh: Whether the sampling part counts as noise of an estimated variance. It takes a third
+            copy of the model.
         unit: Divide by the response to ones.
-        floor: Least p that is estimated, as a share of the noise's variance.
+        floor: Smallest estimate of p, as a share of the noise's variance.
 
     Returns:
         The transformation; its state is a `WienerState`.
@@ -452,11 +452,11 @@ def wiener(
 def _model(
     moments: Float[Array, " lags"], noise: Any, floor: float, fresh: bool
 ) -> tuple[Any, Any, Any]:
-    """p, rho and the variance of what is noise, from moments."""
+    """p, rho and the variance of the noise, from moments."""
     whole = jnp.maximum(moments[0], floor * noise + _TINY)
     if not fresh:
         return whole, jnp.clip(moments[1] / whole, 0.0, _LARGEST), noise
-    # Before there is a product two rounds apart, one round apart is all that is known.
+    # Before a product two rounds apart exists, one round apart must do.
     first = jnp.maximum(moments[1], floor * noise + _TINY)
     rho = jnp.clip(jnp.where(moments[2] == 0, moments[1] / whole, moments[2] / first), 0, _LARGEST)
     drifting = jnp.clip(first / jnp.maximum(rho, floor), floor * noise + _TINY, whole)
@@ -472,10 +472,10 @@ def _running(mean: Any, value: Any, before: Any, decay: float) -> Float[Array, "
 
 
 class MatrixState(NamedTuple):
-    """What a filter of every round keeps: as many copies of the model as it has rounds back.
+    """The state of a matrix filter: a copy of the model for every round of its memory.
 
     Attributes:
-        past: Leaves [width, ...] of inputs, that of round t in place t mod width.
+        past: Leaves [width, ...] of inputs, that of round t at t mod width.
         rounds: Rounds done.
     """
 
@@ -486,9 +486,9 @@ class MatrixState(NamedTuple):
 def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     """Apply a causal filter over rounds that is given as a matrix, m_t = sum_{s<=t} F_ts y_s.
 
-    For ``experiments/_common/filtered.py``, whose filters are other ones in every round. Memory is
-    one copy of the model for each round that F reaches back: cut F to a band where that is too
-    much, and ask its ``error`` what that costs.
+    ``experiments/_common/filtered.py`` uses it for filters that change by round. Memory is one copy
+    of the model for each round that F reaches back: cut F to a band where that is too much, and
+    compute the cost by its ``error``.
 
     Args:
         matrix: [T, T] F, lower triangular. Beyond T rounds the last row is used.
@@ -510,7 +510,7 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     whole = _validate.square("matrix", matrix)
     if not strategy_.is_triangular(whole):
         raise ValueError("matrix is not lower triangular; a filter sees no round before it is over")
-    # As noise over rounds is made of the last normals, in their place what comes in.
+    # This is the recursion of noise over rounds, with inputs in place of normals.
     bands = strategy_.bands(whole) if whole.any() else np.zeros((len(whole), 0))
     route = rounds.Route("moving", np.diag(whole), bands)
 

@@ -3,8 +3,8 @@
     y_i = x_i + b_i + sum over neighbours j of +-s_ij    mod 2^b,    s_ij = s_ji
 
 n clients sit on a ring in random order, each linked to the k/2 next ones on both sides (a Harary
-graph, as in `dpjax.secagg`). The client at place p adds the mask that it shares with the one at
-place p + j and that one takes it off, j = 1 to k/2: a loop over j holds the masks of n pairs at
+graph, as in `dpjax.secagg`). The client at position p adds the mask that it shares with the one
+at position p + j, which subtracts it, j = 1 to k/2: a loop over j holds the masks of n pairs at
 once, so that memory is O(n d) and not O(n k d).
 
 This is a simulation: one process knows every key. What it has in common with the protocol is what
@@ -63,7 +63,7 @@ def masked(
         ((5, 2), 'uint32')
     """
     clients, columns, low = _checked("values", values, key, degree, bits)
-    place = jnp.argsort(_order(key, clients))
+    position = jnp.argsort(_order(key, clients))
 
     def step(distance: Array, total: Array) -> Array:
         drawn = _shared(key, distance, clients, columns)
@@ -71,7 +71,7 @@ def masked(
 
     start = jnp.zeros((clients, columns), jnp.uint32)
     between = jax.lax.fori_loop(1, _beyond(degree), step, start)
-    return (values + _own(key, clients, columns) + between[place]) & low
+    return (values + _self_masks(key, clients, columns) + between[position]) & low
 
 
 def unmasked_sum(
@@ -81,11 +81,12 @@ def unmasked_sum(
     degree: int,
     bits: int = 32,
 ) -> UInt32[Array, " d"]:
-    """Return the sum of the vectors of those present, as the server computes it.
+    """Return the sum of the vectors of the present clients, as the server computes it.
 
-    It adds up what those present sent and takes off their self masks, and the masks that they
-    share with those who are missing, as a server does that was told their seeds and the mask keys
-    of the missing. It is the plain sum modulo 2^bits, to the bit, whoever is present.
+    It adds up the vectors of the present clients, and subtracts their self masks and the masks that
+    they share with missing clients. A server does the same once it has the seeds of the former and
+    the mask keys of the latter. The result is the plain sum modulo 2^bits, for any set of present
+    clients.
 
     Args:
         masked: [n, d] what `masked` returned; rows of missing clients may hold anything.
@@ -116,23 +117,23 @@ def unmasked_sum(
             f"present is {jnp.result_type(present)}{list(jnp.shape(present))}; give one bool for "
             f"each of the {clients} clients"
         )
-    here = jnp.asarray(present).astype(jnp.uint32)
-    placed = here[_order(key, clients)]
+    counted = jnp.asarray(present).astype(jnp.uint32)
+    ring = counted[_order(key, clients)]
 
     def step(distance: Array, remaining: Array) -> Array:
-        # 1 where the one who adds is here alone, -1 where the one who takes off is: modulo 2^32.
-        alone = placed - jnp.roll(placed, -distance)
+        # 1 where only the adding client is present, -1 where only the other one is, modulo 2^32.
+        alone = ring - jnp.roll(ring, -distance)
         drawn = _shared(key, distance, clients, columns)
         return remaining + _total(alone[:, None] * drawn)
 
     start = jnp.zeros(columns, jnp.uint32)
     remaining = jax.lax.fori_loop(1, _beyond(degree), step, start)
-    self_masks = here[:, None] * _own(key, clients, columns)
-    return (_total(here[:, None] * masked) - _total(self_masks) - remaining) & low
+    self_masks = counted[:, None] * _self_masks(key, clients, columns)
+    return (_total(counted[:, None] * masked) - _total(self_masks) - remaining) & low
 
 
 def _beyond(degree: int) -> int:
-    """The first distance along the ring at which nobody is a neighbour."""
+    """The first distance along the ring without neighbours."""
     return (degree + 1) // 2 + 1
 
 
@@ -142,21 +143,21 @@ def _total(rows: UInt32[Array, "n d"]) -> UInt32[Array, " d"]:
 
 
 def _order(key: PRNGKeyArray, clients: int) -> Int32[Array, " n"]:
-    """Who sits at which place."""
+    """The clients by their position on the ring."""
     return jax.random.permutation(
         jax.random.fold_in(key, _ORDER), jnp.arange(clients, dtype=jnp.int32)
     )
 
 
-def _own(key: PRNGKeyArray, clients: int, columns: int) -> UInt32[Array, "n d"]:
+def _self_masks(key: PRNGKeyArray, clients: int, columns: int) -> UInt32[Array, "n d"]:
     """Every client's self mask."""
     return _words(jax.random.fold_in(key, _OWN), clients, columns)
 
 
 def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> UInt32[Array, "n d"]:
-    """The masks of the clients at every place p with the ones at p + distance."""
+    """The masks of the clients at every position p with those at p + distance."""
     drawn = _words(jax.random.fold_in(jax.random.fold_in(key, _PAIRS), distance), clients, columns)
-    # Halfway round an even ring p + distance + distance is p: one mask for two places.
+    # Halfway round an even ring p + 2 distance is p, so two positions share a mask.
     once = (2 * distance != clients) | (jnp.arange(clients) < clients // 2)
     return jnp.where(once[:, None], drawn, np.uint32(0))
 

@@ -36,13 +36,13 @@ Kind = Literal["laplace", "normal"]
 Over = Literal["messages", "with_own_copy"]
 
 Paths = list[tuple[Any, Any]]
-"""Leaves in tree order, each with where it is."""
+"""Leaves in tree order, each with its path."""
 
 Added = tuple[list[Any], tuple[Any, ...]]
-"""Leaves with their noise, and what a strategy's route keeps."""
+"""Leaves with their noise, and the past noise of a strategy's route."""
 
 PACK = 65_536
-"""Entries an agent up to which leaves share one draw."""
+"""The most entries of an agent in leaves that share one draw."""
 
 _DRAWS = {"laplace": variates.laplaces, "normal": variates.normals}
 
@@ -53,8 +53,9 @@ class NoiseState(NamedTuple):
     Attributes:
         key: The noise key, or the keys of all parts; whoever has it can subtract the noise.
         round: Rounds done, int32.
-        past: With a strategy, what its route keeps of the noise before the factor over agents, a
-            tuple of arrays [width, n, entries] a group (see `dpjax.transforms.rounds`); else empty.
+        past: With a strategy, the past noise that its route needs before the factor over agents,
+            a tuple of arrays [width, n, entries] for each group (`dpjax.transforms.rounds`); else
+            empty.
     """
 
     key: PRNGKeyArray
@@ -83,7 +84,7 @@ def correlated(
     that no round goes out with repeated or unaccounted noise. With a strategy the noise is that of
     `dpjax.transforms.rounds.applied`. What this protects, and for whom, depends on the clipping
     before it and is stated by `dpjax.accounting`. Without a grid this is a simulation's noise,
-    whose last bits and largest values tell neighbours apart. With one, what finite precision costs
+    whose last bits and largest values distinguish neighbours. With one, what finite precision costs
     against an outsider who sees every message is bounded by `dpjax.accounting.finite.cost`, if
     threefry with a secret key of 64 bits is pseudorandom; such a key is no long-lived secret.
 
@@ -176,7 +177,7 @@ def scheduled(
     rounds: no two share a draw. Later updates are refused, inside compiled code NaN, so that no
     round goes out with repeated or unaccounted noise. What this protects is stated by
     accounting, from the scales as the leaf's dtype rounds them. It is a simulation's noise, never
-    a release's: floating-point sums of any scale tell neighbours apart by their last bits, and
+    a release's: floating-point sums of any scale distinguish neighbours by their last bits, and
     noise far smaller than the number that it is added to is rounded away
     (docs/floating-point.md).
 
@@ -215,8 +216,8 @@ def scheduled(
     if not isinstance(scales, jax.core.Tracer):
         dtype = np.float32 if np.asarray(scales).dtype == np.float32 else np.float64
         by_round = _validate.finite_array("scales", scales, ndim=1).astype(dtype)
-        if (least := by_round.min(initial=0.0)) < 0:
-            raise ValueError(f"scales holds {least:.3g}; give scales of at least 0")
+        if (smallest := by_round.min(initial=0.0)) < 0:
+            raise ValueError(f"scales holds {smallest:.3g}; give scales of at least 0")
     if by_round.shape != (rounds,):
         raise ValueError(f"scales has shape {by_round.shape} for rounds = {rounds}; give one each")
 
@@ -235,20 +236,20 @@ def scheduled(
 
 
 def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
-    """Return how likely the largest entry of a payload is to go out without its noise.
+    """Return the probability that the largest entry of a payload is sent without noise.
 
-    Floats at an entry are u apart, and noise of less than u/2 leaves the entry as it is:
+    Floats at an entry are u apart, and noise of less than u/2 leaves the entry unchanged:
 
         1 - exp(-u / (2 scale))        "laplace"
         erf(u / (2 sqrt(2) scale))     "normal"
 
-    So of all entries at most this share goes out bare, on average.
+    On average, at most this share of all entries is sent without noise.
 
-    Guarantee: none. It is computed from private numbers, and is a metric as others are.
+    Guarantee: none. It is a metric of private numbers.
 
     Args:
-        payload: What the noise is added to, leaves of floating dtypes.
-        scale: Of the noise; zero is no noise, of which none is lost.
+        payload: Leaves of floating dtypes before the noise.
+        scale: Scale of the noise; zero loses none.
         kind: "laplace" or "normal".
 
     Returns:
@@ -282,7 +283,7 @@ def zero_sum(
     rounds: int,
     over: Over = "with_own_copy",
 ) -> optax.GradientTransformation:
-    """Add to every message of a sender a noise of its own, all of them summing to zero.
+    """Add noise to every message of a sender, such that the noises sum to zero.
 
     The noises of a sender's m messages are z_k - mean(z), z_k standard normals times
     ``deviation``: over the messages that it sends, or over these and its own copy.
@@ -291,10 +292,10 @@ def zero_sum(
     single nodes or coalitions that see what they receive face the loss of
     ``accounting.views.zip_dl(mixing, zero_sum=over).pndp`` at noise deviation / s, for gradients
     that are fixed or functions of what they see ("view"); no finite number is known for others
-    ("any"). An eavesdropper of all messages takes the noise away by averaging where the sum runs
-    over messages: that loss is infinite. Nodes with one neighbour have no noise on their message
-    then. Noise is fresh in each of the first ``rounds`` rounds and for every link; later rounds
-    are refused, inside compiled code NaN.
+    ("any"). Where the sum runs over messages, an eavesdropper of all messages averages the noise
+    away: that loss is infinite. Nodes with one neighbour then have no noise on their message. Noise
+    is fresh in each of the first ``rounds`` rounds and for every link; later rounds are refused,
+    inside compiled code NaN.
 
     Args:
         sender: [L] agents, one a message, own copies among them.
@@ -356,7 +357,7 @@ def zero_sum(
 
 
 def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, Array]:
-    """Return keys for a simulation, all from one root: whoever knows it knows all noise.
+    """Return keys for a simulation from one root, which reveals all noise.
 
     In a release every agent draws its own key, and the two ends of every link agree on theirs.
 
@@ -377,12 +378,12 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
     """
     check_key(root, "root")
     agents, edges = _validate.integer("agents", agents), _validate.integer("edges", edges, least=0)
-    own, shared = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
+    agent_root, edge_root = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
 
     def split(key: PRNGKeyArray, count: int) -> Array:
         return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.arange(count))
 
-    return split(own, agents), split(shared, edges)
+    return split(agent_root, agents), split(edge_root, edges)
 
 
 def pairwise(
@@ -395,7 +396,7 @@ def pairwise(
     rounds: int,
     scale: Any = 1.0,
 ) -> optax.GradientTransformation:
-    """Add every agent's own noise, and +z at one end and -z at the other of every link.
+    """Add noise of every agent, and for every link +z at one end and -z at the other.
 
     Agent i adds sqrt(own) z_i + sum over its links of +-sqrt(shared) z_e, + at the end that the
     link names first; the covariance over agents is own I + shared L, L the graph's Laplacian. The
@@ -474,7 +475,7 @@ def pairwise(
 
 
 def _check_edges(pairs: np.ndarray, n: int) -> None:
-    """Refuse what is not every link of n agents once."""
+    """Check the links of n agents."""
     whole = pairs.ndim == 2 and pairs.shape[1] == 2 and np.issubdtype(pairs.dtype, np.integer)
     if (
         not whole
@@ -539,8 +540,8 @@ def check_key(key: Any, name: str = "key", shape: tuple[int, ...] = ()) -> None:
 
     Args:
         key: One, or an array of them.
-        name: What messages call it.
-        shape: Of the array.
+        name: Its name in messages.
+        shape: Shape of the array.
 
     Raises:
         ValueError: With the call that makes one.
@@ -562,10 +563,10 @@ def check_leaf(path: Any, leaf: Any, count: int | None, expected: str) -> None:
     """Refuse a leaf of updates of another leading axis or dtype.
 
     Args:
-        path: Where the leaf is.
+        path: Path of the leaf.
         leaf: An array, or a tracer.
         count: Length of the leading axis.
-        expected: What a message calls the axis.
+        expected: Name of the axis in messages.
 
     Raises:
         ValueError: Naming the leaf.
@@ -583,8 +584,8 @@ class Group(NamedTuple):
 
     Attributes:
         leaves: Their positions in the flattened tree.
-        sizes: Their entries an agent.
-        dtype: What their noise is computed in.
+        sizes: Their entries for each agent.
+        dtype: Dtype in which their noise is computed.
     """
 
     leaves: tuple[int, ...]
@@ -596,9 +597,9 @@ def groups(paths: Paths, n: int, expected: str, wide: Any = None) -> list[Group]
     """Pack leaves into draws.
 
     Args:
-        paths: The leaves in tree order, each with where it is.
+        paths: The leaves in tree order, each with its path.
         n: Agents, the length of every leading axis.
-        expected: What a message calls that axis.
+        expected: Name of that axis in messages.
         wide: One computing dtype for all; None is each leaf's, float32 for narrower ones.
 
     Raises:
@@ -635,7 +636,7 @@ def _add_to_leaves(
 
 
 def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, released: bool) -> Any:
-    """Normals of a group by round; key and round decide them, not what is vmapped around."""
+    """Normals of a group by round; they depend on key and round, and not on a vmap."""
 
     def draw(round: Any) -> Array:
         key_ = _draw_key(key, round, group)
@@ -654,8 +655,8 @@ def _draw_key(key: PRNGKeyArray, round: Any, group: int) -> PRNGKeyArray:
 def _scaled(scale: Any, drawn: Array, round: Int[Array, ""]) -> Array:
     """A product whose rounding compilers cannot move into the factors or into a sum.
 
-    They would be rounded together, to other last bits than around a matrix product; a seed's
-    results are to stay what they are. Rounds are not below 0, which no compiler knows.
+    Compilers would round them together, which changes last bits beside a matrix product, and a
+    seed's results must not change. Rounds are not below 0, which no compiler knows.
     """
 
     def pinned(values: Array) -> Array:

@@ -1,9 +1,9 @@
-"""Optimizers for noisy gradients: Adam and GaLore less the noise's variance.
+"""Optimizers for noisy gradients: noise-corrected Adam and GaLore.
 
-Guarantee: none of their own and none lost; they stand in an optimizer (``Chain``), behind the
-noise, and see privatised gradients alone. What is taken off a second moment is the variance that
-the noise is known to have, not data; GaLore's space of a round is spanned by singular vectors of
-privatised gradients of earlier rounds.
+Guarantee: none by themselves. They are links of an optimizer (``Chain``) behind the noise, and
+read noisy gradients alone. The correction of a second moment is the known variance of the noise,
+not data. GaLore's space of a round is spanned by singular vectors of noisy gradients of earlier
+rounds.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 class AdamState(NamedTuple):
-    """What Adam keeps.
+    """The state of Adam.
 
     Attributes:
         first: State of the first moment's filter.
-        second: Running means of squared gradients, noise included, but for one that was passed.
+        second: Running means of squared gradients, with the noise unless its variance is passed.
         noise: Running mean of the noise's variance, which ``second`` includes.
         rounds: Rounds done.
     """
@@ -47,22 +47,22 @@ def scale_by_adam(
     floor: float = 1e-8,
     filter: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> optax.GradientTransformation:
-    """Divide a filtered gradient by the root of its second moment, the noise's variance taken off.
+    """Divide a filtered gradient by the root of its second moment, corrected for the noise.
 
-    m / sqrt(max(v - noise, floor)): m the bias-corrected first moment, an average at rate b1 or a
-    low-pass filter in its place, v the bias-corrected average of squares of what comes in, which is
-    gradient and noise together, and noise its variance, averaged over the rounds as v is. With
-    noise = 0 it is Adam, whose v holds mostly noise. A filter stands here and not in front: there v
-    would hold noise of variance noise * sum kappa^2.
+    The update is m / sqrt(max(v - noise, floor)). m is the bias-corrected first moment: an average
+    at rate b1, or a low-pass filter. v is the bias-corrected average of squares of noisy gradients.
+    noise is the variance of the noise, averaged over the rounds as v is. With noise = 0 it is Adam,
+    whose v holds mostly noise. The filter is applied here and not before, since v would then hold
+    noise of variance noise * sum kappa^2.
 
     Args:
-        noise: Variance of the noise in a coordinate of what comes in, (sigma C / B)^2 for a mean of
-            B records; or a function of the round where it changes; or
-            `dpjax.transforms.lowpass.passed`, where every update comes with it: a number, or a tree
-            like the update's, by coordinate.
+        noise: Variance of the noise in a coordinate of the noisy gradient, (sigma C / B)^2 for a
+            mean of B records; or a function of the round where it changes. With
+            `dpjax.transforms.lowpass.passed` every update receives it: a number, or a tree like
+            the update's, by coordinate.
         b1: Decay of the first moment, without a filter.
         b2: Decay of the second.
-        floor: Least second moment.
+        floor: Smallest second moment.
         filter: (b, a) of a low-pass filter as the first moment.
 
     Returns:
@@ -110,7 +110,7 @@ def scale_by_adam(
         mean, filter_state = first.update(updates, state.first)
         squares = jax.tree.map(jnp.square, updates)
         if noise is passed:
-            # By coordinate, so off each square: a mean of its own would be one more model to keep.
+            # Subtracted from each square: a separate mean by coordinate would be one more model.
             if noise_variance is None:
                 raise ValueError(
                     "noise_variance is None for noise that is passed; give the variance"
@@ -135,7 +135,7 @@ def scale_by_adam(
 
 
 def _off(squares: Any, noise_variance: Any) -> Any:
-    """Squares less what noise adds to them on average."""
+    """Squares minus the variance of the noise."""
     if not jax.tree_util.treedef_is_leaf(jax.tree.structure(squares)) and (
         jax.tree_util.treedef_is_leaf(jax.tree.structure(noise_variance))
     ):
@@ -144,7 +144,7 @@ def _off(squares: Any, noise_variance: Any) -> Any:
 
 
 class GaloreState(NamedTuple):
-    """What it keeps.
+    """The state of GaLore.
 
     Attributes:
         bases: [s, r] orthonormal columns for each matrix that is projected, s its shorter side;
@@ -169,19 +169,20 @@ def scale_by_galore(
 ) -> optax.GradientTransformation:
     """Run `scale_by_adam` on each matrix's projection on its leading singular vectors.
 
-    Leaves of two axes and more are matrices of their last axis against the others; those whose
-    shorter side is above the rank are projected on it, all others stay as they are. After every
-    ``every`` rounds the space is that of the last noisy gradient; a gradient's own singular vectors
-    would gather its noise, so no round uses its own, and the first ``every``-th begins in the space
-    of the first coordinates. The projection is orthonormal: white noise keeps its variance in it.
+    Leaves of two axes and more are matrices of their last axis against the others. Those with a
+    shorter side above the rank are projected on it; all others are unchanged. After every ``every``
+    rounds the space becomes that of the last noisy gradient. A gradient's singular vectors would
+    collect its noise, so no round uses its own space, and the first rounds use that of the first
+    coordinates. The projection is orthonormal: white noise keeps its variance in it.
 
     Args:
-        noise: Variance of the noise in a coordinate of what comes in, or a function of the round.
+        noise: Variance of the noise in a coordinate of the noisy gradient, or a function of the
+            round.
         rank: r; None is a quarter of each matrix's shorter side, rounded up.
         every: Rounds between changes of the space.
-        on_change: "turn" turns past moments by P_new' P_old, and the second moment by its squares
-            (with as much of the noise's variance as turns out of the space put back, since it is
-            taken off later); "reset" begins anew with moments of 0, corrected as at the start.
+        on_change: "turn" rotates past moments by P_new' P_old, and the second moment by its
+            squares. It adds the variance of noise that leaves the space, since the correction
+            subtracts it later. "reset" starts again with moments of 0 and the bias correction.
         b1: As `scale_by_adam`.
         b2: As `scale_by_adam`.
         floor: As `scale_by_adam`.
@@ -194,9 +195,9 @@ def scale_by_galore(
         ValueError: For ranks or intervals below 1, another ``on_change``, or as `scale_by_adam`.
 
     Reference:
-        Zhao et al., GaLore (2024), whose larger models take a quarter (256 of 1,024); Zhang et al.,
-        DOPPLER, Algorithm 3, whose space is that of the round's own gradient and which says nothing
-        of the rank nor of what past moments become.
+        Zhao et al., GaLore (2024), whose larger models take a quarter (256 of 1,024). Zhang et al.,
+        DOPPLER, Algorithm 3, takes the space of the round's gradient, and states neither the rank
+        nor the treatment of past moments.
 
     Example:
         >>> import jax.numpy as jnp
@@ -254,7 +255,7 @@ def _coordinates(leaf: Any, rank: int | None) -> Any:
 
 
 def _apply(turn: Any, part: Any, leaf: Any) -> Any:
-    """A map of the projected side of a part, whichever side that is."""
+    """A map of the projected side of a part, which may be either side."""
     rows, columns = _matrix(leaf).shape
     if rows <= columns:
         return jnp.matmul(turn, part, precision=_EXACT)

@@ -28,17 +28,17 @@ __all__ = ["BLOCK", "route"]
 BLOCK = 32
 """Rounds coloured together."""
 WIDEST = 32
-"""Most bands that a route keeps noise for; beyond it, blocks are faster."""
+"""The most bands for which a route keeps noise; beyond it, blocks are faster."""
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Route(NamedTuple):
-    """How a strategy is applied.
+    """The way in which a strategy is applied.
 
     Attributes:
-        kind: Which of the module's routes.
+        kind: One of the module's routes.
         scale: [T] factor of z_t; for blocks unused.
-        weights: [T, width] weights of what is kept, the latest first; for blocks [T', T'] C^-1 in
+        weights: [T, width] weights of past noise, the latest first; for blocks [T', T'] C^-1 in
             whole blocks.
 
     Example:
@@ -53,7 +53,7 @@ class Route(NamedTuple):
     weights: Float[np.ndarray, "t w"]
 
     def start(self, shape: tuple[int, ...], dtype: Any) -> tuple[Array, ...]:
-        """What is kept before the first round, for noise of a shape [n, d]."""
+        """The past noise before the first round, for noise of a shape [n, d]."""
         if self.kind == "blocked":
             return jnp.zeros((len(self.weights), *shape), dtype), jnp.zeros((BLOCK, *shape), dtype)
         return (jnp.zeros((self.weights.shape[1], *shape), dtype),)
@@ -61,7 +61,7 @@ class Route(NamedTuple):
     def step(
         self, draw: Callable[[Any], Array], buffers: tuple[Array, ...], t: Array
     ) -> tuple[Array, tuple[Array, ...]]:
-        """Noise of round t, from 0, and what is kept after it.
+        """Noise of round t, from 0, and the past noise after it.
 
         Args:
             draw: Normals of a round; called with t, or with every round of a block.
@@ -88,9 +88,9 @@ class Route(NamedTuple):
     ) -> tuple[Array, tuple[Array, ...]]:
         normals, ready = buffers
         inverse = jnp.asarray(self.weights, normals.dtype)
-        block, place = t // BLOCK, jnp.mod(t, BLOCK)
+        block, offset = t // BLOCK, jnp.mod(t, BLOCK)
         # Loops of no trips but at a block's start: a conditional would copy its buffers.
-        starts = place == 0
+        starts = offset == 0
 
         def fill(k: Array, normals: Array) -> Array:
             return jax.lax.dynamic_update_index_in_dim(normals, draw(t + k), t + k, 0)
@@ -103,11 +103,11 @@ class Route(NamedTuple):
 
         normals = jax.lax.fori_loop(0, jnp.where(starts, BLOCK, 0), fill, normals)
         ready = jax.lax.fori_loop(0, jnp.where(starts, block + 1, 0), add, ready)
-        return jax.lax.dynamic_index_in_dim(ready, place, keepdims=False), (normals, ready)
+        return jax.lax.dynamic_index_in_dim(ready, offset, keepdims=False), (normals, ready)
 
 
 def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
-    """Return how C is applied.
+    """Return the route by which C is applied.
 
     Args:
         strategy: [T, T] lower triangular C with a positive diagonal.
@@ -137,9 +137,9 @@ def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
 def applied(
     strategy: Float[np.ndarray, "t t"], dtype: Any = np.float32
 ) -> Float[np.ndarray, "t t"]:
-    """Return the strategy that noise has: C after its coefficients are rounded, as they are used.
+    """Return C with rounded coefficients, the strategy of the actual noise.
 
-    Sensitivity and guarantee belong to this one.
+    Sensitivity and guarantee must use this strategy.
 
     Args:
         strategy: [T, T] C.

@@ -3,38 +3,38 @@
     encode   y = A' g          what is clipped, noised and sent
     decode   g^ = A (y + z)    A [d, k]
 
-A sketch may lengthen a vector, count sketches the more the fewer buckets they have, and then a clip
-before it bounds nothing that is sent: clip the k-vector, after `encode`. Guarantee: none of its
-own and none lost; what a projection is made of must be public (a key, public data) or privatised.
+A sketch may lengthen a vector, and count sketches more so with fewer buckets. Then a clip before it
+bounds no message: clip the k-vector, after `encode`. Guarantee: none by itself. A projection must
+depend on public (a key, public data) or privatised values alone.
 
 `Sketch` learns the leading directions of past gradients, followed round by round:
 
     gradients   g_1, g_2, ...                    in R^d, privatised ones alone
     covariance  A_t = f A_t-1 + g_t g_t'         f: forgetting; never formed
-    kept        U_t [d, k], Lam_t [k]            its k leading eigenpairs, by rank-one updates
+    basis       U_t [d, k], Lam_t [k]            its k leading eigenpairs, by rank-one updates
     frame       S_t = [leading r of U_t | probes]    what the next round projects on
 
-Probes are random directions orthogonal to those kept, new in every round. In a loop whose gradients
-are S S' g nothing else ever tells of what the sketch misses, and what entered by chance would stay
-for ever without forgetting. A round costs O(d k^2). The same inputs give the same bits on one
-platform, build and number of threads: see `fingerprint`.
+Probes are new random directions in every round, orthogonal to the kept ones. In a loop whose
+gradients are S S' g only probes reveal directions that the sketch misses, and directions that
+entered by chance would stay for ever without forgetting. A round costs O(d k^2). The same inputs
+give the same bits on one platform, build and number of threads: see `fingerprint`.
 
-`Quantile` and `ellipsoid` are stages between encode and clip, and follow what was released:
+`Quantile` and `ellipsoid` are stages between encode and clip, and follow released values:
 
     encode   u = s / (c D)           s [k]: a record's sketch; D [k] from `ellipsoid`, c a rule's
     clip     |u| <= C                the plan's clip norm, which never changes
     noise    mean of u + z           the plan's noise, which never changes
-    decode   s^ = c D (mean + z)     at whoever steps
+    decode   s^ = c D (mean + z)     before the step
 
-In units of sketches the clip is an ellipsoid c C D and the noise has deviations c D a: both move
-together, and what is private never sees either. If c and D are functions of what was released in
-rounds before and of public numbers, a round, given the rounds before, is a Gaussian mechanism whose
-sensitivity over noise is C / a whatever c and D are, and the plan's loss is that of all rounds. A
-scale read off this round's gradients moves every record's term with one record, which no clip
-bounds; `dpjax.plans.dependence` refuses a method that does so. Noise D z on gradients that were
+In units of sketches the clip is an ellipsoid c C D and the noise has deviations c D a: both change
+together. Let c and D be functions of public numbers and of values released in earlier rounds. Given
+these rounds, a round is a Gaussian mechanism whose sensitivity over noise is C / a for all c and D,
+and the plan's loss is that of all rounds. A scale that depends on this round's gradients would
+change every record's term with one record, which no clip bounds; `dpjax.plans.dependence` refuses
+a method that does so. Noise D z on gradients that were
 clipped in L2, as the paper prints it, has sensitivity C / min(D) and not C.
 
-All functions are pure and can be compiled, scanned and vmapped; callers check what they are given.
+All functions are pure and can be compiled, scanned and vmapped; callers check arguments.
 
 Reference:
     Nicolas et al., Communication Efficient, Differentially Private Distributed Optimization using
@@ -330,7 +330,7 @@ def update(
             a loop is learned anew from probes, which weak gradients never manage: without a floor
             more was found, by the same measurements.
         narrow: The frame has r + p columns, zeros beyond: so many numbers need noise and sending.
-            Without, probes take the places of all that is not kept, and more is learned a round:
+            Without, probes replace all dropped directions, and a round learns more:
             narrow frames pay from the round on where the directions are found (``round >= 500``).
         printed: The paper's lines: QR of Y = U Lam + g (g' U), weights the norms of Y's columns,
             the share that of their squares, no order, no forgetting, r up to k. Of the other
@@ -551,8 +551,8 @@ class Quantile:
         inside = (1 + mean[-1] / entry) / 2
         excess = np.asarray(self.quantile, mean.dtype) - jnp.clip(inside, -_RANGE, _RANGE)
         bound = state.bound * jnp.exp(np.asarray(self.rate, mean.dtype) * excess)
-        least, most = self.first / _FARTHEST, self.first * _FARTHEST
-        bound = jnp.clip(bound, np.asarray(least, bound.dtype), np.asarray(most, bound.dtype))
+        low, high = self.first / _FARTHEST, self.first * _FARTHEST
+        bound = jnp.clip(bound, np.asarray(low, bound.dtype), np.asarray(high, bound.dtype))
         return Size(jnp.where(jnp.isfinite(inside), bound, state.bound))
 
     @property
@@ -641,10 +641,10 @@ def _cut(weights: Array, share: float, most: int) -> Array:
 def _frame(rows: Array, kept: Array, width: Array, key: PRNGKeyArray) -> Array:
     """The first directions of a basis, then probes, then zeros, as rows."""
     k, d = rows.shape
-    place = jnp.arange(k)[:, None]
-    front = jnp.where(place < kept, rows, 0)
+    column = jnp.arange(k)[:, None]
+    front = jnp.where(column < kept, rows, 0)
     drawn = _random(key, k, d, rows.dtype)
     drawn = drawn - _dot(_dot(drawn, front.T), front)
-    frame = _orthonormal(jnp.where(place < kept, rows, drawn))
-    frame = jnp.where(place < kept, rows, frame)
-    return jnp.where(place < width, frame, 0)
+    frame = _orthonormal(jnp.where(column < kept, rows, drawn))
+    frame = jnp.where(column < kept, rows, frame)
+    return jnp.where(column < width, frame, 0)

@@ -158,9 +158,7 @@ PLANS = {
             design="independent", relation="zero_out_record", sampler=samplers.Poisson(6.0, 4)
         )
     ],
-    "a custom design that states nothing": [
-        lambda: gossip(noise=Mine(2.0), attacker="outsider")
-    ],
+    "a custom design that states nothing": [lambda: gossip(noise=Mine(2.0), attacker="outsider")],
     "zip_dl (Zip-DL)": [
         lambda: gossip(method=ZipDL(), noise=ZeroSum(), attacker="node", gradients="view"),
     ],
