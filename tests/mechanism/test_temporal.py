@@ -210,7 +210,13 @@ def best_of_sixty():
     return temporal.solve(temporal.workload_gram(FLORENTINE, 60), SIXTY)
 
 
-@pytest.mark.parametrize("design", ["mafalda", "prefix_sum", "identity", "anti_pgd", "banded"])
+@pytest.mark.parametrize(
+    "design",
+    [
+        *("mafalda", "prefix_sum", "identity", "anti_pgd"),
+        pytest.param("banded", marks=pytest.mark.slow),
+    ],
+)
 def test_mafalda_is_the_best(design, best_of_sixty) -> None:
     participation, best = SIXTY, best_of_sixty
     gram = temporal.workload_gram(FLORENTINE, 60)
