@@ -147,7 +147,7 @@ def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):
     counts = task.partition.counts if sampler.counted else None
     statics, data = prepared(plan.make(config, RING, counts=counts), task)
     batch_key, noise_key = keys.derive(0, "batches"), keys.derive(noise, "noise")
-    return statics, statics.batch(data, batch_key, noise_key, jnp.int32(round))
+    return statics, jax.jit(statics.batch)(data, batch_key, noise_key, jnp.int32(round))
 
 
 def seen(made):

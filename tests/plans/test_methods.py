@@ -371,6 +371,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
         over = statics.sampler.divisor
         return jax.tree.map(lambda g: jnp.tensordot(~skip, g, 1) / over, grads)
 
+    of_agents = jax.jit(jax.vmap(of_agent))
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), task.init(keys.derive(3, "initial")))
     data = Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
     for t in range(ROUNDS):
@@ -380,7 +381,7 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
         drawn = statics.sampler.draw(jax.random.fold_in(key, t), t, data.counts)
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1)
         skip = np.zeros(rows.shape, bool) if drawn.padding is None else drawn.padding
-        step = jax.vmap(of_agent)(models, data.x[rows], data.y[rows], np.asarray(skip))
+        step = of_agents(models, data.x[rows], data.y[rows], np.asarray(skip))
         models = jax.tree.map(
             lambda p, g: jnp.tensordot(power, np.asarray(p) - 0.3 * np.asarray(g), 1), models, step
         )

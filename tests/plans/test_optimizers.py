@@ -69,11 +69,11 @@ def test_the_updates_are_those_of_optax(network, small, name):
     chain = CHAINS[name].chain({"step_size": np.float32(0.05)})
     state = chain.init(models)
     rows, x, y = (jnp.asarray(part) for part in (small.partition.indices, small.x, small.y))
+    # Batches of all records: their order does not matter.
+    step = jax.jit(jax.vmap(jax.grad(lambda p, i: small.batch_loss(p, x[i], y[i]))))
+    update = jax.jit(chain.update)
     for _ in range(3):
-        # Batches of all records: their order does not matter.
-        step = jax.vmap(jax.grad(lambda p, i: small.batch_loss(p, x[i], y[i])), in_axes=(0, 0))
-        gradients = step(models, rows)
-        updates, state = chain.update(gradients, state, models)
+        updates, state = update(step(models, rows), state, models)
         moved = optax.apply_updates(models, updates)
         models = jax.tree.map(lambda leaf: np.tensordot(network, leaf, 1), moved)
     for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(result.params), strict=True):
@@ -278,15 +278,15 @@ def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
     made = plan.make(config, network)
     link = made.privatizer.transformation(made.arrays, jax.random.key(0))
     zeros = jnp.zeros((6, 40_000))
-    state, drawn = link.init(zeros), []
+    state, drawn, update = link.init(zeros), [], jax.jit(link.update)
     for _ in range(6):
-        noisy, state = link.update(zeros, state)
+        noisy, state = update(zeros, state)
         drawn.append(np.asarray(noisy) / made.target.divisor)
     chain = made.config.optimizer.shared().chain(made.arrays)
     models = {"w": jnp.zeros((6, 3))}
-    told, kept = [], chain.init(models)
+    told, kept, update = [], chain.init(models), jax.jit(chain.update)
     for _ in range(6):
-        _, kept = chain.update(models, kept, models)
+        _, kept = update(models, kept, models)
         told.append(np.asarray(kept[1]))
     for t in (0, 2, 5):
         for lag in range(min(t + 1, 3)):

@@ -74,7 +74,8 @@ def asked(query, encode=combined, models=MODELS, x=X, weights=None):
         given = Drawn(x.reshape(N * B, D), Y.reshape(-1), rows, skip)
     batch = jax.tree.map(jnp.asarray, given)
     batch = jax.tree.map(lambda z: z.astype(jnp.float32) if z.dtype.kind == "f" else z, batch)
-    total = query.points(weights)(single(models), batch, encode).total
+    answer = jax.jit(lambda *given: query.points(weights)(*given, encode).total)
+    total = answer(single(models), batch)
     return jax.tree.map(np.asarray, total)
 
 
@@ -146,7 +147,12 @@ def test_a_model_that_knows_its_norms_gives_the_same(per_layer):
 def test_a_faster_mean_loss_is_asked_at_all_points():
     queries = [AgentQuery(loss, fast, CLIP, "flat") for fast in (None, batch_loss)]
     whole = (*(jnp.asarray(part, jnp.float32) for part in (X, Y)), None)
-    answers = [query.points()(single(MODELS), whole, combined).total for query in queries]
+    answers = [
+        jax.jit(lambda *given, query=query: query.points()(*given, combined).total)(
+            single(MODELS), whole
+        )
+        for query in queries
+    ]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *answers)
 
 

@@ -194,9 +194,9 @@ def test_a_node_reads_remainders_of_rounded_messages():
     algorithm = composed(
         np.float32(matrix), lambda params, _: 0 * params, optax.scale(-step), privatizer=noisy
     )
-    state, sent = algorithm.init(jnp.zeros((3, d))), []
+    state, sent, step_of = algorithm.init(jnp.zeros((3, d))), [], jax.jit(algorithm.step)
     for _ in range(2):
-        state, info = algorithm.step(key, state, jnp.zeros((3, 1)))
+        state, info = step_of(key, state, jnp.zeros((3, 1)))
         sent.append(np.asarray(info.messages, np.float64))
     secret = np.round(sent[0][0] / -(step * h)).astype(int)
     # Node 2 sees node 1's messages and knows its own: 3 m = k of node 0 + known + 3 k of node 1.

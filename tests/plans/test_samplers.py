@@ -59,17 +59,20 @@ def test_a_run_is_full_gradient_descent(relation):
     given = task()
     result = run(one, given, seeds=[3])
     models = jax.tree.map(lambda leaf: np.stack([leaf] * N), given.init(keys.derive(3, "initial")))
+
+    @jax.jit
+    @jax.grad
+    def gradient(params, x, y):
+        return jax.vmap(given.loss, (None, 0, 0))(params, x, y).sum()
+
     for _ in range(3):
         steps = []
         for agent in range(N):
             own = given.partition.indices[agent, : COUNTS[agent]]
             model = jax.tree.map(lambda leaf: leaf[agent], models)  # noqa: B023
-
-            def total(params, own=own):
-                return jax.vmap(given.loss, (None, 0, 0))(params, given.x[own], given.y[own]).sum()
-
             over = COUNTS.max() if relation == "zero_out_record" else COUNTS[agent]
-            steps.append(jax.tree.map(lambda g: g / over, jax.grad(total)(model)))  # noqa: B023
+            found = gradient(model, given.x[own], given.y[own])
+            steps.append(jax.tree.map(lambda g: g / over, found))  # noqa: B023
         step = jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
         models = jax.tree.map(lambda p, g: np.tensordot(RING, p - 0.3 * g, 1), models, step)
     for a, b in zip(jax.tree.leaves(models), jax.tree.leaves(result.params), strict=True):
@@ -97,7 +100,8 @@ def test_a_record_moves_its_agents_sum_by_no_more_than_the_clip():
     x, y = np.asarray(given.x), np.asarray(given.y)
     changed = x.copy()
     changed[rows[1, 4]] *= -40
-    totals = [statics.query(models, (each[rows], y[rows], padding)).total for each in (x, changed)]
+    query = jax.jit(statics.query)
+    totals = [query(models, (each[rows], y[rows], padding)).total for each in (x, changed)]
     moved = jax.tree.map(lambda a, b: np.asarray(a - b).reshape(N, -1), *totals)
     norms = np.sqrt(sum((leaf**2).sum(1) for leaf in jax.tree.leaves(moved)))
     assert 0 < norms[1] <= 2 * 0.5 * (1 + 1e-6) and np.delete(norms, 1).max() == 0
