@@ -357,7 +357,7 @@ class Aggregator(Protocol):
             messages: The messages of all agents, leaves [n, ...].
         """
 
-    def seen(self, messages: Any, total: Any) -> Any:
+    def observed(self, messages: Any, total: Any) -> Any:
         """The observable part of an exchange: for outsiders and for the aggregator.
 
         It is every message where these are sent in the clear, and the sum where messages are

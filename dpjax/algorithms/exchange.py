@@ -159,7 +159,7 @@ class Trusted(Aggregator):
         """Sum over the present agents, and their number; zeros where they are too few."""
         return self.at(0)(messages)
 
-    def seen(self, messages: Any, total: Any) -> Any:
+    def observed(self, messages: Any, total: Any) -> Any:
         """The sum."""
         return total
 
@@ -277,7 +277,7 @@ class Server(Exchange):
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Aggregate the messages of all agents; the value is ``(sum, present)``."""
         total, present = self.aggregate.at(round)(message)
-        return Received((total, present), self.aggregate.seen(message, total))
+        return Received((total, present), self.aggregate.observed(message, total))
 
     def min_survivors(self, agents: int) -> int:
         """The fewest agents in an opened sum, for sum-only aggregates; else 0."""

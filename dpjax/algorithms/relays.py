@@ -93,7 +93,7 @@ class Relayed(Aggregator):
         total = jax.tree.map(lambda leaf: leaf[self.root], self._partial(messages))
         return total, jnp.float32(len(self.parents))
 
-    def seen(self, messages: Any, total: Any) -> Any:
+    def observed(self, messages: Any, total: Any) -> Any:
         """Partial sums on their way up, and the total."""
         return {"up": self._partial(messages), "down": total}
 

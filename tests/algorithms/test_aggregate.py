@@ -43,7 +43,7 @@ class Drops(Aggregator):
 class Veiled(Drops):
     """A stand-in for a secure sum: the sum alone can be read."""
 
-    def seen(self, messages, total):
+    def observed(self, messages, total):
         """The sum."""
         return total
 
@@ -116,7 +116,7 @@ def test_masked_sums_are_the_trusted_ones_to_the_bit(degree, missing):
             np.testing.assert_array_equal(total, wanted)
             assert present == N - len(absent)
             # What may be seen of it is the sum.
-            assert aggregate.seen(WHOLE, total) is total and aggregate.sum_only
+            assert aggregate.observed(WHOLE, total) is total and aggregate.sum_only
 
 
 def test_too_few_open_no_sum_in_the_round_in_which_they_are():

@@ -52,7 +52,7 @@ def test_partial_sums_are_those_of_messages_on_links(name):
     relays = tree(name)
     messages = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
     total, present = relays(jnp.asarray(messages))
-    seen = relays.seen(jnp.asarray(messages), total)
+    seen = relays.observed(jnp.asarray(messages), total)
     expected = passed_on(relays.parents, messages.astype(float))
     np.testing.assert_allclose(seen["up"], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(total, messages.sum(axis=0), rtol=1e-5, atol=1e-6)

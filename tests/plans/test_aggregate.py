@@ -199,7 +199,7 @@ class Own(Aggregator):
         total = jax.tree.map(lambda each: jnp.sum(each, axis=0), messages)
         return total, jnp.float32(len(leaf))
 
-    def seen(self, messages, total):
+    def observed(self, messages, total):
         return total
 
 
