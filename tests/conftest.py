@@ -20,8 +20,9 @@ AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 # files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs, but
 # for those of the files named here.
 CHEAP = (
-    *("accounting", "algorithms", "mechanism", "models", "plans", "secagg", "transforms"),
-    *("test_docstrings", "test_identity", "test_result", "test_run", "test_trace"),
+    *("accounting", "algorithms", "commands", "mechanism", "models", "plans", "secagg"),
+    *("test_cli", "test_docstrings", "test_identity", "test_result", "test_run", "test_trace"),
+    "transforms",
 )
 # Compiled programs by their text and options: whoever runs the suite again compiles what changed.
 COMPILED = ROOT / ".pytest_cache" / "compiled"

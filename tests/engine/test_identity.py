@@ -23,7 +23,7 @@ from tests.support import make_config, make_problem
 ROOT = Path(__file__).resolve().parents[2]
 
 
-GATE = {"plain", "nested", "forward"}
+GATE = {"plain", "nested"}
 
 
 @pytest.mark.parametrize(
