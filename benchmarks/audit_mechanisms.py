@@ -592,6 +592,10 @@ def _noisy(made: Any, wrap: Any) -> Any:
     return _with(made, {"privatizer": wrap(made.privatizer)})
 
 
+def _over_messages(inner: Any) -> Any:
+    return dataclasses.replace(inner, options=(*inner.options[:-1], "messages"))
+
+
 def _again(made: Any) -> Any:
     """Every round has the first one's noise: seen where what is protected is not in all rounds."""
     return None if made.config.pattern.epochs == ROUNDS else _noisy(made, _Again)
@@ -607,9 +611,9 @@ def _of_absent(made: Any) -> Any:
     part = made.config.noise
     if isinstance(part, noise.Aggregate):
         return _scaled(made, math.sqrt(part.cohort(AGENTS).honest / AGENTS))
-    code = made.privatizer.code
+    rounds, code = made.privatizer.options
     less = dataclasses.replace(code, variance=code.variance * 2 // AGENTS)
-    return _noisy(made, lambda inner: dataclasses.replace(inner, code=less))
+    return _noisy(made, lambda inner: dataclasses.replace(inner, options=(rounds, less)))
 
 
 def _redrawn(draw: Callable[[Any, Draw], Draw], why: Any = None) -> Callable[[Any], Any]:
@@ -707,7 +711,7 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "discrete": ("who is absent or colludes is counted on", _of_absent),
     "zip_dl": (
         "own copies have no noise",
-        lambda made: _noisy(made, lambda inner: dataclasses.replace(inner, over="messages")),
+        lambda made: _noisy(made, _over_messages),
     ),
     "Random": (
         "a record is drawn twice",

@@ -166,7 +166,7 @@ class Plan:
         """What agents compute and send, on the network."""
         return self.target.method
 
-    @property
+    @functools.cached_property
     def sampler(self) -> Sampler:
         """Which records take part; it knows how many there are where it must."""
         return self.target.sampler
