@@ -161,6 +161,7 @@ def test_frames_of_a_loop_move_and_stay_orthonormal() -> None:
     assert np.abs(frames[1:] - frames[:-1]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_sums_that_are_timed_are_the_sums(capsys: pytest.CaptureFixture) -> None:
     for name in ("cryptography", "msgpack"):
         pytest.importorskip(name, reason="the extra `secure` is not installed")

@@ -59,6 +59,7 @@ def test_help_runs_nothing(checkout: Path) -> None:
     assert not (checkout / "results").exists()
 
 
+@pytest.mark.slow
 def test_stored_records_are_kept_unless_asked(checkout: Path) -> None:
     stored = checkout / "docs" / "records" / "one.jsonl.gz"
     done = reproduce(checkout)
@@ -82,6 +83,7 @@ shutil.copy("new/b.jsonl", folder / (preset + ".jsonl"))
 """
 
 
+@pytest.mark.slow
 def test_further_presets_of_a_cpu_are_run_too(checkout: Path) -> None:
     (checkout / "experiments" / "one.py").write_text(FURTHER)
     done = reproduce(checkout)

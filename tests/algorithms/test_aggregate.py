@@ -193,6 +193,7 @@ def config(method):
     return make_config(method=method, design="independent", rounds=4)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_a_run_over_a_network_with_dropouts_is_the_one_with_that_aggregate():
     task, absent = make_problem(N), (1, 4)

@@ -66,6 +66,7 @@ def test_it_is_optaxs_debiased_average():
         np.testing.assert_allclose(average, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_a_run_measures_and_leaves_the_average():
     task = make_problem(N)

@@ -97,6 +97,7 @@ def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
         dependence.check(Raw(sketch=CASES["clip norm"]), Sgd(0.1), (N, N))
 
 
+@pytest.mark.slow
 def test_a_run_learns_its_clip_norm_at_the_same_loss():
     """From a hundred times too large, where noise is all there is; the guarantee is the plan's."""
     rule = transforms_sketch.Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)

@@ -257,6 +257,7 @@ def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
     assert not np.array_equal(first, second)
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 def test_a_run_over_a_network_is_the_same():
     one = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)

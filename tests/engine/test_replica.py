@@ -82,6 +82,7 @@ def test_clients_replay_the_run_to_the_bit_and_the_server_sends_sums(followed):
         np.testing.assert_allclose(np.asarray(a).reshape(np.shape(b)), b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_state_is_sent_where_it_is_shorter():
     one, given = made(Federated(Trusted(1))), task()
     server, late = Feed(Replica(one, given)), Replica(one, given)

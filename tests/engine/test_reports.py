@@ -45,6 +45,7 @@ def test_a_methods_own_metrics_are_reported(network, small):
     assert {"size", "number"} <= set(result.rows()[0])
 
 
+@pytest.mark.slow
 def test_both_drivers_report_the_same(network, small):
     one = made(network)
     scan = run(one, small, seeds=[4], eval_every=3)

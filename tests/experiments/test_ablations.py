@@ -187,6 +187,7 @@ def test_the_guarantee_told_is_of_a_reported_run(monkeypatch):
     assert stated[1] in said[-1] and stated[0] not in said[-1]
 
 
+@pytest.mark.slow
 def test_a_study_without_data_is_drawn(tmp_path, capsys):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--study", "response"]
     assert script().main(arguments) == 0

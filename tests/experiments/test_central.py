@@ -20,6 +20,7 @@ def spent(sigma, rate, rounds, delta):
     return one.self_compose(rounds).get_epsilon_for_delta(delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("larger", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
     (made,) = Central(epochs=3, batch_size=50).plans(UpdateRule(), [0.5], 2.0, 1000, larger=larger)

@@ -213,6 +213,7 @@ def test_stored_records_of_both_say_what_the_page_says():
     assert wins == {(1.0, 16), (3.0, 16), (1.0, 4)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("names", "nobody"), [("digits_[!e]*", "LDP"), ("digits_e*", "MAFALDA")])
 def test_noise_over_rounds_leads_where_records_come_seldom_alone(names, nobody):
     module = load_script("compare")

@@ -27,9 +27,8 @@ PRESETS = (
 )
 
 
-@pytest.mark.parametrize(
-    "name", ["whisper_variance", *(pytest.param(name, marks=pytest.mark.slow) for name in PRESETS)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["whisper_variance", *PRESETS])
 def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):
     if name in NEEDS:
         monkeypatch.setenv("DPJAX_DATA", str(real_data(NEEDS[name]).parent))

@@ -86,6 +86,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds, epochs, rho, variance, sums, above, below", SETTINGS)
 def test_both_are_the_optimum_of_a_semidefinite_program(
     rounds, epochs, rho, variance, sums, above, below
@@ -124,6 +125,7 @@ def test_both_are_the_optimum_of_a_semidefinite_program(
     assert 0.99 < max(sums) <= 1.0
 
 
+@pytest.mark.slow
 def test_no_pair_that_a_search_finds_is_better():
     signal, pattern = ar1(3), Participation(3, 1, 3)
     both = filtered.solve(signal, 2.0, pattern, tolerance=1e-6)
@@ -161,6 +163,7 @@ def test_little_noise_leaves_the_strategy_alone():
     assert both.error == pytest.approx(variance * alone.value / rounds, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sums", [False, True])
 def test_both_are_better_than_either(sums):
     rounds, variance = 16, 4.0

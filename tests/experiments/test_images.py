@@ -36,6 +36,7 @@ def test_networks_have_a_logit_a_class(name):
     assert shapes.shape == (2, 7)
 
 
+@pytest.mark.slow
 def test_a_problem_is_of_the_records_that_it_is_given():
     digits = images.read("digits", "mlp", records=100)
     x, y = digits.train

@@ -51,6 +51,7 @@ def tree(agents, seed):
     }
 
 
+@pytest.mark.slow
 def test_muon_is_every_agents_own_in_a_chain():
     part, n = Chain(muon, step_size=0.02), 3
     chain, models = part.chain(part.arrays()), tree(n, 0)

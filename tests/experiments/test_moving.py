@@ -51,6 +51,7 @@ def drawn(strategy, given, draws, trials, rng):
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draws", moving.DRAWS)
 def test_the_running_sum_s_covariance_is_that_of_draws(draws):
     """In every direction and round, and not at 1.5 times it."""

@@ -44,6 +44,7 @@ def ran(one, transport):
     return result.metrics, np.array(models)
 
 
+@pytest.mark.slow
 def test_a_run_over_ciphertexts_is_the_compiled_run():
     one, exchange = made(), PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     compiled, _ = ran(one, None)

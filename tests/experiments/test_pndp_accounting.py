@@ -66,6 +66,7 @@ def test_the_scale_is_alpha_over_two_sigma_squared(module, tmp_path):
     np.testing.assert_allclose(two["ratio_of_means"], one["ratio_of_means"], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_missing_network_is_passed_over_and_a_given_one_is_named(
     module, tmp_path, capsys, monkeypatch
 ):

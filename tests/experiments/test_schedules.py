@@ -73,6 +73,7 @@ W = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.6, seed=0))
 PROBLEM = W, DATA.hessians, DATA.linear
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gaussian", [False, True])
 @pytest.mark.parametrize("shape", ["smooth", "pulses"])
 def test_what_descends_is_the_exact_error_with_the_best_noise(shape, gaussian):
@@ -112,6 +113,7 @@ def test_pulses_solve_the_average_problem_between_rounds_of_averaging():
     assert found.bias < 1e-20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 def test_the_optimum_beats_geometric_schedules_and_runs_as_predicted(noise):
     best = schedules.optimal(

@@ -56,6 +56,7 @@ def test_the_best_trial_is_run_as_it_would_be_alone():
         np.testing.assert_array_equal(best.final.metrics[name], values)
 
 
+@pytest.mark.slow
 def test_rows_hold_every_trial_and_every_measurement_of_the_best():
     rows = found().rows(lambda one, result: {"setting": one.name}, algorithm="m")
     tried = [row for row in rows if row["phase"] == "tuning"]

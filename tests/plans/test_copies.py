@@ -198,6 +198,7 @@ def test_runs_without_augmentation_have_no_keys():
     assert drawn(Poisson(3.0, 2), make())[1].key is None
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     "relation", [pytest.param("replace_agent", marks=pytest.mark.slow), "zero_out_record"]

@@ -60,7 +60,7 @@ def test_no_budget_is_refused_and_none_is_exceeded(network, kind):
     assert broken > 15
 
 
-@pytest.mark.parametrize("agents", [2, 3])
+@pytest.mark.parametrize("agents", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_plans_of_ordinary_budgets(agents):
     matrix = mixing.metropolis_hastings(graphs.complete(agents))
     rng = np.random.default_rng(agents)

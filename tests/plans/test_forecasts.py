@@ -213,6 +213,7 @@ def flat_problem(agents, slope, size=3000):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
 def test_a_run_has_the_noise_and_the_drift_of_its_forecast(network, relation):
     changes = {"relation": relation, "epsilon": 60.0, "step_size": 1.0}

@@ -76,6 +76,7 @@ CONFIGS = {
 SLOW = ("automatic", "rounds")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["agent", *(pytest.param(each, marks=pytest.mark.slow) for each in ("record", *SLOW))],
@@ -363,6 +364,7 @@ class Own(DSGD):
 Own = dataclasses.dataclass(frozen=True)(Own)
 
 
+@pytest.mark.slow
 def test_methods_of_ones_own_releases_and_phases(tmp_path, network):
     """The body stays where it is in all of them."""
     own = plan.make(make_config(method=Own(), rounds=2), network)
@@ -382,6 +384,7 @@ def test_methods_of_ones_own_releases_and_phases(tmp_path, network):
             spent=first.guarantees, planned=True)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_messages_that_cross_a_network_are_trained_leaves_alone(network):
     """The host loop trains the same head, and what it hands over holds nothing of the body."""
     one = plan.make(make_config(rounds=3), network)

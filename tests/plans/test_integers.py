@@ -165,6 +165,7 @@ def test_a_run_goes_on_to_the_bit_and_rounds_are_told_apart(tmp_path):
     assert whole.guarantees[0].to_dict()["other_loss"]["kind"] == "zcdp"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [pytest.param((), marks=pytest.mark.slow), ((2,), (), (0, 5))])
 def test_a_run_under_masks_is_the_one_without(missing):
     """Also with seeds side by side; which masks there are makes no difference."""
@@ -308,6 +309,7 @@ class Momentum(Method):
         return public_state.models
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [(), (1, 2)])
 def test_any_method_reads_sums_of_whole_numbers_by_its_mean(missing):
     """Not one of the package's own: the same step with noise's form as without it."""

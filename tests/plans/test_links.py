@@ -281,6 +281,7 @@ def _bare(passed):
     ])  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_of_zip_dl_says_where_its_noise_is_lost():
     """As of noise by schedule; of PairKeys, which is added to clipped sums, nothing is asked."""
     task = make_problem(len(RING))

@@ -42,6 +42,7 @@ def reading(kind=np.int64, seed=0, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     "relation", [pytest.param("replace_agent", marks=pytest.mark.slow), "zero_out_record"]

@@ -61,6 +61,7 @@ def test_nodes_gain_no_less_than_outsiders_under_any_gradients(network):
         assert np.nanmax(loss) * sensitivity == pytest.approx(made.guarantee.mu, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_gossips_as_often(network, small):
     plans = [make(network, method=DSGD(steps)) for steps in (1, K)]
     once, often = (run(one, small, seeds=[0]) for one in plans)

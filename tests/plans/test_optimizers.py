@@ -130,6 +130,7 @@ def _empty_state(step):
     return optax.chain(empty, optax.adam(step))
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.parametrize("release", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_its_state_is_kept_in_checkpoints(tmp_path, network, small, release):
@@ -303,6 +304,7 @@ def test_the_noise_told_is_the_noise_drawn(network, small, design, unit):
     )
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_uses_the_noise_runs_and_costs_nothing(network, small):
     config = make_config(rounds=8)
     told = dataclasses.replace(config, optimizer=optimizers.Chain(_adam, 0.05, uses_noise=True))

@@ -286,7 +286,7 @@ def test_plans_that_differ_are_told_apart_as_they_were_given(network, small):
         plan.make(make_config(design=design), network)
         for design in ("independent", "mafalda", "non_private")
     )
-    with pytest.raises(ValueError, match=r"differ in noise \(independent and mafalda\)"):
+    with pytest.raises(ValueError, match=r"differ in noise \('independent' and 'mafalda'\)"):
         inputs.make_statics((bare, one, other), (small,))
     both = [inputs.make_statics(plans, (small,)) for plans in ((bare, one), (one, bare), (one,))]
     assert both[0] == both[1] == both[2]

@@ -112,6 +112,7 @@ class Net(nn.Module):
         return nn.Dense(3)(jnp.concatenate([h, nn.Embed(5, 4)(token)], axis=-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_layer", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_model_that_knows_its_norms_gives_the_same(per_layer):
     """Sums of gradients that are never formed, at two points, against those of single records."""

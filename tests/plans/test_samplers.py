@@ -52,6 +52,7 @@ def test_every_record_is_in_every_round_and_padding_is_none():
     assert (pattern.rounds, pattern.epochs, pattern.separation) == (7, 7, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["zero_out_record", "replace_agent"])
 def test_a_run_is_full_gradient_descent(relation):
     """Without noise or clip: sums over the largest count, or the agents' own means."""

@@ -264,6 +264,7 @@ def test_what_given_scales_cost_is_the_budget_that_gives_them():
     np.testing.assert_allclose(twice, 2.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", [Tracking(5.0), pytest.param(DiffTVAB(), marks=pytest.mark.slow)]
 )

@@ -91,6 +91,7 @@ def test_lines_told_apart_by_a_number_say_which(tmp_path: Path) -> None:
     assert text.index("<!-- clip norm 0.3 -->") < text.index("<!-- clip norm 1 -->")
 
 
+@pytest.mark.slow
 def test_several_files_and_pdf(tmp_path: Path) -> None:
     for name in ("whisper", "pairwise"):
         rows = [{"algorithm": name, "round": r, "seed": 0, "test_loss": 1 / r} for r in (1, 2)]

@@ -97,6 +97,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path):
     assert drawn("a.svg", "1") == drawn("b.svg", "2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["svg", pytest.param("png", marks=pytest.mark.slow)])
 def test_another_drawing_in_the_process_gives_the_same_bytes(tmp_path, ten, ending):
     paths = [

@@ -139,6 +139,7 @@ def test_uniform_numbers_are_uniform() -> None:
         assert drawn.tolist() == ([11] if turned_down else [0])
 
 
+@pytest.mark.slow
 def test_they_are_those_of_opendp() -> None:
     if importlib.util.find_spec("opendp") is None:
         pytest.skip("opendp is not installed: pip install 'opendp>=0.14.2'")
@@ -257,7 +258,7 @@ def test_what_cannot_be_drawn_is_refused(call, message) -> None:
 
 def test_a_stream_ends_before_it_repeats() -> None:
     stream = integers.Stream(bytes(32))
-    stream._given = 2**36
+    stream._read = 2**36
     with pytest.raises(ValueError, match="take one a round"):
         stream.words(1)
 

@@ -53,6 +53,7 @@ def test_the_number_of_devices_does_not_matter(stream, devices):
     np.testing.assert_array_equal(jax.jit(draw, out_shardings=spread)(key()), alone)
 
 
+@pytest.mark.slow
 def test_the_numbers_follow_the_law_and_the_test_sees_one_percent(stream):
     values = stream.sample()
     assert stream.distance(values) < 2.2  # passed by chance once in 8,000 keys
