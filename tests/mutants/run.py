@@ -2,8 +2,8 @@
 
 Written faults are those of faults.txt, and all must be found. Generated ones are a seeded sample of
 changed comparisons, signs, constants and arguments in the files of `GENERATED`, of which a share of
-`ENOUGH` must be found. A fault is found where a test of the package that it is in fails; the same
-test must pass without it.
+`ENOUGH` must be found. A fault is found where a test fails of the package that it is in, or of
+those that import its module; the same test must pass without it.
 """
 
 import argparse
@@ -187,14 +187,17 @@ def stages(fault: Fault) -> list[list[str]]:
 
     In several runs, since collecting a whole part takes longer than most tests.
     """
-    part = ROOT / "tests" / Path(fault.file).parent
-    module = Path(fault.file).stem
-    named = fault.tests or (str(Path(fault.file).with_name(f"test_{module}.py")),)
-    first = [one for one in (ROOT / "tests" / name for name in named) if one.exists()]
-    every = part.glob("test_*.py") if part.name == "tests" else part.rglob("test_*.py")
-    rest = sorted(set(every) - set(first))
-    users = [one for one in rest if re.search(rf"import .*\b{module}\b", one.read_text())]
-    runs = (first, users, [one for one in rest if one not in users])
+    tests, path = ROOT / "tests", Path(fault.file)
+    named = fault.tests or (str(path.with_name(f"test_{path.name}")),)
+    first = [one for one in (tests / name for name in named) if one.exists()]
+    part = path.parent / "**" if path.parent.name else path.parent
+    rest = set(tests.glob(str(part / "test_*.py"))) - set(first)
+    package = ".".join(("dpjax", *path.parent.parts))
+    imports = rf"from {package} import .*\b{path.stem}\b|{package}\.{path.stem}\b"
+    every = sorted(set(tests.rglob("test_*.py")) - set(first))
+    users = [one for one in every if re.search(imports, one.read_text())]
+    users.sort(key=lambda one: one not in rest)
+    runs = (first, users, sorted(rest - set(users)))
     return [[str(one.relative_to(ROOT)) for one in run] for run in runs if run]
 
 
