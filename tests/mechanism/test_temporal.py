@@ -35,6 +35,13 @@ def by_jax_privacy(gram: np.ndarray, participation: Participation) -> np.ndarray
         return np.array(found)
 
 
+def test_a_search_ends_where_its_loss_no_longer_falls() -> None:
+    for falls in (0.0, 1e-6):
+        ended = temporal._stalled()
+        steps = [ended(SimpleNamespace(loss=1.0 - falls * step)) for step in range(30)]
+        assert steps[:10] == [False] * 10 and any(steps) == (falls == 0)
+
+
 @pytest.mark.parametrize(
     ("design", "fields"),
     [(design, fields) for design in ("mafalda", "prefix_sum") for fields in PARTICIPATIONS]
@@ -342,13 +349,6 @@ def test_other_participations_are_refused(fields) -> None:
     for design in (temporal.prefix_sum, lambda p: temporal.mafalda(FLORENTINE, p)):
         with pytest.raises(ValueError, match="use 12 rounds"):
             design(Participation(*fields))
-
-
-def test_a_search_ends_where_its_loss_no_longer_falls() -> None:
-    for falls in (0.0, 1e-6):
-        ended = temporal._stalled()
-        steps = [ended(SimpleNamespace(loss=1.0 - falls * step)) for step in range(30)]
-        assert steps[:10] == [False] * 10 and any(steps) == (falls == 0)
 
 
 def test_bad_input() -> None:
