@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "results" / "compare"
 PLANS = """
 import json, sys
+sys.path.insert(0, "benchmarks")  # what a script of that folder imports
 from benchmarks import audit_mechanisms as audit
 for cell, plan, _ in audit.cells(lambda cell: True):
     if plan is not None:

@@ -206,7 +206,7 @@ class Conv(nn.Module):
 def standardized(
     weight: Float[Array, "kh kw i o"], gain: Float[Array, " o"] | None = None
 ) -> Float[Array, "kh kw i o"]:
-    """The kernel of a `StandardizedConv`; scaled where there is a gain.
+    """The kernel of a `Conv` that standardizes it; scaled where there is a gain.
 
     Args:
         weight: Its parameter.

@@ -467,7 +467,7 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     with style():
         width, height = figure.get_size_inches()
         # "T = 5" stays on one line, and lines of so many letters fit the sheet.
-        tied, length = caption.replace(" = ", "\xa0=\xa0"), int(18 * (width - 0.3))
+        tied, length = caption.replace(" = ", "\xa0=\xa0"), int(16 * (width - 0.3))
         wrapped = "\n".join(textwrap.wrap(tied, length, break_on_hyphens=False))
         text = figure.supxlabel(
             wrapped.replace("\xa0", " "),
