@@ -44,7 +44,7 @@ def run(tree: Path, out: Path, name: str) -> None:
     if ran.returncode:
         done.write_text(json.dumps({"failed": ran.stderr.strip().splitlines()[-1:]}))
         return
-    rows = [json.loads(line) for line in ran.stdout.splitlines()] if name == "plans" else []
+    rows = sorted(map(json.loads, ran.stdout.splitlines())) if name == "plans" else []
     for path in sorted((out / name / "tiny").rglob("*.jsonl")):
         rows += [[path.name, numbers(json.loads(line))] for line in path.read_text().splitlines()]
     done.write_text(json.dumps(rows))

@@ -347,10 +347,14 @@ def _closed_form(
     noisy = np.flatnonzero(source.any(axis=1))
     touching = (source[noisy] != 0).astype(np.float64)
     _, part = scipy.sparse.csgraph.connected_components(touching @ touching.T)
+    once, judged = Participation(1, 1, 1), {}
     with np.errstate(over="ignore", invalid="ignore"):
         for block in (noisy[part == k] for k in range(part.max(initial=-1) + 1)):
-            once = Participation(1, 1, 1)
-            found = dense.energies(np.eye(len(block)), source[block], once)
+            used = source[block][:, source[block].any(axis=0)]
+            # Most networks have agents alone, all with the same noise.
+            if (key := (used.shape, used.tobytes())) not in judged:
+                judged[key] = dense.energies(np.eye(len(block)), used, once)
+            found = judged[key]
             if found.hidden:
                 # A combination without noise: whom it leaves alone, rounding cannot tell.
                 open_[block] = found.leak < kalman.LEAK
