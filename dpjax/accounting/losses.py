@@ -10,6 +10,7 @@ into `Concentrated`; what is left is refused, with the form in which both can be
 """
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -98,6 +99,11 @@ class _Summed(Loss):
         return self.part(rounds, self.share(rounds))
 
 
+@functools.lru_cache(maxsize=256)  # Each record of one loss asks for it, at a millisecond each.
+def _epsilon(mu: float, delta: float) -> float:
+    return float(gdp.epsilon(mu, delta))
+
+
 @dataclass(frozen=True)
 class Gaussian(_Summed):
     """Gaussian DP: as hard to tell apart as N(0, 1) and N(mu, 1).
@@ -142,7 +148,7 @@ class Gaussian(_Summed):
 
     def epsilon(self, delta: float) -> float:
         """The least epsilon at delta, rounded up."""
-        return float(gdp.epsilon(self.mu, delta))
+        return _epsilon(self.mu, delta)
 
     def _plus(self, later: "Gaussian") -> "Gaussian":
         mu, rounds = math.hypot(self.mu, later.mu) * MARGIN, self.rounds + later.rounds
