@@ -131,10 +131,8 @@ def test_the_quick_start_prints_what_the_readme_shows() -> None:
         assert float(accuracy) == pytest.approx(float(shown.split()[2]), abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "document",
-    ["docs/accounting.md", pytest.param("docs/choosing.md", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("document", ["docs/accounting.md", "docs/choosing.md"])
 def test_the_examples_of_a_document_run(document: str) -> None:
     text = (ROOT / document).read_text()
     # One after the other, as somebody who reads the page would type them.

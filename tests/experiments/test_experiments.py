@@ -57,6 +57,7 @@ def test_tiny_preset(tmp_path, capsys, monkeypatch, real_data, name):
     assert "never overwritten" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rows_of_a_run_carry_its_guarantee(tmp_path):
     module = load_script("whisper_logistic")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0

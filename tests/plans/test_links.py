@@ -321,6 +321,7 @@ def test_one_agents_data_move_its_copies_by_no_more_than_accounted(network):
         zipped(network, optimizer=Chain(lambda s: optax.sgd(s, momentum=0.9), 0.1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [decor, pytest.param(zipped, marks=pytest.mark.slow)])
 def test_runs_share_normals_with_runs_without_noise(network, make, small):
     made = make(network)

@@ -115,7 +115,7 @@ def near(size):
     return dataclasses.replace(fused(), init=lambda _: jnp.full(2, size, jnp.float32), apart=False)
 
 
-@pytest.mark.parametrize("make", [config, normal])
+@pytest.mark.parametrize("make", [config, pytest.param(normal, marks=pytest.mark.slow)])
 def test_a_run_says_from_which_round_on_which_share_of_messages_had_no_noise(make):
     """Models near 1e5 and scales of .0044: float32 numbers there are .0078 apart."""
     kind = make().noise.__class__

@@ -32,6 +32,7 @@ def stored(folder: Path, column: str, cell: Any, every: bool) -> Path:
 
 
 # Each draws twenty figures: here two columns, all of them with the slow tests.
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "column",

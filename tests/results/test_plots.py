@@ -249,6 +249,7 @@ def test_panels_share_one_legend_and_one_caption(tmp_path, frame):
     assert len(figure.texts) == 1 and figure.get_size_inches()[1] == height
 
 
+@pytest.mark.slow
 def test_a_png_stands_in_for_a_large_svg(tmp_path):
     rng = np.random.default_rng(0)
     rows = [

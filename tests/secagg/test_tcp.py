@@ -271,6 +271,7 @@ CONFIRMING = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_who_breaks_the_rules_of_confirming_is_made_up_for():
     terms = terms_for(8, dropout=0.25, length=64, adversary="semi_malicious")
     values = vectors(terms)
@@ -317,6 +318,7 @@ def test_too_few_that_come_are_an_abort_within_the_time_limit():
     assert all(isinstance(end, Abort) and not end.exposed for end in clients)
 
 
+@pytest.mark.slow
 def test_other_terms_are_turned_away():
     async def both():
         terms, other = terms_for(4, dropout=0.25), terms_for(4, dropout=0.25, bound=999)

@@ -151,6 +151,7 @@ def drifts(rounds, d=300, k=6):
     return max(off(found.basis), off(found.frame))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_float32_columns_stay_orthonormal(rounds):
     assert drifts(rounds) < 1e-5
@@ -162,6 +163,7 @@ def test_without_the_correcting_step_columns_drift(monkeypatch):
     assert drifts(1000) > 1e-5
 
 
+@pytest.mark.slow
 def test_the_cut_keeps_a_share_of_what_was_seen():
     gradients, _ = stream(200, 100, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
     for share in (0.5, 0.8, 0.99):
