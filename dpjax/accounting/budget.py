@@ -252,8 +252,34 @@ def precision_bound(
     """
     over_rounds = _over_rounds(rounds, sensitivity_squared)
     mu = allowed_mu(epsilon, delta, accountant=accountant, allow_unsound=allow_unsound)
-    bound = (np.asarray(mu) / sensitivity(relation, clip_norm)) ** 2 / over_rounds * (1 - 1e-15)
+    bound = bound_of(np.asarray(mu), sensitivity(relation, clip_norm), over_rounds)
     return float(bound) if bound.ndim == 0 else bound
+
+
+def bound_of(
+    mu: Float[np.ndarray, "*n"], shift: float, over_rounds: float
+) -> Float[np.ndarray, "*n"]:
+    """Return b = mu^2 / (s^2 T), rounded down; sens(C)^2 is T for noise over rounds.
+
+    Args:
+        mu: Gaussian-DP parameter to keep.
+        shift: s, how far what is clipped moves in a round.
+        over_rounds: Squared sensitivity over rounds.
+    """
+    return (mu / shift) ** 2 / over_rounds * (1 - 1e-15)
+
+
+def mu_of(
+    diagonal: Float[np.ndarray, " n"], shift: float, over_rounds: float
+) -> Float[np.ndarray, " n"]:
+    """Return mu = s sqrt(T [R^-1]_ii), rounded up; `bound_of` bounds the diagonal by it.
+
+    Args:
+        diagonal: [n] [R^-1]_ii.
+        shift: s, how far what is clipped moves in a round.
+        over_rounds: Squared sensitivity over rounds.
+    """
+    return shift * np.sqrt(over_rounds * diagonal) * MARGIN
 
 
 def _over_rounds(rounds: int | None, sensitivity_squared: float | None) -> float:
@@ -356,7 +382,7 @@ def loss(
     over_rounds = _over_rounds(rounds, sensitivity_squared)
     shift = sensitivity(relation, clip_norm)
     diagonal = precision.inverse_diagonal(covariance, factor=factor)
-    mu = shift * np.sqrt(over_rounds * diagonal) * MARGIN
+    mu = mu_of(diagonal, shift, over_rounds)
     return AgentLoss.of_mu(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
 
 

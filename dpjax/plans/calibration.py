@@ -15,7 +15,6 @@ import scipy.sparse.csgraph
 from jaxtyping import Float, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
-from dpjax._numerics import MARGIN
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, losses, precision, records, sampled
@@ -249,9 +248,7 @@ class Target:
                 budget.delta,
                 sensitivity=sensitivity * self.by_one_draw(strategy),
             )
-        # As `dpjax.accounting.budget.precision_bound`.
-        allowed = (budget.allowed_mu() / sensitivity) ** 2
-        return np.asarray(allowed / self.over_rounds(strategy) * (1 - 1e-15))
+        return budget_.bound_of(budget.allowed_mu(), sensitivity, self.over_rounds(strategy))
 
     def by_one_draw(self, strategy: np.ndarray | None) -> float:
         """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1.
@@ -394,16 +391,15 @@ class Factored:
         check_strategy(self.strategy, target.rounds)
 
     def loss(self, target: Target) -> budget_.AgentLoss:
-        """What every agent loses to an outsider, as `dpjax.accounting.budget.loss`."""
-        over_rounds = target.over_rounds(self.strategy)
-        root = np.sqrt(over_rounds * self._inverse_diagonal())
-        return target.budget.spent(target.protect.sensitivity * root * MARGIN)
+        """What every agent loses to an outsider."""
+        shift, over_rounds = target.protect.sensitivity, target.over_rounds(self.strategy)
+        return target.budget.spent(budget_.mu_of(self._inverse_diagonal(), shift, over_rounds))
 
     def sampled_loss(self, target: Target) -> sampled.Pld:
         """What sampled batches cost every agent, against an outsider."""
         assert target.rates is not None
         moved = target.protect.sensitivity * target.by_one_draw(self.strategy)
-        ratios = moved * np.sqrt(self._inverse_diagonal()) * MARGIN
+        ratios = budget_.mu_of(self._inverse_diagonal(), moved, 1.0)
         return sampled.Pld.of(target.rates, ratios, target.rounds, target.pattern.separation)
 
     def _inverse_diagonal(self) -> Float[np.ndarray, " n"]:
