@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -119,10 +120,13 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_code() -> Iterator[None]:
-    """Drop what a file compiled: it would pile up, and a copy it broke would run in another."""
+def compiled_code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Drop what a file compiled if it piled up, or if a copy it broke would run in another."""
     yield
-    if (jax := sys.modules.get("jax")) is not None:
+    text = request.path.read_text()
+    breaks = "patch" in text or "mutant" in text
+    much = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 2**22
+    if (jax := sys.modules.get("jax")) is not None and (breaks or much):
         jax.clear_caches()
         gc.collect()
 
