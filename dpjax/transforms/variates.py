@@ -284,16 +284,3 @@ def quantile(signed: Float[Array, "..."], *, least: float = 2.0**-129) -> Float[
         above, below = above * at + of[0], below * at + of[1]
     value = above / below * jnp.where(centre, q, 1.0)
     return jnp.where(signed < 0, -value, value)
-
-
-def rounded(values: Float[Array, "..."], grid: float) -> Float[Array, "..."]:
-    """Values on the multiples of a power of two, the nearest ones, without any other rounding.
-
-    Args:
-        values: float64.
-        grid: h, a power of two.
-
-    Returns:
-        float64 multiples of h.
-    """
-    return jnp.round(values * (1 / grid)) * grid

@@ -1,5 +1,6 @@
 """Losses of many sampled rounds between two bounds less than a thousandth apart."""
 
+import numpy as np
 import pytest
 
 from dpjax.accounting import gdp, sampled
@@ -39,3 +40,19 @@ def test_the_bound_on_records_of_every_batch_is_the_gaussian_one():
     bound = sampled.bound([1.0, 1.0], 25, 1.0, DELTA, sensitivity=2.0)
     mu = 2 * bound**0.5 * 25**0.5
     assert mu <= gdp.mu(1.0, DELTA) <= mu * 1.001
+
+
+def test_a_loss_of_all_rounds_together_counts_once():
+    """The phase of a Gaussian that is added to sampled rounds, alone and whatever its length."""
+    for rounds, times in ((0, 0), (1, 1), (40, 1)):
+        assert sampled.Phase((1.0,), (1.0,), rounds, whole=True).times == times
+
+
+def test_of_many_rates_every_agent_keeps_the_budget():
+    rates = np.linspace(0.01, 0.2, 12)
+    bound = sampled.bound(rates, 10, 2.0, DELTA, sensitivity=1.0)
+    assert bound.shape == rates.shape and (np.diff(bound) <= 0).all()
+    for which in (0, 5, 11):
+        assert Pld.of(rates[[which]], bound[[which]] ** 0.5, 10).epsilon(DELTA) <= 2.0
+    # The most often drawn one is a level of its own; others share that of a more frequent one.
+    assert Pld.of(rates[[-1]], bound[[-1]] ** 0.5 * 1.01, 10).epsilon(DELTA) > 2.0
