@@ -176,24 +176,24 @@ def of_model(
     """
 
     def loss(participation: Participation) -> Judged:
-        given = model()
+        system = model()
 
         def larger() -> np.ndarray:
             """Loss of views that hold this one: of the state as well, and of all messages."""
-            wide = _round_by_round(given)
+            wide = _round_by_round(system)
             estimate = kalman.energies(wide, participation)
-            found = dense.confirmed(wide, estimate, rational and (lambda: wide))
-            mu = np.where(kalman.clear(found), _losses(found, participation)[0], np.inf)
+            energies = dense.confirmed(wide, estimate, rational and (lambda: wide))
+            mu = np.where(kalman.clear(energies), _losses(energies, participation)[0], np.inf)
             return mu if all_messages is None else np.fmin(mu, all_messages(participation)[0])
 
-        found = dense.confirmed(given, kalman.energies(given, participation), rational)
-        return stated(found, participation, attackers, larger, rational is None)
+        energies = dense.confirmed(system, kalman.energies(system, participation), rational)
+        return stated(energies, participation, attackers, larger, rational is None)
 
     return loss
 
 
 def stated(
-    found: Energies,
+    energies: Energies,
     participation: Participation,
     attackers: tuple[int, ...],
     larger: Callable[[], Float[np.ndarray, " n"]],
@@ -202,20 +202,20 @@ def stated(
     """The loss of these energies; of a larger view where they leave it open.
 
     Args:
-        found: The energies.
+        energies: The energies.
         participation: The one they were made for.
         attackers: As in `of_model`.
         larger: Finds the loss mu of a view that holds this one.
         exactly: The matrices are a user's, taken as they are.
     """
-    mu, blurred = _losses(found, participation)
-    open_ = ~kalman.clear(found)
+    mu, blurred = _losses(energies, participation)
+    open_ = ~kalman.clear(energies)
     open_[list(attackers)] = False
     if open_.any():
         bound = larger()
         mu = np.where(open_, bound, mu)
         # What shows far above rounding is infinite, unless noise of a trillionth may be meant.
-        open_ &= np.isfinite(bound) | (found.leak < kalman.LEAK) | exactly
+        open_ &= np.isfinite(bound) | (energies.leak < kalman.LEAK) | exactly
     return mu, open_ | blurred
 
 
@@ -232,8 +232,8 @@ def _round_by_round(model: Model) -> Model:
     n, q = model.gradient.shape[-1], model.noise.shape[-1]
     period = math.lcm(*(len(part) for part in model))
     rounds = [model.at(t) for t in range(period)]
-    gradient = np.stack([np.concatenate([here.gradient_seen, here.gradient]) for here in rounds])
-    noise = np.stack([np.concatenate([here.noise_seen, here.noise]) for here in rounds])
+    gradient = np.stack([np.concatenate([here.gradient_output, here.gradient]) for here in rounds])
+    noise = np.stack([np.concatenate([here.noise_output, here.noise]) for here in rounds])
     nothing = np.zeros((1, gradient.shape[1], 1))
     return Model(
         np.zeros((1, 1, 1)), np.zeros((1, 1, n)), np.zeros((1, 1, q)), nothing, gradient, noise
@@ -246,7 +246,7 @@ def seeing(model: Model, rows: Float[np.ndarray, "r c"], *, of: str) -> Model:
     Args:
         model: A model.
         rows: [r, .] what is read off the state before the round, or off its gradients.
-        of: "state_seen" or "gradient_seen".
+        of: "state_output" or "gradient_output".
 
     Returns:
         A model that observes strictly more.
@@ -257,5 +257,5 @@ def seeing(model: Model, rows: Float[np.ndarray, "r c"], *, of: str) -> Model:
         block = rows if name == of else np.zeros((len(rows), part.shape[-1]))
         return np.concatenate([part, np.broadcast_to(block, (len(part), *block.shape))], axis=1)
 
-    seen = ("state_seen", "gradient_seen", "noise_seen")
-    return model._replace(**{name: below(name) for name in seen})
+    parts = ("state_output", "gradient_output", "noise_output")
+    return model._replace(**{name: below(name) for name in parts})

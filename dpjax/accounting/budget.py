@@ -433,8 +433,8 @@ def whole(total: Any, *, release: bool) -> dict[str, Any]:
             "Gaussian noise adds up under 'gdp', whatever the accountant of its phases"
         )
     epsilon, delta = _validate.positive("epsilon", epsilon), total.delta
-    kept = release and total.accountant != "pure"
-    added = (total.reserve * epsilon, finite.LIMIT * delta) if kept else (0.0, 0.0)
+    reserves = release and total.accountant != "pure"
+    added = (total.reserve * epsilon, finite.LIMIT * delta) if reserves else (0.0, 0.0)
     free, delta = (epsilon - added[0]) * (1 - 1e-15), delta - added[1]
     loss: losses.AnyLoss = losses.Pure(epsilon, 0)
     if total.accountant == "gdp":
@@ -498,8 +498,8 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
             stated = stated.followed_by(later, planned=False)
         loss, used = stated.loss, stated.spent.size
     gaussian, limit = loss.kind == "gdp", loss.size
-    left = math.sqrt((limit - used) * (limit + used)) if gaussian else limit - used
+    remaining = math.sqrt((limit - used) * (limit + used)) if gaussian else limit - used
     # Plans round a mu to the safe side once more than this does.
-    rest = type(loss)(left * _ROOM)
+    rest = type(loss)(remaining * _ROOM)
     epsilon = rest.epsilon(total.delta) * (1 if gaussian else _ROOM)
     return Remaining(epsilon, total.delta, rest.size if gaussian else None)

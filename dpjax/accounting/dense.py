@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from dpjax import _validate
-from dpjax.accounting.kalman import DROPPED, KEPT, LEAK, TRACE, Energies, Model, rounding
+from dpjax.accounting.kalman import CERTAIN, DROPPED, LEAK, TRACE, Energies, Model, rounding
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["energies"]
@@ -62,17 +62,20 @@ def stacked(model: Model, rounds: int, prime: int | None = None) -> tuple[np.nda
         return total
 
     sides = []
-    for entering, seen in ((model.gradient, model.gradient_seen), (model.noise, model.noise_seen)):
+    for entering, output in (
+        (model.gradient, model.gradient_output),
+        (model.noise, model.noise_output),
+    ):
         size, columns = entering.shape[1:]
         state = np.zeros((size, rounds, columns), entering.dtype)
-        rows = np.zeros((rounds, seen.shape[1], rounds, columns), seen.dtype)
+        rows = np.zeros((rounds, output.shape[1], rounds, columns), output.dtype)
         for t in range(rounds):
             step = model.at(t)
-            rows[t] = product(step.state_seen, state)
-            rows[t, :, t] += seen[t % len(seen)]
+            rows[t] = product(step.state_output, state)
+            rows[t, :, t] += output[t % len(output)]
             state = product(step.transition, state)
             state[:, t] += entering[t % len(entering)]
-        sides.append(rows.reshape(rounds * seen.shape[1], -1))
+        sides.append(rows.reshape(rounds * output.shape[1], -1))
     return sides[0], sides[1]
 
 
@@ -110,25 +113,25 @@ def energies(
     norms = np.linalg.norm(b, axis=1, keepdims=True)
     a, b = a / norms, b / norms
     u, singular, _ = np.linalg.svd(b, full_matrices=False)
-    kept = singular > DROPPED
-    least = float(singular[kept].min(initial=np.inf))
+    nonzero = singular > DROPPED
+    least = float(singular[nonzero].min(initial=np.inf))
     condition = max(1.0, float(singular.max(initial=0.0)) / least)
-    hidden = int(kept.sum()) < len(b)
-    turned = u[:, kept].T @ a
+    hidden = int(nonzero.sum()) < len(b)
+    turned = u[:, nonzero].T @ a
     if hidden:
-        left = np.abs(a - u[:, kept] @ turned).max(0) / np.maximum(np.abs(a).max(0), 1e-300)
-        leak = np.maximum(leak, np.where(left >= LEAK, left, 0.0))
-    white = (turned / singular[kept, None]).reshape(-1, rounds, n)
+        residual = np.abs(a - u[:, nonzero] @ turned).max(0) / np.maximum(np.abs(a).max(0), 1e-300)
+        leak = np.maximum(leak, np.where(residual >= LEAK, residual, 0.0))
+    white = (turned / singular[nonzero, None]).reshape(-1, rounds, n)
     values = np.zeros((rounds, participation.epochs, n))
     for lag in range(participation.epochs):
         step = lag * participation.separation
         with np.errstate(over="ignore"):
             values[step:, lag] = (white[:, step:] * white[:, : rounds - step]).sum(axis=0)
-    terms = np.abs(u[:, kept].T) @ np.abs(a) / singular[kept, None]
+    terms = np.abs(u[:, nonzero].T) @ np.abs(a) / singular[nonzero, None]
     rate = 8 * np.finfo(np.float64).eps * (1 + condition)
     blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
     leak, margin = leak.reshape(rounds, n).max(0), rounding(values, blur, participation)
-    return Energies(values, leak, least < KEPT, condition, hidden=hidden, rounding=margin)
+    return Energies(values, leak, least < CERTAIN, condition, hidden=hidden, rounding=margin)
 
 
 def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.ndarray, " n"]]:
@@ -144,8 +147,8 @@ def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.nda
     """
     echelons = [_echelon(*_stacked_modulo(model, rounds, prime), prime) for prime in _PRIMES]
     # Each is right but for a chance in 1e9; where they differ the larger rank is.
-    kept, shows = max(echelons, key=lambda each: int(each[0].sum()))
-    count = np.cumsum(kept.reshape(rounds, -1).sum(axis=1))
+    independent, shows = max(echelons, key=lambda each: int(each[0].sum()))
+    count = np.cumsum(independent.reshape(rounds, -1).sum(axis=1))
     return count, np.asarray(shows.reshape(rounds, -1).any(axis=0))
 
 
@@ -173,7 +176,7 @@ def confirmed(model: Model, estimate: Energies, rational: Callable[[], Model] | 
 
 def _work(model: Model, rounds: int) -> float:
     """Multiplications that eliminating the stacked rows takes."""
-    used = np.zeros(model.state_seen.shape[1])
+    used = np.zeros(model.state_output.shape[1])
     for part in model[3:]:
         used = np.maximum(used, (np.asarray(part) != 0).any(axis=2).mean(axis=0))
     columns = rounds * (model.gradient.shape[-1] + model.noise.shape[-1])
@@ -195,16 +198,16 @@ def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[np.ndarray, 
 def _echelon(a: np.ndarray, b: np.ndarray, prime: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of B that no earlier ones span, and columns of A that show without noise."""
     width, both = b.shape[1], np.concatenate([b, a], axis=1) % prime
-    kept, shows = np.zeros(len(b), bool), np.zeros(a.shape[1], bool)
+    independent, shows = np.zeros(len(b), bool), np.zeros(a.shape[1], bool)
     for i, row in enumerate(both):
         places = np.flatnonzero(row[:width])
         if not len(places):
             shows |= row[width:] != 0
             continue
-        kept[i] = True
+        independent[i] = True
         below = both[i + 1 :]
         hit = np.flatnonzero(below[:, places[0]])
         if len(hit):
             factor = below[hit, places[0]] * pow(int(row[places[0]]), -1, prime) % prime
             below[hit] = (below[hit] - factor[:, None] * row) % prime
-    return kept, shows
+    return independent, shows

@@ -250,12 +250,12 @@ def smallest_grid(
         0.00907
     """
     c, budget = _validate.positive("bound", bound), _validate.positive("rho", rho)
-    given: Any = {"rounds": participations, "participations": participations}
-    given["relation"] = relation
+    options: Any = {"rounds": participations, "participations": participations}
+    options["relation"] = relation
 
     def spent(norm: float) -> float:
         square = max(1, lattice.limit(norm, size, beta))
-        return loss(math.sqrt(square), variance, cohort, size, **given).rho
+        return loss(math.sqrt(square), variance, cohort, size, **options).rho
 
     low, high = 1e-9, 1.0
     if spent(low) > budget:

@@ -64,7 +64,7 @@ def _log_delta(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.where(mu < 1, small, np.where(x > 0, right, left))
 
 
-def _place(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+def _threshold(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
     """Return x = epsilon / mu - mu / 2, cut where a larger one only makes delta smaller still."""
     with np.errstate(over="ignore"):
         return np.minimum(epsilon / mu - mu / 2, _FAR)
@@ -123,7 +123,7 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
     m, e = _arguments(mu=mu, epsilon=epsilon)
     usual = (m > 0) & np.isfinite(m) & np.isfinite(e)
     safe_m, safe_e = np.where(usual, m, 1.0), np.where(usual, e, 1.0)
-    x = _place(safe_m, safe_e)
+    x = _threshold(safe_m, safe_e)
     with np.errstate(over="ignore", under="ignore"):
         value = np.minimum(np.exp(_log_delta(safe_m, x) + _slack(safe_m, x)), 1.0)
     # Below the normal range relative rounding is lost; the smallest normal number is above.
@@ -209,7 +209,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
     log_d = np.log(d_)
 
     def holds(m: np.ndarray) -> np.ndarray:
-        x = _place(m, e_)
+        x = _threshold(m, e_)
         # Four times the slack of `epsilon`, so that the two agree.
         return _log_delta(m, x) + 4 * _slack(m, x) <= log_d
 

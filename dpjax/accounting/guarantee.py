@@ -158,8 +158,8 @@ class Guarantee(Record):
         mus = self._agents_mus() or [loss.mu]
 
         def curved(added: float) -> tuple[Guarantee, float]:
-            left = self.delta - added
-            inner = min(stopping.inner_delta(mu * free.roots, left) for mu in set(mus))
+            remaining = self.delta - added
+            inner = min(stopping.inner_delta(mu * free.roots, remaining) for mu in set(mus))
             curve = dataclasses.replace(free, delta=inner)
             record = self._restated(loss, self._agents_mus(), added_delta=added, curve=curve)
             return record, record.epsilon

@@ -39,7 +39,7 @@ from dpjax.mechanism.participation import Participation
 
 __all__ = ["pattern_sums"]
 
-KEPT = 1e-6
+CERTAIN = 1e-6
 """Singular values above this, of rows in units of their own noise, are certainly there."""
 DROPPED = 1e-9
 """Those below this may be rounding alone; between the two it is open."""
@@ -67,17 +67,17 @@ class Model(NamedTuple):
         transition: [P, s, s] F.
         gradient: [P, s, n] Gamma.
         noise: [P, s, q] Sigma.
-        state_seen: [P, m, s] H.
-        gradient_seen: [P, m, n] J.
-        noise_seen: [P, m, q] D.
+        state_output: [P, m, s] H.
+        gradient_output: [P, m, n] J.
+        noise_output: [P, m, q] D.
     """
 
     transition: Float[Any, "p s s"]
     gradient: Float[Any, "p s n"]
     noise: Float[Any, "p s q"]
-    state_seen: Float[Any, "p m s"]
-    gradient_seen: Float[Any, "p m n"]
-    noise_seen: Float[Any, "p m q"]
+    state_output: Float[Any, "p m s"]
+    gradient_output: Float[Any, "p m n"]
+    noise_output: Float[Any, "p m q"]
 
     def at(self, t: Any) -> "Model":
         """Matrices of round t, without the period."""
@@ -159,25 +159,25 @@ def _filter_step(
     The estimate is of first order, and takes the errors that meet in a row for independent.
     """
     (root, rounding), here = carry, model.at(t)
-    seen = jnp.concatenate([here.state_seen @ root, here.noise_seen], axis=1)
+    observed = jnp.concatenate([here.state_output @ root, here.noise_output], axis=1)
     moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)
     width = _norms(root)
-    norms = _norms(seen)
-    blur = jnp.abs(here.state_seen) @ (rounding + _EPS * width) + _EPS * norms
+    norms = _norms(observed)
+    blur = jnp.abs(here.state_output) @ (rounding + _EPS * width) + _EPS * norms
     # A row without any noise is told from one whose noise is rounding.
     silent = (norms == 0) & (blur == 0)
     unit = jnp.where(silent, 1.0, jnp.maximum(norms, blur / SHARP))
-    scaled = seen / unit[:, None]
-    short = seen.shape[0] - seen.shape[1]
+    scaled = observed / unit[:, None]
+    short = observed.shape[0] - observed.shape[1]
     if short > 0:  # So that U below is square.
         scaled, moved = (jnp.pad(part, ((0, 0), (0, short))) for part in (scaled, moved))
     u, values, v = jnp.linalg.svd(scaled, full_matrices=False)
-    kept = values > DROPPED
-    least = jnp.min(jnp.where(kept, values, values[0]))
-    ambiguous = (jnp.any(kept) & (least < KEPT)) | (jnp.max(blur / unit) > EXACT * least)
-    rank = jnp.sum(kept)
+    nonzero = values > DROPPED
+    least = jnp.min(jnp.where(nonzero, values, values[0]))
+    ambiguous = (jnp.any(nonzero) & (least < CERTAIN)) | (jnp.max(blur / unit) > EXACT * least)
+    rank = jnp.sum(nonzero)
     hidden = rank + jnp.sum(silent) < len(values)
-    v = jnp.where(kept[:, None], v, 0.0)
+    v = jnp.where(nonzero[:, None], v, 0.0)
     # Projected twice: the rest is orthogonal to the innovations to rounding.
     gain = moved @ v.T
     rest = moved - gain @ v
@@ -185,10 +185,10 @@ def _filter_step(
     rest, gain = rest - again @ v, gain + again
     # R' is not unique in sign, which nothing depends on.
     root = jnp.linalg.qr(rest.T, mode="r").T
-    inverse = jnp.where(kept, 1.0 / jnp.where(kept, values, 1.0), 0.0)
+    inverse = jnp.where(nonzero, 1.0 / jnp.where(nonzero, values, 1.0), 0.0)
     whiten = inverse[:, None] * u.T / unit
-    closed = here.transition - gain @ (whiten @ here.state_seen)
-    bare = jnp.where(hidden, jnp.where(kept[:, None], 0.0, u.T) / unit, jnp.diag(1.0 * silent))
+    closed = here.transition - gain @ (whiten @ here.state_output)
+    bare = jnp.where(hidden, jnp.where(nonzero[:, None], 0.0, u.T) / unit, jnp.diag(1.0 * silent))
     fresh = jnp.abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
     # Added as independent: sizes alone would grow without bound where the filter forgets.
     rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * _EPS * fresh
@@ -205,7 +205,7 @@ def _tail_step(closed: Array, tail: Array, observed: Array) -> Array:
 
 def _response(here: Model, step: _Step, tail: Array) -> tuple[Array, Array]:
     """Whitened response [m + s, n] to unit gradients of the round, and the error after it."""
-    direct = step.whiten @ here.gradient_seen
+    direct = step.whiten @ here.gradient_output
     entering = here.gradient - step.gain @ direct
     return jnp.concatenate([direct, tail @ entering]), entering
 
@@ -219,13 +219,13 @@ def _blurred(
     """
     sizes = Model(*map(jnp.abs, here))
     whiten, gain, later = map(jnp.abs, (step.whiten, step.gain, tail))
-    reached, seen = whiten @ sizes.gradient_seen, whiten @ sizes.state_seen
+    reached, from_state = whiten @ sizes.gradient_output, whiten @ sizes.state_output
     terms = _norms(reached.T) + _norms((later @ (sizes.gradient + gain @ reached)).T)
     response = step.rate * terms + error @ jnp.abs(entering)
-    moved = sizes.transition + gain @ seen
+    moved = sizes.transition + gain @ from_state
     # Added as independent, as above.
     carried = jnp.sqrt(error**2 @ step.closed**2)
-    blur = step.rate * (_norms(seen.T) + _norms((later @ moved).T))
+    blur = step.rate * (_norms(from_state.T) + _norms((later @ moved).T))
     return carried + blur, jnp.where(terms > 0, jnp.maximum(response, _LEAST), 0.0)
 
 
@@ -247,8 +247,8 @@ def _silence(
     """One round backwards, and the response without noise over what its terms add up to."""
     sizes = Model(*map(jnp.abs, here))
     whiten, gain, bare = map(jnp.abs, (step.whiten, step.gain, step.bare))
-    reached = whiten @ sizes.gradient_seen
-    direct, terms = jnp.abs(step.bare @ here.gradient_seen), bare @ sizes.gradient_seen
+    reached = whiten @ sizes.gradient_output
+    direct, terms = jnp.abs(step.bare @ here.gradient_output), bare @ sizes.gradient_output
     # A hidden combination holds traces of rows that it has nothing to do with.
     terms = jnp.where(hidden, jnp.maximum(terms, reached.max(0)), terms)
     after = jnp.where(hidden, 0.0, jnp.abs(silence.tail @ entering).max(0))
@@ -256,10 +256,10 @@ def _silence(
     responses, sums = jnp.vstack([direct, after]), jnp.vstack([terms, later])
     share = responses / jnp.where(sums > 0, sums, 1.0)
     leak = jnp.where(sums > 0, jnp.maximum(share, TRACE), 0.0).max(0)
-    moved = sizes.transition + gain @ (whiten @ sizes.state_seen)
+    moved = sizes.transition + gain @ (whiten @ sizes.state_output)
     new = _Silence(
-        _tail_step(step.closed, silence.tail, step.bare @ here.state_seen),
-        (bare @ sizes.state_seen).sum(0) + silence.terms @ moved,
+        _tail_step(step.closed, silence.tail, step.bare @ here.state_output),
+        (bare @ sizes.state_output).sum(0) + silence.terms @ moved,
     )
     return new, leak
 
@@ -279,23 +279,23 @@ def _sweep(model: Model, rounds: int, keep: bool) -> Any:
         here = model.at(t)
         response, entering = _response(here, step, tail)
         # Nothing is seen without noise, as a rule, and nothing follows from it.
-        silent = jnp.abs(step.bare) @ jnp.abs(jnp.hstack([here.state_seen, here.gradient_seen]))
+        silent = jnp.abs(step.bare) @ jnp.abs(jnp.hstack([here.state_output, here.gradient_output]))
         silence, leak = jax.lax.cond(
             (silent != 0).any() | (silence.terms != 0).any() | hidden,
             lambda: _silence(here, step, silence, entering, hidden),
             lambda: (silence, jnp.zeros(n)),
         )
         error, blur = _blurred(here, step, tail, error, entering)
-        new = _tail_step(step.closed, tail, step.whiten @ here.state_seen), silence, error
-        kept = tail if keep else jnp.zeros((0, 0))
-        return new, (jnp.sum(response**2, 0), blur, leak, kept)
+        new = _tail_step(step.closed, tail, step.whiten @ here.state_output), silence, error
+        retained = tail if keep else jnp.zeros((0, 0))
+        return new, (jnp.sum(response**2, 0), blur, leak, retained)
 
     # A triangle of s rows holds any number of rounds.
     nothing = jnp.zeros((size, size))
     last = nothing, _Silence(nothing, jnp.zeros(size)), jnp.zeros(size)
-    _, (own, blurs, leaks, tails) = jax.lax.scan(backwards, last, (steps, times), reverse=True)
+    _, (diagonal, blurs, leaks, tails) = jax.lax.scan(backwards, last, (steps, times), reverse=True)
     doubt = _Doubt(doubts.ambiguous.any(), doubts.condition.max(), doubts.rank, hidden)
-    return (own, blurs, leaks.max(0), doubt), (steps, tails) if keep else None
+    return (diagonal, blurs, leaks.max(0), doubt), (steps, tails) if keep else None
 
 
 def _lagged(
@@ -312,7 +312,7 @@ def _lagged(
             t = jnp.minimum(first + j * separation, rounds - 1)
             step, here, tail = jax.tree.map(lambda leaf: leaf[t], steps), model.at(t), tails[t]
             response, entering = _response(here, step, tail)
-            later = jnp.concatenate([step.whiten @ here.state_seen, tail @ step.closed])
+            later = jnp.concatenate([step.whiten @ here.state_output, tail @ step.closed])
             # Columns of the carry: error before round t of gradients in t - b, t - 2 b, ...
             moved = jnp.einsum("os,jsn->jon", later, carry)
             products = jnp.einsum("jon,on->jn", moved, response)
@@ -465,7 +465,7 @@ def _threads(model: Model) -> Any:
 
 def _check_memory(model: Model, rounds: int, epochs: int, separation: int) -> None:
     """Refuse a model that would take more than `LARGEST`."""
-    (s, n), m = model.gradient.shape[1:], model.state_seen.shape[1]
+    (s, n), m = model.gradient.shape[1:], model.state_output.shape[1]
     numbers = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
     numbers += n * (4 * epochs * (s + m) + 2 * rounds * epochs)
     if epochs > 1:

@@ -51,12 +51,12 @@ class _Summed(Loss):
             raise ValueError(f"{self.parameter} is {self.size}; give a number >= 0")
         _validate.integer("rounds", self.rounds, least=0)
         _validate.flag(self.flag, getattr(self, self.flag))
-        given: Any = self.participation
-        if given is not None:
-            if not isinstance(given, tuple) or len(given) != 2:
-                raise ValueError(f"participation is {given!r}; give (epochs, separation), or None")
-            _validate.integer("participation[0]", given[0], least=0, most=self.rounds)
-            _validate.integer("participation[1]", given[1])
+        pair: Any = self.participation
+        if pair is not None:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ValueError(f"participation is {pair!r}; give (epochs, separation), or None")
+            _validate.integer("participation[0]", pair[0], least=0, most=self.rounds)
+            _validate.integer("participation[1]", pair[1])
 
     @property
     def size(self) -> float:

@@ -131,9 +131,9 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
         reasons = [(party, False, why) for party, *_ in reasons]
     reasons += [(PROCESS, False, "it holds all agents' data and keys"), _holder(of)]
     # The paper's rule may state less than what holds.
-    epsilon, given = max(of.epsilon, of.exact_epsilon), _assumed(of)
+    epsilon, assumptions = max(of.epsilon, of.exact_epsilon), _assumed(of)
     return Protection(
-        Party(party, epsilon if protected else None, of.delta, why + given * protected)
+        Party(party, epsilon if protected else None, of.delta, why + assumptions * protected)
         for party, protected, why in reasons
     )
 

@@ -246,12 +246,12 @@ class Record(Threat, Caveats):
                 "gradients 'any' for nodes"
             )
         if (curve := self.curve) is not None:
-            left = self.delta - self.added_delta
+            remaining = self.delta - self.added_delta
             fits = self.mu is not None and self.rounds in curve.marks
-            if not (fits and curve.holds(self.mu, self.rounds, left)):
+            if not (fits and curve.holds(self.mu, self.rounds, remaining)):
                 raise ValueError(
-                    f"curve.delta is {curve.delta} with {left} left of delta, too much to hold at "
-                    "all its marks; make it with Guarantee.stopping_at"
+                    f"curve.delta is {curve.delta} with {remaining} left of delta, too much to "
+                    "hold at all its marks; make it with Guarantee.stopping_at"
                 )
 
     @property

@@ -365,12 +365,12 @@ def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
     # Each of these bounds holds, and amplification never makes a loss larger.
     whole = math.sqrt(sum(r * r * t for _, r, t in parts)) * _UP
     unamplified = float(gdp.epsilon(whole, delta))
-    left = delta - _FOURIER * (1 + sum(t for _, _, t in sampled))
-    if left <= 0 or max(r for _, r, _ in sampled) > _MOST or plain > _MOST:
+    remaining = delta - _FOURIER * (1 + sum(t for _, _, t in sampled))
+    if remaining <= 0 or max(r for _, r, _ in sampled) > _MOST or plain > _MOST:
         return unamplified
     if plain:
         sampled.append((1.0, plain, 1))
-    return min(unamplified, _composed(sampled, left))
+    return min(unamplified, _composed(sampled, remaining))
 
 
 def _composed(parts: list[tuple[float, float, int]], delta: float) -> float:

@@ -90,7 +90,7 @@ def remember(strategy: Float[np.ndarray, "t t"]) -> Memory:
 def model_of(
     gossip: GossipRounds,
     source: Float[np.ndarray, "n q"],
-    seen: Float[np.ndarray, "p m n"],
+    observed: Float[np.ndarray, "p m n"],
     victims: Float[np.ndarray, " n"],
     memory: Memory = NO_MEMORY,
 ) -> Model:
@@ -102,7 +102,7 @@ def model_of(
     Args:
         gossip: The algorithm.
         source: [n, q] map of a round's fresh noise to the agents, without known columns.
-        seen: [P, m, n] rows of the messages seen each round, zero rows where none.
+        observed: [P, m, n] rows of the messages seen each round, zero rows where none.
         victims: [n] 1 for agents whose gradients are unknown, else 0.
         memory: The strategy over rounds.
 
@@ -114,11 +114,11 @@ def model_of(
 
     def matrices(t: int) -> tuple[np.ndarray, ...]:
         mixing, rows, scale, weights = (
-            part[t % len(part)] for part in (gossip.mixing, seen, memory.scale, memory.weights)
+            part[t % len(part)] for part in (gossip.mixing, observed, memory.scale, memory.weights)
         )
         # u_t less the gradients, as a function of the state (x, past noises).
-        own = np.diag(gossip.contraction * victims)
-        from_state = np.hstack([own, np.kron(weights[None], np.eye(n, dtype=kind))])
+        from_model = np.diag(gossip.contraction * victims)
+        from_state = np.hstack([from_model, np.kron(weights[None], np.eye(n, dtype=kind))])
         observe, power = [], np.eye(n, dtype=kind)
         for _ in range(gossip.steps):
             observe.append(rows @ power)
@@ -138,7 +138,7 @@ def model_of(
                 transition[newest, n:] = from_state[:, n:]
         return transition, gradient, noise, watch @ from_state, watch, watch @ source * scale
 
-    period = math.lcm(len(gossip.mixing), len(seen), len(memory.scale))
+    period = math.lcm(len(gossip.mixing), len(observed), len(memory.scale))
     rounds = [matrices(t) for t in range(period)]
     return Model(*(np.stack(parts) for parts in zip(*rounds, strict=True)))
 
@@ -168,7 +168,7 @@ class LinearAlgorithm:
 
     def ldp(self) -> View:
         """An eavesdropper who sees every message and knows nothing else."""
-        return self._view((), self._seen(None), [])
+        return self._view((), self._observed(None), [])
 
     def pndp(self, attackers: int | Collection[int]) -> View:
         """Nodes that see the messages they receive and know their own gradients and noise.
@@ -190,7 +190,7 @@ class LinearAlgorithm:
                 "is infinite; use ldp(), or give subgroups with a seed each"
             )
         known = [k for k, owner in enumerate(self.owners) if owner & set(nodes)]
-        return self._view(nodes, self._seen(nodes), known)
+        return self._view(nodes, self._observed(nodes), known)
 
     def secldp(
         self,
@@ -220,20 +220,20 @@ class LinearAlgorithm:
         nodes = None if attackers is None else nodes_of("attackers", attackers, self.agents)
         inside = set(nodes or ())
         rest = set(range(self.agents)) - inside
-        kept = rest if protected is None else set(nodes_of("protected", protected, self.agents))
-        if kept & inside:
+        covered = rest if protected is None else set(nodes_of("protected", protected, self.agents))
+        if covered & inside:
             raise ValueError(
-                f"protected holds the attackers {sorted(kept & inside)}, who know their own "
+                f"protected holds the attackers {sorted(covered & inside)}, who know their own "
                 "secrets; leave them out"
             )
         known = [
             k
             for k, (owner, secret) in enumerate(zip(self.owners, self.secret, strict=True))
-            if owner & inside or (secret and not owner <= kept)
+            if owner & inside or (secret and not owner <= covered)
         ]
-        return self._view(nodes or (), self._seen(nodes), known)
+        return self._view(nodes or (), self._observed(nodes), known)
 
-    def _seen(self, nodes: Sequence[int] | None) -> np.ndarray:
+    def _observed(self, nodes: Sequence[int] | None) -> np.ndarray:
         """Rows of the messages that reach the nodes, by round; all messages where None."""
         if nodes is None:
             return np.eye(self.agents)[None]
@@ -241,9 +241,9 @@ class LinearAlgorithm:
         senders = np.flatnonzero(reach.any(axis=0))
         # A few row counts only, so that views of different degrees share compiled code.
         count = min(self.agents, 1 << (len(senders) - 1).bit_length())
-        seen = np.zeros((len(reach), count, self.agents))
-        seen[:, np.arange(len(senders)), senders] = reach[:, senders]
-        return seen if (reach != reach[0]).any() else seen[:1]
+        rows = np.zeros((len(reach), count, self.agents))
+        rows[:, np.arange(len(senders)), senders] = reach[:, senders]
+        return rows if (reach != reach[0]).any() else rows[:1]
 
     def _unknown(
         self, nodes: tuple[int, ...], known: Sequence[int]
@@ -253,7 +253,7 @@ class LinearAlgorithm:
         source[:, list(known)], victims[list(nodes)] = 0.0, 0.0
         return source, victims
 
-    def _view(self, nodes: tuple[int, ...], seen: np.ndarray, known: Sequence[int]) -> View:
+    def _view(self, nodes: tuple[int, ...], observed: np.ndarray, known: Sequence[int]) -> View:
         source, victims = self._unknown(nodes, known)
         strategy, n = self.strategy, self.agents
         memory = NO_MEMORY if strategy is None else remember(strategy)
@@ -264,11 +264,11 @@ class LinearAlgorithm:
             mixing, steps, contraction = self.gossip
             gossip = GossipRounds(whole(mixing), steps, whole(contraction))
             past = Memory(whole(memory.scale), whole(memory.weights), memory.of_noise)
-            return model_of(gossip, whole(source), whole(seen), whole(victims), past)
+            return model_of(gossip, whole(source), whole(observed), whole(victims), past)
 
         def matrices(t: int, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             # Messages of u = g + xi, then xi = (C^-1 x source) z.
-            a, b = dense.materialize(model_of(self.gossip, source, seen, unknown), t)
+            a, b = dense.materialize(model_of(self.gossip, source, observed, unknown), t)
             if strategy is not None:
                 moved = np.tensordot(a.reshape(-1, t, n), source, 1)
                 b = np.einsum("rtq,ts->rsq", moved, strategy_.inverse_of(strategy))
@@ -278,18 +278,18 @@ class LinearAlgorithm:
             return _closed_form(source, strategy, participation)
 
         def by_rows(participation: Participation) -> Judged:
-            found = dense.energies(*matrices(participation.rounds, victims), participation)
-            return stated(found, participation, nodes, lambda: all_messages(participation)[0])
+            energies = dense.energies(*matrices(participation.rounds, victims), participation)
+            return stated(energies, participation, nodes, lambda: all_messages(participation)[0])
 
         small = strategy is None or (
             memory.weights.shape[1] + 1 < len(strategy)
             and n * (1 + memory.weights.shape[1]) <= LARGEST_STATE
         )
         loss: Judge = by_rows
-        if not nodes and np.array_equal(seen, np.eye(n)[None]):
+        if not nodes and np.array_equal(observed, np.eye(n)[None]):
             loss = all_messages
         elif small:
-            parts = self.gossip, source, seen, victims, memory
+            parts = self.gossip, source, observed, victims, memory
             loss = of_model(lambda: model_of(*parts), nodes, all_messages, rational=rational)
         rounds = None if strategy is None else len(strategy)
         return View(n, nodes, rounds, lambda t: matrices(t, np.ones(n)), loss, all_messages)
@@ -298,26 +298,26 @@ class LinearAlgorithm:
 class ZipDL(LinearAlgorithm):
     """Zip-DL, waiting for a trust model; made by `zip_dl`. Its sources are those of messages."""
 
-    def _seen(self, nodes: Sequence[int] | None) -> np.ndarray:
+    def _observed(self, nodes: Sequence[int] | None) -> np.ndarray:
         """Which messages; an eavesdropper does not see own copies, which are not sent."""
         sender, receiver = _numerics.message_pairs(self.gossip.mixing[0])
         return np.flatnonzero(sender != receiver if nodes is None else np.isin(receiver, nodes))
 
-    def _view(self, nodes: tuple[int, ...], seen: np.ndarray, known: Sequence[int]) -> View:
+    def _view(self, nodes: tuple[int, ...], observed: np.ndarray, known: Sequence[int]) -> View:
         noise, victims = self._unknown(nodes, known)
         mixing, n = self.gossip.mixing[0], self.agents
         sender, receiver = _numerics.message_pairs(mixing)
         gather = np.zeros((n, len(sender)))
         gather[receiver, np.arange(len(sender))] = mixing[receiver, sender]
-        senders, sent = np.eye(n)[sender[seen]], noise[seen]
+        senders, sent = np.eye(n)[sender[observed]], noise[observed]
         # In units that make their noise whole numbers: those of a sender sum to zero exactly.
         units = np.maximum(np.count_nonzero(sent, axis=1), 1)[:, None]
 
-        def model(kept: np.ndarray, units: Any, heard: np.ndarray) -> Model:
-            flow = mixing * kept[:, None]
-            shown, entering = senders * units, gather @ noise * kept[:, None]
+        def model(hidden: np.ndarray, units: Any, sent_noise: np.ndarray) -> Model:
+            flow = mixing * hidden[:, None]
+            shown, entering = senders * units, gather @ noise * hidden[:, None]
             return Model.of(
-                flow * kept, flow * victims, entering, shown * kept, shown * victims, heard
+                flow * hidden, flow * victims, entering, shown * hidden, shown * victims, sent_noise
             )
 
         def infinite(participation: Participation) -> Judged:
@@ -354,14 +354,14 @@ def _closed_form(
             # Most networks have agents alone, all with the same noise.
             if (key := (used.shape, used.tobytes())) not in judged:
                 judged[key] = dense.energies(np.eye(len(block)), used, once)
-            found = judged[key]
-            if found.hidden:
+            energies = judged[key]
+            if energies.hidden:
                 # A combination without noise: whom it leaves alone, rounding cannot tell.
-                open_[block] = found.leak < kalman.LEAK
+                open_[block] = energies.leak < kalman.LEAK
             else:
-                uncertain = found.condition > 1 / kalman.KEPT
-                margin = 1e3 * np.finfo(float).eps * found.condition * uncertain
-                energy[block], open_[block] = found.values[0, 0] * (1.0 + margin), uncertain
+                uncertain = energies.condition > 1 / kalman.CERTAIN
+                margin = 1e3 * np.finfo(float).eps * energies.condition * uncertain
+                energy[block], open_[block] = energies.values[0, 0] * (1.0 + margin), uncertain
         mu = np.sqrt(energy) * _over_rounds(strategy, participation)
     return mu, open_
 

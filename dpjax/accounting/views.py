@@ -96,7 +96,7 @@ def dsgd(
         contraction = 1.0 - np.broadcast_to(bends, (n,))
     gossip = GossipRounds(schedule, steps, contraction)
     over_rounds = None if strategy is None else strategy_.checked(strategy)
-    source, owners = _own_noise(covariance, subgroups, n)
+    source, owners = _agent_noise(covariance, subgroups, n)
     secret = [False] * len(owners)
     if edge_noise is not None:
         spread = np.sqrt(_validate.positive("edge_noise", edge_noise))
@@ -157,7 +157,7 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
     return dsgd(mixing, covariance=own * np.eye(n), edge_noise=shared, **options)
 
 
-def _own_noise(
+def _agent_noise(
     covariance: Any, subgroups: Sequence[Sequence[int]] | None, n: int
 ) -> tuple[np.ndarray, list[frozenset[int]]]:
     """Factor of the covariance with the owners of each column."""
@@ -296,17 +296,17 @@ def linear(
         alone = np.count_nonzero(combinations, axis=1) == 1
         hidden = 1.0 - (combinations[alone] != 0).any(axis=0)
         model = model._replace(
-            gradient=model.gradient * hidden, gradient_seen=model.gradient_seen * hidden
+            gradient=model.gradient * hidden, gradient_output=model.gradient_output * hidden
         )
         mixed = combinations[~alone] * hidden
         if mixed.any():
-            model = seeing(model, mixed, of="gradient_seen")
+            model = seeing(model, mixed, of="gradient_output")
     any_gradients = None
     if models is not None:
         rows = _validate.finite_array("models", models, ndim=2)
         if rows.shape[1] != size:
             raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
-        wide = seeing(model, rows, of="state_seen")
+        wide = seeing(model, rows, of="state_output")
         any_gradients = of_model(lambda: wide, (), None)
     loss = of_model(lambda: model, (), any_gradients)
     return View(n, (), None, lambda rounds: dense.materialize(model, rounds), loss, any_gradients)

@@ -167,16 +167,16 @@ def _joined(*parts: str | bool) -> str:
 
 def _precision_text(of: Record) -> str:
     """What a release says of finite precision, whose cost only a run knows, not a plan."""
-    left = of.epsilon - of.exact_epsilon
+    margin = of.epsilon - of.exact_epsilon
     if of.added_epsilon:
         return (
             f"; {of.added_epsilon:.3g} of epsilon and {of.added_delta:.3g} of delta are for noise "
             "of finite precision"
         )
-    if left <= 1e-6 * of.epsilon:
+    if margin <= 1e-6 * of.epsilon:
         return "; what noise of finite precision adds is not in it"
     return (
-        f"; {left:.2g} of epsilon is for noise of finite precision, and a run that needs more is "
+        f"; {margin:.2g} of epsilon is for noise of finite precision, and a run that needs more is "
         "refused"
     )
 
