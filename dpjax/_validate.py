@@ -157,12 +157,12 @@ def columns(value: Any) -> tuple[Any, ...] | None:
 
 def check_columns(name: str, value: Any, trained: tuple[Any, ...] | None) -> None:
     """Refuse a data frame whose columns are not ``trained``, in that order."""
-    own = columns(value)
+    actual = columns(value)
     # Another number of columns is refused by its shape.
-    if own is None or trained is None or len(own) != len(trained) or own == trained:
+    if actual is None or trained is None or len(actual) != len(trained) or actual == trained:
         return
     raise ValueError(
-        f"{name} has columns {shown(list(own))}; give those of train x, in its order: "
+        f"{name} has columns {shown(list(actual))}; give those of train x, in its order: "
         f"{shown(list(trained))}"
     )
 

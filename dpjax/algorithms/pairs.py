@@ -56,8 +56,8 @@ class PushPull(Exchange):
         pull = gossip.at(arrays["mixing"], round)
         push = pull
         if self.directed:
-            kept = _shared(pull).astype(pull.dtype)
-            push = kept / jnp.sum(kept, axis=0)
+            shared = _shared(pull).astype(pull.dtype)
+            push = shared / jnp.sum(shared, axis=0)
         mixed = Pair(gossip.mix(pull, message.model), gossip.mix(push, message.tracker))
         return Received(mixed, message)
 
@@ -214,19 +214,19 @@ class PPDOAGT(_PairSent):
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Mix with the agent's own values as they are, and step."""
         (noisy, gradient), (models, memory) = carry, public_state
-        own = self._own(ctx)
-        pulled = _own_plain(own.model, received.model, noisy.model, models)
-        pushed = _own_plain(own.tracker, received.tracker, noisy.tracker, memory.tracker)
+        weights = self._self_weights(ctx)
+        pulled = _noiseless_self(weights.model, received.model, noisy.model, models)
+        pushed = _noiseless_self(weights.tracker, received.tracker, noisy.tracker, memory.tracker)
         updates, state = ctx.optimizer.update(gradient, memory.optimizer, models)
         tracker = jax.tree.map(jnp.subtract, pushed, updates)
         models = jax.tree.map(lambda x, new, old: x - (new - old), pulled, tracker, memory.tracker)
         return models, Memory(state, noisy, tracker, memory.gradient)
 
-    def _own(self, ctx: Round) -> Pair:
+    def _self_weights(self, ctx: Round) -> Pair:
         """[n] weights of the agents' own values in both mixes."""
         pull = gossip.at(ctx.arrays["mixing"], ctx.round)
-        own = jnp.diagonal(pull)
-        return Pair(own, 1 / jnp.sum(_shared(pull), axis=0) if self.directed else own)
+        diagonal = jnp.diagonal(pull)
+        return Pair(diagonal, 1 / jnp.sum(_shared(pull), axis=0) if self.directed else diagonal)
 
     def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """How far model and tracker move in each message, all messages replayed.
@@ -239,13 +239,13 @@ class PPDOAGT(_PairSent):
         """
         # As float32 runs see it and as float64 ones do: weights may vanish, or round up.
         both = [np.asarray(mixing, kind).astype(np.float64) for kind in (np.float32, np.float64)]
-        own = np.stack([np.diagonal(one, axis1=-2, axis2=-1) for one in both])
-        alone = np.eye(own.shape[-1], dtype=bool)
+        pull = np.stack([np.diagonal(one, axis1=-2, axis2=-1) for one in both])
+        alone = np.eye(pull.shape[-1], dtype=bool)
         shared = np.stack([((one != 0) | alone).sum(axis=-2) for one in both])
-        push = 1 / shared if self.directed else own
+        push = 1 / shared if self.directed else pull
         if np.ndim(mixing) == 3:
-            return _bounded(answer, steps, divisor, own, push)
-        keeps = np.unique(np.stack([own.ravel(), push.ravel()]), axis=1)
+            return _bounded(answer, steps, divisor, pull, push)
+        keeps = np.unique(np.stack([pull.ravel(), push.ravel()]), axis=1)
         model, tracker = _lags(keeps[0], keeps[1], len(steps))
         # gaps[i, -k - 1] is of round k, so that a slice holds the newest first.
         moves, gaps = np.zeros((len(steps), 2)), np.zeros((keeps.shape[1], len(steps)))
@@ -260,35 +260,35 @@ class PPDOAGT(_PairSent):
         return moves
 
 
-def _own_plain(weight: Array, mixed: Any, sent: Any, kept: Any) -> Any:
+def _noiseless_self(weight: Array, mixed: Any, sent: Any, exact: Any) -> Any:
     """A mix in which agents' own values enter without noise."""
 
-    def one(mixed: Array, sent: Array, kept: Array) -> Array:
-        side = weight.reshape((-1, *[1] * (kept.ndim - 1))).astype(kept.dtype)
-        return mixed + side * (kept - sent)
+    def one(mixed: Array, sent: Array, exact: Array) -> Array:
+        side = weight.reshape((-1, *[1] * (exact.ndim - 1))).astype(exact.dtype)
+        return mixed + side * (exact - sent)
 
-    return jax.tree.map(one, mixed, sent, kept)
+    return jax.tree.map(one, mixed, sent, exact)
 
 
-def _lags(own: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """Sizes of what a step j rounds ago is in an agent's model and in its sum of steps.
 
-    s+ = push s + a g and x+ = own x - (s+ - s), so that a g is push^j of s, and of x what
+    s+ = push s + a g and x+ = pull x - (s+ - s), so that a g is push^j of s, and of x what
     this makes of it; signs cancel. Rounded up by more than the sums' rounding; [m, t] each.
     """
-    model, tracker = np.zeros((2, len(own), rounds))
-    x, s, size = np.zeros((3, len(own)))
+    model, tracker = np.zeros((2, len(pull), rounds))
+    x, s, size = np.zeros((3, len(pull)))
     slack = 8 * (rounds + 1) * np.finfo(np.float64).eps
     for j in range(rounds):
-        new = push * s if j else np.ones(len(own))
-        x, size, s = own * x - (new - s), own * size + new + s, new
+        new = push * s if j else np.ones(len(pull))
+        x, size, s = pull * x - (new - s), pull * size + new + s, new
         model[:, j], tracker[:, j] = np.abs(x) + slack * size, s * (1 + slack)
     return model, tracker
 
 
-def _bounded(answer: Apart, steps: Any, divisor: float, own: Any, push: Any) -> np.ndarray:
+def _bounded(answer: Apart, steps: Any, divisor: float, pull: Any, push: Any) -> np.ndarray:
     """Moves under weights that change by round, by the largest and the least of them all."""
-    most, least = (float(own.max()), float(push.max())), float(push.min())
+    most, least = (float(pull.max()), float(push.max())), float(push.min())
     moves, model, tracker = np.zeros((len(steps), 2)), 0.0, 0.0
     for k, step in enumerate(steps):
         moves[k] = model, tracker

@@ -35,8 +35,8 @@ class PerLink(Exchange):
         value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), message)
 
         def sent(leaf: Array) -> Array:
-            own = jnp.eye(len(leaf), dtype=bool).reshape((*leaf.shape[:2], *[1] * (leaf.ndim - 2)))
-            return jnp.where(own, 0, leaf)
+            loop = jnp.eye(len(leaf), dtype=bool).reshape((*leaf.shape[:2], *[1] * (leaf.ndim - 2)))
+            return jnp.where(loop, 0, leaf)
 
         return Received(value, jax.tree.map(sent, message))
 

@@ -92,8 +92,8 @@ class EXTRA(_Reference):
         """Mix, and subtract half of the round before."""
         (models, old), (message, (step, state)) = public_state, carry
 
-        def after(x: Any, mixed: Any, new: Any, before: Any, heard: Any, was: Any) -> Any:
-            later = x + mixed - 0.5 * (before + heard) + new - was
+        def after(x: Any, mixed: Any, new: Any, before: Any, mixed_before: Any, was: Any) -> Any:
+            later = x + mixed - 0.5 * (before + mixed_before) + new - was
             return jnp.where(ctx.round == 0, mixed + new, later)
 
         new = jax.tree.map(after, models, received, step, old.model, old.mixed, old.step)
@@ -130,6 +130,6 @@ class NIDS(_Reference):
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """The mean of the agent's own point and the mix; the first step is not mixed."""
         message, (moved, step, state) = carry
-        mean = jax.tree.map(lambda own, mixed: 0.5 * (own + mixed), moved, received)
+        mean = jax.tree.map(lambda point, mixed: 0.5 * (point + mixed), moved, received)
         models = optax.tree.where(ctx.round == 0, moved, mean)
         return models, Memory(state, message, public_state.models, received, step)

@@ -172,11 +172,11 @@ def account(
     model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
     if attackers is None:
         attackers = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
-    seen = [_view(model, trust, one, protected) for one in attackers]
-    wide = [each.loss(pattern) for each in seen]
+    attacker_views = [_view(model, trust, one, protected) for one in attackers]
+    wide = [each.loss(pattern) for each in attacker_views]
     losses = {
         "any": [each._replace(mu=each.mu * (1 + ROUNDING)) for each in wide],
-        "view": least([each.loss(pattern, gradients="view") for each in seen], wide),
+        "view": least([each.loss(pattern, gradients="view") for each in attacker_views], wide),
     }
     if epsilon is not None:
         mu = shift * max(float(np.nanmax(each.mu)) for each in losses[gradients])
@@ -192,9 +192,9 @@ def account(
     sigma = _validate.positive("sigma", sigma)
     rows: list[dict[str, Any]] = []
     for kind, stated in losses.items():
-        for view, loss in zip(seen, stated, strict=True):
+        for view, loss in zip(attacker_views, stated, strict=True):
             rows += _rows(mixing, kind, view, loss._replace(mu=loss.mu * (shift / sigma)), delta)
-    nodes = tuple(tuple(map(int, one.attackers)) for one in seen)
+    nodes = tuple(tuple(map(int, one.attackers)) for one in attacker_views)
     return Account(nodes, pattern, sigma, rows)
 
 
@@ -220,7 +220,7 @@ def _model(
         return views.decor(mixing, 1.0, 1.0 if shared is None else shared, gossip_steps=steps)
     if algorithm not in [part.label for part in noise.PARTS if part.temporal]:
         return views.dsgd(mixing, gossip_steps=steps)
-    strategy = noise.own_strategy(algorithm, mixing, pattern)
+    strategy = noise.named_strategy(algorithm, mixing, pattern)
     strategy = strategy / temporal.sensitivity(strategy, pattern)
     return views.dsgd(mixing, gossip_steps=steps, strategy=strategy)
 
@@ -365,10 +365,10 @@ def run(command: Any, typed: str) -> int:
         for what, each in ((command.algorithm, {}), ("independent noise (dsgd)", bare)):
             try:
                 sigma = account(matrix, **outside | each).sigma
-                found = f"sigma = {up(sigma)}, {sigma / spent.sigma:.3g} times this"
+                comparison = f"sigma = {up(sigma)}, {sigma / spent.sigma:.3g} times this"
             except ValueError:
-                found = "no noise is enough"
-            print(f"{what} against an eavesdropper of every message: {found}")
+                comparison = "no noise is enough"
+            print(f"{what} against an eavesdropper of every message: {comparison}")
     inputs.note_delta(command.delta, len(names), command.relation)
     when = spent.participation
     about = dataclasses.asdict(command) | {"sigma": spent.sigma, "out": None}

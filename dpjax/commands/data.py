@@ -9,7 +9,7 @@ from dpjax.topology import graphs
 __all__: list[str] = []
 
 _EGO = catalog.Known(cache.EGO_SOURCE, urls=((cache.EGO_URL,),))
-_OWN = catalog.Known("your own file, not verified")
+_CUSTOM = catalog.Known("your own file, not verified")
 
 
 def run(task: str, name: str | None) -> int:
@@ -39,10 +39,10 @@ def _list() -> int:
     """List the data sets, which are whole in the cache, and where the others come from."""
     root, bad = cache.folder(), False
     print(f"cache: {root}" + ("" if os.path.isdir(root) else " (does not exist yet)"))
-    own = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
-    files = {name: root / f"{name}.npz" for name in [*catalog.SETS, *own]}
+    custom = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
+    files = {name: root / f"{name}.npz" for name in [*catalog.SETS, *custom]}
     for name, path in (files | {cache.EGO: root / f"{cache.EGO}.edgelist"}).items():
-        known = _EGO if name == cache.EGO else catalog.SETS.get(name, _OWN)
+        known = _EGO if name == cache.EGO else catalog.SETS.get(name, _CUSTOM)
         state = "can be fetched" if known.obtainable else "to be put there"
         if known.bundled:
             state = "with scikit-learn"
@@ -57,7 +57,7 @@ def _list() -> int:
 
 def _fault(path: Path) -> Exception | None:
     """What is wrong with a file."""
-    known = catalog.SETS.get(path.stem, _OWN)
+    known = catalog.SETS.get(path.stem, _CUSTOM)
     try:
         if path.suffix == ".edgelist":
             graphs.facebook_ego(path)

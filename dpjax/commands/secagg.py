@@ -79,10 +79,10 @@ def _agreed(command: Any) -> tuple[Terms, tcp.Limits]:
 
 
 def _said(terms: Terms) -> str:
-    found = terms.graph(terms.clients)
+    parameters = terms.graph(terms.clients)
     return (
-        f"up to {terms.clients} clients, at least {terms.minimum} survivors; {found.degree} "
-        f"neighbours each, {found.threshold} of whom rebuild a secret; terms "
+        f"up to {terms.clients} clients, at least {terms.minimum} survivors; {parameters.degree} "
+        f"neighbours each, {parameters.threshold} of whom rebuild a secret; terms "
         f"{terms.digest().hex()[:16]}"
     )
 

@@ -163,9 +163,9 @@ def _largest_component(text: str) -> str:
     import networkx as nx
 
     edges = [tuple(line.split()[:2]) for line in text.splitlines() if line.strip()]
-    kept = max(nx.connected_components(nx.Graph(edges)), key=len)
+    component = max(nx.connected_components(nx.Graph(edges)), key=len)
     once: dict[frozenset[str], tuple[str, ...]] = {}
     for edge in edges:  # The published file has each edge in both directions.
-        if edge[0] in kept:
+        if edge[0] in component:
             once.setdefault(frozenset(edge), edge)
     return "".join(f"{one} {other}\n" for one, other in once.values())

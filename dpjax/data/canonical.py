@@ -124,8 +124,8 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     return checked
 
 
-def _fit(path: str | os.PathLike[str], name: str, given: np.ndarray) -> np.ndarray:
-    array = np.asarray(_validate.unmasked(f"{name} of {path}", given))
+def _fit(path: str | os.PathLike[str], name: str, values: np.ndarray) -> np.ndarray:
+    array = np.asarray(_validate.unmasked(f"{name} of {path}", values))
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds {name} of type {array.dtype}; give numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():

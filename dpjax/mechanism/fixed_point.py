@@ -49,8 +49,8 @@ def _evaluate(
     else:
         squares, left = jnp.linalg.eigh((factor * multipliers) @ factor.T)
         roots = jnp.sqrt(jnp.where(squares > n * eps * squares[-1], squares, 0.0))
-    kept = roots > n * eps * jnp.max(roots)
-    inverse = jnp.where(kept, 1.0 / jnp.where(kept, roots, 1.0), 0.0)
+    nonzero = roots > n * eps * jnp.max(roots)
+    inverse = jnp.where(nonzero, 1.0 / jnp.where(nonzero, roots, 1.0), 0.0)
     rotated = left.T @ factor
     diagonal = jnp.sum(inverse[:, None] * rotated**2, axis=0)
     dual = jnp.sum(roots) ** 2 / jnp.sum(multipliers)

@@ -639,8 +639,8 @@ def _evaluate(factor: Float[np.ndarray, "t t"], point: Blocks, fine: bool) -> _P
     rotated = (left.T @ factor) / np.sqrt(roots)[:, None]
     precision = rotated.T @ rotated
     grid = precision.reshape(b, k, b, k)
-    own = grid[range(b), :, range(b), :].copy()
-    diagonal = np.einsum("cii->ci", own)
+    diagonal_blocks = grid[range(b), :, range(b), :].copy()
+    diagonal = np.einsum("cii->ci", diagonal_blocks)
     sums = diagonal.sum(axis=1)
     dual = float(roots.sum() ** 2 / levels.sum())
 
@@ -648,7 +648,7 @@ def _evaluate(factor: Float[np.ndarray, "t t"], point: Blocks, fine: bool) -> _P
     scale = np.sqrt(diagonal)
     outer = scale[:, :, None] * scale[:, None, :]
     middle = _apply(np.sqrt, blocks * outer)
-    moved = _constant_diagonal(middle @ (own / outer) @ middle / outer)
+    moved = _constant_diagonal(middle @ (diagonal_blocks / outer) @ middle / outer)
     target = levels * sums
     target = np.maximum(target, _LEAST_LEVEL * target.max())
     moved *= (target * levels.sum() / (target.sum() * moved[:, 0, 0]))[:, None, None]

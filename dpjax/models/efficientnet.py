@@ -31,7 +31,7 @@ class _Inverted(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        given, channels = x, x.shape[-1]
+        shortcut, channels = x, x.shape[-1]
         wide = channels * self.expansion
         if self.expansion > 1:
             x = nn.silu(group_norm(size=8, name="expand_norm")(self._point(wide, "expand")(x)))
@@ -49,7 +49,7 @@ class _Inverted(nn.Module):
         weight = nn.sigmoid(nn.Dense(wide, name="excite")(weight))
         x = x * weight[..., None, None, :]
         x = group_norm(size=8, name="project_norm")(self._point(self.features, "project")(x))
-        return x + given if self.strides == 1 and channels == self.features else x
+        return x + shortcut if self.strides == 1 and channels == self.features else x
 
     def _point(self, features: int, name: str) -> Conv:
         return Conv(features, (1, 1), use_bias=False, layout=self.layout, name=name)

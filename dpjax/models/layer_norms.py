@@ -45,7 +45,7 @@ class _Call(NamedTuple):
         number: Of the call, in the order of the trace.
         path: Of the module.
         leaves: Which of the model's parameters its product gives, by number.
-        given: Shape and dtype of its input, of one example.
+        input: Shape and dtype of its input, of one example.
         out: Of its output.
         product: How the gradient follows.
         module: The layer, of no model.
@@ -55,7 +55,7 @@ class _Call(NamedTuple):
     number: int
     path: tuple[str, ...]
     leaves: tuple[int, ...]
-    given: Any
+    input: Any
     out: Any
     product: products.Product
     module: nn.Module
@@ -98,18 +98,18 @@ def _marking(
     """
 
     def of_call(number: int, module: nn.Module, call: Any, x: Any) -> Any:
-        given = checkpoint_name(x, f"{_MARK} {number} begins")
-        out = checkpoint_name(call(given), f"{_MARK} {number} ends")
-        product = products.product(module, given, out)
+        marked = checkpoint_name(x, f"{_MARK} {number} begins")
+        out = checkpoint_name(call(marked), f"{_MARK} {number} ends")
+        product = products.product(module, marked, out)
         values = module.variables.get("params", {})
-        found = {name: places.get(("params", *module.path, name), -1) for name in values}
+        indices = {name: places.get(("params", *module.path, name), -1) for name in values}
         # Not values that a lifted transform has made of the parameters.
-        own = all(leaf >= 0 and values[name] is leaves[leaf] for name, leaf in found.items())
-        if product is not None and own:
-            numbers = tuple(found[name] for name in product.names)
+        direct = all(leaf >= 0 and values[name] is leaves[leaf] for name, leaf in indices.items())
+        if product is not None and direct:
+            numbers = tuple(indices[name] for name in product.names)
             bare = module.clone(parent=None, name=None)
             calls[number] = _Call(
-                number, module.path, numbers, _shape(given), _shape(out), product, bare, found
+                number, module.path, numbers, _shape(marked), _shape(out), product, bare, indices
             )
         return out
 
@@ -130,7 +130,7 @@ def _alone(program: Any, call: _Call) -> bool:
     # Of all equations these alone have a name that is a mark.
     names = [str(equation.params.get("name", "")) for equation in program.eqns]
     ends = []
-    for side, shape in (("begins", call.given), ("ends", call.out)):
+    for side, shape in (("begins", call.input), ("ends", call.out)):
         at = [i for i, name in enumerate(names) if name == f"{_MARK} {call.number} {side}"]
         # Another shape, where a vmap inside the module runs it for several inputs.
         if len(at) != 1 or program.eqns[at[0]].outvars[0].aval.shape != shape.shape:
@@ -151,20 +151,20 @@ def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
     It is not where the model has interceptors that change what comes into its layers or out.
     """
     first, last = program.eqns[begin].outvars[0], program.eqns[end].invars[0]
-    given = [program.invars[leaf] for leaf in call.params.values()] + [first]
+    invars = [program.invars[leaf] for leaf in call.params.values()] + [first]
     shapes = [
         jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype, weak_type=each.aval.weak_type)
-        for each in given
+        for each in invars
     ]
 
     def layer(*inputs: Any) -> Any:
         *values, x = inputs
         return call.module.apply({"params": dict(zip(call.params, values, strict=True))}, x)
 
-    own = jax.make_jaxpr(layer)(*shapes).jaxpr
+    isolated = jax.make_jaxpr(layer)(*shapes).jaxpr
     # Printed, variables have names by the order in which they come.
-    between = own.replace(invars=given, outvars=[last], eqns=program.eqns[begin + 1 : end])
-    return str(own) == str(between)
+    between = isolated.replace(invars=invars, outvars=[last], eqns=program.eqns[begin + 1 : end])
+    return str(isolated) == str(between)
 
 
 def _with_zeros(
@@ -184,14 +184,14 @@ def _with_zeros(
         zeros: One a layer, like its output.
     """
     inputs: list[Any] = [None] * len(numbers)
-    places = {number: place for place, number in enumerate(numbers)}
+    places = {number: index for index, number in enumerate(numbers)}
 
     def of_call(number: int, module: nn.Module, call: Any, x: Any) -> Any:
-        place = places.get(number)
-        if place is None:
+        index = places.get(number)
+        if index is None:
             return call(x)
-        inputs[place] = x
-        return call(x) + zeros[place]
+        inputs[index] = x
+        return call(x) + zeros[index]
 
     with nn.intercept_methods(_numbered(of_call)):
         return apply(params, x), inputs
@@ -256,8 +256,8 @@ class Gradients:
         """Refuse routes that there are not."""
         if not isinstance(self.routes, Mapping):
             raise ValueError(f"routes is {_validate.shown(self.routes)}; give {{'layer': 'norm'}}")
-        for place, route in self.routes.items():
-            _validate.one_of(f"routes[{place!r}]", route, ROUTES)
+        for layer, route in self.routes.items():
+            _validate.one_of(f"routes[{layer!r}]", route, ROUTES)
 
     def __call__(self, params: Any, x: Any, y: Any, weights: Weights) -> Any:
         """Return the sum.
@@ -435,15 +435,15 @@ class Gradients:
         (gradients, derivatives), inputs = of_each(plain, zeros, x, y)
         formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
         pairs, lost = {}, {}
-        for call, given, derivative in zip(calls, inputs, derivatives, strict=True):
+        for call, activation, derivative in zip(calls, inputs, derivatives, strict=True):
             bounded = functools.partial(_bounded, reads=call.product.reads)
-            given, derivative, finite = jax.vmap(bounded)(given, derivative.astype(wide))
+            activation, derivative, finite = jax.vmap(bounded)(activation, derivative.astype(wide))
             lost[call.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
-            rows = jax.vmap(call.product.rows)(given)
+            rows = jax.vmap(call.product.rows)(activation)
             rows = rows.astype(wide) if jnp.issubdtype(rows.dtype, jnp.floating) else rows
             flat = derivative.reshape(*rows.shape[:2], -1)
             if self._route(call) == "norm":
-                pairs[call.leaves[0]] = call.product, rows, flat, given
+                pairs[call.leaves[0]] = call.product, rows, flat, activation
                 continue
             of_kernel = jax.vmap(call.product.gradient)(rows, flat)
             values = [leaves[number] for number in call.leaves]
@@ -457,8 +457,8 @@ class Gradients:
         names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
         places = {tuple(name.split("/")): number for number, name in enumerate(names)}
         for route in self.routes:
-            place = ("params", *route.split("/"))
-            if not any(leaf[: len(place)] == place for leaf in places):
+            prefix = ("params", *route.split("/"))
+            if not any(leaf[: len(prefix)] == prefix for leaf in places):
                 raise ValueError(f"routes names {route!r}, where no parameters are; see `chosen`")
         leaves, tree = jax.tree.flatten(params)
         calls: dict[int, _Call] = {}
@@ -491,7 +491,7 @@ def _wide(leaves: Sequence[Array]) -> Any:
     return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in leaves))
 
 
-def _bounded(given: Array, derivative: Array, *, reads: bool) -> tuple[Array, Array, Array]:
+def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Array, Array, Array]:
     """One example's input and derivative, and whether no entry of their product overflows.
 
     Zeros where one might: infinity times a weight of zero is nan. Of an input that ``reads`` rows
@@ -499,9 +499,9 @@ def _bounded(given: Array, derivative: Array, *, reads: bool) -> tuple[Array, Ar
     """
     top = jnp.max(jnp.abs(derivative), initial=0)
     if not reads:
-        top = top * jnp.maximum(jnp.max(jnp.abs(given.astype(top.dtype)), initial=0), 1)
+        top = top * jnp.maximum(jnp.max(jnp.abs(activation.astype(top.dtype)), initial=0), 1)
     finite = top * derivative.size < jnp.finfo(top.dtype).max / 8
-    return jnp.where(finite, given, 0), jnp.where(finite, derivative, 0), finite
+    return jnp.where(finite, activation, 0), jnp.where(finite, derivative, 0), finite
 
 
 def _unit(leaves: Sequence[Any]) -> float:

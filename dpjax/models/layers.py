@@ -51,7 +51,7 @@ def attend(
     key: Float[Array, "b s d"],
     value: Float[Array, "b s d"],
     heads: int,
-    seen: Bool[Array, "b s"] | None = None,
+    visible: Bool[Array, "b s"] | None = None,
 ) -> Float[Array, "b t d"]:
     """Return softmax(q k' / sqrt(d / heads)) v, for each head of d / heads channels.
 
@@ -60,8 +60,8 @@ def attend(
         key: Of each place that is looked at.
         value: What is read there.
         heads: Their number, a divisor of d.
-        seen: Which places may be looked at; others have weight exactly zero. None is all.
+        visible: Which places may be looked at; others have weight exactly zero. None is all.
     """
     q, k, v = (each.reshape(*each.shape[:-1], heads, -1) for each in (query, key, value))
-    mask = None if seen is None else seen[:, None, None, :]
+    mask = None if visible is None else visible[:, None, None, :]
     return jax.nn.dot_product_attention(q, k, v, mask=mask).reshape(query.shape)

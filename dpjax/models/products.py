@@ -89,7 +89,7 @@ def combined(coefficients: Sequence[float] | None, parts: Sequence[Any]) -> Any:
     Args:
         coefficients: One a point; None is one point as it is.
         parts: For every point, by the number of a parameter, formed gradients [b, ...], and
-            (product, rows, derivative, given), arrays [b, ...].
+            (product, rows, derivative, activation), arrays [b, ...].
     """
     if coefficients is None:
         return parts[0]
@@ -105,7 +105,7 @@ def combined(coefficients: Sequence[float] | None, parts: Sequence[Any]) -> Any:
 
 
 def square_bound(
-    product: Product, rows: Array, derivative: Float[Array, "t p"], given: Array | None = None
+    product: Product, rows: Array, derivative: Float[Array, "t p"], activation: Array | None = None
 ) -> Float[Array, ""]:
     """|A' D|^2 of one example as <A A', D D'>, never below the exact value.
 
@@ -118,7 +118,7 @@ def square_bound(
         product: The layer's.
         rows: A, or the numbers of rows that are 1 at one place each.
         derivative: D.
-        given: The input that A is made of; None takes A A' from A.
+        activation: The input that A is made of; None takes A A' from A.
     """
     kind = jnp.finfo(derivative.dtype)
     positions = len(derivative)
@@ -126,10 +126,10 @@ def square_bound(
     if rows.ndim == 1:
         inner = (rows[:, None] == rows[None, :]).astype(derivative.dtype)
         inner_error = jnp.zeros_like(inner)
-    elif given is None or product.gram is None:
+    elif activation is None or product.gram is None:
         inner, inner_error = _bounded(*_gram(rows), rows.shape[1])
     else:
-        inner, inner_error = _bounded(*product.gram(given, rows.dtype), rows.shape[1])
+        inner, inner_error = _bounded(*product.gram(activation, rows.dtype), rows.shape[1])
     size = jnp.abs(inner)
     errors = inner_error * (jnp.abs(outer) + outer_error) + size * outer_error
     errors = errors + (2 * positions + 4) * _unit(kind) * size * jnp.abs(outer) + float(kind.tiny)
@@ -182,9 +182,9 @@ def _shifted_gram(
     for axis, places in enumerate(window):
         length = gram.shape[axis] - places + 1
         parts = []
-        for place in range(places):
-            once = jax.lax.slice_in_dim(gram, place, place + length, axis=axis)
-            parts.append(jax.lax.slice_in_dim(once, place, place + length, axis=axis + 2))
+        for offset in range(places):
+            once = jax.lax.slice_in_dim(gram, offset, offset + length, axis=axis)
+            parts.append(jax.lax.slice_in_dim(once, offset, offset + length, axis=axis + 2))
         gram = sum(parts[1:], start=parts[0])
     positions = math.prod(gram.shape[:2])
     return gram.reshape(positions, positions), terms + sum(window)

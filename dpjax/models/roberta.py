@@ -34,11 +34,11 @@ class _Layer(nn.Module):
     hidden: int
 
     @nn.compact
-    def __call__(self, x: Array, seen: Bool[Array, "b t"]) -> Array:
+    def __call__(self, x: Array, visible: Bool[Array, "b t"]) -> Array:
         width = x.shape[-1]
         query, key, value = (_dense(width, name)(x) for name in ("query", "key", "value"))
-        found = _dense(width, "attended")(attend(query, key, value, self.heads, seen))
-        x = _norm("attended_norm")(x + found)
+        attended = _dense(width, "attended")(attend(query, key, value, self.heads, visible))
+        x = _norm("attended_norm")(x + attended)
         inner = nn.gelu(_dense(self.hidden, "intermediate")(x), approximate=False)
         return _norm("output_norm")(x + _dense(width, "output")(inner))
 
@@ -93,14 +93,14 @@ class RoBERTa(nn.Module):
             ValueError: For tokens that are no integers, or more than there are positions.
         """
         self._check(tokens)
-        seen = tokens != self.padding
-        places = jnp.cumsum(seen, axis=-1) * seen + self.padding
+        visible = tokens != self.padding
+        places = jnp.cumsum(visible, axis=-1) * visible + self.padding
         x = _embed(self.vocabulary, self.width, "words")(tokens)
         x = x + _embed(1, self.width, "types")(jnp.zeros_like(tokens))
         x = x + _embed(self.positions, self.width, "places")(places)
         x = _norm("norm")(x)
         for index in range(self.depth):
-            x = _Layer(self.heads, self.hidden, name=f"layer_{index}")(x, seen)
+            x = _Layer(self.heads, self.hidden, name=f"layer_{index}")(x, visible)
         return _Head(self.classes, name="head")(x[:, 0])
 
     def _check(self, tokens: Array) -> None:
@@ -166,10 +166,10 @@ _INNER = {
 }
 
 
-def _name(place: tuple[str, ...]) -> str:
+def _name(path: tuple[str, ...]) -> str:
     """The layout's name of a layer."""
-    if place[0] == "head":
-        return f"classifier.{place[1]}"
-    if place[0] in _EMBEDDINGS:
-        return f"roberta.embeddings.{_EMBEDDINGS[place[0]]}"
-    return f"roberta.encoder.layer.{place[0].removeprefix('layer_')}.{_INNER[place[1]]}"
+    if path[0] == "head":
+        return f"classifier.{path[1]}"
+    if path[0] in _EMBEDDINGS:
+        return f"roberta.embeddings.{_EMBEDDINGS[path[0]]}"
+    return f"roberta.encoder.layer.{path[0].removeprefix('layer_')}.{_INNER[path[1]]}"

@@ -122,8 +122,8 @@ def load(
 _INNER = {"qkv": "attn.qkv", "proj": "attn.proj", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
 
 
-def _name(place: tuple[str, ...]) -> str:
+def _name(path: tuple[str, ...]) -> str:
     """The layout's name of a parameter, but for the last part of it."""
-    if place[0].startswith("block_"):
-        return f"blocks.{place[0].removeprefix('block_')}.{_INNER.get(place[1], place[1])}"
-    return "patch_embed.proj" if place[0] == "patch_embed" else place[0]
+    if path[0].startswith("block_"):
+        return f"blocks.{path[0].removeprefix('block_')}.{_INNER.get(path[1], path[1])}"
+    return "patch_embed.proj" if path[0] == "patch_embed" else path[0]

@@ -592,8 +592,10 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         return
     correlated = isinstance(noise, Factored)
     part = None if correlated else getattr(noise, "part", config.noise)
-    own_keys = correlated and noise.secrets == "own"
-    compatibility.check_noise(part, config.method, config.protect, own_keys=own_keys)
+    independent_keys = correlated and noise.secrets == "own"
+    compatibility.check_noise(
+        part, config.method, config.protect, independent_keys=independent_keys
+    )
     noise.check(target)
     spent = _spent(target, noise)
     (runs, expected), (claims, claimed) = _split(spent.loss), _split(stated.loss)

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 OUTSIDER = (("outsider", "any"),)
-OWN_KEYS = tuple((attacker, "any") for attacker in ("outsider", "node", "coalition"))
+INDEPENDENT_KEYS = tuple((attacker, "any") for attacker in ("outsider", "node", "coalition"))
 KEYS_APART = tuple(
     (attacker, gradients)
     for gradients in ("any", "view")
@@ -159,7 +159,7 @@ METHODS = (
 )
 """One row a method."""
 
-_OWN_SECRETS = (
+_SECRET_KEYS = (
     "its loss is an outsider's, and other agents learn no more if each keeps its own key: give "
     "attacker='outsider', 'node' or 'coalition', and gradients='any'"
 )
@@ -169,23 +169,23 @@ _SUMS = (
     "and attacker={}; " + _SIMULATED
 )
 
-_own = functools.partial(NoiseRow, attackers=OWN_KEYS, why=_OWN_SECRETS)
+_independent = functools.partial(NoiseRow, attackers=INDEPENDENT_KEYS, why=_SECRET_KEYS)
 _simulated = functools.partial(NoiseRow, released=False)
 _scheduled = functools.partial(
     _simulated,
-    attackers=OWN_KEYS,
+    attackers=INDEPENDENT_KEYS,
     by_round=True,
     why=(
-        f"{_OWN_SECRETS}; what float32 adds to it is not accounted, so it is a simulation "
+        f"{_SECRET_KEYS}; what float32 adds to it is not accounted, so it is a simulation "
         "(release=False)"
     ),
 )
 
 NOISES = (
-    _own(label="independent", part="Independent"),
-    _own(label="anti_pgd", part="AntiPgd"),
-    _own(label="prefix_sum", part="PrefixSum"),
-    _own(label="mafalda", part="Mafalda"),
+    _independent(label="independent", part="Independent"),
+    _independent(label="anti_pgd", part="AntiPgd"),
+    _independent(label="prefix_sum", part="PrefixSum"),
+    _independent(label="mafalda", part="Mafalda"),
     _scheduled(label="laplace", part="Laplace", loss="pure"),
     _scheduled(label="normal", part="Normal"),
     NoiseRow(label="pairwise", part="Pairwise"),
@@ -398,21 +398,21 @@ def _refuse(rules: dict[str, Any]) -> None:
             raise ValueError(text)
 
 
-def check_noise(part: Any, joined: Any, protect: Any, *, own_keys: bool = False) -> None:
+def check_noise(part: Any, joined: Any, protect: Any, *, independent_keys: bool = False) -> None:
     """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
 
     Args:
         part: A noise design; None for noise that is correlated over agents or rounds by a seed.
         joined: The method.
         protect: What is protected, and from whom.
-        own_keys: Whether every agent draws such noise from a secret of its own.
+        independent_keys: Whether every agent draws such noise from a secret of its own.
 
     Raises:
         ValueError: Naming the parts, why they do not go together, and the remedy.
     """
     row, kind = noise(part), type(joined).__name__
     name = row.part if part is None else type(part).__name__
-    attackers = OWN_KEYS if own_keys else row.attackers
+    attackers = INDEPENDENT_KEYS if independent_keys else row.attackers
     wrong = {
         f"method is {kind}, which noise {name} does not join: {row.why}": (
             row.methods is not None and method(joined).part not in row.methods

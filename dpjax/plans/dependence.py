@@ -177,18 +177,18 @@ def check(
     _check_shapes("method or optimizer turns a state of {} into {}: keep shapes", inputs[0], state)
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shown)]
     parts = inputs[0], inputs[1], inputs[2:]
-    kept, data, public = (len(jax.tree.leaves(part)) for part in parts)
-    marked, new = None, [False] * kept
+    states, data, public = (len(jax.tree.leaves(part)) for part in parts)
+    marked, new = None, [False] * states
     while new != marked:
         marked = new
         outputs = reached(closed.jaxpr, [*marked, *[True] * data, *[False] * public])
-        if leaks := list(itertools.compress(names, outputs[kept:])):
+        if leaks := list(itertools.compress(names, outputs[states:])):
             raise ValueError(
                 f"method shows {leaks[0]}, which depends on data by another way than the noisy "
                 "payload; put it into Emission.private, keep it with the agent, or ask the "
                 "query at models and by encoders that know no data"
             )
-        new = [a or b for a, b in zip(marked, outputs[:kept], strict=True)]
+        new = [a or b for a, b in zip(marked, outputs[:states], strict=True)]
 
 
 def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, payload: Any) -> Any:
@@ -212,8 +212,8 @@ def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, pa
             "it, and it returns (message, carry); absorb returns (models, memory)"
         ) from error
     # Gradients at an agent's own model move with it, which such a method's sensitivity says.
-    own = method.sensitivity is not None and method.asks_own
-    asked = [] if own else query.asked
+    at_private_models = method.sensitivity is not None and method.asks_own
+    asked = [] if at_private_models else query.asked
     return tuple(new), _Shown(emission.public, message, received.sent, released, asked)
 
 

@@ -101,7 +101,7 @@ class Export:
         Raises:
             ValueError: For labels that are not n different ones.
         """
-        n, own, stated = self.plan.mixing.shape[-1], self.plan.guarantee, self.stated
+        n, guarantee, stated = self.plan.mixing.shape[-1], self.plan.guarantee, self.stated
         names = [str(i) for i in range(n)] if labels is None else [str(label) for label in labels]
         if len(names) != n or len(set(names)) != n:
             raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
@@ -117,10 +117,10 @@ class Export:
             "mu": stated.mu,  # A total may be of another kind than mu.
             "accountant": str(stated.accountant),
             "phase": len(stated.phases) or None,
-            "rounds": own.rounds,
-            "clip_norm": own.clip_norm,
+            "rounds": guarantee.rounds,
+            "clip_norm": guarantee.clip_norm,
             "strategy": None if strategy is None else rounds_.applied(strategy, np.float64),
-            "participation": own.participation,
+            "participation": guarantee.participation,
         }
         for name in ("delta", "relation", "unit", "attacker"):
             entries[name] = getattr(stated, name)
@@ -129,7 +129,7 @@ class Export:
 
     def instructions(self) -> str:
         """What a training loop has to do for the guarantee to be its own, in words."""
-        own, stated, config = self.plan.guarantee, self.stated, self.plan.config
+        guarantee, stated, config = self.plan.guarantee, self.stated, self.plan.config
         groups, shape = calibration.groups(self.plan.factor), self.plan.mixing.shape
         n = shape[-1]
         alone, phase = len(set(groups)) == n, len(stated.phases)
@@ -162,14 +162,14 @@ class Export:
         chosen = "".join(texts[name] for name, used in paragraphs.items() if used)
         return string.Template(chosen.rstrip()).substitute(
             sites=n,
-            rounds_text=f"{own.rounds:,}",
-            last=own.rounds - 1,
+            rounds_text=f"{guarantee.rounds:,}",
+            last=guarantee.rounds - 1,
             label=config.label,
             statement=wording.statement(stated, process=False),
             phase=phase,
             before=phase - 1,
-            epsilon=up(own.epsilon),
-            delta=delta_text(own.delta),
+            epsilon=up(guarantee.epsilon),
+            delta=delta_text(guarantee.delta),
             total=up(stated.epsilon),
             clip=config.protect.clip_norm,
             divisor=self.plan.sampler.divisor,

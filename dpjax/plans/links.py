@@ -296,8 +296,8 @@ def _pair_keys(
     arrays: Any, key: PRNGKeyArray, rounds: int, agents: int, edges: Any, shared: float
 ) -> Any:
     pairs = np.array(edges, np.int64).reshape(-1, 2)
-    own, of_links = noise_.simulated_keys(key, agents, len(pairs))
-    keys = {"own_keys": own, "edge_keys": of_links}
+    agent_keys, of_links = noise_.simulated_keys(key, agents, len(pairs))
+    keys = {"own_keys": agent_keys, "edge_keys": of_links}
     return noise_.pairwise(pairs, 1.0, shared, **keys, rounds=rounds, scale=arrays["noise_scale"])
 
 

@@ -105,7 +105,7 @@ class Correlated:
             check_strategy(strategy, target.rounds)
             return np.asarray(strategy, np.float64)
         bands, equal = getattr(self, "bands", None), target.rates is not None
-        return own_strategy(self.label, target.mixing, target.pattern, bands, equal)
+        return named_strategy(self.label, target.mixing, target.pattern, bands, equal)
 
     def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> design_.Design:
         """The design over agents."""
@@ -412,7 +412,7 @@ def named(label: str | None) -> Correlated | None:
     return PARTS[LABELS.index(label) - 1]
 
 
-def own_strategy(
+def named_strategy(
     name: str,
     mixing: Float[np.ndarray, "*p n n"],
     participation: Participation,
@@ -436,11 +436,11 @@ def own_strategy(
     """
     # Only what a strategy depends on is part of the key; sums over rounds are one agent's models.
     over = np.asarray(mixing) if name in ("mafalda", "spacetime") else np.ones((1, 1))
-    return _own_strategy(name, Fixed(over), participation, bands, equal)
+    return _cached_strategy(name, Fixed(over), participation, bands, equal)
 
 
 @functools.lru_cache(maxsize=16)
-def _own_strategy(
+def _cached_strategy(
     name: str, over: Fixed, participation: Participation, bands: int | None, equal: bool
 ) -> Float[np.ndarray, "t t"]:
     if name == "spacetime":
@@ -472,11 +472,11 @@ def _check_design(
         "subgroups": (design.options.get("subgroups"), groups and [*map(list, groups)]),
         "name": (design.options.get("name"), options.get("name")),
     }
-    for name, (given, own) in wanted.items():
-        if given != own:
+    for name, (actual, expected) in wanted.items():
+        if actual != expected:
             raise ValueError(
-                f"design is {design.kind!r} of {name} {given!r}, the config's is {own!r}; make a "
-                "design for this config"
+                f"design is {design.kind!r} of {name} {actual!r}, the config's is {expected!r}; "
+                "make a design for this config"
             )
 
 

@@ -110,9 +110,9 @@ class Sgd:
 def _power(ratio: float, count: Any, dtype: Any) -> Any:
     """ratio^count within three roundings: digits of the count look up powers made in float64."""
     digits, places = [], np.arange(256, dtype=np.float64)
-    for place in range(4):
-        table = jnp.asarray(ratio ** (places * 256.0**place), dtype)
-        digits.append(table[(count >> (8 * place)) & 255])
+    for position in range(4):
+        table = jnp.asarray(ratio ** (places * 256.0**position), dtype)
+        digits.append(table[(count >> (8 * position)) & 255])
     return digits[0] * digits[1] * digits[2] * digits[3]
 
 

@@ -102,9 +102,9 @@ def held(name: str, params: Any) -> Any:
     """
 
     def one(path: Any, leaf: Any) -> jax.Array:
-        place = f"{name} {_path(path)}"
-        _validate.finite_array(place, leaf)
-        _validate.check_range(place, np.asarray(leaf))
+        leaf_name = f"{name} {_path(path)}"
+        _validate.finite_array(leaf_name, leaf)
+        _validate.check_range(leaf_name, np.asarray(leaf))
         kind = jnp.result_type(leaf)
         if kind.itemsize > 4:
             kind = jnp.dtype(jnp.float32 if jnp.issubdtype(kind, jnp.floating) else jnp.int32)
@@ -188,7 +188,7 @@ def merge(trained: Any, frozen: Any) -> Any:
     if frozen is None:
         return trained
     return jax.tree.map(
-        lambda own, public: public if own is None else own, trained, frozen, is_leaf=_missing
+        lambda value, public: public if value is None else value, trained, frozen, is_leaf=_missing
     )
 
 

@@ -438,7 +438,7 @@ def described(part: Any, name: str = "config") -> Any:
     if part is None or type(part) in (str, bool, int, float):
         return part
     if isinstance(part, tuple | list):
-        return [described(one, f"{name}[{place}]") for place, one in enumerate(part)]
+        return [described(one, f"{name}[{index}]") for index, one in enumerate(part)]
     if isinstance(part, Mapping):
         pairs = {str(key): described(one, f"{name}[{key!r}]") for key, one in part.items()}
         return dict(sorted(pairs.items()))

@@ -686,6 +686,6 @@ def _quadratic(params: Any, x: Any, y: Any) -> Any:
 
 def _gaps(params: Any, evaluation: Any) -> dict[str, Any]:
     records, minimum = evaluation
-    own = jax.vmap(_quadratic, in_axes=(0, 0, None))(params, records, None)
+    local = jax.vmap(_quadratic, in_axes=(0, 0, None))(params, records, None)
     mean = jax.vmap(_quadratic, in_axes=(None, 0, None))(params.mean(axis=0), records, None)
-    return {"optimality_gap": own.mean() - minimum, "mean_gap": mean.mean() - minimum}
+    return {"optimality_gap": local.mean() - minimum, "mean_gap": mean.mean() - minimum}

@@ -215,8 +215,8 @@ class Budget:
 
     def without_reserve(self) -> "Budget":
         """The budget that the ideal noise of a release is calibrated for."""
-        left = np.asarray(self.epsilon) * (1 - self.reserve)
-        return dataclasses.replace(self, epsilon=tuple(left.tolist()) if left.ndim else float(left))
+        rest = np.asarray(self.epsilon) * (1 - self.reserve)
+        return dataclasses.replace(self, epsilon=tuple(rest.tolist()) if rest.ndim else float(rest))
 
     @property
     def rule(self) -> budget.Accountant:

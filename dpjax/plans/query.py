@@ -373,8 +373,8 @@ class RecordQuery:
     def _wide(self, models: Any, batch: Any, encode: Any, places: int) -> Any:
         """The sum over some of ``places`` records of every agent, in float64."""
         if encode is None and not self.one_by_one:
-            given = self.weighted, self.clip_norm, self.clipping, self.per_layer, self.microbatch
-            of_agent: Callable[..., Any] = functools.partial(_summed, given, places)
+            settings = self.weighted, self.clip_norm, self.clipping, self.per_layer, self.microbatch
+            of_agent: Callable[..., Any] = functools.partial(_summed, settings, places)
         else:
             clipped_sum = clipping.wide_per_example(
                 self.loss if self.copies is None else self.copies.averaged(self.loss),
@@ -445,10 +445,10 @@ class RecordQuery:
 
 @compiled(static=2, inline=True)
 def _summed(
-    given: tuple[Any, ...], places: int, params: Any, x: Any, y: Any, is_padding: Any
+    settings: tuple[Any, ...], places: int, params: Any, x: Any, y: Any, is_padding: Any
 ) -> Any:
     """A model's own clipped sum; traced once, however many programs of a run hold it."""
-    return clipping.wide_clipped_sum(*given)(params, x, y, is_padding, places)
+    return clipping.wide_clipped_sum(*settings)(params, x, y, is_padding, places)
 
 
 def _merging(loss: _Loss, frozen: Any) -> _Loss:

@@ -185,8 +185,8 @@ def lines(
         for name, level in (hlines or {}).items():
             ax.axhline(level, color=_INK, linestyle=":", linewidth=1.1, label=name)
         ax.set_xlabel(xlabel or x.replace("_", " "))
-        place, siblings = ax.get_subplotspec(), ax.get_shared_y_axes().get_siblings(ax)
-        if place is None or place.is_first_col() or len(siblings) == 1:
+        cell, siblings = ax.get_subplotspec(), ax.get_shared_y_axes().get_siblings(ax)
+        if cell is None or cell.is_first_col() or len(siblings) == 1:
             ax.set_ylabel(ylabel or y.replace("_", " "))
         ax.set_title(title or "")
         _scale(ax, frame[x], logx, logy)
@@ -332,8 +332,8 @@ def _look(name: Any, number: int) -> dict[str, Any]:
         line = "--" if name in _REFERENCES else "-"
         return {"color": colour, "marker": marker, "label": label, "linestyle": line}
     label = f"{name:g}" if isinstance(name, float) else str(name)
-    lap, place = divmod(number, len(_OTHERS))
-    look = {"color": _OTHERS[place], "marker": _OTHER_MARKERS[place], "label": label}
+    lap, index = divmod(number, len(_OTHERS))
+    look = {"color": _OTHERS[index], "marker": _OTHER_MARKERS[index], "label": label}
     return look | {"linestyle": _OTHER_LINES[lap % len(_OTHER_LINES)]}
 
 

@@ -206,7 +206,7 @@ class Client:
                 )
                 for j in self._held
             }
-        self._forget_own()
+        self._forget_masking()
         self.exposed = True
         return Masked(self.nonce, primitives.packed(vector, self.terms.bits))
 
@@ -333,26 +333,26 @@ class Client:
                 self._agreed[other] = primitives.agreed(self._channel.private, public)
             except ValueError:
                 self.end(f"roster holds a public key of low order, of neighbour {other}")
-        own, peer = (self.number, self._channel.public), (other, public)
-        ends = (own, peer) if sending else (peer, own)
+        local, peer = (self.number, self._channel.public), (other, public)
+        ends = (local, peer) if sending else (peer, local)
         return primitives.channel_key(self._agreed[other], *ends, self._session, purpose)
 
     def _confirm_words(self, sender: int, receiver: int) -> bytes:
         return primitives.channel_words(sender, receiver, self._session, "confirmation")
 
     def _pair_key(self, other: int) -> bytes:
-        own, peer = (self.number, self._mask.public), (other, self._keys[other][1])
+        local, peer = (self.number, self._mask.public), (other, self._keys[other][1])
         try:
-            return primitives.mask_key(self._mask.private, own, peer, self._session)
+            return primitives.mask_key(self._mask.private, local, peer, self._session)
         except ValueError:
             self.end(f"roster holds a public key of low order, of neighbour {other}")
 
     def _forget(self) -> None:
         """Drop every secret. Python may leave copies in memory, which nothing here can wipe."""
         self._stage, self._held, self._confirm_keys = "over", {}, {}
-        self._forget_own()
+        self._forget_masking()
 
-    def _forget_own(self) -> None:
+    def _forget_masking(self) -> None:
         """Drop what only its own vector's masks and its channels needed."""
         self._values, self._seed, self._agreed = None, b"", {}
         self._channel = self._mask = primitives.KeyPair(b"", b"")

@@ -211,13 +211,13 @@ def transcript(keys: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def mask_key(
-    private: bytes, own: tuple[int, bytes], other: tuple[int, bytes], session: bytes
+    private: bytes, local: tuple[int, bytes], other: tuple[int, bytes], session: bytes
 ) -> bytes:
     """Return the key of the mask between two clients, the same from both ends.
 
     Args:
         private: One's mask key.
-        own: This end's number and public mask key.
+        local: This end's number and public mask key.
         other: The other's.
         session: 32 bytes.
 
@@ -225,7 +225,7 @@ def mask_key(
         ValueError: For a public key of low order.
     """
     secret = agreed(private, other[1])
-    ends = [part for number, key in sorted([own, other]) for part in (number_bytes(number), key)]
+    ends = [part for number, key in sorted([local, other]) for part in (number_bytes(number), key)]
     return derived(secret, "pair mask", session, *ends)
 
 

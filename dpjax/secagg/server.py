@@ -321,11 +321,11 @@ class Server:
         return Closed(self.hello.nonce, "", frozenset(total.survivors), vector)
 
     def _pair_keys(self, number: int, private: bytes, near: list[int]) -> dict[int, bytes]:
-        own = number, self._keys[number][1]
-        if primitives.key_pair(private).public != own[1]:
+        end = number, self._keys[number][1]
+        if primitives.key_pair(private).public != end[1]:
             self.end(f"mask key of dropout {number} is not its public key's: a share is wrong")
         return {
-            j: primitives.mask_key(private, own, (j, self._keys[j][1]), self._session) for j in near
+            j: primitives.mask_key(private, end, (j, self._keys[j][1]), self._session) for j in near
         }
 
     def _rebuilt(self, name: str, shares: dict[int, bytes]) -> bytes:

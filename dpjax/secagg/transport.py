@@ -123,9 +123,9 @@ class SecureSums:
         if not isinstance(spent, Sequence):
             raise ValueError(f"spent is {_validate.shown(spent)}; give rounds, as in (4,)")
         if terms.bound is not None or terms.bits > 32:
-            given = f"terms have bound {terms.bound} and bits {terms.bits}"
+            settings = f"terms have bound {terms.bound} and bits {terms.bits}"
             raise ValueError(
-                f"{given}; give bound=None, and the bits of the plan's code, at most 32"
+                f"{settings}; give bound=None, and the bits of the plan's code, at most 32"
             )
         self.terms = terms
         self.leaves = leaves

@@ -23,7 +23,7 @@ __all__ = [
 
 Stochastic = Literal["rows", "columns", "double"]
 
-_TOLD = 6
+_LISTED = 6
 """How many agents a message names."""
 
 _SUMS: dict[str | None, tuple[str, ...]] = {
@@ -287,8 +287,8 @@ def _require_connected(support: np.ndarray, name: str, names: Sequence[str] | No
     sizes[part_of[0]] += 0.5
     members = np.flatnonzero(part_of == sizes.argmin())
     names = [str(i) for i in range(len(support))] if names is None else names
-    members_text = ", ".join(nodes.title(names, int(i)) for i in members[:_TOLD])
-    members_text += f" and {len(members) - _TOLD} more" if len(members) > _TOLD else ""
+    members_text = ", ".join(nodes.title(names, int(i)) for i in members[:_LISTED])
+    members_text += f" and {len(members) - _LISTED} more" if len(members) > _LISTED else ""
     hint = ""
     if nodes.named(names) and len(members) == 2:
         hint = " (a header line of a file is read as an edge: begin it with #, or delete it)"

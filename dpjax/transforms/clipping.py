@@ -605,7 +605,7 @@ def wide_clipped_sum(
                 summed(params, x, y, lambda norms: weights(norms, error)),
             )
 
-        size = _own_size(weighted, params, x) if microbatch is None and count else microbatch
+        size = _pass_size(weighted, params, x) if microbatch is None and count else microbatch
         return in_passes(part, size, x, y, is_padding, like)
 
     return fn
@@ -621,7 +621,7 @@ def weighted_share(weighted: Any, params: Any, x: Any, count: int, microbatch: i
         count: Number of records in all calls.
         microbatch: Records a pass, or None.
     """
-    size = _own_size(weighted, params, x) if microbatch is None else microbatch
+    size = _pass_size(weighted, params, x) if microbatch is None else microbatch
     size = len(x) if size is None else min(size, len(x))
     x = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
     return share(count, _like(weighted, params), _error(weighted, params, x, count))
@@ -637,7 +637,7 @@ def _like(weighted: Any, params: Any) -> Any:
     return weighted.like(params) if _known(weighted) else params
 
 
-def _own_size(weighted: Any, params: Any, x: Any) -> int | None:
+def _pass_size(weighted: Any, params: Any, x: Any) -> int | None:
     return weighted.at_once(params, x) if _known(weighted) else None
 
 

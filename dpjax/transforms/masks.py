@@ -30,7 +30,7 @@ from dpjax.transforms.noise import check_key
 
 __all__ = ["masked", "unmasked_sum"]
 
-_ORDER, _OWN, _PAIRS = 0, 1, 2
+_ORDER, _SELF, _PAIRS = 0, 1, 2
 
 
 def masked(
@@ -151,7 +151,7 @@ def _order(key: PRNGKeyArray, clients: int) -> Int32[Array, " n"]:
 
 def _self_masks(key: PRNGKeyArray, clients: int, columns: int) -> UInt32[Array, "n d"]:
     """Every client's self mask."""
-    return _words(jax.random.fold_in(key, _OWN), clients, columns)
+    return _words(jax.random.fold_in(key, _SELF), clients, columns)
 
 
 def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> UInt32[Array, "n d"]:

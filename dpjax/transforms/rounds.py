@@ -65,7 +65,7 @@ class Route(NamedTuple):
 
         Args:
             draw: Normals of a round; called with t, or with every round of a block.
-            kept: From `start` or the last step.
+            buffers: From `start` or the last step.
             t: The round; beyond the last one the noise is some number.
         """
         if self.kind == "blocked":

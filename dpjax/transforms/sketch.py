@@ -357,11 +357,11 @@ def update(
         rows, weights = _rank_one(sketch, gradient, forgetting)
     rows = jnp.where(sound, rows, sketch.basis.T)
     weights = jnp.where(sound, weights, sketch.weights)
-    kept = _cut(jnp.square(weights) if printed else weights, share, k if printed else k - probes)
+    rank = _cut(jnp.square(weights) if printed else weights, share, k if printed else k - probes)
     if floor is not None and not printed:
-        kept = jnp.minimum(kept, jnp.sum(weights > floor, dtype=jnp.int32))
-    columns = jnp.int32(k) if printed else jnp.where(narrow, kept + probes, k)
-    return Sketch(rows.T, weights, _frame(rows, kept, columns, key).T, kept)
+        rank = jnp.minimum(rank, jnp.sum(weights > floor, dtype=jnp.int32))
+    columns = jnp.int32(k) if printed else jnp.where(narrow, rank + probes, k)
+    return Sketch(rows.T, weights, _frame(rows, rank, columns, key).T, rank)
 
 
 def orthonormal(matrix: Float[Array, "d k"]) -> Float[Array, "d k"]:
@@ -608,7 +608,7 @@ def _rank_one(sketch: Sketch, gradient: Array, forgetting: float) -> tuple[Array
     inside = _dot(rows, vector)
     residual, length = _unit(vector - _dot(inside, rows))
     for _ in range(2):  # A short residual is mostly rounding until it is projected again.
-        residual, _left = _unit(residual - _dot(_dot(rows, residual), rows))
+        residual, _norm = _unit(residual - _dot(_dot(rows, residual), rows))
     least = jnp.finfo(rows.dtype).eps
     outside = (length > least * jnp.sqrt(_dot(vector, vector))) & (d > k)
     length = jnp.where(outside, length, 0)
@@ -638,13 +638,13 @@ def _cut(weights: Array, share: float, most: int) -> Array:
     return jnp.where(reached[-1] > 0, jnp.minimum(needed, most), 0).astype(jnp.int32)
 
 
-def _frame(rows: Array, kept: Array, width: Array, key: PRNGKeyArray) -> Array:
+def _frame(rows: Array, rank: Array, width: Array, key: PRNGKeyArray) -> Array:
     """The first directions of a basis, then probes, then zeros, as rows."""
     k, d = rows.shape
     column = jnp.arange(k)[:, None]
-    front = jnp.where(column < kept, rows, 0)
+    front = jnp.where(column < rank, rows, 0)
     drawn = _random(key, k, d, rows.dtype)
     drawn = drawn - _dot(_dot(drawn, front.T), front)
-    frame = _orthonormal(jnp.where(column < kept, rows, drawn))
-    frame = jnp.where(column < kept, rows, frame)
+    frame = _orthonormal(jnp.where(column < rank, rows, drawn))
+    frame = jnp.where(column < rank, rows, frame)
     return jnp.where(column < width, frame, 0)
