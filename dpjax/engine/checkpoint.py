@@ -22,7 +22,7 @@ import numpy as np
 
 from dpjax import _files, _numerics, _validate
 from dpjax._version import __version__
-from dpjax.engine import keys
+from dpjax.engine import keys, processes
 from dpjax.plans.plan import Plan, described
 from dpjax.plans.problem import Problem
 
@@ -196,6 +196,8 @@ class Storage:
     release's noise on other gradients. Folder and key file are
     locked until `close` or the end of the process.
 
+    Of several processes the first reads and writes, and the others receive what it read.
+
     Args:
         identity: From `of_run`, a flat dict of strings; a folder of another run is refused.
         checkpoint: Folder, made when missing, else empty or this run's; None keeps no state.
@@ -224,7 +226,7 @@ class Storage:
                 lock = _files.Lock("key_file", key_file, beside, passing=True)
                 stack.callback(lock.close)
                 self.key_file = keys.KeyFile(key_file, fingerprint(identity))
-            if self.folder is not None:
+            if self.folder is not None and processes.leads():
                 with _files.writing("checkpoint", self.folder):
                     self._lock = _locked(self.folder)
                     stack.callback(self._lock.close)
@@ -251,6 +253,8 @@ class Storage:
             ValueError: If it cannot be written; the previous state stays.
         """
         assert self.folder is not None
+        if not processes.leads():
+            return
         arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
         header = {"format": _FORMAT, "identity": self._identity, "rounds": rounds, "ended": ended}
         with _files.writing("checkpoint", self.folder):
@@ -270,14 +274,18 @@ class Storage:
         Raises:
             ValueError: If it is damaged.
         """
-        if (stored := self._read()) is None:
+        stored = self._read() if processes.leads() else None
+        rounds = int(processes.shared(-1 if stored is None else stored[0]["rounds"]))
+        if rounds < 0:
             return None
-        header, arrays = stored
-        expected, structure = jax.tree.flatten(like)
-        # Narrow floats are stored as whole numbers.
-        kinds = [np.asarray(leaf).dtype for leaf in expected]
-        values = [arrays[f"leaf_{i}"].view(kind) for i, kind in enumerate(kinds)]
-        return header["rounds"], jax.tree.unflatten(structure, values), header["ended"]
+        values, structure = jax.tree.flatten(like)
+        if stored is not None:
+            # Narrow floats are stored as whole numbers.
+            kinds = [np.asarray(leaf).dtype for leaf in values]
+            values = [stored[1][f"leaf_{i}"].view(kind) for i, kind in enumerate(kinds)]
+        ended = stored is not None and stored[0]["ended"]
+        values, ended = processes.shared((values, ended))
+        return rounds, jax.tree.unflatten(structure, values), bool(ended)
 
     def _read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """The stored header and arrays, if they are undamaged and of this run."""

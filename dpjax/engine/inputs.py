@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax import _validate
-from dpjax.engine import keys, program
+from dpjax.engine import keys, processes, program
 from dpjax.engine.program import AXIS
 from dpjax.engine.step import Data, Statics
 from dpjax.plans import parameters, statements
@@ -111,6 +111,11 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
     """
     if not any(plan.config.release for plan in plans):
         return
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"release is True in {jax.process_count()} processes, each of which would hold the "
+            "noise key; run a release in one"
+        )
     mesh = agent_mesh(plans[0].agents, devices)
     used = [*jnp.zeros(()).devices(), *(() if mesh is None else mesh.devices.flat)]
     platforms = {device.platform for device in used}
@@ -435,11 +440,17 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
         The mesh with the one axis `AXIS`, or None for a single device.
 
     Raises:
-        ValueError: If there are fewer devices, or if their number does not divide n.
+        ValueError: If there are fewer devices, if their number does not divide n, or for less than
+            all devices of several processes.
     """
+    available = jax.devices()
+    if (joined := jax.process_count()) > 1 and devices != len(available):
+        raise ValueError(
+            f"devices is {devices} in {joined} processes that jax.distributed joined; give all of "
+            f"theirs, devices={len(available)}"
+        )
     if devices is None:
         return None
-    available = jax.devices()
     _validate.integer(
         "devices", devices, most=len(available),
         remedy=f"this process has {len(available)}, choose 1 to {len(available)}",
@@ -466,7 +477,7 @@ def place(tree: Any, mesh: Mesh | None, axis: int | None) -> Any:
     if mesh is None:
         return tree
     spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
-    return jax.device_put(tree, NamedSharding(mesh, spec))
+    return processes.spread(tree, NamedSharding(mesh, spec))
 
 
 def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Statics) -> None:
@@ -479,7 +490,7 @@ def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Sta
     at_once = plans[0].config.protect.microbatch if statics.query.one_by_one else None
     gradients = min(at_once or 1, int(task.partition.counts.max()))
     gradients *= 1 if statics.sequential else runs
-    devices = jax.devices()[:1] if statics.mesh is None else statics.mesh.devices.flat
+    devices = jax.local_devices()[:1] if statics.mesh is None else statics.mesh.local_devices
     limits: list[Any] = [(each.memory_stats() or {}).get("bytes_limit") for each in devices]
     shape = f"[{seeds} seeds, {len(plans)} plans, {n} agents, {entries:,} entries]"
     _validate.memory(

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import checkpoint as checkpoint_
-from dpjax.engine import host, inputs, program, result
+from dpjax.engine import host, inputs, processes, program, result
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.host import HostDriver, Transport
 from dpjax.engine.inputs import Inputs
@@ -74,7 +74,10 @@ def run(
         eval_every: Rounds of a block, after which metrics are taken; None is a twentieth of the
             rounds. The last round is always measured.
         chunk_blocks: Blocks in one compiled call; callbacks and checkpoints come between calls.
-        devices: Number of devices over which agents are spread; must divide n.
+        devices: Number of devices over which agents are spread; must divide n. Where
+            `jax.distributed.initialize` joined several processes, all of their devices: every
+            process makes the same call and receives the same result, and the first one keeps the
+            checkpoint and asks the callback.
         checkpoint: Folder to save to and resume from; None keeps nothing.
         checkpoint_seconds: Least time between two checkpoints; the last state is always saved.
         key_file: Where a release keeps its noise key; mode 0600, not inside ``checkpoint``.
@@ -156,7 +159,7 @@ def run(
         private=hidden or any(one.evaluation_data == "private" for one in problems),
     )  # fmt: skip
     expected = statements.forecast(plans, data.entries, problems[0].partition.counts)
-    if progress and expected:
+    if progress and expected and processes.leads():
         print(expected, file=sys.stderr)
     options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
     identity = {}
@@ -165,7 +168,7 @@ def run(
         custom = None if start is None else models
         state = data.initial(models, data.batch_keys)
         traced = driver.traced(data, schedule, state)
-        values = (data.models, custom), data.arrays, state.memory
+        values = processes.collected(((data.models, custom), data.arrays, state.memory))
         identity = checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
         del state, custom, values
     with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
@@ -188,7 +191,7 @@ def run(
         rounds=schedule.marks[measured],
         metrics={name: value[measured] for name, value in at.metrics.items()},
         guarantees=rule.at(at.done, decided=at.decided, lost=at.lost_noise()),
-        params=jax.device_get(program.final_models(data.statics, private, at.state)),
+        params=processes.collected(program.final_models(data.statics, private, at.state)),
         seconds=sum(seconds for _, seconds in meter.chunks),
         rounds_per_second=meter.rate,
         ended=at.done == schedule.total,
@@ -213,7 +216,7 @@ class ScanDriver:
         """
         arguments = at.inputs.arguments(at.state, at.noise_keys)
         at.state, new = program.advance(*arguments, _as_argument(at.schedule.blocks(at.done)))
-        at.record(at.schedule.ahead(at.done), jax.device_get(new))
+        at.record(at.schedule.ahead(at.done), processes.collected(new))
 
     def traced(self, inputs: Inputs, schedule: RunSchedule, state: State) -> list[Any]:
         """The program of every chunk's length, traced.
@@ -248,6 +251,7 @@ def _drive(
 ) -> None:
     """Advance a run to its end, chunk by chunk."""
     saved_at, warned, total = time.monotonic(), False, at.schedule.total
+    progress = progress and processes.leads()
     with tqdm(
         total=total, initial=at.done, disable=not progress, unit=" rounds",
         desc=f"{meter.runs} run{'s' if meter.runs > 1 else ''}", smoothing=0,
@@ -267,12 +271,14 @@ def _drive(
                 warned = True
                 _warn_of_lost(lost)
             answer = None
-            if callback is not None:
+            if callback is not None and processes.leads():
                 guarantees = rule.at(at.done, decided=True, lost=lost)
                 answer = callback(Progress(at.done, at.latest(), guarantees, meter.rate))
-            at.decided = at.decided or answer is not None
-            at.ended = bool(answer) or at.done == total
-            if at.ended or time.monotonic() - saved_at >= checkpoint_seconds:
+            due = time.monotonic() - saved_at >= checkpoint_seconds
+            decided, stops, due = processes.shared((answer is not None, bool(answer), due))
+            at.decided = at.decided or bool(decided)
+            at.ended = bool(stops) or at.done == total
+            if at.ended or due:
                 at.save()
                 saved_at = time.monotonic()
 

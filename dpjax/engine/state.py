@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from dpjax import _validate
-from dpjax.engine import program
+from dpjax.engine import processes, program
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs, place
 from dpjax.engine.program import Blocks, zeros
@@ -231,8 +231,8 @@ class RunState:
         """The state without its secret, metrics, and whether a callback decided anything."""
         # Past noise would reveal later noise; program.replay draws it again from the key.
         state = self.state
-        public = jax.device_get((state.models, state.memory, state.round))
-        return public, self.metrics, np.asarray(self.decided), jax.device_get(self.sums)
+        public = processes.collected((state.models, state.memory, state.round))
+        return public, self.metrics, np.asarray(self.decided), processes.collected(self.sums)
 
     def _adopt(self, portable: Any) -> None:
         """Put a checkpoint's values into a fresh state, which has the keys; draw past noise."""

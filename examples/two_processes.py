@@ -1,0 +1,88 @@
+"""One run over two processes, against the same in one: python examples/two_processes.py [FOLDER]
+
+Killed, it ends both within a minute; the same command goes on from the checkpoint in FOLDER.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+PROCESSES, DEVICES = 2, 4  # of each process
+
+
+def train(folder=None):
+    """Eight agents on a ring, under independent noise."""
+    import jax
+
+    import dpjax as dp
+    from dpjax.plans import problem
+
+    config = dp.Config(
+        noise=dp.noise.Independent(), budget=dp.Budget(10.0, delta=1e-5), rounds=50,
+        protect=dp.Protect("replace_agent", clip_norm=50.0),
+        sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.01),
+    )  # fmt: skip
+    plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(8)))
+    devices = jax.device_count() if jax.process_count() > 1 else None
+    return dp.run(plan, problem.quadratics(8), seeds=[0], devices=devices, checkpoint=folder)
+
+
+def join(number, address, folder):
+    """What each process does: join the others, make the same call, and the first one saves."""
+    import jax
+
+    # On a cluster (Slurm, Open MPI, Kubernetes) without arguments: it finds the others by itself.
+    jax.distributed.initialize(address, PROCESSES, number, heartbeat_timeout_seconds=30)
+    result = train(folder / "checkpoint")
+    if number == 0:
+        result.save(folder / "two.npz")
+
+
+def launch(folder):
+    """Start the processes; the first one that fails ends all, and is named in the last line."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    settings = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES)}
+    settings["XLA_FLAGS"] = ""  # Those of this process may name another number of devices.
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = [folder / f"process_{number}.log" for number in range(PROCESSES)]
+    with contextlib.ExitStack() as stack:
+        running = []
+        for number, log in enumerate(logs):
+            command = [sys.executable, __file__, str(folder), str(number), address]
+            out = stack.enter_context(log.open("w"))
+            running.append(subprocess.Popen(command, env=settings, stdout=out, stderr=out))
+            stack.callback(running[-1].wait)
+            stack.callback(running[-1].kill)
+        while None in (codes := [each.poll() for each in running]) and not any(codes):
+            time.sleep(0.1)
+    if any(codes):
+        number = codes.index(next(filter(None, codes)))
+        tail = logs[number].read_text().strip().splitlines() or ["it said nothing"]
+        sys.exit(f"process {number} ended with {codes[number]}: {tail[-1]}")
+
+
+def main(folder="results/two_processes"):
+    folder = Path(folder)
+    launch(folder)
+    from dpjax.engine.run import Result
+
+    two, one = Result.load(folder / "two.npz"), train()
+    pairs = [(two.params, one.params), *((two.metrics[k], one.metrics[k]) for k in one.metrics)]
+    largest = max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in pairs)
+    print(f"{PROCESSES} processes of {DEVICES} devices: largest difference {largest:.1e}, relative")
+    return largest
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 2:
+        join(int(sys.argv[2]), sys.argv[3], Path(sys.argv[1]))
+    else:
+        main(*sys.argv[1:])
