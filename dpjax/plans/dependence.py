@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -28,18 +28,22 @@ _CALLS = {
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
 }
 """Equations whose inputs and outputs are those of the program that they hold."""
-_HOST = {"pure_callback", "io_callback", "debug_callback", "debug_print"}
-"""Equations that hand inputs to the host, where nobody follows them."""
+_HOST = {"debug_print", "infeed", "outfeed"}
+"""Equations that hand inputs to the host, where nobody follows them, beside each callback."""
 
 _Shown = collections.namedtuple("_Shown", "public message sent released asked")
 """What leaves an agent, in the order in which it is judged."""
+
+
+class _OnHost(ValueError):
+    """What depends on data is handed to the host."""
 
 
 def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
     """Return which outputs of a jaxpr depend on marked inputs.
 
     Args:
-        jaxpr: A jaxpr; constants are not marked.
+        jaxpr: A jaxpr; constants are not marked, but references among them are.
         marked: One an input.
 
     Returns:
@@ -48,7 +52,9 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
     Raises:
         ValueError: For a marked value that is handed to the host.
     """
-    known: dict[Any, bool] = dict(zip(jaxpr.invars, marked, strict=True))
+    # References from outside may hold what an earlier round has written.
+    known: dict[Any, bool] = {each: True for each in jaxpr.constvars if _written(each)}
+    known.update(zip(jaxpr.invars, marked, strict=True))
 
     def of(atom: Any) -> bool:
         return not isinstance(atom, core.Literal) and known.get(atom, False)
@@ -56,54 +62,99 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
     for equation in jaxpr.eqns:
         inputs = [of(atom) for atom in equation.invars]
         if any(inputs):
+            known.update(zip(equation.outvars, _outputs(equation, inputs), strict=True))
             # What is written to in place may hold any of it from here on.
-            references = [atom for atom in equation.invars if "Ref" in type(atom.aval).__name__]
-            outputs = [True] * len(equation.outvars) if references else _outputs(equation, inputs)
-            known.update(zip(equation.outvars, outputs, strict=True))
-            known.update((atom, True) for atom in references)
+            known.update((atom, True) for atom in equation.invars if _written(atom))
     return [of(atom) for atom in jaxpr.outvars]
 
 
 def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
     """Which outputs of one equation depend on its marked inputs."""
-    name, parameters = equation.primitive.name, equation.params
-    if name in _HOST:
-        raise ValueError(
-            f"method has a {name} that gets what depends on data past the noise; leave it out of "
-            "what agents compute"
-        )
-    if name == "scan":
-        fixed, carried = parameters["num_consts"], parameters["num_carry"]
-        start = marked[fixed:][:carried]
-        return _loop(parameters["jaxpr"].jaxpr, marked[:fixed], start, marked[fixed + carried :])
-    if name == "while":
-        tests, fixed = parameters["cond_nconsts"], parameters["body_nconsts"]
-        start = marked[tests + fixed :]
-        ended = _loop(parameters["body_jaxpr"].jaxpr, marked[tests:][:fixed], start, [])
-        stops = reached(parameters["cond_jaxpr"].jaxpr, [*marked[:tests], *ended])
-        return [each or stops[0] for each in ended]
-    if name == "cond":
-        each = [reached(branch.jaxpr, marked[1:]) for branch in parameters["branches"]]
-        return [marked[0] or any(outputs) for outputs in zip(*each, strict=True)]
-    inner = [one for one in parameters.values() if isinstance(one, core.Jaxpr | core.ClosedJaxpr)]
-    # Of others the inner program may mean something else: a reduction's combines two numbers.
-    if name in _CALLS and len(inner) == 1:
-        one = inner[0].jaxpr if isinstance(inner[0], core.ClosedJaxpr) else inner[0]
-        if len(one.invars) == len(marked) and len(one.outvars) == len(equation.outvars):
-            return reached(one, marked)
+    _check_host(equation, within=False)
+    try:
+        outputs = None if any(map(_written, equation.invars)) else _followed(equation, marked)
+    except _OnHost:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError):
+        outputs = None  # another version of JAX, with another layout
+    if outputs is not None and len(outputs) == len(equation.outvars):
+        return outputs
+    # Its programs may mean anything, or data decide which one is run.
+    _check_host(equation, within=True)
     return [True] * len(equation.outvars)
 
 
-def _loop(
-    body: core.Jaxpr, fixed: list[bool], carried: list[bool], others: list[bool]
-) -> list[bool]:
+def _check_host(equation: Any, within: bool) -> None:
+    name = equation.primitive.name
+    if name in _HOST or "callback" in name:
+        raise _OnHost(
+            f"method has a {name} that gets what depends on data past the noise; leave it out of "
+            "what agents compute"
+        )
+    for program in _programs(equation.params.values()) if within else ():
+        for one in program.eqns:
+            _check_host(one, within)
+
+
+def _written(atom: Any) -> bool:
+    """Whether it is a reference, which equations write to in place."""
+    return "Ref" in type(atom.aval).__name__
+
+
+def _programs(values: Iterable[Any]) -> list[core.Jaxpr]:
+    """The programs among an equation's parameters, one by one or in tuples."""
+    parts = itertools.chain.from_iterable(v if isinstance(v, tuple | list) else [v] for v in values)
+    held: list[Any] = [one for one in parts if isinstance(one, core.Jaxpr | core.ClosedJaxpr)]
+    return [getattr(one, "jaxpr", one) for one in held]
+
+
+def _followed(equation: Any, marked: list[bool]) -> list[bool] | None:
+    """Outputs of an equation whose programs are known to mean what its name says, or None.
+
+    How many inputs of a loop are constant, carried or stacked is read off shapes, since the
+    parameters that count them differ between versions of JAX.
+    """
+    name, parameters, width = equation.primitive.name, equation.params, len(equation.outvars)
+    programs = _programs(parameters.values())
+    if name == "scan":
+        (body,) = programs
+        stacked, outputs = (
+            [outside.aval.ndim - inside.aval.ndim for outside, inside in zip(*pairs, strict=True)]
+            for pairs in ((equation.invars, body.invars), (equation.outvars, body.outvars))
+        )
+        carried, others = outputs.count(0), stacked.count(1)
+        fixed = len(marked) - carried - others
+        in_order = [0] * (fixed + carried) + [1] * others, [0] * carried + [1] * (width - carried)
+        return _loop(body, fixed, carried, marked) if (stacked, outputs) == in_order else None
+    if name == "while":
+        test, body = _programs([parameters["cond_jaxpr"], parameters["body_jaxpr"]])
+        tests = len(test.invars) - width
+        ended = _loop(body, len(body.invars) - width, width, marked[tests:])
+        return None if any(reached(test, [*marked[:tests], *ended])) else ended
+    if name == "cond" and not marked[0]:
+        each = [reached(branch, marked[1:]) for branch in _programs(parameters["branches"])]
+        return [any(outputs) for outputs in zip(*each, strict=True)]
+    # Of others the inner program may mean something else: a reduction's combines two numbers.
+    if name in _CALLS:
+        (one,) = programs
+        return reached(one, marked)
+    return None
+
+
+def _loop(body: core.Jaxpr, fixed: int, carried: int, marked: list[bool]) -> list[bool]:
     """Outputs of a loop: what is carried, until nothing is added, and what is stacked."""
+    both: Any = zip(body.invars[fixed:][:carried], body.outvars[:carried], strict=True)
+    if fixed < 0 or any(
+        (a.aval.shape, a.aval.dtype) != (b.aval.shape, b.aval.dtype) for a, b in both
+    ):
+        raise ValueError("what a loop carries has another shape where it comes out")
+    start, others = marked[fixed:][:carried], marked[fixed + carried :]
     while True:
-        outputs = reached(body, [*fixed, *carried, *others])
-        new = [a or b for a, b in zip(carried, outputs, strict=False)]
-        if new == carried:
-            return new + outputs[len(carried) :]
-        carried = new
+        outputs = reached(body, [*marked[:fixed], *start, *others])
+        new = [a or b for a, b in zip(start, outputs, strict=False)]
+        if new == start:
+            return new + outputs[carried:]
+        start = new
 
 
 @functools.lru_cache(maxsize=64)
