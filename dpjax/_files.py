@@ -165,6 +165,10 @@ def writing(name: str, path: _Path) -> Iterator[None]:
         ) from None
 
 
+class Busy(ValueError):
+    """Somebody else has what was to be locked."""
+
+
 class Lock:
     """A file or folder that one object of one process has to itself, until `close` or a kill.
 
@@ -182,8 +186,8 @@ class Lock:
         handle: Of the locked file, for reading and writing.
 
     Raises:
-        ValueError: Where somebody else has it, it cannot be written, or its file system has no
-            locks.
+        Busy: Where somebody else has it.
+        ValueError: Where it cannot be written, or its file system has no locks.
     """
 
     def __init__(self, name: str, path: _Path, at: Path | None = None, *, passing: bool = False):
@@ -198,7 +202,7 @@ class Lock:
                 if self._is_there():
                     return
         self._open()
-        raise ValueError(
+        raise Busy(
             f"{name} is {self._path!r}, which another process uses, or another object of this one; "
             "end or close that one first"
         )

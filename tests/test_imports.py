@@ -48,9 +48,18 @@ WIDER = {
 
 # Each of these takes longer to import than all of dpjax may; or, as torch, is no dependency.
 SLOW = (
-    *("clarabel", "cryptography", "cvxpy", "dp_accounting", "jax_privacy", "matplotlib", "orbax"),
-    *("pandas", "phe", "safetensors", "scipy.optimize", "sklearn", "tensorflow_datasets"),
-    *("tokenizers", "torch"),
+    *(
+        "clarabel",
+        "cloudpickle",
+        "cryptography",
+        "cvxpy",
+        "dp_accounting",
+        "jax_privacy",
+        "matplotlib",
+        "orbax",
+    ),
+    *("joblib", "matplotlib", "orbax", "pandas", "phe", "safetensors", "scipy.optimize", "sklearn"),
+    *("submitit", "tensorflow_datasets", "tokenizers", "torch"),
 )
 
 

@@ -3,10 +3,11 @@
 An experiment is a script with a frozen config, named presets of it, and a function of
 ``(config, lab)``. It splits its work into cells; a cell's rows become one immutable record file,
 and a cell whose file exists is read instead of run, so a stopped experiment carries on where it
-was, inside the cell from its checkpoint.
+was, inside the cell from its checkpoint. Processes with one output share its cells.
 """
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from _common import tune
-from dpjax import _validate
+from dpjax import _validate, _workers
 from dpjax.plans.statements import HopelessWarning
 from dpjax.results import plots, records
 
@@ -43,6 +44,8 @@ class Options:
             records are an error, since records are never overwritten.
         devices: Spread the agents over this many devices; must divide their number.
         quiet: Show no progress bars.
+        parallel: Run cells in so many processes at once, or in cluster jobs: the path of a YAML
+            file of ``workers`` (how many) and parameters of submitit.
     """
 
     output: Path = Path("results")
@@ -50,6 +53,7 @@ class Options:
     resume: bool = True
     devices: int = 1
     quiet: bool = False
+    parallel: int | Path = 1
 
 
 def check(
@@ -129,19 +133,26 @@ class Lab:
         preset: The preset its config began from.
         options: The shared options.
         command: The command line, for the records.
+        team: Runs the cells in place of this process.
+        silent: Whether neither text nor figures are wanted.
     """
 
-    def __init__(self, name: str, preset: str, options: Options, command: str):
+    def __init__(
+        self, name: str, preset: str, options: Options, command: str,
+        team: _workers.Team | None = None, *, silent: bool = False,
+    ):  # fmt: skip
         self.name = name
         self.preset = preset
         self.options = options
         self.command = command
+        self.team, self.silent = team, silent
         self.folder = options.output / name / preset
         self.checkpoints = (options.checkpoint or self.folder / "checkpoints") / name / preset
 
     def say(self, text: str) -> None:
         """Print a line of the experiment's report."""
-        print(text, flush=True)
+        if not self.silent:
+            print(text, flush=True)
 
     def say_ends(self, names: Sequence[str]) -> None:
         """Print what was tuned to an end of its step sizes, if anything was.
@@ -160,6 +171,8 @@ class Lab:
             name: Of its file.
             caption: Of `dpjax.results.plots.finish`.
         """
+        if self.silent:
+            return
         plots.finish(sheet, **caption)
         self.say(f"figure: {plots.save(sheet, self.folder / name)}")
 
@@ -193,33 +206,7 @@ class Lab:
         Raises:
             ValueError: If the file exists and was made with another config, or without resuming.
         """
-        path = self.folder / f"{name}.jsonl"
-        stored = json.loads(json.dumps(config, default=str))
-        if os.path.exists(path):
-            if not self.options.resume:
-                raise ValueError(
-                    f"output {path} exists; records are never overwritten, name another --output"
-                )
-            metadata = records.read_metadata(path)
-            if _given(metadata.get("config") or {}) != _given(stored):
-                raise ValueError(
-                    f"output {path} was made with another config; name another --output"
-                )
-            self.say(f"{path}: read")
-            return records.read(path)
-        checkpoint = self.checkpoints / name
-        if not self.options.resume:
-            shutil.rmtree(checkpoint, ignore_errors=True)
-        began = time.monotonic()
-        rows = compute(checkpoint)
-        rows = [{"experiment": self.name, **row} for row in rows]
-        metadata = records.metadata(command=self.command, seed=seed)
-        metadata |= {"config": stored, "preset": self.preset}
-        metadata["seconds"] = round(time.monotonic() - began, 3)
-        records.write(path, rows, metadata)
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        self.say(f"{path}: {len(rows)} rows in {time.monotonic() - began:.1f} s")
-        return records.read(path)
+        return self.cells([(name, config, compute)], seed=seed)
 
     def cells(
         self,
@@ -238,8 +225,42 @@ class Lab:
         """
         import pandas
 
-        frames = [self.cell(name, config, compute, seed=seed) for name, config, compute in cells]
+        work = {self.folder / f"{name}.jsonl": rest for name, *rest in cells}
+        configs = {path: json.loads(json.dumps(c, default=str)) for path, (c, _) in work.items()}
+        for path, missing in _workers.shared(work, self.team, self.say):
+            began = time.monotonic()
+            if missing:
+                metadata = {"config": configs[path], "preset": self.preset}
+                rows = self._make(path, work[path][1], metadata, seed)
+                self.say(f"{path}: {rows} rows in {time.monotonic() - began:.1f} s")
+                continue
+            if not self.options.resume:
+                raise ValueError(
+                    f"output {path} exists; records are never overwritten, name another --output"
+                )
+            metadata = records.read_metadata(path)
+            if _given(metadata.get("config") or {}) != _given(configs[path]):
+                raise ValueError(
+                    f"output {path} was made with another config; name another --output"
+                )
+            self.say(f"{path}: read")
+        frames = list(map(records.read, work))
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
+
+    def _make(
+        self, path: Path, compute: Callable[[Path], Any], config: dict[str, Any], seed: Any
+    ) -> int:
+        """Run a cell and write its records; the number of its rows."""
+        checkpoint = self.checkpoints / path.stem
+        if not self.options.resume:
+            shutil.rmtree(checkpoint, ignore_errors=True)
+        began = time.monotonic()
+        rows = [{"experiment": self.name, **row} for row in compute(checkpoint)]
+        metadata = records.metadata(command=self.command, seed=seed) | config
+        metadata["seconds"] = round(time.monotonic() - began, 3)
+        records.write(path, rows, metadata)
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        return len(rows)
 
 
 def stored(config: Any, *listed: str, **cell: Any) -> dict[str, Any]:
@@ -312,10 +333,20 @@ def main(
             parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
         )
         command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
-        with warnings.catch_warnings():
-            # Published budgets are compared as they are, also where they leave nothing to learn.
-            warnings.simplefilter("ignore", HopelessWarning)
-            experiment(config, Lab(name, preset, options, command))
+        if options.parallel == 1:
+            _call(experiment, config, Lab(name, preset, options, command))
+            return 0
+        if not options.resume:
+            raise ValueError("parallel is given with --no-resume; name another --output instead")
+        alone = dataclasses.replace(options, parallel=1, quiet=True)
+        worker = Lab(name, preset, alone, command, silent=True)
+        work = functools.partial(_call, experiment, config, worker)
+
+        def warn(text: str) -> None:
+            print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+        with _workers.Team(options.parallel, work, options.output, warn) as team:
+            _call(experiment, config, Lab(name, preset, options, command, team))
     except (ValueError, OSError) as error:
         print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
@@ -330,6 +361,13 @@ def main(
         )
         return 130
     return 0
+
+
+def _call(experiment: Callable[[Any, Lab], Any], config: Any, lab: Lab) -> None:
+    with warnings.catch_warnings():
+        # Published budgets are compared as they are, also where they leave nothing to learn.
+        warnings.simplefilter("ignore", HopelessWarning)
+        experiment(config, lab)
 
 
 def _split_preset(
