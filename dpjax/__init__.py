@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpjax.algorithms import methods
     from dpjax.commands.account import account
     from dpjax.commands.design import design
+    from dpjax.commands.sweep import Sweep, sweep
     from dpjax.data import load as datasets
     from dpjax.data import partition
     from dpjax.engine.run import Result, run
@@ -38,6 +39,7 @@ __all__ = [
     "Problem",
     "Protect",
     "Result",
+    "Sweep",
     "__version__",
     "account",
     "datasets",
@@ -53,6 +55,7 @@ __all__ = [
     "run",
     "samplers",
     "supervised",
+    "sweep",
 ]
 
 # A module, or a module and a name in it.
@@ -64,6 +67,7 @@ _HOMES = {
     "Problem": "plans.problem:Problem",
     "Protect": "plans.protect:Protect",
     "Result": "engine.run:Result",
+    "Sweep": "commands.sweep:Sweep",
     "account": "commands.account:account",
     "datasets": "data.load",
     "design": "commands.design:design",
@@ -78,6 +82,7 @@ _HOMES = {
     "run": "engine.run:run",
     "samplers": "plans.samplers",
     "supervised": "plans.problem:supervised",
+    "sweep": "commands.sweep:sweep",
 }
 
 

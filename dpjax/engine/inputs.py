@@ -47,6 +47,19 @@ def check(
     if not plans or not all(isinstance(plan, Plan) for plan in plans):
         kinds = ", ".join(type(plan).__name__ for plan in plans)
         raise ValueError(f"plans is [{kinds}]; give one or more from plans.plan.make")
+    problems, seeds = check_tasks(problem, seeds)
+    for problem in problems:
+        _check_counts(plans, problem)
+    return plans, problems, seeds
+
+
+def check_tasks(problem: Any, seeds: Any) -> tuple[tuple[Problem, ...], tuple[int, ...]]:
+    """Check problems and seeds alone, as `check` does.
+
+    Args:
+        problem: One problem, or one for each seed.
+        seeds: Whole numbers.
+    """
     problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
     if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
         raise ValueError(f"seeds is {_validate.shown(seeds)}; give whole numbers, such as [0]")
@@ -59,8 +72,7 @@ def check(
         )
     for problem in problems:
         _check_alike(problem, problems[0])
-        _check_counts(plans, problem)
-    return plans, problems, seeds
+    return problems, seeds
 
 
 def _check_alike(problem: Any, first: Problem) -> None:
@@ -315,9 +327,9 @@ def make_statics(
     """
     # Without noise the factor is zero, so that draws add nothing.
     noisy = next((plan for plan in plans if plan.noise is not None), plans[0])
-    shared = _shared(noisy)
+    shared = shared_parts(noisy)
     for plan in plans:
-        for name, value in _shared(plan).items():
+        for name, value in shared_parts(plan).items():
             if value != shared[name] and not (name == "noise" and value is None):
                 named = "label" if name == "noise" else name
                 one, two = (getattr(each.config, named, None) for each in (noisy, plan))
@@ -347,8 +359,12 @@ def make_statics(
     )
 
 
-def _shared(plan: Plan) -> dict[str, Any]:
-    """The parts that plans of one call must share, by name."""
+def shared_parts(plan: Plan) -> dict[str, Any]:
+    """The parts that plans of one call must share, by name.
+
+    Args:
+        plan: One of them.
+    """
     protect = plan.config.protect
     names = ("clip_norm", "norm", "clipping", "microbatch", "per_layer", "clips")
     return {

@@ -207,18 +207,18 @@ def test_noise_over_rounds_example_is_short_and_gains(capsys):
 def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
     module = load_script("sweep", "examples")
     small = dict(clips=(0.3, 1.0), steps=(0.1, 0.3), rounds=8, seeds=2)
-    module.main(tmp_path, epsilons=(3.0,), **small)
-    before = {path: path.read_bytes() for path in tmp_path.glob("*.jsonl")}
+    module.main(tmp_path, epsilons=(3.0, 30.0), **small)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
     made = module.main(tmp_path, epsilons=(3.0, 30.0), **small)
     assert [path.name for path in made] == ["independent.svg", "whisper_horizon.svg"]
     assert "<!-- clip norm 0.3 -->" in made[0].read_text()
     assert "epsilon = 3 and 30" in made[1].read_text()
     assert {path: path.read_bytes() for path in before} == before
-    frame = records.read(sorted(tmp_path.glob("*.jsonl")))
+    frame = records.read(tmp_path / "final")
     assert len(frame) == 2 * 2 * 2 * 2 and set(frame["seed"]) == {0, 1}
-    for column, tried in (("clip_norm", {0.3, 1.0}), ("budget_epsilon", {3.0, 30.0})):
+    for column, tried in (("protect.clip_norm", {0.3, 1.0}), ("budget.epsilon", {3.0, 30.0})):
         assert set(frame[column]) == tried
     assert set(frame["step_size"]) <= {0.1, 0.3}
     # All points are there: nothing is run.
-    monkeypatch.setattr(module.dp, "run", None)
+    monkeypatch.setattr("dpjax.commands.sweep.run", None)
     assert module.main(tmp_path, epsilons=(3.0, 30.0), **small) == made

@@ -1,0 +1,282 @@
+"""Sweeps: configs of a grid on one problem, compatible ones in one run, runs in parallel."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from dpjax import _validate, _workers
+from dpjax.engine import checkpoint, inputs
+from dpjax.engine.run import run
+from dpjax.plans import parameters
+from dpjax.plans import plan as plan_
+from dpjax.plans.plan import Config
+from dpjax.plans.problem import Problem
+from dpjax.results import records
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Sweep", "sweep"]
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """The rows of a sweep.
+
+    Attributes:
+        points: What was swept: each one's values by field. Points of equal configs are one, as a
+            run without noise is the same at every budget.
+        frame: Rows of `dpjax.engine.result.Result.rows`, with a column for each field that these
+            lack, and ``point``, the number of its point.
+
+    Example:
+        >>> import dpjax as dp
+        >>> parts = dict(rounds=10, sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(1.0))
+        >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=9.0), **parts)
+        >>> tuned = dp.sweep(
+        ...     config, {"optimizer.step_size": [0.01, 0.2]},
+        ...     dp.mixing.metropolis_hastings(dp.graphs.ring(4)), dp.quadratics(4), seeds=[0],
+        ... )
+        >>> tuned.best("mean_gap", over="optimizer.step_size")
+        [{'optimizer.step_size': 0.2}]
+    """
+
+    points: tuple[Mapping[str, Any], ...]
+    frame: "pandas.DataFrame" = dataclasses.field(repr=False)
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """Its rows, a copy."""
+        return self.frame.copy()
+
+    def best(
+        self, metric: str, over: str | Collection[str], *, largest: bool = False
+    ) -> list[Mapping[str, Any]]:
+        """The best points, one for each combination of the other fields: a grid for `sweep`.
+
+        The search is not accounted for in any guarantee, which is one run's.
+
+        Args:
+            metric: Compared after the last round, as a mean over seeds.
+            over: The field or fields that are chosen.
+            largest: True where a larger value is better, as of an accuracy; a run that diverged is
+                the worst either way.
+
+        Raises:
+            ValueError: For another metric or field.
+        """
+        chosen = [over] if isinstance(over, str) else list(over)
+        for name in chosen:
+            _validate.one_of("over", name, self.points[0])
+        _validate.one_of("metric", metric, self.frame)
+        last = self.frame.groupby(["point", "seed"]).tail(1)
+        losses = (-last[metric] if largest else last[metric]).fillna(math.inf)
+        best: dict[str, int] = {}
+        for index in losses.groupby(last["point"]).mean().sort_values(kind="stable").index:
+            point = self.points[index]
+            others = [(name, point[name]) for name in sorted(point) if name not in chosen]
+            best.setdefault(repr(others), index)
+        return [self.points[index] for index in sorted(best.values())]
+
+
+def sweep(
+    config: Config,
+    grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
+    mixing: Any,
+    problem: Problem | Sequence[Problem],
+    *,
+    seeds: Sequence[int],
+    eval_every: int | None = None,
+    devices: int | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    parallel: int | str | os.PathLike[str] = 1,
+) -> Sweep:
+    """Run a config with every combination of values of its fields.
+
+    Configs that differ only in budget and step size are one run, compiled once (`dpjax.run`).
+    Guarantee: as there, each run's own; a sweep is a simulation, whose runs share seeds.
+
+    Args:
+        config: What all have in common.
+        grid: Fields and the values of each, of which all combinations are run; or a list of
+            points, each with its values by field (`Sweep.best`). A field is one of the config or
+            one of a part of it: ``{"noise": [dp.noise.Independent(), None], "budget.epsilon":
+            [1.0, 3.0]}``. None for the noise runs without noise and budget.
+        mixing: [n, n] mixing matrix, or [P, n, n].
+        problem: Model, data and metrics; or one problem for each seed.
+        seeds: Seeds of every run.
+        eval_every: Rounds between two measurements; None is a twentieth of the rounds.
+        devices: Number of devices over which the agents of a run are spread.
+        folder: For records, a file for each run; what it holds is read instead of run, and a run
+            that was stopped carries on. Files are tied to the run's configs, network, data, model
+            and loss, but of functions in a config (as of ``Chain``) to the names alone. Processes
+            with the same folder share the work. None keeps nothing.
+        parallel: Processes, or the path of a YAML file for jobs of a cluster: ``workers`` (how
+            many) and parameters of submitit. The numbers have the bits of one process.
+
+    Returns:
+        The rows of all runs.
+
+    Raises:
+        ValueError: For a field that the config lacks, values that do not fit together, a release,
+            or workers that ended before all runs did.
+
+    Example:
+        >>> import dpjax as dp
+        >>> config = dp.Config(
+        ...     protect=dp.Protect("replace_agent", clip_norm=1.0), sampler=dp.samplers.Random(1),
+        ...     noise=dp.noise.Independent(), budget=dp.Budget(5.0, delta=1e-5), rounds=20,
+        ...     optimizer=dp.optimizers.Sgd(0.05),
+        ... )
+        >>> grid = {"noise": [dp.noise.Independent(), None], "budget.epsilon": [10.0, 30.0]}
+        >>> W = dp.mixing.metropolis_hastings(dp.graphs.complete(6))
+        >>> swept = dp.sweep(config, grid, W, dp.quadratics(6), seeds=[0, 1], eval_every=20)
+        >>> swept.to_frame()[["noise", "budget.epsilon", "epsilon", "seed", "round"]]
+                 noise  budget.epsilon  epsilon  seed  round
+        0  independent            10.0     10.0     0     20
+        1  independent            10.0     10.0     1     20
+        2  independent            30.0     30.0     0     20
+        3  independent            30.0     30.0     1     20
+        4         None             NaN      inf     0     20
+        5         None             NaN      inf     1     20
+    """
+    import pandas
+
+    points: dict[Config, Mapping[str, Any]] = {}
+    for point in _combinations(grid):
+        points.setdefault(_replaced(config, point), point)
+    if any(one.release for one in points):
+        raise ValueError("config is a release, which runs once; give release=False to try values")
+    problems, seeds = inputs.check_tasks(problem, seeds)
+    options = {"seeds": seeds, "eval_every": eval_every, "devices": devices}
+    groups: dict[Any, list[Config]] = {}
+    for one in points:
+        shared = one.protect, one.sampler, one.rounds, one.noise, one.method
+        groups.setdefault((*shared, one.optimizer.shared()), []).append(one)
+    with contextlib.ExitStack() as stack:
+        if folder is None and not isinstance(parallel, int):
+            raise ValueError("folder is None; name one that all machines of the cluster share")
+        place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
+        task = _task(problems, mixing, options)
+        work = {}
+        for group in groups.values():
+            columns = [{name: _shown(one, name) for name in points[one]} for one in group]
+            text = json.dumps(plan_.described([task, group, columns], "grid"), sort_keys=True)
+            digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+            work[place / f"{digest}.jsonl"] = group, columns
+        if len(work) < len(groups):
+            raise ValueError("grid holds functions of one name; give each a name of its own")
+        fill = functools.partial(_fill, work, mixing, problems, options)
+        team = None
+        if parallel != 1:
+            team = stack.enter_context(_workers.Team(parallel, fill, place, _say))
+        fill(team)
+        frames, numbers = [], {one: number for number, one in enumerate(points)}
+        for path, (group, _) in work.items():
+            rows = records.read(path)
+            frames.append(rows.assign(point=[numbers[group[index]] for index in rows["plan"]]))
+    frame = pandas.concat(frames).sort_values("point", kind="stable", ignore_index=True)
+    return Sweep(tuple(points.values()), frame.drop(columns="plan"))
+
+
+def _combinations(grid: Any) -> list[Mapping[str, Any]]:
+    """The points of a grid."""
+    lists = grid.values() if isinstance(grid, Mapping) else [None]
+    if all(isinstance(one, Collection) and not isinstance(one, str) for one in lists):
+        grid = [dict(zip(grid, one, strict=True)) for one in itertools.product(*grid.values())]
+    if not grid or not all(isinstance(point, Mapping) for point in grid):
+        raise ValueError(f"grid is {_validate.shown(grid)}; give a list of values for each field")
+    return list(grid)
+
+
+def _replaced(config: Config, point: Mapping[str, Any]) -> Config:
+    """The config with the values of a point."""
+    changes: dict[str, Any] = {}
+    for name in sorted(point):  # Whole parts come before their own fields.
+        field, _, inner = name.partition(".")
+        parts = changes if field in changes else vars(config)
+        known = (
+            getattr(parts.get(field), "__dataclass_fields__", [field]) if inner else vars(config)
+        )
+        if (inner or field) not in known:
+            text = f"grid holds {name!r}, which config lacks; choose from {', '.join(known)}"
+            raise ValueError(text)
+        value = point[name]
+        changes[field] = dataclasses.replace(parts[field], **{inner: value}) if inner else value
+    if changes.get("noise", config.noise) is None:
+        changes |= {"noise": None, "budget": None}
+    return dataclasses.replace(config, **changes)
+
+
+def _task(problems: Sequence[Problem], mixing: Any, options: Mapping[str, Any]) -> list[Any]:
+    """What the rows depend on beside the configs."""
+    first, key = problems[0], jax.random.key(0)
+    params = parameters.merge(jax.eval_shape(first.init, key), first.frozen)
+    example = (np.asarray(array[0]) for array in (first.x, first.y))
+    traced = [jax.jit(first.init).trace(key), jax.jit(first.loss).trace(params, *example)]
+    data = [problem.fingerprint() for problem in problems]
+    arrays = [np.asarray(mixing), first.frozen, [problem.evaluation for problem in problems]]
+    program = checkpoint.computation(traced, release=False)
+    return [program, data, checkpoint.digest(arrays), first.copies, dict(options)]
+
+
+def _fill(
+    work: Mapping[Path, Any], mixing: Any, problems: Sequence[Problem],
+    options: Mapping[str, Any], team: _workers.Team | None = None,
+) -> None:  # fmt: skip
+    """Run the groups whose files are missing, and write their rows."""
+    counts: Any = problems[0].partition.counts
+    if any(not np.array_equal(one.partition.counts, counts) for one in problems):
+        counts = None
+    for path, missing in _workers.shared(work, team, _say):
+        if not missing:
+            continue
+        (group, columns), folder = work[path], path.parent / "checkpoints" / path.stem
+        designs: dict[Any, Any] = {}  # The noise of a budget is designed once.
+        plans = []
+        for one in group:
+            design = designs.get(one.budget)
+            plans.append(plan_.make(one, mixing, counts=counts, design=design))
+            designs[one.budget] = plans[-1].design
+        parts, rows = [inputs.shared_parts(plan) for plan in plans], []
+        for first in (i for i, part in enumerate(parts) if part not in parts[:i]):
+            indices = [index for index, part in enumerate(parts) if part == parts[first]]
+            own = [plans[index] for index in indices]
+            result = run(own, problems, checkpoint=folder / str(first), **options)
+            each = len(result.seeds) * len(result.rounds)
+            for number, row in enumerate(result.rows()):
+                index = indices[number // each]
+                rows.append({**columns[index], **row, "plan": index})
+        described = plan_.described(group)
+        records.write(path, rows, records.metadata(seed=options["seeds"], configs=described))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _shown(config: Config, name: str) -> Any:
+    """A field's value as a table holds it; nan where the config lacks the part."""
+    field, _, inner = name.partition(".")
+    value = getattr(config, field)
+    value = getattr(value, inner, math.nan) if inner else value
+    plain = value is None or isinstance(value, str | int | float)
+    return value if plain else getattr(value, "label", None) or _ADDRESS.sub("", repr(value))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,114 @@
+"""Sweeps: the rows of plain runs, records, several processes, the best points, refusals."""
+
+import dataclasses
+
+import numpy as np
+import pandas
+import pytest
+
+import dpjax as dp
+from dpjax.commands import sweep
+from dpjax.results import records
+
+W = dp.mixing.metropolis_hastings(dp.graphs.complete(4))
+CONFIG = dp.Config(
+    protect=dp.Protect("replace_agent", clip_norm=1.0), sampler=dp.samplers.Random(1), rounds=8,
+    noise=dp.noise.Independent(), budget=dp.Budget(5.0, delta=1e-5),
+    optimizer=dp.optimizers.Sgd(0.05),
+)  # fmt: skip
+GRID = {
+    "noise": [None, dp.noise.Independent(), dp.noise.Whisper()],
+    "budget.epsilon": [10.0, 30.0],
+    "optimizer.step_size": [0.05, 0.1],
+}
+
+
+def swept(grid=GRID, **options):
+    options = {"seeds": [0, 1], "eval_every": 4} | options
+    return dp.sweep(CONFIG, grid, W, dp.quadratics(4), **options)
+
+
+def test_rows_are_those_of_runs_and_are_kept(tmp_path, monkeypatch):
+    result = swept(folder=tmp_path)
+    frame = result.to_frame()
+    assert len(result.points) == 2 + 4 + 4 and len(frame) == 10 * 2 * 2
+    assert frame["point"].is_monotonic_increasing
+    for number in (0, 3, 9):
+        point = result.points[number]
+        config = CONFIG.using(point["noise"])
+        if config.noise is not None:
+            budget = dataclasses.replace(config.budget, epsilon=point["budget.epsilon"])
+            config = dataclasses.replace(config, budget=budget)
+        config = dataclasses.replace(
+            config, optimizer=dp.optimizers.Sgd(point["optimizer.step_size"])
+        )
+        own = frame[frame["point"] == number]
+        columns = ["algorithm", "epsilon", "step_size", "seed", "round", "mean_gap"]
+        alone = dp.run(dp.make_plan(config, W), dp.quadratics(4), seeds=[0, 1], eval_every=4)
+        expected = alone.to_frame()[columns]
+        pandas.testing.assert_frame_equal(
+            own[columns].reset_index(drop=True), expected, check_exact=False, rtol=1e-4
+        )
+        assert own["noise"].iloc[0] == (None if point["noise"] is None else config.label)
+        assert np.isnan(own["budget.epsilon"]).all() == (point["noise"] is None)
+    # One file for each noise; all is there, and nothing is run.
+    assert len(list(tmp_path.iterdir())) == 3 + 1 and len(records.read(tmp_path)) == len(frame)
+    monkeypatch.setattr(sweep, "run", None)
+    pandas.testing.assert_frame_equal(swept(folder=tmp_path).to_frame(), frame)
+    with pytest.raises(TypeError):
+        swept(folder=tmp_path, seeds=[0])
+
+
+def test_best_points_are_a_grid():
+    result = swept({"noise": GRID["noise"][:2], "optimizer.step_size": [0.05, 1e-9]})
+    best = result.best("mean_gap", over="optimizer.step_size")
+    assert [point["optimizer.step_size"] for point in best] == [0.05, 0.05]
+    worst = result.best("mean_gap", over=["optimizer.step_size"], largest=True)
+    assert [point["optimizer.step_size"] for point in worst] == [1e-9, 1e-9]
+    again = swept(best)
+    assert list(again.points) == best and set(again.frame["optimizer.step_size"]) == {0.05}
+    for wrong in ({"metric": "loss"}, {"over": "rounds"}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
+            result.best(**{"metric": "mean_gap", "over": "noise"} | wrong)
+
+
+@pytest.mark.parametrize(
+    ("grid", "options", "said"),
+    [
+        ({"budget": 3}, {}, "grid is .*; give a list of values for each field"),
+        ({"noise": "x"}, {}, "grid is"),
+        ({"rounds": []}, {}, "grid is"),
+        ([{"rounds": 3}, 3], {}, "grid is"),
+        ({"budgt": [1]}, {}, "grid holds 'budgt', which config lacks; choose from protect"),
+        ({"budget.eps": [1]}, {}, "grid holds 'budget.eps', which config lacks; choose from"),
+        ({"rounds.x": [1]}, {}, "grid holds 'rounds.x'"),
+        ({"rounds": [5, -1]}, {}, "rounds is -1"),
+        ({"release": [True]}, {}, "config is a release"),
+        ({"rounds": [5]}, {"seeds": [0, 0]}, "seeds is"),
+        ({"rounds": [5]}, {"parallel": 0}, "parallel is 0; give how many"),
+        ({"rounds": [5]}, {"parallel": "jobs.yaml"}, "folder is None; name one"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_work_starts(grid, options, said, monkeypatch):
+    monkeypatch.setattr(sweep, "run", None)
+    with pytest.raises(ValueError, match=said):
+        swept(grid, **options)
+
+
+def test_two_functions_of_one_name_are_refused():
+    def optimizer(factor):
+        import optax
+
+        def make(step):
+            return optax.sgd(factor * step)
+
+        return dp.optimizers.Chain(make, 0.1)
+
+    with pytest.raises(ValueError, match="grid holds functions of one name"):
+        swept({"optimizer": [optimizer(1.0), optimizer(2.0)]})
+
+
+@pytest.mark.slow
+def test_processes_give_the_bits_of_one(tmp_path):
+    one = swept().to_frame()
+    pandas.testing.assert_frame_equal(swept(parallel=2).to_frame(), one, check_exact=True)
