@@ -7,8 +7,9 @@
   a row-stochastic mixing matrix, each in a process of its own: seconds and peak memory, that of
   the imports included (``import_bytes``).
 
-jax_privacy compiles in every call, so its first call is its time; dpjax's solver compiles nothing
-for k > 1. Medians of repeated calls for dpjax, one call for jax_privacy.
+jax_privacy compiles in every call, so its first call is its time; dpjax's solver compiles once for
+a size, from 256 rounds on. Medians of repeated calls for dpjax, the first of which compiles; one
+call for jax_privacy.
 """
 
 import json
@@ -39,7 +40,6 @@ def versus(sizes: list[int], repeats: int, bench: Bench) -> None:
     for rounds in sizes:
         k = rounds // SEPARATION
         participation = Participation(rounds, k, SEPARATION)
-        # Nothing is compiled here, so that the first call counts as well.
         workload = timed(lambda t=rounds: temporal.workload_gram(matrix, t), repeats - 1)
         gram = workload.result
         solved = timed(lambda h=gram, p=participation: temporal.solve(h, p), repeats - 1)

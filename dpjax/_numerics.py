@@ -98,6 +98,20 @@ def double_precision() -> Iterator[None]:
         yield
 
 
+@functools.cache
+def _pools() -> Any:
+    import scipy.linalg  # Its LAPACK is the one that JAX calls: to be found, it must be there.
+    import threadpoolctl
+
+    del scipy
+    return threadpoolctl.ThreadpoolController()
+
+
+def one_lapack_thread() -> Any:
+    """A context for small matrices: more threads gain nothing, and wait for each other if busy."""
+    return _pools().limit(limits=1, user_api="blas")
+
+
 def through_memory(
     first: UInt32[Array, "..."], second: UInt32[Array, "..."]
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:

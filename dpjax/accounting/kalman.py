@@ -34,7 +34,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
-from dpjax._numerics import double_precision
+from dpjax._numerics import double_precision, one_lapack_thread
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["pattern_sums"]
@@ -447,20 +447,11 @@ def rounding(
     return margin
 
 
-@functools.cache
-def _pools() -> Any:
-    import scipy.linalg  # Its LAPACK is the one that JAX calls: to be found, it must be there.
-    import threadpoolctl
-
-    del scipy
-    return threadpoolctl.ThreadpoolController()
-
-
 def _threads(model: Model) -> Any:
-    """One LAPACK thread for small states: more gain nothing, and wait for each other if busy."""
+    """One LAPACK thread for small states."""
     if jax.default_backend() != "cpu" or model.gradient.shape[1] > SMALL:
         return contextlib.nullcontext()
-    return _pools().limit(limits=1, user_api="blas")
+    return one_lapack_thread()
 
 
 def _check_memory(model: Model, rounds: int, epochs: int, separation: int) -> None:

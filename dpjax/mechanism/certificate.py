@@ -210,6 +210,43 @@ def root_trace(
     return total * math.sqrt(scale) * width * (1 - 4 * _EPS)
 
 
+def factored_root_trace(
+    factor: Float[np.ndarray, "n n"],
+    half: Float[np.ndarray, "b k k"],
+    left: Float[np.ndarray, "n n"],
+    roots: Float[np.ndarray, " n"],
+) -> float:
+    """Return a lower bound on tr((Z' M Z)^1/2), from F and eigenvectors that are known already.
+
+    Three products in place of eigenvectors and six. Rounding is bounded by norms, which leaves the
+    bound n eps tr(M) / l of an eigenvalue l below the trace: for long horizons.
+
+    Args:
+        factor: [n, n] F, Cholesky's upper factor of M as rounded.
+        half: [b, k, k] the blocks of Z, which is zero between them.
+        left: [n, n] U, F Z Z' F' = U e^2 U' nearly.
+        roots: [n] e.
+
+    Reference:
+        Higham, Accuracy and stability of numerical algorithms, theorem 10.3 for Cholesky;
+        Weyl's and Ostrowski's inequalities as in `root_trace`.
+    """
+    (b, k, _), n = half.shape, len(factor)
+    parts = factor.reshape(n, b, k).transpose(1, 0, 2)
+    product = np.matmul(parts, half).transpose(1, 0, 2).reshape(n, n)
+    terms = float(np.linalg.norm(np.matmul(np.abs(parts), np.abs(half))))
+    scaled = left * roots
+    norm, other = (float(np.linalg.norm(matrix)) for matrix in (product, scaled))
+    error = float(np.linalg.norm(product @ product.T - scaled @ scaled.T))
+    error += (n + 8) * _EPS * (norm**2 + other**2) + 4 * (k + 2) * _EPS * terms**2
+    # M = F'F + E, |E| <= n eps |F'| |F|, and M was made symmetric.
+    wide = float(np.sum(half**2, axis=(1, 2)).max())
+    error += (n + 8) * _EPS * float(np.linalg.norm(factor)) ** 2 * wide
+    skew = float(np.linalg.norm(left.T @ left - np.eye(n))) + 2 * n * n * _EPS
+    certain = np.maximum(roots**2 * (1 - skew) - error * (1 + 4 * n * n * _EPS), 0.0)
+    return math.fsum(np.sqrt(certain)) * (1 - 4 * _EPS)
+
+
 def _power(matrix: np.ndarray) -> float:
     """A power of four near the largest entry; 0 for a matrix of zeros."""
     largest = float(np.abs(matrix).max())

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
@@ -97,6 +98,7 @@ def minimize_trace(
     max_variance: float | None = None,
     warm_start: Float[np.ndarray, " n"] | None = None,
     pad_to: int | None = None,
+    device: Any = None,
 ) -> Solution:
     """Minimise tr(M P^-1) over symmetric P > 0 with diag(P) <= 1.
 
@@ -118,6 +120,7 @@ def minimize_trace(
             design exceeds it, r is raised until it does not.
         warm_start: [n] multipliers of a similar problem.
         pad_to: solve inside a matrix of this size, so that one compilation serves several n.
+        device: the JAX device that climbs; None is JAX's default.
 
     Returns:
         The design and its certificate.
@@ -161,7 +164,8 @@ def minimize_trace(
         regular = regularized(root, r)
         climbed, log_multipliers = _pad(regular, np.log(start), size)
         with double_precision():
-            state = fixed_point.climb(climbed, log_multipliers, tolerance, max_iterations)
+            placed = jax.device_put((climbed, log_multipliers), device)
+            state = fixed_point.climb(*placed, tolerance, max_iterations)
             multipliers = np.exp(np.asarray(state.best_x)[:n])
             converged = float(state.best_gap) <= (tolerance or 1e-9)
             spent += int(state.iterations)

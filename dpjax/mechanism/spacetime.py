@@ -10,7 +10,7 @@ All agents draw Z from one seed, and whoever holds it can subtract the noise. So
 guarantee against agents, alone or together.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -72,6 +72,7 @@ def design(
     *,
     tolerance: float = 1e-9,
     max_iterations: int = 50,
+    device: Any = None,
 ) -> JointDesign:
     """Return the strategy and covariance of least noise energy, both of sensitivity 1.
 
@@ -90,6 +91,7 @@ def design(
         participation: when a record appears; T = k b, or k = 1.
         tolerance: relative decrease over both half-steps at which to stop.
         max_iterations: most rounds of two half-steps.
+        device: the JAX device of both solvers; None is JAX's default.
 
     Returns:
         The design, without a guarantee towards the agents themselves: they share the seed.
@@ -108,20 +110,21 @@ def design(
     """
     tolerance = _validate.positive("tolerance", tolerance)
     max_iterations = _validate.integer("max_iterations", max_iterations)
-    time = temporal.solve(workload.gram(mixing, checked(participation).rounds), participation)
+    gram = workload.gram(mixing, checked(participation).rounds)
+    time = temporal.solve(gram, participation, device=device)
     strategy, history = time.strategy, [time.value]
     covariance, covariance_bound = np.eye(np.shape(mixing)[-1]), 0.0
     multipliers, converged = None, False
     for _ in range(max_iterations):
         before = history[-1]
         root = factor_over_agents(mixing, strategy)
-        space = minimize_trace(factor=root, warm_start=multipliers)
+        space = minimize_trace(factor=root, warm_start=multipliers, device=device)
         multipliers, covariance_bound = space.multipliers, space.lower_bound
         if space.value < history[-1]:
             covariance = space.covariance
             history.append(space.value)
         gram = workload.gram(mixing, participation.rounds, covariance=covariance)
-        time = temporal.solve(gram, participation)
+        time = temporal.solve(gram, participation, device=device)
         # The last strategy is not taken: both bounds then speak of the pair that is returned.
         if not time.value < before * (1.0 - tolerance):
             converged = True

@@ -3,9 +3,8 @@
 Guarantee: noise of standard deviation sigma * `sensitivity(C, participation)` at clip 1 gives
 1/sigma-GDP against an outsider who sees every message of every round. It is for the zero-out of one
 record in every round of its pattern; replacing it doubles the sensitivity. This also holds when
-gradients depend on earlier messages. `mafalda`, `prefix_sum`, `banded` and `toeplitz` return
-strategies of sensitivity 1 for the given participation, and for no other; `identity` and `anti_pgd`
-are not scaled.
+gradients depend on earlier messages. All designs return strategies of sensitivity 1 for the given
+participation, and for no other, except `identity` and `anti_pgd`, which are not scaled.
 
 `sensitivity` is an upper bound of ||C (G - G')||_F, rounding included. G and G' are two gradient
 sequences that differ in the rounds of one pattern, by vectors of norm at most 1.
@@ -27,6 +26,8 @@ recursion over the last `bands` - 1 outputs, so a run holds that many noise arra
 With at most b bands no two rounds of a pattern overlap in C'C.
 """
 
+import contextlib
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,7 +39,7 @@ import scipy.linalg
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax._numerics import double_precision
+from dpjax._numerics import double_precision, one_lapack_thread
 from dpjax.mechanism import certificate, workload
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.factorization import factor_of, minimize_trace, regularized
@@ -48,9 +49,12 @@ __all__ = [
     "TemporalSolution",
     "anti_pgd",
     "banded",
+    "banded_inverse",
+    "certified",
     "identity",
     "mafalda",
     "objective",
+    "one_step",
     "prefix_sum",
     "sensitivity",
     "solve",
@@ -75,6 +79,10 @@ _DELICATE, _SINGULAR = 1e-8, 1e-10  # least over largest eigenvalue of H
 # Shares of H's mean diagonal, added in turn where H is singular: the climb is slow along V's
 # vanishing directions unless it comes from a problem that is further from singular.
 _RIDGES = (1e-4, 1e-6, 1e-8)
+_COMPILED = 256  # rounds below which compiling takes longer than NumPy takes to solve
+_COARSE = 512  # rounds beyond which the start is the optimum of a quarter of the horizon
+_LONG = 2048  # rounds beyond which eigenvalues are computed once an iteration, and nowhere else
+_NEAR = 1e-6  # gap of a shorter horizon's optimum, from which a longer one starts
 _STALL = 1e-9  # relative decrease of a banded search's loss ...
 _STALLED = 10  # ... over this many steps, below which the search ends
 _MOST = 2000
@@ -151,11 +159,12 @@ def anti_pgd(rounds: int) -> Strategy:
     return np.tri(rounds)
 
 
-def prefix_sum(participation: Participation) -> Strategy:
+def prefix_sum(participation: Participation, *, device: Any = None) -> Strategy:
     """Return the optimum for running sums, one trusted server's workload (D-MF).
 
     Args:
         participation: when a record appears; T = k b, or k = 1.
+        device: as for :func:`solve`.
 
     Returns:
         [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
@@ -175,10 +184,11 @@ def prefix_sum(participation: Participation) -> Strategy:
                [-0.017,  0.275,  0.606,  0.   ],
                [ 0.05 ,  0.   ,  0.2  ,  0.654]])
     """
-    return solve(workload.prefix_sum(checked(participation).rounds), participation).strategy
+    gram = workload.prefix_sum(checked(participation).rounds)
+    return solve(gram, participation, device=device).strategy
 
 
-def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
+def mafalda(mixing: Mixing, participation: Participation, *, device: Any = None) -> Strategy:
     """Return the optimum for decentralized SGD with this mixing matrix (MAFALDA-SGD).
 
     min sensitivity(C)^2 ||L C^-1||_F^2,  L'L = H. It and its certificate, a lower bound on
@@ -187,6 +197,7 @@ def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
     Args:
         mixing: [n, n] W, or a schedule [P, n, n].
         participation: when a record appears; T = k b, or k = 1.
+        device: as for :func:`solve`.
 
     Returns:
         [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
@@ -209,7 +220,131 @@ def mafalda(mixing: Mixing, participation: Participation) -> Strategy:
                [-0.012,  0.232,  0.634,  0.   ],
                [ 0.044,  0.   ,  0.173,  0.66 ]])
     """
-    return solve(workload.gram(mixing, checked(participation).rounds), participation).strategy
+    gram = workload.gram(mixing, checked(participation).rounds)
+    return solve(gram, participation, device=device).strategy
+
+
+def banded_inverse(participation: Participation, bands: int) -> Strategy:
+    """Return the strategy of the banded inverse square root of prefix sums (BISR).
+
+    C^-1 has r_0, .. r_{bands - 1} along its diagonals, sum_j r_j x^j = (1 - x)^(1/2): r_0 = 1,
+    r_j = r_{j-1} (j - 3/2) / j. Noise of a round is a sum over `bands` rounds. C has no negative
+    entry, so that its sensitivity is exact.
+
+    Args:
+        participation: when a record appears.
+        bands: number of diagonals of C^-1, 1 (a scaled identity) to T.
+
+    Returns:
+        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
+
+    Raises:
+        ValueError: for another number of diagonals.
+
+    Reference:
+        Kalinin, McKenna, Upadhyay and Lampert 2025, "Back to square roots", arXiv 2505.12128.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> strategy = temporal.banded_inverse(Participation(4, 1, 4), bands=3)
+        >>> (np.linalg.inv(strategy)[:, 0] * strategy[0, 0]).round(3)
+        array([ 1.   , -0.5  , -0.125,  0.   ])
+    """
+    rounds = checked(participation).rounds
+    bands = _validate.integer("bands", bands)
+    if bands > rounds:
+        raise ValueError(f"bands is {bands}; give at most {rounds}, the number of rounds")
+    order = np.arange(1, bands)
+    coefficients = np.cumprod(np.concatenate([[1.0], (order - 1.5) / order]))
+    return normalized(_inverse_toeplitz(coefficients, rounds), participation)
+
+
+def one_step(participation: Participation, fraction: float) -> Strategy:
+    """Return the strategy whose noise takes back a fraction of the last round's (DP-lambda-CGD).
+
+    Round t adds d_t (z_t - fraction z_{t-1}), d_t = sqrt(sum_{j < T - t} fraction^2j) counting
+    rounds from 0: C_st is fraction^(s - t) / d_t, with columns of norm 1. A run keeps the noise of
+    one round, or draws it again from its key. C has no negative entry, so that its sensitivity is
+    exact.
+
+    Args:
+        participation: when a record appears.
+        fraction: lambda, from 0 (a scaled identity) to below 1.
+
+    Returns:
+        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
+
+    Raises:
+        ValueError: for another fraction.
+
+    Reference:
+        Kalinin, McKenna, Pagh and Lampert 2026, "DP-lambda-CGD", arXiv 2601.22334.
+
+    Example:
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> temporal.one_step(Participation(3, 1, 3), fraction=0.5).round(3)
+        array([[0.873, 0.   , 0.   ],
+               [0.436, 0.894, 0.   ],
+               [0.218, 0.447, 1.   ]])
+    """
+    rounds = checked(participation).rounds
+    fraction = _validate.number("fraction", fraction)
+    if not 0 <= fraction < 1:
+        raise ValueError(f"fraction is {fraction!r}; give a number from 0 to below 1")
+    strategy = _inverse_toeplitz(np.array([1.0, -fraction])[:rounds], rounds)
+    return normalized(strategy / np.linalg.norm(strategy, axis=0), participation)
+
+
+def _inverse_toeplitz(coefficients: Float[np.ndarray, " p"], rounds: int) -> Strategy:
+    """Return C for the coefficients along the diagonals of C^-1."""
+    _validate.rounds_in_memory(rounds)
+    first = np.zeros(rounds)
+    first[0] = 1.0 / coefficients[0]
+    for t in range(1, rounds):
+        past = first[max(0, t - len(coefficients) + 1) : t][::-1]
+        first[t] = -(coefficients[1 : len(past) + 1] @ past) * first[0]
+    return np.asarray(scipy.linalg.toeplitz(first, np.zeros(rounds)))
+
+
+def certified(
+    strategy: Float[np.ndarray, "t t"],
+    gram: Float[np.ndarray, "t t"],
+    participation: Participation,
+    *,
+    tolerance: float | None = None,
+    device: Any = None,
+) -> TemporalSolution:
+    """Return any strategy, scaled to sensitivity 1, with the gap to the optimum over all.
+
+    Lower bound, iterations and convergence are those of :func:`solve`.
+
+    Args:
+        strategy: [T, T] C, invertible, such as a banded or Toeplitz one.
+        gram: [T, T] H.
+        participation: when a record appears; T = k b, or k = 1.
+        tolerance: as for :func:`solve`, of the optimum.
+        device: as for :func:`solve`.
+
+    Raises:
+        ValueError: as :func:`solve` and :func:`objective`.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.mechanism import temporal
+        >>> from dpjax.mechanism.participation import Participation
+        >>> participation = Participation(8, 2, 4)
+        >>> few = temporal.toeplitz(np.ones((1, 1)), participation, bands=2)
+        >>> gram = temporal.workload_gram(np.ones((1, 1)), 8)
+        >>> round(temporal.certified(few, gram, participation).gap, 2)
+        0.31
+    """
+    value = objective(strategy, gram, participation)
+    best = solve(gram, participation, tolerance=tolerance, device=device)
+    scaled = normalized(np.asarray(strategy, dtype=np.float64), participation)
+    return best._replace(strategy=scaled, value=value)
 
 
 def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
@@ -281,10 +416,14 @@ def solve(
     participation: Participation,
     *,
     factor: Float[np.ndarray, "m t"] | None = None,
-    tolerance: float = 1e-9,
+    tolerance: float | None = None,
     max_iterations: int = 200,
+    device: Any = None,
 ) -> TemporalSolution:
     """Minimise sensitivity(C)^2 tr(H (C'C)^-1) over lower triangular C.
+
+    From 256 rounds on, or where a device is given, the iteration is compiled by JAX, in float64.
+    Beyond 2,048 rounds an iteration takes most of a minute on two cores, and one or two are made.
 
     Args:
         gram: [T, T] H, symmetric positive semidefinite (`workload.gram`). A singular one is
@@ -293,8 +432,9 @@ def solve(
         participation: when a record appears; T = k b, or k = 1.
         factor: [m, T] F with F'F = H where ``gram`` is that product as rounded; the bound then
             refers to F'F.
-        tolerance: relative gap at which to stop.
+        tolerance: relative gap at which to stop; None is 1e-9, and 1e-2 beyond 2,048 rounds.
         max_iterations: most evaluations of the map.
+        device: the JAX device that computes; None is JAX's default.
 
     Returns:
         The strategy, of sensitivity 1, and its certificate.
@@ -316,6 +456,8 @@ def solve(
     """
     gram = _validate.square("gram", gram)
     rounds, k, b = checked(participation).rounds, participation.epochs, participation.separation
+    if tolerance is None:
+        tolerance = 1e-9 if rounds <= _LONG else 1e-2
     tolerance = _validate.positive("tolerance", tolerance)
     max_iterations = _validate.integer("max_iterations", max_iterations)
     if len(gram) != rounds:
@@ -326,6 +468,7 @@ def solve(
             factor=factor,
             tolerance=tolerance,
             max_iterations=5 * max_iterations,
+            device=device,
         )
         strategy = normalized(strategy_of(single.precision), participation)
         value = objective(strategy, gram, participation)
@@ -336,25 +479,49 @@ def solve(
             f"participation is ({rounds}, {k}, {b}); the optimum over rounds is known for rounds "
             f"= epochs * separation (or one epoch): use {k * b} rounds, or change the others"
         )
+    arguments = (gram, participation, factor, tolerance, max_iterations, device)
+    with one_lapack_thread() if _COMPILED <= rounds <= _COARSE else contextlib.nullcontext():
+        return _certified(*arguments)
+
+
+def _certified(
+    gram: Float[np.ndarray, "t t"],
+    participation: Participation,
+    factor: Float[np.ndarray, "m t"] | None,
+    tolerance: float,
+    most: int,
+    device: Any,
+) -> TemporalSolution:
+    """The optimum of several epochs, and its certificate."""
+    rounds, k, b = participation.rounds, participation.epochs, participation.separation
     # Rounds class by class: c, c + b, c + 2b, ...
     order = np.arange(rounds).reshape(k, b).T.ravel()
     sorted_gram = gram[np.ix_(order, order)]
-    exact = factor_of(sorted_gram)
+    long = rounds > _LONG and factor is None
+    exact = _cholesky(sorted_gram) if long else factor_of(sorted_gram)
     known = None if factor is None else _validate.finite_array("factor", factor, ndim=2)[:, order]
     if not exact.any():
         raise ValueError("gram is zero; every strategy costs nothing: give a nonzero matrix")
     squares = np.sum(exact**2, axis=1)
-    condition = float(squares.min() / squares.max())
+    condition = 1.0 if long else float(squares.min() / squares.max())
     start, iterations, bound = None, 0, 0.0
+    if condition >= _DELICATE:
+        start = _coarse(gram, k, device)
     candidates: list[tuple[float, Strategy]] = []
     for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
         climbed = regularized(exact, ridge)
-        best, count = _climb(climbed, k, tolerance, max_iterations, condition < _DELICATE, start)
+        fine = condition < _DELICATE
+        best, count = _climb(climbed, k, tolerance, most, fine, start, device)
         start, iterations = best.logarithm, iterations + count
-        bound = max(bound, _lower_bound(sorted_gram, known, best.half))
+        if long:
+            eigenvectors = np.asarray(best.left), np.asarray(best.roots)
+            total = certificate.factored_root_trace(exact, best.half, *eigenvectors)
+            bound = _dual(total, best.half)
+        else:
+            bound = max(bound, _lower_bound(sorted_gram, known, best.half))
         if np.isfinite(best.gap):
-            restored = np.empty_like(best.precision)
-            restored[np.ix_(order, order)] = best.precision
+            restored = np.empty(gram.shape)
+            restored[np.ix_(order, order)] = np.asarray(best.precision)
             strategy = normalized(strategy_of(restored), participation)
             candidates.append((objective(strategy, gram, participation), strategy))
     if not candidates:
@@ -411,15 +578,22 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
     largest = float(np.abs(matrix).max(initial=0.0))
     scale = 2.0 ** int(np.clip(np.frexp(largest)[1], -1000, 1000)) if largest > 0 else 1.0
     matrix = matrix / scale
-    # |C'C| and a bound on its rounding, which sums of one product do not have.
-    size, support = np.abs(matrix), (matrix != 0).astype(np.float64)
-    terms = support.T @ support
-    gram = np.abs(matrix.T @ matrix) + _EPS * np.where(terms > 1, terms, 0.0) * (size.T @ size)
     patterns = (slice(start, start + (k - 1) * b + 1, b) for start in range(participation.starts))
-    most = max(gram[pattern, pattern].sum() for pattern in patterns)
+    if rounds <= _LONG or participation.starts * k * k > rounds * rounds:
+        gram = _products(matrix)
+        most = max(gram[pattern, pattern].sum() for pattern in patterns)
+    else:
+        most = max(_products(matrix[:, pattern]).sum() for pattern in patterns)
     # Sums, products of one term and the root round as well.
     margin = 1.0 + (k**2 + 8) * _EPS
     return float(np.sqrt(most * margin)) * scale
+
+
+def _products(matrix: Float[np.ndarray, "m t"]) -> Float[np.ndarray, "t t"]:
+    """Return |C'C| and a bound on its rounding, which sums of one product do not have."""
+    size, support = np.abs(matrix), (matrix != 0).astype(np.float64)
+    terms = support.T @ support
+    return np.abs(matrix.T @ matrix) + _EPS * np.where(terms > 1, terms, 0.0) * (size.T @ size)
 
 
 def banded(
@@ -428,6 +602,7 @@ def banded(
     bands: int,
     *,
     equal: bool = False,
+    device: Any = None,
 ) -> Float[np.ndarray, "t t"]:
     """Return the best strategy for MAFALDA's objective with C_st = 0 where s - t >= bands.
 
@@ -439,6 +614,7 @@ def banded(
         participation: when a record appears.
         bands: number of diagonals, 1 (a scaled identity) to the participation's separation.
         equal: whether all columns have one norm: the largest one counts where batches are sampled.
+        device: as for :func:`solve`.
 
     Returns:
         [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
@@ -456,7 +632,8 @@ def banded(
 
     rounds, k = participation.rounds, participation.epochs
     bands = _bands(participation, bands)
-    root = _scaled_root(mixing, participation)
+    gram = workload.gram(mixing, rounds)
+    root = factor_of(gram / np.trace(gram))  # the search is tuned to losses near 1
     whole = not equal and (k == 1 or rounds == k * participation.separation)
     with double_precision():
         optimum = dense.optimize(
@@ -464,7 +641,7 @@ def banded(
             epochs=k if whole else 1,
             bands=bands,
             equal_norm=not whole,
-            A=jnp.asarray(root),
+            A=jax.device_put(root, device),
             max_optimizer_steps=_MOST,
             callback=_stalled(),
         )
@@ -474,16 +651,22 @@ def banded(
 
 
 def toeplitz(
-    mixing: Float[np.ndarray, "*p n n"], participation: Participation, bands: int
+    mixing: Float[np.ndarray, "*p n n"],
+    participation: Participation,
+    bands: int,
+    *,
+    device: Any = None,
 ) -> Float[np.ndarray, "t t"]:
     """Return the best banded Toeplitz strategy, its columns scaled to equal norms.
 
-    `bands` numbers describe it; a search from the optimum for the maximal error of prefix sums.
+    `bands` numbers describe it; a search from the optimum for the maximal error of prefix sums. A
+    step of it takes T^2 operations: thousands of rounds take seconds. `certified` has its gap.
 
     Args:
         mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
         participation: when a record appears.
         bands: number of coefficients, 1 (a scaled identity) to the participation's separation.
+        device: as for :func:`solve`.
 
     Returns:
         [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
@@ -501,30 +684,38 @@ def toeplitz(
         >>> temporal.toeplitz(np.ones((1, 1)), Participation(8, 2, 4), bands=2).shape
         (8, 8)
     """
-    from jax_privacy.matrix_factorization import banded as banded_
     from jax_privacy.matrix_factorization import optimization
     from jax_privacy.matrix_factorization import toeplitz as toeplitz_
 
     rounds, bands = participation.rounds, _bands(participation, bands)
-    root = _scaled_root(mixing, participation)
-
-    def strategy(coefficients: Float[Array, " bands"]) -> Float[Array, "t t"]:
-        whole = banded_.ColumnNormalizedBanded.from_banded_toeplitz(rounds, coefficients)
-        return whole.materialize()
-
+    gram = workload.gram(mixing, rounds)
+    gram /= np.trace(gram)  # the search is tuned to losses near 1
     with double_precision():
-        workload_root = jnp.asarray(root)
+        # tr(H R R') = r' Q r for R the Toeplitz matrix of r: Q sums H along its diagonals' ends.
+        sums = jax.device_put(workload.summed(gram[None, ::-1, ::-1]), device)
+        late = jax.device_put(gram[rounds - bands + 1 :], device)
+        lags = np.arange(rounds - bands + 1, rounds)[:, None] - np.arange(rounds)
 
         def loss(coefficients: Float[Array, " bands"]) -> Float[Array, ""]:
-            transposed = strategy(coefficients).T
-            solved = jax.scipy.linalg.solve_triangular(transposed, workload_root.T, lower=False)
-            return jnp.sum(solved**2)
+            # C^-1 = D R, D the norms of the columns, which are shorter in the last rounds.
+            inverse = toeplitz_.inverse_coef(coefficients, rounds)
+            squares = jnp.cumsum(coefficients**2)
+            less = 1.0 - jnp.sqrt(squares[:-1][::-1] / squares[-1])
+            rows = jnp.where(lags >= 0, inverse[lags], 0.0)
+            spectrum = jnp.fft.rfft(rows, 2 * rounds) * jnp.fft.rfft(inverse, 2 * rounds)
+            products = late * jnp.fft.irfft(spectrum, 2 * rounds)[:, :rounds]
+            corner = less @ products[:, rounds - bands + 1 :] @ less
+            total = inverse @ sums @ inverse - 2.0 * jnp.sum(less @ products) + corner
+            return total * squares[-1]
 
         start = jnp.asarray(toeplitz_.optimal_max_error_strategy_coefs(bands), jnp.float64)
+        start = jax.device_put(start, device)
         optimum = optimization.optimize(loss, start, max_optimizer_steps=_MOST, callback=_stalled())
         # The first column's sign is free in the search.
-        result = np.array(strategy(optimum * jnp.sign(optimum[0])), dtype=np.float64)
-    return normalized(result, participation)
+        optimum = np.asarray(optimum * jnp.sign(optimum[0]))
+    column = np.concatenate([optimum, np.zeros(rounds - bands)])
+    strategy = scipy.linalg.toeplitz(column, np.zeros(rounds))
+    return normalized(strategy / np.linalg.norm(strategy, axis=0), participation)
 
 
 def _bands(participation: Participation, bands: int) -> int:
@@ -535,14 +726,6 @@ def _bands(participation: Participation, bands: int) -> int:
             f"bands is {bands}; give at most {limit}, the rounds between two appearances"
         )
     return bands
-
-
-def _scaled_root(
-    mixing: Float[np.ndarray, "*p n n"], participation: Participation
-) -> Float[np.ndarray, "t t"]:
-    """Return F, F'F = H up to a factor: the search is tuned to losses near 1."""
-    gram = workload.gram(mixing, participation.rounds)
-    return factor_of(gram / np.trace(gram))
 
 
 def _stalled() -> Callable[[Any], bool]:
@@ -561,12 +744,14 @@ def _stalled() -> Callable[[Any], bool]:
 class _Point(NamedTuple):
     """The map at one V = exp(X): its blocks, the next X without acceleration, and the bounds."""
 
-    half: Blocks
-    logarithm: Blocks
-    plain: Blocks
-    precision: Float[np.ndarray, "t t"]
-    dual: float
-    gap: float
+    half: Any
+    logarithm: Any
+    plain: Any
+    precision: Any
+    left: Any  # eigenvectors and roots of eigenvalues of F V F'
+    roots: Any
+    dual: Any
+    gap: Any
 
 
 def _climb(
@@ -576,6 +761,7 @@ def _climb(
     most: int,
     fine: bool = False,
     start: Blocks | None = None,
+    device: Any = None,
 ) -> tuple[_Point, int]:
     """Return the point of least gap (infinite where none was feasible) and the evaluations spent.
 
@@ -585,12 +771,13 @@ def _climb(
     norms = np.sqrt((factor**2).sum(axis=0).reshape(-1, k).sum(axis=1))
     levels = np.log(np.maximum(norms, 1e-8 * norms.max()) / norms.max())
     point = levels[:, None, None] * np.eye(k) if start is None else start
+    evaluate = _evaluator(factor, fine, device)
     last = best = None
     changes: list[tuple[np.ndarray, np.ndarray]] = []
     since = count = 0
     highest = 0.0
     while count < most and since < _PATIENCE:
-        here = _evaluate(factor, point, fine)
+        here = evaluate(point)
         count += 1
         if last is not None and not here.dual >= last.dual * (1.0 - _FALL) and changes:
             point, changes, last = last.plain, [], None
@@ -622,63 +809,124 @@ def _climb(
     return best, count
 
 
-def _evaluate(factor: Float[np.ndarray, "t t"], point: Blocks, fine: bool) -> _Point:
+def _coarse(gram: Float[np.ndarray, "t t"], k: int, device: Any) -> Blocks | None:
+    """Return log V of a quarter of the horizon, stretched to all of it, where that helps.
+
+    Gradients of the last rounds cost as those of a horizon that short: their H is a corner of H.
+    """
+    b = len(gram) // k
+    few = b // 4
+    rounds = k * few
+    if len(gram) <= _COARSE or few < 2:
+        return None
+    order = np.arange(rounds).reshape(k, few).T.ravel()
+    corner = gram[-rounds:, -rounds:]
+    factor = _cholesky(corner[np.ix_(order, order)])
+    start = _coarse(corner, k, device)
+    best, _ = _climb(factor, k, _NEAR, _PATIENCE, False, start, device)
+    values = best.half @ best.half
+    # Classes by the logarithm of their distance from both ends, near which V bends.
+    new, old = ((np.arange(m) + 0.5) / m for m in (b, few))
+    new, old = np.log(new / (1.0 - new)), np.log(old / (1.0 - old))
+    place = np.interp(new * old[-1] / new[-1], old, np.arange(few))
+    below = np.minimum(place.astype(int), few - 2)
+    share = (place - below)[:, None, None]
+    return _apply("log", (1.0 - share) * values[below] + share * values[below + 1])
+
+
+def _cholesky(gram: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+    try:
+        return np.linalg.cholesky((gram + gram.T) / 2.0).T
+    except np.linalg.LinAlgError:
+        raise ValueError(
+            "gram is too close to singular; add a small multiple of the identity"
+        ) from None
+
+
+def _evaluator(
+    factor: Float[np.ndarray, "t t"], fine: bool, device: Any
+) -> Callable[[Blocks], _Point]:
+    """Return the map as a function of log V: NumPy's for few rounds, else JAX's on its device."""
+    if len(factor) < _COMPILED and device is None:
+        return functools.partial(_evaluate, factor, fine=fine)
+    with double_precision():
+        placed = jax.device_put(factor, device)
+
+    def evaluate(point: Blocks) -> _Point:
+        with double_precision():
+            found = _compiled(placed, jax.device_put(point, device), fine=fine)
+            small = ("half", "logarithm", "plain", "dual", "gap")
+            return found._replace(**{name: np.asarray(getattr(found, name)) for name in small})
+
+    return evaluate
+
+
+def _evaluate(factor: Any, point: Any, *, fine: bool) -> _Point:
+    """The map in the arrays' own library: NumPy or JAX."""
+    xp = np if isinstance(point, np.ndarray) else jnp
+    scipy_ = scipy if xp is np else jax.scipy
     rounds, (b, k, _) = len(factor), point.shape
-    blocks = _constant_diagonal(_apply(np.exp, point))
+    blocks = _constant_diagonal(_apply("exp", point))
     levels = blocks[:, 0, 0]
-    half = _apply(np.sqrt, blocks)
-    weighted = np.matmul(factor.reshape(rounds, b, k).transpose(1, 0, 2), half)
+    half = _apply("sqrt", blocks)
+    weighted = xp.matmul(factor.reshape(rounds, b, k).transpose(1, 0, 2), half)
     weighted = weighted.transpose(1, 0, 2).reshape(rounds, rounds)
     if fine:
-        left, roots, _ = np.linalg.svd(weighted)
-        roots = np.maximum(roots, rounds * _EPS * roots[0])
+        left, roots, _ = xp.linalg.svd(weighted)
+        roots = xp.maximum(roots, rounds * _EPS * roots[0])
     else:
-        values, left = np.linalg.eigh(weighted @ weighted.T)
-        roots = np.sqrt(np.maximum(values, rounds * _EPS * values[-1]))
+        values, left = xp.linalg.eigh(weighted @ weighted.T)
+        roots = xp.sqrt(xp.maximum(values, rounds * _EPS * values[-1]))
     # P = F' U e^-1 U' F for F V^1/2 = U e ..., so that P V P = F'F.
-    rotated = (left.T @ factor) / np.sqrt(roots)[:, None]
+    rotated = (left.T @ factor) / xp.sqrt(roots)[:, None]
     precision = rotated.T @ rotated
-    grid = precision.reshape(b, k, b, k)
-    diagonal_blocks = grid[range(b), :, range(b), :].copy()
-    diagonal = np.einsum("cii->ci", diagonal_blocks)
+    classes = np.arange(b)
+    diagonal_blocks = precision.reshape(b, k, b, k)[classes, :, classes, :]
+    diagonal = xp.einsum("cii->ci", diagonal_blocks)
     sums = diagonal.sum(axis=1)
-    dual = float(roots.sum() ** 2 / levels.sum())
+    dual = roots.sum() ** 2 / levels.sum()
 
     # The next V: V^1/2 P V^1/2 in the scale where P has a unit diagonal, its diagonal made even.
-    scale = np.sqrt(diagonal)
+    scale = xp.sqrt(diagonal)
     outer = scale[:, :, None] * scale[:, None, :]
-    middle = _apply(np.sqrt, blocks * outer)
+    middle = _apply("sqrt", blocks * outer)
     moved = _constant_diagonal(middle @ (diagonal_blocks / outer) @ middle / outer)
     target = levels * sums
-    target = np.maximum(target, _LEAST_LEVEL * target.max())
-    moved *= (target * levels.sum() / (target.sum() * moved[:, 0, 0]))[:, None, None]
+    target = xp.maximum(target, _LEAST_LEVEL * target.max())
+    moved = moved * (target * levels.sum() / (target.sum() * moved[:, 0, 0]))[:, None, None]
 
     # Feasible: nothing between the rounds of a class, and sum 1 along its diagonal.
-    for c in range(b):
-        grid[c, :, c, :] = np.diag(diagonal[c])
-    shrink = np.repeat(1.0 / np.sqrt(sums), k)
-    precision *= shrink[:, None] * shrink
+    index = xp.arange(rounds)
+    paired = (index[:, None] // k == index // k) & (index[:, None] != index)
+    shrink = xp.repeat(1.0 / xp.sqrt(sums), k)
+    precision = xp.where(paired, 0.0, precision) * (shrink[:, None] * shrink)
     try:
-        lower = np.linalg.cholesky(precision)
-        whitened = scipy.linalg.solve_triangular(lower, factor.T, lower=True)
-        gap = float(np.sum(whitened**2)) / dual - 1.0
+        lower = xp.linalg.cholesky(precision)
+        whitened = scipy_.linalg.solve_triangular(lower, factor.T, lower=True)
+        gap = xp.nan_to_num(xp.sum(whitened**2) / dual - 1.0, nan=np.inf)
     except np.linalg.LinAlgError:
         gap = np.inf
-    return _Point(half, _apply(np.log, blocks), _apply(np.log, moved), precision, dual, gap)
+    logarithms = _apply("log", blocks), _apply("log", moved)
+    return _Point(half, *logarithms, precision, left, roots, dual, gap)
 
 
-def _apply(function: np.ufunc, blocks: Blocks) -> Blocks:
+_compiled = jax.jit(_evaluate, static_argnames="fine")
+
+
+def _apply(function: str, blocks: Any) -> Any:
     """Return the matrix function of each symmetric block; roots and logarithms are floored."""
-    values, vectors = np.linalg.eigh((blocks + np.swapaxes(blocks, 1, 2)) / 2.0)
-    if function is not np.exp:
-        values = np.maximum(values, _FLOOR * values[:, -1:])
-    return (vectors * function(values)[:, None, :]) @ np.swapaxes(vectors, 1, 2)
+    xp = np if isinstance(blocks, np.ndarray) else jnp
+    values, vectors = xp.linalg.eigh((blocks + xp.swapaxes(blocks, 1, 2)) / 2.0)
+    if function != "exp":
+        values = xp.maximum(values, _FLOOR * values[:, -1:])
+    return (vectors * getattr(xp, function)(values)[:, None, :]) @ xp.swapaxes(vectors, 1, 2)
 
 
-def _constant_diagonal(blocks: Blocks) -> Blocks:
+def _constant_diagonal(blocks: Any) -> Any:
     """Return D^-1/2 V D^-1/2 times the mean of D, D the diagonal of each block."""
-    diagonal = np.einsum("cii->ci", blocks)
-    scale = np.sqrt(diagonal.mean(axis=1, keepdims=True) / diagonal)
+    xp = np if isinstance(blocks, np.ndarray) else jnp
+    diagonal = xp.einsum("cii->ci", blocks)
+    scale = xp.sqrt(diagonal.mean(axis=1, keepdims=True) / diagonal)
     return blocks * scale[:, :, None] * scale[:, None, :]
 
 
@@ -687,7 +935,6 @@ def _lower_bound(
 ) -> float:
     """Return tr(S)^2 / sum(l) for V = Z Z', S^2 = Z' H Z, rounded down whatever rounds."""
     b, k, _ = half.shape
-    levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (k + 2) * _EPS)
     if factor is None:
         total = certificate.root_trace(gram, scipy.linalg.block_diag(*half))
     else:
@@ -696,4 +943,10 @@ def _lower_bound(
         terms = np.matmul(np.abs(parts), np.abs(half))
         blur = (k + 2) * _EPS * float(np.linalg.norm(terms)) / float(np.linalg.norm(weighted))
         total = certificate.nuclear_norm(weighted, blur=blur)
+    return _dual(total, half)
+
+
+def _dual(total: float, half: Blocks) -> float:
+    """Return total^2 / sum(l), rounded down."""
+    levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (half.shape[1] + 2) * _EPS)
     return total * total / math.fsum(levels) * (1.0 - 8 * _EPS)

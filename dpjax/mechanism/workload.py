@@ -69,9 +69,9 @@ def gram(
     root = None if covariance is None else _root(covariance, schedule.shape[-1])
     weights = _reversing(schedule[0]) if len(schedule) == 1 else None
     if weights is not None:
-        return _summed(_reversible(schedule[0], weights, rounds, root)[None])
+        return summed(_reversible(schedule[0], weights, rounds, root)[None])
     ends = range(len(schedule))
-    return _summed(np.stack([_flattened(schedule, last, rounds, root) for last in ends]))
+    return summed(np.stack([_flattened(schedule, last, rounds, root) for last in ends]))
 
 
 def prefix_sum(rounds: int) -> Float[np.ndarray, "t t"]:
@@ -167,7 +167,7 @@ def _flattened(
     return total
 
 
-def _summed(products: Float[np.ndarray, "p t t"]) -> Float[np.ndarray, "t t"]:
+def summed(products: Float[np.ndarray, "p t t"]) -> Float[np.ndarray, "t t"]:
     """Return H: the running sums of G along its diagonals, read backwards.
 
     A schedule has one G for each round of the period that a sum may end in: H_st adds

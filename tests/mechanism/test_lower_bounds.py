@@ -3,6 +3,7 @@
 import mpmath
 import numpy as np
 import pytest
+import scipy.linalg
 
 from _common import joint
 from dpjax.mechanism import certificate, factorization, temporal
@@ -101,6 +102,29 @@ def test_over_rounds_that_are_all_alike(epochs):
     participation = Participation(rounds, epochs, rounds // epochs)
     found = temporal.solve(np.ones((rounds, rounds)), participation)
     assert (1 - 1e-6) * epochs**2 <= found.lower_bound <= epochs**2 <= found.value
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_known_eigenvectors(seed):
+    """Below the trace in fifty digits, and near it; eigenvalues that are off do not raise it."""
+    random = np.random.default_rng(seed)
+    gram = np.tri(8).T @ np.tri(8) + np.diag(random.uniform(0, 1, 8))
+    half = random.normal(size=(4, 2, 2))
+    half = half @ half.transpose(0, 2, 1) + 0.1 * np.eye(2)
+    whole = scipy.linalg.block_diag(*half)
+    with mpmath.workdps(50):
+        product = mpmath.matrix(whole.T.tolist()) * mpmath.matrix(gram.tolist())
+        values = mpmath.eigsy(product * mpmath.matrix(whole.tolist()), eigvals_only=True)
+        exact = mpmath.fsum(mpmath.sqrt(value) for value in values)
+    factor = np.linalg.cholesky(gram).T
+    squares, left = np.linalg.eigh(factor @ whole @ whole.T @ factor.T)
+    bound = certificate.factored_root_trace(factor, half, left, np.sqrt(squares))
+    assert exact * (1 - mpmath.mpf("1e-9")) <= bound <= exact
+    for wrong in (1 + 1e-6, 1.1, 3.0):
+        off = certificate.factored_root_trace(factor, half, left, wrong * np.sqrt(squares))
+        assert off <= exact
+        turned = certificate.factored_root_trace(factor, half, wrong * left, np.sqrt(squares))
+        assert turned <= exact
 
 
 def test_products_of_halves_are_exact():

@@ -319,6 +319,139 @@ def test_all_bands_are_the_optimum() -> None:
     assert value == pytest.approx(temporal.solve(gram, participation).value, rel=1e-6)
 
 
+# Devices and long horizons.
+
+
+@pytest.mark.parametrize("solver", ["solve", "banded", "toeplitz", "minimize_trace"])
+def test_solvers_run_on_the_device_that_is_given(solver, monkeypatch) -> None:
+    participation, gram = Participation(12, 3, 4), temporal.workload_gram(FLORENTINE, 12)
+    used, compute = set(), jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda x, on=None: used.add(on) or compute(x, on))
+    calls = {
+        "solve": lambda **on: temporal.solve(gram, participation, **on).strategy,
+        "banded": lambda **on: temporal.banded(FLORENTINE, participation, 2, **on),
+        "toeplitz": lambda **on: temporal.toeplitz(FLORENTINE, participation, 2, **on),
+        "minimize_trace": lambda **on: minimize_trace(gram, **on).precision,
+    }
+    there = calls[solver](device=jax.devices()[3])
+    assert used == {jax.devices()[3]}
+    np.testing.assert_allclose(there, calls[solver](), atol=1e-9)
+
+
+def test_the_compiled_iteration_stays_on_its_device() -> None:
+    factor = np.linalg.cholesky(temporal.workload_gram(FLORENTINE, 12)).T
+    found, _ = temporal._climb(factor, 3, 1e-9, 50, device=jax.devices()[3])
+    assert found.precision.devices() == {jax.devices()[3]} and found.gap <= 1e-9
+
+
+def test_long_horizons(monkeypatch) -> None:
+    """The coarse start, Cholesky's factor, its certificate and sums by pattern, at a small size."""
+    participation, gram = Participation(96, 3, 32), temporal.workload_gram(FLORENTINE, 96)
+    known = temporal.solve(gram, participation)
+    for name, rounds in (("_COMPILED", 60), ("_COARSE", 40), ("_LONG", 80)):
+        monkeypatch.setattr(temporal, name, rounds)
+    found = temporal.solve(gram, participation, tolerance=1e-9)
+    assert found.converged and found.value == pytest.approx(known.value, rel=2e-9)
+    assert known.value * (1 - 1e-8) <= found.lower_bound <= known.value
+    assert 1 - 1e-10 < temporal.sensitivity(found.strategy, participation) <= 1
+    assert found.iterations < known.iterations
+    few = temporal.toeplitz(FLORENTINE, participation, 8)
+    judged = temporal.certified(few, gram, participation)
+    assert 0.1 < judged.gap < 0.4
+    assert judged.value == pytest.approx(temporal.objective(few, gram, participation))
+
+
+@pytest.mark.parametrize("fields", [(24, 3, 8), (26, 3, 8), (24, 1, 24), (9, 9, 1)])
+def test_sensitivity_by_pattern(fields, monkeypatch) -> None:
+    participation = Participation(*fields)
+    strategy = np.tril(np.random.default_rng(0).normal(size=(fields[0], fields[0])))
+    whole = temporal.sensitivity(strategy, participation)
+    monkeypatch.setattr(temporal, "_LONG", 1)
+    assert temporal.sensitivity(strategy, participation) == pytest.approx(whole, rel=1e-14)
+
+
+@pytest.mark.parametrize("fields", [(13, 3, 4), (24, 1, 24), (30, 2, 15)])
+def test_toeplitz_is_no_worse_than_its_neighbours(fields) -> None:
+    """At the dense objective: the search works with sums along diagonals."""
+    participation, gram = Participation(*fields), temporal.workload_gram(FLORENTINE, fields[0])
+    best = temporal.toeplitz(FLORENTINE, participation, 4)
+    value, rng = temporal.objective(best, gram, participation), np.random.default_rng(0)
+    column = best[:4, 0]
+    for scale in (1e-3, 1e-2):
+        moved = column * (1 + scale * rng.normal(size=4))
+        other = np.tril(sum(np.diag(np.full(fields[0] - j, c), -j) for j, c in enumerate(moved)))
+        other /= np.linalg.norm(other, axis=0)
+        assert temporal.objective(other, gram, participation) > value
+
+
+# Strategies of few bands in the inverse.
+
+
+def banded_inverses(participation: Participation) -> list[np.ndarray]:
+    rounds = participation.rounds
+    bisr = [temporal.banded_inverse(participation, bands) for bands in {1, min(3, rounds), rounds}]
+    return bisr + [temporal.one_step(participation, fraction) for fraction in (0, 0.5, 0.99)]
+
+
+@pytest.mark.parametrize("fields", [(12, 3, 4), (12, 1, 12), (13, 2, 5), (1, 1, 1)])
+def test_sensitivity_of_banded_inverses_is_attained(fields) -> None:
+    """No entry is negative: equal gradients in one pattern's rounds reach the bound."""
+    participation = Participation(*fields)
+    for strategy in banded_inverses(participation):
+        assert strategy.min() >= 0 and not np.triu(strategy, 1).any()
+        rounds = np.array(participation.patterns)
+        moved = max(np.linalg.norm(strategy[:, each].sum(axis=1)) for each in rounds)
+        assert 1 - 1e-12 < moved <= 1
+
+
+@pytest.mark.mutant
+def test_banded_inverses_scaled_to_one_appearance_are_caught() -> None:
+    participation = Participation(12, 3, 4)
+    for strategy in banded_inverses(participation):
+        once = strategy / np.linalg.norm(strategy, axis=0).max()
+        rounds = participation.patterns[0]
+        assert np.linalg.norm(once[:, rounds].sum(axis=1)) > 1.5
+
+
+def test_banded_inverse_of_all_bands_is_the_square_root_of_prefix_sums() -> None:
+    participation = Participation(9, 1, 9)
+    root = temporal.banded_inverse(participation, 9)
+    root /= root[0, 0]
+    np.testing.assert_allclose(root @ root, np.tri(9), atol=1e-14)
+    few = np.linalg.inv(temporal.banded_inverse(participation, 4) / root[0, 0])
+    expected = np.triu(np.tril(np.linalg.inv(root)), -3)
+    np.testing.assert_allclose(few / few[0, 0], expected, atol=1e-12)
+
+
+def test_one_step_takes_back_a_fraction_of_the_last_noise() -> None:
+    strategy = temporal.one_step(Participation(6, 2, 3), 0.7)
+    noise = np.linalg.inv(strategy)
+    np.testing.assert_allclose(noise[1:, :-1].diagonal() / noise.diagonal()[1:], -0.7)
+    assert abs(np.tril(noise, -2)).max() < 1e-14
+    np.testing.assert_allclose(
+        *np.broadcast_arrays(np.linalg.norm(strategy, axis=0), noise[-1, -1] ** -1)
+    )
+    # At prefix sums it lies between independent noise and the optimum.
+    participation, gram = Participation(64, 2, 32), workload.prefix_sum(64)
+    none, half = (
+        temporal.objective(temporal.one_step(participation, f), gram, participation)
+        for f in (0.0, 0.5)
+    )
+    assert temporal.solve(gram, participation).value < half < none
+
+
+def test_rounds_of_banded_inverses_are_sums_over_few() -> None:
+    from dpjax.transforms import rounds
+
+    participation = Participation(80, 2, 40)
+    for strategy, width in (
+        (temporal.banded_inverse(participation, 5), 4),
+        (temporal.one_step(participation, 0.9), 1),
+    ):
+        route = rounds.route(strategy, 80)
+        assert route.kind == "moving" and route.weights.shape == (80, width)
+
+
 # Edges.
 
 
@@ -375,3 +508,7 @@ def test_bad_input() -> None:
     for design in (temporal.identity, temporal.anti_pgd):
         with pytest.raises(ValueError, match="rounds is 0"):
             design(0)
+    with pytest.raises(ValueError, match="bands is 13; give at most 12"):
+        temporal.banded_inverse(participation, 13)
+    with pytest.raises(ValueError, match="fraction is 1"):
+        temporal.one_step(participation, 1)
