@@ -660,7 +660,7 @@ def toeplitz(
     """Return the best banded Toeplitz strategy, its columns scaled to equal norms.
 
     `bands` numbers describe it; a search from the optimum for the maximal error of prefix sums. A
-    step of it takes T^2 operations: thousands of rounds take seconds. `certified` has its gap.
+    step of it takes T^2 operations: 5,000 rounds take 20 seconds. `certified` has its gap.
 
     Args:
         mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
