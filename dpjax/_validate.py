@@ -132,6 +132,8 @@ def unmasked(name: str, value: Any) -> Any:
 def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarray:
     """Return ``value`` as a float64 array without NaN or infinity, else raise ValueError."""
     unmasked(name, value)
+    if callable(getattr(value, "toarray", None)):
+        raise ValueError(f"{name} is sparse; give a dense array, {name}.toarray()")
     try:
         raw = np.asarray(value)
         if raw.dtype.kind not in "fiub" and raw.dtype.name not in ("bfloat16", "object"):

@@ -519,6 +519,14 @@ class Method(_Described, Protocol):
         return public_state.models
 
     @property
+    def mixes_by_tables(self) -> bool:
+        """Whether ``arrays["mixing"]`` may be `dpjax.topology.gossip.Neighbours`.
+
+        True says that nothing but ``gossip.at`` and ``gossip.mix`` reads it, in ``exchange``, say.
+        """
+        return False
+
+    @property
     def measures_private(self) -> bool:
         """Whether metrics read models that agents never send, on any data."""
         return self.sensitivity is not None

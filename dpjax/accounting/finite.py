@@ -19,6 +19,7 @@ from jaxtyping import Float
 from scipy import special
 
 from dpjax import _validate
+from dpjax.accounting import precision
 from dpjax.mechanism import strategy as strategy_
 
 __all__ = ["cost", "grid"]
@@ -156,7 +157,7 @@ def grid(
     deviations), and over a cell of which no normal moves by more than 1/2.
 
     Args:
-        factor: [n, n] F; noise over agents has covariance F F'.
+        factor: [n, n] F; noise over agents has covariance F F'. Or [n], a diagonal.
         rounds: T.
         strategy: [T, T] C as applied; None is the identity.
 
@@ -173,7 +174,8 @@ def grid(
         0.125
     """
     sums, n = _sums(factor, rounds, strategy, recursive=False), len(factor)
-    mean = float(np.square(np.sum(factor, axis=0, dtype=np.float64)).sum()) / n**2
+    columns = factor if np.ndim(factor) == 1 else np.sum(factor, axis=0, dtype=np.float64)
+    mean = float(np.square(columns, dtype=np.float64).sum()) / n**2
     mean *= rounds if strategy is None else sums.totals
     spacing = 2.0 ** math.floor(math.log2(sums.deviation * _COARSEST))
 
@@ -208,7 +210,7 @@ def cost(
     `dpjax.transforms.variates`, and that they are coloured and added in float64.
 
     Args:
-        factor: [n, n] F.
+        factor: [n, n] F, or [n], a diagonal.
         rounds: T.
         strategy: [T, T] C as applied in float64; None is the identity.
         spacing: h.
@@ -334,27 +336,35 @@ def _unlikely(draws: int, within: float, mu: float, reach: float) -> float:
 def _sums(
     factor: np.ndarray, rounds: int, strategy: np.ndarray | None, *, recursive: bool
 ) -> _Sums:
-    factor = _validate.square("factor", factor).astype(np.float64)
+    factor = _validate.finite_array("factor", factor)
     rounds = _validate.integer("rounds", rounds)
-    if np.linalg.matrix_rank(factor) < len(factor):
+    if (diagonal := precision.diagonal_of(factor)) is not None:
+        # Its rows' sums are those of the matrix.
+        factor = diagonal[:, None]
+        singular = bool((np.abs(diagonal) <= np.abs(diagonal).max() * len(factor) * 2.0**-52).any())
+    else:
+        singular = np.linalg.matrix_rank(_validate.square("factor", factor)) < len(factor)
+    if singular:
         raise ValueError(
             "factor is singular: some combination of the messages carries no noise; give a factor "
             "of full rank"
         )
-    inverse = np.linalg.inv(factor)
+    inverse = np.linalg.inv(factor) if diagonal is None else 1 / factor
     c = np.ones((1, 1)) if strategy is None else strategy_.checked(strategy, rounds)
     c_inverse = strategy_.inverse_of(c)
     feedback = np.abs(c_inverse)
     if recursive:
         feedback = feedback @ np.abs(c) @ feedback
-    over_agents, over_rounds = inverse.T @ inverse, c.T @ c
-    largest = float(over_agents.diagonal().max() * over_rounds.diagonal().max())
+    over_agents = inverse.T @ inverse if diagonal is None else inverse * inverse
+    over_rounds = c.T @ c
+    alone = over_agents.diagonal() if diagonal is None else over_agents
+    largest = float(alone.max() * over_rounds.diagonal().max())
 
     def rows(left: np.ndarray, right: np.ndarray) -> float:
         return float(np.abs(left).sum(1).max() * np.abs(right).sum(1).max())
 
     return _Sums(
-        columns_f=np.abs(factor).sum(0),
+        columns_f=np.abs(factor).sum(0 if diagonal is None else 1),
         columns_c=np.abs(c_inverse).sum(0),
         columns_m=feedback.sum(0),
         totals=float(np.square(c_inverse.sum(0)).sum()),

@@ -28,7 +28,7 @@ others. The forecast reads the plan and no data: it costs no privacy and states 
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
@@ -36,7 +36,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
-from dpjax.accounting import budget
+from dpjax.accounting import budget, precision
 from dpjax.accounting.sampled import Pld
 
 __all__ = ["Forecast"]
@@ -223,25 +223,24 @@ class Forecast:
         ]
 
 
-def weights(
-    mixing: Float[np.ndarray, "*p n n"], rounds: int
-) -> Float[np.ndarray, "t n"] | Float[np.ndarray, "1 n"]:
+def weights(mixing: Any, rounds: int) -> Float[np.ndarray, "t n"] | Float[np.ndarray, "1 n"]:
     """How far what agents send in each round reaches the average of the final models.
 
     a_T = W' 1/n for the last round, a_t = W_t' a_t+1 before; rows sum to 1.
 
     Args:
-        mixing: [n, n] row-stochastic W, or a schedule [P, n, n], round t using W_{t mod P}.
+        mixing: [n, n] row-stochastic W, dense or sparse, or a schedule [P, n, n], round t using
+            W_{t mod P}.
         rounds: T.
 
     Returns:
         [T, n], or [1, n] where all rounds are alike, as for doubly stochastic mixing.
     """
-    schedule = np.asarray(mixing, np.float64)
-    schedule = schedule[None] if schedule.ndim == 2 else schedule
-    n = schedule.shape[-1]
-    if np.allclose(schedule.sum(axis=1), 1.0, rtol=0, atol=1e-12):
+    schedule = [mixing] if mixing.ndim == 2 else mixing
+    n = mixing.shape[-1]
+    if all(np.allclose(one.sum(axis=0), 1.0, rtol=0, atol=1e-12) for one in schedule):
         return np.full((1, n), 1 / n)
+    _validate.memory("rounds", rounds, "the weight of every round and agent [T, n]", 3, rounds, n)
     reached, current = np.empty((rounds, n)), np.full(n, 1 / n)
     for t in range(rounds - 1, -1, -1):
         current = current @ schedule[t % len(schedule)]
@@ -252,7 +251,7 @@ def weights(
 def forecast(
     parameters: int,
     *,
-    factor: Float[np.ndarray, "n q"],
+    factor: Float[np.ndarray, "n q"] | Float[np.ndarray, " n"],
     reach: Float[np.ndarray, "t n"],
     step_sizes: Float[np.ndarray, " t"],
     patterns: tuple[int, int],
@@ -271,7 +270,8 @@ def forecast(
 
     Args:
         parameters: d, entries of one agent's model.
-        factor: [n, q] F, F F' being the covariance over agents; zero is no noise.
+        factor: [n, q] F, F F' being the covariance over agents; zero is no noise. Or [n], the
+            diagonal of one that has nothing else.
         reach: [T, n] or [1, n] a_ti, from `weights`.
         step_sizes: [T] eta_t; their scale does not matter.
         patterns: (epochs k, separation b), the rounds of what the relation changes: any start.
@@ -293,11 +293,15 @@ def forecast(
         ValueError: For a number of parameters below 1.
     """
     parameters = _validate.integer("parameters", parameters)
-    weights_ = np.asarray(factor, np.float64)
+    diagonal = precision.diagonal_of(np.asarray(factor))
+    weights_ = np.asarray(factor if diagonal is None else diagonal, np.float64)
     steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
     n, divisor = len(weights_), batch_size if budget.clips(relation) == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
     drift = clip_norm * float((sent * filled).sum())
+
+    def coloured(rows: np.ndarray) -> np.ndarray:
+        return rows @ weights_ if diagonal is None else rows * weights_
 
     def over_rounds(responses: np.ndarray) -> float:
         """|C^-T Y|, whose square is the variance of sum_t y_t' (C^-1 Z)_t."""
@@ -306,9 +310,9 @@ def forecast(
         return float(np.linalg.norm(responses))
 
     if len(reach) == 1:  # One product of rounds and agents: a column in place of n.
-        noise = over_rounds(steps[:, None]) * float(np.linalg.norm(reach[0] @ weights_)) / divisor
+        noise = over_rounds(steps[:, None]) * float(np.linalg.norm(coloured(reach[0]))) / divisor
     else:
-        noise = over_rounds(sent @ weights_) / divisor
+        noise = over_rounds(coloured(sent)) / divisor
     allowed = np.full(n, mu) if budgets is None else np.asarray(budgets, np.float64)
     # The largest sum over the rounds of a pattern, any start.
     epochs, separation = patterns
@@ -316,7 +320,7 @@ def forecast(
     moved = sum(sent[k * separation : k * separation + starts] for k in range(epochs))
     hidden = budget.sensitivity(relation, clip_norm) / divisor * np.max(moved, axis=0)
     least = hidden / allowed if weights_.any() else np.zeros(n)
-    covariance = weights_ @ weights_.T
+    covariance = np.eye(1) if diagonal is not None else weights_ @ weights_.T
     return Forecast(
         parameters=parameters,
         agents=n,

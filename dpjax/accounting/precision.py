@@ -10,10 +10,25 @@ __all__: list[str] = []
 _UNIT = float(np.finfo(np.float64).eps)
 
 
+def diagonal_of(factor: np.ndarray) -> np.ndarray | None:
+    """The diagonal [n] of a matrix that has nothing else, or that is given as one; else None.
+
+    Args:
+        factor: [n, q], or a diagonal [n].
+    """
+    if factor.ndim == 1:
+        return factor
+    if factor.ndim != 2:
+        return None
+    diagonal = np.diagonal(factor)
+    alone = factor.shape[0] == factor.shape[1]
+    return diagonal if alone and np.count_nonzero(factor) == np.count_nonzero(diagonal) else None
+
+
 def inverse_diagonal(
     covariance: Float[np.ndarray, "n n"] | None = None,
     *,
-    factor: Float[np.ndarray, "n n"] | None = None,
+    factor: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"] | None = None,
 ) -> Float[np.ndarray, " n"]:
     """An upper bound on the diagonal of R^-1, tight to rounding.
 
@@ -26,7 +41,7 @@ def inverse_diagonal(
 
     Args:
         covariance: [n, n] symmetric positive definite R.
-        factor: [n, n] F instead, of full rank.
+        factor: [n, n] F instead, of full rank, or [n], the diagonal of one that has nothing else.
 
     Returns:
         [n] upper bounds on [R^-1]_ii.
@@ -41,6 +56,8 @@ def inverse_diagonal(
     if (covariance is None) == (factor is None):
         raise ValueError("covariance and factor are both given or both None; give exactly one")
     if factor is not None:
+        if (diagonal := diagonal_of(np.asarray(factor))) is not None:
+            return _from_diagonal(_validate.finite_array("factor", diagonal, ndim=1))
         return _from_factor(_validate.square("factor", factor))
     assert covariance is not None
     matrix = _validate.square("covariance", covariance)
@@ -102,6 +119,24 @@ def _from_covariance(matrix: np.ndarray) -> np.ndarray:
     if not (computed > 0).all() or (bound > 1.01 * computed).any():
         raise _singular("covariance")
     return bound * powers**2
+
+
+def _from_diagonal(diagonal: np.ndarray) -> np.ndarray:
+    """`_from_factor` of diag(f), in the same steps on vectors: all its products are diagonal."""
+    n, sizes = len(diagonal), np.abs(diagonal)
+    powers = _powers(sizes, "factor")
+    scaled = sizes * powers
+    inverse = 1.0 / scaled
+    residual = np.abs(1.0 - scaled * inverse) + (n + 3) * _UNIT * (scaled * inverse + 1.0)
+    residual *= 1 + 8 * n * _UNIT
+    total = float(np.linalg.norm(residual))
+    if not total < 0.5:
+        raise _singular("factor")
+    size = float(np.linalg.norm(inverse)) / (1 - total) * (1 + 8 * n * _UNIT)
+    bound = (inverse + size * residual) * (1 + 4 * n * _UNIT)
+    if (bound > 1.005 * inverse).any():
+        raise _singular("factor")
+    return (bound * powers) ** 2 * (1 + 4 * _UNIT)
 
 
 def _from_factor(factor: np.ndarray) -> np.ndarray:

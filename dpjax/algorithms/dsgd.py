@@ -48,6 +48,11 @@ class DSGD(Method):
         """Gossip, K steps."""
         return Gossip(self.gossip_steps)
 
+    @property
+    def mixes_by_tables(self) -> bool:
+        """Yes; a class of a user's own that inherits it may read the matrix, and says so itself."""
+        return type(self) is DSGD
+
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The gradients are private."""
         answer = ctx.query(public_state.models, ctx.batch)

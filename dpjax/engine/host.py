@@ -24,6 +24,7 @@ from dpjax.engine.state import RunSchedule, RunState
 from dpjax.engine.step import Halves, Outgoing, Statics
 from dpjax.plans.plan import Plan
 from dpjax.protocols import State
+from dpjax.topology import mixing
 
 __all__ = ["Transport", "local"]
 
@@ -65,7 +66,8 @@ def local(plan: Plan) -> Transport:
     @jax.jit
     def value(message: Any, round: Any) -> Any:
         kind = compute_dtype(message)
-        arrays = {name: jnp.asarray(array, kind) for name, array in plan.arrays.items()}
+        given = {**plan.arrays, "mixing": mixing.dense(plan.mixing)}
+        arrays = {name: jnp.asarray(array, kind) for name, array in given.items()}
         return plan.method.exchange(arrays, round, message).value
 
     def transport(message: Any, round: int) -> Any:

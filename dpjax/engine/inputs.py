@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax import _validate
@@ -22,7 +23,7 @@ from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery, RecordQuery
 from dpjax.protocols import State
-from dpjax.topology import nodes
+from dpjax.topology import gossip, mixing, nodes
 
 __all__: list[str] = []
 
@@ -200,7 +201,9 @@ class Inputs:
         _check_size(task, plans, len(seeds), statics)
         models = _initial_models(task, keys.stacked(seeds, "initial"))
         batch_keys = keys.stacked(seeds, "batches", phase)
-        arrays = stacked_arrays(plans, mesh, statics.privatizer, models)
+        arrays = stacked_arrays(
+            plans, mesh, statics.privatizer, models, tables=statics.method.mixes_by_tables
+        )
         inputs = cls(statics, arrays, stacked_data(problems, mesh), batch_keys, models)
         inputs._check_precision(plans)
         # The program reports what the query and the method measure.
@@ -380,8 +383,12 @@ def shared_parts(plan: Plan) -> dict[str, Any]:
 
 
 def stacked_arrays(
-    plans: tuple[Plan, ...], mesh: Any = None, privatizer: Any = None, models: Any = ()
-) -> dict[str, jax.Array]:
+    plans: tuple[Plan, ...],
+    mesh: Any = None,
+    privatizer: Any = None,
+    models: Any = (),
+    tables: bool = False,
+) -> dict[str, Any]:
     """Stack the arrays that differ between plans.
 
     Args:
@@ -389,6 +396,8 @@ def stacked_arrays(
         mesh: From `agent_mesh`.
         privatizer: Draws their noise, and may know a smaller form of its arrays; or None.
         models: Models of the run, whose dtype decides.
+        tables: Whether the mixing matrix may be `gossip.Neighbours`. It is where all plans have the
+            same matrix and `gossip.neighbours` finds these faster.
 
     Returns:
         Arrays by name with V as their leading axis. They are float64 where a leaf of the models is,
@@ -398,16 +407,40 @@ def stacked_arrays(
     kind = compute_dtype(models)
     # A plan without noise gets zeros for its arrays, so that draws add nothing.
     like = {name: array for plan in plans for name, array in plan.arrays.items()}
+    first = like.pop("mixing")
+    shared = tables and all(_same(plan.mixing, first) for plan in plans)
+    layout = gossip.neighbours(first, kind) if shared else None
+
+    def of_plan(plan: Plan, name: str, one: np.ndarray) -> np.ndarray:
+        array = plan.arrays.get(name, np.zeros_like(one))
+        wide = max(np.ndim(each.arrays.get(name, 0)) for each in plans)
+        # A diagonal beside factors that have more.
+        return np.diag(array) if name == "factor" and array.ndim < wide else array
+
     stacked = {
-        name: np.stack([plan.arrays.get(name, np.zeros_like(one)) for plan in plans]).astype(kind)
+        name: np.stack([of_plan(plan, name, one) for plan in plans]).astype(kind)
         for name, one in like.items()
     }
+    if layout is None:
+        stacked["mixing"] = np.stack([mixing.dense(plan.mixing) for plan in plans]).astype(kind)
     if privatizer is not None:
         stacked = privatizer.compact(stacked)
-    return {
+    placed: dict[str, Any] = {
         name: place(jnp.asarray(array), mesh, array.ndim - 2 if array.ndim > 2 else None)
         for name, array in stacked.items()
     }
+    if layout is not None:
+        whole = jax.tree.map(lambda part: jnp.asarray(np.stack([part] * len(plans))), layout)
+        placed["mixing"] = place(whole, mesh, None)
+    return placed
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two mixing matrices, dense or sparse, are equal in every entry."""
+    if one is other:
+        return True
+    sparse = [scipy.sparse.issparse(each) for each in (one, other)]
+    return not (one != other).nnz if all(sparse) else not any(sparse) and np.array_equal(one, other)
 
 
 def compute_dtype(tree: Any) -> Any:

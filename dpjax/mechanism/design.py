@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 from jaxtyping import Float
 
 from dpjax import _validate
@@ -24,7 +25,7 @@ class Design:
 
     Attributes:
         kind: one of ``KINDS``.
-        covariance: [n, n] R.
+        covariance: [n, n] R; its diagonal [n] for independent noise of a sparse mixing matrix.
         mixing_fingerprint: sha256 of the mixing matrix it was made for.
         precision_bound: b, or [n] b_i, that [R^-1]_ii keeps ("central" breaks it).
         horizon: T of the objective, None for one step.
@@ -48,7 +49,7 @@ class Design:
     """
 
     kind: str
-    covariance: Float[np.ndarray, "n n"]
+    covariance: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"]
     mixing_fingerprint: str
     precision_bound: float | Float[np.ndarray, " n"]
     horizon: int | None
@@ -150,7 +151,8 @@ def make(
     Args:
         kind: "independent", "pairwise" (DECOR), "whisper" (one step), "whisper_horizon" (all
             models of ``horizon`` rounds), or "central" (a reference that breaks the bound).
-        mixing: [n, n] W, or a schedule [P, n, n].
+        mixing: [n, n] W, dense or sparse, or a schedule [P, n, n]. Designs other than "independent"
+            compute with the dense matrix.
         precision_bound: b or [n] b_i, from ``accounting.budget.precision_bound``.
         horizon: T; used, and needed unless ``discount`` or ``step_sizes`` is given, by
             "whisper_horizon" only.
@@ -176,7 +178,9 @@ def make(
         (1.0, 6)
     """
     _validate.one_of("kind", kind, KINDS)
-    matrix = mixing_.check(mixing, stochastic=None)
+    checked: Any = mixing_.check(mixing, stochastic=None)
+    # Noise of their own needs no dense matrix; one of a sparse matrix is stored as its diagonal.
+    matrix = checked if kind == "independent" else mixing_.dense(checked)
     limits = spatial.bounds(precision_bound, matrix.shape[-1])
     if kind == "whisper_horizon":
         if horizon is None and discount is None and step_sizes is None:
@@ -191,21 +195,24 @@ def make(
             )
     if not kind.startswith("whisper") and (subgroups is not None or options):
         raise ValueError(f"kind is {kind!r}; subgroups and solver options go with whisper kinds")
-    root = workload.factor(
-        matrix,
-        horizon,
-        discount=discount,
-        step_sizes=step_sizes,
-        weights=weights,
-        final_model=final_model,
-    )
     quality: dict[str, Any] = {"lower_bound": None, "converged": True}
-    if kind in ("independent", "central"):
-        covariance = getattr(spatial, kind)(matrix, precision_bound)
+    if kind == "independent":
+        variances = spatial.independent_variances(limits)
+        value = workload.one_step(matrix, variances, weights)
+        covariance = variances if scipy.sparse.issparse(matrix) else np.diag(variances)
+    else:
+        objective: dict[str, Any] = {
+            "discount": discount,
+            "step_sizes": step_sizes,
+            "final_model": final_model,
+        }
+        root = workload.factor(matrix, horizon, weights=weights, **objective)
+    if kind == "central":
+        covariance = spatial.central(matrix, precision_bound)
     elif kind == "pairwise":
         covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
         quality["converged"] = not bounded
-    else:
+    elif kind != "independent":
         covariance, solutions = spatial.solve_whisper(
             root, precision_bound, subgroups=subgroups, **options
         )
@@ -215,6 +222,8 @@ def make(
             "regularization": max(one.regularization for one in solutions),
             "multipliers": solutions[0].multipliers if len(solutions) == 1 else np.zeros(0),
         }
+    if kind != "independent":
+        value = float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))
     described = {
         "discount": None if discount is None else float(discount),
         "step_sizes": None if step_sizes is None else mixing_.fingerprint(np.asarray(step_sizes)),
@@ -227,10 +236,10 @@ def make(
     return Design(
         kind=kind,
         covariance=covariance,
-        mixing_fingerprint=mixing_.fingerprint(matrix),
+        mixing_fingerprint=mixing_.fingerprint(checked),
         precision_bound=limits if np.ndim(precision_bound) else float(limits[0]),
         horizon=horizon,
-        value=float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True)),
+        value=value,
         options={name: value for name, value in described.items() if value is not None},
         **quality,
     )

@@ -47,9 +47,12 @@ def independent(mixing: Mixing, precision_bound: Bound) -> Covariance:
                [0.  , 0.25, 0.  ],
                [0.  , 0.  , 0.25]])
     """
-    limits = bounds(precision_bound, np.shape(mixing)[-1])
-    # One unit upwards, so that 1 / (1 / b) rounds to no more than b.
-    return np.diag(np.nextafter(1.0 / limits, np.inf))
+    return np.diag(independent_variances(bounds(precision_bound, np.shape(mixing)[-1])))
+
+
+def independent_variances(limits: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """Return 1 / b_i, one unit upwards, so that 1 / (1 / b) rounds to no more than b."""
+    return np.nextafter(1.0 / limits, np.inf)
 
 
 def central(mixing: Mixing, precision_bound: Bound) -> Covariance:

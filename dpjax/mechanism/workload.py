@@ -7,6 +7,7 @@ transformations of stacked factors, never from M, so that they keep twice its di
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.sparse.csgraph
@@ -248,6 +249,23 @@ def factor(
     if len(schedule) == 1 and etas is None:
         return _doubled(matrix, horizon, readout)[0 if final_model else 1]
     return _backwards(schedule, horizon, etas, readout, final_model)
+
+
+def one_step(
+    mixing: Any, variances: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
+) -> float:
+    """Return tr(M diag(v)) of one step, without a product of matrices.
+
+    Args:
+        mixing: [n, n] W, dense or sparse, or a schedule [P, n, n].
+        variances: [n] v.
+        weights: [n] positive push-sum weights.
+    """
+    readout = np.square(_readout(weights, len(variances)))
+    if scipy.sparse.issparse(mixing):
+        return float(readout @ (mixing.power(2) @ variances))
+    schedule = mixing.reshape(-1, *mixing.shape[-2:])
+    return float(np.einsum("i,pij,pij,j->", readout, schedule, schedule, variances)) / len(schedule)
 
 
 def _readout(weights: Float[np.ndarray, " n"] | None, n: int) -> Float[np.ndarray, " n"]:

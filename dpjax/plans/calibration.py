@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import optax
+import scipy.sparse
 import scipy.sparse.csgraph
 from jaxtyping import Float, Int, PRNGKeyArray
 
@@ -112,7 +113,8 @@ class Target:
 
     Attributes:
         config: The config.
-        mixing: [n, n] or [P, n, n] mixing matrix, float64.
+        mixing: [n, n] or [P, n, n] mixing matrix, float64; a sparse one as a read-only
+            ``scipy.sparse.csr_array``.
         counts: [n] records of each agent, which the sampler may have to know; or None.
 
     Raises:
@@ -132,14 +134,16 @@ class Target:
     """
 
     config: Config
-    mixing: Float[np.ndarray, "*p n n"]
+    mixing: Any
     counts: Int[np.ndarray, " n"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what does not fit the network, on copies that nobody can change afterwards."""
         config = self.config
         mixing = mixing_.check(self.mixing, stochastic=config.method.stochastic)
-        _validate.assign(self, mixing=fixed(mixing))
+        if not scipy.sparse.issparse(mixing):
+            mixing.flags.writeable = False
+        _validate.assign(self, mixing=mixing)
         optimizer, encoded = config.optimizer.shared(), config.integer_encoded
         method: Any = self.method  # Hashable, as all parts are.
         dependence.check(method, optimizer, mixing.shape, encoded)
@@ -195,13 +199,18 @@ class Target:
     def method(self) -> Method:
         """What agents compute and send, on the network; most are the same on all."""
         method = self.config.method
-        return method.on(self.mixing) if isinstance(method, Networked) else method
+        return method.on(self.dense) if isinstance(method, Networked) else method
 
     @property
     def sampler(self) -> Sampler:
         """Which records take part; it knows how many there are where it must."""
         sampler, counts = self.config.sampler, self.counts
         return sampler if counts is None else sampler.holding(int(counts.max()))
+
+    @property
+    def dense(self) -> Float[np.ndarray, "*p n n"]:
+        """The mixing matrix as a dense array, for parts that need it; refused beyond memory."""
+        return mixing_.dense(self.mixing)
 
     @property
     def pattern(self) -> Participation:
@@ -297,11 +306,12 @@ class Calibrated(Protocol):
         ...
 
     @property
-    def factor(self) -> Float[np.ndarray, "n q"] | None:
+    def factor(self) -> Float[np.ndarray, "n q"] | Float[np.ndarray, " n"] | None:
         """Map of a round's fresh normals to the agents' noisy sums, for forecasts and tables.
 
-        [n, q], in units of what is clipped; correlated noise over agents is drawn with it. None
-        where no one map says it: noise that is not Gaussian, or another in each round.
+        [n, q], in units of what is clipped; correlated noise over agents is drawn with it. Or [n],
+        the diagonal of a map that has nothing else. None where no one map says it: noise that is
+        not Gaussian, or another in each round.
         """
         return None
 
@@ -357,12 +367,13 @@ class Factored:
     diagonal), other agents lose no more to any number of the others, who know their own noise.
 
     Attributes:
-        factor: [n, n] float32 F as the run uses it; the covariance over agents is F F'.
+        factor: [n, n] float32 F as the run uses it; the covariance over agents is F F'. Its
+            diagonal [n] for independent noise of a sparse mixing matrix.
         strategy: [T, T] float64 C over rounds; None is the identity.
         design: The design over agents.
     """
 
-    factor: Float[np.ndarray, "n n"]
+    factor: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"]
     strategy: Float[np.ndarray, "t t"] | None
     design: design_.Design
 
@@ -386,7 +397,7 @@ class Factored:
     def check(self, target: Target) -> None:
         """Refuse another factor than float32 [n, n], or another strategy than [T, T]."""
         shape, n = self.factor.shape, target.agents
-        if shape != (n, n) or self.factor.dtype != np.float32:
+        if shape not in ((n, n), (n,)) or self.factor.dtype != np.float32:
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
         check_strategy(self.strategy, target.rounds)
 
@@ -404,7 +415,7 @@ class Factored:
 
     def _inverse_diagonal(self) -> Float[np.ndarray, " n"]:
         """[R^-1]_ii of R = F F'."""
-        return precision.inverse_diagonal(factor=self.factor.astype(np.float64))
+        return precision.inverse_diagonal(factor=self.factor)
 
     def grid(self, target: Target) -> finite.Grid:
         """The grid of a release."""
@@ -463,21 +474,26 @@ class Coloured(Privatizer):
     def compact(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Diagonals in the place of factors [V, n, n] that are diagonal in all plans of a run."""
         factor = arrays["factor"]
+        if factor.ndim == 2:
+            return dict(arrays)
         diagonal = np.diagonal(factor, axis1=1, axis2=2)
         if np.count_nonzero(factor) > np.count_nonzero(diagonal):
             return dict(arrays)
         return {**arrays, "factor": diagonal}
 
 
-def groups(factor: Float[np.ndarray, "n n"]) -> Int[np.ndarray, " n"]:
+def groups(factor: np.ndarray) -> Int[np.ndarray, " n"]:
     """Which agents share a seed: those who use the same normals, directly or through others.
 
     Args:
-        factor: [n, n] F, whose column j holds how much of the j-th normals each agent adds.
+        factor: [n, n] F, whose column j holds how much of the j-th normals each agent adds; or [n],
+            a diagonal.
 
     Returns:
         [n] numbers, equal within a group.
     """
+    if precision.diagonal_of(factor) is not None:
+        return np.arange(len(factor))
     _, group = scipy.sparse.csgraph.connected_components(factor != 0, directed=False)
     return group.astype(np.int64)
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 
 from dpjax import _validate
 from dpjax._numerics import delta_text, up
@@ -65,6 +66,8 @@ class Export:
         refused = {
             f"is {config.label}, which has no noise design over agents; write noise.scales where "
             "it is by schedule": self.plan.design is None,
+            "is of a sparse mixing matrix, which files do not hold; make it of "
+            "mixing.toarray()": scipy.sparse.issparse(self.plan.mixing),
             "is a release, whose noise this package draws and hardens; save the plan of the same "
             "config with release=False for a loop of your own": config.release,
             f"has sampler {config.sampler}, whose coin flips a loop of your own would have to "

@@ -279,16 +279,16 @@ class PairKeys(ScaledNoise):
             # Under "any" whatever is made of the noisy sums is post-processing.
             steps = target.config.method.gossip_steps  # type: ignore[union-attr]
         options = (("shared", self.shared), ("gossip_steps", steps))
-        each = _largest(views.decor, options, Fixed(target.mixing), target.protect, target.pattern)
+        each = _largest(views.decor, options, Fixed(target.dense), target.protect, target.pattern)
         return each * (target.protect.sensitivity * _ROUNDING)
 
     def source(self, target: Target) -> Float[np.ndarray, "n q"]:
         """Own noise beside that of links."""
-        return views.decor(target.mixing, 1.0, self.shared).source
+        return views.decor(target.dense, 1.0, self.shared).source
 
     def drawn(self, target: Target) -> Drawn:
         """How it is drawn, its keys all from one: a simulation."""
-        pairs = tuple((int(i), int(j)) for i, j in _numerics.link_pairs(target.mixing))
+        pairs = tuple((int(i), int(j)) for i, j in _numerics.link_pairs(target.dense))
         return Drawn(_pair_keys, (target.rounds, target.agents, pairs, self.shared))
 
 
@@ -335,13 +335,13 @@ class ZeroSum(ScaledNoise):
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1, in units of the model."""
-        options, network = (("zero_sum", self.over),), Fixed(target.mixing)
+        options, network = (("zero_sum", self.over),), Fixed(target.dense)
         each = _largest(views.zip_dl, options, network, target.protect, target.pattern)
         return each * (target.protect.sensitivity * self._sensitivity(target) * _ROUNDING)
 
     def source(self, target: Target) -> Float[np.ndarray, "n q"]:
         """What the messages' noise adds to the models after the exchange, over the step."""
-        sent = zip_dl.links(target.mixing)
+        sent = zip_dl.links(target.dense)
         gather = np.zeros((target.agents, len(sent.sender)))
         gather[sent.receiver, np.arange(len(sent.sender))] = sent.weight
         return (
@@ -352,7 +352,7 @@ class ZeroSum(ScaledNoise):
 
     def drawn(self, target: Target) -> Drawn:
         """How it is drawn."""
-        sent = zip_dl.links(target.mixing)
+        sent = zip_dl.links(target.dense)
         ends = tuple(sent.sender.tolist()), tuple(sent.receiver.tolist())
         return Drawn(_zero_sum, (target.rounds, *ends, self.over), _lost_zero_sum)
 
@@ -361,7 +361,7 @@ class ZeroSum(ScaledNoise):
         first = target.config.optimizer.first
         step = max(first, float(np.float32(first)))
         method: Any = target.config.method
-        moves = method.sensitivity(lambda _: 1.0, np.array([step]), target.divisor, target.mixing)
+        moves = method.sensitivity(lambda _: 1.0, np.array([step]), target.divisor, target.dense)
         return float(moves[0, 0])
 
 

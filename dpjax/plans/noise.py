@@ -43,6 +43,8 @@ __all__ = [
 ]
 
 _TRIES = 40
+_OF_NETWORK = ("mafalda", "spacetime")
+"""Designs whose strategy depends on the mixing matrix."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,8 @@ class Correlated:
             check_strategy(strategy, target.rounds)
             return np.asarray(strategy, np.float64)
         bands, equal = getattr(self, "bands", None), target.rates is not None
-        return named_strategy(self.label, target.mixing, target.pattern, bands, equal)
+        over = target.dense if self.label in _OF_NETWORK else target.mixing
+        return named_strategy(self.label, over, target.pattern, bands, equal)
 
     def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> design_.Design:
         """The design over agents."""
@@ -286,7 +289,7 @@ class SpaceTime(Correlated):
 
         The joint objective has no part of its own over agents.
         """
-        covariance = np.asarray(_joint(Fixed(target.mixing), target.pattern).covariance)
+        covariance = np.asarray(_joint(Fixed(target.dense), target.pattern).covariance)
         roots = np.sqrt(spatial.bounds(bound, target.agents))
         scaled = covariance / np.outer(roots, roots)
         return self._of(target, bound, scaled, float(np.trace(scaled)))
@@ -375,7 +378,7 @@ class Covariance(Correlated):
         diagonal = precision.inverse_diagonal(matrix)
         excess = float(np.max(diagonal / spatial.bounds(bound, n))) * (1 + 1e-12)
         scaled = (matrix + matrix.T) / 2 * excess
-        return self._of(target, bound, scaled, spatial.energy(scaled, target.mixing))
+        return self._of(target, bound, scaled, spatial.energy(scaled, target.dense))
 
     def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
         """The user's name for it."""
@@ -435,7 +438,7 @@ def named_strategy(
         ValueError: For an unfit participation.
     """
     # Only what a strategy depends on is part of the key; sums over rounds are one agent's models.
-    over = np.asarray(mixing) if name in ("mafalda", "spacetime") else np.ones((1, 1))
+    over = np.asarray(mixing) if name in _OF_NETWORK else np.ones((1, 1))
     return _cached_strategy(name, Fixed(over), participation, bands, equal)
 
 
@@ -480,9 +483,7 @@ def _check_design(
             )
 
 
-def _rounded(
-    covariance: Float[np.ndarray, "n n"], bound: Float[np.ndarray, "*n"]
-) -> Float[np.ndarray, "n n"]:
+def _rounded(covariance: np.ndarray, bound: Float[np.ndarray, "*n"]) -> np.ndarray:
     """Round a factor of a covariance to float32, keeping [R^-1]_ii <= b_i.
 
     The factor is the triangular one: where noise cancels, its small pivots keep all their digits,
@@ -493,32 +494,41 @@ def _rounded(
     included; R gains a few 1e-7 of itself, unless it is all but singular in float32.
 
     Args:
-        covariance: [n, n] symmetric positive definite R, in the squared units of the noise.
+        covariance: [n, n] symmetric positive definite R, in the squared units of the noise, or a
+            diagonal [n].
         bound: b, or [n] b_i.
 
     Returns:
-        [n, n] lower triangular float32 F.
+        [n, n] lower triangular float32 F, or its diagonal.
 
     Raises:
         ValueError: For a covariance that is singular in float32.
     """
+    diagonal = precision.diagonal_of(covariance)
     try:
-        exact = np.linalg.cholesky(covariance)
+        if diagonal is not None and not (diagonal > 0).all():
+            raise ValueError("a variance is not positive")
+        exact = np.linalg.cholesky(covariance) if diagonal is None else np.sqrt(diagonal)
         scale = 1.0
         for attempt in range(_TRIES):
             with np.errstate(over="ignore"):
                 factor = (exact * scale).astype(np.float32)
-            diagonal = precision.inverse_diagonal(factor=factor.astype(np.float64))
-            excess = float(np.max(diagonal / bound))
+            precisions = precision.inverse_diagonal(factor=factor)
+            excess = float(np.max(precisions / bound))
             # The margin covers the rounding between this and the accountant's own steps.
             if excess <= 1 - 1e-12:
-                return factor
+                return factor if covariance.ndim == factor.ndim else np.diag(factor)
             # Steps that grow: each rounding moves the excess anew, by an amount that does not.
             scale *= np.sqrt(excess) * (1 + 2.0 ** (attempt - 25))
     except (np.linalg.LinAlgError, ValueError):
         pass
+    matrix = (
+        covariance
+        if diagonal is None
+        else np.diag(diagonal[[diagonal.argmin(), diagonal.argmax()]])
+    )
     raise ValueError(
-        f"design.covariance has condition number {np.linalg.cond(covariance):.1e} and entries up "
+        f"design.covariance has condition number {np.linalg.cond(matrix):.1e} and entries up "
         f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "
         "noise.Whisper(max_variance=20), which bounds the noise's variance, or rescale the loss"
     )

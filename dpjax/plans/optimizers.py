@@ -303,7 +303,8 @@ def noise_arrays(
     if not getattr(optimizer, "uses_noise", False):
         return {}
     assert factor is not None
-    sums = np.square(factor.astype(np.float64)).sum(axis=1)
+    squares = np.square(factor.astype(np.float64))
+    sums = squares if squares.ndim == 1 else squares.sum(axis=1)
     variances = (sums / divisor**2).astype(np.float32)
     if in_sums:
         assert strategy is None

@@ -20,10 +20,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import scipy.sparse
 
 from dpjax import _validate
 from dpjax._validate import fixed
-from dpjax.accounting import finite, forecast, losses, parties
+from dpjax.accounting import finite, forecast, losses, parties, precision
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import design as design_
 from dpjax.plans import calibration, compatibility
@@ -33,6 +34,7 @@ from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
 from dpjax.plans.optimizers import NOISE_ARRAYS, noise_arrays
 from dpjax.protocols import Method, Privatizer, Sampler
+from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ["Config", "Plan", "make"]
@@ -52,7 +54,7 @@ class Plan:
 
     Attributes:
         config: What it was made from.
-        mixing: [n, n] or [P, n, n] mixing matrix, float64.
+        mixing: [n, n] or [P, n, n] mixing matrix, float64, dense or a ``scipy.sparse.csr_array``.
         noise: The noise as it will run; None when non-private.
         guarantee: What the run guarantees.
         counts: [n] records of each agent, which those of a run must equal. The sampler must know
@@ -75,7 +77,7 @@ class Plan:
     """
 
     config: Config
-    mixing: np.ndarray
+    mixing: Any
     noise: Calibrated | None
     guarantee: Guarantee
     counts: np.ndarray | None = None
@@ -137,13 +139,15 @@ class Plan:
     def factor(self) -> np.ndarray:
         """[n, q] map of a round's normals to the agents' noisy sums; zero when non-private.
 
-        Float32 F [n, n] for correlated noise, as the run uses it: the covariance is F F'.
+        Float32 F [n, n] for correlated noise, as the run uses it: the covariance is F F'. Of a
+        sparse mixing matrix, independent noise has the diagonal [n] of it.
 
         Raises:
             ValueError: For noise that is not Gaussian, or another in each round.
         """
         if self.noise is None:
-            return np.zeros((self.agents, self.agents), np.float32)
+            n = self.agents
+            return np.zeros(n if scipy.sparse.issparse(self.mixing) else (n, n), np.float32)
         if self.noise.factor is None:
             raise ValueError(
                 f"noise is {type(self.config.noise).__name__}, which no one factor says: its "
@@ -192,7 +196,12 @@ class Plan:
                 f"optimizer has an array {min(taken)!r}, which is the plan's; name it otherwise"
             )
         arrays |= optimizer.arrays()
-        return types.MappingProxyType({name: fixed(array) for name, array in arrays.items()})
+        # A sparse matrix is read-only already.
+        constant = {
+            name: array if scipy.sparse.issparse(array) else fixed(array)
+            for name, array in arrays.items()
+        }
+        return types.MappingProxyType(constant)
 
     @functools.cached_property
     def privatizer(self) -> Privatizer | None:
@@ -200,8 +209,14 @@ class Plan:
         return None if self.noise is None else self.noise.privatizer(self.target)
 
     def covariance(self) -> np.ndarray:
-        """Covariance F F' [n, n] of one coordinate's noise over agents, in float64."""
+        """Covariance F F' [n, n] of one coordinate's noise over agents, in float64.
+
+        Of a factor that is a diagonal [n], the variances [n].
+        """
         factor = self.factor.astype(np.float64)
+        if (diagonal := precision.diagonal_of(factor)) is not None:
+            variances = np.square(diagonal)
+            return variances if factor.ndim == 1 else np.diag(variances)
         return factor @ factor.T
 
     @property
@@ -336,7 +351,10 @@ class Plan:
         """
         config = json.dumps(described(self.config), sort_keys=True)
         digest = hashlib.sha256(config.encode())
-        digest.update(np.ascontiguousarray(self.mixing).data)
+        if scipy.sparse.issparse(self.mixing):
+            digest.update(mixing_.fingerprint(self.mixing).encode())
+        else:
+            digest.update(np.ascontiguousarray(self.mixing).data)
         for name, array in sorted({} if self.noise is None else self.noise.arrays.items()):
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(array).data)
@@ -360,7 +378,9 @@ def make(
     Args:
         config: The mechanism.
         mixing: [n, n] matrix of a connected graph, or [P, n, n], a schedule; its rows sum to 1, or
-            what the method asks for.
+            what the method asks for. For many agents a sparse one, as
+            ``mixing.metropolis_hastings(graph, sparse=True)``: independent noise then needs no
+            array [n, n]; other noise needs some, and is refused where memory does not hold them.
         counts: [n] records of each agent (`Partition.counts`): needed where the sampler must know
             them, as for Poisson-sampled batches and full ones. A run refuses other ones.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved

@@ -64,9 +64,6 @@ class Neighbours:
         return self.wide.shape[-1]
 
 
-Mixing = Float[Array, "*p n n"] | Neighbours
-
-
 def mix(mixing: Float[Array, "n n"] | Neighbours, tree: Tree) -> Tree:
     """Return ``mixing @ leaf`` over the leading axis of every leaf.
 
@@ -109,16 +106,15 @@ def mix(mixing: Float[Array, "n n"] | Neighbours, tree: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
-def at(mixing: Mixing, round: Int[Array, ""] | int) -> Mixing:
+def at(mixing: Any, round: Int[Array, ""] | int) -> Any:
     """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
     if not isinstance(mixing, Neighbours):
         return jnp.asarray(mixing) if mixing.ndim == 2 else _entry(mixing, round)
     if mixing.wide.ndim == 2:
         return mixing
-    of_round = jax.tree.map(
-        lambda part: _entry(part, round), (mixing.senders, mixing.weights, mixing.wide)
-    )
-    return Neighbours(*of_round, mixing.order)
+    by_round = mixing.senders, mixing.weights, mixing.wide
+    senders, weights, wide = jax.tree.map(lambda part: _entry(part, round), by_round)
+    return Neighbours(senders, weights, wide, mixing.order)
 
 
 def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
@@ -150,19 +146,18 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     if _ENTRY * entries + heavy * n >= n * n:
         return None
     order = np.argsort(bucket, kind="stable")
-    senders, weights = [], []
+    senders: list[Any] = []
+    weights: list[Any] = []
     for index in np.unique(bucket[counts <= _WIDEST]):
         members, width = np.flatnonzero(bucket == index), widths[index]
         tables = [_table(one, members, width, dtype) for one in rows]
         for all_tables, part in zip((senders, weights), zip(*tables, strict=True), strict=True):
             all_tables.append(np.stack(part) if mixing.ndim == 3 else part[0])
     wide = [one[np.flatnonzero(counts > _WIDEST)].toarray().astype(dtype) for one in rows]
-    return Neighbours(
-        tuple(senders),
-        tuple(weights),
-        np.stack(wide) if mixing.ndim == 3 else wide[0],
-        np.argsort(order).astype(np.int32) if len(np.unique(bucket)) > 1 else None,
-    )
+    # Numpy arrays, which a caller puts on its devices.
+    heavy_rows: Any = np.stack(wide) if mixing.ndim == 3 else wide[0]
+    place: Any = np.argsort(order).astype(np.int32) if len(np.unique(bucket)) > 1 else None
+    return Neighbours(tuple(senders), tuple(weights), heavy_rows, place)
 
 
 def _entry(schedule: Array, round: Int[Array, ""] | int) -> Array:

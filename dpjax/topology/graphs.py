@@ -73,9 +73,8 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
 
 
 def _room(name: str, value: int, nodes: int, edges: int) -> int:
-    """The value, unless its graph and the mixing matrix of that exceed this machine's memory."""
+    """The value, unless its graph exceeds this machine's memory."""
     _validate.memory(name, value, "the graph", _EDGE * edges + _NODE * nodes, item=1)
-    _validate.memory(name, value, "a mixing matrix [n, n] and its support", 3, nodes, nodes)
     return value
 
 

@@ -1,12 +1,18 @@
-"""Mixing matrices: how an agent averages what it receives. Row i holds agent i's weights."""
+"""Mixing matrices: how an agent averages what it receives. Row i holds agent i's weights.
+
+A matrix is a dense array [n, n], or for many agents a sparse one, ``scipy.sparse.csr_array``: the
+functions of a graph make it with ``sparse=True``. A schedule [P, n, n] is dense.
+"""
 
 import hashlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import networkx as nx
 import numpy as np
+import scipy.sparse
 import scipy.sparse.csgraph as csgraph
+import scipy.sparse.linalg
 from jaxtyping import Float
 
 from dpjax import _validate
@@ -26,6 +32,15 @@ Stochastic = Literal["rows", "columns", "double"]
 _LISTED = 6
 """How many agents a message names."""
 
+_SMALLEST = np.finfo(np.float32).tiny
+"""Entries below it are 0 on some devices and not on others."""
+
+_HASHED = 2**17
+"""Entries that are hashed at once."""
+
+_SMALL = 500
+"""Sparse matrices of fewer agents have their eigenvalues computed densely."""
+
 _SUMS: dict[str | None, tuple[str, ...]] = {
     None: (),
     "rows": ("row",),
@@ -34,13 +49,14 @@ _SUMS: dict[str | None, tuple[str, ...]] = {
 }
 
 
-def metropolis_hastings(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
+def metropolis_hastings(graph: nx.Graph, *, sparse: bool = False) -> Any:
     """Return the Metropolis-Hastings weights, symmetric and doubly stochastic.
 
     W_ij = 1 / (1 + max(deg_i, deg_j)) on edges, and the diagonal takes what is left.
 
     Args:
         graph: a connected undirected graph over 0..n-1.
+        sparse: whether to return a ``scipy.sparse.csr_array``.
 
     Returns:
         [n, n] float64.
@@ -55,18 +71,23 @@ def metropolis_hastings(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
                [0.33, 0.33, 0.33],
                [0.  , 0.33, 0.67]])
     """
-    sends = _adjacency(graph)
-    if (sends != sends.T).any():
+    sends = _adjacency(graph, sparse)
+    if (sends != sends.T).sum():
         raise ValueError(
             "graph is directed; use uniform_neighbors or push_sum, or graph.to_undirected()"
         )
     degree = sends.sum(axis=1)
+    if sparse:
+        links = sends.tocoo()
+        weights = 1.0 / (1.0 + np.maximum(degree[links.row], degree[links.col]))
+        off = scipy.sparse.csr_array((weights, (links.row, links.col)), shape=links.shape)
+        return off + scipy.sparse.diags_array(1.0 - off.sum(axis=1), format="csr")
     mixing = np.where(sends, 1.0 / (1.0 + np.maximum.outer(degree, degree)), 0.0)
     np.fill_diagonal(mixing, 1.0 - mixing.sum(axis=1))
     return mixing
 
 
-def uniform_neighbors(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
+def uniform_neighbors(graph: nx.Graph, *, sparse: bool = False) -> Any:
     """Return W = (A + I) / (deg + 1), row-stochastic: equal weights on what an agent receives.
 
     On a directed graph an edge u -> v means that u sends to v, and row v averages over v and
@@ -74,6 +95,7 @@ def uniform_neighbors(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
 
     Args:
         graph: a connected (strongly, if directed) graph over 0..n-1.
+        sparse: whether to return a ``scipy.sparse.csr_array``.
 
     Returns:
         [n, n] float64.
@@ -88,11 +110,13 @@ def uniform_neighbors(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
                [0.33, 0.33, 0.33],
                [0.  , 0.5 , 0.5 ]])
     """
-    receives = _adjacency(graph).T + np.eye(graph.number_of_nodes())
+    receives = _receives(graph, sparse)
+    if sparse:
+        return scipy.sparse.diags_array(1.0 / receives.sum(axis=1), format="csr") @ receives
     return receives / receives.sum(axis=1, keepdims=True)
 
 
-def push_sum(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
+def push_sum(graph: nx.Graph, *, sparse: bool = False) -> Any:
     """Return the column-stochastic matrix by which each agent splits equally what it sends.
 
     W_ij = 1 / (1 + out-degree of j) when j sends to i or j = i. The models must be divided by
@@ -100,6 +124,7 @@ def push_sum(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
 
     Args:
         graph: a strongly connected directed graph (or a connected one) over 0..n-1.
+        sparse: whether to return a ``scipy.sparse.csr_array``.
 
     Returns:
         [n, n] float64.
@@ -114,7 +139,9 @@ def push_sum(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
                [0.5 , 0.33, 0.5 ],
                [0.  , 0.33, 0.5 ]])
     """
-    receives = _adjacency(graph).T + np.eye(graph.number_of_nodes())
+    receives = _receives(graph, sparse)
+    if sparse:
+        return receives @ scipy.sparse.diags_array(1.0 / receives.sum(axis=0), format="csr")
     return receives / receives.sum(axis=0, keepdims=True)
 
 
@@ -159,27 +186,28 @@ def survivors(
     return check(remaining, stochastic="rows", name="mixing of the survivors")
 
 
-def spectral_gap(mixing: Float[np.ndarray, "*p n n"]) -> float:
+def spectral_gap(mixing: Any) -> float:
     """Return 1 minus the second largest modulus of an eigenvalue: the rate of consensus.
 
     For a schedule [P, n, n] it is that of one period's product, per round. A directed W may be
     far from normal; then the gap is the asymptotic rate, not the worst first step.
 
     Args:
-        mixing: [n, n] stochastic matrix, or [P, n, n].
+        mixing: [n, n] stochastic matrix, dense or sparse, or [P, n, n].
 
     Returns:
         A number in [0, 1]; 1 for the complete graph's 11'/n, and for one agent.
 
     Raises:
-        ValueError: when ``mixing`` is not stochastic by rows or by columns.
+        ValueError: when ``mixing`` is not stochastic by rows or by columns; for a sparse one whose
+            second eigenvalue is too close to 1 for Arnoldi iterations.
 
     Example:
         >>> from dpjax.topology import graphs, mixing
         >>> round(mixing.spectral_gap(mixing.metropolis_hastings(graphs.ring(12))), 3)
         0.089
     """
-    matrix = np.asarray(mixing, dtype=np.float64)
+    matrix: Any = mixing if scipy.sparse.issparse(mixing) else np.asarray(mixing, np.float64)
     tolerance = _validate.SUM_TOLERANCE
     columns = matrix.ndim >= 2 and np.allclose(matrix.sum(axis=-2), 1.0, atol=tolerance)
     matrix = check(matrix, stochastic="columns" if columns else "rows", connected=False)
@@ -191,6 +219,9 @@ def spectral_gap(mixing: Float[np.ndarray, "*p n n"]) -> float:
         matrix = product
     if matrix.shape[0] == 1:
         return 1.0
+    if scipy.sparse.issparse(matrix) and len(matrix.indptr) > _SMALL:
+        return max(0.0, 1.0 - _second(matrix))
+    matrix = dense(matrix)
     symmetric = np.array_equal(matrix, matrix.T)
     values = np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix)
     second = np.sort(np.abs(values))[-2]
@@ -198,17 +229,19 @@ def spectral_gap(mixing: Float[np.ndarray, "*p n n"]) -> float:
 
 
 def check(
-    mixing: Float[np.ndarray, "*p n n"],
+    mixing: Any,
     *,
     stochastic: Stochastic | None = "rows",
     symmetric: bool = False,
     connected: bool = True,
     name: str = "mixing",
-) -> Float[np.ndarray, "*p n n"]:
+) -> Any:
     """Return a validated float64 copy of a mixing matrix or of a schedule of them.
 
+    The copy of a sparse matrix is a read-only ``csr_array`` of sorted entries, none of them 0.
+
     Args:
-        mixing: [n, n], or [P, n, n] for a schedule of period P.
+        mixing: [n, n], dense or sparse, or [P, n, n] for a schedule of period P.
         stochastic: which sums must be 1 (entries then >= 0); None asks for finite entries only.
         symmetric: whether W must equal its transpose.
         connected: whether every agent must reach every other (a schedule: over its period).
@@ -227,9 +260,13 @@ def check(
             f"{name} is a graph, {_validate.shown(mixing)}; give its matrix, "
             "mixing.metropolis_hastings(graph)"
         )
+    if scipy.sparse.issparse(mixing):
+        return _checked_sparse(name, mixing, _SUMS[stochastic], symmetric, connected)
     matrix = _validate.stochastic(name, mixing, _SUMS[stochastic])
-    small = (matrix != 0) & (np.abs(matrix) < np.finfo(np.float32).tiny)
-    if small.any():
+    # What most entries of a large matrix are, 0, is passed over once.
+    entries = [scipy.sparse.csr_array(one) for one in matrix.reshape(-1, *matrix.shape[-2:])]
+    if any((np.abs(one.data) < _SMALLEST).any() for one in entries):
+        small = (matrix != 0) & (np.abs(matrix) < _SMALLEST)
         where = tuple(int(i) for i in np.argwhere(small)[0])
         raise ValueError(
             f"{name} is {matrix[where]:g} at {where}, which float32 takes for 0 on some devices "
@@ -242,15 +279,88 @@ def check(
             f"metropolis_hastings(graph)"
         )
     if connected:
-        support = matrix != 0
-        _require_connected(support.any(axis=0) if matrix.ndim == 3 else support, name)
+        _require_connected(sum((abs(one) for one in entries[1:]), abs(entries[0])), name)
     return matrix
 
 
-def fingerprint(*arrays: Float[np.ndarray, "..."] | float) -> str:
+def _checked_sparse(
+    name: str, value: Any, sums: Sequence[str], symmetric: bool, connected: bool
+) -> scipy.sparse.csr_array:
+    """The sparse part of `check`: the same refusals on the entries that are there."""
+    if value.ndim != 2 or value.shape[0] != value.shape[1] or not value.shape[0]:
+        raise ValueError(
+            f"{name} has shape {value.shape}; give a sparse matrix [n, n], and a schedule dense"
+        )
+    if value.dtype.kind not in "fiub":
+        raise ValueError(f"{name} is a sparse matrix of {value.dtype}; give one of numbers")
+    matrix = scipy.sparse.csr_array(value, dtype=np.float64, copy=True)
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
+    rows, weights = matrix.tocoo().row, matrix.data
+
+    def refuse(wrong: np.ndarray, problem: str) -> None:
+        if wrong.any():
+            k = int(wrong.argmax())
+            at = int(rows[k]), int(matrix.indices[k])
+            raise ValueError(f"{name} " + problem.format(value=float(weights[k]), at=at))
+
+    refuse(~np.isfinite(weights), "holds {value} at {at}; remove or replace such entries")
+    if sums:
+        refuse(weights < 0, "holds {value!r} at {at}; give weights >= 0")
+    for kind in sums:
+        totals = matrix.sum(axis=1 if kind == "row" else 0)
+        if (bad := np.abs(totals - 1.0) > _validate.SUM_TOLERANCE).any():
+            index = int(bad.argmax())
+            raise ValueError(
+                f"{name} has {kind} {index} summing to {float(totals[index])!r}; give a matrix "
+                f"whose {kind}s sum to 1 (in float64: within {_validate.SUM_TOLERANCE:g})"
+            )
+    small = "is {value:g} at {at}, which float32 takes for 0 on some devices; give 0, or at least "
+    refuse(np.abs(weights) < _SMALLEST, small + "1.2e-38")
+    if symmetric and len(skew := (matrix - matrix.T).data) and np.abs(skew).max() > 1e-12:
+        raise ValueError(f"{name} is not symmetric; give one, such as metropolis_hastings(graph)")
+    if connected:
+        _require_connected(matrix, name)
+    for part in (matrix.data, matrix.indices, matrix.indptr):
+        part.flags.writeable = False
+    return matrix
+
+
+def dense(mixing: Any, name: str = "mixing") -> Float[np.ndarray, "*p n n"]:
+    """Return the matrix as a dense array, which it may be already.
+
+    Raises:
+        ValueError: for a sparse one whose dense form exceeds this machine's memory.
+    """
+    if not scipy.sparse.issparse(mixing):
+        return mixing
+    n = mixing.shape[-1]
+    what = "what is asked needs a dense matrix [n, n] and several as large, which"
+    _validate.memory(name, f"a sparse matrix of {n} agents", what, 4, n, n)
+    return mixing.toarray()
+
+
+def _second(matrix: scipy.sparse.csr_array) -> float:
+    """The second largest modulus of an eigenvalue of a sparse stochastic matrix."""
+    symmetric = not (matrix != matrix.T).nnz
+    solve = scipy.sparse.linalg.eigsh if symmetric else scipy.sparse.linalg.eigs
+    # A fixed start: the same number at every call.
+    start = np.random.default_rng(0).standard_normal(matrix.shape[0])
+    try:
+        values = solve(matrix, k=2, which="LM", v0=start, return_eigenvectors=False)
+    except scipy.sparse.linalg.ArpackNoConvergence:
+        raise ValueError(
+            f"mixing of {matrix.shape[0]} agents has a second eigenvalue too close to another one "
+            "for sparse iterations; give mixing.toarray() if memory allows it"
+        ) from None
+    return float(np.sort(np.abs(values))[0])
+
+
+def fingerprint(*arrays: Any) -> str:
     """Return the sha256 of the arrays' shapes and float64 values (little-endian, -0 as 0).
 
-    Equal exactly when every bit of every entry is equal, on any platform.
+    Equal exactly when every bit of every entry is equal, on any platform. That of a sparse matrix
+    is of its entries by row and column, and differs from that of the dense matrix.
 
     Example:
         >>> from dpjax.topology import mixing
@@ -259,41 +369,70 @@ def fingerprint(*arrays: Float[np.ndarray, "..."] | float) -> str:
     """
     digest = hashlib.sha256()
     for array in arrays:
-        values = np.asarray(array, dtype=np.float64) + 0.0
+        if scipy.sparse.issparse(array):
+            rows = check(array, stochastic=None, connected=False)
+            indices = (part.astype("<i8") for part in (rows.indptr, rows.indices))
+            digest.update(f"sparse {rows.shape}".encode())
+            for part in (*indices, rows.data.astype("<f8")):
+                digest.update(part.tobytes())
+            continue
+        values = np.asarray(array, dtype=np.float64)
         digest.update(repr(values.shape).encode())
-        digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
+        flat = values.reshape(-1)
+        # In blocks: a second copy of a large matrix takes longer than its digest.
+        for start in range(0, len(flat), _HASHED):
+            digest.update((flat[start : start + _HASHED] + 0.0).astype("<f8", copy=False).data)
     return digest.hexdigest()
 
 
-def _adjacency(graph: nx.Graph) -> Float[np.ndarray, "n n"]:
+def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
     """Return the 0/1 matrix, entry (u, v) for an edge u -> v, without self-loops."""
     n = graph.number_of_nodes()
     if n == 0:
         raise ValueError("graph has no nodes; give at least one agent")
-    _validate.memory("graph", f"of {n} agents", "a mixing matrix [n, n] and its support", 3, n, n)
-    adjacency = nx.to_numpy_array(graph, nodelist=nodes.order(graph), weight=None) > 0
-    np.fill_diagonal(adjacency, False)
+    adjacency: Any
+    if _validate.flag("sparse", sparse):
+        found = nx.to_scipy_sparse_array(graph, nodelist=nodes.order(graph), weight=None)
+        links = found.tocoo()
+        off = (links.row != links.col) & (links.data != 0)
+        pairs = (np.ones(int(off.sum())), (links.row[off], links.col[off]))
+        adjacency = scipy.sparse.csr_array(pairs, shape=(n, n))
+        adjacency.data[:] = 1.0  # Several links of one pair are one.
+    else:
+        what = "a mixing matrix [n, n] and its support"
+        _validate.memory("graph", f"of {n} agents without sparse=True", what, 3, n, n)
+        adjacency = nx.to_numpy_array(graph, nodelist=nodes.order(graph), weight=None) > 0
+        np.fill_diagonal(adjacency, False)
     _require_connected(adjacency, "graph", nodes.labels(graph))
     return adjacency.astype(float)
 
 
-def _require_connected(support: np.ndarray, name: str, names: Sequence[str] | None = None) -> None:
+def _receives(graph: nx.Graph, sparse: bool) -> Any:
+    """Entry (v, u) is 1 where u sends to v, or is v."""
+    sends, n = _adjacency(graph, sparse), graph.number_of_nodes()
+    if sparse:
+        return (sends.T + scipy.sparse.eye_array(n)).tocsr()
+    return sends.T + np.eye(n)
+
+
+def _require_connected(support: Any, name: str, names: Sequence[str] | None = None) -> None:
     """Refuse unless everyone reaches everyone, naming the smallest part that does not."""
     parts, part_of = csgraph.connected_components(support, connection="strong")
     if parts == 1:
         return
+    n = support.shape[0]
     sizes = np.bincount(part_of).astype(float)
     # Of several as small, the one without agent 0.
     sizes[part_of[0]] += 0.5
     members = np.flatnonzero(part_of == sizes.argmin())
-    names = [str(i) for i in range(len(support))] if names is None else names
+    names = [str(i) for i in range(n)] if names is None else names
     members_text = ", ".join(nodes.title(names, int(i)) for i in members[:_LISTED])
     members_text += f" and {len(members) - _LISTED} more" if len(members) > _LISTED else ""
     hint = ""
     if nodes.named(names) and len(members) == 2:
         hint = " (a header line of a file is read as an edge: begin it with #, or delete it)"
     raise ValueError(
-        f"{name} is not connected: {members_text} and the other {len(support) - len(members)} of "
-        f"{len(support)} agents cannot all reach each other{hint}; add links, or design each "
+        f"{name} is not connected: {members_text} and the other {n - len(members)} of "
+        f"{n} agents cannot all reach each other{hint}; add links, or design each "
         "component on its own"
     )
