@@ -47,6 +47,9 @@ LARGEST_LAPLACE = 44.37
 SMALLEST_LAPLACE = 2.0**-64
 """None is nearer to zero."""
 
+_LARGE = 2**22
+"""Float32 normals from which each word is hashed where it is used; the numbers are the same."""
+
 _FINER = 2.0**-32
 """Tail probability below which 64 more bits are drawn."""
 _EDGE = 6.23
@@ -121,7 +124,16 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Arra
         return np.sqrt(2.0) * jax.lax.erf_inv((steps + 0.5) * 2.0**-52)
     if jnp.dtype(dtype) != jnp.float32:
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; give float32 or float64")
-    both = _numerics.through_memory(*words(key, (rows, -(-columns // 2))))
+    half = -(-columns // 2)
+    if rows * columns >= _LARGE:
+        # Hashing twice is faster than memory beyond caches, and words need none.
+        row, word, column = (
+            jax.lax.broadcasted_iota(jnp.uint32, (rows, 2, half), axis) for axis in range(3)
+        )
+        first, second = _numerics.threefry(key, row, column)
+        bits = jnp.where(word == 0, first, second)
+        return normals_of_words(bits.reshape(rows, 2 * half)[:, :columns])
+    both = _numerics.through_memory(*words(key, (rows, half)))
     return normals_of_words(jnp.concatenate(both, axis=1)[:, :columns])
 
 

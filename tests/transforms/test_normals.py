@@ -33,6 +33,16 @@ def test_both_words_become_normals_by_the_inverse_distribution_function():
     np.testing.assert_allclose(NORMAL.sample(shape=(3, 7)), expected, rtol=2e-6)
 
 
+@pytest.mark.parametrize("columns", [6, 7])
+def test_large_draws_have_the_numbers_of_small_ones(columns, monkeypatch):
+    draws = []
+    for least in (variates._LARGE, 1):
+        monkeypatch.setattr(variates, "_LARGE", least)
+        draw = jax.jit(lambda key: variates.normals(key, (5, columns), jnp.float32))
+        draws.append(draw(key()))
+    np.testing.assert_array_equal(*draws)
+
+
 def test_no_float32_normal_is_beyond_the_stated_largest():
     words = np.array([0x7FFFFFFF, 0x80000000], np.uint32)
     steps = (words.view(np.int32) >> 8).astype(np.float32)
