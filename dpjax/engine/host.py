@@ -177,10 +177,18 @@ class HostDriver:
         message = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), sent.message
         )
+        # JAX shortens shapes of a release's float64 noise itself, and warns of it since 0.12.
+        sent = jax.tree.map(lambda leaf: leaf.update(dtype=_canonical(leaf.dtype)), sent)
         incoming = _incoming.trace(*arguments, sent, _delivered(statics, arrays, message))
         lengths = sorted({int(length) for length in np.diff([0, *schedule.marks])})
         measured = [_measured.trace(statics, each, data, state, sums) for each in lengths]
         return [outgoing, incoming, *measured]
+
+
+def _canonical(dtype: Any) -> Any:
+    """The dtype that shapes have outside of double precision; keys keep theirs."""
+    extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    return dtype if extended else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _sent_axes(axes: State) -> Outgoing:
