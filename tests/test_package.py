@@ -1,6 +1,7 @@
 """The package's metadata, its plain files and its scripts."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import dpjax
 from dpjax.accounting import forecast, gdp
@@ -19,6 +21,7 @@ from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+LOCK, EXTRAS = ROOT / "requirements.lock", ("pretrained", "secure", "dev")
 FOLDERS = (ROOT / "scripts", ROOT / ".ci")
 SCRIPTS = [path for at in FOLDERS for path in at.iterdir() if path.is_file() and not path.suffix]
 
@@ -95,6 +98,49 @@ def test_the_environment_is_made_once_and_again_when_the_project_changes(tmp_pat
     with open(tmp_path / "pyproject.toml", "a") as project:
         project.write("# changed\n")
     assert "--editable .[dev]" in _environment(tmp_path, "dev", venv)
+
+
+def test_the_newest_supported_python_is_found_in_version_managers(tmp_path: Path) -> None:
+    """Shims that do not start, versions that are not supported and other names are passed over."""
+
+    def interpreter(path: Path, code: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{code}\n")
+        path.chmod(0o755)
+
+    newest = max(re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"])))
+    right = tmp_path / f"versions/{newest}.0/bin/python"
+    for path in (right, tmp_path / "versions/3.99.0/bin/python", tmp_path / "bin/python3.99"):
+        interpreter(path, "exit 0")
+    interpreter(tmp_path / f"bin/python{newest}", "exit 127")
+    interpreter(tmp_path / "current", "echo 3.11")
+    command = f"cd {ROOT}; source scripts/_environment.sh; newest_python"
+    path = f"{tmp_path}/bin:{os.defpath}"
+    env = {"PATH": path, "PYENV_ROOT": str(tmp_path), "PYTHON": str(tmp_path / "current")}
+
+    def found() -> tuple[str, str]:
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+        return done.stdout.strip(), done.stderr
+
+    assert found() == (str(right), "")
+    interpreter(tmp_path / "current", f"echo {newest}")
+    assert found()[0] == "" and f"skipped: Python {newest} is in use" in found()[1]
+
+
+def test_the_lock_holds_what_the_project_needs() -> None:
+    lock = dict(
+        re.findall(r"^(\S+)==(\S+) --hash=sha256:[0-9a-f]{64}$", LOCK.read_text(), re.MULTILINE)
+    )
+    needed = sum(
+        (PROJECT["optional-dependencies"][name] for name in EXTRAS), PROJECT["dependencies"]
+    )
+    for line in needed:
+        requirement = Requirement(line)
+        if requirement.name != "dpjax":
+            assert lock[requirement.name.lower()] in requirement.specifier, line
+    with open(ROOT / "benchmarks/records/dsgd.jsonl") as record:
+        versions = json.loads(next(record))["metadata"]["versions"]
+    assert {name: lock[name] for name in ("jax", "jaxlib", "numpy")}.items() <= versions.items()
 
 
 def test_readme_leads_with_the_two_commands() -> None:
