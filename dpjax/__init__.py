@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dpjax.commands.sweep import Sweep, sweep
     from dpjax.data import load as datasets
     from dpjax.data import partition
+    from dpjax.engine.estimate import Estimate, estimate
     from dpjax.engine.run import Result, run
     from dpjax.plans import noise, optimizers, samplers
     from dpjax.plans.plan import Config, Plan
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Budget",
     "Config",
+    "Estimate",
     "Guarantee",
     "Plan",
     "Problem",
@@ -44,6 +46,7 @@ __all__ = [
     "account",
     "datasets",
     "design",
+    "estimate",
     "graphs",
     "make_plan",
     "methods",
@@ -62,6 +65,7 @@ __all__ = [
 _HOMES = {
     "Budget": "plans.protect:Budget",
     "Config": "plans.plan:Config",
+    "Estimate": "engine.estimate:Estimate",
     "Guarantee": "accounting.guarantee:Guarantee",
     "Plan": "plans.plan:Plan",
     "Problem": "plans.problem:Problem",
@@ -71,6 +75,7 @@ _HOMES = {
     "account": "commands.account:account",
     "datasets": "data.load",
     "design": "commands.design:design",
+    "estimate": "engine.estimate:estimate",
     "graphs": "topology.graphs",
     "make_plan": "plans.plan:make",
     "methods": "algorithms.methods",

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,19 @@ def memory_limit() -> int:
         except (OSError, ValueError):
             continue
     return available
+
+
+def resident() -> tuple[int, int]:
+    """Return the bytes of memory that this process holds now, and the most it has held."""
+    try:
+        text = Path("/proc/self/status").read_text()
+        sizes = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", text))
+        return int(sizes["VmRSS"]) * 1024, int(sizes["VmHWM"]) * 1024
+    except (OSError, KeyError):  # Not Linux; the most is all that is known, on macOS in bytes.
+        import resource
+
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return (most,) * 2 if sys.platform == "darwin" else (most * 1024,) * 2
 
 
 def memory(

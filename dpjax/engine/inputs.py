@@ -292,6 +292,46 @@ class Inputs:
         """
         return self.statics, self.arrays, self.data, state, self.batch_keys, noise_keys
 
+    def memory(self) -> tuple[int, int, int]:
+        """Bytes held now, the most so far and the limit: of this process, or its fullest device."""
+        known = _device_memory(self.statics.mesh)
+        return max(known) if known else (*_validate.resident(), _validate.memory_limit())
+
+    def compiled(self, traced: Sequence[Any], state: State) -> tuple[int, int]:
+        """Compile the rounds of a run, and refuse them where they do not fit in memory.
+
+        Args:
+            traced: The programs.
+            state: Their state, which is waited for: what they are called with is held already.
+
+        Returns:
+            The bytes held, and those that the largest program adds: its outputs and intermediate
+            values, without the state whose buffers it uses again.
+
+        Raises:
+            ValueError: With both and the limit.
+        """
+        analyses = [each.lower().compile().memory_analysis() for each in traced]
+        added = [
+            one.temp_size_in_bytes + one.output_size_in_bytes - one.alias_size_in_bytes
+            for one in filter(None, analyses)  # Not every platform knows.
+        ]
+        jax.block_until_ready(state)
+        shared = not _device_memory(self.statics.mesh)
+        more = max(added, default=0) * (len(_local_devices(self.statics.mesh)) if shared else 1)
+        held, _, limit = self.memory()
+        if held + more > limit:
+            seeds, plans = jax.tree.leaves(state.models)[0].shape[:2]
+            sizes = [f"{each / 2**30:,.2f}" for each in (held + more, held, more, limit)]
+            raise ValueError(
+                f"seeds has {seeds} seeds, with {plans} plans of {self.statics.agents} agents, "
+                f"whose rounds take {sizes[0]} GiB ({sizes[1]} held and {sizes[2]} more in "
+                f"the compiled program); this {'machine' if shared else 'device'} has "
+                f"{sizes[3]} GiB: run fewer seeds or plans at once, give "
+                "Protect(microbatch=...) for clipped records, or use more devices"
+            )
+        return held, more
+
     def _agents_models(self) -> Any:
         n = self.statics.agents
         return jax.tree.map(
@@ -530,22 +570,29 @@ def place(tree: Any, mesh: Mesh | None, axis: int | None) -> Any:
 
 
 def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Statics) -> None:
-    """Refuse models that do not fit in memory with one gradient each."""
+    """Refuse models that do not fit in memory twice: those to start from, and the state's."""
     leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
     entries = sum(leaf.size for leaf in leaves)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    n, runs = statics.agents, len(plans) * seeds
-    # Each model has a gradient; a pass holds its per-record gradients together.
-    at_once = plans[0].config.protect.microbatch if statics.query.one_by_one else None
-    gradients = min(at_once or 1, int(task.partition.counts.max()))
-    gradients *= 1 if statics.sequential else runs
-    devices = jax.local_devices()[:1] if statics.mesh is None else statics.mesh.local_devices
-    limits: list[Any] = [(each.memory_stats() or {}).get("bytes_limit") for each in devices]
+    n, runs, limits = statics.agents, len(plans) * seeds, _device_memory(statics.mesh)
     shape = f"[{seeds} seeds, {len(plans)} plans, {n} agents, {entries:,} entries]"
     _validate.memory(
-        "problem", task, f"the array {shape} of models, with gradients,", runs + gradients, n,
-        size, item=1, most=None if None in limits else sum(limits),
+        "problem", task, f"the array {shape} of models, with their first state,", 2, runs, n, size,
+        item=1, most=sum(limit for *_, limit in limits) or None,
     )  # fmt: skip
+
+
+def _local_devices(mesh: Mesh | None) -> Sequence[Any]:
+    return jax.local_devices()[:1] if mesh is None else mesh.local_devices
+
+
+def _device_memory(mesh: Mesh | None) -> list[tuple[int, int, int]]:
+    """Bytes in use, the most so far and the limit of each device; empty for the host's memory."""
+    devices = _local_devices(mesh)
+    names = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
+    stats = [each.memory_stats() or {} for each in devices]
+    known = all(name in each for each in stats for name in names)
+    return [tuple(each[name] for name in names) for each in stats] if known else []
 
 
 def _initial_models(task: Problem, seed_keys: Any) -> Any:

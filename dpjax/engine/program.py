@@ -65,6 +65,20 @@ def is_counter(leaf: Any) -> bool:
     return jnp.ndim(leaf) == 0 and jnp.issubdtype(leaf.dtype, jnp.integer)
 
 
+def at_round(state: State, done: Any) -> State:
+    """The state with every counter at a number of rounds; each in a buffer that may be consumed.
+
+    Args:
+        state: Stacked.
+        done: The number.
+    """
+
+    def counted(leaf: Any) -> Any:
+        return jnp.array(done, leaf.dtype, copy=True) if is_counter(leaf) else leaf
+
+    return state._replace(secret=jax.tree.map(counted, state.secret), round=counted(state.round))
+
+
 def keeps_noise(state: State) -> bool:
     """Whether later rounds depend on noise of earlier ones, which the secret slot keeps."""
     return any(

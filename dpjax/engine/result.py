@@ -90,7 +90,7 @@ class Result:
             [S, V, n, ...]. They are functions of messages, which the guarantee covers. Under
             gradients="view" they are the models that agents keep, which it does not. Frozen leaves
             are None.
-        seconds: Time in the compiled loop of this process, compilation included.
+        seconds: Time in the compiled loop of this process, without compilation.
         rounds_per_second: Of one seed and one plan. The first chunk, which compiles, counts only
             where it is the only one.
         ended: False when a callback stopped the run.

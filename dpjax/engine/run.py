@@ -162,18 +162,18 @@ def run(
     if progress and expected and processes.leads():
         print(expected, file=sys.stderr)
     options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
-    identity = {}
+    identity, state = {}, data.initial(models, data.batch_keys)
+    traced = driver.traced(data, schedule, state)
     if checkpoint is not None or key_file is not None:
-        # Without a start all agents' models follow from the problem's.
         custom = None if start is None else models
-        state = data.initial(models, data.batch_keys)
-        traced = driver.traced(data, schedule, state)
-        values = processes.collected(((data.models, custom), data.arrays, state.memory))
-        identity = checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
-        del state, custom, values
+        identity = _identity(plans, problems, seeds, options, data, custom, state, traced)
+    custom = models = None  # As large as the state.
     with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
-        at = RunState.first(data, schedule, models, storage.noise_keys(seeds, phase), storage)
-        del models  # As large as all models.
+        if not storage.ended:
+            data.compiled(traced, state)  # Before a release has a key.
+        del state
+        noise_keys = storage.noise_keys(seeds, phase)
+        at = RunState.first(data, schedule, data.start(start, len(plans)), noise_keys, storage)
         meter = Meter(len(plans) * len(seeds))
         try:
             _drive(driver, at, meter, rule, callback, checkpoint_seconds, progress)
@@ -197,6 +197,15 @@ def run(
         ended=at.done == schedule.total,
         frozen=result.frozen_digest(problems[0].frozen),
     )
+
+
+def _identity(
+    plans: Any, problems: Any, seeds: Any, options: Any, data: Inputs, custom: Any, state: State,
+    traced: Any,
+) -> dict[str, str]:  # fmt: skip
+    """The identity of a run that is stored; without a start, models follow from the problem's."""
+    values = processes.collected(((data.models, custom), data.arrays, state.memory))
+    return checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
 
 
 class ScanDriver:

@@ -98,7 +98,7 @@ class RunSchedule:
 
 @dataclass(frozen=True)
 class Meter:
-    """Rounds and seconds of chunks; a first chunk, which compiles, counts only if alone."""
+    """Rounds and seconds of chunks; a first chunk, which is slower, counts only if alone."""
 
     runs: int
     chunks: list[tuple[int, float]] = field(default_factory=list)
@@ -240,13 +240,8 @@ class RunState:
         self.sums = jax.tree.map(jnp.asarray, sums)
         self.decided = bool(decided)
         models, memory, done = jax.tree.map(jnp.asarray, public)
-
-        def counted(leaf: Any) -> Any:
-            # A copy, because the program consumes each buffer.
-            return jnp.array(done, leaf.dtype, copy=True) if program.is_counter(leaf) else leaf
-
-        secret, inputs = jax.tree.map(counted, self.state.secret), self.inputs
-        self.state = State(place(models, inputs.statics.mesh, 2), memory, secret, done)
+        inputs, fresh = self.inputs, program.at_round(self.state, done)
+        self.state = State(place(models, inputs.statics.mesh, 2), memory, fresh.secret, done)
         if program.keeps_noise(self.state) and not self.ended:
             self.state = program.replay(
                 inputs.statics, inputs.arrays, self.state, self.noise_keys, jnp.int32(self.done)

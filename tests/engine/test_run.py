@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from _common import fusion
-from dpjax import _validate
 from dpjax._numerics import Compiled
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.tracking import Tracking
@@ -116,7 +115,7 @@ def test_metrics_that_are_no_scalars_are_refused_before_anything(
 
 
 def test_models_beyond_the_memory_are_refused_by_their_bytes(plans, network):
-    """Before anything of their size is made: 3 plans of 6 agents, 2 seeds, a gradient each."""
+    """Before anything of their size is made: 3 plans of 6 agents, 2 seeds, each twice."""
     made, _ = lambdas(len(network))
 
     def init(key):
@@ -128,21 +127,6 @@ def test_models_beyond_the_memory_are_refused_by_their_bytes(plans, network):
         ValueError, match=rf"problem is .*{entries}.* takes 268\.2 GiB; this machine"
     ):
         run(plans, huge, seeds=[0, 1])
-
-
-def test_per_record_gradients_count(network, monkeypatch):
-    """Two records a pass hold two gradients a model beside it; one a pass holds one."""
-    made, _ = lambdas(len(network))
-    config = make_config(relation="replace_record", batch_size=2, rounds=2)
-    most = 6 * 3 * 4 * 3  # bytes that two take
-    for microbatch, limit in ((1, most - 1), (2, most)):
-        monkeypatch.setattr(_validate, "memory_limit", lambda limit=limit: limit)
-        protect = dataclasses.replace(config.protect, microbatch=microbatch)
-        one = plan.make(dataclasses.replace(config, protect=protect), network)
-        run(one, made, seeds=[0])
-    monkeypatch.setattr(_validate, "memory_limit", lambda: most - 1)
-    with pytest.raises(ValueError, match="takes .* GiB; this machine has"):
-        run(one, made, seeds=[0])
 
 
 @pytest.mark.slow

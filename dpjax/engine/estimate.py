@@ -1,0 +1,157 @@
+"""Memory and time of a run before it starts, from its compiled program and one timed block."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from dpjax.engine import inputs, keys, processes, program
+from dpjax.engine.inputs import Inputs
+from dpjax.engine.state import RunSchedule
+from dpjax.plans.plan import Plan
+from dpjax.plans.problem import Problem
+from dpjax.transforms.rounds import BLOCK
+
+__all__ = ["Estimate", "estimate"]
+
+_SECONDS, _CALLS = 1.0, 5
+"""Least time of the timed block; and the most calls of a single round that are timed before it."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run takes, measured and computed before it starts.
+
+    Attributes:
+        memory: Largest number of bytes: of the process, or of its fullest device.
+        limit: Bytes of the machine (or its container), or of the device.
+        held: Bytes held before the first round: libraries, data, plans and models.
+        added: Bytes that the compiled rounds add, from the compiler's own analysis.
+        setup_seconds: Time outside the rounds, mostly tracing and compiling.
+        round_seconds: Mean time of a round of all runs together, with its share of metrics.
+        rounds: Rounds of the run.
+        runs: Seeds times plans.
+    """
+
+    memory: int
+    limit: int
+    held: int
+    added: int
+    setup_seconds: float
+    round_seconds: float
+    rounds: int
+    runs: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the run, compilation included."""
+        return self.setup_seconds + self.rounds * self.round_seconds
+
+    def statement(self) -> str:
+        """The numbers in two sentences."""
+        memory, limit, held, added = (
+            f"{each / 2**30:,.2f} GiB" for each in (self.memory, self.limit, self.held, self.added)
+        )
+        return (
+            f"{self.runs:,} runs of {self.rounds:,} rounds take about {memory} of {limit} of "
+            f"memory ({held} before the first round, {added} more in the compiled rounds). They "
+            f"take about {self.seconds:,.1f} s: {self.setup_seconds:,.1f} s until the first round "
+            f"and at the end, mostly compilation, and {self.round_seconds * 1e3:,.3g} ms a round."
+        )
+
+
+def estimate(
+    plans: Plan | Sequence[Plan],
+    problem: Problem | Sequence[Problem],
+    *,
+    seeds: Sequence[int],
+    eval_every: int | None = None,
+    chunk_blocks: int = 1,
+    devices: int | None = None,
+    stop_at: int | None = None,
+) -> Estimate:
+    """Estimate memory and time of `run` with the same arguments, without beginning it.
+
+    Memory is that of the process with the inputs of the run, and what the compiled rounds add
+    (outputs + intermediate values - reused buffers), or the most that was held so far. Time is that
+    of preparing and compiling, and of one block of rounds from the middle of the run: about a
+    second, or more where `BLOCK` rounds of noise that are drawn together take longer. Checkpoints,
+    callbacks, transports and, beside an accelerator, the host's memory are not counted.
+
+    Guarantee: no message and no metric leaves this function. The rounds start from copies, and a
+    throwaway key draws their noise, which neither a seed nor a release has. So a later run spends
+    what it would have spent, and has the same bits.
+
+    Args:
+        plans: As in `run`, and so are the other arguments.
+        problem: Model, data and metrics.
+        seeds: Seeds.
+        eval_every: Rounds of a block, after which metrics are taken.
+        chunk_blocks: Blocks in one compiled call.
+        devices: Devices over which agents are spread.
+        stop_at: Rounds to do in place of all.
+
+    Returns:
+        The estimate. It holds for this machine, with as much other work as it has now.
+
+    Raises:
+        ValueError: As in `run`; also where the rounds do not fit in memory.
+
+    Example:
+        >>> import dpjax as dp
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=9)
+        >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
+        >>> expected = dp.estimate(plan, dp.quadratics(3), seeds=[0, 1])
+        >>> expected.runs, expected.rounds, expected.memory < expected.limit
+        (2, 9, True)
+    """
+    began = time.perf_counter()
+    plans, problems, seeds = inputs.check(plans, problem, seeds)
+    inputs.check_device(plans, devices)
+    schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
+    data = Inputs.of(plans, problems, seeds, devices)
+    throwaway = jax.random.split(keys.spent_key(), len(seeds))
+    state = data.initial(data.start(None, len(plans)), throwaway)
+    processes.collected(program.final_models(data.statics, False, state))
+    blocks = np.zeros_like(schedule.blocks(0).data)
+    at = time.perf_counter()
+    traced = program.advance.trace(*data.arguments(state, throwaway), blocks)
+    held, added = data.compiled([traced], state)
+    # A last chunk of another number of blocks is compiled for itself.
+    repeats = len({len(variant.data) for variant in schedule.variants})
+    setup = time.perf_counter() - began + (repeats - 1) * (time.perf_counter() - at)
+
+    def timed(rounds: int) -> float:
+        """Seconds of a call of so many rounds, with the metrics of its blocks."""
+        nonlocal state
+        # In the middle, since noise over rounds may take longer in later ones.
+        first = max(schedule.total - rounds, 0) // 2 // BLOCK * BLOCK + 1
+        state, blocks[0] = program.at_round(state, first), rounds
+        began = time.perf_counter()
+        # Rounds of blocks are data on every device, so that a block of any length runs at once.
+        state, metrics = program.advance(*data.arguments(state, throwaway), blocks)
+        jax.block_until_ready((state, processes.collected(metrics)))
+        # Several processes agree on the first one's time, and so on how long to go on.
+        return float(processes.shared(time.perf_counter() - began))
+
+    timed(1)
+    singles = [timed(1)]
+    while len(singles) < _CALLS and sum(singles) < _SECONDS:
+        singles.append(timed(1))
+    single = statistics.median(singles)
+    # Noise of `BLOCK` rounds may be drawn together.
+    more = unit = BLOCK if program.keeps_noise(state) else 1
+    while (several := timed(1 + more)) - single < _SECONDS and more + unit < schedule.total:
+        more = min(4 * more, (schedule.total - 1) // unit * unit)
+    each = max(several - single, 0.0) / more
+    measures = max(single - each, 0.0) / len(blocks) * len(schedule.marks)
+    _, most, limit = data.memory()
+    return Estimate(
+        memory=max(most, held + added), limit=limit, held=held, added=added, setup_seconds=setup,
+        round_seconds=each + measures / schedule.total, rounds=schedule.total,
+        runs=len(plans) * len(seeds),
+    )  # fmt: skip

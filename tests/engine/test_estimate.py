@@ -1,0 +1,122 @@
+"""Estimates: they spend nothing, hold what the compiler says, and refuse what does not fit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpjax as dp
+from dpjax import _validate
+from dpjax.engine import estimate as estimate_
+from dpjax.engine import keys
+from dpjax.plans import plan
+from tests.support import make_config
+
+HELD, LIMIT = 10**9, 10**12
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    """Blocks of one call: these tests do not read seconds."""
+    monkeypatch.setattr(estimate_, "_SECONDS", 0.0)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of a given limit, on which the process always holds as much."""
+
+    def of(limit):
+        monkeypatch.setattr(_validate, "resident", lambda: (HELD, HELD))
+        monkeypatch.setattr(_validate, "memory_limit", lambda: limit)
+
+    return of
+
+
+def bits(result):
+    leaves = jax.tree.leaves((result.params, result.metrics, result.guarantees[0].to_dict()))
+    return [leaf.tobytes() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+
+
+def purposes(monkeypatch, call):
+    """The purposes of the keys that a call derives from seeds or draws from the system."""
+    seen, stacked, opened = [], keys.stacked, keys.KeyFile.__init__
+
+    def recorded(seeds, purpose, phase=0):
+        seen.append(purpose)
+        return stacked(seeds, purpose, phase)
+
+    def file(self, *given):
+        seen.append("file")
+        opened(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keys, "stacked", recorded)
+        patch.setattr(keys.KeyFile, "__init__", file)
+        call()
+    return set(seen)
+
+
+@pytest.mark.mutant
+def test_an_estimate_spends_nothing_and_changes_no_bit(network, small, tmp_path, monkeypatch):
+    made = [plan.make(make_config(design=name), network) for name in ("whisper", "independent")]
+    before = dp.run(made, small, seeds=[0, 3], eval_every=6)
+    spent = purposes(monkeypatch, lambda: dp.estimate(made, small, seeds=[0, 3], eval_every=6))
+    assert spent == {"initial", "batches"}
+    assert bits(dp.run(made, small, seeds=[0, 3], eval_every=6)) == bits(before)
+    with monkeypatch.context() as broken:
+        # A broken copy, whose rounds have the run's own noise.
+        broken.setattr(keys, "spent_key", lambda: keys.stacked([0], "noise")[0])
+        spent = purposes(monkeypatch, lambda: dp.estimate(made, small, seeds=[0, 3], eval_every=6))
+    assert "noise" in spent
+    release = plan.make(make_config(release=True), network)
+    spent = purposes(monkeypatch, lambda: dp.estimate(release, small, seeds=[0]))
+    assert spent == {"initial", "batches"}
+
+
+def test_noise_over_rounds_is_timed_and_a_last_chunk_compiled(network, small):
+    config = make_config(
+        design="prefix_sum", participation=(3, 6), relation="zero_out_record", rounds=18
+    )
+    made = plan.make(config, network)
+    expected = dp.estimate(made, small, seeds=[1], eval_every=4, chunk_blocks=3)
+    assert expected.rounds == 18 and expected.runs == 1
+    assert expected.seconds > expected.setup_seconds > 0 and expected.round_seconds > 0
+    assert expected.held + expected.added <= expected.memory < expected.limit
+    assert "1 runs of 18 rounds take about" in expected.statement()
+    assert dp.estimate(made, small, seeds=[1], stop_at=5).rounds == 5
+
+
+def test_what_metrics_hold_at_once_is_counted(network, small):
+    """A matrix that is sorted takes its own bytes more, up to four times."""
+    made, size = plan.make(make_config(rounds=2), network), 1_000
+
+    def metrics(params, evaluation):
+        row = jnp.linspace(0.0, 1.0, size) + sum(jnp.sum(leaf) for leaf in jax.tree.leaves(params))
+        return {"least": jnp.sort(row[:, None] * row)[0, 0]}
+
+    larger = dataclasses.replace(small, metrics=metrics)
+    added = [dp.estimate(made, task, seeds=[0]).added for task in (small, larger)]
+    assert 4 * size**2 <= added[1] - added[0] <= 16 * size**2
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_a_run_that_does_not_fit_is_refused_with_its_numbers(
+    network, small, tmp_path, machine, release
+):
+    made = plan.make(make_config(release=release, rounds=4), network)
+    options = {"seeds": [0], "eval_every": 2}
+    files = {"checkpoint": tmp_path / "at", "key_file": tmp_path / "key"} if release else {}
+    machine(LIMIT)
+    added = dp.estimate(made, small, **options).added
+    machine(HELD + added - 1)
+    message = rf"seeds has 1 seeds, .*\(0\.93 held and {added / 2**30:.2f} more .*microbatch"
+    for call in (lambda: dp.estimate(made, small, **options),
+                 lambda: dp.run(made, small, **options, **files)):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            call()
+    # A refused release has no key yet, so nothing of it is to be accounted for.
+    assert not (tmp_path / "key").exists()
+    machine(HELD + added)
+    assert dp.run(made, small, **options, **files).ended
