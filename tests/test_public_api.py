@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 NAMESPACES = ("dpjax", "dpjax.algorithms.methods", "dpjax.plans.noise")
 """Modules that name what stands in others."""
-MOST = 300
+MOST = 315
 """Public classes and functions."""
 REMEDY = "if it is meant, run: python tests/test_public_api.py --write"
 
