@@ -9,13 +9,12 @@ With --repeats N every run is estimated and done N times; the row of a repeat co
 import json
 import subprocess
 import sys
-import time
 from typing import Any
 
 import numpy as np
 
 import dpjax as dp
-from _timing import Bench, peak
+from _timing import Bench, peak, timed
 from dpjax.algorithms.exchange import Trusted
 from dpjax.models.cnn import SmallCNN
 from dpjax.models.linear import Linear
@@ -90,17 +89,17 @@ CASES = {each.__name__: each for each in (agents, records, network, dome, over_r
 def one(name: str, what: str) -> dict[str, Any]:
     """Bytes and seconds of one case in this process: estimated, or done."""
     plan, problem, seeds = CASES[name]()
-    began = time.perf_counter()
+    call = dp.estimate if what == "estimate" else dp.run
+    timing = timed(lambda: call(plan, problem, seeds=range(seeds)), 0)
     if what == "estimate":
-        expected = dp.estimate(plan, problem, seeds=range(seeds))
+        expected = timing.result
         return {
             "memory": expected.memory, "seconds": expected.seconds, "held": expected.held,
             "added": expected.added, "setup_seconds": expected.setup_seconds,
-            "took": time.perf_counter() - began,
+            "took": timing.first,
         }  # fmt: skip
-    result = dp.run(plan, problem, seeds=range(seeds))
-    seconds = time.perf_counter() - began
-    return {"memory": peak(), "seconds": seconds, "rounds_seconds": result.seconds}
+    rounds = timing.result.seconds
+    return {"memory": peak(), "seconds": timing.first, "rounds_seconds": rounds}
 
 
 def in_process(name: str, what: str) -> dict[str, Any]:

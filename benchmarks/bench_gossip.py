@@ -12,7 +12,6 @@ independent noise, the agent unit, batches of one record. A process for each num
 """
 
 import json
-import time
 from typing import Any
 
 import jax
@@ -70,9 +69,8 @@ def measured(n: int, d: int, rounds: int, repeats: int) -> dict[str, Any]:
         protect=protect.Protect("replace_agent", clip_norm=1.0), sampler=samplers.Random(1),
         optimizer=optimizers.Sgd(0.1),
     )  # fmt: skip
-    begun = time.perf_counter()
-    made = plan.make(config, matrix)
-    planned, task = time.perf_counter() - begun, quadratics(n, d)
+    planning = timed(lambda: plan.make(config, matrix), 0)
+    made, planned, task = planning.result, planning.first, quadratics(n, d)
 
     before = forget_peak()
 

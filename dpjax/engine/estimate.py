@@ -34,6 +34,15 @@ class Estimate:
         round_seconds: Mean time of a round of all runs together, with its share of metrics.
         rounds: Rounds of the run.
         runs: Seeds times plans.
+
+    Example:
+        >>> from dpjax.engine.estimate import Estimate
+        >>> one = Estimate(
+        ...     memory=300, limit=1000, held=200, added=100, setup_seconds=2.0, round_seconds=0.01,
+        ...     rounds=100, runs=1,
+        ... )
+        >>> one.seconds
+        3.0
     """
 
     memory: int

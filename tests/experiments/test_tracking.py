@@ -61,7 +61,7 @@ def test_agents_without_a_batch_are_refused_before_any_work(
     monkeypatch.setattr(module, "run", None)
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), *options]) == 2
     assert said in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 @pytest.mark.slow
