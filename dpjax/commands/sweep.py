@@ -8,7 +8,6 @@ import itertools
 import json
 import math
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = ["Sweep", "sweep"]
-
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,7 +272,7 @@ def _shown(config: Config, name: str) -> Any:
     value = getattr(config, field)
     value = getattr(value, inner, math.nan) if inner else value
     plain = value is None or isinstance(value, str | int | float)
-    return value if plain else getattr(value, "label", None) or _ADDRESS.sub("", repr(value))
+    return value if plain else getattr(value, "label", None) or plan_.ADDRESS.sub("", repr(value))
 
 
 def _say(text: str) -> None:

@@ -435,7 +435,7 @@ def make(
     )
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def described(part: Any, name: str = "config") -> Any:
@@ -486,7 +486,7 @@ def _text(part: Any, name: str) -> str:
         kind = part if hasattr(part, "__qualname__") else type(part)
         return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
     text = repr(part)
-    if _ADDRESS.search(text):
+    if ADDRESS.search(text):
         raise ValueError(
             f"{name} is {_validate.shown(part)}, whose text holds an address, another in each "
             "process; make its class a frozen dataclass, or give it a __repr__ of its values"
