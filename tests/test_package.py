@@ -21,7 +21,7 @@ from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LOCK, EXTRAS = ROOT / "requirements.lock", ("pretrained", "secure", "dev")
+LOCK, EXTRAS = ROOT / "requirements.lock", ("cluster", "pretrained", "secure", "dev")
 FOLDERS = (ROOT / "scripts", ROOT / ".ci")
 SCRIPTS = [path for at in FOLDERS for path in at.iterdir() if path.is_file() and not path.suffix]
 
