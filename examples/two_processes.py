@@ -17,7 +17,7 @@ PROCESSES, DEVICES = 2, 4  # of each process
 
 
 def train(folder=None):
-    """Eight agents on a ring, under independent noise."""
+    """A hundred agents on a ring, 12 or 13 on each of eight devices, under independent noise."""
     import jax
 
     import dpjax as dp
@@ -28,9 +28,9 @@ def train(folder=None):
         protect=dp.Protect("replace_agent", clip_norm=50.0),
         sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.01),
     )  # fmt: skip
-    plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(8)))
+    plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(100)))
     devices = jax.device_count() if jax.process_count() > 1 else None
-    return dp.run(plan, problem.quadratics(8), seeds=[0], devices=devices, checkpoint=folder)
+    return dp.run(plan, problem.quadratics(100), seeds=[0], devices=devices, checkpoint=folder)
 
 
 def join(number, address, folder):

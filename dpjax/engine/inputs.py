@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from dpjax import _validate
-from dpjax.engine import keys, processes, program
-from dpjax.engine.program import AXIS
+from dpjax.engine import keys, program
+from dpjax.engine.processes import AXIS, place, whole
 from dpjax.engine.step import Data, Statics
 from dpjax.plans import parameters, statements
 from dpjax.plans.plan import Plan
@@ -243,7 +243,7 @@ class Inputs:
         shapes = (
             self._agents_models(),
             jax.eval_shape(
-                lambda data, key: self.statics.batch(data, key, key, jnp.int32(0)),
+                lambda data, key: self.statics.batch(whole(data), key, key, jnp.int32(0)),
                 self.statics.of_first_seed(self.data),
                 self.batch_keys[0],
             ),
@@ -280,8 +280,7 @@ class Inputs:
             start: Models, leaves [S, V, n, ...].
             noise_keys: [S] keys of the noise.
         """
-        state = program.initial(self.statics, self.arrays, start, self.batch_keys, noise_keys)
-        return state._replace(models=place(state.models, self.statics.mesh, 2))
+        return program.initial(self.statics, self.arrays, start, self.batch_keys, noise_keys)
 
     def arguments(self, state: State, noise_keys: Any) -> tuple[Any, ...]:
         """The first arguments of the compiled rounds, from the statics on.
@@ -466,12 +465,16 @@ def stacked_arrays(
     if privatizer is not None:
         stacked = privatizer.compact(stacked)
     placed: dict[str, Any] = {
-        name: place(jnp.asarray(array), mesh, array.ndim - 2 if array.ndim > 2 else None)
+        name: place(array, mesh, array.ndim - 2 if array.ndim > 2 else None)
         for name, array in stacked.items()
     }
     if layout is not None:
-        whole = jax.tree.map(lambda part: jnp.asarray(np.stack([part] * len(plans))), layout)
-        placed["mixing"] = place(whole, mesh, None)
+        tables = layout if mesh is None else gossip.partitioned(layout, mesh)
+
+        def of_plans(part: np.ndarray) -> Any:
+            return place(np.stack([part] * len(plans)), mesh, max(1, part.ndim - 1))
+
+        placed["mixing"] = jax.tree.map(of_plans, tables)
     return placed
 
 
@@ -506,20 +509,18 @@ def stacked_data(problems: tuple[Problem, ...], mesh: Any = None) -> Data:
     """
 
     def joined(*leaves: Any) -> Any:
-        if len(leaves) == 1:
-            return jnp.asarray(leaves[0])
         # Stacked on the host: compiling a program of thousands of arrays takes long.
-        return jnp.asarray(np.stack(leaves))
+        return leaves[0] if len(leaves) == 1 else np.stack(leaves)
 
-    whole = jax.tree.map(joined, *map(_data_of, problems))
+    data = jax.tree.map(joined, *map(_data_of, problems))
     over = 0 if len(problems) == 1 else 1
     axes = Data(None, None, over, over, None)
-    placed = (place(part, mesh, axis) for part, axis in zip(whole, axes, strict=True))
+    placed = (place(part, mesh, axis) for part, axis in zip(data, axes, strict=True))
     return Data(*placed)._replace(frozen=place(problems[0].frozen, mesh, None))
 
 
 def agent_mesh(n: int, devices: int | None) -> Mesh | None:
-    """Make a one-dimensional mesh over which n agents divide evenly.
+    """Make a one-dimensional mesh for n agents.
 
     Args:
         n: Number of agents.
@@ -529,8 +530,8 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
         The mesh with the one axis `AXIS`, or None for a single device.
 
     Raises:
-        ValueError: If there are fewer devices, if their number does not divide n, or for less than
-            all devices of several processes.
+        ValueError: If there are fewer devices or agents, or for less than all devices of several
+            processes.
     """
     available = jax.devices()
     if (joined := jax.process_count()) > 1 and devices != len(available):
@@ -544,29 +545,9 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
         "devices", devices, most=len(available),
         remedy=f"this process has {len(available)}, choose 1 to {len(available)}",
     )  # fmt: skip
-    if n % devices:
-        fitting = ", ".join(str(k) for k in range(1, n + 1) if n % k == 0)
-        raise ValueError(
-            f"devices is {devices}, which does not divide the {n} agents; use one of {fitting}"
-        )
+    if devices > n:
+        raise ValueError(f"devices is {devices} for {n} agents; choose 1 to {n}")
     return None if devices == 1 else Mesh(np.asarray(available[:devices]), (AXIS,))
-
-
-def place(tree: Any, mesh: Mesh | None, axis: int | None) -> Any:
-    """Put every leaf on the mesh, its ``axis`` over the agents (None: a copy on every device).
-
-    Args:
-        tree: Pytree of arrays.
-        mesh: From `agent_mesh`; None leaves the tree as it is.
-        axis: Which axis counts the agents.
-
-    Returns:
-        The placed pytree.
-    """
-    if mesh is None:
-        return tree
-    spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
-    return processes.spread(tree, NamedSharding(mesh, spec))
 
 
 def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Statics) -> None:

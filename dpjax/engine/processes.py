@@ -1,18 +1,90 @@
-"""A run over several processes: what one decides and reads, and what all of them hold.
+"""A run over several devices and processes: what each of them holds, and what one decides.
 
 All processes that `jax.distributed.initialize` joined make the same call with the same arguments.
 Their devices are one mesh; the first process keeps the files and asks the callback, and what it
 decides is sent to the others.
+
+Compiled calls compute with n agents, whatever the devices: XLA gives every device equally many and
+leaves what is behind the last one out of every sum. Arguments and results of such calls must divide
+evenly, so `place` pads them and `whole` cuts the padding off, inside the call.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 __all__: list[str] = []
+
+AXIS = "agents"
+"""The one axis of a mesh of devices."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Padded:
+    """An array over devices whose number does not divide the agents; zeros fill up.
+
+    Attributes:
+        array: With the zeros.
+        axis: The agents' axis.
+        length: Its length without them.
+    """
+
+    array: Any
+    axis: int = field(metadata={"static": True})
+    length: int = field(metadata={"static": True})
+
+
+def place(tree: Any, mesh: Mesh | None, axis: int | None, agents: int | None = None) -> Any:
+    """Put every leaf on the mesh, its ``axis`` over the agents; also inside a compiled call.
+
+    Args:
+        tree: Pytree of arrays.
+        mesh: From `agent_mesh`; None is one device.
+        axis: Which axis counts the agents; None puts a copy on every device.
+        agents: Leaves whose axis has another length stay as they are; None is any length.
+
+    Returns:
+        The tree, with leaves `Padded` where the mesh does not divide the axis.
+    """
+    if mesh is None:
+        return jax.tree.map(jnp.asarray, tree)
+    if axis is None:
+        return _spread(tree, NamedSharding(mesh, PartitionSpec()))
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, AXIS))
+
+    def one(leaf: Any) -> Any:
+        numbers = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        if agents is not None and not (numbers and leaf.shape[axis : axis + 1] == (agents,)):
+            return leaf
+        length = leaf.shape[axis]
+        if not (more := -length % mesh.size):
+            return _spread(leaf, sharding)
+        pad = jnp.pad if isinstance(leaf, jax.core.Tracer) else np.pad
+        padded = pad(leaf, [(0, more if each == axis else 0) for each in range(leaf.ndim)])
+        return Padded(_spread(padded, sharding), axis, length)
+
+    return jax.tree.map(one, tree)
+
+
+def whole(tree: Any) -> Any:
+    """A tree with the padding of `place` cut off.
+
+    Args:
+        tree: Pytree of arrays.
+    """
+
+    def one(leaf: Any) -> Any:
+        if not isinstance(leaf, Padded):
+            return leaf
+        return leaf.array[(*[slice(None)] * leaf.axis, slice(leaf.length))]
+
+    return jax.tree.map(one, tree, is_leaf=lambda leaf: isinstance(leaf, Padded))
 
 
 def leads() -> bool:
@@ -38,25 +110,23 @@ def shared(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def spread(tree: Any, sharding: NamedSharding) -> Any:
-    """Arrays over the devices of all processes, each of which has the whole of them.
-
-    Args:
-        tree: Pytree of arrays.
-        sharding: Of every leaf.
-    """
-    if not sharding.mesh.is_multi_process:
-        return jax.device_put(tree, sharding)
+def _spread(tree: Any, sharding: NamedSharding) -> Any:
+    """Arrays over the devices of all processes; each puts its own devices' part there."""
 
     def one(leaf: Any) -> jax.Array:
+        if isinstance(leaf, jax.core.Tracer):
+            return jax.lax.with_sharding_constraint(leaf, sharding)
+        if not sharding.mesh.is_multi_process:
+            return jax.device_put(leaf, sharding)
         host = np.asarray(leaf)
+        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     return jax.tree.map(one, tree)
 
 
 def collected(tree: Any) -> Any:
-    """Arrays on the host, whole, whichever processes hold their parts; a call that all make.
+    """Arrays on the host, without padding, whichever processes hold them; a call that all make.
 
     Args:
         tree: Pytree of arrays.
@@ -67,4 +137,4 @@ def collected(tree: Any) -> Any:
             return jax.device_get(leaf)
         return multihost_utils.process_allgather(leaf, tiled=True)
 
-    return jax.tree.map(one, tree)
+    return whole(jax.tree.map(one, tree))

@@ -23,13 +23,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._numerics import compiled
+from dpjax.engine.processes import AXIS, place, whole
 from dpjax.engine.step import LOST, Data, Halves, Statics, start_key
 from dpjax.protocols import IntegerEncoded, PublicState, State
 
 __all__: list[str] = []
-
-AXIS = "agents"
-"""The one axis of a mesh of devices."""
 
 _TRACES = [0]
 
@@ -193,6 +191,7 @@ def initial(
     Returns:
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
+    arrays = whole(arrays)
     one = jax.tree.map(lambda leaf: leaf[0, 0], models)
     shapes = statics.template(arrays, one, noise_keys[0])
 
@@ -203,7 +202,16 @@ def initial(
         return jax.vmap(of_plan, out_axes=state_axes(shapes, "plans"))(arrays, models)
 
     axes = state_axes(shapes, "seeds")
-    return jax.vmap(of_seed, out_axes=axes)(models, batch_keys, noise_keys)
+    return _over_devices(statics, jax.vmap(of_seed, out_axes=axes)(models, batch_keys, noise_keys))
+
+
+def _over_devices(statics: Statics, state: State) -> State:
+    """A stacked state as it is between calls: what agents hold is on their devices."""
+    if (mesh := statics.mesh) is None:
+        return state
+    n = statics.agents
+    models, memory = place((state.models, state.memory), mesh, 2, n)
+    return State(models, memory, place(state.secret, mesh, 1, n), state.round)
 
 
 @compiled(static=2)
@@ -216,13 +224,15 @@ def final_models(statics: Statics, private: bool, state: State) -> Any:
             measured models, which agents keep.
         state: Stacked as from `initial`.
     """
+    state = whole(state)
     if private:
-        return models_of(statics, state)
+        return place(models_of(statics, state), statics.mesh, 2, statics.agents)
 
     def released(models: Any, memory: Any) -> Any:
         return statics.method.released(PublicState(models, memory))
 
-    return jax.vmap(jax.vmap(released))(state.models, state.memory)
+    models = jax.vmap(jax.vmap(released))(state.models, state.memory)
+    return place(models, statics.mesh, 2, statics.agents)
 
 
 @compiled()
@@ -241,6 +251,7 @@ def replay(
     Returns:
         The state with the secret slot as it was after that many rounds.
     """
+    arrays, state = whole((arrays, state))
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), state.models)
     zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
@@ -257,7 +268,8 @@ def replay(
     secret = jax.lax.map(of_seed, noise_keys)
     # All runs share one counter.
     merge = lambda old, new: new[0] if is_counter(old) else new  # noqa: E731
-    return state._replace(secret=jax.tree.map(merge, state.secret, secret))
+    state = state._replace(secret=jax.tree.map(merge, state.secret, secret))
+    return _over_devices(statics, state)
 
 
 @compiled(donate_argnames="state")
@@ -286,6 +298,7 @@ def advance(
         The new state and the metrics, each [blocks, S, V].
     """
     _TRACES[0] += 1
+    arrays, data, state = whole((arrays, data, state))
 
     def round_of_run(halves: Halves, key: Any, state: State, batch: Any) -> Any:
         state, info = halves.step(key, state, batch)
@@ -307,7 +320,8 @@ def advance(
         return state, block_metrics(statics, data, state, sums, length)
 
     if not isinstance(blocks, Blocks):
-        return jax.lax.scan(block, state, blocks)
+        state, measured = jax.lax.scan(block, state, blocks)
+        return _over_devices(statics, state), measured
     state, measured = jax.lax.scan(
         lambda s, _: block(s, blocks.every), state, None, length=blocks.whole
     )
@@ -315,7 +329,7 @@ def advance(
         state, last = block(state, blocks.tail)
         join = lambda each, one: jnp.concatenate([each, one[None]])  # noqa: E731
         measured = jax.tree.map(join, measured, last)
-    return state, measured
+    return _over_devices(statics, state), measured
 
 
 def _consensus(models: Any) -> Float[Array, ""]:
@@ -410,6 +424,7 @@ def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, A
 @compiled()
 def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
     """The reports of a round; traced once for all runs of a kind, and never run."""
+    arrays, data = whole((arrays, data))
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     return dict(statics.first_round(one, data, models, key).metrics)
 
@@ -446,7 +461,7 @@ def metric_names(
     Raises:
         ValueError: For metrics that are no numbers by name, and names that occur twice.
     """
-    state = statics.template(arrays, models, key)
+    state = statics.template(whole(arrays), models, key)
     models = jax.eval_shape(statics.method.measured, PublicState(*state[:2]))
     metrics = _measures(statics, data.frozen)
     shapes = jax.eval_shape(metrics, models, statics.of_first_seed(data).evaluation)

@@ -74,7 +74,11 @@ def run(
         eval_every: Rounds of a block, after which metrics are taken; None is a twentieth of the
             rounds. The last round is always measured.
         chunk_blocks: Blocks in one compiled call; callbacks and checkpoints come between calls.
-        devices: Number of devices over which agents are spread; must divide n. Where
+        devices: Number of devices over which agents are spread, consecutive ones together, at most
+            n. Noise and batches have the same bits on any devices. Models and metrics agree to 1e-6
+            of their largest entry: sums over agents and dense products add in another order, and a
+            compiler may round a product and a sum at once. Rows of the mixing matrix of at most 64
+            entries, where they are tables, add in the same order. Where
             `jax.distributed.initialize` joined several processes, all of their devices: every
             process makes the same call and receives the same result, and the first one keeps the
             checkpoint and asks the callback.
@@ -113,9 +117,8 @@ def run(
         and build.
 
     Raises:
-        ValueError: For plans that cannot run together or do not fit the problem, a device count
-            that does not divide n, a checkpoint or key file of another run, or that another process
-            uses.
+        ValueError: For plans that cannot run together or do not fit the problem, more devices than
+            there are, a checkpoint or key file of another run, or that another process uses.
 
     Warns:
         HopelessWarning: Before the first round, where a plan's noise leaves nothing to learn

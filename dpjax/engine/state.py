@@ -11,7 +11,8 @@ from jaxtyping import Int
 from dpjax import _validate
 from dpjax.engine import processes, program
 from dpjax.engine.checkpoint import Storage
-from dpjax.engine.inputs import Inputs, place
+from dpjax.engine.inputs import Inputs
+from dpjax.engine.processes import place
 from dpjax.engine.program import Blocks, zeros
 from dpjax.engine.step import LOST
 from dpjax.protocols import State
@@ -241,7 +242,8 @@ class RunState:
         self.decided = bool(decided)
         models, memory, done = jax.tree.map(jnp.asarray, public)
         inputs, fresh = self.inputs, program.at_round(self.state, done)
-        self.state = State(place(models, inputs.statics.mesh, 2), memory, fresh.secret, done)
+        placed = place((models, memory), inputs.statics.mesh, 2, inputs.statics.agents)
+        self.state = State(*placed, fresh.secret, done)
         if program.keeps_noise(self.state) and not self.ended:
             self.state = program.replay(
                 inputs.statics, inputs.arrays, self.state, self.noise_keys, jnp.int32(self.done)

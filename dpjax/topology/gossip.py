@@ -1,17 +1,19 @@
 """Gossip: one product with the mixing matrix over the leading (agent) axis of every leaf.
 
 The matrix has one of two layouts: dense [n, n], or `Neighbours`, tables of the entries that are
-not zero. Both give the same numbers to rounding.
+not zero. Both give the same numbers to rounding. Over devices the tables are `Partitioned`.
 """
 
-from dataclasses import dataclass
+import dataclasses
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
-from jaxtyping import Array, Float, Int
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
 
 __all__ = ["Neighbours", "mix"]
 
@@ -64,7 +66,44 @@ class Neighbours:
         return self.wide.shape[-1]
 
 
-def mix(mixing: Float[Array, "n n"] | Neighbours, tree: Tree) -> Tree:
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Partitioned:
+    """Tables of a mesh of devices, each of which has a block of the agents and receives rows.
+
+    A device's values are those of its own agents, then those that it receives, step by step. In a
+    step, no device sends to two or receives from two.
+
+    Attributes:
+        tables: The devices' tables one after the other; senders, columns of ``wide`` and ``order``
+            count the rows of one device.
+        sends: For each step, [devices m] which of its agents a device sends.
+        agents: Number of agents n.
+        mesh: The devices, one axis.
+        steps: For each step, the pairs (sender, receiver) of devices; None where every device
+            receives all values, since as many rows would be sent.
+    """
+
+    tables: Neighbours
+    sends: tuple[Int[Array, "*v m"], ...]
+    agents: int = field(metadata={"static": True})
+    mesh: Mesh = field(metadata={"static": True})
+    steps: tuple[tuple[tuple[int, int], ...], ...] | None = field(metadata={"static": True})
+
+    @property
+    def block(self) -> int:
+        """Agents of a device; the last ones have fewer where they do not divide n."""
+        return -(-self.agents // self.mesh.size)
+
+    @property
+    def received(self) -> int:
+        """Rows of values that reach a device in one exchange, in messages of the largest size."""
+        if self.steps is None:
+            return (self.mesh.size - 1) * self.block
+        return sum(rows.shape[-1] for rows in self.sends) // self.mesh.size
+
+
+def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> Tree:
     """Return ``mixing @ leaf`` over the leading axis of every leaf.
 
     The product runs at full float32 precision on every device: on GPUs the default one has
@@ -89,7 +128,10 @@ def mix(mixing: Float[Array, "n n"] | Neighbours, tree: Tree) -> Tree:
         >>> gossip.mix(np.full((2, 2), 0.5), models)["weights"].tolist()
         [[2.0], [2.0]]
     """
-    n = mixing.agents if isinstance(mixing, Neighbours) else mixing.shape[-1]
+    dense = not isinstance(mixing, Neighbours | Partitioned)
+    n = mixing.shape[-1] if dense else mixing.agents
+    products = {Neighbours: _gathered, Partitioned: _exchanged}
+    product = products.get(type(mixing), _dot)
 
     def one(path: tuple, leaf: Array) -> Array:
         leaf = jnp.asarray(leaf)
@@ -99,15 +141,15 @@ def mix(mixing: Float[Array, "n n"] | Neighbours, tree: Tree) -> Tree:
                 f"give floating leaves with a leading axis of n={n} agents"
             )
         dtype = jnp.promote_types(leaf.dtype, jnp.float32)
-        wide = leaf.astype(dtype)
-        mixed = _gathered(mixing, wide) if isinstance(mixing, Neighbours) else _dot(mixing, wide)
-        return mixed.astype(leaf.dtype)
+        return product(mixing, leaf.astype(dtype)).astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
 def at(mixing: Any, round: Int[Array, ""] | int) -> Any:
     """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
+    if isinstance(mixing, Partitioned):
+        return dataclasses.replace(mixing, tables=at(mixing.tables, round))
     if not isinstance(mixing, Neighbours):
         return jnp.asarray(mixing) if mixing.ndim == 2 else _entry(mixing, round)
     if mixing.wide.ndim == 2:
@@ -158,6 +200,112 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     heavy_rows: Any = np.stack(wide) if mixing.ndim == 3 else wide[0]
     place: Any = np.argsort(order).astype(np.int32) if len(np.unique(bucket)) > 1 else None
     return Neighbours(tuple(senders), tuple(weights), heavy_rows, place)
+
+
+def partitioned(whole: Neighbours, mesh: Mesh) -> Partitioned:
+    """Return the tables of a mesh of devices, the agents in their order in equal blocks.
+
+    Every row adds up the products of `whole` in the same order.
+
+    Args:
+        whole: From `neighbours`.
+        mesh: Devices, one axis.
+    """
+    n, devices = whole.agents, mesh.size
+    block, wide = -(-n // devices), np.asarray(whole.wide)
+    agents = np.arange(n) if whole.order is None else np.argsort(np.asarray(whole.order))
+    rows = np.split(agents, np.cumsum([part.shape[-2] for part in whole.senders]))
+    owners = [members // block for members in rows]
+    needed = np.zeros((devices, n), bool)
+    for owner, part in zip(owners, whole.senders, strict=False):
+        needed[np.broadcast_to(owner[:, None], part.shape), part] = True
+    heavy = (wide != 0).any(axis=tuple(range(wide.ndim - 2)))
+    np.logical_or.at(needed, owners[-1], heavy)
+    steps, sends, place, length = _steps(needed, block)
+
+    row, column = np.nonzero(heavy)
+    moved = np.zeros((*wide.shape[:-1], length), wide.dtype)
+    moved[..., row, place[owners[-1][row], column]] = wide[..., row, column]
+    senders = [place[o[:, None], s] for o, s in zip(owners, whole.senders, strict=False)]
+    order, first = np.tile(np.arange(block, dtype=np.int32), devices), 0
+    tables: list[Any] = []
+    for members, owner, *parts in zip(
+        rows, owners, [*senders, moved], [*whole.weights, moved], strict=True
+    ):
+        counts = np.bincount(owner, minlength=devices)
+        size, at = int(counts.max()), np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+        order[members], first = first + at, first + size
+        # Devices with fewer rows have some of weight zero, which no agent reads.
+        filled = [np.zeros((*p.shape[:-2], devices * size, p.shape[-1]), p.dtype) for p in parts]
+        for out, part in zip(filled, parts, strict=True):
+            out[..., owner * size + at, :] = part
+        tables.append(filled)
+    *few, (local, _) = tables
+    plain = first == block and (order == np.tile(np.arange(block), devices)).all()
+    local_tables = Neighbours(
+        tuple(s for s, _ in few), tuple(w for _, w in few), local, None if plain else order
+    )
+    return Partitioned(local_tables, sends, n, mesh, steps)
+
+
+def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any, ...], Any, int]:
+    """Steps that bring every device the rows that it needs, and where a device has a row.
+
+    Pairs of devices are edges of a graph, coloured by steps: each pair takes the first step in
+    which its sender does not send and its receiver does not receive.
+
+    Args:
+        needed: Which agents' rows each device reads.
+        block: Agents of a device.
+
+    Returns:
+        As in `Partitioned`, steps and sends; [d n] the place of an agent's row on a device; and the
+        number of a device's rows.
+    """
+    devices, n = needed.shape
+    steps: list[dict[tuple[int, int], np.ndarray]] = []
+    for shift in range(1, devices):
+        for i in range(devices):
+            j = (i + shift) % devices
+            if len(rows := np.flatnonzero(needed[j, i * block : (i + 1) * block])):
+                free = (s for s in steps if all(a != i and b != j for a, b in s))
+                if (step := next(free, None)) is None:
+                    steps.append(step := {})
+                step[i, j] = rows
+    sizes = [max(map(len, step.values())) for step in steps]
+    if sum(sizes) >= (devices - 1) * block:
+        return None, (), np.tile(np.arange(n, dtype=np.int32), (devices, 1)), devices * block
+    place = np.zeros((devices, n), np.int32)
+    own = np.arange(n)
+    place[own // block, own] = own % block
+    sends, length = [], block
+    for step, size in zip(steps, sizes, strict=True):
+        send = np.zeros((devices, size), np.int32)
+        for (i, j), rows in step.items():
+            send[i, : len(rows)] = rows
+            place[j, i * block + rows] = length + np.arange(len(rows))
+        sends.append(send.reshape(-1))
+        length += size
+    return tuple(tuple(step) for step in steps), tuple(sends), place, length
+
+
+def _exchanged(mixing: Partitioned, values: Array) -> Array:
+    """Every device's rows, from its own agents' values and those that it receives."""
+    (axis,), spec = mixing.mesh.axis_names, PartitionSpec(*mixing.mesh.axis_names)
+
+    def local(tables: Neighbours, sends: tuple[Array, ...], own: Array) -> Array:
+        if mixing.steps is None:
+            return _gathered(tables, jax.lax.all_gather(own, axis, tiled=True))
+        received = [
+            jax.lax.ppermute(own.at[rows].get(mode="promise_in_bounds"), axis, pairs)
+            for rows, pairs in zip(sends, mixing.steps, strict=True)
+        ]
+        return _gathered(tables, jnp.concatenate([own, *received]))
+
+    more = mixing.mesh.size * mixing.block - mixing.agents
+    padded = jnp.pad(values, ((0, more), *[(0, 0)] * (values.ndim - 1)))
+    sharded = jax.shard_map(local, mesh=mixing.mesh, in_specs=spec, out_specs=spec)
+    return sharded(mixing.tables, mixing.sends, padded)[: mixing.agents]
 
 
 def _entry(schedule: Array, round: Int[Array, ""] | int) -> Array:

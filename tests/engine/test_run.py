@@ -243,19 +243,6 @@ def test_decaying_step(network, small):
     np.testing.assert_allclose(ratio, 1 / np.sqrt(2), rtol=1e-3)
 
 
-@pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
-def test_eight_devices_give_the_numbers_of_one():
-    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(24, 0.3, 0))
-    problem = make_problem(24)
-    made = [plan.make(make_config(design=name), matrix) for name in ("whisper", "independent")]
-    one = run(made, problem, seeds=[0, 1])
-    eight = run(made, problem, seeds=[0, 1], devices=8)
-    for name, value in one.metrics.items():
-        np.testing.assert_allclose(eight.metrics[name], value, rtol=1e-6, atol=1e-6)
-    with pytest.raises(ValueError, match="does not divide the 24 agents; use one of 1, 2, 3, 4, 6"):
-        run(made, problem, seeds=[0], devices=5)
-
-
 def test_callback_reads_metrics_and_stops_early(plans, small):
     seen = []
 

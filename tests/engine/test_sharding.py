@@ -1,12 +1,24 @@
-"""The device mesh: what divides, what is refused."""
+"""Agents over devices: exchange of rows, padding, noise, and the numbers of one device."""
+
+import re
 
 import jax
-import jax.numpy as jnp
+import networkx as nx
+import numpy as np
 import pytest
 
-from dpjax.engine import inputs
+from dpjax.engine import inputs, processes, program
+from dpjax.engine.inputs import Inputs
+from dpjax.engine.run import run
+from dpjax.plans import noise, plan
+from dpjax.topology import gossip, graphs, mixing
+from tests.support import cut_and_resumed, make_config, make_problem
 
 pytestmark = pytest.mark.skipif(len(jax.devices()) < 8, reason="needs eight devices")
+
+N = 100
+RING = mixing.metropolis_hastings(graphs.ring(N), sparse=True)
+KEY = jax.random.key(3, impl="threefry2x32")
 
 
 def test_one_device_is_no_mesh():
@@ -14,20 +26,176 @@ def test_one_device_is_no_mesh():
     assert inputs.agent_mesh(24, 1) is None
 
 
-def test_agents_are_spread():
-    mesh = inputs.agent_mesh(24, 8)
-    placed = inputs.place(jnp.zeros((2, 24, 3)), mesh, 1)
-    assert {shard.data.shape for shard in placed.addressable_shards} == {(2, 3, 3)}
-    copied = inputs.place(jnp.zeros((2, 24, 3)), mesh, None)
-    assert {shard.data.shape for shard in copied.addressable_shards} == {(2, 24, 3)}
+@pytest.mark.parametrize("agents", [24, 20])
+def test_agents_are_spread_and_padded(agents):
+    mesh = inputs.agent_mesh(agents, 8)
+    array = np.arange(2.0 * agents).reshape(2, agents).astype(np.float32)
+    placed = processes.place(array, mesh, 1)
+    (leaf,) = jax.tree.leaves(placed)
+    assert {shard.data.shape for shard in leaf.addressable_shards} == {(2, 3)}
+    np.testing.assert_array_equal(processes.collected(placed), array)
+    other = processes.place(array, mesh, 1, agents=5)
+    assert other is array
+    copied = processes.place(array, mesh, None)
+    assert {shard.data.shape for shard in copied.addressable_shards} == {(2, agents)}
 
 
-def test_device_count_that_does_not_divide_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match="does not divide the 20 agents; use one of 1, 2, 4, 5"):
-        inputs.agent_mesh(20, 8)
+def test_more_devices_than_agents_are_refused():
+    with pytest.raises(ValueError, match="devices is 8 for 5 agents; choose 1 to 5"):
+        inputs.agent_mesh(5, 8)
 
 
 @pytest.mark.parametrize("devices", [0, 9, -1, True])
 def test_devices_that_are_not_there(devices):
     with pytest.raises(ValueError, match="devices is .*this process has 8"):
         inputs.agent_mesh(24, devices)
+
+
+def random_matrix(graph, rng):
+    """Weights on a graph's links and on itself, which need not be connected."""
+    links = nx.to_numpy_array(graph, nodelist=range(len(graph))) + np.eye(len(graph))
+    return (links * rng.uniform(0.5, 1, links.shape)).astype(np.float32)
+
+
+GRAPHS = {
+    "random": lambda rng: nx.gnp_random_graph(29, 0.08, seed=int(rng.integers(99))),
+    "ring": lambda rng: graphs.ring(24),
+    "apart": lambda rng: nx.disjoint_union(graphs.ring(9), nx.empty_graph(10)),
+    "star": lambda rng: graphs.star(90),
+    "complete": lambda rng: graphs.complete(24),
+    "schedule": lambda rng: nx.gnp_random_graph(40, 0.03, seed=int(rng.integers(99))),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [*((name, 8) for name in GRAPHS), ("random", 3), ("star", 3)]
+)
+def test_rows_are_exchanged_as_the_dense_product_needs(name, devices, monkeypatch):
+    monkeypatch.setattr(gossip, "_DENSE", 0)
+    monkeypatch.setattr(gossip, "_ENTRY", 0)
+    rng = np.random.default_rng(devices)
+    rounds = 3 if name == "schedule" else 1
+    matrix = np.stack([random_matrix(GRAPHS[name](rng), rng) for _ in range(rounds)])
+    matrix = matrix if rounds > 1 else matrix[0]
+    whole = gossip.neighbours(matrix, np.float32)
+    parts = gossip.partitioned(whole, inputs.agent_mesh(matrix.shape[-1], devices))
+    values = rng.normal(size=(matrix.shape[-1], 3)).astype(np.float32)
+
+    @jax.jit
+    def mixed(layout, values):
+        return gossip.mix(gossip.at(layout, rounds - 1), values)
+
+    alone, spread = mixed(whole, values), mixed(parts, values)
+    dense = (matrix[-1] if rounds > 1 else matrix) @ values
+    np.testing.assert_allclose(spread, dense, rtol=1e-5, atol=1e-6)
+    if name != "star":  # A dense row of its hub adds in another order.
+        np.testing.assert_array_equal(spread, alone)
+    everything = (devices - 1) * parts.block
+    if name == "complete" and len(matrix) % devices == 0:
+        assert parts.steps is None and parts.received == everything
+        return
+    assert parts.received < everything or name == "star"
+    for step in parts.steps or ():
+        senders, receivers = zip(*step, strict=True)
+        assert len(set(senders)) == len(senders) and len(set(receivers)) == len(receivers)
+        assert all(i != j for i, j in step)
+    if name == "apart":  # The last devices have agents without links.
+        assert not any(devices - 1 in pair for step in parts.steps for pair in step)
+
+
+def made(devices, **changes):
+    """A plan on the ring, its task, and their inputs on devices."""
+    parts = {"noise": noise.Independent(), "rounds": 50, **changes}
+    one, task = plan.make(make_config(**parts), RING), make_problem(N)
+    return one, task, Inputs.of((one,), (task,), (0,), devices)
+
+
+def collectives(text):
+    """(operation, entries of its result) of a compiled program."""
+    for shapes, name in re.findall(r"= (.*?) (\S*(?:all|collective|scatter)\S*)\(", text):
+        if name.startswith(("all-", "collective-", "reduce-scatter")):
+            sizes = [
+                np.prod([int(d) for d in dims.split(",") if d])
+                for dims in re.findall(r"f\d+\[([\d,]*)\]", shapes)
+            ]
+            yield name.removesuffix("-start"), int(sum(sizes))
+
+
+@pytest.mark.parametrize("layout", ["tables", "dense"])
+def test_a_rounds_collectives_are_the_exchange_alone(layout, monkeypatch, devices=8):
+    if layout == "dense":
+        monkeypatch.setattr(gossip, "neighbours", lambda *_: None)
+    _, _, data = made(devices, rounds=4)
+    state = data.initial(data.start(None, 1), data.batch_keys)
+    arguments = data.arguments(state, data.batch_keys)
+    text = program.advance.trace(*arguments, np.array([4], np.int32)).lower().compile().as_text()
+    found = list(collectives(text))
+    moved = [size for name, size in found if name in ("collective-permute", "all-gather")]
+    mixing_, block = data.arrays["mixing"], -(-N // devices)
+    if layout == "tables":
+        assert {name for name, _ in found} == {"collective-permute", "all-reduce"}
+        assert mixing_.received == 2 and sum(moved) == mixing_.received * data.entries
+    else:
+        assert {name for name, _ in found} == {"all-gather", "all-reduce"}
+        assert sum(moved) == devices * block * data.entries
+    # Means of metrics and of models, at the end of a block; no noise and no batch.
+    assert all(size <= data.entries + 1 for name, size in found if name == "all-reduce")
+
+
+def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
+    def drawn(devices):
+        _, _, data = made(devices)
+        statics = data.statics
+
+        @jax.jit
+        def noise_of(arrays, round):
+            one = jax.tree.map(lambda leaf: leaf[0], processes.whole(arrays))
+            zeros, link = np.zeros((N, 7), np.float32), statics.link(one, KEY)
+            state = link.init(zeros)._replace(round=round)
+            return processes.place(link.update(zeros, state)[0], statics.mesh, 0, N)
+
+        compiled = noise_of.lower(data.arrays, np.int32(1)).compile()
+        assert not list(collectives(compiled.as_text()))
+        placed = compiled(data.arrays, np.int32(1))
+        shards = jax.tree.leaves(placed)[0].addressable_shards
+        assert {shard.data.shape for shard in shards} == {(-(-N // (devices or 1)), 7)}
+        return processes.collected(placed)
+
+    alone = drawn(None)
+    for devices in (2, 3, 8):
+        np.testing.assert_array_equal(drawn(devices), alone)
+    assert len(np.unique(np.abs(alone))) == alone.size
+
+
+def same(one, other, exact):
+    """Whether two runs have the same models and metrics, to the bit or to 1e-6 of the largest."""
+    for a, b in zip(*map(jax.tree.leaves, (one.params, other.params)), strict=True):
+        assert a.shape == b.shape
+        if exact:
+            np.testing.assert_array_equal(b, a)
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6 * np.abs(a).max())
+    for name, values in one.metrics.items():
+        np.testing.assert_allclose(other.metrics[name], values, rtol=1e-6, atol=1e-6)
+
+
+def test_fifty_rounds_by_tables_have_the_bits_of_one_device(tmp_path):
+    """Every row adds the same products in the same order; 3 and 8 devices do not divide 100."""
+    one, task, _ = made(None)
+    options = {"seeds": [0], "eval_every": 25}
+    alone = run(one, task, **options)
+    for devices in (2, 3, 8):
+        spread = run(one, task, **options, devices=devices)
+        same(alone, spread, exact=True)
+    same(spread, cut_and_resumed(one, task, tmp_path, **options, devices=8), exact=True)
+
+
+def test_fifty_rounds_of_dense_products_agree_to_rounding():
+    """A product of fewer rows may add in another order."""
+    matrix = mixing.metropolis_hastings(graphs.erdos_renyi(24, 0.3, 0))
+    plans = [
+        plan.make(make_config(design=name, rounds=50), matrix)
+        for name in ("whisper", "independent")
+    ]
+    options = {"seeds": [0, 1], "eval_every": 25}
+    alone, spread = (run(plans, make_problem(24), devices=d, **options) for d in (None, 5))
+    same(alone, spread, exact=False)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.topology import graphs
+from dpjax.topology import graphs, nodes
 
 
 @pytest.mark.parametrize(
@@ -117,3 +117,17 @@ def test_facebook_ego_is_the_stored_graph(real_data) -> None:
     degrees = [degree for _, degree in graph.degree]
     assert (graph.number_of_nodes(), graph.number_of_edges()) == (148, 1692)
     assert (min(degrees), max(degrees)) == (1, 57)
+
+
+def test_renumbered_graphs_are_the_same_with_neighbours_near_each_other() -> None:
+    far = nx.relabel_nodes(graphs.grid(9, 9), {i: (i * 32) % 81 for i in range(81)})
+    for graph in (far, far.to_directed()):
+        near = graphs.renumbered(graph)
+        assert max(abs(i - j) for i, j in near.edges) <= 9
+        names = {i: int(label) for i, label in near.nodes(data="label")}
+        assert set(names) == set(range(81))
+        back = nx.relabel_nodes(near, names)
+        assert {*map(frozenset, back.edges)} == {*map(frozenset, graph.edges)}
+        assert back.number_of_edges() == graph.number_of_edges()
+    named = graphs.renumbered(graphs.florentine())
+    assert sorted(nodes.labels(named)) == sorted(nodes.labels(graphs.florentine()))
