@@ -255,7 +255,7 @@ class Inputs:
         return share, next(enough, None)
 
     def start(self, values: Any, plans: int) -> Any:
-        """Models to start from, leaves [S, V, n, ...].
+        """Models to start from, leaves [S, V, n, ...], on the agents' devices.
 
         Args:
             values: The given ones; None for the problem's.
@@ -269,9 +269,13 @@ class Inputs:
         )
         if values is not None:
             return _checked_start(values, self.models, shapes)
-        return jax.tree.map(
-            lambda leaf, shape: jnp.broadcast_to(leaf[:, None], shape), self.models, shapes
-        )
+
+        def spread(models: Any) -> Any:
+            of_agents = lambda leaf, shape: jnp.broadcast_to(leaf[:, None], shape)  # noqa: E731
+            return place(jax.tree.map(of_agents, models, shapes), self.statics.mesh, 2)
+
+        # Compiled, so that no device holds the models of all.
+        return (spread if self.statics.mesh is None else jax.jit(spread))(self.models)
 
     def initial(self, start: Any, noise_keys: Any) -> State:
         """The state before the first round.

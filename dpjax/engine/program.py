@@ -191,7 +191,7 @@ def initial(
     Returns:
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
-    arrays = whole(arrays)
+    arrays, models = whole((arrays, models))
     one = jax.tree.map(lambda leaf: leaf[0, 0], models)
     shapes = statics.template(arrays, one, noise_keys[0])
 

