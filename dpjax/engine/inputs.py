@@ -473,12 +473,12 @@ def stacked_arrays(
         for name, array in stacked.items()
     }
     if layout is not None:
-        tables = layout if mesh is None else gossip.partitioned(layout, mesh)
+        divided = layout if mesh is None else gossip.partitioned(layout, mesh)
 
         def of_plans(part: np.ndarray) -> Any:
             return place(np.stack([part] * len(plans)), mesh, max(1, part.ndim - 1))
 
-        placed["mixing"] = jax.tree.map(of_plans, tables)
+        placed["mixing"] = jax.tree.map(of_plans, divided)
     return placed
 
 

@@ -242,8 +242,9 @@ class RunState:
         self.decided = bool(decided)
         models, memory, done = jax.tree.map(jnp.asarray, public)
         inputs, fresh = self.inputs, program.at_round(self.state, done)
-        placed = place((models, memory), inputs.statics.mesh, 2, inputs.statics.agents)
-        self.state = State(*placed, fresh.secret, done)
+        mesh, n = inputs.statics.mesh, inputs.statics.agents
+        models, memory = place((models, memory), mesh, 2, n)
+        self.state = State(models, memory, fresh.secret, done)
         if program.keeps_noise(self.state) and not self.ended:
             self.state = program.replay(
                 inputs.statics, inputs.arrays, self.state, self.noise_keys, jnp.int32(self.done)

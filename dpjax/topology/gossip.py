@@ -128,9 +128,8 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
         >>> gossip.mix(np.full((2, 2), 0.5), models)["weights"].tolist()
         [[2.0], [2.0]]
     """
-    dense = not isinstance(mixing, Neighbours | Partitioned)
-    n = mixing.shape[-1] if dense else mixing.agents
-    products = {Neighbours: _gathered, Partitioned: _exchanged}
+    n = mixing.agents if isinstance(mixing, Neighbours | Partitioned) else mixing.shape[-1]
+    products: dict[type, Any] = {Neighbours: _gathered, Partitioned: _exchanged}
     product = products.get(type(mixing), _dot)
 
     def one(path: tuple, leaf: Array) -> Array:
@@ -227,7 +226,8 @@ def partitioned(whole: Neighbours, mesh: Mesh) -> Partitioned:
     moved = np.zeros((*wide.shape[:-1], length), wide.dtype)
     moved[..., row, place[owners[-1][row], column]] = wide[..., row, column]
     senders = [place[o[:, None], s] for o, s in zip(owners, whole.senders, strict=False)]
-    order, first = np.tile(np.arange(block, dtype=np.int32), devices), 0
+    order: Any = np.tile(np.arange(block, dtype=np.int32), devices)
+    first = 0
     tables: list[Any] = []
     for members, owner, *parts in zip(
         rows, owners, [*senders, moved], [*whole.weights, moved], strict=True
