@@ -141,5 +141,6 @@ def spanning(mixing: Float[np.ndarray, "n n"]) -> tuple[int, ...]:
     graph = networkx.from_numpy_array(linked(matrix))
     if not networkx.is_connected(graph):
         raise ValueError("mixing has agents that no path joins; give a connected network")
-    parents = dict(networkx.bfs_predecessors(graph, networkx.center(graph)[0]))
+    edges = networkx.bfs_edges(graph, networkx.center(graph)[0])
+    parents = {agent: parent for parent, agent in edges}
     return tuple(parents.get(agent, agent) for agent in graph)

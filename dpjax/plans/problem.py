@@ -420,7 +420,7 @@ class Problem:
 
     def _check_functions(self) -> None:
         """Refuse functions of one record that hold others, and what cannot be trained."""
-        one, y = (jax.ShapeDtypeStruct(a.shape[1:], a.dtype) for a in (self.x, self.y))
+        one, y = jax.eval_shape(lambda x, y: (x[0], y[0]), self.x, self.y)
         key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
         if self.variants is not None:
             check_closure("augment", self.augment, (key, one), self.x)

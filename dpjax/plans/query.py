@@ -128,7 +128,7 @@ def variants(augment: Any, copies: Any, record: Any) -> Copies | None:
         if number != 1:
             raise ValueError(f"copies is {number} without augment, all of them alike; give augment")
         return None
-    one = jax.ShapeDtypeStruct(jnp.shape(record), record.dtype)
+    one = jax.eval_shape(jnp.asarray, record)
     key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
     variant = jax.eval_shape(augment, key, one)
     if (getattr(variant, "shape", None), getattr(variant, "dtype", None)) != (one.shape, one.dtype):
