@@ -1,13 +1,18 @@
 """What every benchmark shares: repeated timing, peak memory, a command line, rows and their record.
 
 Times are taken in turns where calls are compared, so that whatever else the machine does falls on
-all of them alike. A first call compiles; it is told apart and never counted.
+all of them alike. A first call compiles; it is told apart and never counted. Rows of a peer hold
+``times_dpjax``, how many times as long as dpjax it takes; dpjax's own hold ``times_floor`` or
+another ratio to what no program does faster on the machine.
 """
 
 import argparse
 import contextlib
+import importlib.metadata
+import importlib.util
 import json
 import os
+import platform
 import resource
 import shlex
 import statistics
@@ -21,11 +26,16 @@ from typing import Any
 
 from dpjax.results import records, tables
 
-__all__ = ["Bench", "Timing", "forget_peak", "peak", "timed", "turns"]
+__all__ = ["Bench", "Timing", "forget_peak", "installed", "peak", "timed", "turns"]
 
 
 _SPEED = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "XLA_FLAGS")
 """Variables that change how fast libraries are."""
+_PEERS = (
+    "clarabel", "cvxpy", "flwr", "jax_privacy", "opacus", "opendp", "phe", "ray", "scikit-learn",
+    "torch",
+)  # fmt: skip
+"""What benchmarks compare with: their versions are recorded."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +118,34 @@ def forget_peak() -> int:
     return peak()
 
 
+def installed(peer: str) -> bool:
+    """Whether a peer's module can be imported; says so where its rows are left out."""
+    found = importlib.util.find_spec(peer) is not None
+    if not found:
+        print(f"{peer} is not installed: left out (pip install '.[bench]')", flush=True)
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    """Processor and memory."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+    pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"processor": model, "memory_gib": round(pages / 2**30)}
+
+
+def _versions() -> dict[str, str]:
+    """Of the peers that are installed."""
+    found = {}
+    for name in _PEERS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 class Bench:
     """A benchmark's command line and the rows that it makes.
 
@@ -119,6 +157,7 @@ class Bench:
     Attributes:
         parser: Add the benchmark's own options to it before `parse`.
         rows: What was measured so far.
+        failed: Rows whose process failed.
     """
 
     def __init__(self, script: str, doc: str | None, *, repeats: int = 3):
@@ -130,15 +169,20 @@ class Bench:
         self.parser.add_argument("--output", type=Path, help="record file to write")
         self.parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
         self.rows: list[dict[str, Any]] = []
+        self.failed: list[str] = []
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Return the options; an output that exists is an error before anything is measured."""
         words = list(sys.argv[1:] if argv is None else argv)
         options = self.parser.parse_args(words)
-        if options.output is not None and options.output.exists():
-            self.parser.error(f"--output {options.output} exists; records are never overwritten")
-        self._command = shlex.join(["python", f"benchmarks/{self.script.name}", *words])
         self._output = options.output
+        if self._output is not None:
+            if self._output.exists():
+                self.parser.error(f"--output {self._output} exists; records are never overwritten")
+            # Where the record is written says nothing of what was measured.
+            at = words.index("--output")
+            del words[at : at + 2]
+        self._command = shlex.join(["python", f"benchmarks/{self.script.name}", *words])
         self._busy = os.getloadavg()[0]
         return options
 
@@ -151,8 +195,8 @@ class Bench:
     def in_own_process(self, *words: Any, repeats: int) -> None:
         """Keep the row that this script prints as JSON when called with ``--one words``.
 
-        A process that fails (a graph that is not here, too little memory) is told, and costs its
-        own row alone.
+        A process that fails (a graph that is not here, too little memory) costs its own row alone;
+        `finish` names it.
         """
         command = [sys.executable, str(self.script), "--one", *map(str, words)]
         answer = subprocess.run(
@@ -160,17 +204,26 @@ class Bench:
         )
         if answer.returncode:
             reason = (answer.stderr.splitlines() or [f"exit status {answer.returncode}"])[-1]
-            print(f"{' '.join(map(str, words))}: {reason}", flush=True)
+            self.failed.append(f"{' '.join(map(str, words))}: {reason}")
+            print(self.failed[-1], flush=True)
             return
         self.row(**json.loads(answer.stdout.splitlines()[-1]))
 
     def finish(self) -> int:
-        """Print all rows as a table, write the record where one is asked for, and return 0."""
-        print(tables.text(self.rows))
-        if self._output is not None:
+        """Print all rows as a table, write the record where one is asked for, and return 0.
+
+        Where rows failed, they are named and 1 is returned. Without rows there is no record.
+        """
+        if self.rows:
+            print(tables.text(self.rows))
+        if self._output is not None and self.rows:
             about = records.metadata(command=self._command, seed=0)
             # Times on a busy machine say little; readers see how busy it was.
             about["load_average"] = [self._busy, os.getloadavg()[0]]
+            about["machine"] = _machine()
+            about["versions"] |= _versions()
             about["environment"] = {name: os.environ[name] for name in _SPEED if name in os.environ}
             records.write(self._output, self.rows, about)
-        return 0
+        for reason in self.failed:
+            print(f"failed: {reason}", file=sys.stderr)
+        return int(bool(self.failed))

@@ -1,104 +1,121 @@
-"""Rounds of many agents: speed and memory of sparse gossip against a bare floor.
+"""How a round of D-SGD grows with agents, parameters, rounds and batch, beside machine limits.
 
-Quadratics on four random rings laid over each other (degree 8), one model [d] an agent: D-SGD with
-independent noise, the agent unit, batches of one record. A process for each number of agents n.
+Logistic regression on random rings laid over each other (degree 8), one model [d] an agent, the
+agent unit, independent noise (`_tasks`). One size grows at a time, from the base that ``--base``
+names; a process a row. Without ``--rounds``, T is 10^6 / n, between 10 and 1,000.
 
-- ``seconds``: one round of a full run, the first call's compilation excluded.
-- ``floor``: to read and write models, messages and noise once, plus drawing n d normals.
-- ``ratio``: seconds over floor; ``agent_us``: microseconds for an agent and a round.
-- ``peak``: largest resident size of the process in bytes, of which libraries take about 400 MB;
-  ``models``: what the run added to the process, in units of n d float32.
-- ``plan``: seconds of `plan.make` from a sparse mixing matrix.
+- ``seconds``: one round of a full run; ``first_seconds``: of a whole first run, with compilation;
+  ``plan_seconds``: of `plan.make` from a sparse mixing matrix.
+- ``machine`` row: bytes a second of x + 1 in place on 256 MiB, read and written, and operations a
+  second of a float32 product of 2,048 x 2,048 at full precision.
+- ``limit``: models and messages are read and written once and the batch is read once, as fast as
+  x + 1 in place on as many numbers as the batch has; gradients and gossip take
+  4 n b d + 2 (entries of W) d operations, at the product's rate. Draws are free.
+- ``times_limit``: seconds over limit. ``times_floor``: over limit and ``normals``, n d normals
+  drawn and added in a loop of their own.
+- ``peak``: largest resident size in bytes, of which libraries take about 400 MB; ``models``: what
+  the run added to the process, in units of n d float32.
 """
 
 import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import scipy.sparse
 
+import _tasks
 from _timing import Bench, forget_peak, peak, timed
-from dpjax.data.partition import Partition
 from dpjax.engine.run import run
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import plan, samplers
 from dpjax.transforms import variates
 
-DEGREE = 8
+AXES = ("agents", "parameters", "rounds", "batch")
+COPIED, SIDE = 2**26, 2048
 
 
-def rings(n: int) -> scipy.sparse.csr_array:
-    """The mean over an agent and its two neighbours on each of the random rings."""
-    rng, matrix = np.random.default_rng(0), scipy.sparse.eye_array(n, format="csr")
-    for _ in range(DEGREE // 2):
-        ring = rng.permutation(n)
-        pairs = np.ones(n), (ring, np.roll(ring, 1))
-        links = scipy.sparse.csr_array(pairs, shape=(n, n))
-        matrix = matrix + links + links.T
-    return matrix.tocsr() / (DEGREE + 1)
+def looped(step: Callable[[Any, Any], Any], shape: tuple[int, ...], repeats: int) -> float:
+    """Seconds of ``x = step(i, x)``, in a loop that takes some milliseconds at the least."""
+    loops = max(2, min(1000, 2**24 // math.prod(shape)))
+    call = jax.jit(lambda x: jax.lax.fori_loop(0, loops, step, x))
+    array = jnp.ones(shape)
+    return timed(lambda: call(array), repeats).least / loops
 
 
-def quadratics(n: int, d: int) -> problem.Problem:
-    """(w - x_i u)^2 / 2 around a target of each agent's own, on a line: data are one number."""
-    line = np.linspace(-1, 1, d).astype(np.float32)
-    x = np.random.default_rng(0).standard_normal((n, 1)).astype(np.float32)
-    own = Partition(np.arange(n, dtype=np.int32)[:, None], np.ones(n, np.int32))
-    return problem.Problem(
-        init=lambda key: jnp.zeros(d),
-        loss=lambda w, x, y: 0.5 * jnp.sum(jnp.square(w - x * line)),
-        metrics=lambda models, evaluation: {"mean": jnp.mean(models)},
-        x=x, y=np.zeros(n, np.float32), partition=own, evaluation=(),
-    )  # fmt: skip
+def copied(shape: tuple[int, ...], repeats: int) -> float:
+    """Bytes read and written a second."""
+    return 8 * math.prod(shape) / looped(lambda _, x: x + 1, shape, repeats)
 
 
-def floor(n: int, d: int, repeats: int) -> float:
-    """Seconds of three copies of [n, d] and of n d normals."""
-    key, array = jax.random.key(0, impl="threefry2x32"), jnp.ones((n, d))
-    move = jax.jit(lambda x: x + 1)
-    copy = timed(lambda: move(array), repeats).least
-    draw = jax.jit(lambda key: variates.normals(key, (n, d), jnp.float32))
-    return 3 * copy + timed(lambda: draw(key), repeats).least
+def machine(repeats: int) -> dict[str, Any]:
+    """The two rates of the machine."""
+    square = jnp.ones((SIDE, SIDE))
+    product = jax.jit(lambda x: jnp.matmul(x, x, precision=jax.lax.Precision.HIGHEST))
+    rate = 2 * SIDE**3 / timed(lambda: product(square), repeats).least
+    return {"copy_bytes_per_second": copied((COPIED,), repeats), "matmul_per_second": rate}
 
 
-def measured(n: int, d: int, rounds: int, repeats: int) -> dict[str, Any]:
-    """One row."""
-    matrix = rings(n)
-    config = plan.Config(
-        noise=noise.Independent(), budget=protect.Budget(8.0, 1e-7), rounds=rounds,
-        protect=protect.Protect("replace_agent", clip_norm=1.0), sampler=samplers.Random(1),
-        optimizer=optimizers.Sgd(0.1),
-    )  # fmt: skip
+def measured(
+    n: int, d: int, rounds: int, batch: int, matmul: float, repeats: int
+) -> dict[str, Any]:
+    """One row's numbers."""
+    matrix, task = _tasks.rings(n), _tasks.logistic(n, d, batch)
+    config = _tasks.config(rounds, samplers.Random(batch))
     planning = timed(lambda: plan.make(config, matrix), 0)
-    made, planned, task = planning.result, planning.first, quadratics(n, d)
-
-    before = forget_peak()
 
     def once() -> float:
-        return run(made, task, seeds=[0], eval_every=rounds).seconds / rounds
+        return run(planning.result, task, seeds=[0], eval_every=rounds).seconds / rounds
 
-    seconds = timed(once, repeats, clock=float).median
-    most, least = peak(), floor(n, d, repeats)
+    before = forget_peak()
+    first = timed(once, 0).first
+    seconds, most = timed(once, max(repeats - 1, 0), clock=float).least, peak()
+    key = jax.random.key(0, impl="threefry2x32")
+
+    def drawn(at: Any, x: Any) -> Any:
+        return x + variates.normals(jax.random.fold_in(key, at), (n, d), jnp.float32)
+
+    normals, copy = looped(drawn, (n, d), repeats), copied((n, batch, d), repeats)
+    limit = (16 + 4 * batch) * n * d / copy + (4 * n * batch + 2 * matrix.nnz) * d / matmul
     return {
-        "agents": n, "parameters": d, "degree": DEGREE, "rounds": rounds, "seconds": seconds,
-        "floor": least, "ratio": seconds / least, "agent_us": seconds / n * 1e6, "peak": most,
-        "models": (most - before) / (4 * n * d), "plan": planned,
+        "rounds": rounds, "seconds": seconds, "limit": limit, "times_limit": seconds / limit,
+        "normals": normals, "times_floor": seconds / (limit + normals), "first_seconds": first,
+        "plan_seconds": planning.first, "peak": most, "models": (most - before) / (4 * n * d),
     }  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
     """Command line."""
     bench = Bench(__file__, __doc__)
-    bench.parser.add_argument("--agents", type=int, nargs="+", default=[1000, 10_000, 100_000])
-    bench.parser.add_argument("--parameters", type=int, default=1000)
-    bench.parser.add_argument("--rounds", type=int, default=10)
+    defaults = (
+        [8, 64, 512, 4096, 32_768, 100_000],
+        [16, 4096, 65_536],
+        [10, 100, 10_000],
+        [8, 64, 512],
+    )
+    for axis, values in zip(AXES, defaults, strict=True):
+        bench.parser.add_argument(f"--{axis}", type=int, nargs="*", default=values)
+    bench.parser.add_argument(
+        "--base", type=int, nargs=3, default=[64, 256, 1], metavar=("n", "d", "b")
+    )
     options = bench.parse(argv)
-    if options.one:
-        n, d, rounds = map(int, options.one)
-        print(json.dumps(measured(n, d, rounds, options.repeats)))
+    if options.one == ["machine"]:
+        print(json.dumps({"axis": "machine"} | machine(options.repeats)))
         return 0
-    for n in options.agents:
-        bench.in_own_process(n, options.parameters, options.rounds, repeats=options.repeats)
+    if options.one:
+        axis, *words, matmul = options.one
+        n, d, rounds, batch = map(int, words)
+        row = {"axis": axis, "agents": n, "parameters": d, "batch": batch}
+        print(json.dumps(row | measured(n, d, rounds, batch, float(matmul), options.repeats)))
+        return 0
+    bench.in_own_process("machine", repeats=options.repeats)
+    matmul = bench.rows[0]["matmul_per_second"]
+    n, d, batch = options.base
+    for axis in AXES:
+        for value in getattr(options, axis):
+            sizes = {"agents": n, "parameters": d, "rounds": 0, "batch": batch} | {axis: value}
+            sizes["rounds"] = sizes["rounds"] or max(10, min(1000, 10**6 // sizes["agents"]))
+            bench.in_own_process(axis, *sizes.values(), matmul, repeats=options.repeats)
     return bench.finish()
 
 
