@@ -1,16 +1,32 @@
-"""The task that growth and rivals share: logistic regression over a network of random rings."""
+"""The task that growth and rivals share, logistic regression, and the comparison with a rival."""
+
+import json
+import statistics
+import subprocess
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 
+from _timing import turns
 from dpjax.data.partition import Partition
+from dpjax.engine.run import run
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans.statements import HopelessWarning
 
-__all__ = ["CLIP_NORM", "STEP_SIZE", "config", "logistic", "records", "rings"]
+__all__ = ["CLIP_NORM", "STEP_SIZE", "compared", "config", "logistic", "rings"]
 
 CLIP_NORM, STEP_SIZE = 0.1, 0.5
+SAME = 1e-3
+"""Of the models' norm: a rival whose models without noise differ by more has another task. dpjax
+clips to (1 - d 2^-24) C, so that the float32 norm of d numbers is at most C."""
+
+warnings.simplefilter("ignore", HopelessWarning)  # what noise leaves to learn changes no time
 
 
 def rings(n: int, degree: int = 8) -> scipy.sparse.csr_array:
@@ -24,16 +40,11 @@ def rings(n: int, degree: int = 8) -> scipy.sparse.csr_array:
     return matrix.tocsr() / (degree + 1)
 
 
-def records(n: int, d: int, each: int) -> tuple[np.ndarray, np.ndarray]:
-    """Random records x [n * each, d] and labels -1 and 1 that a plane tells apart, mostly."""
+def logistic(n: int, d: int, each: int) -> problem.Problem:
+    """Agents with as many random records each, one after the other; models [d] begin at 0."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((n * each, d), np.float32) / np.float32(np.sqrt(d))
-    return x, np.where(x.sum(axis=1) + rng.standard_normal(n * each) > 0, 1, -1).astype(np.float32)
-
-
-def logistic(n: int, d: int, each: int) -> problem.Problem:
-    """Agents with as many of these records each, one after the other; models [d] begin at 0."""
-    x, y = records(n, d, each)
+    y = np.where(x.sum(axis=1) + rng.standard_normal(n * each) > 0, 1, -1).astype(np.float32)
     rows = np.arange(n * each, dtype=np.int32).reshape(n, each)
     return problem.Problem(
         init=lambda key: jnp.zeros(d),
@@ -50,3 +61,61 @@ def config(rounds: int, sampler: samplers.Random | samplers.Full) -> plan.Config
         protect=protect.Protect("replace_agent", clip_norm=CLIP_NORM), sampler=sampler,
         optimizer=optimizers.Sgd(STEP_SIZE),
     )  # fmt: skip
+
+
+def compared(
+    name: str, command: list[str], config: plan.Config, mixing: Any, task: problem.Problem,
+    repeats: int, share: float = 1.0, **arrays: Any,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Rows of dpjax and of a rival script, which take turns.
+
+    Args:
+        name: The rival's.
+        command: Its words; a file of ``arrays``, rounds and the scale of noise follow. It prints
+            the seconds of all rounds and, as a list, models, without noise where the scale is 0.
+        config: dpjax's.
+        mixing: Its matrix.
+        task: Its problem, of equally many records an agent.
+        repeats: After a first one.
+        share: Scale of the rival's noise in units of that of an agent in dpjax.
+        arrays: What the rival needs beside x [n, m, d], y [n, m] and the clip norm.
+    """
+    rounds, counts = config.rounds, task.partition.counts
+    noisy, plain = (plan.make(each, mixing, counts=counts) for each in (config, config.using(None)))
+    scale = share * float(np.asarray(noisy.factor).flat[0])
+    agents = len(counts)
+    arrays |= {"x": task.x.reshape(agents, -1, task.x.shape[-1]), "y": task.y.reshape(agents, -1)}
+
+    def ours(made: plan.Plan) -> Any:
+        return run(made, task, seeds=[0], eval_every=rounds)
+
+    def theirs(file: Path, scale: float) -> Any:
+        words = [*command, str(file), str(rounds), str(scale)]
+        answer = subprocess.run(words, capture_output=True, text=True)
+        if answer.returncode:
+            raise RuntimeError(f"{name} failed:\n{answer.stderr[-2000:]}")
+        return json.loads(answer.stdout.splitlines()[-1])
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "task.npz")
+        np.savez(file, clip_norm=CLIP_NORM, **arrays)
+        wanted = np.asarray(ours(plain).params)[0, 0]
+        difference = np.linalg.norm(np.array(theirs(file, 0.0)[1]) - wanted)
+        difference = float(difference / np.linalg.norm(wanted))
+        if difference > SAME:
+            raise RuntimeError(
+                f"models differ by {difference:.2g} of their norm: not the same task"
+            )
+        calls = {
+            "dpjax": lambda: ours(noisy).seconds,
+            name: lambda: theirs(file, scale)[0],
+        }
+        taken = turns(calls, repeats, clock=float)
+    rows = []
+    for each, timing in taken.items():
+        pairs = zip(timing.times, taken["dpjax"].times, strict=True)
+        row = {"algorithm": each, "agents": agents, "parameters": task.x.shape[-1]}
+        row |= {"rounds": rounds, "scale": scale, "rounds_per_second": rounds / timing.median}
+        row |= {"times_dpjax": statistics.median(one / other for one, other in pairs)}
+        rows.append(row | {"difference": difference})
+    return rows
