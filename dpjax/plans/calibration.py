@@ -6,7 +6,7 @@ The guarantee is audited: computed again from the very arrays that will be run.
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,6 +30,7 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
 from dpjax.protocols import IntegerEncoded, Method, Networked, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
+from dpjax.topology.mixing import Fixed
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
@@ -38,23 +39,6 @@ __all__: list[str] = []
 _REMEDY = "make the plan from one config with plan.make"
 _AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
 """Fields of losses that may be stated larger than they are; all others must agree."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A matrix as a static value, a strategy over rounds, say: equal where all its bits are.
-
-    Attributes:
-        matrix: Float64.
-        fingerprint: Of its bits.
-    """
-
-    matrix: np.ndarray = field(compare=False, repr=False)
-    fingerprint: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Take the fingerprint."""
-        object.__setattr__(self, "fingerprint", mixing_.fingerprint(self.matrix))
 
 
 def check_strategy(strategy: np.ndarray | None, rounds: int) -> None:
@@ -358,8 +342,35 @@ class Calibrated(Protocol):
         ...
 
 
+class OverAgents:
+    """Gaussian noise that is correlated over agents: what it costs an outsider."""
+
+    strategy: Any
+    """[T, T] float64 C over rounds; None is the identity."""
+
+    def white(self, target: Target) -> bool:
+        """Whether there is no strategy."""
+        return self.strategy is None
+
+    def loss(self, target: Target) -> budget_.AgentLoss:
+        """What every agent loses to an outsider."""
+        shift, over_rounds = target.protect.sensitivity, target.over_rounds(self.strategy)
+        return target.budget.spent(budget_.mu_of(self._inverse_diagonal(), shift, over_rounds))
+
+    def sampled_loss(self, target: Target) -> sampled.Pld:
+        """What sampled batches cost every agent, against an outsider."""
+        assert target.rates is not None
+        moved = target.protect.sensitivity * target.by_one_draw(self.strategy)
+        ratios = budget_.mu_of(self._inverse_diagonal(), moved, 1.0)
+        return sampled.Pld.of(target.rates, ratios, target.rounds, target.pattern.separation)
+
+    def _inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+        """Upper bounds on [R^-1]_ii."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True, eq=False)
-class Factored:
+class Factored(OverAgents):
     """F (C^-1 Z)_t of correlated noise.
 
     Guarantee: `loss` is an outsider's, who sees every message on every link, whatever gradients
@@ -390,28 +401,12 @@ class Factored:
         """The factor."""
         return {"factor": self.factor}
 
-    def white(self, target: Target) -> bool:
-        """Whether there is no strategy."""
-        return self.strategy is None
-
     def check(self, target: Target) -> None:
         """Refuse another factor than float32 [n, n], or another strategy than [T, T]."""
         shape, n = self.factor.shape, target.agents
         if shape not in ((n, n), (n,)) or self.factor.dtype != np.float32:
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
         check_strategy(self.strategy, target.rounds)
-
-    def loss(self, target: Target) -> budget_.AgentLoss:
-        """What every agent loses to an outsider."""
-        shift, over_rounds = target.protect.sensitivity, target.over_rounds(self.strategy)
-        return target.budget.spent(budget_.mu_of(self._inverse_diagonal(), shift, over_rounds))
-
-    def sampled_loss(self, target: Target) -> sampled.Pld:
-        """What sampled batches cost every agent, against an outsider."""
-        assert target.rates is not None
-        moved = target.protect.sensitivity * target.by_one_draw(self.strategy)
-        ratios = budget_.mu_of(self._inverse_diagonal(), moved, 1.0)
-        return sampled.Pld.of(target.rates, ratios, target.rounds, target.pattern.separation)
 
     def _inverse_diagonal(self) -> Float[np.ndarray, " n"]:
         """[R^-1]_ii of R = F F'."""
@@ -536,7 +531,7 @@ class _Spent(NamedTuple):
 
 def _spent(target: Target, noise: Calibrated) -> _Spent:
     if target.rates is not None:
-        if not isinstance(noise, Factored):
+        if not isinstance(noise, OverAgents):
             raise ValueError(
                 f"noise is {type(noise).__name__} for sampled batches; give a covariance over "
                 "agents, and a strategy over rounds of few bands or none"

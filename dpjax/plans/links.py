@@ -24,9 +24,10 @@ from dpjax.accounting import discrete, records, views
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.exchange import Server
 from dpjax.mechanism.participation import Participation
-from dpjax.plans.calibration import Calibrated, Drawn, Fixed, Target
+from dpjax.plans.calibration import Calibrated, Drawn, Target
 from dpjax.plans.protect import Protect
 from dpjax.protocols import Privatizer
+from dpjax.topology.mixing import Fixed
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Aggregate", "PairKeys", "ZeroSum"]

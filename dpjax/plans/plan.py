@@ -39,7 +39,8 @@ from dpjax.transforms import rounds as rounds_
 
 __all__ = ["Config", "Plan", "make"]
 
-_RESERVED = {"mixing", "factor", "noise_grid", "noise_scale", "noise_scales", *NOISE_ARRAYS}
+_RESERVED = {"mixing", "factor", "polynomial", "noise_grid", "noise_scale", "noise_scales"}
+_RESERVED |= {*NOISE_ARRAYS}
 """Names of arrays that no optimizer may have."""
 
 
@@ -105,7 +106,7 @@ class Plan:
                 f"; from round {below[0] + 1:,} on its scale is below 1.2e-7, which float32 "
                 "numbers of size 1 do not keep: use float64"
             )
-        if self.design is not None and self.guarantee.secrets in ("shared", "group"):
+        if self.guarantee.secrets in ("shared", "group"):
             remarks += "; agents who share its seed are NOT protected from each other"
         if self.grid is not None:
             remarks += (
@@ -150,8 +151,8 @@ class Plan:
             return np.zeros(n if scipy.sparse.issparse(self.mixing) else (n, n), np.float32)
         if self.noise.factor is None:
             raise ValueError(
-                f"noise is {type(self.config.noise).__name__}, which no one factor says: its "
-                'scales are arrays["noise_scales"]'
+                f"noise is {type(self.config.noise).__name__}, which no one factor says (or none "
+                "that memory holds); read plan.noise.arrays"
             )
         return self.noise.factor
 

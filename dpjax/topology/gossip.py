@@ -145,6 +145,31 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
     return jax.tree_util.tree_map_with_path(one, tree)
 
 
+def polynomial(
+    mixing: Float[Array, "n n"] | Neighbours,
+    coefficients: Float[Array, " m"],
+    values: Float[Array, "n d"],
+) -> Float[Array, "n d"]:
+    """Return sum_k coefficients[k] T_k(W) values, T_k Chebyshev's polynomials, by Clenshaw's rule.
+
+    Args:
+        mixing: [n, n] weights, or their tables.
+        coefficients: [m + 1], for m products with W.
+        values: One row an agent.
+    """
+    if len(coefficients) == 1:
+        return coefficients[0] * values
+
+    # A loop: in one program compilers would compute each product anew for every link of the next.
+    def step(carry: tuple[Array, Array], coefficient: Array) -> tuple[tuple[Array, Array], None]:
+        now, before = carry
+        return (coefficient * values + 2 * mix(mixing, now) - before, now), None
+
+    start = coefficients[-1] * values, jnp.zeros_like(values)
+    (now, before), _ = jax.lax.scan(step, start, coefficients[-2:0:-1])
+    return coefficients[0] * values + mix(mixing, now) - before
+
+
 def at(mixing: Any, round: Int[Array, ""] | int) -> Any:
     """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
     if isinstance(mixing, Partitioned):

@@ -6,6 +6,7 @@ functions of a graph make it with ``sparse=True``. A schedule [P, n, n] is dense
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import networkx as nx
@@ -383,6 +384,23 @@ def fingerprint(*arrays: Any) -> str:
         for start in range(0, len(flat), _HASHED):
             digest.update((flat[start : start + _HASHED] + 0.0).astype("<f8", copy=False).data)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A matrix as a static value, a strategy over rounds, say: equal where all its bits are.
+
+    Attributes:
+        matrix: Float64, dense or sparse.
+        fingerprint: Of its bits.
+    """
+
+    matrix: Any = field(compare=False, repr=False)
+    fingerprint: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take the fingerprint."""
+        object.__setattr__(self, "fingerprint", fingerprint(self.matrix))
 
 
 def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:

@@ -70,6 +70,7 @@ def correlated(
     rounds: int,
     strategy: Float[np.ndarray, "t t"] | None = None,
     grid: float | None = None,
+    spread: Callable[[Array], Array] | None = None,
 ) -> optax.GradientTransformation:
     """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
 
@@ -98,6 +99,8 @@ def correlated(
             `dpjax.transforms.rounds`, which says what is kept; None is the identity.
         grid: Spacing of a release's grid, a power of two, `dpjax.accounting.finite.grid`; None for
             a simulation.
+        spread: A linear map over agents, of arrays [n, entries], that normals pass before the
+            factor; None is the identity.
 
     Returns:
         An optax transformation with state `NoiseState`.
@@ -152,6 +155,7 @@ def correlated(
                 else:
                     drawn, buffers = route.step(draw, state.past[index], state.round)
                     past.append(buffers)
+                drawn = drawn if spread is None else spread(drawn)
                 colour = weights.astype(group.dtype) * valid.astype(group.dtype)
                 if weights.ndim == 1:
                     noise = _scaled(colour[:, None], drawn, state.round)

@@ -112,14 +112,13 @@ PLANS = {
         lambda: gossip(design="whisper", method=Average(DSGD(), decay=0.5)),
     ],
     "whisper with subgroups": [lambda: gossip(design="whisper", subgroups=GROUPS)],
-    "anti_pgd, prefix_sum, mafalda, banded_inverse, one_step": [
+    "anti_pgd, prefix_sum, mafalda": [
         lambda: gossip(design="anti_pgd"),
         lambda: gossip(design="prefix_sum", attacker="coalition", nodes=(0, 3)),
         lambda: gossip(design="mafalda"),
-        lambda: gossip(design="banded_inverse"),
-        lambda: gossip(design="one_step"),
     ],
     "spacetime": [lambda: gossip(design="spacetime")],
+    "polynomial": [lambda: gossip(noise=noise.Polynomial())],
     "covariance (custom matrix)": [lambda: gossip(noise=noise.Covariance(apart(), "mine"))],
     "pair_keys (DECOR, keys at both ends)": [lambda: gossip(noise=PairKeys(2.0), attacker="node")],
     "gradients at several models (DiSK, PMLF), any design": [

@@ -1,0 +1,153 @@
+"""Noise of a polynomial of W in plans and runs: its loss, its audit, and what a round draws."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import networkx as nx
+import numpy as np
+import optax
+import pytest
+
+import dpjax as dp
+from dpjax._numerics import double_precision
+from dpjax.accounting import views
+from dpjax.mechanism import polynomial
+from dpjax.plans import noise, optimizers, plan, problem, samplers
+from dpjax.topology import gossip, graphs, mixing
+from dpjax.transforms import noise as noise_
+from tests.support import make_config
+
+RING = mixing.metropolis_hastings(graphs.ring(12))
+REGULAR = mixing.metropolis_hastings(nx.random_regular_graph(8, 320, seed=0), sparse=True)
+
+
+def make(matrix=RING, part=noise.Polynomial(), **changes):  # noqa: B008
+    counts = changes.pop("counts", None)
+    return plan.make(make_config(noise=part, **changes), matrix, counts=counts)
+
+
+@pytest.mark.parametrize("part", [noise.Polynomial(), noise.Polynomial(3, "run")])
+def test_the_stated_loss_is_hardly_above_the_exact_one(part):
+    for matrix in (RING, mixing.metropolis_hastings(graphs.star(7), sparse=True)):
+        made = make(matrix, part, rounds=9)
+        view = views.dsgd(mixing.dense(matrix), covariance=made.covariance()).ldp()
+        exact = view.gdp(made.config.pattern).max() * made.config.protect.sensitivity
+        assert exact <= made.guarantee.mu * (1 + 1e-6) < exact * 1.08
+        assert made.guarantee.epsilon == 8 and made.guarantee.secrets == "shared"
+        again = make(matrix, part, rounds=9)
+        assert made.fingerprint() == again.fingerprint()
+
+
+def test_every_agent_has_its_own_budget():
+    each = tuple(np.linspace(2, 8, 12))
+    made = make(epsilon=each, rounds=3)
+    assert made.guarantee.per_agent_epsilon == pytest.approx(each)
+
+
+@pytest.mark.slow
+def test_poisson_batches_need_less_noise():
+    poisson = {"sampler": samplers.Poisson(2.0, 4), "relation": "zero_out_record"}
+    sampled, full = (
+        make(rounds=4, counts=np.full(12, 20), **changes)
+        for changes in (poisson, {"relation": "zero_out_record"})
+    )
+    assert sampled.guarantee.epsilon == full.guarantee.epsilon
+    assert (sampled.arrays["factor"] < 0.9 * full.arrays["factor"]).all()
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("layout", ["dense", "tables"])
+def test_a_round_draws_what_the_plan_is_about(layout):
+    made = make(REGULAR)
+    w = REGULAR.toarray() if layout == "dense" else gossip.neighbours(REGULAR, np.float32)
+    arrays = {**made.arrays, "mixing": jax.tree.map(jnp.asarray, w)}
+    key, zeros = jax.random.key(1, impl="threefry2x32"), jnp.zeros((320, 40))
+    link = made.privatizer.transformation(arrays, key)
+    drawn, _ = jax.jit(link.update)(zeros, link.init(zeros))
+    white = noise_.correlated(np.ones(320, np.float32), key=key, rounds=20)
+    normals, _ = white.update(zeros, white.init(zeros))
+    expected = made.factor.astype(np.float64) @ np.asarray(normals, np.float64)
+    np.testing.assert_allclose(drawn, expected, atol=3e-6 * np.abs(expected).max())
+    # Without the last product with W it would be something else.
+    fewer = made.arrays["polynomial"].copy()
+    fewer[-1] = 0
+    link = made.privatizer.transformation(arrays | {"polynomial": fewer}, key)
+    drawn, _ = jax.jit(link.update)(zeros, link.init(zeros))
+    assert np.abs(drawn - expected).max() > 1e-2 * np.abs(expected).max()
+
+
+def test_float64_models_have_the_noise_of_float32_weights():
+    made = make(REGULAR)
+    solution = made.noise.solution
+    with double_precision():
+        key, zeros = jax.random.key(1, impl="threefry2x32"), jnp.zeros((320, 3), jnp.float64)
+        arrays = {**made.arrays, "mixing": jnp.asarray(REGULAR.toarray())}
+        link = made.privatizer.transformation(arrays, key)
+        drawn, _ = link.update(zeros, link.init(zeros))
+        white = noise_.correlated(np.ones(320), key=key, rounds=20)
+        normals = np.asarray(white.update(zeros, white.init(zeros))[0])
+        drawn = np.asarray(drawn)
+    weights = solution.coefficients, solution.scales.astype(float)
+    exact = polynomial.dense(polynomial.rounded(REGULAR), *weights) @ normals
+    np.testing.assert_allclose(drawn, exact, atol=1e-13 * np.abs(exact).max())
+    other = polynomial.dense(mixing.Fixed(REGULAR), *weights) @ normals
+    assert np.abs(other - drawn).max() > 1e-10 * np.abs(exact).max()
+
+
+@pytest.mark.slow
+def test_runs_of_both_layouts_agree():
+    task = problem.quadratics(320)
+    runs = [
+        dp.run(make(matrix, rounds=5, batch_size=1), task, seeds=[0], devices=devices)
+        for matrix, devices in ((REGULAR, None), (REGULAR.toarray(), 8))
+    ]
+    np.testing.assert_allclose(runs[0].params, runs[1].params, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.mutant
+def test_weaker_noise_is_refused():
+    made = make()
+    solution = made.noise.solution
+    less = solution.scales.copy()
+    less[3] *= np.float32(1 - 1e-6)
+    changed = solution.coefficients.copy()
+    changed[-1] *= np.float32(0.9)
+    for values, message in (
+        ({"scales": less}, "for agent 3"),
+        ({"scales": solution.scales.astype(float)}, "factor is float64"),
+        ({"scales": solution.scales[:5]}, r"factor is float32 \(5,\)"),
+        ({"coefficients": changed}, "guarantee states"),
+        ({"coefficients": 0 * changed}, "guarantee states"),
+        ({"precision": 0.5 * solution.precision[:1]}, "guarantee states"),
+    ):
+        wrong = dataclasses.replace(solution, **values)
+        with pytest.raises(ValueError, match=message):
+            dataclasses.replace(made, noise=dataclasses.replace(made.noise, solution=wrong))
+    with pytest.raises(ValueError, match="another mixing matrix"):
+        matrix = polynomial.rounded(mixing.metropolis_hastings(graphs.star(12)))
+        dataclasses.replace(made, noise=dataclasses.replace(made.noise, matrix=matrix))
+
+
+def test_what_it_does_not_join_is_refused(monkeypatch):
+    schedule = np.stack([RING, RING])
+    adam = optimizers.Chain(lambda step, noise: optax.adam(step), 0.1, uses_noise=True)
+    for changes, message in (
+        ({"matrix": mixing.uniform_neighbors(graphs.star(5))}, "not symmetric"),
+        ({"matrix": schedule}, "one matrix"),
+        ({"attacker": "node"}, "share and can subtract"),
+        ({"release": True}, "release is True with noise Polynomial"),
+        ({"optimizer": adam}, "no variance of noise Polynomial"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(**changes)
+    for wrong in ({"degree": 0}, {"degree": 40}, {"horizon": 0}, {"horizon": "all"}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            noise.Polynomial(**wrong)
+    monkeypatch.setattr("dpjax.plans.polynomial._DENSE", 9)
+    made = make()
+    with pytest.raises(ValueError, match="no one factor says"):
+        made.factor  # noqa: B018
+    assert made.unforecast and "NOT protected" in repr(made)
+    with pytest.raises(ValueError, match="no noise design over agents"):
+        made.save("plan")
