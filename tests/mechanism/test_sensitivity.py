@@ -176,3 +176,10 @@ def test_never_below_exact_arithmetic():
 def test_a_tuple_is_no_participation():
     with pytest.raises(ValueError, match=r"participation is \(3, 1, 1\); give a mechanism"):
         sensitivity(np.eye(3), (3, 1, 1))
+
+
+def test_rounding_of_many_products_is_covered() -> None:
+    strategy = np.tril(np.random.default_rng(0).uniform(0.1, 1, (300, 300)))
+    exact = max(sum(Fraction(v) ** 2 for v in column) for column in strategy.T)
+    bound = Fraction(sensitivity(strategy, Participation(300, 1, 300))) ** 2
+    assert exact <= bound <= exact * (1 + Fraction(1, 10**12))
