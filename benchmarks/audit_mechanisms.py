@@ -118,6 +118,8 @@ NOISES: dict[str, tuple[Any, ...]] = {
     "prefix_sum": (noise.PrefixSum(), noise.PrefixSum(bands=2)),
     "mafalda": (noise.Mafalda(), noise.Mafalda(bands=2)),
     "spacetime": (noise.SpaceTime(),),
+    "banded_inverse": (noise.BandedInverse(bands=3),),
+    "one_step": (noise.OneStep(),),
     "polynomial": (noise.Polynomial(),),
     "pair_keys": (links.PairKeys(),),
     "laplace": (scheduled.Laplace(0.8),),
@@ -703,6 +705,8 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "prefix_sum": ("the factor 2 of replacement is left out", _of_zero_out),
     "mafalda": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "spacetime": ("all agents have one key", lambda made: _noisy(made, _Alike)),
+    "banded_inverse": ("the factor 2 of replacement is left out", _of_zero_out),
+    "one_step": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "pair_keys": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "laplace": (
         "clipped in L2, not in L1",

@@ -46,7 +46,7 @@ class Config:
             'f6', 'adaptive' or 'wiener' (learned at every agent, unit gain), or coefficients
             "b_0,b_1,..;a_1,..", as `_common.rules.read_filter` takes them.
         designs: Noise designs: 'independent', 'pairwise', 'whisper', 'whisper_horizon', 'anti_pgd',
-            'prefix_sum', 'mafalda', 'spacetime'.
+            'prefix_sum', 'mafalda', 'spacetime', 'banded_inverse', 'one_step'.
         epsilon: Budgets.
         delta: Target delta.
         epochs: How often every record takes part, k.

@@ -73,6 +73,30 @@ def of_run(
     Returns:
         A flat dict, name -> text.
     """
+    called = of_arguments(plans, problems, seeds, options)
+    return {
+        **called,
+        **dict(zip(_VALUES, map(digest, values), strict=True)),
+        _PROGRAM: computation(traced, release=plans[0].config.release),
+        "devices": _machine(devices),
+        "settings": f"{called['settings']}, XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
+    }
+
+
+def of_arguments(
+    plans: Sequence[Plan],
+    problems: Sequence[Problem],
+    seeds: Sequence[int],
+    options: Mapping[str, Any],
+) -> dict[str, str]:
+    """Return the part of a run's identity that is known before anything is traced.
+
+    Args:
+        plans: The plans.
+        problems: One, or one a seed.
+        seeds: The seeds.
+        options: Other arguments of the run by name.
+    """
     settings = ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS)
     return {
         **_configs(plans),
@@ -81,13 +105,29 @@ def of_run(
         "data": " ".join(problem.fingerprint() for problem in problems),
         "frozen values": digest(problems[0].frozen),
         "evaluation data": digest([problem.evaluation for problem in problems]),
-        **dict(zip(_VALUES, map(digest, values), strict=True)),
-        _PROGRAM: computation(traced, release=plans[0].config.release),
         "seeds": str(tuple(seeds)),
-        "devices": _machine(devices),
         "software": f"dpjax {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
-        "settings": f"{settings}, XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
+        "settings": settings,
     }
+
+
+def check_alike(arguments: Sequence[Mapping[str, str]]) -> None:
+    """Refuse processes that were called with different arguments.
+
+    Guarantee: all agents of a run have the noise of the guarantee that the first process states.
+
+    Args:
+        arguments: From `of_arguments`, one of each process; empty where there is one.
+
+    Raises:
+        ValueError: On all processes, naming what differs.
+    """
+    for number, each in enumerate(arguments):
+        if differing := differences(each, arguments[0]):
+            raise ValueError(
+                f"process {number} (there) was not called like process 0 (here), which differs in "
+                f"{differing}; make the same call in every process"
+            )
 
 
 def _configs(plans: Sequence[Plan]) -> dict[str, str]:
@@ -226,16 +266,21 @@ class Storage:
                 lock = _files.Lock("key_file", key_file, beside, passing=True)
                 stack.callback(lock.close)
                 self.key_file = keys.KeyFile(key_file, fingerprint(identity))
-            if self.folder is not None and processes.leads():
-                with _files.writing("checkpoint", self.folder):
-                    self._lock = _locked(self.folder)
-                    stack.callback(self._lock.close)
-                    for half in self.folder.glob(f".{_STATE}.*.tmp"):  # From a killed process.
-                        half.unlink()
-                stored = self._read()
-                self.begun = stored is not None or os.fstat(self._lock.handle).st_size > 0
-                self.ended = stored is not None and stored[0]["ended"]
+            with processes.together():
+                if self.folder is not None and processes.leads():
+                    self._open(self.folder, stack)
             self._locks = stack.pop_all()
+
+    def _open(self, folder: Path, stack: contextlib.ExitStack) -> None:
+        """Lock the folder and learn how far its run is."""
+        with _files.writing("checkpoint", folder):
+            self._lock = _locked(folder)
+            stack.callback(self._lock.close)
+            for half in folder.glob(f".{_STATE}.*.tmp"):  # From a killed process.
+                half.unlink()
+        stored = self._read()
+        self.begun = stored is not None or os.fstat(self._lock.handle).st_size > 0
+        self.ended = stored is not None and stored[0]["ended"]
 
     def close(self) -> None:
         """Release folder and key file to others."""
@@ -253,13 +298,14 @@ class Storage:
             ValueError: If it cannot be written; the previous state stays.
         """
         assert self.folder is not None
-        if not processes.leads():
-            return
-        arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
         header = {"format": _FORMAT, "identity": self._identity, "rounds": rounds, "ended": ended}
-        with _files.writing("checkpoint", self.folder):
-            os.pwrite(self._lock.handle, b"begun", 0)
-            _files.replace(self.folder / _STATE, _files.packed(json.dumps(header), arrays))
+        with processes.together():
+            if processes.leads():
+                leaves = enumerate(jax.tree.leaves(tree))
+                arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in leaves}
+                with _files.writing("checkpoint", self.folder):
+                    os.pwrite(self._lock.handle, b"begun", 0)
+                    _files.replace(self.folder / _STATE, _files.packed(json.dumps(header), arrays))
 
     def restore(self, like: Any) -> tuple[int, Any, bool] | None:
         """Load the state.
@@ -274,7 +320,8 @@ class Storage:
         Raises:
             ValueError: If it is damaged.
         """
-        stored = self._read() if processes.leads() else None
+        with processes.together():
+            stored = self._read() if processes.leads() else None
         rounds = int(processes.shared(-1 if stored is None else stored[0]["rounds"]))
         if rounds < 0:
             return None

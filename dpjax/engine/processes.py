@@ -1,6 +1,7 @@
 """A run over several devices and processes: what each of them holds, and what one decides.
 
-All processes that `jax.distributed.initialize` joined make the same call with the same arguments.
+All processes that `jax.distributed.initialize` joined make the same call with the same arguments,
+which they compare.
 Their devices are one mesh; the first process keeps the files and asks the callback, and what it
 decides is sent to the others.
 
@@ -9,6 +10,9 @@ leaves what is behind the last one out of every sum. Arguments and results of su
 evenly, so `place` pads them and `whole` cuts the padding off, inside the call.
 """
 
+import contextlib
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +112,46 @@ def shared(tree: Any) -> Any:
         return np.frombuffer(bytearray(np.asarray(sent)), array.dtype).reshape(array.shape)
 
     return jax.tree.map(one, tree)
+
+
+@contextlib.contextmanager
+def together() -> Iterator[list[Any]]:
+    """A block that ends alike on all processes: an error on one of them is raised on all.
+
+    All processes enter it, and inside it none waits for another. Alone nothing is sent.
+
+    Yields:
+        An empty list. What a process appends must be plain values (JSON); after the block the list
+        holds what all processes appended, in their order.
+
+    Raises:
+        ValueError: With the text of an error that another process raised.
+    """
+    said: list[Any] = []
+    if jax.process_count() == 1:
+        yield said
+        return
+    error = None
+    try:
+        yield said
+    except Exception as raised:
+        error = raised
+    kind = "" if error is None or isinstance(error, ValueError) else f"{type(error).__name__}: "
+    ends = _gathered((None if error is None else f"{kind}{error}", said))
+    if error is not None:
+        raise error
+    for text in (text for text, _ in ends if text is not None):
+        raise ValueError(text)
+    said[:] = [each for _, values in ends for each in values]
+
+
+def _gathered(value: Any) -> list[Any]:
+    """A plain value of every process, in their order."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    longest = int(multihost_utils.process_allgather(np.int32(text.size)).max())
+    # Few lengths, since each one is compiled; blanks at the end are no part of the value.
+    padded = np.pad(text, (0, -(-longest // 1024) * 1024 - text.size), constant_values=ord(" "))
+    return [json.loads(row.tobytes()) for row in multihost_utils.process_allgather(padded)]
 
 
 def _spread(tree: Any, sharding: NamedSharding) -> Any:

@@ -81,7 +81,8 @@ def run(
             entries, where they are tables, add in the same order. Where
             `jax.distributed.initialize` joined several processes, all of their devices: every
             process makes the same call and receives the same result, and the first one keeps the
-            checkpoint and asks the callback.
+            checkpoint and asks the callback. Arguments that differ, but for functions of the
+            problem, and errors of the first process end the run in all.
         checkpoint: Folder to save to and resume from; None keeps nothing.
         checkpoint_seconds: Least time between two checkpoints; the last state is always saved.
         key_file: Where a release keeps its noise key; mode 0600, not inside ``checkpoint``.
@@ -141,15 +142,26 @@ def run(
         >>> [f"{gap:.2f}" for gap in result.metrics["mean_gap"][-1].ravel()]
         ['0.00', '0.00']
     """
-    plans, problems, seeds = inputs.check(plans, problem, seeds)
-    checkpoint_.check_storage(plans, seeds, checkpoint, key_file)
-    inputs.check_device(plans, devices)
-    _check_options(checkpoint_seconds, progress, callback)
-    schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
-    phase = _check_phase(plans, phase, start, spent)
-    driver: ScanDriver | HostDriver = ScanDriver()
-    if transport is not None:
-        driver = host.make_driver(transport, plans, seeds, devices, checkpoint)
+    with processes.together() as calls:
+        plans, problems, seeds = inputs.check(plans, problem, seeds)
+        checkpoint_.check_storage(plans, seeds, checkpoint, key_file)
+        inputs.check_device(plans, devices)
+        _check_options(checkpoint_seconds, progress, callback)
+        schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
+        phase = _check_phase(plans, phase, start, spent)
+        driver: ScanDriver | HostDriver = ScanDriver()
+        if transport is not None:
+            driver = host.make_driver(transport, plans, seeds, devices, checkpoint)
+        options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
+        if jax.process_count() > 1:
+            given: dict[str, Any] = {
+                "checkpoint": checkpoint is not None, "callback": callback is not None,
+                "devices": devices, "planned": planned, "spent": spent,
+                "start": None if start is None else checkpoint_.digest(start),
+                "evaluation_data": [one.evaluation_data for one in problems],
+            }  # fmt: skip
+            calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | given))
+    checkpoint_.check_alike(calls)
     data = Inputs.of(plans, problems, seeds, devices, phase)
     models = data.start(start, len(plans))
     # Only now is it known how many numbers a release draws; no message is out yet.
@@ -164,7 +176,6 @@ def run(
     expected = statements.forecast(plans, data.entries, problems[0].partition.counts)
     if progress and expected and processes.leads():
         print(expected, file=sys.stderr)
-    options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
     identity, state = {}, data.initial(models, data.batch_keys)
     traced = driver.traced(data, schedule, state)
     if checkpoint is not None or key_file is not None:
@@ -282,14 +293,16 @@ def _drive(
             if not warned and any(lost):
                 warned = True
                 _warn_of_lost(lost)
-            answer = None
-            if callback is not None and processes.leads():
-                guarantees = rule.at(at.done, decided=True, lost=lost)
-                answer = callback(Progress(at.done, at.latest(), guarantees, meter.rate))
-            due = time.monotonic() - saved_at >= checkpoint_seconds
-            decided, stops, due = processes.shared((answer is not None, bool(answer), due))
-            at.decided = at.decided or bool(decided)
-            at.ended = bool(stops) or at.done == total
+            with processes.together() as answers:
+                answer = None
+                if callback is not None and processes.leads():
+                    guarantees = rule.at(at.done, decided=True, lost=lost)
+                    answer = callback(Progress(at.done, at.latest(), guarantees, meter.rate))
+                due = time.monotonic() - saved_at >= checkpoint_seconds
+                answers.append((answer is not None, bool(answer), due))
+            decided, stops, due = answers[0]
+            at.decided = at.decided or decided
+            at.ended = stops or at.done == total
             if at.ended or due:
                 at.save()
                 saved_at = time.monotonic()

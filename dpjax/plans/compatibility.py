@@ -186,6 +186,8 @@ NOISES = (
     _independent(label="anti_pgd", part="AntiPgd"),
     _independent(label="prefix_sum", part="PrefixSum"),
     _independent(label="mafalda", part="Mafalda"),
+    _independent(label="banded_inverse", part="BandedInverse"),
+    _independent(label="one_step", part="OneStep"),
     _scheduled(label="laplace", part="Laplace", loss="pure"),
     _scheduled(label="normal", part="Normal"),
     NoiseRow(label="pairwise", part="Pairwise"),

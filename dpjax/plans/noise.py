@@ -29,12 +29,14 @@ __all__ = [
     "LABELS",
     "Aggregate",
     "AntiPgd",
+    "BandedInverse",
     "Covariance",
     "Discrete",
     "Independent",
     "Laplace",
     "Mafalda",
     "Normal",
+    "OneStep",
     "PairKeys",
     "Pairwise",
     "Polynomial",
@@ -60,7 +62,7 @@ class Correlated:
     Example:
         >>> from dpjax.plans import noise
         >>> [part.label for part in noise.PARTS if part.temporal]
-        ['anti_pgd', 'prefix_sum', 'mafalda', 'spacetime']
+        ['anti_pgd', 'prefix_sum', 'mafalda', 'spacetime', 'banded_inverse', 'one_step']
     """
 
     label = ""
@@ -276,6 +278,66 @@ class Mafalda(_Banded):
     label, temporal = "mafalda", True
 
 
+@dataclass(frozen=True)
+class BandedInverse(Correlated):
+    """Noise that is a sum over the last rounds, near the optimum for prefix sums: BISR.
+
+    Attributes:
+        bands: Rounds that the noise of a round is a sum over (`temporal.banded_inverse`), or all
+            where the run has fewer. A run keeps that many noise arrays less one.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.BandedInverse(bands=4)
+        BandedInverse(bands=4)
+    """
+
+    bands: int = 8
+
+    label, temporal = "banded_inverse", True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of rounds."""
+        _validate.fields(self, _validate.integer, "bands")
+
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
+        """The strategy for the participation, or the one that was given."""
+        if strategy is None:
+            strategy = temporal.banded_inverse(target.pattern, min(self.bands, target.rounds))
+        return super().over_rounds(target, strategy)
+
+
+@dataclass(frozen=True)
+class OneStep(Correlated):
+    """Noise that takes back a fraction of the last round's: DP-lambda-CGD.
+
+    A run of large models keeps no noise: it draws the last round's again.
+
+    Attributes:
+        fraction: What is taken back, from 0 to below 1 (`temporal.one_step`). The best one rises
+            with the rounds between one time that a record takes part and the next.
+
+    Example:
+        >>> from dpjax.plans import noise
+        >>> noise.OneStep(fraction=0.9)
+        OneStep(fraction=0.9)
+    """
+
+    fraction: float = 0.8
+
+    label, temporal = "one_step", True
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number; `temporal.one_step` checks its range."""
+        _validate.fields(self, _validate.number, "fraction")
+
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
+        """The strategy for the participation, or the one that was given."""
+        if strategy is None:
+            strategy = temporal.one_step(target.pattern, self.fraction)
+        return super().over_rounds(target, strategy)
+
+
 class SpaceTime(Correlated):
     """Noise optimised over agents and rounds in turn.
 
@@ -345,6 +407,19 @@ class Covariance(Correlated):
             check_strategy(strategy, len(strategy))
             object.__setattr__(self, "strategy", fixed(strategy))
 
+    def __eq__(self, other: object) -> bool:
+        """Whether name and bits of the matrices are equal."""
+        return isinstance(other, Covariance) and self._bits == other._bits
+
+    def __hash__(self) -> int:
+        """Of name and bits."""
+        return hash(self._bits)
+
+    @property
+    def _bits(self) -> tuple[Any, ...]:
+        given = (self.matrix, self.strategy)
+        return self.name, *(None if one is None else Fixed(one).fingerprint for one in given)
+
     @property
     def label(self) -> str:  # type: ignore[override]
         """The user's name for it."""
@@ -390,7 +465,7 @@ class Covariance(Correlated):
 
 PARTS: tuple[Correlated, ...] = (
     Independent(), Pairwise(), Whisper(), Whisper("run"), AntiPgd(), PrefixSum(), Mafalda(),
-    SpaceTime(),
+    SpaceTime(), BandedInverse(), OneStep(),
 )  # fmt: skip
 """Every design that needs no matrix of the user's, with its defaults."""
 

@@ -42,6 +42,8 @@ _KNOWN = {
     "anti_pgd": ("Anti-PGD", "#56B4E9", "P"),
     "prefix_sum": ("D-MF", "#999933", "X"),
     "mafalda": ("MAFALDA", "#882255", "p"),
+    "banded_inverse": ("BISR", "#AA3377", "1"),
+    "one_step": ("DP-lambda-CGD", "#999999", "2"),
     "spacetime": ("space and time", "#332288", "*"),
     "polynomial": ("polynomial of W", "#6A3D9A", "+"),
     "pair_keys": ("DECOR, keys at both ends", "#44AA99", "<"),

@@ -3,7 +3,8 @@
 Three routes, chosen from C alone:
 
 - ``recursion``: C has few bands. x_t = (z_t - sum_k C_t,t-k x_t-k) / C_tt from the last x.
-- ``moving``: C^-1 has few bands. x_t = sum_k (C^-1)_t,t-k z_t-k from the last z.
+- ``moving``: C^-1 has few bands. x_t = sum_k (C^-1)_t,t-k z_t-k from the last z. With one band and
+  many numbers, z_t-1 is drawn again and nothing is kept.
 - ``blocked``: neither. All z are kept, and `BLOCK` rounds at a time are drawn and coloured by
   products with blocks of C^-1, about T / 2 multiplications a number.
 
@@ -27,6 +28,8 @@ __all__ = ["BLOCK", "route"]
 
 BLOCK = 32
 """Rounds coloured together."""
+AGAIN = 2**22
+"""From so many numbers a round on, the last round's are drawn again where no others are needed."""
 WIDEST = 32
 """The most bands for which a route keeps noise; beyond it, blocks are faster."""
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -56,6 +59,8 @@ class Route(NamedTuple):
         """The past noise before the first round, for noise of a shape [n, d]."""
         if self.kind == "blocked":
             return jnp.zeros((len(self.weights), *shape), dtype), jnp.zeros((BLOCK, *shape), dtype)
+        if self.kind == "moving" and self.weights.shape[1] == 1 and np.prod(shape) >= AGAIN:
+            return ()
         return (jnp.zeros((self.weights.shape[1], *shape), dtype),)
 
     def step(
@@ -70,11 +75,13 @@ class Route(NamedTuple):
         """
         if self.kind == "blocked":
             return self._blocked(draw, buffers, t)
-        (past,) = buffers
         normals = draw(t)
-        scale, weights = (jnp.asarray(part, past.dtype) for part in (self.scale, self.weights))
+        scale, weights = (jnp.asarray(part, normals.dtype) for part in (self.scale, self.weights))
         width = weights.shape[1]
         value = normals * scale[t]
+        if not buffers:  # Before round 0 the weight is zero.
+            return value + weights[t] * draw(jnp.maximum(t - 1, 0)), buffers
+        (past,) = buffers
         if width == 0:
             return value, buffers
         # Slot s holds round t - k with k = (t - 1 - s) mod width + 1; rounds before 0 are zero.

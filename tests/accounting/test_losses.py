@@ -104,6 +104,12 @@ def test_sampling_every_record_is_the_gaussian():
     )
 
 
+def test_a_gaussian_that_is_not_white_counts_once_among_sampled_losses():
+    one = Gaussian(1.0, rounds=9, white=False, over_rounds="correlated")
+    exact = one.epsilon(1e-5)
+    assert exact <= one.sampled(2).epsilon(1e-5) < 1.01 * exact
+
+
 def test_the_agent_that_loses_most_decides():
     loss = Pld.of([0.1, 0.2, 0.1, 0.05], [0.5, 0.5, 0.4, 0.8], 20)
     one = loss.phases[0]

@@ -1,5 +1,7 @@
 """One run over two processes: the numbers of one, files of the first, and an end of all."""
 
+import json
+import re
 import subprocess
 import sys
 import time
@@ -9,19 +11,70 @@ import numpy as np
 import pytest
 
 from dpjax.engine import inputs, processes
-from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.support import ROOT, load_script, make_config, make_problem
+from tests.support import ROOT, load_script, make_config
 
 EXAMPLE = ROOT / "examples" / "two_processes.py"
 
 
-def test_two_processes_give_the_numbers_of_one(tmp_path, capsys):
-    assert load_script("two_processes", "examples").main(tmp_path) < 1e-6
+REFUSALS = """
+def refusals(number, folder):
+    import dataclasses
+    import json
+    import dpjax as dp
+    from dpjax.plans import problem
+    def refused(epsilon=10.0, noise=dp.noise.Independent(), graph="ring", scale=1.0, **options):
+        config = dp.Config(
+            noise=noise, budget=dp.Budget(epsilon, delta=1e-5), rounds=4,
+            protect=dp.Protect("replace_agent", clip_norm=50.0),
+            sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.01),
+        )
+        plan = dp.make_plan(config, dp.mixing.metropolis_hastings(getattr(dp.graphs, graph)(16)))
+        data = problem.quadratics(16)
+        data = dataclasses.replace(data, y=data.y + scale)
+        try:
+            dp.run(plan, data, **{"seeds": [0], "devices": 8, "eval_every": 1} | options)
+        except Exception as error:
+            return str(error)
+    def fails(at):
+        raise KeyError("of the callback")
+    foreign = folder / "foreign"
+    foreign.mkdir(exist_ok=True)
+    (foreign / "notes").touch()
+    texts = [
+        refused(**({name: value} if number == 1 else {}))
+        for name, value in {
+            "epsilon": 1000.0, "noise": dp.noise.Pairwise(), "graph": "path", "scale": 2.0,
+            "seeds": [1], "eval_every": 2, "chunk_blocks": 2, "stop_at": 2, "stopping": "curve",
+            "checkpoint": foreign, "callback": fails, "phase": -1,
+        }.items()
+    ]
+    texts += [refused(checkpoint=foreign), refused(callback=fails)]
+    (folder / f"refused_{number}.json").write_text(json.dumps(texts))
+
+
+def join("""
+
+
+def test_two_processes_give_the_numbers_of_one_and_refuse_together(tmp_path, capsys):
+    script = EXAMPLE.read_text().replace("def join(", REFUSALS.strip())
+    train = "    result = train("
+    copy = tmp_path / "both.py"
+    copy.write_text(script.replace(train, f"    refusals(number, folder)\n{train}"))
+    assert load_script("both", tmp_path).main(tmp_path) < 1e-6
     assert "largest difference" in capsys.readouterr().out
     # The first one alone keeps files.
     assert sorted(one.name for one in (tmp_path / "checkpoint").iterdir())[-1] == "state.npz"
+    first, second = (json.loads((tmp_path / f"refused_{i}.json").read_text()) for i in (0, 1))
+    # The process whose callback fails raises its own error, the other one its text.
+    assert (first.pop(), second.pop()) == ("'of the callback'", "KeyError: 'of the callback'")
+    assert first == second
+    *texts, phase, foreign = first
+    assert "phase is -1" in phase and "holds notes and no" in foreign
+    names = "budget", "noise", "plans", "data", "seeds", "eval_every", "chunk_blocks", "stop_at"
+    for name, text in zip((*names, "stopping", "checkpoint", "callback"), texts, strict=True):
+        assert re.match(rf"process 1 .* differs in .*{name}", text), text
 
 
 @pytest.mark.slow
@@ -53,9 +106,8 @@ def test_a_killed_process_ends_both_and_the_same_command_goes_on(tmp_path):
 def test_what_processes_cannot_do_is_refused(monkeypatch):
     matrix = mixing.metropolis_hastings(graphs.ring(8))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    made = plan.make(make_config(), matrix)
     with pytest.raises(ValueError, match="devices is None in 2 processes .* devices=8"):
-        run(made, make_problem(8), seeds=[0])
+        inputs.agent_mesh(8, None)
     release = plan.make(make_config(release=True), matrix)
     with pytest.raises(ValueError, match="release is True in 2 processes"):
         inputs.check_device([release], 8)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
+import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,6 +92,12 @@ def test_identity_and_anti_pgd(rounds) -> None:
 
 
 # Optimality.
+
+
+def test_gram_of_a_sparse_matrix_is_that_of_its_dense_form() -> None:
+    sparse = scipy.sparse.csr_array(FLORENTINE)
+    expected = temporal.workload_gram(FLORENTINE, 3)
+    np.testing.assert_array_equal(temporal.workload_gram(sparse, 3), expected)
 
 
 @pytest.mark.parametrize("fields", [(6, 2, 3), (6, 3, 2), (6, 6, 1), (5, 1, 5)])

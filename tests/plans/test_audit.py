@@ -18,6 +18,8 @@ CELLS = (
     (Cell("Federated", "prefix_sum", "Cyclic", *OUTSIDER, "zero_out_record"), "Federated"),
     (Cell("PMLF", "mafalda", "Random", "node", "any", "replace_agent"), "mafalda"),
     (Cell("DiSK", "spacetime", "Random", *OUTSIDER, "zero_out_record"), "Random"),
+    (Cell("DSGD", "banded_inverse", "Cyclic", *OUTSIDER, "replace_record"), "banded_inverse"),
+    (Cell("DSGD", "one_step", "Random", *OUTSIDER, "replace_agent"), "one_step"),
     (Cell("DiSK", "polynomial", "Full", *OUTSIDER, "replace_record"), "polynomial"),
     (Cell("DSGD", "pair_keys", "Random", "node", "view", "replace_agent"), "pair_keys"),
     (Cell("Tracking", "laplace", "Random", *OUTSIDER, "replace_agent"), "laplace"),
@@ -34,7 +36,7 @@ CELLS = (
 """
 # Rivals whose sensitivity tests of their own are in the gate, and the secure sum's noise, which
 # tests/plans/test_integers.py measures there.
-SLOW = ("DPOP", "DGD", "GradientTracking", "PPDOAGT", "Average", "pairwise", "discrete")
+SLOW = ("DPOP", "DGD", "GradientTracking", "PPDOAGT", "Average", "pairwise", "discrete", "one_step")
 CASES = [
     pytest.param(
         cell,

@@ -155,3 +155,18 @@ def test_a_name_of_another_design_is_refused():
     for name in (None, "", " x", "whisper", "central", "covariance", "a\nb", "x" * 61, 3):
         with pytest.raises(ValueError, match="name is .* for a covariance"):
             own_config(positive(6), name)
+
+
+def test_covariances_are_equal_where_name_and_bits_are():
+    one = noise.Covariance(np.eye(2), "mine")
+    assert (
+        one == noise.Covariance(np.eye(2), "mine")
+        and len({one, noise.Covariance(np.eye(2), "mine")}) == 1
+    )
+    for other in (
+        noise.Covariance(2 * np.eye(2), "mine"),
+        noise.Covariance(np.eye(2), "other"),
+        noise.Covariance(np.eye(2), "mine", np.tri(3)),
+        noise.Independent(),
+    ):
+        assert one != other

@@ -112,10 +112,12 @@ PLANS = {
         lambda: gossip(design="whisper", method=Average(DSGD(), decay=0.5)),
     ],
     "whisper with subgroups": [lambda: gossip(design="whisper", subgroups=GROUPS)],
-    "anti_pgd, prefix_sum, mafalda": [
+    "anti_pgd, prefix_sum, mafalda, banded_inverse, one_step": [
         lambda: gossip(design="anti_pgd"),
         lambda: gossip(design="prefix_sum", attacker="coalition", nodes=(0, 3)),
         lambda: gossip(design="mafalda"),
+        lambda: gossip(design="banded_inverse"),
+        lambda: gossip(design="one_step"),
     ],
     "spacetime": [lambda: gossip(design="spacetime")],
     "polynomial": [lambda: gossip(noise=noise.Polynomial())],

@@ -56,6 +56,15 @@ def test_covariance_over_rounds_and_agents(kind):
     assert (np.abs(1.5 * sampled - expected) > 6 * spread).any()
 
 
+def test_the_last_round_s_noise_is_drawn_again_where_it_is_large(monkeypatch):
+    strategy, zeros = np.linalg.inv(np.eye(T) - 0.7 * np.eye(T, k=-1)), jnp.zeros((N, 6))
+    stored = noises(strategy, zeros)
+    monkeypatch.setattr(rounds, "AGAIN", 12)
+    chosen = rounds.route(strategy, T)
+    assert chosen.kind == "moving" and chosen.start((N, 6), jnp.float32) == ()
+    np.testing.assert_allclose(noises(strategy, zeros), stored, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", strategies())
 def test_no_number_repeats(kind):
     found = noises(strategies()[kind], {"a": jnp.zeros((N, 6)), "b": jnp.zeros((N, 5))})
