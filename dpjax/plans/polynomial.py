@@ -135,12 +135,14 @@ class CalibratedPolynomial(OverAgents, Calibrated):
 
     def privatizer(self, target: Target) -> "ColouredByGossip":
         """How it is drawn."""
-        return ColouredByGossip(target.rounds)
+        return ColouredByGossip(target.rounds, degree=self.solution.degree)
 
 
 @dataclass(frozen=True)
 class ColouredByGossip(Coloured):
-    """How it is drawn: normals are gossiped before they are scaled."""
+    """How it is drawn: normals are gossiped ``degree`` times before they are scaled."""
+
+    degree: int = 1
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; W has float32 entries also where the models are float64."""

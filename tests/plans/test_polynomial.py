@@ -105,6 +105,12 @@ def test_runs_of_both_layouts_agree():
     np.testing.assert_allclose(runs[0].params, runs[1].params, rtol=1e-5, atol=1e-4)
 
 
+def test_plans_of_two_degrees_run_apart():
+    plans = [make(part=noise.Polynomial(degree), batch_size=1) for degree in (2, 4)]
+    with pytest.raises(ValueError, match="degree=2.* and .*degree=4.*run them apart"):
+        dp.run(plans, problem.quadratics(12), seeds=[0])
+
+
 @pytest.mark.mutant
 def test_weaker_noise_is_refused():
     made = make()
