@@ -6,6 +6,8 @@ do, and of Lustre mounted with ``flock``.
 """
 
 import contextlib
+import functools
+import io
 import os
 import pickle
 import platform
@@ -13,6 +15,7 @@ import re
 import sys
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,8 +87,8 @@ def _claim(paths: list[Path]) -> tuple[Path, _files.Lock] | None:
 class Team:
     """Workers that call the same function, in processes of this machine or in cluster jobs.
 
-    They start when something is missing (`running`). Sums depend in their last bits on the number
-    of threads, so every worker has as many as this process.
+    They start when something is missing (`running`), with this process's settings of JAX. Sums
+    depend in their last bits on the number of threads, so every worker has as many as this process.
 
     Args:
         parallel: How many processes, or the path of a YAML file for submitit: ``workers`` is how
@@ -96,7 +99,8 @@ class Team:
         say: Told of workers that failed.
 
     Raises:
-        ValueError: For another number or file, or where submitit is missing.
+        ValueError: For another number or file, or where submitit is missing; where `running` finds
+            that the work cannot be sent.
     """
 
     def __init__(
@@ -141,7 +145,6 @@ class Team:
         return len(self._ended) < self.count
 
     def _start(self) -> None:
-        import cloudpickle
         from joblib.externals import loky
 
         environment = {
@@ -150,7 +153,13 @@ class Team:
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         }
         environment |= {name: os.environ[name] for name in environment if name in os.environ}
-        arguments = _begin, sys.path, environment, cloudpickle.dumps(self._work)
+        try:
+            work = _pickled(self._work)
+        except Exception as error:  # TypeError, PicklingError, or of a class's own methods
+            text = f"whose work cannot be sent to processes ({_reason(error)})"
+            remedy = "give parallel=1, or make what it names inside the function that uses it"
+            raise ValueError(f"parallel asks for {self.count} workers, {text}; {remedy}") from error
+        arguments = _begin, sys.path, environment, _settings(), work
         if self._executor is not None:
             with self._executor.batch():
                 self._jobs = [self._executor.submit(*arguments) for _ in range(self.count)]
@@ -194,7 +203,39 @@ def check(parallel: Any, folder: Path) -> tuple[int, Any]:
     return workers, executor
 
 
-def _begin(path: list[str], environment: dict[str, str], work: bytes, parent: int = 0) -> None:
+def _pickled(work: Any) -> bytes:
+    """A function as bytes; functions that JAX compiles are compiled anew from their Python code."""
+    import cloudpickle
+    import jax
+
+    def reduced(function: Any) -> tuple[Any, ...]:
+        info = function._jit_info
+        static = {"static_argnums": info.static_argnums, "static_argnames": info.static_argnames}
+        return functools.partial(jax.jit, **static), (function.__wrapped__,)
+
+    class Pickler(cloudpickle.Pickler):
+        # What JAX itself sends runs, and cannot be traced.
+        dispatch_table = ChainMap({type(jax.jit(abs)): reduced}, cloudpickle.Pickler.dispatch_table)
+
+    Pickler(stream := io.BytesIO()).dump(work)
+    return stream.getvalue()
+
+
+def _settings() -> bytes:
+    """This process's settings of JAX, each with what its environment says of it."""
+    import jax
+
+    settings = dict(jax.config.values)
+    device = settings["jax_default_device"]
+    settings["jax_default_device"] = getattr(device, "platform", device)
+    if settings["jax_compilation_cache_dir"] is None:  # Workers have one of their own.
+        del settings["jax_compilation_cache_dir"]
+    return pickle.dumps({n: (one, os.environ.get(n.upper())) for n, one in settings.items()})
+
+
+def _begin(
+    path: list[str], environment: dict[str, str], settings: bytes, work: bytes, parent: int = 0
+) -> None:
     """What a worker calls; modules are found, and JAX is imported, as in the first process."""
 
     def watch() -> None:
@@ -206,6 +247,13 @@ def _begin(path: list[str], environment: dict[str, str], work: bytes, parent: in
         threading.Thread(target=watch, daemon=True).start()
     sys.path[:] = path
     os.environ.update(environment)
+    import jax
+
+    for name, (value, outside) in pickle.loads(settings).items():
+        # A cluster job's own environment comes first.
+        changed = jax.config.values.get(name, value) != value
+        if changed and os.environ.get(name.upper()) == outside:
+            jax.config.update(name, value)
     pickle.loads(work)()
 
 

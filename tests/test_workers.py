@@ -1,6 +1,7 @@
 """Processes and cluster jobs that share the cells of an experiment."""
 
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from _common import launch
@@ -100,7 +102,7 @@ def test_what_a_dead_process_left_is_taken_over_last(tmp_path):
 def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
     paths, marker, said = [tmp_path / str(i) for i in range(4)], tmp_path / "killed", []
 
-    def work():  # Local, so that workers import neither this file nor JAX.
+    def work():  # Local, so that workers do not import this file.
         for path, missing in _workers.shared(paths):
             if missing and path == paths[1]:
                 if not marker.exists():
@@ -116,6 +118,30 @@ def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
     assert len(said) == 1 and "died with SIGKILL(-9); others take over what it was at" in said[0]
     assert str(os.getpid()) not in {path.read_text() for path in paths}
     assert not list(tmp_path.rglob(".*"))
+
+
+def test_workers_have_the_settings_and_functions_of_the_first_process(tmp_path):
+    paths = [tmp_path / "values"]
+
+    @functools.partial(jax.jit, static_argnames="power")
+    def jitted(x, power):
+        return x**power
+
+    def work():
+        for path, _ in _workers.shared(paths):
+            value = jax.jit(lambda x: jitted(x, power=2)).trace(3.0).out_info
+            path.write_text(f"{value.dtype} {jax.config.jax_default_matmul_precision}")
+
+    with (
+        jax.enable_x64(True), jax.default_matmul_precision("highest"),
+        _workers.Team(1, work, tmp_path, print) as team,
+    ):  # fmt: skip
+        list(_workers.shared(paths, team))
+    assert paths[0].read_text() == "float64 highest"
+    lock = threading.Lock()
+    said = "parallel asks for 2 workers, .*cannot pickle '_thread.lock' object.*; give parallel=1"
+    with pytest.raises(ValueError, match=said):
+        _workers.Team(2, lambda: lock, tmp_path, print).running()
 
 
 @pytest.mark.slow
