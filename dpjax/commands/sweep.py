@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from dpjax import _validate, _workers
+from dpjax import _numerics, _validate, _workers
 from dpjax.engine import checkpoint, inputs
 from dpjax.engine.run import run
 from dpjax.plans import parameters
@@ -27,6 +27,7 @@ from dpjax.plans import plan as plan_
 from dpjax.plans.plan import Config
 from dpjax.plans.problem import Problem
 from dpjax.results import records
+from dpjax.topology import mixing as mixing_
 
 if TYPE_CHECKING:
     import pandas
@@ -85,12 +86,12 @@ class Sweep:
         _validate.one_of("metric", metric, self.frame)
         last = self.frame.groupby(["point", "seed"]).tail(1)
         losses = (-last[metric] if largest else last[metric]).fillna(math.inf)
-        best: dict[str, int] = {}
+        best: list[tuple[Mapping[str, Any], int]] = []
         for index in losses.groupby(last["point"]).mean().sort_values(kind="stable").index:
-            point = self.points[index]
-            others = [(name, point[name]) for name in sorted(point) if name not in chosen]
-            best.setdefault(repr(others), index)
-        return [self.points[index] for index in sorted(best.values())]
+            others = {name: one for name, one in self.points[index].items() if name not in chosen}
+            if not any(_same(others, other) for other, _ in best):
+                best.append((others, index))
+        return [self.points[index] for index in sorted(index for _, index in best)]
 
 
 def sweep(
@@ -122,18 +123,21 @@ def sweep(
         eval_every: Rounds between two measurements; None is a twentieth of the rounds.
         devices: Number of devices over which the agents of a run are spread.
         folder: For records, a file for each run; what it holds is read instead of run, and a run
-            that was stopped carries on. Files are tied to the run's configs, network, data, model
-            and loss, but of functions in a config (as of ``Chain``) to the names alone. Processes
-            with the same folder share the work. None keeps nothing.
+            that was stopped carries on. Files are tied to the run's configs, network and data, the
+            problem's functions, the settings of JAX, and the versions of dpjax and JAX; but of
+            functions in a config (as of ``Chain``) to the names alone. Processes with the same
+            folder share the work. Workers load compiled programs from it, so protect the folder as
+            you protect your code. None keeps nothing.
         parallel: Processes, or the path of a YAML file for jobs of a cluster: ``workers`` (how
-            many) and parameters of submitit. The numbers have the bits of one process.
+            many) and parameters of submitit. The numbers have the bits of one process: workers have
+            this process's settings of JAX.
 
     Returns:
         The rows of all runs.
 
     Raises:
         ValueError: For a field that the config lacks, values that do not fit together, a release,
-            or workers that ended before all runs did.
+            functions that cannot be sent to workers, or workers that ended before all runs did.
 
     Example:
         >>> import dpjax as dp
@@ -168,7 +172,9 @@ def sweep(
         shared = one.protect, one.sampler, one.rounds, one.noise, one.method
         groups.setdefault((*shared, one.optimizer.shared()), []).append(one)
     with contextlib.ExitStack() as stack:
-        if folder is None and not isinstance(parallel, int):
+        if not isinstance(folder, str | os.PathLike | None):
+            raise ValueError(f"folder is {_validate.shown(folder)}; give a path, or None")
+        if folder is None and isinstance(parallel, str | os.PathLike):
             raise ValueError("folder is None; name one that all machines of the cluster share")
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         task = _task(problems, mixing, options)
@@ -193,12 +199,23 @@ def sweep(
     return Sweep(tuple(points.values()), frame.drop(columns="plan"))
 
 
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two points have equal values, of which some may be arrays."""
+
+    def equal(a: Any, b: Any) -> bool:
+        return a is b or bool(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b)
+
+    return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+
+
 def _combinations(grid: Any) -> list[Mapping[str, Any]]:
     """The points of a grid."""
     lists = grid.values() if isinstance(grid, Mapping) else [None]
     if all(isinstance(one, Collection) and not isinstance(one, str) for one in lists):
         grid = [dict(zip(grid, one, strict=True)) for one in itertools.product(*grid.values())]
-    if not grid or not all(isinstance(point, Mapping) for point in grid):
+    points = grid if isinstance(grid, Collection) else ()
+    names = (point if isinstance(point, Mapping) else [None] for point in points)
+    if not points or not all(isinstance(name, str) for name in itertools.chain(*names)):
         raise ValueError(f"grid is {_validate.shown(grid)}; give a list of values for each field")
     return list(grid)
 
@@ -224,14 +241,31 @@ def _replaced(config: Config, point: Mapping[str, Any]) -> Config:
 
 def _task(problems: Sequence[Problem], mixing: Any, options: Mapping[str, Any]) -> list[Any]:
     """What the rows depend on beside the configs."""
-    first, key = problems[0], jax.random.key(0)
-    params = parameters.merge(jax.eval_shape(first.init, key), first.frozen)
-    example = (np.asarray(array[0]) for array in (first.x, first.y))
-    traced = [jax.jit(first.init).trace(key), jax.jit(first.loss).trace(params, *example)]
-    data = [problem.fingerprint() for problem in problems]
-    arrays = [np.asarray(mixing), first.frozen, [problem.evaluation for problem in problems]]
+    matrix = mixing_.check(mixing, stochastic=None, connected=False)
+    first = problems[0]
+    traced = [jax.jit(function).trace(*arguments) for function, *arguments in _functions(first)]
     program = checkpoint.computation(traced, release=False)
-    return [program, data, checkpoint.digest(arrays), first.copies, dict(options)]
+    task = checkpoint.of_arguments([], problems, options["seeds"], options)
+    return [task, program, mixing_.fingerprint(matrix), first.copies, first.apart]
+
+
+def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
+    """The functions of a problem that its rows depend on, each with arguments of their shapes."""
+    key, n = jax.random.key(0, impl=_numerics.THREEFRY), problem.agents
+    trained = jax.eval_shape(problem.init, key)
+    params = parameters.merge(trained, problem.frozen)
+    one, x, y = problem.x[0], *(np.asarray(array[:2]) for array in (problem.x, problem.y))
+    agents = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape), leaf.dtype), trained)
+    frozen = {} if problem.frozen is None else {"frozen": problem.frozen}
+    yield problem.init, key
+    yield problem.loss, params, one, y[0]
+    yield functools.partial(problem.metrics, **frozen), agents, problem.evaluation
+    if problem.batch_loss is not None:
+        yield problem.batch_loss, params, x, y
+    if (weighted := problem.weighted) is not None:
+        yield lambda p, x, y: weighted(p, x, y, lambda norms: norms), params, x, y
+    if problem.augment is not None:
+        yield problem.augment, key, one
 
 
 def _fill(

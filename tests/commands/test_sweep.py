@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pandas
 import pytest
@@ -72,10 +73,54 @@ def test_best_points_are_a_grid():
             result.best(**{"metric": "mean_gap", "over": "noise"} | wrong)
 
 
+def test_best_points_are_grouped_by_values_and_not_by_their_texts():
+    @dataclasses.dataclass(frozen=True)
+    class Hidden:
+        value: int
+
+        def __repr__(self):
+            return "Hidden"
+
+    parts = [Hidden(1), Hidden(2), np.arange(3), np.arange(4)]
+    points = [{"part": part, "step": step} for part in parts for step in (1, 2)]
+    points[1]["part"], points[7]["part"] = Hidden(1), np.arange(4)
+    rows = [{"point": i, "seed": 0, "loss": float(i)} for i in range(8)]
+    result = sweep.Sweep(tuple(points), pandas.DataFrame(rows))
+    assert result.best("loss", over="step") == points[::2]
+
+
+def test_records_are_tied_to_networks_functions_and_settings():
+    sparse = dp.mixing.metropolis_hastings(dp.graphs.ring(4), sparse=True)
+    problem = dp.quadratics(4)
+
+    def identity(matrix=W, **changes):
+        return str(sweep._task([dataclasses.replace(problem, **changes)], matrix, {"seeds": (0,)}))
+
+    same = identity(sparse)
+    assert identity(sparse.copy()) == same
+    sparse.data[:] = sparse.data[::-1].copy() + np.arange(len(sparse.data))
+    assert identity(sparse) != same
+    assert identity() == identity()
+    others = [
+        identity(),
+        identity(metrics=lambda params, _: {"mean_gap": params.sum()}),
+        identity(batch_loss=lambda params, x, y: x.sum() * params.sum()),
+        identity(weighted=lambda params, x, y, weights: params * weights(x).sum()),
+        identity(augment=lambda key, x: 2 * x),
+        identity(augment=lambda key, x: 3 * x),
+        identity(apart=True),
+    ]
+    with jax.enable_x64(True):
+        others.append(identity())
+    assert len(set(others)) == len(others)
+
+
 @pytest.mark.parametrize(
     ("grid", "options", "said"),
     [
         ({"budget": 3}, {}, "grid is .*; give a list of values for each field"),
+        ({1: [2]}, {}, "grid is .*; give a list of values for each field"),
+        (3, {}, "grid is 3; give a list"),
         ({"noise": "x"}, {}, "grid is"),
         ({"rounds": []}, {}, "grid is"),
         ([{"rounds": 3}, 3], {}, "grid is"),
@@ -86,7 +131,10 @@ def test_best_points_are_a_grid():
         ({"release": [True]}, {}, "config is a release"),
         ({"rounds": [5]}, {"seeds": [0, 0]}, "seeds is"),
         ({"rounds": [5]}, {"parallel": 0}, "parallel is 0; give how many"),
+        ({"rounds": [5]}, {"parallel": 1.5}, "parallel is 1.5; give how many"),
+        ({"rounds": [5]}, {"parallel": np.int64(-2)}, "parallel is .*-2.*; give how many"),
         ({"rounds": [5]}, {"parallel": "jobs.yaml"}, "folder is None; name one"),
+        ({"rounds": [5]}, {"folder": 3}, "folder is 3; give a path"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_work_starts(grid, options, said, monkeypatch):
