@@ -344,23 +344,19 @@ class Storage:
                 )
         return stored
 
-    def noise_keys(self, seeds: tuple[int, ...], phase: int) -> Any:
-        """The [S] noise keys: derived from the seeds in a simulation, secret in a release.
+    def noise_keys(self) -> Any:
+        """The [1] noise key of a release.
 
         Guarantee: a release that has begun gets its first key, or none: rounds sent again with
         fresh noise would spend their budget again. The key of a finished release is not read.
 
-        Args:
-            seeds: The seeds.
-            phase: Number of the run among several in a row.
-
         Raises:
             ValueError: For a key file that is missing, damaged or another run's.
         """
-        if (file := self.key_file) is None:
-            return keys.stacked(seeds, "noise", phase)
+        file = self.key_file
+        assert file is not None
         if self.ended:
-            return keys.spent_key()[None]
+            return keys.throwaway(1)
         new = not self.begun and not os.path.lexists(file.path)
         return (file.create() if new else file.key())[None]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from dpjax.engine import inputs, keys, processes, program
+from dpjax.engine import inputs, processes, program
 from dpjax.engine.inputs import Inputs
-from dpjax.engine.state import RunSchedule
+from dpjax.engine.state import RunSchedule, RunState
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.transforms.rounds import BLOCK
@@ -123,27 +123,24 @@ def estimate(
     inputs.check_device(plans, devices)
     schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
     data = Inputs.of(plans, problems, seeds, devices)
-    throwaway = jax.random.split(keys.spent_key(), len(seeds))
-    state = data.initial(data.start(None, len(plans)), throwaway)
-    processes.collected(program.final_models(data.statics, False, state))
+    run = RunState.first(data, schedule, None, len(plans), None)
+    processes.collected(program.final_models(data.statics, False, run.state))
     blocks = np.zeros_like(schedule.blocks(0).data)
     at = time.perf_counter()
-    traced = program.advance.trace(*data.arguments(state, throwaway), blocks)
-    held, added = data.compiled([traced], state)
+    held, added = data.compiled([program.advance.trace(*run.arguments, blocks)], run.state)
     # A last chunk of another number of blocks is compiled for itself.
     repeats = len({len(variant.data) for variant in schedule.variants})
     setup = time.perf_counter() - began + (repeats - 1) * (time.perf_counter() - at)
 
     def timed(rounds: int) -> float:
         """Seconds of a call of so many rounds, with the metrics of its blocks."""
-        nonlocal state
         # In the middle, since noise over rounds may take longer in later ones.
         first = max(schedule.total - rounds, 0) // 2 // BLOCK * BLOCK + 1
-        state, blocks[0] = program.at_round(state, first), rounds
+        run.state, blocks[0] = program.at_round(run.state, first), rounds
         began = time.perf_counter()
         # Rounds of blocks are data on every device, so that a block of any length runs at once.
-        state, metrics = program.advance(*data.arguments(state, throwaway), blocks)
-        jax.block_until_ready((state, processes.collected(metrics)))
+        run.state, metrics = program.advance(*run.arguments, blocks)
+        jax.block_until_ready((run.state, processes.collected(metrics)))
         # Several processes agree on the first one's time, and so on how long to go on.
         return float(processes.shared(time.perf_counter() - began))
 
@@ -153,7 +150,7 @@ def estimate(
         singles.append(timed(1))
     single = statistics.median(singles)
     # Noise of `BLOCK` rounds may be drawn together.
-    more = unit = BLOCK if program.keeps_noise(state) else 1
+    more = unit = BLOCK if program.keeps_noise(run.state) else 1
     while (several := timed(1 + more)) - single < _SECONDS and more + unit < schedule.total:
         more = min(4 * more, (schedule.total - 1) // unit * unit)
     each = max(several - single, 0.0) / more

@@ -19,8 +19,8 @@ from dpjax import _validate
 from dpjax._numerics import compiled
 from dpjax.engine import program
 from dpjax.engine.checkpoint import Storage, digest
-from dpjax.engine.inputs import Inputs, compute_dtype
-from dpjax.engine.state import RunSchedule, RunState
+from dpjax.engine.inputs import compute_dtype
+from dpjax.engine.state import RunState
 from dpjax.engine.step import Halves, Outgoing, Statics
 from dpjax.plans.plan import Plan
 from dpjax.protocols import State
@@ -115,8 +115,7 @@ class HostDriver:
             self._round(run)
 
     def _round(self, run: RunState) -> None:
-        inputs, marks = run.inputs, run.schedule.marks
-        arguments = inputs.arguments(run.state, run.noise_keys)
+        inputs, marks, arguments = run.inputs, run.schedule.marks, run.arguments
         sent, sums = _outgoing(*arguments, run.sums)
         message = jax.tree.map(lambda leaf: np.array(leaf[0, 0]), jax.device_get(sent.message))
         expected = _delivered(inputs.statics, inputs.arrays, message)
@@ -162,26 +161,23 @@ class HostDriver:
                 "not hold; give one that aborts"
             )
 
-    def traced(self, inputs: Inputs, schedule: RunSchedule, state: State) -> list[Any]:
+    def traced(self, run: RunState) -> list[Any]:
         """Both halves and the metrics, traced: all that the run computes.
 
         Args:
-            inputs: What they are called with.
-            schedule: The rounds.
-            state: Before the first round.
+            run: Its state before the first round.
         """
-        statics, arrays, data, *_ = arguments = inputs.arguments(state, inputs.batch_keys)
-        sums = program.zeros(statics, state)
-        outgoing = _outgoing.trace(*arguments, sums)
+        statics, arrays, data, *_ = run.arguments
+        outgoing = _outgoing.trace(*run.arguments, run.sums)
         sent, _ = outgoing.out_info
         message = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), sent.message
         )
         # JAX shortens shapes of a release's float64 noise itself, and warns of it since 0.12.
         sent = jax.tree.map(lambda leaf: leaf.update(dtype=_canonical(leaf.dtype)), sent)
-        incoming = _incoming.trace(*arguments, sent, _delivered(statics, arrays, message))
-        lengths = sorted({int(length) for length in np.diff([0, *schedule.marks])})
-        measured = [_measured.trace(statics, each, data, state, sums) for each in lengths]
+        incoming = _incoming.trace(*run.arguments, sent, _delivered(statics, arrays, message))
+        lengths = sorted({int(length) for length in np.diff([0, *run.schedule.marks])})
+        measured = [_measured.trace(statics, n, data, run.state, run.sums) for n in lengths]
         return [outgoing, incoming, *measured]
 
 

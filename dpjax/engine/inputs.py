@@ -286,15 +286,6 @@ class Inputs:
         """
         return program.initial(self.statics, self.arrays, start, self.batch_keys, noise_keys)
 
-    def arguments(self, state: State, noise_keys: Any) -> tuple[Any, ...]:
-        """The first arguments of the compiled rounds, from the statics on.
-
-        Args:
-            state: The stacked state.
-            noise_keys: [S] keys of the noise.
-        """
-        return self.statics, self.arrays, self.data, state, self.batch_keys, noise_keys
-
     def memory(self) -> tuple[int, int, int]:
         """Bytes held now, the most so far and the limit: of this process, or its fullest device."""
         known = _device_memory(self.statics.mesh)

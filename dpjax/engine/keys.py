@@ -191,9 +191,13 @@ class KeyFile:
         return fields
 
 
-def spent_key() -> PRNGKeyArray:
-    """A placeholder for the key of a finished release; it draws nothing."""
-    return _wrapped([0, 0])
+def throwaway(seeds: int) -> PRNGKeyArray:
+    """Noise keys [S] that no run has, for what is traced, timed or has ended; nothing is sent.
+
+    Args:
+        seeds: S.
+    """
+    return jax.random.split(_wrapped([0, 0]), seeds)
 
 
 def _wrapped(words: list[int]) -> PRNGKeyArray:

@@ -236,24 +236,27 @@ def final_models(statics: Statics, private: bool, state: State) -> Any:
 
 
 @compiled()
-def replay(
-    statics: Statics, arrays: Any, state: State, noise_keys: PRNGKeyArray, rounds: Int[Array, ""]
-) -> State:
-    """Draw the noise of the first rounds again, on which later rounds depend.
+def secret(
+    statics: Statics,
+    arrays: Any,
+    models: Any,
+    noise_keys: PRNGKeyArray,
+    rounds: Int[Array, ""] | None = None,
+) -> Any:
+    """The secret slot of the stacked state under the noise of other keys.
 
     Args:
-        statics: What is static, with a privatizer.
+        statics: What is static.
         arrays: Stacked over V plans.
-        state: Stacked as from `initial`.
+        models: Leaves [S, V, n, ...], whose shapes alone are read.
         noise_keys: [S] noise keys.
-        rounds: Rounds done.
-
-    Returns:
-        The state with the secret slot as it was after that many rounds.
+        rounds: Rounds done, whose noise is drawn again; None before the first one.
     """
-    arrays, state = whole((arrays, state))
+    if statics.privatizer is None:
+        return ()
+    arrays, models = whole((arrays, models))
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
-    models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), state.models)
+    models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), models)
     zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
 
     def of_seed(key: PRNGKeyArray) -> Any:
@@ -261,15 +264,18 @@ def replay(
         assert link is not None
         # Noise depends on no public key, so any will do.
         public = (key,) if isinstance(link, IntegerEncoded) else ()
+        past = link.init(zeros)
+        if rounds is None:
+            return past
         return jax.lax.fori_loop(
-            0, rounds, lambda _, past: link.update(zeros, past, *public)[1], link.init(zeros)
+            0, rounds, lambda _, past: link.update(zeros, past, *public)[1], past
         )
 
-    secret = jax.lax.map(of_seed, noise_keys)
+    like = jax.eval_shape(of_seed, noise_keys[0])
     # All runs share one counter.
-    merge = lambda old, new: new[0] if is_counter(old) else new  # noqa: E731
-    state = state._replace(secret=jax.tree.map(merge, state.secret, secret))
-    return _over_devices(statics, state)
+    merge = lambda one, all: all[0] if is_counter(one) else all  # noqa: E731
+    secret = jax.tree.map(merge, like, jax.lax.map(of_seed, noise_keys))
+    return place(secret, statics.mesh, 1, statics.agents)
 
 
 @compiled(donate_argnames="state")

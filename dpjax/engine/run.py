@@ -15,7 +15,7 @@ from tqdm import tqdm
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import checkpoint as checkpoint_
-from dpjax.engine import host, inputs, processes, program, result
+from dpjax.engine import host, inputs, keys, processes, program, result
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.host import HostDriver, Transport
 from dpjax.engine.inputs import Inputs
@@ -26,7 +26,6 @@ from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.plans.scheduled import LostNoiseWarning
 from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule
-from dpjax.protocols import State
 
 __all__ = ["Result", "run"]
 
@@ -163,9 +162,12 @@ def run(
             calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | given))
     checkpoint_.check_alike(calls)
     data = Inputs.of(plans, problems, seeds, devices, phase)
-    models = data.start(start, len(plans))
+    release = any(plan.config.release for plan in plans)
+    # A release draws its key when all is compiled.
+    noise_keys = None if release else keys.stacked(seeds, "noise", phase)
+    at = RunState.first(data, schedule, start, len(plans), noise_keys)
     # Only now is it known how many numbers a release draws; no message is out yet.
-    rounding = data.rounding(release=any(plan.config.release for plan in plans))
+    rounding = data.rounding(release=release)
     plans = tuple(statements.priced(plan, data.payload, *rounding) for plan in plans)
     hidden = data.statics.method.measures_private
     rule = stopping_rule(
@@ -176,18 +178,17 @@ def run(
     expected = statements.forecast(plans, data.entries, problems[0].partition.counts)
     if progress and expected and processes.leads():
         print(expected, file=sys.stderr)
-    identity, state = {}, data.initial(models, data.batch_keys)
-    traced = driver.traced(data, schedule, state)
+    identity, traced = {}, driver.traced(at)
     if checkpoint is not None or key_file is not None:
-        custom = None if start is None else models
-        identity = _identity(plans, problems, seeds, options, data, custom, state, traced)
-    custom = models = None  # As large as the state.
+        # Without a start, models follow from the problem's.
+        custom = None if start is None else at.state.models
+        values = processes.collected(((data.models, custom), data.arrays, at.state.memory))
+        identity = checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
+        del custom, values  # As large as the state.
     with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
         if not storage.ended:
-            data.compiled(traced, state)  # Before a release has a key.
-        del state
-        noise_keys = storage.noise_keys(seeds, phase)
-        at = RunState.first(data, schedule, data.start(start, len(plans)), noise_keys, storage)
+            data.compiled(traced, at.state)  # Before a release has a key.
+        at.open(storage)
         meter = Meter(len(plans) * len(seeds))
         try:
             _drive(driver, at, meter, rule, callback, checkpoint_seconds, progress)
@@ -213,15 +214,6 @@ def run(
     )
 
 
-def _identity(
-    plans: Any, problems: Any, seeds: Any, options: Any, data: Inputs, custom: Any, state: State,
-    traced: Any,
-) -> dict[str, str]:  # fmt: skip
-    """The identity of a run that is stored; without a start, models follow from the problem's."""
-    values = processes.collected(((data.models, custom), data.arrays, state.memory))
-    return checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
-
-
 class ScanDriver:
     """The rounds of all runs, each chunk in one compiled call, messages exchanged inside it.
 
@@ -237,21 +229,18 @@ class ScanDriver:
         Args:
             at: The state of the runs.
         """
-        arguments = at.inputs.arguments(at.state, at.noise_keys)
-        at.state, new = program.advance(*arguments, _as_argument(at.schedule.blocks(at.done)))
+        blocks = _as_argument(at.schedule.blocks(at.done))
+        at.state, new = program.advance(*at.arguments, blocks)
         at.record(at.schedule.ahead(at.done), processes.collected(new))
 
-    def traced(self, inputs: Inputs, schedule: RunSchedule, state: State) -> list[Any]:
+    def traced(self, at: RunState) -> list[Any]:
         """The program of every chunk's length, traced.
 
         Args:
-            inputs: Its arguments.
-            schedule: The rounds.
-            state: Before the first round.
+            at: The state before the first round.
         """
-        arguments = inputs.arguments(state, inputs.batch_keys)
-        variants = map(_as_argument, schedule.variants)
-        return [program.advance.trace(*arguments, blocks) for blocks in variants]
+        variants = map(_as_argument, at.schedule.variants)
+        return [program.advance.trace(*at.arguments, blocks) for blocks in variants]
 
 
 def _as_argument(blocks: program.Blocks) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from dpjax import _validate
-from dpjax.engine import processes, program
+from dpjax.engine import keys, processes, program
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.processes import place
@@ -119,9 +119,9 @@ class RunState:
         inputs: Inputs of the run.
         schedule: Its rounds.
         state: The stacked state.
-        noise_keys: [S] keys of the noise.
-        storage: Its files.
+        noise_keys: [S] keys of the noise; of a release only after `open`.
         metrics: name -> [E, S, V] metrics, nan where none were taken yet.
+        storage: Its files, after `open`.
         done: Rounds done.
         ended: Whether it has ended: all rounds, or stopped.
         decided: Whether a callback may have decided the end.
@@ -133,8 +133,8 @@ class RunState:
     schedule: RunSchedule
     state: State
     noise_keys: Any
-    storage: Storage
     metrics: dict[str, np.ndarray]
+    storage: Storage = field(init=False)
     done: int = 0
     ended: bool = False
     decided: bool = False
@@ -143,37 +143,59 @@ class RunState:
 
     @classmethod
     def first(
-        cls, inputs: Inputs, schedule: RunSchedule, start: Any, noise_keys: Any, storage: Storage
+        cls, inputs: Inputs, schedule: RunSchedule, start: Any, plans: int, noise_keys: Any
     ) -> "RunState":
-        """The first state of a run: before its first round, or at its newest checkpoint.
+        """The state of a run before its first round.
 
         Args:
             inputs: Inputs of the run.
             schedule: Its rounds.
-            start: Models to start from, leaves [S, V, n, ...].
-            noise_keys: [S] keys of the noise.
-            storage: Its files.
+            start: Models to start from, leaves [S, V, n, ...]; None for the problem's.
+            plans: V.
+            noise_keys: [S] keys of the noise; None for throwaway ones.
+
+        Raises:
+            ValueError: For models unlike the problem's.
+        """
+        if noise_keys is None:
+            noise_keys = keys.throwaway(len(inputs.batch_keys))
+        state = inputs.initial(inputs.start(start, plans), noise_keys)
+        shape = (len(schedule.marks), len(noise_keys), plans)
+        metrics = {name: np.full(shape, np.nan) for name in inputs.names}
+        sums = zeros(inputs.statics, state)
+        return cls(inputs, schedule, state, noise_keys, metrics, sums=sums)
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The first arguments of the compiled rounds, from the statics on."""
+        data = self.inputs
+        shared = data.statics, data.arrays, data.data
+        return *shared, self.state, data.batch_keys, self.noise_keys
+
+    def open(self, storage: Storage) -> None:
+        """Take a release's noise key, and go on from the newest checkpoint if there is one.
+
+        Args:
+            storage: The files of the run.
 
         Raises:
             ValueError: For a checkpoint that is damaged or cannot be written, or that is older
-                than the messages of its release.
+                than the messages of its release; for a key file that does not fit.
         """
-        state = inputs.initial(start, noise_keys)
-        shape = (len(schedule.marks), *jax.tree.leaves(start)[0].shape[:2])
-        metrics = {name: np.full(shape, np.nan) for name in inputs.names}
-        sums = zeros(inputs.statics, state)
-        run = cls(inputs, schedule, state, noise_keys, storage, metrics, sums=sums)
-        restored = None if storage.folder is None else storage.restore(run._portable())
+        self.storage = storage
+        if storage.key_file is not None:
+            self.noise_keys = storage.noise_keys()
+            self._draw_again()
+        restored = None if storage.folder is None else storage.restore(self._portable())
         if restored is not None:
-            run.done, portable, run.ended = restored
-            run.saved = run.done
-            run._adopt(portable)
+            self.done, portable, self.ended = restored
+            self.saved = self.done
+            self._adopt(portable)
         elif storage.key_file is not None:
             # Before anything is sent: from here on, losing the key is noticed.
-            run.save()
-        if not run.ended:
-            storage.check_sent(run.done)
-        return run
+            self.save()
+        if not self.ended:
+            storage.check_sent(self.done)
 
     def record(self, length: int, new: dict[str, Any]) -> None:
         """Record the metrics of rounds that were just done.
@@ -237,15 +259,19 @@ class RunState:
 
     def _adopt(self, portable: Any) -> None:
         """Put a checkpoint's values into a fresh state, which has the keys; draw past noise."""
-        public, self.metrics, decided, sums = portable
+        (models, memory, done), self.metrics, decided, sums = portable
         self.sums = jax.tree.map(jnp.asarray, sums)
         self.decided = bool(decided)
-        models, memory, done = jax.tree.map(jnp.asarray, public)
-        inputs, fresh = self.inputs, program.at_round(self.state, done)
-        mesh, n = inputs.statics.mesh, inputs.statics.agents
-        models, memory = place((models, memory), mesh, 2, n)
-        self.state = State(models, memory, fresh.secret, done)
-        if program.keeps_noise(self.state) and not self.ended:
-            self.state = program.replay(
-                inputs.statics, inputs.arrays, self.state, self.noise_keys, jnp.int32(self.done)
-            )
+        # The first models go before those of the checkpoint come.
+        state = self.state = program.at_round(self.state._replace(models=(), memory=()), done)
+        statics = self.inputs.statics
+        models, memory = place((models, memory), statics.mesh, 2, statics.agents)
+        self.state = state._replace(models=models, memory=memory)
+        if program.keeps_noise(state) and not self.ended:
+            self._draw_again(jnp.int32(self.done))
+
+    def _draw_again(self, rounds: Any = None) -> None:
+        """Replace the secret by that of the noise keys, after so many rounds."""
+        self.state, inputs = self.state._replace(secret=()), self.inputs
+        given = inputs.statics, inputs.arrays, self.state.models, self.noise_keys
+        self.state = self.state._replace(secret=program.secret(*given, rounds))

@@ -67,7 +67,7 @@ def test_an_estimate_spends_nothing_and_changes_no_bit(network, small, tmp_path,
     assert bits(dp.run(made, small, seeds=[0, 3], eval_every=6)) == bits(before)
     with monkeypatch.context() as broken:
         # A broken copy, whose rounds have the run's own noise.
-        broken.setattr(keys, "spent_key", lambda: keys.stacked([0], "noise")[0])
+        broken.setattr(keys, "throwaway", lambda seeds: keys.stacked(range(seeds), "noise"))
         spent = purposes(monkeypatch, lambda: dp.estimate(made, small, seeds=[0, 3], eval_every=6))
     assert "noise" in spent
     release = plan.make(make_config(release=True), network)

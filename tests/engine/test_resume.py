@@ -451,12 +451,8 @@ def test_noise_that_is_drawn_again_for_another_number_of_rounds_is_another_run(
     straight = whole()
     with pytest.raises(Cut):
         whole(checkpoint=tmp_path / "c", checkpoint_seconds=0, callback=cut)
-    replay = program.replay
-    monkeypatch.setattr(
-        program,
-        "replay",
-        lambda *given: replay(*given[:-1], given[-1] + change),
-    )
+    secret = program.secret
+    monkeypatch.setattr(program, "secret", lambda *given: secret(*given[:-1], given[-1] + change))
     broken = whole(checkpoint=tmp_path / "c")
     assert any(
         not np.array_equal(first, second)

@@ -127,8 +127,8 @@ def test_a_rounds_collectives_are_the_exchange_alone(layout, monkeypatch, device
         monkeypatch.setattr(gossip, "neighbours", lambda *_: None)
     _, _, data = made(devices, rounds=4)
     state = data.initial(data.start(None, 1), data.batch_keys)
-    arguments = data.arguments(state, data.batch_keys)
-    text = program.advance.trace(*arguments, np.array([4], np.int32)).lower().compile().as_text()
+    given = data.statics, data.arrays, data.data, state, data.batch_keys, data.batch_keys
+    text = program.advance.trace(*given, np.array([4], np.int32)).lower().compile().as_text()
     found = list(collectives(text))
     moved = [size for name, size in found if name in ("collective-permute", "all-gather")]
     mixing_, block = data.arrays["mixing"], -(-N // devices)

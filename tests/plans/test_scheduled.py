@@ -180,7 +180,7 @@ def test_a_share_that_is_no_number_counts_as_all_of_it():
         (np.nan, (3, 1.0)), (np.inf, (3, 1.0)), (0.5, (3, 0.5)), (0.0, None)
     ):  # fmt: skip
         taken = np.array([0.0, known, np.nan]).reshape(3, 1, 1)
-        at = RunState(None, schedule, None, None, None, {"lost_noise": taken}, done=4)
+        at = RunState(None, schedule, None, None, {"lost_noise": taken}, done=4)
         assert at.lost_noise() == [wanted]
 
 
