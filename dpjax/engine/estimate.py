@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from dpjax.engine import inputs, processes, program
-from dpjax.engine.inputs import Inputs
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
@@ -119,11 +118,10 @@ def estimate(
         (2, 9, True)
     """
     began = time.perf_counter()
-    plans, problems, seeds = inputs.check(plans, problem, seeds)
-    inputs.check_device(plans, devices)
+    tasks = plans, _, seeds = inputs.check(plans, problem, seeds)
     schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
-    data = Inputs.of(plans, problems, seeds, devices)
-    run = RunState.first(data, schedule, None, len(plans), None)
+    run = RunState.first(tasks, schedule, devices, phase=0, start=None, real=False)
+    data = run.inputs
     processes.collected(program.final_models(data.statics, False, run.state))
     blocks = np.zeros_like(schedule.blocks(0).data)
     at = time.perf_counter()

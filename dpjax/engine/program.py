@@ -237,11 +237,7 @@ def final_models(statics: Statics, private: bool, state: State) -> Any:
 
 @compiled()
 def secret(
-    statics: Statics,
-    arrays: Any,
-    models: Any,
-    noise_keys: PRNGKeyArray,
-    rounds: Int[Array, ""] | None = None,
+    statics: Statics, arrays: Any, models: Any, noise_keys: PRNGKeyArray, rounds: Any = None
 ) -> Any:
     """The secret slot of the stacked state under the noise of other keys.
 
@@ -265,11 +261,8 @@ def secret(
         # Noise depends on no public key, so any will do.
         public = (key,) if isinstance(link, IntegerEncoded) else ()
         past = link.init(zeros)
-        if rounds is None:
-            return past
-        return jax.lax.fori_loop(
-            0, rounds, lambda _, past: link.update(zeros, past, *public)[1], past
-        )
+        again = lambda _, past: link.update(zeros, past, *public)[1]  # noqa: E731
+        return past if rounds is None else jax.lax.fori_loop(0, rounds, again, past)
 
     like = jax.eval_shape(of_seed, noise_keys[0])
     # All runs share one counter.

@@ -15,10 +15,9 @@ from tqdm import tqdm
 from dpjax import _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import checkpoint as checkpoint_
-from dpjax.engine import host, inputs, keys, processes, program, result
+from dpjax.engine import host, inputs, processes, program, result
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.host import HostDriver, Transport
-from dpjax.engine.inputs import Inputs
 from dpjax.engine.result import Progress, Result
 from dpjax.engine.state import Meter, RunSchedule, RunState
 from dpjax.plans import statements
@@ -142,9 +141,8 @@ def run(
         ['0.00', '0.00']
     """
     with processes.together() as calls:
-        plans, problems, seeds = inputs.check(plans, problem, seeds)
+        tasks = plans, problems, seeds = inputs.check(plans, problem, seeds)
         checkpoint_.check_storage(plans, seeds, checkpoint, key_file)
-        inputs.check_device(plans, devices)
         _check_options(checkpoint_seconds, progress, callback)
         schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
         phase = _check_phase(plans, phase, start, spent)
@@ -161,13 +159,10 @@ def run(
             }  # fmt: skip
             calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | given))
     checkpoint_.check_alike(calls)
-    data = Inputs.of(plans, problems, seeds, devices, phase)
-    release = any(plan.config.release for plan in plans)
-    # A release draws its key when all is compiled.
-    noise_keys = None if release else keys.stacked(seeds, "noise", phase)
-    at = RunState.first(data, schedule, start, len(plans), noise_keys)
+    at = RunState.first(tasks, schedule, devices, phase, start, real=True)
+    data = at.inputs
     # Only now is it known how many numbers a release draws; no message is out yet.
-    rounding = data.rounding(release=release)
+    rounding = data.rounding(release=any(plan.config.release for plan in plans))
     plans = tuple(statements.priced(plan, data.payload, *rounding) for plan in plans)
     hidden = data.statics.method.measures_private
     rule = stopping_rule(

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from dpjax import _validate
 from dpjax.engine import keys, processes, program
 from dpjax.engine.checkpoint import Storage
-from dpjax.engine.inputs import Inputs
+from dpjax.engine.inputs import Inputs, check_device
 from dpjax.engine.processes import place
 from dpjax.engine.program import Blocks, zeros
 from dpjax.engine.step import LOST
@@ -119,7 +119,7 @@ class RunState:
         inputs: Inputs of the run.
         schedule: Its rounds.
         state: The stacked state.
-        noise_keys: [S] keys of the noise; of a release only after `open`.
+        noise_keys: [S] keys of the noise.
         metrics: name -> [E, S, V] metrics, nan where none were taken yet.
         storage: Its files, after `open`.
         done: Rounds done.
@@ -143,27 +143,30 @@ class RunState:
 
     @classmethod
     def first(
-        cls, inputs: Inputs, schedule: RunSchedule, start: Any, plans: int, noise_keys: Any
+        cls, tasks: Any, schedule: RunSchedule, devices: Any, phase: int, start: Any, real: bool
     ) -> "RunState":
-        """The state of a run before its first round.
+        """The state of a run before its first round; a release has a throwaway key until `open`.
 
         Args:
-            inputs: Inputs of the run.
-            schedule: Its rounds.
+            tasks: Plans, problems and seeds, from `dpjax.engine.inputs.check`.
+            schedule: The rounds.
+            devices: To spread the agents over, or None.
+            phase: Number of the run among several in a row.
             start: Models to start from, leaves [S, V, n, ...]; None for the problem's.
-            plans: V.
-            noise_keys: [S] keys of the noise; None for throwaway ones.
+            real: False for a throwaway key in a simulation, too.
 
         Raises:
-            ValueError: For models unlike the problem's.
+            ValueError: Naming what does not fit.
         """
-        if noise_keys is None:
-            noise_keys = keys.throwaway(len(inputs.batch_keys))
-        state = inputs.initial(inputs.start(start, plans), noise_keys)
-        shape = (len(schedule.marks), len(noise_keys), plans)
-        metrics = {name: np.full(shape, np.nan) for name in inputs.names}
-        sums = zeros(inputs.statics, state)
-        return cls(inputs, schedule, state, noise_keys, metrics, sums=sums)
+        plans, _, seeds = tasks
+        check_device(plans, devices)
+        data = Inputs.of(*tasks, devices, phase)
+        real = real and not any(plan.config.release for plan in plans)
+        noise_keys = keys.stacked(seeds, "noise", phase) if real else keys.throwaway(len(seeds))
+        state = data.initial(data.start(start, len(plans)), noise_keys)
+        shape = (len(schedule.marks), len(seeds), len(plans))
+        metrics = {name: np.full(shape, np.nan) for name in data.names}
+        return cls(data, schedule, state, noise_keys, metrics, sums=zeros(data.statics, state))
 
     @property
     def arguments(self) -> tuple[Any, ...]:
