@@ -291,7 +291,7 @@ def train(
         trials, data.problem(fit, held, config.copies),
         data.problem(data.train, data.test, config.copies), seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,), measurements=config.measurements,
-        **lab.run_options(folder),
+        runner=lab.run, checkpoint=folder,
     )  # fmt: skip
     final = best.final
     accuracy = final.metrics["test_accuracy"][-1].mean()

@@ -369,7 +369,7 @@ def train(
     whole = learn(train, test)
     best = tune.reported(
         tried, learn(fit, held), whole, seeds=config.seeds, tuning_seeds=config.tuning_seeds,
-        measurements=config.measurements, metric=config.metric, **lab.run_options(folder),
+        measurements=config.measurements, metric=config.metric, runner=lab.run, checkpoint=folder,
     )  # fmt: skip
     final = best.final
     lab.say(

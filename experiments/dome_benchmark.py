@@ -361,7 +361,7 @@ def train(
     best = tune.reported(
         tried, learn(config, records, fit, held), whole, seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,), measurements=config.measurements,
-        **lab.run_options(folder),
+        runner=lab.run, checkpoint=folder,
     )  # fmt: skip
     final = best.final
     clients = final.rounds_per_second * config.places * config.batch_size

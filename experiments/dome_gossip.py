@@ -26,7 +26,6 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.relays import Relayed, spanning
 from dpjax.data import load, partition, split
-from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
@@ -232,8 +231,8 @@ def train(
         places = -(-int(shards.counts.max()) // config.separation)
         task = problem.supervised(model, loss, fit, held, shards, name=config.dataset)
         plans = made(config, system, network, trials, places)
-        options = lab.run_options(folder / f"{phase}_{trials[0].rule}")
-        result = run(plans, task, seeds=seeds, eval_every=every, **options)
+        at = folder / f"{phase}_{trials[0].rule}"
+        result = lab.run(plans, task, seeds=seeds, eval_every=every, checkpoint=at)
         scores.update(zip(trials, result.metrics["test_loss"][-1].mean(axis=0), strict=True))
         own = {"phase": phase, "system": system, "graph": graph, "rule": trials[0].rule}
         own |= {"dataset": config.dataset} | sent(config, system, network, plans[0], task)

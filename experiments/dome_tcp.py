@@ -24,7 +24,7 @@ from dpjax.algorithms import federated
 from dpjax.algorithms.exchange import Masked, Trusted
 from dpjax.data import load, partition, split
 from dpjax.engine import host
-from dpjax.engine.run import Result, run
+from dpjax.engine.run import Result
 from dpjax.models.linear import Linear
 from dpjax.plans import integers, plan, problem, protect, samplers
 from dpjax.results import plots
@@ -162,18 +162,18 @@ def tune_and_compare(config: Config, k: int, lab: launch.Lab, folder: Path) -> l
     fit, held = split.split(*whole, config.validation, seed=0)
     rows = []
     for way, one in ((INSIDE, base), (FREE, free)):
-        result = run(
+        result = lab.run(
             tune.grid({"one": one}, config.steps, matrix),
             learn(fit, held),
             seeds=config.tuning_seeds,
             eval_every=config.rounds,
-            **lab.run_options(folder / f"tuning_{way}"),
+            checkpoint=folder / f"tuning_{way}",
         )
         rows += result.rows(way=way, phase="tuning", **columns(k, whole, test))
     (best,) = tune.grid({"free": free}, tuple(tune.best_steps(result).values()), matrix)
-    final = run(
+    final = lab.run(
         best, learn(whole, test), seeds=config.seeds, eval_every=every(config),
-        **lab.run_options(folder / "free"),
+        checkpoint=folder / "free",
     )  # fmt: skip
     return rows + final.rows(way=FREE, phase="final", **columns(k, whole, test))
 
@@ -193,8 +193,8 @@ def train(
         return made
 
     made = tuned(transport.absent(leaves, config.rounds))
-    task, options = learn(whole, test), {"seeds": [seed], "eval_every": every(config)}
-    options["progress"] = lab.run_options(None)["progress"]
+    task = learn(whole, test)
+    options = {"seeds": [seed], "eval_every": every(config), "devices": None}
     code = made.noise.code  # type: ignore[union-attr]
     sums = transport.SecureSums(
         transport.terms_of(code, dropouts=config.dropouts, colluders=config.colluders),
@@ -202,11 +202,11 @@ def train(
         skip=True,
         limits=tcp.Limits(enrol=config.enrol),
     )
-    crossed = run(made, task, transport=sums, **options)
+    crossed = lab.run(made, task, transport=sums, **options)
     # The same clients missing, late ones too, and the same two halves of a round: compiled as one
     # program a sketch may round otherwise in its last bits.
     again = tuned(sums.missing())
-    inside = run(again, task, transport=host.local(again), **options)
+    inside = lab.run(again, task, transport=host.local(again), **options)
     same = same_models(inside, crossed)
     lab.say(
         f"  {name(k)}, seed {seed}: step {step:g}, sums modulo 2^{code.bits}, "

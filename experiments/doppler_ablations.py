@@ -22,7 +22,6 @@ from _common.central import TITLES, Central
 from _common.rules import BASES, UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, split
-from dpjax.engine.run import run
 from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, lowpass
 
@@ -346,8 +345,7 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
         made = make(steps, count)
         rounds = made[0].config.rounds
         every = -(-rounds // config.measurements)
-        options = lab.run_options(folder)
-        result = run(made, whole, seeds=config.seeds, eval_every=every, **options)
+        result = lab.run(made, whole, seeds=config.seeds, eval_every=every, checkpoint=folder)
         return result.rows(phase="every step", rounds=rounds, **where)
     fit, held = split.split(*data.train, config.validation, seed=0)
     best = tune.reported(
@@ -357,7 +355,8 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
         seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,),
         measurements=config.measurements,
-        **lab.run_options(folder),
+        runner=lab.run,
+        checkpoint=folder,
     )
     accuracy = best.final.metrics["test_accuracy"][-1].mean()
     lab.say(f"  {cell.name}: step {best.step_size:g}, test accuracy {accuracy:.4f}")

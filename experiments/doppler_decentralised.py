@@ -19,7 +19,6 @@ from _common import launch, tables, tune
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem, protect, samplers
 from dpjax.results import plots
@@ -141,7 +140,7 @@ def train(
                 rounds=config.rounds,
             )
             plans += tune.grid({design: base}, tried, matrix)
-        result = run(plans, task, seeds=seeds, eval_every=every, **lab.run_options(folder / phase))
+        result = lab.run(plans, task, seeds=seeds, eval_every=every, checkpoint=folder / phase)
         found = result.rows(phase=phase, filter=name, dataset=config.dataset)
         for row in found:
             stated = row["guarantee"]["epsilon"]

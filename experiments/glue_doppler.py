@@ -202,7 +202,8 @@ def train(
         seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,),
         measurements=config.measurements,
-        **lab.run_options(folder),
+        runner=lab.run,
+        checkpoint=folder,
     )
     return best.rows(**where)
 

@@ -20,7 +20,6 @@ from _common import launch, tables
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine.run import run
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import plots
@@ -150,14 +149,14 @@ def train(
         data = [learn(config, len(matrix), seed) for seed in seeds]
         # Shares differ by one at most: the same sizes for every seed.
         made = made or plans(config, design, matrix, data[0].partition.counts)
-        result = run(
+        result = lab.run(
             made,
             data,
             seeds=seeds,
             eval_every=config.every,
             chunk_blocks=math.ceil(config.rounds / config.every),
             checkpoint_seconds=math.inf,
-            **lab.run_options(folder / "_".join(map(str, seeds))),
+            checkpoint=folder / "_".join(map(str, seeds)),
         )
         rates.append(result.rounds_per_second)
         rows += _kept(config, graph, result.rows(graph=graph, mixing=config.mixing))

@@ -18,7 +18,6 @@ from _common import joint as joint_
 from _common import launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine.run import run
 from dpjax.mechanism import spacetime, spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models.linear import Linear
@@ -183,20 +182,20 @@ def train(
     rows = []
     # Plans of one run share their strategy over rounds: a run for each design.
     for design in config.designs:
-        tuning = run(
+        tuning = lab.run(
             tune.grid({design: configured(design, tuned)}, config.steps, matrix),
             tuned,
             seeds=config.tuning_seeds,
             eval_every=k * b,
-            **lab.run_options(folder / f"{design}_tuning"),
+            checkpoint=folder / f"{design}_tuning",
         )
         step = tune.best_steps(tuning)[design]
-        final = run(
+        final = lab.run(
             tune.grid({design: configured(design, reported)}, [step], matrix),
             reported,
             seeds=config.seeds,
             eval_every=k * b,
-            **lab.run_options(folder / f"{design}_final"),
+            checkpoint=folder / f"{design}_final",
         )
         rows += tuning.rows(phase="tuning", **where) + final.rows(phase="final", **where)
     return [row for row in rows if row["round"] == k * b]

@@ -19,7 +19,6 @@ import numpy as np
 from _common import fusion, launch, tables, traffic
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
-from dpjax.engine.run import run
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
@@ -201,11 +200,13 @@ class Setting:
         }  # fmt: skip
 
 
-def variants(config: Config, setting: Setting, method: str) -> dict[str, plan.Plan]:
+def variants(
+    config: Config, setting: Setting, method: str, lab: launch.Lab
+) -> dict[str, plan.Plan]:
     """The plan with the printed steps, and the best of those whose steps are scaled."""
     plans = [setting.made(method, factor) for factor in config.factors]
     seeds = range(_TUNING, _TUNING + config.tuning_trials)
-    result = run(plans, setting.problem, seeds=seeds, eval_every=config.rounds)
+    result = lab.run(plans, setting.problem, seeds=seeds, eval_every=config.rounds)
     left = np.nan_to_num(result.metrics["residual"][-1].mean(axis=0), nan=np.inf)
     return {"printed": plans[config.factors.index(1.0)], "tuned": plans[int(np.argmin(left))]}
 
@@ -214,14 +215,14 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
     """Mean, spread and median of the residual over trials, by round."""
     setting, rows = Setting(config, index), []
     every = max(1, config.rounds // config.marks)
-    shown, predicted = variants(config, setting, method), {}
+    shown, predicted = variants(config, setting, method, lab), {}
     for shape in config.optimal if method == "tracking" else ():
         shown[shape], error = setting.optimal(shape)
         predicted[shape] = {"predicted": error.total, "predicted_bias": error.bias}
     for steps, made in shown.items():
-        result = run(
+        result = lab.run(
             made, setting.problem, seeds=range(config.trials), eval_every=every,
-            **lab.run_options(folder / steps),
+            checkpoint=folder / steps,
         )  # fmt: skip
         for mark, rounds in enumerate(result.rounds):
             row = {"round": int(rounds), "trials": config.trials}
@@ -238,13 +239,13 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
 def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
     """When each of some runs is first below the residual, and what it has sent by then."""
     setting, rows = Setting(config, index), []
-    for steps, made in variants(config, setting, method).items():
-        result = run(
+    for steps, made in variants(config, setting, method, lab).items():
+        result = lab.run(
             made, setting.problem, seeds=range(config.timed), eval_every=1,
-            **lab.run_options(folder / steps),
+            checkpoint=folder / steps,
         )  # fmt: skip
         # The time of one run alone: seeds side by side share their overhead.
-        alone = run(made, setting.problem, seeds=(0,), eval_every=config.rounds // 2)
+        alone = lab.run(made, setting.problem, seeds=(0,), eval_every=config.rounds // 2)
         sent = traffic.of(made, setting.problem)
         columns = setting.columns(method, steps, made)
         for norm, name in (("all agents", "residual"), ("an agent", "residual_per_agent")):

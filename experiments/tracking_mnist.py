@@ -22,7 +22,6 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
 from dpjax.engine import keys
-from dpjax.engine.run import run
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, problem, protect, samplers, scheduled
 from dpjax.plans.optimizers import Sgd
@@ -251,10 +250,10 @@ def train(
     read(config)  # Refuses before the first round what a later cell could not run.
     made = given() if callable(given) else plan.make(given, matrix)
     rounds = made.config.rounds
-    result = run(
+    result = lab.run(
         made, task(config, made.agents),
         seeds=config.seeds, eval_every=math.ceil(rounds / config.measurements),
-        **lab.run_options(folder),
+        checkpoint=folder,
     )  # fmt: skip
     lab.say(f"  {result.rounds_per_second:.2f} rounds/s")
     rest = dict(columns)

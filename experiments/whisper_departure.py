@@ -22,7 +22,7 @@ from _common import launch, tables
 from dpjax.accounting import gdp
 from dpjax.data import load, partition
 from dpjax.engine import keys
-from dpjax.engine.run import Result, run
+from dpjax.engine.run import Result
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
 from dpjax.models.linear import Linear
@@ -251,9 +251,7 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
             "eval_every": math.ceil(half / config.measurements),
         }
         first_plan = plan.make(chosen, matrix)
-        first = run(
-            first_plan, learn(everyone), **options, **lab.run_options(folder / f"{name}-first")
-        )
+        first = lab.run(first_plan, learn(everyone), **options, checkpoint=folder / f"{name}-first")
         assert first_plan.design is not None
         resolve(first_plan.design, rest, gone, horizon(name, half))
         began = time.perf_counter()
@@ -271,10 +269,10 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
         rows += label(first, "before", 0, 0.0, first_plan.design.covariance, matrix)
         start = jax.tree.map(lambda leaf: leaf[:, :, stay], first.params)
         for policy, made in (("old noise", old), ("solved again", solved)):
-            second = run(
+            second = lab.run(
                 plan.make(chosen, rest, design=made), learn(stay), start=start, phase=1,
                 spent=[one.within(total) for one in first.guarantees], **options,
-                **lab.run_options(folder / f"{name}-{policy.replace(' ', '-')}"),
+                checkpoint=folder / f"{name}-{policy.replace(' ', '-')}",
             )  # fmt: skip
             spent = seconds if policy == "solved again" else 0.0
             rows += label(second, policy, half, spent, made.covariance, rest)

@@ -14,7 +14,6 @@ from typing import Any, Literal
 from _common import launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.engine.run import run
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import plots
@@ -146,15 +145,15 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
     where |= {"dataset": config.dataset, "probability": cell["probability"]}
     where |= {"budget_epsilon": cell["epsilon"], "budget_name": cell["budget"]}
     fit, validation = split.split(*whole, config.validation, seed=0)
-    tuning = run(
+    tuning = lab.run(
         tune.grid(configs, config.steps, matrix),
         learn(fit, validation),
         seeds=config.tuning_seeds,
         eval_every=math.ceil(config.rounds / 4),
-        **lab.run_options(folder / "tuning"),
+        checkpoint=folder / "tuning",
     )
     best = tune.best_steps(tuning)
-    final = run(
+    final = lab.run(
         [
             made
             for design, step in best.items()
@@ -163,7 +162,7 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
         learn(whole, test),
         seeds=config.seeds,
         eval_every=math.ceil(config.rounds / config.measurements),
-        **lab.run_options(folder / "final"),
+        checkpoint=folder / "final",
     )
     lab.say(
         f"  tuned {len(tuning.plans)} plans on {len(tuning.seeds)} seeds at "

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from _common import launch, tables, tune
-from dpjax.engine.run import run
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
@@ -96,12 +95,12 @@ def sweep(
             made = tune.grid({design: chosen}, config.first_steps, matrix)
             plans += made
             epsilon_of += [epsilon] * len(made)
-    result = run(
+    result = lab.run(
         plans,
         problem.quadratics(config.agents, start=start),
         seeds=config.seeds,
         eval_every=math.ceil(config.rounds / config.measurements),
-        **lab.run_options(folder),
+        checkpoint=folder,
     )
     lab.say(f"  {result.rounds_per_second:,.0f} rounds/s")
     rows = []

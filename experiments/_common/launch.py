@@ -14,6 +14,7 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,6 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from _common import tune
 from dpjax import _validate, _workers
+from dpjax.engine.estimate import estimate
+from dpjax.engine.run import Result, run
+from dpjax.engine.state import RunSchedule
 from dpjax.plans.statements import HopelessWarning
 from dpjax.results import plots, records
 
@@ -46,6 +50,8 @@ class Options:
         quiet: Show no progress bars.
         parallel: Run cells in so many processes at once, or in cluster jobs: the path of a YAML
             file of ``workers`` (how many) and parameters of submitit.
+        estimate: Print memory and time of every run in place of running it; nothing is written.
+            Cells without runs, such as designs, are computed.
     """
 
     output: Path = Path("results")
@@ -54,6 +60,7 @@ class Options:
     devices: int = 1
     quiet: bool = False
     parallel: int | Path = 1
+    estimate: bool = False
 
 
 def check(
@@ -176,13 +183,35 @@ class Lab:
         plots.finish(sheet, **caption)
         self.say(f"figure: {plots.save(sheet, self.folder / name)}")
 
-    def run_options(self, checkpoint: Path | None) -> dict[str, Any]:
-        """Keyword arguments for `dpjax.engine.run.run` that follow from the options."""
-        return {
-            "devices": self.options.devices,
-            "progress": not self.options.quiet and sys.stderr.isatty(),
-            "checkpoint": checkpoint,
-        }
+    def run(
+        self, plans: Any, problem: Any, *, checkpoint: Path | None = None, **options: Any
+    ) -> Result:
+        """Run plans as the shared options say; with ``estimate`` print what that takes.
+
+        Args:
+            plans: One plan or several.
+            problem: The problem, or one for each seed.
+            checkpoint: Folder of an unfinished run.
+            options: More of `dpjax.engine.run.run`.
+
+        Returns:
+            The result; with ``estimate`` that of one round, at all marks.
+        """
+        options = {"devices": self.options.devices} | options
+        if not self.options.estimate:
+            progress = not self.options.quiet and sys.stderr.isatty()
+            return run(plans, problem, checkpoint=checkpoint, progress=progress, **options)
+        names = ("seeds", "eval_every", "chunk_blocks", "devices", "stop_at")
+        given = {name: options[name] for name in names if name in options}
+        title = "" if checkpoint is None else f"{checkpoint.relative_to(self.checkpoints)}: "
+        print(title + estimate(plans, problem, **given).statement(), flush=True)
+        # What follows may choose a step size by metrics, and go on from the models.
+        once = {"eval_every": 1, "chunk_blocks": 1, "callback": lambda progress: True}
+        result = run(plans, problem, **options | once)
+        rounds, every = result.plans[0].config.rounds, options.get("eval_every")
+        marks = RunSchedule.of(rounds, options.get("stop_at"), every, 1).marks
+        metrics = {name: value.repeat(len(marks), 0) for name, value in result.metrics.items()}
+        return dataclasses.replace(result, rounds=marks, metrics=metrics)
 
     def cell(
         self,
@@ -333,6 +362,11 @@ def main(
             parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
         )
         command = f"python experiments/{name}.py {shlex.join(arguments)}".rstrip()
+        if options.estimate:
+            with tempfile.TemporaryDirectory() as folder:
+                options = dataclasses.replace(options, output=Path(folder), checkpoint=None)
+                _call(experiment, config, Lab(name, preset, options, command, silent=True))
+            return 0
         if options.parallel == 1:
             _call(experiment, config, Lab(name, preset, options, command))
             return 0

@@ -173,6 +173,7 @@ def reported(
     measurements: int = 1,
     metric: str = "test_accuracy",
     checkpoint: Path | None = None,
+    runner: Callable[..., Result] | None = None,
     **options: Any,
 ) -> Reported:
     """Try settings and step sizes on a validation part, and run the best on other seeds.
@@ -188,7 +189,8 @@ def reported(
         measurements: How often the reported runs are measured.
         metric: What is compared: larger is better, but of a loss; a diverged run is the worst.
         checkpoint: Folder for unfinished runs.
-        options: Of `dpjax.engine.run.run`.
+        runner: An experiment's own `Lab.run`; None is `dpjax.engine.run.run`.
+        options: Of it.
 
     Returns:
         The trials, the best of them, and its runs. Of equals the first is taken.
@@ -204,10 +206,11 @@ def reported(
     def at(name: str) -> Path | None:
         return None if checkpoint is None else checkpoint / name
 
+    call = runner or run
     tuning, best = [], (-math.inf, trials[0], trials[0].steps[0])
     for index, trial in enumerate(trials):
         plans = trial.plans(trial.steps, len(fit.y))
-        result = run(
+        result = call(
             plans, fit, seeds=tuning_seeds, eval_every=plans[0].config.rounds,
             checkpoint=at(f"tuning_{index}"), **options,
         )  # fmt: skip
@@ -222,5 +225,5 @@ def reported(
     _, trial, step = best
     plans = trial.plans((step,), len(whole.y))
     every = math.ceil(plans[0].config.rounds / measurements)
-    final = run(plans, whole, seeds=seeds, eval_every=every, checkpoint=at("final"), **options)
+    final = call(plans, whole, seeds=seeds, eval_every=every, checkpoint=at("final"), **options)
     return Reported(tuple(tuning), trial, step, final)

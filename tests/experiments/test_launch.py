@@ -5,6 +5,9 @@ import dataclasses
 import pytest
 
 from _common import launch
+from dpjax.engine import estimate
+from dpjax.plans import plan
+from tests.support import make_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,3 +206,31 @@ def test_options_that_go_with_another_have_an_entry_for_each_of_its_own() -> Non
         said = f"q1 has {len(q1)} entries and epsilon 2; give one for each of epsilon"
         with pytest.raises(ValueError, match=said):
             launch.check(made((10.0, 1.0), (0.5, 0.5), q1), each=each)
+
+
+def test_estimates_are_printed_for_every_run_and_nothing_is_kept(
+    tmp_path, capsys, monkeypatch, network, small
+):
+    """Also of a run whose step size another one chooses."""
+    monkeypatch.setattr(estimate, "_SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+
+    def body(config, lab):
+        """Do the work."""
+
+        def compute(folder):
+            made = plan.make(make_config(rounds=8), network)
+            first = lab.run(made, small, seeds=[0], eval_every=3, checkpoint=folder / "first")
+            assert first.rounds.tolist() == [3, 6, 8]
+            step = float(first.metrics["test_loss"][-1].mean())
+            later = plan.make(make_config(rounds=6, step_size=step), network)
+            return lab.run(later, small, seeds=[0, 1], checkpoint=folder / "later").rows()
+
+        assert len(lab.cell("cell", {}, compute)) == 12
+        lab.say("a report of what was not run")
+
+    assert launch.main("trial", PRESETS, body, ["--estimate"]) == 0
+    first, later = capsys.readouterr().out.splitlines()
+    assert first.startswith("cell/first: 1 runs of 8 rounds take about ")
+    assert later.startswith("cell/later: 2 runs of 6 rounds take about ")
+    assert not list(tmp_path.iterdir())
