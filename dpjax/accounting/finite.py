@@ -12,11 +12,12 @@ so that (epsilon, delta') of M* gives M (epsilon + 2 eta, e^eta delta' + beta).
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 from scipy import special
+from scipy.sparse import diags_array
 
 from dpjax import _validate
 from dpjax.accounting import precision
@@ -338,33 +339,33 @@ def _sums(
 ) -> _Sums:
     factor = _validate.finite_array("factor", factor)
     rounds = _validate.integer("rounds", rounds)
-    if (diagonal := precision.diagonal_of(factor)) is not None:
-        # Its rows' sums are those of the matrix.
-        factor = diagonal[:, None]
-        singular = bool((np.abs(diagonal) <= np.abs(diagonal).max() * len(factor) * 2.0**-52).any())
-    else:
+    if (diagonal := precision.diagonal_of(factor)) is None:
         singular = np.linalg.matrix_rank(_validate.square("factor", factor)) < len(factor)
+    else:
+        sizes = np.abs(diagonal)
+        singular = (sizes <= sizes.max() * len(factor) * 2.0**-52).any()
     if singular:
         raise ValueError(
             "factor is singular: some combination of the messages carries no noise; give a factor "
             "of full rank"
         )
-    inverse = np.linalg.inv(factor) if diagonal is None else 1 / factor
+    if diagonal is None:
+        inverse = np.linalg.inv(factor)
+    else:
+        factor, inverse = (diags_array(each, format="csr") for each in (diagonal, 1 / diagonal))
     c = np.ones((1, 1)) if strategy is None else strategy_.checked(strategy, rounds)
     c_inverse = strategy_.inverse_of(c)
     feedback = np.abs(c_inverse)
     if recursive:
         feedback = feedback @ np.abs(c) @ feedback
-    over_agents = inverse.T @ inverse if diagonal is None else inverse * inverse
-    over_rounds = c.T @ c
-    alone = over_agents.diagonal() if diagonal is None else over_agents
-    largest = float(alone.max() * over_rounds.diagonal().max())
+    over_agents, over_rounds = inverse.T @ inverse, c.T @ c
+    largest = float(over_agents.diagonal().max() * over_rounds.diagonal().max())
 
-    def rows(left: np.ndarray, right: np.ndarray) -> float:
-        return float(np.abs(left).sum(1).max() * np.abs(right).sum(1).max())
+    def rows(left: Any, right: np.ndarray) -> float:
+        return float(abs(left).sum(1).max() * np.abs(right).sum(1).max())
 
     return _Sums(
-        columns_f=np.abs(factor).sum(0 if diagonal is None else 1),
+        columns_f=abs(factor).sum(0),
         columns_c=np.abs(c_inverse).sum(0),
         columns_m=feedback.sum(0),
         totals=float(np.square(c_inverse.sum(0)).sum()),
@@ -372,5 +373,5 @@ def _sums(
         within=rows(inverse, c),
         precision=rows(over_agents, over_rounds),
         deviation=1 / math.sqrt(largest),
-        terms=int(np.count_nonzero(factor, axis=1).max()),
+        terms=int((factor != 0).sum(1).max()),
     )

@@ -179,9 +179,7 @@ def make(
     """
     _validate.one_of("kind", kind, KINDS)
     checked: Any = mixing_.check(mixing, stochastic=None)
-    # Noise of their own needs no dense matrix; one of a sparse matrix is stored as its diagonal.
-    matrix = checked if kind == "independent" else mixing_.dense(checked)
-    limits = spatial.bounds(precision_bound, matrix.shape[-1])
+    limits = spatial.bounds(precision_bound, checked.shape[-1])
     if kind == "whisper_horizon":
         if horizon is None and discount is None and step_sizes is None:
             raise ValueError(f'kind is "{kind}" without a horizon; give the number of rounds')
@@ -197,32 +195,30 @@ def make(
         raise ValueError(f"kind is {kind!r}; subgroups and solver options go with whisper kinds")
     quality: dict[str, Any] = {"lower_bound": None, "converged": True}
     if kind == "independent":
+        # It needs no dense matrix, and with a sparse one it is stored as its diagonal.
         variances = spatial.independent_variances(limits)
-        value = workload.one_step(matrix, variances, weights)
-        covariance = variances if scipy.sparse.issparse(matrix) else np.diag(variances)
+        value = workload.one_step(checked, variances, weights)
+        covariance = variances if scipy.sparse.issparse(checked) else np.diag(variances)
     else:
-        objective: dict[str, Any] = {
-            "discount": discount,
-            "step_sizes": step_sizes,
-            "final_model": final_model,
-        }
-        root = workload.factor(matrix, horizon, weights=weights, **objective)
-    if kind == "central":
-        covariance = spatial.central(matrix, precision_bound)
-    elif kind == "pairwise":
-        covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
-        quality["converged"] = not bounded
-    elif kind != "independent":
-        covariance, solutions = spatial.solve_whisper(
-            root, precision_bound, subgroups=subgroups, **options
-        )
-        quality = {
-            "lower_bound": float(sum(one.lower_bound for one in solutions)) * (1.0 - 1e-14),
-            "converged": all(one.converged for one in solutions),
-            "regularization": max(one.regularization for one in solutions),
-            "multipliers": solutions[0].multipliers if len(solutions) == 1 else np.zeros(0),
-        }
-    if kind != "independent":
+        matrix = mixing_.dense(checked)
+        objective: Any = {"discount": discount, "step_sizes": step_sizes}
+        objective |= {"final_model": final_model, "weights": weights}
+        root = workload.factor(matrix, horizon, **objective)
+        if kind == "central":
+            covariance = spatial.central(matrix, precision_bound)
+        elif kind == "pairwise":
+            covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
+            quality["converged"] = not bounded
+        else:
+            covariance, solutions = spatial.solve_whisper(
+                root, precision_bound, subgroups=subgroups, **options
+            )
+            quality = {
+                "lower_bound": float(sum(one.lower_bound for one in solutions)) * (1.0 - 1e-14),
+                "converged": all(one.converged for one in solutions),
+                "regularization": max(one.regularization for one in solutions),
+                "multipliers": solutions[0].multipliers if len(solutions) == 1 else np.zeros(0),
+            }
         value = float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))
     described = {
         "discount": None if discount is None else float(discount),
