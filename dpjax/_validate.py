@@ -227,20 +227,34 @@ def stochastic(name: str, value: Any, sums: Collection[str]) -> np.ndarray:
         sums: Which of "row" and "column" sums must be 1; empty asks for finite entries only.
     """
     matrix = finite_array(name, value)
-    if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2]:
+    check_weights(name, matrix, sums)
+    return matrix
+
+
+def check_weights(name: str, matrix: Any, sums: Collection[str]) -> None:
+    """Check the shape, signs and sums of finite weights, dense or sparse, as `stochastic` does.
+
+    Args:
+        name: Argument.
+        matrix: Matrix, or a schedule of them.
+        sums: Which sums must be 1.
+    """
+    if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2] or not matrix.shape[-1]:
         raise ValueError(f"{name} has shape {matrix.shape}; give [n, n] or a schedule [P, n, n]")
-    if sums and matrix.min() < 0:
-        where = tuple(int(i) for i in np.argwhere(matrix < 0)[0])
-        raise ValueError(f"{name} holds {float(matrix[where])!r} at {where}; give weights >= 0")
+    if sums and (at := first(matrix < 0)):
+        raise ValueError(f"{name} holds {float(matrix[at])!r} at {at}; give weights >= 0")
     for kind in sums:
         totals = matrix.sum(axis=-1 if kind == "row" else -2)
-        if (bad := np.abs(totals - 1.0) > SUM_TOLERANCE).any():
-            index = tuple(int(i) for i in np.argwhere(bad)[0])
+        if at := first(np.abs(totals - 1.0) > SUM_TOLERANCE):
             raise ValueError(
-                f"{name} has {kind} {index[-1]} summing to {float(totals[index])!r}; give a "
+                f"{name} has {kind} {at[-1]} summing to {float(totals[at])!r}; give a "
                 f"matrix whose {kind}s sum to 1 (in float64: within {SUM_TOLERANCE:g})"
             )
-    return matrix
+
+
+def first(wrong: Any) -> tuple[int, ...]:
+    """The place of the first true entry of a dense or sparse array; empty where there is none."""
+    return tuple(int(axis[0]) for axis in wrong.nonzero() if len(axis))
 
 
 def assign(part: Any, **values: Any) -> None:

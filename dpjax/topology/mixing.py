@@ -261,67 +261,39 @@ def check(
             f"{name} is a graph, {_validate.shown(mixing)}; give its matrix, "
             "mixing.metropolis_hastings(graph)"
         )
-    if scipy.sparse.issparse(mixing):
-        return _checked_sparse(name, mixing, _SUMS[stochastic], symmetric, connected)
-    matrix = _validate.stochastic(name, mixing, _SUMS[stochastic])
-    # What most entries of a large matrix are, 0, is passed over once.
-    entries = [scipy.sparse.csr_array(one) for one in matrix.reshape(-1, *matrix.shape[-2:])]
-    if any((np.abs(one.data) < _SMALLEST).any() for one in entries):
-        small = (matrix != 0) & (np.abs(matrix) < _SMALLEST)
-        where = tuple(int(i) for i in np.argwhere(small)[0])
+    sparse = scipy.sparse.issparse(mixing)
+    matrix: Any = _entries(name, mixing) if sparse else _validate.finite_array(name, mixing)
+    _validate.check_weights(name, matrix, _SUMS[stochastic])
+    sizes = abs(matrix)
+    if at := _validate.first((sizes > 0) != (sizes >= _SMALLEST)):
         raise ValueError(
-            f"{name} is {matrix[where]:g} at {where}, which float32 takes for 0 on some devices "
+            f"{name} is {matrix[at]:g} at {at}, which float32 takes for 0 on some devices "
             "and not on others; give 0, or at least 1.2e-38"
         )
-    if symmetric and (skew := np.abs(matrix - np.swapaxes(matrix, -1, -2))).max() > 1e-12:
-        where = tuple(int(i) for i in np.unravel_index(skew.argmax(), skew.shape))
-        raise ValueError(
-            f"{name} is not symmetric at {where}; give a symmetric matrix, such as "
-            f"metropolis_hastings(graph)"
-        )
+    if symmetric:
+        other = matrix.T if matrix.ndim == 2 else matrix.transpose(0, 2, 1)
+        if at := _validate.first(abs(matrix - other) > 1e-12):
+            raise ValueError(
+                f"{name} is not symmetric at {at}; give a symmetric matrix, such as "
+                f"metropolis_hastings(graph)"
+            )
     if connected:
-        _require_connected(sum((abs(one) for one in entries[1:]), abs(entries[0])), name)
+        support = sizes if matrix.ndim == 2 else sizes.sum(axis=0)
+        _require_connected(scipy.sparse.csr_array(support), name)
     return matrix
 
 
-def _checked_sparse(
-    name: str, value: Any, sums: Sequence[str], symmetric: bool, connected: bool
-) -> scipy.sparse.csr_array:
-    """The sparse part of `check`: the same refusals on the entries that are there."""
-    if value.ndim != 2 or value.shape[0] != value.shape[1] or not value.shape[0]:
-        raise ValueError(
-            f"{name} has shape {value.shape}; give a sparse matrix [n, n], and a schedule dense"
-        )
+def _entries(name: str, value: Any) -> scipy.sparse.csr_array:
+    """A read-only float64 copy of a sparse matrix: its entries in order, finite, none of them 0."""
     if value.dtype.kind not in "fiub":
         raise ValueError(f"{name} is a sparse matrix of {value.dtype}; give one of numbers")
     matrix = scipy.sparse.csr_array(value, dtype=np.float64, copy=True)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
-    rows, weights = matrix.tocoo().row, matrix.data
-
-    def refuse(wrong: np.ndarray, problem: str) -> None:
-        if wrong.any():
-            k = int(wrong.argmax())
-            at = int(rows[k]), int(matrix.indices[k])
-            raise ValueError(f"{name} " + problem.format(value=float(weights[k]), at=at))
-
-    refuse(~np.isfinite(weights), "holds {value} at {at}; remove or replace such entries")
-    if sums:
-        refuse(weights < 0, "holds {value!r} at {at}; give weights >= 0")
-    for kind in sums:
-        totals = matrix.sum(axis=1 if kind == "row" else 0)
-        if (bad := np.abs(totals - 1.0) > _validate.SUM_TOLERANCE).any():
-            index = int(bad.argmax())
-            raise ValueError(
-                f"{name} has {kind} {index} summing to {float(totals[index])!r}; give a matrix "
-                f"whose {kind}s sum to 1 (in float64: within {_validate.SUM_TOLERANCE:g})"
-            )
-    small = "is {value:g} at {at}, which float32 takes for 0 on some devices; give 0, or at least "
-    refuse(np.abs(weights) < _SMALLEST, small + "1.2e-38")
-    if symmetric and len(skew := (matrix - matrix.T).data) and np.abs(skew).max() > 1e-12:
-        raise ValueError(f"{name} is not symmetric; give one, such as metropolis_hastings(graph)")
-    if connected:
-        _require_connected(matrix, name)
+    wrong = matrix.copy()
+    wrong.data = ~np.isfinite(matrix.data)
+    if at := _validate.first(wrong):
+        raise ValueError(f"{name} holds {matrix[at]} at {at}; remove or replace such entries")
     for part in (matrix.data, matrix.indices, matrix.indptr):
         part.flags.writeable = False
     return matrix

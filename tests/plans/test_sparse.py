@@ -66,7 +66,7 @@ def test_bad_sparse_matrices_are_refused(change, message) -> None:
 
 def test_sparse_matrices_of_other_kinds_are_refused() -> None:
     for wrong, message in [
-        (scipy.sparse.csr_array((2, 3)), r"shape \(2, 3\); give a sparse matrix"),
+        (scipy.sparse.csr_array((2, 3)), r"shape \(2, 3\); give \[n, n\]"),
         (scipy.sparse.csr_array(np.eye(2) * 1j), "sparse matrix of complex128"),
         (scipy.sparse.csr_array(np.triu(np.full((3, 3), 0.5))), "row 0 summing to 1.5"),
     ]:
