@@ -44,20 +44,20 @@ def shared(
     Raises:
         ValueError: If the team ended and a file is missing.
     """
-    left, running, waiting = list(dict.fromkeys(paths)), True, False
+    pending, running, waiting = list(dict.fromkeys(paths)), True, False
     while True:
-        for path in [path for path in left if os.path.exists(path)]:
-            left.remove(path)
+        for path in [path for path in pending if os.path.exists(path)]:
+            pending.remove(path)
             yield path, False
-        if not left:
+        if not pending:
             return
         if not running:
-            raise ValueError(f"{left[0]} is missing: {team}; the same command carries on")
-        if claim := None if team else _claim(left):
+            raise ValueError(f"{pending[0]} is missing: {team}; the same command carries on")
+        if claim := None if team else _claim(pending):
             path, lock = claim
             with contextlib.closing(lock):
                 if not os.path.exists(path):  # It was made while the lock was taken.
-                    left.remove(path)
+                    pending.remove(path)
                     yield path, True
             continue
         if team:
@@ -65,7 +65,7 @@ def shared(
         elif not waiting:
             waiting = True
             with contextlib.suppress(OSError):
-                say(f"{left[0]}: waits for {_beside(left[0]).read_text()}")
+                say(f"{pending[0]}: waits for {_beside(pending[0]).read_text()}")
         time.sleep(_PAUSE)
 
 
