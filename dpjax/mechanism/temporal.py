@@ -20,10 +20,6 @@ dual is over the blocks,
 
 and V_c <- V_c^1/2 P_c V_c^1/2 climbs it: for k = 1 the fixed point l <- l P_ii of
 `mechanism.factorization`. Every iterate gives a feasible P and a lower bound.
-
-With banded strategies a training loop makes noise from its last few rounds alone: C^-1 z is a
-recursion over the last `bands` - 1 outputs, so a run holds that many noise arrays instead of T.
-With at most b bands no two rounds of a pattern overlap in C'C.
 """
 
 import contextlib
@@ -36,7 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax._numerics import double_precision, one_lapack_thread
@@ -48,18 +44,13 @@ from dpjax.mechanism.participation import Participation, checked
 __all__ = [
     "TemporalSolution",
     "anti_pgd",
-    "banded",
-    "banded_inverse",
-    "certified",
     "identity",
     "mafalda",
     "objective",
-    "one_step",
     "prefix_sum",
     "sensitivity",
     "solve",
     "strategy_of",
-    "toeplitz",
     "workload_gram",
 ]
 
@@ -83,9 +74,6 @@ _COMPILED = 256  # rounds below which compiling takes longer than NumPy takes to
 _COARSE = 512  # rounds beyond which the start is the optimum of a quarter of the horizon
 _LONG = 2048  # rounds beyond which eigenvalues are computed once an iteration, and nowhere else
 _NEAR = 1e-6  # gap of a shorter horizon's optimum, from which a longer one starts
-_STALL = 1e-9  # relative decrease of a banded search's loss ...
-_STALLED = 10  # ... over this many steps, below which the search ends
-_MOST = 2000
 
 
 class TemporalSolution(NamedTuple):
@@ -222,129 +210,6 @@ def mafalda(mixing: Mixing, participation: Participation, *, device: Any = None)
     """
     gram = workload.gram(mixing, checked(participation).rounds)
     return solve(gram, participation, device=device).strategy
-
-
-def banded_inverse(participation: Participation, bands: int) -> Strategy:
-    """Return the strategy of the banded inverse square root of prefix sums (BISR).
-
-    C^-1 has r_0, .. r_{bands - 1} along its diagonals, sum_j r_j x^j = (1 - x)^(1/2): r_0 = 1,
-    r_j = r_{j-1} (j - 3/2) / j. Noise of a round is a sum over `bands` rounds. C has no negative
-    entry, so that its sensitivity is exact.
-
-    Args:
-        participation: when a record appears.
-        bands: number of diagonals of C^-1, 1 (a scaled identity) to T.
-
-    Returns:
-        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
-
-    Raises:
-        ValueError: for another number of diagonals.
-
-    Reference:
-        Kalinin, McKenna, Upadhyay and Lampert 2025, "Back to square roots", arXiv 2505.12128.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import temporal
-        >>> from dpjax.mechanism.participation import Participation
-        >>> strategy = temporal.banded_inverse(Participation(4, 1, 4), bands=3)
-        >>> (np.linalg.inv(strategy)[:, 0] * strategy[0, 0]).round(3)
-        array([ 1.   , -0.5  , -0.125,  0.   ])
-    """
-    rounds = checked(participation).rounds
-    bands = _validate.integer("bands", bands)
-    if bands > rounds:
-        raise ValueError(f"bands is {bands}; give at most {rounds}, the number of rounds")
-    order = np.arange(1, bands)
-    coefficients = np.cumprod(np.concatenate([[1.0], (order - 1.5) / order]))
-    return normalized(_inverse_toeplitz(coefficients, rounds), participation)
-
-
-def one_step(participation: Participation, fraction: float) -> Strategy:
-    """Return the strategy whose noise takes back a fraction of the last round's (DP-lambda-CGD).
-
-    Round t adds d_t (z_t - fraction z_{t-1}), d_t = sqrt(sum_{j < T - t} fraction^2j) counting
-    rounds from 0: C_st is fraction^(s - t) / d_t, with columns of norm 1. A run keeps the noise of
-    one round, or draws it again from its key. C has no negative entry, so that its sensitivity is
-    exact.
-
-    Args:
-        participation: when a record appears.
-        fraction: lambda, from 0 (a scaled identity) to below 1.
-
-    Returns:
-        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
-
-    Raises:
-        ValueError: for another fraction.
-
-    Reference:
-        Kalinin, McKenna, Pagh and Lampert 2026, "DP-lambda-CGD", arXiv 2601.22334.
-
-    Example:
-        >>> from dpjax.mechanism import temporal
-        >>> from dpjax.mechanism.participation import Participation
-        >>> temporal.one_step(Participation(3, 1, 3), fraction=0.5).round(3)
-        array([[0.873, 0.   , 0.   ],
-               [0.436, 0.894, 0.   ],
-               [0.218, 0.447, 1.   ]])
-    """
-    rounds = checked(participation).rounds
-    fraction = _validate.number("fraction", fraction)
-    if not 0 <= fraction < 1:
-        raise ValueError(f"fraction is {fraction!r}; give a number from 0 to below 1")
-    strategy = _inverse_toeplitz(np.array([1.0, -fraction])[:rounds], rounds)
-    return normalized(strategy / np.linalg.norm(strategy, axis=0), participation)
-
-
-def _inverse_toeplitz(coefficients: Float[np.ndarray, " p"], rounds: int) -> Strategy:
-    """Return C for the coefficients along the diagonals of C^-1."""
-    _validate.rounds_in_memory(rounds)
-    first = np.zeros(rounds)
-    first[0] = 1.0 / coefficients[0]
-    for t in range(1, rounds):
-        past = first[max(0, t - len(coefficients) + 1) : t][::-1]
-        first[t] = -(coefficients[1 : len(past) + 1] @ past) * first[0]
-    return np.asarray(scipy.linalg.toeplitz(first, np.zeros(rounds)))
-
-
-def certified(
-    strategy: Float[np.ndarray, "t t"],
-    gram: Float[np.ndarray, "t t"],
-    participation: Participation,
-    *,
-    tolerance: float | None = None,
-    device: Any = None,
-) -> TemporalSolution:
-    """Return any strategy, scaled to sensitivity 1, with the gap to the optimum over all.
-
-    Lower bound, iterations and convergence are those of :func:`solve`.
-
-    Args:
-        strategy: [T, T] C, invertible, such as a banded or Toeplitz one.
-        gram: [T, T] H.
-        participation: when a record appears; T = k b, or k = 1.
-        tolerance: as for :func:`solve`, of the optimum.
-        device: as for :func:`solve`.
-
-    Raises:
-        ValueError: as :func:`solve` and :func:`objective`.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import temporal
-        >>> from dpjax.mechanism.participation import Participation
-        >>> participation = Participation(8, 2, 4)
-        >>> few = temporal.toeplitz(np.ones((1, 1)), participation, bands=2)
-        >>> gram = temporal.workload_gram(np.ones((1, 1)), 8)
-        >>> round(temporal.certified(few, gram, participation).gap, 2)
-        0.31
-    """
-    value = objective(strategy, gram, participation)
-    best = solve(gram, participation, tolerance=tolerance, device=device)
-    scaled = normalized(np.asarray(strategy, dtype=np.float64), participation)
-    return best._replace(strategy=scaled, value=value)
 
 
 def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
@@ -594,151 +459,6 @@ def _products(matrix: Float[np.ndarray, "m t"]) -> Float[np.ndarray, "t t"]:
     size, support = np.abs(matrix), (matrix != 0).astype(np.float64)
     terms = support.T @ support
     return np.abs(matrix.T @ matrix) + _EPS * np.where(terms > 1, terms, 0.0) * (size.T @ size)
-
-
-def banded(
-    mixing: Float[np.ndarray, "*p n n"],
-    participation: Participation,
-    bands: int,
-    *,
-    equal: bool = False,
-    device: Any = None,
-) -> Float[np.ndarray, "t t"]:
-    """Return the best strategy for MAFALDA's objective with C_st = 0 where s - t >= bands.
-
-    jax_privacy's convex search over C'C. Where T = k b (or k = 1) columns may differ in norm;
-    for other participations, or where asked for, they are held equal.
-
-    Args:
-        mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
-        participation: when a record appears.
-        bands: number of diagonals, 1 (a scaled identity) to the participation's separation.
-        equal: whether all columns have one norm: the largest one counts where batches are sampled.
-        device: as for :func:`solve`.
-
-    Returns:
-        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
-
-    Raises:
-        ValueError: for more bands than the separation, or a bad mixing matrix.
-
-    Reference:
-        Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization".
-
-    Example:
-        >>> from dpjax.mechanism import temporal
-    """
-    from jax_privacy.matrix_factorization import dense
-
-    rounds, k = participation.rounds, participation.epochs
-    bands = _bands(participation, bands)
-    gram = workload.gram(mixing, rounds)
-    root = factor_of(gram / np.trace(gram))  # the search is tuned to losses near 1
-    whole = not equal and (k == 1 or rounds == k * participation.separation)
-    with double_precision():
-        optimum = dense.optimize(
-            rounds,
-            epochs=k if whole else 1,
-            bands=bands,
-            equal_norm=not whole,
-            A=jax.device_put(root, device),
-            max_optimizer_steps=_MOST,
-            callback=_stalled(),
-        )
-        strategy = np.array(optimum, dtype=np.float64)
-    # Cholesky leaves rounding outside the bands, which would couple the rounds of a pattern.
-    return normalized(np.tril(np.triu(strategy, 1 - bands)), participation)
-
-
-def toeplitz(
-    mixing: Float[np.ndarray, "*p n n"],
-    participation: Participation,
-    bands: int,
-    *,
-    device: Any = None,
-) -> Float[np.ndarray, "t t"]:
-    """Return the best banded Toeplitz strategy, its columns scaled to equal norms.
-
-    `bands` numbers describe it; a search from the optimum for the maximal error of prefix sums. A
-    step of it takes T^2 operations: 5,000 rounds take 20 seconds. `certified` has its gap.
-
-    Args:
-        mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
-        participation: when a record appears.
-        bands: number of coefficients, 1 (a scaled identity) to the participation's separation.
-        device: as for :func:`solve`.
-
-    Returns:
-        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
-
-    Raises:
-        ValueError: for more bands than the separation, or a bad mixing matrix.
-
-    Reference:
-        McKenna 2024, "Scaling up the banded matrix factorization mechanism".
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import temporal
-        >>> from dpjax.mechanism.participation import Participation
-        >>> temporal.toeplitz(np.ones((1, 1)), Participation(8, 2, 4), bands=2).shape
-        (8, 8)
-    """
-    from jax_privacy.matrix_factorization import optimization
-    from jax_privacy.matrix_factorization import toeplitz as toeplitz_
-
-    rounds, bands = participation.rounds, _bands(participation, bands)
-    gram = workload.gram(mixing, rounds)
-    gram /= np.trace(gram)  # the search is tuned to losses near 1
-    with double_precision():
-        # tr(H R R') = r' Q r for R the Toeplitz matrix of r: Q sums H along its diagonals' ends.
-        sums = jax.device_put(workload.summed(gram[None, ::-1, ::-1]), device)
-        late = jax.device_put(gram[rounds - bands + 1 :], device)
-        lags = np.arange(rounds - bands + 1, rounds)[:, None] - np.arange(rounds)
-
-        def loss(coefficients: Float[Array, " bands"]) -> Float[Array, ""]:
-            # C^-1 = D R, D the norms of the columns, which are shorter in the last rounds.
-            inverse = toeplitz_.inverse_coef(coefficients, rounds)
-            squares = jnp.cumsum(coefficients**2)
-            less = 1.0 - jnp.sqrt(squares[:-1][::-1] / squares[-1])
-            rows = jnp.where(lags >= 0, inverse[lags], 0.0)
-            spectrum = jnp.fft.rfft(rows, 2 * rounds) * jnp.fft.rfft(inverse, 2 * rounds)
-            products = late * jnp.fft.irfft(spectrum, 2 * rounds)[:, :rounds]
-            corner = less @ products[:, rounds - bands + 1 :] @ less
-            total = inverse @ sums @ inverse - 2.0 * jnp.sum(less @ products) + corner
-            return total * squares[-1]
-
-        start = jnp.asarray(toeplitz_.optimal_max_error_strategy_coefs(bands), jnp.float64)
-        start = jax.device_put(start, device)
-        optimum = optimization.optimize(loss, start, max_optimizer_steps=_MOST, callback=_stalled())
-        # The first column's sign is free in the search.
-        optimum = np.asarray(optimum * jnp.sign(optimum[0]))
-    column = np.concatenate([optimum, np.zeros(rounds - bands)])
-    strategy = scipy.linalg.toeplitz(column, np.zeros(rounds))
-    return normalized(strategy / np.linalg.norm(strategy, axis=0), participation)
-
-
-def _bands(participation: Participation, bands: int) -> int:
-    bands = _validate.integer("bands", bands)
-    limit = participation.rounds if participation.epochs == 1 else participation.separation
-    if bands > limit:
-        raise ValueError(
-            f"bands is {bands}; give at most {limit}, the rounds between two appearances"
-        )
-    return bands
-
-
-def _stalled() -> Callable[[Any], bool]:
-    """Return a callback that ends a search whose loss no longer falls."""
-    losses: list[float] = []
-
-    def callback(step: Any) -> bool:
-        losses.append(float(step.loss))
-        if len(losses) <= _STALLED:
-            return False
-        return not losses[-1] < min(losses[:-_STALLED]) * (1.0 - _STALL)
-
-    return callback
 
 
 class _Point(NamedTuple):

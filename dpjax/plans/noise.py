@@ -15,8 +15,8 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import precision
+from dpjax.mechanism import banded, spatial, temporal
 from dpjax.mechanism import design as design_
-from dpjax.mechanism import spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Factored, Target, check_strategy
 from dpjax.plans.integers import Discrete
@@ -238,7 +238,7 @@ class _Banded(Correlated):
         bands: Diagonals of the strategy, at most the rounds from one time that a record takes part
             to the next; a run then keeps that many noise arrays less one, in place of one a round.
             None is the optimum over all strategies. Beyond some hundred rounds its search takes
-            minutes: ``plan.make(..., strategy=temporal.toeplitz(W, participation, bands))`` is
+            minutes: ``plan.make(..., strategy=banded.toeplitz(W, participation, bands))`` is
             nearly as good.
     """
 
@@ -283,7 +283,7 @@ class BandedInverse(Correlated):
     """Noise that is a sum over the last rounds, near the optimum for prefix sums: BISR.
 
     Attributes:
-        bands: Rounds that the noise of a round is a sum over (`temporal.banded_inverse`), or all
+        bands: Rounds that the noise of a round is a sum over (`banded.banded_inverse`), or all
             where the run has fewer. A run keeps that many noise arrays less one.
 
     Example:
@@ -303,7 +303,7 @@ class BandedInverse(Correlated):
     def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
         """The strategy for the participation, or the one that was given."""
         if strategy is None:
-            strategy = temporal.banded_inverse(target.pattern, min(self.bands, target.rounds))
+            strategy = banded.banded_inverse(target.pattern, min(self.bands, target.rounds))
         return super().over_rounds(target, strategy)
 
 
@@ -314,7 +314,7 @@ class OneStep(Correlated):
     A run of large models keeps no noise: it draws the last round's again.
 
     Attributes:
-        fraction: What is taken back, from 0 to below 1 (`temporal.one_step`). The best one rises
+        fraction: What is taken back, from 0 to below 1 (`banded.one_step`). The best one rises
             with the rounds between one time that a record takes part and the next.
 
     Example:
@@ -328,13 +328,13 @@ class OneStep(Correlated):
     label, temporal = "one_step", True
 
     def __post_init__(self) -> None:
-        """Refuse what is no number; `temporal.one_step` checks its range."""
+        """Refuse what is no number; `banded.one_step` checks its range."""
         _validate.fields(self, _validate.number, "fraction")
 
     def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
         """The strategy for the participation, or the one that was given."""
         if strategy is None:
-            strategy = temporal.one_step(target.pattern, self.fraction)
+            strategy = banded.one_step(target.pattern, self.fraction)
         return super().over_rounds(target, strategy)
 
 
@@ -527,7 +527,7 @@ def _cached_strategy(
     if name == "spacetime":
         return np.asarray(_joint(over, participation).strategy)
     if bands is not None:
-        return temporal.banded(over.matrix, participation, bands, equal=equal)
+        return banded.banded(over.matrix, participation, bands, equal=equal)
     if name == "anti_pgd":
         return temporal.anti_pgd(participation.rounds)
     if name == "prefix_sum":

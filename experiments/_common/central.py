@@ -15,7 +15,7 @@ import numpy as np
 from _common.rules import UpdateRule
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.mechanism import temporal
+from dpjax.mechanism import banded
 from dpjax.plans import noise, plan, protect, samplers
 
 __all__ = ["TITLES", "Central", "title"]
@@ -158,4 +158,4 @@ class Central:
 @functools.lru_cache(maxsize=8)
 def _toeplitz(pattern: Any, bands: int) -> np.ndarray:
     """Noise over rounds: the optimum over all banded strategies takes minutes, and gains little."""
-    return temporal.toeplitz(np.eye(1), pattern, bands)
+    return banded.toeplitz(np.eye(1), pattern, bands)

@@ -11,7 +11,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax.mechanism import temporal, workload
+from dpjax.mechanism import banded, temporal, workload
 from dpjax.mechanism.factorization import minimize_trace
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
@@ -22,8 +22,8 @@ PARTICIPATIONS = [(12, 1, 12), (12, 3, 4), (12, 4, 3), (12, 12, 1), (12, 1, 5), 
 DESIGNS = {
     "mafalda": lambda p: temporal.mafalda(FLORENTINE, p),
     "prefix_sum": temporal.prefix_sum,
-    "banded": lambda p: temporal.banded(FLORENTINE, p, min(3, p.separation)),
-    "toeplitz": lambda p: temporal.toeplitz(FLORENTINE, p, min(3, p.separation)),
+    "banded": lambda p: banded.banded(FLORENTINE, p, min(3, p.separation)),
+    "toeplitz": lambda p: banded.toeplitz(FLORENTINE, p, min(3, p.separation)),
 }
 
 
@@ -38,7 +38,7 @@ def by_jax_privacy(gram: np.ndarray, participation: Participation) -> np.ndarray
 
 def test_a_search_ends_where_its_loss_no_longer_falls() -> None:
     for falls in (0.0, 1e-6):
-        ended = temporal._stalled()
+        ended = banded._stalled()
         steps = [ended(SimpleNamespace(loss=1.0 - falls * step)) for step in range(30)]
         assert steps[:10] == [False] * 10 and any(steps) == (falls == 0)
 
@@ -304,10 +304,10 @@ def test_one_band_and_more_bands(fields) -> None:
     participation = Participation(*fields)
     gram = temporal.workload_gram(FLORENTINE, rounds)
     few, more = (
-        temporal.objective(temporal.banded(FLORENTINE, participation, bands), gram, participation)
+        temporal.objective(banded.banded(FLORENTINE, participation, bands), gram, participation)
         for bands in (1, 8)
     )
-    even = temporal.objective(temporal.toeplitz(FLORENTINE, participation, 8), gram, participation)
+    even = temporal.objective(banded.toeplitz(FLORENTINE, participation, 8), gram, participation)
     assert more * (1 - 1e-6) <= even < 1.15 * more < few
     if rounds == 24:
         # A diagonal C: within a class, or alone, precision goes as the root of H_tt.
@@ -321,7 +321,7 @@ def test_one_band_and_more_bands(fields) -> None:
 def test_all_bands_are_the_optimum() -> None:
     participation = Participation(24, 1, 24)
     gram = temporal.workload_gram(FLORENTINE, 24)
-    strategy = temporal.banded(FLORENTINE, participation, 24)
+    strategy = banded.banded(FLORENTINE, participation, 24)
     value = temporal.objective(strategy, gram, participation)
     assert value == pytest.approx(temporal.solve(gram, participation).value, rel=1e-6)
 
@@ -336,8 +336,8 @@ def test_solvers_run_on_the_device_that_is_given(solver, monkeypatch) -> None:
     monkeypatch.setattr(jax, "device_put", lambda x, on=None: used.add(on) or compute(x, on))
     calls = {
         "solve": lambda **on: temporal.solve(gram, participation, **on).strategy,
-        "banded": lambda **on: temporal.banded(FLORENTINE, participation, 2, **on),
-        "toeplitz": lambda **on: temporal.toeplitz(FLORENTINE, participation, 2, **on),
+        "banded": lambda **on: banded.banded(FLORENTINE, participation, 2, **on),
+        "toeplitz": lambda **on: banded.toeplitz(FLORENTINE, participation, 2, **on),
         "minimize_trace": lambda **on: minimize_trace(gram, **on).precision,
     }
     there = calls[solver](device=jax.devices()[3])
@@ -362,8 +362,8 @@ def test_long_horizons(monkeypatch) -> None:
     assert known.value * (1 - 1e-8) <= found.lower_bound <= known.value
     assert 1 - 1e-10 < temporal.sensitivity(found.strategy, participation) <= 1
     assert found.iterations < known.iterations
-    few = temporal.toeplitz(FLORENTINE, participation, 8)
-    judged = temporal.certified(few, gram, participation)
+    few = banded.toeplitz(FLORENTINE, participation, 8)
+    judged = banded.certified(few, gram, participation)
     assert 0.1 < judged.gap < 0.4
     assert judged.value == pytest.approx(temporal.objective(few, gram, participation))
 
@@ -381,7 +381,7 @@ def test_sensitivity_by_pattern(fields, monkeypatch) -> None:
 def test_toeplitz_is_no_worse_than_its_neighbours(fields) -> None:
     """At the dense objective: the search works with sums along diagonals."""
     participation, gram = Participation(*fields), temporal.workload_gram(FLORENTINE, fields[0])
-    best = temporal.toeplitz(FLORENTINE, participation, 4)
+    best = banded.toeplitz(FLORENTINE, participation, 4)
     value, rng = temporal.objective(best, gram, participation), np.random.default_rng(0)
     column = best[:4, 0]
     for scale in (1e-3, 1e-2):
@@ -396,8 +396,8 @@ def test_toeplitz_is_no_worse_than_its_neighbours(fields) -> None:
 
 def banded_inverses(participation: Participation) -> list[np.ndarray]:
     rounds = participation.rounds
-    bisr = [temporal.banded_inverse(participation, bands) for bands in {1, min(3, rounds), rounds}]
-    return bisr + [temporal.one_step(participation, fraction) for fraction in (0, 0.5, 0.99)]
+    bisr = [banded.banded_inverse(participation, bands) for bands in {1, min(3, rounds), rounds}]
+    return bisr + [banded.one_step(participation, fraction) for fraction in (0, 0.5, 0.99)]
 
 
 @pytest.mark.parametrize("fields", [(12, 3, 4), (12, 1, 12), (13, 2, 5), (1, 1, 1)])
@@ -422,16 +422,16 @@ def test_banded_inverses_scaled_to_one_appearance_are_caught() -> None:
 
 def test_banded_inverse_of_all_bands_is_the_square_root_of_prefix_sums() -> None:
     participation = Participation(9, 1, 9)
-    root = temporal.banded_inverse(participation, 9)
+    root = banded.banded_inverse(participation, 9)
     root /= root[0, 0]
     np.testing.assert_allclose(root @ root, np.tri(9), atol=1e-14)
-    few = np.linalg.inv(temporal.banded_inverse(participation, 4) / root[0, 0])
+    few = np.linalg.inv(banded.banded_inverse(participation, 4) / root[0, 0])
     expected = np.triu(np.tril(np.linalg.inv(root)), -3)
     np.testing.assert_allclose(few / few[0, 0], expected, atol=1e-12)
 
 
 def test_one_step_takes_back_a_fraction_of_the_last_noise() -> None:
-    strategy = temporal.one_step(Participation(6, 2, 3), 0.7)
+    strategy = banded.one_step(Participation(6, 2, 3), 0.7)
     noise = np.linalg.inv(strategy)
     np.testing.assert_allclose(noise[1:, :-1].diagonal() / noise.diagonal()[1:], -0.7)
     assert abs(np.tril(noise, -2)).max() < 1e-14
@@ -441,7 +441,7 @@ def test_one_step_takes_back_a_fraction_of_the_last_noise() -> None:
     # At prefix sums it lies between independent noise and the optimum.
     participation, gram = Participation(64, 2, 32), workload.prefix_sum(64)
     none, half = (
-        temporal.objective(temporal.one_step(participation, f), gram, participation)
+        temporal.objective(banded.one_step(participation, f), gram, participation)
         for f in (0.0, 0.5)
     )
     assert temporal.solve(gram, participation).value < half < none
@@ -452,8 +452,8 @@ def test_rounds_of_banded_inverses_are_sums_over_few() -> None:
 
     participation = Participation(80, 2, 40)
     for strategy, width in (
-        (temporal.banded_inverse(participation, 5), 4),
-        (temporal.one_step(participation, 0.9), 1),
+        (banded.banded_inverse(participation, 5), 4),
+        (banded.one_step(participation, 0.9), 1),
     ):
         route = rounds.route(strategy, 80)
         assert route.kind == "moving" and route.weights.shape == (80, width)
@@ -509,13 +509,13 @@ def test_bad_input() -> None:
         temporal.solve(np.eye(12), participation, tolerance=0)
     with pytest.raises(ValueError, match="max_iterations is 0"):
         temporal.solve(np.eye(12), participation, max_iterations=0)
-    for design in (temporal.banded, temporal.toeplitz):
+    for design in (banded.banded, banded.toeplitz):
         with pytest.raises(ValueError, match="bands is 5; give at most 4"):
             design(FLORENTINE, participation, 5)
     for design in (temporal.identity, temporal.anti_pgd):
         with pytest.raises(ValueError, match="rounds is 0"):
             design(0)
     with pytest.raises(ValueError, match="bands is 13; give at most 12"):
-        temporal.banded_inverse(participation, 13)
+        banded.banded_inverse(participation, 13)
     with pytest.raises(ValueError, match="fraction is 1"):
-        temporal.one_step(participation, 1)
+        banded.one_step(participation, 1)
