@@ -158,9 +158,9 @@ class RunState:
         Raises:
             ValueError: Naming what does not fit.
         """
-        plans, _, seeds = tasks
+        plans, problems, seeds = tasks
         check_device(plans, devices)
-        data = Inputs.of(*tasks, devices, phase)
+        data = Inputs.of(plans, problems, seeds, devices, phase)
         real = real and not any(plan.config.release for plan in plans)
         noise_keys = keys.stacked(seeds, "noise", phase) if real else keys.throwaway(len(seeds))
         state = data.initial(data.start(start, len(plans)), noise_keys)
