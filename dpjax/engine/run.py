@@ -151,12 +151,7 @@ def run(
             driver = host.make_driver(transport, plans, seeds, devices, checkpoint)
         options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
         if jax.process_count() > 1:
-            given: dict[str, Any] = {
-                "checkpoint": checkpoint is not None, "callback": callback is not None,
-                "devices": devices, "planned": planned, "spent": spent,
-                "start": None if start is None else checkpoint_.digest(start),
-                "evaluation_data": [one.evaluation_data for one in problems],
-            }  # fmt: skip
+            given = _given(problems, checkpoint, callback, devices, planned, spent, start)
             calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | given))
     checkpoint_.check_alike(calls)
     at = RunState.first(tasks, schedule, devices, phase, start, real=True)
@@ -175,11 +170,7 @@ def run(
         print(expected, file=sys.stderr)
     identity, traced = {}, driver.traced(at)
     if checkpoint is not None or key_file is not None:
-        # Without a start, models follow from the problem's.
-        custom = None if start is None else at.state.models
-        values = processes.collected(((data.models, custom), data.arrays, at.state.memory))
-        identity = checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
-        del custom, values  # As large as the state.
+        identity = _identity(plans, problems, seeds, options, at, start is not None, traced)
     with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
         if not storage.ended:
             data.compiled(traced, at.state)  # Before a release has a key.
@@ -207,6 +198,33 @@ def run(
         ended=at.done == schedule.total,
         frozen=result.frozen_digest(problems[0].frozen),
     )
+
+
+def _given(
+    problems: Any,
+    checkpoint: Any,
+    callback: Any,
+    devices: Any,
+    planned: Any,
+    spent: Any,
+    start: Any,
+) -> dict[str, Any]:
+    """Arguments that several processes compare, beside those of the identity."""
+    return {
+        "checkpoint": checkpoint is not None, "callback": callback is not None, "devices": devices,
+        "planned": planned, "spent": spent,
+        "start": None if start is None else checkpoint_.digest(start),
+        "evaluation_data": [one.evaluation_data for one in problems],
+    }  # fmt: skip
+
+
+def _identity(
+    plans: Any, problems: Any, seeds: Any, options: Any, at: RunState, started: bool, traced: Any
+) -> dict[str, str]:
+    """The identity of a run that is stored; without a start, models follow from the problem's."""
+    custom, data = at.state.models if started else None, at.inputs
+    values = processes.collected(((data.models, custom), data.arrays, at.state.memory))
+    return checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
 
 
 class ScanDriver:
