@@ -58,7 +58,7 @@ def test_agents_without_a_batch_are_refused_before_any_work(
     tmp_path, capsys, monkeypatch, options, said
 ):
     module = load_script("tracking_mnist")
-    monkeypatch.setattr(module, "run", None)
+    monkeypatch.setattr(module.launch.Lab, "run", None)
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), *options]) == 2
     assert said in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.jsonl"))
