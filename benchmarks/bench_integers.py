@@ -15,7 +15,6 @@ is not counted, and two busy threads count twice.
 """
 
 import functools
-import importlib.util
 import math
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _timing import Bench, turns
+from _timing import Bench, installed, turns
 from dpjax.accounting import discrete as accounting
 from dpjax.secagg import integers
 from dpjax.transforms import integers as within
@@ -60,7 +59,7 @@ def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], floa
         "normals": lambda: plain(key),
         "chacha20": lambda: [one() for _ in range(clients)],
     }
-    if importlib.util.find_spec("opendp") is not None:
+    if installed("opendp"):
         calls["opendp"] = lambda: opendp(clients * size, variance)
     return {name: functools.partial(clocked, call) for name, call in calls.items()}
 

@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _timing import Bench, forget_peak, peak, timed, turns
+from _timing import Bench, forget_peak, installed, peak, timed, turns
 from dpjax.secagg import local
 from dpjax.secagg.terms import Terms
 from dpjax.transforms import masks
@@ -243,7 +243,7 @@ def protocol(
     terms, values = terms_of(clients, length, adversary), vectors_of(clients, length)
     leaves, graph = leaves_of(terms, ("mask",)), terms.graph(clients)
     calls = {"dpjax": functools.partial(dpjax_sum, terms, values, leaves)}
-    has_peer = importlib.util.find_spec("flwr") is not None
+    has_peer = installed("flwr")
     # Flower's protocol is the semi-honest one.
     if has_peer and clients <= options.peer_clients and adversary == ADVERSARIES[0]:
         calls["flower"] = functools.partial(flower_sum, terms, values, leaves)

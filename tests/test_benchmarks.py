@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import bench_dpsgd, bench_precision, bench_secagg, bench_sketch, bench_tracking
+from benchmarks import bench_dpsgd, bench_secagg, bench_sketch, bench_tracking, float32_attack
 from dpjax.results import records
 
 
@@ -41,11 +41,11 @@ def test_pytorchs_network_is_as_large() -> None:
 
 
 def test_the_attack_on_last_bits_finds_every_word_that_leads_to_a_message() -> None:
-    draws = bench_precision.random_laplaces(3_000)
+    draws = float32_attack.random_laplaces(3_000)
     for state, other in ((0.0, 0.1), (1 / 3, 1 / 3 + 0.001)):
         messages, there = np.float32(state) + draws, np.float32(other)
-        assert bench_precision.has_words(messages, state, 1.0).all()
-        found = bench_precision.has_words(messages, other, 1.0)
+        assert float32_attack.has_words(messages, state, 1.0).all()
+        found = float32_attack.has_words(messages, other, 1.0)
         assert 0.5 < found.mean() < 1
         # Many more words are tried for what it holds to be excluded: not one is found.
         left = messages[~found]
@@ -54,22 +54,22 @@ def test_the_attack_on_last_bits_finds_every_word_that_leads_to_a_message() -> N
         for beyond, tail in ((True, np.exp(-size)), (False, -np.expm1(-size))):
             near = np.clip(tail, 2.0**-39, 0.4999).astype(np.float32)
             tried = (near.view(np.int32)[:, None] + steps).view(np.float32)
-            values = bench_precision.of_tails(tried, beyond, (wanted < 0)[:, None])
+            values = float32_attack.of_tails(tried, beyond, (wanted < 0)[:, None])
             assert not (there + values == left[:, None]).any()
 
 
 def test_the_attack_sees_no_difference_where_there_is_none() -> None:
     draws = {
-        "laplace": bench_precision.random_laplaces(20_000),
-        "normal": bench_precision.every_normal()[::1024],
+        "laplace": float32_attack.random_laplaces(20_000),
+        "normal": float32_attack.every_normal()[::1024],
     }
     for kind, some in draws.items():
-        assert bench_precision.attack(kind, 1.0, 0.3, 0.0, some)["excluded"] == 0
+        assert float32_attack.attack(kind, 1.0, 0.3, 0.0, some)["excluded"] == 0
         # Sums as coarse as the number they are added to: everything is reached.
-        assert bench_precision.attack("laplace", 1.0, 1e-4, 1.0, draws["laplace"])["excluded"] == 0
-    few = bench_precision.attack("normal", 1.0, 1.0, 0.1, draws["normal"])
+        assert float32_attack.attack("laplace", 1.0, 1e-4, 1.0, draws["laplace"])["excluded"] == 0
+    few = float32_attack.attack("normal", 1.0, 1.0, 0.1, draws["normal"])
     assert few["excluded"] > 0.9 and few["messages"] == 1
-    lost = bench_precision.attack("laplace", 1.0, 1e-7, 1.0, draws["laplace"])["unchanged"]
+    lost = float32_attack.attack("laplace", 1.0, 1e-7, 1.0, draws["laplace"])["unchanged"]
     # Half a spacing below 1 and half of twice that above it.
     below, above = (-np.expm1(-half / 1e-7) for half in (2.0**-25, 2.0**-24))
     assert abs(lost - (below + above) / 2) < 5 * 0.5 / np.sqrt(20_000)

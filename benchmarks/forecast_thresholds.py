@@ -1,4 +1,4 @@
-"""How much is learned at which ratio of noise to drift: python benchmarks/bench_forecast.py
+"""How much is learned at which ratio of noise to drift: python benchmarks/forecast_thresholds.py
 
 The thresholds of `dpjax.accounting.forecast` come from here. Handwritten digits (scikit-learn's)
 are learned by networks of 12 or 40 agents, by softmax regression and by one hidden layer, under the

@@ -1,4 +1,4 @@
-"""What float32 noise of a simulation gives away: python benchmarks/bench_precision.py
+"""What float32 noise of a simulation gives away: python benchmarks/float32_attack.py
 
 Of Laplace and Gaussian noise, as `dpjax.transforms.noise.scheduled` adds it to one number:
 

@@ -1,0 +1,127 @@
+"""The suite of benchmarks: its table, its runner and its page."""
+
+import importlib
+import importlib.util
+import shlex
+from pathlib import Path
+
+import pytest
+
+import _page
+import _suite
+import _timing
+
+ROOT = Path(__file__).resolve().parents[1]
+BENCHMARKS = ROOT / "benchmarks"
+
+
+class Parsed(Exception):
+    """Options are fine."""
+
+
+def runner():
+    """scripts/bench.py as a module."""
+    spec = importlib.util.spec_from_file_location("bench_runner", ROOT / "scripts" / "bench.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_suite_has_every_benchmark_and_no_other() -> None:
+    scripts = {path.stem for kind in ("bench", "rival") for path in BENCHMARKS.glob(f"{kind}_*.py")}
+    assert {entry.script for entry in _suite.SUITE} == scripts
+    names = [entry.name for entry in _suite.SUITE]
+    assert len(set(names)) == len(names)
+    for entry in _suite.SUITE:
+        assert (ROOT / "dpjax" / entry.package).is_dir(), entry
+        assert {line.section for line in entry.lines} <= _suite.SECTIONS.keys()
+        # What a benchmark is there for: a ratio to a peer, a floor or a limit, or growth.
+        assert any(line.times or line.section == "growth" for line in entry.lines), entry.name
+
+
+@pytest.mark.parametrize("script", sorted({entry.script for entry in _suite.SUITE}))
+def test_the_suite_s_options_are_those_of_the_scripts(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse = _timing.Bench.parse
+
+    def parsed(bench: _timing.Bench, argv: list[str] | None = None) -> None:
+        parse(bench, argv)
+        raise Parsed
+
+    monkeypatch.setattr(_timing.Bench, "parse", parsed)
+    module = importlib.import_module(script)
+    for entry in (each for each in _suite.SUITE if each.script == script):
+        for words in (entry.normal, entry.quick):
+            with pytest.raises(Parsed):
+                module.main(shlex.split(words))
+
+
+def test_the_page_is_the_records() -> None:
+    # Else: scripts/bench --page
+    assert _page.PAGE.read_text() == _page.page()
+
+
+SCRIPT = """
+import json, sys
+_, _, size, _, output = sys.argv
+if size == "1":
+    raise SystemExit("too small")
+about = {"command": "python benchmarks/bench_some.py", "versions": {"python": "3"}, "rows": 2}
+about |= {"device": {"kind": "cpu"}, "platform": {"processors": 2, "system": "Linux"}}
+about |= {"format": 1, "guarantees": []}
+with open(output, "w") as file:
+    for line in (
+        {"metadata": about},
+        {"algorithm": "dpjax", "size": int(size), "seconds": 2.0},
+        {"algorithm": "peer", "size": int(size), "seconds": 7.0},
+    ):
+        print(json.dumps(line), file=file)
+"""
+
+
+def test_the_runner_goes_on_after_a_failure_and_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    bench, folder = runner(), tmp_path / "benchmarks"
+    stored = folder / "records"
+    stored.mkdir(parents=True)
+    (folder / "bench_some.py").write_text(SCRIPT)
+    line = _suite.Line(
+        "peers", "a sum of {size}", "{base[seconds]:time}", "a peer: {seconds:time}",
+        "time seconds", {"algorithm": "peer"}, {"algorithm": "dpjax"}, ("size",),
+    )  # fmt: skip
+    suite = [
+        _suite.Entry("small", "engine", "bench_some", "--size 1", "--size 1", (line,)),
+        _suite.Entry("large", "engine", "bench_some", "--size 5", "--size 3", (line,)),
+        _suite.Entry("other", "models", "bench_some", "--size 6", "--size 4", (line,)),
+    ]
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "SUITE", suite)
+    monkeypatch.setattr(bench, "device", lambda: "")
+    monkeypatch.setattr(_page, "SUITE", suite)
+    monkeypatch.setattr(_page, "RECORDS", stored)
+    monkeypatch.setattr(_page, "PAGE", tmp_path / "page.md")
+
+    assert bench.main(["engine", "--quick", "--output", str(tmp_path / "quick")]) == 1
+    told = capsys.readouterr()
+    assert "too small" in told.out and told.err == "failed: small\n"
+    assert "large" in told.out and "other" not in told.out and not list(stored.iterdir())
+    assert bench.main([]) == 1
+    assert {path.name for path in stored.iterdir()} == {"large.jsonl", "other.jsonl"}
+    page = (tmp_path / "page.md").read_text()
+    assert "| `engine` | a sum of 5 | 2 s | a peer: 7 s | 3.5 |" in page
+    assert "Without a record: `small`." in page
+
+    # A record with a peer that is missing now stays.
+    before = (stored / "large.jsonl").read_text()
+    (stored / "large.jsonl").write_text(
+        before.replace('"versions": {', '"versions": {"gone": "1", ')
+    )
+    kept = (stored / "large.jsonl").read_text()
+    assert bench.main(["engine"]) == 1
+    assert "gone is not installed" in capsys.readouterr().out
+    assert (stored / "large.jsonl").read_text() == kept
+    assert _page._stored(suite[1], stored) == [stored / "large.jsonl"]
+    (stored / "large@nvidia-h200.jsonl").write_text(kept.replace('"kind": "cpu"', '"kind": "H200"'))
+    assert "| a sum of 5 (2) |" in _page.page() and "2. H200, " in _page.page()
