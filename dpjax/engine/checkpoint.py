@@ -404,14 +404,11 @@ def _stored(folder: Path | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     return header, arrays
 
 
-def check_storage(
-    plans: Sequence[Plan], seeds: Sequence[int], checkpoint: Any, key_file: Any
-) -> None:
+def check_storage(plans: Sequence[Plan], checkpoint: Any, key_file: Any) -> None:
     """Check that a release, and only a release, has a file for its key, apart from checkpoints.
 
     Args:
         plans: The plans.
-        seeds: The seeds.
         checkpoint: Folder, or None.
         key_file: File, or None.
 
@@ -430,11 +427,6 @@ def check_storage(
         if key_file is not None:
             raise ValueError(f"key_file is {key_file} but no plan has release=True; leave it out")
         return
-    if len(plans) * len(seeds) != 1:
-        raise ValueError(
-            f"a release came with {len(plans)} plans and {len(seeds)} seeds, which would share raw "
-            "noise; run one plan with one seed"
-        )
     if key_file is None or os.path.isdir(key_file):
         raise ValueError(f"key_file is {key_file} for a release; name a file to keep its key in")
     if checkpoint is not None and Path(checkpoint).resolve() in Path(key_file).resolve().parents:

@@ -49,6 +49,11 @@ def check(
         kinds = ", ".join(type(plan).__name__ for plan in plans)
         raise ValueError(f"plans is [{kinds}]; give one or more from plans.plan.make")
     problems, seeds = check_tasks(problem, seeds)
+    if any(plan.config.release for plan in plans) and len(plans) * len(seeds) != 1:
+        raise ValueError(
+            f"a release came with {len(plans)} plans and {len(seeds)} seeds, which would share raw "
+            "noise; run one plan with one seed"
+        )
     for problem in problems:
         _check_counts(plans, problem)
     return plans, problems, seeds

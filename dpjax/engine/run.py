@@ -142,7 +142,7 @@ def run(
     """
     with processes.together() as calls:
         tasks = plans, problems, seeds = inputs.check(plans, problem, seeds)
-        checkpoint_.check_storage(plans, seeds, checkpoint, key_file)
+        checkpoint_.check_storage(plans, checkpoint, key_file)
         _check_options(checkpoint_seconds, progress, callback)
         schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
         phase = _check_phase(plans, phase, start, spent)

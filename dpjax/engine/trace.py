@@ -136,7 +136,7 @@ def empirical_sensitivity(
         >>> float(trace.empirical_sensitivity(plan, same, same, seeds=[0]).max())
         0.0
     """
-    inputs_.check(plan, [problem, neighbour], (0, 1))
+    inputs_.check_tasks([problem, neighbour], (0, 1))
     statics, length, arguments = _prepared(plan, problem, seeds, rounds)
     recorded = _traced(statics, _payloads, length, *arguments, None)
     statics, length, arguments = _prepared(plan, neighbour, seeds, rounds)

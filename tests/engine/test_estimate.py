@@ -75,6 +75,17 @@ def test_an_estimate_spends_nothing_and_changes_no_bit(network, small, tmp_path,
     assert spent == {"initial", "batches"}
 
 
+@pytest.mark.parametrize(("plans", "seeds"), [(1, 2), (2, 1)])
+def test_a_release_of_two_runs_is_refused_as_by_the_run(network, small, tmp_path, plans, seeds):
+    made = [plan.make(make_config(release=True, rounds=2), network)] * plans
+    message = rf"^a release came with {plans} plans and {seeds} seeds, .* one plan with one seed$"
+    with pytest.raises(ValueError, match=message):
+        dp.estimate(made, small, seeds=range(seeds))
+    with pytest.raises(ValueError, match=message):
+        dp.run(made, small, seeds=range(seeds), key_file=tmp_path / "key")
+    assert not list(tmp_path.iterdir())
+
+
 def test_noise_over_rounds_is_timed_and_a_last_chunk_compiled(network, small):
     config = make_config(
         design="prefix_sum", participation=(3, 6), relation="zero_out_record", rounds=18
