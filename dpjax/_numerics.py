@@ -299,6 +299,39 @@ def compiled(static: int = 1, **options: Any) -> Callable[[Callable[..., Any]], 
     return functools.partial(Compiled, static=static, **options)
 
 
+# --- Functions of one agent ---
+
+AGENTS = "agents"
+"""The one axis of a mesh of devices."""
+
+
+def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = False) -> Any:
+    """`jax.vmap` of a function of one agent; agents over devices stay there.
+
+    A compiler that divides a vmap over devices gathers all agents' images for a convolution.
+
+    Args:
+        function: Of one agent's trees; the leaves of its result are arrays.
+        trees: Leaves [n, ...].
+        sequential: Whether a device takes its agents one after the other.
+    """
+
+    def one_by_one(*trees: Any) -> Any:
+        return jax.lax.map(lambda one: function(*one), trees)
+
+    mapped = one_by_one if sequential else jax.vmap(function)
+    leaf = jax.tree.leaves(trees)[0]
+    mesh = jax.typeof(leaf).sharding.mesh
+    if AGENTS not in mesh.axis_names:
+        return mapped(*trees)
+    n, spec = len(leaf), jax.sharding.PartitionSpec(AGENTS)
+    more = -n % mesh.shape[AGENTS]
+    pad = lambda leaf: jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1))  # noqa: E731
+    # A check would have derivatives by a device's constants added up over devices, in private.
+    local = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.tree.map(lambda leaf: leaf[:n], local(*jax.tree.map(pad, trees)))
+
+
 # --- Losses and deltas are rounded up, as numbers and as text ---
 
 MARGIN = 1 + 1e-15

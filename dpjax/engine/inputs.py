@@ -14,9 +14,9 @@ import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
 
-from dpjax import _validate
+from dpjax import _numerics, _validate
 from dpjax.engine import keys, program
-from dpjax.engine.processes import AXIS, place, whole
+from dpjax.engine.processes import place, whole
 from dpjax.engine.step import Data, Statics
 from dpjax.plans import parameters, statements
 from dpjax.plans.plan import Plan
@@ -527,7 +527,7 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
         devices: How many of `jax.devices()` to use; None or one device is no mesh.
 
     Returns:
-        The mesh with the one axis `AXIS`, or None for a single device.
+        The mesh with the one axis `AGENTS`, or None for a single device.
 
     Raises:
         ValueError: If there are fewer devices or agents, or for less than all devices of several
@@ -547,7 +547,7 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
     )  # fmt: skip
     if devices > n:
         raise ValueError(f"devices is {devices} for {n} agents; choose 1 to {n}")
-    return None if devices == 1 else Mesh(np.asarray(available[:devices]), (AXIS,))
+    return None if devices == 1 else Mesh(np.asarray(available[:devices]), (_numerics.AGENTS,))
 
 
 def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Statics) -> None:

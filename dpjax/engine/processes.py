@@ -22,10 +22,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-__all__: list[str] = []
+from dpjax._numerics import AGENTS
 
-AXIS = "agents"
-"""The one axis of a mesh of devices."""
+__all__: list[str] = []
 
 
 @jax.tree_util.register_dataclass
@@ -51,7 +50,8 @@ def place(tree: Any, mesh: Mesh | None, axis: int | None, agents: int | None = N
         tree: Pytree of arrays.
         mesh: From `agent_mesh`; None is one device.
         axis: Which axis counts the agents; None puts a copy on every device.
-        agents: Leaves whose axis has another length stay as they are; None is any length.
+        agents: Of a state whose leaves have any layout, the first axis from ``axis`` on of this
+            length is taken; leaves without one stay as they are.
 
     Returns:
         The tree, with leaves `Padded` where the mesh does not divide the axis.
@@ -60,18 +60,21 @@ def place(tree: Any, mesh: Mesh | None, axis: int | None, agents: int | None = N
         return jax.tree.map(jnp.asarray, tree)
     if axis is None:
         return _spread(tree, NamedSharding(mesh, PartitionSpec()))
-    sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, AXIS))
 
     def one(leaf: Any) -> Any:
-        numbers = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        if agents is not None and not (numbers and leaf.shape[axis : axis + 1] == (agents,)):
+        at = axis
+        if agents is not None:
+            fitting = (a for a in range(axis, leaf.ndim) if leaf.shape[a] == agents)
+            at = next(fitting, leaf.ndim)
+        if at == leaf.ndim or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
-        length = leaf.shape[axis]
+        sharding = NamedSharding(mesh, PartitionSpec(*[None] * at, AGENTS))
+        length = leaf.shape[at]
         if not (more := -length % mesh.size):
             return _spread(leaf, sharding)
         pad = jnp.pad if isinstance(leaf, jax.core.Tracer) else np.pad
-        padded = pad(leaf, [(0, more if each == axis else 0) for each in range(leaf.ndim)])
-        return Padded(_spread(padded, sharding), axis, length)
+        padded = pad(leaf, [(0, more if each == at else 0) for each in range(leaf.ndim)])
+        return Padded(_spread(padded, sharding), at, length)
 
     return jax.tree.map(one, tree)
 

@@ -22,8 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._numerics import compiled
-from dpjax.engine.processes import AXIS, place, whole
+from dpjax._numerics import AGENTS, compiled
+from dpjax.engine.processes import place, whole
 from dpjax.engine.step import LOST, Data, Halves, Statics, start_key
 from dpjax.protocols import IntegerEncoded, PublicState, State
 
@@ -157,6 +157,8 @@ def each_run(
     plans, seeds = state_axes(state, "plans"), state_axes(state, "seeds")
     (plans_in, plans_out), (seeds_in, seeds_out) = axes(plans), axes(seeds)
     sequential = statics.sequential
+    # Over devices, JAX has no gradient of a convolution whose kernels are mapped, images not.
+    plan_by_plan = sequential or statics.mesh is not None
 
     def of_seed(state: State, batch_key: Any, noise_key: Any, data: Data, *others: Any) -> Any:
         round_key = jax.random.fold_in(batch_key, state.round)
@@ -167,7 +169,7 @@ def each_run(
             return function(halves, round_key, state, batch, *others)
 
         in_axes = (plans, 0, *plans_in)
-        return over_runs(sequential, of_plan, in_axes, plans_out, state, arrays, *others)
+        return over_runs(plan_by_plan, of_plan, in_axes, plans_out, state, arrays, *others)
 
     in_axes = (seeds, 0, 0, statics.data_axes, *seeds_in)
     return over_runs(
@@ -308,7 +310,7 @@ def advance(
         inputs = (arrays, data, state, batch_keys, noise_keys)
         state, new = each_run(statics, round_of_run, inputs, axes=lambda axes: ((), (axes, 0)))
         if statics.mesh is not None:
-            over_agents = NamedSharding(statics.mesh, PartitionSpec(None, None, AXIS))
+            over_agents = NamedSharding(statics.mesh, PartitionSpec(None, None, AGENTS))
             models = jax.lax.with_sharding_constraint(state.models, over_agents)
             state = state._replace(models=models)
         return state, joined(sums, new)

@@ -308,7 +308,7 @@ def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., di
 
         # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
         deep = type(model) is MLP and jax.default_backend() == "cpu"
-        each = jax.lax.map(of_agent, params) if deep else jax.vmap(of_agent)(params)
+        each = _numerics.each_agent(of_agent, params, sequential=deep)
         return jax.tree.map(jnp.mean, each)
 
     return metrics

@@ -216,7 +216,7 @@ class AgentQuery:
         loss = self._mean_loss
         if self.walk is not None:
             loss = locally_trained(loss, *self.walk)
-        gradients = jax.vmap(jax.grad(loss))(models, batch)
+        gradients = _numerics.each_agent(jax.grad(loss), models, batch)
         encode = _combining(self.weights, encode)
         if encode is not None:
             gradients = jax.vmap(encode)(gradients)
@@ -386,7 +386,8 @@ class RecordQuery:
                 per_layer=self.per_layer,
             )
             of_agent = lambda *data: clipped_sum(*data, places)  # noqa: E731
-        return jax.vmap(lambda params, batch: of_agent(params, *batch))(models, batch)
+        each = lambda params, batch: of_agent(params, *batch)  # noqa: E731
+        return _numerics.each_agent(each, models, batch)
 
     def _in_passes(self, models: Any, batch: "Drawn", encode: Any, places: int) -> Any:
         """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""

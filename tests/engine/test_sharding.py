@@ -2,15 +2,17 @@
 
 import re
 
+import flax.linen as nn
 import jax
 import networkx as nx
 import numpy as np
 import pytest
 
+from dpjax.data import partition
 from dpjax.engine import inputs, processes, program
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
-from dpjax.plans import noise, plan
+from dpjax.plans import noise, plan, problem
 from dpjax.topology import gossip, graphs, mixing
 from tests.support import cut_and_resumed, make_config, make_problem
 
@@ -121,25 +123,58 @@ def collectives(text):
             yield name.removesuffix("-start"), int(sum(sizes))
 
 
-@pytest.mark.parametrize("layout", ["tables", "dense"])
-def test_a_rounds_collectives_are_the_exchange_alone(layout, monkeypatch, devices=8):
-    if layout == "dense":
-        monkeypatch.setattr(gossip, "neighbours", lambda *_: None)
-    _, _, data = made(devices, rounds=4)
+def round_of(data):
+    """The collectives of compiled rounds: entries exchanged, and of other ones."""
     state = data.initial(data.start(None, 1), data.batch_keys)
     given = data.statics, data.arrays, data.data, state, data.batch_keys, data.batch_keys
     text = program.advance.trace(*given, np.array([4], np.int32)).lower().compile().as_text()
     found = list(collectives(text))
-    moved = [size for name, size in found if name in ("collective-permute", "all-gather")]
-    mixing_, block = data.arrays["mixing"], -(-N // devices)
+    others = [size for name, size in found if name == "all-reduce"]
+    names = {name for name, _ in found} - {"all-reduce"}
+    return names, sum(size for name, size in found if name in names), others
+
+
+@pytest.mark.parametrize("layout", ["tables", "dense"])
+def test_a_rounds_collectives_are_the_exchange_alone(layout, monkeypatch):
+    if layout == "dense":
+        monkeypatch.setattr(gossip, "neighbours", lambda *_: None)
+    _, _, data = made(8, rounds=4)
+    names, moved, others = round_of(data)
     if layout == "tables":
-        assert {name for name, _ in found} == {"collective-permute", "all-reduce"}
-        assert mixing_.received == 2 and sum(moved) == mixing_.received * data.entries
+        received = data.arrays["mixing"].received
+        assert names == {"collective-permute"} and moved == received * data.entries
+        assert received == 2
     else:
-        assert {name for name, _ in found} == {"all-gather", "all-reduce"}
-        assert sum(moved) == devices * block * data.entries
+        assert names == {"all-gather"} and moved == 104 * data.entries
     # Means of metrics and of models, at the end of a block; no noise and no batch.
-    assert all(size <= data.entries + 1 for name, size in found if name == "all-reduce")
+    assert all(size <= data.entries + 1 for size in others)
+
+
+class Net(nn.Module):
+    """A convolution and a dense layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.tanh(nn.Conv(2, (2, 2), strides=2)(x))
+        return nn.Dense(2)(x.reshape((*x.shape[:-3], -1)))
+
+
+@pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
+def test_gradients_of_networks_stay_on_their_devices(relation):
+    """Compilers gather all images, and JAX adds derivatives by constants up over devices."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(36, 4, 4, 1)).astype(np.float32), rng.integers(0, 2, 36)
+    shards = partition.iid(36, 6, 0)
+    task = problem.supervised(Net(), "cross_entropy", (x, y), (x[:4], y[:4]), shards)
+    matrix = mixing.metropolis_hastings(graphs.ring(6))
+    config = make_config(design="independent", relation=relation, rounds=3, batch_size=2)
+    one = plan.make(config, matrix, counts=shards.counts)
+    alone, spread = (run([one, one], task, seeds=[0], devices=d) for d in (None, 4))
+    same(alone, spread)
+    data = Inputs.of((one,), (task,), (0,), 4)
+    names, moved, others = round_of(data)
+    assert names == {"all-gather"} and moved == 8 * data.entries
+    assert all(size <= data.entries for size in others)
 
 
 def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
