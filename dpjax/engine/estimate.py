@@ -1,4 +1,4 @@
-"""Memory and time of a run before it starts, from its compiled program and one timed block."""
+"""Memory and time of a run before it starts, from its compiled program and a timed block."""
 
 import statistics
 import time
@@ -16,8 +16,9 @@ from dpjax.transforms.rounds import BLOCK
 
 __all__ = ["Estimate", "estimate"]
 
-_SECONDS, _CALLS = 1.0, 5
-"""Least time of the timed block; and the most calls of a single round that are timed before it."""
+_SECONDS, _CALLS, _ALIKE = 1.0, 5, 1.1
+"""Least time of a timed block; most calls of a single round, and of the block; and the ratio of
+the longest to the shortest block up to which blocks agree."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,10 @@ def estimate(
 
     Memory is that of the process with the inputs of the run, and what the compiled rounds add
     (outputs + intermediate values - reused buffers), or the most that was held so far. Time is that
-    of preparing and compiling, and of one block of rounds from the middle of the run: about a
-    second, or more where `BLOCK` rounds of noise that are drawn together take longer. Checkpoints,
-    callbacks, transports and, beside an accelerator, the host's memory are not counted.
+    of preparing and compiling, and of a block of rounds from the middle of the run: about a second,
+    or more where `BLOCK` rounds of noise that are drawn together take longer. The block is repeated
+    until its times agree, for about 5 seconds at most. Checkpoints, callbacks, transports and,
+    beside an accelerator, the host's memory are not counted.
 
     Guarantee: no message and no metric leaves this function. The rounds start from copies, and a
     throwaway key draws their noise, which neither a seed nor a release has. So a later run spends
@@ -151,7 +153,13 @@ def estimate(
     more = unit = BLOCK if program.keeps_noise(run.state) else 1
     while (several := timed(1 + more)) - single < _SECONDS and more + unit < schedule.total:
         more = min(4 * more, (schedule.total - 1) // unit * unit)
-    each = max(several - single, 0.0) / more
+    # Other work on the machine comes in bursts as long as a block.
+    many = [several]
+    while len(many) < _CALLS and sum(many) < _CALLS * _SECONDS:
+        many.append(timed(1 + more))
+        if max(many) <= _ALIKE * min(many):
+            break
+    each = max(statistics.mean(many) - single, 0.0) / more
     measures = max(single - each, 0.0) / len(blocks) * len(schedule.marks)
     _, most, limit = data.memory()
     return Estimate(

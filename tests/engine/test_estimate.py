@@ -1,6 +1,7 @@
 """Estimates: they spend nothing, hold what the compiler says, and refuse what does not fit."""
 
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +98,33 @@ def test_noise_over_rounds_is_timed_and_a_last_chunk_compiled(network, small):
     assert expected.held + expected.added <= expected.memory < expected.limit
     assert "1 runs of 18 rounds take about" in expected.statement()
     assert dp.estimate(made, small, seeds=[1], stop_at=5).rounds == 5
+
+
+@pytest.mark.parametrize(
+    ("bursts", "calls"),
+    [((1.0, 1.0), 2), ((1.64, 1.0, 1.0, 1.0), 4), ((4.0,), 1), ((0.8, 0.9, 0.8, 0.9, 1.0), 5)],
+)
+def test_a_block_is_timed_again_until_its_times_agree(network, small, monkeypatch, bursts, calls):
+    """Of 257 rounds and 1.285 seconds, and longer where the machine has other work."""
+    lengths, now, advance = [], [0.0], estimate_.program.advance
+
+    def timed(*given):
+        lengths.append(int(given[-1].sum()))
+        again = lengths.count(257)
+        now[0] += 0.005 * lengths[-1] * (bursts[again - 1] if lengths[-1] == 257 else 1.0)
+        return advance(*given)
+
+    timed.trace = advance.trace
+    monkeypatch.setattr(estimate_, "_SECONDS", 1.0)
+    monkeypatch.setattr(estimate_.program, "advance", timed)
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr(estimate_, "time", clock)
+    made = plan.make(make_config(design="independent", rounds=400), network)
+    expected = dp.estimate(made, small, seeds=[0], eval_every=400)
+    assert lengths == [1] * 6 + [2, 5, 17, 65] + [257] * calls
+    each = (257 * sum(bursts) / calls - 1) / 256
+    each += max(1 - each, 0) / 400
+    assert expected.round_seconds == pytest.approx(0.005 * each)
 
 
 def test_what_metrics_hold_at_once_is_counted(network, small):
