@@ -156,6 +156,7 @@ def test_the_first_message_alone_is_not_what_diff_tv_ab_costs():
     ("name", "call"),
     [
         ("step_sizes", lambda: pure.epsilon([1.0, 1.0, 1.0], [1.0], 1.0)),
+        ("step_sizes", lambda: pure.epsilon([], [1.0, 1.0], 1.0)),
         ("step_sizes", lambda: pure.epsilon([-1.0], [1.0, 1.0], 1.0)),
         ("scales", lambda: pure.epsilon([1.0], [1.0, np.nan], 1.0)),
         ("gradient_gap", lambda: pure.epsilon([1.0], [1.0, 1.0], 0.0)),

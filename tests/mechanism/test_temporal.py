@@ -472,6 +472,15 @@ def test_singular_grams(seed, rank, fields) -> None:
     assert solution.lower_bound <= solution.value <= solution.lower_bound * (1 + 1e-3)
 
 
+@pytest.mark.parametrize(("least", "seed"), [(1e-9, 0), (3e-10, 1), (1e-10, 2)])
+def test_nearly_singular_grams_are_solved_as_well_as_others(least, seed) -> None:
+    """By singular values of F V^1/2: eigenvalues of its square keep half of the digits."""
+    basis, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(24, 24)))
+    gram = (basis * np.geomspace(1, least, 24)) @ basis.T
+    solution = temporal.solve((gram + gram.T) / 2, Participation(24, 4, 6))
+    assert solution.lower_bound <= solution.value <= solution.lower_bound * (1 + 1e-6)
+
+
 @settings(max_examples=8)
 @given(st.integers(0, 10_000), st.sampled_from([(6, 1, 6), (6, 2, 3), (6, 3, 2), (6, 6, 1)]))
 def test_gram_of_rank_one_has_a_closed_form(seed, fields) -> None:

@@ -271,6 +271,25 @@ def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
     assert unclipped(jnp.zeros(1, jnp.float16), x[:1], y[:1]).item() == x[0, 0]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_the_stated_share_is_the_one_by_which_sums_are_lowered(known):
+    """One long gradient among eight places, in float16, where the share is far above a rounding."""
+    model = nn.Dense(1, use_bias=False)
+    gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out))
+
+    def plain(params, x, y, weights):
+        total = weights(jnp.linalg.norm(x, axis=1)) @ x
+        return {"params": {"kernel": total[:, None]}}
+
+    weighted = gradients if known else plain
+    params = {"params": {"kernel": jnp.zeros((2, 1), jnp.float16)}}
+    x = jnp.asarray([[0, 0]] * 7 + [[30, 40]], jnp.float16)
+    (total,) = jax.tree.leaves(clipping.clipped_sum(weighted, 1.0)(params, x, jnp.zeros(8)))
+    share = clipping.weighted_share(weighted, params, x, 8, None)
+    assert share > 0.007
+    assert np.linalg.norm(total.astype(float)) * (1 + share) == pytest.approx(1, abs=4e-3)
+
+
 @pytest.mark.parametrize(("method", "microbatch"), [("flat", 2), ("automatic", None)])
 def test_what_an_encoder_returns_is_clipped(method, microbatch):
     """A sketch of every gradient, clipped after it is made: the sketch may stretch."""
