@@ -9,25 +9,31 @@
 - ``dpjax`` rows: complete runs of one plan and seed, or of several plans and seeds side by side,
   whose number is ``lanes``. A round of one of them counts one.
 
-Floors are milliseconds a round of one run, each a jitted scan on its own:
+Floors are the work of a round that no program avoids, in milliseconds a run, each part a compiled
+loop of its own, of the shapes of that row's runs. Plans of a seed share rows, records and normals:
 
-- ``normals``: drawing one round's standard normals [n, d].
-- ``colour``: the noise of a chunk of rounds as one product with the rows of C^-1, per round.
-- ``gossip``: one product [n, n] x [n, d].
-- ``gradients``: every agent's mean gradient on a fixed batch, no clipping, nothing gathered.
+- ``draw``: which records every agent takes.
+- ``gather``: these records, from all data, of 64 rounds in turn.
+- ``normals``: one round's standard normals [n, d].
+- ``colour``: noise over rounds, a chunk of rounds at a time, as one product with rows of C^-1, half
+  of whose columns count on average.
+- ``gradients``: every agent's mean gradient on a batch that is there, and its step; no clipping,
+  which asks for more, above all that of single records.
+- ``gossip``: one product [n, n] x [n, d] of all runs.
 
-``times_floor`` is a round over the sum of those that the case needs. Medians of repeated runs,
-compilation and the measurement of losses excluded.
+``times_floor`` is a round over the sum of those that the case needs: runs count by their median,
+floors by their least, all in turns, compilation and the measurement of losses excluded.
 """
 
+import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 
-from _timing import Bench, installed, timed
+from _timing import Bench, installed, timed, turns
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
 from dpjax.models.linear import Linear
@@ -66,7 +72,7 @@ def a9a(unit: str, agents: int, rounds: int, steps: int) -> Case:
         for k in range(steps)
     ]  # fmt: skip
     plans = [plan.make(config, matrix) for config in configs]
-    return Case(plans, task, ("normals", "gossip", "gradients"))
+    return Case(plans, task, ("draw", "gather", "normals", "gradients", "gossip"))
 
 
 def housing(design: str, graph: str) -> Case:
@@ -84,9 +90,10 @@ def housing(design: str, graph: str) -> Case:
         sampler=samplers.Cyclic(epochs, separation, -(-int(shards.counts.max()) // separation)),
         optimizer=optimizers.Sgd(0.1), rounds=epochs * separation,
     )  # fmt: skip
-    parts = ("normals", "colour", "gossip", "gradients")
-    kept = {"non_private": parts[2:], "independent": (parts[0], *parts[2:]), "mafalda": parts}
-    return Case([plan.make(config.using(noise.named(design)), matrix)], task, kept[design])
+    parts = ("draw", "gather", "gradients", "gossip")
+    noisy = {"non_private": (), "independent": ("normals",), "mafalda": ("normals", "colour")}
+    made = plan.make(config.using(noise.named(design)), matrix)
+    return Case([made], task, (*parts, *noisy[design]))
 
 
 def in_torch(made: plan.Plan, task: problem.Problem, rounds: int) -> float:
@@ -138,58 +145,85 @@ def in_torch(made: plan.Plan, task: problem.Problem, rounds: int) -> float:
     return timed(lambda: many(rounds), 0).first / rounds
 
 
-def floors(case: Case, rounds: int, repeats: int) -> dict[str, float]:
-    """Seconds a round of each part on its own."""
+def floors(case: Case, plans: int, seeds: int) -> dict[str, Callable[[], float]]:
+    """Seconds of a round of all runs, of each part on its own."""
     made, task = case.plans[0], case.task
-    n, step = made.agents, made.config.optimizer.first
+    n, step, rounds = made.agents, made.config.optimizer.first, made.config.rounds
     one = task.init(jax.random.key(0))
-    flat, unravel = jax.flatten_util.ravel_pytree(one)
-    models = jnp.tile(flat, (n, 1))
-    weights = jnp.asarray(made.mixing, jnp.float32)
-    rows = np.asarray(task.partition.indices)[:, : made.config.sampler.batch_size]
-    x, y = jnp.asarray(np.asarray(task.x)[rows]), jnp.asarray(np.asarray(task.y)[rows])
-    key = jax.random.key(0, impl="threefry2x32")
+    models = jax.tree.map(lambda leaf: jnp.tile(leaf, (seeds, plans, n, *[1] * leaf.ndim)), one)
+    size = sum(leaf.size for leaf in jax.tree.leaves(one))
+    data, weights = jax.tree.map(jnp.asarray, (task.x, task.y)), jnp.float32(made.mixing)
+    indices, counts = (jnp.asarray(part) for part in task.partition[:2])
+    all_keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), seeds)
 
-    def loss(vector: Any, x: Any, y: Any) -> Any:
-        return jnp.mean(jax.vmap(task.loss, in_axes=(None, 0, 0))(unravel(vector), x, y))
+    def draw(key: Any, t: Any) -> Any:
+        positions = made.sampler.draw(jax.random.fold_in(key, t), t, counts).rows
+        return jnp.take_along_axis(indices, positions, axis=1, mode="promise_in_bounds")
 
-    steps = {
-        "normals": lambda models, t: (
-            models + variates.normals(jax.random.fold_in(key, t), models.shape, jnp.float32)
-        ),
-        "gossip": lambda models, t: jnp.matmul(weights, models, precision=HIGHEST),
-        "gradients": lambda models, t: models - step * jax.vmap(jax.grad(loss))(models, x, y),
+    def normals(key: Any, t: Any) -> Any:
+        key = jax.random.fold_in(jax.random.fold_in(key, t), 0)
+        return variates.normals(key, (n, size), jnp.float32)
+
+    def gathered(rows: Any, data: Any) -> Any:
+        return jax.tree.map(lambda part: part.at[rows].get(mode="promise_in_bounds"), data)
+
+    def stepped(model: Any, x: Any, y: Any) -> Any:
+        gradient = jax.grad(task.batch_loss)(model, x, y)
+        return jax.tree.map(lambda leaf, its: leaf - step * its, model, gradient)
+
+    of_runs = jax.vmap(jax.vmap(jax.vmap(stepped), in_axes=(0, None, None)))
+    some = jnp.arange(min(rounds, 64))
+    rows = jax.jit(jax.vmap(jax.vmap(draw, (0, None)), (None, 0)))(all_keys, some)
+    batch, empty = gathered(rows[0], data), jnp.zeros((seeds, n, size))
+    sent = jnp.ones((n, seeds * plans * size))
+    parts: dict[str, tuple[Any, ...]] = {
+        "draw": (lambda _, t, keys: jax.vmap(draw, (0, None))(keys, t), rows[0], all_keys),
+        "gather": (lambda _, t, rows, data: gathered(rows[t % len(rows)], data), batch, rows, data),
+        "normals": (lambda _, t, keys: jax.vmap(normals, (0, None))(keys, t), empty, all_keys),
+        "gradients": (lambda models, _, x, y: of_runs(models, x, y), models, *batch),
+        "gossip": (lambda sent, _, w: jnp.matmul(w, sent, precision=HIGHEST), sent, weights),
     }
+    if "colour" in case.parts:
+        strategy = np.random.default_rng(0).normal(size=(4, CHUNK, -(-rounds // 2)))
+        drawn = jnp.ones((seeds, strategy.shape[-1], n * size))
+        parts["colour"] = (
+            lambda _, t, c, drawn: jnp.matmul(c[t % len(c)], drawn, precision=HIGHEST),
+            jnp.zeros((seeds, CHUNK, n * size)), jnp.asarray(strategy, jnp.float32), drawn,
+        )  # fmt: skip
 
-    def scanned(each: Any) -> Any:
-        return jax.jit(
-            lambda models: jax.lax.scan(
-                lambda models, t: (each(models, t), None), models, jnp.arange(rounds)
-            )[0]
+    def clocked(name: str) -> Callable[[], float]:
+        each, start, *data = parts[name]
+        chunk = CHUNK if name == "colour" else 1
+        times = -(-rounds // chunk)
+        loop = jax.jit(
+            lambda start, *data: jax.lax.fori_loop(
+                0, times, lambda t, carry: each(carry, t, *data), start
+            )
         )
 
-    found = {}
-    for name in steps.keys() & set(case.parts):
-        scan = scanned(steps[name])
-        found[name] = timed(lambda scan=scan: scan(models), repeats).median / rounds
-    if "colour" in case.parts:
-        count = made.config.rounds
-        strategy = jnp.asarray(np.random.default_rng(0).normal(size=(CHUNK, count)), jnp.float32)
-        drawn = jnp.ones((count, models.size))
-        product = jax.jit(lambda drawn: jnp.matmul(strategy, drawn, precision=HIGHEST))
-        found["colour"] = timed(lambda: product(drawn), repeats).median / CHUNK
-    return found
+        def seconds() -> float:
+            began = time.perf_counter()
+            jax.block_until_ready(loop(start, *data))
+            return (time.perf_counter() - began) / (times * chunk)
+
+        return seconds
+
+    return {name: clocked(name) for name in case.parts}
 
 
-def training(case: Case, plans: int, seeds: int, repeats: int) -> float:
-    """Seconds a round of complete runs side by side."""
+def measured(case: Case, plans: int, seeds: int, repeats: int) -> dict[str, float]:
+    """Milliseconds of a round of one run: of complete runs side by side, and of each floor."""
     rounds = case.plans[0].config.rounds
-    timing = timed(
-        lambda: run(case.plans[:plans], case.task, seeds=range(seeds), eval_every=rounds),
-        repeats,
-        clock=lambda result: result.seconds,
-    )
-    return timing.median / (plans * seeds * rounds)
+
+    def complete() -> float:
+        runs = run(case.plans[:plans], case.task, seeds=range(seeds), eval_every=rounds)
+        return runs.seconds / rounds
+
+    taken = turns({"": complete, **floors(case, plans, seeds)}, repeats, clock=float)
+    return {
+        name: 1e3 * (timing.least if name else timing.median) / (plans * seeds)
+        for name, timing in taken.items()
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -212,17 +246,17 @@ def main(argv: list[str] | None = None) -> int:
             case = housing(kind, options.graph)
         made = case.plans[0]
         about = {"case": name, "agents": made.agents, "batch_size": made.config.sampler.batch_size}
-        parts = floors(case, made.config.rounds // 2, options.repeats)
-        least, slow = sum(parts.values()), None
+        slow = None
         if data == "a9a" and has_torch:
             slow = in_torch(made, case.task, options.torch_rounds)
             bench.row(algorithm="torch", **about, lanes=1, rounds_per_second=1 / slow)
         for plans, seeds in ((1, 1), (len(case.plans), options.seeds)):
-            took = training(case, plans, seeds, options.repeats)
-            row = about | {"lanes": plans * seeds, "rounds_per_second": 1 / took}
-            row |= {"milliseconds": 1e3 * took, "floor_milliseconds": 1e3 * least}
-            row |= {f"{part}_milliseconds": 1e3 * value for part, value in parts.items()}
-            row |= {"times_torch": slow / took} if slow else {}
+            parts = measured(case, plans, seeds, options.repeats)
+            took, least = parts.pop(""), sum(parts.values())
+            row = about | {"lanes": plans * seeds, "rounds_per_second": 1e3 / took}
+            row |= {"milliseconds": took, "floor_milliseconds": least}
+            row |= {f"{part}_milliseconds": value for part, value in parts.items()}
+            row |= {"times_torch": 1e3 * slow / took} if slow else {}
             bench.row(algorithm="dpjax", **row, times_floor=took / least)
     return bench.finish()
 
