@@ -17,8 +17,7 @@ __all__: list[str] = []
 # --- Threefry ---
 # Written out so that compilers fuse it with what follows: on a CPU JAX hashes in a loop that
 # nothing fuses with, which costs a small round most of its draws' time. Bits are those of
-# `jax.random`. Keys of rounds and parts are folded by JAX: a round without any loop of its own was
-# scheduled over threads, and took twice as long.
+# `jax.random`.
 #
 # Reference: Salmon et al. (2011), Parallel random numbers: as easy as 1, 2, 3 (Threefry-2x32-20).
 
@@ -74,6 +73,24 @@ def threefry_bits(key: PRNGKeyArray, shape: tuple[int, int]) -> UInt32[Array, "r
     counter = row * np.uint32(columns) + column
     high, low = threefry(key, jnp.zeros_like(counter), counter)
     return high ^ low
+
+
+def fold_in(key: PRNGKeyArray, number: Any) -> PRNGKeyArray:
+    """`jax.random.fold_in`.
+
+    Args:
+        key: One key; of another generator than threefry, JAX folds.
+        number: From 0, below 2**32.
+
+    Raises:
+        ValueError: For several keys.
+    """
+    _one_key(key)
+    if str(jax.random.key_impl(key)) != THREEFRY:
+        return jax.random.fold_in(key, number)
+    words = jnp.stack(threefry(key, jnp.uint32(0), jnp.uint32(number)))
+    # Kept: fused with what it is used in, a key is hashed again and again (1.3 times a round).
+    return jax.random.wrap_key_data(jax.lax.optimization_barrier(words), impl=THREEFRY)
 
 
 def _one_key(key: PRNGKeyArray) -> None:

@@ -19,8 +19,21 @@ def test_bits_are_those_of_jax(shape):
     )
 
 
+@pytest.mark.parametrize("number", [0, 1, 5, 2**31 - 1, 2**32 - 1])
+def test_folded_keys_are_those_of_jax(number):
+    wanted = jax.random.key_data(jax.random.fold_in(KEY, number))
+    for folded in (
+        _numerics.fold_in(KEY, number),
+        jax.jit(_numerics.fold_in)(KEY, jnp.uint32(number)),
+        jax.vmap(_numerics.fold_in, (0, None))(KEY[None], np.uint32(number))[0],
+    ):
+        np.testing.assert_array_equal(jax.random.key_data(folded), wanted)
+
+
 def test_other_generators_are_left_to_jax():
     key = jax.random.key(7, impl="rbg")
+    folded, wanted = _numerics.fold_in(key, 3), jax.random.fold_in(key, 3)
+    np.testing.assert_array_equal(jax.random.key_data(folded), jax.random.key_data(wanted))
     np.testing.assert_array_equal(
         _numerics.threefry_bits(key, (3, 4)), jax.random.bits(key, (3, 4), jnp.uint32)
     )
@@ -33,6 +46,7 @@ def test_several_keys_are_refused(impl):
     for refused in (
         lambda: _numerics.threefry_bits(keys, (3, 4)),
         lambda: jax.jit(_numerics.threefry_bits, static_argnums=1)(keys, (3, 4)),
+        lambda: _numerics.fold_in(keys, 3),
     ):
         with pytest.raises(
             ValueError, match=r"key has shape \(2,\); give one key, or use jax.vmap"
@@ -46,6 +60,6 @@ def test_several_keys_are_refused(impl):
 def test_no_loop_is_left_in_a_draw():
     # What JAX hashes in on a CPU: a loop that nothing fuses with, and a round has several.
     def hashes(key):
-        return _numerics.threefry_bits(key, (4, 8))
+        return _numerics.threefry_bits(_numerics.fold_in(key, 3), (4, 8))
 
     assert "stablehlo.while" not in jax.jit(hashes).lower(KEY).as_text()

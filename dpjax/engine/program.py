@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._numerics import AGENTS, compiled
+from dpjax._numerics import AGENTS, compiled, fold_in
 from dpjax.engine.processes import place, whole
 from dpjax.engine.step import LOST, Data, Halves, Statics, start_key
 from dpjax.protocols import IntegerEncoded, PublicState, State
@@ -161,7 +161,7 @@ def each_run(
     plan_by_plan = sequential or statics.mesh is not None
 
     def of_seed(state: State, batch_key: Any, noise_key: Any, data: Data, *others: Any) -> Any:
-        round_key = jax.random.fold_in(batch_key, state.round)
+        round_key = fold_in(batch_key, state.round)
         batch = statics.batch(data, batch_key, noise_key, state.round)
 
         def of_plan(state: State, arrays: Any, *others: Any) -> Any:

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from dpjax._numerics import fold_in
 from dpjax.plans.query import AgentQuery, Drawn, RecordQuery, keyed
 from dpjax.protocols import (
     Algorithm,
@@ -274,15 +275,15 @@ class Statics(NamedTuple):
             noise_key: Its key of the noise.
             round: Rounds done before.
         """
-        key = jax.random.fold_in(batch_key, round)
+        key = fold_in(batch_key, round)
         if self.sampler.capacity is not None:
             # Amplification needs secret batches. Their key derives from the noise key, under a
             # number above those of rounds.
-            key = jax.random.fold_in(jax.random.fold_in(noise_key, _BATCHES), round)
+            key = fold_in(fold_in(noise_key, _BATCHES), round)
         variants = None
         if self.query.copies is not None:
             # Variants are public, so their key never derives from the noise key.
-            variants = jax.random.fold_in(jax.random.fold_in(batch_key, _VARIANTS), round)
+            variants = fold_in(fold_in(batch_key, _VARIANTS), round)
         drawn = self.sampler.draw(key, round, data.counts)
         # Positions are below counts, and the problem has checked its indices.
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode=_INSIDE)

@@ -653,7 +653,7 @@ def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, rel
 
 def _draw_key(key: PRNGKeyArray, round: Any, group: int) -> PRNGKeyArray:
     """The key of a group's draw in a round."""
-    return jax.random.fold_in(jax.random.fold_in(key, round), group)
+    return _numerics.fold_in(_numerics.fold_in(key, round), group)
 
 
 def _scaled(scale: Any, drawn: Array, round: Int[Array, ""]) -> Array:
