@@ -327,7 +327,8 @@ def solve(
     max_iterations = _validate.integer("max_iterations", max_iterations)
     if len(gram) != rounds:
         raise ValueError(f"gram has shape {gram.shape}; give [{rounds}, {rounds}], one row a round")
-    if k == 1:
+    # A long horizon takes the iteration of several epochs, whose start and certificate are faster.
+    if k == 1 and (factor is not None or rounds <= _LONG):
         single = minimize_trace(
             gram if factor is None else None,
             factor=factor,
@@ -339,7 +340,9 @@ def solve(
         value = objective(strategy, gram, participation)
         bound, count = single.lower_bound, single.iterations
         return TemporalSolution(strategy, value, bound, count, single.converged)
-    if rounds != k * b:
+    if k == 1:
+        participation = Participation(rounds, 1, rounds)
+    elif rounds != k * b:
         raise ValueError(
             f"participation is ({rounds}, {k}, {b}); the optimum over rounds is known for rounds "
             f"= epochs * separation (or one epoch): use {k * b} rounds, or change the others"

@@ -351,9 +351,10 @@ def test_the_compiled_iteration_stays_on_its_device() -> None:
     assert found.precision.devices() == {jax.devices()[3]} and found.gap <= 1e-9
 
 
-def test_long_horizons(monkeypatch) -> None:
+@pytest.mark.parametrize("fields", [(96, 3, 32), (96, 1, 96), (96, 1, 5)])
+def test_long_horizons(monkeypatch, fields) -> None:
     """The coarse start, Cholesky's factor, its certificate and sums by pattern, at a small size."""
-    participation, gram = Participation(96, 3, 32), temporal.workload_gram(FLORENTINE, 96)
+    participation, gram = Participation(*fields), temporal.workload_gram(FLORENTINE, 96)
     known = temporal.solve(gram, participation)
     for name, rounds in (("_COMPILED", 60), ("_COARSE", 40), ("_LONG", 80)):
         monkeypatch.setattr(temporal, name, rounds)
