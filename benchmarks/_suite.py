@@ -218,13 +218,17 @@ SUITE = (
     ),
     Entry(
         "temporal", "mechanism", "bench_temporal", "--versus 128 256 512 --repeats 2",
-        "--versus 128 --gram 100x100 --repeats 1",
+        "--versus 128 --gram 100x100 --design 120x4 --repeats 1",
         (
             Line("peers", "noise over {rounds:,} rounds", "{seconds:time}",
                  "jax_privacy, dense search: {jax_privacy_seconds:time}", "ratio",
                  {"algorithm": "versus"}),
             Line("growth", "workload over rounds, n = {n:,}, T = {rounds:,}, {mixing}",
                  "{seconds:time}", "{peak_bytes:bytes} at most", where={"algorithm": "gram"}),
+            Line("growth", "noise over rounds, T = {rounds:,}, k = {epochs}",
+                 "{seconds:time} with compilation, gap {gap:.1e}",
+                 "Toeplitz, {bands} bands: gap {toeplitz_gap:.1%}",
+                 where={"algorithm": "design"}),
         ),
         gpu=True,
     ),

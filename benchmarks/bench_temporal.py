@@ -3,6 +3,10 @@
 - ``versus``: T = 128, 256, 512, 1024 with (k, 32)-participation, k = T / 32, on the Florentine
   graph, both in one run: seconds for the Gram and for each solver, their ratio, the certified gap
   and the relative difference of the objectives (below 0: dpjax's is lower).
+- ``design``: the optimum alone at (T, k) = (380, 20), (5000, 10) and (5000, 1) on the same graph,
+  each in a process of its own: seconds with compilation, objective, certified gap, peak memory.
+  Beside it the best Toeplitz strategy of 32 bands (or b), and up to 512 rounds the best banded one:
+  seconds, and the gap of their objectives to the optimum over all strategies.
 - ``gram``: `workload_gram` alone at (n, T) = (271, 380) and (1000, 2000), for a symmetric and for
   a row-stochastic mixing matrix, each in a process of its own: seconds and peak memory, that of
   the imports included (``import_bytes``).
@@ -21,11 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from _timing import Bench, peak, timed
-from dpjax.mechanism import temporal
+from dpjax.mechanism import banded, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
 
-SEPARATION = 32
+SEPARATION = BANDS = 32
+LONGEST_BANDED = 512  # jax_privacy's search for banded strategies takes minutes beyond
 WEIGHTS = {
     "metropolis_hastings": mixing.metropolis_hastings,
     "uniform_neighbors": mixing.uniform_neighbors,
@@ -57,6 +62,24 @@ def versus(sizes: list[int], repeats: int, bench: Bench) -> None:
         bench.row(**row, iterations=solution.iterations, gap=solution.gap)
 
 
+def designed(rounds: int, epochs: int) -> dict[str, Any]:
+    """Return the row of one design, made by a process that has compiled nothing."""
+    matrix = mixing.metropolis_hastings(graphs.florentine())
+    participation = Participation(rounds, epochs, rounds // epochs)
+    gram = temporal.workload_gram(matrix, rounds)
+    solved = timed(lambda: temporal.solve(gram, participation), 0)
+    solution, bands = solved.result, min(BANDS, participation.separation)
+    row = {"algorithm": "design", "rounds": rounds, "epochs": epochs, "seconds": solved.first}
+    row |= {"value": solution.value, "gap": solution.gap, "iterations": solution.iterations}
+    row |= {"converged": solution.converged, "peak_bytes": peak(), "bands": bands}
+    for few in (banded.toeplitz, banded.banded)[: 1 + (rounds <= LONGEST_BANDED)]:
+        made = timed(lambda few=few: few(matrix, participation, bands), 0)
+        value = temporal.objective(made.result, gram, participation)
+        gap = value / solution.lower_bound - 1.0
+        row |= {f"{few.__name__}_seconds": made.first, f"{few.__name__}_gap": gap}
+    return row
+
+
 def gram_alone(agents: int, rounds: int, weights: str) -> dict[str, Any]:
     """Return the row of one Gram; the process's memory is its own."""
     # Small networks need a larger share of the edges to be connected.
@@ -75,16 +98,24 @@ def main(argv: list[str] | None = None) -> int:
     bench.parser.add_argument(
         "--gram", nargs="*", default=["271x380", "1000x2000"], metavar="NxT", help="agents x rounds"
     )
+    bench.parser.add_argument(
+        "--design", nargs="*", default=["380x20", "5000x10", "5000x1"], metavar="TxK",
+        help="rounds x appearances of a record, which divide them",
+    )  # fmt: skip
     options = bench.parse(argv)
     if options.one is not None:
-        agents, rounds = map(int, options.one[0].split("x"))
-        print(json.dumps(gram_alone(agents, rounds, options.one[1])))
+        size, *weights = options.one
+        one, other = map(int, size.split("x"))
+        row = gram_alone(one, other, weights[0]) if weights else designed(one, other)
+        print(json.dumps(row))
         return 0
     if any(rounds % SEPARATION for rounds in options.versus):
         bench.parser.error(f"--versus takes multiples of {SEPARATION}")
     for size in options.gram:
         for weights in WEIGHTS:
             bench.in_own_process(size, weights, repeats=0)
+    for size in options.design:
+        bench.in_own_process(size, repeats=0)
     versus(options.versus, options.repeats, bench)
     return bench.finish()
 

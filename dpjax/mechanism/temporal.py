@@ -395,7 +395,7 @@ def _certified(
     if not candidates:
         raise ValueError("gram is too close to singular; add a small multiple of the identity")
     value, strategy = min(candidates, key=lambda each: each[0])
-    return TemporalSolution(strategy, value, bound, iterations, best.gap <= tolerance)
+    return TemporalSolution(strategy, value, bound, iterations, bool(best.gap <= tolerance))
 
 
 def normalized(
