@@ -328,7 +328,7 @@ def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = Fal
     A compiler that divides a vmap over devices gathers all agents' images for a convolution.
 
     Args:
-        function: Of one agent's trees; the leaves of its result are arrays.
+        function: Of one agent's trees.
         trees: Leaves [n, ...].
         sequential: Whether a device takes its agents one after the other.
     """
@@ -336,17 +336,45 @@ def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = Fal
     def one_by_one(*trees: Any) -> Any:
         return jax.lax.map(lambda one: function(*one), trees)
 
-    mapped = one_by_one if sequential else jax.vmap(function)
-    leaf = jax.tree.leaves(trees)[0]
-    mesh = jax.typeof(leaf).sharding.mesh
-    if AGENTS not in mesh.axis_names:
-        return mapped(*trees)
-    n, spec = len(leaf), jax.sharding.PartitionSpec(AGENTS)
-    more = -n % mesh.shape[AGENTS]
-    pad = lambda leaf: jnp.pad(leaf, [(0, more)] + [(0, 0)] * (leaf.ndim - 1))  # noqa: E731
+    return each_device(one_by_one if sequential else jax.vmap(function), *trees)
+
+
+def each_device(function: Callable[..., Any], *trees: Any) -> Any:
+    """A function of arrays over agents, on each device's part of them by itself.
+
+    Args:
+        function: Of trees like the given ones, and of any number of agents.
+        trees: Leaves whose leading axis is over the devices, if anything is; those of the first one
+            and of the result are [n, ...].
+    """
+    leaves = jax.tree.leaves(trees)
+    meshes = [jax.typeof(leaf).sharding.mesh for leaf in leaves]
+    mesh = next((each for each in meshes if AGENTS in each.axis_names), None)
+    if mesh is None:
+        return function(*trees)
+    n, devices, spec = len(leaves[0]), mesh.shape[AGENTS], jax.sharding.PartitionSpec(AGENTS)
+
+    def pad(leaf: Any) -> Any:
+        return jnp.pad(leaf, [(0, -len(leaf) % devices)] + [(0, 0)] * (leaf.ndim - 1))
+
     # A check would have derivatives by a device's constants added up over devices, in private.
-    local = jax.shard_map(mapped, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    local = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
     return jax.tree.map(lambda leaf: leaf[:n], local(*jax.tree.map(pad, trees)))
+
+
+def gathered(at: Any, *parts: Any) -> list[Any]:
+    """Rows of arrays of records; over devices, each gathers its own agents' from its own records.
+
+    Args:
+        at: [n, b] places of the records, each in the part of its agent's device.
+        parts: Leaves [N, ...], or [devices m, ...] over devices.
+    """
+
+    def local(at: Any, *parts: Any) -> list[Any]:
+        # Positions are below counts, and the problem has checked its indices.
+        return [part.at[at].get(mode="promise_in_bounds") for part in parts]
+
+    return each_device(local, at, *parts)
 
 
 # --- Losses and deltas are rounded up, as numbers and as text ---

@@ -1,6 +1,8 @@
 """One run over two processes, against the same in one: python examples/two_processes.py [FOLDER]
 
-Killed, it ends both within a minute; the same command goes on from the checkpoint in FOLDER.
+Each process loads the records of its own agents. Killed, one ends both within a minute; the same
+command goes on from the checkpoint in FOLDER. On a cluster, Slurm starts the processes:
+srun --ntasks=2 --kill-on-bad-exit=1 python examples/two_processes.py FOLDER join
 """
 
 import contextlib
@@ -14,6 +16,13 @@ from pathlib import Path
 import numpy as np
 
 PROCESSES, DEVICES = 2, 4  # of each process
+AGENTS, RECORDS = 100, 800
+
+
+def load(rows):
+    """The records of these numbers and no others: here drawn, elsewhere read from a file."""
+    x = np.stack([np.random.default_rng(row).normal(size=5) for row in rows]).astype(np.float32)
+    return x, np.where(x.sum(axis=1) > 0, 1, -1)
 
 
 def train(folder=None):
@@ -21,26 +30,29 @@ def train(folder=None):
     import jax
 
     import dpjax as dp
-    from dpjax.plans import problem
+    from dpjax.models.linear import Linear
 
     config = dp.Config(
         noise=dp.noise.Independent(), budget=dp.Budget(10.0, delta=1e-5), rounds=50,
-        protect=dp.Protect("replace_agent", clip_norm=50.0),
-        sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.01),
+        protect=dp.Protect("replace_agent", clip_norm=1.0),
+        sampler=dp.samplers.Random(4), optimizer=dp.optimizers.Sgd(0.1),
     )  # fmt: skip
-    plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(100)))
+    plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(AGENTS)))
+    shards = dp.partition.iid(RECORDS, AGENTS, seed=0)
+    test = load(range(RECORDS, RECORDS + 100))
+    task = dp.supervised(Linear(), "logistic", load, test, shards)
     devices = jax.device_count() if jax.process_count() > 1 else None
-    return dp.run(plan, problem.quadratics(100), seeds=[0], devices=devices, checkpoint=folder)
+    return dp.run(plan, task, seeds=[0], devices=devices, checkpoint=folder)
 
 
-def join(number, address, folder):
+def join(folder, *where):
     """What each process does: join the others, make the same call, and the first one saves."""
     import jax
 
     # On a cluster (Slurm, Open MPI, Kubernetes) without arguments: it finds the others by itself.
-    jax.distributed.initialize(address, PROCESSES, number, heartbeat_timeout_seconds=30)
+    jax.distributed.initialize(*where, heartbeat_timeout_seconds=30)
     result = train(folder / "checkpoint")
-    if number == 0:
+    if jax.process_index() == 0:
         result.save(folder / "two.npz")
 
 
@@ -56,7 +68,7 @@ def launch(folder):
     with contextlib.ExitStack() as stack:
         running = []
         for number, log in enumerate(logs):
-            command = [sys.executable, __file__, str(folder), str(number), address]
+            command = [sys.executable, __file__, str(folder), "join", str(number), address]
             out = stack.enter_context(log.open("w"))
             running.append(subprocess.Popen(command, env=settings, stdout=out, stderr=out))
             stack.callback(running[-1].wait)
@@ -69,20 +81,25 @@ def launch(folder):
         sys.exit(f"process {number} ended with {codes[number]}: {tail[-1]}")
 
 
-def main(folder="results/two_processes"):
+def main(folder):
     folder = Path(folder)
     launch(folder)
+    import jax
+
     from dpjax.engine.run import Result
 
-    two, one = Result.load(folder / "two.npz"), train()
-    pairs = [(two.params, one.params), *((two.metrics[k], one.metrics[k]) for k in one.metrics)]
-    largest = max(float(np.max(np.abs(a - b)) / np.max(np.abs(b))) for a, b in pairs)
+    results = Result.load(folder / "two.npz"), train()
+    pairs = zip(*(jax.tree.leaves((each.params, each.metrics)) for each in results), strict=True)
+    largest = max(float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), 1e-30)) for a, b in pairs)
     print(f"{PROCESSES} processes of {DEVICES} devices: largest difference {largest:.1e}, relative")
     return largest
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
-        join(int(sys.argv[2]), sys.argv[3], Path(sys.argv[1]))
+    folder, *role = sys.argv[1:] or ["results/two_processes"]
+    if role[1:]:
+        join(Path(folder), role[2], PROCESSES, int(role[1]))
+    elif role:
+        join(Path(folder))
     else:
-        main(*sys.argv[1:])
+        main(folder)

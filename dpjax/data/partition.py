@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
 from dpjax import _validate
 
-__all__ = ["Partition", "by_owner", "by_size", "dirichlet", "iid"]
+__all__ = ["Partition", "by_owner", "by_size", "dirichlet", "iid", "local"]
 
 _DRAWS = 100
 
@@ -31,6 +32,54 @@ class Partition(NamedTuple):
     indices: Int[np.ndarray, "n m"]
     counts: Int[np.ndarray, " n"]
     names: tuple[str, ...] | None = None
+
+
+def blocks(partition: Partition, devices: int) -> tuple[np.ndarray, np.ndarray]:
+    """Divide records over devices, of which each has as many consecutive agents but for the last.
+
+    Args:
+        partition: Which records belong to which agent.
+        devices: How many.
+
+    Returns:
+        [n] where each agent's records begin among its device's, and [devices, m] the numbers of
+        each device's records, agent by agent; -1 fills up.
+    """
+    indices, counts = partition.indices, partition.counts
+    n, size = len(counts), -(-len(counts) // devices)
+    totals = np.bincount(np.arange(n) // size, counts, devices).astype(int)
+    first = np.cumsum(counts) - counts - np.repeat(np.cumsum(totals) - totals, size)[:n]
+    rows = np.full((devices, totals.max()), -1)
+    held = np.arange(indices.shape[1]) < counts[:, None]
+    rows[np.arange(rows.shape[1]) < totals[:, None]] = indices[held]
+    return first.astype(np.int32), rows
+
+
+def local(partition: Partition) -> Int[np.ndarray, " r"]:
+    """Return the records of agents on this process's devices, where a run takes all devices.
+
+    Args:
+        partition: Which records belong to which agent.
+
+    Returns:
+        Their numbers, in ascending order; those of all agents where the process is alone.
+
+    Raises:
+        ValueError: If there are too few agents for the process to have one.
+
+    Example:
+        >>> from dpjax.data import partition
+        >>> partition.local(partition.iid(4, n=2, seed=0))
+        array([0, 1, 2, 3])
+    """
+    owners = np.array([device.process_index for device in jax.devices()])
+    rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
+    if not (found := np.sort(rows[rows >= 0])).size:
+        raise ValueError(
+            f"partition has {len(partition.counts)} agents, consecutive ones on {len(owners)} "
+            f"devices, none on those of process {jax.process_index()}; use fewer devices"
+        )
+    return found
 
 
 def _pack(shards: Sequence[np.ndarray], names: Sequence[str] | None = None) -> Partition:

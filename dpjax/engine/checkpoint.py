@@ -41,6 +41,7 @@ _PROGRAM = "model and loss"
 _VALUES = ("initial models", "arrays", "initial memory")
 _COMPUTED = ("plans", *_VALUES[1:], _PROGRAM)
 """Digests that follow from other entries: of the plans' matrices and the compiled program."""
+_LOCAL = "records of this process"
 _SHORT = 80
 
 
@@ -103,6 +104,7 @@ def of_arguments(
         **{name: str(value) for name, value in options.items()},
         "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
         "data": " ".join(problem.fingerprint() for problem in problems),
+        _LOCAL: digest([(problem.x, problem.y) for problem in problems if problem.local]),
         "frozen values": digest(problems[0].frozen),
         "evaluation data": digest([problem.evaluation for problem in problems]),
         "seeds": str(tuple(seeds)),
@@ -111,23 +113,27 @@ def of_arguments(
     }
 
 
-def check_alike(arguments: Sequence[Mapping[str, str]]) -> None:
-    """Refuse processes that were called with different arguments.
+def check_alike(arguments: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Refuse processes that were called with different arguments, but for their own records.
 
     Guarantee: all agents of a run have the noise of the guarantee that the first process states.
 
     Args:
         arguments: From `of_arguments`, one of each process; empty where there is one.
 
+    Returns:
+        What ties a run to the records of all processes, for its identity.
+
     Raises:
         ValueError: On all processes, naming what differs.
     """
     for number, each in enumerate(arguments):
-        if differing := differences(each, arguments[0]):
+        if differing := differences({**each, _LOCAL: ""}, {**arguments[0], _LOCAL: ""}):
             raise ValueError(
                 f"process {number} (there) was not called like process 0 (here), which differs in "
                 f"{differing}; make the same call in every process"
             )
+    return {"records of processes": " ".join(each[_LOCAL] for each in arguments)}
 
 
 def _configs(plans: Sequence[Plan]) -> dict[str, str]:
@@ -320,19 +326,18 @@ class Storage:
         Raises:
             ValueError: If it is damaged.
         """
-        with processes.together():
+        with processes.together() as headers:
             stored = self._read() if processes.leads() else None
-        rounds = int(processes.shared(-1 if stored is None else stored[0]["rounds"]))
-        if rounds < 0:
+            headers.append(None if stored is None else stored[0])
+        if (header := headers[0]) is None:
             return None
         values, structure = jax.tree.flatten(like)
         if stored is not None:
             # Narrow floats are stored as whole numbers.
             kinds = [np.asarray(leaf).dtype for leaf in values]
             values = [stored[1][f"leaf_{i}"].view(kind) for i, kind in enumerate(kinds)]
-        ended = stored is not None and stored[0]["ended"]
-        values, ended = processes.shared((values, ended))
-        return rounds, jax.tree.unflatten(structure, values), bool(ended)
+        values = processes.shared(values)
+        return header["rounds"], jax.tree.unflatten(structure, values), header["ended"]
 
     def _read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
         """The stored header and arrays, if they are undamaged and of this run."""

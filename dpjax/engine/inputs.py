@@ -15,8 +15,9 @@ import scipy.sparse
 from jax.sharding import Mesh
 
 from dpjax import _numerics, _validate
+from dpjax.data.partition import blocks, local
 from dpjax.engine import keys, program
-from dpjax.engine.processes import place, whole
+from dpjax.engine.processes import mine, place, place_own, whole
 from dpjax.engine.step import Data, Statics
 from dpjax.plans import parameters, statements
 from dpjax.plans.plan import Plan
@@ -85,7 +86,7 @@ def _check_alike(problem: Any, first: Problem) -> None:
     """Refuse a problem of another seed that differs in more than its data."""
     if not isinstance(problem, Problem):
         raise ValueError(f"problem is {type(problem).__name__}; give a plans.problem.Problem")
-    names = ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart")
+    names = ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart", "local")
     alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
     alike["frozen values"] = parameters.same(problem.frozen, first.frozen)
     shapes = [jax.tree.map(np.shape, _data_of(each)) for each in (problem, first)]
@@ -507,16 +508,34 @@ def stacked_data(problems: tuple[Problem, ...], mesh: Any = None) -> Data:
         The data. With several problems every leaf has the seeds as its leading axis, except frozen
         values, which all seeds share.
     """
+    data, over = [_data_of(problem) for problem in problems], int(len(problems) > 1)
+    records: dict[str, Any] = {}
+    if mesh is not None or problems[0].local:
+        firsts, records = _by_device(problems, mesh, over)
+        data = [one._replace(x=(), y=(), first=i) for one, i in zip(data, firsts, strict=True)]
+    axes = Data(None, None, over, over, None, over)
+    joint = jax.tree.map(_joined, *data)
+    placed = Data(*(place(part, mesh, axis) for part, axis in zip(joint, axes, strict=True)))
+    return placed._replace(**records, frozen=place(problems[0].frozen, mesh, None))
 
-    def joined(*leaves: Any) -> Any:
-        # Stacked on the host: compiling a program of thousands of arrays takes long.
-        return leaves[0] if len(leaves) == 1 else np.stack(leaves)
 
-    data = jax.tree.map(joined, *map(_data_of, problems))
-    over = 0 if len(problems) == 1 else 1
-    axes = Data(None, None, over, over, None)
-    placed = (place(part, mesh, axis) for part, axis in zip(data, axes, strict=True))
-    return Data(*placed)._replace(frozen=place(problems[0].frozen, mesh, None))
+def _joined(*leaves: Any) -> Any:
+    """Arrays of the seeds' problems, stacked on the host: compiling so many would take long."""
+    return leaves[0] if len(leaves) == 1 else np.stack(leaves)
+
+
+def _by_device(problems: Any, mesh: Mesh | None, over: int) -> tuple[Any, dict[str, Any]]:
+    """Where each agent's records begin, for each problem, and x and y by device."""
+    devices = 1 if mesh is None else mesh.size
+    firsts, rows = zip(*(blocks(one.partition, devices) for one in problems), strict=True)
+    most = max(each.shape[1] for each in rows)
+    own = []
+    for problem, each in zip(problems, rows, strict=True):
+        at = np.pad(each[mine(mesh)], ((0, 0), (0, most - each.shape[1]))).ravel()
+        at = np.searchsorted(local(problem.partition), at) if problem.local else at
+        own.append((problem.x[at], problem.y[at]))
+    x, y = (place_own(_joined(*each), mesh, over) for each in zip(*own, strict=True))
+    return firsts, {"x": x, "y": y}
 
 
 def agent_mesh(n: int, devices: int | None) -> Mesh | None:

@@ -1,7 +1,7 @@
 """A run over several devices and processes: what each of them holds, and what one decides.
 
 All processes that `jax.distributed.initialize` joined make the same call with the same arguments,
-which they compare.
+which they compare. Of the training data each may hold its own agents' records alone.
 Their devices are one mesh; the first process keeps the files and asks the callback, and what it
 decides is sent to the others.
 
@@ -77,6 +77,29 @@ def place(tree: Any, mesh: Mesh | None, axis: int | None, agents: int | None = N
         return Padded(_spread(padded, sharding), at, length)
 
     return jax.tree.map(one, tree)
+
+
+def mine(mesh: Mesh | None) -> list[int]:
+    """Which of a mesh's devices are this process's; None is one device."""
+    if mesh is None:
+        return [0]
+    return [i for i, device in enumerate(mesh.devices.flat) if device in mesh.local_devices]
+
+
+def place_own(array: np.ndarray, mesh: Mesh | None, axis: int) -> Any:
+    """Put what this process has of an array on its devices, the axis over all devices.
+
+    Args:
+        array: The parts of its devices; those of all devices are equally long.
+        mesh: From `agent_mesh`; None is one device.
+        axis: Along which the parts lie.
+    """
+    if mesh is None:
+        return jnp.asarray(array)
+    length = array.shape[axis] // len(mine(mesh)) * mesh.size
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, AGENTS))
+    shape = (*array.shape[:axis], length, *array.shape[axis + 1 :])
+    return jax.make_array_from_process_local_data(sharding, _host(array), shape)
 
 
 def whole(tree: Any) -> Any:
@@ -165,11 +188,16 @@ def _spread(tree: Any, sharding: NamedSharding) -> Any:
             return jax.lax.with_sharding_constraint(leaf, sharding)
         if not sharding.mesh.is_multi_process:
             return jax.device_put(leaf, sharding)
-        host = np.asarray(leaf)
-        host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+        host = _host(leaf)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     return jax.tree.map(one, tree)
+
+
+def _host(leaf: Any) -> np.ndarray:
+    """An array of the dtype that it will have on a device."""
+    array = np.asarray(leaf)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
 
 
 def collected(tree: Any) -> Any:

@@ -80,7 +80,8 @@ def run(
             `jax.distributed.initialize` joined several processes, all of their devices: every
             process makes the same call and receives the same result, and the first one keeps the
             checkpoint and asks the callback. Arguments that differ, but for functions of the
-            problem, and errors of the first process end the run in all.
+            problem, and errors of the first process end the run in all. Of records that each
+            process loads by itself (`Problem.local`) shapes and dtypes are compared.
         checkpoint: Folder to save to and resume from; None keeps nothing.
         checkpoint_seconds: Least time between two checkpoints; the last state is always saved.
         key_file: Where a release keeps its noise key; mode 0600, not inside ``checkpoint``.
@@ -151,9 +152,10 @@ def run(
             driver = host.make_driver(transport, plans, seeds, devices, checkpoint)
         options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
         if jax.process_count() > 1:
-            given = _given(problems, checkpoint, callback, devices, planned, spent, start)
+            given = {"devices": devices, "planned": planned, "spent": spent}
+            given |= _given(problems, start, checkpoint=checkpoint, callback=callback)
             calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | given))
-    checkpoint_.check_alike(calls)
+    options |= checkpoint_.check_alike(calls)
     at = RunState.first(tasks, schedule, devices, phase, start, real=True)
     data = at.inputs
     # Only now is it known how many numbers a release draws; no message is out yet.
@@ -200,22 +202,13 @@ def run(
     )
 
 
-def _given(
-    problems: Any,
-    checkpoint: Any,
-    callback: Any,
-    devices: Any,
-    planned: Any,
-    spent: Any,
-    start: Any,
-) -> dict[str, Any]:
-    """Arguments that several processes compare, beside those of the identity."""
+def _given(problems: Any, start: Any, **optional: Any) -> dict[str, Any]:
+    """What several processes compare of other arguments: whether the optional ones are there."""
     return {
-        "checkpoint": checkpoint is not None, "callback": callback is not None, "devices": devices,
-        "planned": planned, "spent": spent,
         "start": None if start is None else checkpoint_.digest(start),
         "evaluation_data": [one.evaluation_data for one in problems],
-    }  # fmt: skip
+        **{name: value is not None for name, value in optional.items()},
+    }
 
 
 def _identity(

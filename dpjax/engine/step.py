@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from dpjax._numerics import fold_in
+from dpjax._numerics import fold_in, gathered
 from dpjax.plans.query import AgentQuery, Drawn, RecordQuery, keyed
 from dpjax.protocols import (
     Algorithm,
@@ -36,7 +36,6 @@ __all__: list[str] = []
 LOST = "lost_noise"
 """The metric of a round: the largest share of a payload's entries that is sent without noise."""
 
-_INSIDE = "promise_in_bounds"
 # Above every round number; numbers folded into one key differ.
 _BATCHES = _VARIANTS = 2**32 - 1
 _START = 2**32 - 2
@@ -185,8 +184,10 @@ def make_step(method: Method, arrays: Any, **parts: Any) -> Algorithm:
 class Data(NamedTuple):
     """Training data over agents, and evaluation data; with ``data_per_seed`` stacked by seed.
 
-    ``frozen`` are the public values of leaves that are not trained. All agents, plans and seeds
-    share them; None where all leaves are trained.
+    ``indices`` are numbers of records among all. ``first`` is where ``x`` and ``y`` have the first
+    record of each agent, the others behind it, as on the agent's device; None where they lie in the
+    order of the numbers. ``frozen`` are the public values of leaves that are not trained. All
+    agents, plans and seeds share them; None where all leaves are trained.
     """
 
     x: Any
@@ -194,6 +195,7 @@ class Data(NamedTuple):
     indices: Any
     counts: Any
     evaluation: Any
+    first: Any = None
     frozen: Any = None
 
 
@@ -222,7 +224,7 @@ class Statics(NamedTuple):
     @property
     def data_axes(self) -> Data | None:
         """The axes of seeds in the data, for `jax.vmap`."""
-        return Data(0, 0, 0, 0, 0, None) if self.data_per_seed else None
+        return Data(0, 0, 0, 0, 0, 0, None) if self.data_per_seed else None
 
     def of_first_seed(self, data: Data) -> Data:
         """The data of the first seed."""
@@ -285,12 +287,13 @@ class Statics(NamedTuple):
             # Variants are public, so their key never derives from the noise key.
             variants = fold_in(fold_in(batch_key, _VARIANTS), round)
         drawn = self.sampler.draw(key, round, data.counts)
-        # Positions are below counts, and the problem has checked its indices.
-        rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode=_INSIDE)
+        # Positions are below counts.
+        rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode="promise_in_bounds")
+        at = rows if data.first is None else data.first[:, None] + drawn.rows
         if self.sampler.capacity is not None:
             assert drawn.padding is not None
-            return Drawn(data.x, data.y, rows, drawn.padding, variants)
-        x, y = (part.at[rows].get(mode=_INSIDE) for part in (data.x, data.y))
+            return Drawn(data.x, data.y, rows, drawn.padding, variants, at)
+        x, y = gathered(at, data.x, data.y)
         return (x if variants is None else keyed(variants, x, rows)), y, drawn.padding
 
     def template(self, arrays: Any, models: Any, key: PRNGKeyArray) -> State:

@@ -15,6 +15,7 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _numerics, _validate
 from dpjax._validate import fixed
+from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
 from dpjax.models import losses
 from dpjax.models.layer_norms import Gradients
@@ -322,7 +323,7 @@ class Problem:
         init: ``init(key) -> params`` of one agent; all agents start alike, but for ``apart``.
         loss: ``loss(params, x, y) -> scalar`` of one example.
         metrics: ``metrics(params, evaluation) -> {name: scalar}`` of agent-stacked params.
-        x: [N, ...] examples, one array for all agents.
+        x: [N, ...] examples of all agents; with ``local`` of this process's alone.
         y: [N] labels or targets.
         partition: Which rows belong to which agent.
         evaluation: Pytree of arrays handed to ``metrics``.
@@ -354,6 +355,8 @@ class Problem:
             number: public, as all initial models are.
         columns: Names of the columns of ``x``, which a data frame for `Result.predictor` must
             have in the same order; None where they have none.
+        local: True where ``x`` and ``y`` are the records `dpjax.data.partition.local` of the
+            partition alone, in that order: those of agents on this process's devices.
 
     Example:
         >>> import jax.numpy as jnp
@@ -386,6 +389,7 @@ class Problem:
     copies: int = 1
     apart: bool = False
     columns: tuple[Any, ...] | None = None
+    local: bool = False
 
     def __repr__(self) -> str:
         """Its size in one line: data are not for terminals and logs."""
@@ -396,19 +400,24 @@ class Problem:
         """Refuse data that would fail or mislead later."""
         _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
         _validate.flag("apart", self.apart)
+        _validate.flag("local", self.local)
         for name in ("init", "loss", "metrics"):
             if not callable(value := getattr(self, name)):
                 raise ValueError(f"{name} is {_validate.shown(value)}; give a function")
         columns = _validate.columns(self.x) if self.columns is None else self.columns
         # Copies that nobody can change after the check.
         x, y = map(fixed, table("", self.x, self.y))
-        partition = checked_partition(self.partition, len(x))
+        partition = checked_partition(self.partition, None if self.local else len(x))
+        if self.local and len(x) != (owned := len(partition_.local(partition))):
+            raise ValueError(
+                f"x has {len(x)} records, the agents on this process's devices have {owned}; give "
+                "those of dpjax.data.partition.local, in its order"
+            )
         values = {"x": x, "y": y, "columns": columns, "partition": partition}
         if self.frozen is not None:
             parameters.check_split(self.init, self.frozen)
             values["frozen"] = parameters.held("frozen", self.frozen)
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+        _validate.assign(self, **values)
         for leaf in jax.tree.leaves(self.evaluation):
             _validate.unmasked("evaluation", leaf)
         self._check_functions()
@@ -449,9 +458,12 @@ class Problem:
         return len(self.partition.counts)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the training data and its partition, in hexadecimal."""
-        digest = hashlib.sha256()
-        for array in (self.x, self.y, self.partition.indices, self.partition.counts):
+        """SHA-256 of the partition and the training data that all processes hold, in hexadecimal.
+
+        Of records that they hold apart it has the shape and dtype of one.
+        """
+        digest, held = hashlib.sha256(), slice(0 if self.local else None)
+        for array in (self.x[held], self.y[held], *self.partition[:2]):
             array = np.ascontiguousarray(array)
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(array.data)
@@ -461,7 +473,7 @@ class Problem:
 def supervised(
     model: nn.Module,
     loss: str,
-    train: tuple[Any, Any],
+    train: tuple[Any, Any] | Callable[[np.ndarray], tuple[Any, Any]],
     test: tuple[Any, Any],
     partition: Partition,
     *,
@@ -482,7 +494,9 @@ def supervised(
     Args:
         model: Module whose ``apply`` maps [..., features] to scores or logits.
         loss: One of `LOSSES`; logistic wants labels -1 and +1, cross_entropy 0 .. c-1.
-        train: x [N, ...] and y [N].
+        train: x [N, ...] and y [N]; or a function ``train(rows)`` that returns those of records
+            with these numbers. Each process that takes part in a run calls it for the records of
+            its own agents (`dpjax.data.partition.local`), and holds no others.
         test: x [M, ...] and y [M].
         partition: The training rows of each agent.
         name: For records.
@@ -522,6 +536,8 @@ def supervised(
     _validate.one_of("loss", loss, LOSSES)
     if eval_batch is not None:
         eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
+    if local := callable(train):
+        train = train(partition_.local(checked_partition(partition)))
     columns = _validate.columns(train[0])
     _validate.check_columns("test x", test[0], columns)
     splits = []
@@ -536,7 +552,8 @@ def supervised(
         )
     check_outputs(model, loss, x, max(y.max(), y_test.max()))
     if eval_batch is None:
-        eval_batch = at_once(model, x_test, len(checked_partition(partition, len(x)).counts))
+        agents = len(checked_partition(partition, None if local else len(x)).counts)
+        eval_batch = at_once(model, x_test, agents)
     parts = loss, x.shape[1:], x.dtype, eval_batch
     try:
         functions = module_functions(model, *parts)
@@ -555,6 +572,7 @@ def supervised(
         evaluation_data=evaluation_data,
         augment=augment,
         copies=copies,
+        local=local,
         columns=columns,
     )
 
@@ -566,14 +584,14 @@ def _check_loss(name: str, value: Any) -> None:
         raise ValueError(f"{name} returns {_validate.shown(value)}; return one real scalar")
 
 
-def checked_partition(partition: Any, records: int) -> Partition:
+def checked_partition(partition: Any, records: int | None = None) -> Partition:
     """Return a partition as arrays that nobody can change.
 
     A record that is given twice is refused: it would move a clipped sum more than once.
 
     Args:
         partition: Which rows belong to which agent.
-        records: Rows that there are.
+        records: Rows that there are; None where nobody knows.
 
     Raises:
         ValueError: Naming what does not fit.
@@ -602,6 +620,7 @@ def checked_partition(partition: Any, records: int) -> Partition:
             f"partition gives record {values[times.argmax()]} {times.max()} times; every record "
             "belongs to one agent, once, or its sensitivity would be more than stated"
         )
+    records = 2**31 - 1 if records is None else records
     if indices.min() < 0 or indices.max() >= records:
         raise ValueError(
             f"partition.indices reach from {indices.min()} to {indices.max()}, x has {records} "

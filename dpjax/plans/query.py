@@ -392,13 +392,14 @@ class RecordQuery:
     def _in_passes(self, models: Any, batch: "Drawn", encode: Any, places: int) -> Any:
         """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""
         size: Any = self.capacity
+        where = batch.rows if batch.at is None else batch.at
 
         def of_microbatch(number: Any) -> Any:
-            rows, padding = (
+            rows, padding, at = (
                 jax.lax.dynamic_slice_in_dim(part, number * size, size, axis=1)
-                for part in (batch.rows, batch.padding)
+                for part in (batch.rows, batch.padding, where)
             )
-            x, y = (part.at[rows].get(mode="promise_in_bounds") for part in (batch.x, batch.y))
+            x, y = _numerics.gathered(at, batch.x, batch.y)
             return self._wide(models, (keyed(batch.key, x, rows), y, padding), encode, places)
 
         used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))
@@ -498,6 +499,7 @@ class Drawn(NamedTuple):
         rows: [n, places] which of them are in an agent's batch, those first.
         padding: [n, places] True where a place holds no record.
         key: The round's, for variants of records; None where there are none.
+        at: [n, places] where ``x`` and ``y`` have these rows; None where they lie in order.
     """
 
     x: Any
@@ -505,3 +507,4 @@ class Drawn(NamedTuple):
     rows: Int[Array, "n places"]
     padding: Bool[Array, "n places"]
     key: PRNGKeyArray | None = None
+    at: Int[Array, "n places"] | None = None

@@ -1,5 +1,8 @@
 """Partitions: every record belongs to exactly one agent."""
 
+from types import SimpleNamespace
+
+import jax
 import numpy as np
 import pytest
 
@@ -107,3 +110,19 @@ def test_owners_keep_their_records_in_the_order_of_the_labels() -> None:
     ):
         with pytest.raises(ValueError, match=match):
             partition.by_owner(given, labels)
+
+
+def test_a_process_owns_the_records_of_consecutive_agents(monkeypatch):
+    shards = partition.by_size(20, [3, 1, 7, 2, 5, 2], 0)
+    devices = [SimpleNamespace(process_index=i) for i in (0, 0, 1, 1, 1, 2)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    owned = []
+    for process in range(3):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        owned.append(partition.local(shards).tolist())
+    agents = [shards.indices[i, : shards.counts[i]] for i in range(6)]
+    assert owned == [sorted(np.concatenate(agents[a:b])) for a, b in ((0, 2), (2, 5), (5, 6))]
+    # Two agents on each of the first three devices, and none on the last one.
+    devices[:] = devices[:3] + devices[-1:]
+    with pytest.raises(ValueError, match="6 agents, .* 4 devices, none on those of process 2"):
+        partition.local(shards)

@@ -8,11 +8,13 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from dpjax import _numerics
 from dpjax.data import partition
 from dpjax.engine import inputs, processes, program
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
-from dpjax.plans import noise, plan, problem
+from dpjax.models.linear import Linear
+from dpjax.plans import noise, plan, problem, query, samplers
 from dpjax.topology import gossip, graphs, mixing
 from tests.support import cut_and_resumed, make_config, make_problem
 
@@ -175,6 +177,73 @@ def test_gradients_of_networks_stay_on_their_devices(relation):
     names, moved, others = round_of(data)
     assert names == {"all-gather"} and moved == 8 * data.entries
     assert all(size <= data.entries for size in others)
+
+
+SIZES = [3, 9, 4, 7, 2, 5, 6, 3, 2, 7]
+
+
+def unequal(seed=0, **options):
+    """A task of ten agents with other numbers of records each, of 60 that are not all dealt."""
+    rng = np.random.default_rng(1)
+    x = np.c_[np.arange(60), rng.normal(size=(60, 3))].astype(np.float32)
+    y = rng.choice([-1, 1], size=60)
+    shards = partition.by_size(48, SIZES, seed)
+    moved = shards._replace(indices=shards.indices + 9)
+    train = (lambda rows: (x[rows], y[rows])) if options.pop("local", False) else (x, y)
+    return problem.supervised(Linear(), "logistic", train, (x, y), moved, **options)
+
+
+def jitter(key, x):
+    return x * (1 + 0.1 * jax.random.normal(key, x.shape, x.dtype))
+
+
+SAMPLERS = {"random": samplers.Random(2), "poisson": samplers.Poisson(2.0, 3)}
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(sampler, local):
+    config = make_config(
+        design="independent", relation="zero_out_record", sampler=SAMPLERS[sampler]
+    )
+    one = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
+    tasks = [unequal(seed, augment=jitter, copies=2, local=local) for seed in (0, 1)]
+
+    def batches(tasks, devices):
+        data = Inputs.of((one,), tuple(tasks), tuple(range(len(tasks))), devices)
+
+        @jax.jit
+        def drawn(given):
+            given = data.statics.of_first_seed(processes.whole(given))
+            batch = data.statics.batch(given, KEY, KEY, np.int32(3))
+            if sampler != "poisson":
+                return batch
+            x, y = _numerics.gathered(batch.rows if batch.at is None else batch.at, *batch[:2])
+            return query.keyed(batch.key, x, batch.rows), y, batch.padding
+
+        return data.data, jax.device_get(drawn(data.data))
+
+    _, alone = batches([unequal(0, augment=jitter, copies=2)], None)
+    for devices in (None, 3, 8):
+        for each in (tasks[:1], tasks):
+            data, spread = batches(each, devices)
+            jax.tree.map(np.testing.assert_array_equal, spread, alone)
+    size, rows = -(-10 // 8), tasks[0].partition.indices
+    for shard in data.x.addressable_shards:
+        device = shard.index[1].start // shard.data.shape[1]
+        agents = range(10)[size * device : size * (device + 1)]
+        owned = {int(row) for i in agents for row in rows[i, : SIZES[i]]}
+        held = set(np.asarray(shard.data)[0, :, 0].astype(int).tolist())
+        assert owned <= held and len(held) <= len(owned) + 2  # What fills up.
+
+
+def test_records_that_are_loaded_by_number_train_to_the_same_bits():
+    config = make_config(design="independent", relation="replace_record", rounds=4, batch_size=1)
+    one = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
+    whole, own = unequal(), unequal(local=True)
+    assert len(own.x) == 48 and own.x[:, 0].tolist() == list(range(9, 57))
+    for devices in (None, 4):
+        same(*(run(one, task, seeds=[0], devices=devices) for task in (whole, own)), exact=True)
 
 
 def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():

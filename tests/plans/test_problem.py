@@ -1,5 +1,7 @@
 """Data that would fail or mislead later is refused when the problem is made."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pandas
@@ -198,3 +200,14 @@ def test_masked_entries_are_refused(name, make):
 def test_masked_arrays_without_masked_entries_are_arrays():
     one, other = make(), make(train=(np.ma.array(X), np.ma.array(Y)))
     assert one.fingerprint() == other.fingerprint()
+
+
+def test_own_records_that_are_not_those_asked_for_are_refused():
+    shards = partition.iid(12, 3, 0)
+    load = lambda rows: (np.ones((len(rows) - 1, 2)), np.ones(len(rows) - 1))  # noqa: E731
+    test = np.ones((2, 2)), np.ones(2)
+    with pytest.raises(ValueError, match="x has 11 records, the agents .* have 12; give those of"):
+        problem.supervised(Linear(), "logistic", load, test, shards)
+    one = dataclasses.replace(problem.quadratics(4), local=True)
+    assert one.fingerprint() != problem.quadratics(4).fingerprint()
+    assert one.fingerprint() == dataclasses.replace(one, x=one.x + 1).fingerprint()
