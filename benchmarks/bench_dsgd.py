@@ -25,7 +25,6 @@ loop of its own, of the shapes of that row's runs. Plans of a seed share rows, r
 floors by their least, all in turns, compilation and the measurement of losses excluded.
 """
 
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -202,9 +201,7 @@ def floors(case: Case, plans: int, seeds: int) -> dict[str, Callable[[], float]]
         )
 
         def seconds() -> float:
-            began = time.perf_counter()
-            jax.block_until_ready(loop(start, *data))
-            return (time.perf_counter() - began) / (times * chunk)
+            return timed(lambda: loop(start, *data), 0).first / (times * chunk)
 
         return seconds
 
