@@ -230,8 +230,7 @@ def _losses(energies: Energies, participation: Participation) -> Judged:
 def _round_by_round(model: Model) -> Model:
     """The model with the state seen before and after every round: no memory is left."""
     n, q = model.gradient.shape[-1], model.noise.shape[-1]
-    period = math.lcm(*(len(part) for part in model))
-    rounds = [model.at(t) for t in range(period)]
+    rounds = [model.at(t) for t in range(math.lcm(*map(len, model)))]
     gradient = np.stack([np.concatenate([here.gradient_output, here.gradient]) for here in rounds])
     noise = np.stack([np.concatenate([here.noise_output, here.noise]) for here in rounds])
     nothing = np.zeros((1, gradient.shape[1], 1))

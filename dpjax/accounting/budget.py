@@ -384,8 +384,7 @@ def loss(
     """
     over_rounds = _over_rounds(rounds, sensitivity_squared)
     shift = sensitivity(relation, clip_norm)
-    diagonal = precision.inverse_diagonal(covariance, factor=factor)
-    mu = mu_of(diagonal, shift, over_rounds)
+    mu = mu_of(precision.inverse_diagonal(covariance, factor=factor), shift, over_rounds)
     return AgentLoss.of_mu(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
 
 

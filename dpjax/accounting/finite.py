@@ -259,7 +259,10 @@ def cost(
         return Cost(math.inf, math.inf, draws)
 
     log = -math.log(1e-6 * delta)
-    beta = _unlikely(draws, within, mu, reach) + 4 * math.exp(-log)
+    # A normal beyond the reach, or a density of more than the slope.
+    room = reach - within
+    beyond = 2 * draws * (_tail(room) + _tail(room - 0.5)) + 8 * mu**2 * _tail(room - mu)
+    beta = float(beyond + 4 * draws * _tail(_SLOPE)) * 1.01 + 4 * math.exp(-log)
     most = sampled * furthest + coloured * reach
     copies = draws // len(most)
     eta = min(
@@ -325,13 +328,6 @@ def _mean(
     wide = 2 * sampler.half / _density(edge) * zeroth * _tail(edge - rate)
     of_sampler = sampler.error * (zeroth + first) + 1.01 * (cells + wide)
     return float(sampled.sum()) * of_sampler + float(coloured.sum()) * first
-
-
-def _unlikely(draws: int, within: float, mu: float, reach: float) -> float:
-    """Probability of a normal beyond ``reach``, or of a density of more than the slope."""
-    reach -= within
-    beyond = 2 * draws * (_tail(reach) + _tail(reach - 0.5)) + 8 * mu**2 * _tail(reach - mu)
-    return float(beyond + 4 * draws * _tail(_SLOPE)) * 1.01
 
 
 def _sums(

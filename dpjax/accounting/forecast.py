@@ -150,8 +150,7 @@ class Forecast:
         less = self.ratio / self._wanted(ratio)
         if self.sampled is not None:
             return self.sampled.scaled(less).epsilon(self.delta)
-        mu = self.mu * less
-        return float(budget.claimed_epsilon(mu, self.delta, accountant=self.accountant))
+        return float(budget.claimed_epsilon(self.mu * less, self.delta, accountant=self.accountant))
 
     def agents_needed(self, ratio: float | None = None) -> int:
         """About how many agents keep a ratio under the same budget and design.

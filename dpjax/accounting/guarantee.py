@@ -373,8 +373,7 @@ _OF_TOTAL = (
 
 def _under(whole: dict[str, Any], phases: tuple[Guarantee, ...]) -> Guarantee:
     """The record that states a total over phases; its constructor refuses those that pass it."""
-    rounds = sum(one.rounds for one in phases)
-    loss = dataclasses.replace(whole["loss"], rounds=rounds)
+    loss = dataclasses.replace(whole["loss"], rounds=sum(one.rounds for one in phases))
     changes = whole | {"loss": loss, "accountant": loss.kind, "phases": phases}
     return _joined_all(phases)._open(**changes)
 

@@ -287,8 +287,7 @@ def _sweep(model: Model, rounds: int, keep: bool) -> Any:
         )
         error, blur = _blurred(here, step, tail, error, entering)
         new = _tail_step(step.closed, tail, step.whiten @ here.state_output), silence, error
-        retained = tail if keep else jnp.zeros((0, 0))
-        return new, (jnp.sum(response**2, 0), blur, leak, retained)
+        return new, (jnp.sum(response**2, 0), blur, leak, tail if keep else jnp.zeros((0, 0)))
 
     # A triangle of s rows holds any number of rounds.
     nothing = jnp.zeros((size, size))
@@ -407,8 +406,16 @@ def energies(model: Model, participation: Participation) -> Energies:
         Guarantees for Decentralized Learning via Matrix Factorization", eq. (8).
     """
     rounds, epochs, separation = dataclasses.astuple(participation)
-    _check_memory(model, rounds, epochs, separation)
-    with double_precision(), _threads(model):
+    (s, n), m = model.gradient.shape[1:], model.state_output.shape[1]
+    numbers = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
+    numbers += n * (4 * epochs * (s + m) + 2 * rounds * epochs)
+    if epochs > 1:
+        # Tails, windows, and two more while these are made.
+        numbers += rounds * s * s * (1 if separation == 1 else 4)
+    what = f"a filter of {s} states, {m} observed rows and {n} agents"
+    _validate.memory("rounds", rounds, what, numbers, most=LARGEST)
+    one_thread = jax.default_backend() == "cpu" and s <= SMALL
+    with double_precision(), one_lapack_thread() if one_thread else contextlib.nullcontext():
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
         values, blur, leak, doubt = jax.tree.map(
             np.asarray, sweeps(parts, rounds, epochs, separation)
@@ -445,25 +452,6 @@ def rounding(
         late, early = slice(step, None), slice(None, len(blur) - step)
         margin[late, lag] = blur[late] * (norms[early] + blur[early]) + norms[late] * blur[early]
     return margin
-
-
-def _threads(model: Model) -> Any:
-    """One LAPACK thread for small states."""
-    if jax.default_backend() != "cpu" or model.gradient.shape[1] > SMALL:
-        return contextlib.nullcontext()
-    return one_lapack_thread()
-
-
-def _check_memory(model: Model, rounds: int, epochs: int, separation: int) -> None:
-    """Refuse a model that would take more than `LARGEST`."""
-    (s, n), m = model.gradient.shape[1:], model.state_output.shape[1]
-    numbers = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
-    numbers += n * (4 * epochs * (s + m) + 2 * rounds * epochs)
-    if epochs > 1:
-        # Tails, windows, and two more while these are made.
-        numbers += rounds * s * s * (1 if separation == 1 else 4)
-    what = f"a filter of {s} states, {m} observed rows and {n} agents"
-    _validate.memory("rounds", rounds, what, numbers, most=LARGEST)
 
 
 def pattern_sums(
@@ -527,5 +515,4 @@ def clear(of: Energies) -> Bool[np.ndarray, " n"]:
     Returns:
         [n] True where no singular value is open and no response without noise may be rounding.
     """
-    settled = (of.leak == 0) | (of.leak >= LEAK)
-    return settled & (not (of.ambiguous or of.hidden))
+    return ((of.leak == 0) | (of.leak >= LEAK)) & (not (of.ambiguous or of.hidden))

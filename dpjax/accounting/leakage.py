@@ -118,8 +118,7 @@ def tree(x: np.ndarray, y: np.ndarray, k: int) -> Counts:
     both = np.hstack([x, y])
     # Every trial is its own nearest one.
     workers = -1 if len(both) >= THREADS_FROM else 1
-    distances = spatial.cKDTree(both).query(both, [k + 1], p=np.inf, workers=workers)[0]
-    distance = distances[:, 0]
+    distance = spatial.cKDTree(both).query(both, [k + 1], p=np.inf, workers=workers)[0][:, 0]
     return Counts(_nearer(x, distance), _nearer(y, distance), distance)
 
 

@@ -165,10 +165,9 @@ class Gaussian(_Summed):
         Args:
             agents: Agents n, all with this loss.
         """
-        if self.white and self.participation is None and self.rounds:
-            ratio = self.mu / math.sqrt(self.rounds) * MARGIN
-            return Pld((Phase((1.0,) * agents, (ratio,) * agents, self.rounds),))
-        return Pld((Phase((1.0,) * agents, (self.mu,) * agents, self.rounds, whole=True),))
+        whole = not (self.white and self.participation is None and self.rounds)
+        ratio = self.mu if whole else self.mu / math.sqrt(self.rounds) * MARGIN
+        return Pld((Phase((1.0,) * agents, (ratio,) * agents, self.rounds, whole=whole),))
 
 
 @dataclass(frozen=True)
@@ -265,8 +264,7 @@ class Pure(_Summed):
         Reference:
             Bun and Steinke (2016), Proposition 1.4.
         """
-        rho = float(gdp.zcdp(self.bound))
-        return Concentrated(rho, self.rounds, False)
+        return Concentrated(float(gdp.zcdp(self.bound)), self.rounds)
 
 
 AnyLoss = Gaussian | Pld | Concentrated | Pure

@@ -129,7 +129,14 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
     if of.lost_noise is not None:
         why = f"from round {of.lost_noise[0]:,} on, entries of messages went out without noise"
         reasons = [(party, False, why) for party, *_ in reasons]
-    reasons += [(PROCESS, False, "it holds all agents' data and keys"), _holder(of)]
+    why = "the key of this release gives all noise away; it must stay secret"
+    if not of.release:
+        why = (
+            f"the seed of a simulation gives all noise{' and batches' * (of.accountant == 'pld')} "
+            f"away, and records hold it; the other rows are about {keepers(of)}"
+        )
+    reasons.append((PROCESS, False, "it holds all agents' data and keys"))
+    reasons.append(("whoever holds the seed", False, why))
     # The paper's rule may state less than what holds.
     epsilon, assumptions = max(of.epsilon, of.exact_epsilon), _assumed(of)
     return Protection(
@@ -208,8 +215,7 @@ def _outsider(of: Record) -> tuple[bool, str]:
         return True, "it sees every message, but no secret of the noise"
     if _of_others(of):
         return False, f"this number does not cover the data of {_named(of)}"
-    of_nodes = of.attacker != "aggregator" and of.gradients == "any"
-    if of_nodes and of.secrets in ("own", "links"):
+    if of.attacker != "aggregator" and of.gradients == "any" and of.secrets in ("own", "links"):
         return True, "it sees every message, but none of the secrets that agents know"
     return False, "it sees messages that the stated attacker does not see"
 
@@ -259,16 +265,6 @@ def _aggregator(of: Record) -> tuple[bool, str]:
     if not covered:
         return False, "the sum of all messages is not part of what the stated attacker sees"
     return True, "it sees no more than an outsider, unless it holds a secret of the noise"
-
-
-def _holder(of: Record) -> _Row:
-    why = "the key of this release gives all noise away; it must stay secret"
-    if not of.release:
-        why = (
-            f"the seed of a simulation gives all noise{' and batches' * (of.accountant == 'pld')} "
-            f"away, and records hold it; the other rows are about {keepers(of)}"
-        )
-    return "whoever holds the seed", False, why
 
 
 def keepers(of: Record) -> str:

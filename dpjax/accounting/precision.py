@@ -61,11 +61,9 @@ def inverse_diagonal(
         return _from_factor(_validate.square("factor", factor))
     assert covariance is not None
     matrix = _validate.square("covariance", covariance)
-    scale = np.max(np.abs(matrix))
-    if np.max(np.abs(matrix - matrix.T)) > 1e-12 * scale:
+    if np.max(np.abs(matrix - matrix.T)) > 1e-12 * np.max(np.abs(matrix)):
         raise ValueError("covariance is not symmetric; give (R + R') / 2 if that is meant")
-    matrix = np.tril(matrix) + np.tril(matrix, -1).T
-    return _from_covariance(matrix)
+    return _from_covariance(np.tril(matrix) + np.tril(matrix, -1).T)
 
 
 def _singular(name: str) -> ValueError:

@@ -307,8 +307,14 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
     def epsilon_at(ratio: float) -> float:
         return max(_epsilon(((rate, ratio, rounds),), delta), 1e-300)
 
+    drawn = -math.expm1(rounds * math.log1p(-rate)) if rate < 1 else 1.0
+    if drawn <= delta:  # It covers whatever happens to a record: no noise would be asked for.
+        raise ValueError(
+            f"delta is {delta:g}, but a record is in any batch of {rounds} rounds with probability "
+            f"{drawn:.3g} alone, so that no noise is needed and those drawn go unprotected; give a "
+            "smaller delta, or larger batches"
+        )
     # What holds without sampling holds with it.
-    _check_needed(rate, rounds, delta)
     low = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta)) / math.sqrt(rounds) * (1 - 1e-9)
     if rate >= 1:
         return low
@@ -327,17 +333,6 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
         else:
             high, above = middle, between
     return low
-
-
-def _check_needed(rate: float, rounds: int, delta: float) -> None:
-    """Refuse a delta that covers whatever happens to a record: no noise would be asked for."""
-    drawn = -math.expm1(rounds * math.log1p(-rate)) if rate < 1 else 1.0
-    if drawn <= delta:
-        raise ValueError(
-            f"delta is {delta:g}, but a record is in any batch of {rounds} rounds with probability "
-            f"{drawn:.3g} alone, so that no noise is needed and those drawn go unprotected; give a "
-            "smaller delta, or larger batches"
-        )
 
 
 def _below_another(row: tuple, rows: set) -> bool:

@@ -362,16 +362,11 @@ def _closed_form(
                 uncertain = energies.condition > 1 / kalman.CERTAIN
                 margin = 1e3 * np.finfo(float).eps * energies.condition * uncertain
                 energy[block], open_[block] = energies.values[0, 0] * (1.0 + margin), uncertain
-        mu = np.sqrt(energy) * _over_rounds(strategy, participation)
-    return mu, open_
-
-
-def _over_rounds(strategy: Float[np.ndarray, "t t"] | None, participation: Participation) -> float:
-    if strategy is None:
-        return float(np.sqrt(participation.epochs))
-    patterns = participation.patterns
-    gram = np.abs(strategy.T @ strategy)
-    return float(np.sqrt(gram[patterns[:, :, None], patterns[:, None, :]].sum((1, 2)).max()))
+        over_rounds: Any = participation.epochs
+    if strategy is not None:
+        patterns, gram = participation.patterns, np.abs(strategy.T @ strategy)
+        over_rounds = gram[patterns[:, :, None], patterns[:, None, :]].sum((1, 2)).max()
+    return np.sqrt(energy) * float(np.sqrt(over_rounds)), open_
 
 
 def nodes_of(name: str, chosen: Any, n: int) -> tuple[int, ...]:
