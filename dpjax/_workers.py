@@ -251,8 +251,7 @@ def _begin(
 
     for name, (value, outside) in pickle.loads(settings).items():
         # A cluster job's own environment comes first.
-        changed = jax.config.values.get(name, value) != value
-        if changed and os.environ.get(name.upper()) == outside:
+        if jax.config.values.get(name, value) != value and os.environ.get(name.upper()) == outside:
             jax.config.update(name, value)
     pickle.loads(work)()
 

@@ -103,8 +103,7 @@ class DiSK(DSGD):
 
     def start(self, ctx: Round, models: Any) -> Memory:
         """The optimizer's state, before any filtered gradient or step."""
-        zeros = jax.tree.map(jnp.zeros_like, models)
-        return Memory(ctx.optimizer.init(models), zeros, models)
+        return Memory(ctx.optimizer.init(models), jax.tree.map(jnp.zeros_like, models), models)
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The combinations of gradients are private."""

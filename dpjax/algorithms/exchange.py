@@ -243,8 +243,7 @@ class Masked(Trusted):
             leaf_key = jax.random.fold_in(key, number)
             degree = agents - 1 if self.degree is None else self.degree
             sent = masks.masked(leaf.reshape(agents, -1), leaf_key, degree)
-            total = masks.unmasked_sum(sent, there, leaf_key, degree)
-            totals.append(total.reshape(leaf.shape[1:]))
+            totals.append(masks.unmasked_sum(sent, there, leaf_key, degree).reshape(leaf.shape[1:]))
         return jax.tree.unflatten(structure, totals)
 
 

@@ -97,8 +97,7 @@ class PMLF(DSGD):
         """The updated models; this round's models are added to the past ones."""
         before = public_state.memory.optimizer
         models, optimizer = ctx.step(public_state.models, ctx.mean(noisy), before)
-        past = jax.tree.map(lambda leaf: leaf[:, 1:], _all(public_state))
-        return models, Memory(optimizer, past)
+        return models, Memory(optimizer, jax.tree.map(lambda leaf: leaf[:, 1:], _all(public_state)))
 
 
 def _all(public_state: PublicState) -> Any:

@@ -119,6 +119,5 @@ class ZipDLOnLinks(ZipDL, Method):
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The updated models are private, one copy for each link."""
         answer = ctx.query(public_state.models, ctx.batch)
-        mean = ctx.mean(answer.total)
-        models, memory = ctx.step(public_state.models, mean, public_state.memory)
+        models, memory = ctx.step(public_state.models, ctx.mean(answer.total), public_state.memory)
         return Emission(self.payload(models), carry=memory, metrics=answer.metrics)

@@ -351,8 +351,7 @@ def run(command: Any, typed: str) -> int:
     protected = command.protected
     if protected is not None:
         protected = nodes.find_all(names, protected, "protected")
-    attackers = _attackers(command, names)
-    spent = account(matrix, attackers=attackers, protected=protected, **options)
+    spent = account(matrix, attackers=_attackers(command, names), protected=protected, **options)
     outside = options | {"trust": "ldp", "gradients": "any"}
     print(title)
     print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")

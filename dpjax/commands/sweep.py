@@ -283,8 +283,7 @@ def _fill(
         designs: dict[Any, Any] = {}  # The noise of a budget is designed once.
         plans = []
         for one in group:
-            design = designs.get(one.budget)
-            plans.append(plan_.make(one, mixing, counts=counts, design=design))
+            plans.append(plan_.make(one, mixing, counts=counts, design=designs.get(one.budget)))
             designs[one.budget] = plans[-1].design
         parts, rows = [inputs.shared_parts(plan) for plan in plans], []
         for first in (i for i, part in enumerate(parts) if part not in parts[:i]):

@@ -98,7 +98,6 @@ def of_arguments(
         seeds: The seeds.
         options: Other arguments of the run by name.
     """
-    settings = ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS)
     return {
         **_configs(plans),
         **{name: str(value) for name, value in options.items()},
@@ -109,7 +108,7 @@ def of_arguments(
         "evaluation data": digest([problem.evaluation for problem in problems]),
         "seeds": str(tuple(seeds)),
         "software": f"dpjax {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
-        "settings": settings,
+        "settings": ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS),
     }
 
 

@@ -257,8 +257,7 @@ class Inputs:
         share = query.share(*shapes)
         lengths = [2**p for p in range(17, -1, -1)] if release and share > statements.LIMIT else []
         shares = ((m, dataclasses.replace(query, microbatch=m).share(*shapes)) for m in lengths)
-        enough = (m for m, one in shares if one <= statements.LIMIT)
-        return share, next(enough, None)
+        return share, next((m for m, one in shares if one <= statements.LIMIT), None)
 
     def start(self, values: Any, plans: int) -> Any:
         """Models to start from, leaves [S, V, n, ...], on the agents' devices.
@@ -343,8 +342,7 @@ class Inputs:
 
     def _check_precision(self, plans: tuple[Plan, ...]) -> None:
         """Refuse narrow parameters where the private payload is rounded before the noise."""
-        protect = plans[0].config.protect
-        records = protect.clips == "record"
+        records = plans[0].config.protect.clips == "record"
         # These are sums of clipped records, updated models, and gradients without a clip.
         summed = records or self.statics.method.sensitivity is not None
         summed |= any(plan.config.protect.gradient_gap is not None for plan in plans)

@@ -64,8 +64,7 @@ def place(tree: Any, mesh: Mesh | None, axis: int | None, agents: int | None = N
     def one(leaf: Any) -> Any:
         at = axis
         if agents is not None:
-            fitting = (a for a in range(axis, leaf.ndim) if leaf.shape[a] == agents)
-            at = next(fitting, leaf.ndim)
+            at = next((a for a in range(axis, leaf.ndim) if leaf.shape[a] == agents), leaf.ndim)
         if at == leaf.ndim or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
         sharding = NamedSharding(mesh, PartitionSpec(*[None] * at, AGENTS))

@@ -274,8 +274,7 @@ class Result:
             ValueError: As `model`; for another problem's model, other frozen values, or a problem
                 without ``predict``.
         """
-        model = self.model(seed=seed, plan=plan, agent=agent)
-        whole = _complete(problem, model, self.frozen)
+        whole = _complete(problem, self.model(seed=seed, plan=plan, agent=agent), self.frozen)
         if problem.predict is None:
             raise ValueError("problem has no predict; make it with problem.supervised")
         apply = jax.jit(problem.predict)

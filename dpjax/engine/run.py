@@ -235,8 +235,7 @@ class ScanDriver:
         Args:
             at: The state of the runs.
         """
-        blocks = _as_argument(at.schedule.blocks(at.done))
-        at.state, new = program.advance(*at.arguments, blocks)
+        at.state, new = program.advance(*at.arguments, _as_argument(at.schedule.blocks(at.done)))
         at.record(at.schedule.ahead(at.done), processes.collected(new))
 
     def traced(self, at: RunState) -> list[Any]:

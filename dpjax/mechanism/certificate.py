@@ -95,8 +95,7 @@ def upper_trace(
     """
     if gram is not None:
         products = (gram * covariance).ravel()
-        off = _EPS * math.fsum(np.abs(products))
-        return math.nextafter(math.fsum(products) + off, math.inf)
+        return math.nextafter(math.fsum(products) + _EPS * math.fsum(np.abs(products)), math.inf)
     assert factor is not None
     value = float(np.sum((factor @ covariance) * factor))
     terms = float(np.sum((np.abs(factor) @ np.abs(covariance)) * np.abs(factor)))
@@ -272,6 +271,5 @@ def _product(
 def _leading(matrix: Float[np.ndarray, "m n"], digits: int) -> Float[np.ndarray, "m n"]:
     """The leading binary digits of every row, in units of its largest entry."""
     largest = np.abs(matrix).max(axis=1, keepdims=True)
-    power = np.frexp(np.where(largest > 0, largest, 1.0))[1]
-    anchor = np.ldexp(1.0, power + 53 - digits)
+    anchor = np.ldexp(1.0, np.frexp(np.where(largest > 0, largest, 1.0))[1] + 53 - digits)
     return np.asarray((matrix + anchor) - anchor)

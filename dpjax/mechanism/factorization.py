@@ -78,8 +78,7 @@ class Solution:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the solution to an npz file (complete or not at all) and return its path."""
         content = asdict(self)
-        arrays = {name: content.pop(name) for name in _ARRAYS}
-        return store.write(path, "solution", arrays, content)
+        return store.write(path, "solution", {name: content.pop(name) for name in _ARRAYS}, content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Solution":
@@ -314,8 +313,7 @@ def _by_sdp(
     if limit is not None:
         raise ValueError('max_variance needs solver="fixed_point"; leave it out')
     covariance, multipliers = solve_sdp(root.T @ root, max(tolerance, 1e-12))
-    inverse = np.linalg.inv((covariance + covariance.T) / 2.0)
-    precision = certificate.unit_diagonal(inverse)
+    precision = certificate.unit_diagonal(np.linalg.inv((covariance + covariance.T) / 2.0))
     solution = _certified(root, problem, precision, multipliers, 0, False)
     if solution is None:
         raise ValueError('gram leaves Clarabel with a singular precision; use solver="fixed_point"')

@@ -243,8 +243,7 @@ def least(
     d = len(precision) - 1 + 2 * (len(coefficients) - 1)
     count = 1024 * (d + 1)
     low, high = interval
-    angles = (np.arange(count) + 0.5) * (math.pi / count)
-    x = (low + high) / 2 + (high - low) / 2 * np.cos(angles)
+    x = (low + high) / 2 + (high - low) / 2 * np.cos((np.arange(count) + 0.5) * (math.pi / count))
     wide = coefficients.astype(np.float64)
     if max(-low, high) > 1 + 1e-6:
         return 0.0
@@ -310,8 +309,7 @@ def _polynomials(
 ) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " q"]]:
     """The best float32 g and p >= g^-2 for several shares; constants are among them."""
     low, high = interval
-    count = 16 * (degree + 2 * half)
-    grid = np.cos(np.linspace(0, math.pi, count + 1))
+    grid = np.cos(np.linspace(0, math.pi, 16 * (degree + 2 * half) + 1))
     basis = chebyshev.chebvander(grid, degree), chebyshev.chebvander(grid, 2 * half)
     weights = weights / weights.sum()
     places = (2 * nodes - low - high) / (high - low)

@@ -71,8 +71,7 @@ def central(mixing: Mixing, precision_bound: Bound) -> Covariance:
                [0.111, 0.111, 0.111]])
     """
     n = np.shape(mixing)[-1]
-    limits = bounds(precision_bound, n)
-    return np.full((n, n), 1.0 / (float(limits.min()) * n * n))
+    return np.full((n, n), 1.0 / (float(bounds(precision_bound, n).min()) * n * n))
 
 
 def pairwise(
@@ -105,8 +104,7 @@ def pairwise(
     """
     matrix = _validate.finite_array("mixing", mixing)
     limits = bounds(precision_bound, matrix.shape[-1])
-    root = workload.factor(matrix, horizon, **options)
-    return solve_pairwise(matrix, root, limits)[0]
+    return solve_pairwise(matrix, workload.factor(matrix, horizon, **options), limits)[0]
 
 
 def whisper(
@@ -165,8 +163,7 @@ def solve_whisper(
     one by one are optimal among block-structured R.
     """
     n = factor.shape[1]
-    limits = bounds(precision_bound, n)
-    root = 1.0 / np.sqrt(limits)
+    root = 1.0 / np.sqrt(bounds(precision_bound, n))
     covariance, solutions = np.zeros((n, n)), []
     for group in partition(subgroups, n):
         solution = minimize_trace(factor=factor[:, group] * root[group], **options)
@@ -223,8 +220,7 @@ def solve_pairwise(
         else:
             low = left
     t = min((0.0, most, unit * float(np.expm1((low + high) / 2.0))), key=energy)
-    size = scale(t) * (1.0 + 1e-12)
-    covariance = size * (np.diag(1.0 / bounds) + t * laplacian)
+    covariance = scale(t) * (1.0 + 1e-12) * (np.diag(1.0 / bounds) + t * laplacian)
     # The inverse of the rounded matrix, not of the ideal one, has to keep the bound.
     worst = float(np.max(np.linalg.inv(covariance).diagonal() / bounds))
     margin = max(worst, 1.0) * (1.0 + 8 * n * np.finfo(np.float64).eps * (1.0 + t * values[-1]))

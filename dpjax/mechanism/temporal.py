@@ -229,9 +229,8 @@ def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]
         >>> temporal.strategy_of(np.diag([4.0, 9.0])).tolist()
         [[2.0, 0.0], [0.0, 3.0]]
     """
-    matrix = _validate.square("precision", precision)
     try:
-        factor = np.linalg.cholesky(matrix[::-1, ::-1])
+        factor = np.linalg.cholesky(_validate.square("precision", precision)[::-1, ::-1])
     except np.linalg.LinAlgError:
         raise ValueError("precision is not positive definite; give one that is") from None
     return np.ascontiguousarray(factor.T[::-1, ::-1])
@@ -378,8 +377,7 @@ def _certified(
     candidates: list[tuple[float, Strategy]] = []
     for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
         climbed = regularized(exact, ridge)
-        fine = condition < _DELICATE
-        best, count = _climb(climbed, k, tolerance, most, fine, start, device)
+        best, count = _climb(climbed, k, tolerance, most, condition < _DELICATE, start, device)
         start, iterations = best.logarithm, iterations + count
         if long:
             eigenvectors = np.asarray(best.left), np.asarray(best.roots)

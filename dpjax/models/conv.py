@@ -122,8 +122,7 @@ def shifted(
     for row in range(rows):
         for column in range(columns):
             down = slice(row, row + (high - 1) * strides + 1, strides)
-            across = slice(column, column + (wide - 1) * strides + 1, strides)
-            parts.append(x[..., down, across, :])
+            parts.append(x[..., down, slice(column, column + (wide - 1) * strides + 1, strides), :])
     return parts
 
 

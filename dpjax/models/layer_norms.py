@@ -382,8 +382,7 @@ class Gradients:
         lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
         squares = [jnp.zeros(len(x), _wide(leaves)) for _ in range(max(layer, default=-1) + 1)]
         for number, gradient in formed.items():
-            flat = gradient.reshape(len(x), -1)
-            squares[layer[number]] += jax.vmap(_numerics.square_sum)(flat)
+            squares[layer[number]] += jax.vmap(_numerics.square_sum)(gradient.reshape(len(x), -1))
         for number, (product, *arrays) in pairs.items():
             bound = functools.partial(products.square_bound, product)
             squares[layer[number]] += jax.vmap(bound)(*arrays)
@@ -391,8 +390,7 @@ class Gradients:
             squares[layer[number]] += infinite
         stacked = jnp.stack(squares, axis=1)
         norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
-        positions = [rows.shape[1] for _, rows, *_ in pairs.values()]
-        error = _errors(positions, len(x), places, unit)
+        error = _errors([rows.shape[1] for _, rows, *_ in pairs.values()], len(x), places, unit)
         chosen = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
         chosen = jnp.broadcast_to(chosen if by_layer else chosen[:, None], stacked.shape)
         sums = {}
@@ -477,8 +475,7 @@ class Gradients:
 
     def _positions(self, call: _Call) -> int:
         """Positions of one example, of all points."""
-        points = len(self.coefficients or (1,))
-        return points * math.prod(call.out.shape) // call.product.shape[1]
+        return len(self.coefficients or (1,)) * math.prod(call.out.shape) // call.product.shape[1]
 
     def _route(self, call: _Call) -> str:
         positions = self._positions(call)

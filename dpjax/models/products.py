@@ -51,8 +51,7 @@ class Product:
 
     def by_norm(self, positions: int) -> bool:
         """Whether the norm can be had without the gradient."""
-        longest = max(positions**2, *self.shape)
-        return self.back is None and self.groups == 1 and longest <= _LONGEST
+        return self.back is None and self.groups == 1 and max(positions**2, *self.shape) <= _LONGEST
 
     def pays(self, positions: int) -> bool:
         """Whether it is less work to take the norm alone: 2 t^2 <= p d."""
@@ -70,8 +69,7 @@ class Product:
             over = (((0,), (0,)), ((), ()))
             return jax.lax.dot_general(rows, derivative, over, precision=_HIGHEST)
         apart = derivative.reshape(len(rows), self.groups, -1)
-        blocks = jnp.einsum("tgi,tgo->igo", rows, apart, precision=_HIGHEST)
-        return blocks.reshape(self.shape)
+        return jnp.einsum("tgi,tgo->igo", rows, apart, precision=_HIGHEST).reshape(self.shape)
 
     def parameters(self, formed: Float[Array, "b d p"], values: Sequence[Array]) -> list[Array]:
         """Gradients of the layer's parameters, one an example, from the effective kernel's."""
@@ -206,8 +204,7 @@ def product(module: nn.Module, x: Any, out: Any) -> Product | None:
         x: Its input, of one example with an axis of length one in front: shape and dtype.
         out: Its output.
     """
-    default = getattr(type(module), "promote_dtype", None)
-    if getattr(module, "promote_dtype", None) is not default:
+    if getattr(module, "promote_dtype", None) is not getattr(type(module), "promote_dtype", None):
         return None
     return _KNOWN[type(module)](module, x.shape, out.dtype)
 
@@ -273,8 +270,7 @@ def _flax_convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product
     )
     if not plain:
         return None
-    groups = module.feature_group_count
-    return _patches(module, strides.pop(), paddings.pop(), groups, shape, kind)
+    return _patches(module, strides.pop(), paddings.pop(), module.feature_group_count, shape, kind)
 
 
 def _patches(

@@ -165,5 +165,4 @@ class ResNet(nn.Module):
                 name = f"block_{group}_{index}"
                 x = _Bottleneck(64 * 2**group, strides, first, self.layout, name=name)(x)
         x = average(nn.relu(group_norm(32, name="norm")(x)))
-        zeros = nn.initializers.zeros_init()
-        return nn.Dense(self.classes, kernel_init=zeros, name="head")(x)
+        return nn.Dense(self.classes, kernel_init=nn.initializers.zeros_init(), name="head")(x)

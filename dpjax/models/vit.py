@@ -81,8 +81,7 @@ class ViT(nn.Module):
         if self.width % self.heads:
             raise ValueError(f"heads is {self.heads}; give a divisor of width={self.width}")
         size = (self.patch, self.patch)
-        read = Conv(self.width, size, self.patch, "VALID", layout=self.layout, name="patch_embed")
-        x = read(x)
+        x = Conv(self.width, size, self.patch, "VALID", layout=self.layout, name="patch_embed")(x)
         x = x.reshape(len(x), -1, self.width)
         tiny = nn.initializers.normal(1e-6)
         first = self.param("cls_token", tiny, (1, 1, self.width), jnp.float32)
@@ -115,8 +114,7 @@ def load(
         ValueError: For tensors that are missing, unknown or of another shape, by name.
     """
     image = _validate.integer("image", image)
-    example = jnp.zeros((1, image, image, 3))
-    return weights.load(path, model, example, _name, head="head", key=key)
+    return weights.load(path, model, jnp.zeros((1, image, image, 3)), _name, head="head", key=key)
 
 
 _INNER = {"qkv": "attn.qkv", "proj": "attn.proj", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}

@@ -561,8 +561,7 @@ def _terms(target: Target, noise: Calibrated) -> dict[str, Any]:
     # A class of a user's own inherits no promise.
     states = compatibility.packaged(type(part)) or "secrets" in vars(type(part))
     secrets = getattr(noise, "secrets", None) if states or isinstance(noise, Factored) else None
-    threat = {one.name: getattr(protect, one.name) for one in dataclasses.fields(records.Threat)}
-    return threat | {
+    return {one.name: getattr(protect, one.name) for one in dataclasses.fields(records.Threat)} | {
         "delta": target.budget.delta,
         "accountant": config.accountant,
         "release": config.release,
@@ -603,9 +602,8 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         return
     correlated = isinstance(noise, Factored)
     part = None if correlated else getattr(noise, "part", config.noise)
-    independent_keys = correlated and noise.secrets == "own"
     compatibility.check_noise(
-        part, config.method, config.protect, independent_keys=independent_keys
+        part, config.method, config.protect, independent_keys=correlated and noise.secrets == "own"
     )
     noise.check(target)
     spent = _spent(target, noise)
@@ -630,8 +628,7 @@ def _split(loss: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """How large a loss is, and all else that it says."""
     phases = getattr(loss, "phases", (loss,))
     fields = dict(vars(phases[0]), kind=loss.kind, phases=len(phases))
-    amounts = {name: fields.pop(name) for name in _AMOUNTS if name in fields}
-    return amounts, fields
+    return {name: fields.pop(name) for name in _AMOUNTS if name in fields}, fields
 
 
 def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -> None:

@@ -263,8 +263,7 @@ def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, pa
             "it, and it returns (message, carry); absorb returns (models, memory)"
         ) from error
     # Gradients at an agent's own model move with it, which such a method's sensitivity says.
-    at_private_models = method.sensitivity is not None and method.asks_own
-    asked = [] if at_private_models else query.asked
+    asked = [] if method.sensitivity is not None and method.asks_own else query.asked
     return tuple(new), _Shown(emission.public, message, received.sent, released, asked)
 
 

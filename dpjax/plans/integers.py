@@ -139,10 +139,9 @@ class Discrete(InShares):
     def _on_grid(self, target: Target, variance: int) -> "Lattice":
         """The noise of a variance, on the finest grid that keeps the budget."""
         budget, clip_norm = target.budget, target.protect.clip_norm
-        padded = 1 << (self.size - 1).bit_length()
         grid = discrete.smallest_grid(
             *(clip_norm, discrete.largest_rho(budget.largest, budget.delta)),
-            *(self.cohort(target.agents), padded),
+            *(self.cohort(target.agents), 1 << (self.size - 1).bit_length()),
             variance=variance,
             participations=target.pattern.epochs,
             relation=relation(target),

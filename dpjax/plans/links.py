@@ -126,8 +126,7 @@ class ScaledNoise(abc.ABC):
                 "sees its gradients without noise, at any scale; give ZeroSum(over="
                 "'with_own_copy'), another attacker, or a network with more links"
             )
-        largest = float(np.max(unit / budget.allowed_mu()))
-        scale = np.float32(_validate.spread("scale", largest))
+        scale = np.float32(_validate.spread("scale", float(np.max(unit / budget.allowed_mu()))))
         noise = CalibratedScale(self, scale, self.source(target))
         while (noise.loss(target).epsilon > np.asarray(budget.epsilon)).any():
             more = np.nextafter(noise.scale, np.float32(np.inf))
@@ -217,8 +216,7 @@ class Aggregate(ScaledNoise, InShares):
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1."""
         self.check_sums(target)
-        rounds = target.over_rounds(None)
-        root = math.sqrt(rounds / self.cohort(target.agents).honest)
+        root = math.sqrt(target.over_rounds(None) / self.cohort(target.agents).honest)
         return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
 
     def source(self, target: Target) -> Float[np.ndarray, "n n"]:

@@ -393,15 +393,13 @@ class Covariance(Correlated):
         """Refuse a name that would pass for another design; keep a copy of the matrix."""
         name: Any = self.name
         plain = isinstance(name, str) and name.isprintable() and name == name.strip()
-        taken = ("covariance", "central", *LABELS)
-        if not plain or not 1 <= len(name) <= 60 or name in taken:
+        if not plain or not 1 <= len(name) <= 60 or name in ("covariance", "central", *LABELS):
             raise ValueError(
                 f"name is {_validate.shown(name)} for a covariance of your own; give a name of "
                 "up to 60 characters that no other design has, for records and figures"
             )
         if self.matrix is not None:
-            matrix = _validate.square("covariance", self.matrix)
-            object.__setattr__(self, "matrix", fixed(matrix))
+            object.__setattr__(self, "matrix", fixed(_validate.square("covariance", self.matrix)))
         if self.strategy is not None:
             strategy = _validate.square("strategy", self.strategy)
             check_strategy(strategy, len(strategy))
@@ -591,8 +589,7 @@ def _rounded(covariance: np.ndarray, bound: Float[np.ndarray, "*n"]) -> np.ndarr
         for attempt in range(_TRIES):
             with np.errstate(over="ignore"):
                 factor = (exact * scale).astype(np.float32)
-            precisions = precision.inverse_diagonal(factor=factor)
-            excess = float(np.max(precisions / bound))
+            excess = float(np.max(precision.inverse_diagonal(factor=factor) / bound))
             # The margin covers the rounding between this and the accountant's own steps.
             if excess <= 1 - 1e-12:
                 return factor if covariance.ndim == factor.ndim else np.diag(factor)

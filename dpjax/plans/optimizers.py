@@ -54,8 +54,7 @@ class Sgd:
         steps = _validate.numbers("decay", decay)
         if steps is not None and (max(steps) != 1 or min(steps) < 0):
             raise ValueError(f"decay is {_validate.shown(decay)}; {remedy}")
-        plain = steps or _validate.probability("decay", decay, remedy=remedy)
-        _validate.assign(self, decay=plain)
+        _validate.assign(self, decay=steps or _validate.probability("decay", decay, remedy=remedy))
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run of more rounds than there are step sizes, or of fewer.
@@ -314,7 +313,6 @@ def noise_arrays(
     inverse = inverse_of(strategy)
     profile = np.zeros((len(inverse), LAGS))
     for lag in range(min(LAGS, len(inverse))):
-        rows = inverse[: len(inverse) - lag]
-        profile[lag:, lag] = np.einsum("ts,ts->t", inverse[lag:], rows)
+        profile[lag:, lag] = np.einsum("ts,ts->t", inverse[lag:], inverse[: len(inverse) - lag])
     # Flat: an array of three axes is one over agents.
     return {_SCALE: variances, _PROFILE: profile.ravel().astype(np.float32)}

@@ -350,8 +350,7 @@ class Plan:
         Raises:
             ValueError: For a field of the config whose text would be another in each process.
         """
-        config = json.dumps(described(self.config), sort_keys=True)
-        digest = hashlib.sha256(config.encode())
+        digest = hashlib.sha256(json.dumps(described(self.config), sort_keys=True).encode())
         if scipy.sparse.issparse(self.mixing):
             digest.update(mixing_.fingerprint(self.mixing).encode())
         else:

@@ -309,8 +309,7 @@ def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., di
 
         # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
         deep = type(model) is MLP and jax.default_backend() == "cpu"
-        each = _numerics.each_agent(of_agent, params, sequential=deep)
-        return jax.tree.map(jnp.mean, each)
+        return jax.tree.map(jnp.mean, _numerics.each_agent(of_agent, params, sequential=deep))
 
     return metrics
 
@@ -579,8 +578,7 @@ def supervised(
 
 def _check_loss(name: str, value: Any) -> None:
     """Refuse a loss that is no real scalar."""
-    kind = getattr(value, "dtype", jnp.dtype(bool))
-    if not jnp.issubdtype(kind, jnp.floating) or value.shape:
+    if not jnp.issubdtype(getattr(value, "dtype", jnp.dtype(bool)), jnp.floating) or value.shape:
         raise ValueError(f"{name} returns {_validate.shown(value)}; return one real scalar")
 
 

@@ -254,8 +254,7 @@ class ScheduledPrivatizer(Privatizer):
 
     def lost(self, arrays: Any, round: Any, payload: Any) -> Any:
         """How likely the largest entry of a round's payload is to go out without its noise."""
-        scale = jnp.take(arrays["noise_scales"], round, mode="clip")
-        return noise_.lost(payload, scale, self.kind)
+        return noise_.lost(payload, jnp.take(arrays["noise_scales"], round, mode="clip"), self.kind)
 
 
 def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
@@ -321,5 +320,4 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
     """
     part, target = config.noise, Target(config, mixing, counts)
     scale, profile = _validate.positive("scale", scale), part.relative(target.rounds)
-    noise = part.at(scale, profile, sensitivities(target))
-    return float(np.max(noise.loss(target).epsilon))
+    return float(np.max(part.at(scale, profile, sensitivities(target)).loss(target).epsilon))

@@ -264,8 +264,7 @@ def from_records(
     frame = frame[present]
     if x != "round" and "round" in columns and frame["round"].notna().any():
         runs = frame["rounds"] if "rounds" in columns else np.zeros(len(frame))
-        last = frame.groupby(runs, dropna=False)["round"].transform("max")
-        frame = frame[frame["round"] == last]
+        frame = frame[frame["round"] == frame.groupby(runs, dropna=False)["round"].transform("max")]
     if frame[series].dtype.kind in "fiu" and series != x:
         # A number alone would not say what it is.
         name = series.replace("_", " ")
@@ -471,9 +470,8 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
         width, height = figure.get_size_inches()
         # "T = 5" stays on one line, and lines of so many letters fit the sheet.
         tied, length = caption.replace(" = ", "\xa0=\xa0"), int(16 * (width - 0.3))
-        wrapped = "\n".join(textwrap.wrap(tied, length, break_on_hyphens=False))
         text = figure.supxlabel(
-            wrapped.replace("\xa0", " "),
+            "\n".join(textwrap.wrap(tied, length, break_on_hyphens=False)).replace("\xa0", " "),
             x=0.15 / width,
             ha="left",
             fontsize=7.5,

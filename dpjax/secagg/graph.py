@@ -224,8 +224,7 @@ def _threshold(
     alive = log_masses(clients - 1, clients - dropouts - 1, degree)
     short = np.logaddexp.accumulate(alive)  # P[Y <= y] = P[Y < y + 1]
     fine = short + math.log(clients) <= _budget(CORRECTNESS_BITS)
-    reached = int(np.count_nonzero(fine))
-    return _smallest_threshold(degree, above - 1, reached, adversary)
+    return _smallest_threshold(degree, above - 1, int(np.count_nonzero(fine)), adversary)
 
 
 def _threshold_complete(clients: int, corrupt: int, dropouts: int, adversary: str) -> int | None:

@@ -114,8 +114,7 @@ def summed(
             answer = say(enrolled[number], message) if stays[enrolled[number]] > stage else None
             if answer is not None:
                 server.accept(number, answer)
-    total = server.total()
-    return Carried(_by_row(total, clients), received, sent, clock() - began - spent, spent)
+    return Carried(_by_row(server.total(), clients), received, sent, clock() - began - spent, spent)
 
 
 def over_tcp(

@@ -206,8 +206,7 @@ def _by_number(size: int) -> Callable[[str, Any], dict[int, bytes]]:
         numbers = [_number(name, each) for each in value[::2]]
         if any(a >= b for a, b in zip(numbers, numbers[1:], strict=False)):
             raise Rejected(f"{name} holds numbers out of order")
-        parts = [read_bytes(name, each) for each in value[1::2]]
-        return dict(zip(numbers, parts, strict=True))
+        return dict(zip(numbers, [read_bytes(name, each) for each in value[1::2]], strict=True))
 
     return read
 

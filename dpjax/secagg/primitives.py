@@ -298,8 +298,7 @@ def expand(key: bytes, length: int, bits: int) -> UInt64[np.ndarray, " d"]:
         array([47222, 44512, 61856], dtype=uint64)
     """
     size = next(size for size in (1, 2, 4, 8) if 8 * size >= bits)
-    words = np.frombuffer(stream(key, size * length), f"<u{size}").astype(np.uint64)
-    return words & low_bits(bits)
+    return np.frombuffer(stream(key, size * length), f"<u{size}").astype(np.uint64) & low_bits(bits)
 
 
 def low_bits(bits: int) -> np.uint64:
@@ -325,8 +324,7 @@ def masked(
         number: The client's.
         bits: b.
     """
-    total = values + expand(self_mask_key, len(values), bits)
-    return combined(total, pairs, number, bits)
+    return combined(values + expand(self_mask_key, len(values), bits), pairs, number, bits)
 
 
 def combined(

@@ -301,8 +301,7 @@ class Server:
                 shares = {j + 1: keys[i] for j, keys in held.items() if i in keys}
                 private = self._rebuilt(f"mask key of dropout {i}", shares)
                 # The dropout's own masks are what its neighbours' lack to cancel.
-                pair_keys = self._pair_keys(i, private, near)
-                total = primitives.combined(total, pair_keys, i, bits)
+                total = primitives.combined(total, self._pair_keys(i, private, near), i, bits)
         result = self._signed(total & primitives.low_bits(bits))
         self.stage, self._reason = "over", "the sum has been given"
         return result

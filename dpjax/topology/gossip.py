@@ -358,8 +358,7 @@ def _gathered(mixing: Neighbours, values: Array) -> Array:
         parts.append(_dot(mixing.wide, values))
     if mixing.order is None:
         return parts[0]
-    rows = jnp.concatenate(parts)
-    return rows.at[jnp.asarray(mixing.order)].get(mode="promise_in_bounds")
+    return jnp.concatenate(parts).at[jnp.asarray(mixing.order)].get(mode="promise_in_bounds")
 
 
 def _table(

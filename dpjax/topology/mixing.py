@@ -225,8 +225,7 @@ def spectral_gap(mixing: Any) -> float:
     matrix = dense(matrix)
     symmetric = np.array_equal(matrix, matrix.T)
     values = np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix)
-    second = np.sort(np.abs(values))[-2]
-    return float(max(0.0, 1.0 - second ** (1.0 / period)))
+    return float(max(0.0, 1.0 - np.sort(np.abs(values))[-2] ** (1.0 / period)))
 
 
 def check(
@@ -382,8 +381,7 @@ def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
         raise ValueError("graph has no nodes; give at least one agent")
     adjacency: Any
     if _validate.flag("sparse", sparse):
-        found = nx.to_scipy_sparse_array(graph, nodelist=nodes.order(graph), weight=None)
-        links = found.tocoo()
+        links = nx.to_scipy_sparse_array(graph, nodelist=nodes.order(graph), weight=None).tocoo()
         off = (links.row != links.col) & (links.data != 0)
         pairs = (np.ones(int(off.sum())), (links.row[off], links.col[off]))
         adjacency = scipy.sparse.csr_array(pairs, shape=(n, n))

@@ -434,7 +434,6 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _La
     stage = jnp.where(drawn, _COUNT, lane.stage)
     stage = jnp.where(proposed, _KEEP, stage)
     stage = jnp.where(done, _DONE, jnp.where(lost, _START, stage))
-    value = jnp.where(drawn, sign, jnp.where(proposed, lane.value * size, lane.value))
     return _Lane(
         slot=lane.slot,
         tick=lane.tick + 1,
@@ -445,7 +444,7 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _La
         first=jnp.where(fresh | longer, rest, jnp.where(yes, twice, remainder)),
         second=jnp.where(fresh | longer, np.uint32(1), settled[1]),
         length=length,
-        value=value,
+        value=jnp.where(drawn, sign, jnp.where(proposed, lane.value * size, lane.value)),
     )
 
 
@@ -478,8 +477,7 @@ def _product(first: Words, second: Any) -> tuple[Words, Words]:
     c, d = second >> half, second & mask
     cross, other, small = b * c, a * d, b * d
     middle = (small >> half) + (cross & mask) + (other & mask)
-    high = a * c + (cross >> half) + (other >> half) + (middle >> half)
-    return high, first * second
+    return a * c + (cross >> half) + (other >> half) + (middle >> half), first * second
 
 
 def _entries(code: SumCode, payload: Any) -> Float[Array, "n k"]:

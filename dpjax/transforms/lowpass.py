@@ -169,8 +169,7 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
         return out, [weights[k + 1] * value - back[k] * out + later[k] for k in range(order)]
 
     def init(params: Any) -> LowpassState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return LowpassState((zeros,) * order, jnp.zeros(order))
+        return LowpassState((jax.tree.map(jnp.zeros_like, params),) * order, jnp.zeros(order))
 
     def update(updates: Any, state: LowpassState, params: Any = None) -> tuple[Any, LowpassState]:
         if not order:
@@ -264,9 +263,8 @@ def adaptive(
     def update(updates: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, Any]:
         window = (updates, *state.past)
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
-        lag = jnp.arange(taps)
         # Rounds in which g_{t-k} exists; means of other lags stay 0.
-        available = jnp.maximum(state.rounds - lag + 1, 0)
+        available = jnp.maximum(state.rounds - jnp.arange(taps) + 1, 0)
         weight = jnp.where(available > 0, 1 / jnp.maximum(available, 1), 0.0)
         t = state.rounds
         now = jnp.stack(
@@ -443,8 +441,7 @@ def wiener(
         out = estimate
         if unit:
             out = jax.tree.map(lambda leaf: leaf / ones.astype(leaf.dtype), estimate)
-        after = (1 - gain) * ahead
-        return out, WienerState(estimate, window[:-1], moments, after, ones, t + 1)
+        return out, WienerState(estimate, window[:-1], moments, (1 - gain) * ahead, ones, t + 1)
 
     return optax.GradientTransformation(init, update)
 

@@ -69,8 +69,7 @@ def masked(
         drawn = _shared(key, distance, clients, columns)
         return total + drawn - jnp.roll(drawn, distance, axis=0)
 
-    start = jnp.zeros((clients, columns), jnp.uint32)
-    between = jax.lax.fori_loop(1, _beyond(degree), step, start)
+    between = jax.lax.fori_loop(1, _beyond(degree), step, jnp.zeros((clients, columns), jnp.uint32))
     return (values + _self_masks(key, clients, columns) + between[position]) & low
 
 
@@ -123,11 +122,9 @@ def unmasked_sum(
     def step(distance: Array, remaining: Array) -> Array:
         # 1 where only the adding client is present, -1 where only the other one is, modulo 2^32.
         alone = ring - jnp.roll(ring, -distance)
-        drawn = _shared(key, distance, clients, columns)
-        return remaining + _total(alone[:, None] * drawn)
+        return remaining + _total(alone[:, None] * _shared(key, distance, clients, columns))
 
-    start = jnp.zeros(columns, jnp.uint32)
-    remaining = jax.lax.fori_loop(1, _beyond(degree), step, start)
+    remaining = jax.lax.fori_loop(1, _beyond(degree), step, jnp.zeros(columns, jnp.uint32))
     self_masks = counted[:, None] * _self_masks(key, clients, columns)
     return (_total(counted[:, None] * masked) - _total(self_masks) - remaining) & low
 

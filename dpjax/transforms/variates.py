@@ -232,8 +232,7 @@ def release_normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "
     coarse = jax.lax.optimization_barrier(signed_probabilities(*words(first, shape)))
     values = jax.lax.optimization_barrier(quantile(coarse, least=_FINER))
     # A loop of no trips but where a draw needs it: vmapped, a conditional would always do both.
-    trips = jnp.any(jnp.abs(values) > _EDGE).astype(jnp.int32)
-    return jax.lax.fori_loop(0, trips, finer, values)
+    return jax.lax.fori_loop(0, jnp.any(jnp.abs(values) > _EDGE).astype(jnp.int32), finer, values)
 
 
 def signed_probabilities(
