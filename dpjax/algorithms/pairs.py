@@ -214,19 +214,15 @@ class PPDOAGT(_PairSent):
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Mix with the agent's own values as they are, and step."""
         (noisy, gradient), (models, memory) = carry, public_state
-        weights = self._self_weights(ctx)
-        pulled = _noiseless_self(weights.model, received.model, noisy.model, models)
-        pushed = _noiseless_self(weights.tracker, received.tracker, noisy.tracker, memory.tracker)
+        pull = gossip.at(ctx.arrays["mixing"], ctx.round)
+        kept = jnp.diagonal(pull)
+        pulled = _noiseless_self(kept, received.model, noisy.model, models)
+        kept = 1 / jnp.sum(_shared(pull), axis=0) if self.directed else kept
+        pushed = _noiseless_self(kept, received.tracker, noisy.tracker, memory.tracker)
         updates, state = ctx.optimizer.update(gradient, memory.optimizer, models)
         tracker = jax.tree.map(jnp.subtract, pushed, updates)
         models = jax.tree.map(lambda x, new, old: x - (new - old), pulled, tracker, memory.tracker)
         return models, Memory(state, noisy, tracker, memory.gradient)
-
-    def _self_weights(self, ctx: Round) -> Pair:
-        """[n] weights of the agents' own values in both mixes."""
-        pull = gossip.at(ctx.arrays["mixing"], ctx.round)
-        diagonal = jnp.diagonal(pull)
-        return Pair(diagonal, 1 / jnp.sum(_shared(pull), axis=0) if self.directed else diagonal)
 
     def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """How far model and tracker move in each message, all messages replayed.

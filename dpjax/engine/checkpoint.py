@@ -279,7 +279,15 @@ class Storage:
     def _open(self, folder: Path, stack: contextlib.ExitStack) -> None:
         """Lock the folder and learn how far its run is."""
         with _files.writing("checkpoint", folder):
-            self._lock = _locked(folder)
+            names = sorted(os.listdir(folder)) if folder.exists() else []
+            if names and _LOCK not in names:
+                raise ValueError(
+                    f"checkpoint {folder} holds {names[0]} and no {_LOCK}, so it is not one of "
+                    "this version; name an empty or a new folder"
+                )
+            # Models of saved rounds are private, so only the owner may read them.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _files.Lock("checkpoint", folder, folder / _LOCK)
             stack.callback(self._lock.close)
             for half in folder.glob(f".{_STATE}.*.tmp"):  # From a killed process.
                 half.unlink()
@@ -381,19 +389,6 @@ class Storage:
                 f"key_file {self.key_file.path} says that {sent} rounds were sent, the checkpoint "
                 f"is of {done}; restore the newest, or begin another run and account for both"
             )
-
-
-def _locked(folder: Path) -> _files.Lock:
-    """The lock of a folder, which is made when missing; folders with other files are refused."""
-    names = sorted(os.listdir(folder)) if folder.exists() else []
-    if names and _LOCK not in names:
-        raise ValueError(
-            f"checkpoint {folder} holds {names[0]} and no {_LOCK}, so it is not one of this "
-            "version; name an empty or a new folder"
-        )
-    # Models of saved rounds are private, so only the owner may read them.
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return _files.Lock("checkpoint", folder, folder / _LOCK)
 
 
 def _stored(folder: Path | None) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:

@@ -135,7 +135,12 @@ class HostDriver:
         try:
             received = self.transport(message, round)
             check_delivered("transport returned", received, expected)
-            self._check_present(received, round)
+            if self.min_survivors and 0 < (present := float(received[1])) < self.min_survivors:
+                raise ValueError(
+                    f"transport opened a sum of {present:g} agents in round {round} (from 0), less "
+                    f"than the {self.min_survivors} of the plan's noise, so that its guarantee "
+                    "does not hold; give one that aborts"
+                )
             _check_finite(message, received, round)
         except BaseException as error:
             rest = (
@@ -151,15 +156,6 @@ class HostDriver:
             error.add_note(f"round {round} (from 0) was not delivered{rest}")
             raise
         return jax.tree.map(jnp.array, received)
-
-    def _check_present(self, received: Any, round: int) -> None:
-        """Refuse a sum of fewer clients than the plan's noise is for, before models use it."""
-        if self.min_survivors and 0 < (present := float(received[1])) < self.min_survivors:
-            raise ValueError(
-                f"transport opened a sum of {present:g} agents in round {round} (from 0), less "
-                f"than the {self.min_survivors} of the plan's noise, so that its guarantee does "
-                "not hold; give one that aborts"
-            )
 
     def traced(self, run: RunState) -> list[Any]:
         """Both halves and the metrics, traced: all that the run computes.

@@ -273,7 +273,13 @@ class Inputs:
             lambda leaf: (len(leaf), plans, self.statics.agents, *leaf.shape[2:]), self.models
         )
         if values is not None:
-            return _checked_start(values, self.models, shapes)
+            if shapes != (actual := jax.tree.map(np.shape, values)):
+                raise ValueError(
+                    f"start has shapes {actual}, this run's models {shapes}; give one a run"
+                )
+            for leaf in jax.tree.leaves(values):
+                _validate.finite_array("start", leaf)
+            return jax.tree.map(lambda x, model: jnp.array(x, model.dtype), values, self.models)
 
         def spread(models: Any) -> Any:
             of_agents = lambda leaf, shape: jnp.broadcast_to(leaf[:, None], shape)  # noqa: E731
@@ -603,12 +609,3 @@ def _initial_models(task: Problem, seed_keys: Any) -> Any:
 
     of_seed = jax.vmap(of_agent, in_axes=(None, 0))
     return jax.vmap(of_seed, in_axes=(0, None))(seed_keys, jnp.arange(task.agents))
-
-
-def _checked_start(start: Any, models: Any, expected: Any) -> Any:
-    """A copy of the given parameters; shapes unlike the problem's are refused."""
-    if expected != (shapes := jax.tree.map(np.shape, start)):
-        raise ValueError(f"start has shapes {shapes}, this run's models {expected}; give one a run")
-    for leaf in jax.tree.leaves(start):
-        _validate.finite_array("start", leaf)
-    return jax.tree.map(lambda leaf, model: jnp.array(leaf, model.dtype), start, models)

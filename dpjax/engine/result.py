@@ -357,7 +357,9 @@ class Result:
         header = json.loads(text)
         if header["kind"] != _KIND or header["format"] != _FORMAT:
             raise ValueError(f"it is a {header['kind']} of format {header['format']}")
-        leaves = [_typed(arrays[f"leaf_{i}"], kind) for i, kind in enumerate(header["dtypes"])]
+        # Narrow floats are stored as whole numbers.
+        kinds = enumerate(map(jnp.dtype, header["dtypes"]))
+        leaves = [arrays[f"leaf_{i}"].view(kind) for i, kind in kinds]
         for array in (*arrays.values(), *leaves):
             array.flags.writeable = False
         seconds, rate = map(float, arrays["times"])
@@ -450,11 +452,6 @@ def _examples(problem: Problem, x: Any) -> Any:
             f"x holds {changed[0]}; the model was trained on {kind}, give such numbers"
         )
     return jnp.asarray(cast)
-
-
-def _typed(leaf: np.ndarray, kind: str) -> np.ndarray:
-    """A leaf in its dtype; narrow floats are stored as whole numbers."""
-    return leaf if leaf.dtype.name == kind else leaf.view(jnp.dtype(kind))
 
 
 def _structure(tree: Any, leaves: list[np.ndarray]) -> Any:

@@ -193,7 +193,15 @@ class RunState:
         if restored is not None:
             self.done, portable, self.ended = restored
             self.saved = self.done
-            self._adopt(portable)
+            (models, memory, done), self.metrics, decided, sums = portable
+            self.sums, self.decided = jax.tree.map(jnp.asarray, sums), bool(decided)
+            # The first models go before those of the checkpoint come.
+            state = self.state = program.at_round(self.state._replace(models=(), memory=()), done)
+            statics = self.inputs.statics
+            models, memory = place((models, memory), statics.mesh, 2, statics.agents)
+            self.state = state._replace(models=models, memory=memory)
+            if program.keeps_noise(state) and not self.ended:
+                self._draw_again(jnp.int32(self.done))
         elif storage.key_file is not None:
             # Before anything is sent: from here on, losing the key is noticed.
             self.save()
@@ -259,19 +267,6 @@ class RunState:
         state = self.state
         public = processes.collected((state.models, state.memory, state.round))
         return public, self.metrics, np.asarray(self.decided), processes.collected(self.sums)
-
-    def _adopt(self, portable: Any) -> None:
-        """Put a checkpoint's values into a fresh state, which has the keys; draw past noise."""
-        (models, memory, done), self.metrics, decided, sums = portable
-        self.sums = jax.tree.map(jnp.asarray, sums)
-        self.decided = bool(decided)
-        # The first models go before those of the checkpoint come.
-        state = self.state = program.at_round(self.state._replace(models=(), memory=()), done)
-        statics = self.inputs.statics
-        models, memory = place((models, memory), statics.mesh, 2, statics.agents)
-        self.state = state._replace(models=models, memory=memory)
-        if program.keeps_noise(state) and not self.ended:
-            self._draw_again(jnp.int32(self.done))
 
     def _draw_again(self, rounds: Any = None) -> None:
         """Replace the secret by that of the noise keys, after so many rounds."""

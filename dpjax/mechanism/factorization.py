@@ -155,7 +155,16 @@ def minimize_trace(
     if limit is not None and limit <= 1:
         raise ValueError(f"max_variance is {max_variance!r}; give a ratio above 1")
     if solver == "sdp":
-        return _by_sdp(root, problem, tolerance, limit)
+        if limit is not None:
+            raise ValueError('max_variance needs solver="fixed_point"; leave it out')
+        covariance, multipliers = solve_sdp(root.T @ root, max(tolerance, 1e-12))
+        precision = certificate.unit_diagonal(np.linalg.inv((covariance + covariance.T) / 2.0))
+        exact = _certified(root, problem, precision, multipliers, 0, False)
+        if exact is None:
+            raise ValueError(
+                'gram leaves Clarabel with a singular precision; use solver="fixed_point"'
+            )
+        return replace(exact, converged=exact.value <= exact.lower_bound * (1.0 + 1e-6))
     size = n if pad_to is None else _validate.integer("pad_to", pad_to, least=n)
     start = _start(root, warm_start)
 
@@ -219,10 +228,7 @@ def _root(
 ) -> Float[np.ndarray, "m n"]:
     if (gram is None) == (factor is None):
         raise ValueError("gram and factor: give exactly one of them")
-    if gram is not None:
-        root = factor_of(gram)
-    else:
-        root = _validate.finite_array("factor", factor, ndim=2)
+    root = factor_of(gram) if gram is not None else _validate.finite_array("factor", factor, ndim=2)
     if not root.any():
         raise ValueError("gram is zero; every covariance costs nothing: give a nonzero matrix")
     if root.shape[0] > root.shape[1]:
@@ -302,22 +308,6 @@ def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
         return plain or regularized  # type: ignore[return-value]
     unfinished = not plain.converged and plain.value <= regularized.value
     return plain if unfinished else regularized
-
-
-def _by_sdp(
-    root: Float[np.ndarray, "m n"],
-    problem: dict[str, np.ndarray | None],
-    tolerance: float,
-    limit: float | None,
-) -> Solution:
-    if limit is not None:
-        raise ValueError('max_variance needs solver="fixed_point"; leave it out')
-    covariance, multipliers = solve_sdp(root.T @ root, max(tolerance, 1e-12))
-    precision = certificate.unit_diagonal(np.linalg.inv((covariance + covariance.T) / 2.0))
-    solution = _certified(root, problem, precision, multipliers, 0, False)
-    if solution is None:
-        raise ValueError('gram leaves Clarabel with a singular precision; use solver="fixed_point"')
-    return replace(solution, converged=solution.value <= solution.lower_bound * (1.0 + 1e-6))
 
 
 def solve_sdp(

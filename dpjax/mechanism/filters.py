@@ -104,7 +104,10 @@ def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
             "x^p + a_1 x^(p-1) + ..., lie inside the unit circle"
         )
     result = Filter(tuple(map(float, numerator)), tuple(map(float, denominator)))
-    smallest = step_response(*result, _settled(radius, len(numerator))).min()
+    settled = len(numerator) + 1  # Rounds after which the response has, within bounds.
+    if radius > 0:
+        settled = int(min(_FIRST, settled - 1 + np.ceil(np.log(1e-9) / np.log(radius))))
+    smallest = np.cumsum(impulse_response(*result, settled)).min()
     if smallest <= 0:
         raise ValueError(
             f"the response of b, a to ones falls to {smallest:.3g}; the zero start is corrected by "
@@ -136,13 +139,6 @@ def _coefficients(name: str, value: Coefficients) -> np.ndarray:
         return np.zeros(0)
     one = isinstance(value, float | int | np.number)
     return _validate.finite_array(name, [value] if one else value, ndim=1)
-
-
-def _settled(radius: float, taps: int) -> int:
-    """Rounds after which a response of such poles has settled, within bounds."""
-    if radius == 0:
-        return taps + 1
-    return int(min(_FIRST, taps + np.ceil(np.log(1e-9) / np.log(radius))))
 
 
 def poles(a: Coefficients) -> Complex[np.ndarray, " p"]:
@@ -178,14 +174,3 @@ def impulse_response(b: Coefficients, a: Coefficients, rounds: int) -> Float[np.
     impulse = np.zeros(_validate.integer("rounds", rounds))
     impulse[0] = 1.0
     return signal.lfilter(np.asarray(b, float), np.concatenate([[1.0], a]), impulse)
-
-
-def step_response(b: Coefficients, a: Coefficients, rounds: int) -> Float[np.ndarray, " t"]:
-    """Return c_t, the filter's output on ones from a zero start: the bias of the first rounds.
-
-    Args:
-        b: b_0 .. b_q.
-        a: a_1 .. a_p, without the leading 1.
-        rounds: T.
-    """
-    return np.cumsum(impulse_response(b, a, rounds))

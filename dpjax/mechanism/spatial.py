@@ -145,8 +145,7 @@ def whisper(
         1.185
     """
     root = workload.factor(mixing, horizon, weights=weights)
-    covariance, _ = solve_whisper(root, precision_bound, subgroups=subgroups, **options)
-    return covariance
+    return solve_whisper(root, precision_bound, subgroups=subgroups, **options)[0]
 
 
 def solve_whisper(

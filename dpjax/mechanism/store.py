@@ -51,10 +51,8 @@ def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, 
         ValueError: for a truncated, changed or foreign file, or one that lacks a name.
     """
     path = _files.npz(path)
-    where, remedy = (
-        f"path is {str(path)!r}",
-        f"give a file that dpjax saved as a {kind}, or make it again",
-    )
+    where = f"path is {str(path)!r}"
+    remedy = f"give a file that dpjax saved as a {kind}, or make it again"
     try:
         header, held = _files.unpacked(path)
         content = json.loads(header)

@@ -346,9 +346,8 @@ def solve(
             f"participation is ({rounds}, {k}, {b}); the optimum over rounds is known for rounds "
             f"= epochs * separation (or one epoch): use {k * b} rounds, or change the others"
         )
-    arguments = (gram, participation, factor, tolerance, max_iterations, device)
     with one_lapack_thread() if _COMPILED <= rounds <= _COARSE else contextlib.nullcontext():
-        return _certified(*arguments)
+        return _certified(gram, participation, factor, tolerance, max_iterations, device)
 
 
 def _certified(

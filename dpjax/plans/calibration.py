@@ -132,8 +132,17 @@ class Target:
         method: Any = self.method  # Hashable, as all parts are.
         dependence.check(method, optimizer, mixing.shape, encoded)
         self._check_counts()
-        if config.budget is not None:
-            self._check_agents()
+        if config.budget is None:
+            return
+        each, n, nodes = config.budget.each, self.agents, config.protect.nodes
+        if each is not None and len(each) != n:
+            raise ValueError(f"epsilon has {len(each)} entries for {n} agents; give one an agent")
+        if nodes is not None and not (max(nodes) < n and len(nodes) < n):
+            raise ValueError(
+                f"nodes is {nodes} of {n} agents; give some of 0 .. {n - 1}, and leave a victim"
+            )
+        if config.protect.attacker == "node" and n == 1:
+            raise ValueError("attacker is 'node' with one agent, who has no other; give 'outsider'")
 
     def _check_counts(self) -> None:
         sampler, counts = self.config.sampler, self.counts
@@ -154,18 +163,6 @@ class Target:
         _validate.assign(self, counts=records)
         sampler.check(records)
         sampler.holding(int(whole.max()))
-
-    def _check_agents(self) -> None:
-        """Refuse budgets that are not one an agent, and attackers who are none of the agents."""
-        each, n, nodes = self.budget.each, self.agents, self.protect.nodes
-        if each is not None and len(each) != n:
-            raise ValueError(f"epsilon has {len(each)} entries for {n} agents; give one an agent")
-        if nodes is not None and not (max(nodes) < n and len(nodes) < n):
-            raise ValueError(
-                f"nodes is {nodes} of {n} agents; give some of 0 .. {n - 1}, and leave a victim"
-            )
-        if self.protect.attacker == "node" and n == 1:
-            raise ValueError("attacker is 'node' with one agent, who has no other; give 'outsider'")
 
     @property
     def budget(self) -> Budget:

@@ -125,8 +125,9 @@ class Export:
             "strategy": None if strategy is None else rounds_.applied(strategy, np.float64),
             "participation": guarantee.participation,
         }
-        for name in ("delta", "relation", "unit", "attacker"):
-            entries[name] = getattr(stated, name)
+        entries |= {
+            name: getattr(stated, name) for name in ("delta", "relation", "unit", "attacker")
+        }
         entries = {name: entry for name, entry in entries.items() if entry is not None}
         return noise.design.save(path, entries=entries)
 

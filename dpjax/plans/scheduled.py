@@ -212,7 +212,6 @@ class ScheduledNoise(Calibrated):
 
     def white(self, target: Target) -> bool:
         """Never: rounds differ in what they spend, so the whole loss stands from the first."""
-        del target
         return False
 
     def check(self, target: Target) -> None:

@@ -340,11 +340,8 @@ def combined(
     """
     total = values.copy()  # uint64 wraps modulo 2^64, which 2^bits divides
     for other, key in pairs.items():
-        mask = expand(key, len(total), bits)
-        if number < other:
-            total += mask
-        else:
-            total -= mask
+        put = np.add if number < other else np.subtract
+        put(total, expand(key, len(total), bits), out=total)
     return total & low_bits(bits)
 
 

@@ -302,9 +302,12 @@ class Server:
                 private = self._rebuilt(f"mask key of dropout {i}", shares)
                 # The dropout's own masks are what its neighbours' lack to cancel.
                 total = primitives.combined(total, self._pair_keys(i, private, near), i, bits)
-        result = self._signed(total & primitives.low_bits(bits))
+        values = signed(total & primitives.low_bits(bits), bits)
+        most = len(self._survivors) * (self.terms.bound or 2**bits)
+        if int(values.max()) > most or int(values.min()) < -most:
+            self.end("the sum is beyond survivors times bound: a client did not mask as it said")
         self.stage, self._reason = "over", "the sum has been given"
-        return result
+        return Total(values, tuple(sorted(self._survivors)))
 
     def closed(self, total: Total | None, reason: str = "") -> Closed:
         """Return the last word to every client.
@@ -336,13 +339,6 @@ class Server:
             return primitives.join_shares(chosen).to_bytes(primitives.KEY_BYTES, "big")
         except OverflowError:
             self.end(f"{name} does not come out of its shares: one of them is wrong")
-
-    def _signed(self, residues: np.ndarray) -> Total:
-        values = signed(residues, self.terms.bits)
-        most = len(self._survivors) * (self.terms.bound or 2**self.terms.bits)
-        if int(values.max()) > most or int(values.min()) < -most:
-            self.end("the sum is beyond survivors times bound: a client did not mask as it said")
-        return Total(values, tuple(sorted(self._survivors)))
 
     def _enough(self, what: str, came: dict[int, Shares] | dict[int, Message]) -> None:
         if len(came) < self.terms.minimum:

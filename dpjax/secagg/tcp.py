@@ -11,6 +11,7 @@ cross are sealed, and names are numbers.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import random
 from collections.abc import Mapping
@@ -236,13 +237,11 @@ class Listener:
         """Wait until everybody has spoken, or for the time limit."""
         server = self._server
         assert server is not None
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not server.ready:
                     self._changed.clear()
                     await self._changed.wait()
-        except TimeoutError:
-            pass
 
     async def _send(self, messages: Mapping[int, Message]) -> None:
         server = self._server

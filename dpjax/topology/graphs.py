@@ -206,9 +206,7 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
     with _files.reading(path, "give an edge list"):
         # Spreadsheets begin a file with a byte order mark, which is no part of the first name.
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    edges = [
-        edge for number, line in enumerate(lines, start=1) if (edge := _edge(path, number, line))
-    ]
+    edges = [edge for each in enumerate(lines, start=1) if (edge := _edge(path, *each))]
     if not edges:
         raise ValueError(f"path is {str(path)!r}, which holds no edge; give two names a line")
     names = list(dict.fromkeys(name for edge in edges for name in edge))

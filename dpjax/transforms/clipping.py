@@ -199,14 +199,6 @@ def check(clip_norm: float, method: str, stability: float) -> tuple[float, float
     return clip_norm, stability
 
 
-def _check_leaves(updates: Any) -> None:
-    agents: int | None = None
-    for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
-        shape = jnp.shape(leaf)
-        agents = shape[0] if shape and agents is None else agents
-        check_leaf(path, leaf, agents, "the agents")
-
-
 def per_agent(
     clip_norm: float,
     method: Clipping = "flat",
@@ -262,7 +254,11 @@ def per_agent(
         return _clip(tree, clip_norm, method, stability, per_layer, norm)
 
     def update(updates: Any, params: Any) -> Any:
-        _check_leaves(updates)
+        agents: int | None = None
+        for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+            shape = jnp.shape(leaf)
+            agents = shape[0] if shape and agents is None else agents
+            check_leaf(path, leaf, agents, "the agents")
         return jax.vmap(of_agent)(updates)
 
     return optax.stateless(update)

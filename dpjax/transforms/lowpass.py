@@ -425,7 +425,11 @@ def wiener(
         noises = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
         products = jnp.stack([_product(updates, old) for old in window]) / size
         products = products - jnp.stack(noises)
-        moments = _running(state.moments, products, t - jnp.arange(lags), decay)
+        # Weights add up to 1 from the first product on; there is none with rounds before the first.
+        before = t - jnp.arange(lags)
+        count = jnp.maximum(before, 0).astype(jnp.float32) + 1
+        weight = 1 / count if decay == 1 else (1 - decay) / (1 - jnp.float32(decay) ** count)
+        moments = state.moments + jnp.where(before < 0, 0.0, weight) * (products - state.moments)
         p, rho, r = _model(moments, noises[0], floor, fresh)
         p = p if power is None else jnp.float32(power)
         rho = rho if correlation is None else jnp.float32(correlation)
@@ -458,14 +462,6 @@ def _model(
     rho = jnp.clip(jnp.where(moments[2] == 0, moments[1] / whole, moments[2] / first), 0, _LARGEST)
     drifting = jnp.clip(first / jnp.maximum(rho, floor), floor * noise + _TINY, whole)
     return drifting, rho, noise + whole - drifting
-
-
-def _running(mean: Any, value: Any, before: Any, decay: float) -> Float[Array, " lags"]:
-    """Running means after one more value; weights add up to 1 from the first one on."""
-    count = jnp.maximum(before, 0).astype(jnp.float32) + 1
-    weight = 1 / count if decay == 1 else (1 - decay) / (1 - jnp.float32(decay) ** count)
-    # There is no product with rounds before the first.
-    return mean + jnp.where(before < 0, 0.0, weight) * (value - mean)
 
 
 class MatrixState(NamedTuple):

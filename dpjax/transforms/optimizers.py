@@ -222,7 +222,7 @@ def scale_by_galore(
         leaves, structure = jax.tree.flatten(updates)
         moved, adam_state = adam.update(_projected(leaves, state.bases), state.adam)
         out = [
-            _back(part, basis, leaf)
+            _apply(basis, part, leaf).reshape(leaf.shape) if basis.size else part
             for part, basis, leaf in zip(moved, state.bases, leaves, strict=True)
         ]
 
@@ -256,8 +256,7 @@ def _coordinates(leaf: Any, rank: int | None) -> Any:
 
 def _apply(turn: Any, part: Any, leaf: Any) -> Any:
     """A map of the projected side of a part, which may be either side."""
-    rows, columns = _matrix(leaf).shape
-    if rows <= columns:
+    if _rows_first(leaf):
         return jnp.matmul(turn, part, precision=_EXACT)
     return jnp.matmul(part, turn.T, precision=_EXACT)
 
@@ -269,16 +268,12 @@ def _projected(leaves: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _back(part: Any, basis: Any, leaf: Any) -> Any:
-    return _apply(basis, part, leaf).reshape(leaf.shape) if basis.size else part
-
-
 def _leading(leaf: Any, basis: Any) -> Any:
     """Leading singular vectors of the shorter side, [s, r]."""
     if not basis.size:
         return basis
     matrix = _matrix(leaf)
-    short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    short = matrix if _rows_first(leaf) else matrix.T
     _, vectors = jnp.linalg.eigh(jnp.matmul(short, short.T, precision=_EXACT))
     return vectors[:, : -basis.shape[1] - 1 : -1]
 
