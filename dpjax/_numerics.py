@@ -149,6 +149,11 @@ def sum_error(terms: int) -> float:
     return (terms + 4) * UNIT
 
 
+def wide_dtype(tree: Any) -> Any:
+    """The parameters' dtype, at least float32."""
+    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+
+
 def wide_zeros(like: Any) -> Any:
     """Zeros in float64, in the shapes of a tree of arrays or shapes."""
     with double_precision():

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,13 @@ def agents(name: str, values: Any, *, most: int = 2**31 - 2) -> list[int]:
     if named := [value for value in values if isinstance(value, str)]:
         raise ValueError(f"{name} names {shown(named[0])}; give indices, by topology.nodes.find")
     return [integer(name, value, least=0, most=most) for value in values]
+
+
+def refuse(rules: Mapping[str, Any]) -> None:
+    """Refuse the first broken one of rules, each a text and whether it is broken."""
+    for text, broken in rules.items():
+        if broken:
+            raise ValueError(text)
 
 
 def flag(name: str, value: Any) -> bool:

@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
-from dpjax.protocols import Emission, Exchange, Method, PublicState, Round, Timed
+from dpjax.protocols import Emission, Method, PublicState, Round, Timed
 
 __all__ = ["Average"]
 
@@ -94,30 +95,12 @@ class Average(Method):
         if isinstance(self.method, Timed):
             self.method.check_rounds(rounds)
 
-    @property
-    def stochastic(self) -> Literal["rows", "columns", "double"]:
-        """The method's."""
-        return self.method.stochastic
-
-    @property
-    def exchange(self) -> Exchange:
-        """The method's."""
-        return self.method.exchange
-
-    @property
-    def sensitivity(self) -> Any:
-        """The method's, if it states one."""
-        return self.method.sensitivity
-
-    @property
-    def asks_own(self) -> bool:
-        """Whether the method computes gradients at models that only their agent knows."""
-        return self.method.asks_own
-
-    @property
-    def entries(self) -> int:
-        """The fewest entries of a model on which the method runs."""
-        return self.method.entries
+    # As the method has them.
+    stochastic: ClassVar[Any] = property(attrgetter("method.stochastic"))
+    exchange: ClassVar[Any] = property(attrgetter("method.exchange"))
+    sensitivity: ClassVar[Any] = property(attrgetter("method.sensitivity"))
+    asks_own: ClassVar[Any] = property(attrgetter("method.asks_own"))
+    entries: ClassVar[Any] = property(attrgetter("method.entries"))
 
     def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:
         """Weight w of the newest models after a round.

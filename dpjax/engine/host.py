@@ -15,11 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _validate
+from dpjax import _numerics, _validate
 from dpjax._numerics import compiled
 from dpjax.engine import program
 from dpjax.engine.checkpoint import Storage, digest
-from dpjax.engine.inputs import compute_dtype
 from dpjax.engine.state import RunState
 from dpjax.engine.step import Halves, Outgoing, Statics
 from dpjax.plans.plan import Plan
@@ -65,7 +64,7 @@ def local(plan: Plan) -> Transport:
 
     @jax.jit
     def value(message: Any, round: Any) -> Any:
-        kind = compute_dtype(message)
+        kind = _numerics.wide_dtype(message)
         given = {**plan.arrays, "mixing": mixing.dense(plan.mixing)}
         arrays = {name: jnp.asarray(array, kind) for name, array in given.items()}
         return plan.method.exchange(arrays, round, message).value
@@ -283,9 +282,7 @@ def make_driver(
             defended is not None and defended < colluders
         ),
     }
-    for text, holds in refusals.items():
-        if holds:
-            raise ValueError(text)
+    _validate.refuse(refusals)
     return HostDriver(transport, survivors)
 
 

@@ -448,7 +448,7 @@ def stacked_arrays(
         else float32, whatever the x64 flag says. Rows of matrices over agents go to the agents'
         devices.
     """
-    kind = compute_dtype(models)
+    kind = _numerics.wide_dtype(models)
     # A plan without noise gets zeros for its arrays, so that draws add nothing.
     like = {name: array for plan in plans for name, array in plan.arrays.items()}
     first = like.pop("mixing")
@@ -489,11 +489,6 @@ def _same(one: Any, other: Any) -> bool:
         return True
     sparse = [scipy.sparse.issparse(each) for each in (one, other)]
     return not (one != other).nnz if all(sparse) else not any(sparse) and np.array_equal(one, other)
-
-
-def compute_dtype(tree: Any) -> Any:
-    """The dtype of factors of models and messages: float64 where any of these is."""
-    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 
 def _data_of(problem: Problem) -> Data:

@@ -358,8 +358,8 @@ class Result:
         if header["kind"] != _KIND or header["format"] != _FORMAT:
             raise ValueError(f"it is a {header['kind']} of format {header['format']}")
         # Narrow floats are stored as whole numbers.
-        kinds = enumerate(map(jnp.dtype, header["dtypes"]))
-        leaves = [arrays[f"leaf_{i}"].view(kind) for i, kind in kinds]
+        pairs = [(arrays[f"leaf_{i}"], kind) for i, kind in enumerate(header["dtypes"])]
+        leaves = [a if a.dtype.name == kind else a.view(jnp.dtype(kind)) for a, kind in pairs]
         for array in (*arrays.values(), *leaves):
             array.flags.writeable = False
         seconds, rate = map(float, arrays["times"])

@@ -380,7 +380,7 @@ class Gradients:
         formed = jax.lax.optimization_barrier(formed)
         pairs = {i: (each[0], *jax.lax.optimization_barrier(each[1:])) for i, each in pairs.items()}
         lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
-        squares = [jnp.zeros(len(x), _wide(leaves)) for _ in range(max(layer, default=-1) + 1)]
+        squares = [jnp.zeros(len(x), _numerics.wide_dtype(leaves))] * (max(layer, default=-1) + 1)
         for number, gradient in formed.items():
             squares[layer[number]] += jax.vmap(_numerics.square_sum)(gradient.reshape(len(x), -1))
         for number, (product, *arrays) in pairs.items():
@@ -417,7 +417,7 @@ class Gradients:
         """
         leaves, tree = jax.tree.flatten(params)
         products_of = {number for call in calls for number in call.leaves}
-        wide = _wide(leaves)
+        wide = _numerics.wide_dtype(leaves)
 
         def example(plain: list[Any], zeros: list[Array], x: Any, y: Any) -> Any:
             whole = [leaves[i] if each is None else each for i, each in enumerate(plain)]
@@ -484,10 +484,6 @@ class Gradients:
         return "formed" if route == "norm" and not call.product.by_norm(positions) else route
 
 
-def _wide(leaves: Sequence[Array]) -> Any:
-    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in leaves))
-
-
 def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Array, Array, Array]:
     """One example's input and derivative, and whether no entry of their product overflows.
 
@@ -503,7 +499,7 @@ def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Arra
 
 def _unit(leaves: Sequence[Any]) -> float:
     """Half the spacing, at 1, of the numbers that gradients are computed in."""
-    return float(jnp.finfo(_wide(leaves)).eps) / 2
+    return float(jnp.finfo(_numerics.wide_dtype(leaves)).eps) / 2
 
 
 def _single(positions: int, records: int, places: int, unit: float) -> bool:

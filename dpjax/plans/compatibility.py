@@ -358,7 +358,7 @@ def check(config: Any) -> None:
         "plans.integers.Discrete, or algorithms.exchange.Trusted": getattr(aggregate, "whole", 0)
         and not config.integer_encoded,
     }
-    _refuse(wrong)
+    _validate.refuse(wrong)
     if config.noise is None:
         return
     protect, kind = config.protect, type(config.noise).__name__
@@ -384,7 +384,7 @@ def check(config: Any) -> None:
             how.noises is not None and known and noise_row.part not in how.noises
         ),
     }
-    _refuse(wrong)
+    _validate.refuse(wrong)
     check_noise(config.noise, part, protect)
     wrong = {
         f"optimizer is {optimizer} with gradients 'view', whose loss is that of steps of constant "
@@ -392,7 +392,7 @@ def check(config: Any) -> None:
         f"release is True with noise {kind}: {noise_row.why}": config.release
         and not noise_row.released,
     }
-    _refuse(wrong)
+    _validate.refuse(wrong)
 
 
 _BUDGETS = {
@@ -400,13 +400,6 @@ _BUDGETS = {
     "zcdp": "Budget(epsilon, delta, accountant='zcdp'): its noise is whole numbers",
     "gaussian": "Budget(epsilon, delta), of accountant 'gdp' or 'rdp': its noise is real Gaussian",
 }
-
-
-def _refuse(rules: dict[str, Any]) -> None:
-    """Raise the first text whose rule is broken."""
-    for text, broken in rules.items():
-        if broken:
-            raise ValueError(text)
 
 
 def check_noise(part: Any, joined: Any, protect: Any, *, independent_keys: bool = False) -> None:
@@ -437,7 +430,7 @@ def check_noise(part: Any, joined: Any, protect: Any, *, independent_keys: bool 
             (protect.attacker, protect.gradients) not in attackers
         ),
     }
-    _refuse(wrong)
+    _validate.refuse(wrong)
 
 
 def _sampler_rules(config: Any) -> dict[str, Any]:

@@ -116,9 +116,8 @@ class Config:
         (epochs, separation) where a fixed order deals the records, or the clients' turns; None
         where any may come.
         """
-        if self.protect.unit == "client":
-            return self.sampler.turns  # type: ignore[attr-defined]
-        return self.sampler.participation
+        sampler: Any = self.sampler
+        return sampler.turns if self.protect.unit == "client" else sampler.participation
 
 
 _KINDS: dict[str, tuple[Any, str]] = {

@@ -64,20 +64,18 @@ class Export:
         """Refuse what a file cannot tell, and a total of other phases."""
         config = self.plan.config
         refused = {
-            f"is {config.label}, which has no noise design over agents; write noise.scales where "
-            "it is by schedule": self.plan.design is None,
-            "is of a sparse mixing matrix, which files do not hold; make it of "
+            f"plan is {config.label}, which has no noise design over agents; write noise.scales "
+            "where it is by schedule": self.plan.design is None,
+            "plan is of a sparse mixing matrix, which files do not hold; make it of "
             "mixing.toarray()": scipy.sparse.issparse(self.plan.mixing),
-            "is a release, whose noise this package draws and hardens; save the plan of the same "
-            "config with release=False for a loop of your own": config.release,
-            f"has sampler {config.sampler}, whose coin flips a loop of your own would have to "
-            "draw; use Random, Full or Cyclic": self.plan.sampler.capacity is not None,
-            f"has method {type(config.method).__name__}, whose rounds a file cannot tell; save a "
-            "plan of DSGD": type(config.method) is not DSGD,
+            "plan is a release, whose noise this package draws and hardens; save the plan of the "
+            "same config with release=False for a loop of your own": config.release,
+            f"plan has sampler {config.sampler}, whose coin flips a loop of your own would have "
+            "to draw; use Random, Full or Cyclic": self.plan.sampler.capacity is not None,
+            f"plan has method {type(config.method).__name__}, whose rounds a file cannot tell; "
+            "save a plan of DSGD": type(config.method) is not DSGD,
         }
-        for what, wrong in refused.items():
-            if wrong:
-                raise ValueError(f"plan {what}")
+        _validate.refuse(refused)
         total = self.total
         if total is not None and (
             not isinstance(total, Guarantee) or total.phases[-1:] != (self.plan.guarantee,)

@@ -108,9 +108,13 @@ class Correlated:
 
     def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
         """The strategy over rounds: the part's own, or the one that was given."""
-        if strategy is not None:
-            check_strategy(strategy, target.rounds)
-            return np.asarray(strategy, np.float64)
+        if strategy is None:
+            return self._strategy(target)
+        check_strategy(strategy, target.rounds)
+        return np.asarray(strategy, np.float64)
+
+    def _strategy(self, target: Target) -> Float[np.ndarray, "t t"]:
+        """The design's own C."""
         bands, equal = getattr(self, "bands", None), target.rates is not None
         over = target.dense if self.label in _OF_NETWORK else target.mixing
         return named_strategy(self.label, over, target.pattern, bands, equal)
@@ -300,11 +304,8 @@ class BandedInverse(Correlated):
         """Refuse what is no number of rounds."""
         _validate.fields(self, _validate.integer, "bands")
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
-        """The strategy for the participation, or the one that was given."""
-        if strategy is None:
-            strategy = banded.banded_inverse(target.pattern, min(self.bands, target.rounds))
-        return super().over_rounds(target, strategy)
+    def _strategy(self, target: Target) -> Float[np.ndarray, "t t"]:
+        return banded.banded_inverse(target.pattern, min(self.bands, target.rounds))
 
 
 @dataclass(frozen=True)
@@ -331,11 +332,8 @@ class OneStep(Correlated):
         """Refuse what is no number; `banded.one_step` checks its range."""
         _validate.fields(self, _validate.number, "fraction")
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
-        """The strategy for the participation, or the one that was given."""
-        if strategy is None:
-            strategy = banded.one_step(target.pattern, self.fraction)
-        return super().over_rounds(target, strategy)
+    def _strategy(self, target: Target) -> Float[np.ndarray, "t t"]:
+        return banded.one_step(target.pattern, self.fraction)
 
 
 class SpaceTime(Correlated):

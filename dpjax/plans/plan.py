@@ -351,17 +351,13 @@ class Plan:
             ValueError: For a field of the config whose text would be another in each process.
         """
         digest = hashlib.sha256(json.dumps(described(self.config), sort_keys=True).encode())
-        if scipy.sparse.issparse(self.mixing):
-            digest.update(mixing_.fingerprint(self.mixing).encode())
-        else:
-            digest.update(np.ascontiguousarray(self.mixing).data)
-        for name, array in sorted({} if self.noise is None else self.noise.arrays.items()):
+        sparse = scipy.sparse.issparse(self.mixing)
+        named = [(mixing_.fingerprint(self.mixing), None)] if sparse else [("", self.mixing)]
+        named += sorted({} if self.noise is None else self.noise.arrays.items())
+        named += [("", self.strategy), ("", self.counts if self.config.sampler.counted else None)]
+        for name, array in named:
             digest.update(name.encode())
-            digest.update(np.ascontiguousarray(array).data)
-        if self.strategy is not None:
-            digest.update(np.ascontiguousarray(self.strategy).data)
-        if self.counts is not None and self.config.sampler.counted:
-            digest.update(np.ascontiguousarray(self.counts).data)
+            digest.update(b"" if array is None else np.ascontiguousarray(array).data)
         return digest.hexdigest()
 
 

@@ -52,7 +52,7 @@ def slack(tree: Any, norm: Norm = "l2") -> float:
         A bound on the relative rounding of the norm, the scaling and the result's dtype.
     """
     leaves = jax.tree.leaves(tree)
-    wide = _wide(leaves)
+    wide = _numerics.wide_dtype(leaves)
     terms = sum(sum(_numerics.sum_levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
     unit, narrow = float(jnp.finfo(wide).eps) / 2, _unit(leaves)
     # Twice the first-order bound: an L2 norm halves the error of the sum of squares, L1 does not.
@@ -60,13 +60,9 @@ def slack(tree: Any, norm: Norm = "l2") -> float:
     return (halved * terms + 16) * unit + (narrow if narrow > unit else 0.0)
 
 
-def _wide(leaves: list[Any]) -> Any:
-    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in leaves))
-
-
 def _finite(tree: Any) -> Any:
     """Widen the leaves and put the largest number for nan and infinity: the norm then overflows."""
-    wide = _wide(jax.tree.leaves(tree))
+    wide = _numerics.wide_dtype(jax.tree.leaves(tree))
     top = float(jnp.finfo(wide).max)
 
     def one(leaf: Array) -> Array:
@@ -450,7 +446,7 @@ def lowered(clip_norm: float, tree: Any, count: int, error: float | None = None)
     check_reach(tree, clip_norm, count)
     leaves = jax.tree.leaves(tree)
     # Below the normal range numbers may become zero: once in each sum, and in products before.
-    lost = _tiny(leaves) + count * float(jnp.finfo(_wide(leaves)).tiny)
+    lost = _tiny(leaves) + count * float(jnp.finfo(_numerics.wide_dtype(leaves)).tiny)
     bound = (clip_norm - 2 * math.sqrt(_size(leaves)) * lost) / (1 + share(count, tree, error))
     return _above_rounding(bound, clip_norm, leaves, "parameters") * (1 - 2**-50)
 
