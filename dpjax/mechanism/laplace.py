@@ -6,8 +6,7 @@ through the step of the round before, alpha_{k-1}. With
     alpha_k = gamma q1^(k-1),   nu_k = nu_1 q2^(k-1),   0 < q1 < q2 < 1
 
 K messages cost sum_{k=2..K} gap alpha_{k-1} / nu_k = gap gamma / (nu_1 (q2 - q1)) (1 - r^(K-1))
-with r = q1 / q2: pure epsilon for Laplace noise. Gaussian noise of deviations sigma_k costs mu with
-mu^2 = (gap gamma / sigma_1)^2 / (q2^2 - q1^2) (1 - r^(2 (K-1))).
+with r = q1 / q2: pure epsilon for Laplace noise.
 """
 
 import math
@@ -84,17 +83,6 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
         return math.inf
 
 
-def _normal(value: float, law: str, loss: tuple[str, float], gap: float, gamma: float) -> float:
-    """Return a first scale, refusing one that float64 cannot round up."""
-    if not _TINY <= value < math.inf:
-        raise ValueError(
-            f"{loss[0]} is {loss[1]:g}, gradient_gap {gap:g} and gamma {gamma:g}, whose first "
-            f"{law} is beyond the numbers of float64; give them in units in which they are nearer "
-            "to 1"
-        )
-    return value
-
-
 def decays(q1: Any, q2: Any) -> tuple[float, float]:
     """Return both decays as floats with 0 < q1 < q2 < 1.
 
@@ -121,12 +109,6 @@ def decays(q1: Any, q2: Any) -> tuple[float, float]:
             "costs the same in every round and no budget lasts"
         )
     return q1, q2
-
-
-def _numbers(name: str, *values: Any) -> tuple[float, ...]:
-    """Return a budget of this name, gradient_gap, gamma and the decays, checked."""
-    names = (name, "gradient_gap", "gamma")
-    return *map(_validate.positive, names, values[:3]), *decays(*values[3:])
 
 
 def horizon_share(rounds: int | None, power: int, q1: float, q2: float) -> float:
@@ -189,56 +171,20 @@ def first_scale(
         >>> round(laplace.first_scale(1.0, gradient_gap=1.0, gamma=0.001, q1=0.97, q2=0.99), 6)
         0.05
     """
-    epsilon, gap, gamma, q1, q2 = _numbers("epsilon", epsilon, gradient_gap, gamma, q1, q2)
+    named = {"epsilon": epsilon, "gradient_gap": gradient_gap, "gamma": gamma}
+    epsilon, gap, gamma = (_validate.positive(name, value) for name, value in named.items())
+    q1, q2 = decays(q1, q2)
     if _validate.flag("printed", printed) and rounds is not None:
         raise ValueError("printed is the paper's form for endless runs; leave rounds out")
     share = horizon_share(rounds, 1, q1, q2)
     scale = ratio([gamma, gap, share], [epsilon, q2 - q1])
     scale = scale * q2 if printed else scale * _UP
-    return _normal(scale, "scale", ("epsilon", epsilon), gap, gamma)
-
-
-def first_deviation(
-    mu: float,
-    gradient_gap: float,
-    gamma: float,
-    q1: float,
-    q2: float,
-    rounds: int | None = None,
-) -> float:
-    """Return sigma_1 of the geometric Gaussian schedule that spends mu.
-
-    sigma_1 = gamma gap / (mu sqrt(q2^2 - q1^2)), times sqrt(1 - (q1/q2)^(2 (rounds - 1))) where
-    rounds are given.
-
-    Guarantee: with this deviation or a larger one, any number of messages (or ``rounds`` of them)
-        of one agent is mu-GDP for a change of its cost function, against an outsider who sees all
-        messages. Its gradients at the same point may differ by at most ``gradient_gap`` in L2 norm.
-
-    Args:
-        mu: Budget, above 0; `dpjax.accounting.gdp.mu` gives it for an epsilon and a delta.
-        gradient_gap: L2 distance of an agent's gradients before and after the change.
-        gamma: First step.
-        q1: Decay of the steps.
-        q2: Decay of the noise, between q1 and 1.
-        rounds: Messages that are ever sent; None for any number.
-
-    Returns:
-        The standard deviation, rounded up.
-
-    Raises:
-        ValueError: For numbers out of range, q1 not below q2, or a deviation that is no normal
-            number of float64.
-
-    Example:
-        >>> from dpjax.mechanism import laplace
-        >>> round(laplace.first_deviation(1.0, 1.0, gamma=0.001, q1=0.6, q2=1 - 1e-9), 8)
-        0.00125
-    """
-    mu, gap, gamma, q1, q2 = _numbers("mu", mu, gradient_gap, gamma, q1, q2)
-    energy = horizon_share(rounds, 2, q1, q2) / ((q2 - q1) * (q2 + q1))
-    deviation = ratio([gamma, gap, math.sqrt(energy)], [mu]) * _UP
-    return _normal(deviation, "deviation", ("mu", mu), gap, gamma)
+    if not _TINY <= scale < math.inf:
+        raise ValueError(
+            f"epsilon is {epsilon:g}, gradient_gap {gap:g} and gamma {gamma:g}, whose first scale "
+            "is beyond the numbers of float64; give them in units in which they are nearer to 1"
+        )
+    return scale
 
 
 def geometric(
@@ -290,62 +236,7 @@ def geometric(
     """
     run = _validate.one_of("horizon", horizon, _HORIZONS) == "run"
     first = first_scale(epsilon, gradient_gap, gamma, q1, q2, rounds if run else None, printed)
-    budget = None if printed or run else epsilon
-    return _schedule("laplace", first, budget, gradient_gap, gamma, q1, q2, rounds)
-
-
-def geometric_gaussian(
-    mu: float,
-    gradient_gap: float,
-    gamma: float,
-    q1: float,
-    q2: float,
-    rounds: int,
-    *,
-    horizon: Horizon = "endless",
-) -> Schedule:
-    """Return steps and Gaussian deviations that spend mu sqrt(1 - (q1/q2)^(2 (K-1))) in K messages.
-
-    Guarantee: as `first_deviation`; what T messages cost is in ``spent``, and
-        `dpjax.accounting.pure.mu` confirms it from the numbers.
-
-    Args:
-        mu: Budget, above 0.
-        gradient_gap: L2 distance of an agent's gradients before and after the change.
-        gamma: First step.
-        q1: Decay of the steps.
-        q2: Decay of the noise, between q1 and 1.
-        rounds: Rounds T.
-        horizon: As in `geometric`.
-
-    Returns:
-        The schedule, float64.
-
-    Raises:
-        ValueError: As in `geometric`.
-
-    Example:
-        >>> from dpjax.mechanism import laplace
-        >>> made = laplace.geometric_gaussian(0.5, 1.0, 0.001, 0.97, 0.99, rounds=50, horizon="run")
-        >>> round(made.spent, 6)
-        0.5
-    """
-    run = _validate.one_of("horizon", horizon, _HORIZONS) == "run"
-    first = first_deviation(mu, gradient_gap, gamma, q1, q2, rounds if run else None)
-    return _schedule("gaussian", first, None if run else mu, gradient_gap, gamma, q1, q2, rounds)
-
-
-def _schedule(
-    noise: str,
-    first: float,
-    budget: float | None,
-    gap: float,
-    gamma: float,
-    q1: float,
-    q2: float,
-    rounds: int,
-) -> Schedule:
-    """Return both sequences and what they spend, refusing noise that vanishes."""
+    gap = float(gradient_gap)
     steps = np.arange(_validate.integer("rounds", rounds), dtype=np.float64)
     scales = first * np.float64(q2) ** steps
     if not _TINY <= scales[-1] <= scales[0] < np.inf:
@@ -353,12 +244,7 @@ def _schedule(
             f"rounds is {rounds}, in which noise of decay q2 = {q2:g} goes from {scales[0]:g} to "
             f"{scales[-1]:g}, beyond the numbers of float64; give fewer rounds or a q2 nearer to 1"
         )
-    if noise == "laplace":
-        spread, share = q2 - q1, horizon_share(rounds, 1, q1, q2)
-    else:
-        spread = math.sqrt((q2 - q1) * (q2 + q1))
-        share = math.sqrt(horizon_share(rounds, 2, q1, q2))
-    total = max(ratio([float(gap), gamma], [first, spread]) * _UP, _TINY)
-    spent = total * share if rounds > 1 else 0.0
-    budget = total if budget is None else float(budget)
-    return Schedule(gamma * np.float64(q1) ** steps, scales, noise, budget, spent, float(gap))
+    total = max(ratio([gap, gamma], [first, q2 - q1]) * _UP, _TINY)
+    spent = total * horizon_share(rounds, 1, q1, q2) if rounds > 1 else 0.0
+    budget = total if printed or run else float(epsilon)
+    return Schedule(gamma * np.float64(q1) ** steps, scales, "laplace", budget, spent, gap)

@@ -26,6 +26,7 @@ private, so that it is to be made from public or simulated data of the same kind
 and out.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -34,15 +35,30 @@ import numpy as np
 from jax import numpy as jnp
 from jaxtyping import Float
 
+from dpjax import _validate
 from dpjax._numerics import double_precision
+from dpjax.mechanism import laplace
 from dpjax.mechanism.laplace import Schedule
 
-__all__ = ["Error", "Law", "Optimum", "best_scales", "error", "optimal", "variances", "weights"]
+__all__ = [
+    "Error",
+    "Law",
+    "Optimum",
+    "best_scales",
+    "error",
+    "first_deviation",
+    "geometric_gaussian",
+    "optimal",
+    "variances",
+    "weights",
+]
 
 Law = Literal["laplace", "gaussian"]
 
 # Sums of a thousand terms are off by less than this: the budget is kept.
 _UP = 1 + 1e-12
+# Products and quotients of a geometric schedule are off by less.
+_UP_OF_PRODUCTS = 1 + 1e-14
 # Between these a product of two is a normal number, and sums lose nothing that counts.
 _LEAST, _MOST = 1e-300, 1e300
 # Losses are summed as numbers of float64, mus as squares of them.
@@ -224,6 +240,87 @@ def sketch(agents: int, dimension: int, probes: int, seed: int) -> Float[np.ndar
     signs = (signs - signs.mean(axis=1, keepdims=True)) / np.sqrt(probes)
     mean = np.broadcast_to(np.eye(p)[:, None], (p, n, p)) / np.sqrt(n)
     return np.concatenate([mean, signs])
+
+
+def first_deviation(
+    mu: float, gradient_gap: float, gamma: float, q1: float, q2: float, rounds: int | None = None
+) -> float:
+    """Return sigma_1 of the geometric Gaussian schedule that spends mu.
+
+    With steps and decays as in `dpjax.mechanism.laplace`, sigma_1 = gamma gap / (mu sqrt(q2^2 -
+    q1^2)), times sqrt(1 - (q1/q2)^(2 (rounds - 1))) where rounds are given.
+
+    Guarantee: with this deviation or a larger one, any number of messages (or ``rounds`` of them)
+        of one agent is mu-GDP for a change of its cost function, against an outsider who sees all
+        messages. Its gradients at the same point may differ by at most ``gradient_gap`` in L2 norm.
+
+    Args:
+        mu: Budget, above 0; `dpjax.accounting.gdp.mu` gives it for an epsilon and a delta.
+        gradient_gap: L2 distance of an agent's gradients before and after the change.
+        gamma: First step.
+        q1: Decay of the steps.
+        q2: Decay of the noise, between q1 and 1.
+        rounds: Messages that are ever sent; None for any number.
+
+    Returns:
+        The standard deviation, rounded up.
+
+    Raises:
+        ValueError: For numbers out of range, q1 not below q2, or a deviation that is no normal
+            number of float64.
+    """
+    named = {"mu": mu, "gradient_gap": gradient_gap, "gamma": gamma}
+    mu, gap, gamma = (_validate.positive(name, value) for name, value in named.items())
+    q1, q2 = laplace.decays(q1, q2)
+    energy = laplace.horizon_share(rounds, 2, q1, q2) / ((q2 - q1) * (q2 + q1))
+    deviation = laplace.ratio([gamma, gap, math.sqrt(energy)], [mu]) * _UP_OF_PRODUCTS
+    if not np.finfo(np.float64).tiny <= deviation < math.inf:
+        raise ValueError(
+            f"mu is {mu:g}, gradient_gap {gap:g} and gamma {gamma:g}, whose first deviation is "
+            "beyond the numbers of float64; give them in units in which they are nearer to 1"
+        )
+    return deviation
+
+
+def geometric_gaussian(
+    mu: float,
+    gradient_gap: float,
+    gamma: float,
+    q1: float,
+    q2: float,
+    rounds: int,
+    *,
+    horizon: laplace.Horizon = "endless",
+) -> Schedule:
+    """Return steps and Gaussian deviations that spend mu sqrt(1 - (q1/q2)^(2 (K-1))) in K messages.
+
+    Guarantee: as `first_deviation`; what T messages cost is in ``spent``, and
+        `dpjax.accounting.pure.mu` confirms it from the numbers.
+
+    Args:
+        mu: Budget, above 0.
+        gradient_gap: L2 distance of an agent's gradients before and after the change.
+        gamma: First step.
+        q1: Decay of the steps.
+        q2: Decay of the noise, between q1 and 1.
+        rounds: Rounds T.
+        horizon: As in `dpjax.mechanism.laplace.geometric`.
+
+    Returns:
+        The schedule, float64.
+    """
+    run = _validate.one_of("horizon", horizon, ("endless", "run")) == "run"
+    first = first_deviation(mu, gradient_gap, gamma, q1, q2, rounds if run else None)
+    gap, tiny = float(gradient_gap), float(np.finfo(np.float64).tiny)
+    steps = np.arange(_validate.integer("rounds", rounds), dtype=np.float64)
+    scales = first * np.float64(q2) ** steps
+    if not tiny <= scales[-1]:
+        raise ValueError(f"rounds is {rounds}, in which noise vanishes; give fewer")
+    spread = math.sqrt((q2 - q1) * (q2 + q1))
+    total = max(laplace.ratio([gap, gamma], [first, spread]) * _UP_OF_PRODUCTS, tiny)
+    spent = total * math.sqrt(laplace.horizon_share(rounds, 2, q1, q2)) if rounds > 1 else 0.0
+    budget = total if run else float(mu)
+    return Schedule(gamma * np.float64(q1) ** steps, scales, "gaussian", budget, spent, gap)
 
 
 def best_scales(

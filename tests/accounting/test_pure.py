@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from _common import moves, published
+from _common import moves, published, schedules
 from dpjax.accounting import gdp, losses, pure
 from dpjax.mechanism import laplace
 
@@ -103,7 +103,7 @@ def test_losses_take_the_numbers():
     schedule = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 300)
     spent = pure.epsilon(schedule.step_sizes, schedule.scales, 1.0)
     assert losses.Pure(spent, 300).epsilon(0.0) == spent
-    gaussian = laplace.geometric_gaussian(gdp.mu(1.0, 1e-5), 1.0, 0.001, 0.97, 0.99, 300)
+    gaussian = schedules.geometric_gaussian(gdp.mu(1.0, 1e-5), 1.0, 0.001, 0.97, 0.99, 300)
     mu = pure.mu(gaussian.step_sizes, gaussian.scales, 1.0)
     assert gdp.epsilon(mu, 1e-5) <= 1.0
 

@@ -81,7 +81,7 @@ def simulated(problem, schedule, beta, trials, seed, start_variance=1.0):
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 def test_simulated_runs_have_the_predicted_error(noise):
-    make = laplace.geometric if noise == "laplace" else laplace.geometric_gaussian
+    make = laplace.geometric if noise == "laplace" else schedules.geometric_gaussian
     schedule = make(0.1, 1.0, 2e-3, 0.9, 0.97, ROUNDS)
     problem, spread = (W, DATA.hessians, DATA.linear), schedules.variances(schedule)
     paths = simulated(problem, schedule, BETA, 20_000, seed=0, start_variance=0.0)

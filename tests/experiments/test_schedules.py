@@ -126,7 +126,7 @@ def test_the_optimum_beats_geometric_schedules_and_runs_as_predicted(noise):
     again = schedules.error(*PROBLEM, schedule.step_sizes, best.beta, schedules.variances(schedule))
     assert again.total == pytest.approx(best.error.total, rel=1e-9)
     assert best.error == best.met[best.shape]
-    make = laplace.geometric if noise == "laplace" else laplace.geometric_gaussian
+    make = laplace.geometric if noise == "laplace" else schedules.geometric_gaussian
     for gamma, beta, q1, q2 in ((0.001, 1000, 0.97, 0.99), (0.002, 100, 0.9, 0.97)):
         made = make(1.0, 1.0, gamma, q1, q2, T)
         plain = schedules.error(*PROBLEM, made.step_sizes, beta, schedules.variances(made))

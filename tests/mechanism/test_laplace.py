@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from _common import published
+from _common import published, schedules
 from dpjax.accounting import pure
 from dpjax.mechanism import laplace
 
@@ -123,13 +123,13 @@ def test_both_closed_forms_are_inverse():
 @pytest.mark.parametrize("rounds", [2, 5, 300])
 def test_gaussian_schedules_spend_what_they_say(rounds):
     mu, gap, gamma, q1, q2 = 0.7, 1.5, 0.01, 0.95, 0.98
-    schedule = laplace.geometric_gaussian(mu, gap, gamma, q1, q2, rounds)
+    schedule = schedules.geometric_gaussian(mu, gap, gamma, q1, q2, rounds)
     want = mu * np.sqrt(1 - (q1 / q2) ** (2 * (rounds - 1)))
     assert float(exact(schedule, 2)) ** 0.5 == pytest.approx(want, rel=1e-12)
     assert pure.mu(schedule.step_sizes, schedule.scales, gap) <= mu
     assert exact(schedule, 2) <= Fraction(pure.mu(schedule.step_sizes, schedule.scales, gap)) ** 2
     assert schedule.spent == pytest.approx(want, rel=1e-12) and schedule.noise == "gaussian"
-    run = laplace.geometric_gaussian(mu, gap, gamma, q1, q2, rounds, horizon="run")
+    run = schedules.geometric_gaussian(mu, gap, gamma, q1, q2, rounds, horizon="run")
     assert float(exact(run, 2)) ** 0.5 == pytest.approx(mu, rel=1e-12)
     assert pure.mu(run.step_sizes, run.scales, gap) <= mu
 
@@ -168,7 +168,7 @@ def test_first_scales_of_far_apart_numbers_are_rounded_up(budget, gap, gamma):
     found = laplace.first_scale(budget, gap, gamma, 0.5, 0.9)
     assert wide <= Fraction(found) <= wide * Fraction(1 + 1e-13)
     squared = wide**2 * (Fraction(0.9) - Fraction(0.5)) / (Fraction(0.9) + Fraction(0.5))
-    deviation = laplace.first_deviation(budget, gap, gamma, 0.5, 0.9)
+    deviation = schedules.first_deviation(budget, gap, gamma, 0.5, 0.9)
     assert squared <= Fraction(deviation) ** 2 <= squared * Fraction(1 + 1e-13)
     made = laplace.geometric(budget, gap, gamma, 0.5, 0.9, 20)
     assert 0.999 * budget < pure.epsilon(made.step_sizes, made.scales, gap) <= budget
@@ -178,9 +178,9 @@ def test_first_scales_of_far_apart_numbers_are_rounded_up(budget, gap, gamma):
 @pytest.mark.parametrize(("budget", "gap", "gamma"), [(1.0, 1e-200, 1e-200), (1e-9, 1e200, 1e200)])
 def test_first_scales_beyond_float64_are_refused(budget, gap, gamma):
     match = f"is {budget:g}, gradient_gap {gap:g} and gamma".replace("+", "[+]")
-    for make in (laplace.first_scale, laplace.first_deviation):
+    for make in (laplace.first_scale, schedules.first_deviation):
         with pytest.raises(ValueError, match=match):
             make(budget, gap, gamma, 0.5, 0.9)
-    for make in (laplace.geometric, laplace.geometric_gaussian):
+    for make in (laplace.geometric, schedules.geometric_gaussian):
         with pytest.raises(ValueError, match=match):
             make(budget, gap, gamma, 0.5, 0.9, 10)
