@@ -265,15 +265,12 @@ def cost(
     beta = float(beyond + 4 * draws * _tail(_SLOPE)) * 1.01 + 4 * math.exp(-log)
     most = sampled * furthest + coloured * reach
     copies = draws // len(most)
-    eta = min(
-        copies * mean * math.expm1(rate) / rate
-        + float(most.max()) * ((mu / shift) ** 2 + log / rate)
-        for shift, mean in (
-            (shift, _mean(sampler, sampled, coloured, within, shift))
-            for shift in (1 / 8, 1 / 4, 1 / 2, 1)
-        )
-        for rate in (0.03, 0.1, 0.3, 1.0)
-    )
+    eta, largest = math.inf, float(most.max())
+    for shift in (1 / 8, 1 / 4, 1 / 2, 1):
+        mean = _mean(sampler, sampled, coloured, within, shift)
+        for rate in (0.03, 0.1, 0.3, 1.0):
+            moved = largest * ((mu / shift) ** 2 + log / rate)
+            eta = min(eta, copies * mean * math.expm1(rate) / rate + moved)
     eta += added * draws
     # Fresh noise, by rounds and coordinates: errors of both signs add up like a random walk.
     steps, one = rounds * parameters, float(most.sum()) + len(most) * added

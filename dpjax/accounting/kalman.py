@@ -420,15 +420,9 @@ def energies(model: Model, participation: Participation) -> Energies:
         values, blur, leak, doubt = jax.tree.map(
             np.asarray, sweeps(parts, rounds, epochs, separation)
         )
-    return Energies(
-        values,
-        leak,
-        bool(doubt.ambiguous),
-        float(doubt.condition),
-        doubt.rank if doubt.hidden else None,
-        bool(doubt.hidden),
-        rounding(values, blur, participation),
-    )
+    margin, hidden = rounding(values, blur, participation), bool(doubt.hidden)
+    rank, ambiguous = doubt.rank if hidden else None, bool(doubt.ambiguous)
+    return Energies(values, leak, ambiguous, float(doubt.condition), rank, hidden, margin)
 
 
 def rounding(

@@ -212,14 +212,8 @@ def _incoming(statics: Statics, *arguments: Any) -> State:
         return halves.incoming(key, state, batch, sent, received)
 
     received = jax.tree.map(lambda leaf: leaf[None, None], received)
-    return program.each_run(
-        statics,
-        half,
-        tuple(inputs),
-        sent,
-        received,
-        axes=lambda axes: ((_sent_axes(axes), 0), axes),
-    )
+    slots = lambda axes: ((_sent_axes(axes), 0), axes)  # noqa: E731
+    return program.each_run(statics, half, tuple(inputs), sent, received, axes=slots)
 
 
 @compiled(static=2)

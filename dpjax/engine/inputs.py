@@ -246,14 +246,12 @@ class Inputs:
         if isinstance(self.statics.query, AgentQuery):
             return 0.0, None
         query: Any = self.statics.query_of(self.data.frozen)
-        shapes = (
-            self._agents_models(),
-            jax.eval_shape(
-                lambda data, key: self.statics.batch(whole(data), key, key, jnp.int32(0)),
-                self.statics.of_first_seed(self.data),
-                self.batch_keys[0],
-            ),
-        )
+
+        def batch(data: Data, key: Any) -> Any:
+            return self.statics.batch(whole(data), key, key, jnp.int32(0))
+
+        data, key = self.statics.of_first_seed(self.data), self.batch_keys[0]
+        shapes = self._agents_models(), jax.eval_shape(batch, data, key)
         share = query.share(*shapes)
         lengths = [2**p for p in range(17, -1, -1)] if release and share > statements.LIMIT else []
         shares = ((m, dataclasses.replace(query, microbatch=m).share(*shapes)) for m in lengths)

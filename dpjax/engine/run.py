@@ -153,9 +153,7 @@ def run(
         options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
         if jax.process_count() > 1:
             given = {"devices": devices, "planned": planned, "spent": spent}
-            given["start"] = start if start is None else checkpoint_.digest(start)
-            given["evaluation_data"] = [one.evaluation_data for one in problems]
-            given |= {"checkpoint": checkpoint is not None, "callback": callback is not None}
+            given |= _given(problems, start, checkpoint=checkpoint, callback=callback)
             calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | given))
     options |= checkpoint_.check_alike(calls)
     at = RunState.first(tasks, schedule, devices, phase, start, real=True)
@@ -174,10 +172,7 @@ def run(
         print(expected, file=sys.stderr)
     identity, traced = {}, driver.traced(at)
     if checkpoint is not None or key_file is not None:
-        # Without a start, models follow from the problem's.
-        custom = None if start is None else at.state.models
-        values = processes.collected(((data.models, custom), data.arrays, at.state.memory))
-        identity = checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
+        identity = _identity(plans, problems, seeds, options, at, start is not None, traced)
     with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
         if not storage.ended:
             data.compiled(traced, at.state)  # Before a release has a key.
@@ -205,6 +200,24 @@ def run(
         ended=at.done == schedule.total,
         frozen=result.frozen_digest(problems[0].frozen),
     )
+
+
+def _given(problems: Any, start: Any, **optional: Any) -> dict[str, Any]:
+    """What several processes compare of other arguments: whether the optional ones are there."""
+    return {
+        "start": None if start is None else checkpoint_.digest(start),
+        "evaluation_data": [one.evaluation_data for one in problems],
+        **{name: value is not None for name, value in optional.items()},
+    }
+
+
+def _identity(
+    plans: Any, problems: Any, seeds: Any, options: Any, at: RunState, started: bool, traced: Any
+) -> dict[str, str]:
+    """The identity of a run that is stored; without a start, models follow from the problem's."""
+    custom, data = at.state.models if started else None, at.inputs
+    values = processes.collected(((data.models, custom), data.arrays, at.state.memory))
+    return checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
 
 
 class ScanDriver:

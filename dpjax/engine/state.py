@@ -61,8 +61,7 @@ class RunSchedule:
     @property
     def options(self) -> dict[str, int]:
         """Settings that are part of the run's identity, by name."""
-        names = ("eval_every", "chunk_blocks", "stop_at")
-        return dict(zip(names, (self.every, self.chunk_blocks, self.total), strict=True))
+        return {"eval_every": self.every, "chunk_blocks": self.chunk_blocks, "stop_at": self.total}
 
     @property
     def marks(self) -> Int[np.ndarray, " e"]:

@@ -136,15 +136,8 @@ def design(
         covariance_bound = minimize_trace(
             factor=factor_over_agents(mixing, strategy), warm_start=multipliers
         ).lower_bound
-    return JointDesign(
-        strategy=strategy,
-        covariance=covariance,
-        value=history[-1],
-        strategy_bound=time.lower_bound,
-        covariance_bound=covariance_bound,
-        history=tuple(history),
-        converged=converged,
-    )
+    bounds = time.lower_bound, covariance_bound
+    return JointDesign(strategy, covariance, history[-1], *bounds, tuple(history), converged)
 
 
 def factor_over_agents(

@@ -1,5 +1,7 @@
 """EfficientNet-B0 with group norm in the place of batch norm."""
 
+from typing import Any
+
 import flax.linen as nn
 from jaxtyping import Array, Float
 
@@ -34,25 +36,18 @@ class _Inverted(nn.Module):
         shortcut, channels = x, x.shape[-1]
         wide = channels * self.expansion
         if self.expansion > 1:
-            x = nn.silu(group_norm(size=8, name="expand_norm")(self._point(wide, "expand")(x)))
-        x = Conv(
-            wide,
-            (self.size, self.size),
-            self.strides,
-            groups=wide,
-            use_bias=False,
-            layout=self.layout,
-            name="depthwise",
-        )(x)
+            x = nn.silu(group_norm(size=8, name="expand_norm")(self._conv(wide, 1, "expand")(x)))
+        x = self._conv(wide, self.size, "depthwise", strides=self.strides, groups=wide)(x)
         x = nn.silu(group_norm(size=8, name="depthwise_norm")(x))
         weight = nn.silu(nn.Dense(max(1, channels // 4), name="squeeze")(average(x)))
         weight = nn.sigmoid(nn.Dense(wide, name="excite")(weight))
         x = x * weight[..., None, None, :]
-        x = group_norm(size=8, name="project_norm")(self._point(self.features, "project")(x))
+        x = group_norm(size=8, name="project_norm")(self._conv(self.features, 1, "project")(x))
         return x + shortcut if self.strides == 1 and channels == self.features else x
 
-    def _point(self, features: int, name: str) -> Conv:
-        return Conv(features, (1, 1), use_bias=False, layout=self.layout, name=name)
+    def _conv(self, features: int, size: int, name: str, **options: Any) -> Conv:
+        options |= {"use_bias": False, "layout": self.layout}
+        return Conv(features, (size, size), name=name, **options)
 
 
 class EfficientNet(nn.Module):
@@ -92,14 +87,8 @@ class EfficientNet(nn.Module):
         x = nn.silu(group_norm(size=8, name="first_norm")(first(x)))
         for stage, (expansion, size, strides, features, count) in enumerate(_STAGES):
             for index in range(count):
-                x = _Inverted(
-                    expansion,
-                    size,
-                    strides if index == 0 else 1,
-                    features,
-                    self.layout,
-                    name=f"block_{stage}_{index}",
-                )(x)
+                name, step = f"block_{stage}_{index}", strides if index == 0 else 1
+                x = _Inverted(expansion, size, step, features, self.layout, name=name)(x)
         last = Conv(1280, (1, 1), use_bias=False, layout=self.layout, name="last")
         x = average(nn.silu(group_norm(size=8, name="last_norm")(last(x))))
         return nn.Dense(self.classes, name="head")(x)

@@ -467,11 +467,8 @@ class Gradients:
 
         one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         program = jax.make_jaxpr(example)([*map(_shape, leaves)], one).jaxpr
-        return [
-            call
-            for call in calls.values()
-            if self._route(call) != "plain" and _alone(program, call)
-        ]
+        routed = [call for call in calls.values() if self._route(call) != "plain"]
+        return [call for call in routed if _alone(program, call)]
 
     def _positions(self, call: _Call) -> int:
         """Positions of one example, of all points."""

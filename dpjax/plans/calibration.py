@@ -231,13 +231,11 @@ class Target:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
         budget, sensitivity = self.budget, self.protect.sensitivity
         if self.rates is not None:
-            return sampled.bound(
-                self.rates,
-                self.pattern.epochs,
-                budget.largest,
-                budget.delta,
-                sensitivity=sensitivity * self.by_one_draw(strategy),
+            moved, allowed = (
+                sensitivity * self.by_one_draw(strategy),
+                (budget.largest, budget.delta),
             )
+            return sampled.bound(self.rates, self.pattern.epochs, *allowed, sensitivity=moved)
         return budget_.bound_of(budget.allowed_mu(), sensitivity, self.over_rounds(strategy))
 
     def by_one_draw(self, strategy: np.ndarray | None) -> float:

@@ -343,11 +343,8 @@ class ZeroSum(ScaledNoise):
         sent = zip_dl.links(target.dense)
         gather = np.zeros((target.agents, len(sent.sender)))
         gather[sent.receiver, np.arange(len(sent.sender))] = sent.weight
-        return (
-            gather
-            @ _numerics.zero_sum(sent.sender, sent.receiver, self.over)
-            / self._sensitivity(target)
-        )
+        noise = _numerics.zero_sum(sent.sender, sent.receiver, self.over)
+        return gather @ noise / self._sensitivity(target)
 
     def drawn(self, target: Target) -> Drawn:
         """How it is drawn."""

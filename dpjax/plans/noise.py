@@ -108,13 +108,9 @@ class Correlated:
 
     def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
         """The strategy over rounds: the part's own, or the one that was given."""
-        if strategy is None:
-            return self._strategy(target)
-        check_strategy(strategy, target.rounds)
-        return np.asarray(strategy, np.float64)
-
-    def _strategy(self, target: Target) -> Float[np.ndarray, "t t"]:
-        """The design's own C."""
+        if strategy is not None:
+            check_strategy(strategy, target.rounds)
+            return np.asarray(strategy, np.float64)
         bands, equal = getattr(self, "bands", None), target.rates is not None
         over = target.dense if self.label in _OF_NETWORK else target.mixing
         return named_strategy(self.label, over, target.pattern, bands, equal)
@@ -304,8 +300,11 @@ class BandedInverse(Correlated):
         """Refuse what is no number of rounds."""
         _validate.fields(self, _validate.integer, "bands")
 
-    def _strategy(self, target: Target) -> Float[np.ndarray, "t t"]:
-        return banded.banded_inverse(target.pattern, min(self.bands, target.rounds))
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
+        """The strategy for the participation, or the one that was given."""
+        if strategy is None:
+            strategy = banded.banded_inverse(target.pattern, min(self.bands, target.rounds))
+        return super().over_rounds(target, strategy)
 
 
 @dataclass(frozen=True)
@@ -332,8 +331,11 @@ class OneStep(Correlated):
         """Refuse what is no number; `banded.one_step` checks its range."""
         _validate.fields(self, _validate.number, "fraction")
 
-    def _strategy(self, target: Target) -> Float[np.ndarray, "t t"]:
-        return banded.one_step(target.pattern, self.fraction)
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
+        """The strategy for the participation, or the one that was given."""
+        if strategy is None:
+            strategy = banded.one_step(target.pattern, self.fraction)
+        return super().over_rounds(target, strategy)
 
 
 class SpaceTime(Correlated):
@@ -595,11 +597,8 @@ def _rounded(covariance: np.ndarray, bound: Float[np.ndarray, "*n"]) -> np.ndarr
             scale *= np.sqrt(excess) * (1 + 2.0 ** (attempt - 25))
     except (np.linalg.LinAlgError, ValueError):
         pass
-    matrix = (
-        covariance
-        if diagonal is None
-        else np.diag(diagonal[[diagonal.argmin(), diagonal.argmax()]])
-    )
+    ends = None if diagonal is None else diagonal[[diagonal.argmin(), diagonal.argmax()]]
+    matrix = covariance if ends is None else np.diag(ends)
     raise ValueError(
         f"design.covariance has condition number {np.linalg.cond(matrix):.1e} and entries up "
         f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "

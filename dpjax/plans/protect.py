@@ -80,13 +80,9 @@ class Protect(Threat):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be clipped or protected."""
-        options = {
-            "relation": budget.RELATIONS,
-            "attacker": ATTACKERS,
-            "clipping": ("flat", "automatic"),
-        }
-        for name, known in options.items():
-            _validate.one_of(name, getattr(self, name), known)
+        _validate.one_of("relation", self.relation, budget.RELATIONS)
+        _validate.one_of("attacker", self.attacker, ATTACKERS)
+        _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
         _validate.flag("per_layer", self.per_layer)
         self._check_nodes()
         super().__post_init__()

@@ -223,14 +223,12 @@ class Client:
         self._refuse(request)
         self._request = request
         plain = request_digest(request, self._session)
-        return Confirm(
-            request.nonce,
-            {
-                j: primitives.sealed(sending, plain, self._confirm_words(self.number, j))
-                for j, (sending, _) in sorted(self._confirm_keys.items())
-                if j in request.survivors
-            },
-        )
+        sealed = {
+            j: primitives.sealed(sending, plain, self._confirm_words(self.number, j))
+            for j, (sending, _) in sorted(self._confirm_keys.items())
+            if j in request.survivors
+        }
+        return Confirm(request.nonce, sealed)
 
     def unmask(self, message: Request | Confirmed) -> Answer:
         """Return its shares of survivors' seeds and of dropouts' mask keys, once.

@@ -160,7 +160,9 @@ def of_counts(clients: int, corrupt: int, dropouts: int, adversary: str) -> Para
         threshold = _threshold(degree, *ends)
         if threshold is not None:
             return Parameters(degree, threshold, *ends)
-    threshold = _threshold_complete(*ends)
+    floor = 1 if clients == 3 and dropouts == 1 else 2  # A single remaining neighbour must suffice.
+    reached = clients - dropouts - 1
+    threshold = _smallest_threshold(clients - 1, corrupt, reached, adversary, floor)
     if threshold is None or not honest:
         raise ValueError(
             f"corrupt is {corrupt} and dropout {dropouts} of {clients} clients, too many for any "
@@ -206,11 +208,8 @@ def log_masses(population: int, marked: int, draws: int) -> np.ndarray:
         return np.where(inside, logs, -np.inf)
 
     x = np.arange(draws + 1)
-    return (
-        log_comb(marked, x)
-        + log_comb(population - marked, draws - x)
-        - log_comb(population, np.asarray(draws))
-    )
+    both = log_comb(marked, x) + log_comb(population - marked, draws - x)
+    return both - log_comb(population, np.asarray(draws))
 
 
 def _threshold(
@@ -225,13 +224,6 @@ def _threshold(
     short = np.logaddexp.accumulate(alive)  # P[Y <= y] = P[Y < y + 1]
     fine = short + math.log(clients) <= _budget(CORRECTNESS_BITS)
     return _smallest_threshold(degree, above - 1, int(np.count_nonzero(fine)), adversary)
-
-
-def _threshold_complete(clients: int, corrupt: int, dropouts: int, adversary: str) -> int | None:
-    """The threshold in a complete graph, whose counts are fixed."""
-    alone = clients == 3 and dropouts == 1  # A single remaining neighbour must suffice.
-    floor = 1 if alone else 2
-    return _smallest_threshold(clients - 1, corrupt, clients - dropouts - 1, adversary, floor)
 
 
 def _smallest_threshold(

@@ -165,16 +165,11 @@ class Server:
         transcript = primitives.transcript(self._keys)
         self._session = primitives.session(self.hello.nonce, self.hello.terms, transcript)
         self._ask("share", range(self.enrolled))
-        return {
-            i: Roster(
-                self.hello.nonce,
-                i,
-                self.enrolled,
-                transcript,
-                {j: b"".join(self._keys[j]) for j in self._near[i]},
-            )
-            for i in range(self.enrolled)
-        }
+        rosters = {}
+        for i, near in enumerate(self._near):
+            keys = {j: b"".join(self._keys[j]) for j in near}
+            rosters[i] = Roster(self.hello.nonce, i, self.enrolled, transcript, keys)
+        return rosters
 
     def accept(self, number: int, message: Message) -> None:
         """Take a client's message of this stage.
@@ -238,12 +233,11 @@ class Server:
         self._commitments = {i: message.commitment for i, message in shared.items()}
         self._sum = np.zeros(self.terms.length, np.uint64)
         self._ask("mask", self._shared)
-        return {
-            i: Delivery(
-                self.hello.nonce, {j: shared[j].sealed[i] for j in self._near[i] if j in shared}
-            )
-            for i in shared
-        }
+        deliveries = {}
+        for i in shared:
+            sealed = {j: shared[j].sealed[i] for j in self._near[i] if j in shared}
+            deliveries[i] = Delivery(self.hello.nonce, sealed)
+        return deliveries
 
     def request(self) -> dict[int, Request]:
         """End masking and return to every survivor who survived and who dropped out.

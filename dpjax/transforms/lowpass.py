@@ -437,11 +437,11 @@ def wiener(
         gain = ahead / (ahead + r)
         memory = rho * (1 - gain)
         ones = memory * state.ones + gain
-        estimate = jax.tree.map(
-            lambda old, new: memory.astype(new.dtype) * old + gain.astype(new.dtype) * new,
-            state.estimate,
-            updates,
-        )
+
+        def mixed(old: Array, new: Array) -> Array:
+            return memory.astype(new.dtype) * old + gain.astype(new.dtype) * new
+
+        estimate = jax.tree.map(mixed, state.estimate, updates)
         out = estimate
         if unit:
             out = jax.tree.map(lambda leaf: leaf / ones.astype(leaf.dtype), estimate)

@@ -122,13 +122,11 @@ def scale_by_adam(
         done = state.rounds + 1
         correction = 1 - jnp.float32(b2) ** done
         noise_mean = b2 * state.noise + (1 - b2) * now
-        out = jax.tree.map(
-            lambda m, v: (
-                m / jnp.sqrt(jnp.maximum((v - noise_mean) / correction, floor)).astype(m.dtype)
-            ),
-            mean,
-            second,
-        )
+
+        def scaled(m: Array, v: Array) -> Array:
+            return m / jnp.sqrt(jnp.maximum((v - noise_mean) / correction, floor)).astype(m.dtype)
+
+        out = jax.tree.map(scaled, mean, second)
         return out, AdamState(filter_state, second, noise_mean.astype(jnp.float32), done)
 
     return optax.GradientTransformationExtraArgs(init, update)
