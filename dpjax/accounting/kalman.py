@@ -313,16 +313,14 @@ def _lagged(
             response, entering = _response(here, step, tail)
             later = jnp.concatenate([step.whiten @ here.state_output, tail @ step.closed])
             # Columns of the carry: error before round t of gradients in t - b, t - 2 b, ...
-            moved = jnp.einsum("os,jsn->jon", later, carry)
-            products = jnp.einsum("jon,on->jn", moved, response)
+            products = jnp.einsum("jon,on->jn", jnp.einsum("os,jsn->jon", later, carry), response)
             # On to round t + b: the newest gradient enters, the oldest leaves.
             window = windows[jnp.minimum(t, windows.shape[0] - 1)]
             older = jnp.einsum("sr,jrn->jsn", window @ step.closed, carry[:-1])
             return jnp.concatenate([(window @ entering)[None], older]), products
 
-        count = -(-rounds // separation)
         start = jnp.zeros((epochs - 1, size, n))
-        return jax.lax.scan(visit, start, jnp.arange(count))[1]
+        return jax.lax.scan(visit, start, jnp.arange(-(-rounds // separation)))[1]
 
     products = jax.lax.map(of_class, jnp.arange(separation))  # [b, J, k - 1, n]
     return jnp.swapaxes(products, 0, 1).reshape(-1, epochs - 1, n)[:rounds]
@@ -470,12 +468,10 @@ def pattern_sums(
         >>> kalman.pattern_sums(values, Participation(3, 1, 3)).tolist()
         [2.0]
     """
-    absolute = np.abs(values)
     weights = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]
     # Of the j-th appearance only the lags up to j lie in the pattern.
-    partial = np.cumsum(absolute * weights, axis=1)
-    rounds = participation.patterns
-    sums = partial[rounds, np.arange(participation.epochs)[None]].sum(axis=1)
+    partial = np.cumsum(np.abs(values) * weights, axis=1)
+    sums = partial[participation.patterns, np.arange(participation.epochs)[None]].sum(axis=1)
     return np.asarray(sums.max(axis=0))
 
 

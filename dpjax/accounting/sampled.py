@@ -358,8 +358,7 @@ def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
     # Tiny ratios are rounded up; at the largest sampling hides nothing, and numbers overflow.
     sampled = [(q, max(r, _LEAST), t) for q, r, t in sampled]
     # Each of these bounds holds, and amplification never makes a loss larger.
-    whole = math.sqrt(sum(r * r * t for _, r, t in parts)) * _UP
-    unamplified = float(gdp.epsilon(whole, delta))
+    unamplified = float(gdp.epsilon(math.sqrt(sum(r * r * t for _, r, t in parts)) * _UP, delta))
     remaining = delta - _FOURIER * (1 + sum(t for _, _, t in sampled))
     if remaining <= 0 or max(r for _, r, _ in sampled) > _MOST or plain > _MOST:
         return unamplified

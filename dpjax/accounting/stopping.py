@@ -132,7 +132,12 @@ def supremum(
     top = max(float(np.max(claims - values**2 / 2)) + 2 * total, total)
     steps = np.diff(values**2, prepend=0.0)
     products = 2 * reach * (top + 4 * total) * float(np.sqrt(steps).sum())
-    spacing = max(_spacing(values, least) / fine, math.sqrt(products / _MOST))
+    # Chords add a variance of h^2 / 6 a step. Up to each mark that is a share of what is spent, the
+    # smaller the less likely the payoffs, whose logarithm moves by as many times that share.
+    share = 1.5e-3 / max(2.0, -math.log(least)) * max(1.0, marks / 100) ** 0.5
+    spent = np.maximum(values**2, _LEAST_SHARE * total**2) / np.arange(1, marks + 1)
+    spacing = math.sqrt(6 * share * float(np.min(spent))) / fine
+    spacing = max(spacing, math.sqrt(products / _MOST))
     # Steps far below a cell are made larger, which is worse: whatever spends more, earlier, is.
     steps = np.maximum(steps, (spacing / 32) ** 2)
     energies = np.cumsum(steps) * (1 + (marks + 4) * np.finfo(np.float64).eps)
@@ -148,9 +153,8 @@ def supremum(
         if mark == 0:
             start = max(-first, 0) - index[0] + first
             return min(1.0, (float(padded[start : start + len(kernel)] @ kernel) + harm) * margin)
-        later = (_means(padded, kernel) + harm) * margin
         here = _payoff(claims[mark - 1], energies[mark - 1] / 2 + spacing * index)
-        best = np.minimum(np.maximum(here, later), 1.0)
+        best = np.minimum(np.maximum(here, (_means(padded, kernel) + harm) * margin), 1.0)
     raise AssertionError("the first mark returns")
 
 
@@ -209,18 +213,6 @@ def _spent(mu: float, curve: Curve) -> float:
     """The delta that a curve really has."""
     mus = mu * curve.roots
     return supremum(mus, np.asarray(gdp.epsilon(mus, curve.delta)))
-
-
-def _spacing(mus: np.ndarray, least: float) -> float:
-    """How far the grid's points are apart.
-
-    Chords add a variance of h^2 / 6 a step. Up to each mark that is a share of what is spent, the
-    smaller the less likely the payoffs, whose logarithm moves by as many times that share.
-    """
-    marks = len(mus)
-    share = 1.5e-3 / max(2.0, -math.log(least)) * max(1.0, marks / 100) ** 0.5
-    spent = np.maximum(mus**2, _LEAST_SHARE * mus[-1] ** 2) / np.arange(1, marks + 1)
-    return math.sqrt(6 * share * float(np.min(spent)))
 
 
 def _payoff(epsilon: float, loss: np.ndarray) -> np.ndarray:

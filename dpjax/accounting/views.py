@@ -152,9 +152,8 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
         >>> seen.gdp(Participation(4, 4, 1)).round(3)
         array([1.366, 1.366, 1.366, 1.366])
     """
-    n = np.shape(mixing)[-1]
     own = _validate.positive("own", own)
-    return dsgd(mixing, covariance=own * np.eye(n), edge_noise=shared, **options)
+    return dsgd(mixing, covariance=own * np.eye(np.shape(mixing)[-1]), edge_noise=shared, **options)
 
 
 def _agent_noise(

@@ -96,10 +96,9 @@ class Sum(Aggregator):
 
     def __call__(self, messages: Any) -> tuple[Any, Array]:
         """Sum over the agents, and their number."""
-        present = len(jax.tree.leaves(messages)[0])
         # Integers keep their dtype, whose sums are modulo 2^32.
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), messages)
-        return total, jnp.float32(present)
+        return total, jnp.float32(len(jax.tree.leaves(messages)[0]))
 
 
 @dataclass(frozen=True)

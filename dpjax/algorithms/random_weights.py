@@ -122,9 +122,8 @@ class CorrelatedRandomness(Unbounded, Method):
         def tracked(y: Array, new: Array, old: Array) -> Array:
             return _over_links(by_shares, y) + _over_links(by_changes, new - old)
 
-        first = jax.tree.map(moved, models, updates)
         second = jax.tree.map(tracked, tracker, gradient, last)
-        private = optax.tree.where(trackers_next, second, first)
+        private = optax.tree.where(trackers_next, second, jax.tree.map(moved, models, updates))
         optimizer = optax.tree.where(trackers_next, memory.optimizer, optimizer)
         # The gradient of the round that mixes models is that of before; the next one's is new.
         return Emission(private, carry=(trackers_next, optimizer, tracker, gradient))

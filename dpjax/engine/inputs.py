@@ -585,9 +585,8 @@ def _local_devices(mesh: Mesh | None) -> Sequence[Any]:
 
 def _device_memory(mesh: Mesh | None) -> list[tuple[int, int, int]]:
     """Bytes in use, the most so far and the limit of each device; empty for the host's memory."""
-    devices = _local_devices(mesh)
     names = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
-    stats = [each.memory_stats() or {} for each in devices]
+    stats = [each.memory_stats() or {} for each in _local_devices(mesh)]
     known = all(name in each for each in stats for name in names)
     return [tuple(each[name] for name in names) for each in stats] if known else []
 

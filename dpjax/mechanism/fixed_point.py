@@ -100,7 +100,8 @@ def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
     )
 
 
-def _climb(
+@jax.jit
+def climb(
     factor: Float[Array, "n n"],
     start: Float[Array, " n"],
     tolerance: Float[Array, ""],
@@ -133,6 +134,3 @@ def _climb(
         return (going | (tolerance <= 0)) & (state.iterations < most)
 
     return jax.lax.while_loop(unfinished, partial(_advance, factor), state)
-
-
-climb = jax.jit(_climb)

@@ -98,11 +98,6 @@ class CalibratedPolynomial(OverAgents, Calibrated):
     secrets: ClassVar[records.Secrets] = "shared"
 
     @property
-    def strategy(self) -> None:
-        """Noise is fresh in every round."""
-        return
-
-    @property
     def arrays(self) -> Mapping[str, np.ndarray]:
         """The scales S, and the coefficients of g."""
         return {"factor": self.solution.scales, "polynomial": self.solution.coefficients}

@@ -40,6 +40,7 @@ SHARE_BYTES = 33
 """A number of the field of shares, which is a little above 2^256."""
 LABEL = b"dpjax secure aggregation 1"
 MOST_BITS = 64
+_X25519 = "hazmat.primitives.asymmetric.x25519"
 PRIME = 2**256 + 297
 """The least prime above 2^256: every secret of 32 bytes is below it."""
 
@@ -79,17 +80,13 @@ def _library(module: str) -> Any:
     return library(f"cryptography.{module}")
 
 
-def _x25519() -> Any:
-    return _library("hazmat.primitives.asymmetric.x25519")
-
-
 def key_pair(private: bytes | None = None) -> KeyPair:
     """Return a new key pair from the operating system's randomness, or that of a private key.
 
     Args:
         private: 32 bytes; None draws them.
     """
-    keys = _x25519().X25519PrivateKey
+    keys = _library(_X25519).X25519PrivateKey
     key = keys.generate() if private is None else keys.from_private_bytes(private)
     return KeyPair(key.private_bytes_raw(), key.public_key().public_bytes_raw())
 
@@ -106,7 +103,7 @@ def agreed(private: bytes, public: bytes) -> bytes:
     Raises:
         ValueError: For a public key of low order, with which everybody agrees on zero.
     """
-    keys = _x25519()
+    keys = _library(_X25519)
     pair = keys.X25519PrivateKey.from_private_bytes(private)
     return bytes(pair.exchange(keys.X25519PublicKey.from_public_bytes(public)))
 
@@ -224,9 +221,8 @@ def mask_key(
     Raises:
         ValueError: For a public key of low order.
     """
-    secret = agreed(private, other[1])
     ends = [part for number, key in sorted([local, other]) for part in (number_bytes(number), key)]
-    return derived(secret, "pair mask", session, *ends)
+    return derived(agreed(private, other[1]), "pair mask", session, *ends)
 
 
 def channel_key(

@@ -426,9 +426,8 @@ def share(count: int, tree: Any, error: float | None = None) -> float:
         tree: Pytree of arrays (or shapes) like the sum.
         error: e; None is that of adding up in float64, in any order.
     """
-    unit = _unit(jax.tree.leaves(tree))
     error = _numerics.sum_error(count) if error is None else error
-    return 2 * count * (unit * (1 + error) + error) * (1 + 1e-6)
+    return 2 * count * (_unit(jax.tree.leaves(tree)) * (1 + error) + error) * (1 + 1e-6)
 
 
 def lowered(clip_norm: float, tree: Any, count: int, error: float | None = None) -> float:

@@ -525,10 +525,9 @@ class Quantile:
         # Of numbers scaled by the largest, squares neither vanish nor overflow.
         top = jnp.maximum(jnp.max(jnp.abs(vector)), jnp.finfo(vector.dtype).tiny)
         norm = top * jnp.sqrt(jnp.sum(jnp.square(vector / top)))
-        inside = norm <= state.bound
         scaled = vector / jnp.maximum(norm, state.bound) * np.asarray(self._norm, vector.dtype)
         entry = np.asarray(self.share * self.clip_norm, vector.dtype)
-        return jnp.concatenate([scaled, jnp.where(inside, entry, -entry)[None]])
+        return jnp.concatenate([scaled, jnp.where(norm <= state.bound, entry, -entry)[None]])
 
     def decode(self, state: Size, mean: Float[Array, " k+1"]) -> Float[Array, " k"]:
         """Return a noisy average in the sketch's units, without the entry.
@@ -609,8 +608,7 @@ def _rank_one(sketch: Sketch, gradient: Array, forgetting: float) -> tuple[Array
     residual, length = _unit(vector - _dot(inside, rows))
     for _ in range(2):  # A short residual is mostly rounding until it is projected again.
         residual, _norm = _unit(residual - _dot(_dot(rows, residual), rows))
-    least = jnp.finfo(rows.dtype).eps
-    outside = (length > least * jnp.sqrt(_dot(vector, vector))) & (d > k)
+    outside = (length > jnp.finfo(rows.dtype).eps * jnp.sqrt(_dot(vector, vector))) & (d > k)
     length = jnp.where(outside, length, 0)
     residual = jnp.where(outside, residual, 0)
     small = jnp.concatenate([inside, length[None]])
