@@ -24,6 +24,7 @@ from dpjax.accounting.attacker import Judge, Judged, View, of_model, stated
 from dpjax.accounting.kalman import Model
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.strategy import Strategy
 
 __all__: list[str] = []
 
@@ -63,7 +64,7 @@ class GossipRounds(NamedTuple):
 NO_MEMORY = Memory(np.ones(1), np.zeros((1, 0)), True)
 
 
-def remember(strategy: Float[np.ndarray, "t t"]) -> Memory:
+def remember(strategy: Strategy) -> Memory:
     """Write noise C^-1 Z as the recursion of least width.
 
     Args:
@@ -159,7 +160,7 @@ class LinearAlgorithm:
     source: Float[np.ndarray, "n q"]
     owners: tuple[frozenset[int], ...]
     secret: tuple[bool, ...]
-    strategy: Float[np.ndarray, "t t"] | None = None
+    strategy: Strategy | None = None
 
     @property
     def agents(self) -> int:
@@ -335,7 +336,7 @@ class ZipDL(LinearAlgorithm):
 
 def _closed_form(
     source: Float[np.ndarray, "n q"],
-    strategy: Float[np.ndarray, "t t"] | None,
+    strategy: Strategy | None,
     participation: Participation,
 ) -> Judged:
     """Loss when all messages are seen: they determine g_t + xi_t of every round.

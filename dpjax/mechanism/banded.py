@@ -22,7 +22,8 @@ from dpjax._numerics import double_precision
 from dpjax.mechanism import workload
 from dpjax.mechanism.factorization import factor_of
 from dpjax.mechanism.participation import Participation, checked
-from dpjax.mechanism.temporal import Strategy, TemporalSolution, normalized, objective, solve
+from dpjax.mechanism.strategy import Strategy
+from dpjax.mechanism.temporal import TemporalSolution, normalized, objective, solve
 
 __all__ = ["banded", "banded_inverse", "certified", "one_step", "toeplitz"]
 
@@ -123,7 +124,7 @@ def banded(
     *,
     equal: bool = False,
     device: Any = None,
-) -> Float[np.ndarray, "t t"]:
+) -> Strategy:
     """Return the best strategy for MAFALDA's objective with C_st = 0 where s - t >= bands.
 
     jax_privacy's convex search over C'C. Where T = k b (or k = 1) columns may differ in norm;
@@ -176,7 +177,7 @@ def toeplitz(
     bands: int,
     *,
     device: Any = None,
-) -> Float[np.ndarray, "t t"]:
+) -> Strategy:
     """Return the best banded Toeplitz strategy, its columns scaled to equal norms.
 
     `bands` numbers describe it; a search from the optimum for the maximal error of prefix sums. A
@@ -262,8 +263,8 @@ def _stalled() -> Callable[[Any], bool]:
 
 
 def certified(
-    strategy: Float[np.ndarray, "t t"],
-    gram: Float[np.ndarray, "t t"],
+    strategy: Strategy,
+    gram: workload.Gram,
     participation: Participation,
     *,
     tolerance: float | None = None,

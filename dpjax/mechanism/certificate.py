@@ -9,6 +9,9 @@ from jaxtyping import Float
 
 __all__: list[str] = []
 
+Matrix = Float[np.ndarray, "n n"]
+Factor = Float[np.ndarray, "m n"]
+Vector = Float[np.ndarray, " n"]
 
 _EPS = float(np.finfo(np.float64).eps)
 
@@ -16,15 +19,13 @@ _EPS = float(np.finfo(np.float64).eps)
 class Certificate(NamedTuple):
     """A precision with margin, its inverse, and tr(M P^-1) rounded up."""
 
-    precision: Float[np.ndarray, "n n"]
-    covariance: Float[np.ndarray, "n n"]
+    precision: Matrix
+    covariance: Matrix
     value: float
     variance_ratio: float
 
 
-def precision_of(
-    factor: Float[np.ndarray, "m n"], multipliers: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, "n n"]:
+def precision_of(factor: Factor, multipliers: Vector) -> Matrix:
     """Return P = F' U e^-1 U' F for F L^1/2 = U e V', scaled and with every diagonal entry 1.
 
     Scaling to max diag = 1 and then raising slack entries to 1 keeps P feasible and only adds a
@@ -36,16 +37,14 @@ def precision_of(
     return unit_diagonal(rotated.T @ rotated)
 
 
-def unit_diagonal(precision: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
+def unit_diagonal(precision: Matrix) -> Matrix:
     """Return P, made symmetric, over its largest diagonal entry, the others raised to 1."""
     precision = (precision + precision.T) / (2.0 * precision.diagonal().max())
     np.fill_diagonal(precision, 1.0)
     return precision
 
 
-def certify(
-    factor: Float[np.ndarray, "m n"], precision: Float[np.ndarray, "n n"]
-) -> Certificate | None:
+def certify(factor: Factor, precision: Matrix) -> Certificate | None:
     """Return the precision with its safety margin, inverse and value; None if it is singular.
 
     With E = I - R P for the rounded inverse R, the exact inverse of R is P (I - E)^-1. The
@@ -78,10 +77,10 @@ def certify(
 
 
 def upper_trace(
-    covariance: Float[np.ndarray, "n n"],
+    covariance: Matrix,
     *,
-    factor: Float[np.ndarray, "m n"] | None = None,
-    gram: Float[np.ndarray, "n n"] | None = None,
+    factor: Factor | None = None,
+    gram: Matrix | None = None,
 ) -> float:
     """Return tr(M R), rounded up, for the very entries that are given.
 
@@ -103,11 +102,11 @@ def upper_trace(
 
 
 def lower_bound(
-    multipliers: Float[np.ndarray, " n"],
+    multipliers: Vector,
     *,
-    factor: Float[np.ndarray, "m n"] | None = None,
-    gram: Float[np.ndarray, "n n"] | None = None,
-) -> tuple[float, Float[np.ndarray, " n"]]:
+    factor: Factor | None = None,
+    gram: Matrix | None = None,
+) -> tuple[float, Vector]:
     """Return the best scaled dual value tr(S)^2 / sum(l), S^2 = L^1/2 M L^1/2, and its multipliers.
 
     Multipliers at the floor stand for 0; the bound is taken with and without them.
@@ -134,7 +133,7 @@ def lower_bound(
     return best, chosen
 
 
-def nuclear_norm(matrix: Float[np.ndarray, "m n"], *, blur: float) -> float:
+def nuclear_norm(matrix: Factor, *, blur: float) -> float:
     """Return a lower bound on the sum of the singular values of X, tight to rounding.
 
     |X|_* >= <Z, X> / |Z|_2 for any Z. The computed singular vectors make a Z that is nearly the
@@ -163,9 +162,7 @@ def nuclear_norm(matrix: Float[np.ndarray, "m n"], *, blur: float) -> float:
     return max(0.0, inner) / math.sqrt(1 + excess) * scale * (1 - 8 * _EPS)
 
 
-def root_trace(
-    gram: Float[np.ndarray, "n n"], half: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"]
-) -> float:
+def root_trace(gram: Matrix, half: Matrix | Vector) -> float:
     """Return a lower bound on tr((Z' M Z)^1/2) for M >= 0, tight where no eigenvalue vanishes.
 
     With A = Z' M Z = Q D Q' + E the i-th eigenvalue of A is at least D_i less |D_i| |Q'Q - I| and
@@ -210,10 +207,10 @@ def root_trace(
 
 
 def factored_root_trace(
-    factor: Float[np.ndarray, "n n"],
+    factor: Matrix,
     half: Float[np.ndarray, "b k k"],
-    left: Float[np.ndarray, "n n"],
-    roots: Float[np.ndarray, " n"],
+    left: Matrix,
+    roots: Vector,
 ) -> float:
     """Return a lower bound on tr((Z' M Z)^1/2), from F and eigenvectors that are known already.
 
@@ -252,9 +249,7 @@ def _power(matrix: np.ndarray) -> float:
     return 4.0 ** round(math.log2(largest) / 2) if largest > 0 else 0.0
 
 
-def _product(
-    left: Float[np.ndarray, "m n"], right: Float[np.ndarray, "n k"]
-) -> tuple[np.ndarray, np.ndarray, float]:
+def _product(left: Factor, right: Float[np.ndarray, "n k"]) -> tuple[np.ndarray, np.ndarray, float]:
     """A product as an exact part, a small one, and the Frobenius norm of what that one is off."""
     n = left.shape[1]
     digits = (53 - math.ceil(math.log2(n + 1))) // 2 - 1
@@ -268,7 +263,7 @@ def _product(
     return high, low, off
 
 
-def _leading(matrix: Float[np.ndarray, "m n"], digits: int) -> Float[np.ndarray, "m n"]:
+def _leading(matrix: Factor, digits: int) -> Factor:
     """The leading binary digits of every row, in units of its largest entry."""
     largest = np.abs(matrix).max(axis=1, keepdims=True)
     anchor = np.ldexp(1.0, np.frexp(np.where(largest > 0, largest, 1.0))[1] + 53 - digits)

@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.mechanism import spatial, store, workload
+from dpjax.mechanism.certificate import Matrix, Vector
 from dpjax.topology import mixing as mixing_
 
 __all__ = ["Design", "make"]
@@ -49,9 +50,9 @@ class Design:
     """
 
     kind: str
-    covariance: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"]
+    covariance: Matrix | Vector
     mixing_fingerprint: str
-    precision_bound: float | Float[np.ndarray, " n"]
+    precision_bound: float | Vector
     horizon: int | None
     value: float
     lower_bound: float | None
@@ -78,7 +79,7 @@ class Design:
     def check(
         self,
         mixing: Float[np.ndarray, "*p n n"],
-        precision_bound: float | Float[np.ndarray, " n"],
+        precision_bound: float | Vector,
         horizon: int | None = None,
     ) -> "Design":
         """Return the design if it was made for these arguments, else raise ValueError.
@@ -136,12 +137,12 @@ class Design:
 def make(
     kind: str,
     mixing: Float[np.ndarray, "*p n n"],
-    precision_bound: float | Float[np.ndarray, " n"],
+    precision_bound: float | Vector,
     horizon: int | None = None,
     *,
     discount: float | None = None,
     step_sizes: Float[np.ndarray, " t"] | None = None,
-    weights: Float[np.ndarray, " n"] | None = None,
+    weights: Vector | None = None,
     final_model: bool = False,
     subgroups: Sequence[Sequence[int]] | None = None,
     **options: Any,

@@ -20,6 +20,7 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax._numerics import double_precision
 from dpjax.mechanism import certificate, fixed_point, store
+from dpjax.mechanism.certificate import Factor, Matrix, Vector
 
 __all__ = ["Solution", "minimize_trace"]
 
@@ -60,9 +61,9 @@ class Solution:
         (5.0, True)
     """
 
-    precision: Float[np.ndarray, "n n"]
-    covariance: Float[np.ndarray, "n n"]
-    multipliers: Float[np.ndarray, " n"]
+    precision: Matrix
+    covariance: Matrix
+    multipliers: Vector
     value: float
     lower_bound: float
     iterations: int
@@ -87,15 +88,15 @@ class Solution:
 
 
 def minimize_trace(
-    gram: Float[np.ndarray, "n n"] | None = None,
+    gram: Matrix | None = None,
     *,
-    factor: Float[np.ndarray, "m n"] | None = None,
+    factor: Factor | None = None,
     solver: Literal["fixed_point", "sdp"] = "fixed_point",
     tolerance: float = 1e-9,
     max_iterations: int = 1000,
     regularization: float = 1e-9,
     max_variance: float | None = None,
-    warm_start: Float[np.ndarray, " n"] | None = None,
+    warm_start: Vector | None = None,
     pad_to: int | None = None,
     device: Any = None,
 ) -> Solution:
@@ -168,7 +169,7 @@ def minimize_trace(
     size = n if pad_to is None else _validate.integer("pad_to", pad_to, least=n)
     start = _start(root, warm_start)
 
-    def attempt(r: float, start: Float[np.ndarray, " n"], spent: int) -> Solution | None:
+    def attempt(r: float, start: Vector, spent: int) -> Solution | None:
         regular = regularized(root, r)
         climbed, log_multipliers = _pad(regular, np.log(start), size)
         with double_precision():
@@ -209,7 +210,7 @@ def _within(
     return best
 
 
-def factor_of(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
+def factor_of(gram: Matrix) -> Matrix:
     """Return F with F'F = ``gram``; ValueError unless it is symmetric positive semidefinite."""
     gram = _validate.square("gram", gram)
     scale = float(np.abs(gram).max())
@@ -223,9 +224,7 @@ def factor_of(gram: Float[np.ndarray, "n n"]) -> Float[np.ndarray, "n n"]:
     return np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
 
 
-def _root(
-    gram: Float[np.ndarray, "n n"] | None, factor: Float[np.ndarray, "m n"] | None
-) -> Float[np.ndarray, "m n"]:
+def _root(gram: Matrix | None, factor: Factor | None) -> Factor:
     if (gram is None) == (factor is None):
         raise ValueError("gram and factor: give exactly one of them")
     root = factor_of(gram) if gram is not None else _validate.finite_array("factor", factor, ndim=2)
@@ -236,9 +235,7 @@ def _root(
     return root
 
 
-def _start(
-    root: Float[np.ndarray, "m n"], warm_start: Float[np.ndarray, " n"] | None
-) -> Float[np.ndarray, " n"]:
+def _start(root: Factor, warm_start: Vector | None) -> Vector:
     if warm_start is None:
         norms = np.sqrt((root**2).sum(axis=0))
         return np.maximum(norms, 1e-8 * norms.max())
@@ -251,12 +248,12 @@ def _start(
     return _revived(start)
 
 
-def _revived(multipliers: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+def _revived(multipliers: Vector) -> Vector:
     """Return positive multipliers: one at 0 could never rise again."""
     return np.maximum(multipliers, 1e-8 * multipliers.max())
 
 
-def regularized(root: Float[np.ndarray, "m n"], r: float) -> Float[np.ndarray, "m n"]:
+def regularized(root: Factor, r: float) -> Factor:
     """Return a factor of M + r tr(M)/n I, M = F'F."""
     if r == 0.0:
         return root
@@ -266,7 +263,7 @@ def regularized(root: Float[np.ndarray, "m n"], r: float) -> Float[np.ndarray, "
 
 
 def _pad(
-    root: Float[np.ndarray, "m n"], log_multipliers: Float[np.ndarray, " n"], size: int
+    root: Factor, log_multipliers: Vector, size: int
 ) -> tuple[Float[np.ndarray, "s s"], Float[np.ndarray, " s"]]:
     """Return a square factor of ``size``, the new entries uncoupled and solved from the start."""
     m, n = root.shape
@@ -279,10 +276,10 @@ def _pad(
 
 
 def _certified(
-    root: Float[np.ndarray, "m n"],
+    root: Factor,
     problem: dict[str, np.ndarray | None],
-    precision: Float[np.ndarray, "n n"],
-    multipliers: Float[np.ndarray, " n"],
+    precision: Matrix,
+    multipliers: Vector,
     iterations: int,
     converged: bool,
     r: float = 0.0,
@@ -310,9 +307,7 @@ def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
     return plain if unfinished else regularized
 
 
-def solve_sdp(
-    gram: Float[np.ndarray, "n n"], tolerance: float = 1e-9
-) -> tuple[Float[np.ndarray, "n n"], Float[np.ndarray, " n"]]:
+def solve_sdp(gram: Matrix, tolerance: float = 1e-9) -> tuple[Matrix, Vector]:
     """Return the covariance and the multipliers of  min tr(M R), [[R, e_i], [e_i', 1]] >= 0.
 
     By Schur's complement each block says [R^-1]_ii <= 1; its dual's corner is l_i.

@@ -9,6 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 __all__ = ["LARGEST_SVD"]
 
+Vector = Float[Array, " n"]
+Scalar = Float[Array, ""]
 WINDOW = 8
 LOG_FLOOR = -18.420680743952367  # log(1e-8): multipliers stay above 1e-8 of the largest
 _JUMP = 6.0  # an accelerated step longer than this in any log-multiplier is not trusted
@@ -22,24 +24,22 @@ _PATIENCE = 40  # iterations without a better gap, after which rounding has the 
 class Iterate(NamedTuple):
     """Carry of the loop; x are the logarithms of the multipliers at the point to evaluate."""
 
-    x: Float[Array, " n"]
-    plain: Float[Array, " n"]  # the plain step from the last accepted point
-    last_x: Float[Array, " n"]
-    last_step: Float[Array, " n"]
+    x: Vector
+    plain: Vector  # the plain step from the last accepted point
+    last_x: Vector
+    last_step: Vector
     steps_x: Float[Array, "w n"]
     steps_f: Float[Array, "w n"]
     stored: Int[Array, ""]  # differences pushed since the window was cleared
     fresh: Bool[Array, ""]  # no accepted point since the window was cleared
-    dual: Float[Array, ""]
-    best_x: Float[Array, " n"]
-    best_gap: Float[Array, ""]
+    dual: Scalar
+    best_x: Vector
+    best_gap: Scalar
     since_best: Int[Array, ""]
     iterations: Int[Array, ""]
 
 
-def _evaluate(
-    factor: Float[Array, "n n"], x: Float[Array, " n"]
-) -> tuple[Float[Array, " n"], Float[Array, ""], Float[Array, ""]]:
+def _evaluate(factor: Float[Array, "n n"], x: Vector) -> tuple[Vector, Scalar, Scalar]:
     """Return diag(P), the scaled dual value tr(S)^2 / sum(l), and the relative gap at exp(x)."""
     n = x.shape[0]
     multipliers = jnp.exp(x)
@@ -61,7 +61,7 @@ def _evaluate(
     return diagonal, dual, gap
 
 
-def _floored(x: Float[Array, " n"]) -> Float[Array, " n"]:
+def _floored(x: Vector) -> Vector:
     return jnp.maximum(x, jnp.max(x) + LOG_FLOOR)
 
 
@@ -103,8 +103,8 @@ def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
 @jax.jit
 def climb(
     factor: Float[Array, "n n"],
-    start: Float[Array, " n"],
-    tolerance: Float[Array, ""],
+    start: Vector,
+    tolerance: Scalar,
     most: Int[Array, ""],
 ) -> Iterate:
     """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``most`` steps."""

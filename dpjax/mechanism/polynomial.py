@@ -33,11 +33,14 @@ from numpy.polynomial import Chebyshev, Polynomial, chebyshev
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.mechanism import certificate, spatial, workload
+from dpjax.mechanism.certificate import Vector
 from dpjax.topology import mixing as mixing_
 from dpjax.topology.mixing import Fixed
 
 __all__ = ["PolynomialNoise", "design"]
 
+Coefficients = Float[np.ndarray, " m"]
+Precision = Float[np.ndarray, " q"]
 _EPS = float(np.finfo(np.float64).eps)
 _DENSE = 512
 """Up to so many agents energies and bounds come from dense matrices."""
@@ -77,9 +80,9 @@ class PolynomialNoise:
         (4, 0.05)
     """
 
-    coefficients: Float[np.ndarray, " m"]
-    scales: Float[np.ndarray, " n"]
-    precision: Float[np.ndarray, " q"]
+    coefficients: Coefficients
+    scales: Vector
+    precision: Precision
     value: float
     lower_bound: float
 
@@ -189,10 +192,10 @@ def rounded(mixing: Any) -> Fixed:
 
 def inverse_diagonal(
     matrix: Fixed,
-    coefficients: Float[np.ndarray, " m"],
-    precision: Float[np.ndarray, " q"],
-    scales: Float[np.ndarray, " n"],
-) -> Float[np.ndarray, " n"]:
+    coefficients: Coefficients,
+    precision: Precision,
+    scales: Vector,
+) -> Vector:
     """Return upper bounds on [R^-1]_ii of R = S g(W)^2 S, all rounding here included.
 
     Args:
@@ -227,8 +230,8 @@ def interval(matrix: Any) -> tuple[float, float]:
 
 
 def least(
-    coefficients: Float[np.ndarray, " m"],
-    precision: Float[np.ndarray, " q"],
+    coefficients: Coefficients,
+    precision: Precision,
     interval: tuple[float, float],
 ) -> float:
     """Return a lower bound on p g^2 over an interval.
@@ -255,9 +258,7 @@ def least(
     return float(values.min() - (math.pi / (2 * count) * d) ** 2 / 2 * 1.01 * spread)
 
 
-def dense(
-    matrix: Fixed, coefficients: Float[np.ndarray, " m"], scales: Float[np.ndarray, " n"]
-) -> Float[np.ndarray, "n n"]:
+def dense(matrix: Fixed, coefficients: Coefficients, scales: Vector) -> Float[np.ndarray, "n n"]:
     """Return the map S g(W) of normals to noise."""
     return scales[:, None] * _applied(matrix.matrix, coefficients, np.eye(len(scales)))
 
@@ -306,7 +307,7 @@ def _polynomials(
     interval: tuple[float, float],
     degree: int,
     half: int,
-) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " q"]]:
+) -> tuple[Coefficients, Precision]:
     """The best float32 g and p >= g^-2 for several shares; constants are among them."""
     low, high = interval
     grid = np.cos(np.linspace(0, math.pi, 16 * (degree + 2 * half) + 1))
@@ -341,8 +342,8 @@ def _newton(
     of_g: Float[np.ndarray, "k m"],
     of_p: Float[np.ndarray, "k q"],
     quadratic: Float[np.ndarray, "m m"],
-    linear: Float[np.ndarray, " q"],
-) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " q"]]:
+    linear: Precision,
+) -> tuple[Coefficients, Precision]:
     """Minimise g' Q g + c' p subject to p >= g^-2 and g > 0 on a grid, by a logarithmic barrier."""
     m = of_g.shape[1]
     x = np.zeros(m + of_p.shape[1])

@@ -18,8 +18,10 @@ from jaxtyping import Float
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal, workload
+from dpjax.mechanism.certificate import Matrix
 from dpjax.mechanism.factorization import factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
+from dpjax.mechanism.strategy import Strategy
 
 __all__ = ["JointDesign", "design"]
 
@@ -51,8 +53,8 @@ class JointDesign(NamedTuple):
         ((4, 4), (3, 3), True)
     """
 
-    strategy: Float[np.ndarray, "t t"]
-    covariance: Float[np.ndarray, "n n"]
+    strategy: Strategy
+    covariance: Matrix
     value: float
     strategy_bound: float
     covariance_bound: float
@@ -140,9 +142,7 @@ def design(
     return JointDesign(strategy, covariance, history[-1], *bounds, tuple(history), converged)
 
 
-def factor_over_agents(
-    mixing: Mixing, strategy: Float[np.ndarray, "t t"]
-) -> Float[np.ndarray, "m n"]:
+def factor_over_agents(mixing: Mixing, strategy: Strategy) -> Float[np.ndarray, "m n"]:
     """Return F with F'F = M, where tr(M R) is the energy of noise with covariance (C'C)^-1 (x) R.
 
     M = sum_{s,t} K_st sum_{tau >= max(s,t)} (W^{tau-t+1})' W^{tau-s+1},  K = (C'C)^-1; C = I
@@ -174,9 +174,7 @@ def factor_over_agents(
     return factor_of(_by_powers(schedule, inverse @ inverse.T))
 
 
-def _spectral(
-    matrix: Float[np.ndarray, "n n"], inverse: Float[np.ndarray, "t t"]
-) -> Float[np.ndarray, "n n"]:
+def _spectral(matrix: Matrix, inverse: Strategy) -> Matrix:
     """M = U diag(m) U', m_i a sum of squares: the noise of round j in the models of round t."""
     values, vectors = np.linalg.eigh(matrix)
     total = np.zeros(len(values))
@@ -187,9 +185,7 @@ def _spectral(
     return np.sqrt(total)[:, None] * vectors.T
 
 
-def _by_powers(
-    schedule: Float[np.ndarray, "p n n"], over_rounds: Float[np.ndarray, "t t"]
-) -> Float[np.ndarray, "n n"]:
+def _by_powers(schedule: Float[np.ndarray, "p n n"], over_rounds: workload.Gram) -> Matrix:
     """M = sum_s F_s' Z_s + its transpose, F_s = K_ss I / 2 + sum_{t<s} K_st W_{s-1} .. W_t."""
     period, n, _ = schedule.shape
     rounds = len(over_rounds)

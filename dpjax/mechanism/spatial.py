@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from dpjax import _numerics, _validate
 from dpjax.mechanism import workload
+from dpjax.mechanism.certificate import Factor, Vector
 from dpjax.mechanism.factorization import Solution, minimize_trace
 
 __all__ = [
@@ -27,7 +28,7 @@ __all__ = [
 
 Mixing = Float[np.ndarray, "*p n n"]
 Covariance = Float[np.ndarray, "n n"]
-Bound = Float[np.ndarray, " n"] | float
+Bound = Vector | float
 
 # Where the energy falls for ever with the coupling (W = 11'/n), stop at c lambda_max(L) / s of
 # this size: the excess over the infimum is then about n / 1e5, and so are the variances' growth.
@@ -50,7 +51,7 @@ def independent(mixing: Mixing, precision_bound: Bound) -> Covariance:
     return np.diag(independent_variances(bounds(precision_bound, np.shape(mixing)[-1])))
 
 
-def independent_variances(limits: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+def independent_variances(limits: Vector) -> Vector:
     """Return 1 / b_i, one unit upwards, so that 1 / (1 / b) rounds to no more than b."""
     return np.nextafter(1.0 / limits, np.inf)
 
@@ -112,7 +113,7 @@ def whisper(
     precision_bound: Bound,
     horizon: int | None = None,
     *,
-    weights: Float[np.ndarray, " n"] | None = None,
+    weights: Vector | None = None,
     subgroups: Sequence[Sequence[int]] | None = None,
     **options: Any,
 ) -> Covariance:
@@ -149,7 +150,7 @@ def whisper(
 
 
 def solve_whisper(
-    factor: Float[np.ndarray, "m n"],
+    factor: Factor,
     precision_bound: Bound,
     *,
     subgroups: Sequence[Sequence[int]] | None = None,
@@ -175,8 +176,8 @@ def solve_whisper(
 
 def solve_pairwise(
     mixing: Float[np.ndarray, "*p n n"],
-    factor: Float[np.ndarray, "m n"],
-    bounds: Float[np.ndarray, " n"],
+    factor: Factor,
+    bounds: Vector,
 ) -> tuple[Covariance, bool]:
     """Return R = s diag(1/b) + c L of least tr(M R), and whether c ran into its bound.
 
@@ -276,7 +277,7 @@ def figures(covariance: Covariance, mixing: Mixing) -> dict[str, float]:
     }
 
 
-def bounds(precision_bound: Bound, n: int) -> Float[np.ndarray, " n"]:
+def bounds(precision_bound: Bound, n: int) -> Vector:
     """Return [n] positive bounds from a scalar or a vector; ValueError otherwise."""
     values = _validate.finite_array("precision_bound", precision_bound)
     if values.ndim > 1 or values.shape not in ((), (1,), (n,)):

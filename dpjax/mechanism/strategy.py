@@ -8,13 +8,14 @@ from dpjax import _validate
 
 __all__: list[str] = []
 
+Strategy = Float[np.ndarray, "t t"]
 EXTREME = 1e12
 """Largest and inverse of the smallest diagonal entry of a strategy."""
 WORST = 1e6
 """Largest condition number, the largest row sum of |C^-1| |C|."""
 
 
-def is_triangular(matrix: Float[np.ndarray, "t t"]) -> bool:
+def is_triangular(matrix: Strategy) -> bool:
     """Tell whether nothing stands above the diagonal: no round's noise uses a later one's.
 
     Args:
@@ -23,7 +24,7 @@ def is_triangular(matrix: Float[np.ndarray, "t t"]) -> bool:
     return not np.triu(matrix, 1).any()
 
 
-def inverse_of(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+def inverse_of(strategy: Strategy) -> Strategy:
     """C^-1 by substitution: its errors are small by row, and nothing appears above the diagonal.
 
     Args:
@@ -32,7 +33,7 @@ def inverse_of(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
     return scipy.linalg.solve_triangular(strategy, np.eye(len(strategy)), lower=True)
 
 
-def checked(strategy: object, rounds: int | None = None) -> Float[np.ndarray, "t t"]:
+def checked(strategy: object, rounds: int | None = None) -> Strategy:
     """Return C in float64 where noise C^-1 Z can be made and accounted.
 
     Args:
@@ -72,7 +73,7 @@ def checked(strategy: object, rounds: int | None = None) -> Float[np.ndarray, "t
     return matrix
 
 
-def sparse_inverse_of(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+def sparse_inverse_of(strategy: Strategy) -> Strategy:
     """C^-1 with zeros where the inversion leaves rounding and an exact one has nothing.
 
     Args:
@@ -83,7 +84,7 @@ def sparse_inverse_of(strategy: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "
     return inverse
 
 
-def width(matrix: Float[np.ndarray, "t t"]) -> int:
+def width(matrix: Strategy) -> int:
     """How many rounds back the entries of a lower triangular matrix reach.
 
     Args:
@@ -93,7 +94,7 @@ def width(matrix: Float[np.ndarray, "t t"]) -> int:
     return int((row - column).max())
 
 
-def bands(matrix: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t w"]:
+def bands(matrix: Strategy) -> Float[np.ndarray, "t w"]:
     """[T, width] entries below the diagonal, the latest first.
 
     Args:

@@ -40,6 +40,7 @@ from dpjax.mechanism import certificate, workload
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.factorization import factor_of, minimize_trace, regularized
 from dpjax.mechanism.participation import Participation, checked
+from dpjax.mechanism.strategy import Strategy
 
 __all__ = [
     "TemporalSolution",
@@ -56,7 +57,7 @@ __all__ = [
 
 Mixing = Float[np.ndarray, "*p n n"]
 workload_gram = workload.gram
-Strategy = Float[np.ndarray, "t t"]
+Gram = workload.Gram
 Blocks = Float[np.ndarray, "b k k"]
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -95,7 +96,7 @@ class TemporalSolution(NamedTuple):
         True
     """
 
-    strategy: Float[np.ndarray, "t t"]
+    strategy: Strategy
     value: float
     lower_bound: float
     iterations: int
@@ -212,7 +213,7 @@ def mafalda(mixing: Mixing, participation: Participation, *, device: Any = None)
     return solve(gram, participation, device=device).strategy
 
 
-def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+def strategy_of(precision: Float[np.ndarray, "t t"]) -> Strategy:
     """Return the lower triangular C with C'C = P and a positive diagonal: J chol(J P J)' J.
 
     J reverses the rounds. numpy's Cholesky factor L has L L' = P, another matrix.
@@ -237,8 +238,8 @@ def strategy_of(precision: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]
 
 
 def objective(
-    strategy: Float[np.ndarray, "t t"],
-    gram: Float[np.ndarray, "t t"],
+    strategy: Strategy,
+    gram: Gram,
     participation: Participation,
 ) -> float:
     """Return sensitivity(C)^2 tr(H (C'C)^-1), the same for every scale of C.
@@ -276,7 +277,7 @@ def objective(
 
 
 def solve(
-    gram: Float[np.ndarray, "t t"],
+    gram: Gram,
     participation: Participation,
     *,
     factor: Float[np.ndarray, "m t"] | None = None,
@@ -351,7 +352,7 @@ def solve(
 
 
 def _certified(
-    gram: Float[np.ndarray, "t t"],
+    gram: Gram,
     participation: Participation,
     factor: Float[np.ndarray, "m t"] | None,
     tolerance: float,
@@ -395,9 +396,7 @@ def _certified(
     return TemporalSolution(strategy, value, bound, iterations, bool(best.gap <= tolerance))
 
 
-def normalized(
-    strategy: Float[np.ndarray, "t t"], participation: Participation
-) -> Float[np.ndarray, "t t"]:
+def normalized(strategy: Strategy, participation: Participation) -> Strategy:
     """Return C over its sensitivity, with a margin that keeps it at 1 in others' arithmetic."""
     margin = 1.0 + 4 * len(strategy) * _EPS
     return strategy / (sensitivity(strategy, participation) * margin)
@@ -454,7 +453,7 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
     return float(np.sqrt(most * margin)) * scale
 
 
-def _products(matrix: Float[np.ndarray, "m t"]) -> Float[np.ndarray, "t t"]:
+def _products(matrix: Float[np.ndarray, "m t"]) -> Gram:
     """Return |C'C| and a bound on its rounding, which sums of one product do not have."""
     size, support = np.abs(matrix), (matrix != 0).astype(np.float64)
     terms = support.T @ support
@@ -529,7 +528,7 @@ def _climb(
     return best, count
 
 
-def _coarse(gram: Float[np.ndarray, "t t"], k: int, device: Any) -> Blocks | None:
+def _coarse(gram: Gram, k: int, device: Any) -> Blocks | None:
     """Return log V of a quarter of the horizon, stretched to all of it, where that helps.
 
     Gradients of the last rounds cost as those of a horizon that short: their H is a corner of H.
@@ -554,7 +553,7 @@ def _coarse(gram: Float[np.ndarray, "t t"], k: int, device: Any) -> Blocks | Non
     return _apply("log", (1.0 - share) * values[below] + share * values[below + 1])
 
 
-def _cholesky(gram: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
+def _cholesky(gram: Gram) -> Float[np.ndarray, "t t"]:
     try:
         return np.linalg.cholesky((gram + gram.T) / 2.0).T
     except np.linalg.LinAlgError:
@@ -650,9 +649,7 @@ def _constant_diagonal(blocks: Any) -> Any:
     return blocks * scale[:, :, None] * scale[:, None, :]
 
 
-def _lower_bound(
-    gram: Float[np.ndarray, "t t"], factor: Float[np.ndarray, "m t"] | None, half: Blocks
-) -> float:
+def _lower_bound(gram: Gram, factor: Float[np.ndarray, "m t"] | None, half: Blocks) -> float:
     """Return tr(S)^2 / sum(l) for V = Z Z', S^2 = Z' H Z, rounded down whatever rounds."""
     b, k, _ = half.shape
     if factor is None:

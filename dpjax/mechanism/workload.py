@@ -14,11 +14,13 @@ import scipy.sparse.csgraph
 from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax.mechanism.certificate import Factor, Matrix, Vector
 from dpjax.mechanism.factorization import factor_of
 from dpjax.topology import mixing as mixing_
 
 __all__: list[str] = []
 
+Gram = Float[np.ndarray, "t t"]
 # Weights d with d_i W_ij = d_j W_ji count as exact up to what their products round to; a wider
 # spread of d would cost the digits that the eigenvalues of the symmetrised W bring.
 _REVERSIBLE = 1e-12
@@ -30,8 +32,8 @@ def gram(
     mixing: Float[np.ndarray, "*p n n"],
     rounds: int,
     *,
-    covariance: Float[np.ndarray, "n n"] | None = None,
-) -> Float[np.ndarray, "t t"]:
+    covariance: Matrix | None = None,
+) -> Gram:
     """Return H, where tr(H K) is the energy over all models of noise with covariance K (x) R.
 
     H_st = sum_{tau >= max(s,t)} tr(W^{tau-s+1} R (W^{tau-t+1})'), for R = I the Frobenius
@@ -75,7 +77,7 @@ def gram(
     return summed(np.stack([_flattened(schedule, last, rounds, root) for last in ends]))
 
 
-def prefix_sum(rounds: int) -> Float[np.ndarray, "t t"]:
+def prefix_sum(rounds: int) -> Gram:
     """Return L'L for L the lower triangular ones: H of one trusted server, T - max(s, t).
 
     Args:
@@ -101,7 +103,7 @@ def schedule_of(mixing: Float[np.ndarray, "*p n n"]) -> Float[np.ndarray, "p n n
     return matrix[None] if matrix.ndim == 2 else matrix
 
 
-def _root(covariance: Float[np.ndarray, "n n"], n: int) -> Float[np.ndarray, "n n"]:
+def _root(covariance: Matrix, n: int) -> Matrix:
     """Return Q with Q Q' = R."""
     matrix = _validate.square("covariance", covariance)
     if matrix.shape != (n, n):
@@ -112,7 +114,7 @@ def _root(covariance: Float[np.ndarray, "n n"], n: int) -> Float[np.ndarray, "n 
         raise ValueError(str(error).replace("gram", "covariance")) from None
 
 
-def _reversing(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " n"] | None:
+def _reversing(matrix: Matrix) -> Vector | None:
     """Return d > 0 with d_i W_ij = d_j W_ji, largest 1; None where there is none (or too wide)."""
     support = matrix != 0
     if (support != support.T).any():
@@ -130,11 +132,11 @@ def _reversing(matrix: Float[np.ndarray, "n n"]) -> Float[np.ndarray, " n"] | No
 
 
 def _reversible(
-    matrix: Float[np.ndarray, "n n"],
-    weights: Float[np.ndarray, " n"],
+    matrix: Matrix,
+    weights: Vector,
     rounds: int,
-    root: Float[np.ndarray, "n n"] | None,
-) -> Float[np.ndarray, "t t"]:
+    root: Matrix | None,
+) -> Gram:
     """G_ab = sum_ij l_i^a (U' D^1/2 R D^1/2 U)_ij (U' D^-1 U)_ij l_j^b."""
     halves = np.sqrt(weights)
     similar = halves[:, None] * matrix / halves
@@ -152,8 +154,8 @@ def _flattened(
     schedule: Float[np.ndarray, "p n n"],
     last: int,
     rounds: int,
-    root: Float[np.ndarray, "n n"] | None,
-) -> Float[np.ndarray, "t t"]:
+    root: Matrix | None,
+) -> Gram:
     """G_ab for the products A_a = W_last W_last-1 .. (a factors), a block of rows at a time."""
     n = schedule.shape[-1]
     size = max(1, min(n, _BLOCK // (rounds * n)))
@@ -168,7 +170,7 @@ def _flattened(
     return total
 
 
-def summed(products: Float[np.ndarray, "p t t"]) -> Float[np.ndarray, "t t"]:
+def summed(products: Float[np.ndarray, "p t t"]) -> Gram:
     """Return H: the running sums of G along its diagonals, read backwards.
 
     A schedule has one G for each round of the period that a sum may end in: H_st adds
@@ -194,9 +196,9 @@ def factor(
     *,
     discount: float | None = None,
     step_sizes: Float[np.ndarray, " t"] | None = None,
-    weights: Float[np.ndarray, " n"] | None = None,
+    weights: Vector | None = None,
     final_model: bool = False,
-) -> Float[np.ndarray, "m n"]:
+) -> Factor:
     """Return F with F'F = M, where tr(M R) is the noise energy of R over ``horizon`` rounds.
 
     ==========================  ============================================================
@@ -251,9 +253,7 @@ def factor(
     return _backwards(schedule, horizon, etas, readout, final_model)
 
 
-def one_step(
-    mixing: Any, variances: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"] | None
-) -> float:
+def one_step(mixing: Any, variances: Vector, weights: Vector | None) -> float:
     """Return tr(M diag(v)) of one step, without a product of matrices.
 
     Args:
@@ -268,7 +268,7 @@ def one_step(
     return float(np.einsum("i,pij,pij,j->", readout, schedule, schedule, variances)) / len(schedule)
 
 
-def _readout(weights: Float[np.ndarray, " n"] | None, n: int) -> Float[np.ndarray, " n"]:
+def _readout(weights: Vector | None, n: int) -> Vector:
     if weights is None:
         return np.ones(n)
     values = _validate.finite_array("weights", weights, ndim=1)
@@ -293,16 +293,16 @@ def _step_sizes(
     return etas
 
 
-def _compress(*blocks: Float[np.ndarray, "_ n"]) -> Float[np.ndarray, "m n"]:
+def _compress(*blocks: Float[np.ndarray, "_ n"]) -> Factor:
     return np.asarray(np.linalg.qr(np.concatenate(blocks), mode="r"))
 
 
 def _spectral(
-    matrix: Float[np.ndarray, "n n"],
+    matrix: Matrix,
     horizon: int,
     etas: Float[np.ndarray, " t"] | None,
     final_model: bool,
-) -> Float[np.ndarray, "n n"]:
+) -> Matrix:
     """M = sum_k c_k (W^k)' W^k on eigenvalues: sums of positive terms only."""
     values, vectors = np.linalg.eigh(matrix)
     squares = values**2
@@ -317,9 +317,7 @@ def _spectral(
     return np.sqrt(total)[:, None] * vectors.T
 
 
-def _doubled(
-    matrix: Float[np.ndarray, "n n"], horizon: int, readout: Float[np.ndarray, " n"]
-) -> tuple[Float[np.ndarray, "m n"], Float[np.ndarray, "m n"]]:
+def _doubled(matrix: Matrix, horizon: int, readout: Vector) -> tuple[Factor, Factor]:
     """Return factors of G_T = sum_k (W^k)' W^k and of sum_{t<=T} G_t."""
     return _twice(readout[:, None] * matrix, matrix, horizon, np.matmul, _compress, np.sqrt)
 
@@ -354,11 +352,11 @@ def _twice(
 
 
 def _discounted(
-    matrix: Float[np.ndarray, "n n"],
+    matrix: Matrix,
     discount: float,
     horizon: int | None,
-    readout: Float[np.ndarray, " n"],
-) -> Float[np.ndarray, "m n"]:
+    readout: Vector,
+) -> Factor:
     damped = discount * matrix
     if horizon is not None:
         return _doubled(damped, horizon, readout)[0]
@@ -377,9 +375,9 @@ def _backwards(
     schedule: Float[np.ndarray, "p n n"],
     horizon: int,
     etas: Float[np.ndarray, " t"] | None,
-    readout: Float[np.ndarray, " n"],
+    readout: Vector,
     final_model: bool,
-) -> Float[np.ndarray, "m n"]:
+) -> Factor:
     n = schedule.shape[-1]
     read = np.diag(readout)
     later = read if final_model else np.zeros((0, n))

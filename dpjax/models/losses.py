@@ -7,8 +7,10 @@ from jaxtyping import Array, Float, Int
 
 __all__ = ["cross_entropy", "logistic", "squared"]
 
+Numbers = Float[Array, "*b"]
 
-def logistic(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float[Array, "*b"]:
+
+def logistic(score: Numbers, label: Numbers) -> Numbers:
     """Logistic loss ``log(1 + exp(-label * score))`` for labels -1 and +1.
 
     Args:
@@ -27,7 +29,7 @@ def logistic(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float[Arra
     return jax.nn.softplus(-label.astype(score.dtype) * score)
 
 
-def cross_entropy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Float[Array, "*b"]:
+def cross_entropy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Numbers:
     """Softmax cross-entropy for integer labels 0 .. c-1.
 
     Args:
@@ -46,7 +48,7 @@ def cross_entropy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Floa
     return optax.softmax_cross_entropy_with_integer_labels(logits, label.astype(jnp.int32))
 
 
-def squared(prediction: Float[Array, "*b"], target: Float[Array, "*b"]) -> Float[Array, "*b"]:
+def squared(prediction: Numbers, target: Numbers) -> Numbers:
     """Squared error ``(prediction - target)^2`` (no factor one half).
 
     Example:
@@ -58,7 +60,7 @@ def squared(prediction: Float[Array, "*b"], target: Float[Array, "*b"]) -> Float
     return jnp.square(prediction - target.astype(prediction.dtype))
 
 
-def sign_accuracy(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float[Array, "*b"]:
+def sign_accuracy(score: Numbers, label: Numbers) -> Numbers:
     """One where the score has the label's sign (a score of 0 counts as wrong), else zero.
 
     Example:
@@ -70,9 +72,7 @@ def sign_accuracy(score: Float[Array, "*b"], label: Float[Array, "*b"]) -> Float
     return (score * label.astype(score.dtype) > 0).astype(score.dtype)
 
 
-def multiclass_accuracy(
-    logits: Float[Array, "*b c"], label: Int[Array, "*b"]
-) -> Float[Array, "*b"]:
+def multiclass_accuracy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Numbers:
     """One where the largest logit is the label's, else zero.
 
     Example:

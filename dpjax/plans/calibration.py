@@ -24,6 +24,7 @@ from dpjax.mechanism import design as design_
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.strategy import Strategy
 from dpjax.plans import compatibility, dependence
 from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget, Protect
@@ -58,7 +59,7 @@ def check_strategy(strategy: np.ndarray | None, rounds: int) -> None:
 
 
 def partial_energies(
-    strategy: Float[np.ndarray, "t t"], participation: Participation, marks: Sequence[int]
+    strategy: Strategy, participation: Participation, marks: Sequence[int]
 ) -> Float[np.ndarray, " marks"]:
     """Return the squared sensitivity of the first rounds' messages, up to each mark.
 
@@ -295,7 +296,7 @@ class Calibrated(Protocol):
         return None
 
     @property
-    def strategy(self) -> Float[np.ndarray, "t t"] | None:
+    def strategy(self) -> Strategy | None:
         """C over rounds; None where noise is fresh in every round."""
         return None
 
@@ -380,7 +381,7 @@ class Factored(OverAgents):
     """
 
     factor: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"]
-    strategy: Float[np.ndarray, "t t"] | None
+    strategy: Strategy | None
     design: design_.Design
 
     @property

@@ -18,6 +18,7 @@ from dpjax.accounting import precision
 from dpjax.mechanism import banded, spatial, temporal
 from dpjax.mechanism import design as design_
 from dpjax.mechanism.participation import Participation
+from dpjax.mechanism.strategy import Strategy
 from dpjax.plans.calibration import Factored, Target, check_strategy
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import Aggregate, PairKeys, ZeroSum
@@ -106,7 +107,7 @@ class Correlated:
         design.check(target.mixing, bound)
         return Factored(_rounded(design.covariance, bound), strategy, design)
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
         """The strategy over rounds: the part's own, or the one that was given."""
         if strategy is not None:
             check_strategy(strategy, target.rounds)
@@ -300,7 +301,7 @@ class BandedInverse(Correlated):
         """Refuse what is no number of rounds."""
         _validate.fields(self, _validate.integer, "bands")
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
         """The strategy for the participation, or the one that was given."""
         if strategy is None:
             strategy = banded.banded_inverse(target.pattern, min(self.bands, target.rounds))
@@ -331,7 +332,7 @@ class OneStep(Correlated):
         """Refuse what is no number; `banded.one_step` checks its range."""
         _validate.fields(self, _validate.number, "fraction")
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
         """The strategy for the participation, or the one that was given."""
         if strategy is None:
             strategy = banded.one_step(target.pattern, self.fraction)
@@ -387,7 +388,7 @@ class Covariance(Correlated):
 
     matrix: Float[np.ndarray, "n n"] | None
     name: str
-    strategy: Float[np.ndarray, "t t"] | None = None
+    strategy: Strategy | None = None
 
     def __post_init__(self) -> None:
         """Refuse a name that would pass for another design; keep a copy of the matrix."""
@@ -428,7 +429,7 @@ class Covariance(Correlated):
         """Whether it has a strategy over rounds."""
         return self.strategy is not None
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Float[np.ndarray, "t t"]:
+    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
         """The user's strategy."""
         if strategy is not None:
             raise ValueError(
@@ -497,7 +498,7 @@ def named_strategy(
     participation: Participation,
     bands: int | None = None,
     equal: bool = False,
-) -> Float[np.ndarray, "t t"]:
+) -> Strategy:
     """Return the strategy of a design; the last few are kept, since they serve every budget.
 
     Args:
@@ -521,7 +522,7 @@ def named_strategy(
 @functools.lru_cache(maxsize=16)
 def _cached_strategy(
     name: str, over: Fixed, participation: Participation, bands: int | None, equal: bool
-) -> Float[np.ndarray, "t t"]:
+) -> Strategy:
     if name == "spacetime":
         return np.asarray(_joint(over, participation).strategy)
     if bands is not None:

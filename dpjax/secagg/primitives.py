@@ -35,6 +35,7 @@ from jaxtyping import UInt64
 
 __all__: list[str] = []
 
+Residues = UInt64[np.ndarray, " d"]
 KEY_BYTES = 32
 SHARE_BYTES = 33
 """A number of the field of shares, which is a little above 2^256."""
@@ -280,7 +281,7 @@ def share_bytes(share: int) -> bytes:
     return share.to_bytes(SHARE_BYTES, "big")
 
 
-def expand(key: bytes, length: int, bits: int) -> UInt64[np.ndarray, " d"]:
+def expand(key: bytes, length: int, bits: int) -> Residues:
     """Return uniform whole numbers from 0 to 2^bits - 1, the same for the same key.
 
     Args:
@@ -303,12 +304,12 @@ def low_bits(bits: int) -> np.uint64:
 
 
 def masked(
-    values: UInt64[np.ndarray, " d"],
+    values: Residues,
     self_mask_key: bytes,
     pairs: Mapping[int, bytes],
     number: int,
     bits: int,
-) -> UInt64[np.ndarray, " d"]:
+) -> Residues:
     """Return a client's values under its own mask and those with its neighbours.
 
     Guarantee: uniform modulo 2^bits, whatever the values are, to whoever lacks one of the keys.
@@ -323,9 +324,7 @@ def masked(
     return combined(values + expand(self_mask_key, len(values), bits), pairs, number, bits)
 
 
-def combined(
-    values: UInt64[np.ndarray, " d"], pairs: Mapping[int, bytes], number: int, bits: int
-) -> UInt64[np.ndarray, " d"]:
+def combined(values: Residues, pairs: Mapping[int, bytes], number: int, bits: int) -> Residues:
     """Return the values with the masks of pairs on them, as client ``number`` puts them.
 
     Args:
@@ -346,7 +345,7 @@ def width(bits: int) -> int:
     return (bits + 7) // 8
 
 
-def packed(values: UInt64[np.ndarray, " d"], bits: int) -> bytes:
+def packed(values: Residues, bits: int) -> bytes:
     """Return the numbers as bytes, the fewest whole ones that hold b bits, lowest first.
 
     Args:
@@ -357,7 +356,7 @@ def packed(values: UInt64[np.ndarray, " d"], bits: int) -> bytes:
     return words[:, : width(bits)].tobytes()
 
 
-def unpacked(data: bytes, length: int, bits: int) -> UInt64[np.ndarray, " d"]:
+def unpacked(data: bytes, length: int, bits: int) -> Residues:
     """Return the numbers that `packed` made bytes of.
 
     Args:

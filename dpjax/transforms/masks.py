@@ -31,11 +31,10 @@ from dpjax.transforms.noise import check_key
 __all__ = ["masked", "unmasked_sum"]
 
 _ORDER, _SELF, _PAIRS = 0, 1, 2
+Words = UInt32[Array, "n d"]
 
 
-def masked(
-    values: UInt32[Array, "n d"], key: PRNGKeyArray, degree: int, bits: int = 32
-) -> UInt32[Array, "n d"]:
+def masked(values: Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> Words:
     """Return every client's vector under its self mask and one with every neighbour.
 
     Guarantee: to whoever does not know the key the rows are uniform modulo 2^bits and independent,
@@ -74,7 +73,7 @@ def masked(
 
 
 def unmasked_sum(
-    masked: UInt32[Array, "n d"],
+    masked: Words,
     present: Bool[Array, " n"],
     key: PRNGKeyArray,
     degree: int,
@@ -134,7 +133,7 @@ def _beyond(degree: int) -> int:
     return (degree + 1) // 2 + 1
 
 
-def _total(rows: UInt32[Array, "n d"]) -> UInt32[Array, " d"]:
+def _total(rows: Words) -> UInt32[Array, " d"]:
     """The sum of rows modulo 2^32."""
     return jnp.sum(rows, axis=0, dtype=jnp.uint32)
 
@@ -146,12 +145,12 @@ def _order(key: PRNGKeyArray, clients: int) -> Int32[Array, " n"]:
     )
 
 
-def _self_masks(key: PRNGKeyArray, clients: int, columns: int) -> UInt32[Array, "n d"]:
+def _self_masks(key: PRNGKeyArray, clients: int, columns: int) -> Words:
     """Every client's self mask."""
     return _words(jax.random.fold_in(key, _SELF), clients, columns)
 
 
-def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> UInt32[Array, "n d"]:
+def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> Words:
     """The masks of the clients at every position p with those at p + distance."""
     drawn = _words(jax.random.fold_in(jax.random.fold_in(key, _PAIRS), distance), clients, columns)
     # Halfway round an even ring p + 2 distance is p, so two positions share a mask.
@@ -159,7 +158,7 @@ def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> U
     return jnp.where(once[:, None], drawn, np.uint32(0))
 
 
-def _words(key: PRNGKeyArray, rows: int, columns: int) -> UInt32[Array, "n d"]:
+def _words(key: PRNGKeyArray, rows: int, columns: int) -> Words:
     """Uniform words of 32 bits, every row of a key of its own; both words of each hash."""
     half = -(-columns // 2)
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))

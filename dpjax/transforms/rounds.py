@@ -23,6 +23,7 @@ from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
+from dpjax.mechanism.strategy import Strategy
 
 __all__ = ["BLOCK", "route"]
 
@@ -113,7 +114,7 @@ class Route(NamedTuple):
         return jax.lax.dynamic_index_in_dim(ready, offset, keepdims=False), (normals, ready)
 
 
-def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
+def route(strategy: Strategy, rounds: int) -> Route:
     """Return the route by which C is applied.
 
     Args:
@@ -141,9 +142,7 @@ def route(strategy: Float[np.ndarray, "t t"], rounds: int) -> Route:
     return Route("blocked", np.ones(rounds), whole)
 
 
-def applied(
-    strategy: Float[np.ndarray, "t t"], dtype: Any = np.float32
-) -> Float[np.ndarray, "t t"]:
+def applied(strategy: Strategy, dtype: Any = np.float32) -> Strategy:
     """Return C with rounded coefficients, the strategy of the actual noise.
 
     Sensitivity and guarantee must use this strategy.

@@ -75,6 +75,9 @@ __all__ = [
 ]
 
 _EXACT = jax.lax.Precision.HIGHEST
+Vector = Float[Array, " d"]
+Coordinates = Float[Array, " k"]
+Columns = Float[Array, "d k"]
 _WIDE = 8
 """From d = 8 k on, random directions are so far from dependent that a Gram matrix serves."""
 _FARTHEST = 1e6
@@ -99,17 +102,17 @@ class Frame:
         [1.0, 2.0, 0.0]
     """
 
-    columns: Float[Array, "d k"]
+    columns: Columns
 
-    def encode(self, vector: Float[Array, " d"]) -> Float[Array, " k"]:
+    def encode(self, vector: Vector) -> Coordinates:
         """A' g."""
         return jnp.matmul(vector, self.columns, precision=_EXACT)
 
-    def decode(self, coordinates: Float[Array, " k"]) -> Float[Array, " d"]:
+    def decode(self, coordinates: Coordinates) -> Vector:
         """A y."""
         return jnp.matmul(self.columns, coordinates, precision=_EXACT)
 
-    def diagonal(self) -> Float[Array, " d"]:
+    def diagonal(self) -> Vector:
         """diag(A A'): the variance of decoded noise over that of a coordinate's."""
         return jnp.sum(jnp.square(self.columns), axis=1)
 
@@ -141,7 +144,7 @@ class CountSketch:
     signs: Int[Array, "rows d"]
     width: int
 
-    def encode(self, vector: Float[Array, " d"]) -> Float[Array, " k"]:
+    def encode(self, vector: Vector) -> Coordinates:
         """A' g: sums over buckets."""
 
         def row(buckets: Array, signs: Array) -> Array:
@@ -149,14 +152,14 @@ class CountSketch:
 
         return jax.vmap(row)(self.buckets, self.signs).ravel() * self._scale(vector.dtype)
 
-    def decode(self, coordinates: Float[Array, " k"]) -> Float[Array, " d"]:
+    def decode(self, coordinates: Coordinates) -> Vector:
         """A y: the mean over rows of a coordinate's bucket, by its sign."""
         table = coordinates.reshape(len(self.buckets), self.width)
         entries = jnp.take_along_axis(table, self.buckets, axis=1)
         signed = entries * self.signs.astype(table.dtype)
         return jnp.sum(signed, axis=0) * self._scale(table.dtype)
 
-    def diagonal(self) -> Float[Array, " d"]:
+    def diagonal(self) -> Vector:
         """diag(A A'), which is 1 everywhere: decoded noise is that of the full dimension."""
         return jnp.ones(self.buckets.shape[1], jnp.result_type(float))
 
@@ -219,7 +222,7 @@ def count_sketch(dimension: int, k: int, key: PRNGKeyArray, *, rows: int = 4) ->
     return CountSketch(buckets, signs, width)
 
 
-def aligned(columns: Float[Array, "d k"], before: Float[Array, "d k"]) -> Float[Array, "d k"]:
+def aligned(columns: Columns, before: Columns) -> Columns:
     """Return a frame's columns turned so that they are as near as they can be to another frame's.
 
     S Q with the orthogonal Q that makes |S Q - S_before| least (Procrustes). The space is the same;
@@ -262,9 +265,9 @@ class Sketch(NamedTuple):
         ((100, 4), (4,), (100, 4))
     """
 
-    basis: Float[Array, "d k"]
-    weights: Float[Array, " k"]
-    frame: Float[Array, "d k"]
+    basis: Columns
+    weights: Coordinates
+    frame: Columns
     kept: Int[Array, ""]
 
 
@@ -292,7 +295,7 @@ def start(dimension: int, k: int, key: PRNGKeyArray, dtype: Any = jnp.float32) -
 
 def update(
     sketch: Sketch,
-    gradient: Float[Array, " d"],
+    gradient: Vector,
     key: PRNGKeyArray,
     *,
     forgetting: float = 0.95,
@@ -364,7 +367,7 @@ def update(
     return Sketch(rows.T, weights, _frame(rows, rank, columns, key).T, rank)
 
 
-def orthonormal(matrix: Float[Array, "d k"]) -> Float[Array, "d k"]:
+def orthonormal(matrix: Columns) -> Columns:
     """Return orthonormal columns with the span of a matrix of independent ones.
 
     Columns that were orthonormal at the front stay as they are. For d below 8 k by QR; beyond, for
@@ -383,7 +386,7 @@ def orthonormal(matrix: Float[Array, "d k"]) -> Float[Array, "d k"]:
     return _orthonormal(matrix.T).T
 
 
-def flat(tree: Any) -> tuple[Float[Array, " d"], Callable[[Float[Array, " d"]], Any]]:
+def flat(tree: Any) -> tuple[Vector, Callable[[Vector], Any]]:
     """Return a pytree's entries as one vector, and what makes such a tree of a vector.
 
     Args:
@@ -515,7 +518,7 @@ class Quantile:
         """
         return state.bound / np.asarray(self._norm, state.bound.dtype)
 
-    def encode(self, state: Size, vector: Float[Array, " k"]) -> Float[Array, " k+1"]:
+    def encode(self, state: Size, vector: Coordinates) -> Float[Array, " k+1"]:
         """Return what is to be clipped to C, and already is but for rounding.
 
         Args:
@@ -529,7 +532,7 @@ class Quantile:
         entry = np.asarray(self.share * self.clip_norm, vector.dtype)
         return jnp.concatenate([scaled, jnp.where(norm <= state.bound, entry, -entry)[None]])
 
-    def decode(self, state: Size, mean: Float[Array, " k+1"]) -> Float[Array, " k"]:
+    def decode(self, state: Size, mean: Float[Array, " k+1"]) -> Coordinates:
         """Return a noisy average in the sketch's units, without the entry.
 
         Args:
