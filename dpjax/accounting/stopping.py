@@ -135,7 +135,7 @@ def supremum(
     # Chords add a variance of h^2 / 6 a step. Up to each mark that is a share of what is spent, the
     # smaller the less likely the payoffs, whose logarithm moves by as many times that share.
     share = 1.5e-3 / max(2.0, -math.log(least)) * max(1.0, marks / 100) ** 0.5
-    spent = np.maximum(values**2, _LEAST_SHARE * total**2) / np.arange(1, marks + 1)
+    spent = np.maximum(values**2, _LEAST_SHARE * values[-1] ** 2) / np.arange(1, marks + 1)
     spacing = math.sqrt(6 * share * float(np.min(spent))) / fine
     spacing = max(spacing, math.sqrt(products / _MOST))
     # Steps far below a cell are made larger, which is worse: whatever spends more, earlier, is.
