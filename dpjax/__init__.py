@@ -60,7 +60,7 @@ __all__ = [
     "sweep",
 ]
 
-# A module, or a module and a name in it.
+# Where each name lives: a module with names in it, or a package with modules.
 _MODULES = {
     "accounting.guarantee": ["Guarantee"],
     "algorithms": ["methods"],
