@@ -320,7 +320,7 @@ def test_norms_of_narrow_numbers_do_not_underflow(kind):
 @pytest.mark.mutant
 def test_norms_taken_in_16_bits_are_noticed(monkeypatch):
     """The broken twin of the test above."""
-    monkeypatch.setattr(layer_norms, "_wide", lambda leaves: jnp.float16)
+    monkeypatch.setattr(layer_norms._numerics, "wide_dtype", lambda tree: jnp.float16)
     with pytest.raises(AssertionError):
         test_norms_of_narrow_numbers_do_not_underflow(jnp.float16)
 
