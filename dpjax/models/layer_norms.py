@@ -550,4 +550,4 @@ def _weighted(
     if not finite:
         gradients = jnp.where(weights > 0, gradients, 0)
     with _numerics.double_precision():
-        return jnp.sum(weights.astype(jnp.float64) * gradients.astype(jnp.float64), axis=0)
+        return _numerics.row_sum(weights.astype(jnp.float64) * gradients.astype(jnp.float64))

@@ -403,7 +403,7 @@ def wide_per_example(
                 if is_padding is not None:
                     there = ~is_padding.reshape(-1, *[1] * (leaf.ndim - 1))
                     leaf = jnp.where(there, leaf, 0)
-                return jnp.sum(leaf.astype(jnp.float64), axis=0)
+                return _numerics.row_sum(leaf.astype(jnp.float64))
 
             terms = jax.vmap(of_record)(x, y)
             with _numerics.double_precision():
