@@ -81,3 +81,10 @@ def test_near_singular_indefinite_and_malformed_are_refused():
         precision.inverse_diagonal()
     with pytest.raises(ValueError, match="exactly one"):
         precision.inverse_diagonal(np.eye(2), factor=np.eye(2))
+
+
+def test_only_a_square_matrix_without_other_entries_is_a_diagonal():
+    assert precision.diagonal_of(np.diag([1.0, 2.0])).tolist() == [1.0, 2.0]
+    assert precision.diagonal_of(np.array([1.0, 2.0])).tolist() == [1.0, 2.0]
+    for other in (np.ones((2, 2)), np.eye(2, 3), np.eye(3, 2), np.zeros((1, 2, 2))):
+        assert precision.diagonal_of(other) is None

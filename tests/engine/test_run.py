@@ -419,14 +419,13 @@ def test_narrow_parameters_are_refused_for_the_record_unit(network, small):
         run(made, narrow, seeds=[0])
 
 
-@pytest.mark.slow
 def test_seeds_with_data_of_their_own_are_those_alone():
-    """Three seeds, each with another data set, side by side and one by one."""
+    """Two seeds, each with another data set, side by side and one by one."""
     matrix = mixing.metropolis_hastings(graphs.ring(6))
-    tasks = [make_problem(6, seed=seed) for seed in range(3)]
+    tasks = [make_problem(6, seed=seed) for seed in range(2)]
     made = plan.make(make_config(relation="replace_record", clip_norm=1.0), matrix)
-    both = run(made, tasks, seeds=(4, 2, 9), eval_every=10)
-    for place, seed in enumerate((4, 2, 9)):
+    both = run(made, tasks, seeds=(4, 2), eval_every=10)
+    for place, seed in enumerate((4, 2)):
         alone = run(made, tasks[place], seeds=[seed], eval_every=10)
         for name, values in alone.metrics.items():
             np.testing.assert_allclose(both.metrics[name][:, [place]], values, rtol=1e-5)
