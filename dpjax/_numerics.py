@@ -361,6 +361,39 @@ def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = Fal
     return each_device(one_by_one if sequential else jax.vmap(function), *trees)
 
 
+_MANY, _BLOCK = 2**24, 2**20
+"""Numbers from which on a CPU takes agents in blocks, and those of a block."""
+
+
+def in_blocks(function: Callable[..., Any], models: Any, *trees: Any) -> Any:
+    """A function of arrays over agents; on a CPU, of a block of agents at a time if there are many.
+
+    What is computed between arguments and results then takes the memory of a block. The last block
+    ends with the last agent, so some agents may be computed twice, alike.
+
+    Args:
+        function: Of trees like the given ones, and of any number of agents.
+        models: Leaves [n, ...].
+        trees: Leaves [n, ...].
+    """
+    leaves = jax.tree.leaves(models)
+    n, size = len(leaves[0]), sum(leaf.size for leaf in leaves)
+    over_devices = AGENTS in jax.typeof(leaves[0]).sharding.mesh.axis_names
+    if size < _MANY or over_devices or jax.default_backend() != "cpu":
+        return function(models, *trees)
+    block = max(1, _BLOCK * n // size)
+
+    def add(number: Any, total: Any) -> Any:
+        start = jnp.minimum(number * block, n - block)
+        cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+        return jax.tree.map(put, total, function(*jax.tree.map(cut, (models, *trees))))
+
+    shapes = jax.eval_shape(function, models, *trees)
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.fori_loop(0, -(-n // block), add, empty)
+
+
 def each_device(function: Callable[..., Any], *trees: Any) -> Any:
     """A function of arrays over agents, on each device's part of them by itself.
 

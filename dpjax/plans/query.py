@@ -216,20 +216,24 @@ class AgentQuery:
         loss = self._mean_loss
         if self.walk is not None:
             loss = locally_trained(loss, *self.walk)
-        gradients = _numerics.each_agent(jax.grad(loss), models, batch)
         encode = _combining(self.weights, encode)
-        if encode is not None:
-            gradients = jax.vmap(encode)(gradients)
         clip = clipping.per_agent(
             self.clip_norm, method=self.clipping, per_layer=self.per_layer, norm=self.norm
         )
-        clipped, _ = clip.update(gradients, optax.EmptyState())
-        if batch[-1] is not None:
-            clipped = masked(jnp.all(batch[-1], axis=1), jnp.zeros_like, clipped)
-        norms = clipping.norms(gradients, self.norm)
-        values = jnp.mean(norms), jnp.mean(self._exceeded(gradients, norms))
-        metrics = zip(self.metrics, (value.astype(jnp.float32) for value in values), strict=True)
-        return Answer(clipped, dict(metrics))
+
+        def answered(models: Any, batch: Any) -> Any:
+            gradients = _numerics.each_agent(jax.grad(loss), models, batch)
+            if encode is not None:
+                gradients = jax.vmap(encode)(gradients)
+            clipped, _ = clip.update(gradients, optax.EmptyState())
+            if batch[-1] is not None:
+                clipped = masked(jnp.all(batch[-1], axis=1), jnp.zeros_like, clipped)
+            norms = clipping.norms(gradients, self.norm)
+            return clipped, norms, self._exceeded(gradients, norms)
+
+        clipped, *diagnostics = _numerics.in_blocks(answered, models, batch)
+        values = (jnp.mean(each).astype(jnp.float32) for each in diagnostics)
+        return Answer(clipped, dict(zip(self.metrics, values, strict=True)))
 
     def merging(self, frozen: Any) -> "AgentQuery":
         """The query of models that lack these leaves, whose gradients are not taken.

@@ -5,16 +5,19 @@ import time
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
 import scipy.sparse
 
+from dpjax import _numerics
 from dpjax.accounting import finite, precision
 from dpjax.engine import run
 from dpjax.engine.inputs import Inputs
 from dpjax.mechanism import design
 from dpjax.plans import noise, plan, problem, protect
+from dpjax.plans.query import AgentQuery
 from dpjax.topology import gossip, graphs, mixing
 from tests.support import make_config
 
@@ -229,3 +232,23 @@ def test_plans_of_many_agents_take_seconds() -> None:
         begun = time.perf_counter()
         plan.make(config, matrix)
         assert time.perf_counter() - begun < 4  # Half of it on an idle machine.
+
+
+def test_agents_in_blocks_answer_as_all_at_once(monkeypatch):
+    """Seven agents, two at a time, of whom one has no record in its batch."""
+    query = AgentQuery(lambda w, x, y: 0.5 * jnp.sum((w * x - y) ** 2), None, 1.0, "flat")
+    random = np.random.default_rng(0)
+    models, x, y = (
+        jnp.asarray(random.normal(size=shape), jnp.float32)
+        for shape in ((7, 3), (7, 2, 3), (7, 2, 3))
+    )
+    padding = jnp.zeros((7, 2), bool).at[3].set(True).at[5, 1].set(True)
+    whole = query(models, (x, y, padding))
+    monkeypatch.setattr(_numerics, "_MANY", 0)
+    monkeypatch.setattr(_numerics, "_BLOCK", 6)
+    assert "scan[" in str(jax.make_jaxpr(query)(models, (x, y, padding)))
+    blocks = query(models, (x, y, padding))
+    assert not np.asarray(blocks.total)[3].any() and np.asarray(blocks.total)[[0, 6]].all()
+    np.testing.assert_allclose(blocks.total, whole.total, rtol=1e-6)
+    for name, value in whole.metrics.items():
+        np.testing.assert_allclose(blocks.metrics[name], value, rtol=1e-6)
