@@ -44,6 +44,8 @@ Precision = Float[np.ndarray, " q"]
 _EPS = float(np.finfo(np.float64).eps)
 _DENSE = 512
 """Up to so many agents energies and bounds come from dense matrices."""
+_ONE = np.ones(1, np.float32)
+"""The polynomial 1."""
 _PROBES, _DRAWN, _STEPS = 32, 2**20, 32
 """Least random vectors, their numbers together where there are more agents, and the steps of
 Lanczos' iteration from each."""
@@ -51,6 +53,8 @@ _WORK = 2e9
 """Most multiplications for a power of W; hubs and dense matrices leave it at lower powers."""
 _ROWS = 2**24
 """Numbers in a block of rows of a power of W, where it is dense."""
+_CANCELLING = 2.0**12
+"""Largest sum of |coefficients| over the least g: times 2^-24 it is what float32 loses of noise."""
 _SHARES = (1e-3, 1e-2, 1e-1)
 """How much of the objective is spread over the interval, where W may have no eigenvalues."""
 
@@ -117,7 +121,7 @@ def design(
     Args:
         mixing: [n, n] W, dense or sparse, symmetric and doubly stochastic.
         precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.
-        degree: of g.
+        degree: of g, at most: it is lowered until float32 noise is right to four digits.
         step_sizes: [T] eta_t; ones count all rounds alike. None is one step.
 
     Returns:
@@ -147,9 +151,12 @@ def design(
     count = _PROBES if n <= _DENSE else max(_PROBES, _DRAWN // n)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (n, count))
     nodes, weights = _quadrature(lambda v: matrix.matrix @ v, signs, max(_STEPS, degree + 2))
-    coefficients, precision = _polynomials(
-        nodes.ravel(), weights.ravel(), energy, interval(matrix.matrix), degree, _half(matrix)
-    )
+    objective = nodes.ravel(), weights.ravel(), energy, interval(matrix.matrix), _half(matrix)
+    while True:
+        coefficients, precision = _polynomials(*objective, degree)
+        if len(coefficients) > 1 or degree == 1:
+            break
+        degree -= 1
     bounds = inverse_diagonal(matrix, coefficients, precision, np.ones(n))
     # Rounding to nearest takes less than half of the last factor.
     scales = np.sqrt(bounds / limits) * (1 + 2.0**-23)
@@ -234,7 +241,7 @@ def least(
     precision: Precision,
     interval: tuple[float, float],
 ) -> float:
-    """Return a lower bound on p g^2 over an interval.
+    """Return a lower bound on p g^2 over an interval; 0 where float32 runs lose too much of g.
 
     As a function of the angle, r = p g^2 is a trigonometric polynomial of degree d. Where r is
     least its slope is 0, and some node of N is at most pi / (2 N) away, from where r has fallen by
@@ -249,6 +256,8 @@ def least(
     x = (low + high) / 2 + (high - low) / 2 * np.cos((np.arange(count) + 0.5) * (math.pi / count))
     wide = coefficients.astype(np.float64)
     if max(-low, high) > 1 + 1e-6:
+        return 0.0
+    if np.abs(wide).sum() > _CANCELLING * np.abs(chebyshev.chebval(x, wide)).min():
         return 0.0
     # Clenshaw's and Horner's rules round by less, at |x| that exceeds 1 by rounding alone.
     g = np.abs(chebyshev.chebval(x, wide)) - 8 * (d + 2) ** 2 * _EPS * np.abs(wide).sum()
@@ -305,8 +314,8 @@ def _polynomials(
     weights: Float[np.ndarray, " k"],
     energy: Callable[[np.ndarray], np.ndarray],
     interval: tuple[float, float],
-    degree: int,
     half: int,
+    degree: int,
 ) -> tuple[Coefficients, Precision]:
     """The best float32 g and p >= g^-2 for several shares; constants are among them."""
     low, high = interval
@@ -319,7 +328,7 @@ def _polynomials(
     energies = energies / energies.sum()
     quadratic, linear = (of_g.T * energies) @ of_g, weights @ of_p
     best = math.inf
-    chosen: tuple[Any, Any] = np.ones(1, np.float32), np.ones(1)
+    chosen: tuple[Any, Any] = _ONE, _ONE
     for share in (math.inf, *_SHARES):
         if math.isinf(share):
             g, p = np.eye(degree + 1)[0], np.eye(2 * half + 1)[0]

@@ -6,7 +6,7 @@ import pytest
 from numpy.polynomial import chebyshev
 
 from dpjax.mechanism import design, polynomial, spatial, workload
-from dpjax.topology import graphs, mixing
+from dpjax.topology import gossip, graphs, mixing
 
 GRAPHS = {
     "regular": nx.random_regular_graph(8, 60, seed=0),
@@ -112,6 +112,29 @@ def test_smaller_noise_or_another_polynomial_is_seen():
     # Upper bounds of sampled diagonals would not do: these are the diagonal itself.
     powers = [np.linalg.matrix_power(w.matrix.toarray(), k).diagonal() for k in range(7)]
     np.testing.assert_allclose(polynomial._moments(w, 3).T, powers, rtol=1e-12)
+
+
+def drawn_error(matrix, noise):
+    """Root mean square of what float32 adds to the noise of a run, in units of its weakest part."""
+    whole = polynomial.rounded(matrix)
+    normals = np.random.default_rng(0).normal(size=(len(noise.scales), 500)).astype(np.float32)
+    weights = whole.matrix.toarray().astype(np.float32)
+    drawn = noise.scales[:, None] * gossip.polynomial(weights, noise.coefficients, normals)
+    factor = polynomial.dense(whole, noise.coefficients, noise.scales)
+    return np.sqrt(np.square(np.linalg.solve(factor, drawn - factor @ normals)).mean())
+
+
+@pytest.mark.mutant
+def test_coefficients_that_cancel_in_float32_are_lowered_or_refused(monkeypatch):
+    matrix = mixing.metropolis_hastings(graphs.ring(5))
+    noise = polynomial.design(matrix, 1.0, 20)
+    assert 6 < noise.degree < 20 and drawn_error(matrix, noise) < 1e-3
+    with monkeypatch.context() as patch:
+        patch.setattr(polynomial, "_CANCELLING", np.inf)
+        coarse = polynomial.design(matrix, 1.0, 20)
+    assert coarse.degree == 20 and drawn_error(matrix, coarse) > 0.05
+    parts = coarse.coefficients, coarse.precision, coarse.scales
+    assert np.isinf(polynomial.inverse_diagonal(polynomial.rounded(matrix), *parts)).all()
 
 
 def test_blocks_of_rows_and_lower_powers(monkeypatch):
