@@ -125,9 +125,9 @@ def sweep(
         folder: For records, a file for each run; what it holds is read instead of run, and a run
             that was stopped carries on. Files are tied to the run's configs, network and data, the
             problem's functions, the settings of JAX, and the versions of dpjax and JAX; but of
-            functions in a config (as of ``Chain``) to the names alone. Processes with the same
-            folder share the work. Workers load compiled programs from it, so protect the folder as
-            you protect your code. None keeps nothing.
+            functions in a config (as of ``Chain``) and of custom classes to their names alone.
+            Processes with the same folder share the work. Workers load compiled programs from it,
+            so protect the folder as you protect your code. None keeps nothing.
         parallel: Processes, or the path of a YAML file for jobs of a cluster: ``workers`` (how
             many) and parameters of submitit. The numbers have the bits of one process: workers have
             this process's settings of JAX.
@@ -242,11 +242,11 @@ def _replaced(config: Config, point: Mapping[str, Any]) -> Config:
 def _task(problems: Sequence[Problem], mixing: Any, options: Mapping[str, Any]) -> list[Any]:
     """What the rows depend on beside the configs."""
     matrix = mixing_.check(mixing, stochastic=None, connected=False)
-    first = problems[0]
-    traced = [jax.jit(function).trace(*arguments) for function, *arguments in _functions(first)]
+    functions = _functions(problems[0])
+    traced = [jax.jit(function).trace(*arguments) for function, *arguments in functions]
     program = checkpoint.computation(traced, release=False)
     task = checkpoint.of_arguments([], problems, options["seeds"], options)
-    return [task, program, mixing_.fingerprint(matrix), first.copies, first.apart]
+    return [task, program, mixing_.fingerprint(matrix)]
 
 
 def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:

@@ -559,7 +559,8 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
         return None
     _validate.integer(
         "devices", devices, most=len(available),
-        remedy=f"this process has {len(available)}, choose 1 to {len(available)}",
+        remedy=f"this process has {len(available)}, choose 1 to {len(available)} (on CPUs the "
+        "variable JAX_NUM_CPU_DEVICES, set before JAX starts, is how many it has)",
     )  # fmt: skip
     if devices > n:
         raise ValueError(f"devices is {devices} for {n} agents; choose 1 to {n}")

@@ -73,9 +73,10 @@ def run(
             rounds. The last round is always measured.
         chunk_blocks: Blocks in one compiled call; callbacks and checkpoints come between calls.
         devices: Number of devices over which agents are spread, consecutive ones together, at most
-            n. Noise and batches have the same bits on any devices. Models and metrics agree to 1e-6
-            of their largest entry: sums over agents and dense products add in another order, and a
-            compiler may round a product and a sum at once. Rows of the mixing matrix of at most 64
+            n. Batches and the normals of all noise have the same bits on any devices. Noise that a
+            dense product colours, models and metrics agree to 1e-6 of their largest entry: sums
+            over agents and dense products add in another order, and a compiler may round a product
+            and a sum at once. Rows of the mixing matrix of at most 64
             entries, where they are tables, add in the same order. Where
             `jax.distributed.initialize` joined several processes, all of their devices: every
             process makes the same call and receives the same result, and the first one keeps the

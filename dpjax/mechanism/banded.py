@@ -272,7 +272,8 @@ def certified(
 ) -> TemporalSolution:
     """Return any strategy, scaled to sensitivity 1, with the gap to the optimum over all.
 
-    Lower bound, iterations and convergence are those of `temporal.solve`.
+    Lower bound, iterations and convergence are those of `temporal.solve`, which runs in every call:
+    of several strategies, compare `temporal.objective` with one solution's ``lower_bound``.
 
     Args:
         strategy: [T, T] C, invertible, such as a banded or Toeplitz one.

@@ -267,7 +267,8 @@ class Plan:
         if self.unforecast:
             raise ValueError(
                 f"{self.unforecast}, of which no forecast is known: give a plan of clipped "
-                "gradients (clip_norm) whose Gaussian noise has one scale, a design of plans.noise"
+                "gradients (clip_norm) whose Gaussian noise has one scale and a dense factor, as "
+                "designs of plans.noise (a polynomial of W for at most 2,048 agents)"
             )
         config, loss, budget = self.config, self.guarantee.loss, self.config.budget
         mu, sampled = self.guarantee.mu, None
@@ -375,8 +376,9 @@ def make(
         config: The mechanism.
         mixing: [n, n] matrix of a connected graph, or [P, n, n], a schedule; its rows sum to 1, or
             what the method asks for. For many agents a sparse one, as
-            ``mixing.metropolis_hastings(graph, sparse=True)``: independent noise then needs no
-            array [n, n]; other noise needs some, and is refused where memory does not hold them.
+            ``mixing.metropolis_hastings(graph, sparse=True)``: independent noise and that of a
+            polynomial of W then need no array [n, n]; other noise needs some, and is refused where
+            memory does not hold them.
         counts: [n] records of each agent (`Partition.counts`): needed where the sampler must know
             them, as for Poisson-sampled batches and full ones. A run refuses other ones.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
@@ -465,7 +467,9 @@ def described(part: Any, name: str = "config") -> Any:
         fields = {"partial": part.func, "arguments": part.args, "keywords": part.keywords}
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
         named = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
-        fields = {"part": type(part).__name__} | named
+        kind = type(part)
+        own = kind.__module__.startswith("dpjax.")
+        fields = {"part": kind.__name__ if own else _text(kind, name)} | named
     if fields:
         return {key: described(one, f"{name}.{key}") for key, one in fields.items()}
     return _text(part, name)

@@ -46,7 +46,7 @@ class Options:
         checkpoint: Folder for the checkpoints of unfinished cells; by default inside the output.
         resume: Read finished cells and carry on with unfinished ones. With --no-resume existing
             records are an error, since records are never overwritten.
-        devices: Spread the agents over this many devices; must divide their number.
+        devices: Spread the agents over this many devices.
         quiet: Show no progress bars.
         parallel: Run cells in so many processes at once, or in cluster jobs: the path of a YAML
             file of ``workers`` (how many) and parameters of submitit.

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.engine import keys
+from dpjax.engine import checkpoint, keys
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.plans.optimizers import Chain
@@ -253,3 +253,25 @@ def test_what_has_no_text_of_its_own_is_refused_before_the_first_round(tmp_path,
     with pytest.raises(ValueError, match=text):
         run(made, small, seeds=[0], eval_every=1, checkpoint=tmp_path / "c")
     assert not list(tmp_path.iterdir())
+
+
+@dataclasses.dataclass(frozen=True)
+class Renamed(DSGD):
+    """A method of a user's own."""
+
+
+def test_custom_classes_are_named_with_their_module():
+    assert plan.described(Renamed())["part"] == f"{__name__}.Renamed"
+    assert plan.described(DSGD())["part"] == "DSGD"
+
+
+@pytest.mark.parametrize(
+    "change", [{"apart": True}, {"augment": lambda key, x: x, "copies": 2}], ids=["apart", "copies"]
+)
+def test_processes_that_differ_in_how_a_problem_is_used_are_refused(network, change):
+    made = plan.make(make_config(), network)
+    tasks = make_problem(len(network)), dataclasses.replace(make_problem(len(network)), **change)
+    here, there = (checkpoint.of_arguments([made], [task], [0], {}) for task in tasks)
+    checkpoint.check_alike([here, here])
+    with pytest.raises(ValueError, match=f"differs in .*{list(change)[-1]}"):
+        checkpoint.check_alike([here, there])
