@@ -130,7 +130,7 @@ SUITE = (
         ),
     ),
     Entry(
-        "flower", "algorithms", "rival_flower", "", "--clients 8 --rounds 5 --repeats 1",
+        "flower", "algorithms", "rival_flower", "--rounds 10 --repeats 1", "--clients 8 --rounds 5 --repeats 1",
         (
             Line("peers", "federated averaging, {agents} clients, d = {parameters:,}", _BASE_ROUNDS,
                  f"Flower {{versions[flwr]}}, simulation: {_ROUNDS}", "times_dpjax",
@@ -148,7 +148,7 @@ SUITE = (
         ),
     ),
     Entry(
-        "dpsgd", "models", "bench_dpsgd", "--batches 64 256 --passes 8 32 256 --repeats 3",
+        "dpsgd", "models", "bench_dpsgd", "--batches 64 256 --passes 8 32 256 --repeats 2",
         "--batches 32 --passes 8 32 --repeats 1",
         (
             Line("peers", "clipped gradients of {model}, batch {batch_size}",
@@ -217,7 +217,7 @@ SUITE = (
         gpu=True,
     ),
     Entry(
-        "temporal", "mechanism", "bench_temporal", "--versus 128 256 512 --repeats 2",
+        "temporal", "mechanism", "bench_temporal", "--versus 128 256 512 --design 380x20 5000x10 --repeats 2",
         "--versus 128 --gram 100x100 --design 120x4 --repeats 1",
         (
             Line("peers", "noise over {rounds:,} rounds", "{seconds:time}",
@@ -234,7 +234,7 @@ SUITE = (
     ),
     Entry(
         "accounting", "accounting", "bench_accounting",
-        "--versus 5 20 60 --alone facebook_ego/380,20,19 er:271:0.05/200,10,20",
+        "--versus 5 20 60 --alone facebook_ego/380,20,19 er:271:0.05/200,10,20 --repeats 2",
         "--graphs florentine --versus 20 --alone er:60:0.1/60,6,10 --every florentine/10 "
         "--repeats 1",
         (

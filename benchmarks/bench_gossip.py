@@ -2,7 +2,8 @@
 
 Logistic regression on random rings laid over each other (degree 8), one model [d] an agent, the
 agent unit, independent noise (`_tasks`). One size grows at a time, from the base that ``--base``
-names; a process a row. Without ``--rounds``, T is 10^6 / n, between 10 and 1,000.
+names; a process a row. Without ``--rounds``, T is 10^6 / n, or 10^9 / (n d) where d is above
+1,000, between 10 and 1,000.
 
 - ``seconds``: one round of a full run; ``first_seconds``: of a whole first run, with compilation;
   ``plan_seconds``: of `plan.make` from a sparse mixing matrix.
@@ -114,7 +115,8 @@ def main(argv: list[str] | None = None) -> int:
     for axis in AXES:
         for value in getattr(options, axis):
             sizes = {"agents": n, "parameters": d, "rounds": 0, "batch": batch} | {axis: value}
-            sizes["rounds"] = sizes["rounds"] or max(10, min(1000, 10**6 // sizes["agents"]))
+            work = max(sizes["agents"] * 1000, sizes["agents"] * sizes["parameters"])
+            sizes["rounds"] = sizes["rounds"] or max(10, min(1000, 10**9 // work))
             bench.in_own_process(axis, *sizes.values(), matmul, repeats=options.repeats)
     return bench.finish()
 

@@ -30,8 +30,10 @@ Compilation is excluded; times are medians of repeated calls.
 
 import functools
 import statistics
+import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -39,7 +41,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import _moving as moving
-from _common.rules import UpdateRule
 from _timing import Bench, turns
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Trusted
@@ -53,6 +54,9 @@ from dpjax.plans import plan, problem, protect, samplers
 from dpjax.plans.noise import Aggregate
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping, sketch
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
+from _common.rules import UpdateRule
 
 RANK = 3
 BASE = {
