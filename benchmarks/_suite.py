@@ -130,7 +130,8 @@ SUITE = (
         ),
     ),
     Entry(
-        "flower", "algorithms", "rival_flower", "--rounds 10 --repeats 1", "--clients 8 --rounds 5 --repeats 1",
+        "flower", "algorithms", "rival_flower", "--rounds 10 --repeats 1",
+        "--clients 8 --rounds 5 --repeats 1",
         (
             Line("peers", "federated averaging, {agents} clients, d = {parameters:,}", _BASE_ROUNDS,
                  f"Flower {{versions[flwr]}}, simulation: {_ROUNDS}", "times_dpjax",
@@ -217,7 +218,8 @@ SUITE = (
         gpu=True,
     ),
     Entry(
-        "temporal", "mechanism", "bench_temporal", "--versus 128 256 512 --design 380x20 5000x10 --repeats 2",
+        "temporal", "mechanism", "bench_temporal",
+        "--versus 128 256 512 --design 380x20 5000x10 --repeats 2",
         "--versus 128 --gram 100x100 --design 120x4 --repeats 1",
         (
             Line("peers", "noise over {rounds:,} rounds", "{seconds:time}",
