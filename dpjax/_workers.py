@@ -120,8 +120,9 @@ class Team:
         """Say who failed, and end what still runs or waits for a machine."""
         if self._jobs:
             self.running()
-        for process in self._processes:
-            process.shutdown(kill_workers=True)
+        for process, job in zip(self._processes, self._jobs, strict=False):
+            # Killed, a process leaves semaphores, of which Python warns.
+            process.shutdown(kill_workers=not job.done())
         for job in self._jobs:
             if not job.done():
                 job.cancel()
