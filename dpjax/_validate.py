@@ -30,7 +30,8 @@ def number(name: str, value: Any, *, remedy: str = _FINITE, holds: Any = math.is
     """Return ``value`` as a finite float of which ``holds``, else raise ValueError."""
     try:
         wrong = isinstance(value, str | bytes | bool | np.bool_) or np.iscomplexobj(value)
-        result = math.nan if wrong else float(value)
+        # Some versions of NumPy take an array of one number for that number.
+        result = math.nan if wrong or getattr(value, "ndim", 0) else float(value)
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not (math.isfinite(result) and holds(result)):
