@@ -31,7 +31,7 @@ def number(name: str, value: Any, *, remedy: str = _FINITE, holds: Any = math.is
     try:
         wrong = isinstance(value, str | bytes | bool | np.bool_) or np.iscomplexobj(value)
         # Some versions of NumPy take an array of one number for that number.
-        result = math.nan if wrong or getattr(value, "ndim", 0) else float(value)
+        result = math.nan if wrong or np.ndim(value) else float(value)
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not (math.isfinite(result) and holds(result)):
