@@ -89,7 +89,7 @@ _TRAINING = "D-SGD, {case}, {agents} agents, runs side by side: {lanes}"
 SUITE = (
     Entry(
         "gossip", "topology", "bench_gossip", "",
-        "--agents 8 4096 --parameters 4096 --rounds 100 --batch 64 --repeats 1",
+        "--agents 8 4096 --parameters 4096 --rounds --batch --repeats 1",
         (
             Line("limits", "float32 numbers in 256 MiB, read and written",
                  "", "{copy_bytes_per_second:bytes}/s"),
@@ -111,7 +111,7 @@ SUITE = (
     Entry(
         "dsgd", "engine", "bench_dsgd", "--rounds 500",
         "--rounds 100 --torch-rounds 10 --seeds 2 --steps 2 --repeats 1 --graph florentine "
-        "--cases \"a9a record\" \"housing mafalda\"",
+        "--cases \"a9a record\"",
         (
             Line("peers", _TRAINING, _ROUNDS, f"PyTorch, a loop over agents: {_BASE_ROUNDS}",
                  "times_torch", {"algorithm": "dpjax"}, {"algorithm": "torch"}, ("case",)),
@@ -140,7 +140,7 @@ SUITE = (
     ),
     Entry(
         "estimate", "engine", "bench_estimate", "--cases agents network over_rounds --repeats 1",
-        "--cases network --repeats 1",
+        "--cases records --repeats 1",
         (
             Line("floors", "`dp.estimate`, memory of a run: {case}", "{estimated_mib:.0f} MiB",
                  "the run: {memory_mib:.0f} MiB", "memory_ratio"),
@@ -150,7 +150,7 @@ SUITE = (
     ),
     Entry(
         "dpsgd", "models", "bench_dpsgd", "--batches 64 256 --passes 8 32 256 --repeats 2",
-        "--batches 32 --passes 8 32 --repeats 1",
+        "--batches 32 --passes 8 --repeats 1",
         (
             Line("peers", "clipped gradients of {model}, batch {batch_size}",
                  "{base[examples_per_second]:rate}", "{algorithm}: {examples_per_second:rate}",

@@ -161,7 +161,9 @@ class Net(nn.Module):
         return nn.Dense(2)(x.reshape((*x.shape[:-3], -1)))
 
 
-@pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
+@pytest.mark.parametrize(
+    "relation", [pytest.param("replace_agent", marks=pytest.mark.slow), "replace_record"]
+)
 def test_gradients_of_networks_stay_on_their_devices(relation):
     """Compilers gather all images, and JAX adds derivatives by constants up over devices."""
     rng = np.random.default_rng(0)
@@ -200,8 +202,15 @@ def jitter(key, x):
 SAMPLERS = {"random": samplers.Random(2), "poisson": samplers.Poisson(2.0, 3)}
 
 
-@pytest.mark.parametrize("local", [False, True])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(
+    ("sampler", "local"),
+    [
+        ("random", False),
+        ("poisson", True),
+        pytest.param("random", True, marks=pytest.mark.slow),
+        pytest.param("poisson", False, marks=pytest.mark.slow),
+    ],
+)
 def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(sampler, local):
     config = make_config(
         design="independent", relation="zero_out_record", sampler=SAMPLERS[sampler]
