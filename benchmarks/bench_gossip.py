@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> int:
     for axis in AXES:
         for value in getattr(options, axis):
             sizes = {"agents": n, "parameters": d, "rounds": 0, "batch": batch} | {axis: value}
-            work = max(sizes["agents"] * 1000, sizes["agents"] * sizes["parameters"])
+            work = sizes["agents"] * max(1000, sizes["parameters"])
             sizes["rounds"] = sizes["rounds"] or max(10, min(1000, 10**9 // work))
             bench.in_own_process(axis, *sizes.values(), matmul, repeats=options.repeats)
     return bench.finish()

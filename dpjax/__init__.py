@@ -10,6 +10,7 @@ Names load when they are first used, so that ``import dpjax`` loads no jax. Ever
 imported by module path, as in ``from dpjax.accounting import views``.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from dpjax._version import __version__
@@ -60,34 +61,44 @@ __all__ = [
     "sweep",
 ]
 
-# Where each name lives: a module with names in it, or a package with modules.
-_MODULES = {
-    "accounting.guarantee": ["Guarantee"],
-    "algorithms": ["methods"],
-    "commands.account": ["account"],
-    "commands.design": ["design"],
-    "commands.sweep": ["Sweep", "sweep"],
-    "data": ["partition"],
-    "engine.estimate": ["Estimate", "estimate"],
-    "engine.run": ["Result", "run"],
-    "plans": ["noise", "optimizers", "samplers"],
-    "plans.plan": ["Config", "Plan"],
-    "plans.problem": ["Problem", "quadratics", "supervised"],
-    "plans.protect": ["Budget", "Protect"],
-    "topology": ["graphs", "mixing"],
+# A module, or a module and a name in it.
+_HOMES = {
+    "Budget": "plans.protect:Budget",
+    "Config": "plans.plan:Config",
+    "Estimate": "engine.estimate:Estimate",
+    "Guarantee": "accounting.guarantee:Guarantee",
+    "Plan": "plans.plan:Plan",
+    "Problem": "plans.problem:Problem",
+    "Protect": "plans.protect:Protect",
+    "Result": "engine.run:Result",
+    "Sweep": "commands.sweep:Sweep",
+    "account": "commands.account:account",
+    "datasets": "data.load",
+    "design": "commands.design:design",
+    "estimate": "engine.estimate:estimate",
+    "graphs": "topology.graphs",
+    "make_plan": "plans.plan:make",
+    "methods": "algorithms.methods",
+    "mixing": "topology.mixing",
+    "noise": "plans.noise",
+    "optimizers": "plans.optimizers",
+    "partition": "data.partition",
+    "quadratics": "plans.problem:quadratics",
+    "run": "engine.run:run",
+    "samplers": "plans.samplers",
+    "supervised": "plans.problem:supervised",
+    "sweep": "commands.sweep:sweep",
 }
-_HOMES = {name: (module, name) for module, names in _MODULES.items() for name in names}
-_HOMES |= {"datasets": ("data", "load"), "make_plan": ("plans.plan", "make")}
 
 
 def __getattr__(name: str) -> Any:
     """Load a name when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module 'dpjax' has no attribute {name!r}")
-    module, attribute = _HOMES[name]
-    value = getattr(__import__(f"dpjax.{module}", fromlist=[attribute]), attribute)
-    globals()[name] = value
-    return value
+    module, _, attribute = _HOMES[name].partition(":")
+    value = importlib.import_module(f"dpjax.{module}")
+    globals()[name] = getattr(value, attribute) if attribute else value
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -257,10 +257,11 @@ def least(
     wide = coefficients.astype(np.float64)
     if max(-low, high) > 1 + 1e-6:
         return 0.0
-    if np.abs(wide).sum() > _CANCELLING * np.abs(chebyshev.chebval(x, wide)).min():
+    g, total = np.abs(chebyshev.chebval(x, wide)), np.abs(wide).sum()
+    if total > _CANCELLING * g.min():
         return 0.0
     # Clenshaw's and Horner's rules round by less, at |x| that exceeds 1 by rounding alone.
-    g = np.abs(chebyshev.chebval(x, wide)) - 8 * (d + 2) ** 2 * _EPS * np.abs(wide).sum()
+    g = g - 8 * (d + 2) ** 2 * _EPS * total
     p = np.polyval(precision[::-1], x) - 4 * (d + 2) * _EPS * np.abs(precision).sum()
     values = np.maximum(p, 0.0) * np.square(np.maximum(g, 0.0)) * (1 - 4 * _EPS)
     spread = (values.max() - values.min()) / 2 / math.cos(d * math.pi / (2 * count)) * 1.01

@@ -598,8 +598,11 @@ def _rounded(covariance: np.ndarray, bound: Float[np.ndarray, "*n"]) -> np.ndarr
             scale *= np.sqrt(excess) * (1 + 2.0 ** (attempt - 25))
     except (np.linalg.LinAlgError, ValueError):
         pass
-    ends = None if diagonal is None else diagonal[[diagonal.argmin(), diagonal.argmax()]]
-    matrix = covariance if ends is None else np.diag(ends)
+    matrix = (
+        covariance
+        if diagonal is None
+        else np.diag(diagonal[[diagonal.argmin(), diagonal.argmax()]])
+    )
     raise ValueError(
         f"design.covariance has condition number {np.linalg.cond(matrix):.1e} and entries up "
         f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "

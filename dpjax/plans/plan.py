@@ -351,14 +351,19 @@ class Plan:
         Raises:
             ValueError: For a field of the config whose text would be another in each process.
         """
-        digest = hashlib.sha256(json.dumps(described(self.config), sort_keys=True).encode())
-        sparse = scipy.sparse.issparse(self.mixing)
-        named = [(mixing_.fingerprint(self.mixing), None)] if sparse else [("", self.mixing)]
-        named += sorted({} if self.noise is None else self.noise.arrays.items())
-        named += [("", self.strategy), ("", self.counts if self.config.sampler.counted else None)]
-        for name, array in named:
+        config = json.dumps(described(self.config), sort_keys=True)
+        digest = hashlib.sha256(config.encode())
+        if scipy.sparse.issparse(self.mixing):
+            digest.update(mixing_.fingerprint(self.mixing).encode())
+        else:
+            digest.update(np.ascontiguousarray(self.mixing).data)
+        for name, array in sorted({} if self.noise is None else self.noise.arrays.items()):
             digest.update(name.encode())
-            digest.update(b"" if array is None else np.ascontiguousarray(array).data)
+            digest.update(np.ascontiguousarray(array).data)
+        if self.strategy is not None:
+            digest.update(np.ascontiguousarray(self.strategy).data)
+        if self.counts is not None and self.config.sampler.counted:
+            digest.update(np.ascontiguousarray(self.counts).data)
         return digest.hexdigest()
 
 
@@ -468,8 +473,9 @@ def described(part: Any, name: str = "config") -> Any:
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
         named = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
         kind = type(part)
-        own = kind.__module__.startswith("dpjax.")
-        fields = {"part": kind.__name__ if own else _text(kind, name)} | named
+        fields = {
+            "part": kind.__name__ if compatibility.packaged(kind) else _text(kind, name)
+        } | named
     if fields:
         return {key: described(one, f"{name}.{key}") for key, one in fields.items()}
     return _text(part, name)
