@@ -489,9 +489,12 @@ def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Arra
     """
     top = jnp.max(jnp.abs(derivative), initial=0)
     if not reads:
-        top = top * jnp.maximum(jnp.max(jnp.abs(activation.astype(top.dtype)), initial=0), 1)
+        most = jnp.max(jnp.abs(activation.astype(top.dtype)), initial=0)
+        top = top * jnp.maximum(most, 1)
+        # By itself alone: what many models share, as a batch, stays shared.
+        activation = jnp.where(most < jnp.inf, activation, 0)
     finite = top * derivative.size < jnp.finfo(top.dtype).max / 8
-    return jnp.where(finite, activation, 0), jnp.where(finite, derivative, 0), finite
+    return activation, jnp.where(finite, derivative, 0), finite
 
 
 def _unit(leaves: Sequence[Any]) -> float:

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from dpjax import _numerics
 from dpjax.models import conv
+from dpjax.models.linear import Linear
 
 __all__: list[str] = []
 
@@ -67,6 +69,9 @@ class Product:
         if self.groups == 1:
             # No `matmul`, which names its dtype: mapped over later, float64 would be refused.
             over = (((0,), (0,)), ((), ()))
+            if derivative.shape[1] == 1:
+                # Of many models and one batch [lanes, d], half the time of [d, lanes] on a CPU.
+                return jax.lax.dot_general(derivative, rows, over, precision=_HIGHEST).T
             return jax.lax.dot_general(rows, derivative, over, precision=_HIGHEST)
         apart = derivative.reshape(len(rows), self.groups, -1)
         return jnp.einsum("tgi,tgo->igo", rows, apart, precision=_HIGHEST).reshape(self.shape)
@@ -157,6 +162,8 @@ def _bounded(gram: Float[Array, "t t"], terms: int, size: int) -> tuple[Array, A
 def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
     """The product of a matrix with itself turned round, and the rounding errors of an addend."""
     positions, size = matrix.shape
+    if positions == 1:
+        return _numerics.square_sum(matrix[0])[None, None], 1 + sum(_numerics.sum_levels(size))
     number, length = _blocks(size)
     if number == 1:
         return jnp.einsum("sd,td->st", matrix, matrix, precision=_HIGHEST), 1 + length
@@ -226,6 +233,11 @@ def _dense(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
     return Product(
         ("kernel",), (size, math.prod(features)), lambda x: x.astype(kind).reshape(-1, size)
     )
+
+
+def _linear(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
+    size = shape[-1]
+    return Product(("weight",), (size, 1), lambda x: x.astype(kind).reshape(-1, size))
 
 
 def _flat(value: Any) -> tuple[Any, ...]:
@@ -305,4 +317,5 @@ _KNOWN: dict[type, Callable[[Any, tuple[int, ...], Any], Product | None]] = {
     nn.Embed: _embed,
     nn.Conv: _flax_convolution,
     conv.Conv: _convolution,
+    Linear: _linear,
 }

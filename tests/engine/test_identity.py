@@ -270,7 +270,8 @@ def test_custom_classes_are_named_with_their_module():
 )
 def test_processes_that_differ_in_how_a_problem_is_used_are_refused(network, change):
     made = plan.make(make_config(), network)
-    tasks = make_problem(len(network)), dataclasses.replace(make_problem(len(network)), **change)
+    task = dataclasses.replace(make_problem(len(network)), weighted=None)
+    tasks = task, dataclasses.replace(task, **change)
     here, there = (checkpoint.of_arguments([made], [task], [0], {}) for task in tasks)
     checkpoint.check_alike([here, here])
     with pytest.raises(ValueError, match=f"differs in .*{list(change)[-1]}"):

@@ -12,6 +12,7 @@ from dpjax.models import (
     efficientnet,
     layer_norms,
     layers,
+    linear,
     losses,
     mlp,
     resnet,
@@ -126,6 +127,24 @@ def test_sums_and_norms_are_those_of_plain_differentiation(name):
     # The same norms: what remains is the sum's.
     weights = norms[0] / (norms[0] + np.float64(seen))
     check_close(total, weighted_sum(each, weights), 1e-5)
+
+
+def test_a_linear_score_is_a_product_and_records_that_are_not_finite_add_nothing():
+    model, rng = linear.Linear(), np.random.default_rng(0)
+    x = rng.normal(size=(8, 300)).astype(np.float32)
+    x[1, 3], x[2, 5], x[3], x[4] = np.nan, -np.inf, 1e30, 3e38
+    x, y = jnp.asarray(x), jnp.asarray(rng.choice([-1.0, 1.0], 8))
+    params = {"params": {"weight": jnp.asarray(rng.normal(size=300)), "bias": jnp.float32(0.1)}}
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    gradients = Gradients(model.apply, losses.logistic)
+    assert gradients.chosen(params, x) == {"": "norm"}
+    total, seen = run(gradients, params, x, y, 1.0)
+    good = np.array([0, 5, 6, 7])
+    assert not np.isfinite(np.delete(seen, good)).any()
+    each = one_by_one(model, params, x[good], y[good], losses.logistic)
+    norms = lengths(each)
+    assert np.all(seen[good] >= norms) and np.all(seen[good] <= norms * (1 + 1e-4))
+    check_close(total, weighted_sum(each, 1 / (1 + np.float64(seen[good]))), 1e-5)
 
 
 def test_the_rule_and_the_caller_choose_what_is_formed():
