@@ -95,6 +95,9 @@ RIVALS = {
 }
 """Methods beside the optimizer and its filters, each with the settings that are tuned."""
 
+SINGLE = {f"{name}: {each.name}": (each,) for name, several in RIVALS.items() for each in several}
+"""Methods of one setting, by both names."""
+
 LISTS = {"adam": "moment_steps", "galore": "moment_steps", "muon": "muon_steps"}
 PAPERS = ("cnn5", "vit_small", "efficientnet", "resnet50")
 TUNED = "Step sizes were tuned on a validation part, which is outside epsilon."
@@ -114,11 +117,12 @@ class Config:
             'second' and 'f1' to 'f6', 'adaptive', 'wiener', or coefficients "b_0,b_1,..;a_1,..".
         rivals: Methods that are not behind the optimizer: 'momentum', 'nesterov', 'averaged',
             'larger batch', 'banded', 'DiSK', 'DiSK (Opacus)', 'DiSK, two gradients', 'DP-PMLF',
-            'muon'.
+            'muon'; with one of its settings alone 'banded: 8 bands', say.
         epsilon: Budgets.
         steps: Step sizes to tune over, one trial each; a method of several settings deals them out.
         moment_steps: The same for Adam and GaLore.
         muon_steps: The same for Muon.
+        moves: Most further step sizes, one by one, while the best is an end of those tried.
         schedule: Constant steps, or cosine: 5 % of the rounds up, then down.
         clipping: flat, C / max(C, norm), or automatic, C / (norm + 0.01).
         per_layer: Whether each of L layers is clipped by itself, to C / sqrt(L).
@@ -150,6 +154,7 @@ class Config:
     steps: tuple[float, ...] = (0.8, 0.5, 0.4, 0.2, 0.1)
     moment_steps: tuple[float, ...] = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
     muon_steps: tuple[float, ...] = (0.05, 0.02, 0.01, 0.005, 0.002)
+    moves: int | None = None
     schedule: Literal["constant", "cosine"] = "constant"
     clipping: Literal["flat", "automatic"] = "automatic"
     per_layer: bool = False
@@ -168,7 +173,7 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
         unread = ("filter", "rivals", "steps", "moment_steps", "muon_steps")
-        known = {"rivals": RIVALS}
+        known = {"rivals": RIVALS | SINGLE}
         launch.check(self, {"capacity": 0, "copies": 0}, known=known, empty=unread)
         if self.copies and self.model == "mlp":
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
@@ -193,7 +198,7 @@ class Config:
             name = self.optimizer if text == "none" else f"{self.optimizer} + {text}"
             own[name] = (Variant(title(rule), rule),)
         # An optimizer that is a rival too is tuned as one.
-        return own | {name: RIVALS[name] for name in self.rivals}
+        return own | {name: (RIVALS | SINGLE)[name] for name in self.rivals}
 
     def trials(self, name: str) -> list[tuple[Variant, tuple[float, ...]]]:
         """Settings of a method, each with the step sizes that it is tried with.
@@ -246,6 +251,11 @@ PRESETS = {
         _CPU, dataset="cifar10_small", model="cnn5", epochs=2.5, steps=(4.0, 2.0, 1.0, 0.5, 0.25),
         muon_steps=(0.1, 0.05, 0.02, 0.01, 0.005),
     ),
+    "long": dataclasses.replace(
+        _CPU, rivals=("momentum: beta 0.9", "averaged: last half", "banded: 8 bands"),
+        steps=(4.0, 2.0, 1.0), moment_steps=(3e-3, 1e-3, 3e-4), muon_steps=(0.05, 0.02, 0.01),
+        moves=3, epochs=20.0, measurements=20,
+    ),
     "gpu": Config(
         epsilon=(1.0, 2.0, 4.0, 8.0), filter=("none", "first v1", "first v2", "second", "adaptive"),
         rivals=tuple(RIVALS), epochs=80.0, batch_size=1000, capacity=512,
@@ -291,7 +301,7 @@ def train(
         trials, data.problem(fit, held, config.copies),
         data.problem(data.train, data.test, config.copies), seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,), measurements=config.measurements,
-        runner=lab.run, checkpoint=folder,
+        moves=config.moves or 0, runner=lab.run, checkpoint=folder,
     )  # fmt: skip
     final = best.final
     accuracy = final.metrics["test_accuracy"][-1].mean()

@@ -172,6 +172,7 @@ def reported(
     tuning_seeds: Sequence[int],
     measurements: int = 1,
     metric: str = "test_accuracy",
+    moves: int = 0,
     checkpoint: Path | None = None,
     runner: Callable[..., Result] | None = None,
     **options: Any,
@@ -179,6 +180,9 @@ def reported(
     """Try settings and step sizes on a validation part, and run the best on other seeds.
 
     The search is not accounted for in the guarantee: epsilon is one run's.
+
+    While the best step size is the least or the largest that its setting was tried with, the next
+    one is tried too: its quotient by that end is the one of both step sizes at that end.
 
     Args:
         trials: Settings of one method.
@@ -188,6 +192,7 @@ def reported(
         tuning_seeds: Of the trials; none of ``seeds``.
         measurements: How often the reported runs are measured.
         metric: What is compared: larger is better, but of a loss; a diverged run is the worst.
+        moves: Most step sizes that are tried beyond those given.
         checkpoint: Folder for unfinished runs.
         runner: An experiment's own `Lab.run`; None is `dpjax.engine.run.run`.
         options: Of it.
@@ -207,12 +212,17 @@ def reported(
         return None if checkpoint is None else checkpoint / name
 
     call = runner or run
-    tuning, best = [], (-math.inf, trials[0], trials[0].steps[0])
-    for index, trial in enumerate(trials):
-        plans = trial.plans(trial.steps, len(fit.y))
+    tuning: list[tuple[Trial, Result]] = []
+    best = (-math.inf, 0, trials[0].steps[0])
+    tried = [trial.steps for trial in trials]
+
+    def attempt(index: int, steps: tuple[float, ...], name: str) -> None:
+        nonlocal best
+        trial = trials[index]._replace(steps=steps)
+        plans = trial.plans(steps, len(fit.y))
         result = call(
             plans, fit, seeds=tuning_seeds, eval_every=plans[0].config.rounds,
-            checkpoint=at(f"tuning_{index}"), **options,
+            checkpoint=at(name), **options,
         )  # fmt: skip
         _validate.one_of("metric", metric, result.metrics)
         tuning.append((trial, result))
@@ -221,9 +231,29 @@ def reported(
         scores = np.nan_to_num(scores, nan=-np.inf, neginf=-np.inf)
         top = int(np.argmax(scores))
         if scores[top] > best[0]:
-            best = (float(scores[top]), trial, trial.steps[top])
-    _, trial, step = best
+            best = (float(scores[top]), index, steps[top])
+
+    for index, trial in enumerate(trials):
+        attempt(index, trial.steps, f"tuning_{index}")
+    for number in range(_validate.integer("moves", moves, least=0)):
+        score, index, step = best
+        beyond = _beyond(tried[index], step)
+        if beyond is None or score == -math.inf:
+            break
+        tried[index] = (*tried[index], beyond)
+        attempt(index, (beyond,), f"moved_{number}")
+    _, index, step = best
+    trial = trials[index]
     plans = trial.plans((step,), len(whole.y))
     every = math.ceil(plans[0].config.rounds / measurements)
     final = call(plans, whole, seeds=seeds, eval_every=every, checkpoint=at("final"), **options)
     return Reported(tuple(tuning), trial, step, final)
+
+
+def _beyond(steps: Sequence[float], step: float) -> float | None:
+    """The next step size beyond an end of those tried; None where ``step`` is no end of several."""
+    ordered = sorted(set(steps))
+    if len(ordered) == 1 or step not in (ordered[0], ordered[-1]):
+        return None
+    inner = ordered[1] if step == ordered[0] else ordered[-2]
+    return step * (step / inner)

@@ -96,6 +96,43 @@ def test_a_run_that_diverged_is_never_the_best(monkeypatch):
     assert few.step_size == 1.0
 
 
+@pytest.mark.parametrize(
+    ("peak", "moves", "reached"),
+    [
+        (2.0, 3, [(4.0, 2.0, 1.0)]),
+        (16.0, 3, [(4.0, 2.0, 1.0), (8.0,), (16.0,), (32.0,)]),
+        (16.0, 1, [(4.0, 2.0, 1.0), (8.0,)]),
+        (0.6, 3, [(4.0, 2.0, 1.0), (0.5,), (0.25,)]),
+        (None, 3, [(4.0, 2.0, 1.0)]),
+    ],
+)
+def test_step_sizes_beyond_an_end_are_tried_while_it_is_the_best(
+    monkeypatch, tmp_path, peak, moves, reached
+):
+    """Scores fall with the distance from the peak; without one, every run diverged."""
+    folders = []
+
+    def run(plans, problem, *, seeds, checkpoint, **options):
+        folders.append(checkpoint)
+        steps = np.array([one.config.optimizer.first for one in plans])
+        scores = np.full(len(steps), np.nan) if peak is None else -np.abs(np.log(steps / peak))
+        values = np.tile(scores, (1, len(seeds), 1))
+        return SimpleNamespace(plans=plans, metrics={"test_accuracy": values}, rounds=[1])
+
+    monkeypatch.setattr(tune, "run", run)
+    best = tune.reported(
+        [trial("only", (4.0, 2.0, 1.0))], *problems(), seeds=(0,), tuning_seeds=(7,), moves=moves,
+        checkpoint=tmp_path,
+    )  # fmt: skip
+    assert [one.steps for one, _ in best.tuning] == reached
+    assert len(set(folders)) == len(folders) == len(reached) + 1
+    tried = [step for steps in reached for step in steps]
+    distance = {step: abs(np.log(step / (peak or step))) for step in tried}
+    assert distance[best.step_size] == min(distance.values())
+    with pytest.raises(ValueError, match="moves is -1"):
+        tune.reported([trial("only", (1.0,))], *problems(), seeds=(0,), tuning_seeds=(7,), moves=-1)
+
+
 def test_step_sizes_are_dealt_so_that_all_have_as_many_trials():
     for settings in (1, 2, 3):
         hands = tune.dealt((4.0, 2.0, 1.0, 0.5), settings)
