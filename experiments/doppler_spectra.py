@@ -56,6 +56,8 @@ class Config:
         batch_size: Expected size of a Poisson-sampled batch.
         clip_norm: Clip norm.
         step_size: Step size.
+        fixed_records: Records whose gradient, not clipped, stands for the full one; 0 is all.
+        steps: Step sizes at which the full gradient is recorded, of SGD without a filter.
         coordinates: How many are kept of every gradient, the same in every round and run.
         skip: First rounds that are left out of all means.
         lags: Autocovariances up to this lag.
@@ -76,6 +78,8 @@ class Config:
     batch_size: int = 512
     clip_norm: float = 1.0
     step_size: float = 1.0
+    fixed_records: int = 8192
+    steps: tuple[float, ...] = (0.25, 1.0, 4.0)
     coordinates: int = 4096
     skip: int = 80
     lags: int = 40
@@ -111,6 +115,7 @@ PRESETS = {
     "tiny": Config(
         dataset="digits", model="mlp", trained=("sgd",), rounds=30, batch_size=64, step_size=1.0,
         coordinates=128, skip=6, lags=8, segment=16, taps=(1, 2, 4, 8), seeds=(0,), horizon=4,
+        fixed_records=256, steps=(1.0,),
         correlations=(0.9,), variances=(1.0,), epochs=(1,),
     ),
     "cpu": Config(),
@@ -135,12 +140,14 @@ class Recorded(NamedTuple):
         private: [T, k] the same with the noise.
         variance: Of the noise in a coordinate.
         accuracy: Of the last model on the test records.
+        full: [T, k] of the gradient of the mean loss of fixed records; None where none are given.
     """
 
     gradient: np.ndarray
     private: np.ndarray
     variance: float
     accuracy: float
+    full: np.ndarray | None = None
 
 
 def learn(config: Config) -> problem.Problem:
@@ -154,8 +161,11 @@ def learn(config: Config) -> problem.Problem:
     return problem.supervised(model, "cross_entropy", train, test, shard, name=config.dataset)
 
 
-def record(config: Config, trained: str, task: problem.Problem, seed: int) -> Recorded:
+def record(
+    config: Config, trained: str, task: problem.Problem, seed: int, fixed: Any = None
+) -> Recorded:
     """Train as DP-SGD does, and keep coordinates of what it never shows."""
+    assert task.batch_loss is not None
     count = len(task.y)
     # A record a batch more than eight standard deviations above the expected size, or none is cut.
     places = min(count, math.ceil(config.batch_size + 8 * math.sqrt(config.batch_size)))
@@ -194,20 +204,30 @@ def record(config: Config, trained: str, task: problem.Problem, seed: int) -> Re
         noisy = clean + deviation * normal
         updates, state = link.update(unravel(noisy), state, params)
         after = optax.apply_updates(params, updates)
-        return (after, state), (clean[kept], noisy[kept], jnp.sum(~drawn.padding))
+        full = () if fixed is None else whole_gradient(params)[kept]
+        return (after, state), (clean[kept], noisy[kept], jnp.sum(~drawn.padding), full)
+
+    def whole_gradient(params: Any) -> Any:
+        def part(total: Any, block: Any) -> Any:
+            own = jax.grad(task.batch_loss)(params, *block)
+            return total + jax.flatten_util.ravel_pytree(own)[0], None
+
+        total, _ = jax.lax.scan(part, jnp.zeros_like(flat), fixed)
+        return total / len(fixed[1])
 
     @jax.jit
     def whole(data: Any, start: Any) -> Any:
         return jax.lax.scan(functools.partial(step, data), start, jnp.arange(config.rounds))
 
     data = jnp.asarray(task.x), jnp.asarray(task.y)
-    (params, _), (gradient, private, sizes) = whole(data, (params, link.init(params)))
+    (params, _), (gradient, private, sizes, full) = whole(data, (params, link.init(params)))
     if int(sizes.max()) > places:
         raise ValueError(f"seeds {seed} drew a batch of {sizes.max()}; give another seed")
     models = jax.tree.map(lambda leaf: leaf[None], params)
     accuracy = float(task.metrics(models, task.evaluation)["test_accuracy"])
     recorded = np.asarray(gradient, float), np.asarray(private, float)
-    return Recorded(*recorded, deviation**2, accuracy)
+    seen = None if fixed is None else np.asarray(full, float)
+    return Recorded(*recorded, deviation**2, accuracy, seen)
 
 
 def streams(kept: Recorded) -> dict[str, np.ndarray]:
@@ -235,10 +255,21 @@ def autocovariance(values: np.ndarray, lags: int) -> np.ndarray:
     return np.array([np.mean(values[k:] * values[: len(values) - k]) for k in range(lags + 1)])
 
 
-def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
-    """Record a run of every seed; rows of all that is measured of it."""
+def spectrum(values: np.ndarray, segment: int) -> tuple[np.ndarray, np.ndarray]:
+    """Frequencies from 0 to 1/2, and the mean over coordinates of Welch's density at them.
+
+    Two-sided, so that white noise has its variance everywhere: one-sided, all frequencies but the
+    first and the last would count twice.
+    """
     from scipy import signal
 
+    _, density = signal.welch(values, nperseg=segment, detrend=False, axis=0, return_onesided=False)
+    kept = segment // 2 + 1
+    return np.arange(kept) / segment, density[:kept].mean(axis=1)
+
+
+def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
+    """Record a run of every seed; rows of all that is measured of it."""
     del folder  # Minutes, in one piece.
     task, rows = learn(config), []
     for seed in config.seeds:
@@ -259,10 +290,8 @@ def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[d
             rows += [
                 where | {"kind": "lag", "lag": k, "covariance": own[k]} for k in range(len(own))
             ]
-            frequencies, density = signal.welch(
-                values, nperseg=config.segment, detrend=False, axis=0
-            )
-            density = density.mean(axis=1) / power
+            frequencies, density = spectrum(values, config.segment)
+            density = density / power
             rows += [
                 where | {"kind": "spectrum", "frequency": f, "density": p}
                 for f, p in zip(frequencies, density, strict=True)
@@ -276,6 +305,42 @@ def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[d
             said = snr.normalised(b, a, c) if len(b) else math.nan
             rows.append(where | {"kind": "error", "mean_square": error, "ratio": said})
         rows += longer(config, kept, c, power, where)
+    return rows
+
+
+BLOCK = 256
+"""Records whose gradient is taken at once."""
+
+
+def assume(config: Config, step: float, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
+    """Correlations over rounds of the full gradient, which A4 is about, and of a batch's.
+
+    A4 asks for constants with <g_t, g_{t-k}> >= c_k |g_t|^2 + c_-k |g_{t-k}|^2 in every round. The
+    paper's c_-k = 1/2 leaves c_k = correlation - 1/2 in the mean; ``least`` is the largest number
+    that both may be at once in all rounds, above 0 where there are positive constants at all.
+    """
+    del folder  # Minutes, in one piece.
+    task, rows = learn(config), []
+    used = min(config.fixed_records or len(task.y), len(task.y))
+    size = math.gcd(used, BLOCK)
+    fixed = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf[:used]).reshape(-1, size, *leaf.shape[1:]), (task.x, task.y)
+    )
+    for seed in config.seeds:
+        kept = record(dataclasses.replace(config, step_size=step), "sgd", task, seed, fixed)
+        lab.say(f"  step {step:g}, seed {seed}: test accuracy {kept.accuracy:.3f}")
+        where = {"step_size": step, "seed": seed, "budget_epsilon": config.epsilon}
+        where |= {"dataset": config.dataset, "guarantee": None, "fixed_records": used}
+        rows.append(where | {"kind": "assumed run", "test_accuracy": kept.accuracy})
+        for name, values in (("full gradient", kept.full), ("of a batch", kept.gradient)):
+            g = values[config.skip :]
+            lags = autocovariance(g, config.lags)
+            squares = np.sum(g**2, axis=1)
+            for k in range(config.lags + 1):
+                products = np.sum(g[k:] * g[: len(g) - k], axis=1)
+                least = float(np.min(products / (squares[k:] + squares[: len(g) - k])))
+                row = where | {"kind": "assumption", "series": name, "lag": k}
+                rows.append(row | {"correlation": lags[k] / lags[0], "least": least})
     return rows
 
 
@@ -353,11 +418,19 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     """Record spectra of DP-SGD's gradients, noise and filters; and choose filters and noise."""
     whole = dataclasses.asdict(config)
     designs = {name: whole.pop(name) for name in ("horizon", "correlations", "variances", "epochs")}
-    del whole["trained"]
+    assumed = {name: value for name, value in whole.items() if name not in ("segment", "taps")}
+    for name in ("trained", "steps"):
+        del whole[name], assumed[name]
+    del whole["fixed_records"]
     cells = [
         (f"run_{name.replace(' ', '_')}", whole | {"trained": name},
          functools.partial(train, config, name, lab))
         for name in config.trained
+    ]  # fmt: skip
+    cells += [
+        (f"assumption_{step:g}", assumed | {"step_size": step},
+         functools.partial(assume, config, step, lab))
+        for step in config.steps
     ]  # fmt: skip
     runs = lab.cells(cells, seed=config.seeds)
     gains = lab.cell("responses", {"lags": config.lags}, functools.partial(responses, config))
@@ -383,6 +456,13 @@ def report(config: Config, lab: launch.Lab, runs: Any, made: Any) -> None:
             )
             table["ratio (4)"] = rows.groupby(key, sort=False)["ratio"].mean().to_numpy()
             lab.say(tables.text(table))
+    assumed = runs[(runs["kind"] == "assumption") & runs["lag"].isin((1, 2, 10, 40))]
+    for value in ("correlation", "least"):
+        table = assumed.pivot_table(
+            index=["series", "step_size"], columns="lag", values=value, sort=False,
+            aggfunc="mean" if value == "correlation" else "min",
+        ).reset_index()  # fmt: skip
+        lab.say(f"\n{value} at lags, by step size:\n" + tables.text(table))
     wide = made.pivot_table(
         index=["epochs", "weight", "rho", "variance"], columns="series", values="mean_square",
         sort=False,

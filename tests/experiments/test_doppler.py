@@ -1,8 +1,11 @@
 """What the experiments on filters measure: the pieces, on small inputs with known answers."""
 
+import dataclasses
 import inspect
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -34,6 +37,30 @@ def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
     unfiltered = np.mean((every["private"] - kept.gradient)[config.skip :] ** 2)
     filtered = np.mean((every["momentum"] - kept.gradient)[config.skip :] ** 2)
     assert filtered < 0.5 * unfiltered
+
+
+def test_white_noise_has_its_variance_at_all_frequencies():
+    spectra = load_script("doppler_spectra")
+    values = 3 * np.random.default_rng(0).normal(size=(64, 4000))
+    for segment in (16, 15):
+        frequencies, density = spectra.spectrum(values, segment)
+        assert frequencies[0] == 0 and frequencies[-1] == (segment // 2) / segment
+        np.testing.assert_allclose(density, 9, rtol=0.05)
+
+
+@pytest.mark.slow
+def test_the_full_gradient_is_that_of_the_fixed_records_mean_loss():
+    spectra = load_script("doppler_spectra")
+    config = dataclasses.replace(spectra.PRESETS["tiny"], coordinates=10**6)
+    task = spectra.learn(config)
+    x, y = jnp.asarray(task.x[:96]), jnp.asarray(task.y[:96])
+    blocks = x.reshape(3, 32, *x.shape[1:]), y.reshape(3, 32)
+    kept = spectra.record(config, "sgd", task, 0, blocks)
+    start = task.init(jax.random.split(jax.random.key(0), 3)[0])
+    whole = jax.flatten_util.ravel_pytree(jax.grad(task.batch_loss)(start, x, y))[0]
+    np.testing.assert_allclose(kept.full[0], whole, rtol=1e-4, atol=1e-6)
+    # What is looked at changes nothing.
+    np.testing.assert_array_equal(kept.private, spectra.record(config, "sgd", task, 0).private)
 
 
 def test_autocovariance_is_its_definition():
