@@ -10,7 +10,7 @@ for gradients at models that nobody else knows, and their cost assumes a smoothn
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,6 +72,7 @@ class Config:
         measurements: How often a run is measured.
         records: Use only that many training records; 0 is all.
         test_records: Measure on only that many test records; 0 is all.
+        train_records: Measure on that many training records, too; None is on none.
     """
 
     dataset: Literal["mnist", "digits"] = "mnist"
@@ -104,6 +105,7 @@ class Config:
     measurements: int = 20
     records: int = 0
     test_records: int = 0
+    train_records: int | None = None
 
 
 PRESETS = {
@@ -111,7 +113,7 @@ PRESETS = {
         dataset="digits", model="mlp", agents=4, probability=0.6, rounds=12, gamma=0.05, beta=2.0,
         q1=0.9, q2=0.95, batch_size=8, epsilon=(1.0,), gaps=(0.01,), gammas=(0.05,),
         betas=(1.0, 1000.0), border_rounds=12, sizes=(4,), graphs=("ring",), budgets=(1.0,),
-        pairs=4, seeds=(0,), measurements=2, records=200,
+        pairs=4, seeds=(0,), measurements=2, records=200, train_records=50,
     ),
     "cpu": Config(
         model="small_cnn", layout="patches",
@@ -119,6 +121,11 @@ PRESETS = {
         gaps=(1.0, 0.01, 0.0001), gammas=(0.01, 0.1, 0.5), betas=(1.0, 10.0, 100.0),
         border_rounds=60, sizes=(20, 50), budgets=(0.5, 10.0), measurements=4,
         test_records=1000,
+    ),
+    "long": Config(
+        model="small_cnn", layout="patches", parts=("gaps", "methods", "networks"),
+        gamma=0.1, beta=2.0, q1=0.998, q2=0.999, epsilon=(1.0,), gaps=(0.001,), sizes=(100,),
+        budgets=(0.5, 10.0), test_records=1000, train_records=1000,
     ),
     "gpu": Config(seeds=(0,), sizes=(50, 100)),
     "full": Config(),
@@ -161,9 +168,18 @@ def task(config: Config, agents: int) -> problem.Problem:
     found = read(config)
     shards = partition.iid(len(found.train[1]), agents, 0)
     x, y = (part[: config.test_records or None] for part in found.test)
-    return problem.supervised(
+    made = problem.supervised(
         found.model, "cross_entropy", found.train, (x, y), shards, name=config.dataset
     )
+    if config.train_records is None:
+        return made
+    seen = tuple(part[: config.train_records] for part in found.train)
+
+    def metrics(models: Any, evaluation: Any) -> dict[str, Any]:
+        test, train = (made.metrics(models, part) for part in evaluation)
+        return test | {name.replace("test_", "train_"): value for name, value in train.items()}
+
+    return replace(made, metrics=metrics, evaluation=((x, y), seen))
 
 
 def config_of(
