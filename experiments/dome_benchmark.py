@@ -402,8 +402,9 @@ def wins(rows: Any, least: float = 0.0) -> list[dict[str, Any]]:
 
     Returns:
         "epsilon", "k", "against", "gain in points", "standard error", "seeds", how many times as
-        many "bytes" the rival sends, and the "verdict": "wins", "loses", "open: ..." (within
-        chance by Student's t, or one seed), or "diverged" where a run of DOME's has no number.
+        many "bytes" the rival sends, and the "outcome": "wins", "loses", "cannot be told at our
+        size: ..." (within chance by Student's t, or one seed), or "diverged" where a run of
+        DOME's has no number.
     """
     found = []
     own = rows[rows["algorithm"] == "dome"]
@@ -420,23 +421,23 @@ def wins(rows: Any, least: float = 0.0) -> list[dict[str, Any]]:
                 "epsilon": epsilon, "k": k, "against": TITLES[rival], "gain in points": gain,
                 "standard error": pair.standard_error, "seeds": pair.count,
                 "times the bytes": float(theirs["k"].iloc[0] / k),
-                "verdict": _verdict(gain, margin, least),
+                "outcome": _outcome(gain, margin, least),
             })  # fmt: skip
     return found
 
 
-def _verdict(gain: float, margin: float, least: float) -> str:
+def _outcome(gain: float, margin: float, least: float) -> str:
     if math.isnan(gain):
         return "diverged"
     if not math.isfinite(margin):
-        return "open: one seed"
+        return f"{claims.UNTOLD}: one seed"
     if gain > max(margin, least):
         return "wins"
-    return "loses" if -gain > max(margin, least) else "open: within chance"
+    return "loses" if -gain > max(margin, least) else f"{claims.UNTOLD}: within chance"
 
 
 def summary(found: list[dict[str, Any]]) -> str:
-    """The verdicts in a line a rival: where DOME wins, where it loses, what is open.
+    """The outcomes in a line a rival: where DOME wins, where it loses, what cannot be told.
 
     Args:
         found: Rows of `wins`.
@@ -445,11 +446,11 @@ def summary(found: list[dict[str, Any]]) -> str:
     for rival in dict.fromkeys(row["against"] for row in found):
         own = [row for row in found if row["against"] == rival]
         parts = []
-        for word in ("wins", "loses", "open", "diverged"):
+        for word in ("wins", "loses", claims.UNTOLD, "diverged"):
             at = [
                 f"epsilon {row['epsilon']:g} k {row['k']} ({row['gain in points']:+.1f})"
                 for row in own
-                if row["verdict"].startswith(word)
+                if row["outcome"].startswith(word)
             ]
             parts += [f"{word} at {', '.join(at)}"] if at else []
         lines.append(f"against {rival}: {'; '.join(parts)}")
@@ -457,7 +458,7 @@ def summary(found: list[dict[str, Any]]) -> str:
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
-    """Print the tables and the verdict, and draw the figure, from the records."""
+    """Print the tables and the outcomes, and draw the figure, from the records."""
     final = frame[frame["phase"] == "final"]
     last = final[final["round"] == final["rounds"]]
     last = last.assign(points=100 * last["test_accuracy"])

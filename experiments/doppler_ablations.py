@@ -4,7 +4,9 @@ One study a figure. Each compares low-pass filtered private training with and wi
 changed: the optimizer, the network, the filter, the clip, the step size, the schedule, the start.
 Step sizes are tuned on one seed and a validation part, as many for every curve; reported runs have
 other seeds. Runs that several studies need are run once. Gains are paired over seeds, and a claim
-holds where they are more than chance by Student's t.
+is reproduced where they are more than chance by Student's t. Verdicts are on the runs made, also
+where these are much smaller than the paper's. The preset full has the paper's sizes at fixed epochs
+and batches, with group norms; fine-tuning needs ``--weights FILE``, which is not here.
 """
 
 import functools

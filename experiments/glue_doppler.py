@@ -3,7 +3,8 @@
 One agent holds the texts: central DP training with Poisson-sampled batches, noise calibrated by
 privacy loss distributions, delta = N^-1.1. Step sizes are tuned on one seed and a validation part
 of the training data, as many for each method; the dev file is the test set. Without a file of
-pretrained weights it runs from a small random start, which is not the paper's run, and says so.
+pretrained weights it runs from a small random start, which is not the paper's run, and says so. The
+preset full has the paper's sizes with ``--weights FILE``, and one of its four tasks at a time.
 """
 
 import functools

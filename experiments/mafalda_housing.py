@@ -5,11 +5,15 @@ decentralized SGD; every record takes part once an epoch, in a fixed order, and 
 clipped. At each privacy level the designs are compared on the same splits, models and raw noise:
 fresh noise (DP-D-SGD), noise that cancels over rounds (Anti-PGD, D-MF, MAFALDA), and noise that
 cancels over agents and rounds ("spacetime"), whose shared seed defends from outsiders only.
+
+The presets cpu and full have the paper's sizes and two of its three graphs: PeerTube is not here,
+and ``--graphs FILE`` takes its edge list.
 """
 
 import dataclasses
 import functools
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +35,6 @@ DESIGNS = ("non_private", "independent", "anti_pgd", "prefix_sum", "mafalda", "s
 LABELS = {name: plots.TITLES[name] for name in DESIGNS} | {"independent": "DP-D-SGD"}
 """Designs in the order of the tables; independent noise under its name in this setting."""
 
-GRAPHS = {"facebook_ego": graphs.facebook_ego, "florentine": graphs.florentine}
 MIXING = {
     "uniform_neighbors": mixing.uniform_neighbors,
     "metropolis_hastings": mixing.metropolis_hastings,
@@ -43,7 +46,7 @@ class Config:
     """What is trained, where, and at which privacy.
 
     Attributes:
-        graphs: Networks.
+        graphs: Networks, as `dpjax account --graph` takes them: by name, or files of edge lists.
         mixing: How agents average: uniform_neighbors (row-normalised with self-loops, the paper's
             code) or metropolis_hastings.
         designs: Noise designs.
@@ -64,7 +67,7 @@ class Config:
         records: Use only that many records; 0 is all.
     """
 
-    graphs: tuple[Literal["facebook_ego", "florentine"], ...] = ("facebook_ego", "florentine")
+    graphs: tuple[str, ...] = ("facebook_ego", "florentine")
     mixing: Literal["uniform_neighbors", "metropolis_hastings"] = "uniform_neighbors"
     designs: tuple[str, ...] = tuple(LABELS)
     mu: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -108,6 +111,24 @@ PRESETS = {
 }  # fmt: skip
 
 
+def networks(config: Config) -> dict[str, np.ndarray]:
+    """The mixing matrices by network; a file's network has the name of the file.
+
+    Raises:
+        ValueError: Naming a file that is no connected network, or whose name another network has.
+    """
+    found: dict[str, np.ndarray] = {}
+    for spec in config.graphs:
+        name = Path(spec).stem if os.path.isfile(spec) else spec
+        if name in found:
+            raise ValueError(f"graphs holds {spec!r}, another network {name!r}; rename the file")
+        try:
+            found[name] = MIXING[config.mixing](graphs.parse(spec))
+        except ValueError as error:
+            raise ValueError(f"graphs holds {spec!r}: {error}") from None
+    return found
+
+
 def learn(config: Config, agents: int, seed: int) -> problem.Problem:
     """The data of one seed: split, dealt to the agents at random, and the network to train."""
     data = load.load("housing")
@@ -138,10 +159,9 @@ def plans(config: Config, design: str, matrix: Any, counts: np.ndarray) -> list[
 
 
 def train(
-    config: Config, graph: str, design: str, lab: launch.Lab, folder: Path
+    config: Config, graph: str, matrix: np.ndarray, design: str, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Run one design on one graph; every seed has a split of its own."""
-    matrix = MIXING[config.mixing](GRAPHS[graph]())
     made: list[plan.Plan] = []
     rows, rates = [], []
     for first in range(0, len(config.seeds), config.together):
@@ -191,12 +211,14 @@ def _level(config: Config, guarantee: dict[str, Any]) -> float:
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Train on California housing over a network under noise correlated over rounds."""
     cells = []
-    for graph in config.graphs:
+    for graph, matrix in networks(config).items():
+        # A file may change, a name may not.
+        own = {} if graph in config.graphs else {"fingerprint": mixing.fingerprint(matrix)}
         for design in config.designs:
             listed = ("graphs", "designs", "level", "together")
-            stored = launch.stored(config, *listed, graph=graph, design=design)
-            compute = functools.partial(train, config, graph, design, lab)
-            cells.append((f"{graph}_{design}", stored, compute))
+            stored = launch.stored(config, *listed, graph=graph, design=design, **own)
+            compute = functools.partial(train, config, graph, matrix, design, lab)
+            cells.append((launch.file_name(f"{graph}_{design}"), stored, compute))
     report(config, lab, lab.cells(cells, seed=config.seeds))
 
 
@@ -296,8 +318,7 @@ def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
     """Figures: the loss over privacy, and over rounds at one level."""
     note = "LDP is DP-D-SGD. Space and time share a seed: they defend from outsiders only."
     at = config.drawn
-    for graph in config.graphs:
-        own = last[last["graph"] == graph]
+    for graph, own in last.groupby("graph", sort=False):
         course = frame[(frame["graph"] == graph) & frame["mu"].isin([at, math.inf])]
         for name, rows, x, y, label in (
             ("privacy", own, "mu", "tail_loss", "mu (Gaussian DP)"),
@@ -313,7 +334,7 @@ def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
                 logy=True,
                 note=note if "spacetime" in config.designs else None,
             )
-            lab.figure(sheet, f"mafalda_housing_{graph}_{name}.svg")
+            lab.figure(sheet, f"mafalda_housing_{launch.file_name(graph)}_{name}.svg")
 
 
 main = functools.partial(launch.main, "mafalda_housing", PRESETS, experiment)

@@ -3,8 +3,9 @@
 A hundred sensors measure one vector, each through a matrix of its own, and agree on it over a
 random graph. Tracking and DPOP are compared at equal epsilon; PP-DOAGT and Diff-TV-AB, of which no
 calibration was published, get the very noise of tracking, and their cost by this package's account
-stands beside. The data's law is not in the paper: it is an option. All is in float64: while steps
-are large, models swing far before they settle, and float32 would leave its rounding of that.
+stands beside. All is in float64: while steps are large, models swing far before they settle, and
+float32 would leave its rounding of that. The presets cpu and full have the paper's sizes, on data
+of our own: the data's law is not in the paper, and is an option.
 """
 
 import dataclasses

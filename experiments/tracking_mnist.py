@@ -5,6 +5,9 @@ The paper's claims rest on a gap between gradients that it never states: here it
 assumption; in the "clipped" mode gradients are clipped in L1 to half the gap, so that it holds.
 Methods and networks are compared in the assumed mode, in which something is learned: two rivals ask
 for gradients at models that nobody else knows, and their cost assumes a smoothness besides.
+
+The preset full has the paper's agents, rounds and layers, with group norms in place of batch norms:
+statistics of batches are private, and are never sent.
 """
 
 import functools

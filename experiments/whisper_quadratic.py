@@ -2,8 +2,8 @@
 
 Agent i of n holds f_i(x) = 15 (x1 +- i)^2 + x2^2, the second half rotated by 15 degrees about its
 own minimiser. Clipping at 0.1 bounds how far anyone moves (0.14 in 5,000 rounds at eta_1 = 0.01),
-so the start and the first step size decide what is seen. Both are options; the presets show two of
-each.
+so the start and the first step size decide what is seen. The paper does not state its start. Both
+are options; the presets show two of each. Preset cpu has the paper's sizes, full has more seeds.
 """
 
 import dataclasses

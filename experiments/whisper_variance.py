@@ -1,6 +1,7 @@
 """Noise variances of the designs over budgets and graphs: Fig. 1 of the Whisper paper.
 
-No training: for every random graph the designs are solved once, and every budget scales them.
+No training: for every random graph the designs are solved once, and every budget scales them. The
+preset cpu has the paper's sizes, full has more graphs.
 """
 
 import dataclasses

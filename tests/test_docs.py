@@ -63,6 +63,18 @@ def unknown_names(text: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.slow
+def test_a_server_s_example_is_as_accurate_as_its_page_says(real_data, monkeypatch) -> None:
+    monkeypatch.setenv("DPJAX_DATA", str(real_data("a9a").parent))
+    text, names = (ROOT / "docs" / "federated.md").read_text(), {}
+    exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], names)
+    low, high = re.search(r"accuracy is ([.0-9]+) to ([.0-9]+) by seed", text).groups()
+    found = names["result"].metrics["test_accuracy"][-1]
+    # What builds round otherwise moves a seed so far.
+    assert float(low) - 0.02 < found.min() and found.max() < float(high) + 0.02
+    assert found.max() - found.min() > 0.5 * (float(high) - float(low))
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_modules_that_a_page_names_are_there(page: str) -> None:
     assert not unknown_names((ROOT / page).read_text())

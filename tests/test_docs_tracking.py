@@ -121,7 +121,7 @@ def test_tables_2_and_3_are_what_the_functions_give(differences):
     text = PAGE.read_text()
     assert not differences(text)
     # One digit elsewhere is seen, in whatever cell.
-    section = text[text.index("(Tables 2-3)") :].partition("\n## ")[0]
+    section = text[text.index("(Tables 2-3)\n") :].partition("\n## ")[0]
     heading = "method | numbers" if differences is differences_of_moves else "rival, epsilon"
     table = section[section.index(f"| {heading}") :].split("\n\n")[0]
     for row in table.splitlines()[2:]:

@@ -194,14 +194,14 @@ def finetuning(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> 
             gain = wide[pair[0]] - wide[pair[1]]
             parts.append(gain.rename("points").reset_index().assign(series=place))
     first = _gain(end, filter, ends[0])
-    more = {"of": f"{ends[0]} over {ends[1]}", "verdict": "open: one budget"}
+    more = {"of": f"{ends[0]} over {ends[1]}", "verdict": f"{claims.UNTOLD}: one budget"}
     if ends[0] != ends[1]:
-        more["verdict"] = "open: not run"
+        more["verdict"] = f"{claims.UNTOLD}: not run"
         if parts:
             more = _part(pandas.concat(parts, ignore_index=True), *ends)
-    if first["verdict"] == "not":
+    if first["verdict"] == claims.NO:
         # What loses gains neither little nor more.
-        more["verdict"] = "not"
+        more["verdict"] = claims.NO
     return _listed(
         "Fig. 12",
         {
@@ -241,12 +241,11 @@ def waves(rows: "pandas.DataFrame") -> list[claims.Judged]:
     half = 0.5**0.5
     passed, kept = [], []
     for row in rows[rows["series"] != _NONE].to_dict("records"):
-        sides = (row["slow"] > half, row["fast"] < half)
-        said = "holds" if all(sides) else "partly" if any(sides) else "not"
+        said = claims.YES if row["slow"] > half > row["fast"] else claims.NO
         numbers = {"of": row["series"], "slow wave kept": row["slow"]}
         passed.append(numbers | {"fast wave kept": row["fast"], "verdict": said})
         off = {"of": row["series"], "constant off by": row["drift"]}
-        kept.append(off | {"verdict": "holds" if row["drift"] < 1e-5 else "not"})
+        kept.append(off | {"verdict": claims.YES if row["drift"] < 1e-5 else claims.NO})
     words = ("a slow wave passes, a fast one does not", "a mean stays as it is")
     return _listed("Fig. 5", dict(zip(words, (passed, kept), strict=True)))
 
@@ -262,7 +261,7 @@ def _one(gain: float, margin: float) -> str:
 
 def _slight(gain: float, margin: float) -> str:
     """A gain, but less than a point."""
-    return "not" if claims.verdict(gain, margin) == "not" else _one(gain, margin)
+    return claims.NO if claims.verdict(gain, margin) == claims.NO else _one(gain, margin)
 
 
 def _part(

@@ -1,4 +1,8 @@
-"""Published claims against records: gains paired over seeds, and plain verdicts on them."""
+"""Published claims against records: gains paired over seeds, and plain verdicts on them.
+
+A verdict is one of `VERDICTS`; where runs cannot tell, the reason follows a colon. It is on the
+runs alone, whatever their size beside the paper's.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,9 +14,12 @@ from dpjax import _validate
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Judged", "below", "gains", "joined", "margin", "part", "unequal", "verdict"]
+__all__ = [
+    *("NO", "UNTOLD", "VERDICTS", "YES"),
+    *("Judged", "below", "gains", "joined", "margin", "part", "unequal", "verdict"),
+]
 
-VERDICTS = ("holds", "partly", "not", "open")
+VERDICTS = YES, NO, UNTOLD = "reproduced", "not reproduced", "cannot be told at our size"
 
 
 class Judged(NamedTuple):
@@ -96,17 +103,14 @@ def verdict(gain: float, margin: float, least: float = 0.0) -> str:
         least: What is claimed.
 
     Returns:
-        Above 0 by more than the margin, "holds" or, below the claim, "partly"; "not" where it is
-        below the claim by more than the margin, or no number; "open: one seed"; else "open: within
-        chance".
+        `YES` above 0 by more than the margin and not below the claim; `NO` below the claim by more
+        than the margin, or for no number; else `UNTOLD`, "one seed" or "within chance".
     """
-    if math.isnan(gain):
-        return "not"
-    if not math.isfinite(margin):
-        return "open: one seed"
-    if gain > margin:
-        return "holds" if gain >= least else "partly"
-    return "open: within chance" if gain + margin >= least else "not"
+    if not (math.isnan(gain) or math.isfinite(margin)):
+        return f"{UNTOLD}: one seed"
+    if gain > margin and gain >= least:
+        return YES
+    return f"{UNTOLD}: within chance" if gain + margin >= least else NO
 
 
 def unequal(gain: float, margin: float) -> str:
@@ -117,7 +121,7 @@ def unequal(gain: float, margin: float) -> str:
         margin: Half its interval; nan for one seed.
 
     Returns:
-        "holds" beyond the margin, "open: one seed", else "open: within chance".
+        `YES` beyond the margin, else `UNTOLD`, "one seed" or "within chance".
     """
     return verdict(abs(gain), margin)
 
@@ -144,19 +148,19 @@ def part(
         column: Column that tells the two apart.
 
     Returns:
-        "of", "gain in {value}", "standard error", "seeds" and "verdict", which is "open: not run",
-        without numbers, where one of the two is in no row, and "open: diverged" where a run of
+        "of", "gain in {value}", "standard error", "seeds" and "verdict", which is `UNTOLD`: "not
+        run", without numbers, where one of the two is in no row, and "diverged" where a run of
         ``worse`` has no number, which no gain measures.
 
     Raises:
         ValueError: As `_common.tables.paired`.
     """
     if not {better, worse} <= set(frame[column]):
-        return {"of": of, "verdict": "open: not run"}
+        return {"of": of, "verdict": f"{UNTOLD}: not run"}
     row = _gain(frame, worse, better, value, column)
     said = judge(row[f"gain in {value}"], row.pop("margin"))
     if frame.loc[frame[column] == worse, value].isna().any():
-        said = "open: diverged"
+        said = f"{UNTOLD}: diverged"
     return {"of": of, **row, "verdict": said}
 
 
@@ -169,27 +173,24 @@ def below(gain: float, margin: float, most: float) -> str:
         most: What it shall be less than.
 
     Returns:
-        "holds" where it is less by more than the margin, "not" where it is more by that or no
-        number, "open: one seed", else "open: within chance".
+        `YES` where it is less by more than the margin, `NO` where it is more by that or no number,
+        else `UNTOLD`, "one seed" or "within chance".
     """
-    if math.isnan(gain):
-        return "not"
-    if not math.isfinite(margin):
-        return "open: one seed"
+    if math.isnan(gain) or gain - margin >= most:
+        return NO
     if gain + margin < most:
-        return "holds"
-    return "not" if gain - margin >= most else "open: within chance"
+        return YES
+    return f"{UNTOLD}: {'within chance' if math.isfinite(margin) else 'one seed'}"
 
 
 def joined(*verdicts: str) -> str:
     """One verdict on a claim that several parts hold, all of them.
 
     Args:
-        verdicts: Of the parts: "holds", "partly", "not", "open", or these with more words.
+        verdicts: Of the parts: `VERDICTS`, or these with more words.
 
     Returns:
-        "holds" where all do; "partly" where some do and some do not; "not" where some do not and
-        none is known to; "open" where none is known not to, and some are open.
+        `NO` where one part is not reproduced, else `UNTOLD` where one cannot be told, else `YES`.
 
     Raises:
         ValueError: For no verdicts, or what is none.
@@ -199,10 +200,4 @@ def joined(*verdicts: str) -> str:
         raise ValueError("verdicts is empty; give at least one")
     for word in words:
         _validate.one_of("verdicts", word, VERDICTS)
-    known = {*words} - {"open"}
-    if known == {*words}:
-        return words[0] if len(known) == 1 else "partly"
-    # With open parts all may still hold, unless one does not.
-    if "partly" in known or len(known) > 1:
-        return "partly"
-    return "not" if "not" in known else "open"
+    return next(word for word in (NO, UNTOLD, YES) if word in words)

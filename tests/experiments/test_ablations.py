@@ -11,6 +11,7 @@ import pytest
 from scipy import signal
 
 from _common.central import Central
+from _common.claims import NO, UNTOLD, YES
 from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.results import records
@@ -80,19 +81,19 @@ def test_what_is_said_follows_from_the_rows_of_the_right_cells():
         return {claim.words: claim.verdict for claim in module.judged(config, study, chosen)}
 
     assert said("optimizers") == {
-        "SGD is better behind a filter at every budget": "holds",
-        "the gain is 3 to 10 points": "holds",
+        "SGD is better behind a filter at every budget": YES,
+        "the gain is 3 to 10 points": YES,
     }
-    assert set(said("models").values()) == {"holds"}
-    assert set(said("clipping").values()) == {"holds"}
-    assert tuple(said("schedules").values()) == ("not", "holds")
+    assert set(said("models").values()) == {YES}
+    assert set(said("clipping").values()) == {YES}
+    assert tuple(said("schedules").values()) == (NO, YES)
     filters = said("filters")
-    assert filters["and worse in the end"] == "holds"
-    # Those that were not run leave their claim open.
-    assert filters["filters of other coefficients have another accuracy"] == "open"
-    assert said("steps")["the best step size is inside the grid"] == "holds"
+    assert filters["and worse in the end"] == YES
+    # Of those that were not run nothing can be told.
+    assert filters["filters of other coefficients have another accuracy"] == UNTOLD
+    assert said("steps")["the best step size is inside the grid"] == YES
     fine = said("finetuning")
-    assert tuple(fine.values()) == ("holds", "not", "open: one budget")
+    assert tuple(fine.values()) == (YES, NO, f"{UNTOLD}: one budget")
 
 
 def test_waves_are_kept_as_the_frequency_response_says():
@@ -191,7 +192,7 @@ def test_the_guarantee_told_is_of_a_reported_run(monkeypatch):
 def test_a_study_without_data_is_drawn(tmp_path, capsys):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--study", "response"]
     assert script().main(arguments) == 0
-    assert "Fig. 5: a mean stays as it is: holds" in capsys.readouterr().out
+    assert f"Fig. 5: a mean stays as it is: {YES}" in capsys.readouterr().out
     folder = tmp_path / "doppler_ablations" / "tiny"
     assert (folder / "doppler_ablations_response.svg").exists()
 
@@ -201,7 +202,7 @@ def test_a_study_is_run_and_judged(tmp_path, capsys):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--study", "steps"]
     assert script().main([*arguments, "--stepped", "sgd", "--seeds", "0"]) == 0
     said = capsys.readouterr().out
-    assert "Fig. 10: the smallest is slow early: open: one seed" in said
+    assert f"Fig. 10: the smallest is slow early: {UNTOLD}: one seed" in said
     frame = records.read(tmp_path / "doppler_ablations" / "tiny")
     assert set(frame["phase"]) == {"every step"} and set(frame["filter"]) == {"none", "first v1"}
     assert set(frame["step_size"]) == {2.0, 1.0, 0.5} and len(frame) == 2 * 3 * 3
@@ -255,13 +256,28 @@ def test_table_3_is_judged(capsys):
     module.judge(config, lab, pandas.DataFrame(glue_rows(ends)))
     text = "\n".join(said)
     assert module.NOT_THE_PAPERS in text
-    assert "Table 3: it gains over AdamBC at every budget: holds" in text
-    assert "Table 3: and less than a point over DPAdam without correction: holds" in text
+    assert f"Table 3: it gains over AdamBC at every budget: {YES}" in text
+    assert f"Table 3: and less than a point over DPAdam without correction: {YES}" in text
     said.clear()
     module.judge(dataclasses.replace(config, optimizer="sgd", uncorrected=False), lab, None)
     assert "not judged" in said[0]
     with pytest.raises(ValueError, match="uncorrected is True with sgd"):
         dataclasses.replace(config, optimizer="sgd")
+
+
+@pytest.mark.parametrize(
+    "base, said", [(96.3, f"{UNTOLD}: sgd leaves 3.7 points"), (60.0, NO), (89.0, NO)]
+)
+def test_points_that_the_base_does_not_leave_cannot_be_gained(base, said):
+    module, told = script("cifar_doppler"), []
+    rows = [
+        {"algorithm": name, "seed": seed, "points": base + lost * (1 + seed / 9)}
+        for name, lost in (("sgd", 0.0), ("sgd + first v1", -0.5))
+        for seed in (0, 1, 2)
+    ]
+    frame = pandas.DataFrame(rows)
+    module.compare(module.PRESETS["cpu"], SimpleNamespace(say=told.append), frame)
+    assert len(told) == 1 and told[0].splitlines()[-1].endswith(f" {said}")
 
 
 def test_uncorrected_adam_keeps_the_noise():

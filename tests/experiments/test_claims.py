@@ -6,6 +6,7 @@ import pandas
 import pytest
 
 from _common import claims
+from _common.claims import NO, UNTOLD, YES
 
 
 def test_gains_are_paired_over_seeds():
@@ -28,32 +29,33 @@ def test_gains_are_paired_over_seeds():
 def test_claims_of_points_are_judged():
     pairs = ((5, 1), (3.5, 4), (2, 0.5), (-4, 0.1), (4, math.nan), (math.nan, 0.1), (1, 1.5))
     judged = [claims.verdict(*pair, 3.0) for pair in pairs]
-    chance = "open: within chance"
-    assert judged == ["holds", chance, "partly", "not", "open: one seed", "not", "not"]
+    chance = f"{UNTOLD}: within chance"
+    assert judged == [YES, chance, NO, NO, f"{UNTOLD}: one seed", NO, NO]
+    # More than chance, and what is claimed is not excluded.
+    assert claims.verdict(2.5, 1.0, 3.0) == chance
     judged = [claims.verdict(gain, 0.1) for gain in (0.3, 0.1, 0.0, -0.1, -0.3)]
-    assert judged == ["holds", chance, chance, chance, "not"]
+    assert judged == [YES, chance, chance, chance, NO]
     assert math.isnan(claims.margin(math.nan, 1))
     # A run that diverged among several is no lack of seeds.
-    assert claims.verdict(math.nan, math.nan) == claims.below(math.nan, math.nan, 1.0) == "not"
+    assert claims.verdict(math.nan, math.nan) == claims.below(math.nan, math.nan, 1.0) == NO
 
 
 def test_upper_bounds_are_judged():
     pairs = ((0.4, 0.4), (0.8, 0.4), (1.2, 0.4), (2.0, 0.4), (-3.0, 0.2), (0.4, math.nan))
     assert [claims.below(*pair, 1.0).partition(":")[0] for pair in pairs] == [
-        *("holds", "open", "open", "not", "holds", "open"),
+        *(YES, UNTOLD, UNTOLD, NO, YES, UNTOLD),
     ]
 
 
 def test_claims_of_several_parts():
     for parts, whole in (
-        (("holds", "holds"), "holds"),
-        (("not", "not"), "not"),
-        (("holds", "not"), "partly"),
-        (("partly", "partly"), "partly"),
-        (("holds", "open: one seed"), "open"),
-        (("not", "open: within chance"), "not"),
-        (("holds", "not", "open"), "partly"),
-        (("open",), "open"),
+        ((YES, YES), YES),
+        ((NO, NO), NO),
+        ((YES, NO), NO),
+        ((YES, f"{UNTOLD}: one seed"), UNTOLD),
+        ((NO, f"{UNTOLD}: within chance"), NO),
+        ((YES, NO, UNTOLD), NO),
+        ((UNTOLD,), UNTOLD),
     ):
         assert claims.joined(*parts) == whole, parts
     for wrong in ((), ("maybe",)):
@@ -69,16 +71,17 @@ def test_parts_say_what_was_not_run_and_claims_join_them():
     ]
     frame = pandas.DataFrame(rows)
     run = claims.part(frame, "better", "plain", "points", of="a")
-    assert run["gain in points"] == pytest.approx(4.02) and run["verdict"] == "holds"
-    assert claims.part(frame, "plain", "better", "points", of="a")["verdict"] == "not"
+    assert run["gain in points"] == pytest.approx(4.02) and run["verdict"] == YES
+    assert claims.part(frame, "plain", "better", "points", of="a")["verdict"] == NO
     two_sided = claims.part(frame, "plain", "better", "points", of="a", judge=claims.unequal)
-    assert two_sided["verdict"] == "holds" and two_sided["gain in points"] == pytest.approx(-4.02)
+    assert two_sided["verdict"] == YES and two_sided["gain in points"] == pytest.approx(-4.02)
     missing = claims.part(frame, "better", "third", "points", of="b")
-    assert missing == {"of": "b", "verdict": "open: not run"}
-    assert claims.Judged("Fig. 0", "words", (run, missing)).verdict == "open"
+    assert missing == {"of": "b", "verdict": f"{UNTOLD}: not run"}
+    assert claims.Judged("Fig. 0", "words", (run, missing)).verdict == UNTOLD
     lost = pandas.concat([frame, frame.assign(series="lost", points=[1.0, math.nan] * 2)[:2]])
-    assert claims.part(lost, "lost", "plain", "points", of="c")["verdict"] == "not"
-    assert claims.part(lost, "plain", "lost", "points", of="c")["verdict"] == "open: diverged"
-    assert claims.Judged("Fig. 0", "words", (missing,)).verdict == "open: not run"
+    assert claims.part(lost, "lost", "plain", "points", of="c")["verdict"] == NO
+    diverged = claims.part(lost, "plain", "lost", "points", of="c")["verdict"]
+    assert diverged == f"{UNTOLD}: diverged"
+    assert claims.Judged("Fig. 0", "words", (missing,)).verdict == f"{UNTOLD}: not run"
     lines = claims.Judged("Fig. 0", "words", (run, missing)).text().splitlines()
-    assert lines[0] == "Fig. 0: words: open" and len(lines) == 5
+    assert lines[0] == f"Fig. 0: words: {UNTOLD}" and len(lines) == 5

@@ -9,6 +9,7 @@ import numpy as np
 import pandas
 import pytest
 
+from _common.claims import UNTOLD
 from dpjax.algorithms.exchange import Trusted
 from dpjax.data import partition
 from dpjax.plans import problem
@@ -118,7 +119,7 @@ def test_the_choice_is_by_paired_differences_beyond_chance():
     assert found["any"]["best"] in ("DOME", "server SGD")
 
 
-def test_the_verdict_on_sketches_follows_the_records():
+def test_the_outcome_of_sketches_follows_the_records():
     module = load_script("dome_benchmark")
     rows = [
         *rows_of([70.0, 71.0, 72.0], algorithm="dome", k=16),
@@ -130,19 +131,19 @@ def test_the_verdict_on_sketches_follows_the_records():
     frame = pandas.DataFrame(rows).assign(budget_epsilon=1.0)
     found = {row["against"]: row for row in module.wins(frame)}
     count, adam = found[module.TITLES["count"]], found[module.TITLES["adam"]]
-    assert count["verdict"] == "wins" and count["gain in points"] == pytest.approx(9.833, abs=1e-3)
-    assert adam["verdict"] == "loses" and adam["times the bytes"] == pytest.approx(62.5)
-    assert found[module.TITLES["fixed"]]["verdict"] == "open: within chance"
+    assert count["outcome"] == "wins" and count["gain in points"] == pytest.approx(9.833, abs=1e-3)
+    assert adam["outcome"] == "loses" and adam["times the bytes"] == pytest.approx(62.5)
+    assert found[module.TITLES["fixed"]]["outcome"] == (chance := f"{UNTOLD}: within chance")
     said = module.summary(list(found.values()))
     assert "against count sketch: wins at epsilon 1 k 16 (+9.8)" in said
     # Twins: signs turned, a rival at another k, one that diverged, one seed.
     turned = frame.assign(points=-frame["points"])
-    assert [row["verdict"] for row in module.wins(turned)][:2] == ["wins", "open: within chance"]
+    assert [row["outcome"] for row in module.wins(turned)][:2] == ["wins", chance]
     broken = frame.copy()
     broken.loc[0, "points"] = math.nan
-    assert {row["verdict"] for row in module.wins(broken)} == {"diverged"}
+    assert {row["outcome"] for row in module.wins(broken)} == {"diverged"}
     single = frame[frame["seed"] == 0]
-    assert {row["verdict"] for row in module.wins(single)} == {"open: one seed"}
+    assert {row["outcome"] for row in module.wins(single)} == {f"{UNTOLD}: one seed"}
 
 
 def test_every_sketch_is_tried_as_often():
@@ -208,7 +209,7 @@ def test_stored_records_of_both_say_what_the_page_says():
     found = bench.wins(last.assign(points=100 * last["test_accuracy"]))
     wins = {
         (row["epsilon"], row["k"]) for row in found
-        if row["against"] == "count sketch" and row["verdict"] == "wins"
+        if row["against"] == "count sketch" and row["outcome"] == "wins"
     }  # fmt: skip
     assert wins == {(1.0, 16), (3.0, 16), (1.0, 4)}
 
@@ -245,6 +246,6 @@ def test_on_images_sketches_win_where_the_page_says_and_lose_to_all_numbers(name
     of = {"wins": set(), "loses": set()}
     for row in found:
         rival = {"count sketch": "wins", "DP momentum, all numbers": "loses"}.get(row["against"])
-        if rival == row["verdict"]:
+        if rival == row["outcome"]:
             of[rival].add((row["epsilon"], row["k"]))
     assert of == {"wins": ahead, "loses": behind}

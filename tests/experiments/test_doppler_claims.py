@@ -6,6 +6,7 @@ import pandas
 import pytest
 
 from _common import ablations
+from _common.claims import NO, UNTOLD, YES
 
 SPREAD = (-0.2, 0.1, 0.1)
 """What differences of three seeds stray by: a standard error of 0.1."""
@@ -40,20 +41,20 @@ def test_gains_are_of_the_last_round_and_have_a_standard_error():
     (part,) = numbers(found, "every network is better behind a filter")
     assert part["gain in points"] == pytest.approx(4.0) and part["seeds"] == 3
     assert part["standard error"] == pytest.approx(0.1)
-    assert verdicts(found) == {"every network is better behind a filter": "holds"}
+    assert verdicts(found) == {"every network is better behind a filter": YES}
     assert found[0].source == "Fig. 7"
     text = found[0].text().splitlines()
-    assert text[0].endswith("behind a filter: holds") and text[-1].split()[1] == "4"
+    assert text[0].endswith(f"behind a filter: {YES}") and text[-1].split()[1] == "4"
 
 
 def test_every_network_is_one_that_none_contradicts():
     ends = {"a, no filter": 50.0, "a, f": 54.0, "b, no filter": 50.0, "b, f": 49.0}
     (claim,) = ablations.networks(made(ends), "f", ["a", "b"])
-    assert claim.verdict == "partly"
+    assert claim.verdict == NO and [part["verdict"] for part in claim.parts] == [YES, NO]
     (claim,) = ablations.networks(made(ends | {"b, f": 50.1}), "f", ["a", "b"])
-    assert claim.verdict == "open" and claim.parts[1]["verdict"] == "open: within chance"
+    assert claim.verdict == UNTOLD and claim.parts[1]["verdict"] == f"{UNTOLD}: within chance"
     (claim,) = ablations.networks(made(ends), "f", ["a", "c"])
-    assert claim.verdict == "open" and claim.parts[1]["verdict"] == "open: not run"
+    assert claim.verdict == UNTOLD and claim.parts[1]["verdict"] == f"{UNTOLD}: not run"
 
 
 def test_optimizers_are_judged_one_by_one_and_by_points():
@@ -61,12 +62,12 @@ def test_optimizers_are_judged_one_by_one_and_by_points():
     ends |= {"adam 1, no filter": 50.0, "adam 1, f": 49.0}
     found = ablations.optimizers(made(ends), "f", {"SGD": ["sgd 1", "sgd 8"], "Adam": ["adam 1"]})
     assert verdicts(found) == {
-        "SGD is better behind a filter at every budget": "holds",
-        "Adam is better behind a filter at every budget": "not",
-        "the gain is 3 to 10 points": "partly",
+        "SGD is better behind a filter at every budget": YES,
+        "Adam is better behind a filter at every budget": NO,
+        "the gain is 3 to 10 points": NO,
     }
     parts = numbers(found, "the gain is 3 to 10 points")
-    assert [part["verdict"] for part in parts] == ["holds", "partly", "not"]
+    assert [part["verdict"] for part in parts] == [YES, NO, NO]
 
 
 def test_filters_that_are_as_the_paper_says_and_that_are_not():
@@ -74,19 +75,19 @@ def test_filters_that_are_as_the_paper_says_and_that_are_not():
     as_said = dict(zip(names, (50, 56, 53, 56, 54, 55, 52, 56, 50, 51), strict=True))
     slow = dict.fromkeys(names, 30.0) | {"second": 20.0}
     found = ablations.filters(made(as_said, slow))
-    assert set(verdicts(found).values()) == {"holds"} and len(found) == 4
+    assert set(verdicts(found).values()) == {YES} and len(found) == 4
     worse = dict.fromkeys(names, 50.0) | {"no filter": 53.0, "first v1": 49.0, "second": 52.0}
     fast = dict.fromkeys(names, 30.0) | {"second": 32.0}
     found = verdicts(ablations.filters(made(worse, fast)))
     # Whether two are different, no equal numbers decide.
-    assert found.pop("filters of other coefficients have another accuracy") == "open"
-    assert set(found.values()) == {"not"}
+    assert found.pop("filters of other coefficients have another accuracy") == UNTOLD
+    assert set(found.values()) == {NO}
     # Without a measurement before the end, nothing is known of the beginning.
     once = verdicts(ablations.filters(made(as_said)))
-    assert once["the second order is slower early"] == "open: not run"
+    assert once["the second order is slower early"] == f"{UNTOLD}: not run"
 
 
-@pytest.mark.parametrize("sign, verdict", [(1, "holds"), (-1, "not")])
+@pytest.mark.parametrize("sign, verdict", [(1, YES), (-1, NO)])
 def test_clips_are_compared_each_way(sign, verdict):
     ends = {
         "automatic, flat": 55.0, "automatic, per layer": 55.0 - 2 * sign,
@@ -102,25 +103,25 @@ def test_steps_have_a_best_inside_or_at_an_end():
         rows = made(*(dict(zip(names, part, strict=True)) for part in (ends, early)))
         return verdicts(ablations.steps(rows, names))
 
-    assert set(judged((50, 55, 58, 52), (20, 25, 30, 35)).values()) == {"holds"}
+    assert set(judged((50, 55, 58, 52), (20, 25, 30, 35)).values()) == {YES}
     rising = judged((50, 52, 54, 56), (20, 25, 30, 35))
     assert rising == {
-        "the best step size is inside the grid": "partly",
-        "the largest is faster early": "holds",
-        "and worse in the end": "not",
-        "the smallest is slow early": "holds",
+        "the best step size is inside the grid": NO,
+        "the largest is faster early": YES,
+        "and worse in the end": NO,
+        "the smallest is slow early": YES,
     }
     lost = judged((50, 55, math.nan, 52), (20, 25, math.nan, 35))
-    assert lost["the best step size is inside the grid"] == "holds"
+    assert lost["the best step size is inside the grid"] == YES
     with pytest.raises(ValueError, match="three steps or more"):
         ablations.steps(made({"a": 1.0}), ["a"])
 
 
 def test_schedules():
     for late, soon, said in (
-        (58.0, 20.0, ("holds", "holds")),
-        (54.0, 35.0, ("not", "not")),
-        (58.0, 35.0, ("holds", "not")),
+        (58.0, 20.0, (YES, YES)),
+        (54.0, 35.0, (NO, NO)),
+        (58.0, 35.0, (YES, NO)),
     ):
         rows = made({"constant": 55.0, "cosine": late}, {"constant": 30.0, "cosine": soon})
         assert tuple(verdicts(ablations.schedules(rows)).values()) == said
@@ -134,30 +135,30 @@ def test_finetuning_gains_little_and_less_at_large_budgets():
         ends |= {"epsilon 8, no filter": 60.0, "epsilon 8, f": 60.0 + high}
         return tuple(verdicts(ablations.finetuning(made(ends), "f", given)).values())
 
-    assert judged(0.5, 0.0) == ("holds", "holds", "holds")
-    assert judged(3.0, 5.0) == ("holds", "not", "not")
-    assert judged(-1.0, -0.5) == ("not", "not", "not")
+    assert judged(0.5, 0.0) == (YES, YES, YES)
+    assert judged(3.0, 5.0) == (YES, NO, NO)
+    assert judged(-1.0, -0.5) == (NO, NO, NO)
     # What loses less where budgets are small gains nothing there.
-    assert judged(-9.0, -19.0) == ("not", "not", "not")
+    assert judged(-9.0, -19.0) == (NO, NO, NO)
     whole = made({"epsilon 1, no filter": 50.0, "epsilon 1, f": 50.5})
     found = verdicts(ablations.finetuning(whole, "f", places))
-    assert tuple(found.values()) == ("holds", "holds", "open: not run")
-    assert judged(0.5, 0.0, places[:1])[2] == "open: one budget"
+    assert tuple(found.values()) == (YES, YES, f"{UNTOLD}: not run")
+    assert judged(0.5, 0.0, places[:1])[2] == f"{UNTOLD}: one budget"
 
 
 def test_texts_gain_over_one_adam_and_not_over_the_other():
     ends = {"epsilon 3, no filter": 90.0, "epsilon 3, f": 91.0, "epsilon 3, uncorrected": 91.2}
     found = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
-    assert set(found.values()) == {"holds"}
+    assert set(found.values()) == {YES}
     del ends["epsilon 3, uncorrected"]
     found = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
-    assert tuple(found.values()) == ("holds", "open: not run")
+    assert tuple(found.values()) == (YES, f"{UNTOLD}: not run")
 
 
-def test_one_seed_leaves_claims_open():
+def test_one_seed_tells_nothing():
     rows = made({"a, no filter": 50.0, "a, f": 54.0})
     (claim,) = ablations.networks(rows[rows["seed"] == 0], "f", ["a"])
-    assert claim.verdict == "open: one seed"
+    assert claim.verdict == f"{UNTOLD}: one seed"
 
 
 def test_waves():
@@ -168,6 +169,6 @@ def test_waves():
         {"series": "high", "slow": 0.1, "fast": 0.9, "drift": 0.0},
     ]
     passed, kept = ablations.waves(pandas.DataFrame(rows))
-    assert [part["verdict"] for part in passed.parts] == ["holds", "partly", "not"]
-    assert [part["verdict"] for part in kept.parts] == ["holds", "not", "holds"]
-    assert passed.verdict == kept.verdict == "partly"
+    assert [part["verdict"] for part in passed.parts] == [YES, NO, NO]
+    assert [part["verdict"] for part in kept.parts] == [YES, NO, YES]
+    assert passed.verdict == kept.verdict == NO

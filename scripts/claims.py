@@ -1,0 +1,142 @@
+"""Make docs/claims.md, and "Claim by claim" of the papers' pages, from docs/records/claims.toml.
+
+scripts/claims writes them. With --check it names those that are stale, and its exit status is 1.
+"""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+VERDICTS = ("reproduced", "not reproduced", "cannot be told at our size")
+FIELDS = {"where", "claim", "verdict", "found", "size", "evidence"}
+FOLDERS = {"figure": ("figures",), "record": ("records", "../benchmarks/records")}
+BEGIN, END = "<!-- made by scripts/claims -->", "<!-- end of claims -->"
+
+
+def load(path: Path = DOCS / "records" / "claims.toml") -> dict[str, Any]:
+    """The papers by key: title, page and claims.
+
+    Raises:
+        ValueError: Naming the claim that is incomplete or names what is not there, and the remedy.
+    """
+    store = tomllib.loads(path.read_text())
+    for key, paper in store.items():
+        if not paper.get("claims"):
+            raise ValueError(f"{key} has no claim; add one under [[{key}.claims]]")
+        for claim in paper["claims"]:
+            if fault := wrong(claim):
+                raise ValueError(f"{key}, {claim.get('where')}, {claim.get('claim')!r}: {fault}")
+    return store
+
+
+def wrong(claim: dict[str, Any]) -> str:
+    """What is wrong with a claim, and the remedy; empty where nothing is."""
+    if fields := sorted(FIELDS ^ (claim.keys() - FOLDERS.keys())):
+        return f"{', '.join(fields)} missing or unknown; give {', '.join(sorted(FIELDS))}"
+    if word(claim) not in VERDICTS:
+        return f"verdict is {claim['verdict']!r}; begin it with one of {', '.join(VERDICTS)}"
+    for field in FOLDERS.keys() & claim.keys():
+        if stored(field, claim) == "none":
+            return f"{field} is {claim[field]!r}, and no such file is stored; name another"
+    for each in claim["evidence"]:
+        if not is_there(each):
+            return f"evidence has {each!r}, which is not there; give PAGE.md#SECTION or FILE::NAME"
+    return ""
+
+
+def word(claim: dict[str, Any]) -> str:
+    """The verdict without its reason."""
+    return claim["verdict"].partition(":")[0]
+
+
+def stored(field: str, claim: dict[str, Any]) -> str:
+    """A claim's figure or record as pages show it."""
+    for folder in FOLDERS[field]:
+        if field in claim and (DOCS / folder / claim[field]).is_file():
+            path = f"{folder}/{claim[field]}"
+            return f"`{path[3:]}`" if path.startswith("..") else f"[{field}]({path})"
+    return "none"
+
+
+def is_there(evidence: str) -> bool:
+    """Whether a section of a page, or a name in a file, exists."""
+    page, _, anchor = evidence.partition("#")
+    if anchor:
+        return anchor in titles(page)
+    path, _, name = evidence.partition("::")
+    text = (DOCS.parent / path).read_text() if (DOCS.parent / path).is_file() else ""
+    return bool(re.search(rf"^ *(def|class) {name}\b" if name else ".", text, re.M))
+
+
+def titles(page: str) -> dict[str, str]:
+    """Headings of a page by their anchors, as the site and GitHub make them."""
+    text = (DOCS / page).read_text() if (DOCS / page).is_file() else ""
+    found = re.findall(r"^#+ (.*)$", text, re.M)
+    plain = (re.sub(r"[^\w\s-]", "", title).strip().lower() for title in found)
+    return {re.sub(r"[-\s]+", "-", title): own for title, own in zip(plain, found, strict=True)}
+
+
+def shown(evidence: str, page: str = "claims.md") -> str:
+    """Evidence as a page shows it."""
+    path, _, anchor = evidence.partition("#")
+    return f"[{titles(path)[anchor]}]({evidence.removeprefix(page)})" if anchor else f"`{path}`"
+
+
+def section(paper: dict[str, Any]) -> str:
+    """A paper's claims with what was found."""
+    lines = []
+    for claim in paper["claims"]:
+        reason = claim["verdict"].partition(": ")[2]
+        text = f"- {claim['where']}: {claim['claim'][:-1]}: **{word(claim)}**"
+        text += f" ({reason}). {claim['found']}" if reason else f". {claim['found']}"
+        evidence = ", ".join(shown(each, paper["page"]) for each in claim["evidence"])
+        text += f" Size: {claim['size']}. Evidence: {evidence}."
+        lines += wrap(text, 150, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join(lines)
+
+
+def overview(store: dict[str, Any]) -> str:
+    """How many claims have which verdict, and the table of all."""
+    words = {paper["title"]: [word(each) for each in paper["claims"]] for paper in store.values()}
+    words["all"] = sum(words.values(), [])
+    lines = [("paper", *VERDICTS), ["---"] * 4]
+    lines += [(title, *map(said.count, VERDICTS)) for title, said in words.items()]
+    lines += [(), ("paper", "where", "claim", "verdict", *FOLDERS, "evidence", "size"), ["---"] * 8]
+    for paper in store.values():
+        name = f"[{paper['title']}]({paper['page']}#claim-by-claim)"
+        for claim in paper["claims"]:
+            files = (stored(field, claim) for field in FOLDERS)
+            evidence = ", ".join(map(shown, claim["evidence"]))
+            row = (name, claim["where"], claim["claim"], word(claim), *files, evidence)
+            lines.append((*row, claim["size"]))
+    return "\n".join(f"| {' | '.join(map(str, line))} |" if line else "" for line in lines)
+
+
+def pages(store: dict[str, Any]) -> dict[Path, str]:
+    """Every page's text as it should be."""
+    texts = {paper["page"]: section(paper) for paper in store.values()}
+    found = {}
+    for page, text in (texts | {"claims.md": overview(store)}).items():
+        before, begin, rest = (DOCS / page).read_text().partition(BEGIN)
+        if not begin or END not in rest:
+            raise ValueError(f"{page} has no {BEGIN} and {END}; put both where its claims belong")
+        found[DOCS / page] = f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}"
+    return found
+
+
+def main(*options: str) -> int:
+    """Write the pages that differ, or name them."""
+    stale = {path: text for path, text in pages(load()).items() if path.read_text() != text}
+    for path, text in stale.items():
+        print(path.name, "is stale; run scripts/claims" if "--check" in options else "is written")
+        if "--check" not in options:
+            path.write_text(text)
+    return int("--check" in options and bool(stale))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""Networks of the housing experiment: by name, or by a file of edges such as PeerTube's."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dpjax.results import records
+from dpjax.topology import graphs, mixing
+from tests.support import load_script
+
+
+@pytest.fixture(scope="module")
+def module():
+    return load_script("mafalda_housing")
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "peertube.csv"
+    path.write_text("tube.one,tube.two\ntube.two,tube.three\n# follows\ntube.three,tube.one\n")
+    return path
+
+
+def given(module, *specs):
+    return dataclasses.replace(module.PRESETS["tiny"], graphs=tuple(map(str, specs)))
+
+
+def test_a_file_s_network_has_the_file_s_name(module, file):
+    found = module.networks(given(module, "florentine", file, "ring:4"))
+    assert list(found) == ["florentine", "peertube", "ring:4"]
+    np.testing.assert_array_equal(found["peertube"], np.full((3, 3), 1 / 3))
+    wanted = mixing.uniform_neighbors(graphs.from_edgelist(file))
+    np.testing.assert_array_equal(found["peertube"], wanted)
+
+
+def test_what_is_no_network_is_refused_before_any_work(module, file, tmp_path, capsys):
+    apart, own = tmp_path / "apart.txt", tmp_path / "florentine.txt"
+    apart.write_text("a b\nc d\n")
+    own.write_text("a b\n")
+    for specs, told in (
+        ((tmp_path / "none.txt",), "none.txt'?: graph is .*give an edge-list file"),
+        ((apart,), "apart.txt'?: .*is not connected"),
+        (("florentine", own), "another network 'florentine'; rename the file"),
+    ):
+        with pytest.raises(ValueError, match=f"graphs holds .*{told}"):
+            module.networks(given(module, *specs))
+    arguments = ["--preset", "tiny", "--output", str(tmp_path / "out"), "--quiet"]
+    assert module.main([*arguments, "--graphs", str(apart)]) == 2
+    assert "graphs holds" in capsys.readouterr().err
+    assert not list((tmp_path / "out").rglob("*.jsonl"))
+
+
+@pytest.mark.slow
+def test_a_run_on_a_file_s_network(module, file, tmp_path, monkeypatch, real_data):
+    monkeypatch.setenv("DPJAX_DATA", str(real_data("housing").parent))
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--graphs", str(file)]
+    arguments += ["--designs", "independent", "mafalda", "--seeds", "0", "--together", "1"]
+    assert module.main(arguments) == 0
+    folder = tmp_path / "mafalda_housing" / "tiny"
+    frame = records.read(folder)
+    assert set(frame["graph"]) == {"peertube"} and set(frame["agents"]) == {3}
+    assert {path.stem for path in folder.glob("*.svg")} == {
+        "mafalda_housing_peertube_privacy", "mafalda_housing_peertube_rounds",
+    }  # fmt: skip
+    # The same name with other edges is another network.
+    file.write_text("a,b\nb,c\n")
+    assert module.main(arguments) == 2
