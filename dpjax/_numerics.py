@@ -361,6 +361,11 @@ def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = Fal
     return each_device(one_by_one if sequential else jax.vmap(function), *trees)
 
 
+def convolves(params: Any) -> bool:
+    """Whether one agent's parameters have kernels of convolutions, of four axes or more."""
+    return any(len(leaf.shape) >= 4 for leaf in jax.tree.leaves(params))
+
+
 _MANY, _BLOCK = 2**24, 2**20
 """Numbers from which on a CPU takes agents in blocks, and those of a block."""
 

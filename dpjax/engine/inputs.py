@@ -388,7 +388,9 @@ def make_statics(
         clip |= {"microbatch": protect.microbatch, "capacity": sampler.capacity}
         query = RecordQuery(task.loss, task.weighted, **clip)
     else:
-        query = AgentQuery(task.loss, task.batch_loss, norm=protect.norm, **clip)
+        convolves = _numerics.convolves(jax.eval_shape(task.init, jax.random.key(0)))
+        clip |= {"norm": protect.norm, "one_by_one": convolves}
+        query = AgentQuery(task.loss, task.batch_loss, **clip)
     return Statics(
         agents=noisy.agents,
         method=shared["method"],

@@ -308,7 +308,9 @@ def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., di
             return jax.tree.map(lambda value: value / records, total)
 
         # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
-        deep = type(model) is MLP and jax.default_backend() == "cpu"
+        one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), params)
+        deep = type(model) is MLP or _numerics.convolves(parameters.merge(one, frozen))
+        deep = deep and jax.default_backend() == "cpu"
         return jax.tree.map(jnp.mean, _numerics.each_agent(of_agent, params, sequential=deep))
 
     return metrics

@@ -194,6 +194,8 @@ class AgentQuery:
         weights: Of the gradients at several points, which are added up; or None.
         norm: Which norm is bounded, "l2" or "l1".
         walk: (K, step size) of local steps, whose mean gradient takes the place of one; or None.
+        one_by_one: Whether a CPU takes agents one after the other: convolutions whose kernels are
+            mapped over agents take it three times as long.
     """
 
     loss: _Loss
@@ -205,9 +207,9 @@ class AgentQuery:
     weights: tuple[float, ...] | None = None
     norm: Literal["l2", "l1"] = "l2"
     walk: tuple[int, float] | None = None
+    one_by_one: bool = False
 
     metrics = ("gradient_norm", "clip_fraction")
-    one_by_one = False
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
@@ -222,7 +224,8 @@ class AgentQuery:
         )
 
         def answered(models: Any, batch: Any) -> Any:
-            gradients = _numerics.each_agent(jax.grad(loss), models, batch)
+            sequential = self.one_by_one and jax.default_backend() == "cpu"
+            gradients = _numerics.each_agent(jax.grad(loss), models, batch, sequential=sequential)
             if encode is not None:
                 gradients = jax.vmap(encode)(gradients)
             clipped, _ = clip.update(gradients, optax.EmptyState())
