@@ -236,6 +236,16 @@ _CPU = Config(
     measurements=5, layout="patches",
 )  # fmt: skip
 
+_LONG = dataclasses.replace(
+    _CPU, rivals=("momentum: beta 0.9", "averaged: last half", "banded: 8 bands"),
+    steps=(4.0, 2.0, 1.0), moment_steps=(3e-3, 1e-3, 3e-4), muon_steps=(0.05, 0.02, 0.01), moves=3,
+    epochs=20.0, measurements=20,
+)  # fmt: skip
+_LONG_CIFAR = dataclasses.replace(
+    _LONG, dataset="cifar10", model="cnn5", epsilon=(8.0,), steps=(2.0, 1.0, 0.5), epochs=10.0,
+    rivals=("momentum: beta 0.9", "banded: 8 bands"), seeds=(0, 1),
+)  # fmt: skip
+
 PRESETS = {
     "tiny": Config(
         dataset="digits", model="mlp", steps=(1.0, 0.5), moment_steps=(0.01, 0.003),
@@ -252,10 +262,13 @@ PRESETS = {
         _CPU, dataset="cifar10_small", model="cnn5", epochs=2.5, steps=(4.0, 2.0, 1.0, 0.5, 0.25),
         muon_steps=(0.1, 0.05, 0.02, 0.01, 0.005),
     ),
-    "long": dataclasses.replace(
-        _CPU, rivals=("momentum: beta 0.9", "averaged: last half", "banded: 8 bands"),
-        steps=(4.0, 2.0, 1.0), moment_steps=(3e-3, 1e-3, 3e-4), muon_steps=(0.05, 0.02, 0.01),
-        moves=3, epochs=20.0, measurements=20,
+    "long": _LONG,
+    "long_paper": dataclasses.replace(
+        _LONG, epsilon=(8.0,), rivals=(), steps=(0.8, 0.4, 0.2), epochs=50.0, batch_size=1000
+    ),
+    "long_cifar": _LONG_CIFAR,
+    "long_cifar100": dataclasses.replace(
+        _LONG_CIFAR, dataset="cifar100", filter=("none",), rivals=("banded: 8 bands",), seeds=(0,)
     ),
     "gpu": Config(
         epsilon=(1.0, 2.0, 4.0, 8.0), filter=("none", "first v1", "first v2", "second", "adaptive"),
@@ -380,7 +393,7 @@ def compare(config: Config, lab: launch.Lab, group: Any) -> None:
 def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
     """Figures: accuracy over rounds at each budget, and over budgets."""
     stem = f"cifar_doppler_{config.dataset}_{config.model}"
-    stem += "_long" if lab.preset.startswith("long") else ""
+    stem += f"_{lab.preset}" if lab.preset.startswith("long") else ""
     figures = [
         (f"{stem}_rounds_{epsilon:g}", rows, "round", f"round (epsilon {epsilon:g})")
         for epsilon, rows in final.groupby("budget_epsilon", sort=False)
