@@ -80,7 +80,7 @@ class Config:
     batch_size: int = 512
     clip_norm: float = 1.0
     step_size: float = 1.0
-    fixed_records: int = 8192
+    fixed_records: int = 4096
     steps: tuple[float, ...] = (1.0, 4.0, 0.25)
     coordinates: int = 4096
     skip: int = 80
@@ -152,15 +152,14 @@ class Recorded(NamedTuple):
     full: np.ndarray | None = None
 
 
-def learn(config: Config, layout: str | None = None) -> problem.Problem:
-    """Data and network, whose convolutions may have another layout."""
+def learn(config: Config) -> problem.Problem:
+    """Data and network."""
     data = load.load(config.dataset)
     train, test = split.with_test(data, 0.2, seed=1)
     if train[0].dtype == np.uint8:
         train, test = ((x.astype(np.float32) / 127.5 - 1, y) for x, y in (train, test))
     shard = partition.iid(len(train[1]), 1, 0)
-    model: Any = MODELS[config.model](int(train[1].max()) + 1)
-    model = model.clone(layout=layout) if layout and hasattr(model, "layout") else model
+    model = MODELS[config.model](int(train[1].max()) + 1)
     return problem.supervised(model, "cross_entropy", train, test, shard, name=config.dataset)
 
 
@@ -311,8 +310,8 @@ def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[d
     return rows
 
 
-BLOCK = 256
-"""Records whose gradient is taken at once."""
+BLOCK = 32
+"""Records whose gradient is taken at once: more leave a CPU's caches."""
 
 
 def assume(config: Config, step: float, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
@@ -323,8 +322,7 @@ def assume(config: Config, step: float, lab: launch.Lab, folder: Path) -> list[d
     that both may be at once in all rounds, above 0 where there are positive constants at all.
     """
     del folder  # Minutes, in one piece.
-    # Most gradients are of whole blocks, for which a CPU's own convolutions are faster.
-    task, rows = learn(config, "conv"), []
+    task, rows = learn(config), []
     used = min(config.fixed_records or len(task.y), len(task.y))
     size = math.gcd(used, BLOCK)
     fixed = jax.tree.map(
