@@ -1,4 +1,4 @@
-"""Figures from records alone: one style, one colour an algorithm, the guarantee in the caption.
+"""Figures from records alone: one style, one look an algorithm, the guarantee in the caption.
 
 The same rows give the same bytes: files hold no dates and no random identifiers.
 """
@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
+    "LOOKS",
     "TITLES",
+    "Look",
     "figure",
     "finish",
     "from_records",
@@ -32,37 +34,65 @@ __all__ = [
     "style",
 ]
 
-_KNOWN = {
-    "non_private": ("non-private", "#000000", "x"),
-    "independent": ("LDP", "#E69F00", "o"),
-    "pairwise": ("DECOR (pairwise)", "#009E73", "s"),
-    "whisper": ("Whisper", "#0072B2", "^"),
-    "whisper_horizon": ("Whisper, horizon-aware", "#D55E00", "D"),
-    "central": ("CDP (trusted server)", "#CC79A7", "v"),
-    "anti_pgd": ("Anti-PGD", "#56B4E9", "P"),
-    "prefix_sum": ("D-MF", "#999933", "X"),
-    "mafalda": ("MAFALDA", "#882255", "p"),
-    "banded_inverse": ("BISR", "#AA3377", "1"),
-    "one_step": ("DP-lambda-CGD", "#999999", "2"),
-    "spacetime": ("space and time", "#332288", "*"),
-    "polynomial": ("polynomial of W", "#6A3D9A", "+"),
-    "pair_keys": ("DECOR, keys at both ends", "#44AA99", "<"),
-    "laplace": ("Laplace", "#AA4499", "h"),
-    "normal": ("Gaussian, by schedule", "#117733", "d"),
-    "aggregate": ("in a secure sum", "#661100", "8"),
-    "discrete": ("whole numbers in a secure sum", "#6699CC", "H"),
-    "zip_dl": ("Zip-DL", "#DDCC77", ">"),
-}
-"""Title, colour and marker by algorithm, from Okabe and Ito's and Tol's palettes: colour-blind
-readers can tell them apart, and markers in a figure that is printed in grey."""
 
-TITLES: dict[str, str] = {name: title for name, (title, _, _) in _KNOWN.items()}
+class Look(NamedTuple):
+    """How a series is drawn.
+
+    Attributes:
+        label: What the legend says.
+        color: Of line and marker.
+        marker: As Matplotlib names it.
+        line: Line style.
+
+    Example:
+        >>> from dpjax.results import plots
+        >>> plots.Look("my method", "#0072B2", "d", "--").line
+        '--'
+    """
+
+    label: str
+    color: str
+    marker: str
+    line: Any = "-"
+
+
+_DASHES, _DOTS = (0, (7, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5))
+
+LOOKS: dict[str, Look] = {
+    "non_private": Look("non-private", "#000000", "x", "--"),
+    "independent": Look("LDP", "#E69F00", "o"),
+    "pairwise": Look("DECOR (pairwise)", "#009E73", "s", "-."),
+    "whisper": Look("Whisper", "#0072B2", "^", "--"),
+    "whisper_horizon": Look("Whisper, horizon-aware", "#D55E00", "D"),
+    "central": Look("CDP (trusted server)", "#CC79A7", "v", ":"),
+    "anti_pgd": Look("Anti-PGD", "#56B4E9", "P", "-."),
+    "prefix_sum": Look("D-MF", "#999933", "X", "--"),
+    "mafalda": Look("MAFALDA", "#882255", "p"),
+    "banded_inverse": Look("BISR", "#AA4499", "1", _DOTS),
+    "one_step": Look("DP-lambda-CGD", "#CC6677", "2", "-."),
+    "spacetime": Look("space and time", "#332288", "*", _DASHES),
+    "polynomial": Look("polynomial of W", "#CC79A7", "+", "--"),
+    "pair_keys": Look("DECOR, keys at both ends", "#44AA99", "<", _DOTS),
+    "laplace": Look("Laplace", "#AA4499", "h", "--"),
+    "normal": Look("Gaussian, by schedule", "#117733", "d", "-."),
+    "aggregate": Look("in a secure sum", "#882255", "8", ":"),
+    "discrete": Look("whole numbers in a secure sum", "#56B4E9", "H"),
+    "zip_dl": Look("Zip-DL", "#CC6677", ">", "--"),
+}
+"""How algorithms are drawn. Colours are Okabe and Ito's and Tol's, which colour-blind readers can
+tell apart; markers and line styles tell the series apart in a figure that is printed in grey."""
+
+TITLES: dict[str, str] = {name: look.label for name, look in LOOKS.items()}
 """What the legend says."""
 
-_OTHERS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#F0E442")
-_OTHER_MARKERS = ("o", "s", "^", "D", "v", "P", "x", "*")
-_OTHER_LINES = ("-", "--", ":", "-.")
-_REFERENCES = ("non_private", "central")  # dashed: no design that an outsider's guarantee covers
+_COLORS = ("#0072B2", "#E69F00", "#117733", "#D55E00", "#AA4499", "#56B4E9", "#000000")
+_TURNS = [
+    each
+    for each in zip(_COLORS * 8, "os^DvPX*" * 7, ("-", "--", "-.", ":") * 14, strict=True)
+    if each[:2] not in {(look.color, look.marker) for look in LOOKS.values()}
+]
+"""Colour, marker and line style of other series: open markers, where algorithms have full ones."""
+_LEVELS = (":", _DASHES, "-.", _DOTS)
 _LARGEST = 200_000  # bytes of a figure that is kept with the code
 _INK = "#333333"
 
@@ -108,6 +138,8 @@ class _Notes:
     guarantees: list[Any] = field(default_factory=list)
     counts: set[int] = field(default_factory=set)
     over: set[str] = field(default_factory=set)
+    series: dict[Any, int] = field(default_factory=dict)
+    levels: dict[str, int] = field(default_factory=dict)
     banded: bool = False
     remarks: list[str] = field(default_factory=list)
     finished: bool = False
@@ -132,6 +164,7 @@ def lines(
     logy: bool = False,
     hlines: Mapping[str, float] | None = None,
     note: str | None = None,
+    looks: Mapping[Any, Look] | None = None,
 ) -> Any:
     """Draw the mean of a column over another one, a line for each series.
 
@@ -143,7 +176,8 @@ def lines(
         frame: Tidy rows.
         x: Column of numbers across.
         y: Column of numbers up.
-        series: Column that tells the lines apart; algorithms have fixed colours.
+        series: Column that tells the lines apart. Algorithms have the looks of `LOOKS`; others get
+            theirs in turn, the same in all panels of a figure.
         ax: Panel to draw on; by default a figure of its own.
         guarantee: For the caption: a text, a Guarantee, its dict, or several; by default those of
             the rows' ``guarantee`` column.
@@ -155,6 +189,7 @@ def lines(
         logy: Logarithmic up.
         hlines: Labelled reference levels.
         note: A sentence for the caption.
+        looks: Looks of series beside those of `LOOKS`, or in their place.
 
     Returns:
         The path written when one is given, else the figure, for `save` or more panels.
@@ -181,12 +216,16 @@ def lines(
         ax = figure()[1][0] if ax is None else ax
         sheet = ax.get_figure(root=True)
         notes = _NOTES.setdefault(sheet, _Notes())
-        notes.over.add("seed" if "seed" in frame.columns else "row")
+        if "seed" in frame.columns or means["count"].max() > 1:
+            notes.over.add("seed" if "seed" in frame.columns else "row")
+            notes.counts |= set(means["count"][np.isfinite(means[x])])
+        known = {look.label: look for look in LOOKS.values()} | LOOKS | dict(looks or {})
         # An empty cell is a series of its own.
-        for number, (name, part) in enumerate(means.groupby(series, sort=False, dropna=False)):
-            _draw(ax, part.sort_values(x), x, _look(name, number), notes)
+        for name, part in means.groupby(series, sort=False, dropna=False):
+            _draw(ax, part.sort_values(x), x, _look(name, known, notes.series), notes)
         for name, level in (hlines or {}).items():
-            ax.axhline(level, color=_INK, linestyle=":", linewidth=1.1, label=name)
+            line = _LEVELS[notes.levels.setdefault(name, len(notes.levels)) % len(_LEVELS)]
+            ax.axhline(level, color=_INK, linestyle=line, linewidth=1.1, label=name)
         ax.set_xlabel(xlabel or x.replace("_", " "))
         cell, siblings = ax.get_subplotspec(), ax.get_shared_y_axes().get_siblings(ax)
         if cell is None or cell.is_first_col() or len(siblings) == 1:
@@ -327,16 +366,15 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
     )
 
 
-def _look(name: Any, number: int) -> dict[str, Any]:
-    """How a series is drawn: fixed for the algorithms, in turn for others."""
-    if name in _KNOWN:
-        label, colour, marker = _KNOWN[name]
-        line = "--" if name in _REFERENCES else "-"
-        return {"color": colour, "marker": marker, "label": label, "linestyle": line}
+def _look(name: Any, known: Mapping[Any, Look], turns: dict[Any, int]) -> dict[str, Any]:
+    """How a series is drawn: as it is known, else by its turn in the figure."""
+    if name in known:
+        label, color, marker, line = known[name]
+        return {"label": label, "color": color, "marker": marker, "linestyle": line}
+    color, marker, line = _TURNS[turns.setdefault(name, len(turns)) % len(_TURNS)]
     label = f"{name:g}" if isinstance(name, float) else str(name)
-    lap, index = divmod(number, len(_OTHERS))
-    look = {"color": _OTHERS[index], "marker": _OTHER_MARKERS[index], "label": label}
-    return look | {"linestyle": _OTHER_LINES[lap % len(_OTHER_LINES)]}
+    look = {"label": label, "color": color, "marker": marker, "linestyle": line}
+    return look | {"markerfacecolor": "white"}
 
 
 def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], notes: _Notes) -> None:
@@ -344,10 +382,9 @@ def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], notes: _Notes) -> No
     finite = np.isfinite(part[x].to_numpy(np.float64))
     if not finite.any():
         for level in part["mean"]:
-            ax.axhline(level, **{**look, "linestyle": "--", "marker": ""})
+            ax.axhline(level, **{**look, "marker": ""})
         return
     part = part[finite]
-    notes.counts |= set(map(int, part["count"]))
     columns = (x, "mean", "standard error")
     across, mean, error = (part[name].to_numpy(np.float64) for name in columns)
     # Markers at a dozen places: more of them hide the line.
@@ -368,9 +405,14 @@ def _scale(ax: Any, across: Any, logx: bool, logy: bool) -> None:
     if logx:
         ax.set_xscale("log")
         _plain_decades(ax.xaxis)
-        values = sorted(set(across[np.isfinite(across.to_numpy(np.float64))]))
-        if len(values) <= 10:
-            ax.xaxis.set_major_locator(FixedLocator(values))
+        values = sorted({v for v in across.to_numpy(np.float64) if 0 < v < math.inf})
+        if 0 < len(values) <= 10:
+            ticks = values[:1]
+            for value in values[1:]:
+                # Labels of near values would lie on each other.
+                if value >= ticks[-1] * (values[-1] / values[0]) ** 0.12:
+                    ticks.append(value)
+            ax.xaxis.set_major_locator(FixedLocator(ticks))
             ax.xaxis.set_minor_locator(NullLocator())
     elif across.dtype.kind == "i":
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -386,10 +428,15 @@ def _plain_decades(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    subs = (1.0,) if high > 30 * low else (1.0, 2.0, 3.0, 5.0, 7.0)
+    spans = (1000, (1,)), (20, (1, 3)), (5, (1, 2, 3, 5, 7)), (0, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7))
+    subs = next(each for ratio, each in spans if high > ratio * low)
     axis.set_major_locator(LogLocator(subs=subs))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{float(f'{value:.3g}'):g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     axis.set_minor_formatter(NullFormatter())
+
+
+def _plain(value: float) -> str:
+    return f"{value:.0f}" if 1e3 <= value < 1e6 else f"{float(f'{value:.3g}'):g}"
 
 
 @contextlib.contextmanager
@@ -559,7 +606,7 @@ def _legends(figure: Any, width: float) -> list[Any]:
             named.keys(),
             loc="outside upper center",
             ncols=math.ceil(len(named) / rows),
-            handlelength=2.4,
+            handlelength=3.2,
             columnspacing=1.4,
             borderpad=0.2,
         )

@@ -148,25 +148,106 @@ def test_rows_without_a_guarantee_claim_none(ten):
     assert "Guarantee" not in plots.finish(figure)
 
 
-def test_algorithms_keep_colour_label_and_marker_in_any_company(ten):
-    looks = {name: plots._look(name, 0) for name in plots.TITLES}
-    for part in ("color", "marker", "label"):
-        assert len({look[part] for look in looks.values()}) == len(looks)
+PALETTE = {
+    *("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"),
+    *("#332288", "#117733", "#44AA99", "#999933", "#CC6677", "#882255", "#AA4499"),
+}
+"""Okabe and Ito's colours but yellow, and Tol's muted ones but the two light ones."""
+
+
+def appearance(line):
+    return line.get_color(), line.get_marker(), line.get_linestyle(), line.get_markerfacecolor()
+
+
+def test_algorithms_keep_their_look_in_any_company(ten):
+    looks = plots.LOOKS.values()
+    assert len({look.marker for look in looks}) == len({look.label for look in looks}) == len(looks)
+    assert len({(look.color, str(look.line)) for look in looks}) == len(looks)
+    assert {look.color for look in looks} | set(plots._COLORS) <= PALETTE
     for names in (["whisper"], ["central", "whisper", "non_private"]):
         figure = plots.lines(ten[ten["algorithm"].isin(names)], "round", "test_loss")
         drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
         for name in names:
-            line = drawn[plots.TITLES[name]]
-            assert line.get_color() == looks[name]["color"]
-            assert line.get_marker() == looks[name]["marker"]
+            label, *look = plots.LOOKS[name]
+            assert list(appearance(drawn[label])[:3]) == look
+
+
+def test_looks_may_be_given(ten):
+    own = {
+        "whisper": plots.Look("W", "#123456", "8", "-."),
+        "mine": plots.Look("M", "#654321", "d"),
+    }
+    one = ten[ten["algorithm"] == "whisper"]
+    both = pandas.concat([one, one.assign(algorithm="mine")])
+    lines = plots.lines(both, "round", "test_loss", looks=own).axes[0].get_lines()
+    assert [line.get_label() for line in lines] == ["W", "M"]
+    assert [line.get_color() for line in lines] == ["#123456", "#654321"]
+
+
+def test_a_series_looks_the_same_in_all_panels(ten):
+    one = ten[ten["algorithm"] == "whisper"]
+    figure, panels = plots.figure(1, 3)
+    for ax, names in zip(panels, (["a", "b", "c"], ["c", "d"], ["b"]), strict=True):
+        rows = pandas.concat([one.assign(algorithm=name) for name in names])
+        plots.lines(rows, "round", "test_loss", ax=ax)
+    seen = {}
+    for line in (line for ax in panels for line in ax.get_lines()):
+        assert seen.setdefault(line.get_label(), appearance(line)) == appearance(line)
+    assert len(set(seen.values())) == len(seen) == 4
+
+
+def test_a_title_is_drawn_as_its_algorithm(ten):
+    one = ten[ten["algorithm"] == "whisper"].assign(algorithm="Whisper")
+    (line,) = plots.lines(one, "round", "test_loss").axes[0].get_lines()
+    assert line.get_color() == plots.LOOKS["whisper"].color
+
+
+def test_levels_have_line_styles_of_their_own(ten):
+    figure, panels = plots.figure(1, 2)
+    one = ten[ten["algorithm"] == "whisper"]
+    for ax, levels in zip(panels, ({"a": 0.1, "b": 0.2, "c": 0.3}, {"c": 0.3}), strict=True):
+        plots.lines(one, "round", "test_loss", ax=ax, hlines=levels)
+    styles = [[str(line._dash_pattern) for line in ax.get_lines()[1:]] for ax in panels]
+    assert len(set(styles[0])) == 3 and styles[1] == styles[0][2:]
+
+
+def test_ticks_of_near_values_do_not_overlap(ten):
+    one = ten[(ten["algorithm"] == "whisper") & (ten["round"] == 300)]
+    sizes = (0.192, 0.768, 2.98, 3.18, 4.96, 26010.0)
+    rows = pandas.concat([one.assign(algorithm=f"{x:g}", size=x) for x in sizes])
+    figure = plots.lines(rows, "size", "test_loss", logx=True)
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert labels[0] == "0.192" and labels[-1] == "26010" and "3.18" not in labels
+
+
+def test_short_logarithmic_axes_have_several_ticks(ten):
+    for least, most in ((1.0, 1.9), (0.02, 0.9), (2.2, 40.0), (0.5, 1e6)):
+        rows = ten[ten["algorithm"] == "whisper"].copy()
+        rows["test_loss"] = np.where(rows["round"] == 100, most, least)
+        figure = plots.lines(rows, "round", "test_loss", logy=True)
+        figure.canvas.draw()
+        low, high = figure.axes[0].get_ylim()
+        assert sum(low <= tick <= high for tick in figure.axes[0].get_yticks()) >= 2
+
+
+def test_rows_without_repeats_do_not_count_as_means(ten):
+    figure, panels = plots.figure(1, 2)
+    one = ten[ten["algorithm"] == "whisper"]
+    plots.lines(one, "round", "test_loss", ax=panels[0])
+    alone = one[one["seed"] == 0].drop(columns="seed")
+    plots.lines(alone, "round", "test_loss", ax=panels[1])
+    assert "means over 3 seeds" in plots.finish(figure)
 
 
 def test_no_two_of_many_series_look_alike(ten):
     one = ten[ten["algorithm"] == "whisper"]
     many = pandas.concat([one.assign(algorithm=f"method {k}") for k in range(20)])
     lines = plots.lines(many, "round", "test_loss").axes[0].get_lines()
-    looks = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in lines}
+    looks = {appearance(line) for line in lines}
     assert len(lines) == len(looks) == 20
+    known = {(look.color, look.marker) for look in plots.LOOKS.values()}
+    assert not known & {look[:2] for look in looks} and {look[3] for look in looks} == {"white"}
 
 
 def test_lines_are_means_and_bands_standard_errors(ten):
