@@ -172,12 +172,13 @@ class PlotCommand:
     Attributes:
         source: One or several record files, or folders of them, drawn together.
         out: The figure's file, ending in .svg, .png or .pdf; beside the records by default.
-        x: Column of the horizontal axis; the round by default.
-        y: Column of the vertical axis; test_loss, else the first metric, by default.
-        series: Column that tells the lines apart; the algorithm by default.
+        x: Column of the horizontal axis; by default what the records propose, else the round.
+        y: Column of the vertical axis; by default the same, else test_loss or the first metric.
+        series: Column that tells the lines apart; by default the same, else the algorithm.
         where: A condition column=value that rows must keep; may be given again.
         log_x: Logarithmic across.
         log_y: Logarithmic up.
+        file: Of an archive, the files to read: a name, or a pattern such as 'a9a_*'.
     """
 
     source: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -188,6 +189,7 @@ class PlotCommand:
     where: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     log_x: bool = False
     log_y: bool = False
+    file: str = "*"
 
     def run(self, typed: str) -> int:
         from dpjax.results import plots

@@ -410,7 +410,14 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         stored = launch.stored(config, "systems", system=name, epsilon=epsilon)
         file = launch.file_name(f"{config.stem}_{name}_{epsilon:g}")
         cells.append((file, stored, functools.partial(train, config, name, epsilon, lab)))
-    report(config, lab, lab.cells(cells, seed=config.seeds))
+    report(config, lab, lab.cells(cells, seed=config.seeds, plot=default_plot(config)))
+
+
+def default_plot(config: Config) -> dict[str, Any]:
+    """What `dpjax plot` draws: all systems over the budgets."""
+    where = ["phase=final", f"dataset={config.dataset}"]
+    shown = {"x": "budget_epsilon", "y": "test_accuracy", "series": "system", "where": where}
+    return shown | {"log_x": len(config.epsilon) > 1}
 
 
 def differing(frame: Any) -> list[str]:

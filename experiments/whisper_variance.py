@@ -123,8 +123,17 @@ def precision_bound(config: Config, epsilon: float, name: str, **options: Any) -
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Noise variances of every design over budgets and random graphs; nothing is trained."""
-    frame = lab.cell("variances", dataclasses.asdict(config), lambda folder: solve(config), seed=0)
+    frame = lab.cell(
+        "variances", dataclasses.asdict(config), lambda folder: solve(config), seed=0,
+        plot=default_plot(config),
+    )  # fmt: skip
     report(config, lab, frame)
+
+
+def default_plot(config: Config) -> dict[str, Any]:
+    """What `dpjax plot` draws: the noise of the whole run, which is what training suffers from."""
+    where = [f"budget={config.budgets[-1]}", f"probability={config.probability[0]:g}"]
+    return {"x": "epsilon", "y": "trajectory_energy", "where": where, "log_y": True}
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:

@@ -390,7 +390,7 @@ def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsew
         "y": None,
         "series": None,
     }
-    want |= {"where": ("graph=ring", "seed=1"), "log_x": False, "log_y": True}
+    want |= {"where": ("graph=ring", "seed=1"), "log_x": False, "log_y": True, "file": "*"}
     assert seen == want | {"out": Path("f.svg")}
     refused(["plot"], capsys, "SOURCE is missing")
 

@@ -249,12 +249,14 @@ def from_records(
     log_x: bool = False,
     log_y: bool = False,
     out: str | os.PathLike[str] | None = None,
+    file: str = "*",
 ) -> Path:
     """Draw a figure from stored records.
 
-    What is not given is what the metadata's ``plot`` says, a dict of x, y and series; else the
-    first metric over rounds, by algorithm. Unless ``x`` is the round, only a run's last round
-    is drawn. Rows of several settings are refused until ``where`` chooses one.
+    What is not given is what the first file's metadata say as ``plot``, a dict of x, y, series,
+    where, log_x and log_y; else the first metric over rounds, by algorithm. Its conditions hold but
+    for the columns that ``where`` names. Unless ``x`` is the round, only a run's last round is
+    drawn. Rows of several settings are refused until ``where`` chooses one.
 
     Args:
         path: A file of records, a folder, or several.
@@ -265,6 +267,7 @@ def from_records(
         log_x: Logarithmic across.
         log_y: Logarithmic up.
         out: File to write, ending in .svg, .png or .pdf; by default beside the records.
+        file: Of archives, the files to read: a name, or a pattern such as ``a9a_*``.
 
     Returns:
         The path written.
@@ -281,10 +284,10 @@ def from_records(
         'curve.svg'
     """
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else list(map(Path, path))
-    frame = records.read(paths)
+    frame = records.read(paths, file)
     if not len(frame):
         raise ValueError(f"path is {path!r}, whose records have no rows; nothing to draw")
-    stored = {} if os.path.isdir(paths[0]) else records.read_metadata(paths[0]).get("plot", {})
+    stored = records.read_metadata(paths[0], file).get("plot", {})
     columns = list(map(str, frame.columns))
     x = _validate.one_of("x", x or stored.get("x", "round"), columns)
     metrics = columns[columns.index("round") + 1 :] if "round" in columns else columns
@@ -292,7 +295,8 @@ def from_records(
     y = _validate.one_of("y", y or stored.get("y", first), columns)
     series = series or stored.get("series", "algorithm")
     series = _validate.one_of("series", series, columns)
-    for condition in where:
+    chosen = {each.partition("=")[0]: each for each in (*stored.get("where", ()), *where)}
+    for condition in chosen.values():
         frame = _chosen(frame, condition)
     present = frame[[x, y, series]].notna().all(axis=1)
     if not present.any():
@@ -313,6 +317,7 @@ def from_records(
         folder = paths[0] if os.path.isdir(paths[0]) else paths[0].parent
         name = paths[0].resolve().name.partition(".")[0]
         out = folder / f"{name}_{y}_{x}.svg"
+    log_x, log_y = log_x or stored.get("log_x", False), log_y or stored.get("log_y", False)
     return lines(frame, x, y, series, note=note, path=out, logx=log_x, logy=log_y)
 
 

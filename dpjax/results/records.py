@@ -134,7 +134,7 @@ def read_metadata(path: str | os.PathLike[str], file: str = "*") -> dict[str, An
     """Read a file's metadata alone.
 
     Args:
-        path: A file of records, or an archive.
+        path: A file of records, an archive, or a folder, whose first file is read.
         file: Of an archive, which file's; else the first one's.
 
     Returns:
@@ -149,10 +149,7 @@ def read_metadata(path: str | os.PathLike[str], file: str = "*") -> dict[str, An
         >>> records.read_metadata(path)["command"]
         'by hand'
     """
-    path = Path(path)
-    if not os.path.isfile(path):
-        raise ValueError(f"path is {str(path)!r}, no file; name a file of records")
-    return next(_files_in(path, file))[1]
+    return next(_files_in(next(_meant(path)), file))[1]
 
 
 def metadata(

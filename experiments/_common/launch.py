@@ -220,6 +220,7 @@ class Lab:
         compute: Callable[[Path], list[dict[str, Any]]],
         *,
         seed: int | Sequence[int] | None = None,
+        plot: Mapping[str, Any] | None = None,
     ) -> "pandas.DataFrame":
         """Run a cell, or read its records if it has been run.
 
@@ -228,6 +229,7 @@ class Lab:
             config: All that decides the cell's rows; plain values.
             compute: ``compute(checkpoint_folder) -> rows``.
             seed: The seeds used, for the metadata.
+            plot: What `dpjax plot` draws of the records unless asked.
 
         Returns:
             The rows.
@@ -235,19 +237,22 @@ class Lab:
         Raises:
             ValueError: If the file exists and was made with another config, or without resuming.
         """
-        return self.cells([(name, config, compute)], seed=seed)
+        return self.cells([(name, config, compute)], seed=seed, plot=plot)
 
     def cells(
         self,
         cells: Iterable[tuple[str, Mapping[str, Any], Callable[[Path], list[dict[str, Any]]]]],
         *,
         seed: int | Sequence[int] | None = None,
+        plot: Mapping[str, Any] | None = None,
     ) -> "pandas.DataFrame":
         """Run or read several cells, a sweep.
 
         Args:
             cells: Name, config and compute of each, as `cell` takes them.
             seed: The seeds used, for the metadata.
+            plot: What `dpjax plot` draws of the records unless asked: columns ``x``, ``y`` and
+                ``series``, conditions ``where``, ``log_x`` and ``log_y``.
 
         Returns:
             The rows of all, in the order of the cells; empty for none.
@@ -260,6 +265,7 @@ class Lab:
             began = time.monotonic()
             if missing:
                 metadata = {"config": configs[path], "preset": self.preset}
+                metadata |= {"plot": plot} if plot else {}
                 rows = self._make(path, work[path][1], metadata, seed)
                 self.say(f"{path}: {rows} rows in {time.monotonic() - began:.1f} s")
                 continue

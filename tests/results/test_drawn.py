@@ -45,7 +45,9 @@ DRAWN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(path.name.partition(".")[0] for path in STORED.iterdir()))
+@pytest.mark.parametrize(
+    "name", sorted(path.name.partition(".")[0] for path in STORED.glob("*.gz"))
+)
 def test_every_committed_record_is_drawn(name: str, tmp_path: Path) -> None:
     x, y, series, conditions = DRAWN[name]
     words = [word for condition in conditions for word in ("--where", condition)]
@@ -74,6 +76,37 @@ def test_the_metadata_say_what_is_drawn_unless_asked(tmp_path: Path) -> None:
     assert made.name == "r_mu_distance.svg" and "means over 1 to 2 rows" in made.read_text()
     with pytest.raises(ValueError, match="series is 'size'; choose one of kind, distance, mu"):
         plots.from_records(path, series="size")
+
+
+def test_metadata_may_choose_rows_too(tmp_path: Path) -> None:
+    rows = [
+        {"kind": k, "phase": p, "data": d, "seed": s, "x": x, "loss": x + s}
+        for k in "ab" for p in ("final", "tuning") for d in ("one", "two") for s in (0, 1)
+        for x in (1.0, 10.0)
+    ]  # fmt: skip
+    stored = {"x": "x", "y": "loss", "series": "kind", "where": ["phase=final", "data=one"]}
+    path = records.write(tmp_path / "r" / "a.jsonl", rows, {"plot": stored | {"log_x": True}})
+    assert "<!-- 10 -->" in plots.from_records(path).read_text()
+    assert plots.from_records(tmp_path / "r").name == "r_loss_x.svg"
+    # Another value of a column takes the place of the stored one, other conditions stay.
+    plots.from_records(path, where=["data=two"])
+    with pytest.raises(ValueError, match="where is 'data=three', of which there is no row"):
+        plots.from_records(path, where=["data=three"])
+
+
+def test_all_systems_are_drawn_over_the_budgets(tmp_path: Path) -> None:
+    text = plots.from_records(STORED / "compare.jsonl.gz", out=tmp_path / "a.svg").read_text()
+    for name in ("LDP", "Whisper, all rounds", "server SGD", "DOME", "gradient tracking"):
+        assert f"<!-- {name} -->" in text
+    assert all(f"<!-- {epsilon} -->" in text for epsilon in (3, 10, 30))
+    made = plots.from_records(STORED / "compare.jsonl.gz", file="digits_epochs_*",
+                              out=tmp_path / "b.svg")  # fmt: skip
+    assert "k = 10, b = 10" in " ".join(made.read_text().split())
+
+
+def test_the_noise_of_the_whole_run_is_drawn_first(tmp_path: Path) -> None:
+    made = plots.from_records(STORED / "whisper_variance.jsonl.gz", out=tmp_path / "a.svg")
+    assert "<!-- trajectory energy -->" in made.read_text()
 
 
 def test_axes_are_logarithmic_where_asked(tmp_path: Path) -> None:

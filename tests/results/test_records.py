@@ -166,7 +166,7 @@ def test_nothing_to_read_is_an_error(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             records.read(given)
-    with pytest.raises(ValueError, match="no file"):
+    with pytest.raises(ValueError, match="without"):
         records.read_metadata(tmp_path)
 
 
