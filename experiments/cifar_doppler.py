@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from _common import claims, images, launch, tables, tune
+from _common import claims, images, launch, looks, tables, tune
 from _common.central import Central, title
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
@@ -405,6 +405,7 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
             rows, x, "test_accuracy", xlabel=label,
             ylabel=f"test accuracy ({config.dataset}, {config.model})",
             logx=x == "budget_epsilon", note=f"{TUNED} {config.remark}".strip(),
+            looks=looks.titled(rows["algorithm"]),
         )  # fmt: skip
         lab.figure(sheet, f"{name}.svg")
 

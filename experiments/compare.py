@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from _common import claims, launch, tables, traffic, tune
+from _common import claims, launch, looks, tables, traffic, tune
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
@@ -526,11 +526,12 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     for ax, trust in zip(np.ravel(axes), shown, strict=True):
         rows = last[last["trust"].isin([trust, "no privacy"])]
         plots.lines(
-            rows, "budget_epsilon", "test_accuracy", "system", ax=ax, logx=len(config.epsilon) > 1,
+            rows, "budget_epsilon", "test_accuracy", ax=ax, logx=len(config.epsilon) > 1,
             xlabel="epsilon", ylabel=f"test accuracy ({config.dataset})", title=f"trusts: {trust}",
             guarantee=f"({config.relation}, outsider, delta = {config.delta:g}, "
             f"T = {config.rounds}), gdp accountant, simulation",
             note="Tuning is outside epsilon.",
+            looks={name: looks.look(name, system.title) for name, system in SYSTEMS.items()},
         )  # fmt: skip
     lab.figure(sheet, f"compare_{config.stem}.svg")
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from _common import claims, launch, networks, tables, tune
+from _common import claims, launch, looks, networks, tables, tune
 from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
@@ -486,21 +486,24 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
 
 def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     """Accuracy over budgets at one k, and over the numbers sent at one budget."""
-    sheet, (left, right) = plots.figure(1, 2, sharey="row")
+    several = len(config.epsilon) > 1
+    sheet, panels = plots.figure(1, 1 + several, sharey="row")
     own = last["k"].isin([config.k[0], *last["parameters"]])
     ylabel = f"test accuracy ({config.dataset}, {config.model})"
     note = "Numbers have four bytes. Tuning is outside epsilon."
-    plots.lines(
-        last[own], "budget_epsilon", "test_accuracy", "method", ax=left, ylabel=ylabel,
-        xlabel="epsilon", logx=len(config.epsilon) > 1, title=f"k = {config.k[0]}", note=note,
-    )  # fmt: skip
+    shown = {name: looks.look(name, title) for name, title in TITLES.items()}
+    if several:
+        plots.lines(
+            last[own], "budget_epsilon", "test_accuracy", ax=panels[0], ylabel=ylabel, looks=shown,
+            xlabel="epsilon", logx=True, title=f"k = {config.k[0]}",
+        )  # fmt: skip
     at = last[last["budget_epsilon"] == config.at_epsilon]
     if not len(at):
         at = last[last["budget_epsilon"] == last["budget_epsilon"].iloc[0]]
     plots.lines(
-        at, "k", "test_accuracy", "method", ax=right, ylabel=ylabel, logx=True,
+        at, "k", "test_accuracy", ax=panels[-1], ylabel=ylabel, logx=True, looks=shown,
         xlabel="numbers that a client sends",
-        title=f"epsilon {at['budget_epsilon'].iloc[0]:g}",
+        title=f"epsilon {at['budget_epsilon'].iloc[0]:g}", note=note,
     )  # fmt: skip
     lab.figure(sheet, f"dome_benchmark_{config.dataset}.svg")
 

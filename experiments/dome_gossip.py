@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch, tables, traffic
+from _common import launch, looks, tables, traffic
 from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import sketches
@@ -362,6 +362,20 @@ def title(config: Config, row: Any) -> str:
     return "relays, whole gradients" if not columns else f"{KINDS[kind]}, k = {columns}"
 
 
+def look_of(row: Any) -> plots.Look:
+    """How a row's system is drawn: a colour a kind, a line a network or number of columns."""
+    kind, _, columns = str(row["system"]).partition(" ")
+    if kind == "dsgd":
+        line, marker = {"erdos_renyi": ("-", "o"), "ring": (":", "8")}.get(
+            row["graph"], ("--", "p")
+        )
+        return looks.look("independent", row["title"], line, marker)
+    if columns and int(columns) < 16:
+        few = {"dome": "<", "fixed": "h", "count": "*"}[kind]
+        return looks.look(kind, row["title"], ":", few)
+    return looks.look("whole" if kind == "relays" else kind, row["title"])
+
+
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     """Print the tables and draw the figure from the records."""
     trained = frame[frame["section"] == "train"].copy()
@@ -406,16 +420,17 @@ def shares(drifts: Any) -> Any:
 def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     """Accuracy over epsilon, and over bytes of the run at the middle budget."""
     sheet, (left, right) = plots.figure(1, 2)
+    shown = {row["title"]: look_of(row) for _, row in last.drop_duplicates("title").iterrows()}
     plots.lines(
         last, "budget_epsilon", "test_accuracy", "title", ax=left, xlabel="epsilon",
-        ylabel="test accuracy", logx=True,
+        ylabel="test accuracy", logx=True, looks=shown,
     )  # fmt: skip
     middle = sorted(config.epsilon)[len(config.epsilon) // 2]
     rows = last[last["budget_epsilon"] == middle]
     rows = rows.assign(megabytes=rows["bytes"] * config.rounds / 1e6)
     plots.lines(
         rows, "megabytes", "test_accuracy", "title", ax=right, ylabel="test accuracy", logx=True,
-        xlabel="megabytes over all links", title=f"epsilon {middle:g}",
+        xlabel="megabytes over all links", title=f"epsilon {middle:g}", looks=shown,
     )  # fmt: skip
     lab.figure(sheet, "dome_gossip.svg")
 

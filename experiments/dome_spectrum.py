@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch, networks, sketching, tables
+from _common import launch, looks, networks, sketching, tables
 from _common.rules import UpdateRule
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
@@ -373,6 +373,20 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say(tables.text(table))
 
 
+def look_of(config: Config, row: Any) -> plots.Look:
+    """How a row's run is drawn: a colour a method, a marker a sketch, a line a budget or sketch."""
+    if row["trained"] not in CENTRES:
+        return looks.look(row["trained"], row["run"])
+    markers = {4: "oh", 8: "sd", 16: "P^", 64: "<D"}.get(row["k"], "pX")
+    if len(config.epsilon) > 1:
+        turn = config.epsilon.index(row["budget_epsilon"])
+    else:
+        turn = config.k.index(row["k"])
+    line = ("-", "--", ":", "-.")[turn % 4]
+    marker = markers[row["trained"] == "uncentred"]
+    return looks.look(row["trained"], row["run"], line, marker)
+
+
 def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
     """Spectra, and what the frame holds over the rounds."""
     note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
@@ -382,15 +396,18 @@ def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
     epsilon = frame["budget_epsilon"].astype(float).map("{:g}".format)
     words = ", k = " + k + (", epsilon " + epsilon if len(config.epsilon) > 1 else "")
     frame = frame.assign(run=frame["title"] + words.where(sketched, ""))
+    runs = frame.drop_duplicates("run")
+    shown = {row["run"]: look_of(config, row) for _, row in runs.iterrows()}
     plots.lines(
         frame[frame["kind"] == "spectrum"], "directions", "share", "run", ax=left, logx=True,
         xlabel="leading directions", ylabel="share of all gradients' energy", note=note,
+        looks=shown,
     )  # fmt: skip
     rounds = frame[(frame["kind"] == "round") & sketched]
     if len(rounds):
         plots.lines(
             rounds, "round", "held", "run", ax=right, xlabel="round",
-            ylabel="share of the gradient in the frame",
+            ylabel="share of the gradient in the frame", looks=shown,
         )  # fmt: skip
     kind = "spectrum" if "non_private" in config.trained else "noise"
     lab.figure(sheet, f"dome_{kind}_{config.dataset}.svg")

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import launch, tables, tune
+from _common import launch, looks, tables, tune
 from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
@@ -317,6 +317,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         final[final["way"] == OVER], "round", "test_accuracy", series="series",
         xlabel="round", ylabel=f"accuracy ({config.dataset})",
         hlines=levels | {"most frequent class": majority},
+        looks={name(k): looks.look("dome" if k else "whole", name(k)) for k in config.sketches},
         note="Every round crossed a secure sum over TCP, with clients leaving at all stages.",
     )  # fmt: skip
     lab.figure(sheet, "dome_tcp.svg")

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import ablations, claims, images, launch, networks, tables, tune
+from _common import ablations, claims, images, launch, looks, networks, tables, tune
 from _common.central import TITLES, Central
 from _common.rules import BASES, UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
@@ -427,6 +427,7 @@ def judged(config: Config, study: str, rows: Any) -> list[claims.Judged]:
 
 
 ROUNDS, PERIODS = 400, (100, 10)
+WAVES = "The input is the sum of two waves, of {} and {} rounds.".format(*PERIODS)
 
 
 def response(folder: Path) -> list[dict[str, Any]]:
@@ -489,7 +490,9 @@ def report(
                 part, x, "value" if study == "response" else "points", series, ax=ax, title=title,
                 ylabel="filtered" if study == "response" else "test accuracy in %",
                 xlabel={"budget_epsilon": "epsilon", "step_size": "step size"}.get(x),
-                logx=x != "round", note=remark(config, study) or None,
+                logx=x != "round",
+                note=WAVES if study == "response" else remark(config, study) or None,
+                looks=looks.titled(part[series]),
             )  # fmt: skip
         lab.figure(sheet, f"doppler_ablations_{stem}.svg")
 

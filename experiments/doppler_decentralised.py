@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch, tables, tune
+from _common import launch, looks, tables, tune
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
@@ -26,7 +26,6 @@ from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
-TITLES = {"none": "no filter", "wiener": "Wiener"}
 DESIGNS = noise.LABELS[1:]
 """All but no noise: budgets are given."""
 
@@ -179,7 +178,6 @@ def experiment(config: Config, lab: launch.Lab) -> None:
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     """Print the tables and draw the figure from the records."""
     final = frame[frame["phase"] == "final"].copy()
-    final["filter title"] = [TITLES.get(name, name) for name in final["filter"]]
     last = final[final["round"] == config.rounds]
     for epsilon, rows in last.groupby("budget_epsilon", sort=False):
         lab.say(f"\n{config.dataset}, epsilon {epsilon:g}, {rows['seed'].nunique()} seeds:")
@@ -225,8 +223,8 @@ def draw(config: Config, lab: launch.Lab, final: Any) -> None:
     for ax, (epsilon, design) in zip(axes, places, strict=True):
         rows = final[(final["budget_epsilon"] == epsilon) & (final["algorithm"] == design)]
         plots.lines(
-            rows, "round", "test_accuracy", "filter title", ax=ax, ylabel="test accuracy",
-            title=f"{plots.TITLES[design]}, epsilon {epsilon:g}",
+            rows, "round", "test_accuracy", "filter", ax=ax, ylabel="test accuracy",
+            title=f"{plots.TITLES[design]}, epsilon {epsilon:g}", looks=looks.LOOKS,
         )  # fmt: skip
     lab.figure(sheet, "doppler_decentralised.svg")
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from _common import filtered, launch, snr, tables
+from _common import filtered, launch, looks, snr, tables
 from dpjax.data import load, partition, split
 from dpjax.mechanism import filters, temporal
 from dpjax.mechanism.participation import Participation
@@ -475,6 +475,7 @@ def report(config: Config, lab: launch.Lab, runs: Any, made: Any) -> None:
 def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
     """Figures: autocorrelation, spectra, ratio and error by taps, responses."""
     note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
+    shown = looks.LOOKS | {"private": looks.look("none", "private gradient")}
     own = runs[(runs["trained"] == config.trained[0]) & runs["series"].isin(DRAWN)]
     panels = (
         ("lags", own[(own["kind"] == "lag") & (own["lag"] > 0)], "lag", "covariance",
@@ -486,7 +487,7 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
         sheet = plots.lines(
             rows, x, y, "series", ylabel=label,
             xlabel="lag (rounds)" if x == "lag" else "frequency (cycles a round)", logy=logy,
-            note=note,
+            note=note, looks=shown,
         )  # fmt: skip
         lab.figure(sheet, f"doppler_spectra_{name}.svg")
     sheet, axes = plots.figure(1, 2)
@@ -496,16 +497,24 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
         strict=True,
     ):  # fmt: skip
         plots.lines(
-            rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, logx=True, note=note
-        )
+            rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, logx=True, note=note,
+            looks={"sgd": looks.look("none", "trained without a filter")}
+            | {name: looks.look(name, f"trained with {name}") for name in FILTERS if name != "sgd"},
+        )  # fmt: skip
     lab.figure(sheet, "doppler_spectra_taps.svg")
-    sheet, axes = plots.figure(1, 2, sharey=True)
-    rows = gains[gains["kind"] == "gain"]
-    rows = rows[rows["series"] != "sgd"]
-    few = rows["series"].str.fullmatch("f[1-6]")
-    for ax, part in zip(axes, (rows[~few], rows[few]), strict=True):
-        plots.lines(part, "frequency", "gain", "series", ax=ax, xlabel="frequency (cycles a round)")
-    lab.figure(sheet, "doppler_spectra_responses.svg")
+    for kind, name, x, xlabel, ylabel in (
+        ("gain", "responses", "frequency", "frequency (cycles a round)", "gain"),
+        ("impulse", "impulse", "lag", "rounds since the impulse", "kappa"),
+    ):
+        sheet, axes = plots.figure(1, 2, sharey=True)
+        rows = gains[(gains["kind"] == kind) & (gains["series"] != "sgd")]
+        few = rows["series"].str.fullmatch("f[1-6]")
+        for ax, part in zip(axes, (rows[~few], rows[few]), strict=True):
+            plots.lines(
+                part, x, "gain" if kind == "gain" else "kappa", "series", ax=ax, xlabel=xlabel,
+                ylabel=ylabel, looks=shown, note="Left: the paper's Table 2. Right: its Table 4.",
+            )  # fmt: skip
+        lab.figure(sheet, f"doppler_spectra_{name}.svg")
 
 
 main = functools.partial(launch.main, "doppler_spectra", PRESETS, experiment)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from _common import ablations, claims, launch, tables, texts, tokenizer, tune
+from _common import ablations, claims, launch, looks, tables, texts, tokenizer, tune
 from _common.central import Central
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
@@ -253,6 +253,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             xlabel=f"round (epsilon {epsilon:g})",
             ylabel=f"accuracy on the dev file ({config.task})",
             note=f"{TUNED} {config.remark}".strip(),
+            looks=looks.titled(rows["algorithm"]),
         )
         lab.figure(sheet, f"glue_doppler_{config.task}_{epsilon:g}.svg")
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import launch, tables
+from _common import launch, looks, tables
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
@@ -314,25 +314,48 @@ def crossing(mus: list[float], values: list[float], level: float) -> float | Non
     return float(np.exp(x[0] + (math.log(level) - y[0]) / (y[1] - y[0]) * (x[1] - x[0])))
 
 
+CUT = 6.0
+"""Largest loss that figures show, as the paper's do."""
+
+
+def cut(ax: Any, rows: Any, x: str, y: str) -> str:
+    """End the axis of losses at `CUT`, and say what is above."""
+    means = rows.groupby(["algorithm", x], sort=False)[y].mean()
+    above = means[means > CUT]
+    if len(above) in (0, len(means)):
+        return ""
+    ax.set_ylim(0.95 * means.min(), min(CUT, 1.2 * means[means <= CUT].max()))
+    largest = above.groupby("algorithm", sort=False).max()
+    texts = [f"{LABELS[name]}, {float(f'{v:.3g}'):,.10g} at most" for name, v in largest.items()]
+    return f"Losses above {CUT:g} are cut off: {'; '.join(texts)}."
+
+
 def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
     """Figures: the loss over privacy, and over rounds at one level."""
-    note = "LDP is DP-D-SGD. Space and time share a seed: they defend from outsiders only."
+    note = "Space and time share a seed: they defend from outsiders only."
+    shown = {name: looks.look(name, label) for name, label in LABELS.items()}
     at = config.drawn
+    epsilons = {mu: gdp.epsilon(mu, config.delta) for mu in config.mu} | {math.inf: math.inf}
+    last = last.assign(stated=last["mu"].map(epsilons))
     for graph, own in last.groupby("graph", sort=False):
         course = frame[(frame["graph"] == graph) & frame["mu"].isin([at, math.inf])]
         for name, rows, x, y, label in (
-            ("privacy", own, "mu", "tail_loss", "mu (Gaussian DP)"),
-            ("rounds", course, "round", "test_loss", f"round (mu = {at:g})"),
+            ("privacy", own, "stated", "tail_loss", "epsilon"),
+            ("rounds", course, "round", "test_loss", f"round (epsilon {epsilons[at]:.3g})"),
         ):
-            sheet = plots.lines(
+            sheet, (ax,) = plots.figure()
+            above = cut(ax, rows, x, y)
+            plots.lines(
                 rows,
                 x,
                 y,
+                ax=ax,
                 xlabel=label,
-                ylabel=f"test loss ({graph}, California housing)",
-                logx=x == "mu",
+                ylabel=f"test loss ({graph})",
+                logx=x == "stated",
                 logy=True,
-                note=note if "spacetime" in config.designs else None,
+                note=" ".join([above, note if "spacetime" in config.designs else ""]).strip(),
+                looks=shown,
             )
             lab.figure(sheet, f"mafalda_housing_{launch.file_name(graph)}_{name}.svg")
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import claims, launch, published, tables
+from _common import claims, launch, looks, published, tables
 from dpjax.accounting import views
 from dpjax.commands import account
 from dpjax.mechanism.participation import Participation
@@ -193,6 +193,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         lab.say(verdict(part))
     names = list(dict.fromkeys(zip(frame["graph"], frame["mixing"], strict=True)))
     columns = len(config.mixing)
+    from matplotlib.ticker import MaxNLocator
+
     figure, panels = plots.figure(-(-len(names) // columns), columns)
     shown = frame[(frame["scope"] == "attacker 0") & ~frame["distance"].str.startswith(">")]
     shown = shown.assign(hops=shown["distance"].astype(int))
@@ -201,18 +203,19 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         with plots.style():
             for number, (key, label) in enumerate(LABELS.items()):
                 mine = (shown["graph"] == graph) & (shown["mixing"] == weights)
-                part = shown[mine & (shown["algorithm"] == key)]
+                part, look = shown[mine & (shown["algorithm"] == key)], looks.look(key)
                 # Side by side, so that bars do not hide each other.
                 panel.errorbar(
                     part["hops"] + 0.06 * (number - 1.5), part["mean"],
                     [part["mean"] - part["min"], part["max"] - part["mean"]], label=label,
-                    marker="os^D"[number], linestyle="--" if key in BOUNDS else "-", capsize=2.5,
+                    color=look.color, marker=look.marker, linestyle=look.line, capsize=2.5,
                     elinewidth=0.9,
                 )  # fmt: skip
             panel.set(
                 yscale="log", title=f"{graph}, {weights}", xlabel="distance from attacker 0",
                 ylabel=f"Renyi loss, order {config.alpha:g}",
             )  # fmt: skip
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     lab.figure(
         figure,
         "pndp_accounting.svg",

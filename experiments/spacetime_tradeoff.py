@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from _common import joint as joint_
-from _common import launch, tables, tune
+from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
 from dpjax.mechanism import spacetime, spatial, temporal
@@ -36,6 +36,8 @@ LABELS = {
     "unrestricted": "lower bound on any covariance",
 }
 """Designs in the order of the tables; "unrestricted" is a bound, not a design."""
+
+_LOOKS = {name: looks.look(name, label) for name, label in LABELS.items()}
 
 GRAPHS = {
     "florentine": graphs.florentine,
@@ -233,21 +235,20 @@ def report_energies(config: Config, lab: launch.Lab, frame: Any) -> None:
             table.append({name: value for name, value in shown.items() if value is not None})
         columns = list(dict.fromkeys(name for line in table for name in line))
         lab.say(tables.text([{name: line.get(name, "") for name in columns} for line in table]))
-    figure, panels = plots.figure(len(config.epochs), len(config.graphs))
-    frame = frame.assign(design=frame["algorithm"].map(LABELS))
+    figure, panels = plots.figure(len(config.epochs), len(config.graphs), sharey=True)
     for row, k in enumerate(config.epochs):
         for column, graph in enumerate(config.graphs):
             plots.lines(
                 frame[(frame["graph"] == graph) & (frame["epochs"] == k)],
                 "rounds",
                 "relative",
-                "design",
                 ax=panels[row * len(config.graphs) + column],
                 xlabel="rounds T",
                 ylabel="noise energy / independent",
                 title=f"{graph}, k = {k}",
                 logx=True,
                 logy=True,
+                looks=_LOOKS,
             )
     note = f"Equal Gaussian-DP loss for one record that takes part k times; {ATTACKER}."
     lab.figure(
@@ -277,11 +278,10 @@ def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
         stated = Guarantee.from_dict(first["guarantee"]).statement()
         lab.say(f"\n{LABELS[first['algorithm']]}: {stated}")
     lab.say("\nStep sizes were tuned on the training data, on other seeds; outside epsilon.")
-    figure, panels = plots.figure(1, len(config.trained))
-    final = final.assign(design=final["algorithm"].map(LABELS))
+    figure, panels = plots.figure(1, len(config.trained), sharey=True)
     for panel, graph in zip(panels, config.trained, strict=True):
         plots.lines(
-            final[final["graph"] == graph], "rounds", "test_loss", "design", ax=panel,
+            final[final["graph"] == graph], "rounds", "test_loss", ax=panel, looks=_LOOKS,
             xlabel="rounds T", ylabel=f"test loss ({config.dataset})", title=graph, logx=True,
         )  # fmt: skip
     lab.figure(figure, "spacetime_tradeoff_loss.svg", note=f"Attacker: {ATTACKER}.")

@@ -10,6 +10,7 @@ of our own: the data's law is not in the paper, and is an option.
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import fusion, launch, tables, traffic
+from _common import fusion, launch, looks, tables, traffic
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.mechanism import laplace
@@ -297,7 +298,7 @@ _ONLY = {"curves": ("below", "timed"), "stops": ("trials", "marks")}
 
 
 def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
-    """A table of final residuals, one of stops, and a figure: budgets across, steps down."""
+    """A table of final residuals, one of stops, and the figures."""
     last = frame[frame["round"] == frame["round"].max()]
     lab.say(
         f"\nevery epsilon is of an assumption: gradients of one agent's two data sets are at most "
@@ -329,16 +330,80 @@ def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
             shown |= {name: reached[name].median() for name in ("rounds", "numbers", "seconds")}
         rows.append(shown)
     lab.say(tables.text(rows))
+    draw_curves(config, lab, frame)
+    draw_stops(config, lab, stopped[stopped["steps"] == "printed"])
+
+
+def draw_curves(config: Config, lab: launch.Lab, frame: Any) -> None:
+    """Residuals over rounds: budgets across, steps down."""
     figure, panels = plots.figure(2, len(config.epsilon))
     places = [(steps, epsilon) for steps in ("printed", "tuned") for epsilon in config.epsilon]
     for ax, (steps, epsilon) in zip(panels, places, strict=True):
         mine = frame[(frame["setting"] == epsilon) & (frame["steps"] == steps)]
+        last = mine[mine["round"] == mine["round"].max()]["residual"].max()
+        top = min(100 * last, 1.5 * mine["residual"].max())
+        ax.set_ylim(0.6 * mine["residual"].min(), top)
         plots.lines(
             mine.rename(columns={"residual": "squared error"}), "round", "squared error", ax=ax,
             xlabel="round", title=f"epsilon = {epsilon:g}, {steps} steps",
-            ylabel="residual over all agents", logy=True,
+            ylabel="residual over all agents", logy=True, looks=looks.LOOKS,
         )  # fmt: skip
-    lab.figure(figure, "tracking_fusion.svg", note=f"Means of {config.trials} trials. {NOTE}")
+        for name, part in mine.groupby("algorithm", sort=False):
+            error = part["residual_std"] / math.sqrt(config.trials)
+            low, high = part["residual"] - error, part["residual"] + error
+            color = looks.look(name).color
+            ax.fill_between(part["round"], low, high, color=color, alpha=0.18, linewidth=0)
+    note = (
+        f"Lines are means over {config.trials:,} trials, bands one standard error either way. "
+        "Panels end at 100 times their largest last residual; early residuals above are cut off, "
+        f"{frame['residual'].max():.0e} at most. {NOTE}"
+    )
+    lab.figure(figure, "tracking_fusion.svg", note=note)
+
+
+def draw_stops(config: Config, lab: launch.Lab, stopped: Any) -> None:
+    """Time and communication until the residual is small: norms down, budgets along the axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    figure, panels = plots.figure(2, 2, sharex=True)
+    columns = (("seconds", "milliseconds", 1e3), ("numbers", "thousands of numbers sent", 1e-3))
+    places = [(norm, *shown) for norm in ("all agents", "an agent") for shown in columns]
+    for ax, (norm, column, label, scale) in zip(panels, places, strict=True):
+        with plots.style():
+            for place, name in enumerate(config.methods):
+                look, middles, ends = looks.look(name), [], []
+                across = np.arange(len(config.epsilon)) + 0.2 * (place - 1.5)
+                for at, epsilon in zip(across, config.epsilon, strict=True):
+                    mine = stopped[(stopped["algorithm"] == name) & (stopped["norm"] == norm)]
+                    mine = mine[(mine["setting"] == epsilon) & mine["reached"]]
+                    low, middle, high = np.full(3, np.nan)
+                    if len(mine):
+                        low, middle, high = scale * mine[column].quantile([0.25, 0.5, 0.75])
+                    middles.append(middle)
+                    ends.append((middle - low, high - middle))
+                    ax.annotate(
+                        f"{len(mine)}", (at, 0.02), xycoords=("data", "axes fraction"),
+                        ha="center", fontsize=6.0,
+                    )  # fmt: skip
+                ax.errorbar(
+                    across, middles, np.transpose(ends), label=look.label, color=look.color,
+                    marker=look.marker, linestyle="none", capsize=2.5, elinewidth=1.0,
+                )  # fmt: skip
+            title = "residual over all agents" if norm == "all agents" else "residual per agent"
+            ax.set(yscale="log", title=title, ylabel=label)
+            ax.set_ylim(ax.get_ylim()[0] / 1.5)
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_formatter(NullFormatter())
+            ax.set_xticks(range(len(config.epsilon)), [f"{e:g}" for e in config.epsilon])
+    for ax in panels[2:]:
+        ax.set_xlabel("epsilon")
+    note = (
+        f"Until the residual is first below {config.below:g}, at the printed steps: median and "
+        f"quartiles of those of {config.timed} runs that ever were, whose number stands below. "
+        f"{NOTE}"
+    )
+    lab.figure(figure, "tracking_fusion_stops.svg", note=note)
 
 
 main = functools.partial(launch.main, "tracking_fusion", PRESETS, experiment)

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from _common import fusion, launch, leakage, tables
+from _common import fusion, launch, leakage, looks, tables
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
 from dpjax.engine.trace import Passed, trace
@@ -361,6 +361,11 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say(tables.text(once[[name for name in shown if name in once]].to_dict("records")))
     lab.say("\nthe first round, if gradients were normal: the spread that gives the paper's value")
     lab.say(tables.text(first_rounds(config)))
+    lines = dict(zip(config.epsilon, ("-", "--", ":", "-."), strict=False))
+    shown = {
+        f"tracking, {epsilon:g}": looks.look("tracking", f"tracking, epsilon {epsilon:g}", line)
+        for epsilon, line in lines.items()
+    }
     figure, panels = plots.figure(1, 2)
     for ax, coordinates in zip(panels, ("raw", "standardised"), strict=True):
         mine = frame[
@@ -372,8 +377,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         plots.lines(
             mine.assign(algorithm=names), "round", "value", ax=ax, xlabel="round", logx=True,
             ylabel="normalised mutual information", title=f"{coordinates} coordinates",
+            looks=looks.LOOKS | shown,
         )  # fmt: skip
-    note = f"An estimate from {config.trials} trials, no bound. Numbers behind names are epsilons."
+    note = f"An estimate from {config.trials:,} trials, no bound."
     lab.figure(figure, "tracking_leakage.svg", note=note)
 
 

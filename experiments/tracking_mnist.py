@@ -20,7 +20,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import images, launch, tables
+from _common import images, launch, looks, tables
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
@@ -354,7 +354,7 @@ _SWEPT = (
 
 
 def report(config: Config, lab: launch.Lab, last: Any, frame: Any) -> None:
-    """A table a sweep, and the figure of the methods' accuracy over rounds."""
+    """A table a sweep, and the figures."""
     settings = {
         "gaps": ["mode", "gap", "setting"], "methods": ["algorithm"], "border": ["gamma", "beta"],
         "networks": ["graph", "agents", "setting"],
@@ -373,18 +373,40 @@ def report(config: Config, lab: launch.Lab, last: Any, frame: Any) -> None:
             stated = group["guarantee"].iloc[0]
             rows.append(row | {"epsilon": float(stated["epsilon"])})
         lab.say(tables.text(rows))
-    if "methods" not in config.parts:
-        return
-    curves = frame[frame["part"] == "methods"]
+    if "methods" in config.parts:
+        draw_methods(config, lab, frame[frame["part"] == "methods"])
+    if "border" in config.parts:
+        draw_border(config, lab, last[last["part"] == "border"])
+
+
+def draw_methods(config: Config, lab: launch.Lab, curves: Any) -> None:
+    """Accuracy over rounds, a line a method."""
     figure, panels = plots.figure(1, 1)
     plots.lines(
         curves, "round", "test_accuracy", ax=panels[0], xlabel="round", ylabel="test accuracy",
-        title=f"gap {config.gap:g} assumed",
+        title=f"gap {config.gap:g} assumed", looks=looks.LOOKS,
     )  # fmt: skip
     note = (
         "DPOP has tracking's epsilon, PP-DOAGT and Diff-TV-AB its noise; all three reconstructed."
     )
     lab.figure(figure, "tracking_mnist.svg", note=note)
+
+
+def draw_border(config: Config, lab: launch.Lab, rows: Any) -> None:
+    """Accuracy over beta and over gamma beta, a line a gamma: where runs still converge."""
+    rows = rows.assign(
+        product=(rows["gamma"] * rows["beta"]).round(9),
+        first=rows["gamma"].map("gamma {:g}".format),
+    )
+    figure, panels = plots.figure(1, 2, sharey=True)
+    for ax, x, label in zip(panels, ("beta", "product"), ("beta", "gamma beta"), strict=True):
+        plots.lines(
+            rows, x, "test_accuracy", "first", ax=ax, xlabel=label, ylabel="test accuracy",
+            logx=True, guarantee=[],
+        )  # fmt: skip
+    panels[1].axvline(1, color="grey", linewidth=0.8)
+    note = f"Without noise, {config.border_rounds} rounds. The grey line is the paper's border."
+    lab.figure(figure, "tracking_mnist_border.svg", note=note)
 
 
 main = functools.partial(launch.main, "tracking_mnist", PRESETS, experiment)

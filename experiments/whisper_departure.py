@@ -326,7 +326,9 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
         ylabel="noise energy of one round, relative", guarantee=[],
     )  # fmt: skip
     for _, group in messages.groupby("algorithm", sort=False):
-        panels[0].plot(group["lost"], group["theory"], ":", color="black", linewidth=0.8)
+        panels[0].plot(
+            group["lost"], group["theory"], ":", color="black", linewidth=0.8, label="theory"
+        )
     solved = trained[trained["policy"] != "old noise"]
     plots.lines(
         solved, "round", "test_loss", ax=panels[1], xlabel="round",
@@ -334,7 +336,7 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
     )  # fmt: skip
     panels[1].axvline(config.rounds // 2, color="grey", linewidth=0.8)
     note = (
-        "Left: sampled, with theory dotted. Right: agents leave at the grey line and the design "
+        "Left: sampled, beside theory. Right: agents leave at the grey line and the design "
         f"is solved again; both halves keep a total of epsilon = {config.epsilon:g}."
     )
     lab.figure(figure, "whisper_departure.svg", note=note)

@@ -172,7 +172,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         f"{config.relation}, outsider, T = {config.rounds}, clip norm {config.clip_norm:g}"
     )
     unsound = shown[~shown["sound"]]["epsilon"]
-    note = "CDP is a trusted-server reference, not a design against outsiders."
+    note = (
+        "Every seed is a graph. CDP is a trusted-server reference, not a design against outsiders."
+    )
     if len(unsound):
         note += f" The rule states less than the exact epsilon from {unsound.min():g} on."
     lab.figure(figure, "whisper_variance.svg", guarantee=guarantee, note=note)
