@@ -1,0 +1,43 @@
+"""Figures of the documentation: each is on a page, with an alt text that says what it shows."""
+
+import re
+
+import pytest
+
+from tests.support import ROOT
+
+FIGURES = ROOT / "docs" / "figures"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def shown():
+    """Page, alt text and file of every embedded figure."""
+    for page in PAGES:
+        for alt, name in re.findall(
+            r"!\[([^\]]*)\]\((?:docs/)?figures/([^)]+)\)", page.read_text()
+        ):
+            yield page.name, alt, name
+
+
+def test_every_figure_is_on_a_page_and_every_link_leads_to_one():
+    there = {path.name for path in FIGURES.iterdir()}
+    assert {name for _, _, name in shown()} == there
+    for page in PAGES:
+        linked = set(re.findall(r"figures/([\w.-]+\.(?:svg|png))", page.read_text()))
+        assert linked <= there, f"{page.name} links {linked - there}"
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _, _ in shown()}))
+def test_alt_texts_say_what_is_up_what_is_across_and_what_is_found(page):
+    texts = {alt: name for at, alt, name in shown() if at == page}
+    for alt, name in texts.items():
+        assert len(alt.split()) >= 20 and alt.endswith("."), f"{page}: {name}"
+        words = ("(up", "(left)", "above", "a slow wave"), ("across", "(right)", "below")
+        assert all(any(word in alt for word in some) for some in words), f"{page}: {name}"
+    assert len(texts) == sum(at == page for at, _, _ in shown())
+
+
+def test_figures_keep_their_caption_as_text():
+    for path in FIGURES.glob("*.svg"):
+        caption = path.read_text().partition("<dc:description>")[2].partition("</dc:")[0]
+        assert len(caption.split()) >= 5, path.name
