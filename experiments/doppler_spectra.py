@@ -343,6 +343,21 @@ def assume(config: Config, step: float, lab: launch.Lab, folder: Path) -> list[d
                 least = float(np.min(products / (squares[k:] + squares[: len(g) - k])))
                 row = where | {"kind": "assumption", "series": name, "lag": k}
                 rows.append(row | {"correlation": lags[k] / lags[0], "least": least})
+        rows += near(config, kept, where)
+    return rows
+
+
+def near(config: Config, kept: Recorded, where: dict[str, Any]) -> list[dict[str, Any]]:
+    """How near every published filter comes to the full gradient, and the ratio of its c_k."""
+    full = kept.full[config.skip :]
+    lags = autocovariance(full, len(full) // 2)
+    c, rows = np.maximum(lags / lags[0] - 0.5, 0.0), []
+    for name, values in streams(kept).items():
+        if name in FILTERS or name == "private":
+            error = float(np.mean((values[config.skip :] - full) ** 2)) / lags[0]
+            ratio = snr.normalised(*FILTERS["sgd" if name == "private" else name], c)
+            row = where | {"kind": "full error", "series": name}
+            rows.append(row | {"mean_square": error, "ratio": ratio})
     return rows
 
 
@@ -465,6 +480,9 @@ def report(config: Config, lab: launch.Lab, runs: Any, made: Any) -> None:
             aggfunc="mean" if value == "correlation" else "min",
         ).reset_index()  # fmt: skip
         lab.say(f"\n{value} at lags, by step size:\n" + tables.text(table))
+    of_full = runs[runs["kind"] == "full error"]
+    table = of_full.groupby(["step_size", "series"], sort=False)[["mean_square", "ratio"]].mean()
+    lab.say("\nerror against the full gradient:\n" + tables.text(table.reset_index()))
     wide = made.pivot_table(
         index=["epochs", "weight", "rho", "variance"], columns="series", values="mean_square",
         sort=False,
