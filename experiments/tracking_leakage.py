@@ -153,6 +153,24 @@ def marked(config: Config, rounds: int) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(min(20, rounds)), spread]))
 
 
+def config_of(config: Config, name: str, index: int = 0) -> plan.Config:
+    """The config of a method; of tracking at the budget of this number."""
+    limits: dict[str, Any] = {"norm": "l1", "gradient_gap": config.gradient_gap}
+    given: dict[str, Any] = {
+        "protect": protect.Protect("replace_agent", **limits), "sampler": samplers.Random(1),
+        "rounds": config.rounds, "optimizer": Sgd(config.step),
+    }  # fmt: skip
+    if name == "correlated_randomness":
+        return plan.Config(
+            **given | {"method": CorrelatedRandomness(config.until), "rounds": 2 * config.rounds}
+        )
+    if name == "encrypted":
+        return plan.Config(method=Encrypted(), **given)
+    gamma, beta, q1, q2 = (getattr(config, key)[index] for key in _EACH)
+    given |= {"method": Tracking(beta), "noise": Laplace(q2), "optimizer": Sgd(gamma, decay=q1)}
+    return plan.Config(**given, budget=protect.Budget(config.epsilon[index], accountant="pure"))
+
+
 def of_tracking(passed: Passed) -> tuple[Any, ...]:
     """Message, tracker and mean of agent 1, before and after a round."""
     mean = passed.message.mean(axis=0)
@@ -161,13 +179,8 @@ def of_tracking(passed: Passed) -> tuple[Any, ...]:
 
 def tracking(config: Config, index: int) -> dict[str, View]:
     """Agent 1's gradient and what all attackers have of it, (44) with the message that it needs."""
-    gamma, beta, q1, q2 = (getattr(config, name)[index] for name in ("gamma", "beta", "q1", "q2"))
-    given = plan.Config(
-        method=Tracking(beta), noise=Laplace(q2), sampler=samplers.Random(1), rounds=config.rounds,
-        budget=protect.Budget(config.epsilon[index], accountant="pure"),
-        protect=protect.Protect("replace_agent", norm="l1", gradient_gap=config.gradient_gap),
-        optimizer=Sgd(gamma, decay=q1),
-    )  # fmt: skip
+    given = config_of(config, "tracking", index)
+    gamma, q1 = config.gamma[index], config.q1[index]
     with jax.enable_x64(True):
         read = trace(
             plan.make(given, MATRIX), problems(config), seeds=range(config.trials), read=of_tracking
@@ -191,11 +204,7 @@ def of_correlated(passed: Passed) -> tuple[Any, ...]:
 
 def correlated(config: Config) -> dict[str, View]:
     """Agent 1's gradient; what agent 2 gets of it, agent 3 honest, and what the links show."""
-    given = plan.Config(
-        method=CorrelatedRandomness(config.until), sampler=samplers.Random(1),
-        rounds=2 * config.rounds, optimizer=Sgd(config.step),
-        protect=protect.Protect("replace_agent", norm="l1", gradient_gap=config.gradient_gap),
-    )  # fmt: skip
+    given = config_of(config, "correlated_randomness")
     with jax.enable_x64(True):
         read = trace(
             plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
@@ -227,11 +236,7 @@ def of_encrypted(passed: Passed) -> tuple[Any, ...]:
 
 def encrypted(config: Config) -> dict[str, View]:
     """Agent 1's gradient, and what colluding neighbours have of it: their pulls, over the step."""
-    given = plan.Config(
-        method=Encrypted(), sampler=samplers.Random(1), rounds=config.rounds,
-        optimizer=Sgd(config.step),
-        protect=protect.Protect("replace_agent", norm="l1", gradient_gap=config.gradient_gap),
-    )  # fmt: skip
+    given = config_of(config, "encrypted")
     with jax.enable_x64(True):
         read = trace(
             plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
@@ -241,6 +246,23 @@ def encrypted(config: Config) -> dict[str, View]:
     slope, constant = gradients(config)
     private = slope[:, None] * x - constant[:, None]
     return {"insiders": View(private, pulls[:, :, None] / config.step)}
+
+
+def accuracy(
+    config: Config, name: str, index: int, lab: launch.Lab, folder: Path
+) -> list[dict[str, Any]]:
+    """Table 4's accuracy: |x_i - x*|^2 after the last round, summed over agents, over trials."""
+    given = config_of(config, name, index)
+    with jax.enable_x64(True):
+        result = lab.run(
+            plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
+            eval_every=given.rounds, checkpoint=folder,
+        )  # fmt: skip
+    left = np.asarray(result.metrics["residual"][-1, :, 0], np.float64)
+    epsilon = config.epsilon[index] if name == "tracking" else None
+    row = {"algorithm": name, "setting": epsilon, "data": config.data, "trials": config.trials}
+    quantiles = zip(("lower", "median", "upper"), np.quantile(left, (0.25, 0.5, 0.75)), strict=True)
+    return [row | {"kind": "accuracy", "residual": left.mean()} | dict(quantiles)]
 
 
 def rows_of(config: Config, name: str, epsilon: float | None, found: Any) -> list[dict[str, Any]]:
@@ -349,7 +371,23 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         stored = launch.stored(config, *swept)
         compute = functools.partial(method, config)
         cells.append((f"{law}_{name}", stored, cell(name, None, compute)))
-    report(config, lab, lab.cells(cells, seed=range(config.trials)))
+    frame = lab.cells(cells, seed=range(config.trials))
+    ways = [("tracking", index) for index in range(len(config.epsilon))]
+    ways += [("correlated_randomness", 0), ("encrypted", 0)]
+    shared = ("trials", "rounds", "data", "spread", "gradient_gap")
+    ends = []
+    for name, index in ways:
+        of = swept if name == "tracking" else ("step", "until")
+        stored = {key: getattr(config, key) for key in (*shared, *of)} | {"method": name}
+        if name == "tracking":
+            stored |= {key: getattr(config, key)[index] for key in swept}
+        suffix = f"_{config.epsilon[index]:g}" if name == "tracking" else ""
+        compute = functools.partial(accuracy, config, name, index, lab)
+        ends.append((f"{law}_accuracy_{name}{suffix}", stored, compute))
+    left = lab.cells(ends, seed=range(config.trials))
+    lab.say(f"\nsquared error of all agents after {config.rounds} rounds")
+    lab.say(tables.text(left.drop(columns=["experiment", "kind"]).to_dict("records")))
+    report(config, lab, frame)
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
