@@ -74,6 +74,25 @@ def test_figures_of_the_florentine_families():
     assert (squared[1:] <= plain[1:]).all() and np.nanmax(plain) == rounds
 
 
+@pytest.mark.parametrize(
+    ("rounds", "near", "far"),
+    [(3, 133.4, None), (5, 147.7, 322.4), (7, 121.3, 308.9), (20, 31.4, 56.1)],
+)
+def test_rounds_decide_the_gain_on_florentine(rounds, near, far):
+    """Muffliato's bound over the exact loss at distances 3 and 4, above or below 100."""
+    matrix = mixing.uniform_neighbors(FLORENTINE)
+    every = Participation(rounds, rounds, 1)
+    exact = views.dsgd(matrix).pndp(0).gdp(every, gradients="view") ** 2
+    bound = published.muffliato_pndp(matrix, rounds, numerator="plain")[:, 0]
+    distance = np.array([0, *(_hops(FLORENTINE, 0, u) for u in range(1, 15))])
+    for hops, expected in ((3, near), (4, far)):
+        at = distance == hops
+        if expected is not None:
+            assert bound[at].mean() / exact[at].mean() == pytest.approx(expected, abs=0.06)
+    if far is None:  # nothing arrives from there yet
+        assert not exact[distance == 4].any()
+
+
 def _hops(graph, start, end):
     reached, count = {start}, 0
     while end not in reached:

@@ -356,6 +356,13 @@ def test_whisper_is_theorem_two():
     np.testing.assert_allclose(mu**2, ROUNDS * np.diag(np.linalg.inv(covariance)))
 
 
+@pytest.mark.parametrize("covariance", [np.eye(N) - 1 / N, np.ones((N, N))], ids=["sum", "shared"])
+def test_singular_noise_leaves_an_infinite_loss(covariance):
+    """Noise that sums to zero shows the sum; noise that all share shows the differences."""
+    view = views.dsgd(network(0), covariance=covariance).ldp()
+    assert np.isinf(view.gdp(Participation(ROUNDS, ROUNDS, 1))).all()
+
+
 def test_a_shared_seed_leaves_insiders_everything():
     with pytest.raises(ValueError, match="share the noise seed"):
         views.dsgd(network(0), covariance=coupled(0)).pndp(1)
