@@ -143,7 +143,7 @@ def test_tables_of_fusion_say_what_epsilon_is_of(tmp_path, capsys):
 
 def test_records_of_leakage_are_read_as_stored(tmp_path, capsys):
     lines = read_again(tmp_path, capsys, "tracking_leakage")
-    assert sum(line.endswith(": read") for line in lines) == 5
+    assert sum(line.endswith(": read") for line in lines) == 10
 
 
 def test_quadrature_of_a_normal_number_behind_laplace_noise():
