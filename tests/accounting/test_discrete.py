@@ -192,6 +192,10 @@ def test_noise_as_published_and_tight() -> None:
         assert epsilon * (1 - 1e-6) < losses.Concentrated(1 / (2 * zcdp**2)).epsilon(delta)
         assert losses.Concentrated(1 / (2 * zcdp**2)).epsilon(delta) <= epsilon
         assert gdp.epsilon(1 / tight, delta) == pytest.approx(epsilon, rel=1e-6)
+    # Records that are replaced move a sum by twice the clip.
+    for epsilon, spent in ((4.0, 8.78e-7), (8.0, 1.018e-5), (16.0, 4.22e-4)):
+        replaced = gdp.delta(2 / rules.sigma(epsilon, 1e-5, "published"), epsilon)
+        assert replaced == pytest.approx(spent, rel=2e-3)
 
 
 def test_real_noise_of_the_formula_has_the_loss_it_was_made_for() -> None:
