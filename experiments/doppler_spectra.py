@@ -348,16 +348,21 @@ def assume(config: Config, step: float, lab: launch.Lab, folder: Path) -> list[d
 
 
 def near(config: Config, kept: Recorded, where: dict[str, Any]) -> list[dict[str, Any]]:
-    """How near every published filter comes to the full gradient, and the ratio of its c_k."""
+    """What every published filter misses of the full gradient, and the ratio of its c_k.
+
+    ``missed`` is the share of the gradient's power that no multiple of the output has: the private
+    gradients are clipped, the full one is not.
+    """
     full = kept.full[config.skip :]
     lags = autocovariance(full, len(full) // 2)
     c, rows = np.maximum(lags / lags[0] - 0.5, 0.0), []
     for name, values in streams(kept).items():
         if name in FILTERS or name == "private":
-            error = float(np.mean((values[config.skip :] - full) ** 2)) / lags[0]
+            m = values[config.skip :]
+            missed = 1 - float(np.sum(m * full) ** 2 / (np.sum(m**2) * np.sum(full**2)))
             ratio = snr.normalised(*FILTERS["sgd" if name == "private" else name], c)
             row = where | {"kind": "full error", "series": name}
-            rows.append(row | {"mean_square": error, "ratio": ratio})
+            rows.append(row | {"missed": missed, "ratio": ratio})
     return rows
 
 
@@ -481,8 +486,10 @@ def report(config: Config, lab: launch.Lab, runs: Any, made: Any) -> None:
         ).reset_index()  # fmt: skip
         lab.say(f"\n{value} at lags, by step size:\n" + tables.text(table))
     of_full = runs[runs["kind"] == "full error"]
-    table = of_full.groupby(["step_size", "series"], sort=False)[["mean_square", "ratio"]].mean()
-    lab.say("\nerror against the full gradient:\n" + tables.text(table.reset_index()))
+    table = of_full.groupby(["step_size", "series"], sort=False)[["missed", "ratio"]].mean()
+    lab.say(
+        "\nshare of the full gradient that a filter misses:\n" + tables.text(table.reset_index())
+    )
     wide = made.pivot_table(
         index=["epochs", "weight", "rho", "variance"], columns="series", values="mean_square",
         sort=False,
