@@ -81,7 +81,7 @@ class Config:
     clip_norm: float = 1.0
     step_size: float = 1.0
     fixed_records: int = 4096
-    steps: tuple[float, ...] = (1.0, 4.0, 0.25)
+    steps: tuple[float, ...] = (1.0, 4.0)
     coordinates: int = 4096
     skip: int = 80
     lags: int = 40
