@@ -391,6 +391,8 @@ def make_statics(
         convolves = _numerics.convolves(jax.eval_shape(task.init, jax.random.key(0)))
         clip |= {"norm": protect.norm, "one_by_one": convolves}
         query = AgentQuery(task.loss, task.batch_loss, **clip)
+    # A sketch is of single gradients, whatever the model sums.
+    formed = query.one_by_one or getattr(shared["method"], "sketch", None) is not None
     return Statics(
         agents=noisy.agents,
         method=shared["method"],
@@ -401,7 +403,7 @@ def make_statics(
         privatizer=shared["noise"],
         metrics=task.metrics,
         mesh=mesh,
-        sequential=query.one_by_one and jax.default_backend() == "cpu",
+        sequential=formed and jax.default_backend() == "cpu",
         data_per_seed=len(problems) > 1,
     )
 

@@ -146,7 +146,8 @@ def test_records_clipped_one_by_one_count_too(tmp_path, network):
 
     def weighted(weights):
         scale = jax.jit(lambda x: x * weights)
-        return dataclasses.replace(small, loss=lambda p, x, y: small.loss(p, scale(x), y))
+        loss = lambda p, x, y: small.loss(p, scale(x), y)  # noqa: E731
+        return dataclasses.replace(small, weighted=None, loss=loss)
 
     for place, changes in enumerate(({}, {"microbatch": 2})):
         config = make_config(release=True, rounds=2, relation="replace_record", **changes)

@@ -52,6 +52,7 @@ def test_the_printed_noise_is_enough_below_one_and_not_above():
     # Of replacement, which moves by 2 C, it is the broken twin.
     assert gdp.delta(4.0 / sketching.printed_deviation(0.5, 1e-5, 2.0), 0.5) > 1e-5
     assert 1.6e-3 < gdp.delta(2 / np.sqrt(2 * np.log(1.25 / 1e-5)), 1.0) < 1.8e-3
+    assert 1.6e-3 < gdp.delta(2 / np.sqrt(2 * np.log(1.25 / 1e-5)), 1.0) < 1.8e-3
     printed = np.sqrt(2 * np.log(1.25 / 1e-5)) / 10
     assert 2.2e-5 < gdp.delta(1 / printed, 10.0) < 2.4e-5
 
