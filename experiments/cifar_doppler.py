@@ -96,8 +96,10 @@ RIVALS = {
 }
 """Methods beside the optimizer and its filters, each with the settings that are tuned."""
 
-SINGLE = {f"{name}: {each.name}": (each,) for name, several in RIVALS.items() for each in several}
-"""Methods of one setting, by both names."""
+_NAMED = RIVALS | {
+    f"{name}: {each.name}": (each,) for name, several in RIVALS.items() for each in several
+}
+"""And with one of their settings alone, by both names."""
 
 LISTS = {"adam": "moment_steps", "galore": "moment_steps", "muon": "muon_steps"}
 PAPERS = ("cnn5", "vit_small", "efficientnet", "resnet50")
@@ -174,7 +176,7 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
         unread = ("filter", "rivals", "steps", "moment_steps", "muon_steps")
-        known = {"rivals": RIVALS | SINGLE}
+        known = {"rivals": _NAMED}
         launch.check(self, {"capacity": 0, "copies": 0}, known=known, empty=unread)
         if self.copies and self.model == "mlp":
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
@@ -199,7 +201,7 @@ class Config:
             name = self.optimizer if text == "none" else f"{self.optimizer} + {text}"
             own[name] = (Variant(title(rule), rule),)
         # An optimizer that is a rival too is tuned as one.
-        return own | {name: (RIVALS | SINGLE)[name] for name in self.rivals}
+        return own | {name: _NAMED[name] for name in self.rivals}
 
     def trials(self, name: str) -> list[tuple[Variant, tuple[float, ...]]]:
         """Settings of a method, each with the step sizes that it is tried with.

@@ -155,10 +155,9 @@ def marked(config: Config, rounds: int) -> np.ndarray:
 
 def config_of(config: Config, name: str, index: int = 0) -> plan.Config:
     """The config of a method; of tracking at the budget of this number."""
-    limits: dict[str, Any] = {"norm": "l1", "gradient_gap": config.gradient_gap}
     given: dict[str, Any] = {
-        "protect": protect.Protect("replace_agent", **limits), "sampler": samplers.Random(1),
-        "rounds": config.rounds, "optimizer": Sgd(config.step),
+        "protect": protect.Protect("replace_agent", norm="l1", gradient_gap=config.gradient_gap),
+        "sampler": samplers.Random(1), "rounds": config.rounds, "optimizer": Sgd(config.step),
     }  # fmt: skip
     if name == "correlated_randomness":
         return plan.Config(
@@ -377,11 +376,11 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     shared = ("trials", "rounds", "data", "spread", "gradient_gap")
     ends = []
     for name, index in ways:
-        of = swept if name == "tracking" else ("step", "until")
-        stored = {key: getattr(config, key) for key in (*shared, *of)} | {"method": name}
+        own, suffix = {"step": config.step, "until": config.until}, ""
         if name == "tracking":
-            stored |= {key: getattr(config, key)[index] for key in swept}
-        suffix = f"_{config.epsilon[index]:g}" if name == "tracking" else ""
+            own = {key: getattr(config, key)[index] for key in swept}
+            suffix = f"_{config.epsilon[index]:g}"
+        stored = {key: getattr(config, key) for key in shared} | {"method": name} | own
         compute = functools.partial(accuracy, config, name, index, lab)
         ends.append((f"{law}_accuracy_{name}{suffix}", stored, compute))
     left = lab.cells(ends, seed=range(config.trials))

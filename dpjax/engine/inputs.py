@@ -388,8 +388,8 @@ def make_statics(
         clip |= {"microbatch": protect.microbatch, "capacity": sampler.capacity}
         query = RecordQuery(task.loss, task.weighted, **clip)
     else:
-        convolves = _numerics.convolves(jax.eval_shape(task.init, jax.random.key(0)))
-        clip |= {"norm": protect.norm, "one_by_one": convolves}
+        params = jax.eval_shape(task.init, jax.random.key(0))
+        clip |= {"norm": protect.norm, "one_by_one": _numerics.one_by_one(params)}
         query = AgentQuery(task.loss, task.batch_loss, **clip)
     # A sketch is of single gradients, whatever the model sums.
     formed = query.one_by_one or getattr(shared["method"], "sketch", None) is not None

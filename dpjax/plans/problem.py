@@ -240,13 +240,15 @@ def module_functions(
 
     gradients = Gradients(model.apply, loss_fn)
     # Without a layer whose gradient is a product there is nothing to gain.
-    layers = gradients.chosen(
-        jax.eval_shape(init, jax.random.key(0)), jax.ShapeDtypeStruct((1, *shape), kind)
-    )
+    params = jax.eval_shape(init, jax.random.key(0))
+    layers = gradients.chosen(params, jax.ShapeDtypeStruct((1, *shape), kind))
+    # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
+    deep = type(model) is MLP and jax.default_backend() == "cpu"
+    deep = deep or _numerics.one_by_one(params)
     return {
         "init": init,
         "loss": example_loss,
-        "metrics": _metrics(model, loss, batch),
+        "metrics": _metrics(model, loss, batch, deep),
         "batch_loss": batch_loss,
         "weighted": gradients if layers else None,
         "predict": model.apply,
@@ -279,7 +281,9 @@ def started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, An
     return functions | {"init": parameters.Given.of(trained), "frozen": fixed_values}
 
 
-def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., dict[str, Any]]:
+def _metrics(
+    model: nn.Module, loss: str, batch: int | None, deep: bool
+) -> Callable[..., dict[str, Any]]:
     """Loss (and score) of every agent's model on all evaluation records, averaged over agents."""
     loss_fn, score_fn = LOSSES[loss]
 
@@ -307,10 +311,6 @@ def _metrics(model: nn.Module, loss: str, batch: int | None) -> Callable[..., di
                     total = jax.tree.map(jnp.add, total, of_part(rest))
             return jax.tree.map(lambda value: value / records, total)
 
-        # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
-        one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), params)
-        deep = type(model) is MLP or _numerics.convolves(parameters.merge(one, frozen))
-        deep = deep and jax.default_backend() == "cpu"
         return jax.tree.map(jnp.mean, _numerics.each_agent(of_agent, params, sequential=deep))
 
     return metrics

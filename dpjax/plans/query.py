@@ -194,8 +194,7 @@ class AgentQuery:
         weights: Of the gradients at several points, which are added up; or None.
         norm: Which norm is bounded, "l2" or "l1".
         walk: (K, step size) of local steps, whose mean gradient takes the place of one; or None.
-        one_by_one: Whether a CPU takes agents one after the other: convolutions whose kernels are
-            mapped over agents take it three times as long.
+        one_by_one: Whether agents are taken one after the other.
     """
 
     loss: _Loss
@@ -224,8 +223,9 @@ class AgentQuery:
         )
 
         def answered(models: Any, batch: Any) -> Any:
-            sequential = self.one_by_one and jax.default_backend() == "cpu"
-            gradients = _numerics.each_agent(jax.grad(loss), models, batch, sequential=sequential)
+            gradients = _numerics.each_agent(
+                jax.grad(loss), models, batch, sequential=self.one_by_one
+            )
             if encode is not None:
                 gradients = jax.vmap(encode)(gradients)
             clipped, _ = clip.update(gradients, optax.EmptyState())

@@ -226,12 +226,11 @@ def test_a_sampler_that_draws_more_often_than_it_says_is_refused(kind):
 
 def test_runs_and_what_the_capacity_does_to_them():
     whole = dataclasses.replace(made(), config=config(sampler=Poisson(4.0, 24)))
-    small, large = (
-        run(one, make_problem(4), seeds=[0, 1], eval_every=10) for one in (made(), whole)
-    )
+    # Of a model's own sum, rounding of a pass lowers the clip norm, and passes differ.
+    task = dataclasses.replace(make_problem(4), weighted=None)
+    small, large = (run(one, task, seeds=[0, 1], eval_every=10) for one in (made(), whole))
     for name, value in small.metrics.items():
-        # Rounding of a pass lowers the clip norm, and passes differ.
-        np.testing.assert_allclose(value, large.metrics[name], rtol=2e-4, err_msg=name)
+        np.testing.assert_allclose(value, large.metrics[name], rtol=2e-5, err_msg=name)
     assert np.isfinite(large.metrics["test_loss"]).all()
     assert large.rows()[0]["budget"] == "pld"
     stopped = run(made(), make_problem(4), seeds=[0, 1], eval_every=10, stop_at=5)
