@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import jax
+
 from _common import claims, images, launch, looks, tables, tune
-from _common.central import Central, title
+from _common.central import Assumed, Central, title
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
@@ -41,6 +43,8 @@ class Variant(NamedTuple):
         batch: Factor of the batch size, at equal epochs.
         bands: Diagonals b of noise correlated over rounds, with coins flipped for every b-th record
             alone; 0 is fresh noise.
+        together: Whether a filter is chosen together with that noise, for gradients of `NORM`
+            and `CORRELATION`.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Variant(NamedTuple):
     method: Any = lambda rounds: DSGD()
     batch: float = 1.0
     bands: int = 0
+    together: bool = False
 
 
 def _fixed(method: Any) -> Any:
@@ -96,9 +101,20 @@ RIVALS = {
 }
 """Methods beside the optimizer and its filters, each with the settings that are tuned."""
 
-_NAMED = RIVALS | {
-    f"{name}: {each.name}": (each,) for name, several in RIVALS.items() for each in several
+FILTERED = {
+    "banded, filtered": (
+        Variant("8 bands, beta 0.9", UpdateRule("momentum", beta=0.9), bands=8),
+        Variant("8 bands, beta 0.7", UpdateRule("momentum", beta=0.7), bands=8),
+    ),
+    "banded, together": (Variant("8 bands", UpdateRule(), bands=8, together=True),),
 }
+"""A filter behind banded noise, and one that is chosen together with it: for some 1,000 rounds."""
+
+NORM, CORRELATION = 0.02, 0.99
+"""Of the mean gradient: as measured on MNIST, see `experiments/doppler_spectra.py`."""
+
+_NAMED = RIVALS | FILTERED
+_NAMED |= {f"{name}: {each.name}": (each,) for name, several in _NAMED.items() for each in several}
 """And with one of their settings alone, by both names."""
 
 LISTS = {"adam": "moment_steps", "galore": "moment_steps", "muon": "muon_steps"}
@@ -120,7 +136,8 @@ class Config:
             'second' and 'f1' to 'f6', 'adaptive', 'wiener', or coefficients "b_0,b_1,..;a_1,..".
         rivals: Methods that are not behind the optimizer: 'momentum', 'nesterov', 'averaged',
             'larger batch', 'banded', 'DiSK', 'DiSK (Opacus)', 'DiSK, two gradients', 'DP-PMLF',
-            'muon'; with one of its settings alone "banded: 8 bands", say.
+            'muon', 'banded, filtered', 'banded, together'; with one of its settings alone
+            "banded: 8 bands", say.
         epsilon: Budgets.
         steps: Step sizes to tune over, one trial each; a method of several settings deals them out.
         moment_steps: The same for Adam and GaLore.
@@ -265,6 +282,13 @@ PRESETS = {
         muon_steps=(0.1, 0.05, 0.02, 0.01, 0.005),
     ),
     "long": _LONG,
+    "long_together": dataclasses.replace(
+        _LONG, filter=("none",), batch_size=1200, steps=(8.0, 4.0, 2.0),
+        rivals=(
+            "momentum: beta 0.9", "banded: 8 bands", "banded, filtered: 8 bands, beta 0.9",
+            "banded, together",
+        ),
+    ),
     "long_paper": dataclasses.replace(
         _LONG, epsilon=(8.0,), rivals=(), steps=(0.8, 0.4, 0.2), epochs=50.0, batch_size=1000
     ),
@@ -284,10 +308,10 @@ PRESETS = {
 
 
 def plans(
-    config: Config, variant: Variant, epsilon: float, delta: float, steps: tuple[float, ...],
-    count: int,
+    config: Config, variant: Variant, size: int, epsilon: float, delta: float,
+    steps: tuple[float, ...], count: int,
 ) -> list[plan.Plan]:  # fmt: skip
-    """A plan for every step size, for so many training records."""
+    """A plan for every step size, for a model of so many parameters and so many records."""
     recipe = Central(
         epochs=config.epochs, batch_size=config.batch_size, capacity=config.capacity,
         clip_norm=config.clip_norm, clipping=config.clipping, per_layer=config.per_layer,
@@ -296,6 +320,7 @@ def plans(
     return recipe.plans(
         variant.rule, steps, epsilon, count, delta=delta, method=variant.method,
         larger=variant.batch, bands=variant.bands,
+        together=Assumed(NORM, CORRELATION, size) if variant.together else None,
     )  # fmt: skip
 
 
@@ -309,13 +334,18 @@ def train(
     clip = config.clipping + (", per layer" if config.per_layer else "")
     where |= {"budget_epsilon": epsilon, "schedule": config.schedule, "clipping": clip}
     fit, held = split.split(*data.train, config.validation, seed=0)
+    tuned, whole = (
+        data.problem(*parts, config.copies) for parts in ((fit, held), (data.train, data.test))
+    )
+    size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(whole.init, jax.random.key(0))))
     trials = [
-        tune.Trial(variant.name, steps, functools.partial(plans, config, variant, epsilon, delta))
+        tune.Trial(
+            variant.name, steps, functools.partial(plans, config, variant, size, epsilon, delta)
+        )
         for variant, steps in config.trials(name)
     ]
     best = tune.reported(
-        trials, data.problem(fit, held, config.copies),
-        data.problem(data.train, data.test, config.copies), seeds=config.seeds,
+        trials, tuned, whole, seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,), measurements=config.measurements,
         moves=config.moves or 0, runner=lab.run, checkpoint=folder,
     )  # fmt: skip

@@ -176,6 +176,7 @@ def toeplitz(
     participation: Participation,
     bands: int,
     *,
+    gram: workload.Gram | None = None,
     device: Any = None,
 ) -> Strategy:
     """Return the best banded Toeplitz strategy, its columns scaled to equal norms.
@@ -187,6 +188,7 @@ def toeplitz(
         mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
         participation: when a record appears.
         bands: number of coefficients, 1 (a scaled identity) to the participation's separation.
+        gram: [T, T] H of another workload than the mixing matrix's.
         device: as for `temporal.solve`.
 
     Returns:
@@ -209,8 +211,8 @@ def toeplitz(
     from jax_privacy.matrix_factorization import toeplitz as toeplitz_
 
     rounds, bands = participation.rounds, _bands(participation, bands)
-    gram = workload.gram(mixing, rounds)
-    gram /= np.trace(gram)  # the search is tuned to losses near 1
+    gram = workload.gram(mixing, rounds) if gram is None else gram
+    gram = gram / np.trace(gram)  # the search is tuned to losses near 1
     with double_precision():
         # tr(H R R') = r' Q r for R the Toeplitz matrix of r: Q sums H along its diagonals' ends.
         sums = jax.device_put(workload.summed(gram[None, ::-1, ::-1]), device)

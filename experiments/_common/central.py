@@ -8,17 +8,37 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import optax
 
+from _common import filtered
 from _common.rules import UpdateRule
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import banded
 from dpjax.plans import noise, plan, protect, samplers
+from dpjax.plans.optimizers import Chain
+from dpjax.transforms import lowpass
 
-__all__ = ["TITLES", "Central", "title"]
+__all__ = ["TITLES", "Assumed", "Central", "title"]
+
+
+class Assumed(NamedTuple):
+    """What is assumed of gradients where a filter and noise over rounds are chosen for them.
+
+    Guarantee: none of its own; where it was measured on private records, no guarantee covers that.
+
+    Attributes:
+        norm: Root mean square norm of the mean gradient.
+        correlation: Of a coordinate, from one round to the next, of an AR(1) sequence.
+        coordinates: Of the model.
+    """
+
+    norm: float
+    correlation: float
+    coordinates: int
 
 
 def _plain(rounds: int) -> DSGD:
@@ -105,6 +125,7 @@ class Central:
         method: Callable[[int], Any] = _plain,
         larger: float = 1.0,
         bands: int = 0,
+        together: Assumed | None = None,
     ) -> list[plan.Plan]:
         """Return a plan for each step size, for one run.
 
@@ -118,10 +139,14 @@ class Central:
             larger: Factor of the batch size, at equal epochs and records a pass.
             bands: Diagonals b of noise correlated over rounds, with coins flipped for every b-th
                 record alone; 0 is fresh noise.
+            together: Choose the bands' noise together with a filter in front of the rule, for such
+                gradients (`_common.filtered`).
 
         Raises:
-            ValueError: For no step sizes, or what no plan can be made of.
+            ValueError: For no step sizes, a filter without bands, or what no plan can be made of.
         """
+        if together and not bands:
+            raise ValueError("together is given and bands is 0; give 2 or more bands")
         if not len(steps):
             raise ValueError("steps is empty; give at least one step size")
         count = _validate.integer("count", count)
@@ -146,16 +171,54 @@ class Central:
             rounds=rounds,
         )
         strategy = _toeplitz(base.pattern, separation) if bands else None
+        made = functools.partial(plan.make, mixing=np.eye(1), counts=[count])
+        if together is None:
+            chains = [rule.chain(step) for step in steps]
+        else:
+            factor = float(made(base, strategy=strategy).factor[0, 0])
+            deviation = factor * self.clip_norm / batch
+            both = _together(base.pattern, separation, deviation, 1 / batch, together)
+            strategy, filter = both
+            behind = functools.partial(_behind, filter, rule)
+            chains = [Chain(behind, step) for step in steps]
         return [
-            plan.make(
-                dataclasses.replace(base, optimizer=rule.chain(step)), np.eye(1), counts=[count],
-                strategy=strategy,
-            )
-            for step in steps
-        ]  # fmt: skip
+            made(dataclasses.replace(base, optimizer=chain), strategy=strategy) for chain in chains
+        ]
 
 
 @functools.lru_cache(maxsize=8)
 def _toeplitz(pattern: Any, bands: int) -> np.ndarray:
     """Noise over rounds: the optimum over all banded strategies takes minutes, and gains little."""
     return banded.toeplitz(np.eye(1), pattern, bands)
+
+
+@functools.lru_cache(maxsize=4)
+def _together(
+    pattern: Any, bands: int, deviation: float, fresh: float, assumed: Assumed
+) -> tuple[np.ndarray, np.ndarray]:
+    """A strategy, and a filter whose last row sums to 1: step sizes keep their meaning.
+
+    Args:
+        pattern: When a record appears.
+        bands: Diagonals of the strategy.
+        deviation: Of the noise at sensitivity 1.
+        fresh: Square norm of what sampling draws anew in every round: of records' gradients of
+            norm 1, one over the batch.
+        assumed: The gradients.
+    """
+    rounds, size = pattern.rounds, assumed.coordinates
+    lags = assumed.norm**2 / size * assumed.correlation ** np.arange(rounds)
+    lags[0] += fresh / size
+    sums = np.tri(rounds)
+    both = filtered.solve(
+        filtered.covariance(lags, rounds), deviation**2, pattern, gram=sums.T @ sums, bands=bands,
+        tolerance=1e-2,
+    )  # fmt: skip
+    return both.strategy, both.filter / both.filter[-1].sum()
+
+
+def _behind(
+    filter: np.ndarray, rule: UpdateRule, step_size: Any, noise: Any = 0.0
+) -> optax.GradientTransformation:
+    """A rule behind a filter over rounds."""
+    return optax.chain(lowpass.by_matrix(filter), rule(step_size, noise))

@@ -26,8 +26,8 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
+from dpjax.mechanism import banded, temporal
 from dpjax.mechanism import strategy as strategy_
-from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["JointSolution", "covariance", "error", "solve", "wiener"]
@@ -135,6 +135,7 @@ def solve(
     participation: Participation,
     *,
     gram: Square | None = None,
+    bands: int | None = None,
     tolerance: float = 1e-4,
     most: int = 60,
 ) -> JointSolution:
@@ -143,12 +144,15 @@ def solve(
     Alternates between `wiener` and `temporal.solve`, from white noise, until the bound is within
     the tolerance or the error falls no more. The first half-step is a filter alone, with white
     noise; `error` with the identity in place of the filter tells what a strategy alone reaches.
+    With ``bands`` strategies are those of `banded.toeplitz`, which sampled batches amplify; the
+    bound is over all.
 
     Args:
         signal: [T, T] S, positive definite; `covariance` of a list of lags.
         variance: v, variance of the noise in a coordinate at sensitivity 1.
         participation: When a record appears; T = k b, or k = 1.
         gram: [T, T] H, positive definite; None is I.
+        bands: Diagonals of a Toeplitz strategy; None is any strategy.
         tolerance: Relative gap at which to stop; a hundredth of it is the least fall of the error.
         most: Most rounds of the alternation.
 
@@ -166,14 +170,17 @@ def solve(
         errors.append(error(matrix, strategy, signal, variance, participation, gram=gram))
         workload = matrix.T @ gram @ matrix
         bound = max(bound, _bound(matrix, strategy, signal, gram, variance, participation))
-        found = temporal.solve(
-            workload, participation, tolerance=tolerance / 100, max_iterations=_EVALUATIONS
-        )
-        value = error(matrix, found.strategy, signal, variance, participation, gram=gram)
-        bound = max(bound, _bound(matrix, found.strategy, signal, gram, variance, participation))
+        if bands is None:
+            found = temporal.solve(
+                workload, participation, tolerance=tolerance / 100, max_iterations=_EVALUATIONS
+            ).strategy
+        else:
+            found = banded.toeplitz(np.eye(1), participation, bands, gram=workload)
+        value = error(matrix, found, signal, variance, participation, gram=gram)
+        bound = max(bound, _bound(matrix, found, signal, gram, variance, participation))
         if not value < errors[-1]:
             break
-        before, strategy = errors[-1], found.strategy
+        before, strategy = errors[-1], found
         errors.append(value)
         if value <= bound * (1 + tolerance) or value > before * (1 - tolerance / 100):
             break

@@ -2,13 +2,16 @@
 
 import math
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common.central import TITLES, Central, title
+from _common import filtered
+from _common.central import TITLES, Assumed, Central, title
 from _common.rules import BASES, UpdateRule, read_filter
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.mechanism import workload
 from tests.accounting import lattice
 
 
@@ -87,6 +90,38 @@ def test_methods_are_told_their_rounds_and_bands_divide_them():
     assert whole.sampler.expected == 60 and whole.config.rounds == math.ceil(2.5)
 
 
+@pytest.mark.slow
+def test_a_filter_chosen_with_the_noise_costs_nothing():
+    recipe = Central(epochs=2, batch_size=50, capacity=32)
+    (alone,) = recipe.plans(UpdateRule(), [1.0], 4.0, 400, bands=4)
+    given = Assumed(norm=0.02, correlation=0.9, coordinates=2)
+    first, second = recipe.plans(UpdateRule(), [1.0, 0.5], 4.0, 400, bands=4, together=given)
+    assert first.guarantee.epsilon == alone.guarantee.epsilon
+    np.testing.assert_allclose(first.factor, alone.factor, rtol=1e-6)
+    # The noise alone is another; a column is as long as before.
+    assert abs(first.strategy - alone.strategy).max() > 0.004
+    lengths = [np.linalg.norm(one.strategy, axis=0) for one in (first, alone)]
+    np.testing.assert_allclose(*lengths, rtol=1e-12)
+    assert np.array_equal(first.strategy, second.strategy)
+
+    rounds, size = first.config.rounds, 2
+    deviation = float(alone.factor[0, 0]) / 50
+    signal = 0.0004 / size * 0.9 ** abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
+    signal += np.eye(rounds) / 50 / size
+    inverse = np.linalg.inv(first.strategy)
+    matrix = filtered.wiener(
+        signal, deviation**2 * inverse @ inverse.T, gram=workload.prefix_sum(rounds)
+    )
+    link = second.config.optimizer.make(0.5)
+    gradients = np.random.default_rng(0).normal(size=(rounds, 2))
+    state, steps = link.init(jnp.zeros(2)), []
+    for gradient in gradients:
+        step, state = link.update(jnp.asarray(gradient, jnp.float32), state)
+        steps.append(step)
+    want = -0.5 * matrix @ gradients / matrix[-1].sum()
+    np.testing.assert_allclose(steps, want, atol=0.02 * abs(want).max())
+
+
 def test_what_is_no_recipe_is_refused():
     for options, said in (
         ({"epochs": 0.0, "batch_size": 10}, "epochs is 0"),
@@ -101,6 +136,7 @@ def test_what_is_no_recipe_is_refused():
         ({"count": 0}, "count is 0"),
         ({"larger": 0.0}, "larger is 0"),
         ({"bands": -1}, "bands is -1"),
+        ({"together": Assumed(0.1, 0.9, 2)}, "together is given and bands is 0"),
     ):
         given = {"steps": [1.0], "epsilon": 1.0, "count": 100} | options
         with pytest.raises(ValueError, match=said):

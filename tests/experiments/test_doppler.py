@@ -212,12 +212,14 @@ def test_bad_options_are_refused(tmp_path, capsys, name, options, match):
 NAMED = [name for name in FILTERS if not re.fullmatch("f[1-6]|sgd", name)]
 IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100")
 
+CENTRAL = load_script("cifar_doppler")
+
 
 @pytest.mark.parametrize(
     "name, option, known",
     [
         ("cifar_doppler", "filter", ["none", *NAMED, "adaptive", "wiener"]),
-        ("cifar_doppler", "rivals", load_script("cifar_doppler").RIVALS),
+        ("cifar_doppler", "rivals", CENTRAL.RIVALS | CENTRAL.FILTERED),
         ("doppler_ablations", "dataset", IMAGES),
         ("doppler_ablations", "model", NETWORKS),
         ("doppler_ablations", "optimizers", BASES),

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from scipy import optimize
+from scipy import linalg, optimize
 
 from _common import filtered
-from dpjax.mechanism import temporal, workload
+from dpjax.mechanism import banded, temporal, workload
 from dpjax.mechanism.participation import Participation
 
 
@@ -145,6 +145,30 @@ def test_no_pair_that_a_search_finds_is_better():
     )
     assert both.error <= found * (1 + 1e-5)
     assert found <= both.error * 1.02  # the search came near, so that it could have found better
+
+
+@pytest.mark.slow
+def test_bands_are_the_best_that_a_search_over_their_numbers_finds():
+    rounds, variance = 8, 2.0
+    signal, pattern, gram = ar1(rounds), Participation(rounds, 2, 4), workload.prefix_sum(rounds)
+    both = filtered.solve(signal, variance, pattern, gram=gram, bands=3, tolerance=1e-9)
+
+    def made(numbers):
+        column = np.concatenate([[1.0], numbers, np.zeros(rounds - 3)])
+        strategy = linalg.toeplitz(column, np.zeros(rounds))
+        return strategy / np.linalg.norm(strategy, axis=0) / np.sqrt(2)
+
+    def value(numbers):
+        inverse = np.linalg.inv(made(numbers))
+        matrix = filtered.wiener(signal, variance * inverse @ inverse.T, gram=gram)
+        return filtered.error(matrix, made(numbers), signal, variance, pattern, gram=gram)
+
+    found = optimize.minimize(value, [0.3, 0.1], method="Nelder-Mead", options={"xatol": 1e-8})
+    np.testing.assert_allclose(both.strategy, made(found.x), atol=1e-3)
+    assert both.error == pytest.approx(found.fun, rel=1e-5)
+    assert both.lower_bound <= filtered.solve(signal, variance, pattern, gram=gram).error
+    alone = banded.toeplitz(np.eye(1), pattern, 3)[:, 0]
+    assert both.error < 0.99 * value(alone[1:3] / alone[0])
 
 
 def test_white_gradients_are_shrunk_and_their_noise_is_white():
