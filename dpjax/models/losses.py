@@ -1,5 +1,7 @@
 """Losses and scores of one example or of many; labels are those of `dpjax.data`."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -82,3 +84,90 @@ def multiclass_accuracy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -
         1.0
     """
     return (jnp.argmax(logits, axis=-1) == label).astype(logits.dtype)
+
+
+def by_class(outputs: Any, labels: Any) -> tuple[Array, Array, Array]:
+    """Scores [M, c], whether a record is of the class, and whether it is taken for it.
+
+    Args:
+        outputs: Scores [M], for one class, or logits [M, c].
+        labels: -1 and +1, or classes 0 .. c-1.
+    """
+    if outputs.ndim == 1:
+        return outputs[:, None], labels[:, None] > 0, outputs[:, None] > 0
+    classes = jnp.arange(outputs.shape[-1])
+    taken = jnp.argmax(outputs, axis=-1)[:, None] == classes
+    return jax.nn.softmax(outputs, axis=-1), labels[:, None] == classes, taken
+
+
+def auc(outputs: Any, labels: Any) -> Float[Array, ""]:
+    """Area under the ROC curve, the mean over classes against all others; ties count half.
+
+    Classes without records, or with all of them, are left out.
+
+    Args:
+        outputs: Scores [M] or logits [M, c].
+        labels: As the loss takes them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.models import losses
+        >>> scores, labels = jnp.array([0.1, 0.4, 0.35, 0.8]), jnp.array([-1, -1, 1, 1])
+        >>> float(losses.auc(scores, labels))
+        0.75
+    """
+    scores, member, _ = by_class(outputs, labels)
+
+    def of_class(score: Any, own: Any) -> Any:
+        ordered = jnp.sort(score)
+        below, up_to = (jnp.searchsorted(ordered, score, side=side) for side in ("left", "right"))
+        count, rest = jnp.sum(own), jnp.sum(~own)
+        won = jnp.sum(jnp.where(own, (below + up_to + 1) / 2, 0)) - count * (count + 1) / 2
+        return won / jnp.maximum(count * rest, 1), (count > 0) & (rest > 0)
+
+    areas, known = jax.vmap(of_class, in_axes=1)(scores, member)
+    return jnp.sum(jnp.where(known, areas, 0)) / jnp.sum(known)
+
+
+def f1(outputs: Any, labels: Any) -> Float[Array, ""]:
+    """F1 score, 2 TP / (2 TP + FP + FN): of label +1, or the mean over classes.
+
+    Classes without records that no record is taken for are left out, as in scikit-learn.
+
+    Args:
+        outputs: Scores [M] or logits [M, c].
+        labels: As the loss takes them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.models import losses
+        >>> float(losses.f1(jnp.array([0.1, -0.4, 0.3, 0.8]), jnp.array([-1, -1, 1, 1])))
+        0.800000011920929
+    """
+    _, member, taken = by_class(outputs, labels)
+    both = jnp.sum(member & taken, axis=0)
+    either = jnp.sum(member, axis=0) + jnp.sum(taken, axis=0)
+    scores = 2 * both / jnp.maximum(either, 1)
+    return jnp.sum(scores) / jnp.maximum(jnp.sum(either > 0), 1)
+
+
+def balanced_accuracy(outputs: Any, labels: Any) -> Float[Array, ""]:
+    """Mean over classes of the share of their records that are taken for them.
+
+    Args:
+        outputs: Scores [M] or logits [M, c].
+        labels: As the loss takes them.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.models import losses
+        >>> scores, labels = jnp.array([0.1, -0.4, 0.3, 0.8]), jnp.array([-1, -1, 1, 1])
+        >>> float(losses.balanced_accuracy(scores, labels))
+        0.75
+    """
+    _, member, taken = by_class(outputs, labels)
+    if outputs.ndim == 1:
+        member, taken = (jnp.concatenate([~each, each], axis=1) for each in (member, taken))
+    count = jnp.sum(member, axis=0)
+    shares = jnp.sum(member & taken, axis=0) / jnp.maximum(count, 1)
+    return jnp.sum(shares) / jnp.sum(count > 0)

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,6 +65,9 @@ LOSSES: dict[str, tuple[Callable, Callable | None]] = {
     "squared": (losses.squared, None),
 }
 """Losses by name, each with the score that is reported beside it."""
+
+SCORES = {"auc": losses.auc, "f1": losses.f1, "balanced_accuracy": losses.balanced_accuracy}
+"""Scores by name of all evaluation records' outputs together."""
 
 _EVALUATED = 2**27
 """Numbers of one layer, of all agents and evaluation records together, that are held at once."""
@@ -214,8 +217,9 @@ def _sizes(program: Any) -> list[int]:
 
 @functools.lru_cache(maxsize=64)
 def module_functions(
-    model: nn.Module, loss: str, shape: tuple[int, ...], kind: np.dtype, batch: int | None
-) -> dict[str, Any]:
+    model: nn.Module, loss: str, shape: tuple[int, ...], kind: np.dtype, batch: int | None,
+    scores: tuple[str, ...], class_weights: tuple[float, ...] | None,
+) -> dict[str, Any]:  # fmt: skip
     """Functions of a `Problem` by name; the same objects each time, so compiled code is shared.
 
     Args:
@@ -224,8 +228,10 @@ def module_functions(
         shape: Of one example.
         kind: Its dtype.
         batch: Evaluation records at once; None is all.
+        scores: Names among `SCORES`.
+        class_weights: As in `dpjax.plans.problem.supervised`.
     """
-    loss_fn = LOSSES[loss][0]
+    loss_fn = _weighted(LOSSES[loss][0], class_weights)
 
     # Compiled: one by one, the operations of a whole forward pass take far longer.
     @jax.jit
@@ -248,7 +254,7 @@ def module_functions(
     return {
         "init": init,
         "loss": example_loss,
-        "metrics": _metrics(model, loss, batch, deep),
+        "metrics": _metrics(model, loss, batch, deep, scores),
         "batch_loss": batch_loss,
         "weighted": gradients if layers else None,
         "predict": model.apply,
@@ -281,18 +287,32 @@ def started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, An
     return functions | {"init": parameters.Given.of(trained), "frozen": fixed_values}
 
 
+def _weighted(loss: Callable, weights: tuple[float, ...] | None) -> Callable:
+    """A loss times the weight of the label's class."""
+    if weights is None:
+        return loss
+    table = np.array(weights, np.float32)
+
+    def of_class(outputs: Any, y: Any) -> Any:
+        # Labels -1 and +1 are classes 0 and 1.
+        index = y if jnp.issubdtype(y.dtype, jnp.integer) else (y > 0).astype(jnp.int32)
+        return jnp.asarray(table, outputs.dtype)[index] * loss(outputs, y)
+
+    return of_class
+
+
 def _metrics(
-    model: nn.Module, loss: str, batch: int | None, deep: bool
+    model: nn.Module, loss: str, batch: int | None, deep: bool, scores: tuple[str, ...]
 ) -> Callable[..., dict[str, Any]]:
-    """Loss (and score) of every agent's model on all evaluation records, averaged over agents."""
+    """Loss and scores of every agent's model on all evaluation records, averaged over agents."""
     loss_fn, score_fn = LOSSES[loss]
 
-    def summed(params: Any, part: Any) -> dict[str, Any]:
+    def summed(params: Any, part: Any) -> tuple[dict[str, Any], Any]:
         outputs = model.apply(params, part[0])
         values = {"test_loss": loss_fn(outputs, part[1])}
         if score_fn is not None:
             values["test_accuracy"] = score_fn(outputs, part[1])
-        return jax.tree.map(jnp.sum, values)
+        return jax.tree.map(jnp.sum, values), outputs if scores else ()
 
     def metrics(params: Any, evaluation: Any, frozen: Any = None) -> dict[str, Any]:
         records = len(evaluation[0])
@@ -304,12 +324,18 @@ def _metrics(
         def of_agent(one: Any) -> Any:
             of_part = functools.partial(summed, parameters.merge(one, frozen))
             if size == records:
-                total = of_part(evaluation)
+                total, outputs = of_part(evaluation)
             else:
-                total = jax.tree.map(jnp.sum, jax.lax.map(of_part, batches))
+                totals, outputs = jax.lax.map(of_part, batches)
+                total = jax.tree.map(jnp.sum, totals)
+                outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
                 if whole < records:
-                    total = jax.tree.map(jnp.add, total, of_part(rest))
-            return jax.tree.map(lambda value: value / records, total)
+                    more, last = of_part(rest)
+                    total = jax.tree.map(jnp.add, total, more)
+                    outputs = jax.tree.map(lambda *both: jnp.concatenate(both), outputs, last)
+            total = jax.tree.map(lambda value: value / records, total)
+            labels = evaluation[1]
+            return total | {f"test_{name}": SCORES[name](outputs, labels) for name in scores}
 
         return jax.tree.map(jnp.mean, _numerics.each_agent(of_agent, params, sequential=deep))
 
@@ -485,6 +511,8 @@ def supervised(
     frozen: Any = None,
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None,
     copies: int = 1,
+    metrics: Sequence[str] = (),
+    class_weights: Sequence[float] | None = None,
 ) -> Problem:
     """A flax model, a named loss, and arrays.
 
@@ -514,15 +542,20 @@ def supervised(
             norms, noise and numbers of parameters are of trained ones. None trains all.
         augment: As in `Problem`; `dpjax.data.augmentation` has the customary ones for images.
         copies: As in `Problem`.
+        metrics: More metrics of classifiers: "auc" (area under the ROC curve), "f1" and
+            "balanced_accuracy", where there are several classes means over them.
+        class_weights: Factors of the training loss of each class, [c] numbers above 0; for labels
+            -1 and +1 two, in this order. Records are clipped after, and the test loss has none.
+            They are taken as public: no guarantee covers what they tell of the labels.
 
     Returns:
         The problem.
 
     Raises:
-        ValueError: For an unknown loss, NaN in data or parameters, labels the loss cannot take,
-            data frames whose columns differ or whose index is not that of y, another model's
-            parameters, trained leaves outside the collection "params" or of another dtype, or a
-            ``frozen`` that holds for all of them or none.
+        ValueError: For an unknown loss or metric, other weights than one a class, NaN in data or
+            parameters, labels the loss cannot take, data frames whose columns differ or whose index
+            is not that of y, another model's parameters, trained leaves outside the collection
+            "params" or of another dtype, or a ``frozen`` that holds for all of them or none.
 
     Example:
         >>> import numpy as np
@@ -555,7 +588,13 @@ def supervised(
     if eval_batch is None:
         agents = len(checked_partition(partition, None if local else len(x)).counts)
         eval_batch = at_once(model, x_test, agents)
-    parts = loss, x.shape[1:], x.dtype, eval_batch
+    for metric in (scores := tuple(metrics)):
+        _validate.one_of("metrics", metric, SCORES)
+    if loss == "squared" and (scores or class_weights is not None):
+        raise ValueError("loss is 'squared', which has no classes; leave out metrics and weights")
+    if class_weights is not None:
+        class_weights = checked_weights(class_weights, model, loss, x)
+    parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights
     try:
         functions = module_functions(model, *parts)
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
@@ -576,6 +615,32 @@ def supervised(
         local=local,
         columns=columns,
     )
+
+
+def checked_weights(weights: Any, model: nn.Module, loss: str, x: np.ndarray) -> tuple[float, ...]:
+    """Return weights of classes as numbers.
+
+    Args:
+        weights: [c] numbers.
+        model: The module.
+        loss: One of `LOSSES`.
+        x: [N, ...] examples.
+
+    Raises:
+        ValueError: For another number of them, or one that is not above 0.
+    """
+    classes = 2
+    if loss == "cross_entropy":
+        one = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+        outputs, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), one)
+        classes = outputs.shape[-1]
+    array = _validate.finite_array("class_weights", weights)
+    if array.shape != (classes,) or not (array > 0).all():
+        raise ValueError(
+            f"class_weights is {_validate.shown(weights)}; give {classes} numbers above 0, one for "
+            "each class"
+        )
+    return tuple(array.tolist())
 
 
 def _check_loss(name: str, value: Any) -> None:

@@ -1,14 +1,18 @@
 """Data that would fail or mislead later is refused when the problem is made."""
 
 import dataclasses
+import re
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas
 import pytest
+from jax.flatten_util import ravel_pytree
 
 from _common import fusion
 from dpjax.data import canonical, partition, split
+from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, problem
@@ -211,3 +215,58 @@ def test_own_records_that_are_not_those_asked_for_are_refused():
     one = dataclasses.replace(problem.quadratics(4), local=True)
     assert one.fingerprint() != problem.quadratics(4).fingerprint()
     assert one.fingerprint() == dataclasses.replace(one, x=one.x + 1).fingerprint()
+
+
+def classifier(**options):
+    """Two agents, 24 records of three classes."""
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(24, 4)), np.arange(24) % 3
+    shards = partition.iid(24, 2, seed=0)
+    return problem.supervised(MLP((), 3), "cross_entropy", (x, y), (x, y), shards, **options)
+
+
+@pytest.mark.parametrize("eval_batch", [None, 7])
+def test_more_metrics_are_means_over_agents(eval_batch):
+    task = classifier(metrics=("auc", "f1", "balanced_accuracy"), eval_batch=eval_batch)
+    keys = jax.random.split(jax.random.key(0), 2)
+    models = jax.vmap(task.init)(keys)
+    found, plain = task.metrics(models, task.evaluation), classifier().metrics
+    outputs = jax.vmap(task.predict, in_axes=(0, None))(models, task.evaluation[0])
+    for name in ("auc", "f1", "balanced_accuracy"):
+        each = [getattr(losses, name)(one, task.evaluation[1]) for one in outputs]
+        assert found.pop(f"test_{name}") == pytest.approx(np.mean(each), abs=1e-6)
+    expected = jax.tree.map(float, plain(models, task.evaluation))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_weights_of_classes_are_factors_of_the_training_loss():
+    plain, task = classifier(), classifier(class_weights=(1.0, 2.0, 0.5))
+    params = task.init(jax.random.key(0))
+    for x, y, factor in zip(task.x, task.y, (1.0, 2.0, 0.5), strict=False):
+        assert task.loss(params, x, y) == pytest.approx(factor * float(plain.loss(params, x, y)))
+    each = jax.vmap(task.loss, in_axes=(None, 0, 0))(params, task.x, task.y)
+    mean = float(np.mean(each))
+    assert task.batch_loss(params, task.x, task.y) == pytest.approx(mean, rel=1e-6)
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf] * 2), params)
+    measured = [each.metrics(models, task.evaluation)["test_loss"] for each in (task, plain)]
+    assert measured[0] == measured[1]
+    # Records are clipped after they are weighed: by their own gradients, and by norms of layers.
+    clip = lambda norms: jnp.minimum(1.0, 0.1 / norms)  # noqa: E731
+    summed, gradients = task.weighted(params, task.x, task.y, clip), []
+    for x, y in zip(task.x, task.y, strict=True):
+        gradient = ravel_pytree(jax.grad(task.loss)(params, x, y))[0]
+        gradients.append(gradient * clip(jnp.linalg.norm(gradient)))
+    np.testing.assert_allclose(ravel_pytree(summed)[0], sum(gradients), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"metrics": ("roc",)}, "metrics is 'roc'"),
+        ({"class_weights": (1.0, 2.0)}, "class_weights is (1.0, 2.0); give 3 numbers"),
+        ({"class_weights": (1.0, 0.0, 1.0)}, "numbers above 0"),
+    ],
+)
+def test_metrics_and_weights_that_are_none_are_refused(options, match):
+    with pytest.raises(ValueError, match=re.escape(match)):
+        classifier(**options)
