@@ -195,7 +195,7 @@ def check(parallel: Any, folder: Path) -> tuple[int, Any]:
         executor = submitit.AutoExecutor(folder / "jobs", cluster=options.pop("cluster", None))
         executor.update_parameters(**options)
     except ImportError:
-        text = "a file for submitit, which is not installed; pip install 'dpjax[cluster]'"
+        text = "a file for submitit, which is not installed; pip install submitit"
         raise ValueError(f"{name}, {text}") from None
     except Exception as error:  # of the file system, YAML, or submitit, which raises NameError
         text = f"which cannot be used ({_reason(error)})"

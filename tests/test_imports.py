@@ -42,6 +42,7 @@ WIDER = {
     "dpjax.plans.integers": {"secagg"},
     # A result prints and draws itself, by what reads records.
     "dpjax.engine.result": {"results"},
+    "dpjax.engine.report": {"results"},
     # A caption is the guarantee's own.
     "dpjax.results.captions": {"accounting"},
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpjax import _validate
+from dpjax import _html, _validate
 from dpjax.accounting import budget, finite, gdp, losses, parties, stopping, wording
 from dpjax.accounting.records import Record
 
@@ -67,6 +67,13 @@ class Guarantee(Record):
                     f"{getattr(self, name):.3g} that the total keeps for noise of finite "
                     "precision; give Budget(..., reserve=...), fewer rounds or a smaller model"
                 )
+
+    def _repr_html_(self) -> str:
+        """The caption, who is protected from whom, and the statement, for notebooks."""
+        caption, said = _html.escape(self.caption()), _html.escape(self.statement())
+        table = parties.table(self)._repr_html_()
+        said = f"<details><summary>In full</summary><p>{said}</p></details>"
+        return f"<p><b>{caption}</b></p><div class='wide'>{table}</div>{said}"
 
     @classmethod
     def none(cls, rounds: int) -> "Guarantee":

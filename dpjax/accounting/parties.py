@@ -10,6 +10,7 @@ import math
 import textwrap
 from typing import NamedTuple
 
+from dpjax import _html
 from dpjax._numerics import MARGIN, delta_text, up
 from dpjax.accounting import finite, losses
 from dpjax.accounting.records import Record, Secrets
@@ -90,12 +91,21 @@ class Protection(tuple[Party, ...]):
         participants  NOT protected  they know the seed
     """
 
-    def __str__(self) -> str:
-        """The table: who, epsilon, why."""
-        cost = [
+    def _costs(self) -> list[str]:
+        return [
             "NOT protected" if one.epsilon is None else f"epsilon = {up(one.epsilon)}"
             for one in self
         ]
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        pairs = zip(self, self._costs(), strict=True)
+        rows = [{"party": one.party, "promise": cost, "why": one.why} for one, cost in pairs]
+        return _html.table(rows)
+
+    def __str__(self) -> str:
+        """The table: who, epsilon, why."""
+        cost = self._costs()
         wide = max(len(one.party) for one in self), max(map(len, cost))
         lines = list[str]()
         for one, text in zip(self, cost, strict=True):

@@ -11,6 +11,7 @@
     digest      SHA-256 of all of it
 """
 
+import importlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -22,10 +23,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax import _files, _validate
-from dpjax._numerics import up
+from dpjax import _files, _html, _validate
 from dpjax._version import __version__
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine import report
 from dpjax.engine.checkpoint import digest
 from dpjax.plans import parameters
 from dpjax.plans.plan import Plan
@@ -172,22 +173,59 @@ class Result:
 
         return pandas.DataFrame(self.rows(**extra))
 
+    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+        """Write `rows` as comma-separated values, with each guarantee's caption in one cell.
+
+        Args:
+            path: The file, which is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: Where the system refuses to write.
+        """
+        frame = self.to_frame()
+        captions = {id(each): Guarantee.from_dict(each).caption() for each in frame["guarantee"]}
+        frame["guarantee"] = [captions[id(each)] for each in frame["guarantee"]]
+        with _files.writing("path", path):
+            _files.replace(Path(path), frame.to_csv(index=False).encode())
+        return Path(path)
+
     def summary(self) -> str:
         """A table of the last metrics: mean +- standard error over seeds, one line for each plan.
 
-        ``epsilon`` is that of each plan's guarantee, rounded up; ``str(result)`` states all of
-        it.
+        ``epsilon`` is that of each plan's guarantee, rounded up, and ``protected`` whom it protects
+        from whom; ``str(result)`` states all of it. Metrics are means over agents.
         """
         from dpjax.results import tables
 
-        rows = []
-        for v, (terms, guarantee) in enumerate(zip(self.terms, self.guarantees, strict=True)):
-            row = {"algorithm": terms["label"], "epsilon": up(guarantee.epsilon)}
-            for name, values in self.metrics.items():
-                mean, error, _ = tables.moments(values[-1, :, v])
-                row[name] = f"{mean:.4g}" + ("" if np.isnan(error) else f" +- {error:.2g}")
-            rows.append(row)
-        return tables.text(rows)
+        return tables.text(report.cells(self))
+
+    def _repr_html_(self) -> str:
+        """The table of `summary`, for notebooks."""
+        captions = dict.fromkeys(each.caption() for each in self.guarantees)
+        lines = "".join(f"<p>{_html.escape(caption)}</p>" for caption in captions)
+        return _html.table(report.cells(self)) + lines
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write one page of HTML about the run, with all that it needs in it.
+
+        It has the table of `summary`, each guarantee and who is protected from whom, the forecast
+        of the noise beside the outcome, a figure for each metric, the parameters of every plan, and
+        command, seeds, versions and device. Guarantee: as for `save`, it holds metrics, which no
+        guarantee covers, and seeds, with which a simulation's noise can be subtracted.
+
+        Args:
+            path: The file, ending in .html, which is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: For another ending, or where the system refuses to write.
+        """
+        return report.write(self, path)
 
     def plot(self, metric: str | None = None, path: str | os.PathLike[str] | None = None) -> Any:
         """Draw a metric over rounds, mean and standard error, one line for each design.
@@ -234,9 +272,8 @@ class Result:
             ValueError: For an unknown or missing seed, plan or agent; for a method that releases no
                 models; for another problem's model, or other frozen values.
         """
-        labels = [terms["label"] for terms in self.terms]
         s = _index("seed", seed, self.seeds)
-        v = _index("plan", plan, labels if isinstance(plan, str) else range(len(labels)))
+        v = _index("plan", plan, self._plans(plan))
         models = jax.tree.map(lambda leaf: leaf[s, v], self.params)
         if not jax.tree.leaves(models):
             raise ValueError("params are empty: this method releases no models")
@@ -247,6 +284,11 @@ class Result:
             number = _validate.integer("agent", agent, least=0, most=most)
             model = jax.tree.map(lambda leaf: leaf[number], models)
         return model if problem is None else _complete(problem, model, self.frozen)
+
+    def _plans(self, plan: Any) -> Sequence[Any]:
+        """What a plan is chosen from: labels or numbers."""
+        labels = [terms["label"] for terms in self.terms]
+        return labels if isinstance(plan, str) else range(len(labels))
 
     def predictor(
         self,
@@ -279,6 +321,55 @@ class Result:
             raise ValueError("problem has no predict; make it with problem.supervised")
         apply = jax.jit(problem.predict)
         return lambda x: apply(whole, _examples(problem, x))
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        problem: Any,
+        *,
+        seed: int | None = None,
+        plan: int | str | None = None,
+        agent: int | None = None,
+    ) -> Path:
+        """Write the trained model as safetensors, which other frameworks read.
+
+        A tensor's name is its place, as in ``params.Dense_0.kernel``, in flax's layout: kernels are
+        [inputs, outputs] and [height, width, inputs, outputs]. The metadata have the guarantee's
+        caption. `dpjax.models.weights.read` reads the file. Guarantee: that of `model`.
+
+        Args:
+            path: The file, ending in .safetensors, which is replaced.
+            problem: As in `predictor`.
+            seed: As in `model`.
+            plan: As in `model`.
+            agent: As in `model`.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: As `model`; for another ending, or without the package safetensors.
+        """
+        if (file := Path(path)).suffix != ".safetensors":
+            raise ValueError(f"path is {str(path)!r}; end it in .safetensors")
+        try:
+            safetensors = importlib.import_module("safetensors.numpy")
+        except ImportError:
+            raise ValueError(
+                "safetensors is not installed, and the file needs it: pip install safetensors"
+            ) from None
+        v = _index("plan", plan, self._plans(plan))
+        model = self.model(problem, seed=seed, plan=plan, agent=agent)
+        flat = {
+            ".".join(
+                str(getattr(key, "key", getattr(key, "idx", key))) for key in keys
+            ): np.ascontiguousarray(leaf)
+            for keys, leaf in jax.tree.leaves_with_path(model)
+        }
+        content = safetensors.save(flat, {"guarantee": self.guarantees[v].caption()})
+        with _files.writing("path", file):
+            _files.replace(file, content)
+        return file
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result to a new .npz file, without code or keys; a failed write leaves no file.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
+import numpy as np
 from tqdm import tqdm
 
 from dpjax import _validate
@@ -281,6 +282,8 @@ def _drive(
             driver.advance(at)
             meter.chunks.append((length, time.monotonic() - began))
             bar.update(length)
+            if progress:
+                bar.set_postfix_str(_latest(at.latest()))
             if progress and len(meter.chunks) == 1:
                 # The rate and the time left concern later chunks, which are compiled.
                 bar.start_t, bar.initial = bar.last_print_t, at.done
@@ -301,6 +304,13 @@ def _drive(
             if at.ended or due:
                 at.save()
                 saved_at = time.monotonic()
+
+
+def _latest(metrics: dict[str, np.ndarray]) -> str:
+    """Metrics beside the bar: of several runs the least and the largest."""
+    ends = ((name, np.nanmin(each), np.nanmax(each)) for name, each in metrics.items())
+    several = max((each.size for each in metrics.values()), default=1) > 1
+    return ", ".join(f"{n} {a:.4g}" + f" to {b:.4g}" * several for n, a, b in ends)
 
 
 def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:

@@ -50,8 +50,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
         safetensors = importlib.import_module("safetensors")
     except ImportError:
         raise ValueError(
-            "safetensors is not installed, and files of weights need it; in dpjax's folder: "
-            "pip install '.[pretrained]'"
+            "safetensors is not installed, and files of weights need it: pip install safetensors"
         ) from None
     with _files.reading(path, "give a whole safetensors file"):
         with safetensors.safe_open(str(path), framework="np") as file:

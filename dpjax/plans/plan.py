@@ -22,7 +22,7 @@ import jax
 import numpy as np
 import scipy.sparse
 
-from dpjax import _validate
+from dpjax import _html, _validate
 from dpjax._validate import fixed
 from dpjax.accounting import finite, forecast, losses, parties, precision
 from dpjax.accounting.guarantee import Guarantee
@@ -116,6 +116,10 @@ class Plan:
         return (
             f"Plan({self.config.label}, {self.agents} agents, {self.guarantee.caption()}{remarks})"
         )
+
+    def _repr_html_(self) -> str:
+        """The line of `repr`, and who is protected from whom, for notebooks."""
+        return f"<p>{_html.escape(repr(self))}</p>{self.protection()._repr_html_()}"
 
     @property
     def agents(self) -> int:

@@ -580,6 +580,18 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
     return written
 
 
+def markup(figure: Any) -> str:
+    """A figure, finished first, as SVG for a page of HTML.
+
+    Args:
+        figure: The figure.
+    """
+    finish(figure)
+    with style():
+        text = _render(figure, "svg").decode()
+    return text[text.index("<svg") :]
+
+
 def _caption(notes: _Notes) -> str:
     """Guarantees, what the bands are, remarks."""
     sentences = []

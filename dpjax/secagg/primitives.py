@@ -71,8 +71,8 @@ def library(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ValueError(
-            f"{error.name} is not installed, and dpjax.secagg needs it; in dpjax's folder: "
-            "pip install '.[secure]'"
+            f"{error.name} is not installed, and dpjax.secagg needs it: pip install cryptography "
+            "msgpack"
         ) from None
 
 

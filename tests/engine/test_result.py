@@ -1,8 +1,11 @@
 """Results saved and read again, and models for inference from them."""
 
 import dataclasses
+import functools
+import html
 import json
 import os
+import re
 import stat
 
 import flax.linen as nn
@@ -66,6 +69,74 @@ def test_a_result_prints_and_draws_itself(tmp_path, result):
     assert frame.to_dict("records") == result.rows(run=1)
     path = result.plot("test_loss", tmp_path / "loss.svg")
     assert path.read_text().startswith("<?xml") and "epsilon = 8" in path.read_text()
+
+
+def text_of(page):
+    """What a browser shows of a page's tables and sentences."""
+    return html.unescape(re.sub(r"<(style|svg)\b.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL))
+
+
+def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
+    path = result.report(tmp_path / "inside" / "a <b> run.html")
+    page = path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "<b> run" not in page and "a &lt;b&gt; run" in page
+    # Nothing is fetched: no script, no image or style from elsewhere.
+    assert not re.search(r"<(script|img|link|iframe)\b|url\((?!#)|src=", page)
+    shown = text_of(page)
+    for guarantee, made in zip(result.guarantees, result.plans, strict=True):
+        assert guarantee.caption() in shown and guarantee.statement() in shown
+        for party in made.protection():
+            assert party.party in shown and party.why in shown
+    for row in result.summary().splitlines()[2:]:
+        for cell in re.split(r"\s{2,}", row):
+            assert cell in shown
+    assert page.count("<figure") == page.count("<svg ") == len(result.metrics)
+    forecast = result.plans[0].forecast(6, counts=result.plans[0].counts)
+    assert forecast.level in shown and f"{forecast.ratio:.3g}" in shown
+    assert "protect.clip_norm" in shown and jax.__version__ in shown and "[3, 5]" in shown
+    # A result from a file has no configs; a page is replaced.
+    again = Result.load(result.save(tmp_path / "r"))
+    assert again.report(path) == path and "holds no configs" in path.read_text()
+    with pytest.raises(ValueError, match=r"path is .*run.txt'; end it in .html"):
+        result.report(tmp_path / "run.txt")
+
+
+def test_notebooks_show_tables(result):
+    made, guarantee = result.plans[0], result.guarantees[0]
+    shown = text_of(result._repr_html_())
+    assert guarantee.caption() in shown and "agent from outsider" in shown
+    assert guarantee.statement() in text_of(guarantee._repr_html_())
+    shown = text_of(made._repr_html_())
+    assert repr(made) in shown and "NOT protected" in shown
+
+
+def test_rows_as_comma_separated_values(tmp_path, result):
+    frame, want = pandas.read_csv(result.to_csv(tmp_path / "rows.csv")), result.to_frame()
+    assert list(frame["guarantee"].unique()) == [one.caption() for one in result.guarantees]
+    pandas.testing.assert_frame_equal(
+        frame.drop(columns="guarantee"), want.drop(columns="guarantee"), check_dtype=False
+    )
+
+
+def test_a_model_as_safetensors(tmp_path, result, small):
+    from safetensors import safe_open
+    from safetensors.numpy import load_file
+
+    path = result.export(tmp_path / "model.safetensors", small, seed=5, plan="whisper")
+    model = result.model(small, seed=5, plan="whisper")
+    for name, tensor in load_file(path).items():
+        leaf = functools.reduce(lambda tree, key: tree[key], name.split("."), model)
+        assert tensor.dtype == leaf.dtype
+        np.testing.assert_array_equal(tensor, leaf)
+    assert len(load_file(path)) == len(jax.tree.leaves(model))
+    with safe_open(path, "np") as file:
+        assert file.metadata() == {"guarantee": result.guarantees[0].caption()}
+    with pytest.raises(ValueError, match="end it in .safetensors"):
+        result.export(tmp_path / "model.bin", small, seed=5, plan=0)
+    with pytest.raises(ValueError, match="plan is None"):
+        result.export(tmp_path / "other.safetensors", small, seed=5)
+    assert os.listdir(tmp_path) == ["model.safetensors"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,168 @@
+"""One page about a run: guarantees, curves, parameters, forecasts and how it was made."""
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpjax import _files, _html
+from dpjax._numerics import up
+from dpjax.plans.plan import described
+
+__all__: list[str] = []
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8886; --soft: #8881; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
+.card { border: 1px solid var(--line); border-radius: .5rem; padding: .2rem 1rem; margin: 1rem 0; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
+  border-bottom: 1px solid var(--line); white-space: nowrap; }
+td:last-child { white-space: normal; min-width: 11rem; overflow-wrap: anywhere; }
+.card td { white-space: normal; min-width: 5.5rem; overflow-wrap: normal; }
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 1rem; }
+figure { margin: 0; background: #fff; border-radius: .5rem; }
+svg { width: 100%; height: auto; }
+summary { cursor: pointer; } code { background: var(--soft); overflow-wrap: anywhere; }
+"""
+
+
+def cells(result: Any) -> list[dict[str, Any]]:
+    """Of each plan epsilon, who is protected, and the last metrics: mean +- standard error.
+
+    Args:
+        result: The run.
+    """
+    from dpjax.results import tables
+
+    rows = []
+    for v, (terms, guarantee) in enumerate(zip(result.terms, result.guarantees, strict=True)):
+        row: dict[str, Any] = {"algorithm": terms["label"], "epsilon": up(guarantee.epsilon)}
+        of = f"{guarantee.unit} from {guarantee.attacker}"
+        row["protected"] = "nobody" if guarantee.relation is None else of
+        for name, values in result.metrics.items():
+            mean, error, _ = tables.moments(values[-1, :, v])
+            row[name] = f"{mean:.4g}" + ("" if np.isnan(error) else f" +- {error:.2g}")
+        rows.append(row)
+    return rows
+
+
+def write(result: Any, path: str | os.PathLike[str]) -> Path:
+    """Write the page, see `dpjax.engine.result.Result.report`.
+
+    Args:
+        result: The run.
+        path: The file, which is replaced.
+
+    Raises:
+        ValueError: For a path that does not end in .html, or where the system refuses to write.
+    """
+    from dpjax.results import records
+
+    file = Path(path)
+    if file.suffix != ".html":
+        raise ValueError(f"path is {str(path)!r}; end it in .html")
+    made = records.metadata(shlex.join(sys.argv), result.seeds)
+    sections = [*_outcome(result), *_guarantees(result), *_curves(result), *_parameters(result)]
+    sections += ["<h2>How it was made</h2>", _wide(_pairs(made))]
+    page = (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>dpjax: {_html.escape(file.stem)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{_html.escape(file.stem)}</h1>{''.join(sections)}</body></html>\n"
+    )
+    with _files.writing("path", file):
+        _files.replace(file, page.encode(), mode=0o600)
+    return file
+
+
+def _outcome(result: Any) -> Iterator[str]:
+    """The table of the last metrics, and what was forecast of the noise."""
+    yield (
+        f"<p>{len(result.terms)} plans, {len(result.seeds)} seeds, {result.rounds[-1]:,} rounds. "
+        "Mean and standard error over seeds at the last round. Metrics are computed from test "
+        "data and covered by no guarantee.</p>"
+    )
+    yield _wide(_html.table(cells(result)))
+    leaves = jax.tree.leaves(result.params)
+    size = sum(leaf.size // (leaf.shape[0] * leaf.shape[1] * leaf.shape[2]) for leaf in leaves)
+    forecasts = []
+    # A result that was loaded has no plans.
+    pairs = zip(result.plans, cells(result), strict=False)
+    for plan, row in pairs if size else ():
+        if not plan.unforecast and plan.guarantee.relation is not None:
+            forecast = plan.forecast(size, counts=plan.counts)
+            said = {"algorithm": row["algorithm"], "forecast": forecast.level}
+            said |= {"noise over largest drift": f"{forecast.ratio:.3g}"}
+            forecasts.append(said | {k: v for k, v in row.items() if k in result.metrics})
+    if forecasts:
+        yield "<h2>Forecast and outcome</h2>"
+        yield (
+            "<p>The forecast reads the plan and no data: the noise in the average model over the "
+            "largest distance that clipped gradients could move it.</p>"
+        )
+        yield _wide(_html.table(forecasts))
+
+
+def _guarantees(result: Any) -> Iterator[str]:
+    """A card for each different guarantee."""
+    yield "<h2>Guarantees</h2>"
+    cards = dict[str, list[str]]()
+    for terms, guarantee in zip(result.terms, result.guarantees, strict=True):
+        cards.setdefault(guarantee._repr_html_(), []).append(terms["label"])
+    for card, labels in cards.items():
+        names = _html.escape(", ".join(dict.fromkeys(labels)))
+        yield f"<div class='card'><h3>{names}</h3>{card}</div>"
+
+
+def _curves(result: Any) -> Iterator[str]:
+    """Every metric over rounds."""
+    from dpjax.results import plots
+
+    yield "<h2>Curves</h2><div class='curves'>"
+    frame = result.to_frame()
+    for metric in result.metrics:
+        if frame[metric].notna().any():
+            try:
+                sheet = plots.lines(frame, "round", metric)
+            except ValueError as error:  # Several plans of one design: one line would mix them.
+                yield f"<p>No figure of {_html.escape(metric)}: {_html.escape(str(error))}</p>"
+                continue
+            name = _html.escape(f"{metric} over rounds")
+            yield f"<figure role='img' aria-label='{name}'>{plots.markup(sheet)}</figure>"
+    yield "</div>"
+
+
+def _parameters(result: Any) -> Iterator[str]:
+    """Configs, folded."""
+    yield "<h2>Parameters</h2>"
+    if not result.plans:
+        yield "<p>This result was loaded from a file, which holds no configs.</p>"
+    for number, plan in enumerate(result.plans):
+        name = f"{number}: {plan.config.label}, {plan.agents} agents"
+        pairs = _pairs(described(plan.config))
+        yield f"<details><summary>{_html.escape(name)}</summary>{_wide(pairs)}</details>"
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    """Names and values as a table; those of parts as ``part.name``."""
+
+    def flat(name: str, value: Any) -> Iterator[dict[str, Any]]:
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                yield from flat(f"{name}.{key}".lstrip("."), each)
+        elif value is not None:
+            yield {"name": name, "value": value}
+
+    return _html.table(flat("", values))
+
+
+def _wide(content: str) -> str:
+    return f"<div class='wide'>{content}</div>"
