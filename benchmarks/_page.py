@@ -17,13 +17,20 @@ PAGE, RECORDS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "records"
 
 HEAD = """# Benchmarks
 
-`scripts/bench` runs all benchmarks, one after the other, and writes this page from their records.
-`scripts/bench secagg` runs those of one package of dpjax, and `scripts/bench --quick` runs all at
-small sizes and leaves the records alone. The docstring of a script says what it measures:
-`python benchmarks/bench_dsgd.py --help`. Times and rates are medians unless a script says
-otherwise; compilation is excluded, and ways that are compared take turns in one run. **Times** is
-how many times as long a peer takes as dpjax, or dpjax as a floor or limit. The sizes suit two cores
-and twenty minutes; the scripts have options for larger ones.
+This page shows how fast dpjax is beside other programs and lower bounds, and how its cost grows
+with the problem. `scripts/bench` writes it from the records of all benchmarks.
+
+```bash
+scripts/bench                             # runs all benchmarks, one after the other
+scripts/bench secagg                      # runs those of one package of dpjax
+scripts/bench --quick                     # runs all at small sizes; leaves the records alone
+python benchmarks/bench_dsgd.py --help    # says what a script measures
+```
+
+- **Times** is a ratio: how many times as long a peer takes as dpjax, or dpjax as a floor or limit.
+- Times and rates are medians unless a script says otherwise. Compilation is excluded. Programs that
+  are compared alternate within one run.
+- The sizes suit two cores and twenty minutes. The scripts have options for larger ones.
 """
 
 
@@ -138,7 +145,11 @@ def page() -> str:
             command = about["command"].partition(" --output")[0]
             sources.append(f"| `{path.name}` | `{command}` | {number} |")
     listed = (f"{number}. {where}" for where, number in places.items())
-    parts = [HEAD, "Machines and versions; lines without a number in brackets are of 1:\n", *listed]
+    parts = [
+        HEAD,
+        "Machines and versions. Lines without a number in brackets are of machine 1:\n",
+        *listed,
+    ]
     for section, title in SECTIONS.items():
         parts += [f"\n## {section.capitalize()}\n", title + "\n"]
         parts += ["| package | what | dpjax | compared with | times |"]

@@ -12,8 +12,8 @@ from typing import Any
 __all__ = ["SECTIONS", "SUITE", "Entry", "Line"]
 
 SECTIONS = {
-    "peers": "Other programs that do the same, in the same run and in turns with dpjax.",
-    "floors": "The least that a computation needs, measured on its own in the same run.",
+    "peers": "Other programs that do the same work. They alternate with dpjax within one run.",
+    "floors": "The least that a computation needs. It is measured alone, in the same run.",
     "limits": "What the machine can do.",
     "growth": "How time grows with one size at a time.",
 }
