@@ -1,14 +1,17 @@
-"""The command line: ``dpjax design``, ``account``, ``plot``, ``data`` and ``secagg``.
+"""The command line: train from a file, design, account, plot, look at data, sum securely.
 
 Only the command that runs imports the packages it needs, so that ``--help`` is quick.
 """
 
+import contextlib
 import dataclasses
+import difflib
+import io
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,6 +22,45 @@ import tyro.extras
 __all__: list[str] = []
 
 _Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
+
+
+@dataclass(frozen=True)
+class InitCommand:
+    """Write a commented file of settings, for dpjax train.
+
+    Attributes:
+        path: The file; must not exist.
+    """
+
+    path: Annotated[Path, tyro.conf.Positional] = Path("dpjax.toml")
+
+    def run(self, typed: str) -> int:
+        from dpjax.commands import train
+
+        return train.init(self.path)
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train privately from a file of settings.
+
+    Prints the last metrics and the guarantees, and writes the result, its rows and a report of one
+    page. dpjax init writes a file to begin with: eight agents learn digits under two noise designs.
+
+    Example: dpjax train dpjax.toml
+
+    Attributes:
+        path: The file of settings.
+        out: Folder to write to, in place of the file's; must not exist.
+    """
+
+    path: Annotated[Path, tyro.conf.Positional]
+    out: Path | None = None
+
+    def run(self, typed: str) -> int:
+        from dpjax.commands import train
+
+        return train.run(self.path, self.out)
 
 
 @dataclass(frozen=True)
@@ -316,7 +358,9 @@ class SecaggCommand:
         return getattr(secagg, type(self.action).__name__.lower())(self.action)
 
 
-_COMMANDS: dict[str, Callable[..., Any]] = {
+_COMMANDS: dict[str, Any] = {
+    "init": InitCommand,
+    "train": TrainCommand,
     "design": DesignCommand,
     "account": AccountCommand,
     "plot": PlotCommand,
@@ -346,15 +390,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"dpjax {__version__}")
         return 0
+    if arguments in ([], ["--help"], ["-h"]):
+        print(_overview())
+        return 0
     prog = " ".join(["dpjax", *(name for name in arguments[:1] if name in _COMMANDS)])
     command: Any = None
     try:
-        command = tyro.extras.subcommand_cli_from_dict(
-            _COMMANDS,
-            args=arguments or ["--help"],
-            prog="dpjax",
-            description="Differentially private learning without a trusted server.",
-        )
+        _suggest(arguments)
+        with _plain_help() if {"-h", "--help"} & set(arguments) else contextlib.nullcontext():
+            command = tyro.extras.subcommand_cli_from_dict(_COMMANDS, args=arguments, prog="dpjax")
         return command.run(shlex.join(["dpjax", *arguments]))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
@@ -371,9 +415,73 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _overview() -> str:
+    """The help of all commands, on one screen."""
+    lines = [
+        "usage: dpjax COMMAND [OPTIONS]",
+        "",
+        "Differentially private learning without a trusted server.",
+        "",
+    ]
+    for name, command in _COMMANDS.items():
+        lines.append(f"  {name:<8} {(command.__doc__ or '').splitlines()[0]}")
+    lines += [
+        "",
+        "  dpjax COMMAND --help    its options, and an example",
+        "  dpjax --version         the version",
+    ]
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def _plain_help() -> Iterator[None]:
+    """Leave out of a help text that an option may be None, which is what leaving it out means."""
+    held = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(held):
+            yield
+    finally:
+        # In a column as wide as before.
+        text = re.sub(r"\{None\}\|(\S+)( *)", r"\1\2       ", held.getvalue())
+        print(re.sub(r" ?\(default: None\)", lambda found: " " * len(found[0]), text), end="")
+
+
+_MEANT = {"eps": "epsilon", "clip-norm": "clip", "output": "out", "steps": "rounds"}
+"""Options that people try, and those of that meaning."""
+
+
+def _suggest(arguments: Sequence[str]) -> None:
+    """Refuse a command or an option that there is not, naming the nearest.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    name, *rest = arguments
+    if name.startswith("-"):
+        return
+    if name not in _COMMANDS:
+        raise ValueError(f"no command {name!r}{_near(name, _COMMANDS)}; see dpjax --help")
+    kinds = [_COMMANDS[name]] if name != "secagg" else [Serve, Join]
+    fields = [field for kind in kinds for field in dataclasses.fields(kind)]
+    known = [field.name.replace("_", "-") for field in fields] + ["help"]
+    for word in rest:
+        option = word.partition("=")[0].removeprefix("--").replace("_", "-")
+        option = option.removeprefix("no-") if option not in known else option
+        if word.startswith("--") and len(word) > 2 and option not in known:
+            meant = _MEANT.get(option, option)
+            raise ValueError(
+                f"no option --{option}{_near(meant, known, '--')}; see dpjax {name} --help"
+            )
+
+
+def _near(name: str, known: Iterable[str], before: str = "") -> str:
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {before}{near[0]}?" if near else ""
+
+
 _ELSEWHERE = {"clip_norm": "clip", "attackers": "attacker", "paths": "source"}
 """Arguments in Python, and the options that they are on the command line."""
-_POSITIONAL = {"source": "SOURCE", "name": "NAME"}
+_POSITIONAL = {"source": "SOURCE", "name": "NAME", "path": "PATH"}
 _WORDS = re.compile(
     r"^[a-z]\w*(?= (?:is|holds|has|names|and)\b)"
     # Not where it is part of Python: config.clip_norm, clip_norm(...).

@@ -1,0 +1,234 @@
+"""Train from a file of settings: `dpjax train` and `dpjax init`."""
+
+import dataclasses
+import importlib
+import inspect
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dpjax import _files, _validate
+from dpjax.algorithms import methods
+from dpjax.commands import inputs
+from dpjax.data import load, partition, split
+from dpjax.engine.run import run as run_
+from dpjax.models import cnn, linear, mlp
+from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+
+__all__: list[str] = []
+
+TEMPLATE = """\
+# Settings of a private training run: dpjax train THIS_FILE
+# Names are classes of dpjax (dp.noise, dp.samplers, dp.optimizers, dp.methods); what stands below a
+# name are its arguments. docs/configuring.md explains all of them.
+
+rounds = 100            # messages that every agent sends
+seeds = [0, 1, 2]       # one run each, for means and standard errors
+out = "run"             # folder for the result, its rows and a report; must not exist
+
+[data]
+name = "digits"         # `dpjax data` lists the data sets; NAME.npz in the cache is yours
+partition = "iid"       # or "dirichlet" with alpha = 0.5: agents hold unlike classes
+seed = 0
+
+[network]
+graph = "er:8:0.5"      # ring:N, grid:R:C, complete:N, ..., or a file of edges, two names a line
+mixing = "metropolis"   # weights of a message: metropolis (symmetric) or uniform
+
+[model]
+name = "MLP"            # MLP, Linear, SmallCNN, CNN2, CNN5, or your own as "module:Class"
+hidden = [32]
+loss = "cross_entropy"  # or logistic (labels -1 and +1), squared
+metrics = []            # beside the accuracy: "auc", "f1", "balanced_accuracy"
+
+[protect]
+relation = "zero_out_record"  # what is hidden: one record; "replace_agent" hides all of an agent
+clip_norm = 1.0         # largest norm of a record's (or agent's) gradient
+
+[budget]
+epsilon = 4.0           # of the whole run
+delta = 1e-5            # below one over the number of records (or agents)
+
+[[noise]]               # every [[noise]] is trained, side by side
+name = "Independent"    # each agent's own: nobody needs to trust anybody
+
+[[noise]]
+name = "Whisper"        # correlated between agents, who share a seed
+horizon = "run"
+
+[sampler]
+name = "Full"           # all records each round; or Random, Poisson, Cyclic
+
+[optimizer]
+name = "Sgd"
+step_size = 1.0
+"""
+
+_MODELS: dict[str, Any] = {
+    "MLP": mlp.MLP, "Linear": linear.Linear, "SmallCNN": cnn.SmallCNN, "CNN2": cnn.CNN2,
+    "CNN5": cnn.CNN5,
+}  # fmt: skip
+_SECTIONS = {
+    "data", "network", "model", "protect", "budget", "noise", "sampler", "optimizer", "method",
+}  # fmt: skip
+_PLAIN = {"rounds", "seeds", "out", "eval_every"}
+
+
+def init(path: Path) -> int:
+    """Write the template.
+
+    Args:
+        path: The file, which must not exist.
+    """
+    if os.path.exists(path):
+        raise ValueError(f"path is {str(path)!r}, which exists; name another file")
+    with _files.writing("path", path):
+        _files.create(path, TEMPLATE.encode())
+    print(f"written: {path}; now: dpjax train {path}")
+    return 0
+
+
+def run(path: Path, out: Path | None) -> int:
+    """Train, print the summary and the guarantees, and write result, rows and report.
+
+    Args:
+        path: The file of settings.
+        out: Folder in place of the file's.
+    """
+    with _files.reading(path, "mend the line that is named; `dpjax init` writes a whole file"):
+        text = path.read_text()
+        settings = tomllib.loads(text)
+    folder = Path(out or settings.get("out", "run"))
+    if os.path.exists(folder):
+        raise ValueError(f"out is {str(folder)!r}, which exists; name another folder or delete it")
+    plans, task = read(settings)
+    result = run_(
+        plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
+        progress=True,
+    )  # fmt: skip
+    print(result.summary())
+    for caption in dict.fromkeys(one.caption() for one in result.guarantees):
+        print(caption)
+    with _files.writing("out", folder):
+        folder.mkdir(parents=True)
+        _files.create(folder / "settings.toml", text.encode())
+    result.save(folder / "result.npz")
+    result.to_csv(folder / "rows.csv")
+    print(f"written: {result.report(folder / 'report.html')} and what it was made from")
+    return 0
+
+
+def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]:
+    """The plans and the problem of settings.
+
+    Args:
+        settings: As `tomllib` reads them.
+
+    Raises:
+        ValueError: For a section or key that nothing reads, or values that parts refuse.
+    """
+    for name in settings:
+        _validate.one_of("setting", name, sorted(_SECTIONS | _PLAIN))
+    for name in ("rounds", "data", "network", "model", "protect", "sampler", "optimizer"):
+        if name not in settings:
+            raise ValueError(f"{name} is missing; `dpjax init` writes a whole file")
+    for name in _SECTIONS & set(settings):
+        each = settings[name] if name == "noise" else [settings[name]]
+        if not isinstance(each, list) or not all(isinstance(one, Mapping) for one in each):
+            form = "[[noise]]" if name == "noise" else f"[{name}]"
+            raise ValueError(f"{name} is {settings[name]!r}; write it as a section {form}")
+    matrix, task = _task(settings)
+    method = settings.get("method", {"name": "DSGD"})
+    given = [_part("noise", one, vars(noise)) for one in settings.get("noise", [])]
+    base = plan.Config(
+        noise=None,
+        budget=None,
+        protect=_called("protect", protect.Protect, settings["protect"]),
+        sampler=_part("sampler", settings["sampler"], vars(samplers)),
+        optimizer=_part("optimizer", settings["optimizer"], vars(optimizers)),
+        method=_part("method", method, vars(methods)),
+        rounds=settings["rounds"],
+    )
+    if ("budget" in settings) != bool(given):
+        raise ValueError("[budget] and [[noise]] belong together; give both, or none to train bare")
+    configs = [base]
+    if given:
+        budget = _called("budget", protect.Budget, settings["budget"])
+        configs = [dataclasses.replace(base, noise=one, budget=budget) for one in given]
+    return [plan.make(config, matrix, counts=task.partition.counts) for config in configs], task
+
+
+def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem]:
+    """The mixing matrix, and model and data over its agents."""
+    network = {"mixing": "metropolis", "seed": 0} | settings["network"]
+    _keys("network", network, {"graph", "mixing", "seed"})
+    _validate.one_of("mixing", network["mixing"], ("metropolis", "uniform"))
+    if "graph" not in network:
+        raise ValueError("graph is missing in [network]; give one, such as 'er:8:0.5'")
+    matrix = inputs.network(SimpleNamespace(**network))[1]
+    data = {"partition": "iid", "seed": 0} | settings["data"]
+    _keys("data", data, {"name", "partition", "alpha", "seed", "test"})
+    train, test = split.with_test(load.load(data.get("name")), data.get("test", 0.2), data["seed"])
+    deal = _validate.one_of("partition", data["partition"], ("iid", "dirichlet"))
+    agents, seed = len(matrix), data["seed"]
+    if deal == "iid":
+        shards = partition.iid(len(train[1]), agents, seed)
+    else:
+        shards = partition.dirichlet(train[1], agents, data.get("alpha", 0.5), seed)
+    model = dict(settings["model"])
+    own = {name: model.pop(name) for name in ("loss", "metrics", "class_weights") if name in model}
+    loss = own.pop("loss", "cross_entropy")
+    name = model.pop("name", "MLP")
+    kind = _MODELS.get(name) or _imported(name)
+    for field in ("outputs", "classes"):
+        if loss == "cross_entropy" and field in inspect.signature(kind).parameters:
+            model.setdefault(field, int(max(train[1].max(), test[1].max())) + 1)
+    module = _called("model", kind, model)
+    return matrix, problem.supervised(module, loss, train, test, shards, name=data["name"], **own)
+
+
+def _imported(name: str) -> Any:
+    """A class of the user's own."""
+    module, colon, attribute = str(name).partition(":")
+    if not colon:
+        known = ", ".join(_MODELS)
+        raise ValueError(f"model is {name!r}; choose one of {known}, or your own 'module:Class'")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"model is {name!r}, which cannot be imported: {error}") from None
+
+
+def _part(section: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+    """A part by its class's name and its arguments."""
+    values = dict(given)
+    names = [name for name in known["__all__"] if inspect.isclass(known[name])]
+    name = _validate.one_of(f"name of [{section}]", values.pop("name", None), names)
+    return _called(section, known[name], values)
+
+
+def _called(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """What a class makes of arguments; lists become tuples."""
+    parameters = inspect.signature(kind).parameters
+    _keys(section, values, set(parameters) - {"parent"})
+    required = {
+        name for name, one in parameters.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    }  # fmt: skip
+    if missing := sorted(required - set(values)):
+        raise ValueError(f"{missing[0]} is missing in [{section}]; {kind.__name__} needs it")
+    return kind(**{name: _tuples(value) for name, value in values.items()})
+
+
+def _keys(section: str, values: Mapping[str, Any], known: set[str]) -> None:
+    for name in values:
+        _validate.one_of(f"setting of [{section}]", name, sorted(known))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
