@@ -13,6 +13,7 @@ from dpjax.mechanism.filters import PUBLISHED
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     *("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/accounting.md", "docs/choosing.md"),
+    "docs/configuring.md",
     *("docs/own_loop.md", "docs/models.md", "docs/architecture.md", "docs/filters.md"),
     *("docs/floating-point.md", "docs/integers.md", "docs/leakage.md", "docs/paillier.md"),
     *("docs/reproduction.md", "docs/reproduction-mafalda.md", "docs/reproduction-doppler.md"),
@@ -29,7 +30,7 @@ def test_rows_of_tables_fit_a_window(page: str) -> None:
 
 
 def test_a_release_s_limits_stand_where_it_is_named() -> None:
-    text = (ROOT / "docs" / "choosing.md").read_text()
+    text = (ROOT / "docs" / "configuring.md").read_text()
     after = text.partition("`release=True`")[2].partition("## ")[0]
     assert "One process holds everything" in after and "Nothing is really sent" in after
 

@@ -178,9 +178,9 @@ def test_the_quick_start_prints_what_the_readme_shows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("document", ["docs/accounting.md", "docs/choosing.md"])
-def test_the_examples_of_a_document_run(document: str) -> None:
-    text = (ROOT / document).read_text()
+@pytest.mark.parametrize("page", ["accounting", "choosing", "configuring"])
+def test_the_examples_of_a_page_run(page: str) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
     # One after the other, as somebody who reads the page would type them.
     example = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
     assert example
@@ -197,7 +197,7 @@ def test_documents_name_files_that_exist() -> None:
 
 def test_the_table_of_models_that_a_network_affords_is_computed() -> None:
     """Closed forms in every row; what the design over the horizon gains, between the two."""
-    text = (ROOT / "docs/choosing.md").read_text()
+    text = (ROOT / "docs/configuring.md").read_text()
     rows = re.findall(r"^\| (\d+) agents.*\| (agent|record) \| (.*) \|$", text, flags=re.MULTILINE)
     assert len(rows) == 6
     for n, unit, cells in rows:

@@ -44,8 +44,8 @@ __all__ = ["Forecast"]
 GOOD = {"agent": 0.5, "record": 0.2}
 """Noise over the largest drift, by unit, up to which most of what can be learned is learned.
 
-Measured, not derived: `docs/choosing.md` says how. Clipped gradients of single records point less
-the same way than those of agents, so they come less close to the largest drift.
+Measured, not derived: `docs/configuring.md` says how. Clipped gradients of single records agree
+less than those of agents, so they come less close to the largest drift.
 """
 HOPELESS = {"agent": 4.5, "record": 2.0}
 """Noise over the largest drift, by unit, from which next to nothing is learned; measured likewise.
@@ -191,7 +191,7 @@ class Forecast:
             text += (
                 f"\n  Poorly is all from {self.good:g}, where most is kept of what is learned "
                 f"without noise, to {HOPELESS[self.unit]:g},\n  where next to nothing is; "
-                "docs/choosing.md has what models kept in between."
+                "docs/configuring.md has what models kept in between."
             )
         text += f"\n  To reach {self.good:g}, where it can learn, any one of:"
         return "\n    - ".join([text, *self._remedies(affords)])
