@@ -390,12 +390,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"dpjax {__version__}")
         return 0
-    if arguments in ([], ["--help"], ["-h"]):
-        print(_overview())
-        return 0
     prog = " ".join(["dpjax", *(name for name in arguments[:1] if name in _COMMANDS)])
     command: Any = None
     try:
+        if arguments in ([], ["--help"], ["-h"]):
+            print(_overview())
+            return 0
         _suggest(arguments)
         with _plain_help() if {"-h", "--help"} & set(arguments) else contextlib.nullcontext():
             command = tyro.extras.subcommand_cli_from_dict(_COMMANDS, args=arguments, prog="dpjax")

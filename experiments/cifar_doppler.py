@@ -194,7 +194,8 @@ class Config:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
         unread = ("filter", "rivals", "steps", "moment_steps", "muon_steps")
         known = {"rivals": _NAMED}
-        launch.check(self, {"capacity": 0, "copies": 0}, known=known, empty=unread)
+        least = {"capacity": 0, "copies": 0, "moves": 0}
+        launch.check(self, least, known=known, empty=unread)
         if self.copies and self.model == "mlp":
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
         if not (self.filter or self.rivals):
@@ -365,8 +366,32 @@ def _said(trial: tune.Trial, result: Any) -> dict[str, Any]:
     return {"rounds": config.rounds, "setting": trial.name, "batch_size": config.sampler.divisor}
 
 
+MOST = 2000
+"""Rounds for which a filter and noise are chosen together: of matrices [T, T]."""
+
+
+def check(config: Config) -> None:
+    """Refuse methods that could not run, before others have."""
+    data = images.read(config.dataset, config.model, config.layout, config.records, config.weights)
+    count = int(len(data.train[1]) * (1 - config.validation))
+    for name, variants in config.methods.items():
+        bands = max(each.bands for each in variants)
+        if bands * config.batch_size > count:
+            raise ValueError(
+                f"batch_size is {config.batch_size} for {name!r}, whose batches are drawn from "
+                f"one of {bands} groups of {count} records; give at most {count // bands}"
+            )
+        rounds = config.epochs * len(data.train[1]) / config.batch_size
+        if any(each.together for each in variants) and rounds > MOST:
+            raise ValueError(
+                f"epochs is {config.epochs:g} and batch_size {config.batch_size}, {rounds:,.0f} "
+                f"rounds for {name!r}, which takes {MOST:,} at most; give larger batches"
+            )
+
+
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Train an image classifier privately, with and without a low-pass filter and its rivals."""
+    check(config)
     cells = []
     for name in config.methods:
         for epsilon in config.epsilon:
@@ -408,9 +433,8 @@ CLAIMED = (3.0, 10.0)
 def compare(config: Config, lab: launch.Lab, group: Any) -> None:
     """Print every method's gain over the plain optimizer and over momentum, paired over seeds."""
     names = list(dict.fromkeys(group["algorithm"]))
-    for base in dict.fromkeys((config.optimizer, "momentum")):
-        if base not in names or len(names) < 2:
-            continue
+    bases = [n for n in names if n == config.optimizer or n.partition(":")[0] == "momentum"]
+    for base in bases if len(names) > 1 else ():
         rows = claims.gains(group, base, "points")
         room = 100 - group.loc[group["algorithm"] == base, "points"].mean()
         for row in rows:

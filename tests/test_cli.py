@@ -15,6 +15,7 @@ from dpjax import cli
 from dpjax.accounting import budget, gdp
 from dpjax.commands import design
 from dpjax.data import canonical
+from dpjax.engine.run import Result
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
 from dpjax.plans import noise, plan
@@ -58,19 +59,88 @@ def test_help_runs_as_a_module_and_loads_no_room() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
-@pytest.mark.parametrize("command", ["design", "plot", "data"])
+@pytest.mark.parametrize("command", ["design", "plot", "data", "train"])
 def test_every_command_has_help(command: str, capsys: Capture) -> None:
     assert cli.main([command, "--help"]) == 0
     text = capsys.readouterr().out
-    assert "usage: dpjax " + command in text
+    assert "usage: dpjax " + command in text and "{None}" not in text
     # The words of each option come from its dataclass.
-    told = {"design": "replace_agent (all data of", "plot": "record file", "data": "$DPJAX_DATA"}
-    assert told[command] in text
+    said = {"design": "replace_agent (all data of", "plot": "record file", "data": "$DPJAX_DATA"}
+    assert said.get(command, "The file of settings") in text
 
 
-def test_nothing_to_do_shows_the_help_and_the_version_is_told(capsys: Capture) -> None:
-    assert cli.main([]) == 0 and "design" in capsys.readouterr().out
+def test_nothing_to_do_shows_all_commands_on_one_screen(capsys: Capture) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        assert cli.main(arguments) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 24 and max(map(len, lines)) <= 100
+        text = "\n".join(lines)
+        assert all(f"  {name} " in text for name in cli._COMMANDS) and "--version" in text
     assert cli.main(["--version"]) == 0 and "dpjax 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (["desing"], "no command 'desing'; did you mean design?; see dpjax --help"),
+        (["design", "--eps", "3"], "no option --eps; did you mean --epsilon?"),
+        (["design", "--clip-norm=1"], "no option --clip-norm; did you mean --clip?"),
+        (["account", "--gossip_step", "3"], "did you mean --gossip-steps?"),
+        (["secagg", "join", "--lenght", "3"], "did you mean --length?"),
+        (["plot", "--zzz"], "no option --zzz; see dpjax plot --help"),
+    ],
+)
+def test_what_there_is_not_names_the_nearest(
+    arguments: list[str], match: str, capsys: Capture
+) -> None:
+    refused(arguments, capsys, re.escape(match))
+
+
+def test_a_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
+    assert cli.main(["init"]) == 0
+    refused(["init"], capsys, "PATH is 'dpjax.toml', which exists")
+    file = elsewhere / "dpjax.toml"
+    text = file.read_text().replace("rounds = 100", "rounds = 4")
+    file.write_text(text.replace("seeds = [0, 1, 2]", "seeds = [1, 2]").replace("er:8", "er:4"))
+    assert cli.main(["train", "dpjax.toml"]) == 0
+    shown = capsys.readouterr().out
+    result = Result.load("run/result.npz")
+    assert result.summary() in shown and result.guarantees[0].caption() in shown
+    assert [one["label"] for one in result.terms] == ["independent", "whisper_horizon"]
+    assert (result.rounds[-1], result.seeds, result.terms[0]["agents"]) == (4, (1, 2), 4)
+    assert sorted(os.listdir("run")) == ["report.html", "result.npz", "rows.csv", "settings.toml"]
+    assert Path("run/settings.toml").read_text() == file.read_text()
+    refused(["train", "dpjax.toml"], capsys, "--out is 'run', which exists")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "match"),
+    [
+        (
+            "hidden =",
+            "hiden =",
+            r"setting of \[model\] is 'hiden'; choose one of activation, hidden",
+        ),
+        ('"Whisper"', '"Wisper"', r"name of \[noise\] is 'Wisper'; choose one of"),
+        ('"MLP"', '"mine:Net"', "model is 'mine:Net', which cannot be imported"),
+        ("[budget]", "[bugdet]", "setting is 'bugdet'; choose one of budget"),
+        ("epsilon = 4.0", "epsilon = -1", "epsilon is -1"),
+        ("rounds = 100", "rounds = ", "dpjax.toml cannot be read"),
+        ('relation = "zero_out_record"', "", r"relation is missing in \[protect\]"),
+        ("[[noise]]", "[noise]", "noise"),
+        ('partition = "iid"', 'partition = "odd"', "partition is 'odd'; choose one of iid"),
+        ("metrics = []", 'metrics = ["roc"]', "metrics is 'roc'"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused_first(
+    before: str, after: str, match: str, capsys: Capture, elsewhere: Path
+) -> None:
+    assert cli.main(["init"]) == 0
+    file = elsewhere / "dpjax.toml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, after))
+    refused(["train", "dpjax.toml"], capsys, match)
+    assert os.listdir(elsewhere) == ["dpjax.toml"]
 
 
 def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -> None:

@@ -25,7 +25,7 @@ def error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ("arguments", "words"),
     [
         (["design"], "--graph --relation --epsilon --delta --rounds --clip"),
-        (["desing"], "desing design account"),
+        (["desing"], "desing design"),
         ([*DESIGN, "--relation", "all"], "--relation replace_agent zero_out_record"),
         ([*DESIGN, "--rounds", "many"], "--rounds many"),
         ([*DESIGN, "--grahp", "x"], "--grahp --graph"),

@@ -220,10 +220,11 @@ def reported(
         nonlocal best
         trial = trials[index]._replace(steps=steps)
         plans = trial.plans(steps, len(fit.y))
+        # Measured as often as what is reported: a checkpoint is written at a measurement alone.
+        every = math.ceil(plans[0].config.rounds / measurements)
         result = call(
-            plans, fit, seeds=tuning_seeds, eval_every=plans[0].config.rounds,
-            checkpoint=at(name), **options,
-        )  # fmt: skip
+            plans, fit, seeds=tuning_seeds, eval_every=every, checkpoint=at(name), **options
+        )
         _validate.one_of("metric", metric, result.metrics)
         tuning.append((trial, result))
         sign = -1.0 if metric.endswith("loss") else 1.0

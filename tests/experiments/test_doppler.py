@@ -152,6 +152,9 @@ def test_a_link_is_the_filter_then_the_step():
     np.testing.assert_allclose(second[0], -0.5 * 4 * response / (b[0] + response), rtol=1e-5)
 
 
+CENTRAL = load_script("cifar_doppler")
+
+
 @pytest.mark.parametrize(
     "name, options, match",
     [
@@ -192,6 +195,7 @@ def test_a_link_is_the_filter_then_the_step():
         ("cifar_doppler", ("--epochs", "nan"), "epochs is nan; give"),
         ("cifar_doppler", ("--epsilon", "1", "1"), "epsilon is (1.0, 1.0), with an entry twice"),
         ("cifar_doppler", ("--validation", "1.5"), "validation is 1.5; give"),
+        ("cifar_doppler", ("--moves", "-1"), "moves is -1; give"),
         ("doppler_ablations", ("--picture-batch", "0"), "picture_batch is 0; give"),
         ("doppler_ablations", ("--epochs", "-1"), "epochs is -1.0; give"),
         ("glue_doppler", ("--measurements", "0"), "measurements is 0; give"),
@@ -208,11 +212,28 @@ def test_bad_options_are_refused(tmp_path, capsys, name, options, match):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "rival, option, match",
+    [
+        ("banded: 8 bands", ("--batch-size", "1000"), "batch_size is 1000 for 'banded: 8 bands'"),
+        (
+            "banded, together",
+            ("--epochs", "1000"),
+            "epochs is 1000 and batch_size 96, 14,979 rounds",
+        ),
+    ],
+)
+def test_methods_that_could_not_run_are_refused_before_others_have(
+    tmp_path, capsys, rival, option, match
+):
+    arguments = ["--preset", "tiny", "--output", str(tmp_path), "--rivals", rival, *option]
+    assert CENTRAL.main(arguments) == 2
+    assert match in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
 # The last are told as a range.
 NAMED = [name for name in FILTERS if not re.fullmatch("f[1-6]|sgd", name)]
 IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100")
-
-CENTRAL = load_script("cifar_doppler")
 
 
 @pytest.mark.parametrize(
