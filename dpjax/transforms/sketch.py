@@ -598,6 +598,16 @@ def _unit(vector: Array) -> tuple[Array, Array]:
     return vector / jnp.where(length > 0, length, 1), length
 
 
+def _outside(rows: Array, vector: Array, inside: Array) -> Array:
+    """What a vector has outside of rows, by one product.
+
+    A difference would be computed anew wherever it is used, rounded in one place and not in
+    another, and where little is left these differ as much as it is long.
+    """
+    one = jnp.ones(1, rows.dtype)
+    return _dot(jnp.concatenate([-inside, one]), jnp.concatenate([rows, vector[None]]))
+
+
 def _rank_one(sketch: Sketch, gradient: Array, forgetting: float) -> tuple[Array, Array]:
     """The k leading eigenpairs of f U diag(Lam) U' + g g', vectors as rows."""
     rows = sketch.basis.T
@@ -608,9 +618,9 @@ def _rank_one(sketch: Sketch, gradient: Array, forgetting: float) -> tuple[Array
     scale = jnp.where(scale > 0, scale, 1)
     vector = gradient / scale
     inside = _dot(rows, vector)
-    residual, length = _unit(vector - _dot(inside, rows))
+    residual, length = _unit(_outside(rows, vector, inside))
     for _ in range(2):  # A short residual is mostly rounding until it is projected again.
-        residual, _norm = _unit(residual - _dot(_dot(rows, residual), rows))
+        residual, _norm = _unit(_outside(rows, residual, _dot(rows, residual)))
     outside = (length > jnp.finfo(rows.dtype).eps * jnp.sqrt(_dot(vector, vector))) & (d > k)
     length = jnp.where(outside, length, 0)
     residual = jnp.where(outside, residual, 0)

@@ -352,6 +352,22 @@ def test_scanned_vmapped_and_round_by_round_are_one():
         )
 
 
+@pytest.mark.optimized
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_columns_are_orthonormal_where_a_gradient_has_nothing_outside(seeds):
+    """In the first round of its own loop: what is left is rounding, in each use the same."""
+    over = lambda function: jax.vmap(jax.vmap(function))  # noqa: E731, as runs do
+    mapped = jax.jit(over(functools.partial(sketch.update, probes=2)))
+    for seed in range(8):
+        root = jax.random.key(seed, impl="threefry2x32")
+        keys = jax.random.split(root, (3, seeds, 1))
+        first = over(lambda key: sketch.start(12, 4, key))(keys[0])
+        sent = over(lambda key: jax.random.normal(key, (4,)))(keys[1])
+        states = mapped(first, jnp.einsum("svdk,svk->svd", first.frame, sent), keys[2])
+        for columns in (*states.basis[:, 0], *states.frame[:, 0]):
+            assert off(columns) < 1e-5
+
+
 @pytest.mark.slow
 def test_a_round_costs_in_proportion_to_the_dimension():
     def operations(d):
