@@ -13,7 +13,7 @@ columns there are, on what is vmapped, or on how arrays are sharded. A simulatio
 draws the same numbers.
 
 A while loop advances many numbers at once, by one hash each: a lane draws some columns of a row,
-one after the other, so that none waits for the unluckiest number of all. In one step a lane
+one after the other, so that none waits for the unluckiest number of all. In one step a lane::
 
     starts     draws u and the sign, see `dpjax.secagg.lattice`
     repeats    decides one event of probability rest / divisor and one of 1 / k, each by a word of
