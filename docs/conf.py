@@ -10,9 +10,8 @@ import dpjax
 
 project, author, copyright = "dpjax", "the dpjax authors", "the dpjax authors, Apache-2.0"
 release = version = dpjax.__version__
-extensions = [
-    "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx_copybutton",
-]  # fmt: skip
+extensions = ["myst_nb", "sphinx_copybutton"]
+extensions += [f"sphinx.ext.{name}" for name in ("autodoc", "napoleon", "mathjax")]
 exclude_patterns = ["records", "**.ipynb_checkpoints"]
 html_theme, html_title = "sphinx_book_theme", "dpjax"
 html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True}
