@@ -42,20 +42,24 @@ def grid(
     return plans
 
 
-def best_steps(result: Result, metric: str = "test_loss") -> dict[str, float]:
-    """The step size with the least final metric, averaged over seeds, for each design.
+def best_steps(
+    result: Result, metric: str = "test_loss", *, largest: bool = False
+) -> dict[str, float]:
+    """The step size with the best final metric, averaged over seeds, for each design.
 
     The search is not accounted for in the guarantee: as in the papers, epsilon is one run's.
 
     Args:
         result: A run of `grid`'s plans.
-        metric: Which of its metrics, smaller is better; a diverged run counts as infinite.
+        metric: Which of its metrics; a diverged run counts as the worst.
+        largest: Whether larger is better, as of an accuracy.
 
     Returns:
         design (a covariance's name) -> step size.
     """
     _validate.one_of("metric", metric, result.metrics)
-    final = np.nan_to_num(result.metrics[metric][-1].mean(axis=0), nan=np.inf)
+    final = (-1 if largest else 1) * result.metrics[metric][-1].mean(axis=0)
+    final = np.nan_to_num(final, nan=np.inf)
     best: dict[str, tuple[float, float]] = {}
     for terms, value in zip(result.terms, final, strict=True):
         label = terms["label"]

@@ -153,3 +153,14 @@ def test_what_is_no_search_is_refused():
     ):
         with pytest.raises(ValueError, match=said):
             tune.reported(trials, fit, whole, **(given | options))
+
+
+def test_best_steps_are_those_of_the_least_or_the_largest():
+    terms = [{"label": "a", "step_size": step} for step in (0.1, 0.2, 0.4)]
+    values = {"test_loss": np.array([[[3.0, 1.0, np.nan]]]), "auc": np.array([[[0.6, 0.7, 0.8]]])}
+    result = SimpleNamespace(terms=terms, metrics=values)
+    assert tune.best_steps(result) == {"a": 0.2}
+    assert tune.best_steps(result, "auc", largest=True) == {"a": 0.4}
+    assert tune.best_steps(result, "auc") == {"a": 0.1}
+    values["auc"][0, 0, 2] = np.nan
+    assert tune.best_steps(result, "auc", largest=True) == {"a": 0.2}
