@@ -30,9 +30,9 @@ def epsilon(step_sizes: Any, scales: Any, gradient_gap: float) -> float:
     """Return the pure loss of K messages of gradient tracking: sum_{k=2..K} gap alpha_{k-1} / nu_k.
 
     Guarantee: the K messages are epsilon-DP for a change of one agent's cost function, against
-        whoever sees all of them, if its gradients before and after differ by at most ``gradient_gap`` in L1
-        norm at every point; never below the exact sum. What follows message K (the last models) is
-        not covered: it shows the step of round K without noise.
+        whoever sees all of them, if its gradients before and after differ by at most
+        ``gradient_gap`` in L1 norm at every point; never below the exact sum. What follows message
+        K (the last models) is not covered: it shows the step of round K without noise.
 
     Args:
         step_sizes: [K] alpha_k, the step after message k; the last may be left out, it is not
