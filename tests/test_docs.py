@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpjax.mechanism.filters import PUBLISHED
+from tests.support import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -133,3 +134,27 @@ def test_what_float32_noise_gives_away_is_what_was_measured() -> None:
         place = round(float(Fraction(state)), 9), float(scale), float(shift)
         found = [*measured[(*place, "laplace")], *measured[(*place, "normal")]]
         assert told == pytest.approx(found, rel=0.06), f"x = {state}, scale {scale}, shift {shift}"
+
+
+# Words of an older style: nouns that the project alone had, and sentences without a subject.
+PRIVATE = re.compile(
+    r"\b(twins?|sealed|stories|judged|rooms?|no best step|"
+    r"told (it|that some|of who)|as an outsider does|may have been opened|attacks on its last bits|"
+    r"the turns of a|is owed most|weighs as much as|turns it round|stays in the models differs)\b",
+    re.IGNORECASE,
+)
+ALL = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+
+
+@pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
+def test_pages_have_the_field_s_words(page: Path) -> None:
+    assert not PRIVATE.findall(page.read_text())
+
+
+def test_guides_have_short_sentences() -> None:
+    readability = load_script("readability", folder="scripts")
+    guides = "choosing configuring compare models tracking federated sketching secagg own_loop"
+    guides += " accounting floating-point audit integers leakage paillier index"
+    for name in guides.split():
+        count, words, _ = readability.measures((ROOT / "docs" / f"{name}.md").read_text())
+        assert not count or words < 18, f"{name}: {words:.1f} words a sentence"

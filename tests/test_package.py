@@ -182,15 +182,43 @@ def test_the_quick_start_prints_what_the_readme_shows() -> None:
         assert found == pytest.approx(wanted, abs=0.02)
 
 
+def examples(path: Path) -> str:
+    """The programs of a page, one after the other, as somebody who reads it would type them."""
+    return "\n".join(re.findall(r"```py(?:thon)?\n(.*?)```", path.read_text(), flags=re.DOTALL))
+
+
+WITH_EXAMPLES = [path for path in sorted((ROOT / "docs").glob("*.md")) if examples(path)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["accounting", "choosing", "configuring"])
-def test_the_examples_of_a_page_run(page: str) -> None:
-    text = (ROOT / f"docs/{page}.md").read_text()
-    # One after the other, as somebody who reads the page would type them.
-    example = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
-    assert example
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, cwd=ROOT)
+@pytest.mark.parametrize("page", [*WITH_EXAMPLES, ROOT / "SECURITY.md"], ids=lambda page: page.stem)
+def test_the_examples_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    """Outside the repository; some pages import the folders' shared code."""
+    folders = [str(ROOT / name) for name in ("experiments", "examples", "benchmarks")]
+    done = subprocess.run(
+        [sys.executable, "-c", examples(page)], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_tutorials_run_and_were_run(path: Path, tmp_path: Path) -> None:
+    import nbclient
+    import nbformat
+
+    notebook = nbformat.read(path, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not any(output.output_type == "error" for cell in code for output in cell.outputs)
+    client = nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    )
+    client.execute()
 
 
 def test_documents_name_files_that_exist() -> None:

@@ -191,8 +191,8 @@ class Aggregate(ScaledNoise, InShares):
     every round and no single message, whatever gradients depend on. To an "outsider", who reads all
     links, it loses no more, and the same is stated: single messages go masked over these, which is
     what a sum-only aggregate promises: this one sees the sums that are opened and no shares.
-    Exact arithmetic; real noise, in simulations. A round whose sum may have been opened counts,
-    finished or not.
+    Exact arithmetic; real noise, in simulations. A round counts if its sum may have been revealed,
+    whether it finished or not.
 
     Attributes:
         dropouts: Agents that may be missing from a sum, at most.
