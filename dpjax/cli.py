@@ -208,8 +208,8 @@ class PlotCommand:
     Rows of several settings are refused, with the column that tells them apart: --where chooses
     one of its values. Unless x is the round, a run's last round is drawn.
 
-    Example: dpjax plot docs/records/spacetime_tradeoff.jsonl.gz --where graph=ring --x rounds
-    --y relative
+    Example: dpjax plot docs/records/spacetime_tradeoff.jsonl.gz --where graph=ring --where epochs=1
+    --x rounds --y relative
 
     Attributes:
         source: One or several record files, or folders of them, drawn together.
@@ -220,7 +220,7 @@ class PlotCommand:
         where: A condition column=value that rows must keep; may be given again.
         log_x: Logarithmic across.
         log_y: Logarithmic up.
-        file: Of an archive, the files to read: a name, or a pattern such as 'a9a_*'.
+        file: The files to read, in archives too: a name, or a pattern such as 'a9a_*'.
     """
 
     source: Annotated[tuple[Path, ...], tyro.conf.Positional]
@@ -480,8 +480,9 @@ def _near(name: str, known: Iterable[str], before: str = "") -> str:
 
 
 _ELSEWHERE = {"clip_norm": "clip", "attackers": "attacker", "paths": "source"}
+_ELSEWHERE |= {"logx": "log_x", "logy": "log_y"}
 """Arguments in Python, and the options that they are on the command line."""
-_POSITIONAL = {"source": "SOURCE", "name": "NAME", "path": "PATH"}
+_POSITIONAL = {"source": "PATH", "name": "NAME", "path": "PATH"}
 _WORDS = re.compile(
     r"^[a-z]\w*(?= (?:is|holds|has|names|and)\b)"
     # Not where it is part of Python: config.clip_norm, clip_norm(...).

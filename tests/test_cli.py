@@ -462,7 +462,17 @@ def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsew
     }
     want |= {"where": ("graph=ring", "seed=1"), "log_x": False, "log_y": True, "file": "*"}
     assert seen == want | {"out": Path("f.svg")}
-    refused(["plot"], capsys, "SOURCE is missing")
+    refused(["plot"], capsys, "PATH is missing")
+
+
+def test_the_example_of_plot_s_help_is_drawn(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    pytest.importorskip("pandas")
+    example = (cli.PlotCommand.__doc__ or "").partition("Example: dpjax ")[2].partition("\n\n")[0]
+    monkeypatch.chdir(ROOT)
+    assert cli.main([*example.split(), "--out", str(elsewhere / "it.svg")]) == 0
+    assert (elsewhere / "it.svg").is_file()
 
 
 def test_plot_of_no_file_is_one_line(capsys: Capture) -> None:

@@ -52,7 +52,7 @@ def test_what_does_not_parse_is_refused_with_a_remedy(
         ([*ACCOUNT, "--gossip-steps", "0"], "--gossip-steps is 0;"),
         ([*ACCOUNT, "--zero-sum", "messages"], "--zero-sum is messages with dsgd"),
         ([*ACCOUNT, "--trust", "pndp", "--attacker", "9"], "--attacker is '9', which is no node"),
-        (["plot", "nothing.jsonl"], "SOURCE is 'nothing.jsonl', which is not there"),
+        (["plot", "nothing.jsonl"], "PATH is 'nothing.jsonl', which is not there"),
         (["data", "fetch", "nothing"], "NAME is 'nothing'; choose one of"),
     ],
 )

@@ -212,12 +212,16 @@ def lines(
     means = tables.summary(frame, keys, y)
     # Runs without privacy are repeated for every budget, and become one level.
     _refuse_mixtures(frame[np.isfinite(tables.numbers(frame, x))], keys, y)
+    for name, log, column, cells in (("logx", logx, x, x), ("logy", logy, y, "mean")):
+        if log and not (tables.numbers(means, cells) > 0).any():
+            raise ValueError(f"{name} is {log}, and no {column} is above 0; leave it out")
+    seeded = "seed" in frame.columns and frame["seed"].notna().any()
     with style():
         ax = figure()[1][0] if ax is None else ax
         sheet = ax.get_figure(root=True)
         notes = _NOTES.setdefault(sheet, _Notes())
-        if "seed" in frame.columns or means["count"].max() > 1:
-            notes.over.add("seed" if "seed" in frame.columns else "row")
+        if seeded or means["count"].max() > 1:
+            notes.over.add("seed" if seeded else "row")
             notes.counts |= set(means["count"][np.isfinite(means[x])])
         known = {look.label: look for look in LOOKS.values()} | LOOKS | dict(looks or {})
         # An empty cell is a series of its own.
@@ -226,10 +230,11 @@ def lines(
         for name, level in (hlines or {}).items():
             line = _LEVELS[notes.levels.setdefault(name, len(notes.levels)) % len(_LEVELS)]
             ax.axhline(level, color=_INK, linestyle=line, linewidth=1.1, label=name)
-        ax.set_xlabel(xlabel or x.replace("_", " "))
+        # A dollar sign in the name of a column or of a series starts no formula.
+        ax.set_xlabel(xlabel or x.replace("_", " "), parse_math=bool(xlabel))
         cell, siblings = ax.get_subplotspec(), ax.get_shared_y_axes().get_siblings(ax)
         if cell is None or cell.is_first_col() or len(siblings) == 1:
-            ax.set_ylabel(ylabel or y.replace("_", " "))
+            ax.set_ylabel(ylabel or y.replace("_", " "), parse_math=bool(ylabel))
         ax.set_title(title or "")
         _scale(ax, frame[x], logx, logy)
     if guarantee is None and "guarantee" in frame.columns:
@@ -255,19 +260,21 @@ def from_records(
 
     What is not given is what the first file's metadata say as ``plot``, a dict of x, y, series,
     where, log_x and log_y; else the first metric over rounds, by algorithm. Its conditions hold but
-    for the columns that ``where`` names. Unless ``x`` is the round, only a run's last round is
-    drawn. Rows of several settings are refused until ``where`` chooses one.
+    for the columns that ``where`` names; the caption has all that hold. Its scales are those of its
+    own x and y. Unless ``x`` is the round, only a run's last round is drawn. Rows of several
+    settings are refused until ``where`` chooses one.
 
     Args:
         path: A file of records, a folder, or several.
         x: Column across.
         y: Column up; by default test_loss, else the column after the round.
         series: Column that tells the lines apart.
-        where: Conditions ``column=value`` that rows must keep, compared as numbers where both are.
+        where: Conditions ``column=value`` that rows must keep, one on each column; compared as
+            numbers where both are.
         log_x: Logarithmic across.
         log_y: Logarithmic up.
         out: File to write, ending in .svg, .png or .pdf; by default beside the records.
-        file: Of archives, the files to read: a name, or a pattern such as ``a9a_*``.
+        file: The files to read, in archives too: a name, or a pattern such as ``a9a_*``.
 
     Returns:
         The path written.
@@ -286,24 +293,39 @@ def from_records(
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else list(map(Path, path))
     frame = records.read(paths, file)
     if not len(frame):
-        raise ValueError(f"path is {path!r}, whose records have no rows; nothing to draw")
-    stored = records.read_metadata(paths[0], file).get("plot", {})
+        shown = ", ".join(repr(str(each)) for each in paths)
+        raise ValueError(f"path is {shown}, whose records have no rows; nothing to draw")
+    stored = records.read_metadata(paths, file).get("plot", {})
+    kinds = {"x": str, "y": str, "series": str, "where": list, "log_x": bool, "log_y": bool}
+    valid = isinstance(stored, dict) and all(
+        isinstance(stored.get(name, kind()), kind) for name, kind in kinds.items()
+    )
+    if not valid or not all(isinstance(each, str) for each in stored.get("where", ())):
+        raise ValueError(
+            f"path is {str(paths[0])!r}, of whose metadata plot is {_validate.shown(stored)}; give "
+            "texts 'x', 'y', 'series', a list of texts 'where', and true or false 'log_x', 'log_y'"
+        )
     columns = list(map(str, frame.columns))
-    x = _validate.one_of("x", x or stored.get("x", "round"), columns)
+    x = _validate.one_of("x", stored.get("x", "round") if x is None else x, columns)
     metrics = columns[columns.index("round") + 1 :] if "round" in columns else columns
     first = "test_loss" if "test_loss" in columns else next(iter(metrics), "")
-    y = _validate.one_of("y", y or stored.get("y", first), columns)
-    series = series or stored.get("series", "algorithm")
+    y = _validate.one_of("y", stored.get("y", first) if y is None else y, columns)
+    series = stored.get("series", "algorithm") if series is None else series
     series = _validate.one_of("series", series, columns)
-    chosen = {each.partition("=")[0]: each for each in (*stored.get("where", ()), *where)}
+    where = [where] if isinstance(where, str) else list(where)
+    given = {each.partition("=")[0]: each for each in where}
+    if len(given) < len(where):
+        raise ValueError(f"where is {', '.join(where)}; give one condition on each column")
+    chosen = {each.partition("=")[0]: each for each in stored.get("where", ())} | given
     for condition in chosen.values():
         frame = _chosen(frame, condition)
     present = frame[[x, y, series]].notna().all(axis=1)
     if not present.any():
         raise ValueError(f"x is {x!r} and y {y!r}, of which no row has both; name other columns")
-    note = (
-        None if present.all() else f"{(~present).sum()} rows without {x}, {y} or {series} left out."
-    )
+    held = ", ".join(sorted(each.replace("=", " = ", 1) for each in chosen.values()))
+    note = f"Rows of {held}." if held else ""
+    if not present.all():
+        note = f"{note} {(~present).sum()} rows without {x}, {y} or {series} left out.".lstrip()
     frame = frame[present]
     if x != "round" and "round" in columns and frame["round"].notna().any():
         runs = frame["rounds"] if "rounds" in columns else np.zeros(len(frame))
@@ -317,7 +339,8 @@ def from_records(
         folder = paths[0] if os.path.isdir(paths[0]) else paths[0].parent
         name = paths[0].resolve().name.partition(".")[0]
         out = folder / f"{name}_{y}_{x}.svg"
-    log_x, log_y = log_x or stored.get("log_x", False), log_y or stored.get("log_y", False)
+    log_x = log_x or (stored.get("log_x", False) and x == stored.get("x", x))
+    log_y = log_y or (stored.get("log_y", False) and y == stored.get("y", y))
     return lines(frame, x, y, series, note=note, path=out, logx=log_x, logy=log_y)
 
 
@@ -329,10 +352,10 @@ def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
     cells = frame[_validate.one_of("where", name, list(map(str, frame.columns)))]
 
     def keeps(cell: Any) -> bool:
-        try:
-            return float(cell) == float(value)
-        except (TypeError, ValueError):
-            return str(cell).lower() == value.lower()
+        with contextlib.suppress(TypeError, ValueError):
+            if float(cell) == float(value):
+                return True
+        return str(cell).lower() == value.lower()  # "nan", too
 
     chosen = frame[cells.map(keeps).astype(bool)]
     if not len(chosen):
@@ -351,12 +374,16 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
     if not len(twice):
         return
     first = twice.iloc[0]
-    alike = twice[(twice[keys].astype(str) == first[keys].astype(str)).all(axis=1)]
+    cells = twice[keys].map(str)  # An empty cell is no other than itself.
+    alike = twice[(cells == cells.iloc[0]).all(axis=1)]
     # Measurements are floats, and stand after the settings.
     floats = [name for name in frame if frame[name].dtype.kind == "f"]
     later = set(floats) & set(frame.columns[list(frame.columns).index(y) :])
     names = [name for name in frame if name not in later | {y, "guarantee"}]
     varying = [str(name) for name in names if alike[name].map(str).nunique() > 1]
+    # One that stands before y has a value of its own in nearly every row.
+    many = [name for name in floats if 4 * twice[name].nunique() > len(twice)]
+    varying = [name for name in varying if name not in many] or varying[:1]
     remedy = (
         "no column tells them apart: draw one file at a time, or write the rows of every run with "
         "a column of its own, result.rows(run='first')"
@@ -377,7 +404,7 @@ def _look(name: Any, known: Mapping[Any, Look], turns: dict[Any, int]) -> dict[s
         label, color, marker, line = known[name]
         return {"label": label, "color": color, "marker": marker, "linestyle": line}
     color, marker, line = _TURNS[turns.setdefault(name, len(turns)) % len(_TURNS)]
-    label = f"{name:g}" if isinstance(name, float) else str(name)
+    label = f"{name:g}" if isinstance(name, float) else str(name).replace("$", r"\$")
     look = {"label": label, "color": color, "marker": marker, "linestyle": line}
     return look | {"markerfacecolor": "white"}
 

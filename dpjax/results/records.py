@@ -106,7 +106,7 @@ def read(
     Args:
         paths: Files, archives, or folders whose ``*.jsonl`` and ``*.jsonl.gz`` are read,
             subfolders' included.
-        file: Of archives, the files to read: a name, or a pattern such as ``a9a_*``.
+        file: The files to read, in archives too: a name, or a pattern such as ``a9a_*``.
 
     Returns:
         All rows, in the order of the files' names within a folder. ``guarantee`` holds dicts as
@@ -124,18 +124,19 @@ def read(
     import pandas
 
     rows: list[dict[str, Any]] = []
-    for path in _meant(paths):
-        for _, head, lines in _files_in(path, file):
-            rows += _rows(path, head, lines)
+    for path, head, lines in _files_in(paths, file):
+        rows += _rows(path, head, lines)
     return pandas.DataFrame(rows)
 
 
-def read_metadata(path: str | os.PathLike[str], file: str = "*") -> dict[str, Any]:
+def read_metadata(
+    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], file: str = "*"
+) -> dict[str, Any]:
     """Read a file's metadata alone.
 
     Args:
-        path: A file of records, an archive, or a folder, whose first file is read.
-        file: Of an archive, which file's; else the first one's.
+        path: A file of records, an archive, a folder, or several, whose first file is read.
+        file: Which file's, in archives too; else the first one's.
 
     Returns:
         What was given to `write`, and ``format``, ``rows`` (their number) and ``guarantees``.
@@ -149,7 +150,7 @@ def read_metadata(path: str | os.PathLike[str], file: str = "*") -> dict[str, An
         >>> records.read_metadata(path)["command"]
         'by hand'
     """
-    return next(_files_in(next(_meant(path)), file))[1]
+    return next(_files_in(path, file))[1]
 
 
 def metadata(
@@ -285,24 +286,26 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     return _rich(head)
 
 
-def _files_in(path: Path, wanted: str = "*") -> Iterator[tuple[str, dict[str, Any], list[bytes]]]:
-    """Name, metadata and lines of each file in an archive that is wanted, or of the one file."""
-    content, packed = path.read_bytes(), path.suffix == ".gz"
-    try:
-        content = gzip.decompress(content) if packed else content
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error}); get the whole archive again") from None
-    lines, count = content.splitlines(keepends=True) or [b""], 0
-    while lines:
-        head = _head(path, lines[0])
-        size = head["rows"] + 1 if packed else len(lines)
-        one, lines = lines[:size], lines[size:]
-        name = str(head.get("file", path.stem))
-        if not packed or fnmatch.fnmatchcase(name, wanted):
-            count += 1
-            yield name, head, one
-    if not count:
-        raise ValueError(f"file is {wanted!r}, and {path} holds none of that name; name another")
+def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], list[bytes]]]:
+    """Path, metadata and lines of each file that is wanted, those in archives too."""
+    names = []
+    for path in _meant(paths):
+        content, packed = path.read_bytes(), path.suffix == ".gz"
+        try:
+            content = gzip.decompress(content) if packed else content
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is damaged ({error}); get the whole archive again") from None
+        lines = content.splitlines(keepends=True) or [b""]
+        while lines:
+            head = _head(path, lines[0])
+            size = head["rows"] + 1 if packed else len(lines)
+            one, lines = lines[:size], lines[size:]
+            names.append(str(head.get("file", path.stem)))
+            if fnmatch.fnmatchcase(names[-1], wanted):
+                yield path, head, one
+    if not fnmatch.filter(names, wanted):
+        shown = ", ".join(sorted(names)[:12])
+        raise ValueError(f"file is {wanted!r}, of which there is none; there are {shown}")
 
 
 def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str, Any]]:

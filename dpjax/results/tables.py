@@ -143,12 +143,17 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
     """Refuse a mean over guarantees of different (k, b), which none of them would describe."""
     if "guarantee" not in group.columns:
         return
-    participations = {captions.participation(record) for record in group["guarantee"]} - {None}
-    if len(participations) > 1:
+    told = group["guarantee"].map(captions.participation)
+    if told.nunique() > 1:
+        names = [name for name in group if name not in keys and name not in ("seed", "guarantee")]
+        # Measurements are floats, and tell all rows apart.
+        names = [name for name in names if group[name].dtype.kind != "f"]
+        apart = [n for n in names if told.groupby(group[n].map(str)).nunique().max() == 1]
+        column = f"one value of {', '.join(apart)} (--where)" if apart else "give rows a column"
         raise ValueError(
             f"frame has rows with {', '.join(f'{k} = {v}' for k, v in keys.items())} whose "
-            f"guarantees are for {'; '.join(sorted(map(str, participations)))}; choose one "
-            "participation first, or name a column that tells them apart"
+            f"guarantees are for {'; '.join(sorted(told.dropna().unique()))}; choose some of the "
+            f"files first (--file), or {column} that tells them apart"
         )
 
 

@@ -96,12 +96,19 @@ def test_metadata_may_choose_rows_too(tmp_path: Path) -> None:
 
 def test_all_systems_are_drawn_over_the_budgets(tmp_path: Path) -> None:
     text = plots.from_records(STORED / "compare.jsonl.gz", out=tmp_path / "a.svg").read_text()
+    # Metadata choose one of two data sets, which the caption says.
+    assert "Rows of dataset = a9a, phase = final." in text
     for name in ("LDP", "Whisper, all rounds", "server SGD", "DOME", "gradient tracking"):
         assert f"<!-- {name} -->" in text
     assert all(f"<!-- {epsilon} -->" in text for epsilon in (3, 10, 30))
     made = plots.from_records(STORED / "compare.jsonl.gz", file="digits_epochs_*",
                               out=tmp_path / "b.svg")  # fmt: skip
     assert "k = 10, b = 10" in " ".join(made.read_text().split())
+    both = {"where": ["dataset=digits"], "out": tmp_path / "c.svg"}
+    with pytest.raises(
+        ValueError, match=r"choose some of the files first \(--file\), or one value of"
+    ):
+        plots.from_records(STORED / "compare.jsonl.gz", **both)
 
 
 def test_the_noise_of_the_whole_run_is_drawn_first(tmp_path: Path) -> None:
@@ -135,3 +142,88 @@ def test_several_files_and_pdf(tmp_path: Path) -> None:
     first = plots.from_records(both, out=tmp_path / "a.pdf").read_bytes()
     assert first.startswith(b"%PDF") and b"CreationDate" not in first and b"One seed." in first
     assert plots.from_records(both, out=tmp_path / "b.pdf").read_bytes() == first
+
+
+def rows(**more: object) -> list[dict[str, object]]:
+    """Two algorithms and phases, a round's accuracy and loss."""
+    return [
+        {"algorithm": a, "phase": p, "seed": s, "accuracy": 0.1 * r + s + len(p), "loss": 1.0 / r}
+        | {"round": r, **more}
+        for a in "ab" for p in ("final", "tuning") for s in (0, 1) for r in (1, 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plot", "asked", "told"),
+    [
+        ("abc", {}, "of whose metadata plot is 'abc'; give texts 'x'"),
+        (["x"], {}, "of whose metadata plot is"),
+        ({"x": 3}, {}, "of whose metadata plot is"),
+        ({"where": "phase=final"}, {}, "of whose metadata plot is"),
+        ({"where": [3]}, {}, "of whose metadata plot is {'where': .3.}; give .* a list of texts"),
+        ({"log_x": "false"}, {}, "of whose metadata plot is .* true or false 'log_x', 'log_y'"),
+        ({}, {"y": ""}, "y is ''; choose one of"),
+        ({}, {"x": ""}, "x is ''; choose one of"),
+        ({}, {"series": ""}, "series is ''; choose one of"),
+        ({}, {"file": "b*"}, "file is 'b.', of which there is none; there are a$"),
+        ({}, {"where": ["phase=final", "phase=tuning"]},
+         "where is phase=final, phase=tuning; give one condition on each column"),
+        ({}, {"where": ["phase=final"], "y": "debt", "log_y": True},
+         "logy is True, and no debt is above 0; leave it out"),
+        ({}, {"where": ["phase=final", "round=2"], "x": "debt", "log_x": True},
+         "logx is True, and no debt is above 0; leave it out"),
+        ({}, {"y": "loss"}, r"seed = 0; choose one value of phase first \(--where phase=final"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn_is_refused_by_its_name(
+    plot: object, asked: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    path = records.write(tmp_path / "a.jsonl", rows(debt=-1.0), {"plot": plot})
+    with pytest.raises(ValueError, match=told):
+        plots.from_records(path, **asked)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_records_without_rows_are_named_plainly(tmp_path: Path) -> None:
+    path = records.write(tmp_path / "a.jsonl", [], {})
+    with pytest.raises(ValueError, match="^path is '[^']*/a.jsonl', whose records have no rows"):
+        plots.from_records((path,))
+
+
+def test_a_stored_scale_is_that_of_its_column(tmp_path: Path) -> None:
+    stored = {"y": "loss", "where": ["phase=final"], "log_y": True}
+    path = records.write(tmp_path / "a.jsonl", rows(debt=-1.0), {"plot": stored})
+    assert plots.from_records(path, y="debt").name == "a_debt_round.svg"
+
+
+def test_files_are_chosen_where_they_are_no_archive_too(tmp_path: Path) -> None:
+    paths = [
+        records.write(tmp_path / f"{name}.jsonl", [r for r in rows() if r["algorithm"] == name],
+                      {"plot": {"y": "loss", "where": ["phase=final"]}} if name == "b" else {})
+        for name in "ab"
+    ]  # fmt: skip
+    assert set(records.read(tmp_path, "b")["algorithm"]) == {"b"}
+    assert plots.from_records(paths, file="b").name == "a_loss_round.svg"
+
+
+def test_rows_without_a_seed_are_no_seeds(tmp_path: Path) -> None:
+    given = [r | {"seed": None} for r in rows() if r["seed"] == 0]
+    path = records.write(tmp_path / "a.jsonl", given, {})
+    for where in (["phase=final"], ["phase=final", "seed=None"]):
+        assert "seed." not in plots.from_records(path, where=where, y="loss").read_text()
+    with pytest.raises(ValueError, match="choose one value of phase first"):
+        plots.from_records(path, y="loss")
+
+
+def test_missing_cells_may_be_chosen(tmp_path: Path) -> None:
+    given = [{k: v for k, v in r.items() if k != "phase" or v == "final"} for r in rows()]
+    path = records.write(tmp_path / "a.jsonl", given, {})
+    text = plots.from_records(path, where=["phase=nan"], y="loss").read_text()
+    assert "Rows of phase = nan." in text
+
+
+def test_names_with_dollar_signs_are_shown_as_they_are(tmp_path: Path) -> None:
+    given = [r | {"algorithm": f"${r['algorithm']}^{{_$", "$^{$": 1.0} for r in rows()]
+    path = records.write(tmp_path / "a.jsonl", given, {})
+    text = plots.from_records(path, where=["phase=final"], y="$^{$", x="round").read_text()
+    assert "<!-- $^{$ -->" in text and "<!-- $a^{_$ -->" in text
