@@ -1,8 +1,10 @@
 """Make docs/claims.md, and "Claim by claim" of the papers' pages, from docs/records/claims.toml.
 
 scripts/claims writes them. With --check it names those that are stale, and its exit status is 1.
+A store that cannot be read is named, with the remedy; the exit status is 2.
 """
 
+import argparse
 import re
 import sys
 import tomllib
@@ -23,13 +25,23 @@ def load(path: Path = DOCS / "records" / "claims.toml") -> dict[str, Any]:
     Raises:
         ValueError: Naming the claim that is incomplete or names what is not there, and the remedy.
     """
-    store = tomllib.loads(path.read_text())
+    try:
+        store = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path.name} is not TOML ({error}); correct it there") from None
     for key, paper in store.items():
-        if not paper.get("claims"):
+        fields = paper if isinstance(paper, dict) else {}
+        if not all(isinstance(fields.get(name), str) for name in ("title", "page")):
+            raise ValueError(f"{key} has no title or no page; give both as texts under [{key}]")
+        claims = fields.get("claims")
+        if not (isinstance(claims, list) and claims and all(isinstance(c, dict) for c in claims)):
             raise ValueError(f"{key} has no claim; add one under [[{key}.claims]]")
-        for claim in paper["claims"]:
+        for claim in claims:
             if fault := wrong(claim):
                 raise ValueError(f"{key}, {claim.get('where')}, {claim.get('claim')!r}: {fault}")
+        names = [(claim["where"], claim["claim"]) for claim in claims]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"{key}, {twice[0][0]}, {twice[0][1]!r}: given twice; leave one out")
     return store
 
 
@@ -37,8 +49,18 @@ def wrong(claim: dict[str, Any]) -> str:
     """What is wrong with a claim, and the remedy; empty where nothing is."""
     if fields := sorted(FIELDS ^ (claim.keys() - FOLDERS.keys())):
         return f"{', '.join(fields)} missing or unknown; give {', '.join(sorted(FIELDS))}"
-    if word(claim) not in VERDICTS:
-        return f"verdict is {claim['verdict']!r}; begin it with one of {', '.join(VERDICTS)}"
+    for field, value in claim.items():
+        texts = value if field == "evidence" else [value]
+        if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
+            return f"{field} is {value!r}; give a {'list of texts' if texts is value else 'text'}"
+    for field in ("where", "claim", "size"):
+        if re.search(r"[|\n]", claim[field]):
+            return f"{field} is {claim[field]!r}; write one line without |, which splits a table"
+    if not claim["claim"].endswith("."):
+        return "claim has no full stop at its end; add it"
+    if not re.fullmatch(f"({'|'.join(VERDICTS)})(: .+)?", claim["verdict"]):
+        said = f"verdict is {claim['verdict']!r}; begin it with one of {', '.join(VERDICTS)}"
+        return f"{said}, and give a reason after a colon, or no colon"
     for field in FOLDERS.keys() & claim.keys():
         if stored(field, claim) == "none":
             return f"{field} is {claim[field]!r}, and no such file is stored; name another"
@@ -55,9 +77,11 @@ def word(claim: dict[str, Any]) -> str:
 
 def stored(field: str, claim: dict[str, Any]) -> str:
     """A claim's figure or record as pages show it."""
+    name = claim.get(field, "")
     for folder in FOLDERS[field]:
-        if field in claim and (DOCS / folder / claim[field]).is_file():
-            path = f"{folder}/{claim[field]}"
+        # A path may lead elsewhere.
+        if Path(name).name == name and (DOCS / folder / name).is_file():
+            path = f"{folder}/{name}"
             return f"`{path[3:]}`" if path.startswith("..") else f"[{field}]({path})"
     return "none"
 
@@ -69,7 +93,7 @@ def is_there(evidence: str) -> bool:
         return anchor in titles(page)
     path, _, name = evidence.partition("::")
     text = (DOCS.parent / path).read_text() if (DOCS.parent / path).is_file() else ""
-    return bool(re.search(rf"^ *(def|class) {name}\b" if name else ".", text, re.M))
+    return bool(re.search(rf"^ *(def|class) {re.escape(name)}\b" if name else ".", text, re.M))
 
 
 def titles(page: str) -> dict[str, str]:
@@ -130,12 +154,19 @@ def pages(store: dict[str, Any]) -> dict[Path, str]:
 
 def main(*options: str) -> int:
     """Write the pages that differ, or name them."""
-    stale = {path: text for path, text in pages(load()).items() if path.read_text() != text}
+    parser = argparse.ArgumentParser("scripts/claims", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--check", action="store_true", help="write nothing; name stale pages")
+    check = parser.parse_args(options).check
+    try:
+        stale = {path: text for path, text in pages(load()).items() if path.read_text() != text}
+    except (ValueError, OSError) as error:
+        print(f"scripts/claims: error: {error}", file=sys.stderr)
+        return 2
     for path, text in stale.items():
-        print(path.name, "is stale; run scripts/claims" if "--check" in options else "is written")
-        if "--check" not in options:
+        print(path.name, "is stale; run scripts/claims" if check else "is written")
+        if not check:
             path.write_text(text)
-    return int("--check" in options and bool(stale))
+    return int(check and bool(stale))
 
 
 if __name__ == "__main__":

@@ -61,6 +61,58 @@ def test_a_broken_store_is_refused(claims, tmp_path, old, new, told):
     assert told in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("Holds.", "Holds|not.", "claim is 'Holds|not.'; write one line without |"),
+        ('claim = "Holds."', 'claim = "Holds"', "claim has no full stop at its end; add it"),
+        ('"reproduced"', '"reproduced:"', "verdict is 'reproduced:'; begin it with one of"),
+        ('"reproduced"', "3", "verdict is 3; give a text"),
+        ('["scripts/claims.py"]', "[]", "evidence is []; give a list of texts"),
+        ('["scripts/claims.py"]', '"scripts/claims.py"', "give a list of texts"),
+        ("scripts/claims.py", "tests/test_claims.py::test_(", "which is not there; give PAGE"),
+        ("size =", 'figure = "../../README.md"\nsize =', "and no such file is stored"),
+        ("size =", "record = 3\nsize =", "record is 3; give a text"),
+        ('title = "One"', "", "one has no title or no page; give both as texts under [one]"),
+        ("[one]", "x = 3\n[one]", "x has no title or no page; give both as texts under [x]"),
+        ("[[one.claims]]", "claims = [3]\n[two]", "one has no claim; add one"),
+        ("[one]", "[one", "claims.toml is not TOML (Expected"),
+        ("Evidence", "Again", "one, Theorem 1, 'Holds.': given twice; leave one out"),
+    ],
+)
+def test_what_pages_cannot_show_is_refused(claims, tmp_path, old, new, told):
+    claim = """[[one.claims]]
+where = "Theorem 1"
+claim = "Holds."
+verdict = "reproduced"
+found = "It holds."
+size = "theory"
+evidence = ["scripts/claims.py"]
+"""
+    whole = f'[one]\ntitle = "One"\npage = "one.md"\n\n{claim}'
+    copy = tmp_path / "claims.toml"
+    copy.write_text(whole)
+    claims.load(copy)
+    copy.write_text(whole.replace(old, new) if old in whole else whole + claim)
+    with pytest.raises(ValueError) as refusal:
+        claims.load(copy)
+    assert told in str(refusal.value)
+
+
+def test_main_takes_check_alone_and_says_an_error_in_one_line(claims, capsys, monkeypatch):
+    monkeypatch.setattr(claims, "pages", lambda store: pytest.fail("options are read first"))
+    for option, status in (("--chek", 2), ("--help", 0)):
+        with pytest.raises(SystemExit) as stop:
+            claims.main(option)
+        assert stop.value.code == status and "--check" in "".join(capsys.readouterr())
+    monkeypatch.undo()
+    monkeypatch.setattr(claims, "load", lambda: open("nowhere.toml"))
+    assert claims.main("--check") == 2
+    said = capsys.readouterr()
+    assert not said.out and said.err.startswith("scripts/claims: error: ")
+    assert said.err.count("\n") == 1 and "nowhere.toml" in said.err
+
+
 def test_a_paper_without_claims_and_a_page_without_marks_are_refused(claims, tmp_path, monkeypatch):
     copy = tmp_path / "claims.toml"
     copy.write_text('[other]\ntitle = "Other"\npage = "other.md"\n')
