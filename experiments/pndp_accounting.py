@@ -28,12 +28,23 @@ __all__ = ["PRESETS", "Config", "experiment", "main"]
 LABELS = {
     "any": "any gradients",
     "view": "exact, gradients of the view (paper)",
-    "plain": "Muffliato, plain numerator",
+    "plain": "Muffliato, plain numerator (Cyffers et al. 2022)",
     "squared": "Muffliato, squared numerator",
 }
 BOUNDS: tuple[published.Numerator, ...] = ("plain", "squared")
 WEIGHTS = {"uniform": mixing.uniform_neighbors, "metropolis": mixing.metropolis_hastings}
 Weights = Literal["uniform", "metropolis"]
+SPARSE = "er:100:0.04605170185988092:42000"
+"""The random graph of the authors' code: p = ln(n) / n in place of the paper's 0.2, seed 42."""
+TITLES = {
+    "er:100:0.2:1": "Erdos-Renyi (100, .2)",
+    SPARSE: "Erdos-Renyi (100, .046)",
+    "facebook_ego": "Facebook ego",
+    "florentine": "Florentine",
+    "uniform": "row-normalised",
+    "metropolis": "Metropolis",
+}
+"""Graphs and weights as the figure names them, where their names say less."""
 FAR = 3
 """Distances from here on are also pooled."""
 
@@ -44,7 +55,8 @@ class Config:
 
     Attributes:
         graphs: Networks, as `dpjax account --graph` takes them; one that is missing is passed over.
-        peertube: Edge list of the PeerTube network, which the user supplies.
+        peertube: Edge list of the PeerTube network, which the user supplies. The authors' is
+            fedivertex, software peertube, follow graph 1, largest component.
         mixing: uniform (row-stochastic, the paper's) and metropolis.
         rounds: T; every agent takes part in every round.
         alpha: Renyi order.
@@ -53,7 +65,7 @@ class Config:
             told alone.
     """
 
-    graphs: tuple[str, ...] = ("er:100:0.2:1", "facebook_ego", "florentine")
+    graphs: tuple[str, ...] = ("er:100:0.2:1", SPARSE, "facebook_ego", "florentine")
     peertube: Path | None = None
     mixing: tuple[Weights, ...] = ("uniform", "metropolis")
     rounds: int = 10
@@ -77,8 +89,8 @@ class Config:
 PRESETS = {
     "tiny": Config(graphs=("florentine", "ring:6"), rounds=4, attackers=2),
     "cpu": Config(),
-    "full": Config(graphs=("er:100:0.2:1", "er:100:0.2:2", "er:100:0.2:3", "facebook_ego",
-                           "florentine")),
+    "full": Config(graphs=("er:100:0.2:1", "er:100:0.2:2", "er:100:0.2:3", SPARSE,
+                           "facebook_ego", "florentine")),
 }  # fmt: skip
 
 
@@ -212,7 +224,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
                     elinewidth=0.9,
                 )  # fmt: skip
             panel.set(
-                yscale="log", title=f"{graph}, {weights}", xlabel="distance from attacker 0",
+                yscale="log", xlabel="distance from attacker 0",
+                title=f"{TITLES.get(graph, graph)}, {TITLES[weights]}",
                 ylabel=f"Renyi loss, order {config.alpha:g}",
             )  # fmt: skip
             panel.xaxis.set_major_locator(MaxNLocator(integer=True))

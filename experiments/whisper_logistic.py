@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from _common import launch, tables, tune
+from _common import coupling, launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
 from dpjax.models.linear import Linear
@@ -264,6 +264,8 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
         rows = chosen(last)
         rows = rows[rows["budget_epsilon"] == config.at_epsilon]
         figures.append(("connectivity", rows, "probability", "edge probability p"))
+    graph = (config.agents, config.probability[0], config.rounds, config.graph_seed)
+    note = coupling.remark(*graph) if "pairwise" in config.designs else None
     for name, rows, x, label in figures:
         sheet = plots.lines(
             rows,
@@ -272,7 +274,7 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
             xlabel=label,
             ylabel=f"test loss ({config.dataset})",
         )
-        lab.figure(sheet, f"whisper_logistic_{name}.svg")
+        lab.figure(sheet, f"whisper_logistic_{name}.svg", note=note)
 
 
 main = functools.partial(launch.main, "whisper_logistic", PRESETS, experiment)

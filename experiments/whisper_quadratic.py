@@ -2,8 +2,9 @@
 
 Agent i of n holds f_i(x) = 15 (x1 +- i)^2 + x2^2, the second half rotated by 15 degrees about its
 own minimiser. Clipping at 0.1 bounds how far anyone moves (0.14 in 5,000 rounds at eta_1 = 0.01),
-so the start and the first step size decide what is seen. The paper does not state its start. Both
-are options; the presets show two of each. Preset cpu has the paper's sizes, full has more seeds.
+so the start and the first step size decide what is seen. The paper does not state its start, and
+the authors' code has no quadratics. Both are options; the presets show two of each. Preset cpu has
+the paper's sizes, full has more seeds.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from _common import launch, tables, tune
+from _common import coupling, launch, tables, tune
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
@@ -171,6 +172,9 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
                 title=f"first step {step:g}",
             )
     note = f"All agents start at the {start}; the step is eta_1 / sqrt(t)."
+    if "pairwise" in config.designs:
+        graph = (config.agents, config.probability[0], config.rounds, config.graph_seed)
+        note += f" {coupling.remark(*graph)}"
     lab.figure(figure, f"whisper_quadratic_{start}.svg", note=note)
 
 

@@ -60,7 +60,7 @@ LOOKS: dict[str, Look] = {
     # Accounting, and bounds.
     "any": Look("any gradients", "#D55E00", "o"),
     "view": Look("exact, gradients of the view (paper)", "#0072B2", "^"),
-    "plain": Look("Muffliato, plain numerator", "#000000", "s", "--"),
+    "plain": Look("Muffliato, plain numerator (Cyffers et al. 2022)", "#000000", "s", "--"),
     "squared": Look("Muffliato, squared numerator", "#999933", "D", ":"),
     "unrestricted": Look("lower bound", "#000000", "+", ":"),
 }

@@ -93,6 +93,24 @@ def test_rounds_decide_the_gain_on_florentine(rounds, near, far):
         assert not exact[distance == 4].any()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "expected"), [(3, 3710), (20, 167)])
+def test_rounds_do_not_decide_the_gain_on_the_random_graph(rounds, expected):
+    """At distance 3, for the first five attackers with a node there: 17 pairs."""
+    graph = graphs.erdos_renyi(100, 0.2, 1)
+    matrix = mixing.uniform_neighbors(graph)
+    every, algorithm = Participation(rounds, rounds, 1), views.dsgd(matrix)
+    published_of = published.muffliato_pndp(matrix, rounds, numerator="plain")
+    exact, bound = [], []
+    for attacker in (5, 6, 8, 9, 10):
+        far = [node for node in graph if _hops(graph, attacker, node) == 3]
+        mu = algorithm.pndp(attacker).gdp(every, gradients="view")
+        exact += list(mu[far] ** 2)
+        bound += list(published_of[far, attacker])
+    assert len(exact) == 17
+    assert np.mean(bound) / np.mean(exact) == pytest.approx(expected, rel=1e-3)
+
+
 def _hops(graph, start, end):
     reached, count = {start}, 0
     while end not in reached:

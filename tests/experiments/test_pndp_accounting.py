@@ -1,9 +1,13 @@
 """The tiny preset of Fig. 2: records, figure, ratios; missing graphs are passed over."""
 
+import math
+
+import networkx as nx
 import numpy as np
 import pytest
 
 from dpjax.results import records
+from dpjax.topology import graphs
 from tests.support import load_script
 
 
@@ -81,6 +85,23 @@ def test_a_missing_network_is_passed_over_and_a_given_one_is_named(
     arguments = ["--preset", "tiny", "--output", str(tmp_path / "b")]
     assert module.main([*arguments, "--peertube", str(tmp_path / "none.txt")]) == 2
     assert "none.txt" in capsys.readouterr().err
+
+
+def test_the_sparse_graph_is_that_of_the_authors_code(module):
+    drawn = nx.erdos_renyi_graph(100, math.log(100) / 100, seed=1000 * 42)
+    assert nx.is_connected(drawn)
+    assert set(graphs.parse(module.SPARSE).edges) == set(drawn.edges)
+    for name in ("cpu", "full"):
+        assert module.SPARSE in module.PRESETS[name].graphs
+
+
+@pytest.mark.slow
+def test_the_numbers_on_the_authors_random_graph(module, tmp_path):
+    more = ["--graphs", module.SPARSE, "--mixing", "uniform", "--rounds", "10", "--attackers", "1"]
+    frame = records.read(run(module, tmp_path, *more))
+    plain = frame[(frame["scope"] == "attacker 0") & (frame["algorithm"] == "plain")]
+    found = plain.set_index("distance")["ratio_of_means"].loc[list("12345")]
+    np.testing.assert_allclose(found, [1.016, 16.67, 184.8, 1438, 9671], rtol=1e-3)
 
 
 def test_bad_configs_are_refused(module, capsys):
