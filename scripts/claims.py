@@ -1,4 +1,6 @@
-"""Make docs/claims.md, and "Claim by claim" of the papers' pages, from docs/records/claims.toml.
+"""Make docs/claims.md, its counts in docs/findings.md, and "Claim by claim" of the papers' pages.
+
+All come from docs/records/claims.toml.
 
 scripts/claims writes them. With --check it names those that are stale, and its exit status is 1.
 A store that cannot be read is named, with the remedy; the exit status is 2.
@@ -123,13 +125,17 @@ def section(paper: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def overview(store: dict[str, Any]) -> str:
-    """How many claims have which verdict, and the table of all."""
+def counts(store: dict[str, Any]) -> str:
+    """How many claims of each paper have which verdict."""
     words = {paper["title"]: [word(each) for each in paper["claims"]] for paper in store.values()}
     words["all"] = sum(words.values(), [])
     lines = [("paper", *VERDICTS), ["---"] * 4]
-    lines += [(title, *map(said.count, VERDICTS)) for title, said in words.items()]
-    lines += [(), ("paper", "where", "claim", "verdict", *FOLDERS, "evidence", "size"), ["---"] * 8]
+    return table(lines + [(title, *map(said.count, VERDICTS)) for title, said in words.items()])
+
+
+def overview(store: dict[str, Any]) -> str:
+    """The counts, and the table of all claims."""
+    lines = [("paper", "where", "claim", "verdict", *FOLDERS, "evidence", "size"), ["---"] * 8]
     for paper in store.values():
         name = f"[{paper['title']}]({paper['page']}#claim-by-claim)"
         for claim in paper["claims"]:
@@ -137,14 +143,20 @@ def overview(store: dict[str, Any]) -> str:
             evidence = ", ".join(map(shown, claim["evidence"]))
             row = (name, claim["where"], claim["claim"], word(claim), *files, evidence)
             lines.append((*row, claim["size"]))
-    return "\n".join(f"| {' | '.join(map(str, line))} |" if line else "" for line in lines)
+    return f"{counts(store)}\n\n{table(lines)}"
+
+
+def table(lines: list[Any]) -> str:
+    """Cells by line, as Markdown."""
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def pages(store: dict[str, Any]) -> dict[Path, str]:
     """Every page's text as it should be."""
     texts = {paper["page"]: section(paper) for paper in store.values()}
+    texts |= {"claims.md": overview(store), "findings.md": counts(store)}
     found = {}
-    for page, text in (texts | {"claims.md": overview(store)}).items():
+    for page, text in texts.items():
         before, begin, rest = (DOCS / page).read_text().partition(BEGIN)
         if not begin or END not in rest:
             raise ValueError(f"{page} has no {BEGIN} and {END}; put both where its claims belong")

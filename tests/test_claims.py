@@ -1,5 +1,7 @@
 """The claims of the papers: every verdict has its evidence, and pages are what the store makes."""
 
+import re
+
 import pytest
 
 from tests.support import ROOT, load_script
@@ -27,13 +29,21 @@ def test_pages_are_what_the_store_makes(claims):
     assert claims.main("--check") == 0, "run scripts/claims"
 
 
-def test_a_changed_verdict_makes_two_pages_stale(claims, capsys, monkeypatch):
+def test_a_changed_verdict_makes_three_pages_stale(claims, capsys, monkeypatch):
     store = claims.load()
     store["dome"]["claims"][0]["verdict"] = "not reproduced"
     monkeypatch.setattr(claims, "load", lambda: store)
     assert claims.main("--check") == 1
     said = capsys.readouterr().out.split()
-    assert {"reproduction-dome.md", "claims.md"} <= set(said) and "reproduction.md" not in said
+    assert {"reproduction-dome.md", "claims.md", "findings.md"} <= set(said)
+    assert "reproduction.md" not in said
+
+
+@pytest.mark.parametrize("page", ["errata", "findings"])
+def test_tests_that_a_page_names_are_there(claims, page):
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    named = re.findall(r"`(tests/[^`]+)`", text)
+    assert named and not [each for each in named if not claims.is_there(each)]
 
 
 @pytest.mark.parametrize(

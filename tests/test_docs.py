@@ -20,7 +20,8 @@ PAGES = [
     *("docs/reproduction.md", "docs/reproduction-mafalda.md", "docs/reproduction-doppler.md"),
     *("docs/tracking.md", "docs/reproduction-tracking.md", "docs/sketching.md"),
     *("docs/federated.md", "docs/reproduction-dome.md"),
-    *("docs/audit.md", "docs/compare.md"),
+    *("docs/audit.md", "docs/compare.md", "docs/findings.md", "docs/errata.md"),
+    *("docs/glossary.md", "docs/howto.md", "docs/install.md"),
 ]
 
 

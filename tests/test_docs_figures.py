@@ -27,6 +27,11 @@ def test_every_figure_is_on_a_page_and_every_link_leads_to_one():
         assert linked <= there, f"{page.name} links {linked - there}"
 
 
+def test_a_figure_has_one_alt_text_on_all_pages():
+    texts = dict.fromkeys((name, alt) for _, alt, name in shown())
+    assert len({name for name, _ in texts}) == len(texts)
+
+
 @pytest.mark.parametrize("page", sorted({page for page, _, _ in shown()}))
 def test_alt_texts_say_what_is_up_what_is_across_and_what_is_found(page):
     texts = {alt: name for at, alt, name in shown() if at == page}
