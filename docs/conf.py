@@ -96,6 +96,11 @@ def top() -> str:
     return "\n".join([*lines, ""])
 
 
+def without_records(app, name, source) -> None:
+    """Records stay in the repository: the site names them."""
+    source[0] = re.sub(r"\[[^\]]*\]\(((?:\.\./\w+/)?records/[^)]*)\)", r"`\1`", source[0])
+
+
 def plain(app, what, name, obj, options, lines) -> None:
     """Docstrings are plain text but for backticks: stars, bars and underscores are themselves."""
     for number, line in enumerate(lines):
@@ -110,4 +115,5 @@ def plain(app, what, name, obj, options, lines) -> None:
 def setup(app) -> None:
     """Write the reference before pages are read."""
     app.connect("builder-inited", write_reference)
+    app.connect("source-read", without_records)
     app.connect("autodoc-process-docstring", plain, priority=100)
