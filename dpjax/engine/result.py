@@ -242,7 +242,9 @@ class Result:
         """
         from dpjax.results import plots
 
-        return plots.lines(self.to_frame(), "round", metric or next(iter(self.metrics)), path=path)
+        sheet = plots.lines(self.to_frame(), "round", metric or next(iter(self.metrics)))
+        plots.finish(sheet)
+        return sheet if path is None else plots.save(sheet, path)
 
     def model(
         self,

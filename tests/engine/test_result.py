@@ -67,6 +67,9 @@ def test_a_result_prints_and_draws_itself(tmp_path, result):
     assert private.split()[:2] == ["whisper", "8"] and bare.split()[:2] == ["non_private", "inf"]
     frame = result.to_frame(run=1)
     assert frame.to_dict("records") == result.rows(run=1)
+    # In a notebook too, lines have names and the figure its guarantee.
+    shown = result.plot("test_loss")
+    assert len(shown.legends) == 1 and "epsilon = 8" in shown.get_supxlabel()
     path = result.plot("test_loss", tmp_path / "loss.svg")
     assert path.read_text().startswith("<?xml") and "epsilon = 8" in path.read_text()
 
