@@ -75,6 +75,34 @@ class Guarantee(Record):
         said = f"<details><summary>In full</summary><p>{said}</p></details>"
         return f"<p><b>{caption}</b></p><div class='wide'>{table}</div>{said}"
 
+    def for_records(self, records: int) -> float:
+        """Epsilon, at the same delta, of several records that change together: of one person, say.
+
+        Guarantee: for any k records, at one agent or at several, against the same attacker.
+
+        Args:
+            records: k, at least 1.
+
+        Returns:
+            An upper bound; infinity where none follows.
+
+        Raises:
+            ValueError: For another unit than a record, or after a curve over rounds.
+
+        Example:
+            >>> from dpjax.accounting.guarantee import Guarantee
+            >>> stated = Guarantee.of(
+            ...     epsilon=2.0, delta=1e-5, mu=0.49, relation="replace_record",
+            ...     attacker="outsider", rounds=100, clip_norm=1.0, accountant="gdp", release=False,
+            ... )
+            >>> round(stated.for_records(2), 2)
+            4.28
+        """
+        if self.unit != "record" or self.curve is not None:
+            fault = f"unit is {self.unit!r}" if self.curve is None else "the guarantee has a curve"
+            raise ValueError(f"{fault}, for which no cost of records follows; give a plan's own")
+        return parties.group_epsilon(self, _validate.integer("records", records))
+
     @classmethod
     def none(cls, rounds: int) -> "Guarantee":
         """The record of a non-private run: epsilon is infinite.

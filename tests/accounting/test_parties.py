@@ -134,7 +134,7 @@ def test_several_records_under_gaussian_noise(records):
 
 def test_several_records_under_other_losses():
     pure = with_loss(losses.Pure(0.5, 10), delta=0.0)
-    assert parties.group_epsilon(pure, 5) == pytest.approx(2.5, rel=1e-12)
+    assert parties.group_epsilon(pure, 5) == pure.for_records(5) == pytest.approx(2.5, rel=1e-12)
     # Laplace noise of scale 2: odds of outputs beyond both are e^(5 / 2), whatever the grid.
     assert stats.laplace.logpdf(9, scale=2) - stats.laplace.logpdf(9 - 5, scale=2) == -2.5
     rho = with_loss(losses.Concentrated(0.01, 10))
@@ -202,3 +202,11 @@ def test_a_table_prints_rows_that_fit_a_window():
         "whoever holds the seed     NOT ",
     ):
         assert any(line.startswith(start) for line in lines)
+
+
+def test_several_records_are_refused_where_no_record_is_the_unit():
+    agents = with_loss(losses.Pure(0.5, 10), delta=0.0).replace(relation="replace_agent")
+    with pytest.raises(ValueError, match="unit is 'agent', for which no cost of records"):
+        agents.for_records(2)
+    with pytest.raises(ValueError, match="records is 0"):
+        with_loss(losses.Pure(0.5, 10), delta=0.0).for_records(0)
