@@ -14,6 +14,7 @@ FINAL = "phase=final"
 DRAWN = {
     "cifar_doppler": ("epsilon", "test_loss", "algorithm",
                       [FINAL, "dataset=cifar10_small", "setting=SGD"]),
+    "cifar_doppler_long": ("round", "test_loss", "algorithm", [FINAL, "budget_epsilon=1"]),
     "compare": ("bytes_sent", "test_loss", "system", [FINAL, "dataset=a9a", "budget_epsilon=3"]),
     "dome_benchmark": ("k", "test_loss", "algorithm", [FINAL, "dataset=a9a", "budget_epsilon=3"]),
     "dome_gossip": ("hops", "test_loss", "system",
