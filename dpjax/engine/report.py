@@ -1,5 +1,6 @@
 """One page about a run: guarantees, curves, parameters, forecasts and how it was made."""
 
+import math
 import os
 import shlex
 import sys
@@ -90,13 +91,13 @@ def _outcome(result: Any) -> Iterator[str]:
         "Mean and standard error over seeds at the last round. Metrics are computed from test "
         "data and covered by no guarantee.</p>"
     )
-    yield _wide(_html.table(cells(result)))
-    leaves = jax.tree.leaves(result.params)
-    size = sum(leaf.size // (leaf.shape[0] * leaf.shape[1] * leaf.shape[2]) for leaf in leaves)
+    rows = cells(result)
+    yield _wide(_html.table(rows))
+    # Of one agent: leaves are [S, V, n, ...].
+    size = sum(math.prod(leaf.shape[3:]) for leaf in jax.tree.leaves(result.params))
     forecasts = []
     # A result that was loaded has no plans.
-    pairs = zip(result.plans, cells(result), strict=False)
-    for plan, row in pairs if size else ():
+    for plan, row in zip(result.plans, rows, strict=False) if size else ():
         if not plan.unforecast and plan.guarantee.relation is not None:
             forecast = plan.forecast(size, counts=plan.counts)
             said = {"algorithm": row["algorithm"], "forecast": forecast.level}

@@ -185,9 +185,9 @@ class Result:
         Raises:
             ValueError: Where the system refuses to write.
         """
-        frame = self.to_frame()
-        captions = {id(each): Guarantee.from_dict(each).caption() for each in frame["guarantee"]}
-        frame["guarantee"] = [captions[id(each)] for each in frame["guarantee"]]
+        frame, captions = self.to_frame(), [each.caption() for each in self.guarantees]
+        # Rows are those of one plan after the other, equally many.
+        frame["guarantee"] = np.repeat(captions, len(frame) // len(captions))
         with _files.writing("path", path):
             _files.replace(Path(path), frame.to_csv(index=False).encode())
         return Path(path)
@@ -363,9 +363,7 @@ class Result:
         v = _index("plan", plan, self._plans(plan))
         model = self.model(problem, seed=seed, plan=plan, agent=agent)
         flat = {
-            ".".join(
-                str(getattr(key, "key", getattr(key, "idx", key))) for key in keys
-            ): np.ascontiguousarray(leaf)
+            jax.tree_util.keystr(keys, simple=True, separator="."): np.ascontiguousarray(leaf)
             for keys, leaf in jax.tree.leaves_with_path(model)
         }
         content = safetensors.save(flat, {"guarantee": self.guarantees[v].caption()})

@@ -281,9 +281,9 @@ def _drive(
             began = time.monotonic()
             driver.advance(at)
             meter.chunks.append((length, time.monotonic() - began))
-            bar.update(length)
             if progress:
-                bar.set_postfix_str(_latest(at.latest()))
+                bar.set_postfix_str(_latest(at.latest()), refresh=False)
+            bar.update(length)
             if progress and len(meter.chunks) == 1:
                 # The rate and the time left concern later chunks, which are compiled.
                 bar.start_t, bar.initial = bar.last_print_t, at.done
@@ -308,7 +308,11 @@ def _drive(
 
 def _latest(metrics: dict[str, np.ndarray]) -> str:
     """Metrics beside the bar: of several runs the least and the largest."""
-    ends = ((name, np.nanmin(each), np.nanmax(each)) for name, each in metrics.items())
+    # Of those that have not diverged, if there are any.
+    ends = (
+        (name, np.fmin.reduce(each, axis=None), np.fmax.reduce(each, axis=None))
+        for name, each in metrics.items()
+    )
     several = max((each.size for each in metrics.values()), default=1) > 1
     return ", ".join(f"{n} {a:.4g}" + f" to {b:.4g}" * several for n, a, b in ends)
 

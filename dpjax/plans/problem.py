@@ -148,7 +148,7 @@ def labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
     return y.astype(np.int32 if loss == "cross_entropy" else np.float32)
 
 
-def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -> None:
+def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -> int:
     """Refuse labels beyond the model's outputs, which would train on something else or on nan.
 
     Args:
@@ -156,6 +156,9 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
         loss: One of `LOSSES`.
         x: Examples.
         largest: The largest label.
+
+    Returns:
+        The number of classes; 2 where there is one output.
 
     Raises:
         ValueError: For outputs that the loss does not take, or too few; for a model that needs more
@@ -186,6 +189,7 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
             f"y reaches class {int(largest)}, the model has {outputs.shape[-1]} outputs; number "
             "the classes from 0, or widen the model"
         )
+    return outputs.shape[-1] if classes else 2
 
 
 def at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:
@@ -586,7 +590,7 @@ def supervised(
             f"test x has records of shape {x_test.shape[1:]} and is {x_test.dtype}, train x of "
             f"{x.shape[1:]} and {x.dtype}; give both the same columns, of one kind"
         )
-    check_outputs(model, loss, x, max(y.max(), y_test.max()))
+    classes = check_outputs(model, loss, x, max(y.max(), y_test.max()))
     if eval_batch is None:
         agents = len(checked_partition(partition, None if local else len(x)).counts)
         eval_batch = at_once(model, x_test, agents)
@@ -595,7 +599,7 @@ def supervised(
     if loss == "squared" and (scores or class_weights is not None):
         raise ValueError("loss is 'squared', which has no classes; leave out metrics and weights")
     if class_weights is not None:
-        class_weights = checked_weights(class_weights, model, loss, x)
+        class_weights = checked_weights(class_weights, classes)
     parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights
     try:
         functions = module_functions(model, *parts)
@@ -619,23 +623,16 @@ def supervised(
     )
 
 
-def checked_weights(weights: Any, model: nn.Module, loss: str, x: np.ndarray) -> tuple[float, ...]:
+def checked_weights(weights: Any, classes: int) -> tuple[float, ...]:
     """Return weights of classes as numbers.
 
     Args:
         weights: [c] numbers.
-        model: The module.
-        loss: One of `LOSSES`.
-        x: [N, ...] examples.
+        classes: c.
 
     Raises:
         ValueError: For another number of them, or one that is not above 0.
     """
-    classes = 2
-    if loss == "cross_entropy":
-        one = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
-        outputs, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), one)
-        classes = outputs.shape[-1]
     array = _validate.finite_array("class_weights", weights)
     if array.shape != (classes,) or not (array > 0).all():
         raise ValueError(

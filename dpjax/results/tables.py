@@ -143,17 +143,21 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
     """Refuse a mean over guarantees of different (k, b), which none of them would describe."""
     if "guarantee" not in group.columns:
         return
-    told = group["guarantee"].map(captions.participation)
-    if told.nunique() > 1:
+    participations = group["guarantee"].map(captions.participation)
+    several = sorted(participations.dropna().unique())
+    if len(several) > 1:
         names = [name for name in group if name not in keys and name not in ("seed", "guarantee")]
         # Measurements are floats, and tell all rows apart.
         names = [name for name in names if group[name].dtype.kind != "f"]
-        apart = [n for n in names if told.groupby(group[n].map(str)).nunique().max() == 1]
+        apart = [
+            name for name in names
+            if participations.groupby(group[name].map(str)).nunique().max() == 1
+        ]  # fmt: skip
         column = f"one value of {', '.join(apart)} (--where)" if apart else "give rows a column"
         raise ValueError(
             f"frame has rows with {', '.join(f'{k} = {v}' for k, v in keys.items())} whose "
-            f"guarantees are for {'; '.join(sorted(told.dropna().unique()))}; choose some of the "
-            f"files first (--file), or {column} that tells them apart"
+            f"guarantees are for {'; '.join(several)}; choose some of the files "
+            f"first (--file), or {column} that tells them apart"
         )
 
 

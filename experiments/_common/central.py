@@ -177,8 +177,7 @@ class Central:
         else:
             factor = float(made(base, strategy=strategy).factor[0, 0])
             deviation = factor * self.clip_norm / batch
-            both = _together(base.pattern, separation, deviation, 1 / batch, together)
-            strategy, filter = both
+            strategy, filter = _together(base.pattern, separation, deviation, 1 / batch, together)
             behind = functools.partial(_behind, filter, rule)
             chains = [Chain(behind, step) for step in steps]
         return [

@@ -567,3 +567,13 @@ def test_a_stopped_run_that_is_read_again_still_says_so(tmp_path, plans, small):
     first = run(plans, small, callback=lambda seen: seen.round >= 10, **options)
     again = run(plans, small, **options)
     assert again.guarantees == first.guarantees and again.guarantees[-1].private_stop
+
+
+def test_the_bar_has_metrics_and_is_drawn_no_more_often_for_them(network, small, capsys):
+    made = plan.make(make_config(rounds=40), network)
+    result = run(made, small, seeds=[0, 1], eval_every=1, chunk_blocks=1, progress=True)
+    shown = capsys.readouterr().err
+    low, high = result.metrics["test_loss"][-1].min(), result.metrics["test_loss"][-1].max()
+    assert f"test_loss {low:.4g} to {high:.4g}" in shown
+    # Into a file it is drawn at the start and the end, and every 30 seconds.
+    assert shown.count("rounds/s") <= 3
