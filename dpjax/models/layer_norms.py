@@ -376,35 +376,41 @@ class Gradients:
         layer, unit = _numerics.layer_numbers(points[0]), _unit(leaves)
         parts = [self._differentiated(point, calls, x, y) for point in points]
         formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
-        # Computed once: the norm must be of the very numbers that are added up.
-        formed = jax.lax.optimization_barrier(formed)
-        pairs = {i: (each[0], *jax.lax.optimization_barrier(each[1:])) for i, each in pairs.items()}
         lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
-        squares = [jnp.zeros(len(x), _numerics.wide_dtype(leaves))] * (max(layer, default=-1) + 1)
-        for number, gradient in formed.items():
-            squares[layer[number]] += jax.vmap(_numerics.square_sum)(gradient.reshape(len(x), -1))
-        for number, (product, *arrays) in pairs.items():
-            bound = functools.partial(products.square_bound, product)
-            squares[layer[number]] += jax.vmap(bound)(*arrays)
-        for number, infinite in lost.items():
-            squares[layer[number]] += infinite
-        stacked = jnp.stack(squares, axis=1)
-        norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
-        error = _errors([rows.shape[1] for _, rows, *_ in pairs.values()], len(x), places, unit)
-        chosen = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
-        chosen = jnp.broadcast_to(chosen if by_layer else chosen[:, None], stacked.shape)
-        sums = {}
-        for number, gradient in formed.items():
-            # Finite ones need no second look, which is a pass over the largest arrays.
-            finite = number in lost and gradient.ndim == 3 and self.coefficients is None
-            sums[number] = _weighted(chosen[:, layer[number]], gradient, finite=finite)
-        for number, (product, rows, derivative, _) in pairs.items():
-            single = _single(rows.shape[1], len(x), places, unit)
-            weight = chosen[:, layer[number], None, None]
-            sums[number] = _contracted(product, rows, derivative, weight, single=single)
-        with _numerics.double_precision():
-            total = [sums[i].reshape(leaf.shape) for i, leaf in enumerate(leaves)]
-        return jax.tree.unflatten(tree, total)
+        routes = {number: each[0] for number, each in pairs.items()}
+
+        def summed(formed: Any, pairs: Any, lost: Any) -> Any:
+            squares = [jnp.zeros(len(x), _numerics.wide_dtype(leaves))] * (
+                max(layer, default=-1) + 1
+            )
+            for number, gradient in formed.items():
+                square = jax.vmap(_numerics.square_sum)(gradient.reshape(len(x), -1))
+                squares[layer[number]] += square
+            for number, arrays in pairs.items():
+                bound = functools.partial(products.square_bound, routes[number])
+                squares[layer[number]] += jax.vmap(bound)(*arrays)
+            for number, infinite in lost.items():
+                squares[layer[number]] += infinite
+            stacked = jnp.stack(squares, axis=1)
+            norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
+            error = _errors([rows.shape[1] for rows, *_ in pairs.values()], len(x), places, unit)
+            chosen = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
+            chosen = jnp.broadcast_to(chosen if by_layer else chosen[:, None], stacked.shape)
+            sums = {}
+            for number, gradient in formed.items():
+                # Finite ones need no second look, which is a pass over the largest arrays.
+                finite = number in lost and gradient.ndim == 3 and self.coefficients is None
+                sums[number] = _weighted(chosen[:, layer[number]], gradient, finite=finite)
+            for number, (rows, derivative, _) in pairs.items():
+                single = _single(rows.shape[1], len(x), places, unit)
+                weight = chosen[:, layer[number], None, None]
+                sums[number] = _contracted(routes[number], rows, derivative, weight, single=single)
+            with _numerics.double_precision():
+                return [sums[i].reshape(leaf.shape) for i, leaf in enumerate(leaves)]
+
+        # The norm must be of the very numbers that are added up.
+        arrays = {number: each[1:] for number, each in pairs.items()}
+        return jax.tree.unflatten(tree, _numerics.from_memory(summed, formed, arrays, lost))
 
     def _differentiated(
         self, params: Any, calls: list[_Call], x: Any, y: Any

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax import _numerics
 from dpjax.models import layer_norms
 from dpjax.transforms import clipping
 
@@ -99,6 +100,46 @@ def test_the_textbook_line_breaks_the_bound(dtype):
 def test_bound_holds_for_large_leaves(size, value):
     # Equal entries make one long float32 sum drift; the two levels bound it.
     check_bound(per_agent(1.0), jnp.full((2, size), value, jnp.float32), 1.0)
+
+
+def of_remainders(clip_norm, method="flat"):
+    """Clip what rounding leaves of products: zero, unless multiply and add are fused."""
+    transform = clipping.per_agent(clip_norm, method)
+
+    def update(given, state, params=None):
+        a, b, product = given
+        remainders = {"x": {"k": a * b - product}, "y": {"k": product - b * a}}
+        return transform.update(remainders, state)
+
+    # What users have by default; the tests' own setting compiles faster.
+    options = {"xla_cpu_use_fusion_emitters": True}
+    update = jax.jit(update, compiler_options=options)
+    return optax.GradientTransformation(lambda given: optax.EmptyState(), update)
+
+
+def factors(size, n):
+    rng = np.random.default_rng(size)
+    a, b = (jnp.asarray(1e6 * rng.normal(size=(n, size)), jnp.float32) for _ in range(2))
+    return a, b, a * b
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("method", clipping.CLIPPINGS)
+@pytest.mark.parametrize(("size", "n"), [(2, 1), (16, 4), (100, 4)])
+def test_bound_holds_where_a_number_formed_twice_differs(size, n, method):
+    check_bound(of_remainders(1.0, method), factors(size, n), 1.0)
+
+
+@pytest.mark.mutant
+@pytest.mark.optimized
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="its XLA forms each number once")
+def test_a_barrier_alone_breaks_the_bound_on_a_cpu(monkeypatch):
+    def fenced(fn, *args):
+        return fn(*jax.lax.optimization_barrier(args))
+
+    monkeypatch.setattr(_numerics, "from_memory", fenced)
+    with pytest.raises(AssertionError):
+        check_bound(of_remainders(1.0), factors(16, 4), 1.0)
 
 
 @hypothesis.given(

@@ -250,10 +250,12 @@ def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
 
 @pytest.mark.parametrize("route", sorted(set(rounding.ROUTES) - {"a function of one's own"}))
 def test_a_fence_lies_between_gradients_and_their_norms(route):
-    """It lasts until after fusion on a GPU; entries are few, so sums of squares have none."""
-    x = jnp.ones(4)
-    program = jax.jit(rounding.ROUTES[route]).lower(x, jnp.zeros(4, bool)).as_text()
-    assert "stablehlo.optimization_barrier" in program
+    """On a GPU a barrier, which lasts until after fusion; on a CPU a loop, which stays."""
+    traced = jax.jit(rounding.ROUTES[route]).trace(jnp.ones(4), jnp.zeros(4, bool))
+    assert "stablehlo.optimization_barrier" in traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.case" in traced.lower(lowering_platforms=("cpu",)).as_text()
+    compiled = traced.lower(lowering_platforms=("cpu",)).compile().as_text()
+    assert " while(" in compiled and " conditional(" in compiled
 
 
 @pytest.mark.parametrize("places", [64, 256, 258])
