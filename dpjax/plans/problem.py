@@ -549,10 +549,10 @@ def supervised(
         metrics: More metrics of classifiers: "auc" (area under the ROC curve), "f1" and
             "balanced_accuracy", where there are several classes means over them.
         class_weights: Factors of the training loss of each class, [c] numbers above 0; for labels
-            -1 and +1 two, in this order. The test loss has none. A record is clipped afterwards,
-            which takes a factor back from gradients that stay above the clip norm: the largest
-            should be 1, and automatic clipping, which brings all to one norm, takes back all. They
-            are taken as public: no guarantee covers what they tell of the labels.
+            -1 and +1 two, in this order. The test loss has none. A record is clipped after it is
+            weighted. So a weight changes nothing where the gradient stays above the clip norm, or
+            where clipping is automatic; give frequent classes weights far below 1. They are taken
+            as public: no guarantee covers what they tell of the labels.
 
     Returns:
         The problem.

@@ -131,7 +131,7 @@ def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
     config, protect, delta = plan.config, plan.config.protect, plan.guarantee.delta
     assert plan.guarantee.mu is not None and plan.noise is not None and config.budget is not None
     # The noise is added to one clipped gradient, or to the sum of a batch of them.
-    terms = math.ceil(config.sampler.divisor) if protect.clips == "record" else 1
+    terms = math.ceil(plan.sampler.divisor) if protect.clips == "record" else 1
     cost = finite.cost(
         plan.factor,
         config.rounds,

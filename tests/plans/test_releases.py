@@ -19,7 +19,7 @@ from dpjax.data.partition import Partition
 from dpjax.engine import inputs, keys, program
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import plan, problem, protect, statements
+from dpjax.plans import plan, problem, protect, samplers, statements
 from dpjax.topology import mixing
 from dpjax.transforms import noise
 from tests.support import composed, make_config, make_problem
@@ -111,6 +111,15 @@ def test_what_is_hashed_of_a_release_is_what_runs(tmp_path, network, small, desi
     result = run(made, small, seeds=[0], eval_every=12, chunk_blocks=1, key_file=tmp_path / "key")
     assert program.traces() - before == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(result.params))
+
+
+def test_a_release_of_all_records_is_priced_by_the_largest_number_of_them(network):
+    options = dict(relation="replace_record", design="independent", release=True, rounds=2)
+    counts = np.arange(10, 10 + len(network))
+    full = plan.make(make_config(sampler=samplers.Full(), **options), network, counts=counts)
+    drawn = make_config(batch_size=int(counts.max()), **options)
+    priced = [statements.priced(made, 100).guarantee for made in (full, plan.make(drawn, network))]
+    assert priced[0].added_epsilon == priced[1].added_epsilon > 0
 
 
 def test_the_grid_is_told_with_the_plan(network):
