@@ -468,9 +468,14 @@ def pattern_sums(
         >>> kalman.pattern_sums(values, Participation(3, 1, 3)).tolist()
         [2.0]
     """
+    return _largest(np.abs(values), participation)
+
+
+def _largest(values: Float[np.ndarray, "t k n"], participation: Participation) -> np.ndarray:
+    """Largest sum over a pattern's pairs of rounds."""
     weights = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]
     # Of the j-th appearance only the lags up to j lie in the pattern.
-    partial = np.cumsum(np.abs(values) * weights, axis=1)
+    partial = np.cumsum(values * weights, axis=1)
     sums = partial[participation.patterns, np.arange(participation.epochs)[None]].sum(axis=1)
     return np.asarray(sums.max(axis=0))
 
@@ -486,14 +491,16 @@ def squares(
 
     Returns:
         [n] `pattern_sums`, never below those of exact arithmetic, and [n] True where rounding is
-        more than `SHOWN` of a loss.
+        more than `SHOWN` of a loss, or where entries below 0 leave open how much of the sum of
+        sizes gradients can reach.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         plain = pattern_sums(of.values, participation)
         if of.rounding is None:
-            return plain, np.zeros(len(plain), bool)
-        whole = pattern_sums(np.abs(of.values) + of.rounding, participation)
-        return whole, whole > plain * (1 + SHOWN) ** 2
+            whole = plain
+        else:
+            whole = pattern_sums(np.abs(of.values) + of.rounding, participation)
+        return whole, whole > _largest(of.values, participation) * (1 + SHOWN) ** 2
 
 
 def clear(of: Energies) -> Bool[np.ndarray, " n"]:

@@ -20,7 +20,8 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
 
     The standard error is s / sqrt(count), s with count - 1 in the denominator: nan for one row.
     A nan among the values makes the mean nan, so that a run that diverged is not passed over. Rows
-    with a ``guarantee`` are averaged with those of the same participation (k, b) only.
+    with a ``guarantee`` are averaged with those of the same participation (k, b) only, rows with a
+    ``seed`` with those of other seeds, rounds or whatever else a column of no floats says.
 
     Args:
         frame: Tidy rows.
@@ -32,7 +33,7 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
 
     Raises:
         ValueError: For a column that is not there or holds lists, a value that is no number, or a
-            group whose guarantees are for different participations.
+            group whose guarantees are for different participations or that has one seed twice.
 
     Example:
         >>> import pandas
@@ -52,7 +53,9 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
     numbers(frame, value)
     rows = []
     for key, group in frame.groupby(names, sort=False, dropna=False):
-        _refuse_participations(group, dict(zip(names, key, strict=True)))
+        keys = dict(zip(names, key, strict=True))
+        _refuse_participations(group, keys)
+        _refuse_repetitions(group, keys)
         rows.append((*key, *moments(group[value])))
     return pandas.DataFrame(rows, columns=[*names, "mean", "standard error", "count"])
 
@@ -158,6 +161,20 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
             f"frame has rows with {', '.join(f'{k} = {v}' for k, v in keys.items())} whose "
             f"guarantees are for {'; '.join(several)}; choose some of the files "
             f"first (--file), or {column} that tells them apart"
+        )
+
+
+def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any]) -> None:
+    """Refuse a mean over several runs of one seed that no column tells apart."""
+    if "seed" not in group.columns:
+        return
+    told = group[[name for name in group if group[name].dtype.kind != "f"]].map(str)
+    if len(twice := group[told.duplicated()]):
+        group = ", ".join(f"{k} = {v}" for k, v in keys.items())
+        raise ValueError(
+            f"frame has several rows with {group}, seed = {twice['seed'].iloc[0]} that only floats "
+            "tell apart; name their column in by, or write the rows of every run with a column of "
+            "its own, result.rows(run='first')"
         )
 
 

@@ -185,12 +185,26 @@ def test_recursion_equals_the_pseudo_inverse(name, trust, seeds):
         loss = view.loss(PARTICIPATION, gradients="view")
         found = loss.mu
         assert np.isnan(found[list(nodes)]).all()
-        ok = ~np.isnan(wanted) & ~loss.upper_bound
+        known, exact = ~np.isnan(wanted), ~np.isnan(wanted) & ~loss.upper_bound
         if share > 1e-8:
-            clear += not loss.upper_bound.any()
-            np.testing.assert_allclose(found[ok], wanted[ok], rtol=1e-9, atol=1e-10)
+            clear += np.allclose(found[known], wanted[known], rtol=1e-9, atol=1e-10)
+            np.testing.assert_allclose(found[exact], wanted[exact], rtol=1e-9, atol=1e-10)
         assert (found[~np.isnan(wanted)] >= wanted[~np.isnan(wanted)] - 1e-10).all()
     assert clear >= max(1, len(seeds) - 1)
+
+
+def test_a_loss_is_flagged_where_entries_differ_in_sign():
+    """Whoever's entries are at least 0 reaches the sum of sizes, by one gradient in all rounds."""
+    view = views.dsgd(mixing.metropolis_hastings(nx.florentine_families_graph())).pndp(0)
+    rounds = 12
+    loss = view.loss(Participation(rounds, rounds, 1), gradients="view")
+    a, b = view.materialize(rounds)
+    energy, n = a.T @ np.linalg.pinv(b @ b.T) @ a, view.agents
+    for victim in range(1, n):
+        entries = energy[victim::n, victim::n]
+        assert np.abs(entries).sum() == pytest.approx(loss.mu[victim] ** 2, rel=1e-8)
+        assert loss.upper_bound[victim] == (entries.sum() < loss.mu[victim] ** 2 * (1 - 1e-8))
+    assert 0 < loss.upper_bound.sum() < n - 1
 
 
 @pytest.mark.parametrize(("name", "trust"), PAIRS)

@@ -140,10 +140,21 @@ def test_means_over_different_participations_are_refused():
     few, all_rounds, open_ = row([20, 19], 0), row(None, 1), row(None, 2, relation=None)
     with pytest.raises(ValueError, match="guarantees are for all rounds; k = 20, b = 19"):
         tables.summary(pandas.DataFrame([few, all_rounds]), "algorithm", "loss")
-    assert tables.summary(pandas.DataFrame([few, few]), "algorithm", "loss")["count"][0] == 2
+    again = row([20, 19], 3)
+    assert tables.summary(pandas.DataFrame([few, again]), "algorithm", "loss")["count"][0] == 2
     assert tables.summary(pandas.DataFrame([few, open_]), "algorithm", "loss")["count"][0] == 2
     apart = pandas.DataFrame([few | {"k": 20}, all_rounds | {"k": 380}])
     assert len(tables.summary(apart, ["algorithm", "k"], "loss")) == 2
+
+
+def test_means_over_runs_that_nothing_tells_apart_are_refused():
+    """Two filters behind one noise, say: the label is the noise's."""
+    run = [{"algorithm": "mafalda", "seed": seed, "round": 9, "loss": 1.0} for seed in (0, 1)]
+    other = [row | {"loss": 2.0} for row in run]
+    with pytest.raises(ValueError, match="several rows with algorithm = mafalda, seed = 0"):
+        tables.summary(pandas.DataFrame(run + other), "algorithm", "loss")
+    told = [row | {"run": "plain"} for row in run] + [row | {"run": "filtered"} for row in other]
+    assert tables.summary(pandas.DataFrame(told), "run", "loss")["mean"].tolist() == [1.0, 2.0]
 
 
 def test_what_was_tuned_to_an_end_of_its_grid_is_named():
