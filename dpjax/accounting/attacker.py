@@ -28,7 +28,8 @@ class ViewLoss(NamedTuple):
         mu: [n] at clip 1 and noise 1 for zeroing a record out; nan for attackers, infinite where
             gradients are seen without noise.
         upper_bound: [n] True where ``mu`` may exceed the exact value: it is then a sum of sizes
-            with signs that differ, the loss of a strictly larger view, or has a margin for rounding.
+            of numbers of both signs, the loss of a strictly larger view, or one with a margin for
+            rounding.
         gradients: "view" or "any", as asked for.
     """
 

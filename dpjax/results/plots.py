@@ -209,7 +209,7 @@ def lines(
     if not len(frame):
         raise ValueError("frame has no rows; nothing to draw")
     keys = list(dict.fromkeys([series, x]))
-    means = tables.summary(frame, keys, y)
+    means = tables.means(frame, keys, y)
     # Runs without privacy are repeated for every budget, and become one level.
     _refuse_mixtures(frame[np.isfinite(tables.numbers(frame, x))], keys, y)
     for name, log, column, cells in (("logx", logx, x, x), ("logy", logy, y, "mean")):

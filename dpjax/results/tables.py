@@ -46,16 +46,28 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
         >>> summary["mean"].tolist()
         [1.5, 3.25]
     """
+    names = [by] if isinstance(by, str) else list(by)
+    found = means(frame, names, value)
+    for key, group in frame.groupby(names, sort=False, dropna=False):
+        _refuse_repetitions(group, dict(zip(names, key, strict=True)))
+    return found
+
+
+def means(frame: "pandas.DataFrame", names: list[str], value: str) -> "pandas.DataFrame":
+    """`summary` of rows of which a seed may have several, told apart by columns of floats.
+
+    Args:
+        frame: As in `summary`.
+        names: Columns that make the groups.
+        value: As in `summary`.
+    """
     import pandas
 
-    names = [by] if isinstance(by, str) else list(by)
     comparable(frame, names)
     numbers(frame, value)
     rows = []
     for key, group in frame.groupby(names, sort=False, dropna=False):
-        keys = dict(zip(names, key, strict=True))
-        _refuse_participations(group, keys)
-        _refuse_repetitions(group, keys)
+        _refuse_participations(group, dict(zip(names, key, strict=True)))
         rows.append((*key, *moments(group[value])))
     return pandas.DataFrame(rows, columns=[*names, "mean", "standard error", "count"])
 

@@ -8,6 +8,7 @@ import pytest
 
 from _common import tables
 from dpjax.results import plots, records
+from dpjax.results.tables import means
 
 pytest.importorskip("pandas")
 
@@ -81,4 +82,4 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert "1 rows without round, test_loss or algorithm left out." in made
     # An empty value makes the mean nan: what diverged is not passed over.
     empty = records.read(stored(tmp_path / "c", "test_loss", None, False))
-    assert tables.summary(empty, "algorithm", "test_loss")["mean"].isna().tolist() == [True, False]
+    assert means(empty, ["algorithm"], "test_loss")["mean"].isna().tolist() == [True, False]
