@@ -379,7 +379,9 @@ def make_statics(
                 named = "label" if name == "noise" else name
                 one, two = (getattr(each.config, named, None) for each in (noisy, plan))
                 one, two = map(_validate.shown, (one, two) if one != two else (shared[name], value))
-                raise ValueError(f"plans differ in {name} ({one} and {two}); run them apart")
+                raise ValueError(
+                    f"plans differ in {name} ({one} and {two}); use dp.sweep, or run each alone"
+                )
     task, protect, sampler = problems[0], noisy.config.protect, shared["sampler"]
     clip: Any = {name: getattr(protect, name) for name in ("clip_norm", "clipping", "per_layer")}
     clip |= {"copies": task.variants}

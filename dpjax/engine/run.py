@@ -66,7 +66,8 @@ def run(
     answered True or False and let the run end by itself.
 
     Args:
-        plans: One plan, or several that share rounds, clip norm, batch size and unit.
+        plans: One plan, or several that share rounds, clip norm, batch size, unit and method, and
+            the kind of noise (over agents, or over rounds); `dpjax.sweep` runs any.
         problem: Model, data and metrics; or one problem for each seed. These differ in their data
             alone (say, in its partition), and each array has the same shape.
         seeds: Seeds; initial models and batches derive from them, in simulations the noise too.
