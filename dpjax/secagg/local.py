@@ -5,6 +5,7 @@ the process holds them all.
 """
 
 import asyncio
+import concurrent.futures
 import random
 import time
 from collections.abc import Mapping
@@ -150,7 +151,10 @@ def over_tcp(
         [4, 4]
     """
     clients, stays = _parties(terms, rows, leaves)
-    return asyncio.run(_over_tcp(terms, clients, stays, limits or tcp.Limits()))
+    # In a thread of its own: a notebook's has a loop that runs.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        carried = _over_tcp(terms, clients, stays, limits or tcp.Limits())
+        return pool.submit(asyncio.run, carried).result()
 
 
 async def _over_tcp(

@@ -1,5 +1,7 @@
 """Sums with all parties in one process are the protocol's, with a network and without."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,16 @@ def test_confirmations_are_a_stage_of_their_own():
     assert plain.stages == local.STAGES
     with pytest.raises(ValueError, match="leaves is 'confirm'"):
         local.summed(plain, values, {0: "confirm"})
+
+
+def test_sums_over_tcp_work_where_an_event_loop_runs():
+    """A notebook's, say."""
+    terms = terms_for(6, dropout=0.17)
+
+    async def cell():
+        return local.over_tcp(terms, vectors(terms), limits=LIMITS)
+
+    np.testing.assert_array_equal(asyncio.run(cell()).total.values, vectors(terms).sum(axis=0))
 
 
 def test_too_many_that_leave_are_an_abort_either_way():
