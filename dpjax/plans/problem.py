@@ -123,6 +123,10 @@ def inputs(x: np.ndarray) -> np.ndarray:
     return x.astype(np.int32) if x.dtype.itemsize >= 4 else x
 
 
+_RELABELLED = {("logistic", 0, 1): "2 * y - 1", ("cross_entropy", -1, 1): "(y + 1) // 2"}
+"""Labels that another loss takes, as a loss and the classes, and what makes its own of them."""
+
+
 def labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
     """Return labels that a loss takes, float32, or int32 for classes.
 
@@ -141,9 +145,14 @@ def labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
         fits = (y == np.round(y)) & (y >= 0) & (y < 2**31)
         kind = "classes 0 .. c-1, numbered from 0"
     if y.ndim != 1 or not fits.all():
+        values, remedy = np.unique(y).tolist(), ""
+        said = f"holds {_validate.shown(y[~fits].tolist()[:4])}"
+        if y.ndim == 1 and (cure := _RELABELLED.get((loss, *values))):
+            said, remedy = f"has classes {values}", f"; give {cure}"
+        elif y.ndim == 2 and values == [0, 1] and (y.sum(axis=1) == 1).all():
+            said, remedy = "is one-hot", "; give class numbers: y.argmax(1)"
         raise ValueError(
-            f"{split}y holds {_validate.shown(y[~fits].tolist()[:4])} in shape {y.shape}; the "
-            f"{loss} loss takes {kind}"
+            f"{split}y {said} in shape {y.shape}; the {loss} loss takes {kind}{remedy}"
         )
     return y.astype(np.int32 if loss == "cross_entropy" else np.float32)
 
@@ -181,6 +190,7 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
     classes = loss == "cross_entropy"
     if len(outputs.shape) != 1 + classes:
         wanted = "[batch, classes]" if classes else "[batch]"
+        wanted += "; return x[..., 0]" * (not classes and outputs.shape[1:] == (1,))
         raise ValueError(
             f"model maps {one.shape} to {outputs.shape}; the {loss} loss takes {wanted}"
         )
@@ -558,8 +568,8 @@ def supervised(
         The problem.
 
     Raises:
-        ValueError: For an unknown loss or metric, other weights than one a class, NaN in data or
-            parameters, labels the loss cannot take, data frames whose columns differ or whose index
+        ValueError: For an unknown loss or metric, "auc" of test records of one class, other weights
+            than one a class, NaN in data or parameters, labels the loss cannot take, data frames whose columns differ or whose index
             is not that of y, another model's parameters, trained leaves outside the collection
             "params" or of another dtype, or a ``frozen`` that holds for all of them or none.
 
@@ -598,6 +608,11 @@ def supervised(
         _validate.one_of("metrics", metric, SCORES)
     if loss == "squared" and (scores or class_weights is not None):
         raise ValueError("loss is 'squared', which has no classes; leave out metrics and weights")
+    if "auc" in scores and len(np.unique(y_test)) < 2:
+        raise ValueError(
+            f"metrics has 'auc' and test y one class, {y_test[0]:g}; give test records of two "
+            "classes, or leave 'auc' out"
+        )
     if class_weights is not None:
         class_weights = checked_weights(class_weights, classes)
     parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights

@@ -44,6 +44,16 @@ def test_a_good_problem_and_its_fingerprint():
         ({"train": (X, Y + 0.5)}, "cross_entropy loss takes classes 0"),
         ({"loss": "hinge"}, "loss is 'hinge'; choose one of logistic"),
         ({"loss": "logistic", "model": Linear()}, "the logistic loss takes -1 and"),
+        (
+            {"loss": "logistic", "train": (X, Y % 2)},
+            r"train y has classes \[0, 1\] in shape \(12,\); .* -1 and \+1; give 2 \* y - 1",
+        ),
+        ({"train": (X, 2 * (Y % 2) - 1)}, r"y has classes \[-1, 1\].*; give \(y \+ 1\) // 2"),
+        ({"train": (X, np.eye(3)[Y])}, r"train y is one-hot .* give class numbers: y.argmax\(1\)"),
+        (
+            {"loss": "squared", "model": MLP((), outputs=1)},
+            r"model maps \(2, 3\) to \(2, 1\); .* takes \[batch\]; return x\[..., 0\]",
+        ),
         ({"loss": "squared"}, "the squared loss takes"),
         ({"train": (np.where(X > 2, np.nan, X), Y)}, "holds nan at"),
         ({"train": (X[:5], Y)}, "one label a row"),
@@ -217,12 +227,13 @@ def test_own_records_that_are_not_those_asked_for_are_refused():
     assert one.fingerprint() == dataclasses.replace(one, x=one.x + 1).fingerprint()
 
 
-def classifier(**options):
+def classifier(test=None, **options):
     """Two agents, 24 records of three classes."""
     random = np.random.default_rng(0)
     x, y = random.normal(size=(24, 4)), np.arange(24) % 3
     shards = partition.iid(24, 2, seed=0)
-    return problem.supervised(MLP((), 3), "cross_entropy", (x, y), (x, y), shards, **options)
+    test = test or (x, y)
+    return problem.supervised(MLP((), 3), "cross_entropy", (x, y), test, shards, **options)
 
 
 @pytest.mark.parametrize("eval_batch", [None, 7])
@@ -263,6 +274,10 @@ def test_weights_of_classes_are_factors_of_the_training_loss():
     "options, match",
     [
         ({"metrics": ("roc",)}, "metrics is 'roc'"),
+        (
+            {"metrics": ("auc",), "test": (np.eye(4), np.ones(4))},
+            "metrics has 'auc' and test y one class, 1; give test records of two classes",
+        ),
         ({"class_weights": (1.0, 2.0)}, "class_weights is (1.0, 2.0); give 3 numbers"),
         ({"class_weights": (1.0, 0.0, 1.0)}, "numbers above 0"),
     ],
