@@ -1,9 +1,10 @@
 """Train from a file of settings: `dpjax train` and `dpjax init`."""
 
-import dataclasses
+import functools
 import importlib
 import inspect
 import os
+import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from dpjax.data import load, partition, split
 from dpjax.engine.run import run as run_
 from dpjax.models import cnn, linear, mlp
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.topology import nodes
 
 __all__: list[str] = []
 
@@ -30,28 +32,38 @@ TEMPLATE = """\
 rounds = 100            # messages that every agent sends
 seeds = [0, 1, 2]       # one run each, for means and standard errors
 out = "run"             # folder for the result, its rows and a report; must not exist
+release = false         # a simulation: do not publish its models. To publish them, set true, with
+                        # one seed and one [[noise]], and read docs/configuring.md, "Releases".
+                        # A release keeps its key in OUT.key until it ends. OUT.checkpoint lets the
+                        # same command go on after a stop.
 
 [data]
 name = "digits"         # `dpjax data` lists the data sets; NAME.npz in the cache is yours
-partition = "iid"       # or "dirichlet" with alpha = 0.5: agents hold unlike classes
+partition = "iid"       # or "dirichlet" with alpha = 0.5: agents hold unlike classes; or "owner"
 seed = 0
+# Write NAME.npz by numpy.savez, with the arrays x_train [N, ...], y_train [N], x_test and y_test.
+# With x and y in their place, a share of the records becomes test records: test = 0.2
+# With partition = "owner", the file also has owner [N]: the agent of each training record, by its
+# name in the file of edges.
 
 [network]
 graph = "er:8:0.5"      # ring:N, grid:R:C, complete:N, ..., or a file of edges, two names a line
 mixing = "metropolis"   # weights of a message: metropolis (symmetric) or uniform
 
 [model]
-name = "MLP"            # MLP, Linear, SmallCNN, CNN2, CNN5, or your own as "module:Class"
+name = "MLP"            # MLP, Linear, SmallCNN, CNN2, CNN5, or your own as "module:Class",
+                        # from a file module.py beside this one
 hidden = [32]
 loss = "cross_entropy"  # or logistic (labels -1 and +1), squared
 metrics = []            # beside the accuracy: "auc", "f1", "balanced_accuracy"
+# class_weights = [1.0, 0.2]  # factors of the training loss, one a class; -1 comes before +1
 
 [protect]
 relation = "zero_out_record"  # what is hidden: one record; "replace_agent" hides all of an agent
 clip_norm = 1.0         # largest norm of a record's (or agent's) gradient
 
 [budget]
-epsilon = 4.0           # of the whole run
+epsilon = 4.0           # of the whole run; or a list, one an agent, in the order of the edges' file
 delta = 1e-5            # below one over the number of records (or agents)
 
 [[noise]]               # every [[noise]] is trained, side by side
@@ -76,7 +88,7 @@ _MODELS: dict[str, Any] = {
 _SECTIONS = {
     "data", "network", "model", "protect", "budget", "noise", "sampler", "optimizer", "method",
 }  # fmt: skip
-_PLAIN = {"rounds", "seeds", "out", "eval_every"}
+_PLAIN = {"rounds", "seeds", "out", "eval_every", "release"}
 
 
 def init(path: Path) -> int:
@@ -106,10 +118,13 @@ def run(path: Path, out: Path | None) -> int:
     folder = Path(out or settings.get("out", "run"))
     if os.path.exists(folder):
         raise ValueError(f"out is {str(folder)!r}, which exists; name another folder or delete it")
+    # As Python does for a script: a model may be in a file beside the settings.
+    sys.path[:0] = [str(path.resolve().parent), os.getcwd()]
     plans, task = read(settings)
+    storage = {"checkpoint": f"{folder}.checkpoint", "key_file": f"{folder}.key"}
     result = run_(
         plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
-        progress=True,
+        progress=True, **storage if plans[0].config.release else {},
     )  # fmt: skip
     print(result.summary())
     for caption in dict.fromkeys(one.caption() for one in result.guarantees):
@@ -145,22 +160,19 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
     matrix, task = _task(settings)
     method = settings.get("method", {"name": "DSGD"})
     given = [_part("noise", one, vars(noise)) for one in settings.get("noise", [])]
-    base = plan.Config(
-        noise=None,
-        budget=None,
+    budget = settings.get("budget")
+    config = functools.partial(
+        plan.Config,
+        budget=None if budget is None else _called("budget", protect.Budget, budget),
         protect=_called("protect", protect.Protect, settings["protect"]),
         sampler=_part("sampler", settings["sampler"], vars(samplers)),
         optimizer=_part("optimizer", settings["optimizer"], vars(optimizers)),
         method=_part("method", method, vars(methods)),
         rounds=settings["rounds"],
+        release=settings.get("release", False),
     )
-    if ("budget" in settings) != bool(given):
-        raise ValueError("[budget] and [[noise]] belong together; give both, or none to train bare")
-    configs = [base]
-    if given:
-        budget = _called("budget", protect.Budget, settings["budget"])
-        configs = [dataclasses.replace(base, noise=one, budget=budget) for one in given]
-    return [plan.make(config, matrix, counts=task.partition.counts) for config in configs], task
+    configs = [config(noise=one) for one in given or [None]]
+    return [plan.make(one, matrix, counts=task.partition.counts) for one in configs], task
 
 
 def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem]:
@@ -170,14 +182,23 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem]:
     _validate.one_of("mixing", network["mixing"], ("metropolis", "uniform"))
     if "graph" not in network:
         raise ValueError("graph is missing in [network]; give one, such as 'er:8:0.5'")
-    matrix = inputs.network(SimpleNamespace(**network))[1]
+    graph, matrix, _ = inputs.network(SimpleNamespace(**network))
     data = {"partition": "iid", "seed": 0} | settings["data"]
     _keys("data", data, {"name", "partition", "alpha", "seed", "test"})
-    train, test = split.with_test(load.load(data.get("name")), data.get("test", 0.2), data["seed"])
-    deal = _validate.one_of("partition", data["partition"], ("iid", "dirichlet"))
-    agents, seed = len(matrix), data["seed"]
+    records, agents, seed = load.load(data.get("name")), len(matrix), data["seed"]
+    held_out = data.get("test", 0.2), seed
+    train, test = split.with_test(records, *held_out)
+    if records.x_test is None:
+        print(f"no test records in {data['name']}: {len(test[1])} are held out, by seed {seed}")
+    deal = _validate.one_of("partition", data["partition"], ("iid", "dirichlet", "owner"))
     if deal == "iid":
         shards = partition.iid(len(train[1]), agents, seed)
+    elif deal == "owner":
+        if records.owner is None:
+            text = "holds no array owner; add the agent of each training record to the file"
+            raise ValueError(f"partition is 'owner', and {records.name}.npz {text}")
+        owners = split.with_test(records._replace(y_train=records.owner), *held_out)[0][1]
+        shards = partition.by_owner(owners, nodes.labels(graph))
     else:
         shards = partition.dirichlet(train[1], agents, data.get("alpha", 0.5), seed)
     model = dict(settings["model"])
@@ -201,7 +222,8 @@ def _imported(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"model is {name!r}, which cannot be imported: {error}") from None
+        text = f"{error}; put {module}.py beside the file of settings"
+        raise ValueError(f"model is {name!r}, which cannot be imported: {text}") from None
 
 
 def _part(section: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Any:

@@ -1,8 +1,9 @@
 """NAME.npz: the one form in which data sets are kept, and its checks.
 
 A file holds ``x_train`` [N, ...] and ``y_train`` [N], and ``x_test`` and ``y_test`` where there
-are test records; ``x`` and ``y`` stand for train records that nobody has split. Reading checks
-shapes and values, and the records' digest where it is known.
+are test records; ``x`` and ``y`` stand for train records that nobody has split. ``owner`` [N], if
+it is there, names the agent of each train record. Reading checks shapes and values, and the
+records' digest where it is known.
 """
 
 import hashlib
@@ -33,6 +34,7 @@ class Dataset(NamedTuple):
         y_test: [M] their labels; None where there are none.
         source: Where it comes from.
         sha256: Of the records, see `canonical.read`.
+        owner: [N] names or numbers of the train records' agents; None where there are none.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Dataset(NamedTuple):
     y_test: np.ndarray | None
     source: str
     sha256: str
+    owner: np.ndarray | None = None
 
 
 def digest(x: np.ndarray, y: np.ndarray) -> str:
@@ -92,7 +95,8 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
 
     Args:
         path: Where they come from, for messages.
-        arrays: ``x_train``, ``y_train`` and, if any, ``x_test``, ``y_test``; or ``x`` and ``y``.
+        arrays: ``x_train``, ``y_train`` and, if any, ``x_test``, ``y_test``; or ``x`` and ``y``;
+            and ``owner``, if any.
 
     Returns:
         The arrays by name, labels as int32 where they are whole numbers. Images stay uint8.
@@ -103,7 +107,8 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     if "x_train" not in arrays:
         names = {"x": "x_train", "y": "y_train"}
         arrays = {names.get(name, name): array for name, array in arrays.items()}
-    for name in ("x_train", "y_train", *(("y_test",) if "x_test" in arrays else ())):
+    tested = {"x_test", "y_test"} & set(arrays)
+    for name in ("x_train", "y_train", *(("x_test", "y_test") if tested else ())):
         if name not in arrays:
             raise ValueError(
                 f"{path} lacks {name} (it holds {', '.join(arrays) or 'nothing'}); save x_train "
@@ -121,6 +126,14 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     shapes = {checked[name].shape[1:] for name in ("x_train", "x_test") if name in checked}
     if len(shapes) > 1:
         raise ValueError(f"{path} holds train and test records of shapes {shapes}; make them alike")
+    if "owner" in arrays:
+        owner = np.asarray(arrays["owner"])
+        if owner.shape != checked["y_train"].shape:
+            raise ValueError(
+                f"{path} holds owner of shape {owner.shape}; give one name or number for each of "
+                f"the {len(checked['y_train'])} train records"
+            )
+        checked["owner"] = labels(owner) if owner.dtype.kind in "fiu" else owner
     return checked
 
 

@@ -25,7 +25,12 @@ def load(
 
     Args:
         name: One of `catalog.SETS`, or the NAME of a ``NAME.npz`` that lies in the cache. a9a, w8a
-            and breast_cancer have labels -1 and +1; w8a and housing have no test records.
+            and breast_cancer have labels -1 and +1; w8a and housing have no test records. Write
+            your own file by `numpy.savez`: ``x_train`` [N, ...] and ``y_train`` [N], ``x_test`` and
+            ``y_test``. Records that nobody has split are ``x`` and ``y``; they are returned as
+            train records, without test records (`dpjax.data.split.with_test` splits these off).
+            ``owner`` [N] names the agent of each train record: numbers, or texts without pickle
+            (``frame["site"].to_numpy(str)``).
         cache: The folder; None is `dpjax.data.cache.folder`.
         download: Whether what can be fetched may be when the cache lacks it: a9a, w8a and housing
             directly, images through tensorflow-datasets (in its order, which is not the published
@@ -59,7 +64,7 @@ def load(
     new = not os.path.exists(path)
     if new:
         _obtain(name, known, path, download)
-    again = "fetch it again" if known.obtainable else "put a whole one there"
+    again = "fetch it again" if known.obtainable else "put a whole one there, texts as str"
     try:
         arrays, sha256 = canonical.read(
             path, known.sha256, f"delete the file and {again}", in_any_order=known.in_any_order
@@ -73,7 +78,8 @@ def load(
 
 def _dataset(name: str, arrays: canonical.Arrays, source: str, sha256: str) -> Dataset:
     x_test, y_test = arrays.get("x_test"), arrays.get("y_test")
-    return Dataset(name, arrays["x_train"], arrays["y_train"], x_test, y_test, source, sha256)
+    train, owner = (arrays["x_train"], arrays["y_train"]), arrays.get("owner")
+    return Dataset(name, *train, x_test, y_test, source, sha256, owner)
 
 
 def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None:

@@ -1,0 +1,141 @@
+"""`dpjax train`: one's own records, models and releases."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpjax import cli
+from dpjax.commands import train
+from dpjax.engine.run import Result
+from tests.test_cli import Capture, refused
+
+SITES = ["North", "South", "St Mary"]
+OWNER = np.repeat(SITES, [20, 12, 8])
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(40, 3))
+Y = np.where(X[:, 0] > 0, 1, -1)
+SETTINGS = """
+rounds = 3
+seeds = [0]
+[data]
+name = "own"
+partition = "owner"
+[network]
+graph = "edges.txt"
+[model]
+name = "Linear"
+loss = "logistic"
+metrics = ["auc"]
+class_weights = [1.0, 0.5]
+[protect]
+relation = "zero_out_record"
+clip_norm = 1.0
+[budget]
+epsilon = [1.0, 2.0, 3.0]
+delta = 1e-5
+[[noise]]
+name = "Independent"
+[sampler]
+name = "Full"
+[optimizer]
+name = "Sgd"
+step_size = 0.1
+"""
+RISK = """
+import flax.linen as nn
+
+class Risk(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1)(x)[..., 0]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Three sites with a record file, a network and settings, in a folder of the test's."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=OWNER)
+    Path("edges.txt").write_text('North South\nSouth "St Mary"\n')
+    Path("own.toml").write_text(SETTINGS)
+    return tmp_path
+
+
+def save(**arrays: np.ndarray) -> None:
+    """Write the records of the test."""
+    np.savez("own.npz", **arrays)  # type: ignore[arg-type]
+
+
+def settings(*pairs: tuple[str, str]) -> None:
+    """Change texts of the settings."""
+    text = SETTINGS
+    for before, after in pairs:
+        assert before in text
+        text = text.replace(before, after)
+    Path("own.toml").write_text(text)
+
+
+def test_records_go_to_the_sites_that_own_them() -> None:
+    parsed = train.tomllib.loads(SETTINGS)
+    (plan,), task = train.read(parsed)
+    assert task.partition.names == tuple(SITES)
+    np.testing.assert_array_equal(task.partition.counts, [20, 12, 8])
+    np.testing.assert_array_equal(plan.guarantee.per_agent_epsilon, [1, 2, 3])
+    save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=np.unique(OWNER, return_inverse=True)[1])
+    again = train.read(parsed | {"network": {"graph": "complete:3"}})[1]
+    np.testing.assert_array_equal(again.partition.indices, task.partition.indices)
+
+
+def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
+    save(x=X, y=Y, owner=OWNER)
+    task = train.read(train.tomllib.loads(SETTINGS))[1]
+    assert "no test records in own: 8 are held out, by seed 0" in capsys.readouterr().out
+    rows = [int(np.flatnonzero((X.astype(np.float32) == x).all(axis=1))[0]) for x in task.x]
+    for site, shard, count in zip(SITES, *task.partition[:2], strict=True):
+        assert set(OWNER[[rows[index] for index in shard[:count]]]) == {site}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "match"),
+    [
+        ({}, "partition is 'owner', and own.npz holds no array owner; add the agent of each"),
+        ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name .* the 40 train records"),
+        ({"owner": np.where(OWNER == "North", "Nord", OWNER)}, "owners holds 'Nord', .* no agent"),
+        ({"owner": OWNER.astype(object)}, "put a whole one there, texts as str"),
+        ({"owner": OWNER, "y_test": Y}, "lacks x_test"),
+        ({"owner": OWNER, "x_test": X, "y_test": np.ones(40)}, "'auc' and test y one class, 1"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused(arrays: dict, match: str, capsys: Capture) -> None:
+    save(x_train=X, y_train=Y, **arrays)
+    refused(["train", "own.toml"], capsys, match)
+
+
+def test_a_model_is_found_beside_the_settings(capsys: Capture, folder: Path) -> None:
+    settings(('"Linear"', '"own_risk:Risk"'))
+    refused(["train", "own.toml"], capsys, "put own_risk.py beside the file of settings")
+    (folder / "elsewhere").mkdir()
+    Path("elsewhere/own_risk.py").write_text(RISK)
+    Path("own.toml").rename("elsewhere/own.toml")
+    assert cli.main(["train", "elsewhere/own.toml"]) == 0
+    assert Result.load("run/result.npz").params["params"]["Dense_0"]["kernel"].shape[-2:] == (3, 1)
+
+
+def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) -> None:
+    settings(("rounds = 3", 'rounds = 3\nrelease = true\nout = "new/run"'))
+    assert cli.main(["train", "own.toml"]) == 0
+    assert Result.load("new/run/result.npz").guarantees[0].release
+    assert sorted(path.name for path in Path("new").iterdir()) == ["run", "run.checkpoint"]
+    text = SETTINGS.partition("[budget]")[0] + SETTINGS.partition('"Independent"')[2]
+    Path("own.toml").write_text("release = true\n" + text)
+    refused(["train", "own.toml"], capsys, "release is True for a config without noise")
+
+
+def test_the_template_names_what_there_is() -> None:
+    used = re.findall(r"^\[*(\w+)", train.TEMPLATE, re.MULTILINE)
+    assert "release" in used and "class_weights" in train.TEMPLATE and "owner [N]" in train.TEMPLATE
