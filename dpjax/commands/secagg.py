@@ -81,9 +81,9 @@ def _agreed(command: Any) -> tuple[Terms, tcp.Limits]:
 def _said(terms: Terms) -> str:
     parameters = terms.graph(terms.clients)
     return (
-        f"up to {terms.clients} clients, at least {terms.minimum} survivors; {parameters.degree} "
-        f"neighbours each, {parameters.threshold} of whom rebuild a secret; terms "
-        f"{terms.digest().hex()[:16]}"
+        f"{max(3, terms.minimum)} to {terms.clients} clients must enrol, and {terms.minimum} of "
+        f"them must finish; {parameters.degree} neighbours each, {parameters.threshold} of whom "
+        f"rebuild a secret; terms {terms.digest().hex()[:16]}"
     )
 
 

@@ -570,8 +570,9 @@ def supervised(
     Raises:
         ValueError: For an unknown loss or metric, "auc" of test records of one class, other weights
             than one a class, NaN in data or parameters, labels the loss cannot take, data frames
-            whose columns differ or whose index is not that of y, another model's parameters, trained leaves outside the collection
-            "params" or of another dtype, or a ``frozen`` that holds for all of them or none.
+            whose columns differ or whose index is not that of y, another model's parameters,
+            trained leaves outside the collection "params" or of another dtype, or a ``frozen`` that
+            holds for all of them or none.
 
     Example:
         >>> import numpy as np

@@ -192,7 +192,9 @@ def test_join_takes_part_with_a_file(tmp_path, capsys):
 
 def test_a_round_that_nobody_joins_has_no_sum(capsys):
     assert cli.main(["secagg", "serve", *AGREED, "--enrol", "0.1"]) == 1
-    assert "round 1: no sum: enrolled is 0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "; 3 to 3 clients must enrol, and 3 of them must finish; " in shown
+    assert "round 1: no sum: enrolled is 0" in shown
 
 
 def test_the_example_is_exact(capsys):
