@@ -16,7 +16,13 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         rows: Column -> value.
     """
     rows = list(rows)
-    head = "".join(f"<th>{escape(str(name))}</th>" for name in (rows[0] if rows else ()))
-    lines = ["".join(f"<td>{escape(str(value))}</td>" for value in row.values()) for row in rows]
+    # A name may break after an underscore, and narrow pages show it before each value.
+    heads = [escape(str(name)).replace("_", "_<wbr>") for name in (rows[0] if rows else ())]
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    cell = "<td data-name='{}'>{}</td>".format
+    lines = [
+        "".join(cell(escape(str(name)), escape(str(value))) for name, value in row.items())
+        for row in rows
+    ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

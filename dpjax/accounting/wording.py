@@ -82,8 +82,8 @@ def statement(of: Record, *, process: bool = True) -> str:
     if phases or of.unused or of.attacker not in ("outsider", "aggregator"):
         rule = rule.replace("accounted exactly", "an upper bound")
     text = _joined(
-        f"({_epsilon_text(of)}, delta = {delta_text(of.delta)})-differentially private per "
-        f"{of.unit} ({how} {_UNIT_TEXT[str(of.unit)]}; relation {of.relation}, {_bound_text(of)}) "
+        f"(epsilon = {epsilon_text(of)}, delta = {delta_text(of.delta)})-differentially private per"
+        f" {of.unit} ({how} {_UNIT_TEXT[str(of.unit)]}; relation {of.relation}, {_bound_text(of)}) "
         f"over {_rounds_text(of)}{_participation_text(of)}{_over_rounds_text(of)} against "
         f"{attacker}{_nodes_text(of, ', agents ')}",
         of.attacker in ("coalition", "nodes") and ", for the data of all other agents",
@@ -137,7 +137,7 @@ def caption(of: Record, digits: int = 4) -> str:
         return f"not private, T = {of.rounds}"
     pattern, false = _pattern(of), "FALSE: " * of.unsound
     return _joined(
-        f"({_epsilon_text(of, digits)}, delta = {delta_text(of.delta, digits)})-DP",
+        f"(epsilon = {epsilon_text(of, digits)}, delta = {delta_text(of.delta, digits)})-DP",
         (of.unsound or of.accountant in ("rdp", "paper"))
         and f" [{false}exact epsilon {up(of.exact_epsilon, digits)}]",
         f" per {of.unit} ({of.relation}",
@@ -197,11 +197,17 @@ def _bound_text(of: Record) -> str:
     )
 
 
-def _epsilon_text(of: Record, digits: int = 6) -> str:
+def epsilon_text(of: Record, digits: int = 6) -> str:
+    """Epsilon, or the range of agents' epsilons, rounded up.
+
+    Args:
+        of: The guarantee.
+        digits: Of its numbers.
+    """
     least = min(of.per_agent_epsilon or (of.epsilon,))
     if least < of.epsilon:
-        return f"epsilon = {up(least, digits)} to {up(of.epsilon, digits)} by agent"
-    return f"epsilon = {up(of.epsilon, digits)}"
+        return f"{up(least, digits)} to {up(of.epsilon, digits)} by agent"
+    return up(of.epsilon, digits)
 
 
 def _nodes_text(of: Record, before: str) -> str:

@@ -13,21 +13,27 @@ import numpy as np
 
 from dpjax import _files, _html
 from dpjax._numerics import up
+from dpjax.accounting.wording import epsilon_text
 from dpjax.plans.plan import described
 
 __all__: list[str] = []
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8881; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1rem; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1rem; }
+p { max-width: 50rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 .card { border: 1px solid var(--line); border-radius: .5rem; padding: .2rem 1rem; margin: 1rem 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .9rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
-  border-bottom: 1px solid var(--line); white-space: nowrap; }
-td:last-child { white-space: normal; min-width: 11rem; overflow-wrap: anywhere; }
-.card td { white-space: normal; min-width: 5.5rem; overflow-wrap: normal; }
+  border-bottom: 1px solid var(--line); }
+td:last-child { overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  thead { display: none; } tr { display: block; padding: .4rem 0; }
+  td { display: flex; gap: 1rem; padding: .1rem 0; border: 0; }
+  td::before { content: attr(data-name); flex: 0 0 8rem; opacity: .7; }
+}
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 1rem; }
 figure { margin: 0; background: #fff; border-radius: .5rem; }
 svg { width: 100%; height: auto; }
@@ -45,7 +51,7 @@ def cells(result: Any) -> list[dict[str, Any]]:
 
     rows = []
     for v, (terms, guarantee) in enumerate(zip(result.terms, result.guarantees, strict=True)):
-        row: dict[str, Any] = {"algorithm": terms["label"], "epsilon": up(guarantee.epsilon)}
+        row: dict[str, Any] = {"algorithm": terms["label"], "epsilon": epsilon_text(guarantee)}
         of = f"{guarantee.unit} from {guarantee.attacker}"
         row["protected"] = "nobody" if guarantee.relation is None else of
         for name, values in result.metrics.items():
@@ -70,14 +76,17 @@ def write(result: Any, path: str | os.PathLike[str]) -> Path:
     file = Path(path)
     if file.suffix != ".html":
         raise ValueError(f"path is {str(path)!r}; end it in .html")
+    # What problems are called by default is no title.
+    title = _html.escape({"problem": "", "supervised": ""}.get(result.problem, result.problem))
+    title = title or _html.escape(file.stem)
     made = records.metadata(shlex.join(sys.argv), result.seeds)
     sections = [*_outcome(result), *_guarantees(result), *_curves(result), *_parameters(result)]
     sections += ["<h2>How it was made</h2>", _wide(_pairs(made))]
     page = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>dpjax: {_html.escape(file.stem)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{_html.escape(file.stem)}</h1>{''.join(sections)}</body></html>\n"
+        f"<title>dpjax: {title}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{title}</h1>{''.join(sections)}</body></html>\n"
     )
     with _files.writing("path", file):
         _files.replace(file, page.encode(), mode=0o600)
@@ -91,7 +100,14 @@ def _outcome(result: Any) -> Iterator[str]:
         "Mean and standard error over seeds at the last round. Metrics are computed from test "
         "data and covered by no guarantee.</p>"
     )
+    if not any(guarantee.release for guarantee in result.guarantees):
+        yield (
+            "<p><b>This is a simulation: do not publish its models; a release (release=True) is "
+            "for that.</b></p>"
+        )
     rows = cells(result)
+    for row in rows:  # Metrics come first.
+        row["protected"] = row.pop("protected")
     yield _wide(_html.table(rows))
     # Of one agent: leaves are [S, V, n, ...].
     size = sum(math.prod(leaf.shape[3:]) for leaf in jax.tree.leaves(result.params))
@@ -117,7 +133,12 @@ def _guarantees(result: Any) -> Iterator[str]:
     yield "<h2>Guarantees</h2>"
     cards = dict[str, list[str]]()
     for terms, guarantee in zip(result.terms, result.guarantees, strict=True):
-        cards.setdefault(guarantee._repr_html_(), []).append(terms["label"])
+        card, each = guarantee._repr_html_(), guarantee.per_agent_epsilon or ()
+        if min(each, default=math.inf) < guarantee.epsilon:
+            pairs = zip(result.agents or range(len(each)), map(up, each), strict=True)
+            table = _html.table({"agent": name, "epsilon": one} for name, one in pairs)
+            card += f"<details><summary>Epsilon by agent</summary>{table}</details>"
+        cards.setdefault(card, []).append(terms["label"])
     for card, labels in cards.items():
         names = _html.escape(", ".join(dict.fromkeys(labels)))
         yield f"<div class='card'><h3>{names}</h3>{card}</div>"

@@ -97,6 +97,8 @@ class Result:
         ended: False when a callback stopped the run.
         terms: Columns of each plan in rows, by name.
         frozen: SHA-256 of the frozen values; empty where there were none.
+        problem: The problem's name.
+        agents: [n] the agents' names, where the partition has them.
     """
 
     plans: tuple[Plan, ...]
@@ -110,6 +112,8 @@ class Result:
     ended: bool
     terms: tuple[dict[str, Any], ...] = ()
     frozen: str = ""
+    problem: str = ""
+    agents: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Take the terms from the plans."""
@@ -195,8 +199,9 @@ class Result:
     def summary(self) -> str:
         """A table of the last metrics: mean +- standard error over seeds, one line for each plan.
 
-        ``epsilon`` is that of each plan's guarantee, rounded up, and ``protected`` whom it protects
-        from whom; ``str(result)`` states all of it. Metrics are means over agents.
+        ``epsilon`` is that of each plan's guarantee, rounded up, or the range of its agents'.
+        ``protected`` is whom it protects from whom; ``str(result)`` states all of it. Metrics are
+        means over agents.
         """
         from dpjax.results import tables
 
@@ -211,7 +216,8 @@ class Result:
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Write one page of HTML about the run, with all that it needs in it.
 
-        It has the table of `summary`, each guarantee and who is protected from whom, the forecast
+        It has the table of `summary`, each guarantee and who is protected from whom, epsilon of
+        every agent where they differ, the forecast
         of the noise beside the outcome, a figure for each metric, the parameters of every plan, and
         command, seeds, versions and device. Guarantee: as for `save`, it holds metrics, which no
         guarantee covers, and seeds, with which a simulation's noise can be subtracted.
@@ -403,6 +409,8 @@ class Result:
             "terms": [terms | {"epsilon": repr(terms["epsilon"])} for terms in self.terms],
             "ended": self.ended,
             "frozen": self.frozen,
+            "problem": self.problem,
+            "agents": self.agents,
             "tree": tree,
             "dtypes": [leaf.dtype.name for leaf in leaves],
         }
@@ -466,6 +474,9 @@ class Result:
             rounds_per_second=rate,
             ended=header["ended"],
             frozen=header["frozen"],
+            # Older files lack these two.
+            problem=header.get("problem", ""),
+            agents=tuple(header.get("agents", ())),
             terms=tuple(each | {"epsilon": float(each["epsilon"])} for each in terms),
         )
 

@@ -202,6 +202,8 @@ def run(
         rounds_per_second=meter.rate,
         ended=at.done == schedule.total,
         frozen=result.frozen_digest(problems[0].frozen),
+        problem=problems[0].name,
+        agents=problems[0].partition.names or (),
     )
 
 

@@ -87,6 +87,9 @@ def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
     # Nothing is fetched: no script, no image or style from elsewhere.
     assert not re.search(r"<(script|img|link|iframe)\b|url\((?!#)|src=", page)
     shown = text_of(page)
+    assert shown.count("This is a simulation: do not publish its models; a release") == 1
+    first = re.findall(r"data-name='(\w+)'", page)[: 3 + len(result.metrics)]
+    assert first == ["algorithm", "epsilon", *result.metrics, "protected"]
     for guarantee, made in zip(result.guarantees, result.plans, strict=True):
         assert guarantee.caption() in shown and guarantee.statement() in shown
         for party in made.protection():
@@ -103,6 +106,18 @@ def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
     assert again.report(path) == path and "holds no configs" in path.read_text()
     with pytest.raises(ValueError, match=r"path is .*run.txt'; end it in .html"):
         result.report(tmp_path / "run.txt")
+
+
+def test_names_of_agents_travel_with_their_epsilons(tmp_path, network, small):
+    names = tuple("ABCDEF")
+    task = dataclasses.replace(small, name="ward", partition=small.partition._replace(names=names))
+    made = plan.make(make_config(epsilon=(1.0, 2.0, 3.0, 3.0, 2.0, 1.5)), network)
+    result = run(made, task, seeds=[0], eval_every=20)
+    again = Result.load(result.save(tmp_path / "r"))
+    assert (again.problem, again.agents) == (result.problem, result.agents) == ("ward", names)
+    assert "1 to 3 by agent" in again.summary()
+    shown = " ".join(text_of(again.report(tmp_path / "r.html").read_text()).split())
+    assert shown.startswith("dpjax: ward") and "A 1 B 2 C 3 D 3 E 2 F 1.5" in shown
 
 
 def test_notebooks_show_tables(result):
