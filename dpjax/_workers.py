@@ -65,7 +65,7 @@ def shared(
         elif not waiting:
             waiting = True
             with contextlib.suppress(OSError):
-                say(f"{pending[0]}: waits for {_beside(pending[0]).read_text()}")
+                say(f"{pending[0]}: waits for {_beside(pending[0]).read_text()}, which makes it")
         time.sleep(_PAUSE)
 
 

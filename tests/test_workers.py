@@ -83,7 +83,7 @@ def test_a_file_is_made_by_one_process_and_others_wait_for_it(tmp_path):
             path.touch()
     thread.join()
     assert order == [(1, False), (2, True), (0, False)]
-    assert said == [f"{paths[0]}: waits for process 7 on a node"]
+    assert said == [f"{paths[0]}: waits for process 7 on a node, which makes it"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in paths]
 
 

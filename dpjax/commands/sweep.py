@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,7 @@ def sweep(
     devices: int | None = None,
     folder: str | os.PathLike[str] | None = None,
     parallel: int | str | os.PathLike[str] = 1,
+    progress: bool = False,
 ) -> Sweep:
     """Run a config with every combination of values of its fields.
 
@@ -131,6 +132,7 @@ def sweep(
         parallel: Processes, or the path of a YAML file for jobs of a cluster: ``workers`` (how
             many) and parameters of submitit. The numbers have the bits of one process: workers have
             this process's settings of JAX.
+        progress: Print how many points are done, and where there is one process each run's bar.
 
     Returns:
         The rows of all runs.
@@ -165,6 +167,7 @@ def sweep(
         points.setdefault(_replaced(config, point), point)
     if any(one.release for one in points):
         raise ValueError("config is a release, which runs once; give release=False to try values")
+    _validate.flag("progress", progress)
     problems, seeds = inputs.check_tasks(problem, seeds)
     options = {"seeds": seeds, "eval_every": eval_every, "devices": devices}
     groups: dict[Any, list[Config]] = {}
@@ -190,7 +193,7 @@ def sweep(
         team = None
         if parallel != 1:
             team = stack.enter_context(_workers.Team(parallel, fill, place, _say))
-        fill(team)
+        fill(team, _say, progress)
         frames, numbers = [], {one: number for number, one in enumerate(points)}
         for path, (group, _) in work.items():
             rows = records.read(path)
@@ -271,15 +274,20 @@ def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
 def _fill(
     work: Mapping[Path, Any], mixing: Any, problems: Sequence[Problem],
     options: Mapping[str, Any], team: _workers.Team | None = None,
+    say: Callable[[str], None] = lambda text: None, progress: bool = False,
 ) -> None:  # fmt: skip
-    """Run the groups whose files are missing, and write their rows."""
+    """Run the groups whose files are missing, and write their rows; workers say nothing."""
     counts: Any = problems[0].partition.counts
     if any(not np.array_equal(one.partition.counts, counts) for one in problems):
         counts = None
-    for path, missing in _workers.shared(work, team, _say):
-        if not missing:
-            continue
+    done, total = 0, sum(len(group) for group, _ in work.values())
+    for path, missing in _workers.shared(work, team, say):
         (group, columns), folder = work[path], path.parent / "checkpoints" / path.stem
+        done += len(group)
+        if not missing:
+            if progress:
+                say(f"{done} of {total} points done")
+            continue
         designs: dict[Any, Any] = {}  # The noise of a budget is designed once.
         plans = []
         for one in group:
@@ -289,7 +297,8 @@ def _fill(
         for first in (i for i, part in enumerate(parts) if part not in parts[:i]):
             indices = [index for index, part in enumerate(parts) if part == parts[first]]
             own = [plans[index] for index in indices]
-            result = run(own, problems, checkpoint=folder / str(first), **options)
+            at = folder / str(first)
+            result = run(own, problems, checkpoint=at, progress=progress, **options)
             each = len(result.seeds) * len(result.rounds)
             for number, row in enumerate(result.rows()):
                 index = indices[number // each]
@@ -297,6 +306,8 @@ def _fill(
         described = plan_.described(group)
         records.write(path, rows, records.metadata(seed=options["seeds"], configs=described))
         shutil.rmtree(folder, ignore_errors=True)
+        if progress:
+            say(f"{done} of {total} points done")
 
 
 def _shown(config: Config, name: str) -> Any:

@@ -180,6 +180,8 @@ def run(
         if not storage.ended:
             data.compiled(traced, at.state)  # Before a release has a key.
         at.open(storage)
+        if progress and at.done and processes.leads():
+            print(f"resumed at round {at.done:,}", file=sys.stderr)
         meter = Meter(len(plans) * len(seeds))
         try:
             _drive(driver, at, meter, rule, callback, checkpoint_seconds, progress)

@@ -1,6 +1,7 @@
 """Sweeps: the rows of plain runs, records, several processes, the best points, refusals."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
@@ -156,7 +157,20 @@ def test_two_functions_of_one_name_are_refused():
         swept({"optimizer": [optimizer(1.0), optimizer(2.0)]})
 
 
+def test_progress_is_points_done_of_all(tmp_path, capsys):
+    grid = {"noise": [None, dp.noise.Independent()], "optimizer.step_size": [0.1, 0.2]}
+    swept(grid, folder=tmp_path)
+    assert "points" not in capsys.readouterr().err
+    next(tmp_path.glob("*.jsonl")).unlink()
+    swept(grid, folder=tmp_path, progress=True)
+    said = capsys.readouterr().err
+    assert re.findall(r"\d of \d points done", said) == ["2 of 4 points done", "4 of 4 points done"]
+
+
 @pytest.mark.slow
-def test_processes_give_the_bits_of_one(tmp_path):
+def test_processes_give_the_bits_of_one(tmp_path, capfd):
     one = swept().to_frame()
-    pandas.testing.assert_frame_equal(swept(parallel=2).to_frame(), one, check_exact=True)
+    two = swept(parallel=2, progress=True).to_frame()
+    pandas.testing.assert_frame_equal(two, one, check_exact=True)
+    said = capfd.readouterr().err
+    assert "10 of 10 points done" in said and "waits for" not in said

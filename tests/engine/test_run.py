@@ -337,7 +337,7 @@ def test_counts_are_those_of_the_run_whatever_the_sampler(network, small):
         run(made, fewer, seeds=[0])
 
 
-def test_an_interrupt_says_what_is_kept(tmp_path, plans, small):
+def test_an_interrupt_says_what_is_kept(tmp_path, plans, small, capsys):
     def interrupt(progress):
         if progress.round >= 10:
             raise KeyboardInterrupt
@@ -354,7 +354,9 @@ def test_an_interrupt_says_what_is_kept(tmp_path, plans, small):
             run(plans, small, callback=interrupt, **given)
         assert "interrupted at round 10" in (told := "".join(error.value.__notes__))
         assert note in told
-    stopped = run(plans, small, callback=lambda progress: True, **kept)
+    assert "resumed" not in capsys.readouterr().err
+    stopped = run(plans, small, callback=lambda progress: True, progress=True, **kept)
+    assert "resumed at round 5\n" in capsys.readouterr().err
     assert stopped.rounds[-1] == 10 and jax.tree.leaves(stopped.params)
     assert not stopped.ended
 
