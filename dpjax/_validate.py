@@ -145,7 +145,8 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
         raise ValueError(f"{name} is sparse; give a dense array, {name}.toarray()")
     try:
         raw = np.asarray(value)
-        if raw.dtype.kind not in "fiub" and raw.dtype.name not in ("bfloat16", "object"):
+        named = raw.dtype.name in ("bfloat16", "object") and value is not None
+        if raw.dtype.kind not in "fiub" and not named:
             raise TypeError(f"dtype {raw.dtype}")
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
@@ -256,7 +257,7 @@ def check_weights(name: str, matrix: Any, sums: Collection[str]) -> None:
         if at := first(np.abs(totals - 1.0) > SUM_TOLERANCE):
             raise ValueError(
                 f"{name} has {kind} {at[-1]} summing to {float(totals[at])!r}; give a "
-                f"matrix whose {kind}s sum to 1 (in float64: within {SUM_TOLERANCE:g})"
+                f"matrix in float64 whose {kind}s sum to 1, within {SUM_TOLERANCE:g}"
             )
 
 

@@ -67,7 +67,8 @@ class Threat:
         if self.nodes is not None and (self.attacker != "coalition" or not self.nodes):
             raise ValueError(f"nodes is {self.nodes} with {self.attacker!r}; give a coalition's")
         bound = "clip_norm" if self.gradient_gap is None else "gradient_gap"
-        _validate.positive(bound, getattr(self, bound))
+        remedy = f"give {bound}=1.0, say: a finite number above 0"
+        _validate.positive(bound, getattr(self, bound), remedy=remedy)
         whole = (self.clip_norm, self.relation) == (math.inf, "replace_agent")
         if self.gradient_gap is not None and not whole:
             raise ValueError(

@@ -232,7 +232,7 @@ class Masked(Trusted):
             if leaf.dtype != jnp.uint32:
                 raise ValueError(
                     f"message is {leaf.dtype}, and masks hide whole numbers of 32 bits alone; give "
-                    "noise=plans.integers.Discrete, or aggregate=Trusted"
+                    "noise=dp.noise.Discrete, or aggregate=Trusted"
                 )
             if (agents := len(leaf)) < 3:
                 raise ValueError(

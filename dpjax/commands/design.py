@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
+from dpjax import _validate
 from dpjax._numerics import up
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import wording
@@ -88,6 +89,7 @@ def design(
         >>> plan.guarantee.epsilon, plan.config.label, plan.covariance().shape
         (10.0, 'whisper_horizon', (6, 6))
     """
+    _validate.one_of("kind", kind, KINDS)
     config = plan_.Config(
         noise=noise.Whisper("run" if horizon is None else horizon)
         if kind == "whisper_horizon"

@@ -125,6 +125,8 @@ class Target:
     def __post_init__(self) -> None:
         """Refuse what does not fit the network, on copies that nobody can change afterwards."""
         config = self.config
+        if not isinstance(config, Config):
+            raise ValueError(f"config is {_validate.shown(config)}; give make_plan(config, mixing)")
         mixing = mixing_.check(self.mixing, stochastic=config.method.stochastic)
         if not scipy.sparse.issparse(mixing):
             mixing.flags.writeable = False
@@ -151,9 +153,11 @@ class Target:
             if sampler.counted or sampler.capacity is not None:
                 raise ValueError(
                     f"counts is None for sampler {sampler}, whose rates or divisor depend on them; "
-                    "give plan.make(config, mixing, counts=shards.counts)"
+                    "give make_plan(config, mixing, counts=shards.counts)"
                 )
             return
+        if hasattr(counts, "counts"):
+            raise ValueError("counts is a partition; give its number of records, shards.counts")
         whole = _validate.finite_array("counts", counts, ndim=1)
         if len(whole) != self.agents or (whole != np.round(whole)).any() or (whole < 1).any():
             raise ValueError(

@@ -96,18 +96,18 @@ class NoiseRow:
     why: str = (
         "agents draw it from a seed that they share (all of them, or a group) and can subtract: "
         "give attacker='outsider' and gradients='any', or a design whose agents keep secrets of "
-        "their own, plans.noise.Independent() or plans.links.PairKeys(shared)"
+        "their own, dp.noise.Independent() or dp.noise.PairKeys(shared)"
     )
 
 
 _MODELS = (
     "it hides models, which plain steps move by amounts known beforehand: give "
-    "noise=plans.scheduled.Laplace(ratio) or Normal(ratio), or None, and "
-    "optimizer=plans.optimizers.Sgd(step_size, decay)"
+    "noise=dp.noise.Laplace(ratio) or Normal(ratio), or None, and "
+    "optimizer=dp.optimizers.Sgd(step_size, decay)"
 )
 _BARE = (
     "it sends what no noise was accounted for, a reference or a method without DP: give noise=None "
-    "and optimizer=plans.optimizers.Sgd(step_size, decay)"
+    "and optimizer=dp.optimizers.Sgd(step_size, decay)"
 )
 
 _CIPHERED = (
@@ -130,8 +130,8 @@ METHODS = (
         steps="constant",
         why=(
             "it hides updated models by noise of their own on every link, which a step of constant "
-            "size moves by a known amount: give noise=plans.links.ZeroSum() and "
-            "optimizer=plans.optimizers.Sgd(step_size)"
+            "size moves by a known amount: give noise=dp.noise.ZeroSum() and "
+            "optimizer=dp.optimizers.Sgd(step_size)"
         ),
     ),
     MethodRow(
@@ -140,7 +140,7 @@ METHODS = (
         noises=("Aggregate", "Discrete", "Independent", "PrefixSum"),
         why=(
             "its agents know one model, and hide what they send in the sum: give "
-            "noise=plans.noise.Aggregate(), or noise.Independent() or PrefixSum() where single "
+            "noise=dp.noise.Aggregate(), or noise.Independent() or PrefixSum() where single "
             "messages are seen"
         ),
     ),
@@ -200,7 +200,7 @@ NOISES = (
         why=(
             "all agents draw it from a seed that they share and can subtract, and what float64 "
             "adds to it is not accounted: give attacker='outsider', gradients='any' and "
-            "release=False, or plans.noise.Independent()"
+            "release=False, or dp.noise.Independent()"
         ),
     ),
     _simulated(
@@ -355,7 +355,7 @@ def check(config: Any) -> None:
         f"optimizer is {optimizer}, which uses the noise's variance, but {unknown}: make the "
         "optimizer with a variance that you know, uses_noise=False": uses_noise and unknown,
         f"method has aggregate {aggregate}, which adds up whole numbers: give noise "
-        "plans.integers.Discrete, or algorithms.exchange.Trusted": getattr(aggregate, "whole", 0)
+        "dp.noise.Discrete, or algorithms.exchange.Trusted": getattr(aggregate, "whole", 0)
         and not config.integer_encoded,
     }
     _validate.refuse(wrong)
@@ -455,17 +455,19 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
         "give a covariance over agents that is fresh in every round, a strategy of few bands "
         "(noise.PrefixSum(bands=b) and Poisson(..., separation=b))"
     )
-    claim = "batches drawn by coin flips amplify nothing that is accounted for here with"
+    claim = "the accounting covers no privacy amplification with"
     rules = {
         f"{relation}: protect zero_out_record": protect.relation != "zero_out_record",
-        f"attacker {protect.attacker!r}, who may know its batches": protect.attacker != "outsider",
-        "gradients 'view': batches are unknown, too": protect.gradients != "any",
-        f"method {type(config.method).__name__}: what it sends carries a record into rounds that "
-        "did not draw it": config.method.sensitivity is not None,
+        f"attacker {protect.attacker!r}: give 'outsider', who knows no batches": (
+            protect.attacker != "outsider"
+        ),
+        "gradients 'view': give 'any'": protect.gradients != "any",
+        f"method {type(config.method).__name__}, which sends a record's gradient also in rounds "
+        "that did not draw it": config.method.sensitivity is not None,
         f"noise {config.label!r}: {few}": not fresh and bands > separation,
-        f"accountant {accountant!r}: give 'gdp', here numerical": accountant != "gdp",
+        f"accountant {accountant!r}: give 'gdp', the numerical one": accountant != "gdp",
         "one epsilon an agent: give one for all": budget and budget.each is not None,
-        "release=True: its finite precision is not priced": config.release,
+        "release=True: give release=False": config.release,
     }
     return {f"sampler is {shown}: {claim} {why}, or use Random": on for why, on in rules.items()}
 

@@ -121,17 +121,17 @@ class Config:
 
 
 _KINDS: dict[str, tuple[Any, str]] = {
-    "protect": (Protect, "plans.protect.Protect(relation, clip_norm)"),
-    "sampler": (Sampler, "plans.samplers.Random(batch_size)"),
+    "protect": (Protect, "dp.Protect(relation, clip_norm)"),
+    "sampler": (Sampler, "dp.samplers.Random(batch_size)"),
     "optimizer": (
         Optimizer,
-        "plans.optimizers.Sgd(step_size), or Chain(optax.adam, step_size) of what makes one",
+        "dp.optimizers.Sgd(step_size), or Chain(optax.adam, step_size) of what makes one",
     ),
-    "noise": (Noise | None, "plans.noise.Whisper(), say, or None"),
-    "budget": (Budget | None, "plans.protect.Budget(epsilon, delta), or None"),
+    "noise": (Noise | None, "dp.noise.Whisper(), say, or None"),
+    "budget": (Budget | None, "dp.Budget(epsilon, delta), or None"),
     "method": (
         Method | Networked,
-        "algorithms.dsgd.DSGD(), or your own class that inherits protocols.Method",
+        "dp.methods.DSGD(), or your own class that inherits protocols.Method",
     ),
 }
 """What each field is, and what to give."""

@@ -525,7 +525,7 @@ def supervised(
     frozen: Any = None,
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None,
     copies: int = 1,
-    metrics: Sequence[str] = (),
+    metrics: str | Sequence[str] = (),
     class_weights: Sequence[float] | None = None,
 ) -> Problem:
     """A flax model, a named loss, and arrays.
@@ -605,7 +605,7 @@ def supervised(
     if eval_batch is None:
         agents = len(checked_partition(partition, None if local else len(x)).counts)
         eval_batch = at_once(model, x_test, agents)
-    for metric in (scores := tuple(metrics)):
+    for metric in (scores := (metrics,) if isinstance(metrics, str) else tuple(metrics)):
         _validate.one_of("metrics", metric, SCORES)
     if loss == "squared" and (scores or class_weights is not None):
         raise ValueError("loss is 'squared', which has no classes; leave out metrics and weights")

@@ -80,6 +80,8 @@ class Protect(Threat):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be clipped or protected."""
+        if "add_remove" in _validate.shown(self.relation):
+            raise ValueError(f"relation is {self.relation!r}; give 'zero_out_record' in its place")
         _validate.one_of("relation", self.relation, budget.RELATIONS)
         _validate.one_of("attacker", self.attacker, ATTACKERS)
         _validate.one_of("clipping", self.clipping, ("flat", "automatic"))

@@ -255,9 +255,9 @@ def check(
     """
     if stochastic is not None:
         _validate.one_of("stochastic", stochastic, ("rows", "columns", "double"))
-    if hasattr(mixing, "adjacency"):
+    if mixing is None or hasattr(mixing, "adjacency"):
         raise ValueError(
-            f"{name} is a graph, {_validate.shown(mixing)}; give its matrix, "
+            f"{name} is {_validate.shown(mixing)}; give the matrix of a graph, "
             "mixing.metropolis_hastings(graph)"
         )
     sparse = scipy.sparse.issparse(mixing)

@@ -439,7 +439,7 @@ def test_an_optimizer_of_the_same_name_is_not_the_packages(network):
     [
         (zipped, {"gradients": "any"}, "gradients 'any'.*gradients='view'.*captions state"),
         (zipped, {"attacker": "outsider"}, "attacker 'outsider'.*finite only for nodes"),
-        (zipped, {"noise": noise.Independent()}, "noise is Independent.*links.ZeroSum"),
+        (zipped, {"noise": noise.Independent()}, "noise is Independent.*noise.ZeroSum"),
         (zipped, {"optimizer": Sgd(0.1, "sqrt")}, "optimizer is Sgd.*ZipDL does not join"),
         (zipped, {"method": DSGD()}, "method is DSGD, which noise ZeroSum does not join"),
         (zipped, {"release": True}, "release is True with noise ZeroSum.*holds all keys"),

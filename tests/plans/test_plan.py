@@ -1,12 +1,15 @@
 """The plan cannot be made to understate: every broken part is refused or seen."""
 
 import dataclasses
+import re
 
 import numpy as np
 import optax
 import pytest
 from scipy.stats import norm
 
+import dpjax as dp
+from dpjax.data import partition
 from dpjax.engine import inputs
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
@@ -173,23 +176,25 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
         ({"rounds": 2**31}, "rounds is 2147483648"),
         ({"delta": 1.0}, "delta is 1.0"),
         ({"clip_norm": -1}, "clip_norm is -1"),
+        ({"clip_norm": np.inf}, "clip_norm is inf; give clip_norm=1.0"),
+        ({"relation": "add_remove_record"}, "give 'zero_out_record' in its place"),
         ({"step_size": float("nan")}, "step_size is nan"),
         ({"rounds": 0}, "rounds is 0"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"accountant": "moments"}, "accountant is 'moments'"),
         ({"microbatch": 2}, "microbatch is 2 under relation"),
         ({"design": "non_private", "release": True}, "release is True"),
-        ({"sampler": "random"}, "sampler is 'random'; give plans.samplers.Random"),
-        ({"optimizer": 0.1}, "optimizer is 0.1; give plans.optimizers.Sgd"),
+        ({"sampler": "random"}, "sampler is 'random'; give dp.samplers.Random"),
+        ({"optimizer": 0.1}, "optimizer is 0.1; give dp.optimizers.Sgd"),
         ({"optimizer": Sgd}, "optimizer is <class"),
         ({"optimizer": optax.adam(0.1)}, "init_fn>, update=<function .*update_fn>.*of what makes"),
-        ({"noise": "whisper"}, "noise is 'whisper'; give plans.noise.Whisper()"),
-        ({"noise": noise.Independent}, "give plans.noise.Whisper(), say, or None"),
-        ({"noise": Sgd}, "give plans.noise.Whisper(), say, or None"),
-        ({"sampler": samplers.Random}, "give plans.samplers.Random(batch_size)"),
+        ({"noise": "whisper"}, "noise is 'whisper'; give dp.noise.Whisper()"),
+        ({"noise": noise.Independent}, "give dp.noise.Whisper(), say, or None"),
+        ({"noise": Sgd}, "give dp.noise.Whisper(), say, or None"),
+        ({"sampler": samplers.Random}, "give dp.samplers.Random(batch_size)"),
         ({"noise": None}, "budget is Budget"),
         ({"budget": None}, "noise is Whisper"),
-        ({"method": None}, "method is None; give algorithms.dsgd.DSGD"),
+        ({"method": None}, "method is None; give dp.methods.DSGD"),
         ({"participation": (4, 5)}, "an agent takes part in every round"),
         (
             {"participation": (3, 5), "relation": "replace_record"},
@@ -200,6 +205,29 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
 def test_bad_config(changes, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
         make_config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"config": None}, "config is None; give make_plan(config, mixing)"),
+        ({"config": np.eye(2), "mixing": make_config()}, "config is array"),
+        ({"mixing": None}, "mixing is None; give the matrix of a graph"),
+        ({"mixing": np.full((6, 6), 1 / 6, np.float32)}, "give a matrix in float64 whose rows"),
+        ({"counts": partition.iid(12, n=6, seed=0)}, "counts is a partition; give its number"),
+    ],
+)
+def test_arguments_of_a_plan_that_are_something_else(network, changes, message):
+    arguments = {"config": make_config(), "mixing": network} | changes
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plan.make(**arguments)
+
+
+def test_a_design_is_one_of_those_listed(network):
+    terms = dict(relation="replace_agent", epsilon=1.0, delta=1e-5, rounds=5, clip_norm=1.0)
+    for kind in ("non_private", "central", "prefix_sum"):
+        with pytest.raises(ValueError, match=f"kind is '{kind}'; choose one of independent"):
+            dp.design(network, kind, **terms)
 
 
 def test_relation_has_no_default():

@@ -242,6 +242,8 @@ def test_more_metrics_are_means_over_agents(eval_batch):
     keys = jax.random.split(jax.random.key(0), 2)
     models = jax.vmap(task.init)(keys)
     found, plain = task.metrics(models, task.evaluation), classifier().metrics
+    one = classifier(metrics="auc", eval_batch=eval_batch).metrics(models, task.evaluation)
+    assert one["test_auc"] == found["test_auc"]
     outputs = jax.vmap(task.predict, in_axes=(0, None))(models, task.evaluation[0])
     for name in ("auc", "f1", "balanced_accuracy"):
         each = [getattr(losses, name)(one, task.evaluation[1]) for one in outputs]
