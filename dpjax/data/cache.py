@@ -151,7 +151,7 @@ def facebook_ego(root: str | os.PathLike[str] | None = None) -> Path:
         except ConnectionError as error:
             raise ValueError(
                 f"{path} does not exist, and {error}; get {EGO_URL} on a machine with a network "
-                f"and put it there as {raw.name}, or put {path.name} from another cache there"
+                f"and put it into {path.parent} (DPJAX_DATA) as {raw.name}, or {path.name} there"
             ) from None
         with _files.writing("path", path):
             _files.replace(path, _largest_component(raw.read_text("ascii")).encode())

@@ -85,10 +85,10 @@ def _dataset(name: str, arrays: canonical.Arrays, source: str, sha256: str) -> D
 def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None:
     """Make the file of a data set: by a library, or of LIBSVM's files, fetched or put there."""
     raws = [path.with_name(urls[0].rpartition("/")[2]) for urls in known.urls]
-    by_hand = f"put {path.name} from another cache into {path.parent}"
+    by_hand = f"put {path.name} from another cache into {path.parent} (DPJAX_DATA)"
     if raws:
         urls, names = " and ".join(u[0] for u in known.urls), " and ".join(r.name for r in raws)
-        by_hand = f"get {urls} and put {names} there, or {by_hand}"
+        by_hand = f"get {urls} and put {names} into {path.parent} (DPJAX_DATA), or {by_hand}"
     if not known.obtainable:
         raise ValueError(
             f"{path} does not exist, and {name} cannot be fetched; {by_hand}: {known.source}"
