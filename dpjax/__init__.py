@@ -103,4 +103,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """All names, loaded or not."""
-    return sorted({*globals(), *_HOMES})
+    return __all__

@@ -55,6 +55,10 @@ def test_names_for_checkers_are_those_that_load() -> None:
     assert typed == set(dp._HOMES) == set(dp.__all__) - {"__version__"}
 
 
+def test_nothing_else_is_completed() -> None:
+    assert dir(dp) == sorted(dp.__all__)
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'dpjax' has no attribute 'Confg'"):
         dp.Confg  # noqa: B018
