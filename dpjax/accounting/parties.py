@@ -44,7 +44,7 @@ PROCESS = "whoever runs this process"
 _KEEPERS: dict[str | None, str] = {
     "own": "agents who each keep a secret of their own",
     "group": "groups that each keep a seed of their own",
-    "shared": "agents who show a seed that they share to nobody else",
+    "shared": "agents who keep their shared seed secret from everybody else",
     "links": "agents who keep the secrets of their links",
     "shares": "agents who each keep a secret of their own",
     "alone": "one agent who keeps its seed secret",

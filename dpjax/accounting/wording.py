@@ -101,8 +101,8 @@ def statement(of: Record, *, process: bool = True) -> str:
         of.release and _precision_text(of),
         bool(of.phases) and _total_text(of),
         of.sum_rounding > 0
-        and f". Sums of records round by at most {up(of.sum_rounding, 2)} of the clip norm; every "
-        "record is clipped to that much less",
+        and f". Rounding moves a sum of records by at most {up(of.sum_rounding, 2)} of the clip "
+        "norm, so a run clips records to a norm that is smaller by this much",
         of.curve is not None
         and f". It holds at whichever of {len(of.curve.marks):,} rounds, fixed beforehand, the run "
         "ended, also where what was released decided it",
@@ -119,10 +119,10 @@ def statement(of: Record, *, process: bool = True) -> str:
     if not process:
         return text
     if of.release:
-        return text + " Release: the noise key was drawn secretly and must stay secret."
+        return text + " Release: a run draws its noise key in secret, and the key must stay secret."
     return (
-        f"{text} Simulation: whoever knows the seed can subtract the noise. What is said of other "
-        f"participants is about {parties.keepers(of)}."
+        f"{text} Simulation: whoever knows the seed can subtract the noise. The promises about "
+        f"other participants hold for {parties.keepers(of)}."
     )
 
 
@@ -244,10 +244,12 @@ def records(of: Record, attacker: str = "the same attacker") -> str:
     if of.curve is not None:
         return " What several records of one person cost together is not stated with a curve."
     each = {k: parties.group_epsilon(of, k) for k in (2, 5)}
+    planned = of.release and not of.added_delta  # A run states what its finite precision cost.
+    yet = " before the run, and its result may state one" if planned else ""
     numbers = ", ".join(
         f"{k} records cost at most epsilon = {up(cost)}"
         if cost < math.inf
-        else f"for {k} records no finite epsilon follows"
+        else f"for {k} records no finite epsilon follows{yet}"
         for k, cost in each.items()
     )
     vacuous = [k for k, cost in each.items() if parties.VACUOUS < cost < math.inf]

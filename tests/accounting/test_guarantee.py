@@ -144,7 +144,7 @@ def test_statement_says_everything():
         "exactly",
         "mu = 2.00045",
         "Simulation: whoever knows the seed can subtract the noise.",
-        "What is said of other participants is about parties who do not know it.",
+        "The promises about other participants hold for parties who do not know it.",
     ):
         assert part in text
     released = make(release=True, relation="replace_record").statement()

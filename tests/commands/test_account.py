@@ -229,7 +229,10 @@ def test_upper_bounds_are_named(capsys: Capture) -> None:
                     attackers=[[0]])._replace(rows=rows)  # fmt: skip
     command = cli.AccountCommand("path:3", "dsgd", "zero_out_record", 2, gradients="view")
     text = "\n".join(account_._lines(spent, command, "012"))
-    assert re.search(r"^2 .*<= \(1\)$", text, re.MULTILINE) and "<= : 1 are upper bounds" in text
+    assert (
+        re.search(r"^2 .*<= \(1\)$", text, re.MULTILINE)
+        and "<= (1): upper bounds, computed for" in text
+    )
     # A neighbour's plain bound, 3.3 on the Florentine graph, gives way to all messages' sqrt 10.
     florentine = mixing.uniform_neighbors(graphs.florentine())
     spent = account(florentine, relation="zero_out_record", rounds=10, sigma=1.0, trust="pndp",

@@ -264,9 +264,9 @@ def test_a_release_protects_participants_who_have_neither_its_process_nor_its_ke
     ("changes", "keepers"),
     [
         ({"design": "independent"}, "agents who each keep a secret of their own"),
-        ({"design": "whisper"}, "agents who show a seed that they share to nobody else"),
-        ({"design": "pairwise"}, "agents who show a seed that they share to nobody else"),
-        ({"design": "spacetime"}, "agents who show a seed that they share to nobody else"),
+        ({"design": "whisper"}, "agents who keep their shared seed secret from everybody else"),
+        ({"design": "pairwise"}, "agents who keep their shared seed secret from everybody else"),
+        ({"design": "spacetime"}, "agents who keep their shared seed secret from everybody else"),
         ({"subgroups": GROUPS}, "groups that each keep a seed of their own"),
         (NODES["pair_keys"], "agents who keep the secrets of their links"),
         (
@@ -415,7 +415,7 @@ class Coloured(noise.Independent):
 def test_noise_of_a_shared_seed_is_refused_against_agents():
     for shared in ({"design": "whisper"}, {"design": "spacetime"}, {"subgroups": GROUPS}):
         with pytest.raises(
-            ValueError, match="'node'.*a seed that they share.*Independent.*links.PairKeys"
+            ValueError, match="'node'.*a seed that they share.*Independent.*noise.PairKeys"
         ):
             gossip(**shared, attacker="node")
     assert gossip(noise=Coloured()).guarantee.secrets == "shared"
@@ -425,7 +425,7 @@ def test_noise_of_a_shared_seed_is_refused_against_agents():
     with pytest.raises(ValueError, match=r"nodes is \(9,\) of 6 agents"):
         gossip(design="independent", attacker="coalition", nodes=(9,))
     poisson = samplers.Poisson(6.0, 4)
-    with pytest.raises(ValueError, match="who may know its batches"):
+    with pytest.raises(ValueError, match="give 'outsider', who knows no batches"):
         gossip(design="independent", relation="zero_out_record", sampler=poisson, attacker="node")
 
 

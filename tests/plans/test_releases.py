@@ -244,7 +244,7 @@ def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path
     simulated = run(plan.make(make_config(**options), network), task, seeds=[0])
     (stated,) = simulated.guarantees
     assert 0.01 < stated.sum_rounding < 0.012
-    assert "Sums of records round by at most 0.011 of the clip norm" in stated.statement()
+    assert "Rounding moves a sum of records by at most 0.011 of the clip norm" in stated.statement()
     assert type(stated).from_dict(stated.to_dict()) == stated
     # One gradient an agent is clipped after all sums.
     agents = run(plan.make(make_config(rounds=2), network), task, seeds=[0])
