@@ -4,17 +4,26 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import dpjax
+
+sys.modules["dp"] = dpjax  # The top level has the names that users write.
 
 project, author, copyright = "dpjax", "the dpjax authors", "the dpjax authors, Apache-2.0"
 release = version = dpjax.__version__
 extensions = ["myst_nb", "sphinx_copybutton"]
 extensions += [f"sphinx.ext.{name}" for name in ("autodoc", "napoleon", "mathjax")]
 exclude_patterns = ["records", "**.ipynb_checkpoints"]
-html_theme, html_title = "sphinx_book_theme", "dpjax"
-html_theme_options = {"show_toc_level": 2, "home_page_in_toc": True}
+html_theme, html_title = "sphinx_book_theme", f"dpjax {release}"
+html_theme_options = {
+    "show_toc_level": 2,
+    "home_page_in_toc": True,
+    "use_download_button": False,  # Sources are in the repository.
+    "navbar_persistent": [],  # The sidebar has the search.
+    "secondary_sidebar_items": {"**": ["page-toc.html"], "index": []},
+}
 html_css_files, html_static_path = ["dpjax.css"], ["_static"]
 html_copy_source = False
 
@@ -49,7 +58,7 @@ def write_reference(app) -> None:
         module = importlib.import_module(name)
         values = {each: getattr(module, each) for each in module.__all__}
         # What another page has.
-        elsewhere = [each for each, of in values.items() if getattr(of, "__module__", name) != name]
+        elsewhere = [each for each, of in values.items() if home(of, name) not in (name, None)]
         lines = [name, "=" * len(name), "", f".. automodule:: {name}"]
         lines += [f"   :exclude-members: {', '.join(elsewhere)}"] if elsewhere else []
         pages[f"{name}.rst"] = "\n".join([*lines, ""])
@@ -59,12 +68,20 @@ def write_reference(app) -> None:
             page.write_text(text)
 
 
+def home(value, name: str) -> str | None:
+    """The module whose page has a value of another module; None where no page has it."""
+    module, own = getattr(value, "__module__", name), getattr(value, "__name__", "")
+    if own in getattr(sys.modules.get(module), "__all__", ()):
+        return module
+    return "dp" if getattr(dpjax, own, None) is value else None
+
+
 def index(names: list[str]) -> str:
     """The list of modules."""
     lines = [
         "# Reference",
         "",
-        "Every public name, by module; [the top level](top.md) is `dp`.",
+        "Every public name, by module; [the top level](top.md) has those of `dp`.",
         "",
     ]
     lines += ["| module | what it holds |", "| --- | --- |"]
@@ -76,24 +93,20 @@ def index(names: list[str]) -> str:
 
 def top() -> str:
     """The names of ``import dpjax as dp``."""
-    lines = [
-        "# dp: the top level",
-        "",
-        "`import dpjax as dp` has these names, and loads them late.",
-        "",
-    ]
-    lines += ["| name | is | |", "| --- | --- | --- |"]
+    head = "# dp: the top level\n\n`import dpjax as dp` has these names, and loads them late.\n"
+    rows, pages = ["| name | is |", "| --- | --- |"], ["```{eval-rst}"]
     for name in dpjax.__all__:
         value = getattr(dpjax, name)
         if inspect.ismodule(value):
-            where = f"[{value.__name__}]({value.__name__}.rst)"
+            link = f"[`dp.{name}`]({value.__name__}.rst)"
         elif callable(value):
-            full = f"{value.__module__}.{value.__qualname__}"
-            where = f"{{py:obj}}`{full}`"
+            link = f"{{py:obj}}`dp.{name}`"
+            kind = "class" if inspect.isclass(value) else "function"
+            pages += [f".. auto{kind}:: dp.{name}", ""]
         else:
             continue
-        lines.append(f"| `dp.{name}` | {where} | {inspect.getdoc(value).splitlines()[0]} |")
-    return "\n".join([*lines, ""])
+        rows.append(f"| {link} | {inspect.getdoc(value).splitlines()[0]} |")
+    return "\n".join([head, *rows, "", *pages, "```", ""])
 
 
 def without_records(app, name, source) -> None:
