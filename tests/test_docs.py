@@ -7,6 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dpjax.mechanism.filters import PUBLISHED
 from tests.support import load_script
@@ -135,6 +136,19 @@ def test_what_float32_noise_gives_away_is_what_was_measured() -> None:
         place = round(float(Fraction(state)), 9), float(scale), float(shift)
         found = [*measured[(*place, "laplace")], *measured[(*place, "normal")]]
         assert told == pytest.approx(found, rel=0.06), f"x = {state}, scale {scale}, shift {shift}"
+
+
+def test_the_citation_is_that_of_its_file() -> None:
+    stored = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    page = " ".join((ROOT / "docs" / "cite.md").read_text().split())
+    assert all(f"{name} = {{{stored[name]}}}" in page for name in ("title", "version", "license"))
+    assert all(f"[{one['title']}]({one['url']})" in page for one in stored["references"])
+
+
+def test_the_link_of_optax_runs_as_its_page_has_it() -> None:
+    section = (ROOT / "docs" / "own_loop.md").read_text().partition("## In optax")[2]
+    exec(re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0], names := {})
+    assert names["models"]["w"].shape == (6, 3) and names["models"]["w"].std() > 0.1
 
 
 # Words of an older style: nouns that the project alone had, and sentences without a subject.
