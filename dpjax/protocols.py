@@ -507,7 +507,11 @@ class Method(_Described, Protocol):
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Any, received: Any
     ) -> tuple[Any, Any]:
-        """Return ``(models, memory)`` after the round, from received messages and the carry."""
+        """Return ``(models, memory)`` after the round, from received messages and the carry.
+
+        ``received`` is the ``value`` of the exchange's `Received`, in the message's form; ``sent``
+        is an attacker's, and no method reads it.
+        """
         return received, carry
 
     def released(self, public_state: PublicState) -> Any:
