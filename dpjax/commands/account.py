@@ -418,7 +418,7 @@ def _lines(spent: Account, command: Any, names: Sequence[str]) -> list[str]:
             report += ["", f"gradients: {kind}:", tables.text(rows)] if rows else []
     report += ["", *(f"gradients: {name}: holds {text}" for name, text in _ASSUMPTIONS.items())]
     if flagged := sum(row["upper_bound"] for row in spent.rows if row["gradients"] == "view"):
-        report.append(f"<= ({flagged}): upper bounds, computed for an attacker who sees more")
+        report.append(f"<= ({flagged}): upper bounds, which the exact loss may be below")
     worst = spent.worst(gradients)
     whom = nodes.title(names, worst["victim"])
     whom += f" against {_together(worst['attackers'], names)}" if len(spent.attackers) > 1 else ""

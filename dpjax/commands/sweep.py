@@ -64,6 +64,18 @@ class Sweep:
         """Its rows, a copy."""
         return self.frame.copy()
 
+    def summary(self) -> str:
+        """A table of the last metrics: mean +- standard error over seeds, a line for each point."""
+        from dpjax.results import tables
+
+        names = list(self.frame)
+        metrics = names[names.index("round") + 1 : names.index("point")]
+        rows = []
+        for _, part in self.frame.groupby(["point", "seed"]).tail(1).groupby("point"):
+            told = part.iloc[0][[*self.points[0], "epsilon"]].to_dict()
+            rows.append(told | {name: tables.measured(part[name]) for name in metrics})
+        return tables.text(rows)
+
     def best(
         self, metric: str, over: str | Collection[str], *, largest: bool = False
     ) -> list[Mapping[str, Any]]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from dpjax import _files, _html
 from dpjax._numerics import up
@@ -55,8 +54,7 @@ def cells(result: Any) -> list[dict[str, Any]]:
         of = f"{guarantee.unit} from {guarantee.attacker}"
         row["protected"] = "nobody" if guarantee.relation is None else of
         for name, values in result.metrics.items():
-            mean, error, _ = tables.moments(values[-1, :, v])
-            row[name] = f"{mean:.4g}" + ("" if np.isnan(error) else f" +- {error:.2g}")
+            row[name] = tables.measured(values[-1, :, v])
         rows.append(row)
     return rows
 

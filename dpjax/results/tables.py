@@ -204,6 +204,12 @@ def moments(values: Any) -> tuple[float, float, int]:
     return float(array.mean()), error, count
 
 
+def measured(values: Any) -> str:
+    """Mean +- standard error."""
+    mean, error, _ = moments(values)
+    return f"{mean:.4g}" + ("" if np.isnan(error) else f" +- {error:.2g}")
+
+
 def _column(name: str, values: list[Any]) -> list[str]:
     """Header, rule and cells of one width; numbers go to the right."""
     floats = [float(v) for v in values if isinstance(v, float | np.floating)]
