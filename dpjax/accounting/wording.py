@@ -244,14 +244,15 @@ def records(of: Record, attacker: str = "the same attacker") -> str:
     if of.curve is not None:
         return " What several records of one person cost together is not stated with a curve."
     each = {k: parties.group_epsilon(of, k) for k in (2, 5)}
-    planned = of.release and not of.added_delta  # A run states what its finite precision cost.
-    yet = " before the run, and its result may state one" if planned else ""
     numbers = ", ".join(
         f"{k} records cost at most epsilon = {up(cost)}"
         if cost < math.inf
-        else f"for {k} records no finite epsilon follows{yet}"
+        else f"for {k} records no finite epsilon follows"
         for k, cost in each.items()
     )
+    # Only a run knows what its finite precision cost.
+    if of.release and not of.added_delta and math.inf in each.values():
+        numbers += " before the run, whose result may state one"
     vacuous = [k for k, cost in each.items() if parties.VACUOUS < cost < math.inf]
     if vacuous:
         which = "both are vacuous" if len(vacuous) == 2 else f"that of {vacuous[0]} is vacuous"

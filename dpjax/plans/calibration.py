@@ -126,7 +126,9 @@ class Target:
         """Refuse what does not fit the network, on copies that nobody can change afterwards."""
         config = self.config
         if not isinstance(config, Config):
-            raise ValueError(f"config is {_validate.shown(config)}; give make_plan(config, mixing)")
+            raise ValueError(
+                f"config is {_validate.shown(config)}; give make_plan(dp.Config(...), W)"
+            )
         mixing = mixing_.check(self.mixing, stochastic=config.method.stochastic)
         if not scipy.sparse.issparse(mixing):
             mixing.flags.writeable = False

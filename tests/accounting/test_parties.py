@@ -174,7 +174,7 @@ def test_finite_precision_costs_a_group_more_delta():
     planned = bare.replace(epsilon=1.001 * bare.epsilon)
     ran = planned.replace(added_epsilon=1e-6, added_delta=0.009 * DELTA)
     assert parties.group_epsilon(planned, 2) >= parties.group_epsilon(ran, 2)
-    assert "5 records no finite epsilon follows before the run, and its" in planned.statement()
+    assert "5 records no finite epsilon follows before the run, whose" in planned.statement()
     assert "before the run" not in ran.statement()
     # Where that uses delta up, nothing is stated.
     most = bare.replace(epsilon=3.0, added_epsilon=1e-3, added_delta=9e-6)

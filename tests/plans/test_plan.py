@@ -210,7 +210,7 @@ def test_bad_config(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"config": None}, "config is None; give make_plan(config, mixing)"),
+        ({"config": None}, "config is None; give make_plan(dp.Config(...), W)"),
         ({"config": np.eye(2), "mixing": make_config()}, "config is array"),
         ({"mixing": None}, "mixing is None; give the matrix of a graph"),
         ({"mixing": np.full((6, 6), 1 / 6, np.float32)}, "give a matrix in float64 whose rows"),
