@@ -61,6 +61,16 @@ def test_rows_are_those_of_runs_and_are_kept(tmp_path, monkeypatch):
         swept(folder=tmp_path, seeds=[0])
 
 
+def test_a_sweep_is_summed_up_by_its_last_metrics():
+    rows = [(p, s, r, (1, None)[p], float(p + s + r)) for p, s, r in np.ndindex(2, 2, 2)]
+    names = ["point", "seed", "round", "noise", "loss"]
+    frame = pandas.DataFrame(rows, columns=names).assign(epsilon=3.0)
+    frame = frame[["noise", "epsilon", "seed", "round", "loss", "point"]]
+    lines = sweep.Sweep(({"noise": 1}, {"noise": None}), frame).summary().splitlines()
+    assert lines[0].split() == ["noise", "epsilon", "loss"]
+    assert [line.split("  ")[-1] for line in lines[2:]] == ["1.5 +- 0.5", "2.5 +- 0.5"]
+
+
 def test_best_points_are_a_grid():
     result = swept({"noise": GRID["noise"][:2], "optimizer.step_size": [0.05, 1e-9]})
     best = result.best("mean_gap", over="optimizer.step_size")
