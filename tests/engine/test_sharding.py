@@ -305,6 +305,7 @@ def test_fifty_rounds_by_tables_agree_to_rounding(tmp_path):
     same(spread, cut_and_resumed(one, task, tmp_path, **options, devices=8), exact=True)
 
 
+@pytest.mark.slow
 def test_fifty_rounds_of_dense_products_agree_to_rounding():
     """A product of fewer rows may add in another order."""
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(24, 0.3, 0))

@@ -20,6 +20,7 @@ from dpjax.models import (
     vit,
 )
 from dpjax.models.layer_norms import Gradients
+from tests.support import with_norms
 
 KEY = jax.random.key(0)
 
@@ -102,17 +103,7 @@ def check_close(got, want, tolerance):
 
 def run(gradients, params, x, y, scale):
     """The sum with weights scale / (scale + norm), and the norms."""
-
-    def weighted(params, x, y):
-        seen = []
-
-        def weights(norms):
-            seen.append(norms)
-            return scale / (scale + norms)
-
-        return gradients(params, x, y, weights), seen[0]
-
-    return jax.jit(weighted)(params, x, y)
+    return with_norms(gradients, params, x, y, lambda norms: scale / (scale + norms))
 
 
 @named

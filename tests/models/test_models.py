@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dpjax.models import layer_norms, linear, losses, mlp
+from tests.support import with_norms
 
 
 def test_logistic_is_stable_and_right():
@@ -66,23 +67,14 @@ def test_weighted_gradients_are_those_of_autodiff(network, loss):
     y = jnp.asarray(rng.integers(0, 3, 9), jnp.float32)
     params = jax.jit(network.init)(jax.random.key(2), x)
 
-    @jax.jit
-    def weighted(params, x, y):
-        seen = []
-
-        def weights(norms):
-            seen.append(norms)
-            return 1 / (1 + norms)
-
-        return layer_norms.Gradients(network.apply, loss)(params, x, y, weights), seen[0]
-
     def one(params, x, y):
         return loss(network.apply(params, x[None])[0], y)
 
     each = jax.jit(jax.vmap(jax.grad(one), (None, 0, 0)))(params, x, y)
     flat = np.concatenate([np.reshape(leaf, (9, -1)) for leaf in jax.tree.leaves(each)], 1)
     norms = np.linalg.norm(flat.astype(np.float64), axis=1)
-    got, seen = weighted(params, x, y)
+    gradients = layer_norms.Gradients(network.apply, loss)
+    got, seen = with_norms(gradients, params, x, y, lambda norms: 1 / (1 + norms))
     np.testing.assert_allclose(seen, norms, rtol=1e-5)
     want = jax.tree.map(lambda leaf: np.tensordot(1 / (1 + norms), leaf, 1), each)
     assert jax.tree.structure(got) == jax.tree.structure(want)

@@ -14,7 +14,7 @@ from dpjax.models import layer_norms, losses, mlp
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem
 from dpjax.plans import problem as modules
-from tests.support import cut_and_resumed, make_config
+from tests.support import cut_and_resumed, make_config, with_norms
 
 AGENTS, RECORDS, LENGTH, WORDS = 6, 12, 4, 11
 
@@ -134,24 +134,15 @@ def test_fast_norms_of_integers_do_not_wrap_around(kind):
         lambda leaf: leaf / limit, model.init(jax.random.key(0), jnp.zeros((1, 4)))
     )
 
-    @jax.jit
-    def norms(params, x):
-        seen = []
-
-        def weights(norms):
-            seen.append(norms)
-            return jnp.ones_like(norms)
-
-        layer_norms.Gradients(model.apply, losses.cross_entropy)(params, x, y, weights)
-        return seen[0]
-
     def loss(params, x, y):
         return losses.cross_entropy(model.apply(params, x[None])[0], y)
 
     by_hand = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))
     each = by_hand(params, jnp.asarray(x, jnp.float32), y)
     squares = [jnp.sum(leaf.reshape(5, -1) ** 2, axis=1) for leaf in jax.tree.leaves(each)]
-    np.testing.assert_allclose(norms(params, x), jnp.sqrt(sum(squares)), rtol=1e-5)
+    gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
+    _, norms = with_norms(gradients, params, x, y, jnp.ones_like)
+    np.testing.assert_allclose(norms, jnp.sqrt(sum(squares)), rtol=1e-5)
 
 
 def measured(task, agents=AGENTS):
