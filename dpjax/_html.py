@@ -19,10 +19,7 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     # A name may break after an underscore, and narrow pages show it before each value.
     heads = [escape(str(name)).replace("_", "_<wbr>") for name in (rows[0] if rows else ())]
     head = "".join(f"<th>{name}</th>" for name in heads)
-    cell = "<td data-name='{}'>{}</td>".format
-    lines = [
-        "".join(cell(escape(str(name)), escape(str(value))) for name, value in row.items())
-        for row in rows
-    ]
+    texts = [[(escape(str(name)), escape(str(row[name]))) for name in row] for row in rows]
+    lines = ["".join(f"<td data-name='{name}'>{one}</td>" for name, one in row) for row in texts]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

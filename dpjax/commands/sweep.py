@@ -179,7 +179,6 @@ def sweep(
         points.setdefault(_replaced(config, point), point)
     if any(one.release for one in points):
         raise ValueError("config is a release, which runs once; give release=False to try values")
-    _validate.flag("progress", progress)
     problems, seeds = inputs.check_tasks(problem, seeds)
     options = {"seeds": seeds, "eval_every": eval_every, "devices": devices}
     groups: dict[Any, list[Config]] = {}
@@ -309,8 +308,9 @@ def _fill(
         for first in (i for i, part in enumerate(parts) if part not in parts[:i]):
             indices = [index for index, part in enumerate(parts) if part == parts[first]]
             own = [plans[index] for index in indices]
-            at = folder / str(first)
-            result = run(own, problems, checkpoint=at, progress=progress, **options)
+            result = run(
+                own, problems, checkpoint=folder / f"{first}", progress=progress, **options
+            )
             each = len(result.seeds) * len(result.rounds)
             for number, row in enumerate(result.rows()):
                 index = indices[number // each]

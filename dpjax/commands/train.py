@@ -1,6 +1,5 @@
 """Train from a file of settings: `dpjax train` and `dpjax init`."""
 
-import functools
 import importlib
 import inspect
 import os
@@ -32,27 +31,24 @@ TEMPLATE = """\
 rounds = 100            # messages that every agent sends
 seeds = [0, 1, 2]       # one run each, for means and standard errors
 out = "run"             # folder for the result, its rows and a report; must not exist
-release = false         # a simulation: do not publish its models. To publish them, set true, with
-                        # one seed and one [[noise]], and read docs/configuring.md, "Releases".
-                        # A release keeps its key in OUT.key until it ends. OUT.checkpoint lets the
-                        # same command go on after a stop.
+release = false         # a simulation: do not publish its models. A release (true) is for it, with
+                        # one seed and one [[noise]]: docs/configuring.md, "Releases". Its key is in
+                        # OUT.key until it ends; with OUT.checkpoint, the same command resumes it.
 
 [data]
 name = "digits"         # `dpjax data` lists the data sets; NAME.npz in the cache is yours
 partition = "iid"       # or "dirichlet" with alpha = 0.5: agents hold unlike classes; or "owner"
 seed = 0
-# Write NAME.npz by numpy.savez, with the arrays x_train [N, ...], y_train [N], x_test and y_test.
-# With x and y in their place, a share of the records becomes test records: test = 0.2
-# With partition = "owner", the file also has owner [N]: the agent of each training record, by its
-# name in the file of edges.
+# Write NAME.npz by numpy.savez: x_train [N, ...], y_train [N], x_test, y_test; or x and y, of which
+# a share is held out for testing (test = 0.2). For partition = "owner" it also has owner [N], the
+# agent of each training record, by its name in the file of edges.
 
 [network]
 graph = "er:8:0.5"      # ring:N, grid:R:C, complete:N, ..., or a file of edges, two names a line
 mixing = "metropolis"   # weights of a message: metropolis (symmetric) or uniform
 
 [model]
-name = "MLP"            # MLP, Linear, SmallCNN, CNN2, CNN5, or your own as "module:Class",
-                        # from a file module.py beside this one
+name = "MLP"            # MLP, Linear, SmallCNN, CNN2, CNN5, or "own:Net" of own.py beside this file
 hidden = [32]
 loss = "cross_entropy"  # or logistic (labels -1 and +1), squared
 metrics = []            # beside the accuracy: "auc", "f1", "balanced_accuracy"
@@ -121,7 +117,7 @@ def run(path: Path, out: Path | None) -> int:
     # As Python does for a script: a model may be in a file beside the settings.
     sys.path[:0] = [str(path.resolve().parent), os.getcwd()]
     plans, task = read(settings)
-    storage = {"checkpoint": f"{folder}.checkpoint", "key_file": f"{folder}.key"}
+    storage: dict[str, Any] = {"checkpoint": f"{folder}.checkpoint", "key_file": f"{folder}.key"}
     result = run_(
         plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
         progress=True, **storage if plans[0].config.release else {},
@@ -161,17 +157,16 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
     method = settings.get("method", {"name": "DSGD"})
     given = [_part("noise", one, vars(noise)) for one in settings.get("noise", [])]
     budget = settings.get("budget")
-    config = functools.partial(
-        plan.Config,
-        budget=None if budget is None else _called("budget", protect.Budget, budget),
-        protect=_called("protect", protect.Protect, settings["protect"]),
-        sampler=_part("sampler", settings["sampler"], vars(samplers)),
-        optimizer=_part("optimizer", settings["optimizer"], vars(optimizers)),
-        method=_part("method", method, vars(methods)),
-        rounds=settings["rounds"],
-        release=settings.get("release", False),
-    )
-    configs = [config(noise=one) for one in given or [None]]
+    parts: dict[str, Any] = {
+        "budget": None if budget is None else _called("budget", protect.Budget, budget),
+        "protect": _called("protect", protect.Protect, settings["protect"]),
+        "sampler": _part("sampler", settings["sampler"], vars(samplers)),
+        "optimizer": _part("optimizer", settings["optimizer"], vars(optimizers)),
+        "method": _part("method", method, vars(methods)),
+        "rounds": settings["rounds"],
+        "release": settings.get("release", False),
+    }
+    configs = [plan.Config(noise=one, **parts) for one in given or [None]]
     return [plan.make(one, matrix, counts=task.partition.counts) for one in configs], task
 
 
@@ -195,8 +190,8 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem]:
         shards = partition.iid(len(train[1]), agents, seed)
     elif deal == "owner":
         if records.owner is None:
-            text = "holds no array owner; add the agent of each training record to the file"
-            raise ValueError(f"partition is 'owner', and {records.name}.npz {text}")
+            text = f"{records.name} has no array owner; add each training record's agent"
+            raise ValueError(f"partition is 'owner', and {text}")
         owners = split.with_test(records._replace(y_train=records.owner), *held_out)[0][1]
         shards = partition.by_owner(owners, nodes.labels(graph))
     else:

@@ -127,12 +127,9 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     if len(shapes) > 1:
         raise ValueError(f"{path} holds train and test records of shapes {shapes}; make them alike")
     if "owner" in arrays:
-        owner = np.asarray(arrays["owner"])
-        if owner.shape != checked["y_train"].shape:
-            raise ValueError(
-                f"{path} holds owner of shape {owner.shape}; give one name or number for each of "
-                f"the {len(checked['y_train'])} train records"
-            )
+        if (owner := np.asarray(arrays["owner"])).shape != checked["y_train"].shape:
+            remedy = f"give one name or number a train record, {checked['y_train'].shape}"
+            raise ValueError(f"{path} holds owner of shape {owner.shape}; {remedy}")
         checked["owner"] = labels(owner) if owner.dtype.kind in "fiu" else owner
     return checked
 

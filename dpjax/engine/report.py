@@ -24,15 +24,12 @@ p { max-width: 50rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2rem; }
 .card { border: 1px solid var(--line); border-radius: .5rem; padding: .2rem 1rem; margin: 1rem 0; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
-  border-bottom: 1px solid var(--line); }
+table { border-collapse: collapse; font-size: .9rem; text-align: left; }
+th, td { vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); }
 td:last-child { overflow-wrap: anywhere; }
-@media (max-width: 40rem) {
-  thead { display: none; } tr { display: block; padding: .4rem 0; }
+@media (max-width: 40rem) { thead { display: none; } tr { display: block; padding: .4rem 0; }
   td { display: flex; gap: 1rem; padding: .1rem 0; border: 0; }
-  td::before { content: attr(data-name); flex: 0 0 8rem; opacity: .7; }
-}
+  td::before { content: attr(data-name); flex: 0 0 8rem; opacity: .7; } }
 .curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(19rem, 1fr)); gap: 1rem; }
 figure { margin: 0; background: #fff; border-radius: .5rem; }
 svg { width: 100%; height: auto; }
@@ -93,19 +90,15 @@ def write(result: Any, path: str | os.PathLike[str]) -> Path:
 
 def _outcome(result: Any) -> Iterator[str]:
     """The table of the last metrics, and what was forecast of the noise."""
+    simulated = not any(guarantee.release for guarantee in result.guarantees)
+    text = "This is a simulation: do not publish its models; a release (release=True) is for that."
     yield (
         f"<p>{len(result.terms)} plans, {len(result.seeds)} seeds, {result.rounds[-1]:,} rounds. "
         "Mean and standard error over seeds at the last round. Metrics are computed from test "
-        "data and covered by no guarantee.</p>"
+        f"data and covered by no guarantee.</p><p><b>{text * simulated}</b></p>"
     )
-    if not any(guarantee.release for guarantee in result.guarantees):
-        yield (
-            "<p><b>This is a simulation: do not publish its models; a release (release=True) is "
-            "for that.</b></p>"
-        )
-    rows = cells(result)
-    for row in rows:  # Metrics come first.
-        row["protected"] = row.pop("protected")
+    # Metrics come before whom it protects.
+    rows = [row | {"protected": row.pop("protected")} for row in cells(result)]
     yield _wide(_html.table(rows))
     # Of one agent: leaves are [S, V, n, ...].
     size = sum(math.prod(leaf.shape[3:]) for leaf in jax.tree.leaves(result.params))

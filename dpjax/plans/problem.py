@@ -610,10 +610,8 @@ def supervised(
     if loss == "squared" and (scores or class_weights is not None):
         raise ValueError("loss is 'squared', which has no classes; leave out metrics and weights")
     if "auc" in scores and len(np.unique(y_test)) < 2:
-        raise ValueError(
-            f"metrics has 'auc' and test y one class, {y_test[0]:g}; give test records of two "
-            "classes, or leave 'auc' out"
-        )
+        text = f"test y one class, {y_test[0]:g}; give test records of two classes"
+        raise ValueError(f"metrics has 'auc' and {text}, or leave it out")
     if class_weights is not None:
         class_weights = checked_weights(class_weights, classes)
     parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights

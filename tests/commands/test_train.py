@@ -103,8 +103,8 @@ def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arrays", "match"),
     [
-        ({}, "partition is 'owner', and own.npz holds no array owner; add the agent of each"),
-        ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name .* the 40 train records"),
+        ({}, "partition is 'owner', and own has no array owner; add each"),
+        ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name or number a train record"),
         ({"owner": np.where(OWNER == "North", "Nord", OWNER)}, "owners holds 'Nord', .* no agent"),
         ({"owner": OWNER.astype(object)}, "put a whole one there, texts as str"),
         ({"owner": OWNER, "y_test": Y}, "lacks x_test"),
