@@ -80,7 +80,7 @@ environment() {
     esac
   fi
   [ -z "$extra" ] || target=".[$extra]"
-  echo "Making the environment in $venv (about a minute, once) ..." >&2
+  echo "Making the environment in $venv (about two minutes with the download, once) ..." >&2
   # uv reads none of pip's settings: where there are some, pip it is.
   if command -v uv >/dev/null 2>&1 && [ -z "${!PIP_*}" ]; then
     "$PYTHON" -c '' 2>/dev/null || uv venv --quiet --seed --python "${DPJAX_PYTHON:->=3.11}" "$venv"
