@@ -138,9 +138,11 @@ def empirical_sensitivity(
     """
     inputs_.check_tasks([problem, neighbour], (0, 1))
     statics, length, arguments = _prepared(plan, problem, seeds, rounds)
-    recorded = _traced(statics, _payloads, length, *arguments, None)
+    noisy = _traced(statics, _payloads, length, *arguments, None).noisy
+    # Both by one program: another would round in other places.
+    recorded = _traced(statics, _payloads, length, *arguments, noisy)
     statics, length, arguments = _prepared(plan, neighbour, seeds, rounds)
-    replayed = _traced(statics, _payloads, length, *arguments, recorded.noisy)
+    replayed = _traced(statics, _payloads, length, *arguments, noisy)
     power = 1 if plan.config.protect.norm == "l1" else 2
 
     def distance(x: Array, y: Array) -> Array:

@@ -505,7 +505,7 @@ def test_examples_that_would_be_others(predictors, kind, entry, message):
 
 def test_examples_that_are_no_array(predictors):
     for x, message in (
-        (None, "x holds nan"),
+        (None, "x is not an array of numbers"),
         ([[1], [2, 3]], "x is not an array of numbers"),
     ):
         with pytest.raises(ValueError, match=message):
