@@ -164,15 +164,12 @@ def run(
     # Only now is it known how many numbers a release draws; no message is out yet.
     rounding = data.rounding(release=any(plan.config.release for plan in plans))
     plans = tuple(statements.priced(plan, data.payload, *rounding) for plan in plans)
-    hidden = data.statics.method.measures_private
     rule = stopping_rule(
         plans, schedule.ends, stopping=stopping, callback=callback is not None, before=spent,
-        planned=planned, phase=phase,
-        private=hidden or any(one.evaluation_data == "private" for one in problems),
+        planned=planned, phase=phase, private=data.statics.method.measures_private
+        or any(one.evaluation_data == "private" for one in problems),
     )  # fmt: skip
-    expected = statements.forecast(plans, data.entries, problems[0].partition.counts)
-    if progress and expected and processes.leads():
-        print(expected, file=sys.stderr)
+    _say(progress, statements.forecast(plans, data.entries, problems[0].partition.counts))
     identity, traced = {}, driver.traced(at)
     if checkpoint is not None or key_file is not None:
         identity = _identity(plans, problems, seeds, options, at, start is not None, traced)
@@ -180,8 +177,7 @@ def run(
         if not storage.ended:
             data.compiled(traced, at.state)  # Before a release has a key.
         at.open(storage)
-        if progress and at.done and processes.leads():
-            print(f"resumed at round {at.done:,}", file=sys.stderr)
+        _say(progress, at.done and f"resumed at round {at.done:,}")
         meter = Meter(len(plans) * len(seeds))
         try:
             _drive(driver, at, meter, rule, callback, checkpoint_seconds, progress)
@@ -207,6 +203,12 @@ def run(
         problem=problems[0].name,
         agents=problems[0].partition.names or (),
     )
+
+
+def _say(progress: bool, line: Any) -> None:
+    """Print a line if there is one, once for all processes."""
+    if progress and line and processes.leads():
+        print(line, file=sys.stderr)
 
 
 def _given(problems: Any, start: Any, **optional: Any) -> dict[str, Any]:

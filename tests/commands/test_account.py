@@ -230,8 +230,7 @@ def test_upper_bounds_are_named(capsys: Capture) -> None:
     command = cli.AccountCommand("path:3", "dsgd", "zero_out_record", 2, gradients="view")
     text = "\n".join(account_._lines(spent, command, "012"))
     assert (
-        re.search(r"^2 .*<= \(1\)$", text, re.MULTILINE)
-        and "<= (1): upper bounds, computed for" in text
+        re.search(r"^2 .*<= \(1\)$", text, re.MULTILINE) and "<= (1): upper bounds, which" in text
     )
     # A neighbour's plain bound, 3.3 on the Florentine graph, gives way to all messages' sqrt 10.
     florentine = mixing.uniform_neighbors(graphs.florentine())

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import dpjax as dp
 from dpjax import cli
 from dpjax._numerics import up
 from dpjax.plans import plan
@@ -76,9 +77,8 @@ def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkey
         assert all(f"\n{label}: accuracy" in out for label in labels)
         Path("design.npz").unlink()
     # The same from Python, with the names of the sites.
-    code, *_ = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
-    config = make_config(design="independent", rounds=5)
-    exec(code, {"config": config})
+    code, *_ = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    exec(code, {})
     with np.load("design.npz") as file:
         assert file["labels"].tolist() == SIX[:4]
     with np.load(saved(tmp_path, "mafalda", "replace_record")) as file:
@@ -189,7 +189,12 @@ def test_the_own_loop_page_states_a_total_over_an_unplanned_departure(
     page = (ROOT / "docs" / "own_loop.md").read_text().partition("## A site leaves")[2]
     (code, *_) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     config = make_config(design="independent", epsilon=6.0, rounds=20)
-    given = {"config": config, "W": mixing.metropolis_hastings(graphs.complete(6)), "names": SIX}
+    given = {
+        "dp": dp,
+        "config": config,
+        "W": mixing.metropolis_hastings(graphs.complete(6)),
+        "names": SIX,
+    }
     exec(code, given)
     assert "A total of mu = " in capsys.readouterr().out
     assert given["stated"].epsilon == 10.0 and given["stated"].rounds == 50
