@@ -220,8 +220,9 @@ def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relatio
         *(jax.tree.leaves(each.params) for each in (whole, resumed, loop, plain)), strict=True
     ):
         np.testing.assert_array_equal(a, b)
-        np.testing.assert_array_equal(a, c)
-        assert not np.array_equal(a, d)
+        # A loop on the host is another program, whose gradients may round otherwise.
+        np.testing.assert_allclose(a, c, rtol=1e-6)
+        assert not np.allclose(a, d, rtol=1e-3)
 
 
 def test_what_is_no_augmentation_is_refused():

@@ -55,8 +55,8 @@ def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_pa
             try:
                 draw()
             except ValueError as refusal:
-                assert str(refusal)[:5] in ("colum", "where", "recor", "algor", "seed ", "x is ",
-                                            "y is "), refusal  # fmt: skip
+                starts = ("colum", "where", "frame", "recor", "algor", "seed ", "x is ", "y is ")
+                assert str(refusal)[:5] in starts, refusal
         # A table shows what there is.
         shown = tables.text(frame)
         assert cell != "word" or "word" in shown
