@@ -205,8 +205,8 @@ SAMPLERS = {"random": samplers.Random(2), "poisson": samplers.Poisson(2.0, 3)}
 @pytest.mark.parametrize(
     ("sampler", "local"),
     [
-        ("random", False),
         ("poisson", True),
+        pytest.param("random", False, marks=pytest.mark.slow),
         pytest.param("random", True, marks=pytest.mark.slow),
         pytest.param("poisson", False, marks=pytest.mark.slow),
     ],
