@@ -274,10 +274,15 @@ def encode(
 
     start = jnp.uint32(0), jnp.zeros_like(whole), jnp.zeros(rows, bool)
     _, rounded, short = jax.lax.while_loop(unfinished, body, start)
+
+    def settled(rounded: Array, towards_zero: Array, fine: Array) -> tuple[Array, Array]:
+        rounded = jnp.where(short[:, None], rounded, towards_zero)
+        fine = fine & _short(code, rounded)
+        return jnp.where(fine[:, None], rounded, 0), fine
+
+    # The row that is sent must be the very one whose length was looked at.
     towards_zero = jnp.trunc(coordinates).astype(jnp.int32)
-    rounded = jnp.where(short[:, None], rounded, towards_zero)
-    fine = fine & (short | _short(code, towards_zero))
-    return jnp.where(fine[:, None], rounded, 0), fine
+    return _numerics.from_memory(settled, rounded, towards_zero, fine)
 
 
 def decode(
