@@ -68,12 +68,14 @@ class Sweep:
         """A table of the last metrics: mean +- standard error over seeds, a line for each point."""
         from dpjax.results import tables
 
+        fields = list(dict.fromkeys(name for point in self.points for name in point))
         names = list(self.frame)
-        metrics = names[names.index("round") + 1 : names.index("point")]
+        metrics = [n for n in names[names.index("round") + 1 :] if n not in (*fields, "point")]
         rows = []
-        for _, part in self.frame.groupby(["point", "seed"]).tail(1).groupby("point"):
-            told = part.iloc[0][[*self.points[0], "epsilon"]].to_dict()
-            rows.append(told | {name: tables.measured(part[name]) for name in metrics})
+        for number, part in self.frame.groupby(["point", "seed"]).tail(1).groupby("point"):
+            known = {name: part[name].iloc[0] for name in fields if name in self.points[number]}
+            row = dict.fromkeys(fields, "") | known | {"epsilon": part["epsilon"].iloc[0]}
+            rows.append(row | {name: tables.measured(part[name]) for name in metrics})
         return tables.text(rows)
 
     def best(

@@ -114,8 +114,8 @@ def run(path: Path, out: Path | None) -> int:
     folder = Path(out or settings.get("out", "run"))
     if os.path.exists(folder):
         raise ValueError(f"out is {str(folder)!r}, which exists; name another folder or delete it")
-    # As Python does for a script: a model may be in a file beside the settings.
-    sys.path[:0] = [str(path.resolve().parent), os.getcwd()]
+    # A model may be in a file beside the settings, which hides no installed module.
+    sys.path.append(str(path.resolve().parent))
     plans, task = read(settings)
     storage: dict[str, Any] = {"checkpoint": f"{folder}.checkpoint", "key_file": f"{folder}.key"}
     result = run_(

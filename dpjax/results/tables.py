@@ -49,7 +49,7 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
     names = [by] if isinstance(by, str) else list(by)
     found = means(frame, names, value)
     for key, group in frame.groupby(names, sort=False, dropna=False):
-        _refuse_repetitions(group, dict(zip(names, key, strict=True)))
+        _refuse_repetitions(group, dict(zip(names, key, strict=True)), value)
     return found
 
 
@@ -176,15 +176,17 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
         )
 
 
-def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any]) -> None:
+def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any], value: str) -> None:
     """Refuse a mean over several runs of one seed that no column tells apart."""
     if "seed" not in group.columns:
         return
-    told = group[[name for name in group if group[name].dtype.kind != "f"]].map(str)
+    # Floats and the value are measured; whatever their dtype, these two are not.
+    names = [name for name in group if name in ("seed", "round") or group[name].dtype.kind != "f"]
+    told = group[[name for name in names if name not in (value, "guarantee")]].map(str)
     if len(twice := group[told.duplicated()]):
-        group = ", ".join(f"{k} = {v}" for k, v in keys.items())
+        where = ", ".join(f"{k} = {v}" for k, v in keys.items())
         raise ValueError(
-            f"frame has several rows with {group}, seed = {twice['seed'].iloc[0]} that only floats "
+            f"frame has several rows with {where}, seed = {twice['seed'].iloc[0]} that only floats "
             "tell apart; name their column in by, or write the rows of every run with a column of "
             "its own, result.rows(run='first')"
         )

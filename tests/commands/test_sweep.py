@@ -69,6 +69,9 @@ def test_a_sweep_is_summed_up_by_its_last_metrics():
     lines = sweep.Sweep(({"noise": 1}, {"noise": None}), frame).summary().splitlines()
     assert lines[0].split() == ["noise", "epsilon", "loss"]
     assert [line.split("  ")[-1] for line in lines[2:]] == ["1.5 +- 0.5", "2.5 +- 0.5"]
+    mixed = swept([{"budget.epsilon": 30.0}, {"optimizer.step_size": 0.1}]).summary().splitlines()
+    assert mixed[0].split()[:3] == ["budget.epsilon", "optimizer.step_size", "epsilon"]
+    assert [line.split()[:2] for line in mixed[2:]] == [["30", "30"], ["0.1", "5"]]
 
 
 def test_best_points_are_a_grid():

@@ -153,6 +153,10 @@ def test_means_over_runs_that_nothing_tells_apart_are_refused():
     other = [row | {"loss": 2.0} for row in run]
     with pytest.raises(ValueError, match="several rows with algorithm = mafalda, seed = 0"):
         tables.summary(pandas.DataFrame(run + other), "algorithm", "loss")
+    frame = pandas.DataFrame({"algorithm": "a", "seed": [0.0, 0.0, 1.0], "hits": [1, 2, 3]})
+    assert tables.summary(frame[1:], "algorithm", "hits")["mean"].tolist() == [2.5]
+    with pytest.raises(ValueError, match="several rows with algorithm = a, seed = 0"):
+        tables.summary(frame, "algorithm", "hits")
     told = [row | {"run": "plain"} for row in run] + [row | {"run": "filtered"} for row in other]
     assert tables.summary(pandas.DataFrame(told), "run", "loss")["mean"].tolist() == [1.0, 2.0]
 
