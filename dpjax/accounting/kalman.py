@@ -495,11 +495,8 @@ def squares(
         sizes gradients can reach.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        plain = pattern_sums(of.values, participation)
-        if of.rounding is None:
-            whole = plain
-        else:
-            whole = pattern_sums(np.abs(of.values) + of.rounding, participation)
+        rounding = 0.0 if of.rounding is None else of.rounding
+        whole = pattern_sums(np.abs(of.values) + rounding, participation)
         return whole, whole > _largest(of.values, participation) * (1 + SHOWN) ** 2
 
 

@@ -295,33 +295,37 @@ def _fill(
         counts = None
     done, total = 0, sum(len(group) for group, _ in work.values())
     for path, missing in _workers.shared(work, team, say):
-        (group, columns), folder = work[path], path.parent / "checkpoints" / path.stem
+        group, columns = work[path]
+        if missing:
+            _run(path, group, columns, mixing, counts, problems, {**options, "progress": progress})
         done += len(group)
-        if not missing:
-            if progress:
-                say(f"{done} of {total} points done")
-            continue
-        designs: dict[Any, Any] = {}  # The noise of a budget is designed once.
-        plans = []
-        for one in group:
-            plans.append(plan_.make(one, mixing, counts=counts, design=designs.get(one.budget)))
-            designs[one.budget] = plans[-1].design
-        parts, rows = [inputs.shared_parts(plan) for plan in plans], []
-        for first in (i for i, part in enumerate(parts) if part not in parts[:i]):
-            indices = [index for index, part in enumerate(parts) if part == parts[first]]
-            own = [plans[index] for index in indices]
-            result = run(
-                own, problems, checkpoint=folder / f"{first}", progress=progress, **options
-            )
-            each = len(result.seeds) * len(result.rounds)
-            for number, row in enumerate(result.rows()):
-                index = indices[number // each]
-                rows.append({**columns[index], **row, "plan": index})
-        described = plan_.described(group)
-        records.write(path, rows, records.metadata(seed=options["seeds"], configs=described))
-        shutil.rmtree(folder, ignore_errors=True)
         if progress:
             say(f"{done} of {total} points done")
+
+
+def _run(
+    path: Path, group: Sequence[Config], columns: Sequence[Mapping[str, Any]], mixing: Any,
+    counts: Any, problems: Sequence[Problem], options: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Run the configs of a group and write their rows."""
+    folder = path.parent / "checkpoints" / path.stem
+    designs: dict[Any, Any] = {}  # The noise of a budget is designed once.
+    plans = []
+    for one in group:
+        plans.append(plan_.make(one, mixing, counts=counts, design=designs.get(one.budget)))
+        designs[one.budget] = plans[-1].design
+    parts, rows = [inputs.shared_parts(plan) for plan in plans], []
+    for first in (i for i, part in enumerate(parts) if part not in parts[:i]):
+        indices = [index for index, part in enumerate(parts) if part == parts[first]]
+        own = [plans[index] for index in indices]
+        result = run(own, problems, checkpoint=folder / str(first), **options)
+        each = len(result.seeds) * len(result.rounds)
+        for number, row in enumerate(result.rows()):
+            index = indices[number // each]
+            rows.append({**columns[index], **row, "plan": index})
+    described = plan_.described(group)
+    records.write(path, rows, records.metadata(seed=options["seeds"], configs=described))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _shown(config: Config, name: str) -> Any:

@@ -54,7 +54,7 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
 
 
 def means(frame: "pandas.DataFrame", names: list[str], value: str) -> "pandas.DataFrame":
-    """`summary` of rows of which a seed may have several, told apart by columns of floats.
+    """`summary` of rows of which a seed may have several, if floats tell them apart.
 
     Args:
         frame: As in `summary`.
@@ -182,8 +182,8 @@ def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any], valu
         return
     # Floats and the value are measured; whatever their dtype, these two are not.
     names = [name for name in group if name in ("seed", "round") or group[name].dtype.kind != "f"]
-    told = group[[name for name in names if name not in (value, "guarantee")]].map(str)
-    if len(twice := group[told.duplicated()]):
+    settings = group[[name for name in names if name not in (value, "guarantee")]].map(str)
+    if len(twice := group[settings.duplicated()]):
         where = ", ".join(f"{k} = {v}" for k, v in keys.items())
         raise ValueError(
             f"frame has several rows with {where}, seed = {twice['seed'].iloc[0]} that only floats "
