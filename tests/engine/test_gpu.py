@@ -10,7 +10,7 @@ from dpjax.engine.run import run
 from dpjax.mechanism import factorization, spatial
 from dpjax.plans import plan
 from dpjax.topology import gossip, graphs, mixing
-from dpjax.transforms import noise
+from dpjax.transforms import clipping, noise
 from tests.support import make_config, make_problem
 from tests.transforms import rounding
 
@@ -32,6 +32,13 @@ def test_neighbouring_sums_in_single_precision_are_further_apart(monkeypatch):
     rounding.in_single_precision(monkeypatch)
     total = rounding.ROUTES["records one by one"]
     assert rounding.distance(total) > 1.1 * rounding.CLIP
+
+
+@pytest.mark.parametrize("method", clipping.CLIPPINGS)
+@pytest.mark.parametrize(("size", "n"), [(2, 1), (16, 4), (100, 4), (5_000, 4)])
+def test_clip_holds_where_a_number_formed_twice_differs(size, n, method):
+    clip = rounding.of_remainders(1.0, method)
+    rounding.check_bound(clip, rounding.factors(size, n), 1.0)
 
 
 def test_a_gpu_is_what_runs():

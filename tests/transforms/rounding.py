@@ -1,12 +1,14 @@
 """Neighbouring sums that rounding drives apart, for every route that adds clipped records up."""
 
 import contextlib
+import fractions
 import math
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from dpjax import _numerics
 from dpjax.models import layer_norms
@@ -29,6 +31,49 @@ def amplitudes(places=PLACES):
     each = np.full(places, 0.51 * ulp)
     each[:top], each[top] = 1, ulp
     return each.astype(np.float32)
+
+
+def exact_square(leaves) -> fractions.Fraction:
+    """Sum of squares of floating numbers, without rounding."""
+    total = fractions.Fraction(0)
+    for leaf in leaves:
+        values = np.asarray(leaf).astype(np.float64).reshape(-1)
+        # Equal entries are counted, so that large constant leaves stay cheap.
+        for value, count in zip(*np.unique(values, return_counts=True), strict=True):
+            total += int(count) * fractions.Fraction(float(value)) ** 2
+    return total
+
+
+def check_bound(transform, updates, clip_norm) -> None:
+    out, _ = transform.update(updates, transform.init(updates))
+    leaves = jax.tree.leaves(out)
+    for agent in range(leaves[0].shape[0]):
+        assert all(np.isfinite(np.asarray(leaf[agent], np.float64)).all() for leaf in leaves)
+        assert exact_square([leaf[agent] for leaf in leaves]) <= fractions.Fraction(clip_norm) ** 2
+
+
+def of_remainders(clip_norm, method="flat"):
+    """Clip what rounding leaves of products: zero, unless multiply and add are fused."""
+    transform = clipping.per_agent(clip_norm, method)
+
+    def update(given, state, params=None):
+        a, b, product = given
+        remainders = {"x": {"k": a * b - product}, "y": {"k": product - b * a}}
+        return transform.update(remainders, state)
+
+    # What users have by default; the tests' own setting compiles faster. Other releases lack it.
+    older = jax.__version_info__ < (0, 11)
+    options = (
+        {"xla_cpu_use_fusion_emitters": True} if older and jax.default_backend() == "cpu" else {}
+    )
+    update = jax.jit(update, compiler_options=options)
+    return optax.GradientTransformation(lambda given: optax.EmptyState(), update)
+
+
+def factors(size, n):
+    rng = np.random.default_rng(size)
+    a, b = (jnp.asarray(1e6 * rng.normal(size=(n, size)), jnp.float32) for _ in range(2))
+    return a, b, a * b
 
 
 class Linear(nn.Module):

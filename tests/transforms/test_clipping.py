@@ -1,6 +1,5 @@
 """Clipping: the bound in exact arithmetic, on whatever comes in, and nothing but the bound."""
 
-import fractions
 import functools
 import math
 
@@ -14,20 +13,10 @@ import pytest
 from dpjax import _numerics
 from dpjax.models import layer_norms
 from dpjax.transforms import clipping
+from tests.transforms.rounding import check_bound, factors, of_remainders
 
 hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
-
-
-def exact_square(leaves) -> fractions.Fraction:
-    """Sum of squares of floating numbers, without rounding."""
-    total = fractions.Fraction(0)
-    for leaf in leaves:
-        values = np.asarray(leaf).astype(np.float64).reshape(-1)
-        # Equal entries are counted, so that large constant leaves stay cheap.
-        for value, count in zip(*np.unique(values, return_counts=True), strict=True):
-            total += int(count) * fractions.Fraction(float(value)) ** 2
-    return total
 
 
 @functools.cache
@@ -35,14 +24,6 @@ def per_agent(clip_norm, method="flat", stability=0.01, **options):
     """Compiled once for all that use it."""
     transform = clipping.per_agent(clip_norm, method, stability, **options)
     return transform._replace(update=jax.jit(transform.update))
-
-
-def check_bound(transform, updates, clip_norm) -> None:
-    out, _ = transform.update(updates, transform.init(updates))
-    leaves = jax.tree.leaves(out)
-    for agent in range(leaves[0].shape[0]):
-        assert all(np.isfinite(np.asarray(leaf[agent], np.float64)).all() for leaf in leaves)
-        assert exact_square([leaf[agent] for leaf in leaves]) <= fractions.Fraction(clip_norm) ** 2
 
 
 def norm(tree):
@@ -100,27 +81,6 @@ def test_the_textbook_line_breaks_the_bound(dtype):
 def test_bound_holds_for_large_leaves(size, value):
     # Equal entries make one long float32 sum drift; the two levels bound it.
     check_bound(per_agent(1.0), jnp.full((2, size), value, jnp.float32), 1.0)
-
-
-def of_remainders(clip_norm, method="flat"):
-    """Clip what rounding leaves of products: zero, unless multiply and add are fused."""
-    transform = clipping.per_agent(clip_norm, method)
-
-    def update(given, state, params=None):
-        a, b, product = given
-        remainders = {"x": {"k": a * b - product}, "y": {"k": product - b * a}}
-        return transform.update(remainders, state)
-
-    # What users have by default; the tests' own setting compiles faster.
-    options = {"xla_cpu_use_fusion_emitters": True}
-    update = jax.jit(update, compiler_options=options)
-    return optax.GradientTransformation(lambda given: optax.EmptyState(), update)
-
-
-def factors(size, n):
-    rng = np.random.default_rng(size)
-    a, b = (jnp.asarray(1e6 * rng.normal(size=(n, size)), jnp.float32) for _ in range(2))
-    return a, b, a * b
 
 
 @pytest.mark.optimized
