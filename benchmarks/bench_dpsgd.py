@@ -162,8 +162,10 @@ def make(name: str, way: str, batch: int, size: int) -> Step:
 
 
 def there(name: str, way: str) -> bool:
-    """Whether a way can be measured: PyTorch's network is written for ``cnn5`` alone."""
-    return way not in ("torch", "opacus") or (name == "cnn5" and timing.installed(way))
+    """Whether a way can be measured: PyTorch's network is ``cnn5``, and on the processor alone."""
+    if way not in ("torch", "opacus"):
+        return True
+    return name == "cnn5" and jax.default_backend() == "cpu" and timing.installed(way)
 
 
 def measure(bench: timing.Bench, options: Any, name: str, batch: int) -> None:
