@@ -33,6 +33,8 @@ def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
         ValueError: For a graph that cannot be read, or a seed that nothing reads.
     """
     spec, seed = command.graph, command.seed
+    if not isinstance(spec, str):
+        raise ValueError(f"graph is {spec!r}; give text, such as 'ring:8' or the path of a file")
     if spec.startswith("er:") and spec.count(":") == 2:
         spec = f"{spec}:{seed}"
     elif seed:

@@ -111,9 +111,16 @@ def run(path: Path, out: Path | None) -> int:
     with _files.reading(path, "mend the line that is named; `dpjax init` writes a whole file"):
         text = path.read_text()
         settings = tomllib.loads(text)
-    folder = Path(out or settings.get("out", "run"))
+    if not isinstance(out := out or settings.get("out", "run"), str | Path):
+        raise ValueError(f"out is {out!r}; give the name of a folder, as text")
+    folder = Path(out)
     if os.path.exists(folder):
         raise ValueError(f"out is {str(folder)!r}, which exists; name another folder or delete it")
+    if not settings.get("release", False) and os.path.exists(f"{folder}.key"):
+        raise ValueError(
+            f"out is {str(folder)!r}, where a release is unfinished, as {folder}.key says; name "
+            "another folder, or end the release first"
+        )
     # A model may be in a file beside the settings, which hides no installed module.
     sys.path.append(str(path.resolve().parent))
     plans, task = read(settings)
@@ -181,6 +188,10 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem]:
     data = {"partition": "iid", "seed": 0} | settings["data"]
     _keys("data", data, {"name", "partition", "alpha", "seed", "test"})
     records, agents, seed = load.load(data.get("name")), len(matrix), data["seed"]
+    unread = {"alpha": data["partition"] != "dirichlet", "test": records.x_test is not None}
+    for name in (name for name, idle in unread.items() if idle and name in data):
+        why = "partition is not 'dirichlet'" if name == "alpha" else f"{records.name} has its own"
+        raise ValueError(f"{name} is {data[name]!r}, and {why}; leave it out of [data]")
     held_out = data.get("test", 0.2), seed
     train, test = split.with_test(records, *held_out)
     if records.x_test is None:
@@ -217,10 +228,13 @@ def _imported(name: str) -> Any:
         known = ", ".join(_MODELS)
         raise ValueError(f"model is {name!r}; choose one of {known}, or your own 'module:Class'")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         text = f"{error}; put {module}.py beside the file of settings"
         raise ValueError(f"model is {name!r}, which cannot be imported: {text}") from None
+    if not callable(found):
+        raise ValueError(f"model is {name!r}, a {type(found).__name__}; name a class of modules")
+    return found
 
 
 def _part(section: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Any:

@@ -130,7 +130,11 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
         if (owner := np.asarray(arrays["owner"])).shape != checked["y_train"].shape:
             remedy = f"give one name or number a train record, {checked['y_train'].shape}"
             raise ValueError(f"{path} holds owner of shape {owner.shape}; {remedy}")
-        checked["owner"] = labels(owner) if owner.dtype.kind in "fiu" else owner
+        if owner.dtype.kind == "f" and not np.all(owner == np.floor(owner)):
+            at = _validate.first(owner != np.floor(owner))
+            raise ValueError(f"{path} holds owner {owner[at]} at {at}; give whole numbers or texts")
+        kinds = {"f": np.int64, "S": np.str_}  # Numbers that a float column held; ASCII.
+        checked["owner"] = owner.astype(kinds.get(owner.dtype.kind, owner.dtype))
     return checked
 
 

@@ -49,6 +49,8 @@ def load(
         (1438, 64)
     """
     root = cache_.folder() if cache is None else Path(cache).expanduser()
+    if not isinstance(name, str):
+        raise ValueError(f"name is {name!r}; give one data set's, as text: 'digits', say")
     known = catalog.SETS.get(name)
     if known is not None and known.bundled:
         arrays = bundled(name)

@@ -125,7 +125,7 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
                [0, 2]], dtype=int32))
     """
     names = [str(label) for label in labels]
-    held = np.array([str(owner) for owner in owners])
+    held = np.array([o.decode() if isinstance(o, bytes) else str(o) for o in owners])
     if len(set(names)) != len(names):
         raise ValueError(f"labels is {names}; give every agent a name of its own")
     if strange := sorted(set(held.tolist()) - set(names)):

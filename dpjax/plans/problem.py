@@ -440,6 +440,8 @@ class Problem:
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
         _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
+        if not isinstance(self.name, str):
+            raise ValueError(f"name is {_validate.shown(self.name)}; give text")
         _validate.flag("apart", self.apart)
         _validate.flag("local", self.local)
         for name in ("init", "loss", "metrics"):
@@ -687,9 +689,11 @@ def checked_partition(partition: Any, records: int | None = None) -> Partition:
             f"partition has indices {indices.dtype}{list(indices.shape)} and counts "
             f"{_validate.shown(counts)}, which are no rows of {counts.size} agents; {remedy}"
         )
-    if partition.names is not None and len(partition.names) != len(counts):
+    names = partition.names
+    if names is not None and (len(names) != len(counts) or any(type(n) is not str for n in names)):
         raise ValueError(
-            f"partition has {len(partition.names)} names for {len(counts)} agents; {remedy}"
+            f"partition has names {_validate.shown(names)} for {len(counts)} agents; give a tuple "
+            "of as many texts"
         )
     owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
     values, times = np.unique(owned, return_counts=True)

@@ -107,12 +107,37 @@ def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
         ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name or number a train record"),
         ({"owner": np.where(OWNER == "North", "Nord", OWNER)}, "owners holds 'Nord', .* no agent"),
         ({"owner": OWNER.astype(object)}, "put a whole one there, texts as str"),
+        ({"owner": np.where(OWNER == "North", np.nan, 1)}, r"owner nan at \(0,\); give whole"),
+        ({"owner": np.full(40, 2**40)}, "owners holds '1099511627776', which is no agent"),
         ({"owner": OWNER, "y_test": Y}, "lacks x_test"),
         ({"owner": OWNER, "x_test": X, "y_test": np.ones(40)}, "'auc' and test y one class, 1"),
     ],
 )
 def test_records_that_do_not_fit_are_refused(arrays: dict, match: str, capsys: Capture) -> None:
     save(x_train=X, y_train=Y, **arrays)
+    refused(["train", "own.toml"], capsys, match)
+
+
+@pytest.mark.parametrize("owner", [OWNER.astype("S8"), OWNER])
+def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
+    save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=owner)
+    task = train.read(train.tomllib.loads(SETTINGS))[1]
+    np.testing.assert_array_equal(task.partition.counts, [20, 12, 8])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "match"),
+    [
+        ([('"owner"', '"iid"\nalpha = 0.5')], "alpha is 0.5, and partition is not 'dirichlet'"),
+        ([('"owner"', '"owner"\ntest = 0.5')], "test is 0.5, and own has its own"),
+        ([('name = "own"', 'name = ["own"]')], r"name is \['own'\]; give one data set's"),
+        ([('"edges.txt"', "5")], "graph is 5; give text"),
+        ([('"Linear"', '"os:path"')], "model is 'os:path', a module; name a class"),
+        ([("rounds = 3", "rounds = 3\nout = 5")], "out is 5; give the name of a folder"),
+    ],
+)
+def test_settings_that_nothing_reads_are_refused(pairs: list, match: str, capsys: Capture) -> None:
+    settings(*pairs)
     refused(["train", "own.toml"], capsys, match)
 
 
@@ -131,6 +156,9 @@ def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) ->
     assert cli.main(["train", "own.toml"]) == 0
     assert Result.load("new/run/result.npz").guarantees[0].release
     assert sorted(path.name for path in Path("new").iterdir()) == ["run", "run.checkpoint"]
+    Path("run.key").touch()
+    Path("own.toml").write_text(SETTINGS)
+    refused(["train", "own.toml"], capsys, "where a release is unfinished, as run.key says")
     text = SETTINGS.partition("[budget]")[0] + SETTINGS.partition('"Independent"')[2]
     Path("own.toml").write_text("release = true\n" + text)
     refused(["train", "own.toml"], capsys, "release is True for a config without noise")

@@ -116,6 +116,15 @@ def test_partitions_that_would_change_the_sensitivity(indices, counts, message):
         make(shards=shards)
 
 
+def test_names_that_records_cannot_hold_are_refused():
+    shards = make().partition
+    for names in (np.array(["a", "b", "c"]), ("a",), (0, 1, 2)):
+        with pytest.raises(ValueError, match="partition has names .* give a tuple of as many"):
+            make(shards=shards._replace(names=names))
+    with pytest.raises(ValueError, match="name is 5; give text"):
+        dataclasses.replace(make(), name=5)
+
+
 def test_data_cannot_be_changed_after_the_check():
     made = make()
     for array in (made.x, made.y, *made.partition[:2]):
