@@ -153,6 +153,7 @@ class Lab:
         self.options = options
         self.command = command
         self.team, self.silent = team, silent
+        self.seconds = 0.0  # That all runs so far were estimated to take.
         self.folder = options.output / name / preset
         self.checkpoints = (options.checkpoint or self.folder / "checkpoints") / name / preset
 
@@ -204,7 +205,9 @@ class Lab:
         names = ("seeds", "eval_every", "chunk_blocks", "devices", "stop_at")
         given = {name: options[name] for name in names if name in options}
         title = "" if checkpoint is None else f"{checkpoint.relative_to(self.checkpoints)}: "
-        print(title + estimate(plans, problem, **given).statement(), flush=True)
+        taken = estimate(plans, problem, **given)
+        self.seconds += taken.seconds
+        print(title + taken.statement(), flush=True)
         # What follows may choose a step size by metrics, and go on from the models.
         once = {"eval_every": 1, "chunk_blocks": 1, "callback": lambda progress: True}
         result = run(plans, problem, **options | once)
@@ -371,7 +374,9 @@ def main(
         if options.estimate:
             with tempfile.TemporaryDirectory() as folder:
                 options = dataclasses.replace(options, output=Path(folder), checkpoint=None)
-                _call(experiment, config, Lab(name, preset, options, command, silent=True))
+                lab = Lab(name, preset, options, command, silent=True)
+                _call(experiment, config, lab)
+            print(f"All runs together take about {lab.seconds / 60:,.1f} minutes, one by one.")
             return 0
         if options.parallel == 1:
             _call(experiment, config, Lab(name, preset, options, command))
