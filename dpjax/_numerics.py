@@ -244,7 +244,8 @@ def _summed(terms: Float[Array, " d"]) -> Float[Array, ""]:
     if number == 1:
         return jnp.sum(terms)
     terms = jnp.pad(terms, (0, length * number - terms.size)).reshape(number, length)
-    # The barrier keeps the compiler from merging the two sums into one of d terms.
+    # A compiler must not merge the two sums into one of d terms. The barrier forbids it; on a CPU,
+    # where XLA drops barriers, it is an assumption that no pass does, which tests of long sums hold.
     return jnp.sum(jax.lax.optimization_barrier(jnp.sum(terms, axis=1)))
 
 

@@ -136,7 +136,7 @@ def square_bound(
     size = jnp.abs(inner)
     errors = inner_error * (jnp.abs(outer) + outer_error) + size * outer_error
     errors = errors + (2 * positions + 4) * _unit(kind) * size * jnp.abs(outer) + float(kind.tiny)
-    # The barrier keeps the compiler from merging the two sums into one of t^2 terms.
+    # Two sums, which are not to be merged into one of t^2 terms: as in `_numerics`.
     return jnp.sum(jax.lax.optimization_barrier(jnp.sum(inner * outer + errors, axis=1)))
 
 
