@@ -245,7 +245,7 @@ def _summed(terms: Float[Array, " d"]) -> Float[Array, ""]:
         return jnp.sum(terms)
     terms = jnp.pad(terms, (0, length * number - terms.size)).reshape(number, length)
     # A compiler must not merge the two sums into one of d terms. The barrier forbids it; on a CPU,
-    # where XLA drops barriers, it is an assumption that no pass does, which tests of long sums hold.
+    # where XLA drops barriers, that no pass does is an assumption, which tests of long sums check.
     return jnp.sum(jax.lax.optimization_barrier(jnp.sum(terms, axis=1)))
 
 

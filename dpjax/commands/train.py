@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import os
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import flax.linen as nn
 import numpy as np
 
 from dpjax import _files, _validate
@@ -49,6 +51,7 @@ mixing = "metropolis"   # weights of a message: metropolis (symmetric) or unifor
 
 [model]
 name = "MLP"            # MLP, Linear, SmallCNN, CNN2, CNN5, or "own:Net" of own.py beside this file
+# outputs = 10          # else the largest label plus one, which counts as public
 hidden = [32]
 loss = "cross_entropy"  # or logistic (labels -1 and +1), squared
 metrics = []            # beside the accuracy: "auc", "f1", "balanced_accuracy"
@@ -59,7 +62,7 @@ relation = "zero_out_record"  # what is hidden: one record; "replace_agent" hide
 clip_norm = 1.0         # largest norm of a record's (or agent's) gradient
 
 [budget]
-epsilon = 4.0           # of the whole run; or a list, one an agent, in the order of the edges' file
+epsilon = 4.0           # of the whole run; or one a site, by name: { North = 1.0, "St Mary" = 2.0 }
 delta = 1e-5            # below one over the number of records (or agents)
 
 [[noise]]               # every [[noise]] is trained, side by side
@@ -111,10 +114,10 @@ def run(path: Path, out: Path | None) -> int:
     with _files.reading(path, "mend the line that is named; `dpjax init` writes a whole file"):
         text = path.read_text()
         settings = tomllib.loads(text)
-    if not isinstance(out := out or settings.get("out", "run"), str | Path):
+    if not isinstance(out := out or settings.get("out", "run"), str | Path) or not str(out).strip():
         raise ValueError(f"out is {out!r}; give the name of a folder, as text")
-    folder = Path(out)
-    if os.path.exists(folder):
+    folder = Path(out).expanduser()
+    if os.path.lexists(folder):
         raise ValueError(f"out is {str(folder)!r}, which exists; name another folder or delete it")
     if not settings.get("release", False) and os.path.exists(f"{folder}.key"):
         raise ValueError(
@@ -125,19 +128,30 @@ def run(path: Path, out: Path | None) -> int:
     sys.path.append(str(path.resolve().parent))
     plans, task = read(settings)
     storage: dict[str, Any] = {"checkpoint": f"{folder}.checkpoint", "key_file": f"{folder}.key"}
-    result = run_(
-        plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
-        progress=True, **storage if plans[0].config.release else {},
-    )  # fmt: skip
+    # Under another name until all is there: whoever finds the folder finds a whole result, and the
+    # same command writes that of a release which was stopped here.
+    part = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
+    with _files.writing("out", folder):
+        part.mkdir(parents=True)
+    try:
+        result = run_(
+            plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
+            progress=True, **storage if plans[0].config.release else {},
+        )  # fmt: skip
+        with _files.writing("out", folder):
+            _files.create(part / "settings.toml", text.encode())
+        result.save(part / "result.npz")
+        result.to_csv(part / "rows.csv")
+        result.report(part / "report.html")
+    except BaseException:
+        shutil.rmtree(part)
+        raise
+    with _files.writing(f"out, with the result in {part},", folder):
+        os.rename(part, folder)
     print(result.summary())
     for caption in dict.fromkeys(one.caption() for one in result.guarantees):
         print(caption)
-    with _files.writing("out", folder):
-        folder.mkdir(parents=True)
-        _files.create(folder / "settings.toml", text.encode())
-    result.save(folder / "result.npz")
-    result.to_csv(folder / "rows.csv")
-    print(f"written: {result.report(folder / 'report.html')} and what it was made from")
+    print(f"written: {folder / 'report.html'} and what it was made from")
     return 0
 
 
@@ -160,12 +174,18 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
         if not isinstance(each, list) or not all(isinstance(one, Mapping) for one in each):
             form = "[[noise]]" if name == "noise" else f"[{name}]"
             raise ValueError(f"{name} is {settings[name]!r}; write it as a section {form}")
-    matrix, task = _task(settings)
+    matrix, task, sites = _task(settings)
     method = settings.get("method", {"name": "DSGD"})
     given = [_part("noise", one, vars(noise)) for one in settings.get("noise", [])]
-    budget = settings.get("budget")
+    budget = dict(settings.get("budget", {}))
+    if isinstance(epsilon := budget.get("epsilon"), Mapping):
+        if set(epsilon) != set(sites):
+            raise ValueError(f"epsilon is of {sorted(epsilon)}; give one for each of {[*sites]}")
+        budget["epsilon"] = [epsilon[site] for site in sites]
+    elif isinstance(epsilon, list) and sites != tuple(map(str, range(len(sites)))):
+        raise ValueError(f"epsilon is {epsilon!r}; name the sites: {{ {sites[0]!r} = 1.0, ... }}")
     parts: dict[str, Any] = {
-        "budget": None if budget is None else _called("budget", protect.Budget, budget),
+        "budget": _called("budget", protect.Budget, budget) if "budget" in settings else None,
         "protect": _called("protect", protect.Protect, settings["protect"]),
         "sampler": _part("sampler", settings["sampler"], vars(samplers)),
         "optimizer": _part("optimizer", settings["optimizer"], vars(optimizers)),
@@ -177,8 +197,8 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
     return [plan.make(one, matrix, counts=task.partition.counts) for one in configs], task
 
 
-def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem]:
-    """The mixing matrix, and model and data over its agents."""
+def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tuple[str, ...]]:
+    """The mixing matrix, model and data over its agents, and the agents' names."""
     network = {"mixing": "metropolis", "seed": 0} | settings["network"]
     _keys("network", network, {"graph", "mixing", "seed"})
     _validate.one_of("mixing", network["mixing"], ("metropolis", "uniform"))
@@ -188,10 +208,15 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem]:
     data = {"partition": "iid", "seed": 0} | settings["data"]
     _keys("data", data, {"name", "partition", "alpha", "seed", "test"})
     records, agents, seed = load.load(data.get("name")), len(matrix), data["seed"]
-    unread = {"alpha": data["partition"] != "dirichlet", "test": records.x_test is not None}
-    for name in (name for name, idle in unread.items() if idle and name in data):
-        why = "partition is not 'dirichlet'" if name == "alpha" else f"{records.name} has its own"
-        raise ValueError(f"{name} is {data[name]!r}, and {why}; leave it out of [data]")
+    sites = nodes.labels(graph)
+    unread = {}
+    if data["partition"] != "dirichlet":
+        unread["alpha"] = "partition is not 'dirichlet'"
+    if records.x_test is not None:
+        both = ("test", "seed") if data["partition"] == "owner" else ("test",)
+        unread |= dict.fromkeys(both, f"{records.name} has its own test records")
+    for name in unread.keys() & settings["data"].keys():
+        raise ValueError(f"{name} is {data[name]!r}, and {unread[name]}; leave it out of [data]")
     held_out = data.get("test", 0.2), seed
     train, test = split.with_test(records, *held_out)
     if records.x_test is None:
@@ -206,19 +231,26 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem]:
         # Dealt as the labels are; the records need not be copied again.
         dealt = records._replace(x_train=records.owner, y_train=records.owner)
         owners = split.with_test(dealt, *held_out)[0][1]
-        shards = partition.by_owner(owners, nodes.labels(graph))
+        shards = partition.by_owner(owners, sites)
     else:
         shards = partition.dirichlet(train[1], agents, data.get("alpha", 0.5), seed)
     model = dict(settings["model"])
     own = {name: model.pop(name) for name in ("loss", "metrics", "class_weights") if name in model}
     loss = own.pop("loss", "cross_entropy")
     name = model.pop("name", "MLP")
-    kind = _MODELS.get(name) or _imported(name)
+    kind = (_MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
     for field in ("outputs", "classes"):
         if loss == "cross_entropy" and field in inspect.signature(kind).parameters:
             model.setdefault(field, int(max(train[1].max(), test[1].max())) + 1)
-    module = _called("model", kind, model)
-    return matrix, problem.supervised(module, loss, train, test, shards, name=data["name"], **own)
+    try:
+        module = _called("model", kind, model)
+        task = problem.supervised(module, loss, train, test, shards, name=data["name"], **own)
+    except ValueError:
+        raise
+    except Exception as error:  # A class of the user's own may raise anything.
+        text = f"{type(error).__name__}: {error}"
+        raise ValueError(f"model is {name!r}, which cannot be made ({text}); mend it") from error
+    return matrix, task, sites
 
 
 def _imported(name: str) -> Any:
@@ -229,10 +261,10 @@ def _imported(name: str) -> Any:
         raise ValueError(f"model is {name!r}; choose one of {known}, or your own 'module:Class'")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        text = f"{error}; put {module}.py beside the file of settings"
+    except (Exception, SystemExit) as error:
+        text = f"{type(error).__name__}: {error}; put {module}.py beside the file of settings"
         raise ValueError(f"model is {name!r}, which cannot be imported: {text}") from None
-    if not callable(found):
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"model is {name!r}, a {type(found).__name__}; name a class of modules")
     return found
 

@@ -130,9 +130,12 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
         if (owner := np.asarray(arrays["owner"])).shape != checked["y_train"].shape:
             remedy = f"give one name or number a train record, {checked['y_train'].shape}"
             raise ValueError(f"{path} holds owner of shape {owner.shape}; {remedy}")
-        if owner.dtype.kind == "f" and not np.all(owner == np.floor(owner)):
-            at = _validate.first(owner != np.floor(owner))
-            raise ValueError(f"{path} holds owner {owner[at]} at {at}; give whole numbers or texts")
+        if owner.dtype.kind == "f":
+            exact = (owner == np.floor(owner)) & (abs(owner) <= 2 ** np.finfo(owner.dtype).nmant)
+            if not exact.all():
+                at = _validate.first(~exact)
+                remedy = "save names as whole numbers or texts"
+                raise ValueError(f"{path} holds owner {owner[at]} at {at}; {remedy}")
         kinds = {"f": np.int64, "S": np.str_}  # Numbers that a float column held; ASCII.
         checked["owner"] = owner.astype(kinds.get(owner.dtype.kind, owner.dtype))
     return checked
@@ -223,6 +226,7 @@ def labels(values: np.ndarray) -> np.ndarray:
         ValueError: For labels that neither type holds.
     """
     values = np.asarray(values)
+    values = values.astype(np.int8) if values.dtype == bool else values
     whole = np.issubdtype(values.dtype, np.integer) or bool(np.all(values == np.round(values)))
     limits = np.iinfo(np.int32)
     if not values.size:

@@ -66,11 +66,9 @@ def load(
     new = not os.path.exists(path)
     if new:
         _obtain(name, known, path, download)
-    again = "fetch it again" if known.obtainable else "put a whole one there, texts as str"
+    again = "delete the file and fetch it again" if known.obtainable else "write the file again"
     try:
-        arrays, sha256 = canonical.read(
-            path, known.sha256, f"delete the file and {again}", in_any_order=known.in_any_order
-        )
+        arrays, sha256 = canonical.read(path, known.sha256, again, in_any_order=known.in_any_order)
     except ValueError:
         if new:
             path.unlink()

@@ -607,6 +607,8 @@ def supervised(
     if eval_batch is None:
         agents = len(checked_partition(partition, None if local else len(x)).counts)
         eval_batch = at_once(model, x_test, agents)
+    if not isinstance(metrics, Sequence):
+        raise ValueError(f"metrics is {metrics!r}; give a list of {', '.join(SCORES)}")
     for metric in (scores := (metrics,) if isinstance(metrics, str) else tuple(metrics)):
         _validate.one_of("metrics", metric, SCORES)
     if loss == "squared" and (scores or class_weights is not None):

@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ class_weights = [1.0, 0.5]
 relation = "zero_out_record"
 clip_norm = 1.0
 [budget]
-epsilon = [1.0, 2.0, 3.0]
+epsilon = { South = 2.0, North = 1.0, "St Mary" = 3.0 }
 delta = 1e-5
 [[noise]]
 name = "Independent"
@@ -87,7 +88,8 @@ def test_records_go_to_the_sites_that_own_them() -> None:
     np.testing.assert_array_equal(task.partition.counts, [20, 12, 8])
     np.testing.assert_array_equal(plan.guarantee.per_agent_epsilon, [1, 2, 3])
     save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=np.unique(OWNER, return_inverse=True)[1])
-    again = train.read(parsed | {"network": {"graph": "complete:3"}})[1]
+    numbered = {"network": {"graph": "complete:3"}, "budget": {"epsilon": [1, 2, 3], "delta": 1e-5}}
+    again = train.read(parsed | numbered)[1]
     np.testing.assert_array_equal(again.partition.indices, task.partition.indices)
 
 
@@ -106,8 +108,8 @@ def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
         ({}, "partition is 'owner', and own has no array owner; add each"),
         ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name or number a train record"),
         ({"owner": np.where(OWNER == "North", "Nord", OWNER)}, "owners holds 'Nord', .* no agent"),
-        ({"owner": OWNER.astype(object)}, "put a whole one there, texts as str"),
-        ({"owner": np.where(OWNER == "North", np.nan, 1)}, r"owner nan at \(0,\); give whole"),
+        ({"owner": OWNER.astype(object)}, "write the file again"),
+        ({"owner": np.where(OWNER == "North", np.nan, 1)}, r"owner nan at \(0,\); save names"),
         ({"owner": np.full(40, 2**40)}, "owners holds '1099511627776', which is no agent"),
         ({"owner": OWNER, "y_test": Y}, "lacks x_test"),
         ({"owner": OWNER, "x_test": X, "y_test": np.ones(40)}, "'auc' and test y one class, 1"),
@@ -134,11 +136,24 @@ def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
         ([('"edges.txt"', "5")], "graph is 5; give text"),
         ([('"Linear"', '"os:path"')], "model is 'os:path', a module; name a class"),
         ([("rounds = 3", "rounds = 3\nout = 5")], "out is 5; give the name of a folder"),
+        (
+            [("rounds = 3", 'rounds = 3\nout = "own.toml/a"')],
+            "own.toml/a', which cannot be written",
+        ),
+        ([('"owner"', '"owner"\nseed = 1')], "seed is 1, and own has its own test records"),
+        ([('["auc"]', "true")], "metrics is True; give a list of"),
+        ([('"Linear"', '["Linear"]')], r"model is \['Linear'\]; choose one of"),
+        ([('"Linear"', '"sys:exit"')], "model is 'sys:exit', a builtin.*; name a class of modules"),
+        ([('"Linear"', '"own_bad:Net"')], "cannot be imported: ZeroDivisionError"),
+        ([("{ South = 2.0, North = 1.0,", "{ South = 2.0,")], "epsilon is of .* give one for each"),
+        ([('{ South = 2.0, North = 1.0, "St Mary" = 3.0 }', "[1, 2, 3]")], "name the sites: { 'N"),
     ],
 )
 def test_settings_that_nothing_reads_are_refused(pairs: list, match: str, capsys: Capture) -> None:
+    Path("own_bad.py").write_text("1 / 0")
     settings(*pairs)
     refused(["train", "own.toml"], capsys, match)
+    assert not list(Path().glob(".*"))
 
 
 def test_a_model_is_found_beside_the_settings(capsys: Capture, folder: Path) -> None:
@@ -151,11 +166,29 @@ def test_a_model_is_found_beside_the_settings(capsys: Capture, folder: Path) -> 
     assert Result.load("run/result.npz").params["params"]["Dense_0"]["kernel"].shape[-2:] == (3, 1)
 
 
+STOPPED: list[Result] = []
+
+
+def stopped(result: Result, path: Path) -> None:
+    """Take the place of a method that writes."""
+    STOPPED.append(result)
+    raise KeyboardInterrupt
+
+
 def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) -> None:
     settings(("rounds = 3", 'rounds = 3\nrelease = true\nout = "new/run"'))
     assert cli.main(["train", "own.toml"]) == 0
     assert Result.load("new/run/result.npz").guarantees[0].release
     assert sorted(path.name for path in Path("new").iterdir()) == ["run", "run.checkpoint"]
+    # Stopped while it wrote its result: the same command writes it.
+    Path("own.toml").write_text(Path("own.toml").read_text().replace("new/run", "half"))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Result, "to_csv", stopped)
+        train.run(Path("own.toml"), None)
+    assert not Path("half").exists() and not Path("half.key").exists()
+    assert cli.main(["train", "own.toml"]) == 0
+    again = Result.load("half/result.npz")
+    jax.tree.map(np.testing.assert_array_equal, again.params, STOPPED[0].params)
     Path("run.key").touch()
     Path("own.toml").write_text(SETTINGS)
     refused(["train", "own.toml"], capsys, "where a release is unfinished, as run.key says")
