@@ -158,6 +158,8 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
 def _assumed(of: Record) -> str:
     """What every promise of a guarantee counts on, beside who knows which secret."""
     said = ""
+    if min(of.per_agent_epsilon or (of.epsilon,)) < of.epsilon:
+        said += ", at the agent with the largest epsilon"
     if of.gradients == "view":
         said += ", for gradients that do not depend on what it cannot see"
     if of.sum_only:

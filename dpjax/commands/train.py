@@ -51,9 +51,9 @@ mixing = "metropolis"   # weights of a message: metropolis (symmetric) or unifor
 
 [model]
 name = "MLP"            # MLP, Linear, SmallCNN, CNN2, CNN5, or "own:Net" of own.py beside this file
-# outputs = 10          # else the largest label plus one, which counts as public
+# outputs = 10          # not for Linear; else the largest label plus one, which counts as public
 hidden = [32]
-loss = "cross_entropy"  # or logistic (labels -1 and +1), squared
+loss = "cross_entropy"  # Linear takes logistic (labels -1 and +1), or squared
 metrics = []            # beside the accuracy: "auc", "f1", "balanced_accuracy"
 # class_weights = [1.0, 0.2]  # factors of the training loss, one a class; -1 comes before +1
 
@@ -133,24 +133,31 @@ def run(path: Path, out: Path | None) -> int:
     part = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
     with _files.writing("out", folder):
         part.mkdir(parents=True)
+        part.rmdir()
+    result = run_(
+        plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
+        progress=True, **storage if plans[0].config.release else {},
+    )  # fmt: skip
     try:
-        result = run_(
-            plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
-            progress=True, **storage if plans[0].config.release else {},
-        )  # fmt: skip
         with _files.writing("out", folder):
+            part.mkdir()
             _files.create(part / "settings.toml", text.encode())
         result.save(part / "result.npz")
         result.to_csv(part / "rows.csv")
         result.report(part / "report.html")
     except BaseException:
-        shutil.rmtree(part)
+        shutil.rmtree(part, ignore_errors=True)
         raise
     with _files.writing(f"out, with the result in {part},", folder):
         os.rename(part, folder)
     print(result.summary())
     for caption in dict.fromkeys(one.caption() for one in result.guarantees):
         print(caption)
+    for one in plans:
+        print(f"\n{one.config.label}:\n{one.protection()}")
+        if each := one.guarantee.per_agent_epsilon:
+            shown = zip(task.partition.names or range(len(each)), each, strict=True)
+            print("epsilon by agent: " + ", ".join(f"{name} {value:g}" for name, value in shown))
     print(f"written: {folder / 'report.html'} and what it was made from")
     return 0
 
@@ -193,6 +200,8 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
         "rounds": settings["rounds"],
         "release": settings.get("release", False),
     }
+    if parts["release"] is True and (len(given) > 1 or len(settings.get("seeds", [0])) > 1):
+        raise ValueError("release is true; leave one [[noise]], and give seeds = [0]")
     configs = [plan.Config(noise=one, **parts) for one in given or [None]]
     return [plan.make(one, matrix, counts=task.partition.counts) for one in configs], task
 

@@ -467,7 +467,7 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
         f"noise {config.label!r}: {few}": not fresh and bands > separation,
         f"accountant {accountant!r}: give 'gdp', the numerical one": accountant != "gdp",
         "one epsilon an agent: give one for all": budget and budget.each is not None,
-        "release=True: give release=False": config.release,
+        "release=True: give release=False, which must not be published": config.release,
     }
     return {f"sampler is {shown}: {claim} {why}, or use Random": on for why, on in rules.items()}
 

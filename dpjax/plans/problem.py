@@ -191,6 +191,7 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
     if len(outputs.shape) != 1 + classes:
         wanted = "[batch, classes]" if classes else "[batch]"
         wanted += "; return x[..., 0]" * (not classes and outputs.shape[1:] == (1,))
+        wanted += "; one score is for logistic (labels -1 and +1) and squared" * classes
         raise ValueError(
             f"model maps {one.shape} to {outputs.shape}; the {loss} loss takes {wanted}"
         )
