@@ -217,13 +217,13 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tup
     data = {"partition": "iid", "seed": 0} | settings["data"]
     _keys("data", data, {"name", "partition", "alpha", "seed", "test"})
     records, agents, seed = load.load(data.get("name")), len(matrix), data["seed"]
+    _validate.integer("seed", seed, least=0)
     sites = nodes.labels(graph)
     unread = {}
     if data["partition"] != "dirichlet":
         unread["alpha"] = "partition is not 'dirichlet'"
     if records.x_test is not None:
-        both = ("test", "seed") if data["partition"] == "owner" else ("test",)
-        unread |= dict.fromkeys(both, f"{records.name} has its own test records")
+        unread["test"] = f"{records.name} has its own test records"
     for name in unread.keys() & settings["data"].keys():
         raise ValueError(f"{name} is {data[name]!r}, and {unread[name]}; leave it out of [data]")
     held_out = data.get("test", 0.2), seed

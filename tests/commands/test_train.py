@@ -140,7 +140,7 @@ def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
             [("rounds = 3", 'rounds = 3\nout = "own.toml/a"')],
             "own.toml/a', which cannot be written",
         ),
-        ([('"owner"', '"owner"\nseed = 1')], "seed is 1, and own has its own test records"),
+        ([('"owner"', '"owner"\nseed = "one"')], "seed is 'one'; give a whole number"),
         ([('["auc"]', "true")], "metrics is True; give a list of"),
         ([('"Linear"', '["Linear"]')], r"model is \['Linear'\]; choose one of"),
         ([('"Linear"', '"sys:exit"')], "model is 'sys:exit', a builtin.*; name a class of modules"),
