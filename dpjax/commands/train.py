@@ -243,6 +243,8 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tup
         shards = partition.by_owner(owners, sites)
     else:
         shards = partition.dirichlet(train[1], agents, data.get("alpha", 0.5), seed)
+    if sites != tuple(map(str, range(agents))):
+        shards = shards._replace(names=sites)
     model = dict(settings["model"])
     own = {name: model.pop(name) for name in ("loss", "metrics", "class_weights") if name in model}
     loss = own.pop("loss", "cross_entropy")

@@ -693,7 +693,8 @@ def checked_partition(partition: Any, records: int | None = None) -> Partition:
             f"{_validate.shown(counts)}, which are no rows of {counts.size} agents; {remedy}"
         )
     names = partition.names
-    if names is not None and (len(names) != len(counts) or any(type(n) is not str for n in names)):
+    fits = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+    if names is not None and not (fits and len(names) == len(counts)):
         raise ValueError(
             f"partition has names {_validate.shown(names)} for {len(counts)} agents; give a tuple "
             "of as many texts"

@@ -88,6 +88,8 @@ def test_records_go_to_the_sites_that_own_them() -> None:
     np.testing.assert_array_equal(task.partition.counts, [20, 12, 8])
     np.testing.assert_array_equal(plan.guarantee.per_agent_epsilon, [1, 2, 3])
     save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=np.unique(OWNER, return_inverse=True)[1])
+    dealt = train.read(parsed | {"data": {"name": "own"}})[1].partition
+    assert dealt.names == tuple(SITES) and set(dealt.counts) == {13, 14}
     numbered = {"network": {"graph": "complete:3"}, "budget": {"epsilon": [1, 2, 3], "delta": 1e-5}}
     again = train.read(parsed | numbered)[1]
     np.testing.assert_array_equal(again.partition.indices, task.partition.indices)
