@@ -571,7 +571,10 @@ def test_a_stopped_run_that_is_read_again_still_says_so(tmp_path, plans, small):
     assert again.guarantees == first.guarantees and again.guarantees[-1].private_stop
 
 
-def test_the_bar_has_metrics_and_is_drawn_no_more_often_for_them(network, small, capsys):
+def test_the_bar_has_metrics_and_is_drawn_no_more_often_for_them(
+    network, small, capsys, monkeypatch
+):
+    monkeypatch.delenv("COLUMNS", raising=False)  # Older releases of tqdm would cut the bar to it.
     made = plan.make(make_config(rounds=40), network)
     result = run(made, small, seeds=[0, 1], eval_every=1, chunk_blocks=1, progress=True)
     shown = capsys.readouterr().err
