@@ -451,7 +451,7 @@ def compare(config: Config, lab: launch.Lab, group: Any) -> None:
 def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
     """Figures: accuracy over rounds at each budget, and over budgets."""
     stem = f"cifar_doppler_{config.dataset}_{config.model}"
-    stem += f"_{lab.preset}" if lab.preset.startswith("long") else ""
+    stem += lab.suffix
     figures = [
         (f"{stem}_rounds_{epsilon:g}", rows, "round", f"round (epsilon {epsilon:g})")
         for epsilon, rows in final.groupby("budget_epsilon", sort=False)

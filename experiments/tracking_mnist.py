@@ -389,8 +389,7 @@ def draw_methods(config: Config, lab: launch.Lab, curves: Any) -> None:
     note = (
         "DPOP has tracking's epsilon, PP-DOAGT and Diff-TV-AB its noise; all three reconstructed."
     )
-    suffix = "_long" if lab.preset == "long" else ""
-    lab.figure(figure, f"tracking_mnist{suffix}.svg", note=note)
+    lab.figure(figure, f"tracking_mnist{lab.suffix}.svg", note=note)
 
 
 def draw_border(config: Config, lab: launch.Lab, rows: Any) -> None:

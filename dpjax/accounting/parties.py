@@ -155,11 +155,15 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
     )
 
 
+def whose(of: Record) -> str:
+    """Whose epsilon a single number is, where agents' differ."""
+    unequal = min(of.per_agent_epsilon or (of.epsilon,)) < of.epsilon
+    return ", at the agent with the largest epsilon" * unequal
+
+
 def _assumed(of: Record) -> str:
     """What every promise of a guarantee counts on, beside who knows which secret."""
-    said = ""
-    if min(of.per_agent_epsilon or (of.epsilon,)) < of.epsilon:
-        said += ", at the agent with the largest epsilon"
+    said = whose(of)
     if of.gradients == "view":
         said += ", for gradients that do not depend on what it cannot see"
     if of.sum_only:

@@ -244,7 +244,6 @@ def records(of: Record, attacker: str = "the same attacker") -> str:
     if of.curve is not None:
         return " What several records of one person cost together is not stated with a curve."
     each = {k: parties.group_epsilon(of, k) for k in (2, 5)}
-    least = min(of.per_agent_epsilon or (of.epsilon,))
     numbers = ", ".join(
         f"{k} records cost at most epsilon = {up(cost)}"
         if cost < math.inf
@@ -260,7 +259,7 @@ def records(of: Record, attacker: str = "the same attacker") -> str:
         numbers += f" ({which}: odds may change by more than e^{parties.VACUOUS:g})"
     return (
         " A person with several records is protected less, at the same delta and against "
-        f"{attacker}{', at the agent with the largest epsilon' * (least < of.epsilon)}: {numbers}."
+        f"{attacker}{parties.whose(of)}: {numbers}."
     )
 
 

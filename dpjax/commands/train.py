@@ -189,7 +189,7 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
         if set(epsilon) != set(sites):
             raise ValueError(f"epsilon is of {sorted(epsilon)}; give one for each of {[*sites]}")
         budget["epsilon"] = [epsilon[site] for site in sites]
-    elif isinstance(epsilon, list) and sites != tuple(map(str, range(len(sites)))):
+    elif isinstance(epsilon, list) and not _numbered(sites):
         raise ValueError(f"epsilon is {epsilon!r}; name the sites: {{ {sites[0]!r} = 1.0, ... }}")
     parts: dict[str, Any] = {
         "budget": _called("budget", protect.Budget, budget) if "budget" in settings else None,
@@ -200,7 +200,7 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
         "rounds": settings["rounds"],
         "release": settings.get("release", False),
     }
-    if parts["release"] is True and (len(given) > 1 or len(settings.get("seeds", [0])) > 1):
+    if parts["release"] is True and (len(given) > 1 or np.size(settings.get("seeds", 0)) > 1):
         raise ValueError("release is true; leave one [[noise]], and give seeds = [0]")
     configs = [plan.Config(noise=one, **parts) for one in given or [None]]
     return [plan.make(one, matrix, counts=task.partition.counts) for one in configs], task
@@ -243,7 +243,7 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tup
         shards = partition.by_owner(owners, sites)
     else:
         shards = partition.dirichlet(train[1], agents, data.get("alpha", 0.5), seed)
-    if sites != tuple(map(str, range(agents))):
+    if not _numbered(sites):
         shards = shards._replace(names=sites)
     model = dict(settings["model"])
     own = {name: model.pop(name) for name in ("loss", "metrics", "class_weights") if name in model}
@@ -262,6 +262,11 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tup
         text = f"{type(error).__name__}: {error}"
         raise ValueError(f"model is {name!r}, which cannot be made ({text}); mend it") from error
     return matrix, task, sites
+
+
+def _numbered(sites: tuple[str, ...]) -> bool:
+    """Whether agents have numbers for names, in their order."""
+    return sites == tuple(map(str, range(len(sites))))
 
 
 def _imported(name: str) -> Any:

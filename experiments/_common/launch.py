@@ -153,6 +153,8 @@ class Lab:
         self.options = options
         self.command = command
         self.team, self.silent = team, silent
+        # Of figures: those of long presets stand beside others'.
+        self.suffix = f"_{preset}" if preset.startswith("long") else ""
         self.seconds = 0.0  # That all runs so far were estimated to take.
         self.folder = options.output / name / preset
         self.checkpoints = (options.checkpoint or self.folder / "checkpoints") / name / preset

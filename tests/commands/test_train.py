@@ -191,6 +191,10 @@ def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) ->
     assert cli.main(["train", "own.toml"]) == 0
     again = Result.load("half/result.npz")
     jax.tree.map(np.testing.assert_array_equal, again.params, STOPPED[0].params)
+    settings(("rounds = 3", "rounds = 3\nrelease = true"), ("seeds = [0]", "seeds = [0, 1]"))
+    refused(["train", "own.toml"], capsys, "release is true; leave one .* and give seeds = .0.")
+    settings(("rounds = 3", "rounds = 3\nrelease = true"), ("seeds = [0]", "seeds = 3"))
+    refused(["train", "own.toml"], capsys, "seeds is 3")
     Path("run.key").touch()
     Path("own.toml").write_text(SETTINGS)
     refused(["train", "own.toml"], capsys, "where a release is unfinished, as run.key says")
