@@ -435,12 +435,16 @@ class Gradients:
         plain = [None if i in products_of else leaf for i, leaf in enumerate(leaves)]
         numbers = [call.number for call in calls]
         zeros = [jnp.zeros(call.out.shape, call.out.dtype) for call in calls]
+
         of_each = jax.vmap(jax.grad(example, (0, 1), has_aux=True), (None, None, 0, 0))
         (gradients, derivatives), inputs = of_each(plain, zeros, x, y)
         formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
         pairs, lost = {}, {}
         for call, activation, derivative in zip(calls, inputs, derivatives, strict=True):
-            bounded = functools.partial(_bounded, reads=call.product.reads)
+            reads = call.product.reads
+            # What the layer multiplies: a narrow dtype may have no number of this size.
+            activation = activation if reads else activation.astype(call.out.dtype)
+            bounded = functools.partial(_bounded, reads=reads)
             activation, derivative, finite = jax.vmap(bounded)(activation, derivative.astype(wide))
             lost[call.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
             rows = jax.vmap(call.product.rows)(activation)
@@ -493,14 +497,19 @@ def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Arra
     Zeros where one might: infinity times a weight of zero is nan. Of an input that ``reads`` rows
     the numbers say nothing of the size.
     """
+    # Finiteness first: the largest of many numbers need not be nan where one of them is.
+    bounded = jnp.isfinite(derivative).all()
+    derivative = jnp.where(bounded, derivative, 0)
     top = jnp.max(jnp.abs(derivative), initial=0)
     if not reads:
-        most = jnp.max(jnp.abs(activation.astype(top.dtype)), initial=0)
-        top = top * jnp.maximum(most, 1)
         # By itself alone: what many models share, as a batch, stays shared.
-        activation = jnp.where(most < jnp.inf, activation, 0)
-    finite = top * derivative.size < jnp.finfo(top.dtype).max / 8
-    return activation, jnp.where(finite, derivative, 0), finite
+        finite = jnp.isfinite(activation.astype(top.dtype)).all()
+        activation = jnp.where(finite, activation, 0)
+        most = jnp.max(jnp.abs(activation.astype(top.dtype)), initial=0)
+        bounded &= finite
+        top = top * jnp.maximum(most, 1)
+    bounded &= top * derivative.size < jnp.finfo(top.dtype).max / 8
+    return activation, jnp.where(bounded, derivative, 0), bounded
 
 
 def _unit(leaves: Sequence[Any]) -> float:
@@ -547,6 +556,7 @@ def _contracted(
             return total.astype(jnp.float64)
     with _numerics.double_precision():
         scaled = derivative.astype(jnp.float64) * weight.astype(jnp.float64)
+        scaled = jnp.where(weight > 0, scaled, 0)
         flat = flat.astype(jnp.float64) if jnp.issubdtype(flat.dtype, jnp.floating) else flat
         return product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
 

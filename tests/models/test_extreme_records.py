@@ -1,0 +1,192 @@
+"""One extreme record: the terms of all others stay as they are, bit for bit."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.models import cnn, layer_norms, losses, mlp
+from dpjax.transforms import clipping
+
+CLIP = 1.0
+
+
+class Words(nn.Module):
+    """An embedding and a dense layer: a word that is not in the vocabulary is not a number."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3)(nn.tanh(nn.Embed(50, 64)(x)).reshape(*x.shape[:-1], -1))
+
+
+class Saturated(nn.Module):
+    """A layer in bfloat16 whose derivative is zero where its input is infinite there."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3)(nn.tanh(nn.Dense(64, dtype=jnp.bfloat16)(x)))
+
+
+class Logarithm(nn.Module):
+    """A logarithm of what comes in, which numbers below zero do not have."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3)(nn.Dense(64)(jnp.log(x)))
+
+
+class Normal(nn.Module):
+    """A layer norm between dense layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3)(nn.relu(nn.LayerNorm()(nn.Dense(64)(x))))
+
+
+class Convolved(nn.Module):
+    """Convolutions of all kinds: plain, in groups, one a channel, transposed."""
+
+    groups: int = 1
+    transposed: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        if self.transposed:
+            x = nn.ConvTranspose(8, (3, 3), strides=(2, 2))(x)
+        x = nn.Conv(8, (3, 3), feature_group_count=self.groups)(x)
+        return nn.Dense(3)(nn.relu(x).reshape(*x.shape[:-3], -1))
+
+
+class Flat(nn.Module):
+    """A convolution over one axis, in groups."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3)(nn.Conv(8, (3,), feature_group_count=4)(x).reshape(*x.shape[:-2], -1))
+
+
+class Attention(nn.Module):
+    """Self-attention of flax, and a mean over places."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Return the logits."""
+        return nn.Dense(3)(nn.MultiHeadDotProductAttention(num_heads=2)(x, x).mean(-2))
+
+
+MODELS = {
+    "words": (Words(), (64,), (60,)),
+    "saturated": (Saturated(), (64,), (3.4e38,)),
+    "logarithm": (Logarithm(), (64,), (-0.2,)),
+    "mlp": (mlp.MLP((64,), 3), (64,), (np.nan, np.inf, 3e38, 1e-45)),
+    "normal": (Normal(), (64,), (np.nan, 3e38)),
+    "cnn": (cnn.SmallCNN(), (28, 28, 1), (1e25, np.inf)),
+    "convolution": (Convolved(), (8, 8, 8), (np.nan, 3e38)),
+    "groups": (Convolved(2), (8, 8, 8), (np.nan, 3e38)),
+    "channels": (Convolved(8), (8, 8, 8), (np.inf, 3e38)),
+    "transposed": (Convolved(4, True), (4, 4, 8), (np.nan, 3e38)),
+    "flat": (Flat(), (16, 8), (np.inf, 3e38)),
+    "attention": (Attention(), (8, 16), (np.nan, 3e38)),
+}
+
+
+def task(name, records=72):
+    """A model, its parameters, and positive records with labels."""
+    model, shape, extremes = MODELS[name]
+    rng = np.random.default_rng(0)
+    x = rng.uniform(0.5, 1.5, (records, *shape)).astype(np.float32)
+    if name == "words":
+        x = rng.integers(0, 50, (records, *shape)).astype(np.int32)
+    y = jnp.asarray(rng.integers(0, 3, records))
+    params = jax.jit(model.init)(jax.random.key(0), jnp.asarray(x[:1]))
+    return model, params, x, y, extremes
+
+
+def sums(model, route):
+    """``fn(params, x, y, is_padding)``: the sum of clipped gradients by one route."""
+    if route.startswith("record"):
+        loss = lambda params, x, y: losses.cross_entropy(model.apply(params, x[None])[0], y)  # noqa: E731
+        options = {"microbatch": 24} if route == "record in passes" else {}
+        return clipping.per_example(loss, CLIP, **options)
+    gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
+    return clipping.clipped_sum(
+        gradients,
+        CLIP,
+        per_layer=route == "layer by layer",
+        method="automatic" if route == "automatic" else "flat",
+        microbatch=24 if route == "layers in passes" else None,
+    )
+
+
+def in_a_loop(fn):
+    """The same sum inside a loop, which compilers lower by other rules."""
+
+    def looped(params, *data):
+        start = jax.tree.map(jnp.zeros_like, params)
+        return jax.lax.fori_loop(0, 2, lambda _, total: fn(params, *data), start)
+
+    return looped
+
+
+ROUTES = ["record", "record in passes", "layers", "layer by layer", "automatic", "layers in passes"]
+GATE = {
+    ("words", "layers"),
+    ("logarithm", "layer by layer"),
+    ("saturated", "layers"),
+    ("mlp", "automatic"),
+}
+
+
+def squared_change(fn, params, x, y, extreme):
+    """The squared norm by which an extreme number in a record moves the sum without the record."""
+    padding = np.zeros(len(x), bool)
+    padding[5] = True
+    without = fn(params, jnp.asarray(x), y, jnp.asarray(padding))
+    changed = x.copy()
+    changed[5].flat[3] = extreme
+    total = fn(params, jnp.asarray(changed), y, jnp.zeros(len(x), bool))
+    pairs = zip(jax.tree.leaves(total), jax.tree.leaves(without), strict=True)
+    return sum(float(np.sum((np.float64(a) - np.float64(b)) ** 2)) for a, b in pairs)
+
+
+def cases():
+    """A few for the gate, all of them and each in a loop among the slow tests."""
+    for name in MODELS:
+        for route in ROUTES:
+            marks = [] if (name, route) in GATE else [pytest.mark.slow]
+            yield pytest.param(name, route, False, marks=marks)
+            yield pytest.param(name, route, True, marks=pytest.mark.slow)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize(("name", "route", "loop"), list(cases()))
+def test_an_extreme_record_adds_at_most_the_clip_norm(name, route, loop):
+    """It changes the sum of all others by nothing but its own clipped term."""
+    model, params, x, y, extremes = task(name)
+    fn = sums(model, route)
+    fn = jax.jit(in_a_loop(fn) if loop else fn)
+    for extreme in extremes:
+        assert squared_change(fn, params, x, y, extreme) <= CLIP**2, extreme
+
+
+@pytest.mark.mutant
+@pytest.mark.optimized
+def test_a_largest_number_that_drops_nan_is_caught(monkeypatch):
+    """The largest of 4,096 numbers, one of them nan, is a number on a CPU."""
+
+    def by_size(activation, derivative, *, reads):
+        top = jnp.max(jnp.abs(derivative), initial=0)
+        bounded = top * derivative.size < jnp.finfo(top.dtype).max / 8
+        return activation, jnp.where(bounded, derivative, 0), bounded
+
+    monkeypatch.setattr(layer_norms, "_bounded", by_size)
+    model, params, x, y, (extreme,) = task("words")
+    fn = jax.jit(sums(model, "layers"))
+    assert not squared_change(fn, params, x, y, extreme) <= CLIP**2
