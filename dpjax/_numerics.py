@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
@@ -371,8 +372,29 @@ AGENTS = "agents"
 """The one axis of a mesh of devices."""
 
 
+def apart(function: Callable[..., Any], *trees: Any) -> Any:
+    """`jax.vmap` of a function of one record, or agent, none of which reaches another's result.
+
+    Mapped, the gradient by the kernels of a convolution in groups is one whose batch is in groups.
+    Compilers take it as one convolution over all groups, most of it times zero; and zero times an
+    infinite number of one record is nan in all others. Such functions are taken one by one.
+
+    Args:
+        function: Of one record's, or agent's, trees.
+        trees: Leaves [b, ...].
+    """
+    mapped = jax.vmap(function)
+    program, results = jax.make_jaxpr(mapped, return_shape=True)(*trees)
+    equations = (equation for jaxpr, _ in jaxprs(program) for equation in jaxpr.eqns)
+    if any(equation.params.get("batch_group_count", 1) > 1 for equation in equations):
+        return jax.lax.map(lambda parts: function(*parts), trees)
+    # The program that was read, not a second trace of it.
+    values = jax.extend.core.jaxpr_as_fun(program)(*jax.tree.leaves(trees))
+    return jax.tree.unflatten(jax.tree.structure(results), values)
+
+
 def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = False) -> Any:
-    """`jax.vmap` of a function of one agent; agents over devices stay there.
+    """`apart` of a function of one agent; agents over devices stay there.
 
     A compiler that divides a vmap over devices gathers all agents' images for a convolution.
 
@@ -385,7 +407,7 @@ def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = Fal
     def in_turn(*trees: Any) -> Any:
         return jax.lax.map(lambda one: function(*one), trees)
 
-    return each_device(in_turn if sequential else jax.vmap(function), *trees)
+    return each_device(in_turn if sequential else functools.partial(apart, function), *trees)
 
 
 def one_by_one(params: Any) -> bool:

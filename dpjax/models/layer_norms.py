@@ -436,8 +436,10 @@ class Gradients:
         numbers = [call.number for call in calls]
         zeros = [jnp.zeros(call.out.shape, call.out.dtype) for call in calls]
 
-        of_each = jax.vmap(jax.grad(example, (0, 1), has_aux=True), (None, None, 0, 0))
-        (gradients, derivatives), inputs = of_each(plain, zeros, x, y)
+        def differentiated(x: Any, y: Any) -> Any:
+            return jax.grad(example, (0, 1), has_aux=True)(plain, zeros, x, y)
+
+        (gradients, derivatives), inputs = _numerics.apart(differentiated, x, y)
         formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
         pairs, lost = {}, {}
         for call, activation, derivative in zip(calls, inputs, derivatives, strict=True):

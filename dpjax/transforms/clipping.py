@@ -414,7 +414,7 @@ def wide_per_example(
                     leaf = jnp.where(there, leaf, 0)
                 return _numerics.row_sum(leaf.astype(jnp.float64))
 
-            terms = jax.vmap(of_record)(x, y)
+            terms = _numerics.apart(of_record, x, y)
             with _numerics.double_precision():
                 return jax.tree.map(total, terms)
 

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import _numerics
 from dpjax.models import cnn, layer_norms, losses, mlp
+from dpjax.plans.query import AgentQuery
 from dpjax.transforms import clipping
 
 CLIP = 1.0
@@ -174,6 +176,59 @@ def test_an_extreme_record_adds_at_most_the_clip_norm(name, route, loop):
     fn = jax.jit(in_a_loop(fn) if loop else fn)
     for extreme in extremes:
         assert squared_change(fn, params, x, y, extreme) <= CLIP**2, extreme
+
+
+GROUPED = [
+    "flat",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("groups", "transposed")),
+]
+
+
+@pytest.mark.mutant
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", GROUPED)
+def test_few_records_of_a_convolution_in_groups_do_not_meet(name, monkeypatch):
+    """Of few records all gradients are one program outside of a loop, where XLA mixes groups."""
+    model, params, x, y, extremes = task(name, 6)
+    fn = jax.jit(sums(model, "record"))
+    for extreme in extremes:
+        assert squared_change(fn, params, x, y, extreme) <= CLIP**2, extreme
+    monkeypatch.setattr(_numerics, "apart", lambda function, *trees: jax.vmap(function)(*trees))
+    fn = jax.jit(sums(model, "record"))
+    changes = [squared_change(fn, params, x, y, extreme) for extreme in extremes]
+    assert max(changes) > CLIP**2, changes
+
+
+@pytest.mark.mutant
+@pytest.mark.optimized
+def test_agents_with_convolutions_in_groups_do_not_meet(monkeypatch):
+    """Each has a kernel of its own, so that their convolutions are groups of one."""
+    model, params, x, y, extremes = task("flat", 6)
+    query = AgentQuery(
+        lambda params, x, y: losses.cross_entropy(model.apply(params, x[None])[0], y),
+        None,
+        CLIP,
+        "flat",
+    )
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), params)
+
+    changed = x.copy()
+    changed[5].flat[3] = extremes[0]
+
+    def first_agents():
+        """The answers of the agents whose records stay, before and after."""
+
+        def answer(x):
+            return query(models, (x.reshape(3, 2, *x.shape[1:]), y.reshape(3, 2), None)).total
+
+        compiled = jax.jit(answer)
+        return [[leaf[:2] for leaf in jax.tree.leaves(compiled(data))] for data in (x, changed)]
+
+    before, after = first_agents()
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    monkeypatch.setattr(_numerics, "apart", lambda function, *trees: jax.vmap(function)(*trees))
+    before, after = first_agents()
+    assert not all(map(np.array_equal, before, after))
 
 
 @pytest.mark.mutant
