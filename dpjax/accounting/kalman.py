@@ -226,7 +226,9 @@ def _blurred(
     # Added as independent, as above.
     carried = jnp.sqrt(error**2 @ step.closed**2)
     blur = step.rate * (_norms(from_state.T) + _norms((later @ moved).T))
-    return carried + blur, jnp.where(terms > 0, jnp.maximum(response, _LEAST), 0.0)
+    # Compared so that nan stays: compilers may drop it from a maximum.
+    response = jnp.where(response < _LEAST, _LEAST, response)
+    return carried + blur, jnp.where(terms == 0, 0.0, response)
 
 
 class _Silence(NamedTuple):
@@ -255,7 +257,8 @@ def _silence(
     later = silence.terms @ (sizes.gradient + gain @ reached)
     responses, sums = jnp.vstack([direct, after]), jnp.vstack([terms, later])
     share = responses / jnp.where(sums > 0, sums, 1.0)
-    leak = jnp.where(sums > 0, jnp.maximum(share, TRACE), 0.0).max(0)
+    leak = jnp.where(sums == 0, 0.0, jnp.where(share < TRACE, TRACE, share))
+    leak = jnp.where(jnp.isnan(leak), jnp.inf, leak).max(0)
     moved = sizes.transition + gain @ (whiten @ sizes.state_output)
     new = _Silence(
         _tail_step(step.closed, silence.tail, step.bare @ here.state_output),

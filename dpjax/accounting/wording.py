@@ -119,7 +119,10 @@ def statement(of: Record, *, process: bool = True) -> str:
     if not process:
         return text
     if of.release:
-        return text + " Release: a run draws its noise key in secret, and the key must stay secret."
+        return (
+            f"{text} Release: a run draws its noise key in secret, and the key must stay secret. "
+            "It ends where a message is not finite, and no epsilon covers that end."
+        )
     return (
         f"{text} Simulation: whoever knows the seed can subtract the noise. The promises about "
         f"other participants hold for {parties.keepers(of)}."

@@ -19,7 +19,7 @@ from dpjax import _numerics, _validate
 from dpjax._numerics import compiled
 from dpjax.engine import program
 from dpjax.engine.checkpoint import Storage, digest
-from dpjax.engine.state import RunState
+from dpjax.engine.state import RunState, not_finite
 from dpjax.engine.step import Halves, Outgoing, Statics
 from dpjax.plans.plan import Plan
 from dpjax.protocols import State
@@ -106,8 +106,8 @@ class HostDriver:
             run: The state of the run, which advances by one with every round.
 
         Raises:
-            ValueError: For received values unlike those of the method's exchange, or not finite
-                where the message is.
+            ValueError: For messages that are not finite, which are not sent; for received values
+                unlike those of the method's exchange, or not finite.
             BaseException: What the transport raised, with a note on how to continue.
         """
         for _ in range(run.schedule.ahead(run.done)):
@@ -121,6 +121,8 @@ class HostDriver:
         run.save()
         if run.storage.key_file is not None:
             run.storage.key_file.note_sent(run.done + 1, digest(message))
+        if places := _not_finite(message):
+            raise ValueError(not_finite(f"round {run.done} (from 0), at {places},"))
         received = self._received(message, run.done, expected, run.storage)
         run.state, run.sums, measured = _incoming(*arguments, sent, received), sums, {}
         if run.done + 1 in marks:
@@ -140,7 +142,12 @@ class HostDriver:
                     f"than the {self.min_survivors} of the plan's noise, so that its guarantee "
                     "does not hold; give one that aborts"
                 )
-            _check_finite(message, received, round)
+            if places := _not_finite(received):
+                raise ValueError(
+                    f"transport returned numbers {places} that are not finite in round {round} "
+                    "(from 0), for a message whose numbers are; raise there, and the message is "
+                    "sent again"
+                )
         except BaseException as error:
             rest = (
                 ", and there is no checkpoint: the run is over. Begun again with its seed it would "
@@ -301,17 +308,8 @@ def check_delivered(subject: str, received: Any, expected: Any) -> None:
         raise ValueError(f"{subject} {actual}, the method's exchange delivers {right}; give that")
 
 
-def _check_finite(message: Any, received: Any, round: int) -> None:
-    """Refuse lost numbers before agents use them; diverged models have none."""
-
-    def lost(tree: Any) -> list[str]:
-        # Whole numbers are always finite.
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        kinds = [(at, leaf) for at, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-        return [jax.tree_util.keystr(at) for at, leaf in kinds if not np.isfinite(leaf).all()]
-
-    if not lost(message) and (places := lost(received)):
-        raise ValueError(
-            f"transport returned numbers {places} that are not finite in round {round} (from 0), "
-            "for a message whose numbers are; raise there, and the message is sent again"
-        )
+def _not_finite(tree: Any) -> list[str]:
+    """Places of leaves with numbers that are not finite; whole numbers always are."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    reals = [(at, leaf) for at, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    return [jax.tree_util.keystr(at) for at, leaf in reals if not np.isfinite(leaf).all()]

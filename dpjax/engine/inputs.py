@@ -407,6 +407,7 @@ def make_statics(
         mesh=mesh,
         sequential=formed and jax.default_backend() == "cpu",
         data_per_seed=len(problems) > 1,
+        release=plans[0].config.release,
     )
 
 

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax._numerics import AGENTS, compiled, fold_in
 from dpjax.engine.processes import place, whole
-from dpjax.engine.step import LOST, Data, Halves, Statics, start_key
+from dpjax.engine.step import LOST, NOT_FINITE, Data, Halves, Statics, start_key
 from dpjax.protocols import IntegerEncoded, PublicState, State
 
 __all__: list[str] = []
@@ -474,4 +474,4 @@ def metric_names(
             )
     if twice := sorted({*shapes, "consensus"} & set(statics.reports)):
         raise ValueError(f"method reports {twice}, as the problem or the engine does; rename them")
-    return (*shapes, "consensus", *statics.reports)
+    return (*shapes, "consensus", *(name for name in statics.reports if name != NOT_FINITE))

@@ -14,13 +14,26 @@ from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs, check_device
 from dpjax.engine.processes import place
 from dpjax.engine.program import Blocks, zeros
-from dpjax.engine.step import LOST
+from dpjax.engine.step import LOST, NOT_FINITE
 from dpjax.protocols import State
 
 __all__: list[str] = []
 
 TOLERATED_LOSS = 0.01
 """Share of a message's entries without noise above which a run warns."""
+
+
+def not_finite(where: str) -> str:
+    """The error of a run that ends since a message holds numbers that are not finite.
+
+    Args:
+        where: Which rounds, or which leaves of which round.
+    """
+    return (
+        f"a message of {where} is not finite, so the run is over: nothing of these rounds goes "
+        "out, and they are spent. Where models diverge, take a smaller step size. The run's end by "
+        "this error is an output that no epsilon covers"
+    )
 
 
 @dataclass(frozen=True)
@@ -213,9 +226,14 @@ class RunState:
         Args:
             length: Rounds done since.
             new: name -> [e, S, V] metrics of the marks among them.
+
+        Raises:
+            ValueError: For a release whose messages were not all finite.
         """
         marks = self.schedule.marks
         inside = (marks > self.done) & (marks <= self.done + length)
+        if np.any(new.pop(NOT_FINITE, 0)):
+            raise ValueError(not_finite(f"rounds {self.done + 1} to {self.done + length}"))
         for name, value in new.items():
             self.metrics[name][inside] = value
         self.done += length

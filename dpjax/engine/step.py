@@ -36,6 +36,9 @@ __all__: list[str] = []
 LOST = "lost_noise"
 """The metric of a round: the largest share of a payload's entries that is sent without noise."""
 
+NOT_FINITE = "not_finite"
+"""What a release's round reports for the engine: 1 where a message holds no finite number."""
+
 # Above every round number; numbers folded into one key differ.
 _BATCHES = _VARIANTS = 2**32 - 1
 _START = 2**32 - 2
@@ -82,6 +85,7 @@ def make_halves(
     optimizer: optax.GradientTransformation,
     divisor: float,
     lost: Callable[[Any, Any], Any] | None = None,
+    checked: bool = False,
 ) -> Halves:
     """Combine the parts of a run into the two halves of a round.
 
@@ -98,6 +102,7 @@ def make_halves(
         divisor: The sampler's divisor of sums.
         lost: ``lost(round, payload)``, the share of entries for which the noise is too fine; None
             where the payload is bounded.
+        checked: Whether a round reports messages that are not finite.
 
     Returns:
         The halves.
@@ -134,6 +139,8 @@ def make_halves(
         metrics = dict(emission.metrics)
         if lost is not None:
             metrics[LOST] = lost(state.round, emission.private)
+        if checked:
+            metrics[NOT_FINITE] = _not_finite(message)
         return Outgoing(message, carry, metrics, secret)
 
     def incoming(
@@ -150,6 +157,13 @@ def make_halves(
         return state, Info(sent.metrics, received.sent)
 
     return Halves(init, outgoing, incoming, step)
+
+
+def _not_finite(message: Any) -> Array:
+    """Whether a message holds a number that is not finite; whole numbers always are."""
+    leaves = [leaf for leaf in jax.tree.leaves(message) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    finite = [jnp.isfinite(leaf).all() for leaf in leaves]
+    return ~jnp.array(finite, bool).all()
 
 
 def make_step(method: Method, arrays: Any, **parts: Any) -> Algorithm:
@@ -205,7 +219,8 @@ class Statics(NamedTuple):
     ``sequential`` loops over seeds and plans within a round in place of a vmap: per-record
     gradients of many runs at once exceed a CPU's caches, which makes them ten times slower.
     ``privatizer`` is None where no plan has noise. ``data_per_seed`` is True where data differ
-    between seeds. ``reports`` are the names of the values that a round reports.
+    between seeds. ``reports`` are the names of the values that a round reports. A ``release``
+    checks that its messages are finite.
     """
 
     agents: int
@@ -220,6 +235,7 @@ class Statics(NamedTuple):
     sequential: bool = False
     data_per_seed: bool = False
     reports: tuple[str, ...] = ()
+    release: bool = False
 
     @property
     def data_axes(self) -> Data | None:
@@ -263,6 +279,7 @@ class Statics(NamedTuple):
             "optimizer": self.optimizer.chain(arrays),
             "divisor": self.divisor,
             "lost": None if lost is None else functools.partial(lost, arrays),
+            "checked": self.release,
         }
         return make_halves(self.method, arrays, **parts | changes)
 

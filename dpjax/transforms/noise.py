@@ -268,10 +268,12 @@ def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
     half = jnp.zeros((), jnp.float32)
     for leaf in jax.tree.leaves(payload):
         wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        # The largest of many numbers need not be nan where one of them is.
+        finite = jnp.isfinite(wide).all()
         largest = jnp.max(jnp.abs(wide), initial=float(jnp.finfo(leaf.dtype).tiny))
         _, exponent = jnp.frexp(largest)
         spacing = jnp.ldexp(wide.dtype.type(float(jnp.finfo(leaf.dtype).eps)), exponent - 1)
-        spacing = jnp.where(jnp.isfinite(largest), spacing, jnp.inf)
+        spacing = jnp.where(finite, spacing, jnp.inf)
         half = jnp.maximum(half, spacing.astype(jnp.float32) / 2)
     ratio = half / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
     share = -jnp.expm1(-ratio) if kind == "laplace" else jax.scipy.special.erf(ratio / np.sqrt(2))

@@ -521,6 +521,8 @@ class Quantile:
     def encode(self, state: Size, vector: Coordinates) -> Float[Array, " k+1"]:
         """Return what is to be clipped to C, and already is but for rounding.
 
+        A vector that is not finite becomes nan, which the clip leaves out.
+
         Args:
             state: Of this round: it knows earlier rounds alone.
             vector: One record's sketch, over `ellipsoid` where noise is shaped.
@@ -530,7 +532,8 @@ class Quantile:
         norm = top * jnp.sqrt(jnp.sum(jnp.square(vector / top)))
         scaled = vector / jnp.maximum(norm, state.bound) * np.asarray(self._norm, vector.dtype)
         entry = np.asarray(self.share * self.clip_norm, vector.dtype)
-        return jnp.concatenate([scaled, jnp.where(norm <= state.bound, entry, -entry)[None]])
+        encoded = jnp.concatenate([scaled, jnp.where(norm <= state.bound, entry, -entry)[None]])
+        return jnp.where(jnp.isfinite(vector).all(), encoded, jnp.nan)
 
     def decode(self, state: Size, mean: Float[Array, " k+1"]) -> Coordinates:
         """Return a noisy average in the sketch's units, without the entry.

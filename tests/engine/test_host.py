@@ -19,6 +19,7 @@ from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem, samplers
 from dpjax.plans.links import PairKeys
 from dpjax.plans.optimizers import Chain
+from dpjax.transforms import clipping
 from tests.support import make_config
 
 ROUNDS = 10
@@ -286,10 +287,21 @@ def test_numbers_that_were_lost_are_refused(network, small, lost):
         run(one, small, seeds=[0], transport=Wire(one, changes=hole))
 
 
-@pytest.mark.parametrize("value", [1.0, np.inf])
-def test_models_that_diverged_before_are_carried_as_they_are(value):
+def test_messages_that_are_not_finite_do_not_go_out(network, small, monkeypatch):
+    one, messages = made(network, clip_norm=0.0625), []  # No other test's compiled round.
+
+    def transport(message, round):
+        messages.append(message)
+
+    monkeypatch.setattr(clipping, "_finite", lambda tree: jax.tree.map(lambda x: x * np.nan, tree))
+    with pytest.raises(ValueError, match=r"message of round 0 \(from 0\), at .* is not finite"):
+        run(one, small, seeds=[0], transport=transport)
+    assert not messages
+
+
+def test_messages_of_all_dtypes_are_carried():
     # Numbers of agents are whole, and have no infinity.
-    message = {"count": np.int32([3]), "sum": np.array(jax.numpy.bfloat16([value]))}
+    message = {"count": np.int32([3]), "sum": np.array(jax.numpy.bfloat16([1.0]))}
     loop = host.HostDriver(lambda message, round: message)
     wanted = jax.eval_shape(lambda: message)
     received = loop._received(message, 0, wanted, Storage({}))

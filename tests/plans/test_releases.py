@@ -21,7 +21,7 @@ from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import plan, problem, protect, samplers, statements
 from dpjax.topology import mixing
-from dpjax.transforms import noise
+from dpjax.transforms import clipping, noise
 from tests.support import composed, make_config, make_problem
 from tests.transforms import rounding
 
@@ -44,6 +44,20 @@ def test_a_release_states_the_epsilon_that_was_asked_for(tmp_path, network, smal
         made, small, seeds=[0], eval_every=2, key_file=tmp_path / "key", callback=lambda _: True
     )
     assert stopped.guarantees[0].added_epsilon == spent.added_epsilon
+
+
+def test_a_release_sends_no_message_that_is_not_finite(tmp_path, network, small, monkeypatch):
+    """Whatever let it through: the rounds are spent, and the run begun again ends as it did."""
+    made = plan.make(make_config(release=True, rounds=4), network)
+    assert "It ends where a message is not finite" in made.guarantee.statement()
+    files = {"key_file": tmp_path / "key", "checkpoint": tmp_path / "checkpoint"}
+    monkeypatch.setattr(clipping, "_finite", lambda tree: jax.tree.map(lambda x: x * jnp.nan, tree))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"rounds 1 to 2 is not finite, .* no epsilon covers"):
+            run(made, small, seeds=[0], eval_every=2, **files)
+    assert (tmp_path / "key").exists()
+    simulated = plan.make(make_config(rounds=4), network)
+    assert np.isnan(run(simulated, small, seeds=[0]).metrics["test_loss"]).all()
 
 
 def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, network, small):

@@ -237,3 +237,11 @@ def test_refusals():
     ):
         with pytest.raises(ValueError, match=named):
             wrong()
+
+
+def test_a_long_sketch_that_is_not_finite_is_left_out():
+    """Whatever the largest of its numbers is said to be."""
+    rule = sketch.Quantile(clip_norm=C, first=3.0)
+    encode = jax.jit(lambda vector: rule.encode(rule.start(), vector))
+    for bad in (np.nan, np.inf):
+        assert np.isnan(encode(jnp.ones(8_192).at[5_000].set(bad))).all()

@@ -89,6 +89,8 @@ def test_lost_noise_is_the_share_of_sums_that_noise_leaves_as_they_are(kind):
             refuted |= {name} if abs(wrong - true) > 0.03 else set()
     assert refuted == set(WRONG)
     assert float(noise.lost(jnp.ones((2, 2)), jnp.float32(0), kind)) == 0, "no noise to lose"
+    long = jnp.ones(8_192).at[5_000].set(jnp.nan)
+    assert float(jax.jit(noise.lost, static_argnums=2)(long, jnp.float32(1), kind)) == 1
     assert float(noise.lost(jnp.zeros((2, 2)), jnp.float32(1e-20), kind)) < 1e-10
     tree = {"a": jnp.ones((2, 3)), "b": jnp.full((2, 1), 1e5, jnp.float32)}
     alone = noise.lost(tree["b"], jnp.float32(0.01), kind)
