@@ -99,7 +99,7 @@ def _cells(line: Line, rows: list[dict[str, Any]]) -> Iterator[list[str]]:
 
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Rows as written: a frame would make floats of whole numbers."""
-    return [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[1:]]
 
 
 def _stored(entry: Entry, folder: Path) -> list[Path]:

@@ -91,7 +91,7 @@ def compared(
 
     def theirs(file: Path, scale: float) -> Any:
         words = [*command, str(file), str(rounds), str(scale)]
-        answer = subprocess.run(words, capture_output=True, text=True)
+        answer = subprocess.run(words, capture_output=True, encoding="utf-8")
         if answer.returncode:
             raise RuntimeError(f"{name} failed:\n{answer.stderr[-2000:]}")
         return json.loads(answer.stdout.splitlines()[-1])

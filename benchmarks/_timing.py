@@ -105,7 +105,8 @@ def peak() -> int:
     """Return the process's largest resident size so far, in bytes."""
     # On Linux getrusage also counts what the process that started this one had.
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
+        text = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -114,7 +115,7 @@ def peak() -> int:
 def forget_peak() -> int:
     """Begin `peak` anew, as Linux allows it, and return what it says then, in bytes."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     return peak()
 
 
@@ -130,7 +131,7 @@ def _machine() -> dict[str, Any]:
     """Processor and memory."""
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 model = line.partition(":")[2].strip()
     pages = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -200,7 +201,7 @@ class Bench:
         """
         command = [sys.executable, str(self.script), "--one", *map(str, words)]
         answer = subprocess.run(
-            [*command, "--repeats", str(repeats)], capture_output=True, text=True
+            [*command, "--repeats", str(repeats)], capture_output=True, encoding="utf-8"
         )
         if answer.returncode:
             reason = (answer.stderr.splitlines() or [f"exit status {answer.returncode}"])[-1]

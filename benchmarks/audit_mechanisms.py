@@ -949,7 +949,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.page:
         about = records.read_metadata(RECORD)
         stored = records.read(RECORD).to_dict("records")
-        PAGE.write_text(filled(PAGE.read_text(), stored, about["command"]))
+        text = filled(PAGE.read_text(encoding="utf-8"), stored, about["command"])
+        PAGE.write_text(text, encoding="utf-8")
         return 0
     seeds = options.seeds or (4_096 if options.quick else 10_000)
     if options.quick:

@@ -105,7 +105,7 @@ def one(name: str, what: str) -> dict[str, Any]:
 def in_process(name: str, what: str) -> dict[str, Any]:
     """The same in a fresh process."""
     command = [sys.executable, __file__, "--one", name, what]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
     return json.loads(answer.stdout.splitlines()[-1])
 
 

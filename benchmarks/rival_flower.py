@@ -39,7 +39,7 @@ VERSIONS = "import importlib.metadata as m; print(m.version('flwr'), m.version('
 
 def versions(python: str) -> list[str]:
     """Those of Flower and Ray; empty where an interpreter lacks them."""
-    answer = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True)
+    answer = subprocess.run([python, "-c", VERSIONS], capture_output=True, encoding="utf-8")
     return answer.stdout.split() if answer.returncode == 0 else []
 
 

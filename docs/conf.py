@@ -64,8 +64,8 @@ def write_reference(app) -> None:
         pages[f"{name}.rst"] = "\n".join([*lines, ""])
     for name, text in pages.items():
         page = folder / name
-        if not page.exists() or page.read_text() != text:
-            page.write_text(text)
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
 
 
 def home(value, name: str) -> str | None:

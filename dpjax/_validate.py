@@ -289,7 +289,7 @@ def memory_limit() -> int:
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
-            available = min(available, int(Path(file).read_text()))
+            available = min(available, int(Path(file).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             continue
     return available
@@ -298,7 +298,7 @@ def memory_limit() -> int:
 def resident() -> tuple[int, int]:
     """Return the bytes of memory that this process holds now, and the most it has held."""
     try:
-        text = Path("/proc/self/status").read_text()
+        text = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
         sizes = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+) kB", text))
         return int(sizes["VmRSS"]) * 1024, int(sizes["VmHWM"]) * 1024
     except (OSError, KeyError):  # Not Linux; the most is all that is known, on macOS in bytes.

@@ -65,7 +65,8 @@ def shared(
         elif not waiting:
             waiting = True
             with contextlib.suppress(OSError):
-                say(f"{pending[0]}: waits for {_beside(pending[0]).read_text()}, which makes it")
+                other = _beside(pending[0]).read_text(encoding="utf-8")
+                say(f"{pending[0]}: waits for {other}, which makes it")
         time.sleep(_PAUSE)
 
 
@@ -188,7 +189,7 @@ def check(parallel: Any, folder: Path) -> tuple[int, Any]:
 
     name = f"parallel is {os.fspath(parallel)!r}"
     try:
-        options = dict(yaml.safe_load(Path(parallel).read_text()))
+        options = dict(yaml.safe_load(Path(parallel).read_text(encoding="utf-8-sig")))
         workers = _validate.integer("workers", options.pop("workers", None))
         import submitit
 

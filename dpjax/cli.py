@@ -403,7 +403,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
     except BrokenPipeError:  # Whoever read has read enough, as `head` does.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the interpreter's last flush
+        # For the interpreter's last flush.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         return 1
     except (ValueError, OSError, ImportError, MemoryError) as error:
         message = str(error) or "out of memory; give a smaller network"

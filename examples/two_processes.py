@@ -69,7 +69,7 @@ def launch(folder):
         running = []
         for number, log in enumerate(logs):
             command = [sys.executable, __file__, str(folder), "join", str(number), address]
-            out = stack.enter_context(log.open("w"))
+            out = stack.enter_context(log.open("wb"))
             running.append(subprocess.Popen(command, env=settings, stdout=out, stderr=out))
             stack.callback(running[-1].wait)
             stack.callback(running[-1].kill)
@@ -77,7 +77,7 @@ def launch(folder):
             time.sleep(0.1)
     if any(codes):
         number = codes.index(next(filter(None, codes)))
-        tail = logs[number].read_text().strip().splitlines() or ["it said nothing"]
+        tail = logs[number].read_text(encoding="utf-8").strip().splitlines() or ["it said nothing"]
         sys.exit(f"process {number} ended with {codes[number]}: {tail[-1]}")
 
 

@@ -32,7 +32,7 @@ PACKAGES = sorted({entry.package for entry in SUITE})
 
 def device() -> str:
     """The accelerator's name as part of a file's; empty for CPUs."""
-    answer = subprocess.check_output([sys.executable, "-c", DEVICE], text=True)
+    answer = subprocess.check_output([sys.executable, "-c", DEVICE], encoding="utf-8")
     platform, kind = json.loads(answer.splitlines()[-1])
     return "" if platform == "cpu" else "@" + re.sub(r"\W+", "-", kind.lower()).strip("-")
 
@@ -44,20 +44,21 @@ def measured(entry: Entry, quick: bool, record: Path) -> bool:
     log, made = record.with_suffix(".txt"), record.with_suffix(".part.jsonl")
     made.unlink(missing_ok=True)
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    with log.open("w") as file:
+    with log.open("wb") as file:
         command = [sys.executable, str(script), *words, "--output", str(made)]
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT).returncode
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     said = "" if code == 0 else "failed" if code > 0 else f"ended by signal {-code}"
     if code == 0 and not made.exists():
-        said = "left out: " + (log.read_text().splitlines() or [""])[-1]
+        said = "left out: " + (log.read_text(encoding="utf-8").splitlines() or [""])[-1]
     took = f"{time.monotonic() - began:7.1f} s {spent:7.1f} s of processors"
     print(f"{entry.name:18}{took}  {said}".rstrip(), flush=True)
     if code == 0 and made.exists():
         os.replace(made, record)
     elif code:
-        print("".join(f"    {line}\n" for line in log.read_text().splitlines()[-8:]), end="")
+        tail = log.read_text(encoding="utf-8").splitlines()[-8:]
+        print("".join(f"    {line}\n" for line in tail), end="")
     return code == 0
 
 
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         failed.append(entry.name)
         print(f"records and logs: {kept}")
     if not (options.quick or options.output):
-        _page.PAGE.write_text(_page.page())
+        _page.PAGE.write_text(_page.page(), encoding="utf-8")
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return int(bool(failed))

@@ -28,7 +28,7 @@ def load(path: Path = DOCS / "records" / "claims.toml") -> dict[str, Any]:
         ValueError: Naming the claim that is incomplete or names what is not there, and the remedy.
     """
     try:
-        store = tomllib.loads(path.read_text())
+        store = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path.name} is not TOML ({error}); correct it there") from None
     for key, paper in store.items():
@@ -94,13 +94,14 @@ def is_there(evidence: str) -> bool:
     if anchor:
         return anchor in titles(page)
     path, _, name = evidence.partition("::")
-    text = (DOCS.parent / path).read_text() if (DOCS.parent / path).is_file() else ""
+    file = DOCS.parent / path
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
     return bool(re.search(rf"^ *(def|class) {re.escape(name)}\b" if name else ".", text, re.M))
 
 
 def titles(page: str) -> dict[str, str]:
     """Headings of a page by their anchors, as the site and GitHub make them."""
-    text = (DOCS / page).read_text() if (DOCS / page).is_file() else ""
+    text = (DOCS / page).read_text(encoding="utf-8") if (DOCS / page).is_file() else ""
     found = re.findall(r"^#+ (.*)$", text, re.M)
     plain = (re.sub(r"[^\w\s-]", "", title).strip().lower() for title in found)
     return {re.sub(r"[-\s]+", "-", title): own for title, own in zip(plain, found, strict=True)}
@@ -157,7 +158,7 @@ def pages(store: dict[str, Any]) -> dict[Path, str]:
     texts |= {"claims.md": overview(store), "findings.md": counts(store)}
     found = {}
     for page, text in texts.items():
-        before, begin, rest = (DOCS / page).read_text().partition(BEGIN)
+        before, begin, rest = (DOCS / page).read_text(encoding="utf-8").partition(BEGIN)
         if not begin or END not in rest:
             raise ValueError(f"{page} has no {BEGIN} and {END}; put both where its claims belong")
         found[DOCS / page] = f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.partition(END)[2]}"
@@ -170,14 +171,16 @@ def main(*options: str) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; name stale pages")
     check = parser.parse_args(options).check
     try:
-        stale = {path: text for path, text in pages(load()).items() if path.read_text() != text}
+        texts = pages(load())
+        written = {path: path.read_text(encoding="utf-8") for path in texts}
+        stale = {path: text for path, text in texts.items() if written[path] != text}
     except (ValueError, OSError) as error:
         print(f"scripts/claims: error: {error}", file=sys.stderr)
         return 2
     for path, text in stale.items():
         print(path.name, "is stale; run scripts/claims" if check else "is written")
         if not check:
-            path.write_text(text)
+            path.write_text(text, encoding="utf-8")
     return int(check and bool(stale))
 
 

@@ -40,14 +40,16 @@ def run(tree: Path, out: Path, name: str) -> None:
     if name != "plans":
         script = f"experiments/{name}.py"
         command = [sys.executable, script, "--preset", "tiny", "--quiet", "--output", str(out)]
-    ran = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+    ran = subprocess.run(command, cwd=tree, env=environment, capture_output=True, encoding="utf-8")
     if ran.returncode:
-        done.write_text(json.dumps({"failed": ran.stderr.strip().splitlines()[-1:]}))
+        failure = json.dumps({"failed": ran.stderr.strip().splitlines()[-1:]})
+        done.write_text(failure, encoding="utf-8")
         return
     rows = sorted(map(json.loads, ran.stdout.splitlines())) if name == "plans" else []
     for path in sorted((out / name / "tiny").rglob("*.jsonl")):
-        rows += [[path.name, numbers(json.loads(line))] for line in path.read_text().splitlines()]
-    done.write_text(json.dumps(rows))
+        lines = path.read_text(encoding="utf-8").splitlines()
+        rows += [[path.name, numbers(json.loads(line))] for line in lines]
+    done.write_text(json.dumps(rows), encoding="utf-8")
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
@@ -77,7 +79,7 @@ def difference(before: Any, after: Any) -> float:
 def main(commit: str, *names: str) -> int:
     """Run both, and print a line for each experiment."""
     every = sorted(path.stem for path in (ROOT / "experiments").glob("[!_]*.py"))
-    sha = subprocess.check_output(["git", "rev-parse", commit], cwd=ROOT, text=True).strip()
+    sha = subprocess.check_output(["git", "rev-parse", commit], cwd=ROOT, encoding="utf-8").strip()
     tree, here = STORE / sha / "tree", STORE / "here"
     if not tree.exists():
         subprocess.run(["git", "worktree", "prune"], cwd=ROOT, check=True)
@@ -88,9 +90,8 @@ def main(commit: str, *names: str) -> int:
         subprocess.run(["rm", "-rf", here / name], check=True)
         run(tree, STORE / sha, name)
         run(ROOT, here, name)
-        before, after = (
-            json.loads((at / f"{name}.json").read_text()) for at in (tree.parent, here)
-        )
+        files = (tree.parent / f"{name}.json", here / f"{name}.json")
+        before, after = (json.loads(file.read_text(encoding="utf-8")) for file in files)
         apart = difference(before, after)
         worst = max(worst, apart)
         failed = after.get("failed") if isinstance(after, dict) else ""

@@ -60,11 +60,11 @@ def main() -> None:
     parser.add_argument("--long", type=int, help="sentences of more words than this")
     given = parser.parse_args()
     pages = given.pages or [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    rows = [(*measures(page.read_text()), page) for page in pages]
+    rows = [(*measures(page.read_text(encoding="utf-8")), page) for page in pages]
     print("sentences  words  Flesch  page")
     for count, each, ease, page in sorted(rows, key=lambda row: -row[1]):
         print(f"{count:9}  {each:5.1f}  {ease:6.0f}  {page.name}")
-        for words in sentences(page.read_text()) if given.long else ():
+        for words in sentences(page.read_text(encoding="utf-8")) if given.long else ():
             if len(words) > given.long:
                 print(f"    {len(words)}: {' '.join(words)}")
     total = sum(row[0] for row in rows)

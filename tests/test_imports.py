@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.util
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,9 @@ WIDER = {
     # A caption is the guarantee's own.
     "dpjax.results.captions": {"accounting"},
 }
+
+# Modes of files of text.
+TEXT_MODE = re.compile(r"[rwax]t?\+?t?")
 
 # Each of these takes longer to import than all of dpjax may; or, as torch, is no dependency.
 SLOW = (
@@ -219,6 +223,57 @@ def test_functions_fit_a_screen(folder: str) -> None:
         if isinstance(node, ast.FunctionDef) and lines_of(node) > 80
     ]
     assert not long, long
+
+
+def unencoded(source: str) -> list[str]:
+    """Return the calls that read or write text in the encoding of the machine's locale."""
+    calls = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.Call)]
+    return [ast.unparse(call) for call in calls if in_the_locale(call)]
+
+
+def in_the_locale(call: ast.Call) -> bool:
+    """Return whether a call's text is in the locale's encoding."""
+    function = ast.unparse(call.func)
+    name = function.rpartition(".")[2]
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    values = [*call.args, *keywords.values()]
+    words = [str(value.value) for value in values if isinstance(value, ast.Constant)]
+    if "encoding" in keywords:
+        return False
+    if name in ("open", "fdopen"):
+        # Without a mode, files of Python's own `open` and of paths are texts.
+        plain = len(values) == 1 if function == "open" else not values
+        return plain or any(TEXT_MODE.fullmatch(word) for word in words)
+    if name in ("read_text", "write_text"):
+        return len(call.args) < 1 + (name == "write_text")
+    return name == "TextIOWrapper" or "text" in keywords or "universal_newlines" in keywords
+
+
+@pytest.mark.parametrize("folder", ["dpjax", "experiments", "benchmarks", "examples", "scripts"])
+def test_texts_are_utf8_whatever_the_locale(folder: str) -> None:
+    for path in [*(ROOT / folder).rglob("*.py"), ROOT / "docs/conf.py"]:
+        assert not unencoded(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    "source",
+    [
+        "path.read_text()",
+        "path.write_text(words)",
+        "open(path)",
+        "open(path, 'w')",
+        "path.open()",
+        "path.open(mode='r+')",
+        "gzip.open(path, 'rt')",
+        "os.fdopen(handle, 'a')",
+        "subprocess.run(words, text=True)",
+    ],
+)
+def test_a_text_in_the_locale_s_encoding_is_caught(source: str) -> None:
+    assert unencoded(source) == [source]
+    named = f"{source[:-1]}{', ' * (source[-2] != '(')}encoding='utf-8')"
+    assert not unencoded(named)
 
 
 @pytest.mark.parametrize("folder", ["experiments", "examples", "benchmarks"])

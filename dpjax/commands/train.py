@@ -111,8 +111,10 @@ def run(path: Path, out: Path | None) -> int:
         path: The file of settings.
         out: Folder in place of the file's.
     """
-    with _files.reading(path, "mend the line that is named; `dpjax init` writes a whole file"):
-        text = path.read_text()
+    remedy = "mend the line that is named, or save it as UTF-8; `dpjax init` writes a whole file"
+    with _files.reading(path, remedy):
+        # Windows writes a byte order mark, which TOML does not know.
+        text = path.read_text(encoding="utf-8-sig")
         settings = tomllib.loads(text)
     if not isinstance(out := out or settings.get("out", "run"), str | Path) or not str(out).strip():
         raise ValueError(f"out is {out!r}; give the name of a folder, as text")

@@ -50,7 +50,7 @@ def locked(path: Path) -> Iterator[None]:
     """Hold the lock of ``path`` while the block runs: one process makes the file, others wait."""
     with _files.writing("path", path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(path.with_name(f".{path.name}.lock"), "w")  # noqa: SIM115 - closed below
+        lock = open(path.with_name(f".{path.name}.lock"), "wb")  # noqa: SIM115 - closed below
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

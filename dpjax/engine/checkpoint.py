@@ -223,7 +223,8 @@ def _machine(devices: int) -> str:
     """Devices, processor and threads, on which the last bits of sums depend."""
     processor = platform.processor()
     with contextlib.suppress(OSError):
-        if match := re.search(r"model name\s*:(.*)", Path("/proc/cpuinfo").read_text()):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if match := re.search(r"model name\s*:(.*)", text):
             processor = match[1].strip()
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     kind, share = jax.devices()[0].device_kind, os.environ.get("NPROC", "")

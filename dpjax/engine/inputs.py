@@ -156,7 +156,7 @@ def _flags() -> dict[str, bool]:
     """XLA's flags by name, whether they are on; the last one counts."""
     text = os.environ.get("XLA_FLAGS", "")
     if text and text[0] != "-" and not text[0].isspace():  # The name of a file of flags.
-        text = Path(text).read_text() if Path(text).is_file() else ""
+        text = Path(text).read_text(encoding="utf-8") if Path(text).is_file() else ""
     pairs = (word.partition("=") for word in shlex.split(text))
     return {name: not equal or on.lower() in ("true", "1") for name, equal, on in pairs}
 

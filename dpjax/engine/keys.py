@@ -178,7 +178,7 @@ class KeyFile:
                 raise ValueError("it is no ordinary file of a key's size")
             if private and stat.S_IMODE(self.path.stat().st_mode) & 0o077:
                 raise ValueError(f"{name} is open to other users; chmod 600 it if still secret")
-            fields: dict[str, Any] = json.loads(self.path.read_text())
+            fields: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
             checksum = fields.pop("checksum", None)
             if fields.get("format") != _FORMAT or checksum != _checksum(fields):
                 raise ValueError("its checksum does not fit")

@@ -159,7 +159,7 @@ class Export:
             "later" if phase > 1 else "first": True,
             "limits": True,
         }
-        parts = re.split(r"^\[(\w+)\]\n", TEXT.read_text(), flags=re.MULTILINE)[1:]
+        parts = re.split(r"^\[(\w+)\]\n", TEXT.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
         texts = dict(zip(parts[::2], parts[1::2], strict=True))
         chosen = "".join(texts[name] for name, used in paragraphs.items() if used)
         return string.Template(chosen.rstrip()).substitute(

@@ -205,9 +205,8 @@ def _commit() -> dict[str, Any]:
     def git(*arguments: str) -> str:
         # No optional locks: a run must not get in the way of other work in the checkout.
         words = ["git", "-C", str(package), "--no-optional-locks", *arguments]
-        return subprocess.check_output(
-            words, stderr=subprocess.DEVNULL, text=True, timeout=20
-        ).strip()
+        answer = subprocess.check_output(words, stderr=subprocess.DEVNULL, timeout=20)
+        return os.fsdecode(answer).strip()
 
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         # Installed inside somebody else's checkout, the package is not what its commit names.

@@ -158,6 +158,16 @@ def test_settings_that_nothing_reads_are_refused(pairs: list, match: str, capsys
     assert not list(Path().glob(".*"))
 
 
+def test_settings_that_windows_wrote_are_read(capsys: Capture) -> None:
+    """With a byte order mark, lines that end in two characters, and letters beyond ASCII."""
+    text = SETTINGS.replace("rounds = 3", 'rounds = 3\nout = "Zürich"')
+    Path("own.toml").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
+    assert cli.main(["train", "own.toml"]) == 0
+    assert Path("Zürich/settings.toml").read_text(encoding="utf-8") == text
+    Path("own.toml").write_text(text, encoding="utf-16")
+    refused(["train", "own.toml", "--out", "run"], capsys, "own.toml cannot be read.*as UTF-8")
+
+
 def test_a_model_is_found_beside_the_settings(capsys: Capture, folder: Path) -> None:
     settings(('"Linear"', '"own_risk:Risk"'))
     refused(["train", "own.toml"], capsys, "put own_risk.py beside the file of settings")
