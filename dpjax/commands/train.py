@@ -66,7 +66,7 @@ epsilon = 4.0           # of the whole run; or one a site, by name: { North = 1.
 delta = 1e-5            # below one over the number of records (or agents)
 
 [[noise]]               # every [[noise]] is trained, side by side
-name = "Independent"    # each agent's own: nobody needs to trust anybody
+name = "Independent"    # each agent's own: nobody needs to trust anybody; "None" is a baseline
 
 [[noise]]
 name = "Whisper"        # correlated between agents, who share a seed
@@ -185,7 +185,7 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
             raise ValueError(f"{name} is {settings[name]!r}; write it as a section {form}")
     matrix, task, sites = _task(settings)
     method = settings.get("method", {"name": "DSGD"})
-    given = [_part("noise", one, vars(noise)) for one in settings.get("noise", [])]
+    given = [_noise(section) for section in settings.get("noise", [])]
     budget = dict(settings.get("budget", {}))
     if isinstance(epsilon := budget.get("epsilon"), Mapping):
         if set(epsilon) != set(sites):
@@ -204,7 +204,9 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
     }
     if parts["release"] is True and (len(given) > 1 or np.size(settings.get("seeds", 0)) > 1):
         raise ValueError("release is true; leave one [[noise]], and give seeds = [0]")
-    configs = [plan.Config(noise=one, **parts) for one in given or [None]]
+    # A baseline leaves the budget to the others. Where there are none, the budget is refused.
+    config = plan.Config(noise=next(filter(None, given), None), **parts)
+    configs = [config.using(design) for design in given or [None]]
     return [plan.make(one, matrix, counts=task.partition.counts) for one in configs], task
 
 
@@ -285,6 +287,11 @@ def _imported(name: str) -> Any:
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise ValueError(f"model is {name!r}, a {type(found).__name__}; name a class of modules")
     return found
+
+
+def _noise(section: Mapping[str, Any]) -> Any:
+    """A design, or None for a baseline."""
+    return None if section == {"name": "None"} else _part("noise", section, vars(noise))
 
 
 def _part(section: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Any:

@@ -168,6 +168,44 @@ def test_settings_that_windows_wrote_are_read(capsys: Capture) -> None:
     refused(["train", "own.toml", "--out", "run"], capsys, "own.toml cannot be read.*as UTF-8")
 
 
+BASELINE = '[[noise]]\nname = "None"\n'
+
+
+def test_a_baseline_runs_beside_private_plans(capsys: Capture) -> None:
+    settings(("[[noise]]", BASELINE + "[[noise]]"))
+    assert cli.main(["train", "own.toml"]) == 0
+    baseline, private = Result.load("run/result.npz").guarantees
+    assert baseline.epsilon == np.inf and private.per_agent_epsilon == (1, 2, 3)
+    assert "not private" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("pairs", "match"),
+    [
+        ([('"Independent"', '"None"')], "budget is Budget.* and noise is None; a private config"),
+        (
+            [('"Independent"', '"None"\nhorizon = "run"')],
+            "name of .noise. is 'None'; choose one of",
+        ),
+        ([('"Independent"', '"none"')], "name of .noise. is 'none'; choose one of .*ZeroSum"),
+        ([('"Independent"', '"LABELS"')], "name of .noise. is 'LABELS'; choose one of"),
+        ([('"Independent"', '"named"')], "name of .noise. is 'named'; choose one of"),
+        ([('"Full"', '"None"')], "name of .sampler. is 'None'; choose one of"),
+        ([('"Sgd"', '"None"')], "name of .optimizer. is 'None'; choose one of"),
+        ([("[sampler]", '[method]\nname = "dome"\n[sampler]')], "name of .method. is 'dome'"),
+    ],
+)
+def test_names_that_are_no_parts_are_refused(pairs: list, match: str, capsys: Capture) -> None:
+    settings(*pairs)
+    refused(["train", "own.toml"], capsys, match)
+
+
+def test_a_release_needs_noise(capsys: Capture) -> None:
+    text = SETTINGS.partition("[budget]")[0] + SETTINGS.partition('"Independent"')[2]
+    Path("own.toml").write_text("release = true\n" + text + BASELINE)
+    refused(["train", "own.toml"], capsys, "release is True for a config without noise")
+
+
 def test_a_model_is_found_beside_the_settings(capsys: Capture, folder: Path) -> None:
     settings(('"Linear"', '"own_risk:Risk"'))
     refused(["train", "own.toml"], capsys, "put own_risk.py beside the file of settings")
