@@ -4,6 +4,7 @@ import math
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,12 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
     if not isinstance(value, str) or value not in options:
         raise ValueError(f"{name} is {shown(value)}; choose one of {', '.join(options)}")
     return str(value)
+
+
+def name(value: Any) -> str:
+    """Return a name as text in one form: Unicode writes an u with dots as one letter or as two."""
+    text = value.decode() if isinstance(value, bytes) else str(value)
+    return unicodedata.normalize("NFC", text)
 
 
 def unmasked(name: str, value: Any) -> Any:

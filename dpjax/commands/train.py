@@ -188,9 +188,10 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
     given = [_noise(section) for section in settings.get("noise", [])]
     budget = dict(settings.get("budget", {}))
     if isinstance(epsilon := budget.get("epsilon"), Mapping):
-        if set(epsilon) != set(sites):
+        epsilons = {_validate.name(site): value for site, value in epsilon.items()}
+        if len(epsilon) != len(sites) or set(epsilons) != set(sites):
             raise ValueError(f"epsilon is of {sorted(epsilon)}; give one for each of {[*sites]}")
-        budget["epsilon"] = [epsilon[site] for site in sites]
+        budget["epsilon"] = [epsilons[site] for site in sites]
     elif isinstance(epsilon, list) and not _numbered(sites):
         raise ValueError(f"epsilon is {epsilon!r}; name the sites: {{ {sites[0]!r} = 1.0, ... }}")
     parts: dict[str, Any] = {

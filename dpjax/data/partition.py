@@ -106,6 +106,8 @@ def _enough(n_records: int, n: int, minimum: int) -> tuple[int, int, int]:
 def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
     """Give every record to the agent that holds it, in a network with named agents.
 
+    Names are compared in Unicode's composed form (NFC).
+
     Args:
         owners: The owner's name of every record, by row of the data.
         labels: [n] names of the agents in the order of the mixing matrix, as of
@@ -124,8 +126,8 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
         (array([1, 2], dtype=int32), array([[1, 1],
                [0, 2]], dtype=int32))
     """
-    names = [str(label) for label in labels]
-    held = np.array([o.decode() if isinstance(o, bytes) else str(o) for o in owners])
+    names = list(map(_validate.name, labels))
+    held = np.array(list(map(_validate.name, owners)))
     if len(set(names)) != len(names):
         raise ValueError(f"labels is {names}; give every agent a name of its own")
     if strange := sorted(set(held.tolist()) - set(names)):

@@ -103,7 +103,7 @@ class Export:
             ValueError: For labels that are not n different ones.
         """
         n, guarantee, stated = self.plan.mixing.shape[-1], self.plan.guarantee, self.stated
-        names = [str(i) for i in range(n)] if labels is None else [str(label) for label in labels]
+        names = [str(i) for i in range(n)] if labels is None else [*map(_validate.name, labels)]
         if len(names) != n or len(set(names)) != n:
             raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
         strategy, noise = self.plan.strategy, self.plan.noise

@@ -30,8 +30,35 @@ _DRAWS = 100
 _EDGE, _NODE = 300, 700  # bytes that networkx takes
 _EGO = "facebook_ego.edgelist"
 _EGO_SHAPE = (148, 1692)
-_FIELD = re.compile(r'"([^"]*)"|([^\s,"]+)')
+
+# Parts of a line of an edge list.
+_QUOTED = re.compile(r'"([^"]*)"')
+_DATA = re.compile(r"(?<=[\s,])\{.*\}$")
+_COMMENT = re.compile(r"\s#(\s.*)?$")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+# A name without quotes holds a letter or digit, is no decimal number and is in no other quotes.
+_PLAIN = r"(?i)(?!'|[-+]?\d*\.\d*(e[-+]?\d+)?$)(?=.*[^\W_])[^\"#;:|{}]+(?<!')"
+_NAME = re.compile(_PLAIN.replace("{}", r"()<>\[\]{} "))
+_NAME_BESIDE_TABS = re.compile(_PLAIN.replace("{}", ""))
+# A name and a number, or two names and their weight.
+_UNCLEAR = re.compile(r"[^\t]*[ ,][^\t]*\t[-+\d.]+")
+
+_WRITE = r"write edges by networkx.write_edgelist(graph, path, delimiter='\t', data=False)"
+_NEIGHBOURS = f"rows of neighbours (METIS, say) go by networkx.from_dict_of_lists; {_WRITE}"
+_FORMATS = {
+    r"\A\s*<(\?|!|graphml|gexf)": "GraphML or GEXF: use networkx.read_graphml or read_gexf",
+    r"(?m)^[ \t]*graph\s*\[": "GML: use networkx.read_gml",
+    r"(?m)^[ \t]*(strict\s+)?(di)?graph\b[^\n\[]*\{": "DOT: use networkx.nx_pydot.read_dot",
+    r"(?mi)^[ \t]*\*(vertices|network|edges|arcs)": "Pajek: use networkx.read_pajek",
+    r"\A\s*[\[{]": "JSON: use networkx.node_link_graph",
+    r"(?i)\A%+MatrixMarket": "Matrix Market: use scipy.io.mmread, networkx.from_scipy_sparse_array",
+    r"\A([01]([ \t,]+[01]){2,}\s*)++\Z": "an adjacency matrix: use networkx.from_numpy_array",
+    r"(?m)^p[ \t]+[a-z]+[ \t]+\d+[ \t]+\d+": "DIMACS: keep its edges only, two names a line",
+    r"(?i)\A\s*dl\s+n\s*=": "UCINET's DL: keep its edges only, two names a line",
+    r"\A([^#\n]++\n)++#[ \t]*\n(?=[^#\n])": "TGF, or has a lone #: keep its edges only",
+    r"\A%[ \t]*bip": "two-mode, with one number for two nodes: give each a name of its own",
+}
+"""Other formats, whose lines may look like edges, and how to read them."""
 
 
 def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
@@ -174,11 +201,21 @@ def florentine() -> nx.Graph:
 def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx.Graph:
     """Return the graph of a text file with one edge, two node names, a line.
 
-    Blank lines and what follows a ``#`` are ignored, and so are weights after the two names
-    (numbers, or data in braces). Spaces, tabs and commas separate, and a name that holds one of
-    them stands in double quotes; in a line with tabs names may hold spaces as they are. When the
-    names are exactly the numbers 0..n-1 they are kept; otherwise nodes are numbered in the order
-    in which the file first names them. The name is each node's ``label`` attribute;
+    What could be read in two ways is refused. These are the rules:
+
+    - A tab separates; in a line without tabs a comma; in a line without either, spaces.
+    - A name in double quotes may hold anything visible. Other names hold a letter or a digit, are
+      no decimal numbers, and hold none of ``# ; : |``. They hold commas only beside tabs, and
+      spaces and brackets too.
+    - After the names there may be numbers or data in braces, as weights, which are ignored. Whole
+      numbers are refused where they may be neighbours: in rows of different lengths, or where all
+      rows begin differently.
+    - Blank lines and those that begin with ``#`` or ``%`` are ignored. After names that spaces
+      separate, so is what follows a ``#`` between spaces.
+    - Letters are compared in Unicode's composed form (NFC). The file is UTF-8.
+
+    When the names are exactly the numbers 0..n-1 they are kept; otherwise nodes are numbered in the
+    order in which the file first names them. The name is each node's ``label`` attribute;
     `dpjax.topology.nodes` finds a node by it. Repeated edges count once.
 
     Args:
@@ -190,8 +227,8 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
 
     Raises:
         FileNotFoundError: when there is no such file.
-        ValueError: for a line with one name or three, a self-loop or names that commas and spaces
-            separate differently (with its number), a file without edges, or one that is not text.
+        ValueError: for a line that is no edge by these rules, or a self-loop (with its number); for
+            a file without edges, of another format, or that is not text.
 
     Example:
         >>> from pathlib import Path
@@ -203,45 +240,85 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
     path = Path(path)
     if os.path.isdir(path):
         raise ValueError(f"path is {str(path)!r}, a folder; give an edge-list file")
-    with _files.reading(path, "give an edge list"):
+    with _files.reading(path, "give an edge list, as UTF-8 text"):
         # Spreadsheets begin a file with a byte order mark, which is no part of the first name.
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    edges = [edge for each in enumerate(lines, start=1) if (edge := _edge(path, *each))]
-    if not edges:
+        text = _validate.name(path.read_text(encoding="utf-8-sig"))
+    for pattern, description in _FORMATS.items():
+        if re.search(pattern, text):
+            raise ValueError(f"path is {str(path)!r}, which is {description}; {_WRITE}")
+    rows = []
+    # Not `splitlines`, which also divides names at rare characters.
+    for number, line in enumerate(text.split("\n"), start=1):
+        row = _row(path, number, line)
+        if row:
+            rows.append(row)
+    if not rows:
         raise ValueError(f"path is {str(path)!r}, which holds no edge; give two names a line")
-    names = list(dict.fromkeys(name for edge in edges for name in edge))
+    _check_rows(path, rows)
+    names = list(dict.fromkeys(name for row in rows for name in row[:2]))
     if sorted(names) == sorted(str(i) for i in range(len(names))):
         names.sort(key=int)
     number_of = {name: i for i, name in enumerate(names)}
     graph: nx.Graph = nx.DiGraph() if directed else nx.Graph()
     graph.add_nodes_from((i, {"label": name}) for name, i in number_of.items())
-    graph.add_edges_from((number_of[u], number_of[v]) for u, v in edges)
+    graph.add_edges_from((number_of[row[0]], number_of[row[1]]) for row in rows)
     return graph
 
 
-def _edge(path: Path, number: int, line: str) -> tuple[str, str] | None:
-    """The two names of a line, None of an empty one."""
-    text = line.partition("#")[0].strip()
-    if not text:
-        return None
-    if "\t" in text and '"' not in text:
-        words = [part.strip() for part in text.split("\t") if part.strip()]
+def _row(path: Path, number: int, line: str) -> list[str]:
+    """The names of a line and the numbers after them; nothing of a line without an edge."""
+    text = line.strip()
+    if text[:1] in ("", "#", "%"):
+        return []
+    # A quote stands for each quoted name, which may hold separators, while the line is divided.
+    quoted = iter(_QUOTED.findall(text))
+    bare = _DATA.sub("", _QUOTED.sub('"', text))
+    separator = next((mark for mark in "\t," if mark in bare), " ")
+    if separator == " ":
+        bare = re.sub(" +", " ", _COMMENT.sub("", bare)).strip()
+    fields = [field.strip() for field in bare.split(separator)]
+    words = [next(quoted, "").strip() if field == '"' else field for field in fields]
+    plain = _NAME_BESIDE_TABS if separator == "\t" else _NAME
+    named = all(field == '"' or plain.fullmatch(field) for field in fields[:2])
+    visible = all(word and word.isprintable() for word in words[:2])
+    if not visible or len(words) < 2 or words[0] == words[1]:
+        remedy = (
+            "give two different nodes by visible names, with a tab, a comma or spaces between; "
+            f"{_NEIGHBOURS}"
+        )
+    elif not named or text.count('"') % 2 or _UNCLEAR.fullmatch(bare):
+        remedy = (
+            "put names that are decimal numbers, lack letters and digits, or hold spaces or any of "
+            "#;:|'()[]{}<> in double quotes, and close every double quote"
+        )
+    elif not all(word == "" or _NUMBER.fullmatch(word) for word in words[2:]):
+        remedy = (
+            "after two names, give numbers only; begin a header with #; put names that hold spaces "
+            f"in double quotes; {_NEIGHBOURS}"
+        )
     else:
-        words = [quoted or plain for quoted, plain in _FIELD.findall(text)]
+        return [word for word in words if word]
+    raise ValueError(f"line {number} of {path} is {text[:60]!r}; {remedy}")
 
-    # In `New York,Boston` York may be a node, and in `St Mary North` nobody knows where one ends.
-    parts = text.partition("{")[0].split(",")[:2]
-    unclear = len(parts) > 1 and '"' not in text and any(len(part.split()) > 1 for part in parts)
-    weighted = len(words) < 3 or words[2].startswith("{") or all(map(_NUMBER.fullmatch, words[2:]))
-    if text.count('"') % 2 or not all(word and word.isprintable() for word in words[:2]):
-        remedy = "give names of visible characters, and close every double quote"
-    elif unclear or not weighted:
-        remedy = "put names that hold spaces in double quotes; after two names, give numbers only"
-    elif len(words) < 2 or words[0] == words[1]:
-        remedy = "give the names of two different nodes"
-    else:
-        return words[0], words[1]
-    raise ValueError(f"line {number} of {path} is {line.strip()[:60]!r}; {remedy}")
+
+def _check_rows(path: Path, rows: list[list[str]]) -> None:
+    """Refuse rows of numbers that may be something else than edges and their weights."""
+    numbered = [row for row in rows if len(row) > 2 and all(map(str.isdecimal, row[1:3]))]
+    # A node has one row of neighbours, and an edge one number, so these begin differently.
+    separate = len({row[0] for row in rows}) == len(rows) == len(numbered)
+    separate = separate and all(row[1] != row[2] for row in numbered)
+    if separate or (numbered and len(set(map(len, rows))) > 1):
+        raise ValueError(
+            f"path is {str(path)!r}, whose whole numbers may be weights, or neighbours of each "
+            f"line's node; write weights with a decimal point, or none; {_NEIGHBOURS}"
+        )
+    others = {name for row in rows[1:] for name in row[:2]}
+    titles = "".join(others).isdecimal() and not "".join(rows[0][:2]).isdecimal()
+    if titles or rows[0] == [str(len(others)), str(len(rows) - 1)]:
+        raise ValueError(
+            f"path is {str(path)!r}, whose first line {' '.join(rows[0])!r} may be titles, or the "
+            "counts of nodes and edges; begin it with #, or write this edge in another line"
+        )
 
 
 def renumbered(graph: nx.Graph) -> nx.Graph:

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import networkx as nx
 
+from dpjax import _validate
+
 __all__ = ["find", "labels"]
 
 _INDEX, _LABEL = "index:", "label:"
@@ -21,14 +23,15 @@ def labels(graph: nx.Graph) -> tuple[str, ...]:
         graph: A graph; a node's name is its ``label`` attribute, else the node itself.
 
     Returns:
-        n names; those of a graph without names are "0", "1", ...
+        n names, in Unicode's composed form (NFC); those of a graph without names are "0", "1", ...
 
     Example:
         >>> from dpjax.topology import graphs, nodes
         >>> nodes.labels(graphs.florentine())[:2]
         ('Acciaiuoli', 'Medici')
     """
-    return tuple(str(graph.nodes[node].get("label", node)) for node in order(graph))
+    names = (graph.nodes[node].get("label", node) for node in order(graph))
+    return tuple(map(_validate.name, names))
 
 
 def order(graph: nx.Graph) -> list[Any]:
@@ -80,7 +83,7 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
         >>> nodes.find(nodes.labels(graphs.florentine()), "Medici")
         1
     """
-    word = str(word).strip()
+    word = _validate.name(word).strip()
     name = word.removeprefix(_LABEL)
     called = {index for index, each in enumerate(names) if each in (name, word)}
     counted = set() if name != word else _counted(names, word.removeprefix(_INDEX))

@@ -122,6 +122,24 @@ def test_records_that_do_not_fit_are_refused(arrays: dict, match: str, capsys: C
     refused(["train", "own.toml"], capsys, match)
 
 
+def test_a_site_has_one_name_in_two_forms_of_unicode() -> None:
+    """Files of edges, records and settings may write u and its dots as one letter or as two."""
+    composed, decomposed = "Z\u00fcrich", "Zu\u0308rich"
+    for edges, held, budget in (
+        (composed, decomposed, decomposed),
+        (decomposed, composed, composed),
+    ):
+        owner = np.where(OWNER == "North", held, OWNER)
+        save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=owner)
+        Path("edges.txt").write_text(f'{edges} South\nSouth "St Mary"\n', encoding="utf-8")
+        (plan,), task = train.read(train.tomllib.loads(SETTINGS.replace("North", f'"{budget}"')))
+        assert task.partition.names == (composed, *SITES[1:])
+        np.testing.assert_array_equal(plan.guarantee.per_agent_epsilon, [1, 2, 3])
+    twice = SETTINGS.replace("North = 1.0", f'"{composed}" = 1.0, "{decomposed}" = 4.0')
+    with pytest.raises(ValueError, match="epsilon is of .*; give one for each of"):
+        train.read(train.tomllib.loads(twice))
+
+
 @pytest.mark.parametrize("owner", [OWNER.astype("S8"), OWNER])
 def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
     save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=owner)

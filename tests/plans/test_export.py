@@ -235,6 +235,8 @@ def test_a_file_states_only_a_total_whose_last_phase_it_is(network, tmp_path):
         ({"release": True}, None, "plan is a release"),
         ({}, NAMES[:5], "for 6 sites"),
         ({}, [*NAMES[:5], "Lyon"], "give 6 different names"),
+        # One name, whose letter is one of Unicode's or two.
+        ({}, [*NAMES[:4], "Z\u00fcrich", "Zu\u0308rich"], "give 6 different names"),
     ],
 )
 def test_what_cannot_be_saved_is_refused(network, changes, labels, message, tmp_path):

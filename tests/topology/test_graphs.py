@@ -61,7 +61,7 @@ def test_exponential_sends_to_powers_of_two() -> None:
 
 def test_edge_list_keeps_numbers_ignores_weights_and_comments(tmp_path: Path) -> None:
     file = tmp_path / "net.txt"
-    file.write_text("# a network\n2 0 0.5\n\n0,1\n1\t3 # last\n3 1\n")
+    file.write_text("# a network\n2 0 0.5\n\n0,1\n% another\n1\t3\n3 1 # last\n")
     graph = graphs.parse(str(file))
     assert list(graph) == [0, 1, 2, 3]
     assert set(map(frozenset, graph.edges)) == set(map(frozenset, [(2, 0), (0, 1), (1, 3)]))
@@ -94,6 +94,163 @@ def test_edge_list_refuses_empty_and_binary_files(tmp_path: Path) -> None:
         graphs.from_edgelist(file)
     with pytest.raises(ValueError, match="a folder"):
         graphs.from_edgelist(tmp_path)
+
+
+def read(tmp_path: Path, text: str, name: str = "net.txt") -> nx.Graph:
+    """The graph of a file with that text."""
+    file = tmp_path / name
+    file.write_text(text, encoding="utf-8")
+    return graphs.from_edgelist(file)
+
+
+def labelled(graph: nx.Graph) -> set[frozenset[str]]:
+    """The edges by name."""
+    names = nodes.labels(graph)
+    return {frozenset((names[u], names[v])) for u, v in graph.edges}
+
+
+def edges(*pairs: tuple[str, str]) -> set[frozenset[str]]:
+    """Edges to compare with."""
+    return set(map(frozenset, pairs))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # SNAP: a header with #, tabs; and temporal edges of four columns.
+        ("# Nodes: 3 Edges: 2\n# FromNodeId\tToNodeId\n0\t1\n1\t2\n", [("0", "1"), ("1", "2")]),
+        ("1 2 1082040961\n1 3 1082155839\n3 2 1082414391\n", [("1", "2"), ("1", "3"), ("2", "3")]),
+        # KONECT: comments with %, weights and times.
+        ("% sym unweighted\n% 2 3 3\n1 2 \n3 2 \n", [("1", "2"), ("2", "3")]),
+        ("% asym positive\n1 2 1 99\n2 1 1 98\n2 3 1 97\n", [("1", "2"), ("2", "3")]),
+        # Signed edges with times, as of a spreadsheet.
+        ("6,2,4,1289241911.7\n6,5,-2,1289241941.5\n", [("6", "2"), ("6", "5")]),
+        # networkx's own, with data.
+        ("a b {'weight': 2, 'since': 'May'}\nb c {}\n", [("a", "b"), ("b", "c")]),
+        ('a,b,{"weight": 2}\nb,c,{}\n', [("a", "b"), ("b", "c")]),
+        # Weights of some lines; those with a decimal point are no nodes.
+        ("0 1 5.0\n1 2\n", [("0", "1"), ("1", "2")]),
+        ("1 0 1.0\n2 0 3.0\n", [("0", "1"), ("0", "2")]),
+        # In the tree of three edges two nodes have one parent, and all weights are 1.
+        ("1 0 1\n2 0 1\n3 1 1\n", [("1", "0"), ("2", "0"), ("3", "1")]),
+        ("Rome,Milan,\nMilan,Turin,0.5\n", [("Rome", "Milan"), ("Milan", "Turin")]),
+        ("Rome Milan 5\nMilan Turin 7\n", [("Rome", "Milan"), ("Milan", "Turin")]),
+        # The tab separates: all else is a name.
+        ("St Mary, N\tX (DC)\n", [("St Mary, N", "X (DC)")]),
+        ('"a\tb"\tc\n"St Mary" N  0.5\n', None),
+        ('"Ward#3" "Ward #4"\n', [("Ward#3", "Ward #4")]),
+        ('"a;b|c:d",e-1.x_y\n', [("a;b|c:d", "e-1.x_y")]),
+        ('"St Mary"\t"0.7"\n', [("St Mary", "0.7")]),
+        ("O'Brien a@b.org\n", [("O'Brien", "a@b.org")]),
+    ],
+)
+def test_edge_lists_of_these_forms_are_read(tmp_path: Path, text: str, expected) -> None:
+    if expected is None:
+        with pytest.raises(ValueError, match="line 1 of .*visible"):
+            read(tmp_path, text)
+    else:
+        assert labelled(read(tmp_path, text)) == edges(*expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("a b\nRome,,0.7\n", "line 2 of .*'Rome,,0.7'.*two"),
+        ("a b\n,Rome,Milan\n", "line 2 of .*two"),
+        ("a b\nRome 0.7\n", "line 2 of .*decimal numbers"),
+        ("a b\nRome Milan\t5\n", "line 2 of .*double quotes"),
+        ("a b\nWard#3 Ward#4\n", "line 2 of .*in double quotes"),
+        ("a b\nA\tWard # 3\n", "line 2 of .*in double quotes"),
+        ("a b\nA,Ward #3\n", "line 2 of .*in double quotes"),
+        ("a b\nA Ward #3\n", "line 2 of .*numbers only"),
+        ("a b\na b#c\n", "line 2 of .*in double quotes"),
+        ("a b\nRome;Milan\n", "line 2 of .*a tab, a comma or spaces"),
+        ("a b\nRome; Milan\n", "line 2 of .*in double quotes"),
+        ("a b\nRome;Milan;0,5\n", "line 2 of .*in double quotes"),
+        ("a b\nRome|Milan\n", "line 2 of .*a tab, a comma or spaces"),
+        ("a b\nRome | Milan\n", "line 2 of .*"),
+        ("a b\nRome: Milan\n", "line 2 of .*in double quotes"),
+        ("a b\n0:\t1\n", "line 2 of .*in double quotes"),
+        ("a b\n(0, 1)\n", r"line 2 of .*in double quotes"),
+        ("a b\na -> 5\n", "line 2 of .*in double quotes"),
+        ("a b\n% %\n-- a\n", "line 3 of .*lack letters and digits"),
+        ("a b\n'St Mary' 5\n", "line 2 of .*in double quotes"),
+        ("a b\nRome Milan Turin\n", "line 2 of .*after two names.*from_dict_of_lists"),
+        ("a b\nRome\n", "line 2 of .*two.*from_dict_of_lists"),
+        ("a b\na a\u00a0b\n", "line 2 of .*visible"),
+        ("a b\nRome\x85Milan Turin\n", "line 2 of .*visible"),
+        ("3 2\n2\n1 3\n2\n", "line 2 of .*METIS"),
+        ("3 2 1\n2 5\n1 1\n2 1", "line 3 of .*METIS"),
+        ('a b\n"a"b c\n', "line 2 of .*close every double quote"),
+    ],
+)
+def test_lines_that_are_no_edge_are_named(tmp_path: Path, text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        # Rows of a node and its neighbours: a path, a star, a ring, and METIS.
+        ("0 1 2 3\n1 2\n2 3\n", "neighbours"),
+        ("0 1\n1 0 2\n2 1\n", "neighbours"),
+        ("0 1 4\n1 0 2\n2 1 3\n3 2 4\n4 3 0\n", "neighbours"),
+        ("0 1 2\n1 3 4\n", "neighbours"),
+        ("% a comment\n4 6\n2 3 4\n1 3 4\n1 2 4\n1 2 3\n", "METIS"),
+        ("3 2 1\n2 7\n1 7 3 5\n2 5\n\n", "METIS"),
+        # The number of each row, in front of the edge.
+        ("1,2,1\n2,3,2\n3,1,3\n", "neighbours"),
+        # An adjacency matrix, of ones or weights.
+        ("0 1 0\n1 0 1\n0 1 0\n", "matrix"),
+        ("0,1,0,1\n1,0,1,0\n0,1,0,1\n1,0,1,0\n", "matrix"),
+        ("0 0 1 0 1\n0 0 1 0 0\n", "matrix"),
+        # Counts in front.
+        ("4 3\n1 2\n2 3\n3 4\n", "begin it with #"),
+        ("source, target\n1,2\n2,3\n", "may be titles.*begin it with #"),
+        # Others' formats by name.
+        ("<?xml version='1.0'?>\n<graphml><graph/></graphml>\n", "GraphML.*read_graphml"),
+        ('graph [\n  node [ id 0 label "A" ]\n]\n', "GML.*read_gml"),
+        ('Creator "me"\ngraph\n[\n directed 0\n]\n', "GML.*read_gml"),
+        ('*Vertices 2\n1 "Rome"\n2 "Milan"\n*Edges\n1 2\n', "Pajek.*read_pajek"),
+        ("%%MatrixMarket matrix coordinate pattern symmetric\n3 3 2\n2 1\n3 1\n", "mmread"),
+        ("c a graph\np edge 3 2\ne 1 2\ne 2 3\n", "DIMACS"),
+        ("p sp 3 2\na 1 2 7\na 2 3 5\n", "DIMACS"),
+        ("%MatrixMarket matrix coordinate pattern general\n3 4 2\n2 1\n3 1\n", "mmread"),
+        ("DL n=5\nformat = edgelist1\n1 2\n", "UCINET"),
+        ("1 Rome\n2 Milan\n#\n1 2\n", "TGF"),
+        ("% bip unweighted\n1 1\n1 2\n", "two-mode"),
+        ("graph G {\n a -- b;\n}\n", "DOT.*read_dot"),
+        ('{"nodes": [{"id": 0}], "links": []}\n', "JSON.*node_link_graph"),
+    ],
+)
+def test_what_is_another_format_is_named(tmp_path: Path, text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=f"path is .*net.txt.*{match}"):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_networkx_writes_is_read_or_refused(tmp_path: Path, seed: int) -> None:
+    """Edge lists are the same graph; rows of neighbours and METIS are never another one."""
+    graph = nx.relabel_nodes(graphs.erdos_renyi(9, 0.4, seed), {i: f"St {i}" for i in range(9)})
+    for data in (True, False):
+        nx.write_edgelist(graph, tmp_path / "net.txt", delimiter="\t", data=data)
+        assert labelled(graphs.from_edgelist(tmp_path / "net.txt")) == {
+            frozenset(map(str, edge)) for edge in graph.edges
+        }
+    rows = ["\t".join(map(str, [node, *graph[node]])) for node in graph]
+    for lines in (rows, list(nx.generate_adjlist(nx.convert_node_labels_to_integers(graph)))):
+        with pytest.raises(ValueError, match="from_dict_of_lists"):
+            read(tmp_path, "\n".join(lines))
+
+
+def test_one_name_in_two_forms_of_unicode_is_one_node(tmp_path: Path) -> None:
+    composed, decomposed = "Z\u00fcrich", "Zu\u0308rich"
+    graph = read(tmp_path, f"{composed} Bern\nBern {decomposed}\n")
+    assert (
+        nodes.labels(graph) == (composed, "Bern") == nodes.labels(nx.Graph([(decomposed, "Bern")]))
+    )
+    assert nodes.find((composed, "Bern"), decomposed) == 0
 
 
 def test_facebook_ego_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
