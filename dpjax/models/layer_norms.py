@@ -558,6 +558,7 @@ def _contracted(
             return total.astype(jnp.float64)
     with _numerics.double_precision():
         scaled = derivative.astype(jnp.float64) * weight.astype(jnp.float64)
+        # What combines several points may have made a derivative infinite.
         scaled = jnp.where(weight > 0, scaled, 0)
         flat = flat.astype(jnp.float64) if jnp.issubdtype(flat.dtype, jnp.floating) else flat
         return product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))

@@ -231,6 +231,27 @@ def test_agents_with_convolutions_in_groups_do_not_meet(monkeypatch):
     assert not all(map(np.array_equal, before, after))
 
 
+def test_a_derivative_that_a_coefficient_makes_infinite_adds_nothing():
+    """Of gradients at two points: each is finite, and ten billion times one of them is not."""
+    model, shape = mlp.MLP((4,), 3), (6, 3, 8)
+    x = jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, shape), jnp.float32)
+    y = jnp.arange(len(x))
+    params = model.init(jax.random.key(0), x[:1])
+    points = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 0.1]), params)
+
+    def loss(outputs, y):
+        size = jnp.where(y == 5, 1e30, 1.0)
+        return size * jnp.sum(losses.cross_entropy(outputs, jnp.full(shape[1], y % 3)))
+
+    routes = dict.fromkeys(("Dense_0", "Dense_1"), "norm")
+    gradients = layer_norms.Gradients(model.apply, loss, routes)
+    fn = clipping.clipped_sum(gradients.at_points((1e10, 1.0)), CLIP)
+    total = fn(points, x, y, jnp.zeros(len(x), bool))
+    without = fn(points, x[:5], y[:5], jnp.zeros(5, bool))
+    for leaf, other in zip(jax.tree.leaves(total), jax.tree.leaves(without), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-5)
+
+
 @pytest.mark.mutant
 @pytest.mark.optimized
 def test_a_largest_number_that_drops_nan_is_caught(monkeypatch):
