@@ -47,7 +47,8 @@ class Guarantee(Record):
             raise ValueError(
                 f"nodes is {self.nodes} and gradients is {self.gradients!r} under a total; agents "
                 "are numbered anew where some have left, and later messages tell of earlier "
-                "gradients: plan for gradients='any' and attacker 'outsider' or 'node'"
+                "gradients: plan for gradients='any' and attacker 'outsider' or 'node', or fix all "
+                "phases of a coalition beforehand (planned=True), without a total"
             )
         every, spent, whole = _joined_all(self.phases), self.spent, getattr(self.loss, "size", 0.0)
         theirs, count = every.fields(), f"{len(self.phases)} phases"
@@ -241,7 +242,9 @@ class Guarantee(Record):
         must have been fixed before the earlier one began. A phase added because of what the first
         one released makes delta up to 1.87 times the one stated (two equal phases). Both must have
         noise of their own. An earlier run that was stopped on the way states all that it had
-        planned, and that is what composes.
+        planned, and that is what composes. Phases of a coalition compose where its ``nodes`` are
+        the same numbers of the same agents in both: its loss under gradients "any" holds after all
+        messages of the earlier phase, whatever its members know of that.
 
         Where this record states a total (`within`), what it returns states the same total over one
         phase more, which may have been chosen by anything released.
@@ -327,8 +330,9 @@ class Guarantee(Record):
 
         Raises:
             ValueError: For a phase that passes the total or has another delta; losses of batches
-                drawn by Poisson sampling, for which adding up does not hold; coalitions and
-                gradients="view", whose phases do not compose; another total than stated.
+                drawn by Poisson sampling, for which adding up does not hold; coalitions, whose
+                numbers a departure changes; gradients="view", whose phases do not compose; another
+                total than stated.
 
         Reference:
             Smith and Thakurta (2022), arXiv 2210.17520; Koskela, Tobaben and Honkela (2023),

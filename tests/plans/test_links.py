@@ -36,6 +36,7 @@ from dpjax.plans import compatibility, integers, noise, plan, scheduled
 from dpjax.plans import links as links_
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
+from dpjax.plans.protect import Budget
 from dpjax.protocols import Answer
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
@@ -512,6 +513,25 @@ def test_early_stops_and_phases_under_view(network):
     whole = decor(network).guarantee
     assert whole.after(1).mu == pytest.approx(whole.mu / np.sqrt(T))
     assert whole.followed_by(whole, planned=True).nodes is None
+
+
+def test_planned_phases_of_one_coalition_lose_what_one_long_run_does(network, small):
+    """The same scale over twice the rounds is the oracle: links draw new secrets every round."""
+    one = decor(network, attacker="coalition", nodes=(1, 3))
+    both = one.guarantee.followed_by(one.guarantee, planned=True)
+    long = decor(network, attacker="coalition", nodes=(1, 3), rounds=2 * T)
+    same = dataclasses.replace(long.noise, scale=one.noise.scale)
+    assert both.mu == pytest.approx(float(np.max(same.loss(long.target).size)), rel=1e-9)
+    assert both.nodes == (1, 3) and both.rounds == 2 * T
+    first = run(one, small, seeds=[0])
+    later = run(one, small, seeds=[0], start=first.params, phase=1, spent=first.guarantees,
+                planned=True)  # fmt: skip
+    assert later.guarantees[0].mu == both.mu and "of 1, 3" in later.guarantees[0].caption()
+    other = decor(network, attacker="coalition", nodes=(2, 4)).guarantee
+    with pytest.raises(ValueError, match=r"nodes is \(1, 3\), then \(2, 4\)"):
+        one.guarantee.followed_by(other, planned=True)
+    with pytest.raises(ValueError, match=r"fix all phases of a coalition beforehand"):
+        one.guarantee.within(Budget(1000.0, one.guarantee.delta))
 
 
 def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
