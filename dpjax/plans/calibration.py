@@ -608,6 +608,8 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         part, config.method, config.protect, independent_keys=correlated and noise.secrets == "own"
     )
     noise.check(target)
+    if not (compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)):
+        _check_custom(target, noise)
     spent = _spent(target, noise)
     (runs, expected), (claims, claimed) = _split(spent.loss), _split(stated.loss)
     for name, value in (_terms(target, noise) | expected).items():
@@ -624,6 +626,43 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
                 f"guarantee states {name} {pair[1][worst]:.6g} for agent {worst}, but its noise "
                 f"gives {pair[0][worst]:.6g}; {_REMEDY}"
             )
+
+
+def _check_custom(target: Target, noise: Calibrated) -> None:
+    """Refuse a loss that a custom design states below an outsider's to its own factor F.
+
+    An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
+    attacker under gradients "any" as much of those who are not its own.
+
+    Args:
+        target: The config on its network.
+        noise: Noise of a design of a user's own.
+
+    Raises:
+        ValueError: Naming the design, the agent, both losses and the formula.
+    """
+    part, protect, factor = target.config.noise, target.protect, noise.factor
+    sums = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
+    loss = noise.loss(target)
+    if sums or protect.gradients == "view" or factor is None or loss.kind != "gdp":
+        return
+    wide = np.diag(factor) if factor.ndim == 1 else factor
+    wide = wide.astype(np.float64)
+    over_rounds = target.over_rounds(noise.strategy)
+    inverse = precision.inverse_diagonal(wide @ wide.T)
+    gained = budget_.mu_of(inverse, protect.sensitivity, over_rounds)
+    # A factor of tables is rounded to float32, which its inverse may see enlarged.
+    slack = 1 + 1e-6 + np.finfo(np.float32).eps * np.linalg.cond(wide)
+    excess = gained / slack - np.broadcast_to(loss.size, gained.shape)
+    excess[list(protect.nodes or ())] = -np.inf
+    worst = int(np.argmax(excess))
+    if excess[worst] > 0:
+        raise ValueError(
+            f"noise is {type(part).__name__}, which states mu {np.max(loss.size):.4g} for agent "
+            f"{worst}; by its own factor F an outsider gains {gained[worst]:.4g}: state at least "
+            "s sqrt(k [(F F')^-1]_ii), s = target.protect.sensitivity (twice the clip norm where "
+            "data are replaced) and k = target.pattern.epochs"
+        )
 
 
 def _split(loss: Any) -> tuple[dict[str, Any], dict[str, Any]]:

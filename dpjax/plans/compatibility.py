@@ -320,12 +320,25 @@ def in_sums(part: Any) -> bool:
 
 
 def noise(part: Any) -> NoiseRow:
-    """Return the row of a noise design.
+    """Return the row of a noise design; one of a user's own goes by the secrets that it states.
 
     Args:
-        part: A noise design.
+        part: A noise design; None for noise that is correlated over agents or rounds by a seed.
     """
-    return _named(part, NOISES, _CORRELATED)
+    if part is None:
+        return _CORRELATED
+    # As in a guarantee, a class says itself who knows its secrets, and inherits no promise.
+    secrets = part.secrets if "secrets" in vars(type(part)) else None
+    own = dataclasses.replace(
+        _CORRELATED,
+        attackers=INDEPENDENT_KEYS if secrets in ("own", "links") else OUTSIDER,
+        why=(
+            f"its class states secrets {secrets!r}, which promises an outsider's loss alone: give "
+            "attacker='outsider' and gradients='any'; or state secrets 'own' or 'links', where "
+            "agents keep secrets of their own and it states the loss to any attacker"
+        ),
+    )
+    return _named(part, (*NOISES, _CORRELATED), own)
 
 
 def check(config: Any) -> None:
@@ -362,7 +375,7 @@ def check(config: Any) -> None:
     if config.noise is None:
         return
     protect, kind = config.protect, type(config.noise).__name__
-    known = packaged(type(config.noise)) or noise_row is not _CORRELATED
+    known = packaged(type(config.noise)) or noise_row.part != _CORRELATED.part
     gap, accountant = protect.gradient_gap, config.budget.accountant
     norm = "l1" if noise_row.loss == "pure" else "l2"
     wrong = {

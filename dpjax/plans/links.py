@@ -86,7 +86,32 @@ class InShares:
 
 
 class ScaledNoise(abc.ABC):
-    """A noise design that is one shape times one scale."""
+    """A noise design that is one shape times one scale.
+
+    Guarantee: a class of your own states its loss in `unit`, which is your word, and who knows its
+    secrets in ``secrets``: "own" (every agent draws its noise alone) or "links" let it state a loss
+    to nodes and coalitions. Nobody loses less than to an outsider, who sees all noisy sums. With
+    F = `source`, s = ``target.protect.sensitivity`` (twice the clip norm where data are replaced)
+    and k = ``target.pattern.epochs`` rounds of a unit, agent i loses to it
+
+        mu_i = s sqrt(k [(F F')^-1]_ii)
+
+    and a plan refuses a `unit` below that, for every attacker under gradients "any".
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.plans.links import ScaledNoise
+        >>> class Plain(ScaledNoise):
+        ...     secrets = "own"
+        ...     def source(self, target):
+        ...         return np.eye(target.agents)
+        ...     def unit(self, target):
+        ...         size = target.protect.sensitivity * target.pattern.epochs**0.5
+        ...         return np.full(target.agents, size)
+        ...     def drawn(self, target): ...  # independent normals, times arrays["noise_scale"]
+        >>> issubclass(Plain, ScaledNoise)
+        True
+    """
 
     label = ""
     """What records, figures and plans call the design."""

@@ -34,7 +34,8 @@ from dpjax.engine.run import run
 from dpjax.engine.trace import trace
 from dpjax.plans import compatibility, integers, noise, plan, scheduled
 from dpjax.plans import links as links_
-from dpjax.plans.links import PairKeys, ZeroSum
+from dpjax.plans.calibration import Drawn
+from dpjax.plans.links import PairKeys, ScaledNoise, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget
 from dpjax.protocols import Answer
@@ -513,6 +514,76 @@ def test_early_stops_and_phases_under_view(network):
     whole = decor(network).guarantee
     assert whole.after(1).mu == pytest.approx(whole.mu / np.sqrt(T))
     assert whole.followed_by(whole, planned=True).nodes is None
+
+
+@dataclass(frozen=True)
+class Plain(ScaledNoise):
+    """A user's own: independent noise, its loss that of a shift in units of the clip norm."""
+
+    shift: float = 2.0
+
+    label, secrets = "plain", "links"
+
+    def unit(self, target):
+        size = self.shift * target.protect.clip_norm * np.sqrt(target.pattern.epochs)
+        return np.full(target.agents, size * (1 + 1e-12))
+
+    def source(self, target):
+        return np.eye(target.agents)
+
+    def drawn(self, target):
+        return Drawn(_drawn_plainly, (target.rounds, target.agents))
+
+
+def _drawn_plainly(arrays, key, rounds, agents):
+    scales = jnp.full(agents, 1.0, jnp.float32) * arrays["noise_scale"]
+    return noise_.correlated(scales, key=key, rounds=rounds)
+
+
+class Silent(Plain):
+    """Says nothing of its secrets, and inherits no promise."""
+
+
+class Beside(Plain):
+    """Noise of two agents alone: a combination of the messages carries none."""
+
+    secrets = "links"
+
+    def source(self, target):
+        return np.eye(target.agents)[:, :2]
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("attacker", ["outsider", "node", "coalition"])
+def test_noise_of_ones_own_states_at_least_an_outsiders_loss(network, attacker):
+    """The clip norm in the place of the sensitivity: half of the loss, to replace an agent."""
+    changes = {"attacker": attacker, "relation": "replace_agent"}
+    if attacker == "coalition":
+        changes["nodes"] = (1, 3)
+    made = decor(network, noise=Plain(), **changes)
+    scale, clip = float(made.noise.scale), made.config.protect.clip_norm
+    assert made.guarantee.mu == pytest.approx(2 * clip * np.sqrt(T) / scale, rel=1e-6)
+    assert made.guarantee.attacker == attacker and made.guarantee.custom == ("Plain",)
+    with pytest.raises(ValueError, match=r"Plain, which states mu .* by its own factor F an outsi"):
+        decor(network, noise=Plain(shift=1.0), **changes)
+    assert decor(network, noise=Plain(1.0), **changes | {"relation": "zero_out_record"})
+    with pytest.raises(ValueError, match="covariance is singular"):
+        decor(network, noise=Beside(), **changes)
+
+
+def test_noise_of_ones_own_covers_nodes_by_the_secrets_that_it_states(network):
+    assert {row.party: row.epsilon for row in decor(network, noise=Plain()).protection()}[
+        "another participant"
+    ] == decor(network, noise=Plain()).guarantee.epsilon
+    for secrets in ("shared", "group", None):
+        part = type("Told", (Plain,), {"secrets": secrets})()
+        with pytest.raises(ValueError, match=f"its class states secrets {secrets!r}"):
+            decor(network, noise=part)
+        assert decor(network, noise=part, attacker="outsider").guarantee.secrets == secrets
+    with pytest.raises(ValueError, match="its class states secrets None.*'own' or 'links'"):
+        decor(network, noise=Silent())
+    with pytest.raises(ValueError, match="gradients 'view'.*gradients='any'"):
+        decor(network, noise=Plain(), gradients="view")
 
 
 def test_planned_phases_of_one_coalition_lose_what_one_long_run_does(network, small):
