@@ -18,7 +18,7 @@ def main(rounds=100, gone=4):
     weights = dp.mixing.metropolis_hastings(dp.graphs.erdos_renyi(9, 0.6, seed=0))
 
     def task(sites):
-        kept = dp.partition.Partition(shards.indices[sites], shards.counts[sites])
+        kept = shards._replace(indices=shards.indices[sites], counts=shards.counts[sites])
         return dp.supervised(Linear(), "logistic", train, test, kept)
 
     # Fixed before the first round, for all phases. The first phase is planned for a part of it.

@@ -221,7 +221,7 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
     shards = partition.iid(len(data.x_train), config.agents, 0)
 
     def learn(rows: np.ndarray) -> problem.Problem:
-        kept = partition.Partition(shards.indices[rows], shards.counts[rows])
+        kept = shards._replace(indices=shards.indices[rows], counts=shards.counts[rows])
         train, test = (data.x_train, data.y_train), (data.x_test, data.y_test)
         return problem.supervised(Linear(), "logistic", train, test, kept, name=config.dataset)
 

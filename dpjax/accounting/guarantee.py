@@ -441,7 +441,7 @@ _MERGED: dict[str, Callable[[tuple[Any, Any]], Any]] = {
     **dict.fromkeys(("added_epsilon", "added_delta", "unused"), sum),
     **dict.fromkeys(("clip_norm", "sum_rounding", "phase"), max),
     **dict.fromkeys(("dropouts", "colluders"), min),
-    **dict.fromkeys(("private_stop", "sum_only"), any),
+    **dict.fromkeys(("private_stop", "sum_only", "private_partition"), any),
     **dict.fromkeys(("gradient_gap", "smoothness"), _least),
     "secrets": _weaker,
     "custom": lambda names: tuple(dict.fromkeys(names[0] + names[1])),

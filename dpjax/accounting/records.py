@@ -112,6 +112,8 @@ class Caveats:
         phase: Number of the run among several in a row, from whose seed and number a simulation
             draws its noise; of several the largest.
         custom: Names of the classes of the user's own that it relies on; every text names them.
+        private_partition: True where labels or other values of records decided which agent holds
+            which record; it is stated as if that were public.
     """
 
     release: bool
@@ -128,10 +130,11 @@ class Caveats:
     secrets: Secrets | None = None
     phase: int = 0
     custom: tuple[str, ...] = ()
+    private_partition: bool = False
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        for name in ("release", "unsound", "private_stop", "sum_only"):
+        for name in ("release", "unsound", "private_stop", "sum_only", "private_partition"):
             _validate.flag(name, getattr(self, name))
         for name in ("added_epsilon", "added_delta", "sum_rounding"):
             if not 0 <= getattr(self, name) < math.inf:
@@ -363,7 +366,7 @@ _DEFAULTS: tuple[Any, ...] = (None, 0, [], "l2")
 _LATER = {
     "nodes", "other_loss", "norm", "gradient_gap", "smoothness", "dropouts", "colluders",
     "sum_only", "sum_rounding", "secrets", "over_rounds", "phases", "lost_noise", "unused", "phase",
-    "custom",
+    "custom", "private_partition",
 }  # fmt: skip
 """Fields that records leave out where they are a default, as those of before had none."""
 

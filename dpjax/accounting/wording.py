@@ -113,6 +113,9 @@ def statement(of: Record, *, process: bool = True) -> str:
         of.private_stop
         and f". NOT covered: the round at which {'a phase' if phases else 'it'} ended was left to "
         "a callback, which could read metrics of private data",
+        of.private_partition
+        and ". NOT covered: labels or other values of records decided which agent holds which "
+        "record; this partition was taken as public",
         bool(of.custom) and f". It {parties.custom(of)}, which the package does not check",
         f".{records(of)} {parties.sentences(of, process)}",
     )
@@ -158,6 +161,7 @@ def caption(of: Record, digits: int = 4) -> str:
         bool(of.phases) and f" in {_phases_text(of)}, total fixed beforehand",
         of.curve is not None and f", may stop at {len(of.curve.marks)} marks",
         of.private_stop and ", stopping round not covered",
+        of.private_partition and ", partition by private values taken as public",
         f", {of.accountant} accountant, {'release' if of.release else 'simulation'}",
         bool(of.custom) and f", {parties.custom(of)}",
     )

@@ -39,7 +39,7 @@ release = false         # a simulation: do not publish its models. A release (tr
 
 [data]
 name = "digits"         # `dpjax data` lists the data sets; NAME.npz in the cache is yours
-partition = "iid"       # or "dirichlet" with alpha = 0.5: agents hold unlike classes; or "owner"
+partition = "iid"       # or "owner"; or "dirichlet" with alpha = 0.5, by labels: no releases
 seed = 0
 # Write NAME.npz by numpy.savez: x_train [N, ...], y_train [N], x_test, y_test; or x and y, of which
 # a share is held out for testing (test = 0.2). For partition = "owner" it also has owner [N], the

@@ -1,7 +1,7 @@
 """Which records belong to which agent."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -21,6 +21,10 @@ class Partition(NamedTuple):
         indices: [n, m] int32 rows; a row past its agent's count repeats its first record.
         counts: [n] int32 records of each agent.
         names: [n] the agents' names, for messages; None where they have none.
+        origin: "private" where labels or other values of records decided who holds which record,
+            as in `dirichlet`: a change of one record then moves others, which no guarantee covers,
+            so that releases refuse it. "public" where none did, as in `iid`, `by_size` and
+            `by_owner`. Of a partition that you make yourself it is your word.
 
     Example:
         >>> import numpy as np
@@ -32,6 +36,7 @@ class Partition(NamedTuple):
     indices: Int[np.ndarray, "n m"]
     counts: Int[np.ndarray, " n"]
     names: tuple[str, ...] | None = None
+    origin: Literal["public", "private"] = "public"
 
 
 def blocks(partition: Partition, devices: int) -> tuple[np.ndarray, np.ndarray]:
@@ -107,6 +112,9 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
     """Give every record to the agent that holds it, in a network with named agents.
 
     Names are compared in Unicode's composed form (NFC).
+
+    Who holds a record is public, and no part of it: a record that changes stays with its owner. Do
+    not make owners from labels or features.
 
     Args:
         owners: The owner's name of every record, by row of the data.
@@ -194,6 +202,9 @@ def dirichlet(
 ) -> Partition:
     """Deal each label's records to agents in Dirichlet(alpha) shares: small alpha, unlike agents.
 
+    For simulations: it reads labels, so that one that changes can move most records to other
+    agents. Guarantees take the partition as public and say so, and releases refuse it.
+
     Args:
         labels: [N] class of each record.
         n: Number of agents.
@@ -226,7 +237,7 @@ def dirichlet(
                 shard.append(part)
         joined = [np.concatenate(shard) for shard in shards]
         if min(map(len, joined)) >= minimum:
-            return _pack(joined)
+            return _pack(joined)._replace(origin="private")
     raise ValueError(
         f"alpha is {alpha}: none of {_DRAWS} draws gave each of the {n} agents {minimum} of the "
         f"{total} records; raise alpha, or lower minimum"

@@ -98,7 +98,7 @@ def _check_alike(problem: Any, first: Problem) -> None:
 
 
 def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
-    """Refuse agents or records that the plans are not for, and samplers that cannot draw these."""
+    """Refuse agents or records that plans are not for, and samplers that cannot draw these."""
     counts, names = problem.partition.counts, problem.partition.names
     for plan in plans:
         if plan.agents != problem.agents:
@@ -110,6 +110,13 @@ def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
             planned, actual = (_validate.shown(each.tolist()) for each in (plan.counts, counts))
             text = f"the plan is for {planned} records of the agents, the problem has {actual}"
             raise ValueError(f"{text}; make it with counts=shards.counts")
+    if problem.partition.origin == "private" and any(plan.config.release for plan in plans):
+        raise ValueError(
+            "partition is made from private values (labels in partition.dirichlet), so that a "
+            "record that changes moves others to other agents, which no release covers; deal "
+            'records by partition.iid, by_size or by_owner ("iid" or "owner" in a file of '
+            "settings), or give release=False"
+        )
     titles = None if names is None else [nodes.title(names, i) for i in range(len(names))]
     plans[0].sampler.check(counts, titles)
 

@@ -163,7 +163,7 @@ def run(
     data = at.inputs
     # Only now is it known how many numbers a release draws; no message is out yet.
     rounding = data.rounding(release=any(plan.config.release for plan in plans))
-    plans = tuple(statements.priced(plan, data.payload, *rounding) for plan in plans)
+    plans = tuple(statements.priced(plan, data.payload, *rounding, problems) for plan in plans)
     rule = stopping_rule(
         plans, schedule.ends, stopping=stopping, callback=callback is not None, before=spent,
         planned=planned, phase=phase, private=data.statics.method.measures_private

@@ -699,6 +699,7 @@ def checked_partition(partition: Any, records: int | None = None) -> Partition:
             f"partition has names {_validate.shown(names)} for {len(counts)} agents; give a tuple "
             "of as many texts"
         )
+    _validate.one_of("partition.origin", partition.origin, ("public", "private"))
     owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
     values, times = np.unique(owned, return_counts=True)
     if times.max() > 1:

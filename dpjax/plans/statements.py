@@ -16,6 +16,7 @@ from dpjax.accounting import finite, gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.plans import calibration
 from dpjax.plans.plan import Plan
+from dpjax.plans.problem import Problem
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ["HopelessWarning"]
@@ -80,7 +81,13 @@ def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
     return line
 
 
-def priced(plan: Plan, parameters: int, rounding: float = 0.0, enough: int | None = None) -> Plan:
+def priced(
+    plan: Plan,
+    parameters: int,
+    rounding: float = 0.0,
+    enough: int | None = None,
+    problems: Sequence[Problem] = (),
+) -> Plan:
     """The plan with a guarantee that includes the cost of noise of finite precision.
 
     A simulation's states what rounding sums takes of the clip norm, and is else returned as it is:
@@ -95,9 +102,11 @@ def priced(plan: Plan, parameters: int, rounding: float = 0.0, enough: int | Non
         parameters: d, entries of one agent's model.
         rounding: Share of the clip norm that rounding sums of records takes; 0 for one gradient.
         enough: A pass length with a smaller one, if there is one.
+        problems: Those of the run, one or one a seed.
 
     Returns:
-        The plan, with `Guarantee.added_epsilon`, ``added_delta`` and ``sum_rounding`` set.
+        The plan, with `Guarantee.added_epsilon`, ``added_delta``, ``sum_rounding`` and
+        ``private_partition`` set.
 
     Raises:
         ValueError: Where the cost takes more than 1 % of delta, or more than the reserve, or
@@ -115,15 +124,15 @@ def priced(plan: Plan, parameters: int, rounding: float = 0.0, enough: int | Non
             f"microbatch is {_validate.shown(protect.microbatch)}, and rounding the sums of "
             f"records would take {rounding:.2g} of the clip norm, more than {LIMIT:.0%}; {remedy}"
         )
-    changes: dict[str, float] = {}
-    if rounding and plan.guarantee.relation is not None:
-        changes = {"sum_rounding": rounding}
+    if plan.guarantee.relation is None:
+        return plan
+    private = any(problem.partition.origin == "private" for problem in problems)
+    changes: dict[str, Any] = {"sum_rounding": rounding, "private_partition": private}
     if plan.grid is not None:
         cost = _cost(plan, plan.grid, parameters)
         changes |= {"added_epsilon": cost.epsilon, "added_delta": cost.delta}
-    if not changes:
-        return plan
-    return dataclasses.replace(plan, guarantee=plan.guarantee.replace(**changes))
+    stated = plan.guarantee.replace(**changes)
+    return plan if stated == plan.guarantee else dataclasses.replace(plan, guarantee=stated)
 
 
 def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:

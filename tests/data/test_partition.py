@@ -30,6 +30,7 @@ def test_iid_deals_every_record_once_in_even_shares(total: int, n: int, seed: in
             partition.iid(total, n, seed)
         return
     made = partition.iid(total, n, seed)
+    assert made.origin == "public"
     assert exact(made, total) and len(made.counts) == n
     assert made.counts.max() - made.counts.min() <= 1
     assert made.indices.dtype == made.counts.dtype == np.int32
@@ -53,6 +54,7 @@ def test_dirichlet_deals_every_record_once(
     labels: list[int], n: int, alpha: float, seed: int
 ) -> None:
     made = partition.dirichlet(np.array(labels), n, alpha, seed)
+    assert made.origin == "private"  # It reads labels.
     assert exact(made, len(labels)) and made.counts.min() >= 1
 
 

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from dpjax._numerics import up
 from dpjax.accounting import finite, gdp, views
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.data import partition
 from dpjax.data.partition import Partition
 from dpjax.engine import inputs, keys, program
 from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
+from dpjax.models.linear import Linear
 from dpjax.plans import plan, problem, protect, samplers, statements
 from dpjax.topology import mixing
 from dpjax.transforms import clipping, noise
@@ -58,6 +60,50 @@ def test_a_release_sends_no_message_that_is_not_finite(tmp_path, network, small,
     assert (tmp_path / "key").exists()
     simulated = plan.make(make_config(rounds=4), network)
     assert np.isnan(run(simulated, small, seeds=[0]).metrics["test_loss"]).all()
+
+
+@pytest.mark.mutant
+def test_a_partition_made_from_labels_is_refused_in_a_release_and_stated_else(tmp_path, network):
+    """One label that changes moves records of other agents, and public counts."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(240, 5)), np.where(rng.random(240) < 0.5, 1, -1)
+    other = np.where(np.arange(240) == 0, -y, y)
+    dealt = [partition.dirichlet(labels, 6, 0.5, seed=0) for labels in (y, other)]
+    owners = [np.repeat(np.arange(6), one.counts) for one in dealt]
+    rows = [np.concatenate([r[:k] for r, k in zip(*one[:2], strict=True)]) for one in dealt]
+    first, second = (who[np.argsort(row)] for who, row in zip(owners, rows, strict=True))
+    assert np.count_nonzero(first != second) > 100
+    assert (dealt[0].counts != dealt[1].counts).any()
+
+    def learn(shards, release):
+        config = make_config(
+            release=release, rounds=2, design="independent", relation="replace_record"
+        )
+        made = plan.make(config, network, counts=shards.counts)
+        task = problem.supervised(Linear(), "logistic", (x, y), (x, y), shards)
+        key = {"key_file": tmp_path / "key"} if release else {}
+        return run(made, task, seeds=[0], **key).guarantees[0]
+
+    with pytest.raises(ValueError, match=r"partition is made from private values.*partition\.iid"):
+        learn(dealt[0], True)
+    assert not (tmp_path / "key").exists()
+    # As a phase after a departure deals it.
+    kept = dealt[0]._replace(indices=dealt[0].indices[:6], counts=dealt[0].counts[:6])
+    with pytest.raises(ValueError, match="partition is made from private values"):
+        learn(kept, True)
+    stated = learn(dealt[0], False)
+    assert "taken as public" in stated.caption() and "taken as public" in stated.statement()
+    for public in (
+        partition.iid(240, 6, seed=0), partition.by_size(240, [40] * 6, seed=0),
+        partition.by_owner(np.arange(240) % 6, range(6)),
+    ):  # fmt: skip
+        assert "taken as public" not in learn(public, False).statement()
+    assert learn(public, True).release
+    both = stated.replace(private_partition=False).followed_by(stated, planned=True)
+    assert both.private_partition and Guarantee.from_dict(both.to_dict()) == both
+    wrong = public._replace(origin="labels")
+    with pytest.raises(ValueError, match="partition.origin is 'labels'"):
+        learn(wrong, False)
 
 
 def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, network, small):
