@@ -7,9 +7,13 @@ the noisy payload alone.
 That a user's own part does what it says is the user's word, and `custom` names it.
 """
 
+import contextlib
 import dataclasses
 import functools
+import inspect
 import math
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -262,32 +266,61 @@ def packaged(kind: type) -> bool:
     return kind.__module__.startswith("dpjax.")
 
 
-def custom(config: Any) -> tuple[str, ...]:
-    """Return the names of a config's parts that are a user's own: a sketch in a method, say.
+_LIBRARIES = sys.stdlib_module_names | {
+    *("dpjax", "jax", "jaxlib", "ml_dtypes", "flax", "optax", "numpy", "scipy"),
+    *("jax_privacy", "dp_accounting"),
+}
+"""Packages whose classes and functions are no user's own: SECURITY.md says they are trusted."""
+
+
+def custom(*parts: Any) -> tuple[str, ...]:
+    """Return the names of classes and functions that are a user's own, in parts and what they hold.
+
+    Guarantee: whatever is reached from a part through fields, containers, partial arguments, bound
+    objects, wrapped functions and closures is of the package or a library, or named.
 
     Args:
-        config: A config, on whose parts' word a guarantee relies. What an optimizer makes of noisy
-            means is post-processing; its class says how far it steps.
+        parts: Parts on whose word a guarantee relies: a config, noise, or functions of a problem.
     """
-    names = _foreign(config.method, config.noise, config.sampler)
-    classes = (type(config), type(config.optimizer))
-    names += [kind.__name__ for kind in classes if not packaged(kind)]
+    names: list[str] = []
+    queue = [*reversed(parts)]
+    seen: dict[int, Any] = {}
+    while queue:
+        part = queue.pop()
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part  # Held, so that no other object has its number.
+        origin = part if isinstance(part, type) or inspect.isroutine(part) else type(part)
+        module = getattr(origin, "__module__", None) or "builtins"
+        own = module.partition(".")[0] not in _LIBRARIES
+        if own:
+            names.append(origin.__name__ if origin.__name__.isidentifier() else "function")
+        queue += reversed(_held(part, own))
     return tuple(dict.fromkeys(names))
 
 
-def _foreign(*parts: Any) -> list[str]:
-    names: list[str] = []
-    for part in parts:
-        kind = type(part)
-        if isinstance(part, tuple | list):
-            names += _foreign(*part)
-        elif dataclasses.is_dataclass(part):
-            names += [] if packaged(kind) else [kind.__name__]
-            names += _foreign(*(getattr(part, field.name) for field in dataclasses.fields(part)))
-        elif callable(part) and not getattr(part, "__module__", "").startswith("dpjax."):
-            name = getattr(part, "__name__", kind.__name__)
-            names.append(name if name.isidentifier() else "function")
-    return names
+def _held(part: Any, own: bool) -> list[Any]:
+    """What a part holds; in a user's own functions and plain classes nothing more is named."""
+    if isinstance(part, Mapping):
+        return [*part.values()]
+    if isinstance(part, tuple | list | set | frozenset):
+        return [*part]
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        return [getattr(part, field.name, None) for field in dataclasses.fields(part)]
+    if own or isinstance(part, type):
+        return []
+    if isinstance(part, functools.partial):
+        return [part.func, *part.args, *part.keywords.values()]
+    if packaged(type(part)):
+        return [*getattr(part, "__dict__", {}).values()]
+    # Of functions, what compiled or wrapped ones stand for, and of what objects methods are.
+    held = [getattr(part, "__wrapped__", None), getattr(part, "__self__", None)]
+    function = getattr(part, "__func__", part)
+    held += getattr(function, "__defaults__", None) or ()
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # Not yet assigned.
+            held.append(cell.cell_contents)
+    return held
 
 
 def _named(part: Any, rows: Any, default: Any) -> Any:

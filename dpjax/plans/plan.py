@@ -90,9 +90,13 @@ class Plan:
             values = {one.name: getattr(noise, one.name) for one in dataclasses.fields(noise)}
             arrays = {name: fixed(v) for name, v in values.items() if isinstance(v, np.ndarray)}
             noise = dataclasses.replace(noise, **arrays)  # type: ignore[type-var]
-        target = self.target
-        _validate.assign(self, mixing=target.mixing, counts=target.counts, noise=noise)
-        calibration.audit(target, noise, self.guarantee)
+        target, stated = self.target, self.guarantee
+        if own := compatibility.custom(type(self), stated):
+            stated = stated.replace(custom=tuple(dict.fromkeys(stated.custom + own)))
+        _validate.assign(
+            self, mixing=target.mixing, counts=target.counts, noise=noise, guarantee=stated
+        )
+        calibration.audit(target, noise, stated)
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""

@@ -14,7 +14,7 @@ from dpjax import _validate
 from dpjax._numerics import MARGIN, up
 from dpjax.accounting import finite, gdp
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.plans import calibration
+from dpjax.plans import calibration, compatibility
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
 from dpjax.transforms import rounds as rounds_
@@ -81,6 +81,16 @@ def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
     return line
 
 
+def custom_parts(problem: Problem) -> tuple[str, ...]:
+    """Return the names of a user's own parts by which gradients and initial models are made.
+
+    Args:
+        problem: Of which no message depends on metrics and predictions.
+    """
+    functions = problem.init, problem.loss, problem.batch_loss, problem.weighted, problem.augment
+    return compatibility.custom(type(problem), type(problem.partition), *functions)
+
+
 def priced(
     plan: Plan,
     parameters: int,
@@ -105,7 +115,7 @@ def priced(
         problems: Those of the run, one or one a seed.
 
     Returns:
-        The plan, with `Guarantee.added_epsilon`, ``added_delta``, ``sum_rounding`` and
+        The plan, with `Guarantee.added_epsilon`, ``added_delta``, ``sum_rounding``, ``custom`` and
         ``private_partition`` set.
 
     Raises:
@@ -127,7 +137,14 @@ def priced(
     if plan.guarantee.relation is None:
         return plan
     private = any(problem.partition.origin == "private" for problem in problems)
-    changes: dict[str, Any] = {"sum_rounding": rounding, "private_partition": private}
+    names = [*plan.guarantee.custom]
+    for problem in problems:
+        names += custom_parts(problem)
+    changes: dict[str, Any] = {
+        "sum_rounding": rounding,
+        "private_partition": private,
+        "custom": tuple(dict.fromkeys(names)),
+    }
     if plan.grid is not None:
         cost = _cost(plan, plan.grid, parameters)
         changes |= {"added_epsilon": cost.epsilon, "added_delta": cost.delta}

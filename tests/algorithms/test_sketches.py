@@ -1,5 +1,6 @@
 """Sketches between gradients and what clients send: DOME by hand, twins, and what joins them."""
 
+import collections
 import dataclasses
 import math
 
@@ -307,11 +308,25 @@ class Mine(sketches.Fixed):
 QUANTILE = sketch_.Quantile(clip_norm=CLIP, first=1.0)
 
 
-@pytest.mark.parametrize("part", [Mine(4), Scaled(Mine(4), QUANTILE)])
+def delegated(name):
+    return lambda self, *args, **options: getattr(sketches.Fixed(4), name)(*args, **options)
+
+
+SKETCH = {"k": 4, "entries": 4}
+SKETCH |= {name: delegated(name) for name in ("start", "projection", "noise", "learn")}
+Bare = type("Bare", (), SKETCH)
+Pair = type("Pair", (collections.namedtuple("Pair", "width"),), SKETCH)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("part", [Mine(4), Scaled(Mine(4), QUANTILE), Bare(), Pair(4)])
 def test_a_users_part_of_a_packaged_method_is_named(part):
-    made = plan.make(config(Federated(Trusted(1), part)), COMPLETE)
-    assert made.guarantee.custom == ("Mine",)
-    assert plan.make(config(dome(4, Trusted(1))), COMPLETE).guarantee.custom == ()
+    """Whatever it is made of: a dataclass, a plain class, a named tuple."""
+    made = plan.make(config(Federated(Trusted(1), part), Sgd(0.1)), COMPLETE)
+    name = type(getattr(part, "sketch", part)).__name__
+    assert made.guarantee.custom == (name,)
+    packaged = plan.make(config(dome(4, Trusted(1)), Sgd(0.1)), COMPLETE)
+    assert packaged.guarantee.custom == ()
 
 
 def test_what_does_not_fit_is_refused_before_any_work():

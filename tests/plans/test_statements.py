@@ -1,12 +1,24 @@
 """What a run states is fixed, and refused, before its first round."""
 
 import dataclasses
+import functools
 
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
 import pytest
 
-from dpjax.plans import plan
-from dpjax.plans.statements import stopping_rule
-from tests.support import make_config
+from dpjax.data import partition
+from dpjax.engine.run import run
+from dpjax.models import losses
+from dpjax.models.linear import Linear
+from dpjax.models.mlp import MLP
+from dpjax.plans import plan, problem
+from dpjax.plans.optimizers import Chain
+from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.statements import custom_parts, stopping_rule
+from tests.support import make_config, make_problem
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +29,119 @@ def made(network):
 def fixed(made, **change):
     options = {"stopping": "plan", "callback": False, "before": None, "planned": False}
     return stopping_rule([made], [5, 10, 20], **(options | change))
+
+
+class Small(Protect):
+    """A user's own: a thousandth of the noise."""
+
+    @property
+    def sensitivity(self):
+        return 1e-3 * super().sensitivity
+
+
+class Cheap(Budget):
+    """A user's own, whatever it overrides."""
+
+
+class Bare(plan.Plan):
+    """A user's own: no noise is drawn."""
+
+    privatizer = None
+
+
+def rule(step):
+    return optax.sgd(step)
+
+
+def double(params, x, y):
+    return 2 * losses.squared(x @ params["w"], y)
+
+
+class Net(nn.Module):
+    """A user's model."""
+
+    @nn.compact
+    def __call__(self, x):
+        return Linear()(nn.Dense(3)(x))
+
+
+class Task(problem.Problem):
+    """A user's problem."""
+
+
+def own_problem(**changes):
+    x, y = np.ones((6, 3), np.float32), np.ones(6, np.float32)
+    given = dict(init=problem.quadratics(6).init, loss=problem.quadratics(6).loss, x=x, y=y,
+                 metrics=lambda params, evaluation: {}, evaluation=(),
+                 partition=partition.iid(6, 6, seed=0))  # fmt: skip
+    return given | changes
+
+
+def supervised(model, **changes):
+    task = make_problem(6)
+    train = task.x, task.y
+    return problem.supervised(model, "logistic", train, train, task.partition, **changes)
+
+
+@pytest.mark.mutant
+def test_every_part_of_a_plan_is_the_packages_or_named(network):
+    config = make_config(design="independent")
+    small = Small("replace_agent", clip_norm=0.5)
+    cheap = plan.make(dataclasses.replace(config, budget=Cheap(8.0, 1e-5)), network)
+    made = {
+        "Small": plan.make(dataclasses.replace(config, protect=small), network),
+        "rule": plan.make(dataclasses.replace(config, optimizer=Chain(rule, 0.1)), network),
+    }
+    bare = plan.make(config, network)
+    assert not bare.guarantee.custom and not bare.config.protect.sensitivity < 1
+    made["Bare"] = Bare(*(getattr(bare, field.name) for field in dataclasses.fields(bare)))
+    adam = dataclasses.replace(config, optimizer=Chain(functools.partial(optax.adam, b1=0.5), 0.1))
+    assert not plan.make(adam, network).guarantee.custom
+    for name, own in {**made, "Cheap": cheap}.items():
+        assert own.guarantee.custom == (name,)
+        for text in (own.guarantee.statement(), own.guarantee.caption(), repr(own)):
+            assert f"relies on your own `{name}`" in text
+    (stated,) = run(made["Bare"], make_problem(6), seeds=[0]).guarantees
+    assert "`Bare`" in stated.caption()
+
+
+@pytest.mark.mutant
+def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
+    made = plan.make(make_config(design="independent", rounds=2), network)
+    (plain,) = run(made, supervised(Linear()), seeds=[0]).guarantees
+    assert not plain.custom
+    (stated,) = run(made, supervised(Net()), seeds=[0]).guarantees
+    assert stated.custom == ("Net",) and "It relies on your own `Net`" in stated.statement()
+    assert "relies on your own `Net`" in stated.caption()
+    assert stated.replace(custom=()) == plain
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        (lambda: supervised(nn.Sequential([MLP((3,), 2), Linear()])), ()),
+        (lambda: supervised(Linear(), class_weights=(1.0, 2.0)), ()),
+        (lambda: supervised(nn.Sequential([nn.Dense(3), nn.relu, Linear()])), ()),
+        (lambda: supervised(nn.Sequential([Net()])), ("Net",)),
+        (lambda: supervised(nn.Sequential([lambda x: x, Linear()])), ("function",)),
+        (lambda: supervised(Linear(), augment=lambda key, x: x), ("function",)),
+        (lambda: supervised(Linear(), augment=functools.partial(shifted, by=1)), ("shifted",)),
+        (lambda: problem.quadratics(6), ()),
+        (lambda: problem.Problem(**own_problem(loss=jax.jit(double), init=start)),
+         ("start", "double")),
+        (lambda: Task(**vars(problem.quadratics(6))), ("Task",)),
+    ],
+)  # fmt: skip
+def test_what_gradients_are_made_by_is_the_packages_a_librarys_or_named(task, names):
+    assert custom_parts(task()) == names
+
+
+def start(key):
+    return {"w": jax.random.normal(key, (3,))}
+
+
+def shifted(key, x, by):
+    return x + by
 
 
 def test_phases_that_do_not_compose_are_refused_before_the_first_round(made):
