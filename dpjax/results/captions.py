@@ -14,13 +14,17 @@ _VARYING = re.compile(
 )
 """Numbers of a caption that guarantees of one kind may differ in."""
 
+_OWN = ", relies on your own "
+"""What stands before the names of custom parts, at the end of a caption."""
+
 
 def guarantees(entries: Any) -> list[str]:
     """One caption for each kind of guarantee among those given.
 
     Captions that differ in epsilon, an assumed gap and rounds alone stand together, as a list
-    or a range; those with other participations (k, b) apart. Printed epsilons are rounded up. The
-    non-private runs' is left out beside private ones.
+    or a range; those with other participations (k, b) apart. Those that rely on custom parts stand
+    together, with the names of all. Printed epsilons are rounded up. The non-private runs' is left
+    out beside private ones.
 
     Args:
         entries: A text, a guarantee (anything with ``caption()``), its dict, or several of these.
@@ -32,6 +36,7 @@ def guarantees(entries: Any) -> list[str]:
         ValueError: For anything else.
     """
     kinds: dict[str, list[list[str]]] = {}
+    custom: dict[str, dict[str, None]] = {}
     # Rows of a run share one dict.
     for one in {id(each): each for each in listed(entries)}.values():
         stated = Guarantee.from_dict(one) if isinstance(one, Mapping) else one
@@ -40,13 +45,16 @@ def guarantees(entries: Any) -> list[str]:
         if isinstance(stated, str):
             kinds.setdefault(stated, []).append([])
         else:
-            text = str(stated.caption())
-            kinds.setdefault(_VARYING.sub("\0", text), []).append(_VARYING.findall(text))
+            text, mark, names = str(stated.caption()).partition(_OWN)
+            kind = _VARYING.sub("\0", text) + mark
+            kinds.setdefault(kind, []).append(_VARYING.findall(text))
+            custom.setdefault(kind, {}).update(dict.fromkeys(names.split(", ")))
     private = [kind for kind in kinds if not kind.startswith("not private")]
     captions = []
     for kind in private or kinds:
         values = map(_several, zip(*kinds[kind], strict=True))
-        captions.append(re.sub("\0", lambda _, values=values: next(values), kind))  # type: ignore[misc]
+        caption = re.sub("\0", lambda _, values=values: next(values), kind)  # type: ignore[misc]
+        captions.append(caption + ", ".join(custom.get(kind, ())))
     return captions
 
 

@@ -97,6 +97,15 @@ def test_stops_and_views_are_told_and_told_apart():
     assert captions.guarantees([one.to_dict() for one in given]) == [one.caption() for one in given]
 
 
+def test_custom_parts_are_named_together():
+    """A figure of many models of one's own has one caption, beside that of the package's parts."""
+    given = [private(custom=names) for names in (("Net",), ("Net", "rule"), ("Wide",), ())]
+    first, second = captions.guarantees([*given, private(custom=("Net",), epsilon=12.0)])
+    assert first.endswith("relies on your own `Net`, `rule`, `Wide`") and "10 and 12" in first
+    assert second == given[-1].caption()
+    assert captions.guarantees(given[1].to_dict()) == [given[1].caption()]
+
+
 def test_participations_are_told_and_told_apart():
     """A guarantee for 20 of 380 rounds must not read like one for all."""
     few, all_rounds = cyclic(20, 19), private(relation="zero_out_record", rounds=380)
