@@ -266,9 +266,9 @@ def packaged(kind: type) -> bool:
     return kind.__module__.startswith("dpjax.")
 
 
-_LIBRARIES = sys.stdlib_module_names | {
+_LIBRARIES = {
     *("dpjax", "jax", "jaxlib", "ml_dtypes", "flax", "optax", "numpy", "scipy"),
-    *("jax_privacy", "dp_accounting"),
+    *("jax_privacy", "dp_accounting", "builtins"),
 }
 """Packages whose classes and functions are no user's own: SECURITY.md says they are trusted."""
 
@@ -291,12 +291,21 @@ def custom(*parts: Any) -> tuple[str, ...]:
             continue
         seen[id(part)] = part  # Held, so that no other object has its number.
         origin = part if isinstance(part, type) or inspect.isroutine(part) else type(part)
-        module = getattr(origin, "__module__", None) or "builtins"
-        own = module.partition(".")[0] not in _LIBRARIES
-        if own:
-            names.append(origin.__name__ if origin.__name__.isidentifier() else "function")
-        queue += reversed(_held(part, own))
+        own = [kind for kind in getattr(origin, "__mro__", [origin]) if not _trusted(kind)]
+        names += [kind.__name__ if kind.__name__.isidentifier() else "function" for kind in own[:1]]
+        queue += reversed(_held(part, bool(own)))
     return tuple(dict.fromkeys(names))
+
+
+def _trusted(origin: Any) -> bool:
+    """Whether a class or function is of a trusted package, or of Python."""
+    module = getattr(origin, "__module__", None) or "builtins"
+    package = module.partition(".")[0]
+    if package in _LIBRARIES:
+        return True
+    # Classes that are made by a call have the module of what makes them, "abc" say.
+    known = getattr(sys.modules.get(module), origin.__name__, None) is origin
+    return known and package in sys.stdlib_module_names
 
 
 def _held(part: Any, own: bool) -> list[Any]:

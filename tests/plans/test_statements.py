@@ -123,6 +123,7 @@ def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
         (lambda: supervised(Linear(), class_weights=(1.0, 2.0)), ()),
         (lambda: supervised(nn.Sequential([nn.Dense(3), nn.relu, Linear()])), ()),
         (lambda: supervised(nn.Sequential([Net()])), ("Net",)),
+        (lambda: supervised(nn.remat(Net)()), ("Net",)),
         (lambda: supervised(nn.Sequential([lambda x: x, Linear()])), ("function",)),
         (lambda: supervised(Linear(), augment=lambda key, x: x), ("function",)),
         (lambda: supervised(Linear(), augment=functools.partial(shifted, by=1)), ("shifted",)),
