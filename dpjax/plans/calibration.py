@@ -634,7 +634,8 @@ def _check_custom(target: Target, noise: Calibrated) -> None:
     """Refuse a loss that a custom design states below an outsider's to its own factor F.
 
     An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
-    attacker under gradients "any" as much of those who are not its own.
+    attacker under gradients "any" as much of those who are not its own. Whoever sees the sum over
+    agents alone gains s sqrt(k / 1' F F' 1).
 
     Args:
         target: The config on its network.
@@ -643,27 +644,36 @@ def _check_custom(target: Target, noise: Calibrated) -> None:
     Raises:
         ValueError: Naming the design, the agent, both losses and the formula.
     """
-    part, protect, factor = target.config.noise, target.protect, noise.factor
-    sums = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
+    part = target.config.noise
+    protect = target.protect
+    factor = noise.factor
     loss = noise.loss(target)
-    if sums or protect.gradients == "view" or factor is None or loss.kind != "gdp":
+    if protect.gradients == "view" or factor is None or loss.kind != "gdp":
         return
-    wide = np.diag(factor) if factor.ndim == 1 else factor
-    wide = wide.astype(np.float64)
+    wide = factor.astype(np.float64)
+    wide = np.diag(wide) if wide.ndim == 1 else wide
+    covariance = wide @ wide.T
+    if getattr(part, "sum_only", False) or protect.attacker == "aggregator":
+        variance = max(float(covariance.sum()), np.finfo(np.float64).tiny)
+        inverse = np.full(target.agents, 1 / variance)
+        formula = "s sqrt(k / 1' F F' 1)"
+    else:
+        inverse = precision.inverse_diagonal(covariance)
+        formula = "s sqrt(k [(F F')^-1]_ii)"
     over_rounds = target.over_rounds(noise.strategy)
-    inverse = precision.inverse_diagonal(wide @ wide.T)
     gained = budget_.mu_of(inverse, protect.sensitivity, over_rounds)
     # A factor of tables is rounded to float32, which its inverse may see enlarged.
     slack = 1 + 1e-6 + np.finfo(np.float32).eps * np.linalg.cond(wide)
-    excess = gained / slack - np.broadcast_to(loss.size, gained.shape)
+    stated = np.broadcast_to(loss.size, gained.shape)
+    excess = gained / slack - stated
     excess[list(protect.nodes or ())] = -np.inf
     worst = int(np.argmax(excess))
     if excess[worst] > 0:
         raise ValueError(
-            f"noise is {type(part).__name__}, which states mu {np.max(loss.size):.4g} for agent "
+            f"noise is {type(part).__name__}, which states mu {stated[worst]:.4g} for agent "
             f"{worst}; by its own factor F an outsider gains {gained[worst]:.4g}: state at least "
-            "s sqrt(k [(F F')^-1]_ii), s = target.protect.sensitivity (twice the clip norm where "
-            "data are replaced) and k = target.pattern.epochs"
+            f"{formula}, s = target.protect.sensitivity (twice the clip norm where data are "
+            "replaced) and k = target.pattern.epochs"
         )
 
 

@@ -96,7 +96,8 @@ class ScaledNoise(abc.ABC):
 
         mu_i = s sqrt(k [(F F')^-1]_ii)
 
-    and a plan refuses a `unit` below that, for every attacker under gradients "any".
+    and a plan refuses a `unit` below that, for every attacker under gradients "any". Of noise in
+    shares, whose sums alone are seen, it is s sqrt(k / 1' F F' 1) in its place.
 
     Example:
         >>> import numpy as np

@@ -178,6 +178,22 @@ def test_what_does_not_go_together_is_refused(change, message):
         plan.make(config(**change), COMPLETE)
 
 
+class Half(Aggregate):
+    """A user's own, which states half of its loss."""
+
+    def unit(self, target):
+        return 0.5 * super().unit(target)
+
+
+@pytest.mark.mutant
+def test_shares_of_ones_own_state_at_least_the_loss_of_their_sum():
+    for colluders in (0, 1):
+        part = type("Same", (Aggregate,), {})(0, colluders)
+        assert plan.make(config(part=part), COMPLETE).guarantee.custom == ("Same",)
+    with pytest.raises(ValueError, match=r"Half, which states mu .* at least s sqrt\(k / 1' F F"):
+        plan.make(config(part=Half()), COMPLETE)
+
+
 class First(Trusted):
     """Opens the first message in place of the sum."""
 
