@@ -266,10 +266,10 @@ def secret(
         again = lambda _, past: link.update(zeros, past, *public)[1]  # noqa: E731
         return past if rounds is None else jax.lax.fori_loop(0, rounds, again, past)
 
-    like = jax.eval_shape(of_seed, noise_keys[0])
-    # All runs share one counter.
-    merge = lambda one, all: all[0] if is_counter(one) else all  # noqa: E731
-    secret = jax.tree.map(merge, like, jax.lax.map(of_seed, noise_keys))
+    # As in rounds: compilers add the terms of a product in an order that depends on its shape.
+    state = State((), (), jax.eval_shape(of_seed, noise_keys[0]), None)  # type: ignore[arg-type]
+    axes = state_axes(state, "seeds").secret
+    secret = over_runs(statics.sequential, of_seed, (0,), axes, noise_keys)
     return place(secret, statics.mesh, 1, statics.agents)
 
 

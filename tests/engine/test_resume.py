@@ -19,6 +19,7 @@ from dpjax.engine import program
 from dpjax.engine.keys import KeyFile
 from dpjax.engine.run import run
 from dpjax.plans import plan
+from dpjax.topology import graphs, mixing
 from dpjax.transforms import rounds
 from tests.support import make_config, make_problem
 
@@ -430,6 +431,40 @@ def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, networ
         np.testing.assert_array_equal(first, second)
     for metric, values in straight.metrics.items():
         np.testing.assert_array_equal(values, resumed.metrics[metric])
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("design", ["mafalda", "spacetime", "prefix_sum"])
+def test_seeds_that_share_a_strategy_resume_to_the_same_bits_from_any_round(tmp_path, design):
+    """Past noise of several seeds is coloured as in the rounds, whose sums depend on the shape."""
+    agents, length = 4, 48
+    matrix = mixing.metropolis_hastings(graphs.ring(agents))
+    config = make_config(
+        design=design, relation="zero_out_record", rounds=length, participation=(6, 8)
+    )
+    made = plan.make(config, matrix)
+    assert rounds.route(made.strategy, length).kind == "blocked"
+    task = make_problem(agents, features=3)
+    folder = tmp_path / "checkpoint"
+
+    def whole(folder, callback):
+        options = {"eval_every": 4, "checkpoint": folder, "checkpoint_seconds": 0}
+        return run(made, task, seeds=[0, 1], callback=callback, **options)
+
+    def copy(seen):
+        if seen.round > 4:
+            shutil.copytree(folder, tmp_path / str(seen.round))
+
+    straight = whole(folder, copy)
+    for stored in range(4, length, 8):
+        reached = []
+        # The copy of a round holds the state of the chunk before it.
+        resumed = whole(
+            tmp_path / str(stored + 4), lambda seen, reached=reached: reached.append(seen.round)
+        )
+        assert reached[0] == stored + 4
+        jax.tree.map(np.testing.assert_array_equal, straight.params, resumed.params)
+        jax.tree.map(np.testing.assert_array_equal, straight.metrics, resumed.metrics)
 
 
 @pytest.mark.mutant
