@@ -21,10 +21,12 @@ import numpy as np
 
 from dpjax import _numerics, _validate, _workers
 from dpjax.engine import checkpoint, inputs
-from dpjax.engine.run import run
-from dpjax.plans import parameters
+from dpjax.engine.run import ScanDriver, run
+from dpjax.engine.state import RunSchedule, RunState
+from dpjax.plans import compatibility, parameters
 from dpjax.plans import plan as plan_
-from dpjax.plans.plan import Config
+from dpjax.plans.optimizers import Chain
+from dpjax.plans.plan import Config, Plan
 from dpjax.plans.problem import Problem
 from dpjax.results import records
 from dpjax.topology import mixing as mixing_
@@ -139,10 +141,11 @@ def sweep(
         devices: Number of devices over which the agents of a run are spread.
         folder: For records, a file for each run; what it holds is read instead of run, and a run
             that was stopped carries on. Files are tied to the run's configs, network and data, the
-            problem's functions, the settings of JAX, and the versions of dpjax and JAX; but of
-            functions in a config (as of ``Chain``) and of custom classes to their names alone.
-            Processes with the same folder share the work. Workers load compiled programs from it,
-            so protect the folder as you protect your code. None keeps nothing.
+            settings of JAX, and the versions of dpjax and JAX. They are also tied to what your
+            functions (of the problem, or in a ``Chain``) and custom classes compute in JAX and make
+            of a plan, but not to what callbacks do on the host. Processes with the same folder
+            share the work. Workers load compiled programs from it, so protect the folder as you
+            protect your code. None keeps nothing.
         parallel: Processes, or the path of a YAML file for jobs of a cluster: ``workers`` (how
             many) and parameters of submitit. The numbers have the bits of one process: workers have
             this process's settings of JAX.
@@ -194,14 +197,19 @@ def sweep(
             raise ValueError("folder is None; name one that all machines of the cluster share")
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         task = _task(problems, mixing, options)
-        work = {}
+        named: dict[str, Any] = {}
         for group in groups.values():
             columns = [{name: _shown(one, name) for name in points[one]} for one in group]
             text = json.dumps(plan_.described([task, group, columns], "grid"), sort_keys=True)
+            named[text] = group, columns
+        if len(named) < len(groups):
+            raise ValueError("grid holds functions of one name; give each a name of its own")
+        work = {}
+        for text, (group, columns) in named.items():
+            if folder is not None:
+                text += _computation(group, mixing, problems, options)
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             work[place / f"{digest}.jsonl"] = group, columns
-        if len(work) < len(groups):
-            raise ValueError("grid holds functions of one name; give each a name of its own")
         fill = functools.partial(_fill, work, mixing, problems, options)
         team = None
         if parallel != 1:
@@ -265,6 +273,53 @@ def _task(problems: Sequence[Problem], mixing: Any, options: Mapping[str, Any]) 
     return [task, program, mixing_.fingerprint(matrix)]
 
 
+def _computation(
+    group: Sequence[Config], mixing: Any, problems: Sequence[Problem], options: Mapping[str, Any]
+) -> str:
+    """Digests of what functions and custom classes in a group's configs compute.
+
+    The package's own parts compute what its version says: of these the text is empty.
+    """
+    config = group[0]
+    custom = compatibility.custom(config)
+    if not custom and not isinstance(config.optimizer, Chain):
+        return ""
+    uses_noise = config.integer_encoded or getattr(config.optimizer, "uses_noise", False)
+    if not custom and not uses_noise:
+        # A design takes minutes, and such a chain computes the same without noise.
+        group = [dataclasses.replace(config, noise=None, budget=None)]
+    plans = _plans(group, mixing, problems)
+    schedule = RunSchedule.of(config.rounds, None, options["eval_every"], 1)
+    digests = [plan.fingerprint() for plan in plans]
+    for indices in _joined(plans):
+        # One run has the program's functions; its shapes follow from the task.
+        task = (plans[indices[0]],), problems[:1], options["seeds"][:1]
+        state = RunState.first(task, schedule, None, 0, None, real=False)
+        digests.append(checkpoint.computation(ScanDriver().traced(state), release=False))
+    return " ".join(digests)
+
+
+def _plans(group: Sequence[Config], mixing: Any, problems: Sequence[Problem]) -> list[Plan]:
+    """The plans of a group; the noise of a budget is designed once."""
+    counts: Any = problems[0].partition.counts
+    if any(not np.array_equal(problem.partition.counts, counts) for problem in problems):
+        counts = None
+    designs: dict[Any, Any] = {}
+    plans = []
+    for config in group:
+        design = designs.get(config.budget)
+        plans.append(plan_.make(config, mixing, counts=counts, design=design))
+        designs[config.budget] = plans[-1].design
+    return plans
+
+
+def _joined(plans: Sequence[Plan]) -> list[list[int]]:
+    """Numbers of the plans of each run: of those that share what plans of one run must."""
+    parts = [inputs.shared_parts(plan) for plan in plans]
+    firsts = [number for number, part in enumerate(parts) if part not in parts[:number]]
+    return [[i for i, part in enumerate(parts) if part == parts[first]] for first in firsts]
+
+
 def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
     """The functions of a problem that its rows depend on, each with arguments of their shapes."""
     key, n = jax.random.key(0, impl=_numerics.THREEFRY), problem.agents
@@ -290,14 +345,11 @@ def _fill(
     say: Callable[[str], None] = lambda text: None, progress: bool = False,
 ) -> None:  # fmt: skip
     """Run the groups whose files are missing, and write their rows; workers say nothing."""
-    counts: Any = problems[0].partition.counts
-    if any(not np.array_equal(one.partition.counts, counts) for one in problems):
-        counts = None
     done, total = 0, sum(len(group) for group, _ in work.values())
     for path, missing in _workers.shared(work, team, say):
         group, columns = work[path]
         if missing:
-            _run(path, group, columns, mixing, counts, problems, {**options, "progress": progress})
+            _run(path, group, columns, mixing, problems, {**options, "progress": progress})
         done += len(group)
         if progress:
             say(f"{done} of {total} points done")
@@ -305,18 +357,14 @@ def _fill(
 
 def _run(
     path: Path, group: Sequence[Config], columns: Sequence[Mapping[str, Any]], mixing: Any,
-    counts: Any, problems: Sequence[Problem], options: Mapping[str, Any],
+    problems: Sequence[Problem], options: Mapping[str, Any],
 ) -> None:  # fmt: skip
     """Run the configs of a group and write their rows."""
     folder = path.parent / "checkpoints" / path.stem
-    designs: dict[Any, Any] = {}  # The noise of a budget is designed once.
-    plans = []
-    for one in group:
-        plans.append(plan_.make(one, mixing, counts=counts, design=designs.get(one.budget)))
-        designs[one.budget] = plans[-1].design
-    parts, rows = [inputs.shared_parts(plan) for plan in plans], []
-    for first in (i for i, part in enumerate(parts) if part not in parts[:i]):
-        indices = [index for index, part in enumerate(parts) if part == parts[first]]
+    plans = _plans(group, mixing, problems)
+    rows = []
+    for indices in _joined(plans):
+        first = indices[0]
         own = [plans[index] for index in indices]
         result = run(own, problems, checkpoint=folder / str(first), **options)
         each = len(result.seeds) * len(result.rounds)

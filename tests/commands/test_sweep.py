@@ -1,17 +1,24 @@
 """Sweeps: the rows of plain runs, records, several processes, the best points, refusals."""
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
+import optax
 import pandas
 import pytest
 
 import dpjax as dp
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.commands import sweep
 from dpjax.results import records
 
+ROOT = Path(__file__).resolve().parents[2]
 W = dp.mixing.metropolis_hastings(dp.graphs.complete(4))
 CONFIG = dp.Config(
     protect=dp.Protect("replace_agent", clip_norm=1.0), sampler=dp.samplers.Random(1), rounds=8,
@@ -129,6 +136,100 @@ def test_records_are_tied_to_networks_functions_and_settings():
     assert len(set(others)) == len(others)
 
 
+def by_closure(factor):
+    def make(step):
+        return optax.sgd(factor * step)
+
+    return {"optimizer": dp.optimizers.Chain(make, 0.1)}
+
+
+def by_default(factor):
+    def make(step, factor=factor):
+        return optax.sgd(factor * step)
+
+    return {"optimizer": dp.optimizers.Chain(make, 0.1)}
+
+
+def by_noise(factor):
+    def make(step, noise):
+        return optax.sgd(step * (1 + factor * noise(0)))
+
+    return {"optimizer": dp.optimizers.Chain(make, 0.1, uses_noise=True)}
+
+
+def by_schedule(factor):
+    def schedule(round):
+        return 0.1 / (1 + factor * round)
+
+    return {"optimizer": dp.optimizers.Chain(optax.sgd, schedule)}
+
+
+def by_method(factor):
+    class Mine(DSGD):
+        def absorb(self, ctx, public_state, carry, received):
+            models, memory = super().absorb(ctx, public_state, carry, received)
+            return jax.tree.map(lambda leaf: factor * leaf, models), memory
+
+    return {"method": Mine()}
+
+
+def by_sampler(factor):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(dp.samplers.Random):
+        @property
+        def divisor(self):
+            return factor
+
+    return {"sampler": Mine(1), "protect": dp.Protect("replace_record", clip_norm=1.0)}
+
+
+def by_design(factor):
+    class Mine(dp.noise.Independent):
+        def over_agents(self, target, bound):
+            design = super().over_agents(target, bound)
+            return dataclasses.replace(design, covariance=factor * design.covariance)
+
+    return {"noise": Mine()}
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [by_closure, by_default, by_noise, by_schedule, by_method, by_sampler, by_design],
+)
+def test_code_edited_under_its_name_is_run_again(edited, tmp_path, monkeypatch):
+    """Rows of a function or class are never those of another one that had its name."""
+
+    def rows(factor):
+        return swept([edited(factor)], folder=tmp_path, seeds=[0]).to_frame()
+
+    first, second = rows(1.0), rows(2.0)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+    assert not first["mean_gap"].equals(second["mean_gap"])
+    # The same code has the same file.
+    monkeypatch.setattr(sweep, "run", None)
+    pandas.testing.assert_frame_equal(rows(1.0), first)
+
+
+def test_parts_of_the_package_are_named_by_its_version_alone(monkeypatch):
+    """So that rows that are there are read without designing noise again."""
+    monkeypatch.setattr(sweep, "_plans", None)
+    assert sweep._computation([CONFIG], W, [dp.quadratics(4)], {}) == ""
+
+
+@pytest.mark.slow
+def test_files_of_functions_are_the_same_in_every_process(tmp_path):
+    code = (
+        "from tests.commands.test_sweep import by_closure, swept; "
+        "from pathlib import Path; import sys; "
+        "swept([by_closure(2.0)], folder=Path(sys.argv[1]))"
+    )
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True, timeout=300)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 1
+
+
 @pytest.mark.parametrize(
     ("grid", "options", "said"),
     [
@@ -159,8 +260,6 @@ def test_what_does_not_fit_is_refused_before_work_starts(grid, options, said, mo
 
 def test_two_functions_of_one_name_are_refused():
     def optimizer(factor):
-        import optax
-
         def make(step):
             return optax.sgd(factor * step)
 
