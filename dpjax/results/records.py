@@ -2,7 +2,9 @@
 
 The first line is ``{"metadata": {...}}``, every other line a row. JSON has no infinity and no
 NaN: they are written as the strings "inf", "-inf" and "nan" and read as floats again. A row's
-``guarantee`` is stored once in the metadata, however many rows share it.
+``guarantee`` is stored once in the metadata, however many rows share it. The metadata also hold the
+SHA-256 of the file, which reading compares: it finds damage, and is nobody's signature. Files of
+format 1 have none.
 
 An archive, ``*.jsonl.gz``, holds the files of a folder one after the other, sorted by name and
 compressed; each one's metadata has its name as ``file``.
@@ -12,6 +14,7 @@ import contextlib
 import datetime
 import fnmatch
 import gzip
+import hashlib
 import json
 import math
 import os
@@ -31,8 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["metadata", "read", "read_metadata", "write"]
 
-_FORMAT = 1
-_RESERVED = ("format", "rows", "guarantees", "file")
+_FORMATS = (1, 2)
+"""Formats that are read, of which the last is written."""
+_RESERVED = ("format", "rows", "guarantees", "file", "digest")
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _VERSIONS = ("dpjax", "jax", "jaxlib", "numpy", "optax", "flax")
 
@@ -48,8 +52,8 @@ def write(
         path: The file, compressed where its name ends in ``.gz``; its folder is made.
         rows: Tidy rows: column name -> plain value, NumPy scalar or array, list or dict. A
             ``guarantee`` is a dict (or None).
-        metadata: What `metadata` returned, and more; plain values. ``format``, ``rows`` and
-            ``guarantees`` are added here.
+        metadata: What `metadata` returned, and more; plain values. ``format``, ``rows``,
+            ``guarantees`` and ``digest`` are added here.
 
     Returns:
         The path.
@@ -86,8 +90,11 @@ def write(
             )
         lines.append(_dump(plain))
     head = {name: _plain(f"metadata.{name}", value) for name, value in metadata.items()}
-    head |= {"format": _FORMAT, "rows": len(lines), "guarantees": list(map(json.loads, numbers))}
-    content = ("\n".join([_dump({"metadata": head}), *lines]) + "\n").encode()
+    guarantees = list(map(json.loads, numbers))
+    head |= {"format": _FORMATS[-1], "rows": len(lines), "guarantees": guarantees}
+    stored = "".join(f"{line}\n" for line in lines).encode()
+    head["digest"] = _digest(head, stored)
+    content = f"{_dump({'metadata': head})}\n".encode() + stored
     with _files.writing("path", path):
         try:
             _files.create(
@@ -113,7 +120,8 @@ def read(
         written. Of the metadata only ``experiment`` becomes a column, where rows lack it.
 
     Raises:
-        ValueError: If nothing is found, or naming the file and line of a truncated or foreign one.
+        ValueError: If nothing is found, or naming the file and line of a truncated, changed or
+            foreign one.
 
     Example:
         >>> from dpjax.results import records
@@ -142,7 +150,7 @@ def read_metadata(
         What was given to `write`, and ``format``, ``rows`` (their number) and ``guarantees``.
 
     Raises:
-        ValueError: For a missing or foreign file.
+        ValueError: For a missing, changed or foreign file.
 
     Example:
         >>> from dpjax.results import records
@@ -150,7 +158,9 @@ def read_metadata(
         >>> records.read_metadata(path)["command"]
         'by hand'
     """
-    return next(_files_in(path, file))[1]
+    file_path, head, lines = next(_files_in(path, file))
+    _check_digest(file_path, lines)
+    return head
 
 
 def metadata(
@@ -248,6 +258,26 @@ def _dump(value: Any) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
+def _digest(head: Mapping[str, Any], rows: bytes) -> str:
+    """The SHA-256 of metadata and rows; an archive adds the file's name to the metadata."""
+    written = {name: head[name] for name in head if name not in ("digest", "file")}
+    # Escapes and infinities, so that every text that was parsed has a digest.
+    return hashlib.sha256(json.dumps(written).encode() + b"\n" + rows).hexdigest()
+
+
+def _check_digest(path: Path, lines: list[bytes]) -> None:
+    """Refuse a file whose content is not what was written; its lines are valid."""
+    head = json.loads(lines[0])["metadata"]
+    if head["format"] == 1 and "digest" not in head:
+        return
+    if head.get("digest") != _digest(head, b"".join(lines[1:])):
+        inside = f" of {head['file']!r}" if "file" in head else ""
+        raise ValueError(
+            f"{path}, lines 1 to {len(lines)}{inside}, were changed after they were written; "
+            "restore the file from a copy, or make it again"
+        )
+
+
 def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     """One line of a file, which must be a whole JSON object."""
 
@@ -277,12 +307,12 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     valid = type(rows) is int and rows >= 0 and all(isinstance(one, dict) for one in guarantees)
     if not valid:
         raise ValueError(f"{path}, line 1, is not the metadata of records; name a file of records")
-    if head.get("format") != _FORMAT:
+    if head.get("format") not in _FORMATS:
         raise ValueError(
-            f"{path}, line 1: format is {head.get('format')!r}, this version reads {_FORMAT}; "
+            f"{path}, line 1: format is {head.get('format')!r}, this version reads 1 and 2; "
             "read it with the version that wrote it"
         )
-    return _rich(head)
+    return _rich({name: head[name] for name in head if name != "digest"})
 
 
 def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], list[bytes]]]:
@@ -322,6 +352,7 @@ def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str
         raise ValueError(
             f"{path}, line {number}, is {fault}; the file was truncated or changed, make it again"
         )
+    _check_digest(path, lines)
     return [({"experiment": head["experiment"]} if "experiment" in head else {}) | r for r in rows]
 
 

@@ -154,7 +154,7 @@ KINDS = [
         Solution.load,
         same_fields,
     ),
-    Kind("records.jsonl", make_records, records.read),
+    Kind("records.jsonl", make_records, records.read, lambda a, b: a.equals(b)),
     Kind("data.npz", make_data, canonical.read, same_arrays),
     Kind("data.libsvm", make_libsvm, lambda path: load.libsvm(path, 7)),
     Kind("train.tsv", make_glue, read_glue),

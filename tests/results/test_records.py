@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import os
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -204,11 +205,64 @@ def test_foreign_lines_are_refused_by_file_and_line(tmp_path, change, line):
         records.read(other)
 
 
+@pytest.mark.parametrize("read", [records.read, records.read_metadata])
+def test_no_changed_digit_is_read(tmp_path, read):
+    """Metadata, rows and guarantees are those that were written, or none."""
+    rows = [{"seed": i, "loss": 0.25, "guarantee": private().to_dict()} for i in range(2)]
+    path = records.write(tmp_path / "run.jsonl", rows, {"config": {"epsilon": 3.5}})
+    content = path.read_bytes()
+    assert read(path) is not None
+    digits = [place for place, letter in enumerate(content) if chr(letter).isdigit()]
+    other = tmp_path / "other.jsonl"
+    for place in digits:
+        changed = bytearray(content)
+        changed[place] = ord("7") if changed[place] != ord("7") else ord("6")
+        other.write_bytes(changed)
+        with pytest.raises(ValueError, match=r"other.jsonl, lines? \d"):
+            read(other)
+    for text in ("1e999", r'"\ud800"'):
+        other.write_bytes(content.replace(b"3.5", text.encode()))
+        with pytest.raises(ValueError, match="other.jsonl, lines 1 to 3, were changed"):
+            read(other)
+    # Lines in another order are changed, too.
+    head, first, second = content.splitlines(keepends=True)
+    other.write_bytes(head + second + first)
+    with pytest.raises(ValueError, match="lines 1 to 3, were changed .*; restore the file"):
+        read(other)
+
+
+@pytest.mark.parametrize("value", ['"digest":null,', ""])
+def test_a_file_that_lost_its_digest_is_refused(tmp_path, value):
+    path = records.write(tmp_path / "run.jsonl", ROWS, {})
+    other = tmp_path / "other.jsonl"
+    other.write_text(re.sub(r',"digest":"\w+"', value and "," + value[:-1], path.read_text()))
+    with pytest.raises(ValueError, match="other.jsonl, lines 1 to 4, were changed"):
+        records.read(other)
+
+
+def test_files_of_earlier_versions_have_no_digest_and_are_read(tmp_path):
+    head = {"metadata": {"command": "before", "format": 1, "rows": 1, "guarantees": []}}
+    path = tmp_path / "before.jsonl"
+    path.write_text(f'{json.dumps(head)}\n{{"loss":0.5}}\n')
+    assert records.read(path)["loss"].tolist() == [0.5]
+    assert records.read_metadata(path) == head["metadata"]
+
+
+def test_a_changed_file_in_an_archive_is_named(tmp_path):
+    path = records.write(tmp_path / "a.jsonl", [{"x": 99}], {})
+    archive = tmp_path / "all.jsonl.gz"
+    archives.pack(archive, [path])
+    text = gzip.decompress(archive.read_bytes()).replace(b'"x":99', b'"x":98')
+    archive.write_bytes(gzip.compress(text))
+    with pytest.raises(ValueError, match="all.jsonl.gz, lines 1 to 2 of 'a', were changed"):
+        records.read(archive)
+
+
 def test_another_format_is_refused(tmp_path):
     path = records.write(tmp_path / "run.jsonl", [], {})
     other = tmp_path / "other.jsonl"
-    other.write_text(path.read_text().replace('"format":1', '"format":2'))
-    with pytest.raises(ValueError, match="format is 2"):
+    other.write_text(path.read_text().replace('"format":2', '"format":3'))
+    with pytest.raises(ValueError, match="format is 3"):
         records.read_metadata(other)
 
 
