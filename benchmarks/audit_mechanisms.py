@@ -755,7 +755,7 @@ def broken(made: Any, names: list[str]) -> Broken:
         if (plan_ := copied(made)) is not None:
             return Broken(name, fault, plan_)
     if (scaled := _scaled(made, 0.8)) is None:  # Whole numbers.
-        return broken(made, [made.config.label])
+        return broken(made, [made.config.noise.label])
     return Broken("", "noise is 0.8 of what it should be", scaled)
 
 

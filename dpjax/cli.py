@@ -485,7 +485,7 @@ _ELSEWHERE |= {"logx": "log_x", "logy": "log_y"}
 """Arguments in Python, and the options that they are on the command line."""
 _POSITIONAL = {"source": "PATH", "name": "NAME", "path": "PATH"}
 _WORDS = re.compile(
-    r"^[a-z]\w*(?= (?:is|holds|has|names|and)\b)"
+    r"^[a-z]\w*(?= (?:is|holds|has|names|and)\b)|(?<=\()where(?= )"
     # Not where it is part of Python: config.clip_norm, clip_norm(...).
     r"|(?<![\w.'\"-])[a-z]+(?:_[a-z]+)+\b(?!\()"
 )

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dpjax import cli
+from dpjax.results import records
 
 ROOT = Path(__file__).resolve().parents[1]
 DESIGN = ["design", "--graph", "ring:4", "--relation", "replace_agent", "--epsilon", "1",
@@ -52,6 +53,11 @@ def test_what_does_not_parse_is_refused_with_a_remedy(
         ([*ACCOUNT, "--gossip-steps", "0"], "--gossip-steps is 0;"),
         ([*ACCOUNT, "--zero-sum", "messages"], "--zero-sum is messages with dsgd"),
         ([*ACCOUNT, "--trust", "pndp", "--attacker", "9"], "--attacker is '9', which is no node"),
+        (
+            ["plot", "graphs.jsonl"],
+            "records hold several rows for algorithm = a, round = 1, seed = "
+            "0; choose one value of graph first (--where graph=er, say)",
+        ),
         (["plot", "nothing.jsonl"], "PATH is 'nothing.jsonl', which is not there"),
         (["data", "fetch", "nothing"], "NAME is 'nothing'; choose one of"),
     ],
@@ -65,6 +71,9 @@ def test_errors_name_options_not_arguments_of_python(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("# nothing\n")
+    row = {"algorithm": "a", "seed": 0, "round": 1, "test_loss": 0.5}
+    rows = [row | {"graph": name} for name in ("er", "ring")]
+    records.write(tmp_path / "graphs.jsonl", rows, {})
     (tmp_path / "header.csv").write_text("source,target\na,b\nb,c\nc,a\n")
     line = error(arguments, capsys)
     assert line.startswith(f"dpjax {arguments[0]}: error: {told}"), line

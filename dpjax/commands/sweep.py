@@ -1,5 +1,6 @@
 """Sweeps: configs of a grid on one problem, compatible ones in one run, runs in parallel."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -195,17 +196,19 @@ def sweep(
             raise ValueError(f"folder is {_validate.shown(folder)}; give a path, or None")
         if folder is None and isinstance(parallel, str | os.PathLike):
             raise ValueError("folder is None; name one that all machines of the cluster share")
+        shown = {config: _columns(config, points[config]) for config in points}
+        text, number = collections.Counter(map(repr, shown.values())).most_common(1)[0]
+        if number > 1:
+            raise ValueError(
+                f"grid has {number} points that rows show as {text}; give functions and designs of "
+                "your own a name each"
+            )
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
         task = _task(problems, mixing, options)
-        named: dict[str, Any] = {}
-        for group in groups.values():
-            columns = [{name: _shown(one, name) for name in points[one]} for one in group]
-            text = json.dumps(plan_.described([task, group, columns], "grid"), sort_keys=True)
-            named[text] = group, columns
-        if len(named) < len(groups):
-            raise ValueError("grid holds functions of one name; give each a name of its own")
         work = {}
-        for text, (group, columns) in named.items():
+        for group in groups.values():
+            columns = [shown[config] for config in group]
+            text = json.dumps(plan_.described([task, group, columns], "grid"), sort_keys=True)
             if folder is not None:
                 text += _computation(group, mixing, problems, options)
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -376,13 +379,19 @@ def _run(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _shown(config: Config, name: str) -> Any:
-    """A field's value as a table holds it; nan where the config lacks the part."""
-    field, _, inner = name.partition(".")
-    value = getattr(config, field)
-    value = getattr(value, inner, math.nan) if inner else value
-    plain = value is None or isinstance(value, str | int | float)
-    return value if plain else getattr(value, "label", None) or plan_.ADDRESS.sub("", repr(value))
+def _columns(config: Config, point: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a point's fields as a table holds them; nan where the config lacks the part."""
+    columns = {}
+    for name in point:
+        field, _, inner = name.partition(".")
+        value = getattr(config, field)
+        value = getattr(value, inner, math.nan) if inner else value
+        if name == "noise" and value is not None:
+            value = config.label
+        elif value is not None and not isinstance(value, str | int | float):
+            value = plan_.ADDRESS.sub("", repr(value))
+        columns[name] = value
+    return columns
 
 
 def _say(text: str) -> None:

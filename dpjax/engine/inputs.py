@@ -49,6 +49,14 @@ def check(
     if not plans or not all(isinstance(plan, Plan) for plan in plans):
         kinds = ", ".join(type(plan).__name__ for plan in plans)
         raise ValueError(f"plans is [{kinds}]; give one or more from plans.plan.make")
+    labels: dict[str, Any] = {}
+    for plan in plans:
+        label, noise = plan.config.label, plan.config.noise
+        if labels.setdefault(label, noise) != noise:
+            raise ValueError(
+                f"plans have two noise designs that are called {label!r}, which a result could "
+                "not tell apart; give each a name of its own, or run each alone"
+            )
     problems, seeds = check_tasks(problem, seeds)
     if any(plan.config.release for plan in plans) and len(plans) * len(seeds) != 1:
         raise ValueError(

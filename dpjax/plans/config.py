@@ -1,6 +1,8 @@
 """The frozen config of a run: its parts, checked alone when they are made and together here."""
 
 import dataclasses
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +89,14 @@ class Config:
 
     @property
     def label(self) -> str:
-        """What records, figures and plans call the design."""
-        return "non_private" if self.noise is None else self.noise.label
+        """What records, figures and plans call the design, with parameters that are no defaults.
+
+        Parameters without a default are left out, as are parts and arrays.
+        """
+        if self.noise is None:
+            return "non_private"
+        settings = ", ".join(_settings(self.noise))
+        return f"{self.noise.label}({settings})" if settings else self.noise.label
 
     @property
     def integer_encoded(self) -> bool:
@@ -135,6 +143,25 @@ _KINDS: dict[str, tuple[Any, str]] = {
     ),
 }
 """What each field is, and what to give."""
+
+
+_LONGEST = 24
+"""Letters of a parameter in a label; of a longer one it has a digest."""
+
+
+def _settings(noise: Any) -> Iterator[str]:
+    """The plain parameters of a design that are no defaults, nor told by its own label."""
+    for field in dataclasses.fields(noise):
+        value = getattr(noise, field.name)
+        if not isinstance(value, int | float | str | tuple):
+            continue
+        usual = field.default in (dataclasses.MISSING, value)
+        if usual or field.metadata.get("in_label") == value:
+            continue
+        text = str(value)
+        if len(text) > _LONGEST:
+            text = f"{zlib.crc32(text.encode()):08x}"
+        yield f"{field.name}={text}"
 
 
 def _check_frozen(name: str, part: Any) -> None:

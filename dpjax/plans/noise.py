@@ -178,7 +178,9 @@ class Whisper(Correlated):
         ('whisper', 'whisper_horizon')
     """
 
-    horizon: int | Literal["run"] | None = None
+    horizon: int | Literal["run"] | None = dataclasses.field(
+        default=None, metadata={"in_label": "run"}
+    )
     max_variance: float | None = None
     subgroups: tuple[tuple[int, ...], ...] | None = None
 

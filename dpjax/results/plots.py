@@ -390,7 +390,7 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
     )
     if varying:
         remedy = (
-            f"choose one value of {', '.join(varying)} first (--where {varying[0]}="
+            f"choose one value of {', '.join(varying)} first (where {varying[0]}="
             f"{first[varying[0]]}, say)"
         )
     raise ValueError(
@@ -405,6 +405,9 @@ def _look(name: Any, known: Mapping[Any, Look], turns: dict[Any, int]) -> dict[s
         return {"label": label, "color": color, "marker": marker, "linestyle": line}
     color, marker, line = _TURNS[turns.setdefault(name, len(turns)) % len(_TURNS)]
     label = f"{name:g}" if isinstance(name, float) else str(name).replace("$", r"\$")
+    design, bracket, parameters = label.partition("(")
+    if bracket and design in LOOKS:
+        label = f"{LOOKS[design].label} ({parameters}"
     look = {"label": label, "color": color, "marker": marker, "linestyle": line}
     return look | {"markerfacecolor": "white"}
 

@@ -168,11 +168,14 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
             name for name in names
             if participations.groupby(group[name].map(str)).nunique().max() == 1
         ]  # fmt: skip
-        column = f"one value of {', '.join(apart)} (--where)" if apart else "give rows a column"
+        column = "give rows a column"
+        if apart:
+            value = group[apart[0]].iloc[0]
+            column = f"one value of {', '.join(apart)} (where {apart[0]}={value}, say)"
         raise ValueError(
             f"frame has rows with {', '.join(f'{k} = {v}' for k, v in keys.items())} whose "
             f"guarantees are for {'; '.join(several)}; choose some of the files "
-            f"first (--file), or {column} that tells them apart"
+            f"first, or {column} that tells them apart"
         )
 
 

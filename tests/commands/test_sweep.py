@@ -258,15 +258,24 @@ def test_what_does_not_fit_is_refused_before_work_starts(grid, options, said, mo
         swept(grid, **options)
 
 
-def test_two_functions_of_one_name_are_refused():
-    def optimizer(factor):
-        def make(step):
-            return optax.sgd(factor * step)
+def test_points_that_rows_show_alike_are_refused(monkeypatch):
+    monkeypatch.setattr(sweep, "run", None)
+    same = {"optimizer": [by_closure(factor)["optimizer"] for factor in (1.0, 2.0)]}
+    with pytest.raises(ValueError, match="grid has 2 points that rows show as .*by_closure"):
+        swept(same)
+    named_alike = [dp.noise.Covariance(np.eye(4) + part, "mine") for part in (0, 1)]
+    with pytest.raises(ValueError, match="rows show as {'noise': 'mine'}; give .* a name each"):
+        swept({"noise": named_alike})
 
-        return dp.optimizers.Chain(make, 0.1)
 
-    with pytest.raises(ValueError, match="grid holds functions of one name"):
-        swept({"optimizer": [optimizer(1.0), optimizer(2.0)]})
+def test_designs_with_other_parameters_have_rows_of_their_own():
+    part = dp.noise.Whisper
+    grid = {"noise": [part("run"), part(3), part("run", max_variance=4.0)]}
+    result = swept(grid, seeds=[0])
+    shown = ["whisper_horizon", "whisper_horizon(horizon=3)", "whisper_horizon(max_variance=4.0)"]
+    frame = result.to_frame().drop_duplicates("noise")
+    assert frame["noise"].tolist() == frame["algorithm"].tolist() == shown
+    assert [line.split()[0] for line in result.summary().splitlines()[2:]] == shown
 
 
 def test_progress_is_points_done_of_all(tmp_path, capsys):

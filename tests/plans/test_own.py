@@ -11,6 +11,7 @@ from dpjax.engine.run import run
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
 from dpjax.plans import noise, plan, samplers
+from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs
 from tests.support import make_config, with_factor
 
@@ -171,3 +172,46 @@ def test_covariances_are_equal_where_name_and_bits_are():
         noise.Independent(),
     ):
         assert one != other
+
+
+LABELS = [
+    (noise.Polynomial(), "polynomial"),
+    (noise.Polynomial(degree=4), "polynomial(degree=4)"),
+    (noise.Polynomial(8, "run"), "polynomial(degree=8, horizon=run)"),
+    (noise.Whisper(), "whisper"),
+    (noise.Whisper("run"), "whisper_horizon"),
+    (noise.Whisper(12), "whisper_horizon(horizon=12)"),
+    (noise.PrefixSum(bands=4), "prefix_sum(bands=4)"),
+    (noise.Covariance(np.eye(6), "mine", np.eye(20)), "mine"),
+]
+
+
+@pytest.mark.parametrize(("part", "label"), LABELS)
+def test_a_label_tells_the_parameters_that_are_no_defaults(part, label):
+    assert make_config(noise=part).label == label
+
+
+def test_long_parameters_are_digests_in_labels():
+    """Of two schedules that begin alike, too."""
+    labels = set()
+    for last in (0.5, 0.6):
+        part = noise.Laplace((*[1.0] * 19, last))
+        protect = Protect("replace_agent", clip_norm=1.0, norm="l1")
+        budget = Budget(8.0, accountant="pure")
+        labels.add(make_config(noise=part, protect=protect, budget=budget).label)
+    assert len(labels) == 2 and all(len(label) < 40 for label in labels)
+
+
+def test_one_result_has_no_two_designs_of_one_name(network, small):
+    plans = [plan.make(make_config(noise=noise.Whisper(horizon)), network) for horizon in (3, 7)]
+    result = run(plans, small, seeds=[0])
+    assert {row["algorithm"] for row in result.rows()} == {
+        "whisper_horizon(horizon=3)", "whisper_horizon(horizon=7)",
+    }  # fmt: skip
+    n = len(network)
+    alike = [
+        plan.make(make_config(noise=noise.Covariance(np.eye(n) + part, "mine")), network)
+        for part in (0, 1)
+    ]
+    with pytest.raises(ValueError, match="plans have two noise designs that are called 'mine'"):
+        run(alike, small, seeds=[0])

@@ -114,7 +114,7 @@ def test_all_systems_are_drawn_over_the_budgets(tmp_path: Path) -> None:
     assert "k = 10, b = 10" in " ".join(made.read_text().split())
     both = {"where": ["dataset=digits"], "out": tmp_path / "c.svg"}
     with pytest.raises(
-        ValueError, match=r"choose some of the files first \(--file\), or one value of"
+        ValueError, match=r"choose some of the files first, or one value of .* \(where \w+="
     ):
         plots.from_records(STORED / "compare.jsonl.gz", **both)
 
@@ -180,7 +180,7 @@ def rows(**more: object) -> list[dict[str, object]]:
          "logy is True, and no debt is above 0; leave it out"),
         ({}, {"where": ["phase=final", "round=2"], "x": "debt", "log_x": True},
          "logx is True, and no debt is above 0; leave it out"),
-        ({}, {"y": "loss"}, r"seed = 0; choose one value of phase first \(--where phase=final"),
+        ({}, {"y": "loss"}, r"seed = 0; choose one value of phase first \(where phase=final"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_refused_by_its_name(

@@ -438,5 +438,19 @@ def test_runs_that_nothing_tells_apart_are_refused_with_a_way_out():
     with pytest.raises(ValueError, match=r"no column tells them apart.*result\.rows\(run="):
         plots.lines(pandas.DataFrame(rows + rows), "round", "test_loss")
     graphs = [{**row, "graph": name} for row in rows for name in ("ring", "er")]
-    with pytest.raises(ValueError, match="choose one value of graph first .--where graph=ring"):
+    with pytest.raises(ValueError, match=r"choose one value of graph first \(where graph=ring"):
         plots.lines(pandas.DataFrame(graphs), "round", "test_loss")
+
+
+def test_a_design_with_parameters_has_a_look_of_its_own(tmp_path):
+    names = ["polynomial", "polynomial(degree=4)", "polynomial(degree=8)"]
+    rows = [
+        {"algorithm": name, "seed": seed, "round": r, "test_loss": r + len(name)}
+        for name in names for seed in range(2) for r in (1, 2)
+    ]  # fmt: skip
+    drawn = plots.lines(pandas.DataFrame(rows), "round", "test_loss")
+    made = drawn.axes[0].get_lines()
+    assert [line.get_label() for line in made] == [
+        "polynomial of W", "polynomial of W (degree=4)", "polynomial of W (degree=8)",
+    ]  # fmt: skip
+    assert len({(line.get_color(), line.get_marker()) for line in made}) == 3
