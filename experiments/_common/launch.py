@@ -266,6 +266,7 @@ class Lab:
 
         work = {self.folder / f"{name}.jsonl": rest for name, *rest in cells}
         configs = {path: json.loads(json.dumps(c, default=str)) for path, (c, _) in work.items()}
+        commit = records.metadata()["commit"]
         for path, missing in _workers.shared(work, self.team, self.say):
             began = time.monotonic()
             if missing:
@@ -283,7 +284,9 @@ class Lab:
                 raise ValueError(
                     f"output {path} was made with another config; name another --output"
                 )
-            self.say(f"{path}: read")
+            # Rows follow from code, too, whose edits must not invalidate hours of work unasked.
+            made = metadata.get("commit")
+            self.say(f"{path}: read" + (f", made at commit {made}" if made != commit else ""))
         frames = list(map(records.read, work))
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 

@@ -7,6 +7,7 @@ import pytest
 from _common import launch
 from dpjax.engine import estimate
 from dpjax.plans import plan
+from dpjax.results import records
 from tests.support import make_config
 
 
@@ -176,6 +177,20 @@ def test_records_stay_good_when_an_option_joins_that_they_were_not_given(tmp_pat
     assert frame["loss"].tolist() == [0.5]
     with pytest.raises(ValueError, match="made with another config"):
         lab.cell("one", {"rounds": 1, "weights": "file"}, lambda folder: [])
+
+
+def test_cells_of_another_commit_are_read_with_a_word(tmp_path, monkeypatch, capsys):
+    """Their code may have computed other rows."""
+
+    def told(commit):
+        monkeypatch.setattr(records, "metadata", lambda **_: {"commit": commit})
+        lab = launch.Lab("trial", "tiny", launch.Options(output=tmp_path), "python trial.py")
+        lab.cell("one", {"epsilon": 1.0}, lambda folder: [{"x": 1}])
+        return capsys.readouterr().out
+
+    assert "1 rows in" in told("abc")
+    assert told("abc").endswith("one.jsonl: read\n")
+    assert told("def").endswith("one.jsonl: read, made at commit abc\n")
 
 
 def test_a_cell_stores_its_own_place_of_a_sweep():
