@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,13 @@ def shown(value: Any) -> str:
     # Addresses of functions tell a reader nothing, and differ in every process.
     text = re.sub(r"(<function \S+) at 0x[0-9a-fA-F]+>", r"\1>", text)
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def said(error: Exception) -> str:
+    """Return the first line of an error, with its kind."""
+    # Flax ends its messages in an address, behind which nothing is legible.
+    first = (str(error).splitlines() or [""])[0].partition(" (http")[0]
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def number(name: str, value: Any, *, remedy: str = _FINITE, holds: Any = math.isfinite) -> float:
@@ -97,11 +104,17 @@ def fields(part: Any, check: Callable[..., Any], *names: str, **limits: Any) -> 
         object.__setattr__(part, name, check(name, getattr(part, name), **limits))
 
 
+def entries(name: str, values: Any) -> list[Any]:
+    """Return the entries of a list, or of what is like one, else raise ValueError."""
+    if isinstance(values, str | bytes) or not np.iterable(values):
+        example = "" if values is None else f", [{shown(values)}]"
+        raise ValueError(f"{name} is {shown(values)}; give a list{example}")
+    return list(values)
+
+
 def agents(name: str, values: Any, *, most: int = 2**31 - 2) -> list[int]:
     """Return agents' indices as ints from 0 to ``most``, else raise ValueError."""
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} is {shown(values)}; give a list, [{shown(values)}]")
-    values = list(values)
+    values = entries(name, values)
     if named := [value for value in values if isinstance(value, str)]:
         raise ValueError(f"{name} names {shown(named[0])}; give indices, by topology.nodes.find")
     return [integer(name, value, least=0, most=most) for value in values]
@@ -130,8 +143,17 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
 
 def name(value: Any) -> str:
     """Return a name as text in one form: Unicode writes an u with dots as one letter or as two."""
-    text = value.decode() if isinstance(value, bytes) else str(value)
+    text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
     return unicodedata.normalize("NFC", text)
+
+
+def flattened(name: str, array: np.ndarray) -> str:
+    """Return what to do about labels that are not one number a record; empty where that is open."""
+    if array.shape[1:] == (1,):
+        return f"; give np.ravel({name})"
+    if array.ndim == 2 and (np.sort(array, axis=1) == [0] * (array.shape[1] - 1) + [1]).all():
+        return f"; they are one-hot: give class numbers, np.argmax({name}, 1)"
+    return ""
 
 
 def unmasked(name: str, value: Any) -> Any:

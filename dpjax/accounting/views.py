@@ -153,6 +153,7 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
         array([1.366, 1.366, 1.366, 1.366])
     """
     own = _validate.positive("own", own)
+    shared = _validate.positive("shared", shared)
     return dsgd(mixing, covariance=own * np.eye(np.shape(mixing)[-1]), edge_noise=shared, **options)
 
 

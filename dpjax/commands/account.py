@@ -172,7 +172,12 @@ def account(
     model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
     if attackers is None:
         attackers = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
-    attacker_views = [_view(model, trust, one, protected) for one in attackers]
+    groups = list(attackers) if np.iterable(attackers) else [attackers]
+    if not groups or not all(map(np.iterable, groups)):
+        raise ValueError(
+            f"attackers is {_validate.shown(attackers)}; give sets of nodes, as in [[0], [1, 2]]"
+        )
+    attacker_views = [_view(model, trust, group, protected) for group in groups]
     wide = [each.loss(pattern) for each in attacker_views]
     losses = {
         "any": [each._replace(mu=each.mu * (1 + ROUNDING)) for each in wide],
@@ -234,7 +239,8 @@ def _view(
     """What the attacker of a trust model sees."""
     _validate.one_of("trust", trust, _SEES)
     if protected is not None and trust != "secldp":
-        raise ValueError(f"protected is {list(protected)} with trust {trust!r}; it is secldp's")
+        shown = _validate.shown(protected)
+        raise ValueError(f"protected is {shown} with trust {trust!r}; it is secldp's")
     if trust == "pndp":
         return model.pndp(list(attackers))
     if trust == "ldp":
@@ -296,7 +302,8 @@ def distances(mixing: Float[np.ndarray, "n n"], attackers: Sequence[int]) -> Int
     from scipy.sparse import csgraph
 
     links = (mixing != 0).astype(float)
-    hops = csgraph.dijkstra(links, indices=list(attackers), unweighted=True, min_only=True)
+    nodes = _validate.agents("attackers", attackers, most=len(mixing) - 1)
+    hops = csgraph.dijkstra(links, indices=nodes, unweighted=True, min_only=True)
     return np.where(np.isinf(hops), -1, hops).astype(int)
 
 

@@ -1,7 +1,7 @@
 """Which records belong to which agent."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -70,7 +70,7 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
         Their numbers, in ascending order; those of all agents where the process is alone.
 
     Raises:
-        ValueError: If there are too few agents for the process to have one.
+        ValueError: For what is no partition, or too few agents for the process to have one.
 
     Example:
         >>> from dpjax.data import partition
@@ -78,6 +78,9 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
         array([0, 1, 2, 3])
     """
     owners = np.array([device.process_index for device in jax.devices()])
+    if not isinstance(partition, Partition):
+        shown = _validate.shown(partition)
+        raise ValueError(f"partition is {shown}; make one with dpjax.data.partition")
     rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
     if not (found := np.sort(rows[rows >= 0])).size:
         raise ValueError(
@@ -125,7 +128,8 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
         The partition; agents may hold different numbers of records.
 
     Raises:
-        ValueError: For a name given twice, an owner that is no agent, or an agent without records.
+        ValueError: For what is no list, a name given twice, an owner that is no agent, or an agent
+            without records.
 
     Example:
         >>> from dpjax.data import partition
@@ -134,9 +138,9 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
         (array([1, 2], dtype=int32), array([[1, 1],
                [0, 2]], dtype=int32))
     """
-    names = list(map(_validate.name, labels))
-    held = np.array(list(map(_validate.name, owners)))
-    if len(set(names)) != len(names):
+    names = [_validate.name(label) for label in _validate.entries("labels", labels)]
+    held = np.array([_validate.name(owner) for owner in _validate.entries("owners", owners)])
+    if not names or len(set(names)) != len(names):
         raise ValueError(f"labels is {names}; give every agent a name of its own")
     if strange := sorted(set(held.tolist()) - set(names)):
         raise ValueError(f"owners holds {strange[0]!r}, which is no agent; they are {names}")
@@ -182,7 +186,7 @@ def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
         The partition.
 
     Raises:
-        ValueError: If the sizes do not sum to the records.
+        ValueError: For what is no list, or sizes that do not sum to the records.
 
     Example:
         >>> from dpjax.data import partition
@@ -190,7 +194,7 @@ def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
         array([7, 3], dtype=int32)
     """
     n_records = _validate.integer("n_records", n_records)
-    sizes = [_validate.integer("sizes", size) for size in sizes]
+    sizes = [_validate.integer("sizes", size) for size in _validate.entries("sizes", sizes)]
     if sum(sizes) != n_records or not sizes:
         raise ValueError(f"sizes sum to {sum(sizes)} of {n_records} records; make them sum to that")
     rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
@@ -216,7 +220,8 @@ def dirichlet(
         The partition; every record belongs to exactly one agent.
 
     Raises:
-        ValueError: For more agents than records, or when no draw gives everyone the minimum.
+        ValueError: For labels that are not one number or text a record, more agents than records,
+            or when no draw gives everyone the minimum.
 
     Example:
         >>> from dpjax.data import partition
@@ -224,14 +229,14 @@ def dirichlet(
         >>> int(shards.counts.sum())
         100
     """
-    labels = np.asarray(_validate.unmasked("labels", labels))
-    total, n, minimum = _enough(len(labels), n, minimum)
+    classes = _classes(labels)
+    total, n, minimum = _enough(len(classes), n, minimum)
     alpha = _validate.positive("alpha", alpha)
     rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
     for _ in range(_DRAWS):
         shards: list[list[np.ndarray]] = [[] for _ in range(n)]
-        for label in np.unique(labels):
-            rows = rng.permutation(np.flatnonzero(labels == label))
+        for number in range(classes.max() + 1):
+            rows = rng.permutation(np.flatnonzero(classes == number))
             cuts = np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * len(rows)
             for shard, part in zip(shards, np.split(rows, np.round(cuts).astype(int)), strict=True):
                 shard.append(part)
@@ -242,3 +247,18 @@ def dirichlet(
         f"alpha is {alpha}: none of {_DRAWS} draws gave each of the {n} agents {minimum} of the "
         f"{total} records; raise alpha, or lower minimum"
     )
+
+
+def _classes(labels: Any) -> Int[np.ndarray, " N"]:
+    """The number of each record's class, in the order of the labels."""
+    remedy = "give one number or text a record, [N]"
+    _validate.unmasked("labels", labels)
+    try:
+        array = np.asarray(labels)
+        classes = np.unique(array, return_inverse=True)[1]
+    except (TypeError, ValueError) as error:  # Of several kinds, which have no order, or ragged.
+        raise ValueError(f"labels is {_validate.shown(labels)} ({error}); {remedy}") from None
+    if array.ndim != 1 or not array.size:
+        cure = _validate.flattened("labels", array) or f"; {remedy}"
+        raise ValueError(f"labels has shape {array.shape}{cure}")
+    return classes

@@ -25,7 +25,8 @@ def split(
         ``((x1, y1), (x2, y2))``, the second with ``round(fraction N)`` records, at least one each.
 
     Raises:
-        ValueError: If x and y differ in length, or a part would be empty.
+        ValueError: If x and y are no arrays of records, their lengths or the indices of data frames
+            differ, or a part would be empty.
 
     Example:
         >>> import numpy as np
@@ -35,8 +36,11 @@ def split(
         (6, 2)
     """
     fraction = _validate.probability("fraction", fraction)
-    for name, array in (("x", x), ("y", y)):
-        _validate.unmasked(name, array)
+    _validate.check_rows("", x, y)
+    # Rows of lists and data frames are not taken by numbers.
+    x, y = (np.asarray(_validate.unmasked(*named)) for named in (("x", x), ("y", y)))
+    if not x.ndim or not y.ndim:
+        raise ValueError(f"x has shape {x.shape} and y {y.shape}; give one entry a record each")
     if len(x) != len(y):
         raise ValueError(f"x has {len(x)} rows and y {len(y)}; give one label a row")
     held = round(fraction * len(x))

@@ -146,14 +146,16 @@ def labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
         kind = "classes 0 .. c-1, numbered from 0"
     if y.ndim != 1 or not fits.all():
         values, remedy = np.unique(y).tolist(), ""
-        said = f"holds {_validate.shown(y[~fits].tolist()[:4])}"
-        if y.ndim == 1 and (cure := _RELABELLED.get((loss, *values))):
-            said, remedy = f"has classes {values}", f"; give {cure}"
-        elif y.ndim == 2 and values == [0, 1] and (y.sum(axis=1) == 1).all():
-            said, remedy = "is one-hot", "; give class numbers: y.argmax(1)"
-        raise ValueError(
-            f"{split}y {said} in shape {y.shape}; the {loss} loss takes {kind}{remedy}"
-        )
+        said = f"holds {_validate.shown(y[~fits].tolist()[:4])} in"
+        if y.ndim != 1:
+            said, remedy = "has", _validate.flattened("y", y)
+        elif len(values) == 2:
+            said = f"has classes {values} in"
+            cure = _RELABELLED.get((loss, *values))
+            if cure is None and loss == "logistic":
+                cure = f"np.where(y == {values[1]}, 1, -1)"
+            remedy = f"; give {cure}" if cure else ""
+        raise ValueError(f"{split}y {said} shape {y.shape}; the {loss} loss takes {kind}{remedy}")
     return y.astype(np.int32 if loss == "cross_entropy" else np.float32)
 
 
@@ -181,10 +183,16 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
         if not isinstance(outputs, jax.ShapeDtypeStruct):
             raise TypeError(f"it returns a {type(outputs).__name__}")
     except Exception as error:
-        text = (str(error).splitlines() or [""])[0].partition(" (http")[0]
+        kind = model if isinstance(model, type) else type(model)
+        name = kind.__name__
+        if any(base.__module__.startswith("flax.nnx") for base in kind.__mro__):
+            raise ValueError(
+                f"model is {name}, a module of flax.nnx; give nnx.bridge.to_linen({name}, "
+                "arguments), without rngs, which makes one of flax.linen of it"
+            ) from None
         raise ValueError(
-            f"model is {type(model).__name__}, which fails on x {one.shape} {x.dtype}: "
-            f"{type(error).__name__}: {text}; give a module whose apply(params, x) returns one "
+            f"model is {name}, which fails on x {one.shape} {x.dtype}: "
+            f"{_validate.said(error)}; give a module whose apply(params, x) returns one "
             "array, without random keys or state: no dropout, GroupNorm in place of BatchNorm"
         ) from error
     classes = loss == "cross_entropy"
@@ -571,11 +579,11 @@ def supervised(
         The problem.
 
     Raises:
-        ValueError: For an unknown loss or metric, "auc" of test records of one class, other weights
-            than one a class, NaN in data or parameters, labels the loss cannot take, data frames
-            whose columns differ or whose index is not that of y, another model's parameters,
-            trained leaves outside the collection "params" or of another dtype, or a ``frozen`` that
-            holds for all of them or none.
+        ValueError: For an unknown loss or metric, data that are not two arrays, "auc" of test
+            records of one class, other weights than one a class, NaN in data or parameters, labels
+            the loss cannot take, data frames whose columns differ or whose index is not that of y,
+            another model's parameters, trained leaves outside the collection "params" or of another
+            dtype, or a ``frozen`` that holds for all of them or none.
 
     Example:
         >>> import numpy as np
@@ -592,6 +600,14 @@ def supervised(
         eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
     if local := callable(train):
         train = train(partition_.local(checked_partition(partition)))
+    for split, data in (("train", train), ("test", test)):
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            # By its kind alone: a message holds no records.
+            count = f" of {len(data)}" if isinstance(data, tuple | list) else ""
+            raise ValueError(
+                f"{split} is a {type(data).__name__}{count}; give two arrays, examples and their "
+                f"labels, (x_{split}, y_{split})"
+            )
     columns = _validate.columns(train[0])
     _validate.check_columns("test x", test[0], columns)
     splits = []

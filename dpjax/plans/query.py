@@ -130,11 +130,17 @@ def variants(augment: Any, copies: Any, record: Any) -> Copies | None:
         return None
     one = jax.eval_shape(jnp.asarray, record)
     key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
-    variant = jax.eval_shape(augment, key, one)
+    remedy = "give a function of a key and of one record that returns a record like it"
+    try:
+        variant = jax.eval_shape(augment, key, one)
+    except Exception as error:
+        raise ValueError(
+            f"augment is {_validate.shown(augment)}, which fails on a record of {one.shape} "
+            f"{one.dtype}: {_validate.said(error)}; {remedy}"
+        ) from error
     if (getattr(variant, "shape", None), getattr(variant, "dtype", None)) != (one.shape, one.dtype):
         raise ValueError(
-            f"augment turns a record of {one.shape} {one.dtype} into {variant}; give a function of "
-            "a key and of one record that returns a record like it"
+            f"augment turns a record of {one.shape} {one.dtype} into {variant}; {remedy}"
         )
     return Copies(augment, number)
 

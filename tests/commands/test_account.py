@@ -360,7 +360,21 @@ def test_families_keep_their_names(capsys: Capture) -> None:
     assert "PNDP: agent Medici (index 1)" in text and re.search("^Guadagni +2 ", text, re.MULTILINE)
 
 
+@pytest.mark.parametrize("attackers", [3, [0, 1], (0,), [None], [], {0: 1}])
+def test_attackers_are_sets_of_nodes(attackers: Any) -> None:
+    matrix = mixing.metropolis_hastings(graphs.ring(4))
+    options: dict[str, Any] = dict(relation="replace_record", rounds=2, sigma=1.0, trust="pndp")
+    with pytest.raises(ValueError, match=r"attackers is .*; give sets of nodes, as in \[\[0\]"):
+        account(matrix, attackers=attackers, **options)
+    with pytest.raises(ValueError, match="protected is 3 with trust 'pndp'"):
+        account(matrix, protected=3, **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="shared is 'x'; give a finite number above 0"):
+        account(matrix, "decor", shared="x", **options)  # type: ignore[arg-type]
+
+
 def test_distances_follow_the_messages() -> None:
+    with pytest.raises(ValueError, match=r"attackers is 3; give a list, \[3\]"):
+        account_.distances(np.eye(4), 3)  # type: ignore[arg-type]
     matrix = mixing.uniform_neighbors(graphs.florentine())
     assert np.bincount(account_.distances(matrix, [0])).tolist() == [1, 1, 5, 5, 3]
     # Directed: 1 sends to 0, 2 to 1, and nobody hears 3 but 2.

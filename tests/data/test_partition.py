@@ -128,3 +128,32 @@ def test_a_process_owns_the_records_of_consecutive_agents(monkeypatch):
     devices[:] = devices[:3] + devices[-1:]
     with pytest.raises(ValueError, match="6 agents, .* 4 devices, none on those of process 2"):
         partition.local(shards)
+
+
+@pytest.mark.parametrize(
+    ("deal", "match"),
+    [
+        (lambda: partition.dirichlet(np.eye(3), 2, 1.0, 0), r"one-hot: .*np.argmax\(labels, 1\)"),
+        (lambda: partition.dirichlet(np.ones((9, 1)), 2, 1.0, 0), r"give np.ravel\(labels\)"),
+        (lambda: partition.dirichlet("abc", 2, 1.0, 0), "give one number or text a record"),
+        (lambda: partition.dirichlet(["a", None], 2, 1.0, 0), "labels is .*one number or text"),
+        (lambda: partition.dirichlet([[1], [1, 2]], 2, 1.0, 0), "labels is .*one number or text"),
+        (lambda: partition.dirichlet([], 2, 1.0, 0), "labels has shape"),
+        (lambda: partition.by_size(9, 9, 0), r"sizes is 9; give a list, \[9\]"),
+        (lambda: partition.by_size(9, None, 0), "sizes is None; give a list$"),
+        (lambda: partition.by_owner(None, ["a"]), "owners is None; give a list$"),
+        (lambda: partition.by_owner("ab", ["a", "b"]), r"owners is 'ab'; give a list, \['ab'\]"),
+        (lambda: partition.by_owner(["a"], 3), "labels is 3; give a list"),
+        (lambda: partition.by_owner([], []), r"labels is \[\]; give every agent a name"),
+        (lambda: partition.by_owner([b"\xff"], ["a"]), r"owners holds '.*xff', which is no agent"),
+        (lambda: partition.local(None), "partition is None; make one with dpjax.data.partition"),
+    ],
+)
+def test_what_is_no_list_of_records_is_refused_by_name(deal, match) -> None:
+    with pytest.raises(ValueError, match=match):
+        deal()
+
+
+def test_dirichlet_deals_labels_that_equal_nothing() -> None:
+    labels = np.where(np.arange(40) % 2, np.nan, 1.0)
+    assert exact(partition.dirichlet(labels, 3, 100.0, 0), 40)

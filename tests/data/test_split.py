@@ -1,6 +1,7 @@
 """Splitting records in two."""
 
 import numpy as np
+import pandas
 import pytest
 
 from dpjax.data import load, split
@@ -39,3 +40,16 @@ def test_test_records_are_kept_or_split_off() -> None:
     parts = split.with_test(whole._replace(x_test=None, y_test=None), 0.3, seed=1)
     expected = split.split(x, y, 0.3, 1)
     assert all(np.array_equal(a[1], b[1]) for a, b in zip(parts, expected, strict=True))
+
+
+def test_lists_and_data_frames_are_split_by_position() -> None:
+    x, y = [[1.0], [2.0], [3.0], [4.0]], [1, 2, 3, 4]
+    expected = split.split(np.array(x), np.array(y), 0.5, 0)
+    rows = pandas.DataFrame(x, index=list("dcba"))
+    for given in ((x, y), (rows, pandas.Series(y, index=rows.index))):
+        for part, wanted in zip(split.split(*given, 0.5, 0), expected, strict=True):
+            assert all(map(np.array_equal, part, wanted))
+    with pytest.raises(ValueError, match="x has shape .*; give one entry a record"):
+        split.split(None, y, 0.5, 0)
+    with pytest.raises(ValueError, match="y has another index than x"):
+        split.split(rows, pandas.Series(y), 0.5, 0)

@@ -3,6 +3,7 @@
 import dataclasses
 
 import flax.linen as nn
+import flax.nnx as nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -294,3 +295,24 @@ def test_models_of_more_than_parameters_and_examples_are_refused(model, said):
     shards = partition.iid(4, 2, 0)
     with pytest.raises(ValueError, match=f"model is {type(model).__name__}, .*{said}.*GroupNorm"):
         problem.supervised(model, "cross_entropy", (x, y), (x, y), shards)
+
+
+def test_modules_of_nnx_are_told_their_bridge():
+    class Scores(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(3, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.layer(x)[..., 0]
+
+    x, y = np.eye(12, 3), np.tile([-1, 1], 6)
+
+    def task(model):
+        return problem.supervised(model, "logistic", (x, y), (x, y), partition.iid(12, 3, 0))
+
+    for model in (Scores, Scores(nnx.Rngs(0))):
+        with pytest.raises(ValueError, match=r"model is Scores, .*; give nnx.bridge.to_linen\(Sco"):
+            task(model)
+    assert task(nnx.bridge.to_linen(Scores)).agents == 3
+    with pytest.raises(ValueError, match="model is Linear, which fails .* not the Module class"):
+        task(Linear)

@@ -49,7 +49,17 @@ def test_a_good_problem_and_its_fingerprint():
             r"train y has classes \[0, 1\] in shape \(12,\); .* -1 and \+1; give 2 \* y - 1",
         ),
         ({"train": (X, 2 * (Y % 2) - 1)}, r"y has classes \[-1, 1\].*; give \(y \+ 1\) // 2"),
-        ({"train": (X, np.eye(3)[Y])}, r"train y is one-hot .* give class numbers: y.argmax\(1\)"),
+        ({"train": (X, np.eye(3)[Y])}, r"they are one-hot: give .*, np.argmax\(y, 1\)"),
+        ({"train": (X, Y[:, None])}, r"train y has shape \(12, 1\); .*; give np.ravel\(y\)"),
+        (
+            {"loss": "logistic", "train": (X, Y % 2 + 1)},
+            r"has classes \[1, 2\] .* -1 and \+1; give np.where\(y == 2, 1, -1\)",
+        ),
+        ({"train": X}, r"train is a ndarray; give two arrays, .*, \(x_train, y_train\)"),
+        ({"train": (X, Y, Y)}, "train is a tuple of 3; give two arrays, examples and their labels"),
+        ({"train": pandas.DataFrame(X[:, :2])}, "train is a DataFrame; give two arrays"),
+        ({"train": lambda rows: X[rows]}, "train is a ndarray; give two arrays"),
+        ({"test": None}, r"test is a NoneType; give two arrays, .*, \(x_test, y_test\)"),
         (
             {"loss": "squared", "model": MLP((), outputs=1)},
             r"model maps \(2, 3\) to \(2, 1\); .* takes \[batch\]; return x\[..., 0\]",
