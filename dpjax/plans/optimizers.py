@@ -163,13 +163,21 @@ class Chain:
             _validate.assign(self, step_size=first)
         model = {"w": jax.ShapeDtypeStruct((2,), jnp.float32)}
         try:
-            jax.eval_shape(self._updated, model, self.arrays())
+            _, state = jax.eval_shape(self._updated, model, self.arrays())
         except Exception as error:
             raise ValueError(
-                f"make is {_validate.shown(self.make)}, which makes no optimizer: {_said(error)}; "
-                "give a function of the step size, which is traced, that returns an optax chain of "
-                "functions of updates, state and parameters alone, for parameters of any tree"
+                f"make is {_validate.shown(self.make)}, which makes no optimizer: "
+                f"{_validate.said(error)}; give a function of the step size, which is traced, that "
+                "returns an optax chain of functions of updates, state and parameters alone, for "
+                "parameters of any tree: masks and labels are functions of the parameters, as in "
+                "mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim > 1, params)"
             ) from error
+        if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in jax.tree.leaves(state)):
+            raise ValueError(
+                f"make is {_validate.shown(self.make)}, which keeps a random key, as "
+                "optax.add_noise and noisy_sgd do; leave it out: such noise is the same at all "
+                "agents, and no guarantee counts it. What protects is Config(noise=...)"
+            )
 
     def _updated(self, model: Any, arrays: Any) -> Any:
         """Updates of one model, which stands for its gradient, too."""
@@ -237,18 +245,12 @@ def _step(schedule: optax.Schedule, round: int) -> float:
     try:
         value = schedule(round)
     except Exception as error:
-        raise ValueError(f"{name} fails: {_said(error)}; {remedy}") from error
+        raise ValueError(f"{name} fails: {_validate.said(error)}; {remedy}") from error
     step = _validate.number(name, value, remedy=remedy)
     # Later ones may fall below zero by rounding.
     if abs(step) > _LARGEST or (round == 0 and step < 0):
         raise ValueError(f"{name} is {_validate.shown(value)}; {remedy} and at most {_LARGEST:g}")
     return step
-
-
-def _said(error: Exception) -> str:
-    """The first line of an error, with its kind."""
-    first = (str(error).splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _each(

@@ -216,15 +216,39 @@ def test_what_asks_for_more_than_updates_and_state_is_refused_when_it_is_made(ma
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    "make",
     [
-        (lambda step: optax.add_noise(0.1, 0.9, jax.random.key(0)), "has a key .* checkpoints"),
-        (_growing, "optimizer turns a state of .* keep shapes"),
+        lambda step: optax.chain(optax.add_noise(0.1, 0.9, jax.random.key(0)), optax.sgd(step)),
+        lambda step: optax.noisy_sgd(step, key=0),
     ],
 )
-def test_optimizers_with_keys_or_changing_states_are_refused(network, make, said):
-    config = make_config(design="independent", optimizer=optimizers.Chain(make, 0.1))
-    with pytest.raises(ValueError, match=said):
+def test_noise_of_an_optimizer_is_refused_for_no_guarantee_counts_it(make):
+    with pytest.raises(ValueError, match=r"make is .*add_noise.*; leave it out: .*Config\(noise="):
+        optimizers.Chain(make, 0.1)
+
+
+LABELS = {"params": {"Dense_0": {"kernel": "a", "bias": "b"}}}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda step: optax.masked(optax.sgd(step), {"params": {"kernel": True, "bias": False}}),
+        lambda step: optax.adamw(step, mask={"params": {"kernel": True, "bias": False}}),
+        lambda step: optax.partition({"a": optax.sgd(step), "b": optax.sgd(step)}, LABELS),
+    ],
+)
+def test_masks_and_labels_as_trees_are_told_to_be_functions(make):
+    text = "masks and labels are functions of the parameters, as in mask=lambda params: "
+    with pytest.raises(ValueError, match=text):
+        optimizers.Chain(make, 0.1)
+    functions = optax.masked(optax.sgd(0.1), lambda params: jax.tree.map(lambda _: True, params))
+    assert optimizers.Chain(lambda step: functions, 0.1).first == 0.1
+
+
+def test_optimizers_with_changing_states_are_refused(network):
+    config = make_config(design="independent", optimizer=optimizers.Chain(_growing, 0.1))
+    with pytest.raises(ValueError, match="optimizer turns a state of .* keep shapes"):
         plan.make(config, network)
 
 
