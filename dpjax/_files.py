@@ -65,7 +65,7 @@ def archive(path: _Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise
     except Exception as error:  # zipfile, zlib, struct, tokenize: damage takes every shape
-        raise ValueError(_brief(error)) from None
+        raise ValueError(brief(error)) from None
     if not all(isinstance(array, np.ndarray) for array in held.values()):
         raise ValueError("it holds entries that are no arrays")
     return held
@@ -126,22 +126,30 @@ def reading(path: _Path, remedy: str) -> Iterator[None]:
         remedy: What to do about a damaged one.
 
     Raises:
-        FileNotFoundError: If the block does.
+        FileNotFoundError: If the block does, naming the file.
         ValueError: For any other exception of the block; one that names the file stays as it is.
     """
+    name = os.fspath(path)
     try:
         yield
     except FileNotFoundError:
-        raise
+        raise FileNotFoundError(f"{name} does not exist; name a file that does") from None
     except Exception as error:
-        if isinstance(error, ValueError) and os.fspath(path) in str(error):
+        if isinstance(error, ValueError) and name in str(error):
             raise
-        raise ValueError(f"{os.fspath(path)} cannot be read ({_brief(error)}); {remedy}") from None
+        raise ValueError(f"{name} cannot be read ({brief(error)}); {remedy}") from None
 
 
-def _brief(error: Exception) -> str:
-    """What went wrong, in one line."""
+def brief(error: object) -> str:
+    """Return what went wrong, in one line, without the system's number of it.
+
+    Args:
+        error: An exception, or its reason.
+    """
     reason = getattr(error, "strerror", None) or str(error)
+    if "pickle" in reason:
+        # NumPy advises to load such a file all the same, which runs the code in it.
+        return "it is no file of arrays, or holds Python objects beside numbers and texts"
     return " ".join(reason.split())[:200] or type(error).__name__
 
 

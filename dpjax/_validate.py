@@ -137,7 +137,9 @@ def flag(name: str, value: Any) -> bool:
 def one_of(name: str, value: Any, options: Collection[str]) -> str:
     """Return ``value`` when it is one of ``options``, else raise ValueError that lists them."""
     if not isinstance(value, str) or value not in options:
-        raise ValueError(f"{name} is {shown(value)}; choose one of {', '.join(options)}")
+        listed = ", ".join(options)
+        remedy = f"choose one of {listed}" if listed else "there are none: leave it out"
+        raise ValueError(f"{name} is {shown(value)}; {remedy}")
     return str(value)
 
 

@@ -392,6 +392,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     prog = " ".join(["dpjax", *(name for name in arguments[:1] if name in _COMMANDS)])
     command: Any = None
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Names of sites have letters that a terminal's encoding may lack.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if arguments in ([], ["--help"], ["-h"]):
             print(_overview())
@@ -408,6 +411,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except (ValueError, OSError, ImportError, MemoryError) as error:
         message = str(error) or "out of memory; give a smaller network"
+        if isinstance(error, OSError) and error.filename is not None:
+            message = f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}"
         message = message if command is None else _by_option(command, message)
         print(f"{prog}: error: {message}", file=sys.stderr)
         return 2
@@ -483,7 +488,7 @@ def _near(name: str, known: Iterable[str], before: str = "") -> str:
 _ELSEWHERE = {"clip_norm": "clip", "attackers": "attacker", "paths": "source"}
 _ELSEWHERE |= {"logx": "log_x", "logy": "log_y"}
 """Arguments in Python, and the options that they are on the command line."""
-_POSITIONAL = {"source": "PATH", "name": "NAME", "path": "PATH"}
+_POSITIONAL = {"source": "PATH", "name": "NAME", "path": "PATH", "values": "PATH"}
 _WORDS = re.compile(
     r"^[a-z]\w*(?= (?:is|holds|has|names|and)\b)|(?<=\()where(?= )"
     # Not where it is part of Python: config.clip_norm, clip_norm(...).
@@ -497,10 +502,11 @@ def _by_option(command: Any, text: str) -> str:
     names = [field.name for field in dataclasses.fields(command)]
     options = {name: _POSITIONAL.get(name, f"--{name.replace('_', '-')}") for name in names}
     options |= {name: options[to] for name, to in _ELSEWHERE.items() if to in options}
+    # What is called a path in Python is the option whose value it is, and no option's elsewhere.
+    options.pop("path", None)
     for name in names:
         values = getattr(command, name)
         for value in values if isinstance(values, tuple) else (values,):
-            # What is called a path in Python is the option whose value it is.
             if value is not None and text.startswith(f"path is {str(value)!r}"):
-                options["path"] = options[name]
+                options["path"] = _POSITIONAL.get(name) or options[name]
     return _WORDS.sub(lambda word: options.get(word[0], word[0]), text)

@@ -1,5 +1,6 @@
 """The command line, run in this process; its help, in one of its own."""
 
+import io
 import os
 import re
 import shutil
@@ -120,6 +121,11 @@ def test_a_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
             "hidden =",
             "hiden =",
             r"setting of \[model\] is 'hiden'; choose one of activation, hidden",
+        ),
+        (
+            '"Independent"',
+            '"Independent"\nfoo = 3 #',
+            r"\[noise\] is 'foo'; there are none: leave it out",
         ),
         ('"Whisper"', '"Wisper"', r"name of \[noise\] is 'Wisper'; choose one of"),
         ('"MLP"', '"mine:Net"', "model is 'mine:Net', which cannot be imported"),
@@ -289,6 +295,22 @@ def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) ->
 
 
 @pytest.mark.slow
+def test_letters_that_a_terminal_lacks_are_written_in_others(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path
+) -> None:
+    Path("sites.txt").write_text(
+        "Z\u00fcrich Oslo\nOslo Rome\nRome Z\u00fcrich\n", encoding="utf-8"
+    )
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    words = ["account", "--graph", "sites.txt", "--algorithm", "dsgd", "--rounds", "3"]
+    words += ["--sigma", "2", "--relation", "replace_record"]
+    assert cli.main(words) == 0
+    sys.stdout.flush()
+    text = raw.getvalue().decode("ascii")
+    assert "Z\\xfcrich" in text and text.rstrip().endswith(".svg")
+
+
 def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
     command = f"{sys.executable} -m dpjax {' '.join(DESIGN)} | true"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpjax import cli
@@ -12,6 +13,8 @@ DESIGN = ["design", "--graph", "ring:4", "--relation", "replace_agent", "--epsil
           "--delta", "1e-5", "--rounds", "20", "--clip", "1"]  # fmt: skip
 ACCOUNT = ["account", "--graph", "ring:4", "--relation", "replace_record", "--algorithm", "dsgd",
            "--rounds", "5", "--sigma", "1"]  # fmt: skip
+SECAGG = ["--clients", "5", "--length", "3", "--bound", "9", "--dropout", "0.2"]
+JOIN, SERVE = ["secagg", "join", *SECAGG, "--port", "1"], ["secagg", "serve", *SECAGG]
 
 
 def error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -58,6 +61,14 @@ def test_what_does_not_parse_is_refused_with_a_remedy(
             "records hold several rows for algorithm = a, round = 1, seed = "
             "0; choose one value of graph first (--where graph=er, say)",
         ),
+        (["train", "nothing.toml"], "nothing.toml does not exist; name a file that does"),
+        ([*JOIN, "nothing.npy"], "PATH is 'nothing.npy', which does not exist;"),
+        ([*JOIN, "objects.npy"], "PATH is 'objects.npy', which cannot be read (it is no file"),
+        ([*JOIN, "."], "PATH is '.', which cannot be read (Is a directory);"),
+        (
+            [*SERVE, "--port", "1", "--host", "203.0.113.1"],
+            "--port is 1 of 203.0.113.1, where this",
+        ),
         (["plot", "nothing.jsonl"], "PATH is 'nothing.jsonl', which is not there"),
         (["data", "fetch", "nothing"], "NAME is 'nothing'; choose one of"),
     ],
@@ -74,6 +85,7 @@ def test_errors_name_options_not_arguments_of_python(
     row = {"algorithm": "a", "seed": 0, "round": 1, "test_loss": 0.5}
     rows = [row | {"graph": name} for name in ("er", "ring")]
     records.write(tmp_path / "graphs.jsonl", rows, {})
+    np.save(tmp_path / "objects.npy", np.array([{}, 1], object))
     (tmp_path / "header.csv").write_text("source,target\na,b\nb,c\nc,a\n")
     line = error(arguments, capsys)
     assert line.startswith(f"dpjax {arguments[0]}: error: {told}"), line
@@ -90,3 +102,23 @@ def test_words_that_are_no_options_stay() -> None:
         "--graph is 'a'; give --zero-sum"
     )
     assert cli._by_option(command, "path is 'elsewhere'; gone") == "path is 'elsewhere'; gone"
+
+
+def test_a_path_is_the_option_whose_value_it_is() -> None:
+    train = cli.TrainCommand(Path("settings.toml"))
+    assert cli._by_option(train, "path is 'settings.toml', a folder").startswith("PATH is 'set")
+    other = "path is 'run/result.npz', which exists"
+    assert cli._by_option(train, other) == other
+
+
+def test_what_the_system_refuses_is_told_without_its_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "run.jsonl")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.chdir(tmp_path)
+    Path("run.jsonl").touch()
+    text = "dpjax plot: error: run.jsonl cannot be used: Permission denied"
+    assert error(["plot", "run.jsonl"], capsys) == text

@@ -54,12 +54,11 @@ def join(command: Any) -> int:
         command: Options.
     """
     terms, limits = _agreed(command)
-    try:
+    where = f"values is {str(command.values)!r}, which"
+    with _files.reading(where, "give a .npy file of whole numbers"):
         values = np.load(command.values, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"values is {command.values}, no .npy file of numbers ({error})") from None
     if not isinstance(values, np.ndarray):
-        raise ValueError(f"values is {command.values}, an archive; give a .npy file")
+        raise ValueError(f"{where} is an archive; give a .npy file")
     with _written("sum", command.out, (0,)) as write:
         try:
             total = asyncio.run(tcp.join(terms, values, command.host, command.port, limits))

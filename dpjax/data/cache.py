@@ -123,7 +123,7 @@ def _opened(url: str, path: Path, method: str = "GET") -> Any:
 
 
 def _unreachable(url: str, error: Exception) -> str:
-    return f"{url} cannot be reached ({getattr(error, 'reason', None) or error})"
+    return f"{url} cannot be reached ({_files.brief(getattr(error, 'reason', None) or error)})"
 
 
 def facebook_ego(root: str | os.PathLike[str] | None = None) -> Path:

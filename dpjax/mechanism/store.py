@@ -58,7 +58,7 @@ def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, 
         content = json.loads(header)
         stored, fields = (content["kind"], content["format"]), content["fields"]
     except FileNotFoundError:
-        raise
+        raise FileNotFoundError(f"{where}, which does not exist; {remedy}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{where}, unreadable ({error}); {remedy}") from None
     if stored != (kind, _FORMAT):

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from dpjax import _validate
+from dpjax import _files, _validate
 from dpjax.secagg import primitives
 from dpjax.secagg.client import Client
 from dpjax.secagg.messages import (
@@ -189,9 +189,16 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         """Start listening."""
-        self._socket = await asyncio.start_server(
-            self._connected, self.host, self.port, backlog=min(4096, self.terms.clients + 16)
-        )
+        backlog = min(4096, self.terms.clients + 16)
+        try:
+            self._socket = await asyncio.start_server(
+                self._connected, self.host, self.port, backlog=backlog
+            )
+        except OSError as error:
+            raise ValueError(
+                f"port is {self.port} of {self.host}, where this process cannot listen "
+                f"({_files.brief(error)}); give another, or 0 for a free one"
+            ) from None
         self.port = self._socket.sockets[0].getsockname()[1]
         return self
 
@@ -388,7 +395,7 @@ async def join(
     except EOFError:
         reason = "the server ended the connection"
     except (OSError, UnicodeError) as error:  # A host's name may be none.
-        reason = f"no connection to {host}:{port} ({error})"
+        reason = f"no connection to {host}:{port} ({_files.brief(error)})"
     client.end(reason)
 
 

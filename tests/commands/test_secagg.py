@@ -229,6 +229,6 @@ def test_a_file_that_holds_no_vector_is_refused(tmp_path, capsys):
     path = tmp_path / "values.npy"
     ask = ["secagg", "join", str(path), *AGREED, "--port", "9"]
     path.write_bytes(b"nothing")
-    assert cli.main(ask) == 2 and "no .npy file" in capsys.readouterr().err
+    assert cli.main(ask) == 2 and "it is no file of arrays" in capsys.readouterr().err
     np.save(path, np.ones(4))
     assert cli.main(ask) == 2 and "float64[4]; give 4 whole numbers" in capsys.readouterr().err

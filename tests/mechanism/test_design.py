@@ -82,7 +82,7 @@ def test_damaged_files_are_refused(damage: str, tmp_path: Path) -> None:
         assert Solution.load(path).n == 8 if hasattr(Solution, "n") else Solution.load(path)
     with pytest.raises(ValueError, match="path is"):
         design.Design.load(path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match="^path is .*which does not exist; give a file"):
         design.Design.load(tmp_path / "absent.npz")
 
 
