@@ -208,7 +208,7 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
     # A baseline leaves the budget to the others. Where there are none, the budget is refused.
     config = plan.Config(noise=next(filter(None, given), None), **parts)
     configs = [config.using(design) for design in given or [None]]
-    return [plan.make(one, matrix, counts=task.partition.counts) for one in configs], task
+    return [plan.make(one, matrix, counts=task.partition) for one in configs], task
 
 
 def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tuple[str, ...]]:

@@ -20,6 +20,7 @@ from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, losses, precision, records, sampled
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.data.partition import Partition
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
@@ -31,6 +32,7 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.samplers import Random
 from dpjax.protocols import IntegerEncoded, Method, Networked, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
+from dpjax.topology import nodes
 from dpjax.topology.mixing import Fixed
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
@@ -100,7 +102,8 @@ class Target:
         config: The config.
         mixing: [n, n] or [P, n, n] mixing matrix, float64; a sparse one as a read-only
             ``scipy.sparse.csr_array``.
-        counts: [n] records of each agent, which the sampler may have to know; or None.
+        counts: [n] records of each agent, which the sampler may have to know, or a partition, whose
+            counts they become; or None.
 
     Raises:
         ValueError: For a matrix that is unfit, a method that shows what no noise was added to,
@@ -158,8 +161,11 @@ class Target:
                     "give make_plan(config, mixing, counts=shards.counts)"
                 )
             return
-        if hasattr(counts, "counts"):
-            raise ValueError("counts is a partition; give its number of records, shards.counts")
+        titles = None
+        if isinstance(counts, Partition):
+            if (names := counts.names) is not None:
+                titles = [nodes.title(names, index) for index in range(len(names))]
+            counts = counts.counts
         whole = _validate.finite_array("counts", counts, ndim=1)
         if len(whole) != self.agents or (whole != np.round(whole)).any() or (whole < 1).any():
             raise ValueError(
@@ -168,7 +174,7 @@ class Target:
             )
         records = fixed(whole, np.int64)
         _validate.assign(self, counts=records)
-        sampler.check(records)
+        sampler.check(records, titles)
         sampler.holding(int(whole.max()))
 
     @property

@@ -392,8 +392,9 @@ def make(
             ``mixing.metropolis_hastings(graph, sparse=True)``: independent noise and that of a
             polynomial of W then need no array [n, n]; other noise needs some, and is refused where
             memory does not hold them.
-        counts: [n] records of each agent (`Partition.counts`): needed where the sampler must know
-            them, as for Poisson-sampled batches and full ones. A run refuses other ones.
+        counts: [n] records of each agent (`Partition.counts`), or the partition, whose names then
+            stand in messages: needed where the sampler must know them, as for Poisson-sampled
+            batches and full ones. A run refuses other ones.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
             one, say); made here when None.
         strategy: [T, T] C over rounds made earlier, in place of the one that the config's noise
@@ -436,7 +437,7 @@ def make(
         )
     if config.noise is None:
         return Plan(config, target.mixing, None, Guarantee.none(config.rounds), target.counts)
-    calibration.check_delta(config, target.agents, counts)
+    calibration.check_delta(config, target.agents, target.counts)
     if config.release:
         less = dataclasses.replace(config, budget=target.budget.without_reserve())
         ideal = Target(less, target.mixing, target.counts)

@@ -110,7 +110,7 @@ def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
         ({}, "partition is 'owner', and own has no array owner; add each"),
         ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name or number a train record"),
         ({"owner": np.where(OWNER == "North", "Nord", OWNER)}, "owners holds 'Nord', .* no agent"),
-        ({"owner": OWNER.astype(object)}, "write the file again"),
+        ({"owner": OWNER.astype(object)}, r"\(it is no file of arrays, or .*write the file again"),
         ({"owner": np.where(OWNER == "North", np.nan, 1)}, r"owner nan at \(0,\); save names"),
         ({"owner": np.full(40, 2**40)}, "owners holds '1099511627776', which is no agent"),
         ({"owner": OWNER, "y_test": Y}, "lacks x_test"),
@@ -159,6 +159,10 @@ def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
         (
             [("rounds = 3", 'rounds = 3\nout = "own.toml/a"')],
             "own.toml/a', which cannot be written",
+        ),
+        (
+            [('"Full"', '"Random"\nbatch_size = 39')],
+            "agent .* \\(index [0-2]\\) has [0-9]+ records",
         ),
         ([('"owner"', '"owner"\nseed = "one"')], "seed is 'one'; give a whole number"),
         ([('["auc"]', "true")], "metrics is True; give a list of"),

@@ -214,13 +214,24 @@ def test_bad_config(changes, message):
         ({"config": np.eye(2), "mixing": make_config()}, "config is array"),
         ({"mixing": None}, "mixing is None; give the matrix of a graph"),
         ({"mixing": np.full((6, 6), 1 / 6, np.float32)}, "give a matrix in float64 whose rows"),
-        ({"counts": partition.iid(12, n=6, seed=0)}, "counts is a partition; give its number"),
     ],
 )
 def test_arguments_of_a_plan_that_are_something_else(network, changes, message):
     arguments = {"config": make_config(), "mixing": network} | changes
     with pytest.raises(ValueError, match=re.escape(message)):
         plan.make(**arguments)
+
+
+def test_a_partition_gives_counts_and_the_names_of_messages():
+    shards = partition.iid(12, n=6, seed=0)
+    config, matrix = make_config(sampler=dp.samplers.Random(3)), np.full((6, 6), 1 / 6)
+    with pytest.raises(ValueError, match="batch_size is 3, but agent 0 has 2 records"):
+        plan.make(config, matrix, counts=shards)
+    named = shards._replace(names=tuple("abcdef"))
+    with pytest.raises(ValueError, match=r"but agent a \(index 0\) has 2 records"):
+        plan.make(config, matrix, counts=named)
+    fitting = plan.make(make_config(sampler=dp.samplers.Random(2)), matrix, counts=named)
+    np.testing.assert_array_equal(fitting.counts, shards.counts)
 
 
 def test_a_design_is_one_of_those_listed(network):
