@@ -37,7 +37,10 @@ _SETTINGS = (
 _OUTSIDE = ("callback", "debug_print", "ffi_call", "infeed", "outfeed")
 """Parts of names of operations whose work is not in the program."""
 
-_PROGRAM = "model and loss"
+_PROGRAM = (
+    "the program: model, loss or metrics, or the code of a custom sampler, noise, method or "
+    "optimizer"
+)
 _VALUES = ("initial models", "arrays", "initial memory")
 _COMPUTED = ("plans", *_VALUES[1:], _PROGRAM)
 """Digests that follow from other entries: of the plans' matrices and the compiled program."""
@@ -163,7 +166,12 @@ def differences(stored: Mapping[str, str], current: Mapping[str, str]) -> str:
     named = [n for n in {**current, **stored} if stored.get(n) != current.get(n)]
     # Derived entries are named only where no other entry differs.
     named = [name for name in named if name not in _COMPUTED] or named
-    pairs = [(name, f"{stored.get(name)} there, {current.get(name)} here") for name in named]
+    # A part of another class has other fields, which say no more than its class does.
+    named = [name for name in named if name in stored and name in current] or named
+    pairs = [
+        (name, f"{stored.get(name, 'nothing')} there, {current.get(name, 'nothing')} here")
+        for name in named
+    ]
     return ", ".join(f"{name} ({pair})" if len(pair) < _SHORT else name for name, pair in pairs)
 
 

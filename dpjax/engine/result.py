@@ -180,6 +180,9 @@ class Result:
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
         """Write `rows` as comma-separated values, with each guarantee's caption in one cell.
 
+        Guarantee: as for `save`, it holds metrics, which no guarantee covers, and seeds, with which
+        a simulation's noise can be subtracted. Only its owner may read it (mode 0600).
+
         Args:
             path: The file, which is replaced.
 
@@ -193,7 +196,7 @@ class Result:
         # Rows are those of one plan after the other, equally many.
         frame["guarantee"] = np.repeat(captions, len(frame) // len(captions))
         with _files.writing("path", path):
-            _files.replace(Path(path), frame.to_csv(index=False).encode())
+            _files.replace(Path(path), frame.to_csv(index=False).encode(), mode=0o600)
         return Path(path)
 
     def summary(self) -> str:
@@ -485,6 +488,9 @@ def _index(name: str, value: Any, choices: Sequence[Any]) -> int:
     """The index of one of several; None where there is no choice."""
     if value is None and len(choices) == 1:
         return 0
+    if value is None:
+        others = _validate.shown(list(choices))
+        raise ValueError(f"{name} is missing; give {name}={choices[0]}, or another of {others}")
     known = isinstance(value, str | int | np.integer) and not isinstance(value, bool)
     if not known or list(choices).count(value) != 1:
         shown = _validate.shown(list(choices))

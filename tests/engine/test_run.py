@@ -510,7 +510,7 @@ def test_what_a_checkpoint_differs_in_is_named(tmp_path, network, small):
     with pytest.raises(ValueError, match="which differs in plans, arrays;"):
         run(sparse, small, stop_at=10, **options)
     loss = dataclasses.replace(small, batch_loss=None)
-    with pytest.raises(ValueError, match="which differs in model and loss;"):
+    with pytest.raises(ValueError, match="differs in the program: model, loss or metrics, or the"):
         run(made, loss, stop_at=10, **options)
 
 
