@@ -178,7 +178,9 @@ def sum_error(terms: int) -> float:
 
 def wide_dtype(tree: Any) -> Any:
     """The parameters' dtype, at least float32."""
-    return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+    # The same where JAX is told to promote nothing by itself.
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
 
 
 def wide_zeros(like: Any) -> Any:
@@ -190,7 +192,7 @@ def wide_zeros(like: Any) -> Any:
 def wide_sum(total: Any, more: Any) -> Any:
     """The sum of two trees of float64 arrays."""
     with double_precision():
-        return jax.tree.map(jnp.add, total, more)
+        return jax.tree.map(lambda sum_, term: sum_ + term.astype(sum_.dtype), total, more)
 
 
 def rounded_sum(total: Any, like: Any) -> Any:

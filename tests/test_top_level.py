@@ -1,6 +1,7 @@
 """``import dpjax as dp``: what it names, and what it does not load."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -62,3 +63,42 @@ def test_nothing_else_is_completed() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="'dpjax' has no attribute 'Confg'"):
         dp.Confg  # noqa: B018
+
+
+def test_plans_run_where_jax_promotes_no_dtypes() -> None:
+    """In a process of its own: the setting is one of all that is traced."""
+    code = """
+import jax
+import numpy as np
+import dpjax as dp
+from dpjax.models.linear import Linear
+from dpjax.plans import problem
+
+assert jax.config.jax_numpy_dtype_promotion == "strict"
+x = np.random.default_rng(0).normal(size=(24, 3))
+y = np.tile([1, -1], 12)
+scores = ["auc", "f1", "balanced_accuracy"]
+shards = dp.partition.iid(24, 4, 0)
+task = problem.supervised(Linear(), "logistic", (x, y), (x, y), shards, metrics=scores)
+mixing = dp.mixing.metropolis_hastings(dp.graphs.ring(4))
+
+
+def trained(relation="zero_out_record", sampler=dp.samplers.Random(2), decay="sqrt", **parts):
+    config = dp.Config(
+        protect=dp.Protect(relation, clip_norm=1.0), budget=dp.Budget(5.0, delta=1e-3), rounds=4,
+        sampler=sampler, optimizer=dp.optimizers.Sgd(0.1, decay), **parts,
+    )
+    plan = dp.make_plan(config, mixing, counts=shards)
+    return dp.run(plan, task, seeds=[0]).predictor(task)(x)
+
+
+trained(sampler=dp.samplers.Poisson(2, 4), noise=dp.noise.Independent())
+trained(sampler=dp.samplers.Cyclic(2, 2, 3), noise=dp.noise.SpaceTime())
+trained("replace_agent", dp.samplers.Full(), 0.5, noise=dp.noise.Mafalda())
+dp.account(mixing, relation="replace_record", rounds=3, sigma=2.0, trust="pndp")
+"""
+    environment = os.environ | {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

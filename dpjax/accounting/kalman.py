@@ -148,7 +148,9 @@ def _norms(rows: Array) -> Array:
     """Norms of rows that neither vanish nor overflow where the entries do not."""
     largest = jnp.max(jnp.abs(rows), axis=1, initial=0.0)
     unit = jnp.where(largest > 0, largest, 1.0)
-    return unit * jnp.sqrt(jnp.sum((rows / unit[:, None]) ** 2, axis=1)) * (largest > 0)
+    norms = unit * jnp.sqrt(jnp.sum((rows / unit[:, None]) ** 2, axis=1))
+    # A product, which keeps nan.
+    return norms * (largest > 0).astype(norms.dtype)
 
 
 def _filter_step(
@@ -188,7 +190,9 @@ def _filter_step(
     inverse = jnp.where(nonzero, 1.0 / jnp.where(nonzero, values, 1.0), 0.0)
     whiten = inverse[:, None] * u.T / unit
     closed = here.transition - gain @ (whiten @ here.state_output)
-    bare = jnp.where(hidden, jnp.where(nonzero[:, None], 0.0, u.T) / unit, jnp.diag(1.0 * silent))
+    bare = jnp.where(
+        hidden, jnp.where(nonzero[:, None], 0.0, u.T) / unit, jnp.diag(silent.astype(unit.dtype))
+    )
     fresh = jnp.abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
     # Added as independent: sizes alone would grow without bound where the filter forgets.
     rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * _EPS * fresh

@@ -74,7 +74,7 @@ class Copies(Exchange):
         weights = jnp.asarray(matrix)[receiver, sender]
 
         def combine(leaf: Array) -> Array:
-            wide = jnp.promote_types(leaf.dtype, jnp.float32)
+            wide = _numerics.wide_dtype(leaf)
             side = weights.astype(wide).reshape((-1, *[1] * (leaf.ndim - 1)))
             weighted = leaf.astype(wide) * side
             return jax.ops.segment_sum(weighted, receiver, len(matrix)).astype(leaf.dtype)

@@ -189,7 +189,7 @@ class Federated(Method):
         """The running mean, corrected for its start; 0 before the first sum."""
         if not self.centre:
             return None
-        known = 1 - jnp.float32(self.centre) ** memory.opened
+        known = 1 - jnp.float32(self.centre) ** memory.opened.astype(jnp.float32)
         share = 1 / jnp.where(memory.opened > 0, known, 1)
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
 

@@ -138,7 +138,8 @@ class CorrelatedRandomness(Unbounded, Method):
 
 def _columns(key: PRNGKeyArray, matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """Random weights on the links of a matrix whose columns sum to 1."""
-    weights = jax.random.uniform(key, matrix.shape, minval=0.05) * (matrix != 0)
+    weights = jax.random.uniform(key, matrix.shape, minval=0.05)
+    weights = jnp.where(matrix != 0, weights, 0)
     return weights / jnp.sum(weights, axis=0)
 
 

@@ -71,7 +71,7 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
     width = whole + ((strata + 1) * rest) // batch_size - (strata * rest) // batch_size
     # 24 bits are exact in float32 and far cheaper than an integer remainder.
     share = (bits[:, 1:] >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
-    inside = jnp.minimum((share * width).astype(jnp.int32), width - 1)
+    inside = jnp.minimum((share * width.astype(jnp.float32)).astype(jnp.int32), width - 1)
     shift = (bits[:, :1] % counts.astype(jnp.uint32)).astype(jnp.int32)
     position = low + inside + shift
     return jnp.where(position >= counts, position - counts, position)

@@ -76,7 +76,7 @@ def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
     slot = state.stored % WINDOW
     steps_x = jnp.where(push, state.steps_x.at[slot].set(x - state.last_x), state.steps_x)
     steps_f = jnp.where(push, state.steps_f.at[slot].set(step - state.last_step), state.steps_f)
-    stored = state.stored + push
+    stored = state.stored + push.astype(state.stored.dtype)
     weights = jnp.linalg.lstsq(steps_f.T, step, rcond=1e-12)[0]
     accelerated = _floored(plain - weights @ (steps_x + steps_f))
     wild = ~(jnp.max(jnp.abs(accelerated - x)) <= _JUMP)

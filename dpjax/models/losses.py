@@ -123,10 +123,11 @@ def auc(outputs: Any, labels: Any) -> Float[Array, ""]:
         below, up_to = (jnp.searchsorted(ordered, score, side=side) for side in ("left", "right"))
         count, rest = jnp.sum(own), jnp.sum(~own)
         won = jnp.sum(jnp.where(own, (below + up_to + 1) / 2, 0)) - count * (count + 1) / 2
-        return won / jnp.maximum(count * rest, 1), (count > 0) & (rest > 0)
+        pairs = jnp.maximum(count * rest, 1).astype(won.dtype)
+        return won / pairs, (count > 0) & (rest > 0)
 
     areas, known = jax.vmap(of_class, in_axes=1)(scores, member)
-    return jnp.sum(jnp.where(known, areas, 0)) / jnp.sum(known)
+    return jnp.sum(jnp.where(known, areas, 0)) / jnp.sum(known).astype(areas.dtype)
 
 
 def f1(outputs: Any, labels: Any) -> Float[Array, ""]:
@@ -148,7 +149,7 @@ def f1(outputs: Any, labels: Any) -> Float[Array, ""]:
     both = jnp.sum(member & taken, axis=0)
     either = jnp.sum(member, axis=0) + jnp.sum(taken, axis=0)
     scores = 2 * both / jnp.maximum(either, 1)
-    return jnp.sum(scores) / jnp.maximum(jnp.sum(either > 0), 1)
+    return jnp.sum(scores) / jnp.maximum(jnp.sum(either > 0), 1).astype(scores.dtype)
 
 
 def balanced_accuracy(outputs: Any, labels: Any) -> Float[Array, ""]:
@@ -170,4 +171,4 @@ def balanced_accuracy(outputs: Any, labels: Any) -> Float[Array, ""]:
         member, taken = (jnp.concatenate([~each, each], axis=1) for each in (member, taken))
     count = jnp.sum(member, axis=0)
     shares = jnp.sum(member & taken, axis=0) / jnp.maximum(count, 1)
-    return jnp.sum(shares) / jnp.sum(count > 0)
+    return jnp.sum(shares) / jnp.sum(count > 0).astype(shares.dtype)

@@ -279,8 +279,8 @@ class _Query:
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
     ) -> Answer:
-        data = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(batch))
-        total = jax.tree.map(lambda leaf: (leaf * data).astype(leaf.dtype), models)
+        data = sum(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(batch))
+        total = jax.tree.map(lambda leaf: leaf * jnp.asarray(data, leaf.dtype), models)
         if self.combined:
             total = jax.tree.map(lambda leaf: leaf.sum(1), total)
         # A model or an encoder that knows other records moves all terms by one of them.

@@ -89,7 +89,9 @@ class Sgd:
         if decay == "constant":
             return optax.scale(-step)
         if decay == "sqrt":
-            return optax.scale_by_schedule(lambda count: -step / jnp.sqrt(count + 1.0))
+            return optax.scale_by_schedule(
+                lambda count: -step / jnp.sqrt(count.astype(step.dtype) + 1.0)
+            )
         if isinstance(decay, tuple):
             each = jnp.asarray(decay, step.dtype)
             return optax.scale_by_schedule(lambda t: -step * each[jnp.minimum(t, len(decay) - 1)])

@@ -291,7 +291,8 @@ class AgentQuery:
         if padding is None:
             return jnp.mean(losses)
         # Over the agent's own records, however many; without any the gradient is zero.
-        return jnp.sum(jnp.where(padding, 0, losses)) / jnp.maximum(jnp.sum(~padding), 1)
+        count = jnp.maximum(jnp.sum(~padding), 1).astype(losses.dtype)
+        return jnp.sum(jnp.where(padding, 0, losses)) / count
 
 
 @dataclass(frozen=True)

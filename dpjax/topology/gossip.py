@@ -15,6 +15,8 @@ import scipy.sparse
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from dpjax import _numerics
+
 __all__ = ["Neighbours", "mix"]
 
 Tree = TypeVar("Tree")
@@ -139,7 +141,7 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
                 f"tree{jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype {leaf.dtype}; "
                 f"give floating leaves with a leading axis of n={n} agents"
             )
-        dtype = jnp.promote_types(leaf.dtype, jnp.float32)
+        dtype = _numerics.wide_dtype(leaf)
         return product(mixing, leaf.astype(dtype)).astype(leaf.dtype)
 
     return jax.tree_util.tree_map_with_path(one, tree)

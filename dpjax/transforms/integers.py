@@ -401,7 +401,9 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _La
     doubled = (product[0] << 1) | (product[1] >> 31), product[1] << 1
     yes, no, remainder = _compared(doubled, lane.first, twice)
     yes_too, no_too, rest_too = _compared(_product(low, lane.length), lane.second, lane.length)
-    decided = (no | no_too) * np.uint32(1) + yes * np.uint32(2) + yes_too * np.uint32(4)
+    # As numbers of one kind: a flag's place is its bit.
+    flags = ((no | no_too).astype(jnp.uint32), yes.astype(jnp.uint32), yes_too.astype(jnp.uint32))
+    decided = flags[0] + flags[1] * np.uint32(2) + flags[2] * np.uint32(4)
     decided = jax.lax.optimization_barrier(decided)
     fails, yes, yes_too = decided & 1 == 1, decided & 2 == 2, decided & 4 == 4
     passes = yes & yes_too

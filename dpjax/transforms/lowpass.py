@@ -281,7 +281,11 @@ def adaptive(
         excess = products - jnp.maximum(squares, 0) / 2
         c = jnp.maximum(excess, 0) / jnp.maximum(squares[0], floor)
         c = jnp.where(available > 0, c.at[0].set(0.5), 0.0)
-        raised = c if proportional else c + jnp.sqrt(jnp.sum(c**2) / jnp.sum(available > 0))
+        raised = (
+            c
+            if proportional
+            else c + jnp.sqrt(jnp.sum(c**2) / jnp.sum(available > 0).astype(c.dtype))
+        )
         raised = jnp.where(available > 0, raised, 0.0)
         b = raised / jnp.sum(raised)
         out = jax.tree.map(

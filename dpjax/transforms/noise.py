@@ -267,7 +267,7 @@ def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
     """
     half = jnp.zeros((), jnp.float32)
     for leaf in jax.tree.leaves(payload):
-        wide = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
+        wide = leaf.astype(_numerics.wide_dtype(leaf))
         # The largest of many numbers need not be nan where one of them is.
         finite = jnp.isfinite(wide).all()
         largest = jnp.max(jnp.abs(wide), initial=float(jnp.finfo(leaf.dtype).tiny))
@@ -348,7 +348,7 @@ def zero_sum(
         leaves = []
         for index, (path, leaf) in enumerate(paths):
             check_leaf(path, leaf, count, f"the {count} messages")
-            wide = jnp.promote_types(leaf.dtype, jnp.float32)
+            wide = _numerics.wide_dtype(leaf)
             shape = (count, leaf.size // count)
             drawn = variates.normals(jax.random.fold_in(key, index), shape, wide)
             side = (-1, *[1] * (leaf.ndim - 1))
@@ -468,7 +468,7 @@ def pairwise(
         leaves = []
         for index, (path, leaf) in enumerate(paths):
             check_leaf(path, leaf, n, f"the n={n} agents")
-            dtype, size = jnp.promote_types(leaf.dtype, jnp.float32), leaf.size // n
+            dtype, size = _numerics.wide_dtype(leaf), leaf.size // n
 
             draw = functools.partial(_draw_row, index=index, size=size, dtype=dtype)
             colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)
@@ -617,7 +617,7 @@ def groups(paths: Paths, n: int, expected: str, wide: Any = None) -> list[Group]
         shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
         check_leaf(path, leaf, n, expected)
         size = int(np.prod(shape[1:]))
-        dtype = jnp.promote_types(dtype, jnp.float32) if wide is None else np.dtype(wide)
+        dtype = _numerics.wide_dtype(leaf) if wide is None else np.dtype(wide)
         index = open_groups.get(dtype)
         if index is not None and sum(packed[index].sizes) + size <= PACK:
             group = packed[index]

@@ -120,7 +120,7 @@ def scale_by_adam(
             now = of_round(state.rounds)
         second = jax.tree.map(lambda old, new: b2 * old + (1 - b2) * new, state.second, squares)
         done = state.rounds + 1
-        correction = 1 - jnp.float32(b2) ** done
+        correction = 1 - jnp.float32(b2) ** done.astype(jnp.float32)
         noise_mean = b2 * state.noise + (1 - b2) * now
 
         def scaled(m: Array, v: Array) -> Array:

@@ -86,7 +86,7 @@ class Route(NamedTuple):
         if width == 0:
             return value, buffers
         # Slot s holds round t - k with k = (t - 1 - s) mod width + 1; rounds before 0 are zero.
-        lags = jnp.mod(t - 1 - jnp.arange(width), width)
+        lags = jnp.mod(t - 1 - jnp.arange(width, dtype=t.dtype), width)
         value = value + jnp.tensordot(weights[t][lags], past, axes=1, precision=_HIGHEST)
         newest = value if self.kind == "recursion" else normals
         return value, (jax.lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0),)

@@ -655,7 +655,7 @@ def _cut(weights: Array, share: float, most: int) -> Array:
 def _frame(rows: Array, rank: Array, width: Array, key: PRNGKeyArray) -> Array:
     """The first directions of a basis, then probes, then zeros, as rows."""
     k, d = rows.shape
-    column = jnp.arange(k)[:, None]
+    column = jnp.arange(k, dtype=rank.dtype)[:, None]
     front = jnp.where(column < rank, rows, 0)
     drawn = _random(key, k, d, rows.dtype)
     drawn = drawn - _dot(_dot(drawn, front.T), front)
