@@ -78,8 +78,9 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
         array([0, 1, 2, 3])
     """
     owners = np.array([device.process_index for device in jax.devices()])
-    if not isinstance(partition, Partition):
-        shown = _validate.shown(partition)
+    given: Any = partition
+    if not isinstance(given, Partition):
+        shown = _validate.shown(given)
         raise ValueError(f"partition is {shown}; make one with dpjax.data.partition")
     rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
     if not (found := np.sort(rows[rows >= 0])).size:

@@ -153,7 +153,8 @@ class Target:
             raise ValueError("attacker is 'node' with one agent, who has no other; give 'outsider'")
 
     def _check_counts(self) -> None:
-        sampler, counts = self.config.sampler, self.counts
+        sampler = self.config.sampler
+        counts: Any = self.counts
         if counts is None:
             if sampler.counted or sampler.capacity is not None:
                 raise ValueError(

@@ -600,7 +600,8 @@ def supervised(
         eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
     if local := callable(train):
         train = train(partition_.local(checked_partition(partition)))
-    for split, data in (("train", train), ("test", test)):
+    given: dict[str, Any] = {"train": train, "test": test}
+    for split, data in given.items():
         if not isinstance(data, tuple | list) or len(data) != 2:
             # By its kind alone: a message holds no records.
             count = f" of {len(data)}" if isinstance(data, tuple | list) else ""
