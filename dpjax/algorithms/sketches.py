@@ -266,7 +266,10 @@ class Learned:
         """Check the arguments of `update` before a run."""
         _validate.fields(self, _validate.integer, "k")
         _validate.fields(self, _validate.share, "forgetting", "share")
-        _validate.fields(self, _validate.integer, "probes", least=0, most=self.k)
+        remedy = (
+            f"k is {self.k}: give more columns, or fewer random ones, probes from 0 to {self.k}"
+        )
+        _validate.fields(self, _validate.integer, "probes", least=0, most=self.k, remedy=remedy)
         _validate.fields(self, _validate.flag, "printed", "aligned")
         if self.floor is not None:
             _validate.fields(self, _validate.positive, "floor")

@@ -384,6 +384,8 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
     # One that stands before y has a value of its own in nearly every row.
     many = [name for name in floats if 4 * twice[name].nunique() > len(twice)]
     varying = [name for name in varying if name not in many] or varying[:1]
+    # What has the fewest values comes first: one of them leaves most series in the figure.
+    varying.sort(key=lambda name: twice[name].map(str).nunique())
     remedy = (
         "no column tells them apart: draw one file at a time, or write the rows of every run with "
         "a column of its own, result.rows(run='first')"

@@ -333,7 +333,8 @@ def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], l
             if fnmatch.fnmatchcase(names[-1], wanted):
                 yield path, head, one
     if not fnmatch.filter(names, wanted):
-        shown = ", ".join(sorted(names)[:12])
+        # Of many, some from all over: names that begin alike are next to one another.
+        shown = ", ".join(sorted(names)[:: max(1, len(names) // 12)])
         raise ValueError(f"file is {wanted!r}, of which there is none; there are {shown}")
 
 

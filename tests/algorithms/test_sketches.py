@@ -347,6 +347,8 @@ def test_what_does_not_fit_is_refused_before_any_work():
         sketches.Count(5, rows=2)
     with pytest.raises(ValueError, match="probes is 9"):
         sketches.Learned(4, probes=9)
+    with pytest.raises(ValueError, match="probes is 4; k is 2: give more columns, or fewer random"):
+        sketches.Learned(2)
     with pytest.raises(ValueError, match="share is 0"):
         sketches.Learned(4, share=0)
     with pytest.raises(ValueError, match="columns"):

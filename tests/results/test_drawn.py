@@ -9,6 +9,8 @@ from dpjax.results import plots, records
 
 pandas = pytest.importorskip("pandas")
 
+ROOT = Path(__file__).resolve().parents[2]
+
 STORED = Path(__file__).parents[2] / "docs" / "records"
 FINAL = "phase=final"
 DRAWN = {
@@ -235,3 +237,20 @@ def test_names_with_dollar_signs_are_shown_as_they_are(tmp_path: Path) -> None:
     path = records.write(tmp_path / "a.jsonl", given, {})
     text = plots.from_records(path, where=["phase=final"], y="$^{$", x="round").read_text()
     assert "<!-- $^{$ -->" in text and "<!-- $a^{_$ -->" in text
+
+
+def test_the_committed_comparison_is_drawn_and_refused_with_a_cure_that_works(tmp_path):
+    archive, out = ROOT / "docs/records/compare.jsonl.gz", tmp_path / "figure.png"
+    assert plots.from_records(archive, out=out) == out
+    # One budget leaves every system; one system's setting would leave few.
+    with pytest.raises(ValueError, match="choose one value of budget_epsilon, .*setting.* first"):
+        plots.from_records(archive, x="round", out=out)
+    chosen = {"where": ["budget_epsilon=10"], "x": "round", "y": "test_loss", "out": out}
+    assert plots.from_records(archive, **chosen) == out
+    # Of two sets of rounds on one data set a file's name chooses, which the list tells.
+    with pytest.raises(ValueError, match=r"choose some of the files first \(--file\)"):
+        plots.from_records(archive, where=["dataset=digits"], out=out)
+    with pytest.raises(ValueError, match="there are a9a_adam_10, .*digits_epochs_.*"):
+        plots.from_records(archive, file="which", out=out)
+    digits = {"where": ["dataset=digits"], "file": "digits_epochs_*", "out": out}
+    assert plots.from_records(archive, **digits) == out
