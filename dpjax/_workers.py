@@ -260,7 +260,7 @@ def _begin(
 
 def _reason(error: BaseException) -> str:
     """An error in one line: a dead process's exit code, the end of a whole traceback."""
-    text = " ".join(str(error).split())
+    text = " ".join(re.sub(r"\[Errno -?\d+\] ", "", str(error)).split())
     if code := re.search(r"exit codes of the workers are \{(.*?)\}", text):
         return f"it died with {code[1]}"
     name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

@@ -208,7 +208,7 @@ def test_cells_of_two_processes_have_the_bits_of_one(tmp_path):
     ("options", "said"),
     [
         (["0"], "parallel is 0; give how many processes, or the path of a YAML file"),
-        (["none.yaml"], "parallel is 'none.yaml', which cannot be used (FileNotFoundError"),
+        (["none.yaml"], "parallel is 'none.yaml', which cannot be used (FileNotFoundError: No"),
         (
             ["few.yaml"],
             "parallel is 'few.yaml', which cannot be used (workers is None; give a whole number",
