@@ -80,8 +80,8 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
     owners = np.array([device.process_index for device in jax.devices()])
     given: Any = partition
     if not isinstance(given, Partition):
-        shown = _validate.shown(given)
-        raise ValueError(f"partition is {shown}; make one with dpjax.data.partition")
+        kind = type(given).__name__
+        raise ValueError(f"partition is a {kind}; make it with dpjax.data.partition")
     rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
     if not (found := np.sort(rows[rows >= 0])).size:
         raise ValueError(
@@ -258,7 +258,7 @@ def _classes(labels: Any) -> Int[np.ndarray, " N"]:
         array = np.asarray(labels)
         classes = np.unique(array, return_inverse=True)[1]
     except (TypeError, ValueError) as error:  # Of several kinds, which have no order, or ragged.
-        raise ValueError(f"labels is {_validate.shown(labels)} ({error}); {remedy}") from None
+        raise ValueError(f"labels is no list of classes ({error}); {remedy}") from None
     if array.ndim != 1 or not array.size:
         cure = _validate.flattened("labels", array) or f"; {remedy}"
         raise ValueError(f"labels has shape {array.shape}{cure}")

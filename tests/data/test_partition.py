@@ -136,8 +136,14 @@ def test_a_process_owns_the_records_of_consecutive_agents(monkeypatch):
         (lambda: partition.dirichlet(np.eye(3), 2, 1.0, 0), r"one-hot: .*np.argmax\(labels, 1\)"),
         (lambda: partition.dirichlet(np.ones((9, 1)), 2, 1.0, 0), r"give np.ravel\(labels\)"),
         (lambda: partition.dirichlet("abc", 2, 1.0, 0), "give one number or text a record"),
-        (lambda: partition.dirichlet(["a", None], 2, 1.0, 0), "labels is .*one number or text"),
-        (lambda: partition.dirichlet([[1], [1, 2]], 2, 1.0, 0), "labels is .*one number or text"),
+        (
+            lambda: partition.dirichlet(["a", None], 2, 1.0, 0),
+            "labels is no list of classes .*one number or text",
+        ),
+        (
+            lambda: partition.dirichlet([[1], [1, 2]], 2, 1.0, 0),
+            "labels is no list of classes .*one number or text",
+        ),
         (lambda: partition.dirichlet([], 2, 1.0, 0), "labels has shape"),
         (lambda: partition.by_size(9, 9, 0), r"sizes is 9; give a list, \[9\]"),
         (lambda: partition.by_size(9, None, 0), "sizes is None; give a list$"),
@@ -146,7 +152,7 @@ def test_a_process_owns_the_records_of_consecutive_agents(monkeypatch):
         (lambda: partition.by_owner(["a"], 3), "labels is 3; give a list"),
         (lambda: partition.by_owner([], []), r"labels is \[\]; give every agent a name"),
         (lambda: partition.by_owner([b"\xff"], ["a"]), r"owners holds '.*xff', which is no agent"),
-        (lambda: partition.local(None), "partition is None; make one with dpjax.data.partition"),
+        (lambda: partition.local(None), "partition is a NoneType; make it with dpjax.data.p"),
     ],
 )
 def test_what_is_no_list_of_records_is_refused_by_name(deal, match) -> None:
