@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import secrets
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,48 @@ Content = bytes | Callable[[BinaryIO], None]
 _Path = str | os.PathLike[str]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class Notes:
+    """Standard error for lines that no work depends on: what cannot be written there is lost.
+
+    It may be None, as where there is no console, or closed, full, or a pipe that nobody reads.
+    """
+
+    _lost = contextlib.suppress(OSError, ValueError, AttributeError)
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a progress bar asks of a file: its encoding, and its handle for the width."""
+        return getattr(sys.stderr, name)
+
+    def isatty(self) -> bool:
+        """Whether somebody watches."""
+        with self._lost:
+            return sys.stderr.isatty()
+        return False
+
+    def write(self, text: str) -> None:
+        """Write, if that can be done.
+
+        Args:
+            text: Any.
+        """
+        with self._lost:
+            sys.stderr.write(text)
+
+    def flush(self) -> None:
+        """Flush, if that can be done."""
+        with self._lost:
+            sys.stderr.flush()
+
+
+def say(line: str) -> None:
+    """Print a line to standard error, at once.
+
+    Args:
+        line: Without its end.
+    """
+    print(line, file=Notes(), flush=True)
 
 
 def npz(path: _Path) -> Path:

@@ -387,6 +387,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from dpjax import __version__
 
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # Python's streams are None where the process began without them (`2>&-`).
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
     if arguments == ["--version"]:
         print(f"dpjax {__version__}")
         return 0

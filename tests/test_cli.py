@@ -70,6 +70,16 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
     assert said.get(command, "The file of settings") in text
 
 
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
+def test_closed_streams_change_neither_status_nor_the_other_stream(closed: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words in ("design", "desing"):
+        command = f"{sys.executable} -m dpjax {words} {closed}"
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
+        assert done.returncode == 2 and not done.stdout, words
+        assert ("--help" in done.stderr) == ("2>" not in closed), done.stderr
+
+
 def test_nothing_to_do_shows_all_commands_on_one_screen(capsys: Capture) -> None:
     for arguments in ([], ["--help"], ["-h"]):
         assert cli.main(arguments) == 0

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from dpjax import _numerics, _validate, _workers
+from dpjax import _files, _numerics, _validate, _workers
 from dpjax.engine import checkpoint, inputs
 from dpjax.engine.run import ScanDriver, run
 from dpjax.engine.state import RunSchedule, RunState
@@ -216,8 +215,8 @@ def sweep(
         fill = functools.partial(_fill, work, mixing, problems, options)
         team = None
         if parallel != 1:
-            team = stack.enter_context(_workers.Team(parallel, fill, place, _say))
-        fill(team, _say, progress)
+            team = stack.enter_context(_workers.Team(parallel, fill, place, _files.say))
+        fill(team, _files.say, progress)
         frames, numbers = [], {one: number for number, one in enumerate(points)}
         for path, (group, _) in work.items():
             rows = records.read(path)
@@ -392,7 +391,3 @@ def _columns(config: Config, point: Mapping[str, Any]) -> dict[str, Any]:
             value = plan_.ADDRESS.sub("", repr(value))
         columns[name] = value
     return columns
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

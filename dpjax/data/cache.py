@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import http.client
 import os
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -117,7 +116,7 @@ def reach(url: str, path: Path) -> None:
 
 
 def _opened(url: str, path: Path, method: str = "GET") -> Any:
-    print(f"fetching {path.name} from {url}", file=sys.stderr, flush=True)
+    _files.say(f"fetching {path.name} from {url}")
     request = urllib.request.Request(url, method=method, headers={"User-Agent": "dpjax"})
     return urllib.request.urlopen(request, timeout=_ANSWER)
 

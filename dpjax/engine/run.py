@@ -3,7 +3,6 @@
 import contextlib
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from dpjax import _validate
+from dpjax import _files, _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import checkpoint as checkpoint_
 from dpjax.engine import host, inputs, processes, program, result
@@ -208,7 +207,7 @@ def run(
 def _say(progress: bool, line: Any) -> None:
     """Print a line if there is one, once for all processes."""
     if progress and line and processes.leads():
-        print(line, file=sys.stderr)
+        _files.say(line)
 
 
 def _given(problems: Any, start: Any, **optional: Any) -> dict[str, Any]:
@@ -278,10 +277,11 @@ def _drive(
     """Advance a run to its end, chunk by chunk."""
     saved_at, warned, total = time.monotonic(), False, at.schedule.total
     progress = progress and processes.leads()
+    notes: Any = _files.Notes()
     with tqdm(
         total=total, initial=at.done, disable=not progress, unit=" rounds",
         desc=f"{meter.runs} run{'s' if meter.runs > 1 else ''}", smoothing=0,
-        mininterval=0.5 if sys.stderr.isatty() else 30,
+        mininterval=0.5 if notes.isatty() else 30, file=notes,
     ) as bar:  # fmt: skip
         while not at.ended:
             length = at.schedule.ahead(at.done)

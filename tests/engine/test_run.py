@@ -1,7 +1,10 @@
 """Runs: reproducible, resumable, sharded, honest about what was spent."""
 
 import dataclasses
+import errno
 import gc
+import io
+import sys
 import weakref
 
 import jax
@@ -48,6 +51,29 @@ def test_one_seed_gives_one_result_and_two_compilations_at_most(plans, small):
     assert first.rounds.tolist() == [6, 12, 18, 20]
     assert first.metrics["test_loss"].shape == (4, 2, 3)
     assert first.ended and first.rounds_per_second > 0
+
+
+class Full(io.StringIO):
+    """A stream on a full disk; a pipe that nobody reads fails likewise."""
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def flush(self):
+        self.write("")
+
+
+@pytest.mark.parametrize("stream", ["none", "closed", "full"])
+@pytest.mark.parametrize("progress", [False, True])
+def test_a_run_needs_no_standard_error(plans, small, stream, progress, monkeypatch):
+    closed, out = io.StringIO(), io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", {"none": None, "closed": closed, "full": Full()}[stream])
+    result = run(plans, small, seeds=[0, 3], eval_every=6, chunk_blocks=2, progress=progress)
+    assert result.ended
+    # What is for one stream does not go to the other.
+    assert not out.getvalue()
 
 
 def lambdas(agents):
