@@ -5,8 +5,8 @@ dpjax design --graph ring:6 --relation replace_agent --epsilon 10 --delta 1e-5 -
 python examples/own_loop.py design.npz
 """
 
+import argparse
 import secrets
-import sys
 
 import numpy as np
 
@@ -106,4 +106,7 @@ def train(path, rounds=None, seed=0):
 
 
 if __name__ == "__main__":
-    train(sys.argv[1])
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("design", help="the file that dpjax design wrote")
+    train(parser.parse_args().design)

@@ -1,4 +1,4 @@
-"""A method from outside the package, gradient push on a directed graph: examples/own_method.py"""
+"""A method of your own, gradient push on a directed graph: python examples/own_method.py"""
 
 import dataclasses
 

@@ -1,7 +1,7 @@
 """A secure sum over TCP, some of whose clients leave: python examples/secure_sum.py [CLIENTS]"""
 
+import argparse
 import random
-import sys
 import time
 
 import numpy as np
@@ -33,4 +33,6 @@ def main(clients=20, length=1000, dropout=0.1, corrupt=0.05, adversary="semi_hon
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:2]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clients", type=int, nargs="?", default=20)
+    main(parser.parse_args().clients)

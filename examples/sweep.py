@@ -1,6 +1,6 @@
 """A sweep, tuned, resumable, drawn: python examples/sweep.py [FOLDER [PROCESSES]]"""
 
-import sys
+import argparse
 from pathlib import Path
 
 import flax.linen as nn
@@ -34,7 +34,7 @@ def main(folder="results/sweep", parallel=1, clips=(0.1, 0.3, 1.0), epsilons=(1.
     )  # fmt: skip
     grid = {"noise": list(map(dp.noise.named, DESIGNS)), "protect.clip_norm": clips,
             "budget.epsilon": epsilons, "optimizer.step_size": steps}  # fmt: skip
-    options = {"eval_every": rounds, "parallel": int(parallel)}
+    options = {"eval_every": rounds, "parallel": parallel}
     # Steps are chosen on other seeds and records than those that are reported; the guarantee is
     # one run's, and does not cover the choice.
     tuned = dp.sweep(base, grid, weights, tuning, seeds=[100, 101], folder=folder / "tuning",
@@ -50,4 +50,7 @@ def main(folder="results/sweep", parallel=1, clips=(0.1, 0.3, 1.0), epsilons=(1.
 
 
 if __name__ == "__main__":
-    print(*main(*sys.argv[1:3]), sep="\n")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default="results/sweep")
+    parser.add_argument("processes", type=int, nargs="?", default=1)
+    print(*main(*vars(parser.parse_args()).values()), sep="\n")

@@ -5,6 +5,7 @@ command goes on from the checkpoint in FOLDER. On a cluster, Slurm starts the pr
 srun --ntasks=2 --kill-on-bad-exit=1 python examples/two_processes.py FOLDER join
 """
 
+import argparse
 import contextlib
 import os
 import socket
@@ -53,6 +54,8 @@ def join(folder, *where):
     jax.distributed.initialize(*where, heartbeat_timeout_seconds=30)
     result = train(folder / "checkpoint")
     if jax.process_index() == 0:
+        # Results are never overwritten; this one is that of the command before.
+        (folder / "two.npz").unlink(missing_ok=True)
         result.save(folder / "two.npz")
 
 
@@ -96,10 +99,14 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    folder, *role = sys.argv[1:] or ["results/two_processes"]
-    if role[1:]:
-        join(Path(folder), role[2], PROCESSES, int(role[1]))
-    elif role:
-        join(Path(folder))
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("folder", type=Path, nargs="?", default="results/two_processes")
+    parser.add_argument("role", nargs="*", metavar="join", help="[NUMBER ADDRESS]")
+    options = parser.parse_args()
+    if options.role[1:]:
+        join(options.folder, options.role[2], PROCESSES, int(options.role[1]))
+    elif options.role:
+        join(options.folder)
     else:
-        main(folder)
+        main(options.folder)

@@ -1,5 +1,6 @@
-"""The examples of a design as a product: one's own covariance, one's own training loop."""
+"""The examples: how they are called, and one's own covariance and one's own training loop."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -22,6 +23,64 @@ SIX = ["Lyon", "Paris", "Brest", "Nice", "Metz", "Lille"]
 def example(name):
     """An example as a module."""
     return load_script(name, "examples")
+
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("[!_]*.py"))
+WITH_ARGUMENTS = ("own_loop", "secure_sum", "sweep", "two_processes")
+SMALL = {
+    "central": {"rounds": 24, "tried": ("SGD",)},
+    "departure": {"rounds": 3},
+    "federated": {},
+    "over_rounds": {"epochs": 2, "batches": 3},
+    "own_design": {"rounds": 5},
+    "own_method": {"rounds": 5},
+    "own_model": {"rounds": 5},
+    "secure_sum": {"clients": 8, "length": 50, "corrupt": 0.0},
+    "sweep": {"folder": "swept", "clips": (0.3,), "epsilons": (3.0,), "rounds": 8, "seeds": 2},
+    "two_processes": {"folder": "two"},
+}
+"""Arguments of `main`; `own_loop` has a test of its own."""
+BRIEF = ("own_method", "secure_sum")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_says_how_it_is_called(name):
+    text = (ROOT / "examples" / f"{name}.py").read_text()
+    assert f"python examples/{name}.py" in ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("name", WITH_ARGUMENTS)
+def test_arguments_that_do_not_fit_are_answered_by_the_usage(name, tmp_path):
+    command = [sys.executable, ROOT / "examples" / f"{name}.py", "--nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith(f"usage: {name}.py [-h]")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_loop_without_its_file_says_so(tmp_path):
+    command = [sys.executable, ROOT / "examples" / "own_loop.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.startswith("usage: own_loop.py [-h] design\n")
+
+
+@pytest.mark.filterwarnings("ignore::dpjax.plans.statements.HopelessWarning")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in BRIEF else pytest.mark.slow)
+        for name in EXAMPLES
+        if name != "own_loop"
+    ],
+)
+def test_an_example_runs_twice_in_one_folder(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    module = example(name)
+    if name == "federated":
+        monkeypatch.setattr(module, "PLACES", 6)
+        monkeypatch.setattr(module, "CLIENTS", 4)
+    for _ in range(2):
+        module.main(**SMALL[name])
+        assert capsys.readouterr().out or name == "sweep"
 
 
 def saved(folder, design, relation="replace_agent", rounds=6, **changes):
@@ -51,7 +110,9 @@ def test_the_loop_runs_where_dpjax_cannot_be_imported(tmp_path):
         f"sys.argv = ['own_loop.py', {str(path)!r}]; "
         f"runpy.run_path({str(ROOT / 'examples' / 'own_loop.py')!r}, run_name='__main__')"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True)
+    command = [sys.executable, "-W", "error", "-c", code]
+    subprocess.run(command, capture_output=True, check=True)
+    done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     text = done.stdout.decode()
     for name in SIX:
