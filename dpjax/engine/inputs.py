@@ -25,6 +25,7 @@ from dpjax.plans.problem import Problem
 from dpjax.plans.query import AgentQuery, RecordQuery
 from dpjax.protocols import State
 from dpjax.topology import gossip, mixing, nodes
+from dpjax.transforms.rounds import WIDEST
 
 __all__: list[str] = []
 
@@ -307,20 +308,61 @@ class Inputs:
         Args:
             start: Models, leaves [S, V, n, ...].
             noise_keys: [S] keys of the noise.
+
+        Raises:
+            ValueError: Where it does not fit in memory, with its bytes and those there are.
         """
-        return program.initial(self.statics, self.arrays, start, self.batch_keys, noise_keys)
+        given = self.statics, self.arrays, start, self.batch_keys, noise_keys
+        shapes = program.initial.trace(*given).out_info
+        kept = _size(shapes.secret)
+        remedy = "run fewer seeds or plans at once, or use more devices"
+        if program.keeps_noise(shapes) and 2 * kept > _size(shapes):
+            remedy = (
+                "give the noise over rounds few diagonals, such as bands=8, of which a run keeps 7 "
+                f"rounds (it keeps all rounds of more than {WIDEST + 1} diagonals), or {remedy}"
+            )
+        what = f"the first state, {kept / 2**30:,.2f} of them for noise kept over rounds"
+        self._require_room(-(-_size(shapes) // self.devices), what, remedy)
+        return program.initial(*given)
 
     def memory(self) -> tuple[int, int, int]:
         """Bytes held now, the most so far and the limit: of this process, or its fullest device."""
         known = _device_memory(self.statics.mesh)
         return max(known) if known else (*_validate.resident(), _validate.memory_limit())
 
-    def compiled(self, traced: Sequence[Any], state: State) -> tuple[int, int]:
+    def _require_room(self, more: int, what: str, remedy: str) -> tuple[int, int]:
+        """Refuse what does not fit in memory beside what is held.
+
+        Args:
+            more: Bytes that a device adds.
+            what: Adds them.
+            remedy: What to do about it.
+
+        Returns:
+            The bytes held, and those that all devices of this memory add.
+
+        Raises:
+            ValueError: With both and the limit.
+        """
+        shared = not _device_memory(self.statics.mesh)
+        more *= len(_local_devices(self.statics.mesh)) if shared else 1
+        held, _, limit = self.memory()
+        if held + more > limit:
+            seeds, plans = len(self.batch_keys), jax.tree.leaves(self.arrays)[0].shape[0]
+            sizes = [f"{size / 2**30:,.2f}" for size in (held + more, held, more, limit)]
+            raise ValueError(
+                f"seeds has {seeds} seeds, with {plans} plans of {self.statics.agents} agents, "
+                f"whose rounds take {sizes[0]} GiB ({sizes[1]} held and {sizes[2]} more in "
+                f"{what}); this {'machine' if shared else 'device'} has {sizes[3]} GiB: {remedy}"
+            )
+        return held, more
+
+    def compiled(self, traced: Sequence[Any], state: Any) -> tuple[int, int]:
         """Compile the rounds of a run, and refuse them where they do not fit in memory.
 
         Args:
             traced: The programs.
-            state: Their state, which is waited for: what they are called with is held already.
+            state: Of their arrays, which are waited for: what they are called with is held already.
 
         Returns:
             The bytes held, and those that the largest program adds: its outputs and intermediate
@@ -335,20 +377,11 @@ class Inputs:
             for one in filter(None, analyses)  # Not every platform knows.
         ]
         jax.block_until_ready(state)
-        shared = not _device_memory(self.statics.mesh)
-        more = max(added, default=0) * (len(_local_devices(self.statics.mesh)) if shared else 1)
-        held, _, limit = self.memory()
-        if held + more > limit:
-            seeds, plans = jax.tree.leaves(state.models)[0].shape[:2]
-            sizes = [f"{each / 2**30:,.2f}" for each in (held + more, held, more, limit)]
-            raise ValueError(
-                f"seeds has {seeds} seeds, with {plans} plans of {self.statics.agents} agents, "
-                f"whose rounds take {sizes[0]} GiB ({sizes[1]} held and {sizes[2]} more in "
-                f"the compiled program); this {'machine' if shared else 'device'} has "
-                f"{sizes[3]} GiB: run fewer seeds or plans at once, give "
-                "Protect(microbatch=...) for clipped records, or use more devices"
-            )
-        return held, more
+        remedy = (
+            "run fewer seeds or plans at once, give Protect(microbatch=...) for clipped records, "
+            "or use more devices"
+        )
+        return self._require_room(max(added, default=0), "the compiled program", remedy)
 
     def _agents_models(self) -> Any:
         n = self.statics.agents
@@ -593,13 +626,18 @@ def _check_size(task: Problem, plans: tuple[Plan, ...], seeds: int, statics: Sta
     """Refuse models that do not fit in memory twice: those to start from, and the state's."""
     leaves = jax.tree.leaves(jax.eval_shape(task.init, jax.random.key(0)))
     entries = sum(leaf.size for leaf in leaves)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    size = _size(leaves)
     n, runs, limits = statics.agents, len(plans) * seeds, _device_memory(statics.mesh)
     shape = f"[{seeds} seeds, {len(plans)} plans, {n} agents, {entries:,} entries]"
     _validate.memory(
         "problem", task, f"the array {shape} of models, with their first state,", 2, runs, n, size,
         item=1, most=sum(limit for *_, limit in limits) or None,
     )  # fmt: skip
+
+
+def _size(tree: Any) -> int:
+    """Bytes of a tree of shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _local_devices(mesh: Mesh | None) -> Sequence[Any]:

@@ -74,7 +74,8 @@ def trace(
         What was read, leaves [S, T, ...].
 
     Raises:
-        ValueError: For a release, a plan that does not fit the problem, or a read of no arrays.
+        ValueError: For a release, a plan that does not fit the problem, a read of no arrays, or
+            of more than fits in memory.
 
     Example:
         >>> from dpjax.engine.trace import trace
@@ -90,8 +91,11 @@ def trace(
     """
     if not callable(read):
         raise ValueError(f"read is {_validate.shown(read)}; give a function of a Passed")
-    statics, length, arguments = _prepared(plan, problem, seeds, rounds)
-    return jax.device_get(_traced(statics, read, length, *arguments, None))
+    inputs, arguments = _prepared(plan, problem, seeds, rounds)
+    given = inputs.statics, read, *arguments, None
+    # What is read of all rounds is held at once.
+    inputs.compiled([_traced.trace(*given)], inputs.models)
+    return jax.device_get(_traced(*given))
 
 
 def empirical_sensitivity(
@@ -137,12 +141,12 @@ def empirical_sensitivity(
         0.0
     """
     inputs_.check_tasks([problem, neighbour], (0, 1))
-    statics, length, arguments = _prepared(plan, problem, seeds, rounds)
-    noisy = _traced(statics, _payloads, length, *arguments, None).noisy
+    inputs, arguments = _prepared(plan, problem, seeds, rounds)
+    noisy = _traced(inputs.statics, _payloads, *arguments, None).noisy
     # Both by one program: another would round in other places.
-    recorded = _traced(statics, _payloads, length, *arguments, noisy)
-    statics, length, arguments = _prepared(plan, neighbour, seeds, rounds)
-    replayed = _traced(statics, _payloads, length, *arguments, noisy)
+    recorded = _traced(inputs.statics, _payloads, *arguments, noisy)
+    inputs, arguments = _prepared(plan, neighbour, seeds, rounds)
+    replayed = _traced(inputs.statics, _payloads, *arguments, noisy)
     power = 1 if plan.config.protect.norm == "l1" else 2
 
     def distance(x: Array, y: Array) -> Array:
@@ -157,8 +161,8 @@ def _payloads(passed: Passed) -> Passed:
     return Passed(passed.private, passed.noisy, (), PublicState((), ()), PublicState((), ()))
 
 
-def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Statics, int, Any]:
-    """Statics, the number of rounds, and the arguments of the traced program."""
+def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Inputs, tuple[Any, ...]]:
+    """The inputs, and the arguments of the traced program: the number of rounds, arrays, keys."""
     plans, problems, seeds = inputs_.check(plan, problem, seeds)
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
@@ -171,7 +175,7 @@ def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Statics
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
     start = jax.tree.map(lambda leaf: leaf[:, 0], inputs.start(None, 1))
     noise_keys = keys.stacked(seeds, "noise")
-    return inputs.statics, length, (arrays, inputs.data, start, inputs.batch_keys, noise_keys)
+    return inputs, (length, arrays, inputs.data, start, inputs.batch_keys, noise_keys)
 
 
 @compiled(static=3)

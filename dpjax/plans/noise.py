@@ -239,10 +239,10 @@ class _Banded(Correlated):
 
     Attributes:
         bands: Diagonals of the strategy, at most the rounds from one time that a record takes part
-            to the next; a run then keeps that many noise arrays less one, in place of one a round.
-            None is the optimum over all strategies. Beyond some hundred rounds its search takes
-            minutes: ``plan.make(..., strategy=banded.toeplitz(W, participation, bands))`` is
-            nearly as good.
+            to the next; up to 33, a run then keeps that many noise arrays less one, in place of
+            one a round. None is the optimum over all strategies. Beyond some hundred rounds its
+            search takes minutes: ``plan.make(..., strategy=banded.toeplitz(W, participation,
+            bands))`` is nearly as good.
     """
 
     bands: int | None = None

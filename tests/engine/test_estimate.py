@@ -11,7 +11,8 @@ import pytest
 import dpjax as dp
 from dpjax import _validate
 from dpjax.engine import estimate as estimate_
-from dpjax.engine import keys
+from dpjax.engine import keys, program
+from dpjax.engine.trace import trace
 from dpjax.plans import plan
 from tests.support import make_config
 
@@ -138,6 +139,44 @@ def test_what_metrics_hold_at_once_is_counted(network, small):
     larger = dataclasses.replace(small, metrics=metrics)
     added = [dp.estimate(made, task, seeds=[0]).added for task in (small, larger)]
     assert 4 * size**2 <= added[1] - added[0] <= 16 * size**2
+
+
+@pytest.mark.parametrize("diagonals", [40, 8])
+def test_noise_kept_over_rounds_is_refused_before_it_is_made(
+    network, small, machine, monkeypatch, diagonals
+):
+    """Arrays [n, d] of 96 rounds (40 in blocks of 32, and one more), or 7 for 8 diagonals."""
+    lags = np.subtract.outer(np.arange(40), np.arange(40))
+    strategy = np.where((lags >= 0) & (lags < diagonals), 1 / (1 + np.abs(lags)), 0.0)
+    part = dp.noise.Covariance(np.eye(len(network)), "mine", strategy=strategy)
+    config = make_config(noise=part, participation=(1, 40), relation="zero_out_record", rounds=40)
+    made, entries = plan.make(config, network), 100_000
+    large = dataclasses.replace(
+        small,
+        init=lambda key: jnp.zeros(entries),
+        loss=lambda params, x, y: jnp.sum(params),
+        metrics=lambda params, evaluation: {},
+        batch_loss=None,
+        weighted=None,
+    )
+    noise = 4 * (96 if diagonals == 40 else 7) * len(network) * entries
+    machine(HELD + noise)
+    # It is traced, and never called.
+    monkeypatch.setattr(program, "initial", types.SimpleNamespace(trace=program.initial.trace))
+    message = rf"seeds has 1 seeds, .* {noise / 2**30:.2f} of them for noise kept .* bands=8,"
+    for call in (dp.estimate, dp.run):
+        with pytest.raises(ValueError, match=message):
+            call(made, large, seeds=[0])
+
+
+def test_a_trace_of_more_than_fits_is_refused(network, small, machine):
+    made = plan.make(make_config(rounds=3), network)
+    read = lambda passed: jnp.zeros(10_000)  # noqa: E731
+    machine(HELD + 4 * 3 * 10_000)
+    with pytest.raises(ValueError, match="seeds has 1 seeds, .* more in the compiled program"):
+        trace(made, small, seeds=[0], read=read)
+    machine(LIMIT)
+    assert trace(made, small, seeds=[0], read=read).shape == (1, 3, 10_000)
 
 
 @pytest.mark.parametrize("release", [False, True])
