@@ -99,6 +99,7 @@ class DesignCommand:
             something to learn, and says what would help.
         batch_size: Records in an agent's batch, by which noise is divided; relations of records
             need it, and replace_agent takes none.
+        all_designs: Above 300 agents, compare also with the Whisper designs, which take minutes.
     """
 
     graph: str
@@ -116,6 +117,7 @@ class DesignCommand:
     out: Path | None = None
     parameters: int | None = None
     batch_size: int | None = None
+    all_designs: bool = False
 
     def run(self, typed: str) -> int:
         from dpjax.commands import design

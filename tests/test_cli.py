@@ -219,6 +219,47 @@ def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None
     assert "no such guarantee" in text
 
 
+def test_of_many_agents_designs_that_take_minutes_are_left_out(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(design, "MANY", 7)
+    made = []
+    make = design.design
+
+    def counted(matrix: np.ndarray, kind: design.Kind, **terms: object) -> plan.Plan:
+        made.append(kind)
+        # Every design is said before the next one is begun.
+        assert len(capsys.readouterr().err.splitlines()) == (len(made) > 1) + (kind == "whisper")
+        return make(matrix, kind, **terms)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(design, "design", counted)
+    assert cli.main([*DESIGN, "--design", "pairwise"]) == 0
+    assert made == ["independent", "pairwise"]
+    out, err = capsys.readouterr()
+    assert "left out: Whisper, one step and Whisper, horizon, which take minutes" in out
+    assert "--all-designs" in out and "\nPolynomial of W" in out
+    assert re.search("^polynomial: noise energy [0-9.]+ in one step$", err, re.MULTILINE)
+    made.clear()
+    assert cli.main([*DESIGN, "--design", "whisper"]) == 0
+    assert made == ["independent", "pairwise", "whisper"]
+    assert "left out: Whisper, horizon, which" in capsys.readouterr().out
+    monkeypatch.setattr(design, "MANY", 8)
+    monkeypatch.setattr(design, "design", make)
+    assert cli.main([*DESIGN, "--design", "pairwise"]) == 0
+    out, err = capsys.readouterr()
+    assert "left out" not in out and "\nPolynomial of W" in out and not err
+
+
+def test_all_designs_of_many_agents_are_compared_where_asked(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(design, "MANY", 7)
+    assert cli.main([*DESIGN, "--design", "independent", "--all-designs"]) == 0
+    out, err = capsys.readouterr()
+    assert "left out" not in out and all(f"\n{title} " in out for title in design.KINDS.values())
+    assert "whisper takes minutes for 8 agents; --design pairwise is quick\n" in err
+
+
 def test_the_design_says_whom_it_does_not_protect_and_what_that_would_cost(
     capsys: Capture,
 ) -> None:

@@ -1,5 +1,6 @@
 """Noise for a network and a budget: `dpjax.design`, and what `dpjax design` prints of it."""
 
+import contextlib
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -7,12 +8,13 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
+from dpjax import _files, _validate
 from dpjax._numerics import up
 from dpjax.accounting import budget as budget_
+from dpjax.accounting import forecast as forecast_
 from dpjax.accounting import wording
 from dpjax.commands import inputs
-from dpjax.mechanism import spatial
+from dpjax.mechanism import polynomial, spatial, workload
 from dpjax.plans import noise
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Sgd
@@ -31,6 +33,9 @@ KINDS: dict[Kind, str] = {
     "whisper_horizon": "Whisper, horizon",
 }
 """Designs that are compared, and their titles."""
+SLOW: tuple[Kind, ...] = ("whisper", "whisper_horizon")
+MANY = 300
+"""Above so many agents the designs of `SLOW` take minutes."""
 
 FIGURES = {
     "lambda_min": "lambda_min, smallest eigenvalue of R",
@@ -118,16 +123,13 @@ def run(command: Any) -> int:
     _refuse_unread(command)
     graph, matrix, title = inputs.network(command)
     out, names = inputs.free(command.out, "dpjax-design.npz"), nodes.labels(graph)
-    same = ("relation", "epsilon", "delta", "rounds", "horizon", "accountant", "allow_unsound")
-    terms = {name: getattr(command, name) for name in same}
-    terms |= {"clip_norm": command.clip, "batch_size": command.batch_size or 1}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "delta is")  # A note says it.
-        plans = {kind: design(matrix, kind, **terms) for kind in KINDS}
+        plans = _plans(matrix, command)
+        comparison = _comparison(plans, command)
     plan = plans[command.design]
     chosen = plan.design
     assert chosen is not None
-    comparison = _comparison(plans, command)
     saved = plan.save(out, names)
     print(title)
     inputs.note_delta(command.delta, len(matrix), command.relation, command.batch_size or 1)
@@ -170,6 +172,47 @@ def run(command: Any) -> int:
     return 0
 
 
+def _plans(matrix: Float[np.ndarray, "n n"], command: Any) -> dict[Kind, plan_.Plan]:
+    """The chosen design and those to compare it with, without slow ones for many agents."""
+    same = ("relation", "epsilon", "delta", "rounds", "horizon", "accountant", "allow_unsound")
+    terms = {name: getattr(command, name) for name in same}
+    terms |= {"clip_norm": command.clip, "batch_size": command.batch_size or 1}
+    slow: tuple[Kind, ...] = SLOW if len(matrix) > MANY else ()
+    plans: dict[Kind, plan_.Plan] = {}
+    for kind in KINDS:
+        if kind in slow and kind != command.design and not command.all_designs:
+            continue
+        if kind in slow:
+            remedy = "--design pairwise is quick"
+            _files.say(f"{kind} takes minutes for {len(matrix):,} agents; {remedy}")
+        plans[kind] = design(matrix, kind, **terms)
+        _progress(kind, plans[kind].covariance(), matrix)
+    return plans
+
+
+def _progress(kind: str, covariance: Float[np.ndarray, "n n"], matrix: Any) -> None:
+    """Say that a design for many agents is made, and what it costs."""
+    if len(matrix) > MANY:
+        energy = spatial.energy(covariance, matrix)
+        _files.say(f"{kind}: noise energy {energy:.5g} in one step")
+
+
+def _polynomial(
+    plan: plan_.Plan, horizon: int | None, size: int
+) -> tuple[str, Any, forecast_.Forecast | None]:
+    """Title, covariance and forecast of a polynomial of W under a plan's guarantee."""
+    part = noise.Polynomial(horizon="run" if horizon is None else horizon)
+    other = plan_.make(plan.config.using(part), plan.mixing)
+    scaled: Any = other.noise
+    solution = scaled.solution
+    factor = polynomial.dense(scaled.matrix, solution.coefficients, solution.scales)
+    covariance = factor @ factor.T
+    _progress("polynomial", covariance, plan.mixing)
+    # Of many agents a plan holds no dense factor, which its forecast reads.
+    forecast = None if scaled.factor is None else other.forecast(size)
+    return "Polynomial of W (dp.noise.Polynomial)", covariance, forecast
+
+
 def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     """What every agent adds and is promised, from the covariance alone."""
     config, covariance = plan.config, plan.covariance()
@@ -201,12 +244,19 @@ def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
     size = 1 if command.parameters is None else command.parameters
     forecasts = {kind: plan.forecast(size) for kind, plan in plans.items()}
     chosen, plan = forecasts[command.design], plans[command.design]
+    compared: list[tuple[str, Any, forecast_.Forecast | None]] = [
+        (KINDS[kind], plan.covariance(), forecasts[kind]) for kind, plan in plans.items()
+    ]
+    with contextlib.suppress(ValueError):  # There is none of some W, such as a directed one.
+        compared.append(_polynomial(plan, command.horizon, size))
     central = spatial.central(plan.mixing, plan.design.precision_bound)  # type: ignore[union-attr]
-    compared = [(KINDS[kind], plan.covariance(), forecasts[kind]) for kind, plan in plans.items()]
+    factor = workload.factor(plan.mixing, horizon)
+    # Made once: of many agents it takes longer than all energies.
+    weights = factor.T @ factor
     for title, covariance, forecast in (*compared, ("CDP (reference only)", central, None)):
         row = {"under the same guarantee": title}
         row["noise energy, one step"] = f"{spatial.energy(covariance, plan.mixing):.5g}"
-        row[f"{horizon:,} rounds"] = f"{spatial.energy(covariance, plan.mixing, horizon):.5g}"
+        row[f"{horizon:,} rounds"] = f"{np.sum(weights * covariance):.5g}"
         if command.parameters is not None:
             row["noise / drift"] = "" if forecast is None else f"{forecast.ratio:.3g}"
         row["affords, parameters"] = "" if forecast is None else f"{forecast.affords():,.0f}"
@@ -217,6 +267,9 @@ def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
     )
     head = head if command.parameters is None else chosen.statement()
     head += "" if chosen.unit == "agent" else f"; batches of {chosen.batch_size:,}"
+    if absent := [KINDS[kind] for kind in KINDS if kind not in plans]:
+        names = " and ".join(absent)
+        head += f"\nleft out: {names}, which take minutes here; --all-designs compares them, too"
     return (
         f"{head}\n{tables.text(rows)}\nCDP is what a trusted server would need: it gives outsiders "
         "no such guarantee, and runs refuse it"
