@@ -172,6 +172,11 @@ def unmasked(name: str, value: Any) -> Any:
 def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarray:
     """Return ``value`` as a float64 array without NaN or infinity, else raise ValueError."""
     unmasked(name, value)
+    if hasattr(value, "adjacency"):  # NumPy would take a graph's nodes for numbers.
+        raise ValueError(
+            f"{name} is {shown(value)}; give the matrix of a graph, "
+            "mixing.metropolis_hastings(graph)"
+        )
     if callable(getattr(value, "toarray", None)):
         raise ValueError(f"{name} is sparse; give a dense array, {name}.toarray()")
     try:

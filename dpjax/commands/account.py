@@ -91,7 +91,11 @@ class Account(NamedTuple):
 
         Args:
             gradients: "any" or "view".
+
+        Raises:
+            ValueError: For another word.
         """
+        _validate.one_of("gradients", gradients, _ASSUMPTIONS)
         rows = (row for row in self.rows if row["gradients"] == gradients)
         return max(rows, key=lambda row: row["mu"])
 
@@ -157,6 +161,7 @@ def account(
         >>> round(spent.sigma, 2), spent.worst()["epsilon"] <= 3
         (19.67, True)
     """
+    _validate.one_of("gradients", gradients, _ASSUMPTIONS)
     if (epochs is None) != (separation is None):
         raise ValueError(f"epochs is {epochs} and separation {separation}; give both or neither")
     if (sigma is None) == (epsilon is None):

@@ -15,7 +15,7 @@ import scipy.sparse
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from dpjax import _numerics
+from dpjax import _numerics, _validate
 
 __all__ = ["Neighbours", "mix"]
 
@@ -121,7 +121,8 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
         The mixed tree, of the same structure, shapes and dtypes.
 
     Raises:
-        ValueError: for a leaf whose leading axis is not n, or that is not of floating dtype.
+        ValueError: for a matrix that is no array; for a leaf whose leading axis is not n, or that
+            is not of floating dtype.
 
     Example:
         >>> import numpy as np
@@ -130,6 +131,11 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
         >>> gossip.mix(np.full((2, 2), 0.5), models)["weights"].tolist()
         [[2.0], [2.0]]
     """
+    if not isinstance(mixing, Neighbours | Partitioned) and not hasattr(mixing, "shape"):
+        shown = _validate.shown(mixing)
+        raise ValueError(
+            f"mixing is {shown}; give the matrix of a graph, mixing.metropolis_hastings(graph)"
+        )
     n = mixing.agents if isinstance(mixing, Neighbours | Partitioned) else mixing.shape[-1]
     products: dict[type, Any] = {Neighbours: _gathered, Partitioned: _exchanged}
     product = products.get(type(mixing), _dot)

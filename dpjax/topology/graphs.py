@@ -116,7 +116,8 @@ def ring(n: int) -> nx.Graph:
         >>> list(graphs.ring(4).edges)
         [(0, 1), (0, 3), (1, 2), (2, 3)]
     """
-    return nx.cycle_graph(_room("n", _validate.integer("n", n, least=3), n, n))
+    n = _validate.integer("n", n, least=3)
+    return nx.cycle_graph(_room("n", n, n, n))
 
 
 def complete(n: int) -> nx.Graph:
@@ -139,7 +140,8 @@ def star(n: int) -> nx.Graph:
         >>> list(graphs.star(4).edges)
         [(0, 1), (0, 2), (0, 3)]
     """
-    return nx.star_graph(_room("n", _validate.integer("n", n, least=2), n, n) - 1)
+    n = _validate.integer("n", n, least=2)
+    return nx.star_graph(_room("n", n, n, n) - 1)
 
 
 def path(n: int) -> nx.Graph:
@@ -150,7 +152,8 @@ def path(n: int) -> nx.Graph:
         >>> list(graphs.path(4).edges)
         [(0, 1), (1, 2), (2, 3)]
     """
-    return nx.path_graph(_room("n", _validate.integer("n", n), n, n))
+    n = _validate.integer("n", n)
+    return nx.path_graph(_room("n", n, n, n))
 
 
 def grid(rows: int, columns: int) -> nx.Graph:
@@ -237,6 +240,8 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
         >>> graphs.from_edgelist("links.csv").nodes(data="label")
         NodeDataView({0: 'Rome', 1: 'Milan', 2: 'Turin'}, data='label')
     """
+    if not path or not isinstance(path, str | os.PathLike):
+        raise ValueError(f"path is {_validate.shown(path)}; give the path of an edge-list file")
     path = Path(path)
     if os.path.isdir(path):
         raise ValueError(f"path is {str(path)!r}, a folder; give an edge-list file")
@@ -427,6 +432,9 @@ def parse(spec: str) -> nx.Graph:
         >>> graphs.parse("grid:3:4").number_of_nodes()
         12
     """
+    if not spec or not isinstance(spec, str | os.PathLike):
+        shown = _validate.shown(spec)
+        raise ValueError(f"graph is {shown}; give text, such as 'ring:8' or the path of a file")
     name, *words = str(spec).split(":")
     if name not in _NUMBERED:
         known = ", ".join(_NUMBERED)

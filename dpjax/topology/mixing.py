@@ -208,7 +208,8 @@ def spectral_gap(mixing: Any) -> float:
         >>> round(mixing.spectral_gap(mixing.metropolis_hastings(graphs.ring(12))), 3)
         0.089
     """
-    matrix: Any = mixing if scipy.sparse.issparse(mixing) else np.asarray(mixing, np.float64)
+    sparse = scipy.sparse.issparse(mixing)
+    matrix: Any = mixing if sparse else _validate.finite_array("mixing", mixing)
     tolerance = _validate.SUM_TOLERANCE
     columns = matrix.ndim >= 2 and np.allclose(matrix.sum(axis=-2), 1.0, atol=tolerance)
     matrix = check(matrix, stochastic="columns" if columns else "rows", connected=False)
@@ -255,10 +256,9 @@ def check(
     """
     if stochastic is not None:
         _validate.one_of("stochastic", stochastic, ("rows", "columns", "double"))
-    if mixing is None or hasattr(mixing, "adjacency"):
+    if mixing is None:
         raise ValueError(
-            f"{name} is {_validate.shown(mixing)}; give the matrix of a graph, "
-            "mixing.metropolis_hastings(graph)"
+            f"{name} is None; give the matrix of a graph, mixing.metropolis_hastings(graph)"
         )
     sparse = scipy.sparse.issparse(mixing)
     matrix: Any = _entries(name, mixing) if sparse else _validate.finite_array(name, mixing)
@@ -376,12 +376,11 @@ class Fixed:
 
 def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
     """Return the 0/1 matrix, entry (u, v) for an edge u -> v, without self-loops."""
-    n = graph.number_of_nodes()
-    if n == 0:
-        raise ValueError("graph has no nodes; give at least one agent")
+    order = nodes.order(graph)
+    n = len(order)
     adjacency: Any
     if _validate.flag("sparse", sparse):
-        links = nx.to_scipy_sparse_array(graph, nodelist=nodes.order(graph), weight=None).tocoo()
+        links = nx.to_scipy_sparse_array(graph, nodelist=order, weight=None).tocoo()
         off = (links.row != links.col) & (links.data != 0)
         pairs = (np.ones(int(off.sum())), (links.row[off], links.col[off]))
         adjacency = scipy.sparse.csr_array(pairs, shape=(n, n))
@@ -389,7 +388,7 @@ def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
     else:
         what = "a mixing matrix [n, n] and its support"
         _validate.memory("graph", f"of {n} agents without sparse=True", what, 3, n, n)
-        adjacency = nx.to_numpy_array(graph, nodelist=nodes.order(graph), weight=None) > 0
+        adjacency = nx.to_numpy_array(graph, nodelist=order, weight=None) > 0
         np.fill_diagonal(adjacency, False)
     _require_connected(adjacency, "graph", nodes.labels(graph))
     return adjacency.astype(float)

@@ -4,7 +4,7 @@ Arrays know indices 0..n-1 alone; files and people have names. A number that is 
 one node and the index of another is refused, never guessed at.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import networkx as nx
@@ -25,6 +25,9 @@ def labels(graph: nx.Graph) -> tuple[str, ...]:
     Returns:
         n names, in Unicode's composed form (NFC); those of a graph without names are "0", "1", ...
 
+    Raises:
+        ValueError: For an array or anything else that is no networkx graph, and one without nodes.
+
     Example:
         >>> from dpjax.topology import graphs, nodes
         >>> nodes.labels(graphs.florentine())[:2]
@@ -39,7 +42,18 @@ def order(graph: nx.Graph) -> list[Any]:
 
     Args:
         graph: Nodes 0..n-1 come as numbers do, whenever they were added; others as they were added.
+
+    Raises:
+        ValueError: For what is no networkx graph, and for one without nodes.
     """
+    if not isinstance(graph, nx.Graph):
+        shown = " ".join(_validate.shown(graph).split())
+        raise ValueError(
+            f"graph is {shown}; give a networkx graph, networkx.from_numpy_array(A) of an "
+            "adjacency array A, or one from dpjax.topology.graphs"
+        )
+    if not len(graph):
+        raise ValueError("graph has no nodes; give at least one agent")
     numbers = range(graph.number_of_nodes())
     return list(numbers) if set(graph) == set(numbers) else list(graph)
 
@@ -76,13 +90,16 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
         The index, 0..n-1.
 
     Raises:
-        ValueError: For a word that means no node, or two.
+        ValueError: For a word that means no node, or two, and for names that are no texts.
 
     Example:
         >>> from dpjax.topology import graphs, nodes
         >>> nodes.find(nodes.labels(graphs.florentine()), "Medici")
         1
     """
+    several = isinstance(names, Iterable) and not isinstance(names, str)
+    if not several or not all(isinstance(label, str) for label in names):
+        raise ValueError(f"names is {_validate.shown(names)}; give nodes.labels(graph)")
     word = _validate.name(word).strip()
     name = word.removeprefix(_LABEL)
     called = {index for index, each in enumerate(names) if each in (name, word)}

@@ -485,3 +485,14 @@ def test_help_defines_sigma(capsys: Capture) -> None:
     assert "sensitivity 1" in text and "mu = 1 / sigma" in text and "noise multiplier" in text
     for name in account_.NOISE:
         assert name in text
+
+
+@pytest.mark.parametrize("gradients", ["veiw", None, 3])
+def test_another_word_for_gradients_is_refused(gradients: Any) -> None:
+    terms: dict[str, Any] = {"relation": "replace_agent", "rounds": 5}
+    matrix = mixing.metropolis_hastings(graphs.ring(4))
+    for name in ("sigma", "epsilon"):
+        with pytest.raises(ValueError, match=r"gradients is .*; choose one of any, view"):
+            account(matrix, gradients=gradients, **{**terms, name: 1.0})
+    with pytest.raises(ValueError, match=r"gradients is .*; choose one of any, view"):
+        account(matrix, sigma=1.0, **terms).worst(gradients)

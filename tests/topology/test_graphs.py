@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import networkx as nx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -288,3 +289,20 @@ def test_renumbered_graphs_are_the_same_with_neighbours_near_each_other() -> Non
         assert back.number_of_edges() == graph.number_of_edges()
     named = graphs.renumbered(graphs.florentine())
     assert sorted(nodes.labels(named)) == sorted(nodes.labels(graphs.florentine()))
+
+
+@pytest.mark.parametrize(
+    "make", [graphs.ring, graphs.complete, graphs.star, graphs.path, graphs.exponential]
+)
+@pytest.mark.parametrize("n", [3, 100])
+def test_numbers_of_any_width_are_taken(make, n):
+    assert nx.utils.graphs_equal(make(np.int8(n)), make(n))
+    assert nx.utils.graphs_equal(graphs.grid(np.int8(n), np.int8(3)), graphs.grid(n, 3))
+
+
+@pytest.mark.parametrize("value", [None, 3, b"ring:3", [(0, 1)], graphs.ring(3), ""])
+def test_what_is_no_text_names_no_graph(value):
+    with pytest.raises(ValueError, match=r"graph is .*; give text, such as 'ring:8' or the path"):
+        graphs.parse(value)
+    with pytest.raises(ValueError, match=r"path is .*; give the path of an edge-list file"):
+        graphs.from_edgelist(value)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax.topology import gossip, graphs, mixing
+import dpjax as dp
+from dpjax.topology import gossip, graphs, mixing, nodes
 
 
 @given(st.integers(1, 20), st.floats(0.3, 1.0), st.integers(0, 100))
@@ -158,3 +159,44 @@ def test_survivors_keep_a_doubly_stochastic_matrix() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             mixing.survivors(star, departed)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        mixing.metropolis_hastings,
+        mixing.uniform_neighbors,
+        mixing.push_sum,
+        graphs.renumbered,
+        nodes.labels,
+    ],
+)
+def test_functions_of_a_graph_take_graphs_with_nodes(function):
+    adjacency = np.ones((3, 3)) - np.eye(3)
+    sparse = nx.to_scipy_sparse_array(graphs.ring(4))
+    for value in (adjacency, adjacency.tolist(), sparse, None, "ring:3", {0: [1], 1: [0]}):
+        with pytest.raises(ValueError, match=r"^graph is .*; give a networkx graph, .*\(A\)"):
+            function(value)
+    with pytest.raises(ValueError, match="graph has no nodes; give at least one agent"):
+        function(nx.Graph())
+    function(nx.from_numpy_array(adjacency))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda graph: mixing.survivors(graph, [1]),
+        mixing.spectral_gap,
+        lambda graph: gossip.mix(graph, np.ones(4, np.float32)),
+        lambda graph: dp.account(graph, relation="replace_agent", rounds=5, sigma=1.0),
+    ],
+)
+def test_functions_of_a_matrix_say_how_a_graph_becomes_one(call):
+    with pytest.raises(ValueError, match=r"mixing is <networkx.*mixing.metropolis_hastings\(gr"):
+        call(graphs.ring(4))
+
+
+@pytest.mark.parametrize("value", [None, "a"])
+def test_the_gap_of_what_is_no_matrix_is_refused_by_name(value):
+    with pytest.raises(ValueError, match="mixing is "):
+        mixing.spectral_gap(value)

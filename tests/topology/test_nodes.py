@@ -95,3 +95,9 @@ def test_a_byte_order_mark_is_no_name(tmp_path: Path) -> None:
     file = tmp_path / "net.csv"
     file.write_text("a,b\nb,c\nc,a\n", encoding="utf-8-sig")
     assert nodes.labels(graphs.from_edgelist(file)) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("names", [None, "abc", graphs.ring(3), [0, 1, 2]])
+def test_names_are_texts(names):
+    with pytest.raises(ValueError, match=r"names is .*; give nodes.labels\(graph\)"):
+        nodes.find(names, "1")
