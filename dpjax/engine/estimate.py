@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from dpjax import _files, _validate
 from dpjax.engine import inputs, processes, program
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.plans.plan import Plan
@@ -81,6 +82,7 @@ def estimate(
     chunk_blocks: int = 1,
     devices: int | None = None,
     stop_at: int | None = None,
+    progress: bool = False,
 ) -> Estimate:
     """Estimate memory and time of `run` with the same arguments, without beginning it.
 
@@ -103,6 +105,7 @@ def estimate(
         chunk_blocks: Blocks in one compiled call.
         devices: Devices over which agents are spread.
         stop_at: Rounds to do in place of all.
+        progress: Say on standard error what is under way: compiling may take a minute.
 
     Returns:
         The estimate. It holds for this machine, with as much other work as it has now.
@@ -119,7 +122,14 @@ def estimate(
         >>> expected.runs, expected.rounds, expected.memory < expected.limit
         (2, 9, True)
     """
+
+    def say(line: str) -> None:
+        if progress and processes.leads():
+            _files.say(f"estimate: {line}")
+
+    _validate.flag("progress", progress)
     began = time.perf_counter()
+    say("preparing and compiling the rounds")
     tasks = plans, _, seeds = inputs.check(plans, problem, seeds)
     schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
     run = RunState.first(tasks, schedule, devices, phase=0, start=None, real=False)
@@ -131,6 +141,8 @@ def estimate(
     # A last chunk of another number of blocks is compiled for itself.
     repeats = len({len(variant.data) for variant in schedule.variants})
     setup = time.perf_counter() - began + (repeats - 1) * (time.perf_counter() - at)
+
+    say(f"compiled after {setup:.1f} s, timing rounds for some seconds")
 
     def timed(rounds: int) -> float:
         """Seconds of a call of so many rounds, with the metrics of its blocks."""

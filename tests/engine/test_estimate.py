@@ -169,6 +169,18 @@ def test_noise_kept_over_rounds_is_refused_before_it_is_made(
             call(made, large, seeds=[0])
 
 
+def test_an_estimate_says_what_is_under_way_where_asked(network, small, capsys):
+    made = plan.make(make_config(rounds=2), network)
+    dp.estimate(made, small, seeds=[0])
+    assert not capsys.readouterr().err
+    dp.estimate(made, small, seeds=[0], progress=True)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "estimate: preparing and compiling the rounds"
+    assert second.startswith("estimate: compiled after ")
+    with pytest.raises(ValueError, match="progress is 'yes'; give True or False"):
+        dp.estimate(made, small, seeds=[0], progress="yes")
+
+
 def test_a_trace_of_more_than_fits_is_refused(network, small, machine):
     made = plan.make(make_config(rounds=3), network)
     read = lambda passed: jnp.zeros(10_000)  # noqa: E731
