@@ -258,6 +258,14 @@ def square(name: str, value: Any) -> np.ndarray:
     return array
 
 
+def symmetric(name: str, value: Any) -> np.ndarray:
+    """Return ``value`` as a finite symmetric float64 matrix, else raise ValueError."""
+    matrix = square(name, value)
+    if np.abs(matrix - matrix.T).max() > 1e-10 * np.abs(matrix).max():
+        raise ValueError(f"{name} is not symmetric; give ({name} + {name}.T) / 2")
+    return matrix
+
+
 # Sums of float64 rows of stochastic matrices stray by n * 1e-16; those of float32 ones by 1e-7,
 # which 5,000 rounds would turn into a visible drift of the models.
 SUM_TOLERANCE = 1e-8

@@ -278,7 +278,7 @@ def certified(
     of several strategies, compare `temporal.objective` with one solution's ``lower_bound``.
 
     Args:
-        strategy: [T, T] C, invertible, such as a banded or Toeplitz one.
+        strategy: [T, T] C, lower triangular, such as a banded or Toeplitz one.
         gram: [T, T] H.
         participation: when a record appears; T = k b, or k = 1.
         tolerance: as for `temporal.solve`, of the optimum.

@@ -234,6 +234,9 @@ def energy(
 
     For one step it is tr(W R W'); divide by n for one agent's share.
 
+    Raises:
+        ValueError: for a mixing matrix that is stochastic neither by rows nor by columns.
+
     Example:
         >>> from dpjax.mechanism import spatial
         >>> from dpjax.topology import graphs, mixing
@@ -241,7 +244,7 @@ def energy(
         >>> round(spatial.energy(spatial.independent(weights, 1.0), weights), 3)
         2.0
     """
-    root = workload.factor(mixing, horizon, **options)
+    root = workload.factor(workload.schedule_of(mixing, connected=False), horizon, **options)
     return float(np.einsum("ij,jk,ik->", root, np.asarray(covariance), root, optimize=True))
 
 

@@ -222,7 +222,7 @@ def strategy_of(precision: Float[np.ndarray, "t t"]) -> Strategy:
         precision: [T, T] P, symmetric positive definite.
 
     Raises:
-        ValueError: when P is not positive definite.
+        ValueError: when P is not symmetric positive definite.
 
     Example:
         >>> import numpy as np
@@ -231,7 +231,7 @@ def strategy_of(precision: Float[np.ndarray, "t t"]) -> Strategy:
         [[2.0, 0.0], [0.0, 3.0]]
     """
     try:
-        factor = np.linalg.cholesky(_validate.square("precision", precision)[::-1, ::-1])
+        factor = np.linalg.cholesky(_validate.symmetric("precision", precision)[::-1, ::-1])
     except np.linalg.LinAlgError:
         raise ValueError("precision is not positive definite; give one that is") from None
     return np.ascontiguousarray(factor.T[::-1, ::-1])
@@ -245,12 +245,13 @@ def objective(
     """Return sensitivity(C)^2 tr(H (C'C)^-1), the same for every scale of C.
 
     Args:
-        strategy: [T, T] C, invertible.
-        gram: [T, T] H.
+        strategy: [T, T] C, lower triangular and invertible.
+        gram: [T, T] H, symmetric.
         participation: when a record appears.
 
     Raises:
-        ValueError: for shapes that do not fit or a singular strategy.
+        ValueError: for shapes that do not fit, a singular strategy or one that is not lower
+            triangular, or a gram that is not symmetric.
 
     Reference:
         "MAFALDA-SGD", eq. (11).
@@ -262,15 +263,18 @@ def objective(
         >>> round(temporal.objective(5 * np.eye(2), np.eye(2), Participation(2, 1, 2)), 6)
         2.0
     """
-    matrix, gram = _validate.square("strategy", strategy), _validate.square("gram", gram)
+    matrix = _validate.square("strategy", strategy)
+    if not strategy_.is_triangular(matrix):
+        raise ValueError(
+            "strategy has entries above its diagonal; give a lower triangular C first, then the "
+            "gram"
+        )
+    gram = _validate.symmetric("gram", gram)
     if gram.shape != matrix.shape:
         raise ValueError(f"gram has shape {gram.shape}; give {matrix.shape}, as the strategy's")
     bound = sensitivity(matrix, participation)
     try:
-        if strategy_.is_triangular(matrix):
-            inverse = strategy_.inverse_of(matrix)
-        else:
-            inverse = np.linalg.inv(matrix)
+        inverse = strategy_.inverse_of(matrix)
     except np.linalg.LinAlgError:
         raise ValueError("strategy is singular; give an invertible matrix") from None
     return bound**2 * float(np.sum((gram @ inverse) * inverse))

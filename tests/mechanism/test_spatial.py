@@ -231,3 +231,14 @@ def test_max_variance_reaches_the_solver() -> None:
     matrix = weights("complete:8")
     noise = spatial.whisper(matrix, 2.0, max_variance=50.0)
     assert 45 < spatial.figures(noise, matrix)["largest_variance_ratio"] <= 50
+
+
+@pytest.mark.parametrize("design", [spatial.whisper, spatial.independent])
+def test_a_covariance_in_the_place_of_the_mixing_matrix_is_refused(design) -> None:
+    matrix = mixing.metropolis_hastings(graphs.ring(6))
+    covariance = design(matrix, 0.7)
+    for judge in (spatial.energy, spatial.figures):
+        with pytest.raises(ValueError, match="mixing "):
+            judge(matrix, covariance)
+    with pytest.raises(ValueError, match="mixing "):
+        spatial.energy(matrix, covariance, 5)

@@ -501,6 +501,21 @@ def test_other_participations_are_refused(fields) -> None:
             design(Participation(*fields))
 
 
+def test_matrices_in_the_wrong_order_are_refused() -> None:
+    participation = Participation(8, 2, 4)
+    gram = temporal.workload_gram(FLORENTINE, 8)
+    strategy = temporal.solve(gram, participation).strategy
+    with pytest.raises(ValueError, match="strategy has entries above its diagonal; give a lower"):
+        temporal.objective(gram, strategy, participation)
+    with pytest.raises(ValueError, match="strategy has entries above its diagonal"):
+        banded.certified(gram, strategy, participation)
+    # Both in one place, and a strategy for its precision.
+    with pytest.raises(ValueError, match="gram is not symmetric"):
+        temporal.objective(strategy, strategy, participation)
+    with pytest.raises(ValueError, match="precision is not symmetric"):
+        temporal.strategy_of(strategy)
+
+
 def test_bad_input() -> None:
     participation = Participation(12, 3, 4)
     with pytest.raises(ValueError, match="gram has shape"):
