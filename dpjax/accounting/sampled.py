@@ -25,7 +25,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float
@@ -36,18 +36,26 @@ from dpjax.accounting import gdp
 
 __all__: list[str] = []
 
-# Losses within ten deviations of a round's noise are told apart in so many cells.
-_CELLS = 20_000
+# Losses within ten deviations of a round's noise have at least so many cells, and sums at most.
+_CELLS, _MOST_CELLS = 30_000, 2**20
 _REACH = 10.0
-# Fourier transforms of at most 2^24 cells err, all cells together, by less than this a round.
-_FOURIER = 8 * float(np.finfo(np.float64).eps) * 2.0**12
+# Shares of delta: what is truncated of it, and what cells add to it, or about.
+_SHARE, _INFLATION = 1e-9, 1e-3
+# About exp(-20) of the transformed probabilities is outside their window.
+_OUTSIDE = 20.0
+_UNIT = float(np.finfo(np.float64).eps)
+# A Fourier transform errs by this times log2 of its size, relative to its argument's length as a
+# vector: Higham (2002), theorem 24.2.
+_FOURIER = 5 * _UNIT
 _UP = 1 + 1e-12
-# Ratios that are told apart.
-_LEAST, _MOST = 1e-12, 1e4
+# Ratios that are told apart, and the least delta of which float64 holds the shares.
+_LEAST, _MOST = 1e-6, 1e3
+_LEAST_DELTA = 1e-250
 # Rates that a calibration tells apart; between two of them the higher one is taken.
 _LEVELS = 8
-# How close to the budget it ends, in epsilon and in the noise.
+# How close to the budget it ends: in epsilon, and in the noise after so many halvings.
 _CLOSE = 2e-4
+_HALVINGS = 14
 
 
 class Loss:
@@ -165,14 +173,15 @@ class Pld(Loss):
     outsider who sees every message and knows neither batches nor noise, if every record's presence
     is drawn apart from all else with at most its agent's rate, and the noise is Gaussian and white
     over rounds, or has a strategy of at most as many diagonals as the rounds between two in which
-    a record may be drawn. Adaptive composition is included. dp_accounting rounds every
-    discretised loss up; what its Fourier transforms round is taken off delta.
+    a record may be drawn. Adaptive composition is included, at every delta and number of rounds.
+    Discretised losses are rounded up; what is truncated, and what Fourier transforms round, counts.
 
     Attributes:
         phases: Rounds that cost alike, one after the other, each with the same agents.
 
     Reference:
         Doroshenko et al. (2022), Connect the Dots; Koskela et al. (2020), for the composition;
+        Mironov, Talwar and Zhang (2019), for Renyi divergences;
         Choquette-Choo et al. (2023), (Amplified) banded matrix factorization, for strategies.
 
     Example:
@@ -304,8 +313,8 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
     # Below the budget by more than the numerics waver where ratios differ in their last bits.
     most = epsilon * (1 - _CLOSE)
 
-    def epsilon_at(ratio: float) -> float:
-        return max(_epsilon(((rate, ratio, rounds),), delta), 1e-300)
+    def keeps(ratio: float) -> bool:
+        return _epsilon(((rate, ratio, rounds),), delta) <= most
 
     drawn = -math.expm1(rounds * math.log1p(-rate)) if rate < 1 else 1.0
     if drawn <= delta:  # It covers whatever happens to a record: no noise would be asked for.
@@ -318,20 +327,16 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
     low = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta)) / math.sqrt(rounds) * (1 - 1e-9)
     if rate >= 1:
         return low
-    above = epsilon_at(2 * low)
-    high, below = 2 * low, epsilon_at(low)
-    while above <= most:
-        low, high, below = high, 2 * high, above
-        above = epsilon_at(high)
-    while below < most * (1 - _CLOSE) and high > low * (1 + _CLOSE / 10):
-        # Along a power of the ratio; halves where that would stay at one end.
-        share = math.log(most * (1 - _CLOSE / 2) / below) / math.log(above / below)
-        middle = low * (high / low) ** min(max(share, 0.02), 0.98)
-        between = epsilon_at(middle)
-        if between <= most:
-            low, below = middle, between
+    high = 2 * low
+    while keeps(high):
+        low = high
+        high = 2 * high
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        if keeps(middle):
+            low = middle
         else:
-            high, above = middle, between
+            high = middle
     return low
 
 
@@ -359,30 +364,160 @@ def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
     sampled = [(q, max(r, _LEAST), t) for q, r, t in sampled]
     # Each of these bounds holds, and amplification never makes a loss larger.
     unamplified = float(gdp.epsilon(math.sqrt(sum(r * r * t for _, r, t in parts)) * _UP, delta))
-    remaining = delta - _FOURIER * (1 + sum(t for _, _, t in sampled))
-    if remaining <= 0 or max(r for _, r, _ in sampled) > _MOST or plain > _MOST:
+    if delta < _LEAST_DELTA or max(r for _, r, _ in sampled) > _MOST or plain > _MOST:
         return unamplified
     if plain:
         sampled.append((1.0, plain, 1))
-    return min(unamplified, _composed(sampled, remaining))
+    each = [_composed(sampled, delta, present) for present in (True, False)]
+    return min(unamplified, max(each) * _UP)
 
 
-def _composed(parts: list[tuple[float, float, int]], delta: float) -> float:
-    """dp_accounting's pessimistic epsilon, rounded up."""
-    from dp_accounting.pld import privacy_loss_distribution as distributions
-    from dp_accounting.privacy_accountant import NeighboringRelation
+class _Round(NamedTuple):
+    """The losses of rounds alike in one direction, those of one of them on a grid.
 
-    # A cell's width, the same for all; coarser ones state more.
+    Attributes:
+        losses: [m] equally spaced, ascending.
+        logs: [m] logarithms of their probabilities.
+        times: How many rounds.
+    """
+
+    losses: Float[np.ndarray, " m"]
+    logs: Float[np.ndarray, " m"]
+    times: int
+
+
+def _composed(parts: list[tuple[float, float, int]], delta: float, present: bool) -> float:
+    """Epsilon of all rounds in one direction, rounded up.
+
+    With L the sum of the losses and K(a) = log E exp(a L), at every order a > 0
+
+        delta(e) = E (1 - exp(e - L))_+ = exp(K - a e) E_a (1 - exp(e - L))_+ exp(-a (L - e)),
+
+    E_a under the probabilities times exp(a L - K). What a Fourier transform of these errs by is
+    then relative to exp(K - a e), which is near delta, and not to 1. Where that is too much, the
+    largest value in E_a still holds: epsilon by the Renyi divergence of order a + 1.
+
+    Sums beyond the window come back at its other end, where they only add to delta, unless they
+    are above its top. These and losses beyond the reach are shares of delta, and taken off it.
+    """
+    from scipy import fft, optimize, signal
+
+    count = sum(times for *_, times in parts)
+    log_share = math.log(_SHARE * delta)
+    # Beyond, a coordinate's probability over all rounds is at most that share.
+    reach = math.sqrt(2 * (math.log(count) - log_share))
     width = max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
-    total = None
-    for q, r, times in parts:
-        one = distributions.from_gaussian_mechanism(
-            1 / r * (1 - 1e-15),
-            pessimistic_estimate=True,
-            sampling_prob=q,
-            value_discretization_interval=width,
-            neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
-        ).self_compose(times)
-        total = one if total is None else total.compose(one)
-    assert total is not None
-    return float(total.get_epsilon_for_delta(delta)) * _UP
+    rounds = [_discretised(part, width, reach, math.inf, present) for part in parts]
+    log_delta = math.log(delta * (1 - 2 * _SHARE))
+
+    def renyi(log_order: float) -> float:
+        order = math.exp(log_order)
+        # (1 - exp(-x)) exp(-a x) is largest at x = log(1 + 1 / a).
+        largest = -math.log1p(order) - order * math.log1p(1 / order)
+        return (_cumulant(rounds, order) + largest - log_delta) / order
+
+    span = max(float(part.losses[-1]) for part in rounds)
+    orders = math.log(0.01 / (span * math.sqrt(count))), math.log(1e6 / span)
+    closest = optimize.minimize_scalar(renyi, bounds=orders, method="bounded")
+    best = float(closest.fun)
+
+    # Where a few rounds may lose much, that order's multiple is wide: a lower one is transformed.
+    order = math.exp(closest.x) / 1.4
+    log_mass = _cumulant(rounds, order)
+    # Chernoff's bounds on what the multiple has outside, and delta above.
+    beyond = (_cumulant(rounds, 1.5 * order) - log_mass + _OUTSIDE) / (order / 2)
+    below = (log_mass - _cumulant(rounds, order / 2) - _OUTSIDE) / (order / 2)
+    window = max((log_mass - log_share) / order, beyond) - below
+    # Moved to the ends of cells, losses have up to width^2 / 6 more variance a round, or about.
+    width = min(width, math.sqrt(12 * _INFLATION / (count * order * (order + 1))))
+    width = max(width, (window + span) / _MOST_CELLS)
+    size = fft.next_fast_len(math.ceil(window / width) + 1, real=True)
+    unit = _FOURIER * math.log2(size)
+    if count * unit * math.sqrt(size) > 0.5:
+        return max(best, 0.0)
+
+    rounds = [_discretised(part, width, reach, window, present) for part in parts]
+    spectrum = np.ones(size // 2 + 1, np.complex128)
+    for part in rounds:
+        logs = order * part.losses + part.logs
+        masses = np.exp(logs - logs.max())
+        folded = np.bincount(np.arange(len(masses)) % size, masses / masses.sum(), minlength=size)
+        spectrum *= fft.rfft(folded) ** part.times
+    sums = np.maximum(fft.irfft(spectrum, size), 0)
+    # No entry of a spectrum is above 1: powers multiply errors by their exponents, and add some.
+    off = 2 * (count + 1) * unit
+    # By Cauchy and Schwarz, with the squares of (1 - exp(-x)) exp(-a x) summed over the cells.
+    off *= math.sqrt((0.25 / order**3 + 0.14 * width / order**2) / width)
+
+    log_mass = _cumulant(rounds, order)
+    lowest = sum(part.times * float(part.losses[0]) for part in rounds)
+    top = math.ceil(((log_mass - log_share) / order - lowest) / width)
+    numbers = top - np.arange(size)
+    epsilons = lowest + width * numbers
+    # E_a at each of them from the top down, by two sums that have positive terms alone.
+    decay = math.exp(-(order + 1) * width)
+    above = signal.lfilter([0, decay], [1, -decay], sums[numbers % size])
+    means = signal.lfilter([math.expm1(width)], [1, -math.exp(-order * width)], above) + off
+    log_delta -= 16 * size * _UNIT  # What these sums round.
+    allowed = np.exp(log_delta - log_mass + order * epsilons)
+    fails = means > allowed
+    fails[-1] = True
+    last = int(fails.argmax())
+    if last > 0:
+        # Between two sums delta is linear in exp(e).
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = np.log1p(np.maximum(means[last] - allowed[last], 0) / above[last])
+        best = min(best, float(epsilons[last] + np.fmin(step, width)))
+    return max(best, 0.0)
+
+
+def _cumulant(rounds: list[_Round], order: float) -> float:
+    """K of all rounds, rounded up."""
+    from scipy import special
+
+    total = 0.0
+    for part in rounds:
+        rounding = 8 * _UNIT * (600 + order * float(np.abs(part.losses[[0, -1]]).max()))
+        total += part.times * (float(special.logsumexp(order * part.losses + part.logs)) + rounding)
+    return total
+
+
+def _discretised(
+    part: tuple[float, float, int], width: float, reach: float, window: float, present: bool
+) -> _Round:
+    """Losses on a grid, whose delta is a round's at each of its numbers.
+
+    Between two of them the grid's delta is linear in exp(e) and the round's is convex, hence below.
+    Rounds whose deltas are larger at every e have larger ones when composed.
+    """
+    from scipy import special
+
+    rate, ratio, times = part
+    sign = 1 if present else -1
+    infimum = float(np.log1p(-rate)) if rate < 1 else 0.0
+    # Where the record is there, x has the loss log(1 - q + q exp(r x - r^2 / 2)).
+    ends = math.log(rate) + ratio * (np.array([-reach, reach + ratio])[::sign] - ratio / 2)
+    low, high = sign * np.logaddexp(infimum if rate < 1 else -math.inf, ends) - sign * infimum
+    # Losses far below zero, which do not come near epsilon again, are moved up.
+    low = max(low, -window - sign * infimum)
+    steps = width * np.arange(math.floor(low / width), math.ceil(high / width) + 1)
+    losses = sign * infimum + steps
+    # r x - r^2 / 2 where x has these losses, exact near the infimum.
+    logs = steps = sign * steps
+    if rate < 1:
+        with np.errstate(divide="ignore"):
+            logs = infimum + steps - math.log(rate) + np.log(-np.expm1(-steps))
+    places = logs / ratio + ratio / 2
+    scale = 0.0 if present else losses
+    there = np.exp(special.log_ndtr(sign * (ratio - places)) + scale)
+    gone = np.exp(special.log_ndtr(-sign * places) + logs + scale)
+    # Delta at every loss, and the probabilities that have these deltas.
+    rounding = 16 * _UNIT * (8 + (reach + ratio) ** 2)
+    deltas = rate * (np.abs(there - gone) + (there + gone) * rounding)
+    slopes = np.diff(deltas) / math.expm1(width)
+    heads = np.append(1 - deltas[0], -math.exp(width) * slopes)
+    masses = np.maximum(heads + np.append(slopes, 0.0), 0) + 8 * _UNIT * np.abs(heads)
+    # Above what floating point may have taken off a loss.
+    losses += 16 * _UNIT * (4 - infimum + float(np.abs(losses).max()))
+    with np.errstate(divide="ignore"):
+        return _Round(losses, np.log(masses), times)
