@@ -20,7 +20,11 @@ __all__ = ["Party", "Protection"]
 VACUOUS = 20.0
 """Epsilons of several records are called vacuous above this: odds may change by e^20."""
 
-_TRIES, _SLACK, _COLUMNS = 8, 0.05, 100
+_COLUMNS = 100
+# How close a group's epsilon is to its bound, and beyond which epsilon it is not looked for.
+_CLOSE = 4e-3
+_MOST_STEPS = 500
+_ROUNDING = 1e-9
 ANOTHER = "another participant"
 
 _WHY: dict[Secrets | None, str] = {
@@ -331,14 +335,22 @@ def _of_group(loss: losses.AnyLoss, records: int, delta: float) -> float:
         return type(loss)(records**power * loss.size * MARGIN).epsilon(delta)
     # Sampling never makes a loss larger.
     best = losses.Gaussian(records * loss.unamplified * MARGIN).epsilon(delta)
-    one = loss.epsilon(delta)
-    for _ in range(_TRIES):
-        if (records - 1) * one > 700:
-            break
+
+    def excess(one: float) -> float:
         steps = math.log(math.fsum(math.exp(j * one) for j in range(records)))
-        smaller = math.exp(math.log(delta) - steps - _SLACK)
-        stated, one = one, loss.epsilon(smaller)
-        # The steps were summed at an epsilon that is a little less: the slack covers that.
-        if (records - 1) * (one - stated) <= _SLACK * (1 - 1e-9):
-            return min(best, records * one * MARGIN)
-    return best
+        return loss.epsilon(math.exp(math.log(delta) - steps - _ROUNDING)) - one
+
+    # Any epsilon of one record that holds at the delta that it takes; the least by bisection.
+    low = loss.epsilon(delta)
+    high = low
+    while records * high <= _MOST_STEPS and excess(high) > 0:
+        high = 2 * high + _CLOSE
+    if records * high > _MOST_STEPS:
+        return best
+    while high - low > _CLOSE * high:
+        middle = (low + high) / 2
+        if excess(middle) > 0:
+            low = middle
+        else:
+            high = middle
+    return min(best, records * high * MARGIN)

@@ -163,6 +163,28 @@ def test_several_records_in_sampled_batches(rate, ratio, records):
     assert stated <= losses.Gaussian(records * ratio).epsilon(DELTA) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(
+    ("rate", "ratio", "rounds", "delta", "records", "most"),
+    [
+        (256 / 60_000, 1 / 1.3349, 14_000, 1e-6, 2, 4.73),  # By Renyi divergences.
+        (256 / 60_000, 1 / 1.3349, 14_000, 1e-6, 5, 15.71),
+        (0.01, 1.0, 1000, DELTA, 8, 200.0),  # 33,078 where the steps' epsilon was not reached.
+    ],
+)
+def test_several_records_over_many_sampled_rounds(rate, ratio, rounds, delta, records, most):
+    loss = Pld.of([rate], [ratio], rounds)
+    stated = parties.group_epsilon(
+        with_loss(loss, delta=delta, relation="zero_out_record"), records
+    )
+    assert stated <= most
+    # One record's epsilon holds at the delta that so many steps take; a little less does not.
+    epsilon = stated / records
+    steps = sum(np.exp(j * epsilon) for j in range(records))
+    assert loss.epsilon(delta / steps) <= epsilon
+    less = 0.99 * epsilon
+    assert loss.epsilon(delta / sum(np.exp(j * less) for j in range(records))) > less
+
+
 def test_finite_precision_costs_a_group_more_delta():
     bare = make(release=True)
     spent = bare.replace(epsilon=1.01, added_epsilon=1e-3, added_delta=1e-9)
