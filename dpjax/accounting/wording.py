@@ -95,7 +95,8 @@ def statement(of: Record, *, process: bool = True) -> str:
         f"; {rule}{_sampled_text(of)}",
         of.mu is not None and f", mu = {up(of.mu)}",
         rho is not None and f", rho = {up(rho)}",
-        of.accountant in ("rdp", "paper") and f", exact epsilon = {up(of.exact_epsilon)}",
+        of.accountant in ("rdp", "paper")
+        and f", exact epsilon = {up(of.exact_epsilon)}{parties.whose(of)}",
         of.accountant == "pure" and ", of noise in exact arithmetic",
         of.unsound and " (the stated epsilon is FALSE, the exact one holds)",
         of.release and _precision_text(of),
@@ -142,10 +143,11 @@ def caption(of: Record, digits: int = 4) -> str:
     if of.relation is None:
         return f"not private, T = {of.rounds}"
     pattern, false = _pattern(of), "FALSE: " * of.unsound
+    largest = "largest " * bool(parties.whose(of))
     return _joined(
         f"(epsilon = {epsilon_text(of, digits)}, delta = {delta_text(of.delta, digits)})-DP",
         (of.unsound or of.accountant in ("rdp", "paper"))
-        and f" [{false}exact epsilon {up(of.exact_epsilon, digits)}]",
+        and f" [{false}{largest}exact epsilon {up(of.exact_epsilon, digits)}]",
         f" per {of.unit} ({of.relation}",
         of.gradient_gap is not None and f", ASSUMED {of.norm} gap {of.gradient_gap:g}",
         of.smoothness is not None and f" and smoothness {of.smoothness:.4g}",

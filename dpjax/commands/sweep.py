@@ -20,6 +20,8 @@ import jax
 import numpy as np
 
 from dpjax import _files, _numerics, _validate, _workers
+from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.wording import epsilon_text
 from dpjax.engine import checkpoint, inputs
 from dpjax.engine.run import ScanDriver, run
 from dpjax.engine.state import RunSchedule, RunState
@@ -67,7 +69,10 @@ class Sweep:
         return self.frame.copy()
 
     def summary(self) -> str:
-        """A table of the last metrics: mean +- standard error over seeds, a line for each point."""
+        """A table of the last metrics: mean +- standard error over seeds, a line for each point.
+
+        ``epsilon`` is that of the point's guarantee, rounded up, or the range of its agents'.
+        """
         from dpjax.results import tables
 
         fields = list(dict.fromkeys(name for point in self.points for name in point))
@@ -76,7 +81,8 @@ class Sweep:
         rows = []
         for number, part in self.frame.groupby(["point", "seed"]).tail(1).groupby("point"):
             known = {name: part[name].iloc[0] for name in fields if name in self.points[number]}
-            row = dict.fromkeys(fields, "") | known | {"epsilon": part["epsilon"].iloc[0]}
+            guarantee = Guarantee.from_dict(part["guarantee"].iloc[0])
+            row = dict.fromkeys(fields, "") | known | {"epsilon": epsilon_text(guarantee)}
             rows.append(row | {name: tables.measured(part[name]) for name in metrics})
         return tables.text(rows)
 

@@ -15,6 +15,7 @@ import flax.linen as nn
 import numpy as np
 
 from dpjax import _files, _validate
+from dpjax._numerics import up
 from dpjax.algorithms import methods
 from dpjax.commands import inputs
 from dpjax.data import load, partition, split
@@ -159,7 +160,7 @@ def run(path: Path, out: Path | None) -> int:
         print(f"\n{one.config.label}:\n{one.protection()}")
         if each := one.guarantee.per_agent_epsilon:
             shown = zip(task.partition.names or range(len(each)), each, strict=True)
-            print("epsilon by agent: " + ", ".join(f"{name} {value:g}" for name, value in shown))
+            print("epsilon by agent: " + ", ".join(f"{name} {up(value)}" for name, value in shown))
     print(f"written: {folder / 'report.html'} and what it was made from")
     return 0
 

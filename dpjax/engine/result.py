@@ -138,7 +138,8 @@ class Result:
         """Tidy rows, one for each plan, seed and measured round.
 
         ``epsilon`` is that of ``guarantee``, the statement at the end of the run, in all rows. It
-        is less than the plan's after ``stop_at``, and more where phases add up.
+        is less than the plan's after ``stop_at``, and more where phases add up. Where agents'
+        differ it is the largest, and the guarantee's ``per_agent_epsilon`` has all.
 
         Args:
             extra: Columns to add to every row; ``algorithm`` replaces the design's name.

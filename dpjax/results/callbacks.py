@@ -19,7 +19,7 @@ def tensorboard(
     """Write metrics and epsilon of every plan to a folder that TensorBoard shows.
 
     A tag is ``metric/label``, the mean over seeds; ``epsilon/label`` is what the run guarantees if
-    it ends there.
+    it ends there: where agents' differ the largest, and ``least_epsilon/label`` is the least.
 
     Args:
         folder: Of the event files.
@@ -90,3 +90,6 @@ def _scalars(progress: Any, labels: Sequence[str] | None) -> Iterator[tuple[str,
             yield f"{metric}/{name}", float(np.mean(values[:, v]))
         if np.isfinite(guarantee.epsilon):
             yield f"epsilon/{name}", float(guarantee.epsilon)
+        least = min(guarantee.per_agent_epsilon or (guarantee.epsilon,))
+        if least < guarantee.epsilon:
+            yield f"least_epsilon/{name}", float(least)

@@ -231,10 +231,10 @@ def lines(
             line = _LEVELS[notes.levels.setdefault(name, len(notes.levels)) % len(_LEVELS)]
             ax.axhline(level, color=_INK, linestyle=line, linewidth=1.1, label=name)
         # A dollar sign in the name of a column or of a series starts no formula.
-        ax.set_xlabel(xlabel or x.replace("_", " "), parse_math=bool(xlabel))
+        ax.set_xlabel(xlabel or _named(frame, x), parse_math=bool(xlabel))
         cell, siblings = ax.get_subplotspec(), ax.get_shared_y_axes().get_siblings(ax)
         if cell is None or cell.is_first_col() or len(siblings) == 1:
-            ax.set_ylabel(ylabel or y.replace("_", " "), parse_math=bool(ylabel))
+            ax.set_ylabel(ylabel or _named(frame, y), parse_math=bool(ylabel))
         ax.set_title(title or "")
         _scale(ax, frame[x], logx, logy)
     if guarantee is None and "guarantee" in frame.columns:
@@ -332,7 +332,7 @@ def from_records(
         frame = frame[frame["round"] == frame.groupby(runs, dropna=False)["round"].transform("max")]
     if frame[series].dtype.kind in "fiu" and series != x:
         # A number alone would not say what it is.
-        name = series.replace("_", " ")
+        name = _named(frame, series)
         frame = frame.sort_values(series, kind="stable")
         frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
     if out is None:
@@ -398,6 +398,13 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
     raise ValueError(
         f"records hold several rows for {', '.join(f'{k} = {first[k]}' for k in keys)}; {remedy}"
     )
+
+
+def _named(frame: "pandas.DataFrame", column: str) -> str:
+    """What a column is called; epsilon of agents with different ones is the largest."""
+    stated = frame["guarantee"] if column == "epsilon" and "guarantee" in frame.columns else None
+    by_agent = any(" by agent" in caption for caption in captions.guarantees(stated))
+    return "largest epsilon of an agent" if by_agent else column.replace("_", " ")
 
 
 def _look(name: Any, known: Mapping[Any, Look], turns: dict[Any, int]) -> dict[str, Any]:

@@ -127,6 +127,12 @@ def test_budgets_per_agent(accountant):
         for stated, truth in zip(spent.per_agent_epsilon, gdp.epsilon(mus / 2, 1e-5), strict=True)
     )
     assert "1 to 10 by agent" in guarantee.statement()
+    # An exact epsilon beside the range is that of the largest, and says so.
+    exact = accountant != "gdp"
+    assert ("[largest exact epsilon " in guarantee.caption()) == exact
+    largest = f"exact epsilon = {_numerics.up(guarantee.exact_epsilon)}, at the agent with the larg"
+    assert (largest in guarantee.statement()) == exact
+    assert "[exact epsilon " not in guarantee.caption()
     with pytest.raises(ValueError, match="maximum"):
         make(per_agent_epsilon=(1.0, 2.0))
 

@@ -1,6 +1,7 @@
 """Sweeps: the rows of plain runs, records, several processes, the best points, refusals."""
 
 import dataclasses
+import math
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ import pandas
 import pytest
 
 import dpjax as dp
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.commands import sweep
 from dpjax.results import records
@@ -71,14 +73,22 @@ def test_rows_are_those_of_runs_and_are_kept(tmp_path, monkeypatch):
 def test_a_sweep_is_summed_up_by_its_last_metrics():
     rows = [(p, s, r, (1, None)[p], float(p + s + r)) for p, s, r in np.ndindex(2, 2, 2)]
     names = ["point", "seed", "round", "noise", "loss"]
-    frame = pandas.DataFrame(rows, columns=names).assign(epsilon=3.0)
-    frame = frame[["noise", "epsilon", "seed", "round", "loss", "point"]]
+    bare = [Guarantee.none(2).to_dict()] * len(rows)
+    frame = pandas.DataFrame(rows, columns=names).assign(epsilon=math.inf, guarantee=bare)
+    frame = frame[["noise", "epsilon", "guarantee", "seed", "round", "loss", "point"]]
     lines = sweep.Sweep(({"noise": 1}, {"noise": None}), frame).summary().splitlines()
     assert lines[0].split() == ["noise", "epsilon", "loss"]
     assert [line.split("  ")[-1] for line in lines[2:]] == ["1.5 +- 0.5", "2.5 +- 0.5"]
     mixed = swept([{"budget.epsilon": 30.0}, {"optimizer.step_size": 0.1}]).summary().splitlines()
     assert mixed[0].split()[:3] == ["budget.epsilon", "optimizer.step_size", "epsilon"]
     assert [line.split()[:2] for line in mixed[2:]] == [["30", "30"], ["0.1", "5"]]
+
+
+def test_a_summary_shows_the_range_of_budgets_by_agent():
+    table = swept({"budget.epsilon": [(1.0, 2.0, 3.0, 4.0), 4.0]}, seeds=[0]).summary()
+    different, equal = table.splitlines()[2:]
+    assert "1 to 4 by agent" in different
+    assert "by agent" not in equal and equal.split()[:2] == ["4", "4"]
 
 
 def test_best_points_are_a_grid():

@@ -229,12 +229,14 @@ def test_a_release_needs_noise(capsys: Capture) -> None:
 
 
 def test_a_model_is_found_beside_the_settings(capsys: Capture, folder: Path) -> None:
-    settings(('"Linear"', '"own_risk:Risk"'))
+    settings(('"Linear"', '"own_risk:Risk"'), ("North = 1.0", "North = 1.0000004"))
     refused(["train", "own.toml"], capsys, "put own_risk.py beside the file of settings")
     (folder / "elsewhere").mkdir()
     Path("elsewhere/own_risk.py").write_text(RISK)
     Path("own.toml").rename("elsewhere/own.toml")
     assert cli.main(["train", "elsewhere/own.toml"]) == 0
+    # Printed epsilons are rounded up.
+    assert "epsilon by agent: North 1.00001, South 2, St Mary 3" in capsys.readouterr().out
     assert Result.load("run/result.npz").params["params"]["Dense_0"]["kernel"].shape[-2:] == (3, 1)
 
 

@@ -222,6 +222,9 @@ def test_a_file_states_only_a_total_whose_last_phase_it_is(network, tmp_path):
         with pytest.raises(ValueError, match="whose last phase is not this plan's; give plan.guar"):
             made.save(tmp_path / "it.npz", guarantee=stated)
     assert not list(tmp_path.iterdir())
+    each = plan.make(make_config(epsilon=(1.0, 2.0, 2.0, 2.0, 2.0, 1.5)), network)
+    text = each.export(each.guarantee.within(total)).instructions()
+    assert "Its own rounds cost epsilon = 1 to 2 by agent at delta" in text
     entries = read(other.save(tmp_path / "it.npz", guarantee=wrong[2]))
     assert entries["epsilon"] == 4.0 and entries["rounds"] == other.config.rounds
     assert gdp.epsilon(mu_of(entries), entries["delta"]) <= 2.5 * (1 + 1e-9)

@@ -56,6 +56,15 @@ def test_boards_have_the_means_over_seeds(tmp_path, network, small):
     assert result.ended
 
 
+def test_boards_have_the_least_and_the_largest_epsilon_of_agents(network, small):
+    logged = []
+    board = types.SimpleNamespace(log=lambda values, step: logged.append(values))
+    plans = [plan.make(make_config(epsilon=each), network) for each in ((1.0,) * 5 + (4.0,), 4.0)]
+    run(plans, small, seeds=[0], eval_every=20, callback=callbacks.wandb(board))
+    assert (logged[-1]["least_epsilon/0"], logged[-1]["epsilon/0"]) == (1.0, 4.0)
+    assert logged[-1]["epsilon/1"] == 4.0 and "least_epsilon/1" not in logged[-1]
+
+
 def test_what_cannot_log_is_refused(network, small):
     with pytest.raises(ValueError, match="run is None; give what wandb.init"):
         callbacks.wandb(None)

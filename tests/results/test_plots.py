@@ -377,6 +377,18 @@ def test_records_are_drawn_with_sensible_defaults(tmp_path):
     assert plots.from_records(one, y="accuracy").name == "one_accuracy_round.svg"
 
 
+@pytest.mark.parametrize("least", [1.0, 3.0])
+def test_an_axis_of_epsilons_says_where_they_are_of_the_largest_agent(least):
+    rows = pandas.DataFrame(make_rows(("independent",)))
+    figure = plots.lines(rows[rows["round"] == 300], "epsilon", "test_loss")
+    assert figure.axes[0].get_xlabel() == "epsilon"
+    different = guarantee(3.0).replace(per_agent_epsilon=(least, 3.0)).to_dict()
+    rows["guarantee"] = [different if row == 3.0 else None for row in rows["epsilon"]]
+    figure = plots.lines(rows[rows["round"] == 300], "epsilon", "test_loss")
+    expected = "largest epsilon of an agent" if least < 3 else "epsilon"
+    assert figure.axes[0].get_xlabel() == expected
+
+
 def test_the_first_metric_is_drawn_where_there_is_no_test_loss(tmp_path):
     rows = [
         {"algorithm": a, "agents": 20, "seed": s, "round": r, "energy": r + s, "other": 1.0}
