@@ -17,8 +17,7 @@ L = log(1 / delta):
     paper   epsilon / (2 sqrt(L))                                  (false for large epsilon)
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -391,9 +390,10 @@ class Remaining(NamedTuple):
     """What a total leaves for later phases.
 
     Attributes:
-        epsilon: Budget of a next phase that takes all of it, 0 where nothing is left.
+        epsilon: Budget of a next phase that takes all of it, 0 where nothing is left; one an agent
+            where the total or budgets of phases were given so.
         delta: The total's.
-        mu: Its Gaussian-DP parameter; None for totals of other kinds.
+        mu: Its Gaussian-DP parameter, likewise; None for totals of other kinds.
 
     Example:
         >>> from dpjax.accounting.budget import Remaining
@@ -401,15 +401,15 @@ class Remaining(NamedTuple):
         2.0
     """
 
-    epsilon: float
+    epsilon: float | tuple[float, ...]
     delta: float
-    mu: float | None
+    mu: float | tuple[float, ...] | None
 
 
 FILTERS = ("gdp", "zcdp", "pure")
 """Accountants of which a total may be: losses that add up whatever later phases were chosen by."""
 
-_ROOM = 1 - 1e-9
+_ROOM = 1 - 4e-9
 
 
 def whole(total: Any, *, release: bool) -> dict[str, Any]:
@@ -420,29 +420,55 @@ def whole(total: Any, *, release: bool) -> dict[str, Any]:
         release: Whether its phases are releases, of which finite precision takes a part.
 
     Returns:
-        The loss that all phases may have together, of no rounds yet; epsilon; and the parts of
-        epsilon and delta for noise of finite precision.
+        The loss that all phases may have together, of no rounds yet and of the agent with the
+        largest; epsilon, and each agent's; and the parts of epsilon and delta for noise of finite
+        precision.
 
     Raises:
-        ValueError: For one epsilon an agent, or an accountant that no filter is known for.
+        ValueError: For an accountant that no filter is known for, or epsilons by agent of another
+            than "gdp".
     """
-    if not isinstance(epsilon := total.epsilon, float | int):
-        raise ValueError(f"epsilon is {epsilon!r} of a total; give one number for all agents")
     if total.accountant not in FILTERS:
         raise ValueError(
             f"accountant is {total.accountant!r} of a total; choose one of {', '.join(FILTERS)}: "
             "Gaussian noise adds up under 'gdp', whatever the accountant of its phases"
         )
-    epsilon, delta = _validate.positive("epsilon", epsilon), total.delta
+    if total.each is not None and total.accountant != "gdp":
+        raise ValueError(
+            f"epsilon is {total.epsilon!r} of a total by {total.accountant!r}; give one number for "
+            "all agents"
+        )
+    epsilon, delta = total.largest, total.delta
     reserves = release and total.accountant != "pure"
-    added = (total.reserve * epsilon, finite.LIMIT * delta) if reserves else (0.0, 0.0)
-    free, delta = (epsilon - added[0]) * (1 - 1e-15), delta - added[1]
+    # What finite precision adds is one number for all agents: the smallest total has to hold it.
+    added = (total.reserve * np.min(total.epsilon), finite.LIMIT * delta) if reserves else (0, 0)
+    fields = {"epsilon": epsilon, "per_agent_epsilon": total.each}
+    fields |= {"added_epsilon": float(added[0]), "added_delta": float(added[1])}
     loss: losses.AnyLoss = losses.Pure(epsilon, 0)
     if total.accountant == "gdp":
-        loss = losses.Gaussian(float(gdp.mu(free, delta)), 0, False, None, "phases")
+        mu = limits(fields | {"per_agent_epsilon": (epsilon,)}, delta)
+        loss = losses.Gaussian(mu.item(), 0, False, None, "phases")
     elif total.accountant == "zcdp":
-        loss = losses.Concentrated(discrete.largest_rho(free, delta), 0)
-    return {"loss": loss, "epsilon": epsilon, "added_epsilon": added[0], "added_delta": added[1]}
+        free = (epsilon - fields["added_epsilon"]) * (1 - 1e-15)
+        loss = losses.Concentrated(discrete.largest_rho(free, delta - fields["added_delta"]), 0)
+    return fields | {"loss": loss}
+
+
+def limits(fields: Mapping[str, Any], delta: float) -> Float[np.ndarray, " n"]:
+    """Return the loss that all phases may have together at each agent, rounded down.
+
+    Args:
+        fields: Of a total, from `whole`.
+        delta: The total's.
+
+    Returns:
+        [n] Gaussian-DP parameters; [1] the one number where all agents have the same.
+    """
+    each = fields["per_agent_epsilon"]
+    if each is None:
+        return np.array([getattr(fields["loss"], "size", 0.0)])
+    free = (np.asarray(each) - fields["added_epsilon"]) * (1 - 1e-15)
+    return np.asarray(gdp.mu(free, delta - fields["added_delta"]))
 
 
 def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
@@ -459,14 +485,16 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
     it was stopped on the way, unless it had a curve.
 
     Args:
-        total: The total, a `dpjax.plans.protect.Budget` of one epsilon, and of the delta of every
-            phase. Its accountant "gdp" adds up mu^2 of Gaussian noise, "zcdp" rho, "pure" epsilons;
-            releases keep its reserve for noise of finite precision.
+        total: The total, a `dpjax.plans.protect.Budget` of one epsilon or of one an agent, and of
+            the delta of every phase. Its accountant "gdp" adds up mu^2 of Gaussian noise, "zcdp"
+            rho, "pure" epsilons; releases keep its reserve for noise of finite precision.
         spent: Guarantees of the phases so far, in order; of a run that states the total already,
             its guarantee alone.
 
     Returns:
-        The budget that a next phase may have, rounded down: ``Budget(left.epsilon, left.delta)``.
+        The budget that a next phase may have, rounded down: ``Budget(left.epsilon, left.delta)``;
+        one epsilon an agent where the total or the budgets of phases are, agent i being the same
+        one in all of them: `dpjax.accounting.guarantee.Guarantee.survivors`.
 
     Raises:
         ValueError: For phases that pass the total or do not compose, and losses without a filter.
@@ -490,17 +518,22 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
         (2.111, 0.526)
     """
     # Whether there will be releases is not known yet: what they take is left out.
-    loss, used = whole(total, release=True)["loss"], 0.0
+    fields, used = whole(total, release=True), np.zeros(1)
     if not isinstance(spent, list | tuple):
         raise ValueError(f"spent is a {type(spent).__name__}; give a list of guarantees")
     if spent:
         stated = spent[0].within(total)
         for later in spent[1:]:
             stated = stated.followed_by(later, planned=False)
-        loss, used = stated.loss, stated.spent.size
-    gaussian, limit = loss.kind == "gdp", loss.size
-    remaining = math.sqrt((limit - used) * (limit + used)) if gaussian else limit - used
-    # Plans round a mu to the safe side once more than this does.
-    rest = type(loss)(remaining * _ROOM)
-    epsilon = rest.epsilon(total.delta) * (1 if gaussian else _ROOM)
-    return Remaining(epsilon, total.delta, rest.size if gaussian else None)
+        fields, used = vars(stated), stated.agents_spent
+    limit = limits(fields, total.delta)
+    left = np.maximum(limit - used, 0)
+    # Plans round a loss to the safe side once more than this does.
+    if total.accountant != "gdp":
+        rest = type(fields["loss"])(left.item() * _ROOM)
+        return Remaining(rest.epsilon(total.delta) * _ROOM, total.delta, None)
+    mu = np.sqrt(left * (limit + used)) * _ROOM
+    epsilon = np.asarray(gdp.epsilon(mu, total.delta))
+    if len(mu) == 1:
+        return Remaining(epsilon.item(), total.delta, mu.item())
+    return Remaining(tuple(epsilon.tolist()), total.delta, tuple(mu.tolist()))

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dpjax import _html, _validate
-from dpjax.accounting import budget, finite, gdp, losses, parties, stopping, wording
-from dpjax.accounting.records import Record
+from dpjax.accounting import budget, finite, losses, parties, stopping, wording
+from dpjax.accounting.records import Record, agents_mus, together
 
 __all__ = ["Guarantee"]
 
@@ -50,16 +52,25 @@ class Guarantee(Record):
                 "gradients: plan for gradients='any' and attacker 'outsider' or 'node', or fix all "
                 "phases of a coalition beforehand (planned=True), without a total"
             )
-        every, spent, whole = _joined_all(self.phases), self.spent, getattr(self.loss, "size", 0.0)
-        theirs, count = every.fields(), f"{len(self.phases)} phases"
+        epsilons = [one.per_agent_epsilon for one in (self, *self.phases)]
+        counts = {len(each) for each in epsilons if each}
+        if self.per_agent_epsilon and len(counts) > 1:
+            raise ValueError(
+                f"phases and the total have epsilons of {sorted(counts)} agents; state them for "
+                "the agents that stay, by survivors(departed)"
+            )
+        theirs, count = _joined_all(self.phases).fields(), f"{len(self.phases)} phases"
         for name, mine in self.fields().items():
             if name not in _OF_TOTAL and mine != theirs[name]:
                 raise ValueError(f"{name} is {mine!r}, and {theirs[name]!r} of its {count}")
-        if spent.size > whole:
+        used, limit = np.broadcast_arrays(self.agents_spent, budget.limits(vars(self), self.delta))
+        if (used > limit).any():
+            agent = int(np.argmax(used - limit))
+            where = f" at agent {agent}" * (len(used) > 1)
             raise ValueError(
-                f"{spent.symbol} of {count} is {spent.size:.6g} together, more than the total's "
-                f"{whole:.6g} (epsilon {self.epsilon:.6g} at delta {self.delta:g}); plan the next "
-                "one for what budget.remaining(total, spent) leaves"
+                f"{self.spent.symbol} of {count} is {used[agent]:.6g} together{where}, more than "
+                f"the total's {limit[agent]:.6g} (epsilon {parties.epsilon_text(self)} at delta "
+                f"{self.delta:g}); plan the next one for what budget.remaining(total, spent) leaves"
             )
         for name in ("added_epsilon", "added_delta"):
             if theirs[name] > getattr(self, name):
@@ -191,13 +202,13 @@ class Guarantee(Record):
         free = stopping.Curve(marks=tuple(marks), shares=tuple(shares), delta=self.delta)
         if free.marks[-1] != self.rounds:
             raise ValueError(f"marks end at {free.marks[-1]}; end them at the {self.rounds} rounds")
-        mus = self._agents_mus() or [loss.mu]
+        mus = agents_mus(self)
 
         def curved(added: float) -> tuple[Guarantee, float]:
             remaining = self.delta - added
-            inner = min(stopping.inner_delta(mu * free.roots, remaining) for mu in set(mus))
+            inner = min(stopping.inner_delta(mu * free.roots, remaining) for mu in np.unique(mus))
             curve = dataclasses.replace(free, delta=inner)
-            record = self._restated(loss, self._agents_mus(), added_delta=added, curve=curve)
+            record = self._restated(loss, mus, added_delta=added, curve=curve)
             return record, record.epsilon
 
         record = finite.grown(curved, self.added_delta, self.delta, self.epsilon)
@@ -244,7 +255,8 @@ class Guarantee(Record):
         noise of their own. An earlier run that was stopped on the way states all that it had
         planned, and that is what composes. Phases of a coalition compose where its ``nodes`` are
         the same numbers of the same agents in both: its loss under gradients "any" holds after all
-        messages of the earlier phase, whatever its members know of that.
+        messages of the earlier phase, whatever its members know of that. Where
+        budgets are by agent, agent i of both is the same.
 
         Where this record states a total (`within`), what it returns states the same total over one
         phase more, which may have been chosen by anything released.
@@ -269,7 +281,7 @@ class Guarantee(Record):
         """
         _validate.flag("planned", planned)
         if self.phases:
-            of_total = ("loss", "epsilon", "added_epsilon", "added_delta")
+            of_total = ("loss", "epsilon", "per_agent_epsilon", "added_epsilon", "added_delta")
             whole = {name: getattr(self, name) for name in of_total}
             return _under(whole, (*self.phases, *(later.phases or (later,))))
         if later.phases:
@@ -299,7 +311,7 @@ class Guarantee(Record):
                 f"participation is {patterns[0]}, then {patterns[1]}; only equal separations "
                 "compose"
             )
-        return base._restated(self.loss.then(later.loss))
+        return base._restated(self.loss.then(later.loss), together((self, later)))
 
     protection = parties.table
     statement = wording.statement
@@ -317,22 +329,25 @@ class Guarantee(Record):
         own, then all phases in a row (`followed_by`) keep what is returned, also where it was
         chosen by anything released whether there is another phase, of which agents, rounds and
         noise. Not where it was chosen by data that were not released: a site that leaves because
-        of what its own data show tells that. Agents that have left spend nothing more; agents are
-        not told apart, each phase counts by its worst one. See `dpjax.accounting.budget.remaining`.
+        of what its own data show tells that. Agents that have left spend nothing more. Where the
+        total or budgets of phases are by agent, agent i is to be the same one in all phases, see
+        `survivors`; phases with one epsilon count the same for all agents, and phases of different
+        numbers of agents by the agent with their largest loss. See
+        `dpjax.accounting.budget.remaining`.
 
         Args:
-            total: The total, a `dpjax.plans.protect.Budget` of one epsilon, with accountant "gdp"
-                for Gaussian noise, "zcdp" or "pure".
+            total: The total, a `dpjax.plans.protect.Budget` with accountant "gdp" for Gaussian
+                noise, of one epsilon or of one an agent; or "zcdp" or "pure", of one epsilon.
 
         Returns:
             The guarantee that states the total, with this phase in ``phases``; this one itself
             where it states that total already.
 
         Raises:
-            ValueError: For a phase that passes the total or has another delta; losses of batches
-                drawn by Poisson sampling, for which adding up does not hold; coalitions, whose
-                numbers a departure changes; gradients="view", whose phases do not compose; another
-                total than stated.
+            ValueError: For a phase that passes the total or has another delta; a total of other
+                agents; losses of batches drawn by Poisson sampling, for which adding up does not
+                hold; coalitions, whose numbers a departure changes; gradients="view", whose phases
+                do not compose; another total than stated.
 
         Reference:
             Smith and Thakurta (2022), arXiv 2210.17520; Koskela, Tobaben and Honkela (2023),
@@ -345,12 +360,54 @@ class Guarantee(Record):
             raise ValueError(f"delta is {self.delta}, and the total's {total.delta}; plan at that")
         if not self.phases:
             return _under(whole, (self,))
-        if (self.epsilon, self.accountant) != (whole["epsilon"], total.accountant):
+        stated = self.per_agent_epsilon or self.epsilon
+        if (stated, self.accountant) != (total.epsilon, total.accountant):
             raise ValueError(
-                f"epsilon is {self.epsilon} of a total by {self.accountant!r} that is stated "
+                f"epsilon is {stated} of a total by {self.accountant!r} that is stated "
                 "already; a total is fixed once, before the first phase"
             )
         return self
+
+    def survivors(self, departed: Sequence[int]) -> "Guarantee":
+        """What it states of the agents that stay, numbered as by `mixing.survivors`.
+
+        A total that is given by agent, or phases whose budgets are, count the agents of a later
+        phase by their numbers.
+
+        Guarantee: what this record states still holds for the departed, who spend nothing more.
+
+        Args:
+            departed: The agents who leave.
+
+        Returns:
+            The record; the same one where all agents have one epsilon, whoever they are.
+
+        Raises:
+            ValueError: For a number that is no agent's, or where nobody stays.
+
+        Example:
+            >>> from dpjax.accounting.guarantee import Guarantee
+            >>> stated = Guarantee.of(
+            ...     epsilon=2.0, per_agent_epsilon=(1.0, 2.0, 1.5), delta=1e-5, mu=0.49,
+            ...     relation="replace_record", attacker="outsider", rounds=100, clip_norm=1.0,
+            ...     accountant="gdp", release=False,
+            ... )
+            >>> np.round(stated.survivors([1]).per_agent_epsilon, 3).tolist()
+            [1.0, 1.5]
+        """
+        phases = tuple(one.survivors(departed) for one in self.phases)
+        if self.per_agent_epsilon is None:
+            return dataclasses.replace(self, phases=phases)
+        most = len(self.per_agent_epsilon) - 1
+        gone = _validate.agents("departed", departed, most=most)
+        stay = np.delete(self.per_agent_epsilon, gone).tolist()
+        if not stay:
+            raise ValueError(f"departed is {gone}, everyone; leave at least one agent")
+        if not phases:
+            return self._restated(self.loss, np.delete(agents_mus(self), gone))
+        mu = np.delete(budget.limits(vars(self), self.delta), gone).max()
+        changes = {"epsilon": max(stay), "per_agent_epsilon": tuple(stay), "mu": float(mu)}
+        return self.replace(phases=phases, **changes)
 
     def _open(self, **changes: Any) -> "Guarantee":
         """The record with changes, its epsilon still to be stated."""
@@ -358,20 +415,22 @@ class Guarantee(Record):
         return dataclasses.replace(self, unsound=False, **bare | changes)
 
     def _restated(
-        self, loss: losses.AnyLoss, mus: Sequence[float] = (), most: Any = None, **changes: Any
+        self, loss: Any, mus: np.ndarray | None = None, most: Any = None, **changes: Any
     ) -> "Guarantee":
         """The record with another loss, its epsilon at the same delta.
 
         Args:
             loss: The loss.
-            mus: Bounds on each agent's, where they differ.
+            mus: [n] bounds on each agent's, where they differ.
             most: What agents' epsilons cannot be above.
             changes: Other fields.
         """
+        if mus is not None:
+            loss = dataclasses.replace(loss, mu=min(loss.mu, float(mus.max())))
         bare = self._open(accountant=loss.kind, loss=loss, **changes)
-        if not mus:
+        if mus is None or len(mus) == 1:
             return dataclasses.replace(bare, epsilon=bare.exact_epsilon)
-        each = [bare.exact(losses.Gaussian(mu)) for mu in mus]
+        each = [bare.exact(losses.Gaussian(min(mu, loss.mu))) for mu in mus.tolist()]
         each = each if most is None else list(map(min, each, most))
         return dataclasses.replace(bare, epsilon=max(each), per_agent_epsilon=tuple(each))
 
@@ -379,32 +438,14 @@ class Guarantee(Record):
         """The first rounds, which have spent a share of the mu^2 of a Gaussian loss."""
         assert isinstance(self.loss, losses.Gaussian)
         spent = self.loss.part(rounds, share)
-        mus = [mu * spent.scale(share) for mu in self._agents_mus()]
-        if mus:
-            spent = dataclasses.replace(spent, mu=min(spent.mu, max(mus)))
+        mus = agents_mus(self) * spent.scale(share)
         # Their mus are upper bounds, up to rounding.
         most = None if self.unsound else self.per_agent_epsilon
-        return self._restated(spent, [min(mu, spent.mu) for mu in mus], most, unused=0)
-
-    def _agents_mus(self) -> list[float]:
-        """Upper bounds on each agent's mu; none where all agents have the same."""
-        # Each agent's mu is at most what its accountant allowed for its epsilon.
-        return [min(self._mu_of(value), self.mu) for value in self.per_agent_epsilon or ()]
-
-    def _mu_of(self, epsilon: float) -> float:
-        """An upper bound on the mu for which this record's accountant states epsilon."""
-        rule: Any = self.accountant
-        if rule == "gdp":  # What the other rules state need not include it.
-            epsilon = max(0.0, epsilon - self.added_epsilon)
-        delta = self.delta if self.curve is None else self.curve.delta
-        if epsilon == 0:
-            return float(gdp.mu(0.0, delta)) * (1 + 1e-9)
-        mu = budget.allowed_mu(epsilon, delta, accountant=rule, allow_unsound=True)
-        return float(mu) * (1 + 1e-9)
+        return self._restated(spent, mus, most, unused=0)
 
 
 _OF_TOTAL = (
-    *("epsilon", "accountant", "phases", "added_epsilon", "added_delta"),
+    *("epsilon", "per_agent_epsilon", "accountant", "phases", "added_epsilon", "added_delta"),
     *("mu", "white", "over_rounds", "other_loss"),
 )
 """Fields of a total that are not its phases'."""

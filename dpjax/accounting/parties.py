@@ -8,7 +8,7 @@ data from other agents as it does from an outsider; noise of a seed that agents 
 import functools
 import math
 import textwrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dpjax import _html
 from dpjax._numerics import MARGIN, delta_text, up
@@ -66,6 +66,7 @@ class Party(NamedTuple):
         epsilon: An upper bound at ``delta``; None where nothing is promised.
         delta: Delta of the guarantee.
         why: The reason, as the end of a sentence.
+        per_agent_epsilon: [n] the same for the data of each agent, where they differ.
 
     Example:
         >>> from dpjax.accounting.parties import Party
@@ -77,12 +78,13 @@ class Party(NamedTuple):
     epsilon: float | None
     delta: float
     why: str
+    per_agent_epsilon: tuple[float, ...] | None = None
 
     def __str__(self) -> str:
         """The row as a sentence."""
         if self.epsilon is None:
             return f"NOT protected from {self.party}: {self.why}."
-        cost = f"epsilon = {up(self.epsilon)}, delta = {delta_text(self.delta)}"
+        cost = f"epsilon = {epsilon_text(self)}, delta = {delta_text(self.delta)}"
         return f"Protected from {self.party} ({cost}): {self.why}."
 
 
@@ -97,7 +99,7 @@ class Protection(tuple[Party, ...]):
 
     def _costs(self) -> list[str]:
         return [
-            "NOT protected" if one.epsilon is None else f"epsilon = {up(one.epsilon)}"
+            "NOT protected" if one.epsilon is None else f"epsilon = {epsilon_text(one)}"
             for one in self
         ]
 
@@ -153,10 +155,36 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
     reasons.append(("whoever holds the seed", False, why))
     # The paper's rule may state less than what holds.
     epsilon, assumptions = max(of.epsilon, of.exact_epsilon), _assumed(of)
+    each = None if of.unsound else of.per_agent_epsilon
     return Protection(
-        Party(party, epsilon if protected else None, of.delta, why + assumptions * protected)
+        Party(party, epsilon, of.delta, why + assumptions, each)
+        if protected
+        else Party(party, None, of.delta, why)
         for party, protected, why in reasons
     )
+
+
+def epsilon_text(of: Record | Party, digits: int = 6) -> str:
+    """Epsilon, or the range of agents' epsilons, rounded up.
+
+    Args:
+        of: The guarantee, or a party that it protects from.
+        digits: Of its numbers.
+    """
+    return range_text(of.per_agent_epsilon or (of.epsilon,), digits)
+
+
+def range_text(values: Any, digits: int = 6) -> str:
+    """A number, or the range of agents' numbers, rounded up.
+
+    Args:
+        values: [n] one an agent, or [1] one for all.
+        digits: Of the numbers.
+    """
+    least, largest = min(values), max(values)
+    if least < largest:
+        return f"{up(least, digits)} to {up(largest, digits)} by agent"
+    return up(largest, digits)
 
 
 def whose(of: Record) -> str:
@@ -167,7 +195,7 @@ def whose(of: Record) -> str:
 
 def _assumed(of: Record) -> str:
     """What every promise of a guarantee counts on, beside who knows which secret."""
-    said = whose(of)
+    said = ""
     if of.gradients == "view":
         said += ", for gradients that do not depend on what it cannot see"
     if of.sum_only:

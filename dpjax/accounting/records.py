@@ -3,12 +3,15 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
+
 from dpjax import _validate
+from dpjax._numerics import MARGIN
 from dpjax.accounting import budget, losses, stopping
 
 __all__ = ["Record", "Threat"]
@@ -285,7 +288,34 @@ class Record(Threat, Caveats):
 
     @property
     def spent(self) -> Any:
-        """The loss of the phases under a total together; without them the loss itself."""
+        """The loss of the phases under a total together, of the agent with the largest.
+
+        Without phases it is the loss itself.
+        """
+        spent = self._composed()
+        if not self.phases or self.accountant != "gdp":
+            return spent
+        return dataclasses.replace(spent, mu=float(self.agents_spent.max()))
+
+    @property
+    def agents_spent(self) -> np.ndarray:
+        """[n] sizes of what the phases have cost each agent, [1] where all count alike.
+
+        Upper bounds. Agent i is the same one in all phases; where phases have different numbers of
+        agents, each counts by the agent with its largest loss.
+        """
+        used = together(self.phases) if self.phases and self.accountant == "gdp" else None
+        if used is None:
+            return np.array([self._composed().size])
+        first, each = self.phases[0].per_agent_epsilon, self.per_agent_epsilon
+        if len(self.phases) > 1 or first is None or each is None:
+            return used
+        # What a single phase states within its total needs no adding up, and no rounding for that.
+        limits = budget.limits(vars(self), self.delta)
+        return np.where(np.array(first) <= each, np.minimum(used, limits), used)
+
+    def _composed(self) -> Any:
+        """The loss of all phases, each at the agent with its largest."""
         if not self.phases:
             return self.loss
         every = [_counted(one.loss, self.accountant) for one in self.phases]
@@ -370,6 +400,42 @@ _LATER = {
     "custom", "private_partition",
 }  # fmt: skip
 """Fields that records leave out where they are a default, as those of before had none."""
+
+
+def agents_mus(of: Record) -> np.ndarray:
+    """[n] upper bounds on each agent's mu, [1] where all agents have the same.
+
+    Args:
+        of: A guarantee of Gaussian noise.
+    """
+    if of.per_agent_epsilon is None:
+        return np.array([of.mu])
+    rule: Any = of.accountant
+    # What the other rules state need not include it.
+    added = of.added_epsilon if rule == "gdp" else 0.0
+    epsilon = np.maximum(np.subtract(of.per_agent_epsilon, added), 1e-300)
+    delta = of.delta if of.curve is None else of.curve.delta
+    # Each agent's mu is at most what its accountant allowed for its epsilon.
+    mu = budget.allowed_mu(epsilon, delta, accountant=rule, allow_unsound=True)
+    return np.minimum(np.asarray(mu) * (1 + 1e-9), of.mu)
+
+
+def together(phases: Sequence[Record]) -> np.ndarray | None:
+    """[n] upper bounds on each agent's mu of all phases, where budgets of some are by agent.
+
+    Args:
+        phases: Guarantees of runs in a row, agent i being the same one in all of them.
+
+    Returns:
+        None where every phase has one budget for all agents, a loss is not Gaussian, or numbers
+        of agents differ, so that the agents of one phase are not known in another.
+    """
+    if any(one.mu is None for one in phases):
+        return None
+    mus = [agents_mus(one) for one in phases]
+    if len({len(each) for each in mus} - {1}) != 1:
+        return None
+    return functools.reduce(lambda first, later: np.hypot(first, later) * MARGIN, mus)
 
 
 def _plain(value: Any) -> Any:

@@ -3,7 +3,8 @@
 import math
 
 from dpjax._numerics import delta_text, up
-from dpjax.accounting import parties
+from dpjax.accounting import budget, parties
+from dpjax.accounting.parties import epsilon_text, range_text
 from dpjax.accounting.records import Record
 
 __all__: list[str] = []
@@ -95,12 +96,15 @@ def statement(of: Record, *, process: bool = True) -> str:
         f"; {rule}{_sampled_text(of)}",
         of.mu is not None and f", mu = {up(of.mu)}",
         rho is not None and f", rho = {up(rho)}",
-        of.accountant in ("rdp", "paper")
-        and f", exact epsilon = {up(of.exact_epsilon)}{parties.whose(of)}",
+        of.accountant in ("rdp", "paper") and f", exact epsilon = {up(of.exact_epsilon)}",
+        parties.whose(of),
         of.accountant == "pure" and ", of noise in exact arithmetic",
         of.unsound and " (the stated epsilon is FALSE, the exact one holds)",
         of.release and _precision_text(of),
         bool(of.phases) and _total_text(of),
+        phases > 1
+        and bool(of.per_agent_epsilon or any(one.per_agent_epsilon for one in of.phases))
+        and ". Agent i is the same one in all phases, as its user states",
         of.sum_rounding > 0
         and f". Rounding moves a sum of records by at most {up(of.sum_rounding, 2)} of the clip "
         "norm, so a run clips records to a norm that is smaller by this much",
@@ -206,19 +210,6 @@ def _bound_text(of: Record) -> str:
     )
 
 
-def epsilon_text(of: Record, digits: int = 6) -> str:
-    """Epsilon, or the range of agents' epsilons, rounded up.
-
-    Args:
-        of: The guarantee.
-        digits: Of its numbers.
-    """
-    least = min(of.per_agent_epsilon or (of.epsilon,))
-    if least < of.epsilon:
-        return f"{up(least, digits)} to {up(of.epsilon, digits)} by agent"
-    return up(of.epsilon, digits)
-
-
 def _nodes_text(of: Record, before: str) -> str:
     return "" if of.nodes is None else before + ", ".join(map(str, of.nodes))
 
@@ -311,12 +302,12 @@ def _sampled_text(of: Record) -> str:
 
 def _total_text(of: Record) -> str:
     """That a total was fixed, by what phases may have been chosen, and what they have spent."""
-    spent, total = of.spent, up(getattr(of.loss, "size", math.inf))
+    symbol, total = of.spent.symbol, range_text(budget.limits(vars(of), of.delta))
     return (
-        f". A total of {spent.symbol} = {total} (epsilon = {up(of.epsilon)} at delta = "
+        f". A total of {symbol} = {total} (epsilon = {epsilon_text(of)} at delta = "
         f"{delta_text(of.delta)}) was fixed before the first phase, as its user states; later "
         "phases may have been chosen by anything released, and by nothing else that depends on the "
-        f"data. Spent so far: {spent.symbol} = {up(spent.size)}, by {_phases_text(of)}"
+        f"data. Spent so far: {symbol} = {range_text(of.agents_spent)}, by {_phases_text(of)}"
     )
 
 

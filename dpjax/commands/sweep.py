@@ -21,7 +21,7 @@ import numpy as np
 
 from dpjax import _files, _numerics, _validate, _workers
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.accounting.wording import epsilon_text
+from dpjax.accounting.parties import epsilon_text
 from dpjax.engine import checkpoint, inputs
 from dpjax.engine.run import ScanDriver, run
 from dpjax.engine.state import RunSchedule, RunState

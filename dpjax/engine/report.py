@@ -12,7 +12,7 @@ import jax
 
 from dpjax import _files, _html
 from dpjax._numerics import up
-from dpjax.accounting.wording import epsilon_text
+from dpjax.accounting.parties import epsilon_text
 from dpjax.plans.plan import described
 
 __all__: list[str] = []

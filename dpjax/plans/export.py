@@ -29,7 +29,7 @@ import scipy.sparse
 
 from dpjax import _validate
 from dpjax._numerics import delta_text
-from dpjax.accounting import wording
+from dpjax.accounting import parties, wording
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import strategy as strategy_
@@ -170,9 +170,9 @@ class Export:
             statement=wording.statement(stated, process=False),
             phase=phase,
             before=phase - 1,
-            epsilon=wording.epsilon_text(guarantee),
+            epsilon=parties.epsilon_text(guarantee),
             delta=delta_text(guarantee.delta),
-            total=wording.epsilon_text(stated),
+            total=parties.epsilon_text(stated),
             clip=config.protect.clip_norm,
             divisor=self.plan.sampler.divisor,
             size="the largest number of records of any site" if full else "one number for the run",

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
+from dpjax._numerics import up
 from dpjax.accounting import budget, discrete, gdp, losses
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import temporal
@@ -420,10 +422,130 @@ def test_stopped_phases_count_whole_unless_they_had_a_curve():
 
 def test_patterns_and_budgets_of_agents_may_differ_by_phase():
     dealt = phase(0.3, participation=(5, 20))
-    other = phase(0.4, participation=(2, 10), per_agent_epsilon=(1.0, math.inf))
+    other = phase(0.4, participation=(2, 10), epsilon=8.0, per_agent_epsilon=(1.0, 8.0))
     both = dealt.within(TOTAL).followed_by(other, planned=False)
     assert both.spent.mu == pytest.approx(0.5)
     assert both.participation is None and both.per_agent_epsilon is None
+
+
+def by_agent(*epsilons, **change):
+    mu = change.pop("mu", gdp.mu(max(epsilons), DELTA))
+    return phase(mu, epsilon=max(epsilons), per_agent_epsilon=epsilons, **change)
+
+
+BY_AGENT = Budget((1.0, 4.0), DELTA)
+
+
+def test_totals_and_what_remains_are_by_agent():
+    first = by_agent(0.75, 3.0)
+    stated = first.within(BY_AGENT)
+    assert (stated.epsilon, stated.per_agent_epsilon) == (4.0, (1.0, 4.0))
+    left = budget.remaining(BY_AGENT, [first])
+    assert left.epsilon == pytest.approx((0.613, 2.361), abs=1e-3)
+    assert left.epsilon == pytest.approx(gdp.epsilon(left.mu, DELTA))
+    # Under one total for all an agent that has spent less has more left.
+    assert budget.remaining(Budget(4.0, DELTA), [first]).epsilon == pytest.approx(
+        (3.884, 2.361), abs=1e-3
+    )
+    assert budget.remaining(BY_AGENT, []).epsilon == pytest.approx((1.0, 4.0), rel=2e-3)
+    both = stated.followed_by(by_agent(*left.epsilon), planned=False)
+    assert both.per_agent_epsilon == (1.0, 4.0) and both.within(BY_AGENT) is both
+    assert Guarantee.from_dict(json.loads(json.dumps(both.to_dict()))) == both
+    # Each agent's phases together are within its own total, to the last bit and nearly all of it.
+    together = np.hypot(gdp.mu([0.75, 3.0], DELTA), gdp.mu(left.epsilon, DELTA))
+    assert (np.asarray(gdp.epsilon(together, DELTA)) <= [1.0, 4.0]).all()
+    np.testing.assert_allclose(both.agents_spent, gdp.mu([1.0, 4.0], DELTA), rtol=1e-7)
+    assert max(budget.remaining(BY_AGENT, [both]).epsilon) < 1e-3
+    # One that passes its own total is found, whatever the others have left.
+    for passing in (0, 1):
+        more = [left.epsilon[agent] * (1.001 if agent == passing else 0.5) for agent in (0, 1)]
+        with pytest.raises(ValueError, match=f"together at agent {passing}, more than the total's"):
+            stated.followed_by(by_agent(*more), planned=False)
+    # Phases of one budget for all cost all the same, and count at the smallest total.
+    same = phase(gdp.mu(0.6, DELTA))
+    after = stated.followed_by(same, planned=False)
+    spent = np.hypot(gdp.mu([0.75, 3.0], DELTA), same.mu)
+    np.testing.assert_allclose(after.agents_spent, spent, rtol=1e-8)
+    with pytest.raises(ValueError, match="at agent 0"):
+        stated.followed_by(phase(gdp.mu(0.62, DELTA)), planned=False)
+
+
+def test_a_first_phase_may_take_all_of_every_total():
+    for each in ((1.0, 4.0), (0.3, 0.7), (2.0, 8.0)):
+        stated = by_agent(*each).within(Budget(each, DELTA))
+        limits = budget.limits(vars(stated), DELTA)
+        assert (stated.agents_spent <= limits).all()
+        assert max(budget.remaining(Budget(each, DELTA), [stated]).epsilon) < 1e-3
+
+
+def test_totals_by_agent_are_said_and_rows_are_by_agent():
+    stated = by_agent(0.75, 3.0, secrets="own").within(BY_AGENT)
+    assert "(epsilon = 1 to 4 by agent, delta" in stated.caption()
+    mus = [up(one) for one in (*gdp.mu([1.0, 4.0], DELTA), *stated.agents_spent)]
+    assert (
+        f"A total of mu = {mus[0]} to {mus[1]} by agent (epsilon = 1 to 4 by agent at delta = "
+        "1e-05) was fixed" in stated.statement()
+    )
+    assert f"Spent so far: mu = {mus[2]} to {mus[3]} by agent, by 1 phase." in stated.statement()
+    assert "Agent i is" not in stated.statement()
+    both = stated.followed_by(by_agent(0.5, 1.0, secrets="own"), planned=False)
+    assert "Agent i is the same one in all phases, as its user states" in both.statement()
+    for row in stated.protection():
+        protected = row.epsilon is not None
+        assert row.per_agent_epsilon == ((1.0, 4.0) if protected else None)
+        assert ("(epsilon = 1 to 4 by agent, delta" in str(row)) == protected
+    assert re.search(r"^an outsider +epsilon = 1 to 4 by agent  it", str(stated.protection()))
+
+
+def test_agents_that_leave_keep_what_was_stated_and_the_others_their_totals():
+    total = Budget((1.0, 4.0, 2.0), DELTA)
+    stated = by_agent(0.5, 3.0, 1.5).within(total)
+    stay = stated.survivors([1])
+    assert (stay.epsilon, stay.per_agent_epsilon) == (2.0, (1.0, 2.0))
+    assert stay.mu == pytest.approx(gdp.mu(2.0, DELTA)) and stay.exact_epsilon <= 2.0
+    assert stay.phases[0].per_agent_epsilon == pytest.approx((0.5, 1.5), rel=1e-6)
+    assert min(np.subtract(stay.phases[0].per_agent_epsilon, (0.5, 1.5))) >= 0
+    whole, left = (budget.remaining(Budget(each, DELTA), [one]) for each, one in (
+        (total.epsilon, stated), ((1.0, 2.0), stay),
+    ))  # fmt: skip
+    assert left.epsilon == pytest.approx(np.delete(whole.epsilon, 1), rel=1e-6)
+    later = stay.followed_by(by_agent(*left.epsilon), planned=False)
+    assert later.per_agent_epsilon == (1.0, 2.0)
+    with pytest.raises(ValueError, match=r"epsilons of \[2, 3\] agents"):
+        stated.followed_by(by_agent(*left.epsilon), planned=False)
+    assert by_agent(0.5, 3.0).survivors([1]).epsilon == pytest.approx(0.5)
+    # Agents of one epsilon are all the same.
+    assert phase(0.3).survivors([1]) == phase(0.3)
+    # Under one total, phases of different numbers of agents count by the worst agent.
+    mixed = by_agent(0.5, 3.0, 1.5).within(Budget(6.0, DELTA))
+    mixed = mixed.followed_by(by_agent(1.0, 2.0), planned=False)
+    assert mixed.agents_spent == pytest.approx([math.hypot(*gdp.mu([3.0, 2.0], DELTA))])
+
+
+def test_planned_phases_add_up_by_agent():
+    both = by_agent(0.75, 3.0).followed_by(by_agent(1.0, 0.5), planned=True)
+    mus = np.hypot(gdp.mu([0.75, 3.0], DELTA), gdp.mu([1.0, 0.5], DELTA))
+    assert both.per_agent_epsilon == pytest.approx(gdp.epsilon(mus, DELTA), rel=1e-7)
+    assert (np.asarray(both.per_agent_epsilon) >= gdp.epsilon(mus, DELTA)).all()
+    assert both.mu < math.hypot(*gdp.mu([3.0, 1.0], DELTA))
+    assert "Agent i is the same one in all phases" in both.statement()
+    apart = by_agent(0.75, 3.0).followed_by(by_agent(1.0, 0.5, 0.5), planned=True)
+    assert apart.per_agent_epsilon is None
+    assert apart.mu == pytest.approx(math.hypot(*gdp.mu([3.0, 1.0], DELTA)))
+
+
+def test_releases_of_totals_by_agent_keep_a_part_of_the_smallest():
+    cost = dict(release=True, added_epsilon=2e-4, added_delta=1e-9)
+    mu = gdp.mu(2.9, DELTA)
+    stated = by_agent(0.75, 3.0, **cost, mu=mu).within(BY_AGENT)
+    assert stated.added_epsilon == pytest.approx(0.001)
+    assert stated.exact_epsilon <= stated.epsilon
+    limits = budget.limits(vars(stated), DELTA)
+    np.testing.assert_allclose(limits, gdp.mu([0.999, 3.999], 0.99 * DELTA))
+    left = budget.remaining(BY_AGENT, [stated])
+    mu = gdp.mu(0.99 * max(left.epsilon), DELTA)
+    both = stated.followed_by(by_agent(*left.epsilon, **cost, mu=mu), planned=False)
+    assert (both.agents_spent <= limits).all()
 
 
 def test_releases_keep_a_part_for_finite_precision():
@@ -448,9 +570,19 @@ def test_releases_keep_a_part_for_finite_precision():
     [
         (lambda: phase(0.8).within(TOTAL), "mu of 1 phases is 0.8 together, more than the total's"),
         (
-            lambda: phase(0.1).within(Budget((1.0, 2.0), DELTA)),
-            "epsilon is .* of a total; give one",
+            lambda: phase(0.1).within(Budget((1.0, 2.0), DELTA, "zcdp")),
+            r"epsilon is \(1.0, 2.0\) of a total by 'zcdp'; give one number",
         ),
+        (
+            lambda: by_agent(0.5, 2.0).within(Budget((1.0, 2.0, 3.0), DELTA)),
+            r"epsilons of \[2, 3\] agents; state them for the agents that stay, by survivors",
+        ),
+        (
+            lambda: by_agent(1.1, 2.0).within(Budget((1.0, 4.0), DELTA)),
+            "mu of 1 phases is .* at agent 0, more than the .* .epsilon 1 to 4 by agent at delta",
+        ),
+        (lambda: by_agent(0.5, 2.0).survivors([2]), "departed is 2; give a whole number from 0"),
+        (lambda: by_agent(0.5, 2.0).survivors([0, 1]), "everyone; leave at least one agent"),
         (lambda: phase(0.1).within(Budget(1.0, DELTA, "rdp")), "accountant is 'rdp' of a total"),
         (lambda: phase(0.1).within(Budget(1.0, 1e-6)), "delta is 1e-05, and the total's 1e-06"),
         (lambda: Guarantee.none(3).within(TOTAL), "relation is None"),
