@@ -24,6 +24,14 @@ standard deviation of at least that over mu_i in every coordinate, and
 whatever T, C, the steps and the correlation. Where agents draw their noise apart, each must hide
 its own part, and variances add up: 2 sqrt(d) / (sqrt(n) mu) in the first, and sqrt(n) times the
 others. The forecast reads the plan and no data: it costs no privacy and states no guarantee.
+
+What remains in agents' own models around the average, X_T - mean_T, is noise of
+
+    X_t+1 = W_t (X_t - eta_t F (C^-1 Z)_t / B)
+
+less its mean. Noise that cancels in the average, or networks that mix slowly, leave much of it.
+`disagreement` draws it. That costs no array [n, n], and has an error of a tenth at most where a
+few slow modes of W hold all of it, else of a few percent.
 """
 
 import math
@@ -32,6 +40,7 @@ from typing import Any, Literal
 
 import numpy as np
 import scipy.linalg
+import scipy.sparse.linalg
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 
@@ -50,6 +59,10 @@ less than those of agents, so they come less close to the largest drift.
 HOPELESS = {"agent": 4.5, "record": 2.0}
 """Noise over the largest drift, by unit, from which next to nothing is learned; measured likewise.
 """
+
+_NUMBERS = 4096
+_ROUNDS = 1000
+"""How much is drawn for a disagreement: numbers in a round, and rounds."""
 
 Level = Literal["learns", "poor", "hopeless"]
 
@@ -76,6 +89,8 @@ class Forecast:
         floor_rate: What no design of the same budget can pass, for one parameter.
         apart_rate: What no design can pass whose agents draw their noise apart.
         apart: True where agents draw their noise apart (R is diagonal).
+        disagreement_rate: Noise in agents' own models around the average, over the largest drift
+            and for one parameter; 0 for methods that do not gossip models.
         sampled: The run's loss where batches are Poisson-sampled; mu then is the same noise's
             without sampling, from which epsilon does not follow.
 
@@ -100,6 +115,7 @@ class Forecast:
     floor_rate: float
     apart_rate: float
     apart: bool
+    disagreement_rate: float = 0.0
     sampled: Pld | None = None
 
     @property
@@ -108,16 +124,24 @@ class Forecast:
         return self.rate * math.sqrt(self.parameters)
 
     @property
+    def disagreement(self) -> float:
+        """Root mean square of the noise in agents' own models around the average, likewise."""
+        return self.disagreement_rate * math.sqrt(self.parameters)
+
+    @property
     def floor(self) -> float:
         """The least ratio that any design has under this budget."""
         return self.floor_rate * math.sqrt(self.parameters)
 
     @property
     def level(self) -> Level:
-        """ "learns" up to `GOOD` of the unit, "hopeless" from `HOPELESS`, "poor" between."""
-        if self.ratio <= self.good:
+        """ "learns" up to `GOOD` of the unit, "hopeless" from `HOPELESS`, "poor" between.
+
+        It is that of the larger one of ratio and disagreement.
+        """
+        if self._worst <= self.good:
             return "learns"
-        return "poor" if self.ratio < HOPELESS[self.unit] else "hopeless"
+        return "poor" if self._worst < HOPELESS[self.unit] else "hopeless"
 
     @property
     def good(self) -> float:
@@ -128,32 +152,34 @@ class Forecast:
         """The largest model that keeps a ratio on this network under this budget.
 
         Args:
-            ratio: Ratio not to exceed; None is `good`.
+            ratio: Not to exceed, by the disagreement neither; None is `good`.
 
         Returns:
             Parameters, a whole number; infinity without noise.
         """
         wanted = self._wanted(ratio)
-        return math.inf if self.rate == 0 else float(math.floor((wanted / self.rate) ** 2))
+        if self.rate == 0:
+            return math.inf
+        return float(math.floor((wanted / max(self.rate, self.disagreement_rate)) ** 2))
 
     def epsilon(self, ratio: float | None = None) -> float:
         """The epsilon at which this design keeps a ratio; of the largest, where budgets differ.
 
         Args:
-            ratio: Ratio not to exceed; None is `good`.
+            ratio: Not to exceed, by the disagreement neither; None is `good`.
 
         Returns:
             Epsilon at the same delta; 0 without noise.
         """
         if self.rate == 0:
             return 0.0
-        less = self.ratio / self._wanted(ratio)
+        less = self._worst / self._wanted(ratio)
         if self.sampled is not None:
             return self.sampled.scaled(less).epsilon(self.delta)
         return float(budget.claimed_epsilon(self.mu * less, self.delta, accountant=self.accountant))
 
     def agents_needed(self, ratio: float | None = None) -> int:
-        """About how many agents keep a ratio under the same budget and design.
+        """About how many agents keep a ratio of the average under the same budget and design.
 
         The ratio falls with n where noise is shared, with sqrt(n) where agents draw it apart.
 
@@ -163,6 +189,10 @@ class Forecast:
         times = max(self.ratio / self._wanted(ratio), 1.0)
         return math.ceil(self.agents * (times**2 if self.apart else times) * (1 - 1e-12))
 
+    @property
+    def _worst(self) -> float:
+        return max(self.ratio, self.disagreement)
+
     def _wanted(self, ratio: float | None) -> float:
         return self.good if ratio is None else _validate.positive("ratio", ratio)
 
@@ -170,9 +200,10 @@ class Forecast:
         """One line: the ratio and what it means."""
         if self.rate == 0:
             return "no noise"
+        between = f" ({self.disagreement:.2g} between agents)"
         return (
-            f"d = {self.parameters:,}: noise {self.ratio:.2g} times the largest drift, "
-            f"{_MEANING[self.level]}"
+            f"d = {self.parameters:,}: noise {self.ratio:.2g} times the largest drift"
+            f"{between * (self.disagreement > self.ratio)}, {_MEANING[self.level]}"
         )
 
     def statement(self) -> str:
@@ -182,7 +213,13 @@ class Forecast:
         text = (
             f"forecast for {self.parameters:,} parameters: noise in the average model is "
             f"{self.ratio:.2g} times\n  the largest drift of clipped gradients; no design has less "
-            f"than {self.floor:.2g}. {_MEANING[self.level].capitalize()}."
+            f"than {self.floor:.2g}. "
+        )
+        if self.disagreement:
+            text += f"Agents' own models\n  are {self.disagreement:.2g} times it from the average. "
+        text += (
+            f"{_MEANING[self.level].capitalize()}.\n  A class with a tenth of the records has a "
+            f"tenth of the drift: for it the ratio is {10 * self.ratio:.2g}."
         )
         affords = f"{self.affords():,.0f} parameters" if self.affords() >= 1 else "no model at all"
         if self.level == "learns":
@@ -198,13 +235,13 @@ class Forecast:
 
     def _remedies(self, affords: str) -> list[str]:
         if self.unit == "agent":
-            least, good = math.ceil(self.ratio / GOOD["record"]), GOOD["record"]
+            least, good = math.ceil(self._worst / GOOD["record"]), GOOD["record"]
             batches = (
                 f"records protected in place of agents, with batches of {least:,}, which divide "
                 f"the noise: to {good:g}, as records need"
             )
         else:
-            least = math.ceil(self.batch_size * self.ratio / self.good)
+            least = math.ceil(self.batch_size * self._worst / self.good)
             batches = (
                 f"batches of {least:,} in place of {self.batch_size:,}, or records that take "
                 "part in fewer rounds"
@@ -213,9 +250,15 @@ class Forecast:
             f"noise that agents share (whisper_horizon), down to {self.floor:.2g} at best; "
             "they are then not protected from each other"
         )
+        agents = f"about {self.agents_needed():,} agents in place of {self.agents:,}"
+        if self.disagreement > self.ratio:
+            agents = (
+                "more gossip between rounds (DSGD(gossip_steps=...)) or a denser network, by which "
+                f"agents agree; the average alone has {self.ratio:.2g}"
+            )
         return [
             f"a smaller model: this network and budget afford {affords}",
-            f"about {self.agents_needed():,} agents in place of {self.agents:,}",
+            agents,
             f"epsilon {self.epsilon():.3g} at the same delta",
             batches,
             *([shared] if self.apart and self.floor < self.ratio / 2 else []),
@@ -250,7 +293,7 @@ def weights(mixing: Any, rounds: int) -> Float[np.ndarray, "t n"] | Float[np.nda
 def forecast(
     parameters: int,
     *,
-    factor: Float[np.ndarray, "n q"] | Float[np.ndarray, " n"],
+    factor: Any,
     reach: Float[np.ndarray, "t n"],
     step_sizes: Float[np.ndarray, " t"],
     patterns: tuple[int, int],
@@ -264,13 +307,14 @@ def forecast(
     budgets: ArrayLike | None = None,
     filled: ArrayLike = 1.0,
     sampled: Pld | None = None,
+    spread: float = 0.0,
 ) -> Forecast:
     """Return the forecast of a run from the noise that it adds.
 
     Args:
         parameters: d, entries of one agent's model.
         factor: [n, q] F, F F' being the covariance over agents; zero is no noise. Or [n], the
-            diagonal of one that has nothing else.
+            diagonal of one that has nothing else; or a ``LinearOperator``.
         reach: [T, n] or [1, n] a_ti, from `weights`.
         step_sizes: [T] eta_t; their scale does not matter.
         patterns: (epochs k, separation b), the rounds of what the relation changes: any start.
@@ -284,6 +328,7 @@ def forecast(
         budgets: [n] mu_i that each agent's budget allows; None is ``mu`` for all.
         filled: How much of a batch is records, [n] or [T, n]; the rest is padding.
         sampled: The loss where batches are Poisson-sampled, ``mu`` being that without sampling.
+        spread: What `disagreement` returned; 0 leaves it out.
 
     Returns:
         The forecast.
@@ -292,15 +337,11 @@ def forecast(
         ValueError: For a number of parameters below 1.
     """
     parameters = _validate.integer("parameters", parameters)
-    diagonal = precision.diagonal_of(np.asarray(factor))
-    weights_ = np.asarray(factor if diagonal is None else diagonal, np.float64)
+    colour = _operator(factor)
     steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
-    n, divisor = len(weights_), batch_size if budget.clips(relation) == "record" else 1
+    n, divisor = colour.shape[0], batch_size if budget.clips(relation) == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
     drift = clip_norm * float((sent * filled).sum())
-
-    def coloured(rows: np.ndarray) -> np.ndarray:
-        return rows @ weights_ if diagonal is None else rows * weights_
 
     def over_rounds(responses: np.ndarray) -> float:
         """|C^-T Y|, whose square is the variance of sum_t y_t' (C^-1 Z)_t."""
@@ -309,17 +350,20 @@ def forecast(
         return float(np.linalg.norm(responses))
 
     if len(reach) == 1:  # One product of rounds and agents: a column in place of n.
-        noise = over_rounds(steps[:, None]) * float(np.linalg.norm(coloured(reach[0]))) / divisor
+        noise = over_rounds(steps[:, None]) * float(np.linalg.norm(colour.T @ reach.T)) / divisor
     else:
-        noise = over_rounds(coloured(sent)) / divisor
+        noise = over_rounds((colour.T @ sent.T).T) / divisor
     allowed = np.full(n, mu) if budgets is None else np.asarray(budgets, np.float64)
     # The largest sum over the rounds of a pattern, any start.
     epochs, separation = patterns
     starts = len(sent) - (epochs - 1) * separation
     moved = sum(sent[k * separation : k * separation + starts] for k in range(epochs))
     hidden = budget.sensitivity(relation, clip_norm) / divisor * np.max(moved, axis=0)
-    least = hidden / allowed if weights_.any() else np.zeros(n)
-    covariance = np.eye(1) if diagonal is not None else weights_ @ weights_.T
+    least = hidden / allowed if noise else np.zeros(n)
+    apart = scipy.sparse.issparse(colour)
+    if isinstance(colour, np.ndarray):
+        covariance = colour @ colour.T
+        apart = not np.any(covariance - np.diag(np.diag(covariance)))
     return Forecast(
         parameters=parameters,
         agents=n,
@@ -331,6 +375,61 @@ def forecast(
         rate=noise / drift,
         floor_rate=float(least.max()) / drift,
         apart_rate=float(np.linalg.norm(least)) / drift,
-        apart=not np.any(covariance - np.diag(np.diag(covariance))),
+        apart=apart,
+        disagreement_rate=spread / divisor / drift,
         sampled=sampled,
     )
+
+
+def disagreement(
+    factor: Any,
+    mixing: Any,
+    step_sizes: Float[np.ndarray, " t"],
+    strategy: Float[np.ndarray, "t t"] | None = None,
+    gossip_steps: int = 1,
+) -> float:
+    """Return the root mean square of the noise in agents' models around their average at the end.
+
+    It is drawn for as many coordinates as make some thousand numbers, from a fixed seed. Of noise
+    that is white over rounds the last thousand rounds count.
+
+    Args:
+        factor: As in `forecast`.
+        mixing: As in `weights`.
+        step_sizes: As in `forecast`.
+        strategy: As in `forecast`.
+        gossip_steps: Products with W in every round.
+
+    Returns:
+        It, of one coordinate, in units of what is clipped and of the largest step.
+    """
+    colour = _operator(factor)
+    schedule = [mixing] if mixing.ndim == 2 else list(mixing)
+    if not scipy.sparse.issparse(mixing) and np.count_nonzero(mixing) < mixing.size / 16:
+        schedule = [scipy.sparse.csr_array(matrix) for matrix in schedule]
+    n, sources = colour.shape
+    rounds, coordinates = len(step_sizes), max(1, _NUMBERS // n)
+    steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
+    random = np.random.default_rng(0)
+    drawn: Any = None
+    if strategy is not None:
+        drawn = random.standard_normal((rounds, sources * coordinates))
+        drawn = scipy.linalg.solve_triangular(strategy, drawn, lower=True)
+    models = np.zeros((n, coordinates))
+    for t in range(0 if strategy is not None else max(0, rounds - _ROUNDS), rounds):
+        shape = (sources, coordinates)
+        normals = random.standard_normal(shape) if drawn is None else drawn[t].reshape(shape)
+        models -= steps[t] * (colour @ normals)
+        for _ in range(gossip_steps):
+            models = schedule[t % len(schedule)] @ models
+    return float(np.sqrt(np.mean(np.var(models, axis=0))))
+
+
+def _operator(factor: Any) -> Any:
+    """F as what multiplies columns, sparse where it is a diagonal."""
+    if isinstance(factor, scipy.sparse.linalg.LinearOperator):
+        return factor
+    diagonal = precision.diagonal_of(np.asarray(factor))
+    if diagonal is None:
+        return np.asarray(factor, np.float64)
+    return scipy.sparse.diags_array(np.asarray(diagonal, np.float64)).tocsr()

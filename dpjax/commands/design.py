@@ -262,8 +262,8 @@ def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
         row["affords, parameters"] = "" if forecast is None else f"{forecast.affords():,.0f}"
         rows.append(row)
     head = (
-        f"affords: the largest model for which noise in the average model stays within "
-        f"{chosen.good:g} of the largest drift of clipped gradients"
+        "affords: the largest model for which noise in the average model, and of agents' own "
+        f"models around it, stays within {chosen.good:g} of the largest drift of clipped gradients"
     )
     head = head if command.parameters is None else chosen.statement()
     head += "" if chosen.unit == "agent" else f"; batches of {chosen.batch_size:,}"

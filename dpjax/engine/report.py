@@ -106,15 +106,17 @@ def _outcome(result: Any) -> Iterator[str]:
     # A result that was loaded has no plans.
     for plan, row in zip(result.plans, rows, strict=False) if size else ():
         if not plan.unforecast and plan.guarantee.relation is not None:
-            forecast = plan.forecast(size, counts=plan.counts)
+            forecast = plan.forecast(size)
             said = {"algorithm": row["algorithm"], "forecast": forecast.level}
             said |= {"noise over largest drift": f"{forecast.ratio:.3g}"}
+            said |= {"around it at agents": f"{forecast.disagreement:.3g}"}
             forecasts.append(said | {k: v for k, v in row.items() if k in result.metrics})
     if forecasts:
         yield "<h2>Forecast and outcome</h2>"
         yield (
             "<p>The forecast reads the plan and no data: the noise in the average model over the "
-            "largest distance that clipped gradients could move it.</p>"
+            "largest distance that clipped gradients could move it, and the noise of agents' own "
+            "models around it.</p>"
         )
         yield _wide(_html.table(forecasts))
 

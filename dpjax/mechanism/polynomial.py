@@ -273,6 +273,23 @@ def dense(matrix: Fixed, coefficients: Coefficients, scales: Vector) -> Float[np
     return scales[:, None] * _applied(matrix.matrix, coefficients, np.eye(len(scales)))
 
 
+def operator(
+    matrix: Fixed, coefficients: Coefficients, scales: Vector
+) -> scipy.sparse.linalg.LinearOperator:
+    """Return S g(W) as what multiplies columns, without an array [n, n]."""
+    column = scales[:, None].astype(np.float64)
+
+    def forwards(values: np.ndarray) -> np.ndarray:
+        return column * _applied(matrix.matrix, coefficients, values.reshape(len(scales), -1))
+
+    def backwards(values: np.ndarray) -> np.ndarray:
+        return _applied(matrix.matrix, coefficients, column * values.reshape(len(scales), -1))
+
+    pair = {"matvec": forwards, "rmatvec": backwards, "matmat": forwards, "rmatmat": backwards}
+    shape = (len(scales), len(scales))
+    return scipy.sparse.linalg.LinearOperator(shape, dtype=np.float64, **pair)
+
+
 def _applied(matrix: Any, coefficients: np.ndarray, values: np.ndarray) -> np.ndarray:
     """g(W) X by Clenshaw's rule."""
     now, before = coefficients[-1] * values, 0 * values

@@ -26,6 +26,7 @@ from dpjax import _html, _validate
 from dpjax._validate import fixed
 from dpjax.accounting import finite, forecast, losses, parties, precision
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import design as design_
 from dpjax.plans import calibration, compatibility
 from dpjax.plans.calibration import Calibrated, Target
@@ -33,6 +34,7 @@ from dpjax.plans.config import Config
 from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
 from dpjax.plans.optimizers import NOISE_ARRAYS, noise_arrays
+from dpjax.plans.polynomial import CalibratedPolynomial
 from dpjax.protocols import Method, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.transforms import rounds as rounds_
@@ -246,27 +248,35 @@ class Plan:
         return self.noise.grid(self.target)
 
     @property
+    def _colour(self) -> Any:
+        """The map of normals to noise; of a polynomial of W one that holds no array [n, n]."""
+        if isinstance(self.noise, CalibratedPolynomial):
+            return self.noise.operator
+        return None if self.noise is None else self.noise.factor
+
+    @property
     def unforecast(self) -> str:
         """Why there is no forecast; "" for clipped gradients under noise of one Gaussian scale."""
         gap = self.config.protect.gradient_gap
         if gap is not None:
             return f"gradient_gap is {gap:g}"
-        scaled = self.noise is None or self.noise.factor is not None
+        scaled = self.noise is None or self._colour is not None
         return "" if scaled else f"noise is {type(self.config.noise).__name__}"
 
     def forecast(self, parameters: int, *, counts: Any = None) -> forecast.Forecast:
         """Noise in the average model against the largest drift of clipped gradients.
 
-        Reads the plan and no data; see `dpjax.accounting.forecast`.
+        And that in agents' own models around it. Reads the plan and no data; see
+        `dpjax.accounting.forecast`.
 
         Args:
             parameters: d, entries of one agent's model.
-            counts: [n] records of each agent, which fill the sampler's batches; None takes full
-                ones.
+            counts: [n] records of each agent, which fill the sampler's batches; None takes the
+                plan's, or full batches where it has none.
 
         Returns:
-            The forecast: ``ratio``, ``level``, ``affords()``, ``statement()``; its ratio is 0 for a
-            non-private plan.
+            The forecast: ``ratio``, ``disagreement``, ``level``, ``affords()``, ``statement()``;
+            its ratio is 0 for a non-private plan.
 
         Raises:
             ValueError: For a number of parameters below 1, counts that are not one an agent, or
@@ -275,8 +285,7 @@ class Plan:
         if self.unforecast:
             raise ValueError(
                 f"{self.unforecast}, of which no forecast is known: give a plan of clipped "
-                "gradients (clip_norm) whose Gaussian noise has one scale and a dense factor, as "
-                "designs of plans.noise (a polynomial of W for at most 2,048 agents)"
+                "gradients (clip_norm) with Gaussian noise of one scale, as designs of plans.noise"
             )
         config, loss, budget = self.config, self.guarantee.loss, self.config.budget
         mu, sampled = self.guarantee.mu, None
@@ -287,9 +296,10 @@ class Plan:
             # Of real noise that has this rho: what is forecast is no guarantee.
             mu, accountant = math.sqrt(2 * loss.rho), "rdp"
         assert mu is not None
+        counts = self.counts if counts is None else counts
         return forecast.forecast(
             parameters,
-            factor=self.factor,
+            factor=self.factor if self.noise is None else self._colour,
             reach=forecast.weights(self.mixing, config.rounds),
             step_sizes=config.optimizer.relative(config.rounds),
             patterns=(config.pattern.epochs, config.pattern.separation),
@@ -304,6 +314,21 @@ class Plan:
             strategy=self.strategy,
             budgets=None if budget is None or budget.each is None else budget.allowed_mu(),
             filled=1.0 if counts is None else self._filled(counts),
+            spread=self._disagreement,
+        )
+
+    @functools.cached_property
+    def _disagreement(self) -> float:
+        """Noise in agents' models around their average; 0 of methods that gossip no models."""
+        config = self.config
+        if self.noise is None or not isinstance(config.method, DSGD):
+            return 0.0
+        return forecast.disagreement(
+            self._colour,
+            self.mixing,
+            config.optimizer.relative(config.rounds),
+            self.strategy,
+            config.method.gossip_steps,
         )
 
     def _filled(self, counts: Any) -> np.ndarray:

@@ -106,11 +106,17 @@ class CalibratedPolynomial(OverAgents, Calibrated):
 
     @property
     def factor(self) -> Float[np.ndarray, "n n"] | None:
-        """S g(W) as a matrix, for forecasts and tables; None beyond 2,048 agents."""
+        """S g(W) as a matrix, for tables; None beyond 2,048 agents."""
         scales, coefficients = self.solution.scales, self.solution.coefficients
         if len(scales) > _DENSE:
             return None
         return polynomial.dense(self.matrix, coefficients, scales).astype(np.float32)
+
+    @property
+    def operator(self) -> Any:
+        """S g(W) as what multiplies columns, for any number of agents."""
+        solution = self.solution
+        return polynomial.operator(self.matrix, solution.coefficients, solution.scales)
 
     def check(self, target: Target) -> None:
         """Refuse another W than the target's, or arrays of other shapes or types."""

@@ -98,8 +98,9 @@ def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
         for cell in re.split(r"\s{2,}", row):
             assert cell in shown
     assert page.count("<figure") == page.count("<svg ") == len(result.metrics)
-    forecast = result.plans[0].forecast(6, counts=result.plans[0].counts)
+    forecast = result.plans[0].forecast(6)
     assert forecast.level in shown and f"{forecast.ratio:.3g}" in shown
+    assert f"{forecast.disagreement:.3g}" in shown and "around it at agents" in shown
     assert "protect.clip_norm" in shown and jax.__version__ in shown and "[3, 5]" in shown
     # A result from a file has no configs; a page is replaced.
     again = Result.load(result.save(tmp_path / "r"))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import forecast, gdp
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.tracking import DPOP
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.data.partition import Partition
@@ -196,6 +197,112 @@ def test_padding_lowers_the_drift(network):
     assert found.ratio > 1.4 * made.forecast(1).ratio
     with pytest.raises(ValueError, match="counts has 2 entries for 6 agents"):
         made.forecast(1, counts=[1, 2])
+
+
+def test_a_forecast_takes_the_counts_that_the_plan_knows(network):
+    """One large agent makes the places of a full batch, of which the others fill few."""
+    counts = np.array([400, 20, 20, 20, 20, 20])
+    config = make_config(relation="zero_out_record", sampler=samplers.Full())
+    made = plan.make(config, network, counts=counts)
+    full = made.forecast(20_000, counts=np.full(6, 400))
+    found = made.forecast(20_000)
+    assert (full.level, found.level) == ("learns", "poor")
+    assert found.ratio == pytest.approx(full.ratio * 2400 / 500)
+    assert f"noise allows for {found.affords():,.0f} parameters" in repr(made)
+    assert made.forecast(1).affords() < full.affords() / 20
+
+
+def spread_of(made, steps=1):
+    """Root mean square of the models' noise around their average, from the dense map of all noise.
+
+    In units of the largest drift of one agent's clipped gradient.
+    """
+    n, rounds, schedule = made.agents, made.config.rounds, np.atleast_3d(made.mixing.T).T
+    reach, effect = np.eye(n) - 1 / n, np.empty((rounds, n, n))
+    for t in range(rounds - 1, -1, -1):
+        reach = reach @ np.linalg.matrix_power(schedule[t % len(schedule)], steps)
+        effect[t] = steps_of(made)[t] * reach @ made.factor
+    if made.strategy is not None:
+        inverse = np.linalg.inv(made.strategy)
+        effect = np.einsum("tij,ts->sij", effect, inverse)
+    drift = made.config.protect.clip_norm * steps_of(made).sum()
+    return np.sqrt((effect**2).sum() / n) / drift
+
+
+@pytest.mark.parametrize(
+    ("matrix", "changes"),
+    [
+        (None, {"design": "independent"}),
+        (None, {"design": "pairwise", "step_decay": "sqrt"}),
+        (None, {"design": "mafalda"}),
+        (None, {"design": "whisper_horizon", "method": DSGD(gossip_steps=2)}),
+        ("star", {"design": "independent"}),
+        ("schedule", {"design": "anti_pgd"}),
+    ],
+)
+def test_the_disagreement_is_that_of_the_dense_map(network, matrix, changes):
+    star = mixing.uniform_neighbors(graphs.star(6))
+    other = mixing.uniform_neighbors(nx.path_graph(6))
+    matrix = {"star": star, "schedule": np.stack([star, other])}.get(matrix, network)
+    made = plan.make(make_config(**changes), matrix)
+    steps = changes["method"].gossip_steps if "method" in changes else 1
+    exact = spread_of(made, steps)
+    assert made.forecast(100).disagreement == pytest.approx(10 * exact, rel=0.06)
+    # Copies that forget a step of gossip or the strategy would be seen.
+    assert not made.forecast(1).disagreement == pytest.approx(spread_of(made, steps + 1), rel=0.06)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_agents_who_mix_slowly_disagree_and_the_verdict_says_so(form):
+    """A ring of 300, whose average would learn: by the average alone it "learns"."""
+    ring = mixing.metropolis_hastings(graphs.ring(300), sparse=form == "sparse")
+    made = plan.make(make_config(design="independent", epsilon=8.0, rounds=30), ring)
+    found = made.forecast(30)
+    assert found.ratio < found.good < found.disagreement and found.level == "poor"
+    dense = plan.make(made.config, mixing.metropolis_hastings(graphs.ring(300)))
+    assert found.disagreement == pytest.approx(np.sqrt(30) * spread_of(dense), rel=0.06)
+    text = found.statement()
+    assert f"are {found.disagreement:.2g} times it from the average" in text
+    assert "DSGD(gossip_steps=...)" in text and "agents in place of" not in text
+    assert f"({found.disagreement:.2g} between agents)" in found.caption()
+    # What is said to help is counted with the disagreement.
+    assert made.forecast(int(found.affords())).level == "learns"
+    assert made.forecast(int(found.affords()) + 1).level == "poor"
+    mixed = dataclasses.replace(made.config, method=DSGD(gossip_steps=200))
+    assert plan.make(mixed, ring).forecast(30).level == "learns"
+
+
+def test_a_run_s_models_are_as_far_apart_as_forecast(network):
+    made = plan.make(make_config(design="pairwise", epsilon=60.0, step_size=1.0), network)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", statements.HopelessWarning)
+        models = run(made, flat_problem(6, 0.0), seeds=[0]).params[0, 0]
+    apart = np.linalg.norm(models - models.mean(axis=0)) / np.sqrt(6)
+    drift = made.config.protect.clip_norm * made.config.rounds
+    assert made.forecast(3000).disagreement == pytest.approx(apart / drift, rel=0.06)
+
+
+def test_polynomials_of_any_number_of_agents_have_a_forecast(monkeypatch):
+    ring = mixing.metropolis_hastings(graphs.ring(60), sparse=True)
+    config = make_config(noise=noise.Polynomial(horizon="run"))
+    made = plan.make(config, ring)
+    given = dict(
+        reach=np.full((1, 60), 1 / 60), step_sizes=np.ones(20), patterns=(20, 1), clip_norm=0.5,
+        relation="replace_agent", batch_size=4, mu=made.guarantee.mu, delta=1e-5,
+    )  # fmt: skip
+    dense = forecast.forecast(1, factor=made.factor, **given)
+    exact = spread_of(dataclasses.replace(made, mixing=made.mixing.toarray()))
+    monkeypatch.setattr("dpjax.plans.polynomial._DENSE", 9)
+    large = plan.make(config, ring)
+    found = large.forecast(1)
+    assert found.ratio == pytest.approx(dense.ratio, rel=1e-5)
+    assert found.disagreement == pytest.approx(exact, rel=0.06)
+    assert not found.apart and found.ratio >= found.floor
+
+
+def test_a_statement_says_what_a_rare_class_has(network):
+    found = plan.make(make_config(), network).forecast(100)
+    assert f"for it the ratio is {10 * found.ratio:.2g}." in found.statement()
 
 
 def flat_problem(agents, slope, size=3000):

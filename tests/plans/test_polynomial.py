@@ -154,6 +154,6 @@ def test_what_it_does_not_join_is_refused(monkeypatch):
     made = make()
     with pytest.raises(ValueError, match="no one factor says"):
         made.factor  # noqa: B018
-    assert made.unforecast and "NOT protected" in repr(made)
+    assert "; noise allows for " in repr(made) and "NOT protected" in repr(made)
     with pytest.raises(ValueError, match="no noise design over agents"):
         made.save("plan")
