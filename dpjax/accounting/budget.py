@@ -518,14 +518,16 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
         (2.111, 0.526)
     """
     # Whether there will be releases is not known yet: what they take is left out.
-    fields, used = whole(total, release=True), np.zeros(1)
+    fields = whole(total, release=True)
+    used = np.zeros(1)
     if not isinstance(spent, list | tuple):
         raise ValueError(f"spent is a {type(spent).__name__}; give a list of guarantees")
     if spent:
         stated = spent[0].within(total)
         for later in spent[1:]:
             stated = stated.followed_by(later, planned=False)
-        fields, used = vars(stated), stated.agents_spent
+        fields = vars(stated)
+        used = stated.agents_spent
     limit = limits(fields, total.delta)
     left = np.maximum(limit - used, 0)
     # Plans round a loss to the safe side once more than this does.

@@ -61,8 +61,10 @@ HOPELESS = {"agent": 4.5, "record": 2.0}
 """
 
 _NUMBERS = 4096
+_STORED = 2**24
 _ROUNDS = 1000
-"""How much is drawn for a disagreement: numbers in a round, and rounds."""
+"""How much is drawn for a disagreement: numbers in a round, in all where rounds share noise, and
+rounds."""
 
 Level = Literal["learns", "poor", "hopeless"]
 
@@ -405,21 +407,23 @@ def disagreement(
     """
     colour = _operator(factor)
     schedule = [mixing] if mixing.ndim == 2 else list(mixing)
-    if not scipy.sparse.issparse(mixing) and np.count_nonzero(mixing) < mixing.size / 16:
-        schedule = [scipy.sparse.csr_array(matrix) for matrix in schedule]
     n, sources = colour.shape
-    rounds, coordinates = len(step_sizes), max(1, _NUMBERS // n)
+    rounds = len(step_sizes)
+    coordinates = max(1, min(_NUMBERS, _STORED // rounds) // n)
     steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
-    random = np.random.default_rng(0)
+    normals = np.random.default_rng(0).standard_normal
+    shape = (sources, coordinates)
+    first = max(0, rounds - _ROUNDS)
     drawn: Any = None
     if strategy is not None:
-        drawn = random.standard_normal((rounds, sources * coordinates))
-        drawn = scipy.linalg.solve_triangular(strategy, drawn, lower=True)
+        # What is sent in a round holds normals of all rounds before it.
+        first = 0
+        white = normals((rounds, sources * coordinates))
+        drawn = scipy.linalg.solve_triangular(strategy, white, lower=True)
     models = np.zeros((n, coordinates))
-    for t in range(0 if strategy is not None else max(0, rounds - _ROUNDS), rounds):
-        shape = (sources, coordinates)
-        normals = random.standard_normal(shape) if drawn is None else drawn[t].reshape(shape)
-        models -= steps[t] * (colour @ normals)
+    for t in range(first, rounds):
+        noise = normals(shape) if drawn is None else drawn[t].reshape(shape)
+        models -= steps[t] * (colour @ noise)
         for _ in range(gossip_steps):
             models = schedule[t % len(schedule)] @ models
     return float(np.sqrt(np.mean(np.var(models, axis=0))))

@@ -59,7 +59,8 @@ class Guarantee(Record):
                 f"phases and the total have epsilons of {sorted(counts)} agents; state them for "
                 "the agents that stay, by survivors(departed)"
             )
-        theirs, count = _joined_all(self.phases).fields(), f"{len(self.phases)} phases"
+        theirs = _joined_all(self.phases).fields()
+        count = f"{len(self.phases)} phases"
         for name, mine in self.fields().items():
             if name not in _OF_TOTAL and mine != theirs[name]:
                 raise ValueError(f"{name} is {mine!r}, and {theirs[name]!r} of its {count}")

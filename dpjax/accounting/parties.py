@@ -181,10 +181,9 @@ def range_text(values: Any, digits: int = 6) -> str:
         values: [n] one an agent, or [1] one for all.
         digits: Of the numbers.
     """
-    least, largest = min(values), max(values)
-    if least < largest:
-        return f"{up(least, digits)} to {up(largest, digits)} by agent"
-    return up(largest, digits)
+    least = up(min(values), digits)
+    largest = up(max(values), digits)
+    return largest if min(values) == max(values) else f"{least} to {largest} by agent"
 
 
 def whose(of: Record) -> str:

@@ -288,14 +288,14 @@ class Record(Threat, Caveats):
 
     @property
     def spent(self) -> Any:
-        """The loss of the phases under a total together, of the agent with the largest.
+        """The loss of the phases under a total together; without them the loss itself.
 
-        Without phases it is the loss itself.
+        Every phase counts by the agent with its largest loss.
         """
-        spent = self._composed()
-        if not self.phases or self.accountant != "gdp":
-            return spent
-        return dataclasses.replace(spent, mu=float(self.agents_spent.max()))
+        if not self.phases:
+            return self.loss
+        every = [_counted(one.loss, self.accountant) for one in self.phases]
+        return functools.reduce(lambda first, later: first.then(later), every)
 
     @property
     def agents_spent(self) -> np.ndarray:
@@ -304,22 +304,16 @@ class Record(Threat, Caveats):
         Upper bounds. Agent i is the same one in all phases; where phases have different numbers of
         agents, each counts by the agent with its largest loss.
         """
-        used = together(self.phases) if self.phases and self.accountant == "gdp" else None
+        used = together(self.phases) if self.accountant == "gdp" else None
         if used is None:
-            return np.array([self._composed().size])
-        first, each = self.phases[0].per_agent_epsilon, self.per_agent_epsilon
-        if len(self.phases) > 1 or first is None or each is None:
-            return used
-        # What a single phase states within its total needs no adding up, and no rounding for that.
-        limits = budget.limits(vars(self), self.delta)
-        return np.where(np.array(first) <= each, np.minimum(used, limits), used)
-
-    def _composed(self) -> Any:
-        """The loss of all phases, each at the agent with its largest."""
-        if not self.phases:
-            return self.loss
-        every = [_counted(one.loss, self.accountant) for one in self.phases]
-        return functools.reduce(lambda first, later: first.then(later), every)
+            return np.array([self.spent.size])
+        each = self.per_agent_epsilon
+        first = self.phases[0].per_agent_epsilon
+        if len(self.phases) == 1 and first and each:
+            # What one phase states within its total needs no adding up, and no rounding for that.
+            limits = np.where(np.array(first) <= each, budget.limits(vars(self), self.delta), used)
+            used = np.minimum(used, limits)
+        return used
 
     @classmethod
     def of(cls, *, rounds: int, mu: Any = None, other_loss: Any = None, **fields: Any) -> Self:

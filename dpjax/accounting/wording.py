@@ -302,7 +302,8 @@ def _sampled_text(of: Record) -> str:
 
 def _total_text(of: Record) -> str:
     """That a total was fixed, by what phases may have been chosen, and what they have spent."""
-    symbol, total = of.spent.symbol, range_text(budget.limits(vars(of), of.delta))
+    symbol = of.spent.symbol
+    total = range_text(budget.limits(vars(of), of.delta))
     return (
         f". A total of {symbol} = {total} (epsilon = {epsilon_text(of)} at delta = "
         f"{delta_text(of.delta)}) was fixed before the first phase, as its user states; later "

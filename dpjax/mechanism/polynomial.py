@@ -277,17 +277,15 @@ def operator(
     matrix: Fixed, coefficients: Coefficients, scales: Vector
 ) -> scipy.sparse.linalg.LinearOperator:
     """Return S g(W) as what multiplies columns, without an array [n, n]."""
-    column = scales[:, None].astype(np.float64)
 
-    def forwards(values: np.ndarray) -> np.ndarray:
-        return column * _applied(matrix.matrix, coefficients, values.reshape(len(scales), -1))
+    def gossiped(values: np.ndarray) -> np.ndarray:
+        return _applied(matrix.matrix, coefficients, values)
 
-    def backwards(values: np.ndarray) -> np.ndarray:
-        return _applied(matrix.matrix, coefficients, column * values.reshape(len(scales), -1))
-
-    pair = {"matvec": forwards, "rmatvec": backwards, "matmat": forwards, "rmatmat": backwards}
-    shape = (len(scales), len(scales))
-    return scipy.sparse.linalg.LinearOperator(shape, dtype=np.float64, **pair)
+    # g(W) is symmetric.
+    ways = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), gossiped)
+    spread = scipy.sparse.linalg.LinearOperator(matrix.matrix.shape, dtype=np.float64, **ways)
+    scaled = scipy.sparse.diags_array(scales.astype(np.float64))
+    return scipy.sparse.linalg.aslinearoperator(scaled) @ spread
 
 
 def _applied(matrix: Any, coefficients: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -252,7 +252,7 @@ class Plan:
         """The map of normals to noise; of a polynomial of W one that holds no array [n, n]."""
         if isinstance(self.noise, CalibratedPolynomial):
             return self.noise.operator
-        return None if self.noise is None else self.noise.factor
+        return self.factor if self.noise is None else self.noise.factor
 
     @property
     def unforecast(self) -> str:
@@ -260,8 +260,7 @@ class Plan:
         gap = self.config.protect.gradient_gap
         if gap is not None:
             return f"gradient_gap is {gap:g}"
-        scaled = self.noise is None or self._colour is not None
-        return "" if scaled else f"noise is {type(self.config.noise).__name__}"
+        return "" if self._colour is not None else f"noise is {type(self.config.noise).__name__}"
 
     def forecast(self, parameters: int, *, counts: Any = None) -> forecast.Forecast:
         """Noise in the average model against the largest drift of clipped gradients.
@@ -299,7 +298,7 @@ class Plan:
         counts = self.counts if counts is None else counts
         return forecast.forecast(
             parameters,
-            factor=self.factor if self.noise is None else self._colour,
+            factor=self._colour,
             reach=forecast.weights(self.mixing, config.rounds),
             step_sizes=config.optimizer.relative(config.rounds),
             patterns=(config.pattern.epochs, config.pattern.separation),

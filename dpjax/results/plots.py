@@ -402,7 +402,7 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
 
 def _named(frame: "pandas.DataFrame", column: str) -> str:
     """What a column is called; epsilon of agents with different ones is the largest."""
-    stated = frame["guarantee"] if column == "epsilon" and "guarantee" in frame.columns else None
+    stated = frame.get("guarantee") if column == "epsilon" else None
     by_agent = any(" by agent" in caption for caption in captions.guarantees(stated))
     return "largest epsilon of an agent" if by_agent else column.replace("_", " ")
 
