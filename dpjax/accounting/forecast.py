@@ -218,7 +218,7 @@ class Forecast:
             f"than {self.floor:.2g}. "
         )
         if self.disagreement:
-            text += f"Agents' own models\n  are {self.disagreement:.2g} times it from the average. "
+            text += f"Around the average,\n  in agents' own models, it is {self.disagreement:.2g}. "
         text += (
             f"{_MEANING[self.level].capitalize()}.\n  A class with a tenth of the records has a "
             f"tenth of the drift: for it the ratio is {10 * self.ratio:.2g}."

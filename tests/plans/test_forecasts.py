@@ -262,7 +262,7 @@ def test_agents_who_mix_slowly_disagree_and_the_verdict_says_so(form):
     dense = plan.make(made.config, mixing.metropolis_hastings(graphs.ring(300)))
     assert found.disagreement == pytest.approx(np.sqrt(30) * spread_of(dense), rel=0.06)
     text = found.statement()
-    assert f"are {found.disagreement:.2g} times it from the average" in text
+    assert f"in agents' own models, it is {found.disagreement:.2g}. Expect it to learn poor" in text
     assert "DSGD(gossip_steps=...)" in text and "agents in place of" not in text
     assert f"({found.disagreement:.2g} between agents)" in found.caption()
     # What is said to help is counted with the disagreement.
