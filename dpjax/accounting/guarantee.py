@@ -256,8 +256,8 @@ class Guarantee(Record):
         noise of their own. An earlier run that was stopped on the way states all that it had
         planned, and that is what composes. Phases of a coalition compose where its ``nodes`` are
         the same numbers of the same agents in both: its loss under gradients "any" holds after all
-        messages of the earlier phase, whatever its members know of that. Where
-        budgets are by agent, agent i of both is the same.
+        messages of the earlier phase, whatever its members know of that. Where budgets are by
+        agent, agent i of both is the same.
 
         Where this record states a total (`within`), what it returns states the same total over one
         phase more, which may have been chosen by anything released.

@@ -470,6 +470,22 @@ def test_totals_and_what_remains_are_by_agent():
         stated.followed_by(phase(gdp.mu(0.62, DELTA)), planned=False)
 
 
+def test_no_chain_of_phases_passes_the_total_of_any_agent():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        total = Budget(tuple(rng.uniform(0.2, 8.0, 3)), DELTA)
+        spent, mus = [], np.zeros(3)
+        for phase_number in range(4):
+            left = np.array(budget.remaining(total, spent).epsilon)
+            share = 1.0 if phase_number == 3 else rng.uniform(0.1, 0.9, 3)
+            each = left * share
+            mus = np.hypot(mus, gdp.mu(each, DELTA))
+            one = by_agent(*each)
+            spent = [spent[0].followed_by(one, planned=False) if spent else one.within(total)]
+        assert (np.asarray(gdp.epsilon(mus, DELTA)) <= total.epsilon).all()
+        assert (np.asarray(gdp.epsilon(mus, DELTA)) > 0.999 * np.array(total.epsilon)).all()
+
+
 def test_a_first_phase_may_take_all_of_every_total():
     for each in ((1.0, 4.0), (0.3, 0.7), (2.0, 8.0)):
         stated = by_agent(*each).within(Budget(each, DELTA))

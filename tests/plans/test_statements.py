@@ -9,15 +9,17 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax.accounting import budget
 from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
-from dpjax.plans import plan, problem
+from dpjax.plans import plan, problem, protect
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.statements import custom_parts, stopping_rule
+from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
 
 
@@ -183,6 +185,22 @@ def test_a_phase_that_was_not_planned_states_the_total_that_was_fixed(made):
     assert stopping_rule([made], [1], **short).at(1)[0].rounds == 21
     with pytest.raises(ValueError, match=r"give spent=\[first.within\(total\)\]"):
         fixed(made, before=[made.guarantee])
+
+
+def test_a_later_phase_of_those_who_stay_keeps_their_totals():
+    network = mixing.metropolis_hastings(graphs.complete(6))
+    total = protect.Budget((1.0, 8.0, 2.0, 2.0, 4.0, 4.0), 1e-5)
+    first = make_config(design="independent", epsilon=(0.5, 4.0, 1.0, 1.0, 2.0, 2.0))
+    stated = plan.make(first, network).guarantee.within(total)
+    left = np.delete(budget.remaining(total, [stated]).epsilon, 1)
+    config = make_config(design="independent", epsilon=tuple(left))
+    later = plan.make(config, mixing.survivors(network, [1]))
+    with pytest.raises(ValueError, match=r"epsilons of \[5, 6\] agents; .* by survivors"):
+        fixed(later, before=[stated])
+    (both,) = fixed(later, before=[stated.survivors([1])]).at(20)
+    assert both.per_agent_epsilon == (1.0, 2.0, 2.0, 4.0, 4.0)
+    text = later.export(both).instructions()
+    assert "the total of all phases, epsilon = 1 to 4 by agent" in text
 
 
 def test_a_curve_is_of_the_ends_of_chunks(made):
