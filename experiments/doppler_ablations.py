@@ -6,9 +6,11 @@ Step sizes are tuned on one seed and a validation part, as many for every curve;
 other seeds. Runs that several studies need are run once. Gains are paired over seeds, and a claim
 is reproduced where they are more than chance by Student's t. Verdicts are on the runs made, also
 where these are much smaller than the paper's. The preset full has the paper's sizes at fixed epochs
-and batches, with group norms; fine-tuning needs ``--weights FILE``, which is not here.
+and batches, with group norms; fine-tuning needs ``--weights FILE``, which is not here. The preset
+paper_ablations is for one study at a time, in minutes of a GPU.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +73,7 @@ class Config:
         weights: A safetensors file of vit_small_patch16_224 for finetuning; None is a random start.
         steps: Step sizes to tune over, and those of the study of step sizes.
         moment_steps: The same for Adam and GaLore.
+        moves: Most further step sizes, one by one, while the best is an end of those tried.
         space_every: Rounds between changes of GaLore's space.
         clip_norm: C.
         capacity: Records a pass.
@@ -103,6 +106,7 @@ class Config:
     weights: Path | None = None
     steps: tuple[float, ...] = (0.8, 0.5, 0.4, 0.2, 0.1)
     moment_steps: tuple[float, ...] = (3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+    moves: int | None = None
     space_every: int = 50
     clip_norm: float = 1.0
     capacity: int = 512
@@ -118,7 +122,7 @@ class Config:
         known: dict[str, Any] = dict.fromkeys(("optimizers", "stepped"), BASES)
         known |= dict.fromkeys(("models", "model", "tuned_model"), networks.NETWORKS)
         known["study"] = STUDIES
-        launch.check(self, {"capacity": 0, "tested": 0}, known=known)
+        launch.check(self, {"capacity": 0, "moves": 0, "tested": 0}, known=known)
         if len(self.steps) < 3:
             raise ValueError(f"steps is {self.steps}; give three or more, ends and a middle")
         if len(self.steps) != len(self.moment_steps):
@@ -168,6 +172,8 @@ _SMALL = Config(
     capacity=32, tested=3_000, measurements=5, layout="patches",
 )  # fmt: skip
 
+_GPU = Config(epochs=80.0, picture_epochs=20.0, models=("cnn5", "wrn16_4", "vit_small"))
+
 PRESETS = {
     "tiny": Config(
         dataset="digits", model="mlp", epochs=1.0, batch_size=128, optimizers=("sgd",),
@@ -176,7 +182,12 @@ PRESETS = {
         moment_steps=(0.03, 0.01, 0.003), capacity=32, seeds=(0, 1), measurements=3,
     ),
     "cpu": _SMALL,
-    "gpu": Config(epochs=80.0, picture_epochs=20.0, models=("cnn5", "wrn16_4", "vit_small")),
+    "gpu": _GPU,
+    # A pass takes a whole batch: a third slower with half as many.
+    "paper_ablations": dataclasses.replace(
+        _GPU, epochs=50.0, picture_epochs=50.0, steps=(0.8, 0.4, 0.2),
+        moment_steps=(1e-3, 3e-4, 1e-4), moves=2, capacity=1120,
+    ),
     "full": Config(seeds=(0, 1, 2, 3, 4)),
 }  # fmt: skip
 
@@ -357,6 +368,7 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
         seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,),
         measurements=config.measurements,
+        moves=config.moves or 0,
         runner=lab.run,
         checkpoint=folder,
     )
@@ -494,7 +506,7 @@ def report(
                 note=WAVES if study == "response" else remark(config, study) or None,
                 looks=looks.titled(part[series]),
             )  # fmt: skip
-        lab.figure(sheet, f"doppler_ablations_{stem}.svg")
+        lab.figure(sheet, f"doppler_ablations_{stem}{lab.suffix}.svg")
 
 
 Panel = tuple[str, Any, str, str]

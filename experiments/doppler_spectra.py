@@ -4,7 +4,8 @@ One agent trains a small network with DP-SGD, with and without a low-pass filter
 coordinates of its gradients are kept in every round, before and after the noise (Figs. 1, 2 and 6
 of DOPPLER). Beside their autocorrelation and spectra: how near every filter comes to the gradient,
 what the published signal-to-noise ratio says of it, and what filter and noise chosen together gain.
-The preset full is the paper's ResNet-50 on CIFAR-10, with group norms.
+The preset full is the paper's ResNet-50 on CIFAR-10, with group norms; paper_spectra is the
+five-layer CNN in minutes of a GPU.
 
 Gradients before the noise are private. They are looked at here as one looks into a simulation: no
 guarantee covers these records, whatever the noise was calibrated for.
@@ -56,6 +57,7 @@ class Config:
         epsilon: Budget that the noise is calibrated for, at delta = N^-1.1, zero-out of a record.
         rounds: Rounds T.
         batch_size: Expected size of a Poisson-sampled batch.
+        capacity: Records a pass; None is as many as the network's own sum chooses.
         clip_norm: Clip norm.
         step_size: Step size.
         fixed_records: Records whose gradient, not clipped, stands for the full one; 0 is all.
@@ -78,6 +80,7 @@ class Config:
     epsilon: float = 8.0
     rounds: int = 400
     batch_size: int = 512
+    capacity: int | None = None
     clip_norm: float = 1.0
     step_size: float = 1.0
     fixed_records: int = 4096
@@ -113,6 +116,12 @@ class Config:
             )
 
 
+_GPU = Config(
+    dataset="cifar10", model="cnn5", rounds=4000, batch_size=1000, step_size=0.5, skip=400,
+    lags=200, segment=256, taps=(1, 2, 4, 8, 16, 32, 64, 128, 256), seeds=(0, 1, 2),
+    horizon=128,
+)  # fmt: skip
+
 PRESETS = {
     "tiny": Config(
         dataset="digits", model="mlp", trained=("sgd",), rounds=30, batch_size=64, step_size=1.0,
@@ -121,11 +130,8 @@ PRESETS = {
         correlations=(0.9,), variances=(1.0,), epochs=(1,),
     ),
     "cpu": Config(),
-    "gpu": Config(
-        dataset="cifar10", model="cnn5", rounds=4000, batch_size=1000, step_size=0.5, skip=400,
-        lags=200, segment=256, taps=(1, 2, 4, 8, 16, 32, 64, 128, 256), seeds=(0, 1, 2),
-        horizon=128,
-    ),
+    "gpu": _GPU,
+    "paper_spectra": dataclasses.replace(_GPU, capacity=1280, seeds=(0, 1)),
     "full": Config(
         dataset="cifar10", model="resnet50", rounds=4000, batch_size=500, step_size=0.5, skip=400,
         lags=200, segment=256, taps=(1, 2, 4, 8, 16, 32, 64, 128, 256), seeds=(0, 1, 2, 3, 4),
@@ -184,7 +190,7 @@ def record(
         counts=[count],
     )
     deviation = float(made.factor[0, 0]) / config.batch_size
-    query = RecordQuery(task.loss, task.weighted, config.clip_norm, "flat", None)
+    query = RecordQuery(task.loss, task.weighted, config.clip_norm, "flat", config.capacity)
     link = optax.chain(lowpass(*FILTERS[trained]), optax.sgd(config.step_size))
     first, batches, raw = jax.random.split(jax.random.key(seed), 3)
     params = task.init(first)
@@ -514,7 +520,7 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
             xlabel="lag (rounds)" if x == "lag" else "frequency (cycles a round)", logy=logy,
             note=note, looks=shown,
         )  # fmt: skip
-        lab.figure(sheet, f"doppler_spectra_{name}.svg")
+        lab.figure(sheet, f"doppler_spectra_{name}{lab.suffix}.svg")
     sheet, axes = plots.figure(1, 2)
     rows = runs[runs["kind"] == "taps"]
     for ax, y, label in zip(
@@ -526,7 +532,7 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
             looks={"sgd": looks.look("none", "trained without a filter")}
             | {name: looks.look(name, f"trained with {name}") for name in FILTERS if name != "sgd"},
         )  # fmt: skip
-    lab.figure(sheet, "doppler_spectra_taps.svg")
+    lab.figure(sheet, f"doppler_spectra_taps{lab.suffix}.svg")
     for kind, name, x, xlabel, ylabel in (
         ("gain", "responses", "frequency", "frequency (cycles a round)", "gain"),
         ("impulse", "impulse", "lag", "rounds since the impulse", "kappa"),
@@ -539,7 +545,7 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
                 part, x, "gain" if kind == "gain" else "kappa", "series", ax=ax, xlabel=xlabel,
                 ylabel=ylabel, looks=shown, note="Left: the paper's Table 2. Right: its Table 4.",
             )  # fmt: skip
-        lab.figure(sheet, f"doppler_spectra_{name}.svg")
+        lab.figure(sheet, f"doppler_spectra_{name}{lab.suffix}.svg")
 
 
 main = functools.partial(launch.main, "doppler_spectra", PRESETS, experiment)

@@ -406,7 +406,7 @@ def draw_border(config: Config, lab: launch.Lab, rows: Any) -> None:
         )  # fmt: skip
     panels[1].axvline(1, color="grey", linewidth=0.8)
     note = f"Without noise, {config.border_rounds} rounds. The grey line is the paper's border."
-    lab.figure(figure, "tracking_mnist_border.svg", note=note)
+    lab.figure(figure, f"tracking_mnist_border{lab.suffix}.svg", note=note)
 
 
 main = functools.partial(launch.main, "tracking_mnist", PRESETS, experiment)

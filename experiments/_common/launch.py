@@ -153,8 +153,9 @@ class Lab:
         self.options = options
         self.command = command
         self.team, self.silent = team, silent
-        # Of figures: those of long presets stand beside others'.
-        self.suffix = f"_{preset}" if preset.startswith("long") else ""
+        # Of figures: those of longer presets stand beside those of presets for two cores.
+        small = preset.partition("_")[0] in ("tiny", "demo", "cpu")
+        self.suffix = "" if small else f"_{preset}"
         self.seconds = 0.0  # That all runs so far were estimated to take.
         self.folder = options.output / name / preset
         self.checkpoints = (options.checkpoint or self.folder / "checkpoints") / name / preset

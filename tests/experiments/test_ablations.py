@@ -25,7 +25,7 @@ def script(name="doppler_ablations"):
     return load_script(name)
 
 
-@pytest.mark.parametrize("preset", ["tiny", "cpu", "gpu", "full"])
+@pytest.mark.parametrize("preset", ["tiny", "cpu", "gpu", "paper_ablations", "full"])
 def test_runs_that_studies_share_are_run_once_and_others_apart(preset):
     module = script()
     config = module.PRESETS[preset]
@@ -94,6 +94,25 @@ def test_what_is_said_follows_from_the_rows_of_the_right_cells():
     assert said("steps")["the best step size is inside the grid"] == YES
     fine = said("finetuning")
     assert tuple(fine.values()) == (YES, NO, f"{UNTOLD}: one budget")
+
+
+@pytest.mark.parametrize("moves", [None, 2])
+def test_curves_are_tuned_beyond_their_ends_as_moves_says(monkeypatch, moves):
+    module, asked = script(), []
+
+    def stop(*arguments, **options):
+        asked.append(options["moves"])
+        raise InterruptedError
+
+    monkeypatch.setattr(module.tune, "reported", stop)
+    config = dataclasses.replace(module.PRESETS["tiny"], moves=moves)
+    with pytest.raises(InterruptedError):
+        module.train(config, module.plain(config), SimpleNamespace(run=None), None)
+    assert asked == [moves or 0]
+    # A record that was made without the option is as good as before.
+    assert module.PRESETS["cpu"].moves is None
+    with pytest.raises(ValueError, match="moves is -1"):
+        dataclasses.replace(config, moves=-1)
 
 
 def test_waves_are_kept_as_the_frequency_response_says():

@@ -39,6 +39,21 @@ def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
     assert filtered < 0.5 * unfiltered
 
 
+def test_a_pass_of_fewer_records_has_the_same_gradients():
+    spectra = load_script("doppler_spectra")
+    tiny = dataclasses.replace(spectra.PRESETS["tiny"], rounds=22)
+    task = spectra.learn(tiny)
+    kept = spectra.record(tiny, "sgd", task, seed=0)
+    # 128 places, of which each pass takes 24, the last one fewer.
+    passes = spectra.record(dataclasses.replace(tiny, capacity=24), "sgd", task, seed=0)
+    # Clipped to C less what rounding may add, which depends on the size of a pass.
+    np.testing.assert_allclose(passes.gradient, kept.gradient, atol=1e-4)
+    assert (passes.gradient != kept.gradient).any()
+    assert spectra.PRESETS["cpu"].capacity is None
+    with pytest.raises(ValueError, match="capacity is 0"):
+        dataclasses.replace(tiny, capacity=0)
+
+
 def test_white_noise_has_its_variance_at_all_frequencies():
     spectra = load_script("doppler_spectra")
     values = 3 * np.random.default_rng(0).normal(size=(64, 4000))

@@ -135,6 +135,7 @@ def test_the_image_experiment_says_where_it_is_not_the_papers():
     module = load_script("cifar_doppler")
     gpu = module.PRESETS["gpu"]
     assert gpu.remark == module.PRESETS["full"].remark == ""
+    assert module.PRESETS["paper_cifar"].remark == module.PRESETS["paper_cifar100"].remark == ""
     said = module.PRESETS["tiny"].remark
     assert said == "Not the paper's setting: digits, mlp, 2 epochs."
     for options, word in (

@@ -124,6 +124,15 @@ def test_stopping_is_told_in_one_line(capsys, options):
     )
 
 
+def test_figures_of_longer_presets_stand_beside_those_of_two_cores(tmp_path):
+    suffixes = {
+        preset: launch.Lab("trial", preset, launch.Options(output=tmp_path), "c").suffix
+        for preset in ("tiny", "demo", "cpu", "cpu_cifar", "long", "gpu", "paper_spectra")
+    }
+    assert set(list(suffixes.values())[:4]) == {""}
+    assert list(suffixes.values())[4:] == ["_long", "_gpu", "_paper_spectra"]
+
+
 @pytest.mark.parametrize("value", [(0.5, 0.0), (0.5, float("nan")), (1.5,), ("a",)])
 def test_entries_are_checked_one_by_one(value):
     made = dataclasses.make_dataclass("Shares", [("validation", tuple[float, ...])])
