@@ -1,7 +1,7 @@
 """Speed of the clipped gradient of a batch against its peers and against the plain gradient.
 
 The sum of clipped per-example gradients of the five-layer network (``cnn5``), a small vision
-transformer (``vit_small``) or a wide residual network, on random 32x32 images: dpjax's by norms,
+transformer (``vit_small``) or a residual network, on random 32x32 images: dpjax's by norms,
 jax_privacy's clipped_grad, Opacus (where it is installed; written for ``cnn5`` alone), and the mean
 gradient without clipping of JAX and of PyTorch. A batch is taken in passes of each number that
 ``--passes`` names, compiled once and added up; each way is judged by its fastest, and the whole
@@ -38,7 +38,7 @@ from _common import networks
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch is there
 
 CLIP_NORM = 1.0
-MODELS = ("cnn5", "vit_small", "wrn16_4", "wrn40_4")
+MODELS = ("cnn5", "vit_small", "wrn16_4", "wrn40_4", "resnet50", "efficientnet")
 WAYS = ("plain conv", "plain patches", "dpjax", "jax_privacy", "torch", "opacus")
 Step = Callable[[], Any]
 

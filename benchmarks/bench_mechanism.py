@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _timing import Bench, Timing, timed, turns
+from _timing import Bench, Timing, installed, timed, turns
 from dpjax.mechanism import fixed_point
 from dpjax.mechanism.factorization import Solution, minimize_trace
 from dpjax.topology import graphs, mixing
@@ -98,7 +98,8 @@ def main(argv: list[str] | None = None) -> int:
     bench.parser.add_argument("--versus", type=int, nargs="*", default=[10, 20, 30])
     bench.parser.add_argument("--alone", type=int, nargs="*", default=[100, 300, 1000])
     options = bench.parse(argv)
-    versus(options.versus, options.repeats, bench)
+    if options.versus and installed("cvxpy"):
+        versus(options.versus, options.repeats, bench)
     alone(options.alone, options.repeats, bench)
     return bench.finish()
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _timing import Bench, peak, timed
+from _timing import Bench, installed, peak, timed
 from dpjax.mechanism import banded, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
@@ -116,7 +116,8 @@ def main(argv: list[str] | None = None) -> int:
             bench.in_own_process(size, weights, repeats=0)
     for size in options.design:
         bench.in_own_process(size, repeats=0)
-    versus(options.versus, options.repeats, bench)
+    if options.versus and installed("jax_privacy"):
+        versus(options.versus, options.repeats, bench)
     return bench.finish()
 
 

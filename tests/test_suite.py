@@ -57,6 +57,21 @@ def test_the_suite_s_options_are_those_of_the_scripts(
                 module.main(shlex.split(words))
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("bench_mechanism", ["--versus", "10", "--alone"]),
+        ("bench_temporal", ["--versus", "32", "--gram", "--design"]),
+    ],
+)
+def test_a_peer_that_is_not_installed_is_left_out(
+    script: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert importlib.import_module(script).main([*words, "--repeats", "1"]) == 0
+    assert "is not installed: left out" in capsys.readouterr().out
+
+
 def test_the_page_is_the_records() -> None:
     # Else: scripts/bench --page
     assert _page.PAGE.read_text() == _page.page()
