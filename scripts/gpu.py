@@ -1,0 +1,269 @@
+"""Take the next runs of the GPU queue that fit into the seconds given, and keep what they find.
+
+    scripts/gpu 540                 runs for nine minutes, from the top of the queue
+    scripts/gpu --list              says what is done and what comes next
+    scripts/gpu --rehearse          tries every command at a hundredth of its size, on a CPU
+
+A run that is done has a line in docs/records/gpu.md and is not run again. Its records become an
+archive in docs/records, those of a benchmark a file in benchmarks/records; figures, logs and
+checkpoints lie in results/gpu. A run that the time ends carries on from there, and one that fails
+is left for the next call. With $OUT, all of this is copied there too, as gpu.tar.gz and
+checkpoints.tar.gz: unpack both in the root of a checkout.
+
+On a bare machine set PYTHONPATH to the libraries that it lacks, and DPJAX_DATA to the data.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
+from _common import archives
+from _runs import QUEUE, TINY, Run
+
+ROOT = Path(__file__).resolve().parents[1]
+NEEDED = ("tyro", "jax_privacy", "dp_accounting")
+"""What experiments import, and images with JAX lack."""
+ABOUT = "import json; from dpjax.results import records; print(json.dumps(records.metadata()))"
+FLAGS = "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"
+"""Programs compile sooner."""
+GRACE = 15.0
+"""Seconds that a run has to end; an experiment keeps its last checkpoint anyway."""
+PACKING = 15.0
+"""Seconds for copying results."""
+
+
+def page() -> Path:
+    """The page of the runs that are done."""
+    return ROOT / "docs" / "records" / "gpu.md"
+
+
+def results() -> Path:
+    """The folder of logs, figures, records and checkpoints."""
+    return ROOT / "results" / "gpu"
+
+
+def record(run: Run, device: str = "*") -> Path:
+    """The committed records of a run; of a benchmark on a device, or on any."""
+    if run.script.startswith("bench_"):
+        return ROOT / "benchmarks" / "records" / f"{run.name}@{device}.jsonl"
+    return ROOT / "docs" / "records" / f"{run.name}.jsonl.gz"
+
+
+def is_done(run: Run) -> bool:
+    """Whether a run has its line, or committed records."""
+    stored = record(run)
+    line = re.compile(rf"\| {re.escape(run.name)} \| done \|")
+    return bool(line.search(page().read_text())) or any(stored.parent.glob(stored.name))
+
+
+def next_run(runs: Iterable[Run], seconds: float) -> Run | None:
+    """The first run that fits into so many seconds."""
+    return next((run for run in runs if 60 * run.minutes <= seconds), None)
+
+
+def about() -> dict[str, Any]:
+    """Device, commit and date, asked of another process: this one must not take the GPU."""
+    answer = subprocess.check_output([sys.executable, "-c", ABOUT], text=True)
+    return json.loads(answer.splitlines()[-1])
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of runs: their logs are whole, whenever they end."""
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **more}
+
+
+def command(run: Run, folder: Path, tiny: bool = False) -> list[str]:
+    """The command line of a run, whose output goes to a folder."""
+    words = [*run.words, *TINY[run.script].split()] if tiny else run.words
+    if run.script == "pytest":
+        return [sys.executable, *words]
+    if run.script.startswith("bench_"):
+        output = folder / f"{run.name}.jsonl"
+        # A benchmark begins anew, and overwrites no record.
+        output.unlink(missing_ok=True)
+        return [sys.executable, *words, "--output", str(output)]
+    rehearsal = [str(ROOT / "scripts" / "_rehearse.py")] if tiny else []
+    return [sys.executable, *rehearsal, *words, "--output", str(folder), "--quiet"]
+
+
+def called(words: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> int | None:
+    """Run a command for so many seconds at most; its exit status, None where the time ended it."""
+    with log.open("a") as file:
+        print(f"$ {' '.join(words[1:])}", file=file, flush=True)
+        # A group of its own: the processes that it starts are ended with it.
+        process = subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, env=env, start_new_session=True
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process and all that it started, if it still runs."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def outcome(run: Run, code: int | None, folder: Path) -> str:
+    """What is said of an exit status: a run that is done has records, unless it tests."""
+    if code is None:
+        return "stopped"
+    silent = run.script != "pytest" and not any(folder.rglob("*.jsonl"))
+    return "failed" if code or silent else "done"
+
+
+def say(text: str) -> None:
+    """Print a line, and keep it."""
+    print(text, flush=True)
+    with (results() / "log.txt").open("a") as file:
+        print(text, file=file)
+
+
+def store(run: Run, folder: Path, found: Mapping[str, Any], seconds: float) -> None:
+    """Put the records of a run that is done beside the others, and its line into the page."""
+    device = found["device"]["kind"]
+    files = sorted(folder.rglob("*.jsonl"))
+    if run.script.startswith("bench_"):
+        for file in files:
+            shutil.copy(file, record(run, re.sub(r"\W+", "-", device.lower()).strip("-")))
+    elif files:
+        archives.pack(record(run), files)
+    commit = (found["commit"] or "unknown")[:10] + ("*" if found["dirty"] else "")
+    cells = [str(run.entry), run.name, "done", found["date"][:10], device, commit, f"{seconds:.0f}"]
+    with page().open("a") as file:
+        print(f"| {' | '.join(cells)} |", file=file)
+
+
+def deliver(out: Path) -> None:
+    """Copy all that this machine found to a folder, every file whole or not at all."""
+    stored = [path for run in QUEUE for path in record(run).parent.glob(record(run).name)]
+    files = [path for path in sorted(results().rglob("*")) if path.is_file()]
+    unfinished = [path for path in files if "checkpoints" in path.parts]
+    finished = [path for path in files if "checkpoints" not in path.parts]
+    packed = {
+        "gpu.tar.gz": [page(), *stored, *finished],
+        "checkpoints.tar.gz": unfinished,
+    }
+    for name, paths in packed.items():
+        part = out / f"{name}.part"
+        with tarfile.open(part, "w:gz") as archive:
+            for path in paths:
+                archive.add(path, path.relative_to(ROOT))
+        part.replace(out / name)
+    for path in (page(), results() / "log.txt"):
+        shutil.copy(path, out / path.name)
+
+
+def take(seconds: float, out: Path | None) -> int:
+    """Run what fits; the exit status is 1 where a run failed."""
+    until = time.monotonic() + seconds - GRACE - PACKING
+    found = about()
+    if found["platform"]["backend"] == "cpu":
+        print("There is no GPU here; try scripts/gpu --rehearse", file=sys.stderr)
+        return 2
+    for folder in filter(None, (results(), out)):
+        folder.mkdir(parents=True, exist_ok=True)
+    waiting = [run for run in QUEUE if not is_done(run)]
+    env = environment(DPJAX_TEST_PLATFORM="gpu")
+    failed = False
+    while run := next_run(waiting, until - time.monotonic()):
+        waiting.remove(run)
+        folder = results() / run.name
+        folder.mkdir(exist_ok=True)
+        log = folder / "log.txt"
+        # Benchmarks are of programs as users compile them.
+        flags = {"XLA_FLAGS": FLAGS} if run.words[0].startswith("experiments/") else {}
+        began = time.monotonic()
+        code = called(command(run, folder), log, until - began, flags | env)
+        took = time.monotonic() - began
+        said = outcome(run, code, folder)
+        if said == "done":
+            store(run, folder, found, took)
+        failed = failed or said == "failed"
+        say(f"{run.entry:3} {run.name:40} {said} after {took:.0f} s")
+        if said == "failed":
+            say("".join(f"    {line}\n" for line in log.read_text().splitlines()[-8:]).rstrip())
+        if out is not None:
+            deliver(out)
+    if waiting:
+        say(f"next: {waiting[0].name}, {waiting[0].minutes:g} minutes")
+    return int(failed)
+
+
+def rehearse(runs: Sequence[Run]) -> int:
+    """Run every command at a hundredth of its size; the exit status is 1 where one failed."""
+    # Most of the time is compiling.
+    env = environment(JAX_PLATFORMS="cpu", JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        for run in runs:
+            own = Path(folder) / run.name
+            own.mkdir()
+            log = own / "log.txt"
+            began = time.monotonic()
+            code = called(command(run, own, tiny=True), log, 600, env)
+            took = time.monotonic() - began
+            said = outcome(run, code, own)
+            print(f"{run.name:40} {said} after {took:.0f} s", flush=True)
+            if said != "done":
+                failed = True
+                print(log.read_text())
+    return int(failed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("seconds", type=float, nargs="?", metavar="SECONDS")
+    parser.add_argument("--list", action="store_true", help="say what is done and what comes next")
+    parser.add_argument(
+        "--rehearse", nargs="*", metavar="NAME", help="try these runs, or all, at small sizes"
+    )
+    options = parser.parse_args(argv)
+    names = [run.name for run in QUEUE]
+    for name in options.rehearse or ():
+        if name not in names:
+            parser.error(f"NAME is {name!r}; give one of {', '.join(names)}")
+    if options.list:
+        for run in QUEUE:
+            state = "done" if is_done(run) else f"{run.minutes:g} minutes"
+            print(f"{run.entry:3} {run.name:40} {state:12} {run.decides}")
+        return 0
+    lacking = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if lacking:
+        parser.error(f"{', '.join(lacking)} not installed; put a folder of them on PYTHONPATH")
+    if options.rehearse is not None:
+        return rehearse([run for run in QUEUE if run.name in (options.rehearse or names)])
+    if options.seconds is None:
+        parser.error("SECONDS is missing; give how long the GPU is there")
+    out = os.environ.get("OUT")
+    return take(options.seconds, Path(out) if out else None)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
