@@ -56,7 +56,7 @@ _FIGURE_7 = "Fig. 7: other networks, once their gradients a second are measured;
 
 QUEUE = (
     Run(1, "cifar_doppler_paper_cifar", _HEADLINE, 6.5, _CIFAR),
-    Run(2, "mechanism", _GPU_TIMES, 1, "benchmarks/bench_mechanism.py"),
+    Run(2, "mechanism", _GPU_TIMES, 1.5, "benchmarks/bench_mechanism.py"),
     Run(2, "temporal", _GPU_TIMES, 1.5, "benchmarks/bench_temporal.py"),
     Run(2, "gossip", _GPU_TIMES, 1.5, "benchmarks/bench_gossip.py"),
     Run(2, "noise", _GPU_TIMES, 0.5, "benchmarks/bench_noise.py"),
@@ -88,7 +88,7 @@ QUEUE = (
         f"{_TRACKING} --preset gpu --parts border --gammas 0.001 0.01 --test-records 1000",
     ),
     Run(
-        7, "tracking_mnist_long_networks", "gradient tracking: networks", 5,
+        7, "tracking_mnist_long_networks", "gradient tracking: networks", 6.5,
         f"{_TRACKING} --preset long --parts networks --budgets 1 2 5 --sizes 50 100",
     ),
     Run(
@@ -140,7 +140,7 @@ TINY = {
     "doppler_ablations": "--epochs 0.25 --batch-size 24 --picture-epochs 0.25 --picture-batch 24 "
     "--capacity 32 --moves 0 --seeds 0 1 --measurements 2 --layout patches",
     "doppler_spectra": "--rounds 24 --batch-size 8 --capacity 16 --skip 4 --lags 8 --segment 16 "
-    "--taps 1 2 4 8 --fixed-records 32 --horizon 4 --seeds 0",
+    "--taps 1 2 4 8 --fixed-records 16 --horizon 4 --seeds 0",
     "tracking_mnist": "--agents 4 --sizes 4 5 --probability 0.6 --rounds 2 --border-rounds 2 "
     "--batch-size 2 --measurements 1 --test-records 20 --seeds 0 --layout patches",
     "bench_dpsgd": "--batches 4 --passes 4 --repeats 1",

@@ -54,6 +54,23 @@ def test_a_pass_of_fewer_records_has_the_same_gradients():
         dataclasses.replace(tiny, capacity=0)
 
 
+@pytest.mark.parametrize(("capacity", "blocks"), [(None, 8), (128, 2), (1000, 32)])
+def test_fixed_records_are_taken_as_many_at_once_as_capacity_says(monkeypatch, capacity, blocks):
+    spectra = load_script("doppler_spectra")
+    shapes = []
+
+    def stop(config, trained, task, seed, fixed):
+        shapes.append(fixed[1].shape)
+        raise InterruptedError
+
+    monkeypatch.setattr(spectra, "record", stop)
+    config = dataclasses.replace(spectra.PRESETS["tiny"], capacity=capacity)
+    with pytest.raises(InterruptedError):
+        spectra.assume(config, 1.0, None, None)
+    # All 256, in equal blocks.
+    assert shapes == [(blocks, 256 // blocks)]
+
+
 def test_white_noise_has_its_variance_at_all_frequencies():
     spectra = load_script("doppler_spectra")
     values = 3 * np.random.default_rng(0).normal(size=(64, 4000))
