@@ -139,11 +139,11 @@ TINY = {
     "--measurements 2 --layout patches",
     "doppler_ablations": "--epochs 0.25 --batch-size 24 --picture-epochs 0.25 --picture-batch 24 "
     "--capacity 32 --moves 0 --seeds 0 1 --measurements 2 --layout patches",
-    "doppler_spectra": "--rounds 24 --batch-size 8 --capacity 16 --skip 4 --lags 8 --segment 16 "
-    "--taps 1 2 4 8 --fixed-records 16 --horizon 4 --seeds 0",
+    "doppler_spectra": "--rounds 8 --batch-size 4 --capacity 8 --skip 2 --lags 4 --segment 4 "
+    "--taps 1 2 4 --fixed-records 4 --horizon 4 --seeds 0",
     "tracking_mnist": "--agents 4 --sizes 4 5 --probability 0.6 --rounds 2 --border-rounds 2 "
     "--batch-size 2 --measurements 1 --test-records 20 --seeds 0 --layout patches",
-    "bench_dpsgd": "--batches 4 --passes 4 --repeats 1",
+    "bench_dpsgd": "--batches 1 --passes 1 --repeats 1",
     "bench_gossip": "--agents 8 --parameters 64 --rounds --batch --repeats 1",
     "bench_mechanism": "--versus 10 --alone 60 --repeats 1",
     "bench_noise": "--agents 32 --entries 200 --rounds 100 --seeds 1 --repeats 1",

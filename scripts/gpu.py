@@ -65,8 +65,8 @@ def record(run: Run, device: str = "*") -> Path:
 def is_done(run: Run) -> bool:
     """Whether a run has its line, or committed records."""
     stored = record(run)
-    line = re.compile(rf"\| {re.escape(run.name)} \| done \|")
-    return bool(line.search(page().read_text())) or any(stored.parent.glob(stored.name))
+    lines = page().read_text() if page().exists() else ""
+    return f"| {run.name} | done |" in lines or any(stored.parent.glob(stored.name))
 
 
 def next_run(runs: Iterable[Run], seconds: float) -> Run | None:

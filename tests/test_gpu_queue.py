@@ -209,9 +209,9 @@ def test_without_a_gpu_nothing_is_run(
 
 
 def test_the_committed_page_lists_runs_of_the_queue(gpu, capsys: pytest.CaptureFixture) -> None:
-    for line in gpu.page().read_text().splitlines():
-        if " | done | " in line:
-            assert line.split(" | ")[1] in {run.name for run in QUEUE}
+    text = gpu.page().read_text() if gpu.page().exists() else ""  # copies with faults lack it
+    lines = [line.split(" | ") for line in text.splitlines() if " | done | " in line]
+    assert {name for _, name, *_ in lines} <= {run.name for run in QUEUE}
     assert gpu.main(["--list"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(QUEUE)
 
