@@ -137,8 +137,8 @@ QUEUE = (
 TINY = {
     "cifar_doppler": "--epochs 0.25 --batch-size 24 --capacity 32 --moves 0 --seeds 0 1 "
     "--measurements 2 --layout patches",
-    "doppler_ablations": "--epochs 0.25 --batch-size 24 --picture-epochs 0.25 --picture-batch 24 "
-    "--capacity 32 --moves 0 --seeds 0 1 --measurements 2 --layout patches",
+    "doppler_ablations": "--epochs 0.25 --batch-size 24 --picture-epochs 0.05 --picture-batch 4 "
+    "--capacity 8 --moves 0 --seeds 0 1 --measurements 2 --tested 8 --layout patches",
     "doppler_spectra": "--rounds 8 --batch-size 4 --capacity 8 --skip 2 --lags 4 --segment 4 "
     "--taps 1 2 4 --fixed-records 4 --horizon 4 --seeds 0",
     "tracking_mnist": "--agents 4 --sizes 4 5 --probability 0.6 --rounds 2 --border-rounds 2 "
