@@ -8,6 +8,7 @@ from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 import jax
+import jax.custom_batching
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
@@ -177,10 +178,17 @@ def sum_error(terms: int) -> float:
 
 
 def wide_dtype(tree: Any) -> Any:
-    """The parameters' dtype, at least float32."""
+    """The parameters' dtype, at least float32.
+
+    Raises:
+        ValueError: For complex ones, whose squares are no squared sizes.
+    """
     # The same where JAX is told to promote nothing by itself.
     with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+        kind = jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+    if jnp.issubdtype(kind, jnp.complexfloating):
+        raise ValueError(f"leaves are {kind}; give real and imaginary parts as leaves of their own")
+    return kind
 
 
 def wide_zeros(like: Any) -> Any:
@@ -385,13 +393,23 @@ def apart(function: Callable[..., Any], *trees: Any) -> Any:
         function: Of one record's, or agent's, trees.
         trees: Leaves [b, ...].
     """
-    mapped = jax.vmap(function)
-    program, results = jax.make_jaxpr(mapped, return_shape=True)(*trees)
+    leaves = jax.tree.leaves(trees)
+    program, results = jax.make_jaxpr(jax.vmap(function), return_shape=True)(*trees)
     equations = (equation for jaxpr, _ in jaxprs(program) for equation in jaxpr.eqns)
     if any(equation.params.get("batch_group_count", 1) > 1 for equation in equations):
-        return jax.lax.map(lambda parts: function(*parts), trees)
-    # The program that was read, not a second trace of it.
-    values = jax.extend.core.jaxpr_as_fun(program)(*jax.tree.leaves(trees))
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), trees)
+        program, results = jax.make_jaxpr(function, return_shape=True)(*shapes)
+
+        # One by one under a further map, too: over agents, plans or seeds.
+        @jax.custom_batching.sequential_vmap
+        def alone(constants: list[Any], parts: list[Any]) -> list[Any]:
+            closed = jax.extend.core.ClosedJaxpr(program.jaxpr, constants)
+            return jax.extend.core.jaxpr_as_fun(closed)(*parts)
+
+        values = jax.lax.map(lambda parts: alone(program.consts, parts), leaves)
+    else:
+        # The program that was read, not a second trace of it.
+        values = jax.extend.core.jaxpr_as_fun(program)(*leaves)
     return jax.tree.unflatten(jax.tree.structure(results), values)
 
 

@@ -162,6 +162,8 @@ def _clipped(
                 leaves[i] = leaf
         return jax.tree.unflatten(structure, leaves)
     bound = _lowered(tree, clip_norm, bounded)
+    # Not read off the norm: a compiler may take the root of one number's square for its size.
+    sound = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)], bool).all()
     # Finite entries times a zero scale are zero, so no entry needs a second look; and XLA keeps
     # the checked gradient instead of computing it twice (1.8 times as fast per example on a CPU).
     finite = _finite(tree)
@@ -173,6 +175,7 @@ def _clipped(
         # An infinite clip norm still drops what is not finite: max / inf is 0, else it is >= 1.
         limits = jnp.finfo(norm.dtype)
         scale = jnp.minimum(1.0, min(bound, float(limits.max)) / jnp.maximum(norm, limits.tiny))
+    scale = jnp.where(sound, scale, 0)
     return jax.tree.map(lambda leaf, x: (x * scale).astype(leaf.dtype), tree, finite)
 
 
@@ -521,7 +524,8 @@ def clipped_sum(
     Passes are added up in float64. For a custom function, a pass of m records is assumed to have an
     error of at most (m + inputs and outputs of all layers) 2^-24 times the sum of the terms' norms.
     A record marked as padding adds exactly zero. So does a record whose gradient (per layer: whose
-    layer) is not finite.
+    layer) is not finite; a custom function must leave out what has weight zero, by ``jnp.where``,
+    since zero times such a gradient is nan.
 
     Args:
         weighted: ``weighted(params, x, y, weights)``: a `models.layer_norms.Gradients`, whose norms
@@ -600,15 +604,24 @@ def wide_clipped_sum(
                 return weighted.wide(params, x, y, weights, **options)
             error = _error(weighted, params, x, whole)
             summed = weighted.by_layer if per_layer else weighted
-            return _numerics.wide_sum(
-                _numerics.wide_zeros(like),
-                summed(params, x, y, lambda norms: weights(norms, error)),
-            )
+            if is_padding is not None:
+                # A function that multiplies by weights must not meet what padding holds.
+                first = jnp.argmin(is_padding)
+                x, y = jax.tree.map(lambda leaf: _filled(is_padding, leaf, leaf[first]), (x, y))
+            total = summed(params, x, y, lambda norms: weights(norms, error))
+            if is_padding is not None:
+                total = jax.tree.map(lambda leaf: jnp.where(is_padding.all(), 0, leaf), total)
+            return _numerics.wide_sum(_numerics.wide_zeros(like), total)
 
         size = _pass_size(weighted, params, x) if microbatch is None and count else microbatch
         return in_passes(part, size, x, y, is_padding, like)
 
     return fn
+
+
+def _filled(mask: Bool[Array, " b"], leaf: Array, value: Array) -> Array:
+    """A leaf [b, ...] with another value where the mask is True."""
+    return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), value, leaf)
 
 
 def weighted_share(weighted: Any, params: Any, x: Any, count: int, microbatch: int | None) -> float:

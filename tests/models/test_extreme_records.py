@@ -1,5 +1,7 @@
 """One extreme record: the terms of all others stay as they are, bit for bit."""
 
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -197,6 +199,16 @@ def test_few_records_of_a_convolution_in_groups_do_not_meet(name, monkeypatch):
     fn = jax.jit(sums(model, "record"))
     changes = [squared_change(fn, params, x, y, extreme) for extreme in extremes]
     assert max(changes) > CLIP**2, changes
+
+
+def test_convolutions_in_groups_stay_apart_under_a_further_map():
+    """Of agents, or of a simulation's seeds: no gradient is of more groups than the model's."""
+    model, params, x, y, _ = task("flat", 6)
+    models = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), params)
+    mapped = jax.vmap(sums(model, "record"))
+    data = jnp.asarray(x).reshape(3, 2, *x.shape[1:]), y.reshape(3, 2)
+    program = str(jax.make_jaxpr(mapped)(models, *data))
+    assert set(re.findall(r"batch_group_count=(\d+)", program)) == {"1", "4"}
 
 
 @pytest.mark.mutant

@@ -241,3 +241,51 @@ def test_records_at_once_are_chosen_by_cost(d, passes):
     for count in (batch, 1):
         np.testing.assert_allclose(sums[None], sums[count], rtol=1e-4, atol=1e-6)
     assert 0 < np.linalg.norm(sums[None]) <= batch * CLIP
+
+
+def test_complex_gradients_are_refused():
+    """Squares of theirs are no squared sizes: 1 and the imaginary unit have none together."""
+    x, y = jnp.full((1, 2), 1e3), jnp.zeros(1)
+    turned = jnp.array([1, 1j], jnp.complex64)
+
+    def loss(w, x, y):
+        return jnp.real(jnp.sum(w * turned * x))
+
+    with pytest.raises(ValueError, match="leaves are complex64; give real and imaginary parts"):
+        clipping.per_example(loss, 1.0)(turned, x, y)
+    encoded = clipping.per_example(lambda w, x, y: w @ x, 1.0, encode=lambda g: g * turned)
+    with pytest.raises(ValueError, match="leaves are complex64"):
+        encoded(jnp.ones(2), x, y)
+    weighted = clipping.clipped_sum(lambda w, x, y, weights: w * weights(jnp.ones(1)), 1.0)
+    with pytest.raises(ValueError, match="leaves are complex64"):
+        weighted(turned, x, y)
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("clip_norm", [5.0, math.inf])
+def test_a_gradient_of_one_number_that_is_not_finite_adds_nothing(clip_norm):
+    """Compilers take the root of its square for its size, which does not overflow."""
+    total = clipping.per_example(lambda w, x, y: jnp.log(w * x), clip_norm)
+    x = jnp.array([0.0, 1.0])
+    alone = total(jnp.float32(1), x[1:], jnp.zeros(1))
+    assert total(jnp.float32(1), x, jnp.zeros(2)) == pytest.approx(float(alone), rel=1e-6)
+    clip = clipping.per_agent(clip_norm)
+    clipped, _ = jax.jit(clip.update)(jnp.array([[jnp.nan], [1.0]]), clip.init(None))
+    assert clipped.tolist() == [[0.0], [1.0]] if clip_norm == math.inf else clipped[0, 0] == 0
+
+
+def test_a_custom_sum_never_meets_what_padding_holds():
+    """Nor does it add anything of it where all is padding."""
+    gradients = jax.vmap(jax.grad(lambda w, x, y: jnp.log(w @ x)), (None, 0, 0))
+
+    def weighted(w, x, y, weights):
+        each = gradients(w, x, y)
+        return weights(jnp.linalg.norm(each, axis=1)) @ each
+
+    total = clipping.clipped_sum(weighted, 1.0)
+    x, y = jnp.ones((3, 2)).at[1].set(0.0), jnp.zeros(3)
+    padding = jnp.array([False, True, False])
+    good = total(jnp.ones(2), x[::2], y[::2])
+    np.testing.assert_allclose(total(jnp.ones(2), x, y, padding), good, rtol=1e-5)
+    nothing = total(jnp.ones(2), x[::-1], y, jnp.ones(3, bool))
+    np.testing.assert_array_equal(nothing, np.zeros(2))
