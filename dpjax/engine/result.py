@@ -373,7 +373,7 @@ class Result:
         v = _index("plan", plan, self._plans(plan))
         model = self.model(problem, seed=seed, plan=plan, agent=agent)
         flat = {
-            jax.tree_util.keystr(keys, simple=True, separator="."): np.ascontiguousarray(leaf)
+            jax.tree_util.keystr(keys, simple=True, separator="."): np.asarray(leaf, order="C")
             for keys, leaf in jax.tree.leaves_with_path(model)
         }
         content = safetensors.save(flat, {"guarantee": self.guarantees[v].caption()})

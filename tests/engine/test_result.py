@@ -140,6 +140,25 @@ def test_rows_as_comma_separated_values(tmp_path, result):
     )
 
 
+class Scaled(nn.Module):
+    """A linear model with a parameter that is a single number."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) * self.param("temperature", nn.initializers.ones, ())
+
+
+def test_export_keeps_a_parameter_that_is_one_number(tmp_path, network):
+    from safetensors.numpy import load_file
+
+    data = np.ones((60, 2), np.float32), np.arange(60) % 3
+    shards = partition.iid(60, AGENTS, seed=0)
+    task = problem.supervised(Scaled(), "cross_entropy", data, data, shards)
+    made = plan.make(make_config(design="non_private"), network)
+    exported = run(made, task, seeds=[0]).export(tmp_path / "model.safetensors", task)
+    assert load_file(exported)["params.temperature"].shape == ()
+
+
 def test_a_model_as_safetensors(tmp_path, result, small):
     from safetensors import safe_open
     from safetensors.numpy import load_file
