@@ -57,7 +57,7 @@ class PushPull(Exchange):
         push = pull
         if self.directed:
             shared = _shared(pull).astype(pull.dtype)
-            push = shared / jnp.sum(shared, axis=0)
+            push = shared / jnp.sum(shared, axis=0, keepdims=True)
         mixed = Pair(gossip.mix(pull, message.model), gossip.mix(push, message.tracker))
         return Received(mixed, message)
 

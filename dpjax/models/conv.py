@@ -198,7 +198,8 @@ class Conv(nn.Module):
             kernel = standardized(kernel, gain)
         out = convolve(x, kernel, self.strides, self.padding, self.groups, self.layout)
         if self.use_bias:
-            out = out + self.param("bias", nn.initializers.zeros_init(), *per_channel)
+            bias = self.param("bias", nn.initializers.zeros_init(), *per_channel)
+            out = out + bias.reshape((1,) * (out.ndim - 1) + (-1,))
         return out
 
 
@@ -211,9 +212,11 @@ def standardized(
         weight: Its parameter.
         gain: Of the scaled kind, or None.
     """
-    centred = weight - jnp.mean(weight, axis=(0, 1, 2))
-    variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2))
+    centred = weight - jnp.mean(weight, axis=(0, 1, 2), keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2), keepdims=True)
     if gain is None:
         return centred * jax.lax.rsqrt(variance + 1e-10)
     fan_in = math.prod(weight.shape[:-1])
-    return centred * (gain * jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4)))
+    return centred * (
+        gain.reshape(1, 1, 1, -1) * jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4))
+    )

@@ -95,7 +95,7 @@ def by_class(outputs: Any, labels: Any) -> tuple[Array, Array, Array]:
     """
     if outputs.ndim == 1:
         return outputs[:, None], labels[:, None] > 0, outputs[:, None] > 0
-    classes = jnp.arange(outputs.shape[-1])
+    classes = jnp.arange(outputs.shape[-1])[None, :]
     taken = jnp.argmax(outputs, axis=-1)[:, None] == classes
     return jax.nn.softmax(outputs, axis=-1), labels[:, None] == classes, taken
 

@@ -198,7 +198,7 @@ class Full(_Counted):
             ValueError: Where ``records`` is None.
         """
         del key, round
-        positions = jnp.arange(self.places, dtype=jnp.int32)
+        positions = jnp.arange(self.places, dtype=jnp.int32)[None, :]
         padding = positions >= jnp.asarray(counts, jnp.int32)[:, None]
         return Draw(jnp.where(padding, 0, positions), padding)
 
@@ -381,7 +381,7 @@ class Poisson(_Counted):
         rate = jnp.float32(share) / counts.astype(jnp.float32)
         most = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
         bits = _numerics.threefry_bits(key, (counts.shape[0], most_records))
-        positions = jnp.arange(most_records, dtype=jnp.int32)
+        positions = jnp.arange(most_records, dtype=jnp.int32)[None, :]
         drawn = (bits < most) & (positions < counts)
         if self.separation > 1:
             turn = jnp.mod(jnp.asarray(round, jnp.int32), self.separation)

@@ -175,7 +175,7 @@ def signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
         key: A public key of this round alone, which the vectors do not depend on.
     """
     words = jax.random.bits(key, (-(-code.padded // 32),), jnp.uint32)
-    bits = words[:, None] >> jnp.arange(32, dtype=jnp.uint32) & np.uint32(1)
+    bits = words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None, :] & np.uint32(1)
     return 1 - 2 * bits.reshape(-1)[: code.padded].astype(jnp.float32)
 
 
@@ -247,7 +247,9 @@ def encode(
     # Through memory: a product and a sum fused would be rounded once, and not as NumPy's.
     scaled = jax.lax.optimization_barrier(values.astype(jnp.float32) * code.factor)
     coordinates = jnp.pad(scaled, ((0, 0), (0, code.padded - code.size)))
-    coordinates = lattice.hadamard(coordinates * jnp.asarray(signs, jnp.float32), jnp.stack)
+    coordinates = lattice.hadamard(
+        coordinates * jnp.asarray(signs, jnp.float32)[None, :], jnp.stack
+    )
     largest = np.float32(lattice.LONGEST)
     too_large = jnp.abs(coordinates) > largest
     coordinates = jnp.where(too_large, jnp.sign(coordinates) * largest, coordinates)
@@ -360,7 +362,7 @@ def discrete_gaussians(
     def refilled(lane: _Lane, out: Array) -> tuple[_Lane, Array]:
         done = lane.stage == _DONE
         index = jax.lax.broadcasted_iota(jnp.uint32, (slots, rows, lanes), 0)
-        out = jnp.where(done & (index == lane.slot), lane.value, out)
+        out = jnp.where(done[None] & (index == lane.slot[None]), lane.value[None], out)
         slot = lane.slot + done.astype(jnp.uint32)
         over = slot * np.uint32(lanes) + offset >= np.uint32(columns)
         stage = jnp.where(over, _DONE, jnp.where(done, _START, lane.stage))

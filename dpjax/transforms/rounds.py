@@ -81,7 +81,7 @@ class Route(NamedTuple):
         width = weights.shape[1]
         value = normals * scale[t]
         if not buffers:  # Before round 0 the weight is zero.
-            return value + weights[t] * draw(jnp.maximum(t - 1, 0)), buffers
+            return value + weights[t, 0] * draw(jnp.maximum(t - 1, 0)), buffers
         (past,) = buffers
         if width == 0:
             return value, buffers

@@ -589,7 +589,7 @@ def _orthonormal(rows: Array) -> Array:
     k, d = rows.shape
     if d < _WIDE * k:
         columns, triangle = jnp.linalg.qr(rows.T)
-        return (columns * jnp.where(jnp.diag(triangle) < 0, -1, 1).astype(rows.dtype)).T
+        return (columns * jnp.where(jnp.diag(triangle)[None, :] < 0, -1, 1).astype(rows.dtype)).T
     triangle = jnp.linalg.cholesky(_dot(rows, rows.T))
     unit = jnp.eye(k, dtype=rows.dtype)
     inverse = jax.scipy.linalg.solve_triangular(triangle, unit, lower=True)

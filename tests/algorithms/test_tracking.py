@@ -11,7 +11,7 @@ import pytest
 
 from _common import fusion
 from _common.moves import pp_doagt
-from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking, Pair
+from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking, Pair, PushPull
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
@@ -339,3 +339,9 @@ def test_what_two_variables_move_lets_signs_cancel(slope):
     # By sizes alone, as under weights that change by round.
     bounded = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven[None])
     assert (found[2:, 0] < 0.9 * bounded[2:, 0]).all() and bounded[-1, 0] > 2 * found[-1, 0]
+
+
+def test_trackers_are_pushed_without_promoting_ranks():
+    pair = Pair(jnp.ones((3, 2)), jnp.ones((3, 2)))
+    with jax.numpy_rank_promotion("raise"):
+        PushPull(directed=True)({"mixing": jnp.full((3, 3), 1 / 3)}, jnp.int32(0), pair)

@@ -187,3 +187,10 @@ def test_pooling_is_flax_s_with_its_choice_among_equal_numbers(window, strides):
 
     for a, b in zip(found(ours, x, weight, broken), found(known, x, weight, broken), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("how", ["no", "plain", "scaled"])
+def test_the_layer_promotes_no_ranks(how):
+    layer = conv.Conv(3, (2, 2), standardize=how)
+    with jax.numpy_rank_promotion("raise"):
+        layer.init_with_output(jax.random.key(0), jnp.ones((2, 4, 4, 2)))

@@ -1,5 +1,6 @@
 """Scores of all records together, beside scikit-learn's."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -35,3 +36,8 @@ def test_scores_of_classes_are_scikit_learns_means(present):
     assert losses.f1(*given) == pytest.approx(macro, abs=1e-6)
     balanced = metrics.balanced_accuracy_score(labels, taken)
     assert losses.balanced_accuracy(*given) == pytest.approx(balanced, abs=1e-6)
+
+
+def test_metrics_of_classes_promote_no_ranks():
+    with jax.numpy_rank_promotion("raise"):
+        losses.auc(jnp.eye(3), jnp.arange(3))

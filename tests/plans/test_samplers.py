@@ -251,3 +251,9 @@ def test_clients_of_more_records_than_they_are_said_to_have_are_refused():
     dealt.check(np.array([40, 17]))
     with pytest.raises(ValueError, match="North has 41 records in cycles of 20 batches"):
         dealt.check(np.array([3, 41]), ["South", "North"])
+
+
+@pytest.mark.parametrize("sampler", [samplers.Full(records=4), samplers.Poisson(2, 4, records=4)])
+def test_draws_promote_no_ranks(sampler):
+    with jax.numpy_rank_promotion("raise"):
+        sampler.draw(jax.random.key(0), jnp.int32(0), jnp.array([3, 4]))

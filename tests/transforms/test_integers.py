@@ -194,3 +194,10 @@ def test_other_payloads_are_refused():
         integers.privatizer(CODE, key=NOISE, rounds=5).init(np.zeros((7, K), np.float32))
     with pytest.raises(ValueError, match="floating leaves"):
         integers.privatizer(CODE, key=NOISE, rounds=5).init(np.zeros((6, K), np.int32))
+
+
+def test_the_code_promotes_no_ranks():
+    code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
+    with jax.numpy_rank_promotion("raise"):
+        signs = integers.signs(code, jax.random.key(0))
+        integers.noisy(code, jnp.ones((2, 3)), signs, jax.random.key(1))

@@ -431,3 +431,8 @@ def test_flat_trees():
     for wrong in ({}, {"n": jnp.arange(3)}):
         with pytest.raises(ValueError):
             sketch.flat(wrong)
+
+
+def test_a_narrow_frame_promotes_no_ranks():
+    with jax.numpy_rank_promotion("raise"):
+        sketch.orthonormal(jnp.ones((3, 2)) + jnp.eye(3, 2))
