@@ -257,9 +257,11 @@ def module_functions(
     loss_fn = _weighted(LOSSES[loss][0], class_weights)
 
     # Compiled: one by one, the operations of a whole forward pass take far longer.
-    @jax.jit
+    compiled_init = jax.jit(lambda key: model.init(key, jnp.zeros((1, *shape), kind)))
+
     def init(key: PRNGKeyArray) -> Any:
-        return model.init(key, jnp.zeros((1, *shape), kind))
+        # A compiled function that was pickled can be called, but not traced under its own name.
+        return compiled_init(key)
 
     def example_loss(params: Any, x: Any, y: Any) -> Any:
         return loss_fn(model.apply(params, x[None])[0], y)

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -306,3 +307,9 @@ def test_weights_of_classes_are_factors_of_the_training_loss():
 def test_metrics_and_weights_that_are_none_are_refused(options, match):
     with pytest.raises(ValueError, match=re.escape(match)):
         classifier(**options)
+
+
+def test_a_problem_that_went_to_another_process_runs():
+    sent = cloudpickle.loads(cloudpickle.dumps(make()))
+    shapes = jax.eval_shape(sent.init, jax.random.key(0))
+    assert jax.tree.structure(shapes) == jax.tree.structure(make().init(jax.random.key(0)))
