@@ -104,7 +104,7 @@ def archive(path: _Path) -> dict[str, np.ndarray]:
             if isinstance(file, np.ndarray):
                 raise ValueError("it is a bare array, not an archive")
             with file:
-                held = {name: file[name] for name in file.files}
+                held = {name: _entry(file, name) for name in file.files}
     except FileNotFoundError:
         raise
     except Exception as error:  # zipfile, zlib, struct, tokenize: damage takes every shape
@@ -112,6 +112,19 @@ def archive(path: _Path) -> dict[str, np.ndarray]:
     if not all(isinstance(array, np.ndarray) for array in held.values()):
         raise ValueError("it holds entries that are no arrays")
     return held
+
+
+def _entry(file: Any, name: str) -> Any:
+    """An array of an open archive."""
+    try:
+        return file[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+    raise ValueError(
+        f"its array {name} holds Python objects; save texts by astype(str), numbers by "
+        "astype(float)"
+    )
 
 
 def packed(header: str, arrays: Mapping[str, np.ndarray]) -> Content:

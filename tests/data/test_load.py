@@ -120,6 +120,14 @@ def test_a_file_of_the_user_s_in_the_cache_has_its_stem_for_a_name(tmp_path: Pat
         load.load("other", cache=tmp_path)
 
 
+def test_an_array_of_python_objects_is_named_with_its_remedy(tmp_path: Path) -> None:
+    owners = np.array(["North", "South"], dtype=object)
+    np.savez(tmp_path / "own.npz", x=np.ones((2, 1)), y=np.array([0, 1]), owner=owners)
+    match = r"array owner holds Python objects; save texts by astype\(str\)"
+    with pytest.raises(ValueError, match=match):
+        load.load("own", cache=tmp_path)
+
+
 @pytest.mark.parametrize("name", ["a9a", "w8a"])
 def test_the_real_sets(real_data: GET, name: str) -> None:
     folder = real_data(name).parent
