@@ -65,7 +65,7 @@ def record(run: Run, device: str = "*") -> Path:
 def is_done(run: Run) -> bool:
     """Whether a run has its line, or committed records."""
     stored = record(run)
-    lines = page().read_text() if page().exists() else ""
+    lines = page().read_text(encoding="utf-8") if page().exists() else ""
     return f"| {run.name} | done |" in lines or any(stored.parent.glob(stored.name))
 
 
@@ -76,7 +76,7 @@ def next_run(runs: Iterable[Run], seconds: float) -> Run | None:
 
 def about() -> dict[str, Any]:
     """Device, commit and date, asked of another process: this one must not take the GPU."""
-    answer = subprocess.check_output([sys.executable, "-c", ABOUT], text=True)
+    answer = subprocess.check_output([sys.executable, "-c", ABOUT], encoding="utf-8")
     return json.loads(answer.splitlines()[-1])
 
 
@@ -101,7 +101,7 @@ def command(run: Run, folder: Path, tiny: bool = False) -> list[str]:
 
 def called(words: Sequence[str], log: Path, seconds: float, env: Mapping[str, str]) -> int | None:
     """Run a command for so many seconds at most; its exit status, None where the time ended it."""
-    with log.open("a") as file:
+    with log.open("a", encoding="utf-8") as file:
         print(f"$ {' '.join(words[1:])}", file=file, flush=True)
         # A group of its own: the processes that it starts are ended with it.
         process = subprocess.Popen(
@@ -138,7 +138,7 @@ def outcome(run: Run, code: int | None, folder: Path) -> str:
 def say(text: str) -> None:
     """Print a line, and keep it."""
     print(text, flush=True)
-    with (results() / "log.txt").open("a") as file:
+    with (results() / "log.txt").open("a", encoding="utf-8") as file:
         print(text, file=file)
 
 
@@ -153,7 +153,7 @@ def store(run: Run, folder: Path, found: Mapping[str, Any], seconds: float) -> N
         archives.pack(record(run), files)
     commit = (found["commit"] or "unknown")[:10] + ("*" if found["dirty"] else "")
     cells = [str(run.entry), run.name, "done", found["date"][:10], device, commit, f"{seconds:.0f}"]
-    with page().open("a") as file:
+    with page().open("a", encoding="utf-8") as file:
         print(f"| {' | '.join(cells)} |", file=file)
 
 
@@ -205,7 +205,11 @@ def take(seconds: float, out: Path | None) -> int:
         failed = failed or said == "failed"
         say(f"{run.entry:3} {run.name:40} {said} after {took:.0f} s")
         if said == "failed":
-            say("".join(f"    {line}\n" for line in log.read_text().splitlines()[-8:]).rstrip())
+            say(
+                "".join(
+                    f"    {line}\n" for line in log.read_text(encoding="utf-8").splitlines()[-8:]
+                ).rstrip()
+            )
         if out is not None:
             deliver(out)
     if waiting:
@@ -230,7 +234,7 @@ def rehearse(runs: Sequence[Run]) -> int:
             print(f"{run.name:40} {said} after {took:.0f} s", flush=True)
             if said != "done":
                 failed = True
-                print(log.read_text())
+                print(log.read_text(encoding="utf-8"))
     return int(failed)
 
 

@@ -257,19 +257,31 @@ def secret(
     models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), models)
     zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
 
-    def of_seed(key: PRNGKeyArray) -> Any:
-        link = statics.link(one, key)
-        assert link is not None
-        # Noise depends on no public key, so any will do.
-        public = (key,) if isinstance(link, IntegerEncoded) else ()
-        past = link.init(zeros)
-        again = lambda _, past: link.update(zeros, past, *public)[1]  # noqa: E731
-        return past if rounds is None else jax.lax.fori_loop(0, rounds, again, past)
+    def link(key: PRNGKeyArray) -> Any:
+        made = statics.link(one, key)
+        assert made is not None
+        return made
 
-    # As in rounds: compilers add the terms of a product in an order that depends on its shape.
-    state = State((), (), jax.eval_shape(of_seed, noise_keys[0]), None)  # type: ignore[arg-type]
+    def first(key: PRNGKeyArray) -> Any:
+        return link(key).init(zeros)
+
+    def later(key: PRNGKeyArray, past: Any) -> Any:
+        added = link(key)
+        # Noise depends on no public key, so any will do.
+        public = (key,) if isinstance(added, IntegerEncoded) else ()
+        return added.update(zeros, past, *public)[1]
+
+    # Mapped inside the loop, as rounds are: compilers add the terms of a product in an order that
+    # depends on its shape, and a loop that is mapped would lose the float64 of a release.
+    state = State((), (), jax.eval_shape(first, noise_keys[0]), None)  # type: ignore[arg-type]
     axes = state_axes(state, "seeds").secret
-    secret = over_runs(statics.sequential, of_seed, (0,), axes, noise_keys)
+    secret = over_runs(statics.sequential, first, (0,), axes, noise_keys)
+
+    def again(_: Any, past: Any) -> Any:
+        return over_runs(statics.sequential, later, (0, axes), axes, noise_keys, past)
+
+    if rounds is not None:
+        secret = jax.lax.fori_loop(0, rounds, again, secret)
     return place(secret, statics.mesh, 1, statics.agents)
 
 

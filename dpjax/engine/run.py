@@ -277,11 +277,11 @@ def _drive(
     """Advance a run to its end, chunk by chunk."""
     saved_at, warned, total = time.monotonic(), False, at.schedule.total
     progress = progress and processes.leads()
-    notes: Any = _files.Notes()
+    notes: Any = _files.Notes() if progress else None
     with tqdm(
         total=total, initial=at.done, disable=not progress, unit=" rounds",
         desc=f"{meter.runs} run{'s' if meter.runs > 1 else ''}", smoothing=0,
-        mininterval=0.5 if notes.isatty() else 30, file=notes,
+        mininterval=0.5 if progress and notes.isatty() else 30, file=notes,
     ) as bar:  # fmt: skip
         while not at.ended:
             length = at.schedule.ahead(at.done)

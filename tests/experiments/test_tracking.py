@@ -106,7 +106,7 @@ def test_records_of_images_are_read_as_stored(tmp_path, capsys):
         tmp_path, capsys, "tracking_mnist", "--parts", *SWEEPS,
         "--seeds", *map(str, seeds), "--sizes", *map(str, sizes),
     )  # fmt: skip
-    read = sum(line.endswith(": read") for line in lines)
+    read = sum(": read" in line for line in lines)
     assert read == len(paths) - 1 >= 30
     module = load_script("tracking_mnist")
     assert module.main(["--output", str(tmp_path), "--quiet", "--parts", "spread"]) == 0
@@ -143,7 +143,7 @@ def test_tables_of_fusion_say_what_epsilon_is_of(tmp_path, capsys):
 
 def test_records_of_leakage_are_read_as_stored(tmp_path, capsys):
     lines = read_again(tmp_path, capsys, "tracking_leakage")
-    assert sum(line.endswith(": read") for line in lines) == 10
+    assert sum(": read" in line for line in lines) == 10
 
 
 def test_quadrature_of_a_normal_number_behind_laplace_noise():

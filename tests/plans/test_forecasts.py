@@ -415,7 +415,7 @@ def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
     wrong = [
         ("noise is Laplace, of which no forecast", lambda: made.forecast(5)),
         ("noise is Laplace, which no one factor says", lambda: made.factor),
-        ("plan is laplace, .*write noise.scales", lambda: made.save(tmp_path / "x")),
+        ("plan is laplace.*, .*write noise.scales", lambda: made.save(tmp_path / "x")),
         (
             "gradient_gap is 0.5, of which no forecast",
             lambda: plan.make(

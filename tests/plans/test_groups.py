@@ -147,13 +147,13 @@ def test_a_block_of_rounds_is_one_draw_of_its_columns_norm():
     ("changes", "text"),
     [
         ({"noise": noise.PrefixSum()}, "with noise 'prefix_sum': .*a strategy of few bands"),
-        ({"noise": noise.PrefixSum(bands=4)}, "with noise 'prefix_sum'"),
+        ({"noise": noise.PrefixSum(bands=4)}, "with noise 'prefix_sum.bands=4.'"),
         ({"noise": noise.SpaceTime()}, "with noise 'spacetime'"),
         ({"relation": "replace_record"}, "with relation 'replace_record'"),
         ({"release": True}, "with release=True"),
         ({"rounds": T + 1}, "rounds is 13 .*give a multiple of 3"),
-        ({"sampler": Poisson(EXPECTED, 8)}, "with noise 'prefix_sum'"),
-        ({"sampler": Poisson(EXPECTED, 8, separation=2)}, "with noise 'prefix_sum'"),
+        ({"sampler": Poisson(EXPECTED, 8)}, "with noise 'prefix_sum.bands=3.'"),
+        ({"sampler": Poisson(EXPECTED, 8, separation=2)}, "with noise 'prefix_sum.bands=3.'"),
     ],
 )
 def test_what_is_not_covered_is_refused(changes, text):

@@ -248,7 +248,7 @@ def test_the_committed_comparison_is_drawn_and_refused_with_a_cure_that_works(tm
     chosen = {"where": ["budget_epsilon=10"], "x": "round", "y": "test_loss", "out": out}
     assert plots.from_records(archive, **chosen) == out
     # Of two sets of rounds on one data set a file's name chooses, which the list tells.
-    with pytest.raises(ValueError, match=r"choose some of the files first \(--file\)"):
+    with pytest.raises(ValueError, match=r"choose some of the files first"):
         plots.from_records(archive, where=["dataset=digits"], out=out)
     with pytest.raises(ValueError, match="there are a9a_adam_10, .*digits_epochs_.*"):
         plots.from_records(archive, file="which", out=out)
