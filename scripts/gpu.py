@@ -205,11 +205,8 @@ def take(seconds: float, out: Path | None) -> int:
         failed = failed or said == "failed"
         say(f"{run.entry:3} {run.name:40} {said} after {took:.0f} s")
         if said == "failed":
-            say(
-                "".join(
-                    f"    {line}\n" for line in log.read_text(encoding="utf-8").splitlines()[-8:]
-                ).rstrip()
-            )
+            ending = log.read_text(encoding="utf-8").splitlines()[-8:]
+            say("\n".join(f"    {line}" for line in ending))
         if out is not None:
             deliver(out)
     if waiting:
