@@ -65,6 +65,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         dp.Confg  # noqa: B018
 
 
+@pytest.mark.slow
 def test_plans_run_where_jax_promotes_no_dtypes() -> None:
     """In a process of its own: the setting is one of all that is traced."""
     code = """

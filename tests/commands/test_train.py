@@ -110,7 +110,10 @@ def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
         ({}, "partition is 'owner', and own has no array owner; add each"),
         ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name or number a train record"),
         ({"owner": np.where(OWNER == "North", "Nord", OWNER)}, "owners holds 'Nord', .* no agent"),
-        ({"owner": OWNER.astype(object)}, r"\(it is no file of arrays, or .*write the file again"),
+        (
+            {"owner": OWNER.astype(object)},
+            r"\(its array owner holds Python objects; save texts by astype",
+        ),
         ({"owner": np.where(OWNER == "North", np.nan, 1)}, r"owner nan at \(0,\); save names"),
         ({"owner": np.full(40, 2**40)}, "owners holds '1099511627776', which is no agent"),
         ({"owner": OWNER, "y_test": Y}, "lacks x_test"),

@@ -434,7 +434,13 @@ def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, networ
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("design", ["mafalda", "spacetime", "prefix_sum"])
+@pytest.mark.parametrize(
+    "design",
+    [
+        "mafalda",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("spacetime", "prefix_sum")),
+    ],
+)
 def test_seeds_that_share_a_strategy_resume_to_the_same_bits_from_any_round(tmp_path, design):
     """Past noise of several seeds is coloured as in the rounds, whose sums depend on the shape."""
     agents, length = 4, 48

@@ -39,6 +39,7 @@ def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
     assert filtered < 0.5 * unfiltered
 
 
+@pytest.mark.slow
 def test_a_pass_of_fewer_records_has_the_same_gradients():
     spectra = load_script("doppler_spectra")
     tiny = dataclasses.replace(spectra.PRESETS["tiny"], rounds=22)

@@ -40,7 +40,7 @@ SMALL = {
     "two_processes": {"folder": "two"},
 }
 """Arguments of `main`; `own_loop` has a test of its own."""
-BRIEF = ("own_method", "secure_sum")
+BRIEF = ("secure_sum",)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
