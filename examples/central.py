@@ -1,5 +1,6 @@
 """DP-SGD where one holds all records, and what may follow it: python examples/central.py"""
 
+import argparse
 from dataclasses import replace
 
 import flax.linen as nn
@@ -39,4 +40,5 @@ def main(rounds=200, tried=("SGD", "filter", "average", "banded")):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

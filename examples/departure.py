@@ -1,5 +1,6 @@
 """Nine sites train, one leaves unplanned, the others go on: python examples/departure.py"""
 
+import argparse
 import dataclasses
 
 import jax
@@ -44,4 +45,5 @@ def main(rounds=100, gone=4):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -6,6 +6,8 @@ Digits (in scikit-learn, no download): 40 clients a round, one image each, every
 few rounds a sketch learns little: it sends 40 numbers of 650, and loses accuracy for it.
 """
 
+import argparse
+
 import flax.linen as nn
 import jax
 import numpy as np
@@ -75,4 +77,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

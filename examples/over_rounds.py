@@ -1,5 +1,7 @@
 """Noise correlated over rounds, and what single agents learn: python examples/over_rounds.py"""
 
+import argparse
+
 import dpjax as dp
 from dpjax.accounting import views
 from dpjax.data import split
@@ -33,4 +35,5 @@ def main(epochs=20, batches=8):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

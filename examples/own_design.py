@@ -1,5 +1,7 @@
 """A noise covariance of your own, beside the built-in designs: python examples/own_design.py"""
 
+import argparse
+
 import numpy as np
 
 import dpjax as dp
@@ -34,4 +36,5 @@ def main(rounds=200):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -1,5 +1,6 @@
 """A method of your own, gradient push on a directed graph: python examples/own_method.py"""
 
+import argparse
 import dataclasses
 
 import jax
@@ -55,4 +56,5 @@ def main(rounds=300, output="own_method.svg", n=12):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

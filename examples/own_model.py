@@ -1,5 +1,7 @@
 """Your own graph, data and flax model, trained privately: python examples/own_model.py"""
 
+import argparse
+
 import flax.linen as nn
 import networkx as nx
 import numpy as np
@@ -35,4 +37,5 @@ def main(rounds=400):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     main()

@@ -182,7 +182,8 @@ def take(seconds: float, out: Path | None) -> int:
     until = time.monotonic() + seconds - GRACE - PACKING
     found = about()
     if found["platform"]["backend"] == "cpu":
-        print("There is no GPU here; try scripts/gpu --rehearse", file=sys.stderr)
+        remedy = "install '.[cuda]' there; scripts/gpu --rehearse tries the runs on a CPU"
+        print(f"JAX of {sys.executable} sees no GPU: {remedy}", file=sys.stderr)
         return 2
     for folder in filter(None, (results(), out)):
         folder.mkdir(parents=True, exist_ok=True)

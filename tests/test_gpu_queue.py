@@ -196,7 +196,7 @@ def test_without_a_gpu_nothing_is_run(
 ) -> None:
     monkeypatch.setattr(gpu, "about", lambda: DEVICE | {"platform": {"backend": "cpu"}})
     assert gpu.main(["300"]) == 2
-    assert "no GPU here" in capsys.readouterr().err
+    assert "sees no GPU: install" in capsys.readouterr().err
     for words, match in (([], "SECONDS is missing"), (["--rehearse", "gone"], "NAME is 'gone'")):
         with pytest.raises(SystemExit):
             gpu.main(words)

@@ -248,16 +248,21 @@ class Forecast:
                 f"batches of {least:,} in place of {self.batch_size:,}, or records that take "
                 "part in fewer rounds"
             )
+        partly = "a part of the way" if self.floor > self.good else "at best"
         shared = (
-            f"noise that agents share (whisper_horizon), down to {self.floor:.2g} at best; "
+            f"noise that agents share (whisper_horizon), down to {self.floor:.2g}, {partly}; "
             "they are then not protected from each other"
         )
         agents = f"about {self.agents_needed():,} agents in place of {self.agents:,}"
-        if self.disagreement > self.ratio:
-            agents = (
-                "more gossip between rounds (DSGD(gossip_steps=...)) or a denser network, by which "
-                f"agents agree; the average alone has {self.ratio:.2g}"
-            )
+        gossip = (
+            "more gossip between rounds (DSGD(gossip_steps=...)) or a denser network, by which "
+            f"agents agree; the average alone has {self.ratio:.2g}"
+        )
+        if self.disagreement > self.ratio > self.good:
+            # Neither is enough alone: agents who agree have the average's noise.
+            agents = f"{agents}, and {gossip}"
+        elif self.disagreement > self.ratio:
+            agents = gossip
         return [
             f"a smaller model: this network and budget afford {affords}",
             agents,

@@ -47,6 +47,8 @@ BRIEF = ("secure_sum",)
 def test_an_example_says_how_it_is_called(name):
     text = (ROOT / "examples" / f"{name}.py").read_text()
     assert f"python examples/{name}.py" in ast.get_docstring(ast.parse(text))
+    # Asked for help, or given what it does not take, it answers before it trains.
+    assert ".parse_args()" in text
 
 
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)

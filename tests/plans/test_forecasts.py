@@ -466,3 +466,15 @@ def test_a_plan_names_the_round_from_which_float32_loses_its_noise(network):
     assert kept[0] > 0.6 and kept[1] < 0.01
     constant = line((1.0,) * 40)
     assert constant.noise.scales.min() > 2.0**-23 and "below" not in repr(constant)
+
+
+def test_a_remedy_that_is_not_enough_alone_says_so():
+    """Agents who agree still have the average's noise; shared noise may be a part of the way."""
+    matrix = mixing.metropolis_hastings(graphs.ring(50))
+    made = plan.make(
+        make_config(design="whisper_horizon", epsilon=4.0, rounds=200, clip_norm=1.0), matrix
+    )
+    expected = made.forecast(5000)
+    assert expected.disagreement > expected.ratio > expected.good
+    (line,) = [line for line in expected.statement().splitlines() if "more gossip" in line]
+    assert f"about {expected.agents_needed():,} agents in place of 50, and more gossip" in line
