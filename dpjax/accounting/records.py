@@ -310,9 +310,11 @@ class Record(Threat, Caveats):
         each = self.per_agent_epsilon
         first = self.phases[0].per_agent_epsilon
         if len(self.phases) == 1 and first and each:
-            # What one phase states within its total needs no adding up, and no rounding for that.
-            limits = np.where(np.array(first) <= each, budget.limits(vars(self), self.delta), used)
-            used = np.minimum(used, limits)
+            # What one phase states within its total needs no adding up, and no rounding for that;
+            # a phase whose rule is unsound, or with another reserve, has a loss beyond it.
+            limits = budget.limits(vars(self), self.delta)
+            within = (np.array(first) <= each) & (used <= limits * (1 + 1e-6))
+            used = np.where(within, np.minimum(used, limits), used)
         return used
 
     @classmethod

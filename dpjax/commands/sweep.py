@@ -289,7 +289,7 @@ def _computation(
     The package's own parts compute what its version says: of these the text is empty.
     """
     config = group[0]
-    custom = compatibility.custom(config)
+    custom = compatibility.custom(*group)
     if not custom and not isinstance(config.optimizer, Chain):
         return ""
     uses_noise = config.integer_encoded or getattr(config.optimizer, "uses_noise", False)
@@ -298,7 +298,7 @@ def _computation(
         group = [dataclasses.replace(config, noise=None, budget=None)]
     plans = _plans(group, mixing, problems)
     schedule = RunSchedule.of(config.rounds, None, options["eval_every"], 1)
-    digests = [plan.fingerprint() for plan in plans]
+    digests = [f"{plan.fingerprint()} {plan.guarantee.to_dict()}" for plan in plans]
     for indices in _joined(plans):
         # One run has the program's functions; its shapes follow from the task.
         task = (plans[indices[0]],), problems[:1], options["seeds"][:1]

@@ -268,9 +268,12 @@ def packaged(kind: type) -> bool:
 
 _LIBRARIES = {
     *("dpjax", "jax", "jaxlib", "ml_dtypes", "flax", "optax", "numpy", "scipy"),
-    *("jax_privacy", "dp_accounting", "builtins"),
+    *("jax_privacy", "dp_accounting"),
 }
 """Packages whose classes and functions are no user's own: SECURITY.md says they are trusted."""
+
+_ON_THE_HEAP = 1 << 9
+"""The flag of types that code in Python makes."""
 
 
 def custom(*parts: Any) -> tuple[str, ...]:
@@ -300,7 +303,13 @@ def custom(*parts: Any) -> tuple[str, ...]:
 def _trusted(origin: Any) -> bool:
     """Whether a class or function is of a trusted package, or of Python."""
     module = getattr(origin, "__module__", None) or "builtins"
+    if inspect.isfunction(origin):
+        # Where it was written: `functools.wraps` copies another function's module.
+        module = origin.__globals__.get("__name__") or "__main__"
     package = module.partition(".")[0]
+    if package == "builtins":
+        # What `exec` makes has this module, too; Python's own types are static.
+        return not (isinstance(origin, type) and origin.__flags__ & _ON_THE_HEAP)
     if package in _LIBRARIES:
         return True
     # Classes that are made by a call have the module of what makes them, "abc" say.
@@ -323,7 +332,8 @@ def _held(part: Any, own: bool) -> list[Any]:
     if packaged(type(part)):
         return [*getattr(part, "__dict__", {}).values()]
     # Of functions, what compiled or wrapped ones stand for, and of what objects methods are.
-    held = [getattr(part, "__wrapped__", None), getattr(part, "__self__", None)]
+    names = ("__wrapped__", "__self__", "fwd", "bwd", "jvp")
+    held = [getattr(part, name, None) for name in names]
     function = getattr(part, "__func__", part)
     held += getattr(function, "__defaults__", None) or ()
     for cell in getattr(function, "__closure__", None) or ():

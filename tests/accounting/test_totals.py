@@ -1,5 +1,6 @@
 """Totals over phases: exact adversaries against the filter, the naive rule and broken filters."""
 
+import dataclasses
 import functools
 import json
 import math
@@ -16,8 +17,11 @@ from dpjax.accounting import budget, discrete, gdp, losses
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
+from dpjax.plans import plan
 from dpjax.plans.protect import Budget
+from dpjax.topology import graphs, mixing
 from tests.accounting.test_stopping import payoff, profile
+from tests.support import make_config
 
 DELTA = 1e-5
 TOTAL = Budget(epsilon=3.0, delta=DELTA)
@@ -651,3 +655,15 @@ def test_budgets_that_remain_are_admitted_and_not_much_too_small(parts, epsilon)
     )  # fmt: skip
     assert (1 - 2e-3) * record.mu < record.spent.mu <= record.mu
     assert record.spent.mu >= math.sqrt(sum(one.mu**2 for one in spent)) * (1 - 1e-12)
+
+
+def test_a_total_by_agent_hides_no_false_epsilons():
+    """The paper's rule states epsilons that do not hold; a total of the same ones refuses them."""
+    each = (30.0, 40.0, 50.0, 60.0)
+    matrix = mixing.metropolis_hastings(graphs.ring(4))
+    false = Budget(each, 1e-5, accountant="paper", allow_unsound=True)
+    config = make_config(rounds=4, design="independent")
+    phase = plan.make(dataclasses.replace(config, budget=false), matrix).guarantee
+    assert phase.unsound
+    with pytest.raises(ValueError, match="total"):
+        phase.within(Budget(each, 1e-5))

@@ -16,6 +16,7 @@ from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, problem, protect
+from dpjax.plans.compatibility import custom
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.statements import custom_parts, stopping_rule
@@ -137,6 +138,25 @@ def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
 )  # fmt: skip
 def test_what_gradients_are_made_by_is_the_packages_a_librarys_or_named(task, names):
     assert custom_parts(task()) == names
+
+
+def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
+    """By `exec` it has no module, and `functools.wraps` copies that of another function."""
+    task, config, space = problem.quadratics(6), make_config(), {"Protect": Protect}
+    exec("class Cheap(Protect):\n    sensitivity = 0.001", space)
+    fields = [field.name for field in dataclasses.fields(Protect) if field.init]
+    cheap = space["Cheap"](**{name: getattr(config.protect, name) for name in fields})
+    assert custom(dataclasses.replace(config, protect=cheap)) == ("Cheap",)
+
+    @functools.wraps(task.loss)
+    def wrapped(params, x, y):
+        return 100 * task.loss(params, x, y)
+
+    by_rule = jax.custom_vjp(task.loss)
+    by_rule.defvjp(lambda *values: (task.loss(*values), values), lambda values, g: values)
+    for loss in (wrapped, by_rule):
+        assert custom_parts(dataclasses.replace(task, loss=loss))
+    assert custom(config, task, (1, 2.0, "text", None, len, print, dict, task.loss)) == ()
 
 
 def start(key):
