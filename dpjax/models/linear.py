@@ -31,7 +31,7 @@ class Linear(nn.Module):
             # to code that is five times faster.
             score = jnp.dot(x.reshape(-1), weight).reshape(x.shape[:-1])
         else:
-            score = x @ weight
+            score = jnp.matmul(x, weight)
         if self.use_bias:
             score = score + self.param("bias", nn.initializers.zeros_init(), (), jnp.float32)
         return score
