@@ -57,7 +57,8 @@ def test_tokens_are_learned_from_and_a_stopped_run_goes_on(tmp_path, network, re
     straight = run(one, task, **options)
     assert np.isfinite(straight.metrics["test_loss"]).all()
     (stated,) = straight.guarantees
-    assert stated.replace(sum_rounding=0.0) == one.guarantee
+    assert stated.replace(sum_rounding=0.0, custom=()) == one.guarantee
+    assert stated.custom == ("Reader",)
     assert (stated.sum_rounding > 0) == (relation == "zero_out_record")
     resumed = cut_and_resumed(one, task, tmp_path / "c", **options)
     for a, b in zip(jax.tree.leaves(straight.params), jax.tree.leaves(resumed.params), strict=True):
