@@ -209,6 +209,21 @@ def rounded_sum(total: Any, like: Any) -> Any:
         return jax.tree.map(lambda leaf, to: leaf.astype(to.dtype), total, like)
 
 
+def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Any], tree: Any) -> Any:
+    """Return a tree of leaves [b, ...] with other entries where a mask is True.
+
+    Args:
+        mask: Over the leading axis.
+        inside: ``inside(leaf)``: what stands there.
+        tree: The leaves.
+    """
+
+    def one(leaf: Array) -> Array:
+        return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), inside(leaf), leaf)
+
+    return jax.tree.map(one, tree)
+
+
 def row_sum(rows: Any) -> Array:
     """The sum over the leading axis of a float64 array, its rows added up in groups of eight.
 

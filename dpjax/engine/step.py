@@ -37,7 +37,7 @@ LOST = "lost_noise"
 """The metric of a round: the largest share of a payload's entries that is sent without noise."""
 
 NOT_FINITE = "not_finite"
-"""What a release's round reports for the engine: 1 where a message holds no finite number."""
+"""What a release's round reports for the engine: 1 where a number of a message is not finite."""
 
 # Above every round number; numbers folded into one key differ.
 _BATCHES = _VARIANTS = 2**32 - 1

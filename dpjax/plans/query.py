@@ -20,21 +20,6 @@ from dpjax.transforms import clipping
 __all__ = ["RecordQuery"]
 
 
-def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Any], tree: Any) -> Any:
-    """Return a tree of leaves [b, ...] with other entries where a mask is True.
-
-    Args:
-        mask: Over the leading axis.
-        inside: ``inside(leaf)``: what stands there.
-        tree: The leaves.
-    """
-
-    def one(leaf: Array) -> Array:
-        return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), inside(leaf), leaf)
-
-    return jax.tree.map(one, tree)
-
-
 Augment = Callable[[PRNGKeyArray, Any], Any]
 
 
@@ -236,7 +221,7 @@ class AgentQuery:
                 gradients = jax.vmap(encode)(gradients)
             clipped, _ = clip.update(gradients, optax.EmptyState())
             if batch[-1] is not None:
-                clipped = masked(jnp.all(batch[-1], axis=1), jnp.zeros_like, clipped)
+                clipped = _numerics.masked(jnp.all(batch[-1], axis=1), jnp.zeros_like, clipped)
             norms = clipping.norms(gradients, self.norm)
             return clipped, norms, self._exceeded(gradients, norms)
 
@@ -286,7 +271,7 @@ class AgentQuery:
             # that is nan, of which the clip would make zero. A loss may be undefined at zero, so
             # the agent's first record stands in.
             first = jnp.argmin(padding)
-            x, y = masked(padding, lambda leaf: leaf[first], (x, y))
+            x, y = _numerics.masked(padding, lambda leaf: leaf[first], (x, y))
         losses = jax.vmap(self.loss, in_axes=(None, 0, 0))(params, x, y)
         if padding is None:
             return jnp.mean(losses)

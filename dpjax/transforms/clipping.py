@@ -607,7 +607,7 @@ def wide_clipped_sum(
             if is_padding is not None:
                 # A function that multiplies by weights must not meet what padding holds.
                 first = jnp.argmin(is_padding)
-                x, y = jax.tree.map(lambda leaf: _filled(is_padding, leaf, leaf[first]), (x, y))
+                x, y = _numerics.masked(is_padding, lambda leaf: leaf[first], (x, y))
             total = summed(params, x, y, lambda norms: weights(norms, error))
             if is_padding is not None:
                 total = jax.tree.map(lambda leaf: jnp.where(is_padding.all(), 0, leaf), total)
@@ -617,11 +617,6 @@ def wide_clipped_sum(
         return in_passes(part, size, x, y, is_padding, like)
 
     return fn
-
-
-def _filled(mask: Bool[Array, " b"], leaf: Array, value: Array) -> Array:
-    """A leaf [b, ...] with another value where the mask is True."""
-    return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), value, leaf)
 
 
 def weighted_share(weighted: Any, params: Any, x: Any, count: int, microbatch: int | None) -> float:
