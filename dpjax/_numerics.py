@@ -183,7 +183,7 @@ def wide_dtype(tree: Any) -> Any:
     Raises:
         ValueError: For complex ones, whose squares are no squared sizes.
     """
-    # The same where JAX is told to promote nothing by itself.
+    # The same where JAX is set to promote nothing by itself.
     with jax.numpy_dtype_promotion("standard"):
         kind = jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
     if jnp.issubdtype(kind, jnp.complexfloating):

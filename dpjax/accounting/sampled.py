@@ -48,7 +48,7 @@ _UNIT = float(np.finfo(np.float64).eps)
 # vector: Higham (2002), theorem 24.2.
 _FOURIER = 5 * _UNIT
 _UP = 1 + 1e-12
-# Ratios that are told apart, and the least delta of which float64 holds the shares.
+# The range of ratios that are distinguished, and the least delta of which float64 holds the shares.
 _LEAST, _MOST = 1e-6, 1e3
 _LEAST_DELTA = 1e-250
 # Rates that a calibration tells apart; between two of them the higher one is taken.
