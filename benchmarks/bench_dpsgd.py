@@ -5,7 +5,8 @@ transformer (``vit_small``) or a residual network, on random 32x32 images: dpjax
 jax_privacy's clipped_grad, Opacus (where it is installed; written for ``cnn5`` alone), and the mean
 gradient without clipping of JAX and of PyTorch. A batch is taken in passes of each number that
 ``--passes`` names, compiled once and added up; each way is judged by its fastest, and the whole
-batch at once is what a way does that is told nothing. Ways take turns in one process.
+batch at once is what a way does that is told nothing. Ways take turns in one process. With
+``--mapped 3`` three models are mapped, as the seeds and plans of a run are, on the same batch.
 ``times_plain`` is the median time by that of the fastest plain JAX way, of the same repetitions;
 ``examples_per_second`` is of the median. ``--memory`` adds, for each way's fastest passes, the peak
 memory of a process of its own beyond what it had before its first step.
@@ -15,6 +16,7 @@ otherwise, they sleep (``OMP_WAIT_POLICY=PASSIVE``).
 """
 
 import functools
+import itertools
 import json
 import os
 import statistics
@@ -39,7 +41,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch is there
 
 CLIP_NORM = 1.0
 MODELS = ("cnn5", "vit_small", "wrn16_4", "wrn40_4", "resnet50", "efficientnet")
-WAYS = ("plain conv", "plain patches", "dpjax", "jax_privacy", "torch", "opacus")
+WAYS = ("plain conv", "plain patches", "dpjax", "jax_privacy", "torch", "opacus", "dpjax patches")
 Step = Callable[[], Any]
 
 
@@ -78,21 +80,24 @@ def privacy_sum(model: Any) -> Callable[..., Any]:
     return total
 
 
-def jax_step(name: str, way: str, batch: int, size: int) -> Step:
-    """A step in JAX: one compiled pass, called for each part of the batch."""
-    model = networks.NETWORKS[name](10, "patches" if way == "plain patches" else "conv")
-    if way == "dpjax":
+def jax_step(name: str, way: str, batch: int, size: int, mapped: int) -> Step:
+    """A step in JAX: one compiled pass of all models, called for each part of the batch."""
+    model = networks.NETWORKS[name](10, "patches" if way.endswith("patches") else "conv")
+    if way.startswith("dpjax"):
         gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
         of_pass = clipping.clipped_sum(gradients, CLIP_NORM, microbatch=size)
     else:
         of_pass = privacy_sum(model) if way == "jax_privacy" else plain_sum(model)
 
+    of_models = jax.vmap(of_pass, (0, None, None))
+
     def add(total: Any, params: Any, x: Any, y: Any) -> Any:
-        return jax.tree.map(jnp.add, total, of_pass(params, x, y))
+        return jax.tree.map(jnp.add, total, of_models(params, x, y))
 
     add = jax.jit(add)
     x, y = (jnp.asarray(part) for part in data(batch))
-    params = jax.jit(model.init)(jax.random.key(0), x[:1])
+    keys = jax.random.split(jax.random.key(0), mapped)
+    params = jax.jit(jax.vmap(model.init, (0, None)))(keys, x[:1])
     parts = [(x[i : i + size], y[i : i + size]) for i in range(0, batch, size)]
     zeros = jax.tree.map(jnp.zeros_like, params)
 
@@ -154,27 +159,28 @@ def torch_step(way: str, batch: int, size: int) -> Step:
     return step
 
 
-def make(name: str, way: str, batch: int, size: int) -> Step:
+def make(name: str, way: str, batch: int, size: int, mapped: int) -> Step:
     """A step by way."""
     if way in ("torch", "opacus"):
         return torch_step(way, batch, size)
-    return jax_step(name, way, batch, size)
+    return jax_step(name, way, batch, size, mapped)
 
 
-def there(name: str, way: str) -> bool:
-    """Whether a way can be measured: PyTorch's network is ``cnn5``, and on the processor alone."""
+def there(name: str, mapped: int, way: str) -> bool:
+    """Whether a way can be measured: PyTorch has one ``cnn5`` at a time, on the processor alone."""
     if way not in ("torch", "opacus"):
         return True
-    return name == "cnn5" and jax.default_backend() == "cpu" and timing.installed(way)
+    alone = name == "cnn5" and mapped == 1
+    return alone and jax.default_backend() == "cpu" and timing.installed(way)
 
 
-def measure(bench: timing.Bench, options: Any, name: str, batch: int) -> None:
+def measure(bench: timing.Bench, options: Any, name: str, batch: int, mapped: int) -> None:
     """All ways on one batch."""
     steps = {}
-    for way in filter(functools.partial(there, name), options.ways):
+    for way in filter(functools.partial(there, name, mapped), options.ways):
         for size in sorted({min(size, batch) for size in options.passes}):
             if batch % size == 0:
-                steps[way, size] = make(name, way, batch, size)
+                steps[way, size] = make(name, way, batch, size, mapped)
     taken = timing.turns({json.dumps(key): step for key, step in steps.items()}, options.repeats)
     found = {tuple(json.loads(text)): each for text, each in taken.items()}
     best: dict[str, int] = {}
@@ -184,23 +190,24 @@ def measure(bench: timing.Bench, options: Any, name: str, batch: int) -> None:
     plain = [found[way, size] for way, size in best.items() if way.startswith("plain")]
     least = min(plain, key=lambda each: each.median, default=None)
     for (way, size), each in found.items():
-        row = {"model": name, "batch_size": batch, "algorithm": way, "pass": size}
+        row = {"model": name, "mapped": mapped, "batch_size": batch, "algorithm": way, "pass": size}
         row |= {"fastest": size == best[way], "milliseconds": 1e3 * each.median}
-        row["examples_per_second"] = batch / each.median
+        row["examples_per_second"] = mapped * batch / each.median
         if least is not None:
             pairs = zip(each.times, least.times, strict=True)
             row["times_plain"] = statistics.median(mine / other for mine, other in pairs)
         bench.row(**row)
     for way, size in best.items() if options.memory else ():
-        bench.in_own_process(name, way, batch, size, repeats=1)
+        bench.in_own_process(name, way, batch, size, mapped, repeats=1)
 
 
-def memory(name: str, way: str, batch: str, size: str) -> int:
+def memory(name: str, way: str, batch: str, size: str, mapped: str) -> int:
     """Print the peak memory of one way's step, in megabytes, as JSON."""
-    step = make(name, way, int(batch), int(size))
+    step = make(name, way, int(batch), int(size), int(mapped))
     before = timing.forget_peak()
     jax.block_until_ready(step())
-    row = {"model": name, "batch_size": int(batch), "algorithm": way, "pass": int(size)}
+    row = {"model": name, "mapped": int(mapped), "batch_size": int(batch)}
+    row |= {"algorithm": way, "pass": int(size)}
     print(json.dumps(row | {"peak_megabytes": (timing.peak() - before) / 1e6}))
     return 0
 
@@ -211,14 +218,15 @@ def main(argv: list[str] | None = None) -> int:
     bench.parser.add_argument("--models", nargs="+", choices=MODELS, default=["cnn5"])
     bench.parser.add_argument("--batches", type=int, nargs="+", default=[64, 256, 1024])
     bench.parser.add_argument("--passes", type=int, nargs="+", default=[8, 32, 64, 256])
-    bench.parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    bench.parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:-1])
+    bench.parser.add_argument("--mapped", type=int, nargs="+", default=[1], metavar="MODELS")
     bench.parser.add_argument("--memory", action="store_true")
     options = bench.parse(argv)
     if options.one:
         return memory(*options.one)
-    for name in options.models:
-        for batch in options.batches:
-            measure(bench, options, name, batch)
+    sizes = itertools.product(options.models, options.batches, options.mapped)
+    for name, batch, mapped in sizes:
+        measure(bench, options, name, batch, mapped)
     return bench.finish()
 
 

@@ -186,7 +186,7 @@ PRESETS = {
     # A pass takes a whole batch: a third slower with half as many.
     "paper_ablations": dataclasses.replace(
         _GPU, epochs=50.0, picture_epochs=50.0, steps=(0.8, 0.4, 0.2),
-        moment_steps=(1e-3, 3e-4, 1e-4), moves=2, capacity=1120,
+        moment_steps=(1e-3, 3e-4, 1e-4), moves=2, capacity=1120, layout="patches",
     ),
     "full": Config(seeds=(0, 1, 2, 3, 4)),
 }  # fmt: skip

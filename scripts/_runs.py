@@ -1,8 +1,11 @@
 """Runs that need a GPU, in the order of what each decides: `QUEUE`, of which scripts/gpu takes.
 
 Each is one command of at most nine minutes on one H100 or H200 that can be stopped and carried on.
-Minutes assume 150,000 clipped gradients a second of the five-layer CNN (243,000 were measured at
-batches of 1,024 in one pass, 100,000 at 256) and 40 s to compile a cell.
+Minutes assume 100,000 clipped gradients a second of the five-layer CNN and 40 s to compile a cell.
+One model made 243,000 at batches of 1,024 in one pass and 100,000 at 256 (an H200). Plans and seeds
+are mapped: three models with the backend's convolutions made 8,800 at batches of 1,000 (an H100),
+so that layout is "patches" here. The first entries measure what they make, with the flags and
+without: mend minutes by them.
 """
 
 import shlex
@@ -21,6 +24,7 @@ class Run:
         decides: What it decides.
         minutes: How long it takes at most, on one H100.
         command: What stands behind ``python`` in the project's root.
+        flags: Whether a benchmark is compiled as experiments are.
     """
 
     entry: int
@@ -28,6 +32,7 @@ class Run:
     decides: str
     minutes: float
     command: str
+    flags: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -40,6 +45,10 @@ class Run:
         return self.words[0].rpartition("/")[2].removesuffix(".py").replace("-m", "pytest")
 
 
+_RATES = (
+    "benchmarks/bench_dpsgd.py --ways 'plain patches' dpjax 'dpjax patches' --batches 1000 "
+    "--passes 1000 --mapped 1 3 --repeats 3"
+)
 _CIFAR = "experiments/cifar_doppler.py --preset paper_cifar"
 _BANDED = f"{_CIFAR} --filter none --rivals 'banded: 8 bands' --seeds 0 1 2"
 _ABLATIONS = "experiments/doppler_ablations.py --preset paper_ablations"
@@ -48,6 +57,7 @@ _OPTIMIZERS = f"{_ABLATIONS} --study optimizers --optimizers"
 # Larger networks keep more of a record between layers.
 _MODELS = f"{_ABLATIONS} --study models --capacity 280 --models"
 
+_MAPPED = "clipped gradients a second of mapped models, by layout: the minutes of all below"
 _GPU_TIMES = "solvers, gossip, noise and accounting on a GPU, never timed"
 _HEADLINE = "DOPPLER's headline on CIFAR-10 at 50 epochs; Fig. 3; part of Fig. 7"
 _BATCHES = "banded noise against SGD with its batch tuned"
@@ -55,9 +65,12 @@ _FIGURE_4 = "Fig. 4: SGD, Adam and GaLore by budget"
 _FIGURE_7 = "Fig. 7: other networks, once their gradients a second are measured; several sittings"
 
 QUEUE = (
-    Run(1, "cifar_doppler_paper_cifar", _HEADLINE, 6.5, _CIFAR),
+    Run(0, "dpsgd_mapped", _MAPPED, 2, _RATES),
+    Run(0, "dpsgd_mapped_flags", _MAPPED, 1.5, _RATES, flags=True),
+    Run(1, "cifar_doppler_paper_cifar", _HEADLINE, 8, _CIFAR),
     Run(2, "mechanism", _GPU_TIMES, 1.5, "benchmarks/bench_mechanism.py"),
-    Run(2, "temporal", _GPU_TIMES, 1.5, "benchmarks/bench_temporal.py"),
+    # At 512 rounds the peer's search takes minutes.
+    Run(2, "temporal", _GPU_TIMES, 3, "benchmarks/bench_temporal.py --versus 128 256"),
     Run(2, "gossip", _GPU_TIMES, 1.5, "benchmarks/bench_gossip.py"),
     Run(2, "noise", _GPU_TIMES, 0.5, "benchmarks/bench_noise.py"),
     Run(2, "gpu_tests", "what a GPU computes otherwise", 2, "-m pytest -q -m gpu tests"),

@@ -196,7 +196,8 @@ def take(seconds: float, out: Path | None) -> int:
         folder.mkdir(exist_ok=True)
         log = folder / "log.txt"
         # Benchmarks are of programs as users compile them.
-        flags = {"XLA_FLAGS": FLAGS} if run.words[0].startswith("experiments/") else {}
+        flagged = run.flags or run.words[0].startswith("experiments/")
+        flags = {"XLA_FLAGS": FLAGS} if flagged else {}
         began = time.monotonic()
         code = called(command(run, folder), log, until - began, flags | env)
         took = time.monotonic() - began

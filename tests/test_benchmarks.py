@@ -13,9 +13,9 @@ from benchmarks import bench_dpsgd, bench_secagg, bench_sketch, bench_tracking, 
 from dpjax.results import records
 
 
-def summed(way: str, size: int) -> list[np.ndarray]:
+def summed(way: str, size: int, mapped: int = 1) -> list[np.ndarray]:
     """A step's sum of gradients of eight images, as a flat list."""
-    total: Any = bench_dpsgd.make("cnn5", way, 8, size)()
+    total: Any = bench_dpsgd.make("cnn5", way, 8, size, mapped)()
     return [np.asarray(leaf) for leaf in jax.tree.leaves(total)]
 
 
@@ -31,6 +31,10 @@ def test_the_clipped_sums_are_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> 
     assert clipped <= 8 * 0.05 < whole
     for one, other in zip(plain, summed("plain patches", 4), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    mapped = summed("dpjax", 4, mapped=2)
+    for one, other in zip(mapped, summed("dpjax patches", 4, mapped=2), strict=True):
+        assert not np.array_equal(one[0], one[1])
+        np.testing.assert_allclose(one, other, atol=2e-5)
 
 
 @pytest.mark.slow
