@@ -217,14 +217,8 @@ def test_the_committed_page_lists_runs_of_the_queue(gpu, capsys: pytest.CaptureF
     assert len(capsys.readouterr().out.splitlines()) == len(QUEUE)
 
 
-HANGS = "doppler_ablations_paper_galore"
-"""With the five-layer CNN its compiled rounds never end on two cores of a CPU (jaxlib 0.10.2)."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [run.name for run in QUEUE])
 def test_every_run_is_rehearsed(name: str, gpu, capsys: pytest.CaptureFixture) -> None:
-    if name == HANGS:
-        pytest.skip(f"{name} hangs on a CPU")
     code = gpu.main(["--rehearse", name])
     assert code == 0, capsys.readouterr().out

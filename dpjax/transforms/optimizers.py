@@ -266,13 +266,18 @@ def _projected(leaves: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
     ]
 
 
+# One matrix at a time under a map: on a CPU, jaxlib's batched calls wait for threads of the pool
+# that they hold a thread of, and never end where as many layers as cores are at it.
+_eigenvectors = jax.custom_batching.sequential_vmap(lambda matrix: jnp.linalg.eigh(matrix)[1])
+
+
 def _leading(leaf: Any, basis: Any) -> Any:
     """Leading singular vectors of the shorter side, [s, r]."""
     if not basis.size:
         return basis
     matrix = _matrix(leaf)
     short = matrix if _rows_first(leaf) else matrix.T
-    _, vectors = jnp.linalg.eigh(jnp.matmul(short, short.T, precision=_EXACT))
+    vectors = _eigenvectors(jnp.matmul(short, short.T, precision=_EXACT))
     return vectors[:, : -basis.shape[1] - 1 : -1]
 
 

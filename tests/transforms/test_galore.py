@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import _numerics
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
@@ -86,6 +87,22 @@ def test_the_round_of_a_change_still_moves_in_the_space_before(on_change):
 
 
 @pytest.mark.x64
+def test_mapped_layers_are_decomposed_one_matrix_at_a_time():
+    """Batched calls for several layers wait for each other on a CPU's few threads, for ever."""
+    link = scale_by_galore(0.01, rank=2, every=1)
+    shapes = {"first": (8, 9), "second": (10, 7)}
+    models = {name: jnp.ones((3, *shape)) for name, shape in shapes.items()}
+    states = jax.vmap(link.init)(models)
+    program = jax.make_jaxpr(jax.vmap(link.update))(models, states)
+    equations = [eqn for jaxpr, _ in _numerics.jaxprs(program) for eqn in jaxpr.eqns]
+    operands = [eqn.invars[0].aval.shape for eqn in equations if eqn.primitive.name == "eigh"]
+    assert sorted(operands) == [(7, 7), (8, 8)]
+    out, _ = jax.vmap(link.update)(models, states)
+    alone, _ = link.update(*jax.tree.map(lambda leaf: leaf[0], (models, states)))
+    for name in shapes:
+        np.testing.assert_allclose(out[name][0], alone[name], rtol=1e-6)
+
+
 def test_moments_are_turned():
     """A gradient within the old and the new space keeps its filtered past through a change."""
     rng = np.random.default_rng(3)
