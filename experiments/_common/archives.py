@@ -28,13 +28,13 @@ def pack(archive: Path, files: Iterable[Path], overwrite: bool = False) -> list[
     texts, differing = _texts(archive) if archive.exists() else {}, []
     for path in files:
         records.read(path)
-        head, _, rows = path.read_bytes().partition(b"\n")
-        text = _changed(head, file=path.stem) + rows
+        text = path.read_bytes()
         if texts.setdefault(path.stem, text) != text and not overwrite:
             differing.append(path.name)
         elif overwrite:
             texts[path.stem] = text
-    content = gzip.compress(b"".join(texts[name] for name in sorted(texts)), mtime=0)
+    members = (_changed(texts[name], file=name) for name in sorted(texts))
+    content = gzip.compress(b"".join(members), mtime=0)
     with _files.writing("archive", archive):
         _files.replace(archive, content)
     return differing
@@ -44,26 +44,30 @@ def unpack(archive: Path, folder: Path) -> list[Path]:
     """Write the files of an archive into a folder, as they were, over none that is there."""
     paths = []
     for name, text in _texts(archive).items():
-        head, _, rows = text.partition(b"\n")
         paths.append(folder / f"{name}.jsonl")
         with _files.writing("folder", paths[-1]):
-            _files.create(paths[-1], _changed(head) + rows)
+            _files.create(paths[-1], text)
     return paths
 
 
 def _texts(archive: Path) -> dict[str, bytes]:
-    """Each file's text, by name."""
+    """Each file's text as it was before it was packed, by name."""
     records.read(archive)
     lines, texts = gzip.decompress(archive.read_bytes()).splitlines(keepends=True), {}
     while lines:
         head = json.loads(lines[0])["metadata"]
-        texts[head["file"]] = b"".join(lines[: head["rows"] + 1])
+        texts[head["file"]] = _changed(b"".join(lines[: head["rows"] + 1]))
         lines = lines[head["rows"] + 1 :]
     return texts
 
 
-def _changed(head: bytes, **name: str) -> bytes:
-    """A first line with a name, or without the one that it has."""
-    metadata = {k: v for k, v in json.loads(head)["metadata"].items() if k != "file"} | name
-    text = json.dumps({"metadata": metadata}, ensure_ascii=False, separators=(",", ":"))
-    return text.encode() + b"\n"
+def _changed(text: bytes, **name: str) -> bytes:
+    """A file's text with a name, or without the one that it has, and the digest of that."""
+    line, _, rows = text.partition(b"\n")
+    head = {k: v for k, v in json.loads(line)["metadata"].items() if k != "file"} | name
+    if name or head["format"] > 1:
+        head["digest"] = records._digest(head, rows)
+    else:  # Files of format 1 have a digest in archives alone.
+        head.pop("digest", None)
+    text = json.dumps({"metadata": head}, ensure_ascii=False, separators=(",", ":")).encode()
+    return text + b"\n" + rows

@@ -258,6 +258,44 @@ def test_a_changed_file_in_an_archive_is_named(tmp_path):
         records.read(archive)
 
 
+@pytest.mark.parametrize("form", [1, 2])
+@pytest.mark.parametrize("read", [records.read, records.read_metadata])
+def test_files_of_an_archive_that_change_names_are_refused(tmp_path, read, form):
+    paths = [records.write(tmp_path / f"{name}.jsonl", [{"of": name}], {}) for name in "ab"]
+    if form == 1:
+        for path in paths:
+            before = path.read_text().replace('"format":2', '"format":1')
+            path.write_text(re.sub(r',"digest":"\w+"', "", before))
+    texts = [path.read_bytes() for path in paths]
+    archive = tmp_path / "all.jsonl.gz"
+    archives.pack(archive, paths)
+    assert read(archive, "b") is not None
+    copies = archives.unpack(archive, tmp_path / "copies")
+    assert [copy.read_bytes() for copy in copies] == texts
+    names = {b'"file":"a"': b'"file":"b"', b'"file":"b"': b'"file":"a"'}
+    text = gzip.decompress(archive.read_bytes())
+    swapped = re.sub(b'"file":"."', lambda match: names[match[0]], text)
+    archive.write_bytes(gzip.compress(swapped))
+    with pytest.raises(ValueError, match="all.jsonl.gz, lines 1 to 2 of 'b', were changed"):
+        read(archive)
+
+
+def test_an_archive_whose_digests_leave_out_names_is_read(tmp_path):
+    """Those of development versions, which packing writes anew with digests that have them."""
+    paths = [records.write(tmp_path / f"{name}.jsonl", [{"of": name}], {}) for name in "ab"]
+    texts = [path.read_text() for path in paths]
+    before = [
+        re.sub("}}\n", f',"file":"{name}"}}}}\n', texts[i], count=1) for i, name in enumerate("ab")
+    ]
+    archive = tmp_path / "all.jsonl.gz"
+    archive.write_bytes(gzip.compress("".join(before).encode()))
+    assert records.read(archive)["of"].tolist() == ["a", "b"]
+    new = tmp_path / "new.jsonl.gz"
+    archives.pack(new, paths)
+    assert archives.pack(archive, paths) == []
+    assert archive.read_bytes() == new.read_bytes()
+
+
 def test_another_format_is_refused(tmp_path):
     path = records.write(tmp_path / "run.jsonl", [], {})
     other = tmp_path / "other.jsonl"
