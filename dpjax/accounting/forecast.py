@@ -45,7 +45,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
-from dpjax.accounting import budget, precision
+from dpjax.accounting import budget, parties, precision
 from dpjax.accounting.sampled import Pld
 
 __all__ = ["Forecast"]
@@ -95,6 +95,8 @@ class Forecast:
             and for one parameter; 0 for methods that do not gossip models.
         sampled: The run's loss where batches are Poisson-sampled; mu then is the same noise's
             without sampling, from which epsilon does not follow.
+        largest_batch: Records of the smallest agent, which no batch exceeds; infinity where
+            unknown. The batch's own size where a larger one changes how often a record takes part.
 
     Example:
         >>> import dpjax as dp
@@ -119,6 +121,7 @@ class Forecast:
     apart: bool
     disagreement_rate: float = 0.0
     sampled: Pld | None = None
+    largest_batch: float = math.inf
 
     @property
     def ratio(self) -> float:
@@ -202,9 +205,9 @@ class Forecast:
         """One line: the ratio and what it means."""
         if self.rate == 0:
             return "no noise"
-        between = f" ({self.disagreement:.2g} between agents)"
+        between = f" ({_short(self.disagreement)} between agents)"
         return (
-            f"d = {self.parameters:,}: noise {self.ratio:.2g} times the largest drift"
+            f"d = {self.parameters:,}: noise {_short(self.ratio)} times the largest drift"
             f"{between * (self.disagreement > self.ratio)}, {_MEANING[self.level]}"
         )
 
@@ -212,64 +215,87 @@ class Forecast:
         """A few lines: the forecast and, unless it learns, what would help, with numbers."""
         if self.rate == 0:
             return "forecast: no noise is added"
+        batches = f" and batches of {self.batch_size:,.9g}" * (self.unit == "record")
         text = (
-            f"forecast for {self.parameters:,} parameters: noise in the average model is "
-            f"{self.ratio:.2g} times\n  the largest drift of clipped gradients; no design has less "
-            f"than {self.floor:.2g}. "
+            f"forecast for {self.parameters:,} parameters{batches}: noise in the average model is "
+            f"{_short(self.ratio)} times the largest drift\n  (how far clipped gradients can move "
+            f"the model); no design of this budget has less than {_short(self.floor)}."
         )
         if self.disagreement:
-            text += f"Around the average,\n  in agents' own models, it is {self.disagreement:.2g}. "
+            noise = _short(self.disagreement)
+            text += f"\n  Around the average, in agents' own models, it is {noise}."
         text += (
-            f"{_MEANING[self.level].capitalize()}.\n  A class with a tenth of the records has a "
-            f"tenth of the drift: for it the ratio is {10 * self.ratio:.2g}."
+            f" {_MEANING[self.level].capitalize()}.\n  A class with a tenth of the records has a "
+            f"tenth of the drift: for it the ratio is {_short(10 * self.ratio)}."
         )
-        affords = f"{self.affords():,.0f} parameters" if self.affords() >= 1 else "no model at all"
         if self.level == "learns":
-            return f"{text}\n  This network and budget afford {affords}."
+            size = f"{self.affords():,.0f}"
+            return f"{text}\n  With this noise models of up to {size} parameters can learn."
         if self.level == "poor":
             text += (
-                f"\n  Poorly is all from {self.good:g}, where most is kept of what is learned "
-                f"without noise, to {HOPELESS[self.unit]:g},\n  where next to nothing is; "
-                "docs/configuring.md has what models kept in between."
+                f"\n  From {self.good:g} to {HOPELESS[self.unit]:g} a model keeps from most to "
+                "next to nothing of what it learns without noise:\n  docs/configuring.md has the "
+                "numbers."
             )
         text += f"\n  To reach {self.good:g}, where it can learn, any one of:"
-        return "\n    - ".join([text, *self._remedies(affords)])
+        return "\n    - ".join([text, *self._remedies()])
 
-    def _remedies(self, affords: str) -> list[str]:
+    def _remedies(self) -> list[str]:
         if self.unit == "agent":
-            least, good = math.ceil(self._worst / GOOD["record"]), GOOD["record"]
+            least = math.ceil(self._worst / GOOD["record"])
             batches = (
                 f"records protected in place of agents, with batches of {least:,}, which divide "
-                f"the noise: to {good:g}, as records need"
+                f"the noise: to {GOOD['record']:g}, as records need{self._records(least, 1)}"
             )
         else:
             least = math.ceil(self.batch_size * self._worst / self.good)
             batches = (
-                f"batches of {least:,} in place of {self.batch_size:,}, or records that take "
-                "part in fewer rounds"
+                f"batches of {least:,} in place of {self.batch_size:,.9g}"
+                f"{self._records(least, self.batch_size)}"
             )
         partly = "a part of the way" if self.floor > self.good else "at best"
         shared = (
-            f"noise that agents share (whisper_horizon), down to {self.floor:.2g}, {partly}; "
+            f"noise that agents share (whisper_horizon), down to {_short(self.floor)}, {partly}; "
             "they are then not protected from each other"
         )
         agents = f"about {self.agents_needed():,} agents in place of {self.agents:,}"
         gossip = (
             "more gossip between rounds (DSGD(gossip_steps=...)) or a denser network, by which "
-            f"agents agree; the average alone has {self.ratio:.2g}"
+            f"agents agree; the average alone has {_short(self.ratio)}"
         )
         if self.disagreement > self.ratio > self.good:
             # Neither is enough alone: agents who agree have the average's noise.
             agents = f"{agents}, and {gossip}"
         elif self.disagreement > self.ratio:
             agents = gossip
+        epsilon = f"epsilon {_short(self.epsilon(), 3)} at the same delta"
+        if self.epsilon() > parties.VACUOUS:
+            epsilon += f", which is vacuous: odds may change by more than e^{parties.VACUOUS:g}"
+        size = self.affords()
+        smaller = f"a smaller model, of at most {size:,.0f} parameter{'s' if size > 1 else ''}"
         return [
-            f"a smaller model: this network and budget afford {affords}",
+            *([smaller] if size >= 1 else []),
             agents,
-            f"epsilon {self.epsilon():.3g} at the same delta",
+            epsilon,
             batches,
             *([shared] if self.apart and self.floor < self.ratio / 2 else []),
         ]
+
+    def _records(self, least: int, batch_size: float) -> str:
+        """What larger batches take where agents have too few records for them."""
+        if least <= self.largest_batch:
+            return ""
+        full = max(self.largest_batch, batch_size)
+        text = f"; these take about {_short(least / full)} times as many records"
+        if batch_size < full:
+            ratio = _short(self._worst * batch_size / full)
+            text += f" (batches of {full:,}, all records of the smallest agent, reach {ratio})"
+        return text
+
+
+def _short(value: float, digits: int = 2) -> str:
+    """A number without an exponent, of a few digits where it has no more before the point."""
+    return f"{value:.{digits}g}" if value < 10**digits else f"{value:,.0f}"
 
 
 def weights(mixing: Any, rounds: int) -> Float[np.ndarray, "t n"] | Float[np.ndarray, "1 n"]:
@@ -315,6 +341,7 @@ def forecast(
     filled: ArrayLike = 1.0,
     sampled: Pld | None = None,
     spread: float = 0.0,
+    records: float = math.inf,
 ) -> Forecast:
     """Return the forecast of a run from the noise that it adds.
 
@@ -336,6 +363,7 @@ def forecast(
         filled: How much of a batch is records, [n] or [T, n]; the rest is padding.
         sampled: The loss where batches are Poisson-sampled, ``mu`` being that without sampling.
         spread: What `disagreement` returned; 0 leaves it out.
+        records: Those of the agent with the fewest; infinity where unknown.
 
     Returns:
         The forecast.
@@ -371,6 +399,9 @@ def forecast(
     if isinstance(colour, np.ndarray):
         covariance = colour @ colour.T
         apart = not np.any(covariance - np.diag(np.diag(covariance)))
+    if budget.clips(relation) == "record" and (separation > 1 or sampled is not None):
+        # A batch that grows alone takes each record in more rounds, or with a larger rate.
+        records = batch_size
     return Forecast(
         parameters=parameters,
         agents=n,
@@ -385,6 +416,7 @@ def forecast(
         apart=apart,
         disagreement_rate=spread / divisor / drift,
         sampled=sampled,
+        largest_batch=records,
     )
 
 

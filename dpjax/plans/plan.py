@@ -314,6 +314,7 @@ class Plan:
             budgets=None if budget is None or budget.each is None else budget.allowed_mu(),
             filled=1.0 if counts is None else self._filled(counts),
             spread=self._disagreement,
+            records=math.inf if counts is None else int(np.min(counts)),
         )
 
     @functools.cached_property

@@ -14,6 +14,7 @@ from dpjax import _validate
 from dpjax._numerics import MARGIN, up
 from dpjax.accounting import finite, gdp
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.parties import epsilon_text
 from dpjax.plans import calibration, compatibility
 from dpjax.plans.plan import Plan
 from dpjax.plans.problem import Problem
@@ -66,18 +67,24 @@ def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
         # Others have been checked when they were made.
         if plan.counts is None and plan.config.protect.unit == "record":
             calibration.check_delta(plan.config, plan.agents, counts, stacklevel=4)
-    known = [plan.forecast(parameters, counts=counts) for plan in plans if not plan.unforecast]
-    private = sorted((one for one in known if one.rate > 0), key=lambda one: one.ratio)
+    known = [plan for plan in plans if not plan.unforecast]
+    pairs = [(plan.forecast(parameters, counts=counts), plan) for plan in known]
+    private = [(noise, plan) for noise, plan in pairs if noise.rate > 0]
     if not private:
         return ""
-    hopeless = [one for one in private if one.level == "hopeless"]
+    private.sort(key=lambda pair: max(pair[0].ratio, pair[0].disagreement))
+    hopeless = [noise for noise, _ in private if noise.level == "hopeless"]
     if hopeless:
         many = f"{len(hopeless)} of {len(known)} plans: " if len(known) > 1 else ""
         text = f"noise leaves nothing to learn; {many}{hopeless[0].statement()}"
         warnings.warn(text, HopelessWarning, stacklevel=3)
-    line = f"forecast: {private[0].caption()}"
-    if private[-1].ratio > private[0].ratio * 1.01:
-        line += f"; up to {private[-1].ratio:.2g} times"
+    line = f"forecast: {private[0][0].caption()}"
+    if private[-1][0].ratio > private[0][0].ratio * 1.01:
+        names = [
+            f"{plan.config.label}, epsilon {epsilon_text(plan.guarantee)}" for _, plan in private
+        ]
+        noise = private[-1][0].caption().partition(": ")[2]
+        line += f" ({names[0]}); worst of {len(private)} plans: {noise} ({names[-1]})"
     return line
 
 

@@ -1,6 +1,7 @@
 """The forecast is what simulated noise and full clipped steps do, for every design and unit."""
 
 import dataclasses
+import math
 import re
 import warnings
 
@@ -357,7 +358,7 @@ def test_what_would_help_does(network):
     more = plan.make(config.using(noise.Independent()), ring).forecast(500)
     assert more.ratio == pytest.approx(2.0, rel=0.02)
     text = found.statement()
-    assert f"{found.affords():,.0f} parameters" in text and f"{found.epsilon():.3g}" in text
+    assert f"{found.affords():,.0f} parameters" in text and f"{found.epsilon():,.0f}" in text
     assert f"{found.agents_needed():,} agents" in text
     assert "whisper_horizon" in alone.statement() and "whisper_horizon" not in text
 
@@ -370,10 +371,10 @@ def test_poorly_says_between_what(network, relation):
     low, high = forecast.GOOD[one.unit], forecast.HOPELESS[one.unit]
     found = made.forecast(round((low * high) / one.rate**2))
     assert found.level == "poor" and low < found.ratio < high
-    assert f"Poorly is all from {low:g}" in found.statement()
+    assert f"From {low:g} to {high:g} a model keeps" in found.statement()
     for ratio in (low / 2, high * 2):
         found = made.forecast(max(1, round((ratio / one.rate) ** 2)))
-        assert found.level != "poor" and "Poorly is all" not in found.statement()
+        assert found.level != "poor" and "a model keeps" not in found.statement()
 
 
 def test_a_plan_tells_the_model_that_it_affords(network):
@@ -399,7 +400,10 @@ def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys
     assert "forecast: d = 6: noise 0." in capsys.readouterr().err
     with pytest.warns(statements.HopelessWarning, match="1 of 2 plans"):
         line = statements.forecast([hopeless, fair], 6)
-    assert line.startswith("forecast: d = 6: noise 0.") and "; up to " in line
+    best = f"{fair.forecast(6).caption()} ({fair.config.label}, epsilon 20)"
+    worst = hopeless.forecast(6).caption().partition(": ")[2]
+    label = hopeless.config.label
+    assert line == f"forecast: {best}; worst of 2 plans: {worst} ({label}, epsilon 0.05)"
 
 
 def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
@@ -478,3 +482,60 @@ def test_a_remedy_that_is_not_enough_alone_says_so():
     assert expected.disagreement > expected.ratio > expected.good
     (line,) = [line for line in expected.statement().splitlines() if "more gossip" in line]
     assert f"about {expected.agents_needed():,} agents in place of 50, and more gossip" in line
+
+
+@pytest.mark.parametrize("kind", ["random", "full", "cyclic", "poisson"])
+def test_larger_batches_take_no_more_records_than_agents_have(network, kind):
+    """Where they do, the factor by which records must grow is said, and it is enough."""
+    relation = "zero_out_record"
+
+    def build(times, batch):
+        sampler = {
+            "random": samplers.Random(batch),
+            "full": samplers.Full(),
+            "cyclic": samplers.Cyclic(4, 5, 8 * times),
+            "poisson": samplers.Poisson(4 * times, capacity=8 * times),
+        }[kind]
+        config = make_config(design="independent", relation=relation, rounds=20, sampler=sampler)
+        return plan.make(config, network, counts=np.full(6, 40 * times))
+
+    made = build(1, 4)
+    found = made.forecast(400_000)
+    (line,) = [line for line in found.statement().splitlines() if "- batches of" in line]
+    pattern = (
+        r"batches of ([\d,]+) in place of \d+; these take about ([\d,.]+) times as many records"
+    )
+    least, factor = re.search(pattern, line).groups()
+    times = math.ceil(float(factor.replace(",", "")) * 1.05)
+    assert build(times, times * 40).forecast(400_000).ratio <= found.good
+    fewer = max(1, times // 2)
+    assert build(fewer, fewer * 40).forecast(400_000).ratio > found.good
+    assert ("of the smallest agent, reach" in line) == (kind == "random")
+    if kind == "random":
+        (reached,) = re.findall(r"batches of 40, .* reach ([\d.]+)", line)
+        assert build(1, 40).forecast(400_000).ratio == pytest.approx(float(reached), rel=0.05)
+    # What its records fill needs no more of them.
+    small = made.forecast(int(made.forecast(1).affords()) * 2)
+    assert ("times as many records" in small.statement()) == (kind != "random")
+
+
+def test_records_in_place_of_agents_have_batches_of_the_records_that_there_are(network):
+    config = make_config(design="independent")
+    made = plan.make(config, network, counts=np.full(6, 7))
+    found = made.forecast(5000)
+    text = found.statement()
+    assert f"batches of 7, all records of the smallest agent, reach {found.ratio / 7:.2g})" in text
+    unknown = plan.make(config, network).forecast(5000).statement()
+    assert "with batches of" in unknown and "as many records" not in unknown
+
+
+def test_a_remedy_that_is_none_is_not_listed(network):
+    """No model is small enough; an epsilon above 20 is vacuous; numbers have no exponents."""
+    made = plan.make(make_config(design="independent", epsilon=0.5), network)
+    text = made.forecast(100_000).statement()
+    assert made.forecast(1).affords() == 0
+    assert "smaller model" not in text and "no model at all" not in text
+    assert "at the same delta, which is vacuous" in text and "e+" not in text
+    assert "This network" not in text
+    rich = plan.make(make_config(design="independent", epsilon=100.0), network).forecast(1)
+    assert f"models of up to {rich.affords():,.0f} parameters can learn" in rich.statement()
