@@ -272,11 +272,11 @@ def _participants(of: Record) -> list[_Row]:
     rows = _others(of)
     if of.attacker in ("coalition", "nodes"):
         rows.insert(0, (_named(of), True, "it is the stated attacker of all other agents' data"))
-    if phases(of) and of.secrets != "alone":
-        why = "it knows what it knew as a participant"
-        if not of.release:  # Which draws a key of its own for every phase.
-            why += "; every later phase must draw its noise from new secrets"
-        rows.append(("a participant who has left", all(row[1] for row in rows), why))
+    protected = bool(rows) and of.lost_noise is None and all(row[1] for row in rows)
+    if phases(of) and protected and not of.release:
+        # Elsewhere its row would repeat another participant's: a release draws new keys.
+        why = "it knows its secrets; every later phase must draw its noise from new ones"
+        rows.append(("a participant who has left", True, why))
     apart = _APART if of.release else ""
     return [(party, protected, why + apart * protected) for party, protected, why in rows]
 
@@ -320,7 +320,8 @@ def keepers(of: Record) -> str:
     Args:
         of: Its guarantee.
     """
-    return _KEEPERS["pld" if of.accountant == "pld" else of.secrets]
+    secret_batches = of.accountant == "pld" and of.secrets != "alone"
+    return _KEEPERS["pld" if secret_batches else of.secrets]
 
 
 def group_epsilon(of: Record, records: int) -> float:

@@ -131,9 +131,10 @@ def statement(of: Record, *, process: bool = True) -> str:
             f"{text} Release: a run draws its noise key in secret, and the key must stay secret. "
             "It ends where a message is not finite, and no epsilon covers that end."
         )
+    others = " about other participants" * (of.secrets != "alone")
     return (
-        f"{text} Simulation: whoever knows the seed can subtract the noise. The promises about "
-        f"other participants hold for {parties.keepers(of)}."
+        f"{text} Simulation: whoever knows the seed can subtract the noise. The promises{others} "
+        f"hold for {parties.keepers(of)}."
     )
 
 

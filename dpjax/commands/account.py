@@ -373,9 +373,13 @@ def run(command: Any, typed: str) -> int:
     print("\n".join(_parties(spent, command, len(names), account(matrix, **outside | noise))))
     if command.epsilon is not None:
         bare = {"algorithm": "dsgd", "gossip_steps": 1, "shared": None, "zero_sum": None}
-        for what, each in ((command.algorithm, {}), ("independent noise (dsgd)", bare)):
+        independent = outside | bare
+        compared = {command.algorithm: outside} if outside != options else {}
+        if independent not in (options, outside):
+            compared["independent noise (dsgd)"] = independent
+        for what, others in compared.items():
             try:
-                sigma = account(matrix, **outside | each).sigma
+                sigma = account(matrix, **others).sigma
                 comparison = f"sigma = {up(sigma)}, {sigma / spent.sigma:.3g} times this"
             except ValueError:
                 comparison = "no noise is enough"
@@ -424,11 +428,14 @@ def _lines(spent: Account, command: Any, names: Sequence[str]) -> list[str]:
         f"algorithm: {command.algorithm}{steps}; sigma = {up(spent.sigma)}",
         f"noise: {NOISE[command.algorithm]}",
     ]
+    # Where there are no other agents, gradients have nothing of theirs to depend on.
+    kinds = _ASSUMPTIONS if len(names) > 1 else {}
     for table in (_by_distance, _by_agent):
-        for kind in _ASSUMPTIONS:
+        for kind in kinds or ["any"]:
             rows = table([row for row in spent.rows if row["gradients"] == kind], names)
-            report += ["", f"gradients: {kind}:", tables.text(rows)] if rows else []
-    report += ["", *(f"gradients: {name}: holds {text}" for name, text in _ASSUMPTIONS.items())]
+            title = [f"gradients: {kind}:"] if kinds else []
+            report += ["", *title, tables.text(rows)] if rows else []
+    report += ["", *(f"gradients: {name}: holds {text}" for name, text in kinds.items())]
     if flagged := sum(row["upper_bound"] for row in spent.rows if row["gradients"] == "view"):
         report.append(f"<= ({flagged}): upper bounds, which the exact loss may be below")
     worst = spent.worst(gradients)
@@ -436,12 +443,16 @@ def _lines(spent: Account, command: Any, names: Sequence[str]) -> list[str]:
     whom += f" against {_together(worst['attackers'], names)}" if len(spent.attackers) > 1 else ""
     if math.isinf(worst["mu"]):
         return [*report, f"no guarantee for {whom}: the loss is infinite"]
+    loss = (
+        f"{up(worst['mu'])}-Gaussian-DP, (epsilon = {up(worst['epsilon'])}, delta = "
+        f"{delta_text(command.delta)})-DP ({command.relation})"
+    )
+    if not kinds:
+        return [*report, f"guarantee: the agent is {loss}. It presumes that its noise is secret"]
     return [
         *report,
-        f"guarantee: every victim is {up(worst['mu'])}-Gaussian-DP, (epsilon = "
-        f"{up(worst['epsilon'])}, delta = {delta_text(command.delta)})-DP ({command.relation}), "
-        f"{_ASSUMPTIONS[gradients]}; the worst is {whom}. It presumes that every agent draws "
-        "its noise from a secret of its own",
+        f"guarantee: every victim is {loss}, {kinds[gradients]}; the worst is {whom}. It presumes "
+        "that every agent draws its noise from a secret of its own",
     ]
 
 
@@ -490,6 +501,7 @@ def _parties(spent: Account, command: Any, agents: int, outside: Account) -> lis
     worst = outside.worst()
     if math.isinf(worst["mu"]):
         return ["NOT protected from an outsider: the loss is infinite."]
+    secrets = "links" if command.algorithm in ("decor", "zip_dl") else "own"
     stated = Guarantee.of(
         epsilon=worst["epsilon"],
         delta=command.delta,
@@ -500,7 +512,7 @@ def _parties(spent: Account, command: Any, agents: int, outside: Account) -> lis
         clip_norm=1.0,
         accountant="gdp",
         release=False,
-        secrets="links" if command.algorithm in ("decor", "zip_dl") else "own",
+        secrets="alone" if agents == 1 else secrets,
     )
     subjects = {"an outsider"} if command.trust == "ldp" else set()
     if command.trust == "pndp" and len(spent.attackers) == agents:

@@ -324,23 +324,26 @@ def test_phases_compose_for_an_attacker_whom_both_cover():
 LEFT = "a participant who has left"
 
 
-@pytest.mark.parametrize(
-    ("secrets", "protected"), [("own", True), ("shared", False), ("group", False), (None, False)]
-)
+@pytest.mark.parametrize("secrets", ["own", "shared", "group", "alone", None])
 @pytest.mark.parametrize("release", [False, True])
-def test_phases_have_a_row_for_a_participant_who_has_left(secrets, protected, release):
+def test_a_participant_who_has_left_has_a_row_where_another_s_does_not_say_it(secrets, release):
+    """Where it counts on new secrets: a release draws them, and elsewhere no one is protected."""
     one = phase(0.3, secrets=secrets, release=release)
     assert "who has left" not in one.statement()
     planned = one.followed_by(phase(0.4, secrets=secrets, release=release), planned=True)
     for both in (one.within(TOTAL), planned):
-        (row,) = [row for row in both.protection() if row.party == LEFT]
-        assert row.epsilon == (both.epsilon if protected else None)
-        assert str(row) in both.statement()
-        # A release draws a key of its own for every phase.
-        assert ("every later phase must draw its noise from new secrets" in row.why) != release
-        assert ("neither runs this process" in row.why) == (release and protected)
-    alone = one.replace(secrets="alone").within(TOTAL)
-    assert LEFT not in {row.party for row in alone.protection()}
+        rows = {row.party: row for row in both.protection()}
+        another = [row for party, row in rows.items() if party.startswith("another")]
+        assert (LEFT in rows) == (secrets == "own" and not release)
+        if LEFT in rows:
+            assert rows[LEFT].epsilon == both.epsilon and str(rows[LEFT]) in both.statement()
+            assert "every later phase must draw its noise from new ones" in rows[LEFT].why
+        elif secrets == "alone":
+            assert not another and "participant" not in both.statement()
+        else:
+            assert any(row.epsilon is None or "reads its key" in row.why for row in another)
+    lost = one.replace(lost_noise=(3, 0.1)).within(TOTAL)
+    assert LEFT not in {row.party for row in lost.protection()}
 
 
 def test_a_shared_seed_is_said_of_the_phases_and_runs_that_have_one():

@@ -442,7 +442,7 @@ def test_the_inverse_gives_the_budget_back(gradients: str, capsys: Capture) -> N
     lines = [line.split() for line in table.splitlines()[2:7]]
     assert [line[0] for line in lines] == list("01234")
     assert max(float(line[2]) for line in lines) == pytest.approx(3, rel=2e-3)
-    assert re.search(r"independent noise .* every message: sigma = \S+, \S+ times this", text)
+    assert re.search(r"dsgd against .* every message: sigma = \S+, \S+ times this", text)
 
 
 def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
@@ -496,3 +496,24 @@ def test_another_word_for_gradients_is_refused(gradients: Any) -> None:
             account(matrix, gradients=gradients, **{**terms, name: 1.0})
     with pytest.raises(ValueError, match=r"gradients is .*; choose one of any, view"):
         account(matrix, sigma=1.0, **terms).worst(gradients)
+
+
+def test_one_agent_has_no_other_participants_and_no_comparison_with_itself(capsys: Capture) -> None:
+    single = [*BUDGET, "--graph", "complete:1"]
+    assert cli.main([*single, "--out", "own"]) == 0
+    text = capsys.readouterr().out
+    assert "1 agent, 0 edges;" in text
+    assert "participant" not in text and "other agents" not in text and "gradients" not in text
+    assert "times this" not in text and text.count("0.719118  3") == 1
+    assert "guarantee: the agent is 0.719118-Gaussian-DP, (epsilon = 3, delta = 1e-05)-DP" in text
+    # Of other algorithms and attackers each stands beside independent noise once.
+    compared = [
+        (["--algorithm", "muffliato"], ["independent noise (dsgd)"]),
+        (["--trust", "pndp"], ["dsgd"]),
+        (["--algorithm", "decor", "--trust", "pndp"], ["decor", "independent noise (dsgd)"]),
+        ([], []),
+    ]
+    for number, (options, names) in enumerate(compared):
+        assert cli.main([*BUDGET, *options, "--out", str(number)]) == 0
+        text = capsys.readouterr().out
+        assert re.findall("(.*) against an eavesdropper of every message: ", text) == names

@@ -433,7 +433,11 @@ def test_one_agent_alone_has_no_other_participant():
     config = make_config(design="independent", rounds=2)
     alone = plan.make(config, np.ones((1, 1)))
     assert [row.party for row in alone.protection()][:2] == [OUTSIDER, SERVER]
-    assert ANOTHER not in alone.guarantee.statement()
+    assert "participant" not in alone.guarantee.statement()
+    poisson = {"relation": "zero_out_record", "sampler": samplers.Poisson(6.0, 4)}
+    config = make_config(design="independent", rounds=2, **poisson)
+    text = plan.make(config, np.ones((1, 1)), counts=[60]).guarantee.statement()
+    assert "The promises hold for one agent who keeps its seed secret." in text
 
 
 def test_agents_in_a_sum_count_as_colluders():
