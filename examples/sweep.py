@@ -34,7 +34,7 @@ def main(folder="results/sweep", parallel=1, clips=(0.1, 0.3, 1.0), epsilons=(1.
     )  # fmt: skip
     grid = {"noise": list(map(dp.noise.named, DESIGNS)), "protect.clip_norm": clips,
             "budget.epsilon": epsilons, "optimizer.step_size": steps}  # fmt: skip
-    options = {"eval_every": rounds, "parallel": parallel}
+    options = {"eval_every": rounds, "parallel": parallel, "progress": True}
     # Steps are chosen on other seeds and records than those that are reported; the guarantee is
     # one run's, and does not cover the choice.
     tuned = dp.sweep(base, grid, weights, tuning, seeds=[100, 101], folder=folder / "tuning",
