@@ -382,5 +382,8 @@ def nodes_of(name: str, chosen: Any, n: int) -> tuple[int, ...]:
     nodes = sorted(set(_validate.agents(name, chosen, most=n - 1)))
     if name == "attackers" and len(nodes) in (0, n):
         number = "all" if nodes else "none of"
-        raise ValueError(f"attackers are {number} {n} agents; give at least one, leave a victim")
+        remedy = "give at least one, leave a victim"
+        if n == 1:
+            remedy = "one agent alone has outsiders as its attackers: take ldp"
+        raise ValueError(f"attackers are {number} {n} agents; {remedy}")
     return tuple(nodes)

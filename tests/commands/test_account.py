@@ -506,6 +506,7 @@ def test_one_agent_has_no_other_participants_and_no_comparison_with_itself(capsy
     assert "participant" not in text and "other agents" not in text and "gradients" not in text
     assert "times this" not in text and text.count("0.719118  3") == 1
     assert "guarantee: the agent is 0.719118-Gaussian-DP, (epsilon = 3, delta = 1e-05)-DP" in text
+    refused([*single, "--trust", "pndp"], capsys, "one agent alone has outsiders as its attackers")
     # Of other algorithms and attackers each stands beside independent noise once.
     compared = [
         (["--algorithm", "muffliato"], ["independent noise (dsgd)"]),
