@@ -467,7 +467,10 @@ def limits(fields: Mapping[str, Any], delta: float) -> Float[np.ndarray, " n"]:
     each = fields["per_agent_epsilon"]
     if each is None:
         return np.array([getattr(fields["loss"], "size", 0.0)])
-    free = (np.asarray(each) - fields["added_epsilon"]) * (1 - 1e-15)
+    added = fields["added_epsilon"]
+    free = np.asarray(each) - added
+    # A difference is rounded. Without one, a phase may take all of an agent's epsilon.
+    free = free * (1 - 1e-15) if added else free
     return np.asarray(gdp.mu(free, delta - fields["added_delta"]))
 
 
@@ -529,7 +532,8 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
         fields = vars(stated)
         used = stated.agents_spent
     limit = limits(fields, total.delta)
-    left = np.maximum(limit - used, 0)
+    # To add up what was used and a rest, however small, rounds by the size of the total.
+    left = np.maximum(limit * (1 - 4e-15) - used, 0)
     # Plans round a loss to the safe side once more than this does.
     if total.accountant != "gdp":
         rest = type(fields["loss"])(left.item() * _ROOM)

@@ -404,15 +404,19 @@ class Guarantee(Record):
         stay = np.delete(self.per_agent_epsilon, gone).tolist()
         if not stay:
             raise ValueError(f"departed is {gone}, everyone; leave at least one agent")
-        if not phases:
-            return self._restated(self.loss, np.delete(agents_mus(self), gone))
-        mu = np.delete(budget.limits(vars(self), self.delta), gone).max()
-        changes = {"epsilon": max(stay), "per_agent_epsilon": tuple(stay), "mu": float(mu)}
-        return self.replace(phases=phases, **changes)
+        changes: dict[str, Any] = {"epsilon": max(stay), "per_agent_epsilon": tuple(stay)}
+        if phases:
+            mu = np.delete(budget.limits(vars(self), self.delta), gone).max()
+            return self.replace(phases=phases, mu=float(mu), **changes)
+        mus = np.delete(agents_mus(self), gone)
+        if self.unsound:
+            return self._restated(self.loss, mus)
+        return self.replace(mu=float(mus.max()), per_agent_mu=tuple(mus.tolist()), **changes)
 
     def _open(self, **changes: Any) -> "Guarantee":
         """The record with changes, its epsilon still to be stated."""
-        bare: Any = {"epsilon": math.inf, "accountant": "gdp", "per_agent_epsilon": None}
+        bare: Any = {"epsilon": math.inf, "accountant": "gdp"}
+        bare |= {"per_agent_epsilon": None, "per_agent_mu": None}
         return dataclasses.replace(self, unsound=False, **bare | changes)
 
     def _restated(
@@ -431,9 +435,11 @@ class Guarantee(Record):
         bare = self._open(accountant=loss.kind, loss=loss, **changes)
         if mus is None or len(mus) == 1:
             return dataclasses.replace(bare, epsilon=bare.exact_epsilon)
-        each = [bare.exact(losses.Gaussian(min(mu, loss.mu))) for mu in mus.tolist()]
+        mus = np.minimum(mus, loss.mu)
+        each = [bare.exact(losses.Gaussian(mu)) for mu in mus.tolist()]
         each = each if most is None else list(map(min, each, most))
-        return dataclasses.replace(bare, epsilon=max(each), per_agent_epsilon=tuple(each))
+        agents: Any = {"per_agent_epsilon": tuple(each), "per_agent_mu": tuple(mus.tolist())}
+        return dataclasses.replace(bare, epsilon=max(each), **agents)
 
     def _part(self, rounds: int, share: float) -> "Guarantee":
         """The first rounds, which have spent a share of the mu^2 of a Gaussian loss."""

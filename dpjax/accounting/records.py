@@ -12,7 +12,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._numerics import MARGIN
-from dpjax.accounting import budget, losses, stopping
+from dpjax.accounting import budget, gdp, losses, stopping
 
 __all__ = ["Record", "Threat"]
 
@@ -171,6 +171,9 @@ class Record(Threat, Caveats):
             where that is not Gaussian ("pld", "zcdp", "pure"); None when non-private.
         loss: What the run costs, before it is stated at a delta.
         per_agent_epsilon: One epsilon an agent, where budgets differ.
+        per_agent_mu: Beside it, what Gaussian noise costs each agent: upper bounds, which phases
+            add up. None in older records and those of one's own, where each agent's mu is what the
+            accountant allows for its epsilon (`dpjax.accounting.gdp.mu`, exact to 1e-11).
         curve: The marks at which the run may have stopped by what was released, with what makes
             the numbers of all of them hold at once; None where the rounds were fixed beforehand.
         phases: The phases so far of which this record states a total that was fixed before the
@@ -195,6 +198,7 @@ class Record(Threat, Caveats):
     accountant: Literal["gdp", "rdp", "paper", "pld", "zcdp", "pure"] | None
     loss: losses.AnyLoss
     per_agent_epsilon: tuple[float, ...] | None = None
+    per_agent_mu: tuple[float, ...] | None = None
     curve: stopping.Curve | None = None
     phases: "tuple[Self, ...]" = ()
 
@@ -227,6 +231,8 @@ class Record(Threat, Caveats):
                     f"per_agent_epsilon is {each}; epsilon {self.epsilon} is to be their maximum"
                 )
             object.__setattr__(self, "per_agent_epsilon", each)
+        if self.per_agent_mu is not None:
+            self._check_agents()
         if self.unsound != (exact > self.epsilon) or (self.unsound and self.accountant != "paper"):
             what = f"a {type(self.loss).__name__} loss" if self.mu is None else f"mu {self.mu}"
             raise ValueError(
@@ -235,6 +241,25 @@ class Record(Threat, Caveats):
                 "where it is false)"
             )
         self._check_threat()
+
+    def _check_agents(self) -> None:
+        """Refuse losses of agents beyond the record's, or beyond their epsilons."""
+        mus = np.array(self.per_agent_mu, np.float64)
+        object.__setattr__(self, "per_agent_mu", tuple(mus.tolist()))
+        epsilons = np.array(self.per_agent_epsilon or (), np.float64)
+        if self.mu is None or mus.shape != epsilons.shape or (mus > self.mu).any():
+            raise ValueError(
+                f"per_agent_mu is {self.per_agent_mu}; give one number for each of "
+                f"{len(epsilons)} agents' epsilons, at most mu {self.mu}"
+            )
+        exact = np.asarray(gdp.epsilon(mus, self._delta)) + self.added_epsilon
+        # The last bits of an epsilon may depend on how many are computed at once.
+        if not self.unsound and (exact > epsilons * (1 + 1e-12)).any():
+            agent = int(np.argmax(exact - epsilons))
+            raise ValueError(
+                f"per_agent_epsilon is {epsilons[agent]} at agent {agent} with mu {mus[agent]}, "
+                f"whose exact epsilon is {exact[agent]}; state at least that"
+            )
 
     def _check_threat(self) -> None:
         """Refuse a loss that does not hold against the threat, or at a curve's marks."""
@@ -283,8 +308,12 @@ class Record(Threat, Caveats):
         Args:
             loss: The record's own, or one of its agents'.
         """
-        delta = self.delta - self.added_delta if self.curve is None else self.curve.delta
-        return loss.epsilon(delta) + self.added_epsilon
+        return loss.epsilon(self._delta) + self.added_epsilon
+
+    @property
+    def _delta(self) -> float:
+        """Delta at which the loss is stated: a curve's, or without what finite precision takes."""
+        return self.delta - self.added_delta if self.curve is None else self.curve.delta
 
     @property
     def spent(self) -> Any:
@@ -305,17 +334,7 @@ class Record(Threat, Caveats):
         agents, each counts by the agent with its largest loss.
         """
         used = together(self.phases) if self.accountant == "gdp" else None
-        if used is None:
-            return np.array([self.spent.size])
-        each = self.per_agent_epsilon
-        first = self.phases[0].per_agent_epsilon
-        if len(self.phases) == 1 and first and each:
-            # What one phase states within its total needs no adding up, and no rounding for that;
-            # a phase whose rule is unsound, or with another reserve, has a loss beyond it.
-            limits = budget.limits(vars(self), self.delta)
-            within = (np.array(first) <= each) & (used <= limits * (1 + 1e-6))
-            used = np.where(within, np.minimum(used, limits), used)
-        return used
+        return np.array([self.spent.size]) if used is None else used
 
     @classmethod
     def of(cls, *, rounds: int, mu: Any = None, other_loss: Any = None, **fields: Any) -> Self:
@@ -393,7 +412,7 @@ _DEFAULTS: tuple[Any, ...] = (None, 0, [], "l2")
 _LATER = {
     "nodes", "other_loss", "norm", "gradient_gap", "smoothness", "dropouts", "colluders",
     "sum_only", "sum_rounding", "secrets", "over_rounds", "phases", "lost_noise", "unused", "phase",
-    "custom", "private_partition",
+    "custom", "private_partition", "per_agent_mu",
 }  # fmt: skip
 """Fields that records leave out where they are a default, as those of before had none."""
 
@@ -406,14 +425,20 @@ def agents_mus(of: Record) -> np.ndarray:
     """
     if of.per_agent_epsilon is None:
         return np.array([of.mu])
+    if of.per_agent_mu is not None:
+        return np.array(of.per_agent_mu)
+    epsilons = np.array(of.per_agent_epsilon)
+    mus = np.full(len(epsilons), of.mu)
     rule: Any = of.accountant
-    # What the other rules state need not include it.
-    added = of.added_epsilon if rule == "gdp" else 0.0
-    epsilon = np.maximum(np.subtract(of.per_agent_epsilon, added), 1e-300)
-    delta = of.delta if of.curve is None else of.curve.delta
-    # Each agent's mu is at most what its accountant allowed for its epsilon.
-    mu = budget.allowed_mu(epsilon, delta, accountant=rule, allow_unsound=True)
-    return np.minimum(np.asarray(mu) * (1 + 1e-9), of.mu)
+    if rule != "gdp":
+        # Each agent's mu is at most what its accountant allowed for its epsilon.
+        above = np.maximum(epsilons, 1e-300)
+        allowed = budget.allowed_mu(above, of.delta, accountant=rule, allow_unsound=True)
+        mus = np.minimum(mus, allowed)
+    if not of.unsound:
+        free = np.maximum(epsilons - of.added_epsilon, 0.0)
+        mus = np.minimum(mus, gdp.mu(free, of._delta))
+    return mus
 
 
 def together(phases: Sequence[Record]) -> np.ndarray | None:

@@ -518,6 +518,7 @@ def guarantee_of(target: Target, noise: Calibrated) -> Guarantee:
     return Guarantee(
         epsilon=budget.largest,
         per_agent_epsilon=budget.each,
+        per_agent_mu=None if budget.each is None else spent.mus,
         unsound=bool(np.max(spent.exact) > budget.largest),
         loss=spent.loss,
         **_terms(target, noise),
@@ -531,11 +532,13 @@ class _Spent(NamedTuple):
         loss: The worst agent's, or all agents' where batches are sampled.
         epsilon: [n] epsilon by the accountant; 0 where the loss alone says it.
         exact: [n] exact epsilon.
+        mus: [n] mu of Gaussian noise; None of other losses.
     """
 
     loss: losses.AnyLoss
     epsilon: Any = 0.0
     exact: Any = 0.0
+    mus: tuple[float, ...] | None = None
 
 
 def _spent(target: Target, noise: Calibrated) -> _Spent:
@@ -561,7 +564,8 @@ def _spent(target: Target, noise: Calibrated) -> _Spent:
         elif not white and compatibility.noise(target.config.noise).by_round:
             reason = "schedule"
         total = losses.Gaussian(size, rounds, white, dealt, reason)  # type: ignore[arg-type]
-    return _Spent(total, loss.epsilon, loss.exact_epsilon)
+    mus = tuple(np.asarray(loss.size).tolist()) if loss.kind == "gdp" else None
+    return _Spent(total, loss.epsilon, loss.exact_epsilon, mus)
 
 
 def _terms(target: Target, noise: Calibrated) -> dict[str, Any]:
@@ -627,6 +631,8 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
             raise ValueError(f"guarantee.{name} is {other!r}, the config runs {value!r}; {_REMEDY}")
     runs = {"epsilon": spent.epsilon, **runs}
     claims["epsilon"] = stated.per_agent_epsilon or stated.epsilon
+    if stated.per_agent_mu is not None:
+        runs["per_agent_mu"], claims["per_agent_mu"] = spent.mus, stated.per_agent_mu
     for name, amount in runs.items():
         pair = np.broadcast_arrays(amount, claims.get(name, -1.0), np.zeros(target.agents))
         worst = int(np.argmax(pair[0] - pair[1]))

@@ -501,6 +501,95 @@ def test_a_first_phase_may_take_all_of_every_total():
         assert max(budget.remaining(Budget(each, DELTA), [stated]).epsilon) < 1e-3
 
 
+def random_phases(seed, by_agents, count):
+    """A random total, and phases of which the last one takes exactly what remains, twice."""
+    rng = np.random.default_rng(seed)
+    each = rng.uniform(0.3, 9.0, 4)
+    total = Budget(tuple(each) if by_agents else float(each[0]), DELTA)
+    stated = None
+    for number in range(count):
+        left = budget.remaining(total, [stated] if stated else [])
+        share = rng.uniform(0.3, 0.99, 4) if number < count - 1 else np.ones(4)
+        mus = share * gdp.mu(left.epsilon, DELTA)
+        one = by_agent(*gdp.epsilon(mus, DELTA), mu=mus.max(), per_agent_mu=tuple(mus))
+        stated = one.within(total) if stated is None else stated.followed_by(one, planned=False)
+    return total, stated
+
+
+@pytest.mark.parametrize("by_agents", [True, False])
+def test_phases_of_what_remains_are_admitted_and_anybody_may_leave(by_agents):
+    """Also of what remains of a total of which nearly nothing does; all is true to the last bit."""
+    for seed in range(24):
+        total, stated = random_phases(seed, by_agents, count=1 + seed % 3)
+        left = budget.remaining(total, [stated])
+        mus = np.full(4, left.mu)
+        rest = phase(mus.max(), epsilon=math.inf, per_agent_epsilon=(math.inf,) * 4,
+                     per_agent_mu=tuple(mus))  # fmt: skip
+        stated = stated.followed_by(rest, planned=False)
+        spent = functools.reduce(np.hypot, (one.per_agent_mu for one in stated.phases))
+        assert (spent <= stated.agents_spent).all()
+        assert (gdp.epsilon(stated.agents_spent, DELTA) <= np.array(total.epsilon)).all()
+        assert (gdp.epsilon(spent, DELTA) > 0.999 * np.array(total.epsilon)).all()
+        departed = [seed % 4]
+        stay = stated.survivors(departed)
+        kept = np.delete(stated.agents_spent, departed)
+        np.testing.assert_array_equal(stay.agents_spent, kept)
+        again = stay.survivors([0, 1])
+        assert again.phases[0].per_agent_mu == stay.phases[0].per_agent_mu[2:]
+        assert Guarantee.from_dict(json.loads(json.dumps(stated.to_dict()))) == stated
+
+
+@pytest.mark.parametrize("by_agents", [True, False])
+def test_a_millionth_more_than_a_total_is_refused(by_agents):
+    for seed in range(20):
+        each = np.random.default_rng(seed).uniform(0.3, 9.0, 4)
+        each = each if by_agents else np.full(4, each[0])
+        total = Budget(tuple(each) if by_agents else float(each[0]), DELTA)
+        first = np.array([0.6, 0.8, 0.5, 0.7]) * gdp.mu(each, DELTA)
+        over = each * np.where(np.arange(4) == seed % 4, 1 + 1e-6, 0.9)
+        second = np.sqrt(gdp.mu(over, DELTA) ** 2 - first**2)
+        phases = [
+            phase(mu.max(), epsilon=math.inf, per_agent_epsilon=(math.inf,) * 4,
+                  per_agent_mu=tuple(mu))
+            for mu in (first, second)
+        ]  # fmt: skip
+        with pytest.raises(ValueError, match="more than the total's"):
+            phases[0].within(total).followed_by(phases[1], planned=False)
+
+
+@pytest.mark.parametrize("by_agents", [True, False])
+def test_phases_known_by_epsilons_alone_may_take_all_and_leave(by_agents):
+    """As in older records: no agent's mu is stated, and nothing is added for that."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        each = rng.uniform(0.3, 9.0, 4)
+        total = Budget(tuple(each) if by_agents else float(each.max()), DELTA)
+        whole = by_agent(*each).within(total)
+        assert whole.survivors([0]).survivors([2]).agents_spent.max() <= whole.mu
+        first = by_agent(*(each * rng.uniform(0.2, 0.9, 4))).within(total)
+        left = budget.remaining(total, [first])
+        both = first.followed_by(by_agent(*left.epsilon), planned=False)
+        stay = both.survivors([seed % 4])
+        kept = np.delete(both.agents_spent, seed % 4)
+        np.testing.assert_array_equal(stay.agents_spent, kept)
+        kept = np.delete(both.phases[0].per_agent_epsilon, seed % 4)
+        assert stay.phases[0].per_agent_epsilon == tuple(kept)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"per_agent_mu": (0.1,)}, "per_agent_mu is .* one number for each of 2 agents"),
+        ({"per_agent_mu": (0.1, 9.0)}, "per_agent_mu is .* at most mu"),
+        ({"per_agent_mu": (0.4, 0.5)}, "per_agent_epsilon is 0.5 at agent 0 with mu 0.4"),
+        ({"per_agent_epsilon": None, "per_agent_mu": (0.1, 0.1)}, "for each of 0 agents"),
+    ],
+)
+def test_losses_of_agents_that_contradict_a_record_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        by_agent(0.5, 3.0).replace(**changes)
+
+
 def test_totals_by_agent_are_said_and_rows_are_by_agent():
     stated = by_agent(0.75, 3.0, secrets="own").within(BY_AGENT)
     assert "(epsilon = 1 to 4 by agent, delta" in stated.caption()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import flax.linen as nn
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.accounting import budget
+from dpjax.accounting import budget, gdp
 from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.models import losses
@@ -221,6 +222,29 @@ def test_a_later_phase_of_those_who_stay_keeps_their_totals():
     assert both.per_agent_epsilon == (1.0, 2.0, 2.0, 4.0, 4.0)
     text = later.export(both).instructions()
     assert "the total of all phases, epsilon = 1 to 4 by agent" in text
+
+
+def test_a_plan_states_what_each_agent_loses_and_anybody_may_leave():
+    network = mixing.metropolis_hastings(graphs.complete(4))
+    each = (1.0, 8.0, 2.0, 4.0)
+    made = plan.make(make_config(design="independent", epsilon=each), network)
+    stated = made.guarantee
+    mus = np.array(stated.per_agent_mu)
+    np.testing.assert_array_equal(mus, made.noise.loss(made.target).size)
+    np.testing.assert_allclose(mus, gdp.mu(each, 1e-5), rtol=1e-6)
+    # Two planned phases cost each agent what its two mus do.
+    twice = stated.followed_by(stated, planned=True)
+    np.testing.assert_allclose(twice.per_agent_mu, math.sqrt(2) * mus, rtol=1e-14)
+    assert twice.survivors([1]).per_agent_mu == tuple(np.delete(twice.per_agent_mu, 1))
+    # All of a total taken by one phase: those who stay lose what they did.
+    whole = stated.within(protect.Budget(each, 1e-5))
+    for departed in ([0], [1, 3]):
+        stay = whole.survivors(departed)
+        np.testing.assert_array_equal(stay.agents_spent, np.delete(mus, departed))
+        assert stay.per_agent_epsilon == tuple(np.delete(each, departed))
+    less = stated.replace(per_agent_mu=(*mus[:2], mus[2] * 0.999, mus[3]))
+    with pytest.raises(ValueError, match="states per_agent_mu .* for agent 2, but its noise"):
+        dataclasses.replace(made, guarantee=less)
 
 
 def test_a_curve_is_of_the_ends_of_chunks(made):
