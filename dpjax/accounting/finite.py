@@ -282,6 +282,35 @@ def cost(
     return Cost(2 * eta, math.expm1(eta) * delta + beta, draws)
 
 
+def of_group(records: int, mu: float, spent: tuple[float, float], delta: float) -> Cost:
+    """Bound what finite precision adds where several records change together, from one's cost.
+
+    The proof of `cost` asks of two data sets how far apart their means are: k mu, for k records.
+    Of what mu is in, the density's slope over a cell grows by (k - 1) mu / 8 at most, since a cell
+    of a `grid` is an eighth of the deviation. What is lost at a cell's ends is x / (1 - e^-x) of
+    that slope x, so it grows by the factor 1 + (k - 1) mu / 8: below 2 wherever the cost is less
+    than delta, which the margins of `cost` hold. Sums of losses have mu^2 as a factor, or mu, or
+    none. Only normals that a shift of k mu takes beyond the reach come anew.
+
+    Guarantee: nothing is below what `cost` states at k mu, for noise on a `grid`.
+
+    Args:
+        records: k.
+        mu: Gaussian-DP parameter of the ideal mechanism, per record.
+        spent: What is added for one record, of epsilon and of delta; sums over phases.
+        delta: Delta of the guarantee.
+
+    Returns:
+        The cost; infinite where sums of losses are too large for the bound.
+    """
+    far = records * mu
+    beyond = 1.01 * 8 * far**2 * _tail(SAMPLER.reach - 1 - far)
+    eta = spent[0] / 2 * records**2 * (1 + (far - mu) / 8) + beyond
+    if eta > 1:
+        return Cost(math.inf, math.inf, 0)
+    return Cost(2 * eta, math.expm1(eta) * delta + spent[1] + beyond, 0)
+
+
 def grown(
     state: Callable[[float], tuple[T, float]], added_delta: float, delta: float, epsilon: float
 ) -> T | None:

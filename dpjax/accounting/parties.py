@@ -330,7 +330,8 @@ def group_epsilon(of: Record, records: int) -> float:
     Guarantee: for any k records, at one agent or at several, against the guarantee's attacker.
     Gaussian noise: k mu in the place of mu. Concentrated: k^2 rho. Pure: k epsilon. For sampled
     batches, where no such rule is known, k steps from one data set to the other: if one record
-    costs e at delta d, k of them cost k e at d (1 + e^e + .. + e^((k - 1) e)).
+    costs e at delta d, k of them cost k e at d (1 + e^e + .. + e^((k - 1) e)). What finite
+    precision adds grows as `dpjax.accounting.finite.of_group` says.
 
     Args:
         of: A guarantee per record, without a curve.
@@ -342,17 +343,20 @@ def group_epsilon(of: Record, records: int) -> float:
     Reference:
         Dong, Roth and Su (2022), Theorem 2.14; Bun and Steinke (2016), Proposition 1.9.
     """
-    added_delta, added = of.added_delta, of.added_epsilon
-    if of.release and not of.unsound:  # A plan's reserve, where a run has not yet said the cost.
-        added = max(added, of.epsilon - of.exact_epsilon)
-        if added > 1e-6 * of.epsilon and not added_delta:
-            added_delta = finite.LIMIT * of.delta
-
-    def cost(grown: float) -> tuple[float, float]:
-        return (epsilon := _of_group(of.loss, records, of.delta - grown) + added), epsilon
-
-    stated = finite.grown(cost, added_delta, of.delta, of.epsilon)
-    return math.inf if stated is None else stated
+    added = of.added_epsilon, of.added_delta
+    reserve = of.epsilon - of.exact_epsilon
+    if of.release and not of.unsound and not of.added_delta and reserve > 1e-6 * of.epsilon:
+        # Only a run knows the cost; a plan allows for all of its reserve.
+        added = reserve, finite.LIMIT * of.delta
+    if records > 1 and any(added):
+        loss: Any = of.loss
+        sampled = isinstance(loss, losses.Pld)
+        mu = loss.unamplified if sampled else math.sqrt(2 * loss.concentrated().rho)
+        cost = finite.of_group(records, mu, added, of.delta)
+        added = cost.epsilon, cost.delta
+    if added[1] >= of.delta > 0:
+        return math.inf
+    return _of_group(of.loss, records, of.delta - added[1]) + added[0]
 
 
 @functools.lru_cache(maxsize=256)

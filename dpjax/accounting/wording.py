@@ -251,9 +251,10 @@ def records(of: Record, attacker: str = "the same attacker") -> str:
         else f"for {k} records no finite epsilon follows"
         for k, cost in each.items()
     )
-    # Only a run knows what its finite precision cost.
-    if of.release and not of.added_delta and math.inf in each.values():
-        numbers += " before the run, whose result may state one"
+    if of.release and math.inf in each.values():
+        numbers += ", as noise of finite precision may take all of delta there"
+        # Only a run knows what its finite precision cost.
+        numbers += "" if of.added_delta else "; the run's result may state one"
     vacuous = [k for k, cost in each.items() if parties.VACUOUS < cost < math.inf]
     if vacuous:
         which = "both are vacuous" if len(vacuous) == 2 else f"that of {vacuous[0]} is vacuous"

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax.accounting import gdp, losses, parties
+from dpjax.accounting import finite, gdp, losses, parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.sampled import Pld
+from dpjax.plans.protect import Budget
 
 DELTA = 1e-5
 
@@ -185,21 +186,52 @@ def test_several_records_over_many_sampled_rounds(rate, ratio, rounds, delta, re
     assert loss.epsilon(delta / sum(np.exp(j * less) for j in range(records))) > less
 
 
-def test_finite_precision_costs_a_group_more_delta():
-    bare = make(release=True)
-    spent = bare.replace(epsilon=1.01, added_epsilon=1e-3, added_delta=1e-9)
-    cost = [parties.group_epsilon(one, 2) for one in (bare, spent)]
-    grown = 1e-9 * np.exp(cost[1] - spent.epsilon)
-    assert cost[1] == pytest.approx(gdp.epsilon(2 * bare.mu, DELTA - grown) + 0.01, rel=2e-3)
-    assert cost[1] > cost[0] + 1e-3
+@pytest.mark.parametrize("records", [2, 3, 5])
+@pytest.mark.parametrize("strategy", [None, np.eye(6) + 0.5 * np.eye(6, k=-1)])
+@pytest.mark.parametrize("mu", [0.05, 0.3, 0.9])
+def test_finite_precision_of_a_group_is_that_of_means_further_apart(mu, strategy, records):
+    """Of the same noise under k times the shift, by the bound for one record of that mu."""
+    factor = np.eye(3) - 0.2
+    spacing = finite.grid(factor, 6, strategy).spacing
+    at = {"spacing": spacing, "parameters": 10**5, "delta": DELTA, "clip_norm": 1.0}
+    one, far = (finite.cost(factor, 6, strategy, mu=k * mu, **at) for k in (1, records))
+    bound = finite.of_group(records, mu, (one.epsilon, one.delta), DELTA)
+    assert far.epsilon <= bound.epsilon and far.delta <= bound.delta
+    record = make(release=True, mu=mu, epsilon=np.inf, added_epsilon=one.epsilon,
+                  added_delta=one.delta)  # fmt: skip
+    exact = gdp.epsilon(records * mu, DELTA - far.delta) + far.epsilon
+    assert exact <= parties.group_epsilon(record, records) <= 1.05 * exact < np.inf
+
+
+@pytest.mark.parametrize(("epsilon", "records"), [(1.0, 5), (3.0, 5), (8.0, 2), (12.0, 2)])
+def test_a_release_under_a_total_states_what_groups_cost(epsilon, records):
+    """By brute force: the total's mu so many times over, at delta, and little more than that."""
+    phase = make(release=True, mu=0.1, epsilon=np.inf)
+    total = phase.within(Budget(epsilon, DELTA))
+    stated = total.for_records(records)
+    grid = np.linspace(-15, 15, 400_001)
+    width = grid[1] - grid[0]
+    p, q = (stats.norm.pdf(grid - mean) * width for mean in (0, records * total.mu))
+    assert hockey_stick(p, q, stated) <= DELTA
+    least = gdp.epsilon(records * total.mu, DELTA)
+    assert least < stated <= least * 1.02
+    assert f"{records} records cost at most epsilon = {parties.up(stated)}" in total.statement()
+
+
+def test_finite_precision_that_takes_all_of_delta_states_nothing():
     # A plan does not know yet what its run will add, and allows for the most.
-    planned = bare.replace(epsilon=1.001 * bare.epsilon)
-    ran = planned.replace(added_epsilon=1e-6, added_delta=0.009 * DELTA)
-    assert parties.group_epsilon(planned, 2) >= parties.group_epsilon(ran, 2)
-    assert "5 records no finite epsilon follows before the run, whose" in planned.statement()
-    assert "before the run" not in ran.statement()
-    # Where that uses delta up, nothing is stated.
-    most = bare.replace(epsilon=3.0, added_epsilon=1e-3, added_delta=9e-6)
+    planned = make(release=True, epsilon=1.001)
+    ran = planned.replace(added_epsilon=1e-6, added_delta=1e-5 * DELTA)
+    assert parties.group_epsilon(planned, 2) > parties.group_epsilon(ran, 2)
+    assert parties.group_epsilon(ran, 1) <= ran.epsilon
+    # Shifts of so many deviations pass what normals of finite precision can hide.
+    large = make(release=True, epsilon=12.012, mu=gdp.mu(12.0, DELTA))
+    assert parties.group_epsilon(large, 5) == np.inf
+    why = "5 records no finite epsilon follows, as noise of finite precision may take all of delta"
+    assert f"{why} there; the run's result may" in large.statement()
+    spent = large.replace(added_epsilon=1e-6, added_delta=1e-9)
+    assert f"{why} there" in spent.statement() and "result may" not in spent.statement()
+    most = make(release=True, epsilon=3.0, added_epsilon=1e-3, added_delta=9.99e-6)
     assert parties.group_epsilon(most, 5) == np.inf
 
 
