@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -24,6 +25,9 @@ Secrets = Literal["own", "group", "shared", "links", "shares", "alone"]
 seed; all agents from one; noise on links; a share of a sum's noise each, from a secret of its own;
 one agent who holds all data. Under all but "links" and "shares" the stated loss is that of an
 outsider who sees every message, or more."""
+
+_NAME = re.compile(r"[^\s,`]+")
+"""What lists of custom parts can be split into: ``Net``, or ``module.<lambda>``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +155,11 @@ class Caveats:
             first, share = self.lost_noise
             if _validate.integer("lost_noise", first) and not 0 < share <= 1:
                 raise ValueError(f"lost_noise is {self.lost_noise}; give (round, share up to 1)")
-        if any(not (isinstance(name, str) and name.isidentifier()) for name in self.custom):
-            raise ValueError(f"custom is {_validate.shown(self.custom)}; give names of classes")
+        for name in self.custom:
+            if not (isinstance(name, str) and name.isprintable() and _NAME.fullmatch(name)):
+                raise ValueError(
+                    f"custom is {_validate.shown(self.custom)}; give names of classes or functions"
+                )
 
 
 def _loss(name: str, default: Any = None) -> property:

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import math
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -280,7 +281,8 @@ def custom(*parts: Any) -> tuple[str, ...]:
     """Return the names of classes and functions that are a user's own, in parts and what they hold.
 
     Guarantee: whatever is reached from a part through fields, containers, partial arguments, bound
-    objects, wrapped functions and closures is of the package or a library, or named.
+    objects, wrapped functions and closures is of the package or a library, or named: code without
+    a name of its own by ``module.qualname``.
 
     Args:
         parts: Parts on whose word a guarantee relies: a config, noise, or functions of a problem.
@@ -289,23 +291,53 @@ def custom(*parts: Any) -> tuple[str, ...]:
     queue = [*reversed(parts)]
     seen: dict[int, Any] = {}
     while queue:
-        part = queue.pop()
+        part = _compiled(queue.pop())
         if id(part) in seen:
             continue
         seen[id(part)] = part  # Held, so that no other object has its number.
         origin = part if isinstance(part, type) or inspect.isroutine(part) else type(part)
         own = [kind for kind in getattr(origin, "__mro__", [origin]) if not _trusted(kind)]
-        names += [kind.__name__ if kind.__name__.isidentifier() else "function" for kind in own[:1]]
+        names += map(_name, own[:1])
         queue += reversed(_held(part, bool(own)))
     return tuple(dict.fromkeys(names))
 
 
+def _compiled(part: Any) -> Any:
+    """What a copy of a compiled function stands for; all other parts as they are.
+
+    Such a copy, from a pickle, has lost its name and `__wrapped__`: its state alone has the source.
+    """
+    if not inspect.isroutine(part) or hasattr(part, "__name__"):
+        return part
+    state = part.__getstate__()
+    return state.get("fun", part) if isinstance(state, dict) else part
+
+
+def _module(origin: Any) -> str:
+    """Where a class or function was written: `functools.wraps` copies another's module."""
+    if inspect.isfunction(origin):
+        return origin.__globals__.get("__name__") or "__main__"
+    return getattr(origin, "__module__", None) or "builtins"
+
+
+def _name(origin: Any) -> str:
+    """The name of a class or function; with its module where it has none of its own."""
+    name = getattr(origin, "__name__", "function")
+    qualified = getattr(origin, "__qualname__", name)
+    if inspect.isfunction(origin):
+        # As it was written, which `functools.wraps` hides.
+        name = origin.__code__.co_name
+        qualified = origin.__code__.co_qualname
+    if name.isidentifier():
+        return name
+    return re.sub(r"[^\w.<>-]", "_", f"{_module(origin)}.{qualified}")
+
+
 def _trusted(origin: Any) -> bool:
     """Whether a class or function is of a trusted package, or of Python."""
-    module = getattr(origin, "__module__", None) or "builtins"
-    if inspect.isfunction(origin):
-        # Where it was written: `functools.wraps` copies another function's module.
-        module = origin.__globals__.get("__name__") or "__main__"
+    if not hasattr(origin, "__name__"):
+        return False
+    module = _module(origin)
     package = module.partition(".")[0]
     if package == "builtins":
         # What `exec` makes has this module, too; Python's own types are static.

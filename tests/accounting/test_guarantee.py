@@ -329,8 +329,12 @@ def test_parts_of_the_users_own_are_named_wherever_the_guarantee_is():
     both = make().followed_by(one, planned=True).followed_by(make(custom=("His",)), planned=True)
     assert both.custom == ("Mine", "His") and "`Mine`, `His`" in both.caption()
     assert one.after(7).custom == ("Mine",)
-    with pytest.raises(ValueError, match="custom is"):
-        make(custom=("two words",))
+    nameless = make(custom=("train.main.<locals>.<lambda>", "Random.draw"))
+    assert Guarantee.from_dict(nameless.to_dict()) == nameless
+    assert "your own `train.main.<locals>.<lambda>`, `Random.draw`" in nameless.caption()
+    for name in ("two words", "a,b", "", "`", "\x1b", 1):
+        with pytest.raises(ValueError, match="custom is"):
+            make(custom=(name,))
 
 
 def test_finite_precision_costs_epsilon_and_a_part_of_delta():

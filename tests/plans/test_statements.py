@@ -1,5 +1,6 @@
 """What a run states is fixed, and refused, before its first round."""
 
+import copy
 import dataclasses
 import functools
 import math
@@ -73,6 +74,22 @@ class Task(problem.Problem):
     """A user's problem."""
 
 
+def copied(function):
+    """As a pickle's, the copy of a compiled function has lost its name and `__wrapped__`."""
+    return copy.copy(jax.jit(function))
+
+
+def nothing(params, x, y):
+    return 0.0
+
+
+def quadratic(loss):
+    return dataclasses.replace(problem.quadratics(6), loss=loss)
+
+
+NAMELESS = f"{__name__}.<lambda>.<locals>.<lambda>"
+
+
 def own_problem(**changes):
     x, y = np.ones((6, 3), np.float32), np.ones(6, np.float32)
     given = dict(init=problem.quadratics(6).init, loss=problem.quadratics(6).loss, x=x, y=y,
@@ -128,12 +145,15 @@ def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
         (lambda: supervised(nn.Sequential([nn.Dense(3), nn.relu, Linear()])), ()),
         (lambda: supervised(nn.Sequential([Net()])), ("Net",)),
         (lambda: supervised(nn.remat(Net)()), ("Net",)),
-        (lambda: supervised(nn.Sequential([lambda x: x, Linear()])), ("function",)),
-        (lambda: supervised(Linear(), augment=lambda key, x: x), ("function",)),
+        (lambda: supervised(nn.Sequential([lambda x: x, Linear()])), (NAMELESS,)),
+        (lambda: supervised(Linear(), augment=lambda key, x: x), (NAMELESS,)),
         (lambda: supervised(Linear(), augment=functools.partial(shifted, by=1)), ("shifted",)),
         (lambda: problem.quadratics(6), ()),
         (lambda: problem.Problem(**own_problem(loss=jax.jit(double), init=start)),
          ("start", "double")),
+        (lambda: quadratic(copied(lambda params, x, y: 0.0)), (NAMELESS,)),
+        (lambda: quadratic(copied(nothing)), ("nothing",)),
+        (lambda: quadratic(copied(problem.quadratics(6).loss)), ()),
         (lambda: Task(**vars(problem.quadratics(6))), ("Task",)),
     ],
 )  # fmt: skip
@@ -155,8 +175,10 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
 
     by_rule = jax.custom_vjp(task.loss)
     by_rule.defvjp(lambda *values: (task.loss(*values), values), lambda values, g: values)
-    for loss in (wrapped, by_rule):
-        assert custom_parts(dataclasses.replace(task, loss=loss))
+    place = f"{__name__}.test_code_of_a_users_is_named_wherever_it_says_it_is_from"
+    for loss, name in ((wrapped, "wrapped"), (by_rule, f"{place}.<locals>.<lambda>")):
+        assert custom_parts(dataclasses.replace(task, loss=loss)) == (name,)
+    assert custom(functools.partialmethod(wrapped)) == ("function",)
     assert custom(config, task, (1, 2.0, "text", None, len, print, dict, task.loss)) == ()
 
 
