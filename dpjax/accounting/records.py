@@ -118,8 +118,8 @@ class Caveats:
             protected; None where that is not known.
         phase: Number of the run among several in a row, from whose seed and number a simulation
             draws its noise; of several the largest.
-        custom: Names of the user's own classes and functions that it relies on; every text names
-            them.
+        custom: Names of the user's own classes and functions that it relies on, and attributes
+            that were set on the package's parts; every text names them.
         private_partition: True where labels or other values of records decided which agent holds
             which record; it is stated as if that were public.
     """

@@ -282,7 +282,8 @@ def custom(*parts: Any) -> tuple[str, ...]:
 
     Guarantee: whatever is reached from a part through fields, containers, partial arguments, bound
     objects, wrapped functions and closures is of the package or a library, or named: code without
-    a name of its own by ``module.qualname``.
+    a name of its own by ``module.qualname``, and what was set on a part of the package, beside its
+    fields, by ``Class.attribute``.
 
     Args:
         parts: Parts on whose word a guarantee relies: a config, noise, or functions of a problem.
@@ -297,7 +298,7 @@ def custom(*parts: Any) -> tuple[str, ...]:
         seen[id(part)] = part  # Held, so that no other object has its number.
         origin = part if isinstance(part, type) or inspect.isroutine(part) else type(part)
         own = [kind for kind in getattr(origin, "__mro__", [origin]) if not _trusted(kind)]
-        names += map(_name, own[:1])
+        names += map(_name, own[:1]) if own else _replaced(part)
         queue += reversed(_held(part, bool(own)))
     return tuple(dict.fromkeys(names))
 
@@ -331,6 +332,23 @@ def _name(origin: Any) -> str:
     if name.isidentifier():
         return name
     return re.sub(r"[^\w.<>-]", "_", f"{_module(origin)}.{qualified}")
+
+
+def _replaced(part: Any) -> list[str]:
+    """Names of what an instance of a dataclass has in the place of what its class says."""
+    kind = type(part)
+    if not dataclasses.is_dataclass(kind):
+        return []
+    fields = {field.name for field in dataclasses.fields(kind)}
+    names = []
+    for name in getattr(part, "__dict__", {}).keys() - fields:
+        replaced = inspect.getattr_static(kind, name, None)
+        cached = isinstance(replaced, functools.cached_property)
+        # Modules keep their state under private names of no function.
+        state = name.startswith("_") and not hasattr(replaced, "__get__")
+        if not cached and not state:
+            names.append(f"{kind.__name__}.{name}")
+    return sorted(names)
 
 
 def _trusted(origin: Any) -> bool:

@@ -182,6 +182,46 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
     assert custom(config, task, (1, 2.0, "text", None, len, print, dict, task.loss)) == ()
 
 
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    ("field", "attribute", "value"),
+    [
+        ("sampler", "draw", functools.partial(np.multiply, 0)),
+        ("noise", "calibrate", print),
+        ("noise", "temporal", True),
+        ("method", "emit", None),
+        ("optimizer", "uses_noise", False),
+        ("protect", "shift", 0.001),
+    ],
+)
+def test_what_is_set_on_a_packaged_part_is_named(field, attribute, value):
+    """A method on an instance takes the place of its class's; the package looks up others."""
+    config = make_config()
+    part = copy.copy(getattr(config, field))
+    object.__setattr__(part, attribute, value)
+    name = f"{type(part).__name__}.{attribute}"
+    changed = dataclasses.replace(config, **{field: part})
+    assert custom(changed) == (name,)
+
+
+def test_a_statement_names_what_is_set_on_a_packaged_part(network):
+    config = make_config(design="independent")
+    noise = copy.copy(config.noise)
+    assert not plan.make(config, network).guarantee.custom
+    object.__setattr__(noise, "calibrate", type(noise)().calibrate)
+    made = plan.make(dataclasses.replace(config, noise=noise), network)
+    assert made.guarantee.custom == ("Independent.calibrate",)
+    assert "It relies on your own `Independent.calibrate`" in made.guarantee.statement()
+
+
+def test_caches_and_state_of_libraries_are_no_users(made):
+    assert made.privatizer and "privatizer" in vars(made)
+    model = Linear()
+    assert "_state" in vars(model) and custom(made, model) == ()
+    object.__setattr__(model, "apply", print)
+    assert custom(model) == ("Linear.apply",)
+
+
 def start(key):
     return {"w": jax.random.normal(key, (3,))}
 
