@@ -543,7 +543,9 @@ class _Spent(NamedTuple):
 
 def _spent(target: Target, noise: Calibrated) -> _Spent:
     if target.rates is not None:
-        if not isinstance(noise, OverAgents):
+        # What coins amplify is composed here alone.
+        composed = getattr(type(noise), "sampled_loss", None) is OverAgents.sampled_loss
+        if not (isinstance(noise, OverAgents) and composed):
             raise ValueError(
                 f"noise is {type(noise).__name__} for sampled batches; give a covariance over "
                 "agents, and a strategy over rounds of few bands or none"
@@ -619,9 +621,11 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         part, config.method, config.protect, independent_keys=correlated and noise.secrets == "own"
     )
     noise.check(target)
-    if not (compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)):
-        _check_custom(target, noise)
     spent = _spent(target, noise)
+    # The package's classes compute it from the factor, but for what a design of a user's own says.
+    packaged = compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)
+    if not (packaged and compatibility.packaged(type(noise))):
+        _check_custom(target, noise, spent)
     (runs, expected), (claims, claimed) = _split(spent.loss), _split(stated.loss)
     for name, value in (_terms(target, noise) | expected).items():
         other = claimed.get(name, getattr(stated, name, None))
@@ -643,7 +647,7 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
             )
 
 
-def _check_custom(target: Target, noise: Calibrated) -> None:
+def _check_custom(target: Target, noise: Calibrated, spent: _Spent) -> None:
     """Refuse a loss that a custom design states below an outsider's to its own factor F.
 
     An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
@@ -652,7 +656,8 @@ def _check_custom(target: Target, noise: Calibrated) -> None:
 
     Args:
         target: The config on its network.
-        noise: Noise of a design of a user's own.
+        noise: Noise of a user's own class, or of a design of a user's own.
+        spent: What it states.
 
     Raises:
         ValueError: Naming the design, the agent, both losses and the formula.
@@ -660,34 +665,66 @@ def _check_custom(target: Target, noise: Calibrated) -> None:
     part = target.config.noise
     protect = target.protect
     factor = noise.factor
-    loss = noise.loss(target)
-    if protect.gradients == "view" or factor is None or loss.kind != "gdp":
+    if protect.gradients == "view" or factor is None:
         return
-    wide = factor.astype(np.float64)
-    wide = np.diag(wide) if wide.ndim == 1 else wide
-    covariance = wide @ wide.T
-    if getattr(part, "sum_only", False) or protect.attacker == "aggregator":
-        variance = max(float(covariance.sum()), np.finfo(np.float64).tiny)
-        inverse = np.full(target.agents, 1 / variance)
-        formula = "s sqrt(k / 1' F F' 1)"
+    moved = protect.sensitivity
+    if isinstance(spent.loss, sampled.Pld):
+        stated = np.asarray(spent.loss.phases[0].ratios)
+        moved *= target.by_one_draw(noise.strategy)
     else:
-        inverse = precision.inverse_diagonal(covariance)
-        formula = "s sqrt(k [(F F')^-1]_ii)"
-    over_rounds = target.over_rounds(noise.strategy)
-    gained = budget_.mu_of(inverse, protect.sensitivity, over_rounds)
-    # A factor of tables is rounded to float32, which its inverse may see enlarged.
-    slack = 1 + 1e-6 + np.finfo(np.float32).eps * np.linalg.cond(wide)
-    stated = np.broadcast_to(loss.size, gained.shape)
-    excess = gained / slack - stated
-    excess[list(protect.nodes or ())] = -np.inf
-    worst = int(np.argmax(excess))
-    if excess[worst] > 0:
+        loss = noise.loss(target)
+        if loss.kind != "gdp":
+            return
+        stated = np.broadcast_to(loss.size, target.agents)
+        moved *= np.sqrt(target.over_rounds(noise.strategy))
+    sums = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
+    formula = "s sqrt(k / 1' F F' 1)" if sums else "s sqrt(k [(F F')^-1]_ii)"
+    deviations = np.broadcast_to(_deviations(factor, sums), target.agents)
+    covered = stated * deviations
+    covered[list(protect.nodes or ())] = np.inf
+    worst = int(np.argmin(covered))
+    if covered[worst] < moved:
+        gained = moved / deviations[worst]
+        design = noise if compatibility.packaged(type(part)) else part
         raise ValueError(
-            f"noise is {type(part).__name__}, which states mu {stated[worst]:.4g} for agent "
-            f"{worst}; by its own factor F an outsider gains {gained[worst]:.4g}: state at least "
+            f"noise is {type(design).__name__}, which states mu {stated[worst]:.4g} for agent "
+            f"{worst}; by its own factor F an outsider gains {gained:.4g}: state at least "
             f"{formula}, s = target.protect.sensitivity (twice the clip norm where data are "
-            "replaced) and k = target.pattern.epochs"
+            "replaced) and k = target.over_rounds(strategy), its strategy or None"
         )
+
+
+def _deviations(factor: np.ndarray, sums: bool) -> np.ndarray:
+    """Upper bounds on the deviations of noise in what an outsider sees of agents.
+
+    Of agent i that is message i less what the others' messages say of its noise, -P_ij / P_ii of
+    message j, with P = (F F')^-1: their deviation is 1 / sqrt(P_ii). Any other combination bounds
+    it, too. A factor of tables is rounded to float32, by its entries, which counts by agent. Of the
+    sum over agents it is one number.
+
+    Args:
+        factor: [n, q] F, or a diagonal [n].
+        sums: Whether it sees the sum over agents alone.
+
+    Raises:
+        ValueError: For noise that some combination of the messages has (almost) none of.
+    """
+    rounding = np.finfo(np.float32).eps
+    if factor.ndim == 1 and not sums:
+        return np.abs(factor.astype(np.float64)) * (1 + rounding)
+    scaled = np.diag(factor) if factor.ndim == 1 else factor
+    scaled = scaled.astype(np.float64)
+    sizes = np.ones(1)
+    weights = np.ones((1, len(scaled)))
+    if not sums:
+        precision.inverse_diagonal(scaled @ scaled.T)  # Refuses a singular one.
+        sizes = np.linalg.norm(scaled, axis=1)
+        scaled /= sizes[:, None]
+        inverse = np.linalg.inv(scaled @ scaled.T)
+        weights = inverse / np.diag(inverse)[:, None]
+    alone = np.linalg.norm(weights @ scaled, axis=1)
+    lost = np.linalg.norm(np.abs(weights) @ np.abs(scaled), axis=1)
+    return sizes * (alone + rounding * lost)
 
 
 def _split(loss: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -32,12 +32,13 @@ from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import inputs
 from dpjax.engine.run import run
 from dpjax.engine.trace import trace
-from dpjax.plans import compatibility, integers, noise, plan, scheduled
+from dpjax.plans import calibration, compatibility, integers, noise, plan, scheduled
 from dpjax.plans import links as links_
 from dpjax.plans.calibration import Drawn
 from dpjax.plans.links import PairKeys, ScaledNoise, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget
+from dpjax.plans.samplers import Poisson
 from dpjax.protocols import Answer
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
@@ -569,6 +570,126 @@ def test_noise_of_ones_own_states_at_least_an_outsiders_loss(network, attacker):
     assert decor(network, noise=Plain(1.0), **changes | {"relation": "zero_out_record"})
     with pytest.raises(ValueError, match="covariance is singular"):
         decor(network, noise=Beside(), **changes)
+
+
+@dataclass(frozen=True)
+class Uneven(Plain):
+    """Agents whose noise differs by orders, which may cancel in part; the loss of the first."""
+
+    span: float = 1e7
+    mixed: float = 0.0
+    first: float = 1.0
+
+    secrets = "links"
+
+    def source(self, target):
+        n = target.agents
+        sizes = np.geomspace(1, self.span, n)
+        return sizes[:, None] * (np.eye(n) + self.mixed * np.tri(n))
+
+    def unit(self, target):
+        factor = self.source(target)
+        least = 1 / np.linalg.norm(np.linalg.inv(factor), axis=0)
+        shares = np.ones(target.agents)
+        shares[0] = self.first
+        return super().unit(target) * shares / least
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("span", [1.0, 1e3, 1e7])
+@pytest.mark.parametrize("mixed", [0.0, 1.0, 100.0])
+def test_a_loss_of_ones_own_is_compared_agent_by_agent(network, span, mixed):
+    """What other agents add, and how that is rounded, lets none state less than it loses."""
+    changes = {"attacker": "outsider", "relation": "replace_agent", "rounds": T}
+    part = Uneven(span=span, mixed=mixed)
+    assert decor(network, noise=part, **changes).guarantee.custom == ("Uneven",)
+    for share in (0.0, 0.5, 0.999):
+        low = dataclasses.replace(part, first=share)
+        with pytest.raises(ValueError, match="Uneven, which states mu .* for agent 0; by its own"):
+            decor(network, noise=low, **changes)
+
+
+@dataclass(frozen=True)
+class Shared(Plain):
+    """Noise in shares of which the sum is seen alone; two of them cancel in part."""
+
+    sum_only = True
+    secrets = "shares"
+
+    def source(self, target):
+        factor = np.eye(target.agents)
+        factor[0, 1] = -0.9
+        return factor
+
+    def unit(self, target):
+        total = np.linalg.norm(self.source(target).sum(axis=0))
+        return super().unit(target) / total
+
+
+@pytest.mark.mutant
+def test_a_loss_of_ones_own_to_sums_is_that_of_the_sum(network):
+    changes = {"attacker": "outsider", "relation": "replace_agent"}
+    assert decor(network, noise=Shared(), **changes).guarantee.sum_only
+    with pytest.raises(ValueError, match="Shared, which states mu .*1' F F' 1"):
+        decor(network, noise=Shared(shift=1.99), **changes)
+
+
+class Own(calibration.Factored):
+    """A user's own, which replaces nothing."""
+
+
+class Low(calibration.Factored):
+    """A user's own: it states whatever it likes."""
+
+    def loss(self, target):
+        return target.budget.spent(np.full(target.agents, 1e-3))
+
+
+class Optimist(calibration.Factored):
+    """A user's own: it computes another inverse."""
+
+    def _inverse_diagonal(self):
+        return super()._inverse_diagonal() / 4
+
+
+class Composer(calibration.Factored):
+    """A user's own: it composes sampled batches itself."""
+
+    def sampled_loss(self, target):
+        return super().sampled_loss(target)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("design", ["independent", "pairwise"])
+@pytest.mark.parametrize("kind", [Low, Optimist])
+def test_correlated_noise_of_ones_own_class_states_at_least_an_outsiders_loss(
+    network, kind, design
+):
+    made = plan.make(make_config(design=design, rounds=T), network)
+    parts = [made.noise.factor / 2, made.noise.strategy, made.noise.design]
+    with pytest.raises(ValueError, match=f"{kind.__name__}, which states mu .* an outsider gains"):
+        replaced(made, kind(*parts))
+    parts[0] = made.noise.factor
+    assert replaced(made, Own(*parts)).guarantee.mu == made.guarantee.mu
+
+
+def replaced(made, own):
+    """A plan with noise of a user's own class, and the guarantee that it states."""
+    return dataclasses.replace(
+        made, noise=own, guarantee=calibration.guarantee_of(made.target, own)
+    )
+
+
+def test_noise_of_ones_own_class_states_at_least_an_outsiders_loss_to_sampled_batches(network):
+    changes = {"sampler": Poisson(2.0, 4), "rounds": T, "relation": "zero_out_record"}
+    config = make_config(design="independent", **changes)
+    made = plan.make(config, network, counts=np.full(len(network), 20))
+    parts = [made.noise.factor, made.noise.strategy, made.noise.design]
+    with pytest.raises(ValueError, match="Optimist, which states mu .* an outsider gains"):
+        replaced(made, Optimist(*parts))
+    with pytest.raises(ValueError, match="noise is Composer for sampled batches; give"):
+        replaced(made, Composer(*parts))
+    assert replaced(made, Own(*parts)).guarantee.custom == ("Own",)
 
 
 def test_noise_of_ones_own_covers_nodes_by_the_secrets_that_it_states(network):
