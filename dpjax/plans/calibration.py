@@ -344,11 +344,19 @@ class Calibrated(Protocol):
         Raises:
             ValueError: By default.
         """
-        raise ValueError(f"release is True with {type(self).__name__}, noise of simulations alone")
+        raise ValueError(
+            f"release is True with noise {_design(self)}, which has no grid that noisy sums are "
+            "rounded to: give release=False, or noise over agents, noise.Covariance(R, name) say"
+        )
 
     def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn; hashable."""
         ...
+
+
+def _design(noise: Any) -> str:
+    """What a user calls noise: the class of its design, where it holds one."""
+    return type(getattr(noise, "part", noise)).__name__
 
 
 class OverAgents:
@@ -547,8 +555,8 @@ def _spent(target: Target, noise: Calibrated) -> _Spent:
         composed = getattr(type(noise), "sampled_loss", None) is OverAgents.sampled_loss
         if not (isinstance(noise, OverAgents) and composed):
             raise ValueError(
-                f"noise is {type(noise).__name__} for sampled batches; give a covariance over "
-                "agents, and a strategy over rounds of few bands or none"
+                f"noise is {_design(noise)} for sampled batches; give a covariance over agents, "
+                "and a strategy over rounds of few bands or none"
             )
         return _Spent(noise.sampled_loss(target))
     loss, rounds, dealt = noise.loss(target), target.rounds, target.config.participation
@@ -626,6 +634,8 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
     packaged = compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)
     if not (packaged and compatibility.packaged(type(noise))):
         _check_custom(target, noise, spent)
+        if config.release:
+            noise.grid(target)  # Refuses noise that only simulations draw.
     (runs, expected), (claims, claimed) = _split(spent.loss), _split(stated.loss)
     for name, value in (_terms(target, noise) | expected).items():
         other = claimed.get(name, getattr(stated, name, None))

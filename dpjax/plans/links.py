@@ -89,10 +89,11 @@ class ScaledNoise(abc.ABC):
     """A noise design that is one shape times one scale.
 
     Guarantee: a class of your own states its loss in `unit`, which is your word, and who knows its
-    secrets in ``secrets``: "own" (every agent draws its noise alone) or "links" let it state a loss
-    to nodes and coalitions. Nobody loses less than to an outsider, who sees all noisy sums. With
-    F = `source`, s = ``target.protect.sensitivity`` (twice the clip norm where data are replaced)
-    and k = ``target.pattern.epochs`` rounds of a unit, agent i loses to it
+    secrets in ``secrets``, an attribute of the class itself that counts for no subclass: "own"
+    (every agent draws its noise alone) or "links" let it state a loss to nodes and coalitions.
+    Nobody loses less than to an outsider, who sees all noisy sums. With F = `source`,
+    s = ``target.protect.sensitivity`` (twice the clip norm where data are replaced) and
+    k = ``target.pattern.epochs`` rounds of a unit, agent i loses to it
 
         mu_i = s sqrt(k [(F F')^-1]_ii)
 

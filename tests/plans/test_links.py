@@ -692,6 +692,11 @@ def test_noise_of_ones_own_class_states_at_least_an_outsiders_loss_to_sampled_ba
     assert replaced(made, Own(*parts)).guarantee.custom == ("Own",)
 
 
+def test_a_release_of_noise_that_has_no_grid_is_refused_before_its_first_round(network):
+    with pytest.raises(ValueError, match=r"True with noise Plain, which .*: give release=False"):
+        decor(network, noise=Plain(), attacker="outsider", release=True)
+
+
 def test_noise_of_ones_own_covers_nodes_by_the_secrets_that_it_states(network):
     assert {row.party: row.epsilon for row in decor(network, noise=Plain()).protection()}[
         "another participant"
