@@ -12,10 +12,12 @@ import dataclasses
 import functools
 import inspect
 import math
+import os
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from dpjax import _validate
@@ -363,8 +365,12 @@ def _trusted(origin: Any) -> bool:
     if package in _LIBRARIES:
         return True
     # Classes that are made by a call have the module of what makes them, "abc" say.
-    known = getattr(sys.modules.get(module), origin.__name__, None) is origin
-    return known and package in sys.stdlib_module_names
+    source = sys.modules.get(module)
+    known = getattr(source, origin.__name__, None) is origin
+    # A user's file may have the name of one of Python's, "code.py" say.
+    file = getattr(source, "__file__", None) or os.__file__
+    inside = Path(file).is_relative_to(Path(os.__file__).parent)
+    return known and inside and package in sys.stdlib_module_names
 
 
 def _held(part: Any, own: bool) -> list[Any]:

@@ -1,9 +1,15 @@
 """What a run states is fixed, and refused, before its first round."""
 
+import abc
+import collections
 import copy
 import dataclasses
 import functools
+import importlib.util
 import math
+import os
+import sys
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -220,6 +226,17 @@ def test_caches_and_state_of_libraries_are_no_users(made):
     assert "_state" in vars(model) and custom(made, model) == ()
     object.__setattr__(model, "apply", print)
     assert custom(model) == ("Linear.apply",)
+
+
+def test_a_users_file_of_the_name_of_one_of_pythons_is_a_users(tmp_path, monkeypatch):
+    path = tmp_path / "tabnanny.py"
+    path.write_text("class Cheap:\n    pass\n\n\ndef rule(step):\n    return step\n")
+    spec = importlib.util.spec_from_file_location("tabnanny", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "tabnanny", module)
+    spec.loader.exec_module(module)
+    assert custom(module.Cheap, module.rule) == ("Cheap", "rule")
+    assert custom(os.path.join, collections.OrderedDict, abc.ABC, math.sin, Path("x")) == ()
 
 
 def start(key):
