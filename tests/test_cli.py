@@ -121,7 +121,8 @@ def test_a_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
     assert (result.rounds[-1], result.seeds, result.terms[0]["agents"]) == (4, (1, 2), 4)
     assert sorted(os.listdir("run")) == ["report.html", "result.npz", "rows.csv", "settings.toml"]
     assert Path("run/settings.toml").read_text() == file.read_text()
-    refused(["train", "dpjax.toml"], capsys, "--out is 'run', which exists")
+    refused(["train", "dpjax.toml"], capsys, "error: setting out is 'run', which exists")
+    refused(["train", "dpjax.toml", "--out", "run"], capsys, "error: --out is 'run', which exists")
 
 
 @pytest.mark.parametrize(
@@ -135,14 +136,14 @@ def test_a_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
         (
             '"Independent"',
             '"Independent"\nfoo = 3 #',
-            r"\[noise\] is 'foo'; there are none: leave it out",
+            r"\[\[noise\]\] is 'foo'; there are none: leave it out",
         ),
-        ('"Whisper"', '"Wisper"', r"name of \[noise\] is 'Wisper'; choose one of"),
-        ('"MLP"', '"mine:Net"', "model is 'mine:Net', which cannot be imported"),
+        ('"Whisper"', '"Wisper"', r"\[\[noise\]\] name is 'Wisper'; choose one of"),
+        ('"MLP"', '"mine:Net"', "name is 'mine:Net', which cannot be imported"),
         ("[budget]", "[bugdet]", "setting is 'bugdet'; choose one of budget"),
         ("epsilon = 4.0", "epsilon = -1", "epsilon is -1"),
         ("rounds = 100", "rounds = ", "dpjax.toml cannot be read"),
-        ('relation = "zero_out_record"', "", r"relation is missing in \[protect\]"),
+        ('relation = "zero_out_record"', "", r"\[protect\] relation is missing"),
         ("[[noise]]", "[noise]", "noise"),
         ('partition = "iid"', 'partition = "odd"', "partition is 'odd'; choose one of iid"),
         ("metrics = []", 'metrics = ["roc"]', "metrics is 'roc'"),

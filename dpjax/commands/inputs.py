@@ -9,7 +9,7 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _numerics
+from dpjax import _numerics, _validate
 from dpjax.topology import graphs, mixing
 
 __all__: list[str] = []
@@ -30,11 +30,12 @@ def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
         command: The options, `dpjax.cli.DesignCommand` or `dpjax.cli.AccountCommand`.
 
     Raises:
-        ValueError: For a graph that cannot be read, or a seed that nothing reads.
+        ValueError: For a graph that cannot be read, a negative seed, or one that nothing reads.
     """
     spec, seed = command.graph, command.seed
     if not isinstance(spec, str):
         raise ValueError(f"graph is {spec!r}; give text, such as 'ring:8' or the path of a file")
+    _validate.integer("seed", seed, least=0)
     if spec.startswith("er:") and spec.count(":") == 2:
         spec = f"{spec}:{seed}"
     elif seed:

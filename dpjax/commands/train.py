@@ -1,12 +1,14 @@
 """Train from a file of settings: `dpjax train` and `dpjax init`."""
 
+import contextlib
 import importlib
 import inspect
+import itertools
 import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ from dpjax import _files, _validate
 from dpjax._numerics import up
 from dpjax.algorithms import methods
 from dpjax.commands import inputs
-from dpjax.data import load, partition, split
+from dpjax.data import catalog, load, partition, split
 from dpjax.engine.run import run as run_
 from dpjax.models import cnn, linear, mlp
 from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
@@ -86,8 +88,11 @@ _MODELS: dict[str, Any] = {
     "CNN5": cnn.CNN5,
 }  # fmt: skip
 _SECTIONS = {
-    "data", "network", "model", "protect", "budget", "noise", "sampler", "optimizer", "method",
+    "data": "[data]", "network": "[network]", "model": "[model]", "protect": "[protect]",
+    "budget": "[budget]", "noise": "[[noise]]", "sampler": "[sampler]", "optimizer": "[optimizer]",
+    "method": "[method]",
 }  # fmt: skip
+"""Sections by name, as a file writes them."""
 _PLAIN = {"rounds", "seeds", "out", "eval_every", "release"}
 
 
@@ -117,15 +122,17 @@ def run(path: Path, out: Path | None) -> int:
         # Windows writes a byte order mark, which TOML does not know.
         text = path.read_text(encoding="utf-8-sig")
         settings = tomllib.loads(text)
+    place = "--out" if out else "setting out"
     if not isinstance(out := out or settings.get("out", "run"), str | Path) or not str(out).strip():
-        raise ValueError(f"out is {out!r}; give the name of a folder, as text")
+        raise ValueError(f"{place} is {out!r}; give the name of a folder, as text")
     folder = Path(out).expanduser()
     if os.path.lexists(folder):
-        raise ValueError(f"out is {str(folder)!r}, which exists; name another folder or delete it")
+        remedy = "name another folder or delete it"
+        raise ValueError(f"{place} is {str(folder)!r}, which exists; {remedy}")
     if not settings.get("release", False) and os.path.exists(f"{folder}.key"):
         raise ValueError(
-            f"out is {str(folder)!r}, where a release is unfinished, as {folder}.key says; name "
-            "another folder, or end the release first"
+            f"{place} is {str(folder)!r}, where a release is unfinished, as {folder}.key says; "
+            "name another folder, or end the release first"
         )
     # A model may be in a file beside the settings, which hides no installed module.
     sys.path.append(str(path.resolve().parent))
@@ -134,15 +141,16 @@ def run(path: Path, out: Path | None) -> int:
     # Under another name until all is there: whoever finds the folder finds a whole result, and the
     # same command writes that of a release which was stopped here.
     part = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
-    with _files.writing("out", folder):
+    with _files.writing(place, folder):
         part.mkdir(parents=True)
         part.rmdir()
-    result = run_(
-        plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
-        progress=True, **storage if plans[0].config.release else {},
-    )  # fmt: skip
+    with _naming(_part_titles(*(vars(one.config) for one in plans))):
+        result = run_(
+            plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
+            progress=True, **storage if plans[0].config.release else {},
+        )  # fmt: skip
     try:
-        with _files.writing("out", folder):
+        with _files.writing(place, folder):
             part.mkdir()
             _files.create(part / "settings.toml", text.encode())
         result.save(part / "result.npz")
@@ -151,7 +159,7 @@ def run(path: Path, out: Path | None) -> int:
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    with _files.writing(f"out, with the result in {part},", folder):
+    with _files.writing(f"{place}, with the result in {part},", folder):
         os.rename(part, folder)
     print(result.summary())
     for caption in dict.fromkeys(one.caption() for one in result.guarantees):
@@ -175,28 +183,20 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
         ValueError: For a section or key that nothing reads, or values that parts refuse.
     """
     for name in settings:
-        _validate.one_of("setting", name, sorted(_SECTIONS | _PLAIN))
+        _validate.one_of("setting", name, sorted(_SECTIONS.keys() | _PLAIN))
     for name in ("rounds", "data", "network", "model", "protect", "sampler", "optimizer"):
         if name not in settings:
             raise ValueError(f"{name} is missing; `dpjax init` writes a whole file")
-    for name in _SECTIONS & set(settings):
+    for name in _SECTIONS.keys() & set(settings):
         each = settings[name] if name == "noise" else [settings[name]]
         if not isinstance(each, list) or not all(isinstance(one, Mapping) for one in each):
-            form = "[[noise]]" if name == "noise" else f"[{name}]"
-            raise ValueError(f"{name} is {settings[name]!r}; write it as a section {form}")
+            remedy = f"write it as a section {_SECTIONS[name]}"
+            raise ValueError(f"{name} is {settings[name]!r}; {remedy}")
     matrix, task, sites = _task(settings)
     method = settings.get("method", {"name": "DSGD"})
     given = [_noise(section) for section in settings.get("noise", [])]
-    budget = dict(settings.get("budget", {}))
-    if isinstance(epsilon := budget.get("epsilon"), Mapping):
-        epsilons = {_validate.name(site): value for site, value in epsilon.items()}
-        if len(epsilon) != len(sites) or set(epsilons) != set(sites):
-            raise ValueError(f"epsilon is of {sorted(epsilon)}; give one for each of {[*sites]}")
-        budget["epsilon"] = [epsilons[site] for site in sites]
-    elif isinstance(epsilon, list) and not _numbered(sites):
-        raise ValueError(f"epsilon is {epsilon!r}; name the sites: {{ {sites[0]!r} = 1.0, ... }}")
     parts: dict[str, Any] = {
-        "budget": _called("budget", protect.Budget, budget) if "budget" in settings else None,
+        "budget": _budget(settings["budget"], sites) if "budget" in settings else None,
         "protect": _called("protect", protect.Protect, settings["protect"]),
         "sampler": _part("sampler", settings["sampler"], vars(samplers)),
         "optimizer": _part("optimizer", settings["optimizer"], vars(optimizers)),
@@ -207,67 +207,142 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]
     if parts["release"] is True and (len(given) > 1 or np.size(settings.get("seeds", 0)) > 1):
         raise ValueError("release is true; leave one [[noise]], and give seeds = [0]")
     # A baseline leaves the budget to the others. Where there are none, the budget is refused.
-    config = plan.Config(noise=next(filter(None, given), None), **parts)
-    configs = [config.using(design) for design in given or [None]]
-    return [plan.make(one, matrix, counts=task.partition) for one in configs], task
+    with _naming(_part_titles(parts, *({"noise": design} for design in given))):
+        config = plan.Config(noise=next(filter(None, given), None), **parts)
+        configs = [config.using(design) for design in given or [None]]
+        return [plan.make(one, matrix, counts=task.partition) for one in configs], task
+
+
+def _budget(section: Mapping[str, Any], sites: tuple[str, ...]) -> protect.Budget:
+    """The budget, whose epsilon may name the sites."""
+    budget, epsilon = dict(section), section.get("epsilon")
+    with _naming(_titles("budget", section)):
+        if isinstance(epsilon, Mapping):
+            epsilons = {_validate.name(site): value for site, value in epsilon.items()}
+            if len(epsilon) != len(sites) or set(epsilons) != set(sites):
+                remedy = f"give one for each of {[*sites]}"
+                raise ValueError(f"epsilon is of {sorted(epsilon)}; {remedy}")
+            budget["epsilon"] = [epsilons[site] for site in sites]
+        elif isinstance(epsilon, list) and not _numbered(sites):
+            remedy = f"name the sites: {{ {sites[0]!r} = 1.0, ... }}"
+            raise ValueError(f"epsilon is {epsilon!r}; {remedy}")
+    return _called("budget", protect.Budget, budget)
+
+
+def _titles(section: str, keys: Iterable[str]) -> dict[str, str]:
+    """What errors call arguments that are keys of a section."""
+    return {key: f"{_SECTIONS[section]} {key}" for key in keys}
+
+
+def _part_titles(*configs: Mapping[str, Any]) -> dict[str, str]:
+    """What errors call the arguments of configs' parts, and of a run."""
+    titles = _SECTIONS | {
+        "mixing": "[network] mixing", "partition": "[data] partition",
+        "checkpoint": "OUT.checkpoint", "key_file": "OUT.key",
+    }  # fmt: skip
+    for section, part in itertools.chain(*(parts.items() for parts in configs)):
+        # A part that is left out is None, and has no arguments.
+        if section in _SECTIONS and part is not None:
+            titles |= _titles(section, vars(part))
+    return titles
+
+
+@contextlib.contextmanager
+def _naming(titles: Mapping[str, str]) -> Iterator[None]:
+    """Name settings where errors of the block begin with the argument that a setting becomes.
+
+    Args:
+        titles: Arguments, and what errors call them: the section and the key, or a file.
+    """
+    try:
+        yield
+    except ValueError as error:
+        text = str(error)
+        # "test y" comes before "test".
+        for argument in sorted(titles, key=len, reverse=True):
+            if text.startswith(f"{argument} "):
+                raise ValueError(titles[argument] + text.removeprefix(argument)) from error
+        raise
 
 
 def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tuple[str, ...]]:
     """The mixing matrix, model and data over its agents, and the agents' names."""
     network = {"mixing": "metropolis", "seed": 0} | settings["network"]
-    _keys("network", network, {"graph", "mixing", "seed"})
-    _validate.one_of("mixing", network["mixing"], ("metropolis", "uniform"))
-    if "graph" not in network:
-        raise ValueError("graph is missing in [network]; give one, such as 'er:8:0.5'")
-    graph, matrix, _ = inputs.network(SimpleNamespace(**network))
-    data = {"partition": "iid", "seed": 0} | settings["data"]
-    _keys("data", data, {"name", "partition", "alpha", "seed", "test"})
-    records, agents, seed = load.load(data.get("name")), len(matrix), data["seed"]
-    _validate.integer("seed", seed, least=0)
+    keys = {"graph", "mixing", "seed"}
+    _keys("network", network, keys)
+    with _naming(_titles("network", keys) | {"path": "[network] graph"}):
+        _validate.one_of("mixing", network["mixing"], ("metropolis", "uniform"))
+        if "graph" not in network:
+            raise ValueError("graph is missing; give one, such as 'er:8:0.5'")
+        graph, matrix, _ = inputs.network(SimpleNamespace(**network))
     sites = nodes.labels(graph)
-    unread = {}
-    if data["partition"] != "dirichlet":
-        unread["alpha"] = "partition is not 'dirichlet'"
-    if records.x_test is not None:
-        unread["test"] = f"{records.name} has its own test records"
-    for name in unread.keys() & settings["data"].keys():
-        raise ValueError(f"{name} is {data[name]!r}, and {unread[name]}; leave it out of [data]")
+    data = {"partition": "iid", "seed": 0} | settings["data"]
+    keys = {"name", "partition", "alpha", "seed", "test"}
+    _keys("data", data, keys)
+    with _naming(_titles("data", keys)):
+        records = load.load(data.get("name"))
+        unread = {}
+        if data["partition"] != "dirichlet":
+            unread["alpha"] = "partition is not 'dirichlet'"
+        if records.x_test is not None:
+            unread["test"] = f"{records.name} has its own test records"
+        for name in unread.keys() & settings["data"].keys():
+            raise ValueError(f"{name} is {data[name]!r}, and {unread[name]}; leave it out")
+        _validate.integer("seed", data["seed"], least=0)
+        _validate.one_of("partition", data["partition"], ("iid", "dirichlet", "owner"))
+    source = records.name if records.name in catalog.SETS else records.source
+    titles = _titles("data", keys) | {"fraction": "[data] test", "owners": f"owner of {source}"}
+    titles |= {"n": "[network] graph", "labels": f"[network] graph {network['graph']}"}
+    arrays = ("x", "y", "train x", "train y", "test x", "test y")
+    titles |= {name: f"{name} of {source}" for name in arrays}
+    with _naming(titles):
+        train, test, shards = _dealt(data, records, source, sites)
+    model = dict(settings["model"])
+    own = {name: model.pop(name) for name in ("loss", "metrics", "class_weights") if name in model}
+    loss = own.pop("loss", "cross_entropy")
+    name = model.pop("name", "MLP")
+    with _naming(_titles("model", {"name"})):
+        kind = (_MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
+    for field in ("outputs", "classes"):
+        if loss == "cross_entropy" and field in inspect.signature(kind).parameters:
+            model.setdefault(field, int(max(train[1].max(), test[1].max())) + 1)
+    titles |= _titles("model", {"loss", "metrics", "class_weights"}) | {"model": "[model]"}
+    try:
+        with _naming(titles):
+            module = _called("model", kind, model)
+            task = problem.supervised(module, loss, train, test, shards, name=data["name"], **own)
+    except ValueError:
+        raise
+    except Exception as error:  # A class of the user's own may raise anything.
+        text = f"{type(error).__name__}: {error}"
+        raise ValueError(f"[model] is {name!r}, which cannot be made ({text}); mend it") from error
+    return matrix, task, sites
+
+
+def _dealt(
+    data: Mapping[str, Any], records: load.Dataset, source: str, sites: tuple[str, ...]
+) -> tuple[Any, Any, partition.Partition]:
+    """Training and test records, and the agents who hold the former."""
+    seed = data["seed"]
     held_out = data.get("test", 0.2), seed
     train, test = split.with_test(records, *held_out)
     if records.x_test is None:
         print(f"no test records in {data['name']}: {len(test[1])} are held out, by seed {seed}")
-    deal = _validate.one_of("partition", data["partition"], ("iid", "dirichlet", "owner"))
-    if deal == "iid":
-        shards = partition.iid(len(train[1]), agents, seed)
-    elif deal == "owner":
+    if data["partition"] == "iid":
+        shards = partition.iid(len(train[1]), len(sites), seed)
+    elif data["partition"] == "owner":
         if records.owner is None:
-            text = f"{records.name} has no array owner; add each training record's agent"
-            raise ValueError(f"partition is 'owner', and {text}")
+            remedy = "add each training record's agent"
+            raise ValueError(f"partition is 'owner', and {source} has no array owner; {remedy}")
         # Dealt as the labels are; the records need not be copied again.
         dealt = records._replace(x_train=records.owner, y_train=records.owner)
         owners = split.with_test(dealt, *held_out)[0][1]
         shards = partition.by_owner(owners, sites)
     else:
-        shards = partition.dirichlet(train[1], agents, data.get("alpha", 0.5), seed)
+        shards = partition.dirichlet(train[1], len(sites), data.get("alpha", 0.5), seed)
     if not _numbered(sites):
         shards = shards._replace(names=sites)
-    model = dict(settings["model"])
-    own = {name: model.pop(name) for name in ("loss", "metrics", "class_weights") if name in model}
-    loss = own.pop("loss", "cross_entropy")
-    name = model.pop("name", "MLP")
-    kind = (_MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
-    for field in ("outputs", "classes"):
-        if loss == "cross_entropy" and field in inspect.signature(kind).parameters:
-            model.setdefault(field, int(max(train[1].max(), test[1].max())) + 1)
-    try:
-        module = _called("model", kind, model)
-        task = problem.supervised(module, loss, train, test, shards, name=data["name"], **own)
-    except ValueError:
-        raise
-    except Exception as error:  # A class of the user's own may raise anything.
-        text = f"{type(error).__name__}: {error}"
-        raise ValueError(f"model is {name!r}, which cannot be made ({text}); mend it") from error
-    return matrix, task, sites
+    return train, test, shards
 
 
 def _numbered(sites: tuple[str, ...]) -> bool:
@@ -280,14 +355,14 @@ def _imported(name: str) -> Any:
     module, colon, attribute = str(name).partition(":")
     if not colon:
         known = ", ".join(_MODELS)
-        raise ValueError(f"model is {name!r}; choose one of {known}, or your own 'module:Class'")
+        raise ValueError(f"name is {name!r}; choose one of {known}, or your own 'module:Class'")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}; put {module}.py beside the file of settings"
-        raise ValueError(f"model is {name!r}, which cannot be imported: {text}") from None
+        raise ValueError(f"name is {name!r}, which cannot be imported: {text}") from None
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ValueError(f"model is {name!r}, a {type(found).__name__}; name a class of modules")
+        raise ValueError(f"name is {name!r}, a {type(found).__name__}; name a class of modules")
     return found
 
 
@@ -300,7 +375,8 @@ def _part(section: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> A
     """A part by its class's name and its arguments."""
     values = dict(given)
     names = [name for name in known["__all__"] if inspect.isclass(known[name])]
-    name = _validate.one_of(f"name of [{section}]", values.pop("name", None), names)
+    with _naming(_titles(section, {"name"})):
+        name = _validate.one_of("name", values.pop("name", None), names)
     return _called(section, known[name], values)
 
 
@@ -312,14 +388,15 @@ def _called(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) -
         name for name, one in parameters.items()
         if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     }  # fmt: skip
-    if missing := sorted(required - set(values)):
-        raise ValueError(f"{missing[0]} is missing in [{section}]; {kind.__name__} needs it")
-    return kind(**{name: _tuples(value) for name, value in values.items()})
+    with _naming(_titles(section, parameters)):
+        if missing := sorted(required - set(values)):
+            raise ValueError(f"{missing[0]} is missing; {kind.__name__} needs it")
+        return kind(**{name: _tuples(value) for name, value in values.items()})
 
 
 def _keys(section: str, values: Mapping[str, Any], known: set[str]) -> None:
     for name in values:
-        _validate.one_of(f"setting of [{section}]", name, sorted(known))
+        _validate.one_of(f"setting of {_SECTIONS[section]}", name, sorted(known))
 
 
 def _tuples(value: Any) -> Any:

@@ -104,23 +104,30 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     Raises:
         ValueError: For a missing array, lengths that differ, text, NaN or infinity.
     """
-    if "x_train" not in arrays:
-        names = {"x": "x_train", "y": "y_train"}
+    held = ", ".join(arrays) or "nothing"
+    titles: dict[str, str] = {}
+    if "x_train" not in arrays and "x" in arrays:
+        # Errors call arrays what the file does.
+        titles = {"x_train": "x", "y_train": "y"}
+        names = {title: name for name, title in titles.items()}
         arrays = {names.get(name, name): array for name, array in arrays.items()}
     tested = {"x_test", "y_test"} & set(arrays)
     for name in ("x_train", "y_train", *(("x_test", "y_test") if tested else ())):
         if name not in arrays:
             raise ValueError(
-                f"{path} lacks {name} (it holds {', '.join(arrays) or 'nothing'}); save x_train "
-                "and y_train, and x_test and y_test if there are test records"
+                f"{path} lacks {titles.get(name, name)} (it holds {held}); save x_train and "
+                "y_train, and x_test and y_test, or x and y if nobody has split the records"
             )
     checked: Arrays = {}
     for part in [part for part in _PARTS if f"x_{part}" in arrays]:
-        x, y = (_fit(path, name, arrays[name]) for name in (f"x_{part}", f"y_{part}"))
+        examples = titles.get(f"x_{part}", f"x_{part}")
+        targets = titles.get(f"y_{part}", f"y_{part}")
+        x = _fit(path, examples, arrays[f"x_{part}"])
+        y = _fit(path, targets, arrays[f"y_{part}"])
         if y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or not len(x):
             raise ValueError(
-                f"{path} holds x_{part} of shape {x.shape} and y_{part} of shape {y.shape}; give "
-                "one row and one label for each record"
+                f"{path} holds {examples} of shape {x.shape} and {targets} of shape {y.shape}; "
+                "give one row and one label for each record"
             )
         checked |= {f"x_{part}": x, f"y_{part}": labels(y)}
     shapes = {checked[name].shape[1:] for name in ("x_train", "x_test") if name in checked}

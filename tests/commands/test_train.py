@@ -1,7 +1,10 @@
 """`dpjax train`: one's own records, models and releases."""
 
+import inspect
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -9,8 +12,10 @@ import numpy as np
 import pytest
 
 from dpjax import cli
+from dpjax.algorithms import methods
 from dpjax.commands import train
 from dpjax.engine.run import Result
+from dpjax.plans import noise, optimizers, protect, samplers
 from tests.test_cli import Capture, refused
 
 SITES = ["North", "South", "St Mary"]
@@ -107,15 +112,26 @@ def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arrays", "match"),
     [
-        ({}, "partition is 'owner', and own has no array owner; add each"),
+        ({}, r"\[data\] partition is 'owner', and the file .*own.npz has no array owner; add each"),
         ({"owner": OWNER[1:]}, r"owner of shape \(39,\); give one name or number a train record"),
-        ({"owner": np.where(OWNER == "North", "Nord", OWNER)}, "owners holds 'Nord', .* no agent"),
+        (
+            {"owner": np.where(OWNER == "North", "Nord", OWNER)},
+            "error: owner of the file .*own.npz holds 'Nord', which is no agent",
+        ),
+        (
+            {"owner": np.where(OWNER == "North", "South", OWNER)},
+            r"error: \[network\] graph edges.txt holds 'North', which owns no record",
+        ),
+        (
+            {"owner": OWNER, "x_test": X, "y_test": Y + 3},
+            "error: test y of the file .*own.npz has classes",
+        ),
         (
             {"owner": OWNER.astype(object)},
             r"\(its array owner holds Python objects; save texts by astype",
         ),
         ({"owner": np.where(OWNER == "North", np.nan, 1)}, r"owner nan at \(0,\); save names"),
-        ({"owner": np.full(40, 2**40)}, "owners holds '1099511627776', which is no agent"),
+        ({"owner": np.full(40, 2**40)}, "own.npz holds '1099511627776', which is no agent"),
         ({"owner": OWNER, "y_test": Y}, "lacks x_test"),
         ({"owner": OWNER, "x_test": X, "y_test": np.ones(40)}, "'auc' and test y one class, 1"),
     ],
@@ -157,7 +173,7 @@ def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
         ([('"owner"', '"owner"\ntest = 0.5')], "test is 0.5, and own has its own"),
         ([('name = "own"', 'name = ["own"]')], r"name is \['own'\]; give one data set's"),
         ([('"edges.txt"', "5")], "graph is 5; give text"),
-        ([('"Linear"', '"os:path"')], "model is 'os:path', a module; name a class"),
+        ([('"Linear"', '"os:path"')], r"\[model\] name is 'os:path', a module; name a class"),
         ([("rounds = 3", "rounds = 3\nout = 5")], "out is 5; give the name of a folder"),
         (
             [("rounds = 3", 'rounds = 3\nout = "own.toml/a"')],
@@ -169,8 +185,8 @@ def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
         ),
         ([('"owner"', '"owner"\nseed = "one"')], "seed is 'one'; give a whole number"),
         ([('["auc"]', "true")], "metrics is True; give a list of"),
-        ([('"Linear"', '["Linear"]')], r"model is \['Linear'\]; choose one of"),
-        ([('"Linear"', '"sys:exit"')], "model is 'sys:exit', a builtin.*; name a class of modules"),
+        ([('"Linear"', '["Linear"]')], r"\[model\] name is \['Linear'\]; choose one of"),
+        ([('"Linear"', '"sys:exit"')], "name is 'sys:exit', a builtin.*; name a class of modules"),
         ([('"Linear"', '"own_bad:Net"')], "cannot be imported: ZeroDivisionError"),
         ([("{ South = 2.0, North = 1.0,", "{ South = 2.0,")], "epsilon is of .* give one for each"),
         ([('{ South = 2.0, North = 1.0, "St Mary" = 3.0 }', "[1, 2, 3]")], "name the sites: { 'N"),
@@ -193,6 +209,83 @@ def test_settings_that_windows_wrote_are_read(capsys: Capture) -> None:
     refused(["train", "own.toml", "--out", "run"], capsys, "own.toml cannot be read.*as UTF-8")
 
 
+PARTS = {
+    "protect": {"Protect": protect.Protect}, "budget": {"Budget": protect.Budget},
+    "noise": vars(noise), "sampler": vars(samplers), "optimizer": vars(optimizers),
+    "method": vars(methods),
+}  # fmt: skip
+OTHERS = {
+    "relation": "zero_out_record", "clip_norm": 1.0, "epsilon": 1.0, "delta": 1e-5, "clients": 1,
+    "examples": 1, "epochs": 1, "separation": 3, "batch_size": 1, "expected": 2.0, "capacity": 8,
+    "size": 3, "bands": 1, "fraction": 0.5, "schedule": 0.9, "shared": 1.0, "step_size": 0.1,
+}  # fmt: skip
+"""Arguments that have no default."""
+
+
+def keys() -> Iterator[tuple[str, str, dict]]:
+    """All keys of settings: section, key, and the section around a wrong value of it."""
+    yield from (("", key, {}) for key in ("rounds", "seeds", "out", "eval_every", "release"))
+    yield from (("data", key, {}) for key in ("name", "partition", "seed", "test"))
+    yield "data", "alpha", {"partition": "dirichlet"}
+    yield from (("network", key, {}) for key in ("graph", "mixing"))
+    yield "network", "seed", {"graph": "er:3:0.9"}
+    yield from (("model", key, {}) for key in ("name", "loss", "metrics", "class_weights"))
+    for section, classes in PARTS.items():
+        for name in classes.get("__all__", classes):
+            # A function, and classes whose arguments no file can hold.
+            if not inspect.isclass(classes[name]) or name in ("Average", "Chain", "Covariance"):
+                continue
+            parameters = inspect.signature(classes[name]).parameters
+            required = {key for key, one in parameters.items() if one.default is one.empty}
+            values = {key: OTHERS[key] for key in OTHERS if key in required}
+            named = {} if section in ("protect", "budget") else {"name": name}
+            yield from ((section, key, named | values) for key in parameters)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "values"),
+    [pytest.param(*case, id=f"{case[0]}-{case[2].get('name', '')}-{case[1]}") for case in keys()],
+)
+def test_errors_name_the_section_and_key_of_a_wrong_value(
+    section: str, key: str, values: dict, capsys: Capture
+) -> None:
+    """In place of the argument of Python that it becomes; -1 is wrong everywhere."""
+    save(x=X, y=Y)
+    text = SETTINGS.replace('partition = "owner"', "").replace("edges.txt", "complete:3")
+    text = text.replace('{ South = 2.0, North = 1.0, "St Mary" = 3.0 }', "1.0")
+    parsed = train.tomllib.loads(text)
+    before = parsed["noise"][0] if section == "noise" else parsed.get(section, {})
+    held = ({} if "name" in values else before) | values | {key: -1}
+    parsed |= {key: -1} if not section else {section: [held] if section == "noise" else held}
+    Path("own.toml").write_text(toml(parsed))
+    place = {"": "setting out" if key == "out" else key, "noise": rf"\[\[noise\]\] {key}"}
+    refused(["train", "own.toml"], capsys, f"error: {place.get(section, rf'.{section}. {key}')} is")
+
+
+def toml(parsed: dict) -> str:
+    """Settings as a file: JSON's texts, numbers, lists and truths are TOML's."""
+    plain = {key: value for key, value in parsed.items() if not isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in plain.items() if key != "noise"]
+    sections = [(key, value) for key, value in parsed.items() if isinstance(value, dict)]
+    sections += [("[noise]", value) for value in parsed["noise"]]
+    for name, section in sections:
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in section.items())]
+    return "\n".join(lines)
+
+
+def test_wrong_values_that_only_a_plan_or_run_meets_name_their_keys_too(capsys: Capture) -> None:
+    for before, after, match in (
+        ('"Independent"', '"Whisper"\nsubgroups = [[0, 7]]', r"\[\[noise\]\] subgroups is"),
+        ("step_size", "decay = [1.0]\nstep_size", r"\[optimizer\] decay has 1"),
+        ('"Full"', '"Random"\nbatch_size = 39', r"\[sampler\] batch_size is 39"),
+        ('"edges.txt"', '"."', r"\[network\] graph is '.', a folder"),
+        ('"edges.txt"', '"er:3:0.9"\nseed = -1', r"\[network\] seed is -1"),
+        ("St Mary", "St John", r"\[budget\] epsilon is of"),
+    ):
+        settings((before, after))
+        refused(["train", "own.toml"], capsys, f"error: {match}")
+
+
 BASELINE = '[[noise]]\nname = "None"\n'
 
 
@@ -207,17 +300,17 @@ def test_a_baseline_runs_beside_private_plans(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("pairs", "match"),
     [
-        ([('"Independent"', '"None"')], "budget is Budget.* and noise is None; a private config"),
+        ([('"Independent"', '"None"')], "budget. is Budget.* and noise is None; a private config"),
         (
             [('"Independent"', '"None"\nhorizon = "run"')],
-            "name of .noise. is 'None'; choose one of",
+            "noise.. name is 'None'; choose one of",
         ),
-        ([('"Independent"', '"none"')], "name of .noise. is 'none'; choose one of .*ZeroSum"),
-        ([('"Independent"', '"LABELS"')], "name of .noise. is 'LABELS'; choose one of"),
-        ([('"Independent"', '"named"')], "name of .noise. is 'named'; choose one of"),
-        ([('"Full"', '"None"')], "name of .sampler. is 'None'; choose one of"),
-        ([('"Sgd"', '"None"')], "name of .optimizer. is 'None'; choose one of"),
-        ([("[sampler]", '[method]\nname = "dome"\n[sampler]')], "name of .method. is 'dome'"),
+        ([('"Independent"', '"none"')], "noise.. name is 'none'; choose one of .*ZeroSum"),
+        ([('"Independent"', '"LABELS"')], "noise.. name is 'LABELS'; choose one of"),
+        ([('"Independent"', '"named"')], "noise.. name is 'named'; choose one of"),
+        ([('"Full"', '"None"')], "sampler. name is 'None'; choose one of"),
+        ([('"Sgd"', '"None"')], "optimizer. name is 'None'; choose one of"),
+        ([("[sampler]", '[method]\nname = "dome"\n[sampler]')], "method. name is 'dome'"),
     ],
 )
 def test_names_that_are_no_parts_are_refused(pairs: list, match: str, capsys: Capture) -> None:

@@ -53,6 +53,9 @@ def test_the_digest_is_of_the_smallest_exact_type() -> None:
     [
         (without("y_train"), "lacks y_train"),
         (without("x_train"), "lacks x_train"),
+        ({"x": GOOD["x_train"]}, r"lacks y \(it holds x\)"),
+        ({"x": GOOD["x_train"][:5], "y": GOOD["y_train"]}, r"holds x of shape \(5, 3\) and y of"),
+        ({"x": GOOD["x_train"].astype(str), "y": GOOD["y_train"]}, "holds x of type"),
         (without("y_test"), "lacks y_test"),
         ({}, "lacks x_train .it holds nothing"),
         (GOOD | {"x_train": GOOD["x_train"][:5]}, r"x_train of shape \(5, 3\) and y_train"),
