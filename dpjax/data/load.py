@@ -24,7 +24,8 @@ def load(
     """Return a data set by name, from the cache or, if need be, from its public address.
 
     Args:
-        name: One of `catalog.SETS`, or the NAME of a ``NAME.npz`` that lies in the cache. a9a, w8a
+        name: One of `catalog.SETS`, or the NAME of a ``NAME.npz`` that lies in the cache, the one
+            format that is read: convert a CSV file by pandas and `numpy.savez`. a9a, w8a
             and breast_cancer have labels -1 and +1; w8a and housing have no test records. Write
             your own file by `numpy.savez`: ``x_train`` [N, ...] and ``y_train`` [N], ``x_test`` and
             ``y_test``. Records that nobody has split are ``x`` and ``y``; they are returned as
@@ -59,14 +60,16 @@ def load(
     if os.sep in name or (known is None and not os.path.exists(path)):
         there = sorted(file.stem for file in root.glob("*.npz") if file.stem not in catalog.SETS)
         raise ValueError(
-            f"name is {name!r}; choose one of {', '.join([*catalog.SETS, *there])}, or give your "
-            "own arrays to plans.problem.supervised"
+            f"name is {name!r}; choose one of {', '.join([*catalog.SETS, *there])}, or "
+            f"{_own_file(name, root)}"
         )
     known = known or catalog.Known(f"the file {path}")
     new = not os.path.exists(path)
     if new:
         _obtain(name, known, path, download)
-    again = "delete the file and fetch it again" if known.obtainable else "write the file again"
+    again = "write the file again by numpy.savez"
+    if known.obtainable:
+        again = "delete the file and fetch it again"
     try:
         arrays, sha256 = canonical.read(path, known.sha256, again, in_any_order=known.in_any_order)
     except ValueError:
@@ -74,6 +77,20 @@ def load(
             path.unlink()
         raise
     return _dataset(name, arrays, known.source, sha256)
+
+
+def _own_file(name: str, root: Path) -> str:
+    """How to bring records of one's own into the cache, from a table say."""
+    stem, suffix = os.path.splitext(os.path.basename(name))
+    if suffix == ".npz":
+        return f"put {stem}.npz into {root} and give its name without .npz"
+    table = name if suffix else f"{name}.csv"
+    return (
+        f"put yours as {stem}.npz into {root}: NAME.npz is the one format that is read, and no "
+        f"CSV. To convert: import numpy, pandas; table = pandas.read_csv({table!r}); "
+        f"numpy.savez({str(root / stem)!r}, x=table.drop(columns='LABEL').to_numpy(float), "
+        "y=table['LABEL'].to_numpy(float))"
+    )
 
 
 def _dataset(name: str, arrays: canonical.Arrays, source: str, sha256: str) -> Dataset:

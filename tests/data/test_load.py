@@ -108,6 +108,26 @@ def test_unknown_names_are_refused(tmp_path: Path) -> None:
         load.load("nothing", cache=tmp_path)
     with pytest.raises(ValueError, match="choose one of"):
         load.load("../a9a", cache=tmp_path)
+    with pytest.raises(ValueError, match=r"put own.npz into .* give its name without .npz"):
+        load.load("own.npz", cache=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["own.csv", "tables/own.csv", "own"])
+def test_a_table_is_no_data_set_and_one_line_converts_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path(name).with_suffix(".csv")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("age,LABEL\n1.5,1\n2,-1\n")
+    with pytest.raises(ValueError, match="NAME.npz is the one format .* and no CSV") as refused:
+        load.load(name, cache=tmp_path)
+    exec(str(refused.value).partition("To convert: ")[2], {})
+    data = load.load("own", cache=tmp_path)
+    assert data.x_train.tolist() == [[1.5], [2]] and data.y_train.tolist() == [1, -1]
+    (tmp_path / "own.npz").write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match="own.npz cannot be read .* by numpy.savez"):
+        load.load("own", cache=tmp_path)
     with pytest.raises(ValueError, match="not exist, and cifar10_small cannot be fetched"):
         load.load("cifar10_small", cache=tmp_path)
 
