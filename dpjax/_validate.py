@@ -27,6 +27,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number of things in words: "1 round", "2,000 rounds".
+
+    Args:
+        number: How many.
+        noun: What one of them is called.
+        plural: What several are called; None is the noun with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def said(error: Exception) -> str:
     """Return the first line of an error, with its kind."""
     # Flax ends its messages in an address, behind which nothing is legible.

@@ -75,8 +75,8 @@ class DesignCommand:
     --rounds 5000 --clip 0.1
 
     Attributes:
-        graph: An edge-list file, or er:AGENTS:PROBABILITY[:SEED], ring:N, complete:N, star:N,
-            path:N, grid:ROWS:COLUMNS, exponential:N, florentine, facebook_ego.
+        graph: An edge-list file (its weights are ignored), or er:AGENTS:PROBABILITY[:SEED], ring:N,
+            complete:N, star:N, path:N, grid:ROWS:COLUMNS, exponential:N, florentine, facebook_ego.
         relation: What the guarantee hides: replace_agent (all data of one agent), replace_record
             (one record, against another) or zero_out_record (one record, against its absence).
             There is no default: the same epsilon means different things.

@@ -49,7 +49,8 @@ seed = 0
 # agent of each training record, by its name in the file of edges.
 
 [network]
-graph = "er:8:0.5"      # ring:N, grid:R:C, complete:N, ..., or a file of edges, two names a line
+graph = "er:8:0.5"      # ring:N, grid:R:C, complete:N, ..., or a file of edges, two names a line,
+                        # whose weights are ignored
 mixing = "metropolis"   # weights of a message: metropolis (symmetric) or uniform
 
 [model]

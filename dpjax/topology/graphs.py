@@ -210,9 +210,9 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
     - A name in double quotes may hold anything visible. Other names hold a letter or a digit, are
       no decimal numbers, and hold none of ``# ; : |``. They hold commas only beside tabs, and
       spaces and brackets too.
-    - After the names there may be numbers or data in braces, as weights, which are ignored. Whole
-      numbers are refused where they may be neighbours: in rows of different lengths, or where all
-      rows begin differently.
+    - After the names there may be numbers or data in braces, as weights, which are ignored: a line
+      on standard error says so. Whole numbers are refused where they may be neighbours: in rows of
+      different lengths, or where all rows begin differently.
     - Blank lines and those that begin with ``#`` or ``%`` are ignored. After names that spaces
       separate, so is what follows a ``#`` between spaces.
     - Letters are compared in Unicode's composed form (NFC). The file is UTF-8.
@@ -252,14 +252,22 @@ def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx
         if re.search(pattern, text):
             raise ValueError(f"path is {str(path)!r}, which is {description}; {_WRITE}")
     rows = []
+    weighted = 0
     # Not `splitlines`, which also divides names at rare characters.
     for number, line in enumerate(text.split("\n"), start=1):
         row = _row(path, number, line)
         if row:
             rows.append(row)
+            data = _DATA.search(line.rstrip())
+            weighted += len(row) > 2 or (data is not None and data[0] != "{}")
     if not rows:
         raise ValueError(f"path is {str(path)!r}, which holds no edge; give two names a line")
     _check_rows(path, rows)
+    if weighted:
+        _files.say(
+            f"{path}: weights after the names are ignored (in {_validate.counted(weighted, 'line')}"
+            "); agents average by who is joined, or by a mixing matrix of your own"
+        )
     names = list(dict.fromkeys(name for row in rows for name in row[:2]))
     if sorted(names) == sorted(str(i) for i in range(len(names))):
         names.sort(key=int)

@@ -56,7 +56,7 @@ def metropolis_hastings(graph: nx.Graph, *, sparse: bool = False) -> Any:
     W_ij = 1 / (1 + max(deg_i, deg_j)) on edges, and the diagonal takes what is left.
 
     Args:
-        graph: a connected undirected graph over 0..n-1.
+        graph: a connected undirected graph over 0..n-1; weights of its edges are not read.
         sparse: whether to return a ``scipy.sparse.csr_array``.
 
     Returns:
@@ -95,7 +95,8 @@ def uniform_neighbors(graph: nx.Graph, *, sparse: bool = False) -> Any:
     those that send to it.
 
     Args:
-        graph: a connected (strongly, if directed) graph over 0..n-1.
+        graph: a connected (strongly, if directed) graph over 0..n-1; weights of its edges are not
+            read.
         sparse: whether to return a ``scipy.sparse.csr_array``.
 
     Returns:

@@ -191,6 +191,26 @@ def test_lines_that_are_no_edge_are_named(tmp_path: Path, text: str, match: str)
 
 
 @pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("a b 0.5\nb c 2.0\nc d 1.0\n", "3 lines"),
+        ("a b {'weight': 0.5}\nb c {}\n", "1 line"),
+        ("a,b,0.5\nb,c\n", "1 line"),
+        ("a b {}\nb c # 2.0\n", None),
+        ("a b\nb c\n", None),
+    ],
+)
+def test_weights_are_ignored_with_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, lines: str | None
+) -> None:
+    assert read(tmp_path, text).number_of_edges() == text.count("\n")
+    error = capsys.readouterr().err
+    file = tmp_path / "net.txt"
+    begin = f"{file}: weights after the names are ignored (in {lines}); "
+    assert error.startswith(begin) and error.count("\n") == 1 if lines else not error
+
+
+@pytest.mark.parametrize(
     ("text", "match"),
     [
         # Rows of a node and its neighbours: a path, a star, a ring, and METIS.
