@@ -171,6 +171,13 @@ def run(path: Path, out: Path | None) -> int:
             shown = zip(task.partition.names or range(len(each)), each, strict=True)
             print("epsilon by agent: " + ", ".join(f"{name} {up(value)}" for name, value in shown))
     print(f"written: {folder / 'report.html'} and what it was made from")
+    if plans[0].config.release:
+        # A release's gradients are "any", under which the guarantee covers the last models.
+        saved = f"Result.load({str(folder / 'result.npz')!r})"
+        print(f"publish only: {saved}.params (the models) and {saved}.guarantees[0].statement()")
+        print(f"keep private: {folder}, whose files hold metrics that no guarantee covers")
+        print(f"keep private or delete: {folder}.checkpoint, whose states no guarantee covers")
+        print(f"deleted: {folder}.key, the noise key; delete any copy of it")
     return 0
 
 

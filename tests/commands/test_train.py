@@ -348,8 +348,17 @@ def stopped(result: Result, path: Path) -> None:
 def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) -> None:
     settings(("rounds = 3", 'rounds = 3\nrelease = true\nout = "new/run"'))
     assert cli.main(["train", "own.toml"]) == 0
-    assert Result.load("new/run/result.npz").guarantees[0].release
+    result = Result.load("new/run/result.npz")
+    assert result.guarantees[0].release
     assert sorted(path.name for path in Path("new").iterdir()) == ["run", "run.checkpoint"]
+    # The last lines say what to do with each of these, and are true of them.
+    publish, files, states, key = capsys.readouterr().out.splitlines()[-4:]
+    models, statement = publish.removeprefix("publish only: ").split(" (the models) and ")
+    jax.tree.map(np.testing.assert_array_equal, eval(models), result.params)
+    assert eval(statement) == result.guarantees[0].statement()
+    assert files.startswith("keep private: new/run, ")
+    assert states.startswith("keep private or delete: new/run.checkpoint, ")
+    assert key.startswith("deleted: new/run.key, ")
     # Stopped while it wrote its result: the same command writes it.
     Path("own.toml").write_text(Path("own.toml").read_text().replace("new/run", "half"))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -372,6 +381,12 @@ def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) ->
     text = SETTINGS.partition("[budget]")[0] + SETTINGS.partition('"Independent"')[2]
     Path("own.toml").write_text("release = true\n" + text)
     refused(["train", "own.toml"], capsys, "release is True for a config without noise")
+
+
+def test_a_simulation_is_not_to_be_published(capsys: Capture) -> None:
+    assert cli.main(["train", "own.toml"]) == 0
+    text = capsys.readouterr().out
+    assert "publish only" not in text and text.splitlines()[-1].startswith("written: run/report")
 
 
 def test_the_template_names_what_there_is() -> None:
