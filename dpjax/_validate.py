@@ -27,15 +27,16 @@ def shown(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number of things in words: "1 round", "2,000 rounds".
+def counted(number: float, noun: str, plural: str | None = None) -> str:
+    """Return how many of something there are, in words: "1 round", "2,000 rounds".
 
     Args:
-        number: How many.
+        number: How many; rounded to a whole number.
         noun: What one of them is called.
         plural: What several are called; None is the noun with an s.
     """
-    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+    text = f"{number:,.0f}" if isinstance(number, float) else f"{number:,}"
+    return f"{text} {noun if text == '1' else plural or f'{noun}s'}"
 
 
 def said(error: Exception) -> str:

@@ -160,6 +160,52 @@ def test_settings_that_nothing_reads_are_refused_first(
     assert os.listdir(elsewhere) == ["dpjax.toml"]
 
 
+SEVERAL = r"(?<![\d.,:])1 (runs|records|rounds|agents|seeds|plans|edges|files|parameters|times)\b"
+"""What is said of one thing as if it were several."""
+
+
+def test_what_is_one_is_not_counted_as_several(
+    capsys: Capture, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DPJAX_DATA", str(elsewhere))
+    x, y = np.array([[0.0], [1], [2]]), np.array([-1, 1, -1])
+    np.savez("one.npz", x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
+    np.savez("two.npz", x=x, y=y)
+    assert cli.main(["data", "fetch", "one"]) == 0 and cli.main(["data", "check"]) == 0
+    texts = [capsys.readouterr().out]
+    assert "3 train and 1 test record," in texts[0] and "\n2 files, 0 bad" in texts[0]
+    Path("one.npz").unlink()
+    assert cli.main(["data", "check"]) == 0
+    numbers = ["--epsilon", "1", "--delta", "1e-5", "--rounds", "1", "--clip", "1"]
+    numbers += ["--graph", "path:2", "--relation", "replace_agent", "--parameters", "1"]
+    assert cli.main(["design", *numbers]) == 0
+    once = ["--rounds", "5", "--epochs", "1", "--separation", "5", "--sigma", "1"]
+    once += ["--graph", "path:2", "--relation", "zero_out_record", "--algorithm", "dsgd"]
+    assert cli.main(["account", *once]) == 0
+    settings = (
+        'rounds = 1\nseeds = [0]\n[data]\nname = "two"\n[network]\ngraph = "path:2"\n[model]\n'
+        'name = "Linear"\nloss = "logistic"\n[protect]\nrelation = "replace_agent"\n'
+        "clip_norm = 1\n[budget]\nepsilon = 1\ndelta = 1e-5\n[[noise]]\n"
+        'name = "Independent"\n[sampler]\nname = "Full"\n[optimizer]\nname = "Sgd"\n'
+        "step_size = 1.0\n"
+    )
+    Path("one.toml").write_text(settings)
+    assert cli.main(["train", "one.toml"]) == 0
+    texts += capsys.readouterr()
+    result = Result.load("run/result.npz")
+    texts += [repr(result), result.guarantees[0].statement(), Path("run/report.html").read_text()]
+    texts.append(str(np.load("dpjax-design.npz")["how_to_use"]))
+    for text in texts:
+        assert not re.search(SEVERAL, text), re.search(f".*{SEVERAL}.*", text)
+    printed = "\n".join(texts)
+    for said in ("1 file, 0 bad", "2 agents, 1 edge;", "over 1 round against", "in 1 round of 5",
+                 "forecast for 1 parameter:", "1 plan, 1 seed, 1 round", "1 run:",
+                 "two: 1 record held out", "at most 1 round ("):  # fmt: skip
+        assert said in printed, said
+    Path("one.toml").write_text(settings.replace('"path:2"', '"complete:3"'))
+    refused(["train", "one.toml", "--out", "three"], capsys, "with at least 1 record each, but")
+
+
 def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -> None:
     assert cli.main(DESIGN) == 0
     text = capsys.readouterr().out
@@ -513,7 +559,7 @@ def test_data_fetch(
     monkeypatch.setenv("DPJAX_DATA", str(path.parent))
     assert cli.main(["data", "fetch", "a9a"]) == 0
     text = capsys.readouterr().out
-    assert "32561 train and 16281 test records" in text and str(path) in text
+    assert "32,561 train and 16,281 test records" in text and str(path) in text
 
 
 def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:

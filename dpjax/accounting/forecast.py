@@ -216,8 +216,9 @@ class Forecast:
         if self.rate == 0:
             return "forecast: no noise is added"
         batches = f" and batches of {self.batch_size:,.9g}" * (self.unit == "record")
+        size = _validate.counted(self.parameters, "parameter")
         text = (
-            f"forecast for {self.parameters:,} parameters{batches}: noise in the average model is "
+            f"forecast for {size}{batches}: noise in the average model is "
             f"{_short(self.ratio)} times the largest drift\n  (how far clipped gradients can move "
             f"the model); no design of this budget has less than {_short(self.floor)}."
         )
@@ -229,8 +230,8 @@ class Forecast:
             f"tenth of the drift: for it the ratio is {_short(10 * self.ratio)}."
         )
         if self.level == "learns":
-            size = f"{self.affords():,.0f}"
-            return f"{text}\n  With this noise models of up to {size} parameters can learn."
+            most = _validate.counted(self.affords(), "parameter")
+            return f"{text}\n  With this noise models of up to {most} can learn."
         if self.level == "poor":
             text += (
                 f"\n  From {self.good:g} to {HOPELESS[self.unit]:g} a model keeps from most to "

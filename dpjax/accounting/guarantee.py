@@ -60,7 +60,7 @@ class Guarantee(Record):
                 "the agents that stay, by survivors(departed)"
             )
         theirs = _joined_all(self.phases).fields()
-        count = f"{len(self.phases)} phases"
+        count = _validate.counted(len(self.phases), "phase")
         for name, mine in self.fields().items():
             if name not in _OF_TOTAL and mine != theirs[name]:
                 raise ValueError(f"{name} is {mine!r}, and {theirs[name]!r} of its {count}")

@@ -2,6 +2,7 @@
 
 import math
 
+from dpjax import _validate
 from dpjax._numerics import delta_text, up
 from dpjax.accounting import budget, parties
 from dpjax.accounting.parties import epsilon_text, range_text
@@ -89,8 +90,9 @@ def statement(of: Record, *, process: bool = True) -> str:
         f"{attacker}{_nodes_text(of, ', agents ')}",
         of.attacker in ("coalition", "nodes") and ", for the data of all other agents",
         (of.attacker == "aggregator" or of.sum_only or bool(of.dropouts or of.colluders))
-        and f", as long as at most {of.dropouts:,} are missing from a sum that is opened and at "
-        f"most {of.colluders:,} show it their messages and noise",
+        and f", as long as at most {of.dropouts:,} {'is' if of.dropouts == 1 else 'are'} missing "
+        f"from a sum that is opened and at most {of.colluders:,} "
+        f"{'shows' if of.colluders == 1 else 'show'} it their messages and noise",
         of.gradients == "view"
         and ", only for gradients that do not depend on what the attacker cannot see",
         f"; {rule}{_sampled_text(of)}",
@@ -109,8 +111,8 @@ def statement(of: Record, *, process: bool = True) -> str:
         and f". Rounding moves a sum of records by at most {up(of.sum_rounding, 2)} of the clip "
         "norm, so a run clips records to a norm that is smaller by this much",
         of.curve is not None
-        and f". It holds at whichever of {len(of.curve.marks):,} rounds, fixed beforehand, the run "
-        "ended, also where what was released decided it",
+        and f". It holds at whichever of {_validate.counted(len(of.curve.marks), 'round')}, fixed "
+        "beforehand, the run ended, also where what was released decided it",
         of.lost_noise is not None
         and f". NOT covered: from round {of.lost_noise[0]:,} on up to "
         f"{up(100 * of.lost_noise[1], 2)} % of a message's entries went out without noise, which "
@@ -166,7 +168,7 @@ def caption(of: Record, digits: int = 4) -> str:
         pattern is not None and f", k = {pattern[0]}, b = {pattern[1]}",
         of.lost_noise is not None and f", NOISE LOST from round {of.lost_noise[0]}",
         bool(of.phases) and f" in {_phases_text(of)}, total fixed beforehand",
-        of.curve is not None and f", may stop at {len(of.curve.marks)} marks",
+        of.curve is not None and f", may stop at {_validate.counted(len(of.curve.marks), 'mark')}",
         of.private_stop and ", stopping round not covered",
         of.private_partition and ", partition by private values taken as public",
         f", {of.accountant} accountant, {'release' if of.release else 'simulation'}",
@@ -222,8 +224,10 @@ def _of_sums(of: Record) -> bool:
 
 def _rounds_text(of: Record) -> str:
     if not of.unused:
-        return f"{of.rounds:,} rounds"
-    return f"{of.rounds:,} planned rounds (of which {of.rounds - of.unused:,} were run)"
+        return _validate.counted(of.rounds, "round")
+    run = of.rounds - of.unused
+    were = "was" if run == 1 else "were"
+    return f"{_validate.counted(of.rounds, 'planned round')} (of which {run:,} {were} run)"
 
 
 def _over_rounds_text(of: Record) -> str:
@@ -315,4 +319,4 @@ def _total_text(of: Record) -> str:
 
 
 def _phases_text(of: Record) -> str:
-    return f"{len(of.phases)} phase{'s' if len(of.phases) > 1 else ''}"
+    return _validate.counted(len(of.phases), "phase")

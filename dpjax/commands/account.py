@@ -419,7 +419,9 @@ def _attackers(command: Any, names: Sequence[str]) -> list[tuple[int, ...]] | No
 def _lines(spent: Account, command: Any, names: Sequence[str]) -> list[str]:
     """The report: by distance, and by agent in a small network."""
     when, gradients = spent.participation, command.gradients
-    every = "every round" if when.epochs == when.rounds else f"{when.epochs:,} rounds"
+    every = "every round"
+    if when.epochs < when.rounds:
+        every = _validate.counted(when.epochs, "round")
     apart = "" if when.epochs in (1, when.rounds) else f", {when.separation:,} apart"
     what = "an agent" if command.relation == "replace_agent" else "a record"
     steps = f", {command.gossip_steps} gossip steps" if command.gossip_steps > 1 else ""

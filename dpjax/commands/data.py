@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from dpjax import _validate
 from dpjax.data import cache, canonical, catalog, load
 from dpjax.topology import graphs
 
@@ -79,7 +80,8 @@ def _fetch(name: str) -> int:
     data = load.load(name)
     where = cache.folder() / f"{name}.npz"
     tests = 0 if data.x_test is None else len(data.x_test)
-    print(f"{name}: {len(data.x_train)} train and {tests} test records, sha256 {data.sha256}")
+    parts = f"{len(data.x_train):,} train and {_validate.counted(tests, 'test record')}"
+    print(f"{name}: {parts}, sha256 {data.sha256}")
     print(where if os.path.exists(where) else "with scikit-learn: no file is needed")
     return 0
 
@@ -92,5 +94,5 @@ def _check() -> int:
         whole = "as published" if known else "whole; no published hash is known"
         print(f"{name}: " + (whole if fault is None else f"BAD: {fault}"))
     bad = sum(fault is not None for fault in faults.values())
-    print(f"{len(faults)} files, {bad} bad")
+    print(f"{_validate.counted(len(faults), 'file')}, {bad} bad")
     return int(bad > 0)

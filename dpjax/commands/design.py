@@ -256,7 +256,7 @@ def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
     for title, covariance, forecast in (*compared, ("CDP (reference only)", central, None)):
         row = {"under the same guarantee": title}
         row["noise energy, one step"] = f"{spatial.energy(covariance, plan.mixing):.5g}"
-        row[f"{horizon:,} rounds"] = f"{np.sum(weights * covariance):.5g}"
+        row[_validate.counted(horizon, "round")] = f"{np.sum(weights * covariance):.5g}"
         if command.parameters is not None:
             row["noise / drift"] = "" if forecast is None else f"{forecast.ratio:.3g}"
         row["affords, parameters"] = "" if forecast is None else f"{forecast.affords():,.0f}"

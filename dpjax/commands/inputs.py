@@ -48,15 +48,11 @@ def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
     matrix = weights[command.mixing](graph)
     used = f", seed {graph.graph['seed']}" if "seed" in graph.graph else ""
     title = (
-        f"network: {command.graph}, {_count(len(matrix), 'agent')}, "
-        f"{_count(graph.number_of_edges(), 'edge')}{used}; "
+        f"network: {command.graph}, {_validate.counted(len(matrix), 'agent')}, "
+        f"{_validate.counted(graph.number_of_edges(), 'edge')}{used}; "
         f"{command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
     )
     return graph, matrix, title
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def free(out: Path | None, default: str) -> Path:

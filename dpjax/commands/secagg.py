@@ -43,7 +43,10 @@ async def _served(
                 continue
             sums.append(total.values)
             write(np.stack(sums))
-            print(f"round {number}: the sum of {len(total.survivors)} vectors", flush=True)
+            print(
+                f"round {number}: the sum of {_validate.counted(len(total.survivors), 'vector')}",
+                flush=True,
+            )
     return int(len(sums) < rounds)
 
 
@@ -67,7 +70,7 @@ def join(command: Any) -> int:
             print(f"no sum: {abort.reason} ({spent})")
             return 1
         write(total.values)
-        print(f"the sum of {len(total.survivors)} vectors")
+        print(f"the sum of {_validate.counted(len(total.survivors), 'vector')}")
     return 0
 
 
@@ -81,8 +84,8 @@ def _said(terms: Terms) -> str:
     parameters = terms.graph(terms.clients)
     return (
         f"{max(3, terms.minimum)} to {terms.clients} clients must enrol, and {terms.minimum} of "
-        f"them must finish; {parameters.degree} neighbours each, {parameters.threshold} of whom "
-        f"rebuild a secret; terms {terms.digest().hex()[:16]}"
+        f"them must finish; {_validate.counted(parameters.degree, 'neighbour')} each, "
+        f"{parameters.threshold} of whom rebuild a secret; terms {terms.digest().hex()[:16]}"
     )
 
 

@@ -360,7 +360,7 @@ def _fill(
             _run(path, group, columns, mixing, problems, {**options, "progress": progress})
         done += len(group)
         if progress:
-            say(f"{done} of {total} points done")
+            say(f"{done:,} of {_validate.counted(total, 'point')} done")
 
 
 def _run(

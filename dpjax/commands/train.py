@@ -335,7 +335,8 @@ def _dealt(
     held_out = data.get("test", 0.2), seed
     train, test = split.with_test(records, *held_out)
     if records.x_test is None:
-        print(f"no test records in {data['name']}: {len(test[1])} are held out, by seed {seed}")
+        held = _validate.counted(len(test[1]), "record")
+        print(f"no test records in {data['name']}: {held} held out, by seed {seed}")
     if data["partition"] == "iid":
         shards = partition.iid(len(train[1]), len(sites), seed)
     elif data["partition"] == "owner":

@@ -35,8 +35,9 @@ def check(
     least = int(counts.argmin())
     if counts[least] < batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but {_agent_name(agents, least)} has {counts[least]} "
-            "records; lower it to that, or partition with minimum=batch_size"
+            f"batch_size is {batch_size}, but {_agent_name(agents, least)} has "
+            f"{_validate.counted(counts[least], 'record')}; lower it to that, or "
+            "partition with minimum=batch_size"
         )
 
 
@@ -101,8 +102,9 @@ def check_cyclic(
     least = -(-int(counts[most]) // separation)
     if least > batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but {_agent_name(agents, most)} has {counts[most]} "
-            f"records in cycles of {separation} batches; give batch_size={least}, or a "
+            f"batch_size is {batch_size}, but {_agent_name(agents, most)} has "
+            f"{_validate.counted(counts[most], 'record')} in cycles of "
+            f"{_validate.counted(separation, 'batch', 'batches')}; give batch_size={least}, or a "
             "larger separation"
         )
     if batch_size * separation >= 2**31:

@@ -106,7 +106,8 @@ def _enough(n_records: int, n: int, minimum: int) -> tuple[int, int, int]:
     minimum = _validate.integer("minimum", minimum)
     if n_records < n * minimum:
         raise ValueError(
-            f"n is {n} agents with at least {minimum} records each, but there are {n_records}; "
+            f"n is {_validate.counted(n, 'agent')} with at least "
+            f"{_validate.counted(minimum, 'record')} each, but there are {n_records}; "
             "use fewer agents, a smaller minimum or more data"
         )
     return n_records, n, minimum

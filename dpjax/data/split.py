@@ -45,7 +45,9 @@ def split(
         raise ValueError(f"x has {len(x)} rows and y {len(y)}; give one label a row")
     held = round(fraction * len(x))
     if not 0 < held < len(x):
-        raise ValueError(f"fraction is {fraction} of {len(x)} records; both parts need one")
+        raise ValueError(
+            f"fraction is {fraction} of {_validate.counted(len(x), 'record')}; both parts need one"
+        )
     order = np.random.default_rng(_validate.integer("seed", seed, least=0)).permutation(len(x))
     first, second = np.sort(order[held:]), np.sort(order[:held])
     return (x[first], y[first]), (x[second], y[second])

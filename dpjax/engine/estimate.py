@@ -66,10 +66,11 @@ class Estimate:
             f"{each / 2**30:,.2f} GiB" for each in (self.memory, self.limit, self.held, self.added)
         )
         return (
-            f"{self.runs:,} runs of {self.rounds:,} rounds take about {memory} of {limit} of "
-            f"memory ({held} before the first round, {added} more in the compiled rounds). They "
-            f"take about {self.seconds:,.1f} s: {self.setup_seconds:,.1f} s until the first round "
-            f"and at the end, mostly compilation, and {self.round_seconds * 1e3:,.3g} ms a round."
+            f"{_validate.counted(self.runs, 'run')} of {_validate.counted(self.rounds, 'round')}: "
+            f"about {memory} of {limit} of memory ({held} before the first round, {added} more in "
+            f"the compiled rounds), and about {self.seconds:,.1f} s: "
+            f"{self.setup_seconds:,.1f} s until the first round and at the end, mostly "
+            f"compilation, and {self.round_seconds * 1e3:,.3g} ms a round."
         )
 
 

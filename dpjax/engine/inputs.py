@@ -351,7 +351,8 @@ class Inputs:
             seeds, plans = len(self.batch_keys), jax.tree.leaves(self.arrays)[0].shape[0]
             sizes = [f"{size / 2**30:,.2f}" for size in (held + more, held, more, limit)]
             raise ValueError(
-                f"seeds has {seeds} seeds, with {plans} plans of {self.statics.agents} agents, "
+                f"seeds has {_validate.counted(seeds, 'seed')}, with "
+                f"{_validate.counted(plans, 'plan')} of {self.statics.agents} agents, "
                 f"whose rounds take {sizes[0]} GiB ({sizes[1]} held and {sizes[2]} more in "
                 f"{what}); this {'machine' if shared else 'device'} has {sizes[3]} GiB: {remedy}"
             )

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from dpjax import _files, _html
+from dpjax import _files, _html, _validate
 from dpjax._numerics import up
 from dpjax.accounting.parties import epsilon_text
 from dpjax.plans.plan import described
@@ -93,7 +93,9 @@ def _outcome(result: Any) -> Iterator[str]:
     simulated = not any(guarantee.release for guarantee in result.guarantees)
     text = "This is a simulation: do not publish its models; a release (release=True) is for that."
     yield (
-        f"<p>{len(result.terms)} plans, {len(result.seeds)} seeds, {result.rounds[-1]:,} rounds. "
+        f"<p>{_validate.counted(len(result.terms), 'plan')}, "
+        f"{_validate.counted(len(result.seeds), 'seed')}, "
+        f"{_validate.counted(result.rounds[-1], 'round')}. "
         "Mean and standard error over seeds at the last round. Metrics are computed from test "
         f"data and covered by no guarantee.</p><p><b>{text * simulated}</b></p>"
     )
@@ -161,7 +163,7 @@ def _parameters(result: Any) -> Iterator[str]:
     if not result.plans:
         yield "<p>This result was loaded from a file, which holds no configs.</p>"
     for number, plan in enumerate(result.plans):
-        name = f"{number}: {plan.config.label}, {plan.agents} agents"
+        name = f"{number}: {plan.config.label}, {_validate.counted(plan.agents, 'agent')}"
         pairs = _pairs(described(plan.config))
         yield f"<details><summary>{_html.escape(name)}</summary>{_wide(pairs)}</details>"
 

@@ -123,7 +123,9 @@ class Result:
     def __repr__(self) -> str:
         """One line: the number of runs, their rounds, and the metrics."""
         return (
-            f"Result({len(self.terms)} plans, {len(self.seeds)} seeds, {self.rounds[-1]} rounds, "
+            f"Result({_validate.counted(len(self.terms), 'plan')}, "
+            f"{_validate.counted(len(self.seeds), 'seed')}, "
+            f"{_validate.counted(self.rounds[-1], 'round')}, "
             f"metrics {', '.join(self.metrics)}, which no guarantee covers)"
         )
 

@@ -280,7 +280,7 @@ def _drive(
     notes: Any = _files.Notes() if progress else None
     with tqdm(
         total=total, initial=at.done, disable=not progress, unit=" rounds",
-        desc=f"{meter.runs} run{'s' if meter.runs > 1 else ''}", smoothing=0,
+        desc=_validate.counted(meter.runs, "run"), smoothing=0,
         mininterval=0.5 if progress and notes.isatty() else 30, file=notes,
     ) as bar:  # fmt: skip
         while not at.ended:

@@ -266,7 +266,8 @@ class RunState:
     @property
     def stored(self) -> str:
         """The stored rounds, in words."""
-        return f"{self.storage.folder or 'no checkpoint'} holds {self.saved or 0} rounds"
+        rounds = _validate.counted(self.saved or 0, "round")
+        return f"{self.storage.folder or 'no checkpoint'} holds {rounds}"
 
     def save(self) -> None:
         """Store the state, if there is a folder that does not hold it yet.

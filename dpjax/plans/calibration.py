@@ -144,7 +144,10 @@ class Target:
             return
         each, n, nodes = config.budget.each, self.agents, config.protect.nodes
         if each is not None and len(each) != n:
-            raise ValueError(f"epsilon has {len(each)} entries for {n} agents; give one an agent")
+            raise ValueError(
+                f"epsilon has {_validate.counted(len(each), 'entry', 'entries')} for "
+                f"{_validate.counted(n, 'agent')}; give one an agent"
+            )
         if nodes is not None and not (max(nodes) < n and len(nodes) < n):
             raise ValueError(
                 f"nodes is {nodes} of {n} agents; give some of 0 .. {n - 1}, and leave a victim"

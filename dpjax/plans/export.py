@@ -164,7 +164,7 @@ class Export:
         chosen = "".join(texts[name] for name, used in paragraphs.items() if used)
         return string.Template(chosen.rstrip()).substitute(
             sites=n,
-            rounds_text=f"{guarantee.rounds:,}",
+            rounds_text=_validate.counted(guarantee.rounds, "round"),
             last=guarantee.rounds - 1,
             label=config.label,
             statement=wording.statement(stated, process=False),

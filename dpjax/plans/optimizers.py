@@ -67,7 +67,8 @@ class Sgd:
         """
         if isinstance(self.decay, tuple) and len(self.decay) != rounds:
             raise ValueError(
-                f"decay has {len(self.decay)} step sizes for {rounds} rounds; give one a round"
+                f"decay has {_validate.counted(len(self.decay), 'step size')} for "
+                f"{_validate.counted(rounds, 'round')}; give one a round"
             )
 
     @property

@@ -104,7 +104,7 @@ class Plan:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
         remarks = ""
         if not self.unforecast and np.isfinite(affords := self.forecast(1).affords()):
-            remarks = f"; noise allows for {affords:,.0f} parameters"
+            remarks = f"; noise allows for {_validate.counted(affords, 'parameter')}"
         scales = np.zeros(0) if self.noise is None else self.noise.arrays.get("noise_scales", ())
         below = np.flatnonzero((np.asarray(scales) > 0) & (np.asarray(scales) < 2.0**-23))
         if below.size:
@@ -119,9 +119,8 @@ class Plan:
                 f"; rounded to a grid of {self.grid.spacing:.3g}, which adds "
                 f"{self.grid.share:.2g} of itself to the network's mean noise variance"
             )
-        return (
-            f"Plan({self.config.label}, {self.agents} agents, {self.guarantee.caption()}{remarks})"
-        )
+        agents = _validate.counted(self.agents, "agent")
+        return f"Plan({self.config.label}, {agents}, {self.guarantee.caption()}{remarks})"
 
     def _repr_html_(self) -> str:
         """The line of `repr`, and who is protected from whom, for notebooks."""

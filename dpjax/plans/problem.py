@@ -205,8 +205,9 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
         )
     if classes and largest >= outputs.shape[-1]:
         raise ValueError(
-            f"y reaches class {int(largest)}, the model has {outputs.shape[-1]} outputs; number "
-            "the classes from 0, or widen the model"
+            f"y reaches class {int(largest)}, the model has "
+            f"{_validate.counted(outputs.shape[-1], 'output')}; number the classes from 0, or "
+            "widen the model"
         )
     return outputs.shape[-1] if classes else 2
 
@@ -446,7 +447,8 @@ class Problem:
     def __repr__(self) -> str:
         """Its size in one line: data are not for terminals and logs."""
         rows, agents = len(self.x), len(self.partition.counts)
-        return f"Problem({self.name!r}, {agents} agents, {rows:,} records of {self.x.shape[1:]})"
+        held = f"{_validate.counted(agents, 'agent')}, {_validate.counted(rows, 'record')}"
+        return f"Problem({self.name!r}, {held} of {self.x.shape[1:]})"
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""

@@ -114,8 +114,10 @@ class _Dealt(_Sampler):
         """
         if self.epochs * self.separation != rounds:
             raise ValueError(
-                f"sampler deals {self.epochs} epochs of {self.separation} batches in {rounds} "
-                f"rounds; give rounds={self.epochs * self.separation}, or other epochs"
+                f"sampler deals {_validate.counted(self.epochs, 'epoch')} of "
+                f"{_validate.counted(self.separation, 'batch', 'batches')} in "
+                f"{_validate.counted(rounds, 'round')}; give "
+                f"rounds={self.epochs * self.separation}, or other epochs"
             )
         return Participation(rounds, self.epochs, self.separation)
 
@@ -359,7 +361,8 @@ class Poisson(_Counted):
             agent = f"agent {least}" if agents is None else agents[least]
             groups = "" if self.separation == 1 else f" in {self.separation} groups"
             raise ValueError(
-                f"expected is {self.expected:g}, but {agent} has {counts[least]} records{groups}; "
+                f"expected is {self.expected:g}, but {agent} has "
+                f"{_validate.counted(counts[least], 'record')}{groups}; "
                 f"lower it to {counts[least] / self.separation:g} at most"
             )
 

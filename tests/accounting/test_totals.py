@@ -680,7 +680,7 @@ def test_releases_keep_a_part_for_finite_precision():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: phase(0.8).within(TOTAL), "mu of 1 phases is 0.8 together, more than the total's"),
+        (lambda: phase(0.8).within(TOTAL), "mu of 1 phase is 0.8 together, more than the total's"),
         (
             lambda: phase(0.1).within(Budget((1.0, 2.0), DELTA, "zcdp")),
             r"epsilon is \(1.0, 2.0\) of a total by 'zcdp'; give one number",
@@ -691,7 +691,7 @@ def test_releases_keep_a_part_for_finite_precision():
         ),
         (
             lambda: by_agent(1.1, 2.0).within(Budget((1.0, 4.0), DELTA)),
-            "mu of 1 phases is .* at agent 0, more than the .* .epsilon 1 to 4 by agent at delta",
+            "mu of 1 phase is .* at agent 0, more than the .* .epsilon 1 to 4 by agent at delta",
         ),
         (lambda: by_agent(0.5, 2.0).survivors([2]), "departed is 2; give a whole number from 0"),
         (lambda: by_agent(0.5, 2.0).survivors([0, 1]), "everyone; leave at least one agent"),

@@ -103,7 +103,7 @@ def test_records_go_to_the_sites_that_own_them() -> None:
 def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
     save(x=X, y=Y, owner=OWNER)
     task = train.read(train.tomllib.loads(SETTINGS))[1]
-    assert "no test records in own: 8 are held out, by seed 0" in capsys.readouterr().out
+    assert "no test records in own: 8 records held out, by seed 0" in capsys.readouterr().out
     rows = [int(np.flatnonzero((X.astype(np.float32) == x).all(axis=1))[0]) for x in task.x]
     for site, shard, count in zip(SITES, *task.partition[:2], strict=True):
         assert set(OWNER[[rows[index] for index in shard[:count]]]) == {site}

@@ -97,7 +97,7 @@ def test_noise_over_rounds_is_timed_and_a_last_chunk_compiled(network, small):
     assert expected.rounds == 18 and expected.runs == 1
     assert expected.seconds > expected.setup_seconds > 0 and expected.round_seconds > 0
     assert expected.held + expected.added <= expected.memory < expected.limit
-    assert "1 runs of 18 rounds take about" in expected.statement()
+    assert "1 run of 18 rounds: about" in expected.statement()
     assert dp.estimate(made, small, seeds=[1], stop_at=5).rounds == 5
 
 
@@ -163,7 +163,7 @@ def test_noise_kept_over_rounds_is_refused_before_it_is_made(
     machine(HELD + noise)
     # It is traced, and never called.
     monkeypatch.setattr(program, "initial", types.SimpleNamespace(trace=program.initial.trace))
-    message = rf"seeds has 1 seeds, .* {noise / 2**30:.2f} of them for noise kept .* bands=8,"
+    message = rf"seeds has 1 seed, .* {noise / 2**30:.2f} of them for noise kept .* bands=8,"
     for call in (dp.estimate, dp.run):
         with pytest.raises(ValueError, match=message):
             call(made, large, seeds=[0])
@@ -185,7 +185,7 @@ def test_a_trace_of_more_than_fits_is_refused(network, small, machine):
     made = plan.make(make_config(rounds=3), network)
     read = lambda passed: jnp.zeros(10_000)  # noqa: E731
     machine(HELD + 4 * 3 * 10_000)
-    with pytest.raises(ValueError, match="seeds has 1 seeds, .* more in the compiled program"):
+    with pytest.raises(ValueError, match="seeds has 1 seed, .* more in the compiled program"):
         trace(made, small, seeds=[0], read=read)
     machine(LIMIT)
     assert trace(made, small, seeds=[0], read=read).shape == (1, 3, 10_000)
@@ -201,7 +201,7 @@ def test_a_run_that_does_not_fit_is_refused_with_its_numbers(
     machine(LIMIT)
     added = dp.estimate(made, small, **options).added
     machine(HELD + added - 1)
-    message = rf"seeds has 1 seeds, .*\(0\.93 held and {added / 2**30:.2f} more .*microbatch"
+    message = rf"seeds has 1 seed, .*\(0\.93 held and {added / 2**30:.2f} more .*microbatch"
     for call in (lambda: dp.estimate(made, small, **options),
                  lambda: dp.run(made, small, **options, **files)):  # fmt: skip
         with pytest.raises(ValueError, match=message):

@@ -255,9 +255,9 @@ def test_estimates_are_printed_for_every_run_and_nothing_is_kept(
 
     assert launch.main("trial", PRESETS, body, ["--estimate"]) == 0
     first, later, total = capsys.readouterr().out.splitlines()
-    assert first.startswith("cell/first: 1 runs of 8 rounds take about ")
-    assert later.startswith("cell/later: 2 runs of 6 rounds take about ")
-    seconds = sum(float(line.split(" take about ")[2].split()[0]) for line in (first, later))
+    assert first.startswith("cell/first: 1 run of 8 rounds: about ")
+    assert later.startswith("cell/later: 2 runs of 6 rounds: about ")
+    seconds = sum(float(line.split(", and about ")[1].split()[0]) for line in (first, later))
     minutes = float(total.removeprefix("All runs together take about ").split()[0])
     assert abs(minutes - seconds / 60) < 0.06
     assert not list(tmp_path.iterdir())
