@@ -225,6 +225,10 @@ def sweep(
         fill(team, _files.say, progress)
         frames, numbers = [], {one: number for number, one in enumerate(points)}
         for path, (group, _) in work.items():
+            # Its digest is of what stands in the file, whatever that is called now.
+            name = records.read_metadata(path).get("sweep", path.stem)
+            if name != path.stem:
+                raise ValueError(f"{path} was {name}.jsonl; call it so again, or delete it")
             rows = records.read(path)
             frames.append(rows.assign(point=[numbers[group[index]] for index in rows["plan"]]))
     frame = pandas.concat(frames).sort_values("point", kind="stable", ignore_index=True)
@@ -380,7 +384,8 @@ def _run(
             index = indices[number // each]
             rows.append({**columns[index], **row, "plan": index})
     described = plan_.described(group)
-    records.write(path, rows, records.metadata(seed=options["seeds"], configs=described))
+    about = records.metadata(seed=options["seeds"], configs=described, sweep=path.stem)
+    records.write(path, rows, about)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -220,6 +220,25 @@ def test_code_edited_under_its_name_is_run_again(edited, tmp_path, monkeypatch):
     pandas.testing.assert_frame_equal(rows(1.0), first)
 
 
+def test_files_that_change_names_are_refused(tmp_path):
+    """Rows of one sampler are not read as another's."""
+
+    def rows():
+        grid = {"sampler": [dp.samplers.Random(1), dp.samplers.Full()]}
+        return swept(grid, folder=tmp_path, seeds=[0]).to_frame()
+
+    first = rows()
+    one, other = tmp_path.glob("*.jsonl")
+    one.rename(tmp_path / "kept")
+    other.rename(one)
+    (tmp_path / "kept").rename(other)
+    with pytest.raises(ValueError, match="was .*; call it so again, or delete it"):
+        rows()
+    one.unlink()
+    other.unlink()
+    pandas.testing.assert_frame_equal(rows(), first)
+
+
 def test_parts_of_the_package_are_named_by_its_version_alone(monkeypatch):
     """So that rows that are there are read without designing noise again."""
     monkeypatch.setattr(sweep, "_plans", None)
