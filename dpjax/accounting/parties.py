@@ -372,17 +372,19 @@ def _of_group(loss: losses.AnyLoss, records: int, delta: float) -> float:
         steps = math.log(math.fsum(math.exp(j * one) for j in range(records)))
         return loss.epsilon(math.exp(math.log(delta) - steps - _ROUNDING)) - one
 
-    # Any epsilon of one record that holds at the delta that it takes; the least by bisection.
+    # Any epsilon of one record that holds at the delta that it takes; the least by a root.
     low = loss.epsilon(delta)
     high = low
     while records * high <= _MOST_STEPS and excess(high) > 0:
+        low = high
         high = 2 * high + _CLOSE
-    if records * high > _MOST_STEPS:
+    if records * high > _MOST_STEPS or records * low >= best:
         return best
-    while high - low > _CLOSE * high:
-        middle = (low + high) / 2
-        if excess(middle) > 0:
-            low = middle
-        else:
-            high = middle
+    if low < high:
+        from scipy import optimize
+
+        root = float(optimize.brentq(excess, low, high, xtol=1e-300, rtol=_CLOSE / 8))
+        above = root * (1 + _CLOSE / 4)
+        if above < high and excess(above) <= 0:
+            high = above
     return min(best, records * high * MARGIN)

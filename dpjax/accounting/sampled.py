@@ -20,10 +20,11 @@ clipped gradient; m_s follows from what was seen before s, whatever B, and is ta
 left is a round as above with r = |c| |x| over the noise, once in b rounds.
 """
 
+import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -50,12 +51,19 @@ _FOURIER = 5 * _UNIT
 _UP = 1 + 1e-12
 # The range of ratios that are distinguished, and the least delta of which float64 holds the shares.
 _LEAST, _MOST = 1e-6, 1e3
+# Powers of two of delta that share a composition.
+_APART = 16
 _LEAST_DELTA = 1e-250
 # Rates that a calibration tells apart; between two of them the higher one is taken.
 _LEVELS = 8
 # How close to the budget it ends: in epsilon, and in the noise after so many halvings.
 _CLOSE = 2e-4
 _HALVINGS = 14
+# Orders beyond this over epsilon, for every unit of log delta, are not transformed.
+_STEEPEST = 8.0
+# Wider cells are not transformed: exp of them overflows.
+_WIDEST = 500.0
+_NONE = np.zeros(0)
 
 
 class Loss:
@@ -175,6 +183,8 @@ class Pld(Loss):
     over rounds, or has a strategy of at most as many diagonals as the rounds between two in which
     a record may be drawn. Adaptive composition is included, at every delta and number of rounds.
     Discretised losses are rounded up; what is truncated, and what Fourier transforms round, counts.
+    `epsilon` never rises with delta. With more rounds, larger rates or ratios it may fall by what
+    the cells of losses move it, one part in 10^4 in trials; it is above the exact one throughout.
 
     Attributes:
         phases: Rounds that cost alike, one after the other, each with the same agents.
@@ -368,8 +378,72 @@ def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
         return unamplified
     if plain:
         sampled.append((1.0, plain, 1))
-    each = [_composed(sampled, delta, present) for present in (True, False)]
-    return min(unamplified, max(each) * _UP)
+    amplified = _at_delta(tuple(sampled), delta)
+    return min(unamplified, amplified * _UP)
+
+
+def _at_delta(parts: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    """Epsilon of all rounds in both directions, rounded up; it never rises with delta.
+
+    All deltas from an anchor to the next one are read off the anchor's curves, which fall. Where
+    curves change, just below the next anchor, epsilon is at least what it is there.
+    """
+    # Where a record is hardly ever drawn, losses have tails for which orders must fit delta.
+    apart = _APART if sum(q * t for q, _, t in parts) > 1 else 1
+    exponent = (math.frexp(delta)[1] - 1) // apart * apart
+    epsilons = [curve.epsilon(delta) for curve in _curves(parts, 2.0**exponent)]
+    anchor = 2.0 ** (exponent + apart)
+    if 0.98 * anchor < delta and anchor < 1:
+        epsilons += [curve.epsilon(anchor) for curve in _curves(parts, anchor)]
+    return max(epsilons)
+
+
+@functools.lru_cache(maxsize=8)  # Statements of several records ask for many deltas.
+def _curves(parts: tuple[tuple[float, float, int], ...], least: float) -> tuple["_Curve", "_Curve"]:
+    """Curves in both directions, from a least delta on."""
+    return _composed(parts, least, True), _composed(parts, least, False)
+
+
+class _Curve(NamedTuple):
+    """Epsilon of all rounds in one direction by delta, rounded up.
+
+    Attributes:
+        orders: [k] orders a.
+        moments: [k] K(a) and the logarithm of the largest (1 - exp(-x)) exp(-a x).
+        order: Order of the other numbers, K of which is ``log_mass``.
+        log_mass: K at that order.
+        slack: What sums round, as a share of delta.
+        epsilons: [m] falling by a cell's width; empty where transforms round too much.
+        means: [m] delta at these, as a share of exp(K - a e).
+        slopes: [m] how much the delta falls by exp(e), likewise.
+        log_deltas: [m] logarithms of these deltas, rising.
+    """
+
+    orders: Float[np.ndarray, " k"]
+    moments: Float[np.ndarray, " k"]
+    order: float
+    log_mass: float = 0.0
+    slack: float = 0.0
+    epsilons: Float[np.ndarray, " m"] = _NONE
+    means: Float[np.ndarray, " m"] = _NONE
+    slopes: Float[np.ndarray, " m"] = _NONE
+    log_deltas: Float[np.ndarray, " m"] = _NONE
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at a delta, at least the one that the curve was made for."""
+        log_delta = math.log(delta * (1 - 2 * _SHARE))
+        best = float(((self.moments - log_delta) / self.orders).min())
+        log_delta -= self.slack
+        last = int(np.searchsorted(self.log_deltas, log_delta, side="right"))
+        last = min(last, len(self.epsilons) - 1)
+        if last > 0:
+            # Between two sums delta is linear in exp(e); slopes may be 0 in floating point.
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                allowed = np.exp(log_delta - self.log_mass + self.order * self.epsilons[last])
+                excess = np.maximum(self.means[last] - allowed, 0) / self.slopes[last]
+                reached = self.epsilons[last] + np.log1p(excess)
+            best = min(best, float(np.fmin(reached, self.epsilons[last - 1])))
+        return max(best, 0.0)
 
 
 class _Round(NamedTuple):
@@ -386,8 +460,8 @@ class _Round(NamedTuple):
     times: int
 
 
-def _composed(parts: list[tuple[float, float, int]], delta: float, present: bool) -> float:
-    """Epsilon of all rounds in one direction, rounded up.
+def _composed(parts: Sequence[tuple[float, float, int]], least: float, present: bool) -> _Curve:
+    """Epsilon of all rounds in one direction at a least delta and above it, rounded up.
 
     With L the sum of the losses and K(a) = log E exp(a L), at every order a > 0
 
@@ -396,45 +470,88 @@ def _composed(parts: list[tuple[float, float, int]], delta: float, present: bool
     E_a under the probabilities times exp(a L - K). What a Fourier transform of these errs by is
     then relative to exp(K - a e), which is near delta, and not to 1. Where that is too much, the
     largest value in E_a still holds: epsilon by the Renyi divergence of order a + 1.
+    """
+    from scipy import optimize
+
+    count = sum(times for *_, times in parts)
+    log_least = math.log(least)
+    # Beyond, a coordinate's probability over all rounds is at most that share.
+    reach = math.sqrt(2 * (math.log(count) - log_least - math.log(_SHARE)))
+    width = max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
+    rounds = [_discretised(part, width, reach, math.inf, present) for part in parts]
+    moments = dict[float, float]()
+
+    def moment(log_order: float) -> float:
+        order = math.exp(log_order)
+        if order not in moments:
+            # (1 - exp(-x)) exp(-a x) is largest at x = log(1 + 1 / a).
+            largest = -math.log1p(order) - order * math.log1p(1 / order)
+            moments[order] = _cumulant(rounds, order) + largest
+        return moments[order]
+
+    def chernoff(log_order: float, epsilon: float) -> float:
+        return moment(log_order) - math.exp(log_order) * epsilon
+
+    span = max(float(part.losses[-1]) for part in rounds)
+    grid = np.linspace(math.log(0.01 / (span * math.sqrt(count))), math.log(1e6 / span), 12)
+
+    def lowest(value: Callable[[float], float]) -> tuple[float, float]:
+        """Where a function of log orders is least, and the value there."""
+        best = int(np.argmin([value(log_order) for log_order in grid]))
+        around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        found = optimize.minimize_scalar(value, bounds=around, method="bounded")
+        return float(found.x), float(found.fun)
+
+    log_order, renyi = lowest(lambda x: (moment(x) - log_least) / math.exp(x))
+    bounds = np.array(list(moments)), np.array(list(moments.values()))
+    # Losses that have a largest one have an order without end, and little is near that one.
+    order = min(math.exp(log_order), _STEEPEST * (8 - log_least) / max(renyi, 1e-300))
+    curve = _transformed(parts, rounds, _Curve(*bounds, order), least, present)
+    for _ in range(3):
+        epsilon = curve.epsilon(least)
+        if 0 < epsilon < 0.7 * renyi:
+            # The order was that of a larger epsilon.
+            log_order, _ = lowest(functools.partial(chernoff, epsilon=epsilon))
+            order = math.exp(log_order)
+            closer = _transformed(parts, rounds, _Curve(*bounds, order), least, present)
+            curve = min(curve, closer, key=lambda other: other.epsilon(least))
+    return curve
+
+
+def _transformed(
+    parts: Sequence[tuple[float, float, int]],
+    rounds: list[_Round],
+    curve: _Curve,
+    least: float,
+    present: bool,
+) -> _Curve:
+    """A curve by transforms at about its order; itself where these round too much.
 
     Sums beyond the window come back at its other end, where they only add to delta, unless they
     are above its top. These and losses beyond the reach are shares of delta, and taken off it.
     """
-    from scipy import fft, optimize, signal
+    from scipy import fft, signal
 
     count = sum(times for *_, times in parts)
-    log_share = math.log(_SHARE * delta)
-    # Beyond, a coordinate's probability over all rounds is at most that share.
+    log_share = math.log(_SHARE * least)
     reach = math.sqrt(2 * (math.log(count) - log_share))
-    width = max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
-    rounds = [_discretised(part, width, reach, math.inf, present) for part in parts]
-    log_delta = math.log(delta * (1 - 2 * _SHARE))
-
-    def renyi(log_order: float) -> float:
-        order = math.exp(log_order)
-        # (1 - exp(-x)) exp(-a x) is largest at x = log(1 + 1 / a).
-        largest = -math.log1p(order) - order * math.log1p(1 / order)
-        return (_cumulant(rounds, order) + largest - log_delta) / order
-
     span = max(float(part.losses[-1]) for part in rounds)
-    orders = math.log(0.01 / (span * math.sqrt(count))), math.log(1e6 / span)
-    closest = optimize.minimize_scalar(renyi, bounds=orders, method="bounded")
-    best = float(closest.fun)
-
-    # Where a few rounds may lose much, that order's multiple is wide: a lower one is transformed.
-    order = math.exp(closest.x) / 1.4
+    # Where a few rounds may lose much, an order's multiple is wide: a lower one is transformed.
+    order = _rounded(curve.order / 1.3, math.floor)
     log_mass = _cumulant(rounds, order)
     # Chernoff's bounds on what the multiple has outside, and delta above.
     beyond = (_cumulant(rounds, 1.5 * order) - log_mass + _OUTSIDE) / (order / 2)
     below = (log_mass - _cumulant(rounds, order / 2) - _OUTSIDE) / (order / 2)
     window = max((log_mass - log_share) / order, beyond) - below
     # Moved to the ends of cells, losses have up to width^2 / 6 more variance a round, or about.
+    width = max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
     width = min(width, math.sqrt(12 * _INFLATION / (count * order * (order + 1))))
-    width = max(width, (window + span) / _MOST_CELLS)
+    # Runs that hardly differ have the same cells.
+    width = max(_rounded(width, math.floor), _rounded((window + span) / _MOST_CELLS, math.ceil))
     size = fft.next_fast_len(math.ceil(window / width) + 1, real=True)
     unit = _FOURIER * math.log2(size)
-    if count * unit * math.sqrt(size) > 0.5:
-        return max(best, 0.0)
+    if count * unit * math.sqrt(size) > 0.5 or width > _WIDEST:
+        return curve
 
     rounds = [_discretised(part, width, reach, window, present) for part in parts]
     spectrum = np.ones(size // 2 + 1, np.complex128)
@@ -452,23 +569,28 @@ def _composed(parts: list[tuple[float, float, int]], delta: float, present: bool
     log_mass = _cumulant(rounds, order)
     lowest = sum(part.times * float(part.losses[0]) for part in rounds)
     top = math.ceil(((log_mass - log_share) / order - lowest) / width)
-    numbers = top - np.arange(size)
+    # Down to the first epsilon that is none.
+    last = min(max(top - math.floor(-lowest / width), 1), size - 1)
+    numbers = top - np.arange(last + 1)
     epsilons = lowest + width * numbers
     # E_a at each of them from the top down, by two sums that have positive terms alone.
     decay = math.exp(-(order + 1) * width)
-    above = signal.lfilter([0, decay], [1, -decay], sums[numbers % size])
-    means = signal.lfilter([math.expm1(width)], [1, -math.exp(-order * width)], above) + off
-    log_delta -= 16 * size * _UNIT  # What these sums round.
-    allowed = np.exp(log_delta - log_mass + order * epsilons)
-    fails = means > allowed
-    fails[-1] = True
-    last = int(fails.argmax())
-    if last > 0:
-        # Between two sums delta is linear in exp(e).
-        with np.errstate(divide="ignore", invalid="ignore"):
-            step = np.log1p(np.maximum(means[last] - allowed[last], 0) / above[last])
-        best = min(best, float(epsilons[last] + np.fmin(step, width)))
-    return max(best, 0.0)
+    slopes = signal.lfilter([0, decay], [1, -decay], sums[numbers % size])
+    means = signal.lfilter([math.expm1(width)], [1, -math.exp(-order * width)], slopes) + off
+
+    def log_delta(place: int) -> float:
+        return log_mass - order * float(epsilons[place]) + math.log(means[place])
+
+    # Other deltas are not asked for.
+    first = bisect.bisect(range(size), math.log(0.5 * least), 0, last, key=log_delta)
+    most = math.log(least) + (_APART + 1) * math.log(2)
+    end = bisect.bisect(range(size), most, 0, last, key=log_delta)
+    places = slice(max(first - 2, 0), end + 2)
+    arrays = [array[places].copy() for array in (epsilons, means, slopes)]
+    log_deltas = log_mass - order * arrays[0] + np.log(arrays[1])
+    arrays.append(np.maximum.accumulate(log_deltas))
+    slack = 16 * size * _UNIT  # What these sums round.
+    return _Curve(curve.orders, curve.moments, order, log_mass, slack, *arrays)
 
 
 def _cumulant(rounds: list[_Round], order: float) -> float:
@@ -480,6 +602,11 @@ def _cumulant(rounds: list[_Round], order: float) -> float:
         rounding = 8 * _UNIT * (600 + order * float(np.abs(part.losses[[0, -1]]).max()))
         total += part.times * (float(special.logsumexp(order * part.losses + part.logs)) + rounding)
     return total
+
+
+def _rounded(value: float, to: Callable[[float], int]) -> float:
+    """A positive number moved to an eighth root of a power of two."""
+    return 2.0 ** (to(8 * math.log2(value)) / 8)
 
 
 def _discretised(

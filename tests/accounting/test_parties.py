@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpjax.accounting import finite, gdp, losses, parties
+from dpjax.accounting import finite, gdp, losses, parties, sampled
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.sampled import Pld
 from dpjax.plans.protect import Budget
@@ -184,6 +184,24 @@ def test_several_records_over_many_sampled_rounds(rate, ratio, rounds, delta, re
     assert loss.epsilon(delta / steps) <= epsilon
     less = 0.99 * epsilon
     assert loss.epsilon(delta / sum(np.exp(j * less) for j in range(records))) > less
+
+
+def test_a_statement_composes_few_times(monkeypatch):
+    """All deltas that several records ask for are read off few compositions, and not 40."""
+    composed = sampled._composed
+    counts = []
+
+    def counted(*args):
+        counts.append(args)
+        return composed(*args)
+
+    monkeypatch.setattr(sampled, "_composed", counted)
+    loss = Pld.of([256 / 59_999], [1 / 1.3349], 14_000)
+    one = with_loss(loss, delta=1e-6, relation="zero_out_record")
+    one.statement()
+    assert len(counts) <= 6
+    # As close as by 40.
+    assert one.for_records(2) <= 1.003 * 4.40993 and one.for_records(5) <= 1.003 * 14.83607
 
 
 @pytest.mark.parametrize("records", [2, 3, 5])

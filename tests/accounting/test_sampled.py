@@ -110,7 +110,8 @@ def test_one_round_at_any_delta_in_many_digits(rate, ratio, present):
     for exponent in (-3, -12, -16, -50, -200):
         with mpmath.workdps(400):
             delta = mpmath.mpf(10) ** exponent
-            epsilon = sampled._composed([(rate, ratio, 1)], float(delta), present)
+            curve = sampled._composed([(rate, ratio, 1)], float(delta), present)
+            epsilon = curve.epsilon(float(delta))
             exact = one_round(rate, ratio, epsilon, present)
             assert exact <= delta * (1 + mpmath.mpf(1e-9))
             # Close, but where no loss is as large.
@@ -182,11 +183,63 @@ def test_no_delta_loses_the_amplification(rounds):
         epsilons.append(stated)
 
 
+# (rate, ratio, rounds) of some epsilons near 0, and others.
+MANY = [
+    (0.817, 0.00161455, 890),
+    (0.0070401, 0.00145973, 17),
+    (0.25, 0.0092, 3815),
+    (1.3e-7, 0.041, 1322),
+    (0.01, 1.0, 200),
+]
+
+
+@pytest.mark.parametrize(("rate", "ratio", "rounds"), MANY)
+@pytest.mark.parametrize("centre", [2.0**-32, 4.63e-12, 1.87e-6])
+def test_epsilon_never_rises_with_delta(rate, ratio, rounds, centre):
+    """By steps of one part in 10^8, also where another composition is read: exactly."""
+    loss = Pld.of([rate], [ratio], rounds)
+    far = np.array([-0.5, -0.03, -0.0201, -0.02, -0.0199, -0.01])
+    steps = np.sort(np.concatenate([far, np.arange(-4, 5) * 1e-8, -far]))
+    epsilons = [loss.epsilon(centre * (1 + step)) for step in steps]
+    assert epsilons == sorted(epsilons, reverse=True)
+
+
+def test_tiny_epsilons_rise_with_rounds_and_rates():
+    """Of few draws, and at a delta at which float64 just holds the shares of it."""
+    rare = [Pld.of([1.3047e-7], [0.0409378], t).epsilon(5.46e-12) for t in (331, 661, 1322)]
+    assert rare == sorted(rare)
+    rates = [2.1321e-5, 2.1326e-5]
+    small = [Pld.of([rate], [0.00102215], 888_244).epsilon(2.2e-220) for rate in rates]
+    assert small == sorted(small)
+
+
+@pytest.mark.parametrize("nudged", ["rate", "ratio"])
+@pytest.mark.parametrize(("rate", "ratio", "rounds"), MANY)
+def test_epsilon_hardly_wavers(rate, ratio, rounds, nudged):
+    """Runs that differ by one part in 10^8 have the same cells, but at their borders."""
+    more = (rate * (1 + 1e-8), ratio) if nudged == "rate" else (rate, ratio * (1 + 1e-8))
+    less, larger = (Pld.of([q], [r], rounds).epsilon(DELTA) for q, r in ((rate, ratio), more))
+    assert less <= larger * (1 + 1e-6) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("rate", "ratio", "delta"),
+    [(2.88165e-8, 0.694848, 1.196831e-12), (3e-7, 0.2, 1e-10), (1e-5, 0.05, 1e-8)],
+)
+def test_epsilons_of_rare_draws_are_close(rate, ratio, delta):
+    """Of one round, whose delta is known in closed form: epsilon was 80 times too large."""
+    epsilon = Pld.of([rate], [ratio], 1).epsilon(delta)
+    with mpmath.workdps(60):
+        exact = [max(one_round(rate, ratio, e, side) for side in (True, False))
+                 for e in (epsilon, 0.7 * epsilon)]  # fmt: skip
+    assert exact[0] <= delta < exact[1]
+
+
 @pytest.mark.mutant
 def test_what_is_truncated_counts(monkeypatch):
     """Three tenths of delta may be cut off: the losses that are left must keep the rest."""
     monkeypatch.setattr(sampled, "_SHARE", 0.3)
-    epsilon = sampled._composed([(0.9, 1.0, 1)], 1e-3, True)
+    epsilon = sampled._composed([(0.9, 1.0, 1)], 1e-3, True).epsilon(1e-3)
     assert one_round(0.9, 1.0, epsilon, True) < 1e-3
 
 
@@ -194,7 +247,7 @@ def test_what_is_truncated_counts(monkeypatch):
 def test_what_transforms_round_counts(monkeypatch):
     """Sums that are too small by as much as is allowed for state no less than exact ones."""
     part = (0.1, 0.5, 20)
-    exact = sampled._composed([part], DELTA, True)
+    exact = sampled._composed([part], DELTA, True).epsilon(DELTA)
     monkeypatch.setattr(sampled, "_FOURIER", 1e-7)
     transform = fft.irfft
 
@@ -203,7 +256,7 @@ def test_what_transforms_round_counts(monkeypatch):
         return transform(spectrum, size) - allowed / size**0.5
 
     monkeypatch.setattr(fft, "irfft", rounded)
-    assert exact < sampled._composed([part], DELTA, True) < 1.05 * exact
+    assert exact < sampled._composed([part], DELTA, True).epsilon(DELTA) < 1.05 * exact
 
 
 @pytest.mark.parametrize("size", [16_384, 16_875, 50_625])
