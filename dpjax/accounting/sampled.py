@@ -248,7 +248,7 @@ class Pld(Loss):
     @property
     def unamplified(self) -> float:
         """Gaussian-DP mu of the same noise if every record were in every batch, rounded up."""
-        return max(math.sqrt(sum(r**2 * t for _, r, t in row)) * _UP for row in self._rows())
+        return max(_all_in(row) for row in self._rows())
 
     def scaled(self, factor: float) -> "Pld":
         """The loss with ratios larger by a factor: noise smaller by it.
@@ -364,7 +364,7 @@ def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
     """The epsilon of one agent."""
     parts = [(q, r, t) for q, r, t in row if q > 0 and r > 0 and t > 0]
     # Without sampling all rounds are one Gaussian.
-    plain = math.sqrt(sum(r * r * t for q, r, t in parts if q == 1)) * _UP
+    plain = _all_in([one for one in parts if one[0] == 1])
     sampled = [one for one in parts if one[0] < 1]
     if not sampled:
         return float(gdp.epsilon(plain, delta))
@@ -373,13 +373,18 @@ def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
     # Tiny ratios are rounded up; at the largest sampling hides nothing, and numbers overflow.
     sampled = [(q, max(r, _LEAST), t) for q, r, t in sampled]
     # Each of these bounds holds, and amplification never makes a loss larger.
-    unamplified = float(gdp.epsilon(math.sqrt(sum(r * r * t for _, r, t in parts)) * _UP, delta))
+    unamplified = float(gdp.epsilon(_all_in(parts), delta))
     if delta < _LEAST_DELTA or max(r for _, r, _ in sampled) > _MOST or plain > _MOST:
         return unamplified
     if plain:
-        sampled.append((1.0, plain, 1))
+        sampled.append((1.0, max(plain, _LEAST), 1))
     amplified = _at_delta(tuple(sampled), delta)
     return min(unamplified, amplified * _UP)
+
+
+def _all_in(parts: Sequence[tuple[float, float, int]]) -> float:
+    """Gaussian-DP mu of records in every batch, rounded up; squares of no ratio underflow."""
+    return math.hypot(*(r * math.sqrt(t) for _, r, t in parts)) * _UP
 
 
 def _at_delta(parts: tuple[tuple[float, float, int], ...], delta: float) -> float:

@@ -1,6 +1,7 @@
 """Losses of sampled rounds, never below the truth and close above it, at every delta."""
 
 import math
+import warnings
 
 import mpmath
 import numpy as np
@@ -233,6 +234,30 @@ def test_epsilons_of_rare_draws_are_close(rate, ratio, delta):
         exact = [max(one_round(rate, ratio, e, side) for side in (True, False))
                  for e in (epsilon, 0.7 * epsilon)]  # fmt: skip
     assert exact[0] <= delta < exact[1]
+
+
+@pytest.mark.parametrize(
+    ("rate", "ratio", "rounds", "delta"),
+    [
+        (0.8826676655038547, 338.26026356665534, 279, 2.34e-225),
+        (1.0, 1e-170, 1, 1e-240),
+        (0.5, 1e-200, 1, 0.0),
+        (0.7, 832.0, 29_757, 5e-7),
+        (7.5e-8, 2.86, 36, 1.25e-3),
+    ],
+)
+def test_extreme_losses_warn_of_nothing(rate, ratio, rounds, delta):
+    """And are on the safe side: where nothing is sampled, by the Gaussian of all rounds."""
+    loss = Pld.of([rate], [ratio], rounds)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        epsilon = loss.epsilon(delta)
+        if rate == 1 or delta == 0:
+            # In squares, ratios below 1e-162 are zeros.
+            assert epsilon >= gdp.epsilon(ratio, delta) > 0
+        if rate * rounds < delta:
+            assert epsilon == 0
+        assert loss.unamplified >= ratio * math.sqrt(rounds)
 
 
 @pytest.mark.mutant
