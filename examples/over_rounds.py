@@ -28,9 +28,11 @@ def main(epochs=20, batches=8):
         if design == config.noise:
             print(made.guarantee.statement())
             # Each agent draws its own noise, so agents may attack: what node 0 learns of others.
+            # Its own entry is nan: it has its data, and no number says what it learns of them.
             view = views.dsgd(weights, made.applied_strategy).pndp(0)
             mu = view.guaranteed(made.config.pattern).round(4)
-            print("mu of every agent at noise 1, zero-out:", mu)
+            print("mu of every agent against node 0, at noise 1, zero-out:", mu)
+            print("(nan: node 0 is the attacker, and nothing hides its own data from itself)")
     return results
 
 

@@ -25,8 +25,8 @@ class ViewLoss(NamedTuple):
     """Gaussian-DP loss of every victim, and how exact it is.
 
     Attributes:
-        mu: [n] at clip 1 and noise 1 for zeroing a record out; nan for attackers, infinite where
-            gradients are seen without noise.
+        mu: [n] at clip 1 and noise 1 for zeroing a record out; nan for attackers, who have their
+            own data; infinite where gradients are seen without noise.
         upper_bound: [n] True where ``mu`` may exceed the exact value: it is then a sum of sizes
             of numbers of both signs, the loss of a strictly larger view, or one with a margin for
             rounding.
@@ -55,7 +55,8 @@ class View:
     the truth: what rounding leaves open is the loss of a strictly larger view.
 
     Attributes:
-        attackers: Colluding nodes; their entries of a loss are nan.
+        attackers: Colluding nodes. Their entries of a loss are nan: they have their own data, and
+            nothing hides these from them. ``np.nanmax`` is the largest loss of all others.
         agents: Number of agents n.
         rounds: Most rounds, where a strategy fixes them; else None.
     """
@@ -145,7 +146,7 @@ class View:
             gradients: As in `loss`.
 
         Returns:
-            [n] mu.
+            [n] mu; nan for attackers, who have their own data.
         """
         mu = self.gdp(participation, gradients=gradients)
         if gradients == "view" and self._all_messages is not None:
