@@ -183,8 +183,9 @@ class Pld(Loss):
     over rounds, or has a strategy of at most as many diagonals as the rounds between two in which
     a record may be drawn. Adaptive composition is included, at every delta and number of rounds.
     Discretised losses are rounded up; what is truncated, and what Fourier transforms round, counts.
-    `epsilon` never rises with delta. With more rounds, larger rates or ratios it may fall by what
-    the cells of losses move it, one part in 10^4 in trials; it is above the exact one throughout.
+    `epsilon` never rises with delta. It may fall with more rounds, larger rates or ratios, by what
+    cells and rounding move it: in trials at deltas from 1e-14 on, 4e-7 or two parts in 10^6,
+    whichever is larger. It is above the exact one throughout.
 
     Attributes:
         phases: Rounds that cost alike, one after the other, each with the same agents.
