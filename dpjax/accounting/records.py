@@ -233,7 +233,9 @@ class Record(Threat, Caveats):
         _validate.one_of("accountant", self.accountant, rules)
         if self.per_agent_epsilon is not None:
             each = tuple(float(value) for value in self.per_agent_epsilon)
-            if self.mu is None or not each or max(each) != self.epsilon or min(each) < 0:
+            # A nan fails every comparison.
+            fits = bool(each) and all(0 <= value <= self.epsilon for value in each)
+            if self.mu is None or not fits or max(each) != self.epsilon:
                 raise ValueError(
                     f"per_agent_epsilon is {each}; epsilon {self.epsilon} is to be their maximum"
                 )
@@ -254,10 +256,10 @@ class Record(Threat, Caveats):
         mus = np.array(self.per_agent_mu, np.float64)
         object.__setattr__(self, "per_agent_mu", tuple(mus.tolist()))
         epsilons = np.array(self.per_agent_epsilon or (), np.float64)
-        if self.mu is None or mus.shape != epsilons.shape or (mus > self.mu).any():
+        if self.mu is None or mus.shape != epsilons.shape or mus.max() != self.mu:
             raise ValueError(
                 f"per_agent_mu is {self.per_agent_mu}; give one number for each of "
-                f"{len(epsilons)} agents' epsilons, at most mu {self.mu}"
+                f"{len(epsilons)} agents' epsilons, of which mu {self.mu} is the largest"
             )
         exact = np.asarray(gdp.epsilon(mus, self._delta)) + self.added_epsilon
         # The last bits of an epsilon may depend on how many are computed at once.
@@ -445,7 +447,8 @@ def agents_mus(of: Record) -> np.ndarray:
     if not of.unsound:
         free = np.maximum(epsilons - of.added_epsilon, 0.0)
         mus = np.minimum(mus, gdp.mu(free, of._delta))
-    return mus
+    # Epsilons of an unsound rule can say less than the record's mu, which somebody loses.
+    return mus if mus.max() >= of.mu * (1 - 1e-9) else np.full(len(epsilons), of.mu)
 
 
 def together(phases: Sequence[Record]) -> np.ndarray | None:

@@ -678,6 +678,11 @@ def _check_custom(target: Target, noise: Calibrated, spent: _Spent) -> None:
     part = target.config.noise
     protect = target.protect
     factor = noise.factor
+    if noise.strategy is not None and noise.white(target):
+        raise ValueError(
+            f"noise is {type(noise).__name__}, whose white() is True beside a strategy: what t "
+            "rounds of correlated noise spend is no share t / T; return strategy is None"
+        )
     if protect.gradients == "view" or factor is None:
         return
     moved = protect.sensitivity

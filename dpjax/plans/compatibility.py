@@ -275,6 +275,9 @@ _LIBRARIES = {
 }
 """Packages whose classes and functions are no user's own: SECURITY.md says they are trusted."""
 
+_PROGRAMS = ("Jaxpr", "ClosedJaxpr", "Exported")
+"""Classes of JAX's that hold what a function of anybody's was traced to."""
+
 _ON_THE_HEAP = 1 << 9
 """The flag of types that code in Python makes."""
 
@@ -363,7 +366,7 @@ def _trusted(origin: Any) -> bool:
         # What `exec` makes has this module, too; Python's own types are static.
         return not (isinstance(origin, type) and origin.__flags__ & _ON_THE_HEAP)
     if package in _LIBRARIES:
-        return True
+        return origin.__name__ not in _PROGRAMS
     # Classes that are made by a call have the module of what makes them, "abc" say.
     source = sys.modules.get(module)
     known = getattr(source, origin.__name__, None) is origin

@@ -320,7 +320,8 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
 
 def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], list[bytes]]]:
     """Path, metadata and lines of each file that is wanted, those in archives too."""
-    names = []
+    names: list[str] = []
+    read: set[tuple[Path, str]] = set()
     for path in _meant(paths):
         content, packed = path.read_bytes(), path.suffix == ".gz"
         try:
@@ -332,7 +333,11 @@ def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], l
             head = _head(path, lines[0])
             size = head["rows"] + 1 if packed else len(lines)
             one, lines = lines[:size], lines[size:]
-            names.append(str(head.get("file", path.stem)))
+            name = str(head.get("file", path.stem))
+            if "file" in head and (path, name) in read:
+                raise ValueError(f"{path} holds the file {name!r} twice; get the archive again")
+            read.add((path, name))
+            names.append(name)
             if fnmatch.fnmatchcase(names[-1], wanted):
                 yield path, head, one
     if not fnmatch.filter(names, wanted):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from dpjax._numerics import up
-from dpjax.accounting import budget, discrete, gdp, losses
+from dpjax.accounting import budget, discrete, gdp, losses, records
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
@@ -580,14 +580,28 @@ def test_phases_known_by_epsilons_alone_may_take_all_and_leave(by_agents):
     ("changes", "message"),
     [
         ({"per_agent_mu": (0.1,)}, "per_agent_mu is .* one number for each of 2 agents"),
-        ({"per_agent_mu": (0.1, 9.0)}, "per_agent_mu is .* at most mu"),
-        ({"per_agent_mu": (0.4, 0.5)}, "per_agent_epsilon is 0.5 at agent 0 with mu 0.4"),
+        ({"per_agent_mu": (0.1, 9.0)}, "per_agent_mu is .* of which mu .* is the largest"),
+        # Else later phases would count on nothing having been spent.
+        ({"per_agent_mu": (0.0, 0.0)}, "per_agent_mu is .* of which mu .* is the largest"),
+        ({"per_agent_mu": (0.0, math.nan)}, "per_agent_mu is .* of which mu .* is the largest"),
+        ({"per_agent_epsilon": (3.0, math.nan)}, "per_agent_epsilon is .* to be their maximum"),
+        ({"per_agent_epsilon": (math.nan, 3.0)}, "per_agent_epsilon is .* to be their maximum"),
         ({"per_agent_epsilon": None, "per_agent_mu": (0.1, 0.1)}, "for each of 0 agents"),
     ],
 )
 def test_losses_of_agents_that_contradict_a_record_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         by_agent(0.5, 3.0).replace(**changes)
+    stated = by_agent(0.5, 3.0)
+    with pytest.raises(ValueError, match="per_agent_epsilon is 0.5 at agent 0 with mu 0.4"):
+        stated.replace(per_agent_mu=(0.4, stated.mu))
+
+
+def test_epsilons_of_an_unsound_rule_do_not_lower_what_phases_lose():
+    stated = {"epsilon": 2.0, "per_agent_epsilon": (2.0, 2.0), "mu": 1.2, "accountant": "paper"}
+    phase = by_agent(0.5, 3.0).replace(**stated, per_agent_mu=None, unsound=True)
+    assert records.agents_mus(phase).max() == 1.2
+    assert phase.followed_by(phase, planned=True).mu == pytest.approx(1.2 * math.sqrt(2))
 
 
 def test_totals_by_agent_are_said_and_rows_are_by_agent():

@@ -673,6 +673,23 @@ def test_correlated_noise_of_ones_own_class_states_at_least_an_outsiders_loss(
     assert replaced(made, Own(*parts)).guarantee.mu == made.guarantee.mu
 
 
+class White(calibration.Factored):
+    """A user's own: it claims that the first t of T rounds spend t / T."""
+
+    def white(self, target):
+        return True
+
+
+def test_noise_of_ones_own_over_rounds_spends_no_share_a_round(network):
+    made = plan.make(make_config(design="prefix_sum", rounds=T), network)
+    parts = [made.noise.factor, made.noise.strategy, made.noise.design]
+    with pytest.raises(ValueError, match="White, whose white.. is True beside a strategy"):
+        replaced(made, White(*parts))
+    alone = plan.make(make_config(design="independent", rounds=T), network)
+    parts = [alone.noise.factor, alone.noise.strategy, alone.noise.design]
+    assert replaced(alone, White(*parts)).guarantee.mu == alone.guarantee.mu
+
+
 def replaced(made, own):
     """A plan with noise of a user's own class, and the guarantee that it states."""
     return dataclasses.replace(

@@ -185,6 +185,9 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
     for loss, name in ((wrapped, "wrapped"), (by_rule, f"{place}.<locals>.<lambda>")):
         assert custom_parts(dataclasses.replace(task, loss=loss)) == (name,)
     assert custom(functools.partialmethod(wrapped)) == ("function",)
+    # What it was traced to is all that is left of it.
+    traced, _ = jax.closure_convert(lambda x: x**2, np.ones(3, np.float32))
+    assert any("Jaxpr" in name for name in custom(traced))
     assert custom(config, task, (1, 2.0, "text", None, len, print, dict, task.loss)) == ()
 
 

@@ -280,6 +280,15 @@ def test_files_of_an_archive_that_change_names_are_refused(tmp_path, read, form)
         read(archive)
 
 
+def test_an_archive_with_a_file_twice_is_refused(tmp_path):
+    path = records.write(tmp_path / "a.jsonl", [{"of": 1}], {})
+    archive = tmp_path / "all.jsonl.gz"
+    archives.pack(archive, [path])
+    archive.write_bytes(gzip.compress(2 * gzip.decompress(archive.read_bytes())))
+    with pytest.raises(ValueError, match="all.jsonl.gz holds the file 'a' twice; get the"):
+        records.read(archive)
+
+
 def test_an_archive_whose_digests_leave_out_names_is_read(tmp_path):
     """Those of development versions, which packing writes anew with digests that have them."""
     paths = [records.write(tmp_path / f"{name}.jsonl", [{"of": name}], {}) for name in "ab"]
