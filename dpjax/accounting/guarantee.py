@@ -11,7 +11,7 @@ import numpy as np
 
 from dpjax import _html, _validate
 from dpjax.accounting import budget, finite, losses, parties, stopping, wording
-from dpjax.accounting.records import Record, agents_mus, together
+from dpjax.accounting.records import Record, agents_mus, precision_cost, together
 
 __all__ = ["Guarantee"]
 
@@ -160,7 +160,7 @@ class Guarantee(Record):
         if self.relation is None:
             return Guarantee.none(rounds)
         if isinstance(self.loss, losses.Gaussian):
-            return self._part(rounds, self.loss.share(rounds))
+            return self._reserved()._part(rounds, self.loss.share(rounds))
         return self._restated(loss, unused=0)
 
     def stopping_at(
@@ -203,6 +203,9 @@ class Guarantee(Record):
         free = stopping.Curve(marks=tuple(marks), shares=tuple(shares), delta=self.delta)
         if free.marks[-1] != self.rounds:
             raise ValueError(f"marks end at {free.marks[-1]}; end them at the {self.rounds} rounds")
+        reserved = self._reserved()
+        if reserved is not self:
+            return reserved.stopping_at(marks, shares=shares)
         mus = agents_mus(self)
 
         def curved(added: float) -> tuple[Guarantee, float]:
@@ -304,7 +307,8 @@ class Guarantee(Record):
                 )
         if self.relation is None or later.relation is None:
             return Guarantee.none(self.rounds + later.rounds)
-        base = _joined(self, later)
+        runs = self._reserved(), later._reserved()
+        base = _joined(*runs)
         patterns = [getattr(record.loss, "participation", None) for record in (self, later)]
         apart = [pattern and pattern[1] for pattern in patterns]
         if apart[0] != apart[1]:
@@ -312,7 +316,7 @@ class Guarantee(Record):
                 f"participation is {patterns[0]}, then {patterns[1]}; only equal separations "
                 "compose"
             )
-        return base._restated(self.loss.then(later.loss), together((self, later)))
+        return base._restated(self.loss.then(later.loss), together(runs))
 
     protection = parties.table
     statement = wording.statement
@@ -418,6 +422,14 @@ class Guarantee(Record):
         bare: Any = {"epsilon": math.inf, "accountant": "gdp"}
         bare |= {"per_agent_epsilon": None, "per_agent_mu": None}
         return dataclasses.replace(self, unsound=False, **bare | changes)
+
+    def _reserved(self) -> "Guarantee":
+        """A release plan's record with the most that its run may add; else the record itself."""
+        epsilon, delta = precision_cost(self)
+        if delta == self.added_delta:
+            return self
+        mus = agents_mus(self)
+        return self._restated(self.loss, mus, added_epsilon=epsilon, added_delta=delta)
 
     def _restated(
         self, loss: Any, mus: np.ndarray | None = None, most: Any = None, **changes: Any

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from dpjax import _html
 from dpjax._numerics import MARGIN, delta_text, up
 from dpjax.accounting import finite, losses
-from dpjax.accounting.records import Record, Secrets
+from dpjax.accounting.records import Record, Secrets, precision_cost
 
 __all__ = ["Party", "Protection"]
 
@@ -343,11 +343,7 @@ def group_epsilon(of: Record, records: int) -> float:
     Reference:
         Dong, Roth and Su (2022), Theorem 2.14; Bun and Steinke (2016), Proposition 1.9.
     """
-    added = of.added_epsilon, of.added_delta
-    reserve = of.epsilon - of.exact_epsilon
-    if of.release and not of.unsound and not of.added_delta and reserve > 1e-6 * of.epsilon:
-        # Only a run knows the cost; a plan allows for all of its reserve.
-        added = reserve, finite.LIMIT * of.delta
+    added = precision_cost(of)
     if records > 1 and any(added):
         loss: Any = of.loss
         sampled = isinstance(loss, losses.Pld)

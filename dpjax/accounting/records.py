@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._numerics import MARGIN
-from dpjax.accounting import budget, gdp, losses, stopping
+from dpjax.accounting import budget, finite, gdp, losses, stopping
 
 __all__ = ["Record", "Threat"]
 
@@ -449,6 +449,28 @@ def agents_mus(of: Record) -> np.ndarray:
         mus = np.minimum(mus, gdp.mu(free, of._delta))
     # Epsilons of an unsound rule can say less than the record's mu, which somebody loses.
     return mus if mus.max() >= of.mu * (1 - 1e-9) else np.full(len(epsilons), of.mu)
+
+
+def precision_cost(of: Record) -> tuple[float, float]:
+    """What finite precision adds to epsilon, and the part of delta that it uses.
+
+    Guarantee: of a release plan that still states nothing of both, no less than its run will. Runs
+    are refused where an agent's epsilon by the accountant and the cost pass the agent's budget, or
+    where they take more of delta.
+
+    Args:
+        of: The guarantee.
+    """
+    cost = of.added_epsilon, of.added_delta
+    if any(cost) or not of.release or of.unsound or of.mu is None or math.isinf(of.epsilon):
+        return cost
+    mus, epsilons = [of.mu], [of.epsilon]
+    if of.per_agent_mu and of.per_agent_epsilon:
+        mus, epsilons = list(of.per_agent_mu), list(of.per_agent_epsilon)
+    rule: Any = of.accountant
+    claimed = budget.claimed_epsilon(mus, of._delta, accountant=rule, allow_unsound=True)
+    reserve = float(np.min(np.array(epsilons) - claimed))
+    return (reserve, finite.LIMIT * of.delta) if reserve > 1e-6 * min(epsilons) else cost
 
 
 def together(phases: Sequence[Record]) -> np.ndarray | None:

@@ -6,7 +6,7 @@ from dpjax import _validate
 from dpjax._numerics import delta_text, up
 from dpjax.accounting import budget, parties
 from dpjax.accounting.parties import epsilon_text, range_text
-from dpjax.accounting.records import Record
+from dpjax.accounting.records import Record, precision_cost
 
 __all__: list[str] = []
 
@@ -183,17 +183,17 @@ def _joined(*parts: str | bool) -> str:
 
 def _precision_text(of: Record) -> str:
     """What a release says of finite precision, whose cost only a run knows, not a plan."""
-    margin = of.epsilon - of.exact_epsilon
+    reserve, _ = precision_cost(of)
     if of.added_epsilon:
         return (
             f"; {of.added_epsilon:.3g} of epsilon and {of.added_delta:.3g} of delta are for noise "
             "of finite precision"
         )
-    if margin <= 1e-6 * of.epsilon:
+    if not reserve:
         return "; what noise of finite precision adds is not in it"
     return (
-        f"; {margin:.2g} of epsilon is for noise of finite precision, and a run that needs more is "
-        "refused"
+        f"; {reserve:.2g} of epsilon is for noise of finite precision, and a run that needs more "
+        "is refused"
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._numerics import MARGIN, up
+from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.parties import epsilon_text
@@ -190,7 +191,9 @@ def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
         return cost
     budget = config.budget
     mu = plan.noise.loss(plan.target).size
-    spent = np.asarray(gdp.epsilon(mu, delta - cost.delta)) + cost.epsilon
+    rest = delta - cost.delta
+    claimed = budget_.claimed_epsilon(mu, rest, accountant=budget.rule, allow_unsound=True)
+    spent = np.maximum(claimed, gdp.epsilon(mu, rest)) + cost.epsilon
     lacking = float(np.max(spent / np.asarray(budget.epsilon))) - 1
     if lacking > 0:
         share = budget.reserve + lacking

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpjax._numerics import up
-from dpjax.accounting import finite, gdp, views
+from dpjax.accounting import budget, finite, gdp, views
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import partition
 from dpjax.data.partition import Partition
@@ -193,22 +193,75 @@ def test_the_grid_is_told_with_the_plan(network):
 
 
 def test_a_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_enough(network):
-    """Also where agents' budgets differ: the smallest one leaves the least."""
-    for epsilon in (0.1, (0.1, *[8.0] * (len(network) - 1))):
-        config = make_config(epsilon=epsilon, release=True, design="independent", rounds=100)
+    """Also where agents' budgets differ: the smallest one leaves the least.
+
+    What an accountant other than the exact one leaves over is no reserve.
+    """
+    unequal = (0.1, *[8.0] * (len(network) - 1))
+    for epsilon, rule in ((0.1, "gdp"), (unequal, "gdp"), (0.1, "rdp"), (0.1, "paper")):
+        config = make_config(
+            epsilon=epsilon, accountant=rule, release=True, design="independent", rounds=100
+        )
         made = plan.make(config, network)
+        assert "; 0.0001 of epsilon is for noise of finite" in made.guarantee.statement()
         stated = statements.priced(made, 1000).guarantee
         assert stated.epsilon == made.guarantee.epsilon
         assert stated.per_agent_epsilon == made.guarantee.per_agent_epsilon
         with pytest.raises(ValueError, match="reserve is 0.001 of epsilon") as refusal:
             statements.priced(made, 10**6)
         enough = float(str(refusal.value).partition("Budget(..., reserve=")[2].partition(")")[0])
-        larger = protect.Budget(epsilon, 1e-5, reserve=enough)
+        larger = protect.Budget(epsilon, 1e-5, rule, reserve=enough)
         wider = plan.make(dataclasses.replace(config, budget=larger), network)
         assert statements.priced(wider, 10**6).guarantee.epsilon == made.guarantee.epsilon
     for reserve in (0.0, 1.0, -0.1):
         with pytest.raises(ValueError, match="reserve is"):
             protect.Budget(1.0, 1e-5, reserve=reserve)
+
+
+@pytest.mark.parametrize("cost", ["a run's", "all of the reserve"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(epsilon=1.0, design="independent"),
+        dict(epsilon=8.0, design="whisper"),
+        dict(epsilon=2.0, design="prefix_sum"),
+        dict(epsilon=1.0, design="independent", accountant="rdp"),
+        dict(epsilon=1.0, design="independent", accountant="paper"),
+        dict(epsilon=(0.5, *[4.0] * 5), design="independent"),
+    ],
+)
+def test_a_release_plan_states_no_less_than_its_run_and_little_more(network, options, cost):
+    """Whole, in part, in two phases and at stops, of one record and of two."""
+    made = plan.make(
+        make_config(relation="replace_record", rounds=20, release=True, **options), network
+    )
+    planned = made.guarantee
+    run_ = statements.priced(made, 10_000).guarantee
+    if cost == "all of the reserve":
+        # The largest that pricing lets pass: little of delta, or a hundredth of it.
+        epsilons = np.array(planned.per_agent_epsilon or (planned.epsilon,))
+        mus = made.noise.loss(made.target).size
+        delta = 0.99 * planned.delta
+        rule = made.config.budget.rule
+        claimed = budget.claimed_epsilon(mus, delta, accountant=rule, allow_unsound=True)
+        rest = float(np.min(epsilons - claimed)) * (1 - 1e-9)
+        run_ = planned.replace(added_epsilon=rest, added_delta=planned.delta - delta)
+    pairs = [(planned, run_)]
+    for rounds in (10, 20):
+        pairs.append((planned.after(rounds), run_.after(rounds)))
+    pairs.append(tuple(one.followed_by(one, planned=True) for one in (planned, run_)))
+    pairs.append(tuple(one.followed_by(one.after(5), planned=True) for one in (planned, run_)))
+    curves = [one.stopping_at([10, 20]) for one in (planned, run_)]
+    for stated, spent in pairs:
+        assert spent.for_records(2) <= stated.for_records(2) <= 1.01 * spent.for_records(2)
+        assert spent.for_records(1) <= stated.for_records(1)
+    pairs += [tuple(curves), tuple(one.stopped(10) for one in curves)]
+    for stated, spent in pairs:
+        for name in ("epsilon", "per_agent_epsilon"):
+            upper, lower = (np.array(getattr(one, name) or 0.0) for one in (stated, spent))
+            assert (lower <= upper).all() and (upper <= 1.01 * lower).all()
+    assert planned.stopped(10).epsilon == run_.stopped(10).epsilon == planned.epsilon
+    assert planned.survivors([0]).after(10).epsilon >= run_.survivors([0]).after(10).epsilon
 
 
 @given(
