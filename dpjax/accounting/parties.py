@@ -352,7 +352,11 @@ def group_epsilon(of: Record, records: int) -> float:
         added = cost.epsilon, cost.delta
     if added[1] >= of.delta > 0:
         return math.inf
-    return _of_group(of.loss, records, of.delta - added[1]) + added[0]
+    bound = _of_group(of.loss, records, of.delta - added[1]) + added[0]
+    if records > 1:
+        return bound
+    # All costs of one record are in its epsilon, but for the paper's rule where it is false.
+    return min(bound, max(of.epsilon, of.exact_epsilon))
 
 
 @functools.lru_cache(maxsize=256)

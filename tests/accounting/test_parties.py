@@ -242,6 +242,7 @@ def test_finite_precision_that_takes_all_of_delta_states_nothing():
     ran = planned.replace(added_epsilon=1e-6, added_delta=1e-5 * DELTA)
     assert parties.group_epsilon(planned, 2) > parties.group_epsilon(ran, 2)
     assert parties.group_epsilon(ran, 1) <= ran.epsilon
+    assert parties.group_epsilon(planned, 1) == planned.epsilon
     # Shifts of so many deviations pass what normals of finite precision can hide.
     large = make(release=True, epsilon=12.012, mu=gdp.mu(12.0, DELTA))
     assert parties.group_epsilon(large, 5) == np.inf
