@@ -316,8 +316,9 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tup
             model.setdefault(field, int(max(train[1].max(), test[1].max())) + 1)
     titles |= _titles("model", {"loss", "metrics", "class_weights"}) | {"model": "[model]"}
     try:
+        # A class of the user's own may call its arguments what keys of other sections become.
+        module = _called("model", kind, model)
         with _naming(titles):
-            module = _called("model", kind, model)
             task = problem.supervised(module, loss, train, test, shards, name=data["name"], **own)
     except ValueError:
         raise

@@ -286,6 +286,19 @@ def test_wrong_values_that_only_a_plan_or_run_meets_name_their_keys_too(capsys: 
         refused(["train", "own.toml"], capsys, f"error: {match}")
 
 
+@pytest.mark.parametrize("argument", ["n", "seed", "loss", "train x"])
+def test_what_a_model_of_ones_own_refuses_names_no_other_key(
+    argument: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it calls its arguments may be what keys of other sections become."""
+    settings(('"Linear"', '"own_risk:Risk"'))
+    refuse = f"raise ValueError('{argument} is 3 layers; give more')"
+    Path("own_risk.py").write_text(f"{RISK}    def __post_init__(self): {refuse}\n")
+    monkeypatch.delitem(sys.modules, "own_risk", raising=False)
+    refused(["train", "own.toml"], capsys, f"error: {argument} is 3 layers; give more")
+    sys.modules.pop("own_risk")
+
+
 BASELINE = '[[noise]]\nname = "None"\n'
 
 
