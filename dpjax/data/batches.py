@@ -37,7 +37,7 @@ def check(
         raise ValueError(
             f"batch_size is {batch_size}, but {_agent_name(agents, least)} has "
             f"{_validate.counted(counts[least], 'record')}; lower it to that, or "
-            "partition with minimum=batch_size"
+            "give this agent more records"
         )
 
 

@@ -105,10 +105,11 @@ def _enough(n_records: int, n: int, minimum: int) -> tuple[int, int, int]:
     n = _validate.integer("n", n)
     minimum = _validate.integer("minimum", minimum)
     if n_records < n * minimum:
+        fewer = ", a smaller minimum" if minimum > 1 else ""
         raise ValueError(
             f"n is {_validate.counted(n, 'agent')} with at least "
             f"{_validate.counted(minimum, 'record')} each, but there are {n_records}; "
-            "use fewer agents, a smaller minimum or more data"
+            f"use fewer agents{fewer} or more data"
         )
     return n_records, n, minimum
 
@@ -245,9 +246,12 @@ def dirichlet(
         joined = [np.concatenate(shard) for shard in shards]
         if min(map(len, joined)) >= minimum:
             return _pack(joined)._replace(origin="private")
+    remedy = "raise alpha, or use fewer agents"
+    if minimum > 1:
+        remedy = "raise alpha, use fewer agents or a smaller minimum"
     raise ValueError(
         f"alpha is {alpha}: none of {_DRAWS} draws gave each of the {n} agents {minimum} of the "
-        f"{total} records; raise alpha, or lower minimum"
+        f"{total} records; {remedy}"
     )
 
 

@@ -299,6 +299,16 @@ def test_what_a_model_of_ones_own_refuses_names_no_other_key(
     sys.modules.pop("own_risk")
 
 
+def test_remedies_are_what_settings_can_do(capsys: Capture) -> None:
+    few, skewed = '"complete:60"', '"dirichlet"\nalpha = 1e-9'
+    settings(('"owner"', '"iid"'), ('"edges.txt"', few))
+    refused(["train", "own.toml"], capsys, "there are 40; use fewer agents or more data$")
+    settings(('"owner"', skewed))
+    refused(["train", "own.toml"], capsys, "of the 40 records; raise alpha, or use fewer agents$")
+    settings(('"Full"', '"Random"\nbatch_size = 39'))
+    refused(["train", "own.toml"], capsys, "lower it to that, or give this agent more records$")
+
+
 BASELINE = '[[noise]]\nname = "None"\n'
 
 
