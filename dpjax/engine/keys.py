@@ -155,7 +155,8 @@ class KeyFile:
             Whether the run's key existed.
         """
         deleted = False
-        for path in (self.path, *self.path.parent.glob(f".{glob.escape(self.path.name)}.*.tmp")):
+        # The key last: whoever interrupts this finds a key that the next run deletes.
+        for path in (*self.path.parent.glob(f".{glob.escape(self.path.name)}.*.tmp"), self.path):
             try:
                 KeyFile(path, self._fingerprint)._read(private=False)
             except ValueError:
