@@ -5,7 +5,7 @@ transformer (``vit_small``) or a residual network, on random 32x32 images: dpjax
 jax_privacy's clipped_grad, Opacus (where it is installed; written for ``cnn5`` alone), and the mean
 gradient without clipping of JAX and of PyTorch. A batch is taken in passes of each number that
 ``--passes`` names, compiled once and added up; each way is judged by its fastest, and the whole
-batch at once is what a way does that is told nothing. Ways take turns in one process. With
+batch at once is what a way does by default. Ways take turns in one process. With
 ``--mapped 3`` three models are mapped, as the seeds and plans of a run are, on the same batch.
 ``times_plain`` is the median time by that of the fastest plain JAX way, of the same repetitions;
 ``examples_per_second`` is of the median. ``--memory`` adds, for each way's fastest passes, the peak
@@ -89,15 +89,20 @@ def jax_step(name: str, way: str, batch: int, size: int, mapped: int) -> Step:
     else:
         of_pass = privacy_sum(model) if way == "jax_privacy" else plain_sum(model)
 
-    of_models = jax.vmap(of_pass, (0, None, None))
+    init = model.init
+    keys = jax.random.key(0)
+    if mapped > 1:
+        # One model alone is no map of one: its kernels then need no axis.
+        of_pass = jax.vmap(of_pass, (0, None, None))
+        init = jax.vmap(init, (0, None))
+        keys = jax.random.split(keys, mapped)
 
     def add(total: Any, params: Any, x: Any, y: Any) -> Any:
-        return jax.tree.map(jnp.add, total, of_models(params, x, y))
+        return jax.tree.map(jnp.add, total, of_pass(params, x, y))
 
     add = jax.jit(add)
     x, y = (jnp.asarray(part) for part in data(batch))
-    keys = jax.random.split(jax.random.key(0), mapped)
-    params = jax.jit(jax.vmap(model.init, (0, None)))(keys, x[:1])
+    params = jax.jit(init)(keys, x[:1])
     parts = [(x[i : i + size], y[i : i + size]) for i in range(0, batch, size)]
     zeros = jax.tree.map(jnp.zeros_like, params)
 

@@ -273,7 +273,7 @@ class Forecast:
         if self.epsilon() > parties.VACUOUS:
             epsilon += f", which is vacuous: odds may change by more than e^{parties.VACUOUS:g}"
         size = self.affords()
-        smaller = f"a smaller model, of at most {size:,.0f} parameter{'s' if size > 1 else ''}"
+        smaller = f"a smaller model, of at most {_validate.counted(size, 'parameter')}"
         return [
             *([smaller] if size >= 1 else []),
             agents,

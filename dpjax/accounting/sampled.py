@@ -483,7 +483,7 @@ def _composed(parts: Sequence[tuple[float, float, int]], least: float, present: 
     log_least = math.log(least)
     # Beyond, a coordinate's probability over all rounds is at most that share.
     reach = math.sqrt(2 * (math.log(count) - log_least - math.log(_SHARE)))
-    width = max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
+    width = _cell(parts)
     rounds = [_discretised(part, width, reach, math.inf, present) for part in parts]
     moments = dict[float, float]()
 
@@ -550,7 +550,7 @@ def _transformed(
     below = (log_mass - _cumulant(rounds, order / 2) - _OUTSIDE) / (order / 2)
     window = max((log_mass - log_share) / order, beyond) - below
     # Moved to the ends of cells, losses have up to width^2 / 6 more variance a round, or about.
-    width = max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
+    width = _cell(parts)
     width = min(width, math.sqrt(12 * _INFLATION / (count * order * (order + 1))))
     # Runs that hardly differ have the same cells.
     width = max(_rounded(width, math.floor), _rounded((window + span) / _MOST_CELLS, math.ceil))
@@ -608,6 +608,11 @@ def _cumulant(rounds: list[_Round], order: float) -> float:
         rounding = 8 * _UNIT * (600 + order * float(np.abs(part.losses[[0, -1]]).max()))
         total += part.times * (float(special.logsumexp(order * part.losses + part.logs)) + rounding)
     return total
+
+
+def _cell(parts: Sequence[tuple[float, float, int]]) -> float:
+    """The width of a loss's cells: a share of how far the widest of the rounds reaches."""
+    return max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
 
 
 def _rounded(value: float, to: Callable[[float], int]) -> float:

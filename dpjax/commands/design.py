@@ -265,8 +265,10 @@ def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
         "affords: the largest model for which noise in the average model, and of agents' own "
         f"models around it, stays within {chosen.good:g} of the largest drift of clipped gradients"
     )
-    head += "" if chosen.unit == "agent" else f"; batches of {chosen.batch_size:,}"
-    head = head if command.parameters is None else chosen.statement()
+    if command.parameters is not None:
+        head = chosen.statement()
+    elif chosen.unit == "record":
+        head += f"; batches of {chosen.batch_size:,}"
     if absent := [KINDS[kind] for kind in KINDS if kind not in plans]:
         names = " and ".join(absent)
         head += f"\nleft out: {names}, which take minutes here; --all-designs compares them, too"
