@@ -16,7 +16,8 @@ import scipy.sparse
 from _timing import turns
 from dpjax.data.partition import Partition
 from dpjax.engine.run import run
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.learning import problem, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.plans.statements import HopelessWarning
 
 __all__ = ["CLIP_NORM", "STEP_SIZE", "compared", "config", "logistic", "rings"]

@@ -55,6 +55,8 @@ from dpjax.algorithms import (
 from dpjax.data.partition import Partition
 from dpjax.engine import keys
 from dpjax.engine.trace import trace
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
 from dpjax.plans import (
     compatibility,
     integers,
@@ -63,10 +65,8 @@ from dpjax.plans import (
     optimizers,
     plan,
     protect,
-    samplers,
     scheduled,
 )
-from dpjax.plans.problem import Problem
 from dpjax.protocols import Draw, Privatizer
 from dpjax.results import records
 from dpjax.topology import graphs, mixing

@@ -35,9 +35,10 @@ import numpy as np
 from _timing import Bench, installed, timed, turns
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
+from dpjax.learning import problem, samplers
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import variates
 

@@ -29,7 +29,8 @@ import jax.numpy as jnp
 import _tasks
 from _timing import Bench, forget_peak, peak, timed
 from dpjax.engine.run import run
-from dpjax.plans import plan, samplers
+from dpjax.learning import samplers
+from dpjax.plans import plan
 from dpjax.transforms import variates
 
 AXES = ("agents", "parameters", "rounds", "batch")

@@ -19,8 +19,9 @@ import numpy as np
 import _tasks
 from _timing import Bench, peak, timed
 from dpjax.engine.run import run
+from dpjax.learning import samplers
 from dpjax.mechanism import polynomial
-from dpjax.plans import noise, plan, samplers
+from dpjax.plans import noise, plan
 
 
 def energy(n: int, matrix: Any, scale: float, horizon: int) -> float:

@@ -48,9 +48,10 @@ from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
+from dpjax.learning import problem, samplers
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
-from dpjax.plans import plan, problem, protect, samplers
+from dpjax.plans import plan, protect
 from dpjax.plans.noise import Aggregate
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping, sketch

@@ -166,7 +166,8 @@ def compiled(options: Namespace, trials: int) -> Callable[[], object]:
     from _common import fusion
     from dpjax.algorithms.tracking import Tracking
     from dpjax.engine.run import run
-    from dpjax.plans import plan, protect, samplers
+    from dpjax.learning import samplers
+    from dpjax.plans import plan, protect
     from dpjax.plans.optimizers import Sgd
     from dpjax.plans.scheduled import Laplace
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
+from dpjax.learning import problem, samplers
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.topology import graphs, mixing
 
 RATIOS = (0.1, 0.2, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.5, 7.0)

@@ -28,7 +28,8 @@ import _tasks
 from _timing import Bench
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
-from dpjax.plans import noise, optimizers, plan, protect, samplers
+from dpjax.learning import samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.topology import graphs, mixing
 
 FLOWER = Path(__file__).with_name("_flower.py")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import _tasks
 from _timing import Bench
-from dpjax.plans import samplers
+from dpjax.learning import samplers
 
 NODES = Path(__file__).with_name("_nodes.py")
 

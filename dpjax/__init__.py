@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from dpjax.data import partition
     from dpjax.engine.estimate import Estimate, estimate
     from dpjax.engine.run import Result, run
-    from dpjax.plans import noise, optimizers, samplers
+    from dpjax.learning import samplers
+    from dpjax.learning.problem import Problem, quadratics, supervised
+    from dpjax.plans import noise, optimizers
     from dpjax.plans.plan import Config, Plan
     from dpjax.plans.plan import make as make_plan
-    from dpjax.plans.problem import Problem, quadratics, supervised
     from dpjax.plans.protect import Budget, Protect
     from dpjax.topology import graphs, mixing
 
@@ -68,7 +69,7 @@ _HOMES = {
     "Estimate": "engine.estimate:Estimate",
     "Guarantee": "accounting.guarantee:Guarantee",
     "Plan": "plans.plan:Plan",
-    "Problem": "plans.problem:Problem",
+    "Problem": "learning.problem:Problem",
     "Protect": "plans.protect:Protect",
     "Result": "engine.run:Result",
     "Sweep": "commands.sweep:Sweep",
@@ -83,10 +84,10 @@ _HOMES = {
     "noise": "plans.noise",
     "optimizers": "plans.optimizers",
     "partition": "data.partition",
-    "quadratics": "plans.problem:quadratics",
+    "quadratics": "learning.problem:quadratics",
     "run": "engine.run:run",
-    "samplers": "plans.samplers",
-    "supervised": "plans.problem:supervised",
+    "samplers": "learning.samplers",
+    "supervised": "learning.problem:supervised",
     "sweep": "commands.sweep:sweep",
 }
 

@@ -213,7 +213,7 @@ class Draw(NamedTuple):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from dpjax.plans import samplers
+        >>> from dpjax.learning import samplers
         >>> draw = samplers.Full().holding(2).draw(None, 0, jnp.array([2, 1]))
         >>> draw.rows.shape, draw.padding.tolist()
         ((2, 2), [[False, False], [False, True]])
@@ -227,7 +227,7 @@ class Query(Protocol):
     """A sum of clipped gradients: the only way in which a method reads data. Hashable.
 
     Example:
-        >>> from dpjax.plans.query import AgentQuery
+        >>> from dpjax.learning.query import AgentQuery
         >>> AgentQuery.__call__.__annotations__["return"].__name__
         'Answer'
     """
@@ -647,7 +647,7 @@ class Sampler(Protocol):
     """Draws the records of a round.
 
     Example:
-        >>> from dpjax.plans import samplers
+        >>> from dpjax.learning import samplers
         >>> from dpjax.protocols import Sampler
         >>> isinstance(samplers.Random(8), Sampler), samplers.Random(8).divisor
         (True, 8)

@@ -24,8 +24,8 @@ from dpjax.engine import inputs as inputs_
 from dpjax.engine.host import check_delivered
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Outgoing, Statics
+from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem
 from dpjax.protocols import State
 from dpjax.transforms.sketch import fingerprint
 
@@ -50,7 +50,8 @@ class Replica:
     Example:
         >>> from dpjax.algorithms.federated import Federated
         >>> from _replica import Feed, Replica
-        >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
+        >>> from dpjax.learning import problem, samplers
+        >>> from dpjax.plans import optimizers, plan, protect
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(
         ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,

@@ -27,9 +27,10 @@ from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Learned
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import load, partition, split
+from dpjax.learning import problem, samplers
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers, scheduled
+from dpjax.plans import noise, optimizers, plan, protect, scheduled
 from dpjax.plans.noise import Aggregate
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing

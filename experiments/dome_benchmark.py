@@ -30,8 +30,9 @@ from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
 from dpjax.data import load, partition, split
+from dpjax.learning import problem, samplers
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem, protect, samplers
+from dpjax.plans import plan, protect
 from dpjax.plans.noise import Aggregate
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing

@@ -26,9 +26,10 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.relays import Relayed, spanning
 from dpjax.data import load, partition, split
+from dpjax.learning import problem, samplers
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
-from dpjax.plans import noise, plan, problem, protect, samplers
+from dpjax.plans import noise, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch

@@ -25,8 +25,9 @@ from dpjax.algorithms.exchange import Masked, Trusted
 from dpjax.data import load, partition, split
 from dpjax.engine import host
 from dpjax.engine.run import Result
+from dpjax.learning import problem, samplers
 from dpjax.models.linear import Linear
-from dpjax.plans import integers, plan, problem, protect, samplers
+from dpjax.plans import integers, plan, protect
 from dpjax.results import plots
 from dpjax.secagg import graph, tcp, transport
 from dpjax.topology import graphs, mixing

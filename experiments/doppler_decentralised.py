@@ -19,8 +19,9 @@ from _common import launch, looks, tables, tune
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
+from dpjax.learning import problem, samplers
 from dpjax.models.mlp import MLP
-from dpjax.plans import noise, plan, problem, protect, samplers
+from dpjax.plans import noise, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 

@@ -25,11 +25,12 @@ import optax
 
 from _common import filtered, launch, looks, snr, tables
 from dpjax.data import load, partition, split
+from dpjax.learning import problem, samplers
+from dpjax.learning.query import RecordQuery
 from dpjax.mechanism import filters, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models import cnn, mlp, resnet
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
-from dpjax.plans.query import RecordQuery
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass, wiener
 

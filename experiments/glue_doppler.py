@@ -20,8 +20,9 @@ from _common.central import Central
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, partition, split
+from dpjax.learning import problem
 from dpjax.models import roberta
-from dpjax.plans import plan, problem
+from dpjax.plans import plan
 from dpjax.results import plots
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]

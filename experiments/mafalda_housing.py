@@ -26,8 +26,9 @@ from _common import launch, looks, tables
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
+from dpjax.learning import problem, samplers
 from dpjax.models.mlp import MLP
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 

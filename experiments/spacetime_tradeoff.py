@@ -18,10 +18,11 @@ from _common import joint as joint_
 from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
+from dpjax.learning import problem, samplers
 from dpjax.mechanism import spacetime, spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 

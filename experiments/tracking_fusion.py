@@ -21,8 +21,9 @@ import numpy as np
 from _common import fusion, launch, looks, tables, traffic
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
+from dpjax.learning import samplers
 from dpjax.mechanism import laplace
-from dpjax.plans import plan, protect, samplers, scheduled
+from dpjax.plans import plan, protect, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing

@@ -26,8 +26,9 @@ from _common import fusion, launch, leakage, looks, tables
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
 from dpjax.engine.trace import Passed, trace
+from dpjax.learning import samplers
 from dpjax.mechanism import laplace
-from dpjax.plans import plan, protect, samplers
+from dpjax.plans import plan, protect
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import Laplace
 from dpjax.results import plots

@@ -25,8 +25,9 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
 from dpjax.engine import keys
+from dpjax.learning import problem, samplers
 from dpjax.mechanism import laplace
-from dpjax.plans import plan, problem, protect, samplers, scheduled
+from dpjax.plans import plan, protect, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing

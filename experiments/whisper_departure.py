@@ -23,10 +23,11 @@ from dpjax.accounting import gdp
 from dpjax.data import load, partition
 from dpjax.engine import keys
 from dpjax.engine.run import Result
+from dpjax.learning import problem, samplers
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_

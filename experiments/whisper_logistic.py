@@ -15,8 +15,9 @@ from typing import Any, Literal
 from _common import coupling, launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
+from dpjax.learning import problem, samplers
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 

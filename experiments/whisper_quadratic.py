@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from _common import coupling, launch, tables, tune
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.learning import problem, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 

@@ -21,7 +21,7 @@ AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 # files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs, but
 # for those of the files named here.
 CHEAP = (
-    *("accounting", "algorithms", "commands", "mechanism", "models", "plans", "secagg"),
+    *("accounting", "algorithms", "commands", "learning", "mechanism", "models", "plans", "secagg"),
     *("test_cli", "test_docstrings", "test_identity", "test_result", "test_run", "test_trace"),
     "transforms",
 )

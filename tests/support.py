@@ -14,13 +14,14 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.engine.step import make_step
+from dpjax.learning import problem
+from dpjax.learning.samplers import Cyclic, Random
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, problem
+from dpjax.plans import noise
 from dpjax.plans.calibration import Factored
 from dpjax.plans.config import Config
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Cyclic, Random
 from dpjax.protocols import Answer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,8 +11,9 @@ import pytest
 from _common import fusion, moves, published, traffic
 from dpjax._numerics import double_precision
 from dpjax.accounting import pure
+from dpjax.learning import samplers
 from dpjax.mechanism import laplace
-from dpjax.plans import plan, protect, samplers, scheduled
+from dpjax.plans import plan, protect, scheduled
 from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing
 from experiments import tracking_fusion

@@ -22,13 +22,19 @@ ARROWS = {
     "models": set(),
     "data": set(),
     "results": set(),
-    "plans": {"topology", "models", "data", "mechanism", "accounting", "transforms", "algorithms"},
+    "learning": {"models", "data", "mechanism", "transforms", "accounting"},
+    "plans": {
+        *("topology", "models", "data", "mechanism", "accounting", "transforms", "algorithms"),
+        "learning",
+    },
     "secagg": set(),
     "mechanism": {"topology"},
     "accounting": {"mechanism"},
     "transforms": {"mechanism"},
     "algorithms": {"topology", "transforms"},
-    "engine": {"plans", "topology", "data", "accounting", "transforms", "algorithms"},
+    "engine": {
+        *("plans", "learning", "topology", "data", "accounting", "transforms", "algorithms"),
+    },
 }
 ARROWS["commands"] = set(ARROWS)
 
@@ -311,6 +317,8 @@ def test_importing_every_module_loads_no_slow_library() -> None:
         ("dpjax.results.bad", "from dpjax.plans.statements import HopelessWarning"),
         ("dpjax.plans.bad", "from dpjax.engine.run import Result"),
         ("dpjax.plans.bad", "from dpjax.results import records"),
+        ("dpjax.learning.bad", "from dpjax.plans import protect"),
+        ("dpjax.learning.bad", "from dpjax.topology import graphs"),
         ("dpjax.engine.bad", "from dpjax.mechanism import design"),
         ("dpjax.engine.bad", "from dpjax.results import records"),
         ("dpjax.engine.bad", "from dpjax.commands import design"),

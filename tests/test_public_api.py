@@ -29,7 +29,10 @@ import dpjax
 
 ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
-NAMESPACES = ("dpjax", "dpjax.algorithms.methods", "dpjax.plans.noise")
+NAMESPACES = (
+    *("dpjax", "dpjax.algorithms.methods", "dpjax.plans.noise"),
+    *("dpjax.plans.problem", "dpjax.plans.samplers"),
+)
 """Modules that name what stands in others."""
 MOST = 315
 """Public classes and functions."""

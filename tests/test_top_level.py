@@ -73,7 +73,7 @@ import jax
 import numpy as np
 import dpjax as dp
 from dpjax.models.linear import Linear
-from dpjax.plans import problem
+from dpjax.learning import problem
 
 assert jax.config.jax_numpy_dtype_promotion == "strict"
 x = np.random.default_rng(0).normal(size=(24, 3))

@@ -45,7 +45,7 @@ class Federated(Method):
         server    q = noisy sum of s / present       A and m of this round, both public
 
     Without a sketch A is the identity, and without a centre m is 0. An agent is a cohort slot;
-    with `dpjax.plans.samplers.Clients` clients take turns in it. The server keeps the rest:
+    with `dpjax.learning.samplers.Clients` clients take turns in it. The server keeps the rest:
     optimizer, sketch and centre follow from sums, so that clients can replay them from the sum of
     every round. A round whose sum was not opened (present = 0) changes nothing. An
     optimizer that uses the noise's variance (``Chain(..., uses_noise=True)``, as

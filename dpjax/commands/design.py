@@ -14,12 +14,12 @@ from dpjax.accounting import budget as budget_
 from dpjax.accounting import forecast as forecast_
 from dpjax.accounting import wording
 from dpjax.commands import inputs
+from dpjax.learning.samplers import Random
 from dpjax.mechanism import polynomial, spatial, workload
 from dpjax.plans import noise
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Random
 from dpjax.results import tables
 from dpjax.topology import nodes
 

@@ -25,11 +25,12 @@ from dpjax.accounting.parties import epsilon_text
 from dpjax.engine import checkpoint, inputs
 from dpjax.engine.run import ScanDriver, run
 from dpjax.engine.state import RunSchedule, RunState
-from dpjax.plans import compatibility, parameters
+from dpjax.learning import parameters
+from dpjax.learning.problem import Problem
+from dpjax.plans import compatibility
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.plan import Config, Plan
-from dpjax.plans.problem import Problem
 from dpjax.results import records
 from dpjax.topology import mixing as mixing_
 

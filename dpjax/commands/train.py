@@ -22,8 +22,9 @@ from dpjax.algorithms import methods
 from dpjax.commands import inputs
 from dpjax.data import catalog, load, partition, split
 from dpjax.engine.run import run as run_
+from dpjax.learning import problem, samplers
 from dpjax.models import cnn, linear, mlp
-from dpjax.plans import noise, optimizers, plan, problem, protect, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.topology import nodes
 
 __all__: list[str] = []

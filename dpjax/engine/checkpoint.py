@@ -23,8 +23,8 @@ import numpy as np
 from dpjax import _files, _numerics, _validate
 from dpjax._version import __version__
 from dpjax.engine import keys, processes
+from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan, described
-from dpjax.plans.problem import Problem
 
 __all__: list[str] = []
 

@@ -11,8 +11,8 @@ import numpy as np
 from dpjax import _files, _validate
 from dpjax.engine import inputs, processes, program
 from dpjax.engine.state import RunSchedule, RunState
+from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem
 from dpjax.transforms.rounds import BLOCK
 
 __all__ = ["Estimate", "estimate"]

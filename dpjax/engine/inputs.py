@@ -19,10 +19,11 @@ from dpjax.data.partition import blocks, local
 from dpjax.engine import keys, program
 from dpjax.engine.processes import mine, place, place_own, whole
 from dpjax.engine.step import Data, Statics
-from dpjax.plans import parameters, statements
+from dpjax.learning import parameters
+from dpjax.learning.problem import Problem
+from dpjax.learning.query import AgentQuery, RecordQuery
+from dpjax.plans import statements
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem
-from dpjax.plans.query import AgentQuery, RecordQuery
 from dpjax.protocols import State
 from dpjax.topology import gossip, mixing, nodes
 from dpjax.transforms.rounds import WIDEST
@@ -94,7 +95,7 @@ def check_tasks(problem: Any, seeds: Any) -> tuple[tuple[Problem, ...], tuple[in
 def _check_alike(problem: Any, first: Problem) -> None:
     """Refuse a problem of another seed that differs in more than its data."""
     if not isinstance(problem, Problem):
-        raise ValueError(f"problem is {type(problem).__name__}; give a plans.problem.Problem")
+        raise ValueError(f"problem is {type(problem).__name__}; give a learning.problem.Problem")
     names = ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart", "local")
     alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
     alike["frozen values"] = parameters.same(problem.frozen, first.frozen)

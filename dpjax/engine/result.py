@@ -28,9 +28,9 @@ from dpjax._version import __version__
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import report
 from dpjax.engine.checkpoint import digest
-from dpjax.plans import parameters
+from dpjax.learning import parameters
+from dpjax.learning.problem import Problem, numbers
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem, numbers
 
 if TYPE_CHECKING:
     import pandas

@@ -20,9 +20,9 @@ from dpjax.engine.checkpoint import Storage
 from dpjax.engine.host import HostDriver, Transport
 from dpjax.engine.result import Progress, Result
 from dpjax.engine.state import Meter, RunSchedule, RunState
+from dpjax.learning.problem import Problem
 from dpjax.plans import statements
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem
 from dpjax.plans.scheduled import LostNoiseWarning
 from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule
 
@@ -130,7 +130,8 @@ def run(
 
     Example:
         >>> from dpjax.engine.run import run
-        >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
+        >>> from dpjax.learning import problem, samplers
+        >>> from dpjax.plans import optimizers, plan, protect
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(
         ...     protect=protect.Protect("replace_agent", clip_norm=1000.0), rounds=50,

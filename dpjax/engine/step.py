@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax._numerics import fold_in, gathered
-from dpjax.plans.query import AgentQuery, Drawn, RecordQuery, keyed
+from dpjax.learning.query import AgentQuery, Drawn, RecordQuery, keyed
 from dpjax.protocols import (
     Algorithm,
     Info,

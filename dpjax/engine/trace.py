@@ -15,8 +15,8 @@ from dpjax.engine import inputs as inputs_
 from dpjax.engine import keys
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Statics, start_key
+from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem
 from dpjax.protocols import IntegerEncoded, PublicState, State
 
 __all__ = ["Passed", "empirical_sensitivity", "trace"]
@@ -79,7 +79,8 @@ def trace(
 
     Example:
         >>> from dpjax.engine.trace import trace
-        >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
+        >>> from dpjax.learning import problem, samplers
+        >>> from dpjax.plans import optimizers, plan, protect
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(
         ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,

@@ -21,6 +21,7 @@ from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, losses, precision, records, sampled
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data.partition import Partition
+from dpjax.learning.samplers import Random
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
@@ -29,7 +30,6 @@ from dpjax.mechanism.strategy import Strategy
 from dpjax.plans import compatibility, dependence
 from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Random
 from dpjax.protocols import IntegerEncoded, Method, Networked, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.topology import nodes

@@ -33,7 +33,8 @@ class Config:
             operating system. False is a simulation, whose seed reveals the noise.
 
     Example:
-        >>> from dpjax.plans import noise, optimizers, plan, protect, samplers
+        >>> from dpjax.learning import samplers
+        >>> from dpjax.plans import noise, optimizers, plan, protect
         >>> config = plan.Config(
         ...     noise=noise.Independent(), budget=protect.Budget(10.0, delta=1e-5), rounds=100,
         ...     protect=protect.Protect("replace_agent", clip_norm=1.0),

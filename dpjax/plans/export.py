@@ -32,9 +32,9 @@ from dpjax._numerics import delta_text
 from dpjax.accounting import parties, wording
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.learning.samplers import Full
 from dpjax.mechanism import strategy as strategy_
 from dpjax.plans import calibration
-from dpjax.plans.samplers import Full
 from dpjax.transforms import rounds as rounds_
 
 __all__: list[str] = []

@@ -69,7 +69,8 @@ class Plan:
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.plans import optimizers, plan, protect, samplers
+        >>> from dpjax.learning import samplers
+        >>> from dpjax.plans import optimizers, plan, protect
         >>> config = plan.Config(
         ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=100,
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
@@ -439,7 +440,8 @@ def make(
             these where ``counts`` says how many there are, or of a batch of ``Random`` an agent.
 
     Example:
-        >>> from dpjax.plans import noise, optimizers, plan, protect, samplers
+        >>> from dpjax.learning import samplers
+        >>> from dpjax.plans import noise, optimizers, plan, protect
         >>> config = plan.Config(
         ...     noise=noise.Independent(), budget=protect.Budget(10.0, delta=1e-5), rounds=100,
         ...     protect=protect.Protect("replace_agent", clip_norm=1.0),

@@ -307,7 +307,8 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
         ValueError: As `plan.make`.
 
     Example:
-        >>> from dpjax.plans import plan, protect, samplers, scheduled
+        >>> from dpjax.learning import samplers
+        >>> from dpjax.plans import plan, protect, scheduled
         >>> from dpjax.plans.optimizers import Sgd
         >>> config = plan.Config(
         ...     noise=scheduled.Laplace(), budget=protect.Budget(1.0, accountant="pure"), rounds=5,

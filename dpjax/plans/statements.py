@@ -16,9 +16,9 @@ from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.parties import epsilon_text
+from dpjax.learning.problem import Problem
 from dpjax.plans import calibration, compatibility
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ["HopelessWarning"]

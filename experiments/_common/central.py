@@ -17,8 +17,9 @@ from _common import filtered
 from _common.rules import UpdateRule
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.learning import samplers
 from dpjax.mechanism import banded
-from dpjax.plans import noise, plan, protect, samplers
+from dpjax.plans import noise, plan, protect
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms import lowpass
 

@@ -21,8 +21,8 @@ from _common import schedules
 from dpjax import _validate
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data.partition import Partition
+from dpjax.learning.problem import Problem
 from dpjax.plans.optimizers import Sgd
-from dpjax.plans.problem import Problem
 from dpjax.plans.scheduled import Laplace
 
 __all__ = ["Fusion", "Parts", "make", "of", "optimal", "problem"]

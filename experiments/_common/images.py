@@ -10,9 +10,9 @@ import numpy as np
 from _common import networks
 from dpjax import _validate
 from dpjax.data import augmentation, load, partition, split
+from dpjax.learning import problem
 from dpjax.models import vit
 from dpjax.models.conv import Layout
-from dpjax.plans import problem
 
 __all__ = ["Images", "read"]
 
@@ -44,7 +44,7 @@ class Images(NamedTuple):
             test: Images and classes measured on.
             copies: Random variants of an image, shifted, and mirrored but for digits, averaged
                 before the clip; 0 has none.
-            options: More of `dpjax.plans.problem.supervised`.
+            options: More of `dpjax.learning.problem.supervised`.
         """
         # A mirrored digit is another sign.
         shifted = augmentation.Shift(2, "zeros")

@@ -9,8 +9,8 @@ import numpy as np
 
 from dpjax.engine import inputs as inputs_
 from dpjax.engine.inputs import Inputs
+from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem
 
 __all__ = ["Traffic", "of"]
 
@@ -54,7 +54,8 @@ def of(plan: Plan, problem: Problem) -> Traffic:
 
     Example:
         >>> from _common import traffic
-        >>> from dpjax.plans import optimizers, plan, problem, protect, samplers
+        >>> from dpjax.learning import problem, samplers
+        >>> from dpjax.plans import optimizers, plan, protect
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(
         ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,

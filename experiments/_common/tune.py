@@ -10,8 +10,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.engine.run import Result, run
+from dpjax.learning.problem import Problem
 from dpjax.plans import plan as plan_
-from dpjax.plans.problem import Problem
 
 __all__ = ["Reported", "Trial", "best_steps", "check_seeds", "dealt", "grid", "reported"]
 

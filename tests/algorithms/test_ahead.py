@@ -12,10 +12,10 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.engine.run import run
 from dpjax.engine.step import make_step
+from dpjax.learning.query import RecordQuery
+from dpjax.learning.samplers import Poisson
 from dpjax.plans import plan
 from dpjax.plans.optimizers import Chain
-from dpjax.plans.query import RecordQuery
-from dpjax.plans.samplers import Poisson
 from dpjax.transforms.lowpass import FILTERS, lowpass
 from tests.support import make_config, make_problem
 

@@ -20,12 +20,13 @@ from dpjax.data import partition
 from dpjax.engine.host import local
 from dpjax.engine.run import run
 from dpjax.engine.step import make_step
+from dpjax.learning import problem
+from dpjax.learning.samplers import Clients, Random
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import plan
 from dpjax.plans.noise import Aggregate, Independent
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Clients, Random
 from dpjax.protocols import Answer
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch as sketch_

@@ -17,7 +17,8 @@ from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.engine.run import run
 from dpjax.engine.trace import empirical_sensitivity, trace
-from dpjax.plans import noise, plan, protect, samplers
+from dpjax.learning import samplers
+from dpjax.plans import noise, plan, protect
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import Laplace, Normal
 from dpjax.topology import graphs, mixing

@@ -15,7 +15,8 @@ from dpjax import cli
 from dpjax.algorithms import methods
 from dpjax.commands import train
 from dpjax.engine.run import Result
-from dpjax.plans import noise, optimizers, protect, samplers
+from dpjax.learning import samplers
+from dpjax.plans import noise, optimizers, protect
 from tests.test_cli import Capture, refused
 
 SITES = ["North", "South", "St Mary"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dpjax.data import canonical, partition, split
+from dpjax.learning import problem
 from dpjax.models.linear import Linear
-from dpjax.plans import problem
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from dpjax.engine import host
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.keys import KeyFile
 from dpjax.engine.run import run
+from dpjax.learning import problem, samplers
 from dpjax.models.mlp import MLP
-from dpjax.plans import plan, problem, samplers
+from dpjax.plans import plan
 from dpjax.plans.links import PairKeys
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms import clipping

@@ -27,7 +27,7 @@ def refusals(number, folder):
     import json
     import dpjax as dp
     from dpjax.models.linear import Linear
-    from dpjax.plans import problem
+    from dpjax.learning import problem
     shards = dp.partition.by_size(60, [2, 4, 7, 2, 3, 5, 6, 1] * 2, 0)
     asked = []
     def own(rows):

@@ -19,11 +19,11 @@ from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.engine.host import local
 from dpjax.engine.run import run
+from dpjax.learning.samplers import Clients
 from dpjax.plans import plan
 from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Clients
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
 

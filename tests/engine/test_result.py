@@ -19,8 +19,9 @@ from dpjax import _files
 from dpjax.data import partition
 from dpjax.engine import keys
 from dpjax.engine.run import Result, run
+from dpjax.learning import problem
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import plan
 from tests.support import make_config
 
 AGENTS = 6

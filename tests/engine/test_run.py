@@ -20,7 +20,8 @@ from dpjax.data import batches, partition
 from dpjax.engine import host, keys, program, trace
 from dpjax.engine import run as run_
 from dpjax.engine.run import run
-from dpjax.plans import noise, optimizers, plan, problem, samplers
+from dpjax.learning import problem, samplers
+from dpjax.plans import noise, optimizers, plan
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.scheduled import Normal
 from dpjax.topology import graphs, mixing

@@ -13,8 +13,9 @@ from dpjax.data import partition
 from dpjax.engine import inputs, processes, program
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
+from dpjax.learning import problem, query, samplers
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, plan, problem, query, samplers
+from dpjax.plans import noise, plan
 from dpjax.topology import gossip, graphs, mixing
 from tests.support import cut_and_resumed, make_config, make_problem
 

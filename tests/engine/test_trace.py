@@ -129,7 +129,7 @@ def test_what_is_read_must_be_arrays(found):
 
 def test_moves_are_of_two_problems():
     one, task = made(), make_problem(N)
-    with pytest.raises(ValueError, match="problem is list; give a plans.problem.Problem"):
+    with pytest.raises(ValueError, match="problem is list; give a learning.problem.Problem"):
         empirical_sensitivity(one, [task, task], task, seeds=(0,))
-    with pytest.raises(ValueError, match="problem is NoneType; give a plans.problem.Problem"):
+    with pytest.raises(ValueError, match="problem is NoneType; give a learning.problem.Problem"):
         empirical_sensitivity(one, task, None, seeds=(0,))

@@ -12,7 +12,7 @@ import pytest
 from _common.claims import UNTOLD
 from dpjax.algorithms.exchange import Trusted
 from dpjax.data import partition
-from dpjax.plans import problem
+from dpjax.learning import problem
 from dpjax.results import records
 from tests.support import load_script
 

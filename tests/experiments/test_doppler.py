@@ -14,9 +14,10 @@ from scipy import linalg
 from _common import filtered, snr
 from _common.networks import NETWORKS
 from _common.rules import BASES, UpdateRule, read_filter
+from dpjax.learning import samplers
 from dpjax.mechanism import workload
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import noise, optimizers, plan, protect, samplers
+from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.lowpass import FILTERS, by_matrix
 from tests.support import load_script

@@ -11,7 +11,8 @@ from _common.paillier import PaillierExchange  # noqa: E402
 from dpjax.algorithms import random_weights  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
-from dpjax.plans import plan, protect, samplers  # noqa: E402
+from dpjax.learning import samplers
+from dpjax.plans import plan, protect  # noqa: E402
 from dpjax.plans.optimizers import Sgd  # noqa: E402
 from dpjax.topology import graphs, mixing  # noqa: E402
 

@@ -8,8 +8,8 @@ import pytest
 
 from _common import tune
 from dpjax.engine.run import run
+from dpjax.learning.samplers import Random
 from dpjax.plans import plan
-from dpjax.plans.samplers import Random
 from tests.support import make_config, make_problem
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpjax import _numerics
+from dpjax.learning.query import AgentQuery
 from dpjax.models import cnn, layer_norms, losses, mlp
-from dpjax.plans.query import AgentQuery
 from dpjax.transforms import clipping
 
 CLIP = 1.0

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
+from dpjax.learning import problem
 from dpjax.models import roberta, vit, weights
-from dpjax.plans import problem
 
 SMALL = roberta.RoBERTa(
     classes=3, vocabulary=50, positions=20, width=32, depth=2, heads=4, hidden=64

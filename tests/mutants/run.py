@@ -41,7 +41,7 @@ WARM = (
 GENERATED = (
     *("accounting/budget", "accounting/discrete", "accounting/gdp", "accounting/losses"),
     *("accounting/precision", "accounting/pure", "accounting/sampled", "data/batches"),
-    *("engine/keys", "engine/step", "mechanism/temporal", "plans/samplers", "secagg/client"),
+    *("engine/keys", "engine/step", "learning/samplers", "mechanism/temporal", "secagg/client"),
     *("secagg/primitives", "transforms/clipping", "transforms/integers", "transforms/masks"),
     *("transforms/noise", "transforms/rounds", "transforms/variates"),
 )

@@ -18,13 +18,14 @@ from dpjax.algorithms.federated import Federated
 from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.engine.trace import trace
+from dpjax.learning import problem
+from dpjax.learning.samplers import Clients, Cyclic, Poisson, Random
 from dpjax.models.linear import Linear
-from dpjax.plans import noise, plan, problem
+from dpjax.plans import noise, plan
 from dpjax.plans.integers import Discrete
 from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Clients, Cyclic, Poisson, Random
 from dpjax.protocols import Aggregator
 from dpjax.topology import graphs, mixing
 

@@ -8,9 +8,10 @@ import pytest
 from dpjax.accounting import gdp
 from dpjax.data import partition
 from dpjax.engine.run import run
+from dpjax.learning import problem
+from dpjax.learning.samplers import Cyclic
 from dpjax.models.cnn import SmallCNN
-from dpjax.plans import noise, plan, problem
-from dpjax.plans.samplers import Cyclic
+from dpjax.plans import noise, plan
 from dpjax.transforms import rounds
 from tests.support import make_config
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.learning.samplers import Cyclic, Random
 from dpjax.plans import noise, plan
 from dpjax.plans.config import Config
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Cyclic, Random
 from dpjax.topology import graphs, mixing
 from tests.support import make_config
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import gdp
+from dpjax.learning import samplers
 from dpjax.mechanism import store
 from dpjax.mechanism.design import Design
-from dpjax.plans import calibration, noise, plan, protect, samplers
+from dpjax.plans import calibration, noise, plan, protect
 from dpjax.topology import graphs, mixing
 from tests.support import diagonal, make_config
 

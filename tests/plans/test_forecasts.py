@@ -17,9 +17,10 @@ from dpjax.algorithms.tracking import DPOP
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.data.partition import Partition
 from dpjax.engine.run import run
-from dpjax.plans import links, noise, plan, protect, samplers, scheduled, statements
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.plans import links, noise, plan, protect, scheduled, statements
 from dpjax.plans.optimizers import Sgd
-from dpjax.plans.problem import Problem
 from dpjax.topology import graphs, mixing
 from tests.support import diagonal, make_config, make_problem
 

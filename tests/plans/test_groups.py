@@ -12,8 +12,8 @@ from scipy import stats
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.sampled import Phase, Pld
+from dpjax.learning.samplers import Poisson
 from dpjax.plans import noise, plan
-from dpjax.plans.samplers import Poisson
 from dpjax.transforms import rounds
 from tests.plans.draws import audit
 from tests.support import make_config

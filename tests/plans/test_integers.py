@@ -18,11 +18,11 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Masked, Server, Sum, Trusted
 from dpjax.engine.run import run
 from dpjax.engine.trace import empirical_sensitivity, trace
+from dpjax.learning.samplers import Random
 from dpjax.plans import plan
 from dpjax.plans.integers import Discrete, Lattice
 from dpjax.plans.noise import Aggregate
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.samplers import Random
 from dpjax.protocols import Emission, Method, Round
 from dpjax.transforms import integers as integers_
 from tests.plans.test_aggregate import (

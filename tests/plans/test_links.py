@@ -32,13 +32,13 @@ from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import inputs
 from dpjax.engine.run import run
 from dpjax.engine.trace import trace
+from dpjax.learning.samplers import Poisson
 from dpjax.plans import calibration, compatibility, integers, noise, plan, scheduled
 from dpjax.plans import links as links_
 from dpjax.plans.calibration import Drawn
 from dpjax.plans.links import PairKeys, ScaledNoise, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget
-from dpjax.plans.samplers import Poisson
 from dpjax.protocols import Answer
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing

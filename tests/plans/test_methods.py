@@ -24,10 +24,11 @@ from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import inputs, keys, program
 from dpjax.engine.run import run
 from dpjax.engine.step import Data
+from dpjax.learning import samplers
+from dpjax.learning.query import Drawn
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import noise, plan, samplers
+from dpjax.plans import noise, plan
 from dpjax.plans.links import PairKeys, ZeroSum
-from dpjax.plans.query import Drawn
 from dpjax.protocols import Answer, Draw, Privatizer
 from dpjax.topology import graphs, mixing
 from tests.plans.draws import audit

@@ -9,7 +9,8 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine.run import run
-from dpjax.plans import plan, samplers
+from dpjax.learning import samplers
+from dpjax.plans import plan
 from dpjax.plans.optimizers import Chain
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem, with_factor

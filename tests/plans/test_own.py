@@ -8,9 +8,10 @@ import pytest
 from _common.tune import best_steps
 from dpjax.accounting import gdp
 from dpjax.engine.run import run
+from dpjax.learning import samplers
 from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
-from dpjax.plans import noise, plan, samplers
+from dpjax.plans import noise, plan
 from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs
 from tests.support import make_config, with_factor

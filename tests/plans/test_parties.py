@@ -21,7 +21,8 @@ from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted, Enc
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
-from dpjax.plans import compatibility, noise, plan, samplers, scheduled, statements
+from dpjax.learning import samplers
+from dpjax.plans import compatibility, noise, plan, scheduled, statements
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.noise import Aggregate

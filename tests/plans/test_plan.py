@@ -11,9 +11,10 @@ from scipy.stats import norm
 import dpjax as dp
 from dpjax.data import partition
 from dpjax.engine import inputs
+from dpjax.learning import samplers
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
-from dpjax.plans import calibration, noise, plan, samplers
+from dpjax.plans import calibration, noise, plan
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Protect
 from dpjax.topology import graphs, mixing

@@ -12,11 +12,11 @@ from dpjax.accounting.sampled import Pld
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import keys
 from dpjax.engine.run import run
+from dpjax.learning.query import Drawn, RecordQuery
+from dpjax.learning.samplers import Poisson
 from dpjax.plans import plan as plan_
 from dpjax.plans.links import PairKeys
 from dpjax.plans.protect import Protect
-from dpjax.plans.query import Drawn, RecordQuery
-from dpjax.plans.samplers import Poisson
 from dpjax.topology import graphs, mixing
 from tests.plans.draws import audit
 from tests.support import make_config, make_problem

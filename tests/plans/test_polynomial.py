@@ -12,8 +12,9 @@ import pytest
 import dpjax as dp
 from dpjax._numerics import double_precision
 from dpjax.accounting import views
+from dpjax.learning import problem, samplers
 from dpjax.mechanism import polynomial
-from dpjax.plans import noise, optimizers, plan, problem, samplers
+from dpjax.plans import noise, optimizers, plan
 from dpjax.topology import gossip, graphs, mixing
 from dpjax.transforms import noise as noise_
 from tests.support import make_config

@@ -19,9 +19,10 @@ from dpjax.data import partition
 from dpjax.data.partition import Partition
 from dpjax.engine import inputs, keys, program
 from dpjax.engine.run import run
+from dpjax.learning import problem, samplers
 from dpjax.mechanism.participation import Participation
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem, protect, samplers, statements
+from dpjax.plans import plan, protect, statements
 from dpjax.topology import mixing
 from dpjax.transforms import clipping, noise
 from tests.support import composed, make_config, make_problem

@@ -24,8 +24,9 @@ from dpjax.algorithms.tracking import DPOP, ModelSent, Sent, Tracking
 from dpjax.engine.run import run
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.engine.trace import empirical_sensitivity, trace
+from dpjax.learning import samplers
 from dpjax.mechanism import laplace
-from dpjax.plans import noise, plan, protect, samplers, scheduled
+from dpjax.plans import noise, plan, protect, scheduled
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.scheduled import Laplace, Normal
 from dpjax.topology import graphs, mixing

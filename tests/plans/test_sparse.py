@@ -15,9 +15,10 @@ from dpjax import _numerics
 from dpjax.accounting import finite, precision
 from dpjax.engine import run
 from dpjax.engine.inputs import Inputs
+from dpjax.learning import problem
+from dpjax.learning.query import AgentQuery
 from dpjax.mechanism import design
-from dpjax.plans import noise, plan, problem, protect
-from dpjax.plans.query import AgentQuery
+from dpjax.plans import noise, plan, protect
 from dpjax.topology import gossip, graphs, mixing
 from tests.support import make_config
 

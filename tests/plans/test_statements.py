@@ -20,10 +20,11 @@ import pytest
 from dpjax.accounting import budget, gdp
 from dpjax.data import partition
 from dpjax.engine.run import run
+from dpjax.learning import problem
 from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
-from dpjax.plans import plan, problem, protect
+from dpjax.plans import plan, protect
 from dpjax.plans.compatibility import custom
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.protect import Budget, Protect

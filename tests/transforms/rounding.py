@@ -11,8 +11,8 @@ import numpy as np
 import optax
 
 from dpjax import _numerics
+from dpjax.learning.query import Drawn, RecordQuery
 from dpjax.models import layer_norms
-from dpjax.plans.query import Drawn, RecordQuery
 from dpjax.transforms import clipping
 
 CLIP = 1.01

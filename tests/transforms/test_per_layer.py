@@ -11,9 +11,10 @@ import optax
 import pytest
 
 from dpjax import _numerics
+from dpjax.learning import problem
+from dpjax.learning.query import AgentQuery, RecordQuery
 from dpjax.models import mlp
-from dpjax.plans import plan, problem
-from dpjax.plans.query import AgentQuery, RecordQuery
+from dpjax.plans import plan
 from dpjax.transforms import clipping
 from tests.support import make_config, make_problem
 

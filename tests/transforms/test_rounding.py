@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dpjax import _numerics
 from dpjax.algorithms.exchange import Trusted
+from dpjax.learning.query import AgentQuery
 from dpjax.models import layer_norms, losses, mlp
-from dpjax.plans.query import AgentQuery
 from dpjax.transforms import clipping
 from tests.transforms import rounding
 

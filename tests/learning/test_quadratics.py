@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dpjax.plans import problem
+from dpjax.learning import problem
 
 
 class Quadratics(NamedTuple):

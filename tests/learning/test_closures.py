@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
+from dpjax.learning import problem, query
 from dpjax.models.linear import Linear
-from dpjax.plans import problem, query
 from dpjax.transforms import clipping
 
 RECORDS, CLIP = 20, 0.1

@@ -13,10 +13,11 @@ from jax.flatten_util import ravel_pytree
 
 from _common import fusion
 from dpjax.data import canonical, partition, split
+from dpjax.learning import problem
 from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
-from dpjax.plans import noise, plan, problem
+from dpjax.plans import noise, plan
 from tests.support import make_config
 
 X = np.random.default_rng(0).normal(size=(12, 3))

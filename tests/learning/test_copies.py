@@ -11,10 +11,11 @@ import pytest
 from dpjax.data import partition
 from dpjax.engine import host, inputs, keys
 from dpjax.engine.run import run
+from dpjax.learning import problem
+from dpjax.learning.query import AgentQuery, Copies, Drawn, Keyed, RecordQuery
+from dpjax.learning.samplers import Cyclic, Full, Poisson
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
-from dpjax.plans.query import AgentQuery, Copies, Drawn, Keyed, RecordQuery
-from dpjax.plans.samplers import Cyclic, Full, Poisson
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping
 from tests.support import cut_and_resumed, make_config, make_problem

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.learning.query import AgentQuery, Drawn, RecordQuery
 from dpjax.models import losses
 from dpjax.models.layer_norms import Gradients
-from dpjax.plans.query import AgentQuery, Drawn, RecordQuery
 
 N, POINTS, B, D, CLIP = 3, 2, 5, 4, 0.5
 # What DiSK combines where its gamma is small: not an average, and its weights are above 1.

@@ -14,9 +14,10 @@ from dpjax.data import partition
 from dpjax.engine import host, inputs, program
 from dpjax.engine.program import Blocks
 from dpjax.engine.run import run
+from dpjax.learning import problem
+from dpjax.learning.query import AgentQuery, RecordQuery
 from dpjax.models.mlp import MLP
-from dpjax.plans import plan, problem
-from dpjax.plans.query import AgentQuery, RecordQuery
+from dpjax.plans import plan
 from tests.support import make_config
 
 AGENTS, RECORDS, FEATURES, HIDDEN = 6, 12, 5, 7
@@ -212,7 +213,7 @@ def _body(task):
 
 @pytest.mark.slow
 def test_poisson_batches_several_devices_and_one_problem_a_seed(network):
-    from dpjax.plans import samplers
+    from dpjax.learning import samplers
 
     sampler = samplers.Poisson(4, capacity=3)
     one = plan.make(

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from dpjax import _numerics, _validate
 from dpjax._numerics import compiled
-from dpjax.plans import parameters
+from dpjax.learning import parameters
 from dpjax.protocols import Answer
 from dpjax.transforms import clipping
 
@@ -100,7 +100,7 @@ def variants(augment: Any, copies: Any, record: Any) -> Copies | None:
     """Return what a problem's augmentation makes, or None where it has none.
 
     Args:
-        augment: As in `dpjax.plans.problem.Problem`.
+        augment: As in `dpjax.learning.problem.Problem`.
         copies: K.
         record: One example, or its shape and dtype.
 
@@ -306,7 +306,7 @@ class RecordQuery:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from dpjax.plans.query import RecordQuery
+        >>> from dpjax.learning.query import RecordQuery
         >>> query = RecordQuery(lambda params, x, y: params @ x, None, 1.0, "flat", None)
         >>> x = jnp.array([[[3.0, 4.0], [0.25, 0.0]]])  # one agent's two records
         >>> total = query(jnp.zeros((1, 2)), (x, jnp.zeros((1, 2)), None)).total

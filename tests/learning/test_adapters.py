@@ -10,8 +10,9 @@ from dpjax.data import partition
 from dpjax.engine import host
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
-from dpjax.plans import plan, problem
-from dpjax.plans.query import RecordQuery
+from dpjax.learning import problem
+from dpjax.learning.query import RecordQuery
+from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import make_config
 

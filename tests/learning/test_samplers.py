@@ -10,9 +10,10 @@ import pytest
 from dpjax.data import partition
 from dpjax.engine import inputs, keys
 from dpjax.engine.run import run
+from dpjax.learning import problem, samplers
+from dpjax.learning.samplers import Full, Poisson, Random
 from dpjax.models.linear import Linear
-from dpjax.plans import compatibility, plan, problem, samplers
-from dpjax.plans.samplers import Full, Poisson, Random
+from dpjax.plans import compatibility, plan
 from dpjax.protocols import Draw
 from dpjax.topology import graphs, mixing
 from tests.plans import draws

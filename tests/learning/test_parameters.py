@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from dpjax.engine.run import Result, run
-from dpjax.plans import plan, problem
-from tests.plans.test_frozen import KEY, PARAMS, SHARDS, Net, X, Y, make
+from dpjax.learning import problem
+from dpjax.plans import plan
+from tests.learning.test_frozen import KEY, PARAMS, SHARDS, Net, X, Y, make
 from tests.support import make_config
 
 BODY = {"kernel": jnp.ones((5, 7)), "bias": jnp.zeros(7)}

@@ -11,10 +11,11 @@ import pytest
 
 from dpjax.data import partition
 from dpjax.engine.run import run
+from dpjax.learning import problem
+from dpjax.learning import problem as modules
 from dpjax.models import layer_norms, losses, mlp
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
-from dpjax.plans import problem as modules
+from dpjax.plans import plan
 from tests.support import cut_and_resumed, make_config, with_norms
 
 AGENTS, RECORDS, LENGTH, WORDS = 6, 12, 4, 11
@@ -70,7 +71,7 @@ def test_tokens_are_learned_from_and_a_stopped_run_goes_on(tmp_path, network, re
 
 @pytest.mark.parametrize("clipping", ["flat", "automatic"])
 def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
-    from dpjax.plans.query import RecordQuery
+    from dpjax.learning.query import RecordQuery
 
     task = reading()
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * AGENTS), task.init(jax.random.key(1)))

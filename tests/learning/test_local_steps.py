@@ -11,13 +11,14 @@ from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.data import partition
 from dpjax.engine.run import run
+from dpjax.learning import problem
+from dpjax.learning.query import AgentQuery, RecordQuery
+from dpjax.learning.samplers import Clients
 from dpjax.models.linear import Linear
-from dpjax.plans import plan, problem
+from dpjax.plans import plan
 from dpjax.plans.noise import Aggregate
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.query import AgentQuery, RecordQuery
-from dpjax.plans.samplers import Clients
 from dpjax.topology import graphs, mixing
 
 N, B, D, CLIP, RATE = 3, 4, 5, 0.3, 0.5

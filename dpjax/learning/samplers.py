@@ -1,0 +1,397 @@
+"""Which records take part in a round: all, at random, in turn, clients in turn, by coin flips."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from dpjax import _numerics, _validate
+from dpjax.data import batches
+from dpjax.mechanism.participation import Participation
+from dpjax.protocols import Draw
+
+__all__ = ["Clients", "Cyclic", "Full", "Poisson", "Random"]
+
+_UNIT = float(np.finfo(np.float64).eps)
+
+
+class _Sampler:
+    """By default a record may take part in every round, and no amplification is claimed."""
+
+    capacity: int | None = None
+    counted: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of records or rounds."""
+        for one in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            if one.type is int or (one.type == int | None and value is not None):
+                value = _validate.integer(one.name, value, most=2**31 - 2)
+                object.__setattr__(self, one.name, value)
+
+    @property
+    def participation(self) -> tuple[int, int] | None:
+        """Nothing is fixed: a record may take part in every round."""
+        return None
+
+    def pattern(self, rounds: int) -> Participation:
+        """Rounds in which one record may take part: all."""
+        return Participation(rounds, rounds, 1)
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Draw from any numbers of records."""
+        return
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """How much of a batch, of the size divided by, is records, [n]."""
+        return np.ones(len(counts))
+
+    def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"] | None:
+        """No amplification is claimed, whatever the counts."""
+        return None
+
+    def holding(self, records: int) -> Self:
+        """Itself, whatever the number of records."""
+        return self
+
+
+class _Counted(_Sampler):
+    """Samplers with ``records``, the most records of an agent."""
+
+    counted = True
+    records: int | None
+
+    @property
+    def places(self) -> int:
+        """The most records of an agent, where the plan has said it."""
+        if self.records is None:
+            raise ValueError("records is None; draw with plan.sampler")
+        return self.records
+
+    def holding(self, records: int) -> Self:
+        """The same sampler, for agents of at most so many records.
+
+        Args:
+            records: Most records of an agent.
+
+        Raises:
+            ValueError: For a sampler of another number.
+        """
+        if self.records not in (None, records):
+            raise ValueError(
+                f"records is {self.records}, but the most records of an agent are {records}; leave "
+                "records out of the sampler: the plan fills it in"
+            )
+        return dataclasses.replace(self, records=records)  # type: ignore[type-var]
+
+
+class _Dealt(_Sampler):
+    """Samplers that deal every record in a fixed order, ``epochs`` times, ``separation`` apart."""
+
+    epochs: int
+    separation: int
+    batch_size: int
+
+    @property
+    def divisor(self) -> float:
+        """Sums are divided by the places in a batch."""
+        return self.batch_size
+
+    @property
+    def participation(self) -> tuple[int, int]:
+        """(epochs, separation) of a record."""
+        return self.epochs, self.separation
+
+    def pattern(self, rounds: int) -> Participation:
+        """Rounds in which one record takes part.
+
+        Raises:
+            ValueError: For another number of rounds than epochs x separation.
+        """
+        if self.epochs * self.separation != rounds:
+            raise ValueError(
+                f"sampler deals {_validate.counted(self.epochs, 'epoch')} of "
+                f"{_validate.counted(self.separation, 'batch', 'batches')} in "
+                f"{_validate.counted(rounds, 'round')}; give "
+                f"rounds={self.epochs * self.separation}, or other epochs"
+            )
+        return Participation(rounds, self.epochs, self.separation)
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse agents with more records than a cycle has places."""
+        batches.check_cyclic(counts, self.batch_size, self.separation, agents)
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """The round's records, whatever the key."""
+        del key
+        return Draw(*batches.cyclic(round, counts, self.batch_size, self.separation))
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """How much of each batch is records, [T, n]."""
+        turn = np.arange(rounds)[:, None] % self.separation
+        # Record r is in the rounds r mod b, r mod b + b, ...
+        return np.maximum(np.ceil((counts - turn) / self.separation), 0) / self.batch_size
+
+
+@dataclass(frozen=True)
+class Random(_Sampler):
+    """Distinct records drawn in every round; see `dpjax.data.batches.draw`.
+
+    No amplification by subsampling is claimed: a record may take part in every round.
+
+    Attributes:
+        batch_size: Distinct records an agent draws each round.
+
+    Example:
+        >>> Random(batch_size=8).divisor
+        8
+    """
+
+    batch_size: int
+
+    @property
+    def divisor(self) -> float:
+        """Sums are divided by the batch size."""
+        return self.batch_size
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse agents with fewer records than a batch has."""
+        batches.check(counts, self.batch_size, agents)
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """Draw a round's records; no place is padding."""
+        del round
+        return Draw(batches.draw(key, counts, self.batch_size), None)
+
+
+@dataclass(frozen=True)
+class Full(_Counted):
+    """All records, in every round; agents with fewer than the most have padding.
+
+    Where records are protected, every agent's sum is divided by ``records``, the largest number
+    of an agent's: a public number, the same for all, so that every record weighs alike in the
+    average model, and no count is told. The numbers themselves are the plan's, and public: the
+    relations of records keep them. Where agents are protected, one gradient of an agent's mean
+    loss over its own records is clipped, whatever their number.
+
+    Attributes:
+        records: Most records of an agent; the plan fills it in, and refuses another number.
+
+    Example:
+        >>> Full().holding(40).divisor
+        40
+    """
+
+    records: int | None = None
+
+    @property
+    def divisor(self) -> float:
+        """Sums are divided by the largest number of records; nan before a plan has said it."""
+        return float("nan") if self.records is None else self.records
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """All records, whatever the key and the round.
+
+        Raises:
+            ValueError: Where ``records`` is None.
+        """
+        del key, round
+        positions = jnp.arange(self.places, dtype=jnp.int32)[None, :]
+        padding = positions >= jnp.asarray(counts, jnp.int32)[:, None]
+        return Draw(jnp.where(padding, 0, positions), padding)
+
+    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+        """How much of the largest batch is records, [n]."""
+        del rounds
+        return np.asarray(counts) / self.places
+
+
+@dataclass(frozen=True)
+class Cyclic(_Dealt):
+    """Every record ``epochs`` times, exactly ``separation`` rounds apart, in a fixed order.
+
+    Record r of an agent is in the batches of the rounds r mod b, r mod b + b, ..., see
+    `dpjax.data.batches.cyclic`. For relations of records only.
+
+    Attributes:
+        epochs: How often a record takes part, k.
+        separation: Rounds between two times, b; a run has k b rounds.
+        batch_size: Places in a batch, padding included: at least the largest number of an agent's
+            records over the separation, rounded up. Sums are divided by it.
+
+    Example:
+        >>> from dpjax.learning.samplers import Cyclic
+        >>> Cyclic(epochs=2, separation=3, batch_size=4).pattern(6).patterns.tolist()
+        [[0, 3], [1, 4], [2, 5]]
+    """
+
+    epochs: int
+    separation: int
+    batch_size: int
+
+
+@dataclass(frozen=True)
+class Clients(_Dealt):
+    """Clients who take turns at the agents' places, each time with another of their records.
+
+    An agent is a place at the server, taken by M clients in turn: client c in the rounds c mod M,
+    c mod M + M, ..., with its N records one after the other, and again in every epoch. Client c of
+    a place has that agent's records c, c + M, c + 2 M, ... So a round joins as many clients as
+    there are places, with one fresh record each, as DOME has it.
+
+    With a ``batch`` b it comes with b of them at once, and a place is through in M N / b rounds.
+
+    Guarantee: in E M N / b rounds every record takes part at most E times, exactly M N / b rounds
+    apart, and every client at most E N / b times, M rounds apart, with b records each, whatever the
+    data.
+
+    Attributes:
+        clients: Clients of a place, M.
+        examples: Records of a client, N.
+        epochs: How often a record takes part, E.
+        batch: Records of a client that take part together, b; divides N.
+
+    Reference:
+        DOME, section 2: every example once an epoch, N a client, E epochs.
+
+    Example:
+        >>> from dpjax.learning.samplers import Clients
+        >>> dealt = Clients(clients=3, examples=2, epochs=4)
+        >>> dealt.participation, dealt.turns, dealt.pattern(24).epochs
+        ((4, 6), (8, 3), 4)
+    """
+
+    clients: int
+    examples: int
+    epochs: int
+    batch: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of clients, records or rounds."""
+        super().__post_init__()
+        if self.examples % self.batch:
+            raise ValueError(
+                f"batch is {self.batch}, which does not divide examples, {self.examples}; give one "
+                "that does"
+            )
+
+    @property
+    def batch_size(self) -> int:  # type: ignore[override]
+        """Records of a client in a round, b."""
+        return self.batch
+
+    @property
+    def separation(self) -> int:  # type: ignore[override]
+        """Rounds from one in which a record takes part to the next, M N / b."""
+        return self.clients * self.examples // self.batch
+
+    @property
+    def turns(self) -> tuple[int, int]:
+        """(times, separation) of a client: N E / b rounds, M apart."""
+        return self.epochs * self.examples // self.batch, self.clients
+
+
+@dataclass(frozen=True)
+class Poisson(_Counted):
+    """Every record is in a batch with probability ``expected / count_i``, apart from all others.
+
+    With a ``separation`` b records are dealt to b groups, record r to r mod b, and those of group
+    t mod b alone flip their coins in round t, with b times the probability: amplified banded matrix
+    factorization, for noise over rounds of at most b diagonals (``noise.PrefixSum(bands=b)``).
+
+    Guarantee: no record of agent i is drawn with a probability above `rates`, nor in a round of
+    another group, whatever the data, and its presence is independent of all other records and
+    rounds, as far as threefry bits are. Whoever knows the key knows the batches, and nothing is
+    amplified against it: a run draws them from the noise's own key. A batch that is larger than the
+    capacity is computed in several passes (`dpjax.learning.query`), never cut.
+
+    Attributes:
+        expected: Records that an agent's batch has on average; sums are divided by it, whatever
+            the batch.
+        capacity: Records a pass, to bound memory.
+        records: Most records of an agent; the plan fills it in, and refuses another number.
+        separation: Rounds from one in which a record may be drawn to the next, b; divides a run's.
+
+    Reference:
+        Choquette-Choo et al. (2023), (Amplified) banded matrix factorization, for groups.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.learning.samplers import Poisson
+        >>> Poisson(expected=8, capacity=16).rates(np.array([80, 160])).round(3)
+        array([0.1 , 0.05])
+    """
+
+    expected: float
+    capacity: int = dataclasses.field()  # No default: the base's is for samplers without one.
+    records: int | None = None
+    separation: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of records or rounds."""
+        super().__post_init__()
+        _validate.fields(self, _validate.single_precision, "expected", least=1e-6, most=2**31)
+
+    @property
+    def divisor(self) -> float:
+        """Sums are divided by the expected size, which is public; a batch's own size is not."""
+        return self.expected
+
+    def pattern(self, rounds: int) -> Participation:
+        """Rounds in which one record may be drawn.
+
+        Raises:
+            ValueError: For rounds that are no multiple of the separation.
+        """
+        if rounds % self.separation:
+            raise ValueError(
+                f"rounds is {rounds} for sampler {self}; give a multiple of {self.separation}, in "
+                "which every group has as many rounds"
+            )
+        return Participation(rounds, rounds // self.separation, self.separation)
+
+    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+        """Refuse agents with fewer records than are expected in batches of all groups."""
+        least = int(np.argmin(counts))
+        if counts[least] < self.expected * self.separation:
+            agent = f"agent {least}" if agents is None else agents[least]
+            groups = "" if self.separation == 1 else f" in {self.separation} groups"
+            raise ValueError(
+                f"expected is {self.expected:g}, but {agent} has "
+                f"{_validate.counted(counts[least], 'record')}{groups}; "
+                f"lower it to {counts[least] / self.separation:g} at most"
+            )
+
+    def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """[n] probability that a record is in the batch of a round of its group, rounded up."""
+        share = self.expected * self.separation * (1 + 3 * _UNIT)
+        return np.minimum(share / np.asarray(counts, np.float64), 1.0)
+
+    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+        """Draw a round's records, those of the batch first; all other places are padding.
+
+        Raises:
+            ValueError: Where ``records`` is None.
+        """
+        most_records = self.places
+        counts = jnp.asarray(counts, jnp.int32)[:, None]
+        # Slightly fewer than asked for, so that float32 does not draw more often than it says.
+        share = self.expected * self.separation * (1 - 2.0**-20)
+        rate = jnp.float32(share) / counts.astype(jnp.float32)
+        most = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
+        bits = _numerics.threefry_bits(key, (counts.shape[0], most_records))
+        positions = jnp.arange(most_records, dtype=jnp.int32)[None, :]
+        drawn = (bits < most) & (positions < counts)
+        if self.separation > 1:
+            turn = jnp.mod(jnp.asarray(round, jnp.int32), self.separation)
+            drawn &= jnp.mod(positions, self.separation) == turn
+        # In order, all that is not drawn behind; on a CPU faster than to count and scatter.
+        rows = jnp.sort(jnp.where(drawn, positions, most_records), axis=1)
+        more = -most_records % self.capacity
+        rows = jnp.pad(rows, ((0, 0), (0, more)), constant_values=most_records)
+        padding = rows == most_records
+        return Draw(jnp.where(padding, 0, rows), padding)
