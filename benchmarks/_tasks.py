@@ -16,7 +16,8 @@ import scipy.sparse
 from _timing import turns
 from dpjax.data.partition import Partition
 from dpjax.engine.run import run
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.plans.statements import HopelessWarning
 
@@ -41,13 +42,13 @@ def rings(n: int, degree: int = 8) -> scipy.sparse.csr_array:
     return matrix.tocsr() / (degree + 1)
 
 
-def logistic(n: int, d: int, each: int) -> problem.Problem:
+def logistic(n: int, d: int, each: int) -> Problem:
     """Agents with as many random records each, one after the other; models [d] begin at 0."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((n * each, d), np.float32) / np.float32(np.sqrt(d))
     y = np.where(x.sum(axis=1) + rng.standard_normal(n * each) > 0, 1, -1).astype(np.float32)
     rows = np.arange(n * each, dtype=np.int32).reshape(n, each)
-    return problem.Problem(
+    return Problem(
         init=lambda key: jnp.zeros(d),
         loss=lambda w, x, y: jax.nn.softplus(-y * (x @ w)),
         metrics=lambda models, evaluation: {"mean": jnp.mean(models)},
@@ -65,7 +66,7 @@ def config(rounds: int, sampler: samplers.Random | samplers.Full) -> plan.Config
 
 
 def compared(
-    name: str, command: list[str], config: plan.Config, mixing: Any, task: problem.Problem,
+    name: str, command: list[str], config: plan.Config, mixing: Any, task: Problem,
     repeats: int, share: float = 1.0, **arrays: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Rows of dpjax and of a rival script, which take turns.

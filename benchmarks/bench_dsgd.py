@@ -35,7 +35,9 @@ import numpy as np
 from _timing import Bench, installed, timed, turns
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, protect
@@ -52,7 +54,7 @@ class Case(NamedTuple):
     """Plans of several step sizes, their problem, and the floors of a round."""
 
     plans: list[plan.Plan]
-    task: problem.Problem
+    task: Problem
     parts: tuple[str, ...]
 
 
@@ -62,7 +64,7 @@ def a9a(unit: str, agents: int, rounds: int, steps: int) -> Case:
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(agents, 0.5, 0))
     shards = partition.dirichlet(data.y_train, agents, 10.0, 0, minimum=128)
     train, test = (data.x_train, data.y_train), (data.x_train[:256], data.y_train[:256])
-    task = problem.supervised(Linear(), "logistic", train, test, shards)
+    task = supervised(Linear(), "logistic", train, test, shards)
     configs = [
         plan.Config(
             noise=noise.Whisper(), budget=protect.Budget(10.0, 1e-5), rounds=rounds,
@@ -83,7 +85,7 @@ def housing(design: str, graph: str) -> Case:
     shards = partition.iid(16_512, len(matrix), 0)
     model = MLP(hidden=(64,), outputs=None, activation="relu")
     train, few = (x[:16_512], data.y_train[:16_512]), (x[:8], data.y_train[:8])
-    task = problem.supervised(model, "squared", train, few, shards)
+    task = supervised(model, "squared", train, few, shards)
     config = plan.Config(
         noise=noise.Independent(), budget=protect.Budget(epsilon=5.0, delta=1e-6),
         protect=protect.Protect("zero_out_record", clip_norm=1.0),
@@ -96,7 +98,7 @@ def housing(design: str, graph: str) -> Case:
     return Case([made], task, (*parts, *noisy[design]))
 
 
-def in_torch(made: plan.Plan, task: problem.Problem, rounds: int) -> float:
+def in_torch(made: plan.Plan, task: Problem, rounds: int) -> float:
     """Seconds a round of the loop over agents in PyTorch."""
     import torch
 

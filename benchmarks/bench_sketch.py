@@ -48,7 +48,9 @@ from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, protect
@@ -243,16 +245,16 @@ TASKS: dict[str, tuple[int, float, int, tuple[int, ...]]] = {
 
 
 @functools.cache
-def task(dataset: str) -> problem.Problem:
+def task(dataset: str) -> Problem:
     """A linear model of a9a, a small network of digits, at four places of sixteen clients."""
     (x, y), test = split.with_test(load.load(dataset), 0.2, seed=1)
     count = len(y[: TASKS[dataset][0] or None]) // 64 * 64
     shards = partition.iid(count, 4, 0)
     train = x[:count], y[:count]
     if dataset == "a9a":
-        return problem.supervised(Linear(), "logistic", train, test, shards, name=dataset)
+        return supervised(Linear(), "logistic", train, test, shards, name=dataset)
     model = MLP((32,), 10)
-    return problem.supervised(model, "cross_entropy", train, test, shards, name=dataset)
+    return supervised(model, "cross_entropy", train, test, shards, name=dataset)
 
 
 def trained(

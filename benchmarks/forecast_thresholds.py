@@ -16,7 +16,8 @@ import numpy as np
 
 from dpjax.data import load, partition, split
 from dpjax.engine.run import run
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.topology import graphs, mixing
@@ -69,7 +70,7 @@ def digits(width, agents):
     train, test = split.split(np.clip(data.x_train, -3, 3), data.y_train, 0.25, seed=0)
     shards = partition.iid(len(train[0]), agents, seed=0)
     size = 65 * width + 10 * (width + 1) if width else 650
-    return problem.supervised(Net(width), "cross_entropy", train, test, shards), 0.1, size
+    return supervised(Net(width), "cross_entropy", train, test, shards), 0.1, size
 
 
 def made(size, agents):
@@ -80,7 +81,7 @@ def made(size, agents):
     y = np.where(margin + 0.5 * rng.normal(size=len(x)) > 0, 1, -1)
     shards, count = partition.iid(200 * agents, agents, seed=0), 200 * agents
     train, test = (x[:count], y[:count]), (x[count:], y[count:])
-    return problem.supervised(Linear(use_bias=False), "logistic", train, test, shards), 0.5, size
+    return supervised(Linear(use_bias=False), "logistic", train, test, shards), 0.5, size
 
 
 def kept(task, chance, size, agents, relation, design, rounds, clip_norm, order, seeds=3):

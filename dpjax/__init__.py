@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from dpjax.engine.estimate import Estimate, estimate
     from dpjax.engine.run import Result, run
     from dpjax.learning import samplers
-    from dpjax.learning.problem import Problem, quadratics, supervised
+    from dpjax.learning.problem import Problem
+    from dpjax.learning.quadratics import quadratics
+    from dpjax.learning.supervised import supervised
     from dpjax.plans import noise, optimizers
     from dpjax.plans.plan import Config, Plan
     from dpjax.plans.plan import make as make_plan
@@ -84,10 +86,10 @@ _HOMES = {
     "noise": "plans.noise",
     "optimizers": "plans.optimizers",
     "partition": "data.partition",
-    "quadratics": "learning.problem:quadratics",
+    "quadratics": "learning.quadratics:quadratics",
     "run": "engine.run:run",
     "samplers": "learning.samplers",
-    "supervised": "learning.problem:supervised",
+    "supervised": "learning.supervised:supervised",
     "sweep": "commands.sweep:sweep",
 }
 

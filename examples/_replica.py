@@ -50,7 +50,8 @@ class Replica:
     Example:
         >>> from dpjax.algorithms.federated import Federated
         >>> from _replica import Feed, Replica
-        >>> from dpjax.learning import problem, samplers
+        >>> from dpjax.learning import samplers
+        >>> from dpjax.learning.quadratics import quadratics
         >>> from dpjax.plans import optimizers, plan, protect
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(
@@ -58,7 +59,7 @@ class Replica:
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.1), method=Federated(),
         ... )
         >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(3)))
-        >>> task = problem.quadratics(3)
+        >>> task = quadratics(3)
         >>> server, client = Feed(Replica(made, task)), Replica(made, task)
         >>> import numpy as np
         >>> server.publish((np.ones(2, np.float32), np.float32(3)))

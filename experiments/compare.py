@@ -27,7 +27,9 @@ from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Learned
 from dpjax.algorithms.tracking import Tracking
 from dpjax.data import load, partition, split
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, protect, scheduled
@@ -358,9 +360,9 @@ def train(
     """Tune and run one system at one budget; rows of both phases."""
     train, test, model, loss = data(config)
 
-    def learn(train: Any, test: Any) -> problem.Problem:
+    def learn(train: Any, test: Any) -> Problem:
         shards = partition.iid(len(train[1]), config.agents, 0)
-        return problem.supervised(model, loss, train, test, shards, name=config.dataset)
+        return supervised(model, loss, train, test, shards, name=config.dataset)
 
     tried = [
         tune.Trial(setting.name, steps, functools.partial(plans, config, setting, epsilon))
@@ -384,7 +386,7 @@ def train(
     return best.rows(lambda trial, result: {"setting": trial.name}, algorithm=name, **extra)
 
 
-def sent(made: plan.Plan, task: problem.Problem) -> tuple[int, float]:
+def sent(made: plan.Plan, task: Problem) -> tuple[int, float]:
     """Parameters of the model, and the bytes that an agent sends in a run, on average.
 
     To every neighbour by itself, or to the server once a round: numbers of four bytes, without the

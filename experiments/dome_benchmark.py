@@ -30,7 +30,9 @@ from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
 from dpjax.data import load, partition, split
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, protect
 from dpjax.plans.noise import Aggregate
@@ -268,7 +270,7 @@ def read(
     return Records((x[public:last], y[public:last]), (x[:public], y[:public]), test, network, loss)
 
 
-def learn(config: Config, records: Records, train: Any, test: Any) -> problem.Problem:
+def learn(config: Config, records: Records, train: Any, test: Any) -> Problem:
     """The problem of as many records as fill whole rounds."""
     each = config.places * config.batch_size
     count = len(train[1]) // each * each
@@ -278,7 +280,7 @@ def learn(config: Config, records: Records, train: Any, test: Any) -> problem.Pr
         )
     shards = partition.iid(count, config.places, 0)
     train = tuple(part[:count] for part in train)
-    return problem.supervised(records.model, records.loss, train, test, shards, name=config.dataset)
+    return supervised(records.model, records.loss, train, test, shards, name=config.dataset)
 
 
 @functools.cache
@@ -290,7 +292,7 @@ def directions(config: Config, k: int) -> np.ndarray:
     records = _records(config)
     x, y = records.public
     shards = partition.iid(len(y), 1, 0)
-    task = problem.supervised(
+    task = supervised(
         records.model, records.loss, (x, y), records.test, shards, name=config.dataset
     )
     params = task.init(jax.random.key(config.tuning_seed))

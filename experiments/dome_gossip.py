@@ -26,7 +26,9 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.relays import Relayed, spanning
 from dpjax.data import load, partition, split
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, protect
@@ -230,7 +232,7 @@ def train(
     ) -> list[dict[str, Any]]:
         shards = partition.iid(len(fit[1]), config.agents, 0)
         places = -(-int(shards.counts.max()) // config.separation)
-        task = problem.supervised(model, loss, fit, held, shards, name=config.dataset)
+        task = supervised(model, loss, fit, held, shards, name=config.dataset)
         plans = made(config, system, network, trials, places)
         at = folder / f"{phase}_{trials[0].rule}"
         result = lab.run(plans, task, seeds=seeds, eval_every=every, checkpoint=at)
@@ -260,7 +262,7 @@ def train(
 
 
 def sent(
-    config: Config, system: str, network: np.ndarray, one: plan.Plan, task: problem.Problem
+    config: Config, system: str, network: np.ndarray, one: plan.Plan, task: Problem
 ) -> dict[str, Any]:
     """Bytes over all links in a round, entries of a message, and hops of a round."""
     if system == "dsgd":

@@ -28,7 +28,9 @@ from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, protect
 from dpjax.plans.noise import Aggregate
@@ -128,7 +130,7 @@ PRESETS = {
 
 
 @functools.cache
-def learn(config: Config) -> problem.Problem:
+def learn(config: Config) -> Problem:
     """The problem, of as many records as fill whole rounds."""
     (x, y), test = split.with_test(load.load(config.dataset), 0.2, seed=1)
     if config.dataset == "a9a":
@@ -146,7 +148,7 @@ def learn(config: Config) -> problem.Problem:
         )
     shards = partition.iid(count, config.places, 0)
     train = x[:count], y[:count]
-    return problem.supervised(model, loss, train, test, shards, name=config.dataset)
+    return supervised(model, loss, train, test, shards, name=config.dataset)
 
 
 def made(config: Config, name: str, k: int, epsilon: float) -> plan.Plan:

@@ -25,7 +25,9 @@ from dpjax.algorithms.exchange import Masked, Trusted
 from dpjax.data import load, partition, split
 from dpjax.engine import host
 from dpjax.engine.run import Result
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import integers, plan, protect
 from dpjax.results import plots
@@ -134,18 +136,18 @@ def degree(config: Config) -> int:
     ).degree
 
 
-def problems(config: Config) -> tuple[Callable[[Any, Any], problem.Problem], Any, Any]:
+def problems(config: Config) -> tuple[Callable[[Any, Any], Problem], Any, Any]:
     """What makes a problem of training and test records; all of both."""
     whole, test = split.with_test(load.load(config.dataset), 0.2, seed=1)
     wanted = config.agents * config.clients * config.examples
 
-    def made(train: Any, test: Any) -> problem.Problem:
+    def made(train: Any, test: Any) -> Problem:
         # Every place has the records of its clients; a smaller set deals each fewer of them.
         count = min(wanted, len(train[1]))
         sizes = [count // config.agents] * config.agents
         shards = partition.by_size(sum(sizes), sizes, 0)
         kept = tuple(part[: sum(sizes)] for part in train)
-        return problem.supervised(Linear(), "logistic", kept, test, shards, name=config.dataset)
+        return supervised(Linear(), "logistic", kept, test, shards, name=config.dataset)
 
     return made, whole, test
 

@@ -19,7 +19,8 @@ from _common import launch, looks, tables, tune
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.supervised import supervised
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, protect
 from dpjax.results import plots
@@ -128,7 +129,7 @@ def train(
     ) -> list[dict[str, Any]]:  # fmt: skip
         shards = partition.iid(len(train[1]), config.agents, 0)
         places = -(-int(shards.counts.max()) // config.separation)
-        task = problem.supervised(model, "cross_entropy", train, test, shards, name=config.dataset)
+        task = supervised(model, "cross_entropy", train, test, shards, name=config.dataset)
         plans = []
         for epsilon, tried in steps.items():
             base = plan.Config(

@@ -25,8 +25,10 @@ import optax
 
 from _common import filtered, launch, looks, snr, tables
 from dpjax.data import load, partition, split
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
 from dpjax.learning.query import RecordQuery
+from dpjax.learning.supervised import supervised
 from dpjax.mechanism import filters, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models import cnn, mlp, resnet
@@ -163,7 +165,7 @@ class Recorded(NamedTuple):
     full: np.ndarray | None = None
 
 
-def learn(config: Config) -> problem.Problem:
+def learn(config: Config) -> Problem:
     """Data and network."""
     data = load.load(config.dataset)
     train, test = split.with_test(data, 0.2, seed=1)
@@ -171,12 +173,10 @@ def learn(config: Config) -> problem.Problem:
         train, test = ((x.astype(np.float32) / 127.5 - 1, y) for x, y in (train, test))
     shard = partition.iid(len(train[1]), 1, 0)
     model = MODELS[config.model](int(train[1].max()) + 1)
-    return problem.supervised(model, "cross_entropy", train, test, shard, name=config.dataset)
+    return supervised(model, "cross_entropy", train, test, shard, name=config.dataset)
 
 
-def record(
-    config: Config, trained: str, task: problem.Problem, seed: int, fixed: Any = None
-) -> Recorded:
+def record(config: Config, trained: str, task: Problem, seed: int, fixed: Any = None) -> Recorded:
     """Train as DP-SGD does, and keep coordinates of what it never shows."""
     assert task.batch_loss is not None
     count = len(task.y)

@@ -20,7 +20,8 @@ from _common.central import Central
 from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import cache, partition, split
-from dpjax.learning import problem
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models import roberta
 from dpjax.plans import plan
 from dpjax.results import plots
@@ -162,10 +163,10 @@ def learner(config: Config) -> Any:
     if config.frozen:
         given["frozen"] = lambda path: any(part in path for part in config.frozen)
 
-    def learn(train: Any, test: Any) -> problem.Problem:
+    def learn(train: Any, test: Any) -> Problem:
         shard = partition.iid(len(train[1]), 1, 0)
         name = f"GLUE, {config.task}"
-        return problem.supervised(model, "cross_entropy", train, test, shard, name=name, **given)
+        return supervised(model, "cross_entropy", train, test, shard, name=name, **given)
 
     train, test = split.with_test(data, 0.1, seed=1)
     x, y = (part[: config.records or None] for part in train)

@@ -26,7 +26,9 @@ from _common import launch, looks, tables
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
@@ -134,7 +136,7 @@ def networks(config: Config) -> dict[str, np.ndarray]:
     return found
 
 
-def learn(config: Config, agents: int, seed: int) -> problem.Problem:
+def learn(config: Config, agents: int, seed: int) -> Problem:
     """The data of one seed: split, dealt to the agents at random, and the network to train."""
     data = load.load("housing")
     x, _ = split.standardise(data.x_train, data.x_train)
@@ -142,7 +144,7 @@ def learn(config: Config, agents: int, seed: int) -> problem.Problem:
     train, test = split.split(x, y, 0.2, seed=seed)
     shards = partition.iid(len(train[1]), agents, seed)
     model = MLP(hidden=(config.hidden,), outputs=None, activation="relu")
-    return problem.supervised(model, "squared", train, test, shards, name="housing")
+    return supervised(model, "squared", train, test, shards, name="housing")
 
 
 def plans(config: Config, design: str, matrix: Any, counts: np.ndarray) -> list[plan.Plan]:

@@ -18,7 +18,9 @@ from _common import joint as joint_
 from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.mechanism import spacetime, spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.models.linear import Linear
@@ -163,11 +165,11 @@ def train(
     k, b = fields
     whole, test = split.with_test(data, 0.2, seed=1)
 
-    def learn(train: Any, test: Any) -> problem.Problem:
+    def learn(train: Any, test: Any) -> Problem:
         shards = partition.iid(len(train[1]), len(matrix), 0)
-        return problem.supervised(Linear(), "logistic", train, test, shards, name=config.dataset)
+        return supervised(Linear(), "logistic", train, test, shards, name=config.dataset)
 
-    def configured(design: str, learning: problem.Problem) -> plan.Config:
+    def configured(design: str, learning: Problem) -> plan.Config:
         largest = int(learning.partition.counts.max())
         base = plan.Config(
             noise=noise.Independent(),

@@ -25,7 +25,9 @@ from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
 from dpjax.data import partition
 from dpjax.engine import keys
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect, scheduled
 from dpjax.plans.optimizers import Sgd
@@ -167,12 +169,12 @@ def read(config: Config) -> images.Images:
 
 
 @functools.cache
-def task(config: Config, agents: int) -> problem.Problem:
+def task(config: Config, agents: int) -> Problem:
     """The classifier over agents, its records dealt evenly."""
     found = read(config)
     shards = partition.iid(len(found.train[1]), agents, 0)
     x, y = (part[: config.test_records or None] for part in found.test)
-    made = problem.supervised(
+    made = supervised(
         found.model, "cross_entropy", found.train, (x, y), shards, name=config.dataset
     )
     if config.train_records is None:

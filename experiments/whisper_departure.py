@@ -23,7 +23,9 @@ from dpjax.accounting import gdp
 from dpjax.data import load, partition
 from dpjax.engine import keys
 from dpjax.engine.run import Result
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import spatial
 from dpjax.models.linear import Linear
@@ -221,10 +223,10 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
     matrix = network(config)
     shards = partition.iid(len(data.x_train), config.agents, 0)
 
-    def learn(rows: np.ndarray) -> problem.Problem:
+    def learn(rows: np.ndarray) -> Problem:
         kept = shards._replace(indices=shards.indices[rows], counts=shards.counts[rows])
         train, test = (data.x_train, data.y_train), (data.x_test, data.y_test)
-        return problem.supervised(Linear(), "logistic", train, test, kept, name=config.dataset)
+        return supervised(Linear(), "logistic", train, test, kept, name=config.dataset)
 
     half = config.rounds // 2
     mu = float(gdp.mu(config.epsilon, config.delta))

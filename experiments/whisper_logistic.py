@@ -15,7 +15,9 @@ from typing import Any, Literal
 from _common import coupling, launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import load, partition, split
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
@@ -137,11 +139,11 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
     configs = {name: base.using(noise.named(name)) for name in config.designs}
     whole, test = split.with_test(data, 0.2, seed=1)
 
-    def learn(train: Any, test: Any) -> problem.Problem:
+    def learn(train: Any, test: Any) -> Problem:
         shards = partition.dirichlet(
             train[1], config.agents, config.concentration, 0, minimum=config.batch_size
         )
-        return problem.supervised(Linear(), "logistic", train, test, shards, name=config.dataset)
+        return supervised(Linear(), "logistic", train, test, shards, name=config.dataset)
 
     where = {"graph": f"er:{config.agents}:{cell['probability']:g}:{config.graph_seed}"}
     where |= {"dataset": config.dataset, "probability": cell["probability"]}

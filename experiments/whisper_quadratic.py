@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from _common import coupling, launch, tables, tune
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.quadratics import quadratics
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
@@ -99,7 +100,7 @@ def sweep(
             epsilon_of += [epsilon] * len(made)
     result = lab.run(
         plans,
-        problem.quadratics(config.agents, start=start),
+        quadratics(config.agents, start=start),
         seeds=config.seeds,
         eval_every=math.ceil(config.rounds / config.measurements),
         checkpoint=folder,

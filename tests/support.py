@@ -14,8 +14,8 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.engine.step import make_step
-from dpjax.learning import problem
 from dpjax.learning.samplers import Cyclic, Random
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import noise
 from dpjax.plans.calibration import Factored
@@ -50,7 +50,7 @@ def make_problem(agents, records=24, features=5, seed=0):
     x = rng.normal(size=(agents * records, features))
     y = np.where(x @ rng.normal(size=features) + 0.3 * rng.normal(size=len(x)) > 0, 1, -1)
     shards = partition.iid(len(x), agents, 0)
-    return problem.supervised(Linear(), "logistic", (x, y), (x[:50], y[:50]), shards)
+    return supervised(Linear(), "logistic", (x, y), (x[:50], y[:50]), shards)
 
 
 def with_norms(gradients, params, x, y, weights):

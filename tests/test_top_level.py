@@ -73,14 +73,14 @@ import jax
 import numpy as np
 import dpjax as dp
 from dpjax.models.linear import Linear
-from dpjax.learning import problem
+from dpjax.learning.supervised import supervised
 
 assert jax.config.jax_numpy_dtype_promotion == "strict"
 x = np.random.default_rng(0).normal(size=(24, 3))
 y = np.tile([1, -1], 12)
 scores = ["auc", "f1", "balanced_accuracy"]
 shards = dp.partition.iid(24, 4, 0)
-task = problem.supervised(Linear(), "logistic", (x, y), (x, y), shards, metrics=scores)
+task = supervised(Linear(), "logistic", (x, y), (x, y), shards, metrics=scores)
 mixing = dp.mixing.metropolis_hastings(dp.graphs.ring(4))
 
 

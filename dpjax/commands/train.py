@@ -22,7 +22,9 @@ from dpjax.algorithms import methods
 from dpjax.commands import inputs
 from dpjax.data import catalog, load, partition, split
 from dpjax.engine.run import run as run_
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models import cnn, linear, mlp
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.topology import nodes
@@ -182,7 +184,7 @@ def run(path: Path, out: Path | None) -> int:
     return 0
 
 
-def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], problem.Problem]:
+def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], Problem]:
     """The plans and the problem of settings.
 
     Args:
@@ -274,7 +276,7 @@ def _naming(titles: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tuple[str, ...]]:
+def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, Problem, tuple[str, ...]]:
     """The mixing matrix, model and data over its agents, and the agents' names."""
     network = {"mixing": "metropolis", "seed": 0} | settings["network"]
     keys = {"graph", "mixing", "seed"}
@@ -320,7 +322,7 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, problem.Problem, tup
         # A class of the user's own may call its arguments what keys of other sections become.
         module = _called("model", kind, model)
         with _naming(titles):
-            task = problem.supervised(module, loss, train, test, shards, name=data["name"], **own)
+            task = supervised(module, loss, train, test, shards, name=data["name"], **own)
     except ValueError:
         raise
     except Exception as error:  # A class of the user's own may raise anything.

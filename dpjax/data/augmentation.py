@@ -1,7 +1,7 @@
 """Random variants of images: mirrored, shifted by a few pixels, or both.
 
 Each is a pure function ``augment(key, x) -> x`` of one image [height, width, channels] of any
-dtype, for ``problem.supervised(..., augment=..., copies=K)``. None looks at other images or at
+dtype, for ``dp.supervised(..., augment=..., copies=K)``. None looks at other images or at
 statistics of the data.
 """
 

@@ -91,6 +91,57 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
     return found
 
 
+def checked_partition(partition: Any, records: int | None = None) -> Partition:
+    """Return a partition as arrays that nobody can change.
+
+    A record that is given twice is refused: it would move a clipped sum more than once.
+
+    Args:
+        partition: Which rows belong to which agent.
+        records: Rows that there are; None where nobody knows.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    remedy = "make it with dpjax.data.partition"
+    if not isinstance(partition, Partition):
+        raise ValueError(f"partition is a {type(partition).__name__}; {remedy}")
+    named = zip(partition._fields, partition[:2], strict=False)
+    indices, counts = (np.asarray(_validate.unmasked(*each)) for each in named)
+    fits = indices.dtype.kind in "iu" and counts.dtype.kind in "iu" and indices.ndim == 2
+    fits = fits and counts.shape == indices.shape[:1] and counts.size > 0
+    fits = fits and ((counts >= 1) & (counts <= indices.shape[1])).all()
+    if not fits:
+        raise ValueError(
+            f"partition has indices {indices.dtype}{list(indices.shape)} and counts "
+            f"{_validate.shown(counts)}, which are no rows of {counts.size} agents; {remedy}"
+        )
+    names = partition.names
+    fits = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
+    if names is not None and not (fits and len(names) == len(counts)):
+        raise ValueError(
+            f"partition has names {_validate.shown(names)} for {len(counts)} agents; give a tuple "
+            "of as many texts"
+        )
+    _validate.one_of("partition.origin", partition.origin, ("public", "private"))
+    owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
+    values, times = np.unique(owned, return_counts=True)
+    if times.max() > 1:
+        raise ValueError(
+            f"partition gives record {values[times.argmax()]} {times.max()} times; every record "
+            "belongs to one agent, once, or its sensitivity would be more than stated"
+        )
+    records = 2**31 - 1 if records is None else records
+    if indices.min() < 0 or indices.max() >= records:
+        raise ValueError(
+            f"partition.indices reach from {indices.min()} to {indices.max()}, x has {records} "
+            "rows; partition the same data"
+        )
+    indices = _validate.fixed(indices, np.int32)
+    counts = _validate.fixed(counts, np.int32)
+    return partition._replace(indices=indices, counts=counts)
+
+
 def _pack(shards: Sequence[np.ndarray], names: Sequence[str] | None = None) -> Partition:
     counts = np.array([len(shard) for shard in shards], np.int32)
     indices = np.empty((len(shards), counts.max()), np.int32)

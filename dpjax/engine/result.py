@@ -29,7 +29,8 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import report
 from dpjax.engine.checkpoint import digest
 from dpjax.learning import parameters
-from dpjax.learning.problem import Problem, numbers
+from dpjax.learning.examples import numbers
+from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 
 if TYPE_CHECKING:
@@ -332,7 +333,7 @@ class Result:
         """
         whole = _complete(problem, self.model(seed=seed, plan=plan, agent=agent), self.frozen)
         if problem.predict is None:
-            raise ValueError("problem has no predict; make it with problem.supervised")
+            raise ValueError("problem has no predict; make it with dp.supervised")
         apply = jax.jit(problem.predict)
         return lambda x: apply(whole, _examples(problem, x))
 

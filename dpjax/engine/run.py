@@ -130,7 +130,8 @@ def run(
 
     Example:
         >>> from dpjax.engine.run import run
-        >>> from dpjax.learning import problem, samplers
+        >>> from dpjax.learning import samplers
+        >>> from dpjax.learning.quadratics import quadratics
         >>> from dpjax.plans import optimizers, plan, protect
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(
@@ -138,7 +139,7 @@ def run(
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
         ... )
         >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(6)))
-        >>> result = run(made, problem.quadratics(6), seeds=range(2), eval_every=25)
+        >>> result = run(made, quadratics(6), seeds=range(2), eval_every=25)
         >>> result.metrics["mean_gap"].shape
         (2, 2, 1)
         >>> [f"{gap:.2f}" for gap in result.metrics["mean_gap"][-1].ravel()]

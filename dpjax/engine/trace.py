@@ -79,7 +79,8 @@ def trace(
 
     Example:
         >>> from dpjax.engine.trace import trace
-        >>> from dpjax.learning import problem, samplers
+        >>> from dpjax.learning import samplers
+        >>> from dpjax.learning.quadratics import quadratics
         >>> from dpjax.plans import optimizers, plan, protect
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(
@@ -87,7 +88,7 @@ def trace(
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
         ... )
         >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(4)))
-        >>> trace(made, problem.quadratics(4), seeds=[0], read=lambda passed: passed.message).shape
+        >>> trace(made, quadratics(4), seeds=[0], read=lambda passed: passed.message).shape
         (1, 5, 4, 2)
     """
     if not callable(read):

@@ -1,5 +1,7 @@
-"""Problems under the path that scripts use; see `dpjax.learning.problem`."""
+"""Problems under the path that scripts use; see `dpjax.learning`."""
 
-from dpjax.learning.problem import Problem, quadratics, supervised
+from dpjax.learning.problem import Problem
+from dpjax.learning.quadratics import quadratics
+from dpjax.learning.supervised import supervised
 
 __all__ = ["Problem", "quadratics", "supervised"]

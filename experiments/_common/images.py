@@ -10,7 +10,8 @@ import numpy as np
 from _common import networks
 from dpjax import _validate
 from dpjax.data import augmentation, load, partition, split
-from dpjax.learning import problem
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models import vit
 from dpjax.models.conv import Layout
 
@@ -36,7 +37,7 @@ class Images(NamedTuple):
     model: nn.Module
     params: Any = None
 
-    def problem(self, train: Any, test: Any, copies: int = 0, **options: Any) -> problem.Problem:
+    def problem(self, train: Any, test: Any, copies: int = 0, **options: Any) -> Problem:
         """Return the one agent's problem.
 
         Args:
@@ -44,7 +45,7 @@ class Images(NamedTuple):
             test: Images and classes measured on.
             copies: Random variants of an image, shifted, and mirrored but for digits, averaged
                 before the clip; 0 has none.
-            options: More of `dpjax.learning.problem.supervised`.
+            options: More of `dpjax.learning.supervised.supervised`.
         """
         # A mirrored digit is another sign.
         shifted = augmentation.Shift(2, "zeros")
@@ -52,7 +53,7 @@ class Images(NamedTuple):
         options |= {"augment": augment, "copies": copies} if copies else {}
         options |= {} if self.params is None else {"params": self.params}
         shard = partition.iid(len(train[1]), 1, 0)
-        return problem.supervised(
+        return supervised(
             self.model, "cross_entropy", train, test, shard, name=self.dataset, **options
         )
 

@@ -54,7 +54,8 @@ def of(plan: Plan, problem: Problem) -> Traffic:
 
     Example:
         >>> from _common import traffic
-        >>> from dpjax.learning import problem, samplers
+        >>> from dpjax.learning import samplers
+        >>> from dpjax.learning.quadratics import quadratics
         >>> from dpjax.plans import optimizers, plan, protect
         >>> from dpjax.topology import graphs, mixing
         >>> config = plan.Config(
@@ -62,7 +63,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
         ... )
         >>> made = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
-        >>> traffic.of(made, problem.quadratics(6))
+        >>> traffic.of(made, quadratics(6))
         Traffic(numbers=2.0, bytes=8.0, links=12)
     """
     inputs = Inputs.of(*inputs_.check(plan, problem, (0,)))

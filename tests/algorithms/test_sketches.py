@@ -20,8 +20,8 @@ from dpjax.data import partition
 from dpjax.engine.host import local
 from dpjax.engine.run import run
 from dpjax.engine.step import make_step
-from dpjax.learning import problem
 from dpjax.learning.samplers import Clients, Random
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
 from dpjax.plans.noise import Aggregate, Independent
@@ -226,7 +226,7 @@ def task(features=11):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(N * M, features))
     y = np.where(x @ rng.normal(size=features) > 0, 1, -1)
-    return problem.supervised(Linear(), "logistic", (x, y), (x, y), partition.iid(len(x), N, 0))
+    return supervised(Linear(), "logistic", (x, y), (x, y), partition.iid(len(x), N, 0))
 
 
 def config(method, rule=None, **changes):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from dpjax.data import canonical, partition, split
-from dpjax.learning import problem
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 
 
@@ -20,11 +21,11 @@ def test_of_labels(labels, message):
         canonical.labels(np.array(labels))
 
 
-def supervised(loss="cross_entropy", **changes):
+def problem_with(loss="cross_entropy", **changes):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 3)), np.array([-1, 1] * 4)
     parts = {"x": x, "y": y, "x_test": x, "y_test": y} | changes
-    return problem.supervised(
+    return supervised(
         Linear(),
         loss,
         (parts["x"], parts["y"]),
@@ -56,16 +57,16 @@ def supervised(loss="cross_entropy", **changes):
     ],
 )
 def test_of_a_problem(loss, changes, message):
-    supervised("logistic")
+    problem_with("logistic")
     with pytest.raises(ValueError, match=message):
-        supervised(loss, **changes)
+        problem_with(loss, **changes)
 
 
 def test_of_a_problem_of_ones_own():
-    task = supervised("logistic")
+    task = problem_with("logistic")
     for name, array in (("x", np.full((8, 3), 1e39)), ("y", np.arange(8) + 2**31)):
         with pytest.raises(ValueError, match=f"{name} reaches"):
-            problem.Problem(
+            Problem(
                 task.init, task.loss, task.metrics, **({"x": task.x, "y": task.y} | {name: array}),
                 partition=task.partition, evaluation=None,
             )  # fmt: skip

@@ -15,7 +15,8 @@ from dpjax.engine import host
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.keys import KeyFile
 from dpjax.engine.run import run
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.supervised import supervised
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan
 from dpjax.plans.links import PairKeys
@@ -100,7 +101,7 @@ def test_networks_of_layers_are_the_scan_to_rounding(network, module, changes):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(144, 7)), rng.integers(0, 3, 144)
     shards = partition.iid(144, 6, 0)
-    task = problem.supervised(module, "cross_entropy", (x, y), (x[:30], y[:30]), shards)
+    task = supervised(module, "cross_entropy", (x, y), (x[:30], y[:30]), shards)
     one = made(network, **changes)
     options = {"seeds": [3], "eval_every": 5}
     scan = run(one, task, **options)

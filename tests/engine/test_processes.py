@@ -27,7 +27,7 @@ def refusals(number, folder):
     import json
     import dpjax as dp
     from dpjax.models.linear import Linear
-    from dpjax.learning import problem
+    from dpjax.learning.quadratics import quadratics
     shards = dp.partition.by_size(60, [2, 4, 7, 2, 3, 5, 6, 1] * 2, 0)
     asked = []
     def own(rows):
@@ -42,7 +42,7 @@ def refusals(number, folder):
             sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.01),
         )
         plan = dp.make_plan(config, dp.mixing.metropolis_hastings(getattr(dp.graphs, graph)(16)))
-        data = problem.quadratics(16)
+        data = quadratics(16)
         data = dataclasses.replace(data, y=data.y + scale)
         if train is not None:
             data = dp.supervised(Linear(), "logistic", train, load(range(5)), shards)

@@ -19,7 +19,7 @@ from dpjax import _files
 from dpjax.data import partition
 from dpjax.engine import keys
 from dpjax.engine.run import Result, run
-from dpjax.learning import problem
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
 from tests.support import make_config
@@ -154,7 +154,7 @@ def test_export_keeps_a_parameter_that_is_one_number(tmp_path, network):
 
     data = np.ones((60, 2), np.float32), np.arange(60) % 3
     shards = partition.iid(60, AGENTS, seed=0)
-    task = problem.supervised(Scaled(), "cross_entropy", data, data, shards)
+    task = supervised(Scaled(), "cross_entropy", data, data, shards)
     made = plan.make(make_config(design="non_private"), network)
     exported = run(made, task, seeds=[0]).export(tmp_path / "model.safetensors", task)
     assert load_file(exported)["params.temperature"].shape == ()
@@ -465,7 +465,7 @@ class Texts(nn.Module):
 def test_frozen_leaves_and_integers_are_put_back(network):
     tokens = np.random.default_rng(0).integers(0, 9, size=(AGENTS * 6, 3))
     params = Texts().init(jax.random.key(1), tokens[:1])
-    task = problem.supervised(
+    task = supervised(
         Texts(), "cross_entropy", (tokens, tokens[:, 0] % 2), (tokens, tokens[:, 0] % 2),
         partition.iid(len(tokens), AGENTS, 0), params=params, frozen=lambda path: "words" in path,
     )  # fmt: skip
@@ -476,7 +476,7 @@ def test_frozen_leaves_and_integers_are_put_back(network):
     assert result.model()["params"]["words"]["embedding"] is None
     jax.tree.map(np.testing.assert_array_equal, result.model(task), whole)
     assert not np.array_equal(head["kernel"], params["params"]["head"]["kernel"])
-    other = problem.supervised(
+    other = supervised(
         Texts(), "cross_entropy", (tokens, tokens[:, 0] % 2), (tokens, tokens[:, 0] % 2),
         partition.iid(len(tokens), AGENTS, 0), params=jax.tree.map(lambda leaf: leaf + 1, params),
         frozen=lambda path: "words" in path,
@@ -495,7 +495,7 @@ def predictors(network):
     def of(kind):
         x = np.random.default_rng(0).integers(0, 9, size=(AGENTS * 6, 3)).astype(kind)
         data = x, x[:, 0].astype(int) % 2
-        task = problem.supervised(
+        task = supervised(
             Texts() if np.dtype(kind).kind == "i" else nn.Dense(2), "cross_entropy", data, data,
             partition.iid(len(x), AGENTS, 0),
         )  # fmt: skip

@@ -20,7 +20,8 @@ from dpjax.data import batches, partition
 from dpjax.engine import host, keys, program, trace
 from dpjax.engine import run as run_
 from dpjax.engine.run import run
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
 from dpjax.plans import noise, optimizers, plan
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.scheduled import Normal
@@ -80,7 +81,7 @@ def test_a_run_needs_no_standard_error(plans, small, stream, progress, monkeypat
 def lambdas(agents):
     """A problem whose functions are new objects, and a weak reference to each."""
     rows = np.ones((4 * agents, 3), np.float32)
-    made = problem.Problem(
+    made = Problem(
         lambda key: jnp.zeros(3), lambda params, x, y: (x @ params - y) ** 2,
         lambda params, evaluation: {"size": jnp.mean(params**2)}, rows, rows[:, 0],
         partition.iid(len(rows), agents, 0), (), batch_loss=lambda params, x, y: jnp.mean(params),

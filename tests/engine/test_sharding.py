@@ -13,7 +13,8 @@ from dpjax.data import partition
 from dpjax.engine import inputs, processes, program
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
-from dpjax.learning import problem, query, samplers
+from dpjax.learning import query, samplers
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, plan
 from dpjax.topology import gossip, graphs, mixing
@@ -170,7 +171,7 @@ def test_gradients_of_networks_stay_on_their_devices(relation):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(36, 4, 4, 1)).astype(np.float32), rng.integers(0, 2, 36)
     shards = partition.iid(36, 6, 0)
-    task = problem.supervised(Net(), "cross_entropy", (x, y), (x[:4], y[:4]), shards)
+    task = supervised(Net(), "cross_entropy", (x, y), (x[:4], y[:4]), shards)
     matrix = mixing.metropolis_hastings(graphs.ring(6))
     config = make_config(design="independent", relation=relation, rounds=3, batch_size=2)
     one = plan.make(config, matrix, counts=shards.counts)
@@ -193,7 +194,7 @@ def unequal(seed=0, **options):
     shards = partition.by_size(48, SIZES, seed)
     moved = shards._replace(indices=shards.indices + 9)
     train = (lambda rows: (x[rows], y[rows])) if options.pop("local", False) else (x, y)
-    return problem.supervised(Linear(), "logistic", train, (x, y), moved, **options)
+    return supervised(Linear(), "logistic", train, (x, y), moved, **options)
 
 
 def jitter(key, x):

@@ -12,7 +12,7 @@ import pytest
 from _common.claims import UNTOLD
 from dpjax.algorithms.exchange import Trusted
 from dpjax.data import partition
-from dpjax.learning import problem
+from dpjax.learning.supervised import supervised
 from dpjax.results import records
 from tests.support import load_script
 
@@ -83,7 +83,7 @@ def test_what_an_agent_sends_is_counted():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(60, 4)), np.repeat([1, -1], 30)
     shards = partition.iid(60, 6, 0)
-    task = problem.supervised(module.Linear(), "logistic", (x, y), (x, y), shards)
+    task = supervised(module.Linear(), "logistic", (x, y), (x, y), shards)
     for name, numbers in (("whisper", None), ("server", 5), ("dome", 4)):
         small = dataclasses.replace(config, sketches=(4,))
         setting, steps = module.trials(small, name)[0]

@@ -34,7 +34,7 @@ def test_bytes_are_those_of_links_and_of_the_tree(script):
     network = config.network("ring")
     shards = script.partition.iid(50, 5, 0)
     x, y = np.ones((50, 7), np.float32), np.tile([-1, 1], 25)
-    task = script.problem.supervised(script.Linear(), "logistic", (x, y), (x, y), shards)
+    task = script.supervised(script.Linear(), "logistic", (x, y), (x, y), shards)
     found = {}
     for system in ("dsgd", "relays", "dome 6"):
         trial = script.Trial("sgd", 1.0, 1.0)

@@ -10,8 +10,8 @@ from dpjax.data import partition
 from dpjax.engine import host
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
-from dpjax.learning import problem
 from dpjax.learning.query import RecordQuery
+from dpjax.learning.supervised import supervised
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import make_config
@@ -40,7 +40,7 @@ PARAMS = Adapted().init(KEY, jnp.zeros((1, FEATURES), jnp.float32))
 
 
 def make(params=PARAMS, frozen=lambda path: "base" in path):
-    return problem.supervised(
+    return supervised(
         Adapted(), "cross_entropy", (X, Y), (X[:9], Y[:9]), SHARDS, params=params, frozen=frozen
     )
 

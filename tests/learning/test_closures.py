@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
-from dpjax.learning import problem, query
+from dpjax.learning import query
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.transforms import clipping
 
@@ -29,7 +30,7 @@ def mixing(x):
 
 def made(augment=None):
     shards = partition.iid(RECORDS, 2, 0)
-    return problem.supervised(Linear(), "logistic", (X, Y), (X, Y), shards, augment=augment)
+    return supervised(Linear(), "logistic", (X, Y), (X, Y), shards, augment=augment)
 
 
 def moved(augment):

@@ -11,9 +11,9 @@ import pytest
 from dpjax.data import partition
 from dpjax.engine import host, inputs, keys
 from dpjax.engine.run import run
-from dpjax.learning import problem
 from dpjax.learning.query import AgentQuery, Copies, Drawn, Keyed, RecordQuery
 from dpjax.learning.samplers import Cyclic, Full, Poisson
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
@@ -42,7 +42,7 @@ def loss(params, x, y):
 
 def make(**options):
     shards = partition.iid(len(X), AGENTS, 0)
-    return problem.supervised(Linear(), "logistic", (X, Y), (X, Y), shards, **options)
+    return supervised(Linear(), "logistic", (X, Y), (X, Y), shards, **options)
 
 
 def words(rows):

@@ -14,8 +14,8 @@ from dpjax.data import partition
 from dpjax.engine import host, inputs, program
 from dpjax.engine.program import Blocks
 from dpjax.engine.run import run
-from dpjax.learning import problem
 from dpjax.learning.query import AgentQuery, RecordQuery
+from dpjax.learning.supervised import supervised
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan
 from tests.support import make_config
@@ -44,7 +44,7 @@ def body(path):
 
 
 def make(model=None, frozen=body, params=PARAMS, x=X, **options):
-    return problem.supervised(
+    return supervised(
         model or Net(), "cross_entropy", (x, Y), (x[:30], Y[:30]), SHARDS,
         params=params, frozen=frozen, **options,
     )  # fmt: skip

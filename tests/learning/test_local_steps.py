@@ -11,9 +11,9 @@ from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.learning import problem
 from dpjax.learning.query import AgentQuery, RecordQuery
 from dpjax.learning.samplers import Clients
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
 from dpjax.plans.noise import Aggregate
@@ -147,7 +147,7 @@ def test_clients_come_with_several_records_of_their_own():
 def task():
     x = _RNG.normal(size=(N * M * EACH, D))
     y = np.where(x @ np.ones(D) > 0, 1, -1)
-    return problem.supervised(Linear(), "logistic", (x, y), (x, y), partition.iid(len(x), N, 0))
+    return supervised(Linear(), "logistic", (x, y), (x, y), partition.iid(len(x), N, 0))
 
 
 def config(relation, **changes):

@@ -11,8 +11,8 @@ import pytest
 
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.learning import problem
-from dpjax.learning import problem as modules
+from dpjax.learning import examples
+from dpjax.learning.supervised import at_once, supervised
 from dpjax.models import layer_norms, losses, mlp
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
@@ -39,9 +39,7 @@ def texts(kind=np.int64, seed=0):
 def reading(kind=np.int64, seed=0, **options):
     x, y = texts(kind, seed)
     shards = partition.iid(len(x), AGENTS, 0)
-    return problem.supervised(
-        Reader(), "cross_entropy", (x, y), (x[:20], y[:20]), shards, **options
-    )
+    return supervised(Reader(), "cross_entropy", (x, y), (x[:20], y[:20]), shards, **options)
 
 
 @pytest.mark.slow
@@ -103,7 +101,7 @@ def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
     ],
 )  # fmt: skip
 def test_integers_stay_and_other_numbers_are_float32(kind, kept):
-    assert modules.inputs(modules.numbers("x", np.ones((3, 2), kind))).dtype == kept
+    assert examples.inputs(examples.numbers("x", np.ones((3, 2), kind))).dtype == kept
 
 
 @pytest.mark.parametrize(
@@ -116,13 +114,13 @@ def test_integers_stay_and_other_numbers_are_float32(kind, kept):
 )
 def test_integers_that_no_run_can_hold(x, message):
     with pytest.raises(ValueError, match=message):
-        modules.numbers("train x", x)
+        examples.numbers("train x", x)
 
 
 def test_test_data_of_another_kind_are_refused():
     x, y = texts()
     with pytest.raises(ValueError, match="is float32, train x of .* and int32"):
-        problem.supervised(
+        supervised(
             Reader(), "cross_entropy", (x, y), (x + 0.5, y), partition.iid(len(x), AGENTS, 0)
         )
 
@@ -170,7 +168,7 @@ def test_a_test_set_that_a_batch_repeats_or_drops_is_noticed():
 
     def of(part):
         shards = partition.iid(len(x), AGENTS, 0)
-        made = problem.supervised(
+        made = supervised(
             Reader(), "cross_entropy", (x, y), (x[part[0] : part[1]], y[part[0] : part[1]]), shards
         )
         return float(measured(made)["test_loss"])
@@ -191,10 +189,10 @@ def test_layers_of_all_agents_and_records_are_not_held_together(monkeypatch):
     )  # fmt: skip
     assert small < big / 20
     x = np.zeros((100, LENGTH), np.int32)
-    assert modules.at_once(Reader(), x, AGENTS) is None
-    monkeypatch.setattr(modules, "_EVALUATED", 5_000)
-    assert 1 <= modules.at_once(Reader(), x, AGENTS) < 100
-    assert modules.at_once(Linear(), np.zeros((100, 30), np.float32), AGENTS) is None
+    assert at_once(Reader(), x, AGENTS) is None
+    monkeypatch.setattr("dpjax.learning.supervised._EVALUATED", 5_000)
+    assert 1 <= at_once(Reader(), x, AGENTS) < 100
+    assert at_once(Linear(), np.zeros((100, 30), np.float32), AGENTS) is None
 
 
 class Tied(nn.Module):
@@ -235,14 +233,14 @@ class Branching(nn.Module):
 )
 def test_only_what_grows_with_the_records_counts(monkeypatch, model, shape, kind, widest):
     """Weights that are turned round or cast do not: 320,000 and 2,000,000 numbers here."""
-    monkeypatch.setattr(modules, "_EVALUATED", 12 * widest * AGENTS)
-    assert modules.at_once(model, np.zeros((12, *shape), kind), AGENTS) is None
-    assert modules.at_once(model, np.zeros((13, *shape), kind), AGENTS) == 12
+    monkeypatch.setattr("dpjax.learning.supervised._EVALUATED", 12 * widest * AGENTS)
+    assert at_once(model, np.zeros((12, *shape), kind), AGENTS) is None
+    assert at_once(model, np.zeros((13, *shape), kind), AGENTS) == 12
 
 
 def test_programs_that_cannot_be_compared_are_bounded(monkeypatch):
-    monkeypatch.setattr(modules, "_EVALUATED", 10 * AGENTS * 40)
-    assert 1 <= modules.at_once(Branching(), np.zeros((100, 40), np.float32), AGENTS) <= 10
+    monkeypatch.setattr("dpjax.learning.supervised._EVALUATED", 10 * AGENTS * 40)
+    assert 1 <= at_once(Branching(), np.zeros((100, 40), np.float32), AGENTS) <= 10
 
 
 @pytest.mark.parametrize("batch", [0, 2.5, True])
@@ -296,7 +294,7 @@ def test_models_of_more_than_parameters_and_examples_are_refused(model, said):
     x, y = np.eye(4, dtype=np.float32), np.arange(4) % 2
     shards = partition.iid(4, 2, 0)
     with pytest.raises(ValueError, match=f"model is {type(model).__name__}, .*{said}.*GroupNorm"):
-        problem.supervised(model, "cross_entropy", (x, y), (x, y), shards)
+        supervised(model, "cross_entropy", (x, y), (x, y), shards)
 
 
 def test_modules_of_nnx_are_told_their_bridge():
@@ -310,7 +308,7 @@ def test_modules_of_nnx_are_told_their_bridge():
     x, y = np.eye(12, 3), np.tile([-1, 1], 6)
 
     def task(model):
-        return problem.supervised(model, "logistic", (x, y), (x, y), partition.iid(12, 3, 0))
+        return supervised(model, "logistic", (x, y), (x, y), partition.iid(12, 3, 0))
 
     for model in (Scores, Scores(nnx.Rngs(0))):
         with pytest.raises(ValueError, match=r"model is Scores, .*; give nnx.bridge.to_linen\(Sco"):

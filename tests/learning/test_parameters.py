@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax.engine.run import Result, run
-from dpjax.learning import problem
+from dpjax.learning.supervised import supervised
 from dpjax.plans import plan
 from tests.learning.test_frozen import KEY, PARAMS, SHARDS, Net, X, Y, make
 from tests.support import make_config
@@ -118,7 +118,7 @@ def test_frozen_values_that_are_no_numbers(leaf):
 )
 def test_examples_that_are_no_array(x, message):
     with pytest.raises(ValueError, match=message):
-        problem.supervised(Net(), "cross_entropy", (x, Y), (X, Y), SHARDS)
+        supervised(Net(), "cross_entropy", (x, Y), (X, Y), SHARDS)
 
 
 def test_a_problem_of_ones_own_has_rows():

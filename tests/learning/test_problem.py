@@ -13,7 +13,9 @@ from jax.flatten_util import ravel_pytree
 
 from _common import fusion
 from dpjax.data import canonical, partition, split
-from dpjax.learning import problem
+from dpjax.learning.problem import Problem
+from dpjax.learning.quadratics import quadratics
+from dpjax.learning.supervised import supervised
 from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
@@ -27,7 +29,7 @@ MEAN = np.full((3, 3), 1 / 3)
 
 
 def make(model=None, loss="cross_entropy", train=(X, Y), test=(X, Y), shards=SHARDS):
-    return problem.supervised(model or MLP(hidden=(4,), outputs=3), loss, train, test, shards)
+    return supervised(model or MLP(hidden=(4,), outputs=3), loss, train, test, shards)
 
 
 def test_a_good_problem_and_its_fingerprint():
@@ -106,8 +108,8 @@ def test_data_frames_that_agree_are_what_their_arrays_are():
     assert made.columns == ("age", "weight", "pulse") and make().columns is None
     own = {"init": made.init, "loss": made.loss, "metrics": made.metrics, "partition": SHARDS}
     with pytest.raises(ValueError, match="y has another index than x"):
-        problem.Problem(**own, x=frame, y=pandas.Series(Y), evaluation=())
-    assert problem.Problem(**own, x=frame, y=labels, evaluation=()).columns == made.columns
+        Problem(**own, x=frame, y=pandas.Series(Y), evaluation=())
+    assert Problem(**own, x=frame, y=labels, evaluation=()).columns == made.columns
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_data_cannot_be_changed_after_the_check():
 
 
 def test_a_problem_prints_its_size_and_no_data():
-    shown = repr(problem.quadratics(4))
+    shown = repr(quadratics(4))
     assert shown.startswith("Problem('") and "4 agents" in shown and "array" not in shown
 
 
@@ -157,7 +159,7 @@ def own(**changes):
         "metrics": lambda params, evaluation: {"size": jnp.mean(params["a"] ** 2)},
     }
     data = {"x": X.astype(np.float32), "y": Y, "partition": SHARDS, "evaluation": (X, Y)}
-    return problem.Problem(**(given | data | changes))
+    return Problem(**(given | data | changes))
 
 
 @pytest.mark.parametrize(
@@ -242,9 +244,9 @@ def test_own_records_that_are_not_those_asked_for_are_refused():
     load = lambda rows: (np.ones((len(rows) - 1, 2)), np.ones(len(rows) - 1))  # noqa: E731
     test = np.ones((2, 2)), np.ones(2)
     with pytest.raises(ValueError, match="x has 11 records, the agents .* have 12; give those of"):
-        problem.supervised(Linear(), "logistic", load, test, shards)
-    one = dataclasses.replace(problem.quadratics(4), local=True)
-    assert one.fingerprint() != problem.quadratics(4).fingerprint()
+        supervised(Linear(), "logistic", load, test, shards)
+    one = dataclasses.replace(quadratics(4), local=True)
+    assert one.fingerprint() != quadratics(4).fingerprint()
     assert one.fingerprint() == dataclasses.replace(one, x=one.x + 1).fingerprint()
 
 
@@ -254,7 +256,7 @@ def classifier(test=None, **options):
     x, y = random.normal(size=(24, 4)), np.arange(24) % 3
     shards = partition.iid(24, 2, seed=0)
     test = test or (x, y)
-    return problem.supervised(MLP((), 3), "cross_entropy", (x, y), test, shards, **options)
+    return supervised(MLP((), 3), "cross_entropy", (x, y), test, shards, **options)
 
 
 @pytest.mark.parametrize("eval_batch", [None, 7])

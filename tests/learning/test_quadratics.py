@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dpjax.learning import problem
+from dpjax.learning.quadratics import _objectives, quadratics
 
 
 class Quadratics(NamedTuple):
@@ -15,8 +15,8 @@ class Quadratics(NamedTuple):
     minimum: float
 
 
-def quadratics(n: int) -> Quadratics:
-    return Quadratics(*problem._objectives(n))
+def objectives(n: int) -> Quadratics:
+    return Quadratics(*_objectives(n))
 
 
 def average(made: Quadratics, x: np.ndarray) -> float:
@@ -34,7 +34,7 @@ def gradient(matrix: np.ndarray, center: np.ndarray, x: np.ndarray) -> np.ndarra
 
 @pytest.mark.parametrize("n", [2, 5, 20])
 def test_the_first_half_is_the_formula(n: int) -> None:
-    made = quadratics(n)
+    made = objectives(n)
     x = np.array([0.7, -1.3])
     for i in range(1, n // 2 + 1):
         want = 15 * (x[0] + i) ** 2 + x[1] ** 2
@@ -43,7 +43,7 @@ def test_the_first_half_is_the_formula(n: int) -> None:
 
 
 def test_the_second_half_is_the_formula_turned_about_its_minimiser() -> None:
-    made = quadratics(6)
+    made = objectives(6)
     angle = np.pi / 12
     for i in range(4, 7):
         center = np.array([i, 0.0])
@@ -57,7 +57,7 @@ def test_the_second_half_is_the_formula_turned_about_its_minimiser() -> None:
 
 
 def test_the_gradient_is_the_numerical_one() -> None:
-    made = quadratics(20)
+    made = objectives(20)
     x, h = np.array([1.7, -0.4]), 1e-5
     exact = gradient(made.matrices, made.centers, x)
     for axis in range(2):
@@ -69,7 +69,7 @@ def test_the_gradient_is_the_numerical_one() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 7, 20])
 def test_the_minimum_is_the_average_s(n: int) -> None:
-    made = quadratics(n)
+    made = objectives(n)
     np.testing.assert_allclose(average(made, made.minimiser), made.minimum, rtol=1e-12, atol=1e-12)
     slope = gradient(made.matrices, made.centers, made.minimiser).mean(axis=0)
     np.testing.assert_allclose(slope, 0, atol=1e-11)
@@ -80,4 +80,4 @@ def test_the_minimum_is_the_average_s(n: int) -> None:
 
 def test_no_agents_are_refused() -> None:
     with pytest.raises(ValueError, match="agents is 0"):
-        problem.quadratics(0)
+        quadratics(0)

@@ -10,8 +10,9 @@ import pytest
 from dpjax.data import partition
 from dpjax.engine import inputs, keys
 from dpjax.engine.run import run
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
 from dpjax.learning.samplers import Full, Poisson, Random
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import compatibility, plan
 from dpjax.protocols import Draw
@@ -34,7 +35,7 @@ def task():
     for agent, own in enumerate(places):
         indices[agent, : len(own)] = own
     shards = partition.Partition(indices, COUNTS)
-    return problem.supervised(Linear(), "logistic", (x, y), (x, y), shards)
+    return supervised(Linear(), "logistic", (x, y), (x, y), shards)
 
 
 def made(relation="zero_out_record", **changes):

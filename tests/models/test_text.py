@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
-from dpjax.learning import problem
+from dpjax.learning.supervised import supervised
 from dpjax.models import roberta, vit, weights
 
 SMALL = roberta.RoBERTa(
@@ -288,7 +288,7 @@ def test_a_problem_takes_the_encoder_and_its_tokens():
     """Tokens reach it as integers, and each example has a gradient."""
     y = np.array([0, 2, 1])
     shards = partition.iid(3, n=1, seed=0)
-    task = problem.supervised(SMALL, "cross_entropy", (TOKENS, y), (TOKENS, y), shards)
+    task = supervised(SMALL, "cross_entropy", (TOKENS, y), (TOKENS, y), shards)
     assert task.x.dtype == np.int32
     params = at_random()
     slopes = jax.jit(jax.vmap(jax.grad(task.loss), (None, 0, 0)))(params, task.x, task.y)

@@ -18,8 +18,8 @@ from dpjax.algorithms.federated import Federated
 from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.engine.trace import trace
-from dpjax.learning import problem
 from dpjax.learning.samplers import Clients, Cyclic, Poisson, Random
+from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, plan
 from dpjax.plans.integers import Discrete
@@ -41,7 +41,7 @@ def task():
     x = rng.normal(size=(N * M * EACH, 4))
     y = np.where(x @ rng.normal(size=4) > 0, 1, -1)
     shards = partition.iid(len(x), N, 0)
-    return problem.supervised(Linear(), "logistic", (x, y), (x[:20], y[:20]), shards)
+    return supervised(Linear(), "logistic", (x, y), (x[:20], y[:20]), shards)
 
 
 def config(relation="zero_out_client", part=None, aggregate=None, **changes):

@@ -8,8 +8,8 @@ import pytest
 from dpjax.accounting import gdp
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.learning import problem
 from dpjax.learning.samplers import Cyclic
+from dpjax.learning.supervised import supervised
 from dpjax.models.cnn import SmallCNN
 from dpjax.plans import noise, plan
 from dpjax.transforms import rounds
@@ -79,9 +79,7 @@ def test_bands_lie_between_fresh_noise_and_the_best_strategy(banded):
 def test_a_cnn_trains_with_it(banded):
     random = np.random.default_rng(0)
     x, y = random.normal(size=(24, 14, 14, 1)).astype(np.float32), np.arange(24) % 3
-    task = problem.supervised(
-        SmallCNN(classes=3), "cross_entropy", (x, y), (x, y), partition.iid(24, 1, 0)
-    )
+    task = supervised(SmallCNN(classes=3), "cross_entropy", (x, y), (x, y), partition.iid(24, 1, 0))
     result = run(banded, task, seeds=[0])
     assert np.isfinite(result.metrics["test_loss"]).all()
     assert result.guarantees[0].replace(sum_rounding=0.0) == banded.guarantee

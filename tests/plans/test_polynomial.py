@@ -12,7 +12,8 @@ import pytest
 import dpjax as dp
 from dpjax._numerics import double_precision
 from dpjax.accounting import views
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.quadratics import quadratics
 from dpjax.mechanism import polynomial
 from dpjax.plans import noise, optimizers, plan
 from dpjax.topology import gossip, graphs, mixing
@@ -98,7 +99,7 @@ def test_float64_models_have_the_noise_of_float32_weights():
 
 @pytest.mark.slow
 def test_runs_of_both_layouts_agree():
-    task = problem.quadratics(320)
+    task = quadratics(320)
     runs = [
         dp.run(make(matrix, rounds=5, batch_size=1), task, seeds=[0], devices=devices)
         for matrix, devices in ((REGULAR, None), (REGULAR.toarray(), 8))
@@ -109,7 +110,7 @@ def test_runs_of_both_layouts_agree():
 def test_plans_of_two_degrees_run_apart():
     plans = [make(part=noise.Polynomial(degree), batch_size=1) for degree in (2, 4)]
     with pytest.raises(ValueError, match="degree=2.* and .*degree=4.*use dp.sweep"):
-        dp.run(plans, problem.quadratics(12), seeds=[0])
+        dp.run(plans, quadratics(12), seeds=[0])
 
 
 @pytest.mark.mutant

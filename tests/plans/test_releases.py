@@ -19,7 +19,9 @@ from dpjax.data import partition
 from dpjax.data.partition import Partition
 from dpjax.engine import inputs, keys, program
 from dpjax.engine.run import run
-from dpjax.learning import problem, samplers
+from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
+from dpjax.learning.supervised import supervised
 from dpjax.mechanism.participation import Participation
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, protect, statements
@@ -81,7 +83,7 @@ def test_a_partition_made_from_labels_is_refused_in_a_release_and_stated_else(tm
             release=release, rounds=2, design="independent", relation="replace_record"
         )
         made = plan.make(config, network, counts=shards.counts)
-        task = problem.supervised(Linear(), "logistic", (x, y), (x, y), shards)
+        task = supervised(Linear(), "logistic", (x, y), (x, y), shards)
         key = {"key_file": tmp_path / "key"} if release else {}
         return run(made, task, seeds=[0], **key).guarantees[0]
 
@@ -442,7 +444,7 @@ def released(first, folder, loss=total):
     x[0] = first
     rows = np.arange(len(x), dtype=np.int32).reshape(2, -1)
     shards = Partition(rows, np.full(2, rounding.PLACES, np.int32))
-    task = problem.Problem(
+    task = Problem(
         lambda key: jnp.zeros(1), loss, nothing,
         x[:, None], np.zeros(len(x), np.float32), shards, None,
     )  # fmt: skip

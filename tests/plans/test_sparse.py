@@ -15,7 +15,7 @@ from dpjax import _numerics
 from dpjax.accounting import finite, precision
 from dpjax.engine import run
 from dpjax.engine.inputs import Inputs
-from dpjax.learning import problem
+from dpjax.learning.quadratics import quadratics
 from dpjax.learning.query import AgentQuery
 from dpjax.mechanism import design
 from dpjax.plans import noise, plan, protect
@@ -174,7 +174,7 @@ def test_a_releases_grid_and_cost_need_the_diagonal_alone() -> None:
 def test_runs_of_both_layouts_agree_and_share_their_noise(monkeypatch) -> None:
     dense, sparse = both(GRAPHS["regular"])
     config = make_config(noise=noise.Independent(), rounds=50, batch_size=1)
-    task, key = problem.quadratics(320), jax.random.key(3, impl="threefry2x32")
+    task, key = quadratics(320), jax.random.key(3, impl="threefry2x32")
     results, messages = [], []
     for matrix, layout in ((dense, False), (dense, True), (sparse, True)):
         with monkeypatch.context() as patch:
@@ -200,7 +200,7 @@ def test_runs_of_both_layouts_agree_and_share_their_noise(monkeypatch) -> None:
 
 def test_plans_of_one_call_may_differ_in_form_and_in_noise() -> None:
     dense, sparse = both(GRAPHS["ring"])
-    task = problem.quadratics(12)
+    task = quadratics(12)
     parts = (noise.Independent(), noise.Whisper(), None)
     alone, together = [], []
     for matrix in (dense, sparse):

@@ -20,7 +20,9 @@ import pytest
 from dpjax.accounting import budget, gdp
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.learning import problem
+from dpjax.learning.problem import Problem
+from dpjax.learning.quadratics import quadratics
+from dpjax.learning.supervised import supervised
 from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
@@ -77,7 +79,7 @@ class Net(nn.Module):
         return Linear()(nn.Dense(3)(x))
 
 
-class Task(problem.Problem):
+class Task(Problem):
     """A user's problem."""
 
 
@@ -91,7 +93,7 @@ def nothing(params, x, y):
 
 
 def quadratic(loss):
-    return dataclasses.replace(problem.quadratics(6), loss=loss)
+    return dataclasses.replace(quadratics(6), loss=loss)
 
 
 NAMELESS = f"{__name__}.<lambda>.<locals>.<lambda>"
@@ -99,16 +101,16 @@ NAMELESS = f"{__name__}.<lambda>.<locals>.<lambda>"
 
 def own_problem(**changes):
     x, y = np.ones((6, 3), np.float32), np.ones(6, np.float32)
-    given = dict(init=problem.quadratics(6).init, loss=problem.quadratics(6).loss, x=x, y=y,
+    given = dict(init=quadratics(6).init, loss=quadratics(6).loss, x=x, y=y,
                  metrics=lambda params, evaluation: {}, evaluation=(),
                  partition=partition.iid(6, 6, seed=0))  # fmt: skip
     return given | changes
 
 
-def supervised(model, **changes):
+def problem_with(model, **changes):
     task = make_problem(6)
     train = task.x, task.y
-    return problem.supervised(model, "logistic", train, train, task.partition, **changes)
+    return supervised(model, "logistic", train, train, task.partition, **changes)
 
 
 @pytest.mark.mutant
@@ -136,9 +138,9 @@ def test_every_part_of_a_plan_is_the_packages_or_named(network):
 @pytest.mark.mutant
 def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
     made = plan.make(make_config(design="independent", rounds=2), network)
-    (plain,) = run(made, supervised(Linear()), seeds=[0]).guarantees
+    (plain,) = run(made, problem_with(Linear()), seeds=[0]).guarantees
     assert not plain.custom
-    (stated,) = run(made, supervised(Net()), seeds=[0]).guarantees
+    (stated,) = run(made, problem_with(Net()), seeds=[0]).guarantees
     assert stated.custom == ("Net",) and "It relies on your own `Net`" in stated.statement()
     assert "relies on your own `Net`" in stated.caption()
     assert stated.replace(custom=()) == plain
@@ -147,21 +149,21 @@ def test_a_problem_model_or_loss_of_a_users_own_is_named(network):
 @pytest.mark.parametrize(
     ("task", "names"),
     [
-        (lambda: supervised(nn.Sequential([MLP((3,), 2), Linear()])), ()),
-        (lambda: supervised(Linear(), class_weights=(1.0, 2.0)), ()),
-        (lambda: supervised(nn.Sequential([nn.Dense(3), nn.relu, Linear()])), ()),
-        (lambda: supervised(nn.Sequential([Net()])), ("Net",)),
-        (lambda: supervised(nn.remat(Net)()), ("Net",)),
-        (lambda: supervised(nn.Sequential([lambda x: x, Linear()])), (NAMELESS,)),
-        (lambda: supervised(Linear(), augment=lambda key, x: x), (NAMELESS,)),
-        (lambda: supervised(Linear(), augment=functools.partial(shifted, by=1)), ("shifted",)),
-        (lambda: problem.quadratics(6), ()),
-        (lambda: problem.Problem(**own_problem(loss=jax.jit(double), init=start)),
+        (lambda: problem_with(nn.Sequential([MLP((3,), 2), Linear()])), ()),
+        (lambda: problem_with(Linear(), class_weights=(1.0, 2.0)), ()),
+        (lambda: problem_with(nn.Sequential([nn.Dense(3), nn.relu, Linear()])), ()),
+        (lambda: problem_with(nn.Sequential([Net()])), ("Net",)),
+        (lambda: problem_with(nn.remat(Net)()), ("Net",)),
+        (lambda: problem_with(nn.Sequential([lambda x: x, Linear()])), (NAMELESS,)),
+        (lambda: problem_with(Linear(), augment=lambda key, x: x), (NAMELESS,)),
+        (lambda: problem_with(Linear(), augment=functools.partial(shifted, by=1)), ("shifted",)),
+        (lambda: quadratics(6), ()),
+        (lambda: Problem(**own_problem(loss=jax.jit(double), init=start)),
          ("start", "double")),
         (lambda: quadratic(copied(lambda params, x, y: 0.0)), (NAMELESS,)),
         (lambda: quadratic(copied(nothing)), ("nothing",)),
-        (lambda: quadratic(copied(problem.quadratics(6).loss)), ()),
-        (lambda: Task(**vars(problem.quadratics(6))), ("Task",)),
+        (lambda: quadratic(copied(quadratics(6).loss)), ()),
+        (lambda: Task(**vars(quadratics(6))), ("Task",)),
     ],
 )  # fmt: skip
 def test_what_gradients_are_made_by_is_the_packages_a_librarys_or_named(task, names):
@@ -170,7 +172,7 @@ def test_what_gradients_are_made_by_is_the_packages_a_librarys_or_named(task, na
 
 def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
     """By `exec` it has no module, and `functools.wraps` copies that of another function."""
-    task, config, space = problem.quadratics(6), make_config(), {"Protect": Protect}
+    task, config, space = quadratics(6), make_config(), {"Protect": Protect}
     exec("class Cheap(Protect):\n    sensitivity = 0.001", space)
     fields = [field.name for field in dataclasses.fields(Protect) if field.init]
     cheap = space["Cheap"](**{name: getattr(config.protect, name) for name in fields})

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 from dpjax import _numerics
-from dpjax.learning import problem
 from dpjax.learning.query import AgentQuery, RecordQuery
+from dpjax.learning.supervised import supervised
 from dpjax.models import mlp
 from dpjax.plans import plan
 from dpjax.transforms import clipping
@@ -96,7 +96,7 @@ def problem_of(agents):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(agents * 6, 5)), rng.integers(0, 3, agents * 6)
     shards = make_problem(agents, records=6).partition
-    return problem.supervised(mlp.MLP((4,), 3), "cross_entropy", (x, y), (x, y), shards)
+    return supervised(mlp.MLP((4,), 3), "cross_entropy", (x, y), (x, y), shards)
 
 
 def test_queries_of_agents_and_of_records_clip_layers():

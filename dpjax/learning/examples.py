@@ -1,0 +1,59 @@
+"""Examples and labels as arrays of numbers, row by row."""
+
+from typing import Any
+
+import numpy as np
+
+from dpjax import _validate
+
+__all__: list[str] = []
+
+
+def numbers(name: str, x: Any) -> np.ndarray:
+    """Return examples or labels as an array of numbers, with rows.
+
+    Args:
+        name: What messages call it.
+        x: [N, ...] numbers.
+
+    Raises:
+        ValueError: For NaN, numbers beyond 32 bits, or no rows.
+    """
+    wide = _validate.finite_array(name, x)
+    if not wide.ndim:
+        raise ValueError(f"{name} is {_validate.shown(x)}; give one entry a record, [N, ...]")
+    array = np.asarray(x)
+    array = wide if array.dtype == object else array
+    _validate.check_range(name, array)
+    return array
+
+
+def table(split: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return examples and labels as arrays that belong together, row by row.
+
+    Args:
+        split: "train " or "test ", or "", for messages.
+        x: [N, ...] examples.
+        y: [N, ...] labels.
+
+    Raises:
+        ValueError: As `numbers`, or for rows that do not belong together.
+    """
+    _validate.check_rows(split, x, y)
+    arrays = numbers(f"{split}x", x), numbers(f"{split}y", y)
+    if len(arrays[0]) != len(arrays[1]):
+        raise ValueError(
+            f"{split}x has {len(arrays[0])} rows, {split}y {len(arrays[1])}; give one label a row"
+        )
+    return arrays
+
+
+def inputs(x: np.ndarray) -> np.ndarray:
+    """Return examples as a run reads them: integers stay (up to int32), others are float32.
+
+    Args:
+        x: [N, ...] examples.
+    """
+    if x.dtype.kind not in "iu":
+        return x.astype(np.float32)
+    return x.astype(np.int32) if x.dtype.itemsize >= 4 else x

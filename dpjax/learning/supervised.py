@@ -1,0 +1,438 @@
+"""Problems of a flax model, a named loss and arrays."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from dpjax import _numerics, _validate
+from dpjax.data import partition as partition_
+from dpjax.data.partition import Partition
+from dpjax.learning import parameters
+from dpjax.learning.examples import inputs, table
+from dpjax.learning.problem import Problem
+from dpjax.models import losses
+from dpjax.models.layer_norms import Gradients
+from dpjax.models.mlp import MLP
+
+__all__ = ["supervised"]
+
+LOSSES: dict[str, tuple[Callable, Callable | None]] = {
+    "logistic": (losses.logistic, losses.sign_accuracy),
+    "cross_entropy": (losses.cross_entropy, losses.multiclass_accuracy),
+    "squared": (losses.squared, None),
+}
+"""Losses by name, each with the score that is reported beside it."""
+
+SCORES = {"auc": losses.auc, "f1": losses.f1, "balanced_accuracy": losses.balanced_accuracy}
+"""Scores by name of all evaluation records' outputs together."""
+
+_EVALUATED = 2**27
+"""Numbers of one layer, of all agents and evaluation records together, that are held at once."""
+
+
+_RELABELLED = {("logistic", 0, 1): "2 * y - 1", ("cross_entropy", -1, 1): "(y + 1) // 2"}
+"""Labels that another loss takes, as a loss and the classes, and what makes its own of them."""
+
+
+def labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
+    """Return labels that a loss takes, float32, or int32 for classes.
+
+    Args:
+        loss: One of `LOSSES`.
+        split: "train " or "test ", for messages.
+        y: [N] labels.
+
+    Raises:
+        ValueError: For labels that it cannot take.
+    """
+    fits, kind = np.ones(y.shape, bool), "one number a record, [N]"
+    if loss == "logistic":
+        fits, kind = np.isin(y, (-1, 1)), "-1 and +1"
+    elif loss == "cross_entropy":
+        fits = (y == np.round(y)) & (y >= 0) & (y < 2**31)
+        kind = "classes 0 .. c-1, numbered from 0"
+    if y.ndim != 1 or not fits.all():
+        values, remedy = np.unique(y).tolist(), ""
+        said = f"holds {_validate.shown(y[~fits].tolist()[:4])} in"
+        if y.ndim != 1:
+            said, remedy = "has", _validate.flattened("y", y)
+        elif len(values) == 2:
+            said = f"has classes {values} in"
+            cure = _RELABELLED.get((loss, *values))
+            if cure is None and loss == "logistic":
+                cure = f"np.where(y == {values[1]}, 1, -1)"
+            remedy = f"; give {cure}" if cure else ""
+        raise ValueError(f"{split}y {said} shape {y.shape}; the {loss} loss takes {kind}{remedy}")
+    return y.astype(np.int32 if loss == "cross_entropy" else np.float32)
+
+
+def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -> int:
+    """Refuse labels beyond the model's outputs, which would train on something else or on nan.
+
+    Args:
+        model: The module.
+        loss: One of `LOSSES`.
+        x: Examples.
+        largest: The largest label.
+
+    Returns:
+        The number of classes; 2 where there is one output.
+
+    Raises:
+        ValueError: For outputs that the loss does not take, or too few; for a model that needs more
+            than parameters and examples.
+    """
+    one = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+    try:
+        # With what ``init`` gave it and nothing else.
+        params = jax.eval_shape(model.init, jax.random.key(0), one)
+        outputs = jax.eval_shape(model.apply, params, one)
+        if not isinstance(outputs, jax.ShapeDtypeStruct):
+            raise TypeError(f"it returns a {type(outputs).__name__}")
+    except Exception as error:
+        kind = model if isinstance(model, type) else type(model)
+        name = kind.__name__
+        if any(base.__module__.startswith("flax.nnx") for base in kind.__mro__):
+            raise ValueError(
+                f"model is {name}, a module of flax.nnx; give nnx.bridge.to_linen({name}, "
+                "arguments), without rngs, which makes one of flax.linen of it"
+            ) from None
+        raise ValueError(
+            f"model is {name}, which fails on x {one.shape} {x.dtype}: "
+            f"{_validate.said(error)}; give a module whose apply(params, x) returns one "
+            "array, without random keys or state: no dropout, GroupNorm in place of BatchNorm"
+        ) from error
+    classes = loss == "cross_entropy"
+    if len(outputs.shape) != 1 + classes:
+        wanted = "[batch, classes]" if classes else "[batch]"
+        wanted += "; return x[..., 0]" * (not classes and outputs.shape[1:] == (1,))
+        wanted += "; one score is for logistic (labels -1 and +1) and squared" * classes
+        raise ValueError(
+            f"model maps {one.shape} to {outputs.shape}; the {loss} loss takes {wanted}"
+        )
+    if classes and largest >= outputs.shape[-1]:
+        raise ValueError(
+            f"y reaches class {int(largest)}, the model has "
+            f"{_validate.counted(outputs.shape[-1], 'output')}; number the classes from 0, or "
+            "widen the model"
+        )
+    return outputs.shape[-1] if classes else 2
+
+
+def at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:
+    """How many evaluation records a model is measured on at once; None is all.
+
+    Args:
+        model: The module.
+        x: [M, ...] evaluation records.
+        agents: Number of agents.
+    """
+    # From two on, since some modules take one by another way.
+    two, three = (jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for size in (2, 3))
+    params = jax.eval_shape(model.init, jax.random.key(0), two)
+    sizes = [_sizes(jax.make_jaxpr(model.apply)(params, x)) for x in (two, three)]
+    if len(sizes[0]) == len(sizes[1]):
+        # Not weights that are turned round or cast, which are as large for any number of records.
+        widest = max((more - less for less, more in zip(*sizes, strict=True)), default=1)
+    else:  # Another program for another number: all of it bounds what grows.
+        widest = max(sizes[1])
+    allowed = max(1, _EVALUATED // (agents * max(1, widest)))
+    return None if len(x) <= allowed else allowed
+
+
+def _sizes(program: Any) -> list[int]:
+    """Numbers in every result of a program, and of the programs that it calls."""
+    equations = (equation for jaxpr, _ in _numerics.jaxprs(program) for equation in jaxpr.eqns)
+    return [math.prod(variable.aval.shape) for one in equations for variable in one.outvars]
+
+
+@functools.lru_cache(maxsize=64)
+def module_functions(
+    model: nn.Module, loss: str, shape: tuple[int, ...], kind: np.dtype, batch: int | None,
+    scores: tuple[str, ...], class_weights: tuple[float, ...] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Functions of a `Problem` by name; the same objects each time, so compiled code is shared.
+
+    Args:
+        model: The module.
+        loss: One of `LOSSES`.
+        shape: Of one example.
+        kind: Its dtype.
+        batch: Evaluation records at once; None is all.
+        scores: Names among `SCORES`.
+        class_weights: As in `supervised`.
+    """
+    loss_fn = _weighted(LOSSES[loss][0], class_weights)
+
+    # Compiled: one by one, the operations of a whole forward pass take far longer.
+    compiled_init = jax.jit(lambda key: model.init(key, jnp.zeros((1, *shape), kind)))
+
+    def init(key: PRNGKeyArray) -> Any:
+        # A compiled function that was pickled can be called, but not traced under its own name.
+        return compiled_init(key)
+
+    def example_loss(params: Any, x: Any, y: Any) -> Any:
+        return loss_fn(model.apply(params, x[None])[0], y)
+
+    def batch_loss(params: Any, x: Any, y: Any) -> Any:
+        return jnp.mean(loss_fn(model.apply(params, x), y))
+
+    gradients = Gradients(model.apply, loss_fn)
+    # Without a layer whose gradient is a product there is nothing to gain.
+    params = jax.eval_shape(init, jax.random.key(0))
+    layers = gradients.chosen(params, jax.ShapeDtypeStruct((1, *shape), kind))
+    # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
+    deep = type(model) is MLP and jax.default_backend() == "cpu"
+    deep = deep or _numerics.one_by_one(params)
+    return {
+        "init": init,
+        "loss": example_loss,
+        "metrics": _metrics(model, loss, batch, deep, scores),
+        "batch_loss": batch_loss,
+        "weighted": gradients if layers else None,
+        "predict": model.apply,
+    }
+
+
+def started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, Any]:
+    """Return the functions of a model that starts from given values, with which of these stay.
+
+    Args:
+        functions: From `module_functions`.
+        params: Of one agent; None leaves the model's own start.
+        frozen: As in `supervised`.
+
+    Raises:
+        ValueError: For another model's values, a choice of all or none, or trained leaves that are
+            no parameters.
+    """
+    wanted = jax.eval_shape(functions["init"], jax.random.key(0))
+    if params is None:
+        if frozen is not None:
+            raise ValueError("frozen is given without params; give the values that stay")
+        parameters.check_trained(wanted, wanted)
+        return functions
+    trained, fixed_values = parameters.starting_values(params, wanted), None
+    if frozen is not None:
+        trained, fixed_values = parameters.split(trained, frozen)
+        functions = functions | {"weighted": None}
+    parameters.check_trained(trained, wanted)
+    return functions | {"init": parameters.Given.of(trained), "frozen": fixed_values}
+
+
+def _weighted(loss: Callable, weights: tuple[float, ...] | None) -> Callable:
+    """A loss times the weight of the label's class."""
+    if weights is None:
+        return loss
+    table = np.array(weights, np.float32)
+
+    def of_class(outputs: Any, y: Any) -> Any:
+        # Labels -1 and +1 are classes 0 and 1.
+        index = y if jnp.issubdtype(y.dtype, jnp.integer) else (y > 0).astype(jnp.int32)
+        return jnp.asarray(table, outputs.dtype)[index] * loss(outputs, y)
+
+    return of_class
+
+
+def _metrics(
+    model: nn.Module, loss: str, batch: int | None, deep: bool, scores: tuple[str, ...]
+) -> Callable[..., dict[str, Any]]:
+    """Loss and scores of every agent's model on all evaluation records, averaged over agents."""
+    loss_fn, score_fn = LOSSES[loss]
+
+    def summed(params: Any, part: Any) -> tuple[dict[str, Any], Any]:
+        outputs = model.apply(params, part[0])
+        values = {"test_loss": loss_fn(outputs, part[1])}
+        if score_fn is not None:
+            values["test_accuracy"] = score_fn(outputs, part[1])
+        return jax.tree.map(jnp.sum, values), outputs if scores else ()
+
+    def metrics(params: Any, evaluation: Any, frozen: Any = None) -> dict[str, Any]:
+        records = len(evaluation[0])
+        size = min(batch or records, records)
+        whole = records - records % size
+        batches = [leaf[:whole].reshape(-1, size, *leaf.shape[1:]) for leaf in evaluation]
+        rest = [leaf[whole:] for leaf in evaluation]
+
+        def of_agent(one: Any) -> Any:
+            of_part = functools.partial(summed, parameters.merge(one, frozen))
+            if size == records:
+                total, outputs = of_part(evaluation)
+            else:
+                totals, outputs = jax.lax.map(of_part, batches)
+                total = jax.tree.map(jnp.sum, totals)
+                outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
+                if whole < records:
+                    more, last = of_part(rest)
+                    total = jax.tree.map(jnp.add, total, more)
+                    outputs = jax.tree.map(lambda *both: jnp.concatenate(both), outputs, last)
+            total = jax.tree.map(lambda value: value / records, total)
+            labels = evaluation[1]
+            return total | {f"test_{name}": SCORES[name](outputs, labels) for name in scores}
+
+        return jax.tree.map(jnp.mean, _numerics.each_agent(of_agent, params, sequential=deep))
+
+    return metrics
+
+
+def supervised(
+    model: nn.Module,
+    loss: str,
+    train: tuple[Any, Any] | Callable[[np.ndarray], tuple[Any, Any]],
+    test: tuple[Any, Any],
+    partition: Partition,
+    *,
+    name: str = "supervised",
+    evaluation_data: Literal["private", "public"] = "private",
+    eval_batch: int | None = None,
+    params: Any = None,
+    frozen: Any = None,
+    augment: Callable[[PRNGKeyArray, Any], Any] | None = None,
+    copies: int = 1,
+    metrics: str | Sequence[str] = (),
+    class_weights: Sequence[float] | None = None,
+) -> Problem:
+    """A flax model, a named loss, and arrays.
+
+    The metrics are the test loss (and accuracy) of every agent's model on the pooled test set,
+    averaged over agents. Integers in x (tokens, images of bytes) reach the model as integers, all
+    other numbers as float32.
+
+    Args:
+        model: Module whose ``apply`` maps [..., features] to scores or logits.
+        loss: One of `LOSSES`; logistic wants labels -1 and +1, cross_entropy 0 .. c-1.
+        train: x [N, ...] and y [N]; or a function ``train(rows)`` that returns those of records
+            with these numbers. Each process that takes part in a run calls it for the records of
+            its own agents (`dpjax.data.partition.local`), and holds no others.
+        test: x [M, ...] and y [M].
+        partition: The training rows of each agent.
+        name: For records.
+        evaluation_data: Whose ``test`` is: "private", what the agents hold, or "public".
+        eval_batch: Test records that all agents' models are measured on at once, to bound memory;
+            the metrics are those of the whole set up to rounding. None takes all, or fewer where
+            a layer's outputs would be more than 2^27 numbers.
+        params: Values that all agents and seeds start from, all of the model's parameters as its
+            ``init`` returns them (pretrained ones, say); None draws them from the seed. They are
+            taken as public: no guarantee covers what they tell of the data they were made from.
+        frozen: Which of them stay as they are: ``frozen(path) -> bool`` of "params/Dense_0/kernel"
+            and so on, or a tree of bools whose leaves may stand for whole branches. Frozen
+            leaves are neither clipped nor noised nor sent, and are held once for all agents; clip
+            norms, noise and numbers of parameters are of trained ones. None trains all.
+        augment: As in `Problem`; `dpjax.data.augmentation` has the customary ones for images.
+        copies: As in `Problem`.
+        metrics: More metrics of classifiers: "auc" (area under the ROC curve), "f1" and
+            "balanced_accuracy", where there are several classes means over them.
+        class_weights: Factors of the training loss of each class, [c] numbers above 0; for labels
+            -1 and +1 two, in this order. The test loss has none. A record is clipped after it is
+            weighted. So a weight changes nothing where the gradient stays above the clip norm, or
+            where clipping is automatic; give frequent classes weights far below 1. They are taken
+            as public: no guarantee covers what they tell of the labels.
+
+    Returns:
+        The problem.
+
+    Raises:
+        ValueError: For an unknown loss or metric, data that are not two arrays, "auc" of test
+            records of one class, other weights than one a class, NaN in data or parameters, labels
+            the loss cannot take, data frames whose columns differ or whose index is not that of y,
+            another model's parameters, trained leaves outside the collection "params" or of another
+            dtype, or a ``frozen`` that holds for all of them or none.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.data import partition
+        >>> from dpjax.models.linear import Linear
+        >>> from dpjax.learning.supervised import supervised
+        >>> x, y = np.eye(4), np.array([1, -1, 1, -1])
+        >>> shards = partition.iid(4, n=2, seed=0)
+        >>> supervised(Linear(), "logistic", (x, y), (x, y), shards).agents
+        2
+    """
+    _validate.one_of("loss", loss, LOSSES)
+    if eval_batch is not None:
+        eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
+    if local := callable(train):
+        train = train(partition_.local(partition_.checked_partition(partition)))
+    given: dict[str, Any] = {"train": train, "test": test}
+    for split, data in given.items():
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            # By its kind alone: a message holds no records.
+            count = f" of {len(data)}" if isinstance(data, tuple | list) else ""
+            raise ValueError(
+                f"{split} is a {type(data).__name__}{count}; give two arrays, examples and their "
+                f"labels, (x_{split}, y_{split})"
+            )
+    columns = _validate.columns(train[0])
+    _validate.check_columns("test x", test[0], columns)
+    splits = []
+    for split, data in (("train ", train), ("test ", test)):
+        features, targets = table(split, *data)
+        splits.append((inputs(features), labels(loss, split, targets)))
+    (x, y), (x_test, y_test) = splits
+    if (x.shape[1:], x.dtype) != (x_test.shape[1:], x_test.dtype):
+        raise ValueError(
+            f"test x has records of shape {x_test.shape[1:]} and is {x_test.dtype}, train x of "
+            f"{x.shape[1:]} and {x.dtype}; give both the same columns, of one kind"
+        )
+    classes = check_outputs(model, loss, x, max(y.max(), y_test.max()))
+    if eval_batch is None:
+        agents = len(partition_.checked_partition(partition, None if local else len(x)).counts)
+        eval_batch = at_once(model, x_test, agents)
+    if not isinstance(metrics, Sequence):
+        raise ValueError(f"metrics is {metrics!r}; give a list of {', '.join(SCORES)}")
+    for metric in (scores := (metrics,) if isinstance(metrics, str) else tuple(metrics)):
+        _validate.one_of("metrics", metric, SCORES)
+    if loss == "squared" and (scores or class_weights is not None):
+        raise ValueError("loss is 'squared', which has no classes; leave out metrics and weights")
+    if "auc" in scores and len(np.unique(y_test)) < 2:
+        text = f"test y one class, {y_test[0]:g}; give test records of two classes"
+        raise ValueError(f"metrics has 'auc' and {text}, or leave it out")
+    if class_weights is not None:
+        class_weights = checked_weights(class_weights, classes)
+    parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights
+    try:
+        functions = module_functions(model, *parts)
+    except TypeError:  # A module with an unhashable field: no sharing of compiled code.
+        functions = module_functions.__wrapped__(model, *parts)
+    functions = started(functions, params, frozen)
+    if augment is not None:
+        functions = functions | {"weighted": None}
+    return Problem(
+        **functions,
+        x=x,
+        y=y,
+        partition=partition,
+        evaluation=splits[1],
+        name=name,
+        evaluation_data=evaluation_data,
+        augment=augment,
+        copies=copies,
+        local=local,
+        columns=columns,
+    )
+
+
+def checked_weights(weights: Any, classes: int) -> tuple[float, ...]:
+    """Return weights of classes as numbers.
+
+    Args:
+        weights: [c] numbers.
+        classes: c.
+
+    Raises:
+        ValueError: For another number of them, or one that is not above 0.
+    """
+    array = _validate.finite_array("class_weights", weights)
+    if array.shape != (classes,) or not (array > 0).all():
+        raise ValueError(
+            f"class_weights is {_validate.shown(weights)}; give {classes} numbers above 0, one for "
+            "each class"
+        )
+    return tuple(array.tolist())
