@@ -1,8 +1,8 @@
 """Whole numbers of secure sums: speed, sensitivity, bits: python benchmarks/bench_integers.py
 
 - ``draws`` rows: discrete Gaussian variables a second. ``threefry``: one compiled call for all
-  clients (`dpjax.transforms.integers`); ``chacha20``: a client's NumPy call
-  (`dpjax.secagg.integers`); ``opendp``: its own call, where it is installed; ``normals``: float32
+  clients (`dpjax.encoding.simulated`); ``chacha20``: a client's NumPy call
+  (`dpjax.encoding.integers`); ``opendp``: its own call, where it is installed; ``normals``: float32
   normals of the same shape, for comparison.
 - ``encode`` rows: vectors a second, rotated and rounded, by both.
 - ``sensitivity`` rows: the norm after rounding over the one before, by how many grid units a vector
@@ -26,8 +26,7 @@ import numpy as np
 
 from _timing import Bench, installed, turns
 from dpjax.accounting import discrete as accounting
-from dpjax.secagg import integers
-from dpjax.transforms import integers as within
+from dpjax.encoding import integers, simulated
 from dpjax.transforms import variates
 
 
@@ -50,7 +49,7 @@ def opendp(count: int, variance: int) -> Any:
 def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], float]]:
     """Calls by source, each of them so many numbers."""
     key, shape = jax.random.key(0), (clients, size)
-    ours = jax.jit(functools.partial(within.discrete_gaussians, shape=shape, variance=variance))
+    ours = jax.jit(functools.partial(simulated.discrete_gaussians, shape=shape, variance=variance))
     plain = jax.jit(functools.partial(variates.normals, shape=shape, dtype=jnp.float32))
     stream = integers.Stream(bytes(32))
     one = functools.partial(integers.discrete_gaussians, stream, size, variance)
@@ -69,7 +68,7 @@ def encodings(code: integers.SumCode, clients: int) -> dict[str, Callable[[], fl
     drawn = np.random.default_rng(0).normal(size=(clients, code.size))
     vectors = code.bound * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     signs, key = code.signs(b"bench"), jax.random.key(0)
-    ours = jax.jit(within.encode, static_argnums=0)
+    ours = jax.jit(simulated.encode, static_argnums=0)
     given, stream = jnp.asarray(vectors, jnp.float32), integers.Stream(bytes(32))
     return {
         "threefry": functools.partial(clocked, lambda: ours(code, given, signs, key)),

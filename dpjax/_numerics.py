@@ -95,6 +95,30 @@ def fold_in(key: PRNGKeyArray, number: Any) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jax.lax.optimization_barrier(words), impl=THREEFRY)
 
 
+def check_key(key: Any, name: str = "key", shape: tuple[int, ...] = ()) -> None:
+    """Refuse anything but typed threefry keys.
+
+    Args:
+        key: One, or an array of them.
+        name: Its name in messages.
+        shape: Shape of the array.
+
+    Raises:
+        ValueError: With the call that makes one.
+    """
+    remedy = (
+        f"give typed threefry keys of shape {shape}, as jax.random.key(seed, impl="
+        f"{THREEFRY!r}) is one (vmap over several)"
+    )
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        raise ValueError(f"{name} is {type(key).__name__} of dtype {dtype}; {remedy}")
+    if (generator := str(jax.random.key_impl(key))) != THREEFRY:
+        raise ValueError(f"{name} is of generator {generator!r}; {remedy}")
+    if key.shape != shape:
+        raise ValueError(f"{name} has shape {key.shape}; {remedy}")
+
+
 def _one_key(key: PRNGKeyArray) -> None:
     if key.shape:
         raise ValueError(f"key has shape {key.shape}; give one key, or use jax.vmap")

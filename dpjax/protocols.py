@@ -192,10 +192,10 @@ class IntegerEncoded(NamedTuple):
     Example:
         >>> import jax
         >>> from dpjax.protocols import IntegerEncoded
-        >>> from dpjax.secagg.integers import SumCode
-        >>> from dpjax.transforms import integers
+        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.transforms import noise
         >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
-        >>> isinstance(integers.privatizer(code, key=jax.random.key(0), rounds=5), IntegerEncoded)
+        >>> isinstance(noise.discrete(code, key=jax.random.key(0), rounds=5), IntegerEncoded)
         True
     """
 

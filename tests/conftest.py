@@ -21,9 +21,9 @@ AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 # files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs, but
 # for those of the files named here.
 CHEAP = (
-    *("accounting", "algorithms", "commands", "learning", "mechanism", "models", "plans", "secagg"),
+    *("accounting", "algorithms", "commands", "encoding", "learning", "mechanism", "models"),
+    *("plans", "secagg", "transforms"),
     *("test_cli", "test_docstrings", "test_identity", "test_result", "test_run", "test_trace"),
-    "transforms",
 )
 # Compiled programs by their text and options: whoever runs the suite again compiles what changed.
 COMPILED = ROOT / ".pytest_cache" / "compiled"

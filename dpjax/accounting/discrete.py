@@ -28,7 +28,7 @@ from typing import Any, Literal
 from dpjax import _validate
 from dpjax._numerics import MARGIN
 from dpjax.accounting import losses
-from dpjax.secagg import lattice
+from dpjax.encoding import lattice
 
 __all__ = [
     "Cohort",

@@ -11,12 +11,12 @@ from jaxtyping import Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, losses, records
+from dpjax.encoding import lattice
+from dpjax.encoding.lattice import SumCode
 from dpjax.plans.calibration import Calibrated, Drawn, Target
 from dpjax.plans.links import InShares
 from dpjax.protocols import IntegerEncoded
-from dpjax.secagg import lattice
-from dpjax.secagg.lattice import SumCode
-from dpjax.transforms import integers as integers_
+from dpjax.transforms import noise as noise_
 
 __all__ = ["Discrete"]
 
@@ -49,8 +49,8 @@ class Discrete(InShares):
     rounded after the noise, and all arithmetic from rounding on is of whole numbers. For one
     gradient an agent, clipped to C, a round: batches of one record, or clipped agents. A round
     whose sum may have been opened counts, finished or not. A simulation's: one process has all
-    keys (clients on their own draw with `dpjax.secagg.integers`). Sums wrap around modulo 2^b with
-    a probability below 2^-40 a round, over signs and noise, which costs accuracy alone.
+    keys (clients on their own draw with `dpjax.encoding.integers`). Sums wrap around modulo 2^b
+    with a probability below 2^-40 a round, over signs and noise, which costs accuracy alone.
 
     Attributes:
         size: k, entries of the payload: of a model, or of a sketch of its gradient.
@@ -228,4 +228,4 @@ class Lattice(Calibrated):
 
 
 def _encoded(arrays: Any, key: PRNGKeyArray, rounds: int, code: SumCode) -> IntegerEncoded:
-    return integers_.privatizer(code, key=key, rounds=rounds)
+    return noise_.discrete(code, key=key, rounds=rounds)

@@ -20,7 +20,8 @@ of the aggregation, 16 random bytes: one from another is refused.
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
-from dpjax.secagg.primitives import SHARE_BYTES, library
+from dpjax.encoding.stream import library
+from dpjax.secagg.primitives import SHARE_BYTES
 from dpjax.secagg.terms import Rejected
 
 __all__: list[str] = []

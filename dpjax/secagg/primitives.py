@@ -1,6 +1,6 @@
 """The ciphers of secure aggregation, the keys made with them, masks, and shares of secrets.
 
-cryptography is imported here alone. Whoever rebuilds a secret derives keys as both ends of a pair.
+Whoever rebuilds a secret derives keys as both ends of a pair.
 
 Masks are uniform whole numbers modulo 2^b from seeds of 256 bits:
 
@@ -25,13 +25,14 @@ Reference:
 
 import functools
 import hashlib
-import importlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import UInt64
+
+from dpjax.encoding.stream import chacha20, library
 
 __all__: list[str] = []
 
@@ -56,24 +57,6 @@ class KeyPair(NamedTuple):
 
     private: bytes
     public: bytes
-
-
-def library(module: str) -> Any:
-    """Import a module of the extra ``secure``.
-
-    Args:
-        module: Its dotted name.
-
-    Raises:
-        ValueError: Without the extra.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(
-            f"{error.name} is not installed, and dpjax.secagg needs it: pip install cryptography "
-            "msgpack"
-        ) from None
 
 
 @functools.cache
@@ -167,17 +150,6 @@ def stream(key: bytes, length: int) -> bytes:
         length: How many bytes.
     """
     return bytes(chacha20(key, bytes(16)).update(bytes(length)))
-
-
-def chacha20(key: bytes, nonce: bytes) -> Any:
-    """Return ChaCha20's encryptor.
-
-    Args:
-        key: 32 bytes.
-        nonce: 16 bytes, of which the first four count blocks of 64 bytes.
-    """
-    ciphers = _library("hazmat.primitives.ciphers")
-    return ciphers.Cipher(ciphers.algorithms.ChaCha20(key, nonce), mode=None).encryptor()
 
 
 def number_bytes(number: int) -> bytes:

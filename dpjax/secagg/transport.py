@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import Int64, UInt32
 
 from dpjax import _files, _validate
+from dpjax.encoding.lattice import SumCode
 from dpjax.secagg import local, tcp
-from dpjax.secagg.lattice import SumCode
 from dpjax.secagg.terms import Abort, Terms
 
 __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
@@ -99,7 +99,8 @@ class SecureSums:
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.secagg import integers, transport
+        >>> from dpjax.encoding import integers
+        >>> from dpjax.secagg import transport
         >>> code = integers.SumCode(size=2, bound=1.0, grid=1 / 64, clients=4, variance=4)
         >>> with transport.SecureSums(transport.terms_of(code, dropouts=0, colluders=0)) as sums:
         ...     total, present = sums(np.ones((4, 2), np.uint32), 0)
@@ -281,7 +282,8 @@ def terms_of(
         ValueError: As `Terms`.
 
     Example:
-        >>> from dpjax.secagg import integers, transport
+        >>> from dpjax.encoding import integers
+        >>> from dpjax.secagg import transport
         >>> code = integers.SumCode(size=100, bound=1.0, grid=1 / 64, clients=50, variance=4)
         >>> terms = transport.terms_of(code, dropouts=2, colluders=1)
         >>> terms.length, terms.bits == code.bits, terms.minimum, terms.colluders

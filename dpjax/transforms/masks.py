@@ -26,7 +26,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
 
 from dpjax import _numerics, _validate
-from dpjax.transforms.noise import check_key
 
 __all__ = ["masked", "unmasked_sum"]
 
@@ -171,7 +170,7 @@ def _checked(
     name: str, values: Any, key: PRNGKeyArray, degree: Any, bits: Any
 ) -> tuple[int, int, np.uint32]:
     """Clients, columns and 2^bits - 1."""
-    check_key(key)
+    _numerics.check_key(key)
     if jnp.ndim(values) != 2 or jnp.result_type(values) != jnp.uint32:
         raise ValueError(
             f"{name} is {jnp.result_type(values)}{list(jnp.shape(values))}; give uint32 "

@@ -26,11 +26,14 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
-from dpjax._numerics import THREEFRY, double_precision
+from dpjax._numerics import double_precision
+from dpjax.encoding import simulated
+from dpjax.encoding.lattice import SumCode
+from dpjax.protocols import IntegerEncoded
 from dpjax.transforms import rounds as rounds_
 from dpjax.transforms import variates
 
-__all__ = ["correlated", "pairwise", "scheduled", "simulated_keys", "zero_sum"]
+__all__ = ["correlated", "discrete", "pairwise", "scheduled", "simulated_keys", "zero_sum"]
 
 Kind = Literal["laplace", "normal"]
 Over = Literal["messages", "with_own_copy"]
@@ -124,7 +127,7 @@ def correlated(
         ([0.0, 0.0, 0.0], 1)
     """
     rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
-    check_key(key)
+    _numerics.check_key(key)
     weights = _checked_factor(factor)
     n = weights.shape[-1]
     route = None if strategy is None else rounds_.route(strategy, rounds)
@@ -215,7 +218,7 @@ def scheduled(
     """
     rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
     draw = _DRAWS[_validate.one_of("kind", kind, tuple(_DRAWS))]
-    check_key(key)
+    _numerics.check_key(key)
     by_round: Any = scales
     if not isinstance(scales, jax.core.Tracer):
         dtype = np.float32 if np.asarray(scales).dtype == np.float32 else np.float64
@@ -335,7 +338,7 @@ def zero_sum(
     rounds = _validate.integer("rounds", rounds)
     if not isinstance(deviation, jax.core.Tracer):
         deviation = _validate.spread("deviation", deviation)
-    check_key(key)
+    _numerics.check_key(key)
     if np.ndim(sender) != 1 or np.shape(sender) != np.shape(receiver) or not len(sender):
         shapes = f"sender has shape {np.shape(sender)}, receiver {np.shape(receiver)}"
         raise ValueError(f"{shapes}; give one of each a message")
@@ -382,7 +385,7 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
         >>> own.shape, shared.shape
         ((3,), (2,))
     """
-    check_key(root, "root")
+    _numerics.check_key(root, "root")
     agents, edges = _validate.integer("agents", agents), _validate.integer("edges", edges, least=0)
     agent_root, edge_root = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
 
@@ -451,10 +454,10 @@ def pairwise(
             raise ValueError(f"{name} is {value!r}; give a variance of at least 0")
         spreads.append(_validate.spread(name, np.sqrt(value)) if value else 0.0)
     pairs = np.asarray(edges)
-    check_key(own_keys, "own_keys", getattr(own_keys, "shape", ())[:1] or (1,))
+    _numerics.check_key(own_keys, "own_keys", getattr(own_keys, "shape", ())[:1] or (1,))
     n = len(own_keys)
     _check_edges(pairs, n)
-    check_key(edge_keys, "edge_keys", (len(pairs),))
+    _numerics.check_key(edge_keys, "edge_keys", (len(pairs),))
     if not isinstance(own_keys, jax.core.Tracer) and not isinstance(edge_keys, jax.core.Tracer):
         words = np.concatenate([jax.random.key_data(part) for part in (own_keys, edge_keys)])
         if len(np.unique(words, axis=0)) != len(words):
@@ -478,6 +481,95 @@ def pairwise(
         return leaves, ()
 
     return _link(jnp.concatenate([own_keys, edge_keys]), rounds, add)
+
+
+def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded:
+    """Make whole numbers of agent-stacked payloads, with each agent's discrete Gaussian noise.
+
+    Leaves in tree order are one vector [n, k], rotated by the round's public signs, rounded, and
+    given noise of ``code.variance`` squared grid units. What goes out is one array [n, K], whole
+    numbers modulo 2^32, so that sums of all of them are exact: they are read modulo 2^b, and
+    whoever sums may do so modulo 2^b from the beginning.
+
+    Guarantee: a message's numbers without noise have a norm of at most sqrt(code.limit), whatever
+    the payload was, by an integer test; a row that is longer or not finite counts as zero. In each
+    of the first ``rounds`` updates the noise is exact, fresh for every agent and number, and
+    depends on key and round alone. Later updates are refused; inside compiled code they are zero,
+    and carry nothing. Signs come from the public key alone, and the rounding's bits and the noise
+    from the noise key alone. A simulation's: whoever knows the key can subtract the noise.
+
+    Args:
+        code: What all agree on.
+        key: A single threefry key, of no other use.
+        rounds: Rounds the noise is accounted for.
+
+    Returns:
+        A privatizer with state `NoiseState`.
+
+    Raises:
+        ValueError: For another generator's key; in ``init`` and ``update`` for payloads that have
+            not ``code.size`` entries an agent.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.transforms import noise
+        >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
+        >>> noise_key, public = jax.random.split(jax.random.key(0, impl="threefry2x32"))
+        >>> add = noise.discrete(code, key=noise_key, rounds=10)
+        >>> x = np.full((2, 3), 0.25, np.float32)
+        >>> sent, state = add.update(x, add.init(x), public)
+        >>> total = add.opened(sent.sum(0, dtype=np.uint32), public, x[0])
+        >>> sent.dtype.name, bool(abs(total - 0.5).max() < 0.05)
+        ('uint32', True)
+    """
+    rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
+    _numerics.check_key(key)
+
+    def init(payload: Any) -> NoiseState:
+        _entries(code, payload)
+        return NoiseState(key, jnp.zeros((), jnp.int32))
+
+    def update(payload: Any, state: NoiseState, public: PRNGKeyArray) -> tuple[Array, NoiseState]:
+        values = _entries(code, payload)
+        check_round(state.round, rounds)
+        key_ = jax.random.fold_in(state.key, state.round)
+        whole, _ = simulated.noisy(code, values, simulated.public_signs(code, public), key_)
+        whole = jnp.where(state.round < rounds, whole, 0)
+        after = NoiseState(state.key, state.round + 1)
+        return jax.lax.bitcast_convert_type(whole, jnp.uint32), after
+
+    def opened(total: Array, public: PRNGKeyArray, like: Any) -> Any:
+        reals = simulated.decode(code, total, simulated.public_signs(code, public))
+        flat, structure = jax.tree.flatten(like)
+        ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in flat])[:-1]
+        parts = [
+            part.reshape(leaf.shape).astype(leaf.dtype)
+            for part, leaf in zip(jnp.split(reals, ends), flat, strict=True)
+        ]
+        return jax.tree.unflatten(structure, parts)
+
+    return IntegerEncoded(init, update, opened)
+
+
+def _entries(code: SumCode, payload: Any) -> Float[Array, "n k"]:
+    """The payload as one vector an agent."""
+    paths = jax.tree_util.tree_leaves_with_path(payload)
+    agents = len(paths[0][1]) if paths and jnp.ndim(paths[0][1]) else 0
+    for path, leaf in paths:
+        check_leaf(path, leaf, agents, "the agents of the first leaf")
+    sizes = [int(np.prod(jnp.shape(leaf)[1:])) for _, leaf in paths]
+    if sum(sizes) != code.size:
+        raise ValueError(
+            f"payload has {sum(sizes)} entries an agent in {len(sizes)} leaves, and the noise is "
+            f"for size {code.size}; give size={sum(sizes)}"
+        )
+    if agents > code.clients:
+        raise ValueError(
+            f"payload is of {agents} agents, and the noise is for {code.clients}; make it for all"
+        )
+    rows = [jnp.reshape(leaf, (agents, -1)).astype(jnp.float32) for _, leaf in paths]
+    return jnp.concatenate(rows, axis=1)
 
 
 def _check_edges(pairs: np.ndarray, n: int) -> None:
@@ -539,30 +631,6 @@ def check_round(round: Any, rounds: int) -> None:
             f"round is {int(round)}, the noise is accounted for {rounds} rounds; stop there, or "
             "make a plan for more"
         )
-
-
-def check_key(key: Any, name: str = "key", shape: tuple[int, ...] = ()) -> None:
-    """Refuse anything but typed threefry keys.
-
-    Args:
-        key: One, or an array of them.
-        name: Its name in messages.
-        shape: Shape of the array.
-
-    Raises:
-        ValueError: With the call that makes one.
-    """
-    remedy = (
-        f"give typed threefry keys of shape {shape}, as jax.random.key(seed, impl="
-        f"{THREEFRY!r}) is one (vmap over several)"
-    )
-    dtype = getattr(key, "dtype", None)
-    if dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
-        raise ValueError(f"{name} is {type(key).__name__} of dtype {dtype}; {remedy}")
-    if (generator := str(jax.random.key_impl(key))) != THREEFRY:
-        raise ValueError(f"{name} is of generator {generator!r}; {remedy}")
-    if key.shape != shape:
-        raise ValueError(f"{name} has shape {key.shape}; {remedy}")
 
 
 def check_leaf(path: Any, leaf: Any, count: int | None, expected: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from _common import discrete as rules
 from dpjax.accounting import discrete, gdp, losses
 from dpjax.accounting.discrete import Cohort
-from dpjax.secagg import lattice
+from dpjax.encoding import lattice
 
 ALPHAS = (1.001, 1.5, 2.0, 4.0, 16.0, 64.0)
 REACH = 160

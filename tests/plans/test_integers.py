@@ -24,7 +24,7 @@ from dpjax.plans.integers import Discrete, Lattice
 from dpjax.plans.noise import Aggregate
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Emission, Method, Round
-from dpjax.transforms import integers as integers_
+from dpjax.transforms import noise
 from tests.plans.test_aggregate import (
     CLIP,
     COMPLETE,
@@ -330,7 +330,7 @@ def test_any_method_reads_sums_of_whole_numbers_by_its_mean(missing):
         return np.asarray(state.models), info
 
     bare, _ = models(None)
-    noisy, info = models(integers_.privatizer(fine, key=key, rounds=2))
+    noisy, info = models(noise.discrete(fine, key=key, rounds=2))
     assert info.messages.dtype == jnp.uint32 and info.messages.shape == (8,)
     np.testing.assert_allclose(noisy, bare, atol=2e-4)
     assert np.abs(noisy - bare).max() > 1e-6

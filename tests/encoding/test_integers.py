@@ -12,13 +12,12 @@ import pytest
 pytest.importorskip("cryptography")
 
 from dpjax import _numerics  # noqa: E402
-from dpjax.secagg import integers, lattice  # noqa: E402
-from dpjax.secagg.integers import SumCode  # noqa: E402
-from dpjax.transforms import integers as within  # noqa: E402
-from tests.secagg.lattice import Script  # noqa: E402
+from dpjax.encoding import integers, lattice, simulated  # noqa: E402
+from dpjax.encoding.integers import SumCode  # noqa: E402
+from tests.encoding.lattice import Script  # noqa: E402
 
-encode = jax.jit(within.encode, static_argnums=0)
-noisy = jax.jit(within.noisy, static_argnums=0)
+encode = jax.jit(simulated.encode, static_argnums=0)
+noisy = jax.jit(simulated.noisy, static_argnums=0)
 CODE = SumCode(size=100, bound=1.0, grid=0.05, clients=50, variance=4)
 
 
@@ -147,7 +146,7 @@ def test_sums_of_noisy_vectors_are_those_of_vectors() -> None:
         error = integers.decode(code, whole, signs) - x.sum(0)
         assert 0.7 * spread < error.std() < 1.3 * spread and np.abs(error).max() < 5 * spread
     found = integers.decode(code, np.asarray(theirs), signs)
-    decode = jax.jit(within.decode, static_argnums=0)
+    decode = jax.jit(simulated.decode, static_argnums=0)
     np.testing.assert_allclose(decode(code, theirs, signs), found, atol=1e-5)
 
 
@@ -248,14 +247,14 @@ def test_squares_beyond_64_bits_are_no_short_vector() -> None:
     rows[3, 0] = math.isqrt(code.limit)
     exact = [sum(int(entry) ** 2 for entry in row) <= code.limit for row in rows]
     assert exact == [False, False, True, False]
-    assert np.asarray(within._short(code, jnp.asarray(rows))).tolist() == exact
+    assert np.asarray(simulated._short(code, jnp.asarray(rows))).tolist() == exact
     # The broken twin, one sum of 64 bits, calls the longest vector that there is a short one.
     assert int(np.sum(rows[0].astype(np.int64) ** 2)) <= code.limit
     # To the unit, on both sides of the limit.
     places = np.zeros((2, size), np.int32)
     places[:, : code.limit] = 1
     places[1, code.limit] = 1
-    assert np.asarray(within._short(code, jnp.asarray(places))).tolist() == [True, False]
+    assert np.asarray(simulated._short(code, jnp.asarray(places))).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Vectors of many simulated clients as the whole numbers of a secure sum, with their noise, in jit.
 
-What `dpjax.secagg.integers` does for one client, to the bit, if the words are the same: coordinates
-are multiplied once, then added and subtracted in a fixed order. Words are threefry's.
+What `dpjax.encoding.integers` does for one client, to the bit, if the words are the same:
+coordinates are multiplied once, then added and subtracted in a fixed order. Words are threefry's.
 
 Discrete Gaussian variables are exact, for whole numbers decide:
 
@@ -15,7 +15,7 @@ draws the same numbers.
 A while loop advances many numbers at once, by one hash each: a lane draws some columns of a row,
 one after the other, so that none waits for the unluckiest number of all. In one step a lane::
 
-    starts     draws u and the sign, see `dpjax.secagg.lattice`
+    starts     draws u and the sign, see `dpjax.encoding.lattice`
     repeats    decides one event of probability rest / divisor and one of 1 / k, each by a word of
                32 bits; where that word leaves it open, once in 2^32, the remainder goes on to the
                next one. The first k at which one of them fails is odd with probability
@@ -34,14 +34,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
-from dpjax import _numerics, _validate
+from dpjax import _numerics
 from dpjax._numerics import double_precision
-from dpjax.protocols import IntegerEncoded
-from dpjax.secagg import lattice
-from dpjax.secagg.lattice import SumCode
-from dpjax.transforms import noise as noise_
+from dpjax.encoding import lattice
+from dpjax.encoding.lattice import SumCode
 
-__all__ = ["decode", "discrete_gaussians", "encode", "noisy", "privatizer"]
+__all__ = ["decode", "discrete_gaussians", "encode", "noisy"]
 
 _SIGNS = 2**32 - 2
 """Folded into a round's public key: above every number of a cohort slot, agent or gossip step."""
@@ -86,77 +84,6 @@ class _Lane(NamedTuple):
     value: Int32[Array, "r l"]
 
 
-def privatizer(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded:
-    """Make whole numbers of agent-stacked payloads, with each agent's discrete Gaussian noise.
-
-    Leaves in tree order are one vector [n, k], rotated by the round's public signs, rounded, and
-    given noise of ``code.variance`` squared grid units. What goes out is one array [n, K], whole
-    numbers modulo 2^32, so that sums of all of them are exact: they are read modulo 2^b, and
-    whoever sums may do so modulo 2^b from the beginning.
-
-    Guarantee: a message's numbers without noise have a norm of at most sqrt(code.limit), whatever
-    the payload was, by an integer test; a row that is longer or not finite counts as zero. In each
-    of the first ``rounds`` updates the noise is exact, fresh for every agent and number, and
-    depends on key and round alone. Later updates are refused; inside compiled code they are zero,
-    and carry nothing. Signs come from the public key alone, and the rounding's bits and the noise
-    from the noise key alone. A simulation's: whoever knows the key can subtract the noise.
-
-    Args:
-        code: What all agree on.
-        key: A single threefry key, of no other use.
-        rounds: Rounds the noise is accounted for.
-
-    Returns:
-        A privatizer with state `dpjax.transforms.noise.NoiseState`.
-
-    Raises:
-        ValueError: For another generator's key; in ``init`` and ``update`` for payloads that have
-            not ``code.size`` entries an agent.
-
-    Example:
-        >>> import jax, numpy as np
-        >>> from dpjax.secagg.integers import SumCode
-        >>> from dpjax.transforms import integers
-        >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
-        >>> noise_key, public = jax.random.split(jax.random.key(0, impl="threefry2x32"))
-        >>> add = integers.privatizer(code, key=noise_key, rounds=10)
-        >>> x = np.full((2, 3), 0.25, np.float32)
-        >>> sent, state = add.update(x, add.init(x), public)
-        >>> total = add.opened(sent.sum(0, dtype=np.uint32), public, x[0])
-        >>> sent.dtype.name, bool(abs(total - 0.5).max() < 0.05)
-        ('uint32', True)
-    """
-    rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
-    noise_.check_key(key)
-
-    def init(payload: Any) -> noise_.NoiseState:
-        _entries(code, payload)
-        return noise_.NoiseState(key, jnp.zeros((), jnp.int32))
-
-    def update(
-        payload: Any, state: noise_.NoiseState, public: PRNGKeyArray
-    ) -> tuple[Array, noise_.NoiseState]:
-        values = _entries(code, payload)
-        noise_.check_round(state.round, rounds)
-        key_ = jax.random.fold_in(state.key, state.round)
-        whole, _ = noisy(code, values, public_signs(code, public), key_)
-        whole = jnp.where(state.round < rounds, whole, 0)
-        after = noise_.NoiseState(state.key, state.round + 1)
-        return jax.lax.bitcast_convert_type(whole, jnp.uint32), after
-
-    def opened(total: Array, public: PRNGKeyArray, like: Any) -> Any:
-        reals = decode(code, total, public_signs(code, public))
-        flat, structure = jax.tree.flatten(like)
-        ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in flat])[:-1]
-        parts = [
-            part.reshape(leaf.shape).astype(leaf.dtype)
-            for part, leaf in zip(jnp.split(reals, ends), flat, strict=True)
-        ]
-        return jax.tree.unflatten(structure, parts)
-
-    return IntegerEncoded(init, update, opened)
-
-
 def public_signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
     """Return the signs of a round's rotation, which everybody knows.
 
@@ -187,7 +114,7 @@ def noisy(
 ) -> tuple[Int32[Array, "n K"], Bool[Array, " n"]]:
     """Return every client's whole numbers and noise, as they are.
 
-    Guarantee: as `dpjax.secagg.integers.noisy`, for whoever does not know the key; a row whose
+    Guarantee: as `dpjax.encoding.integers.noisy`, for whoever does not know the key; a row whose
     vector is not sent is its noise.
 
     Args:
@@ -201,11 +128,11 @@ def noisy(
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.secagg.integers import SumCode
-        >>> from dpjax.transforms import integers
+        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding import simulated
         >>> code, signs = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4), np.ones(4)
-        >>> rows, _ = integers.noisy(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
-        >>> bool(abs(integers.decode(code, rows.sum(0), signs) - 0.5).max() < 0.05)
+        >>> rows, _ = simulated.noisy(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
+        >>> bool(abs(simulated.decode(code, rows.sum(0), signs) - 0.5).max() < 0.05)
         True
     """
     whole, fine = encode(code, values, signs, jax.random.fold_in(key, 0))
@@ -237,10 +164,11 @@ def encode(
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.secagg.integers import SumCode
-        >>> from dpjax.transforms import integers
+        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding import simulated
         >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
-        >>> rows, sent = integers.encode(code, np.full((2, 3), 0.25), np.ones(4), jax.random.key(0))
+        >>> x, signs = np.full((2, 3), 0.25), np.ones(4)
+        >>> rows, sent = simulated.encode(code, x, signs, jax.random.key(0))
         >>> rows.shape, rows.dtype.name, sent.tolist()
         ((2, 4), 'int32', [True, True])
     """
@@ -302,11 +230,11 @@ def decode(
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.secagg.integers import SumCode
-        >>> from dpjax.transforms import integers
+        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.encoding import simulated
         >>> code, signs = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4), np.ones(4)
-        >>> rows, _ = integers.encode(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
-        >>> bool(abs(integers.decode(code, rows.sum(0), signs) - 0.5).max() < 0.01)
+        >>> rows, _ = simulated.encode(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
+        >>> bool(abs(simulated.decode(code, rows.sum(0), signs) - 0.5).max() < 0.01)
         True
     """
     spare = np.uint32(32 - code.bits)
@@ -345,11 +273,11 @@ def discrete_gaussians(
 
     Example:
         >>> import jax
-        >>> from dpjax.transforms import integers
-        >>> integers.discrete_gaussians(jax.random.key(0), (2, 4), 4).shape
+        >>> from dpjax.encoding import simulated
+        >>> simulated.discrete_gaussians(jax.random.key(0), (2, 4), 4).shape
         (2, 4)
     """
-    noise_.check_key(key)
+    _numerics.check_key(key)
     law = lattice.proposal(variance)
     rows, columns = shape
     if not rows or not columns:
@@ -487,26 +415,6 @@ def _product(first: Words, second: Any) -> tuple[Words, Words]:
     cross, other, small = b * c, a * d, b * d
     middle = (small >> half) + (cross & mask) + (other & mask)
     return a * c + (cross >> half) + (other >> half) + (middle >> half), first * second
-
-
-def _entries(code: SumCode, payload: Any) -> Float[Array, "n k"]:
-    """The payload as one vector an agent."""
-    paths = jax.tree_util.tree_leaves_with_path(payload)
-    agents = len(paths[0][1]) if paths and jnp.ndim(paths[0][1]) else 0
-    for path, leaf in paths:
-        noise_.check_leaf(path, leaf, agents, "the agents of the first leaf")
-    sizes = [int(np.prod(jnp.shape(leaf)[1:])) for _, leaf in paths]
-    if sum(sizes) != code.size:
-        raise ValueError(
-            f"payload has {sum(sizes)} entries an agent in {len(sizes)} leaves, and the noise is "
-            f"for size {code.size}; give size={sum(sizes)}"
-        )
-    if agents > code.clients:
-        raise ValueError(
-            f"payload is of {agents} agents, and the noise is for {code.clients}; make it for all"
-        )
-    rows = [jnp.reshape(leaf, (agents, -1)).astype(jnp.float32) for _, leaf in paths]
-    return jnp.concatenate(rows, axis=1)
 
 
 def _short(code: SumCode, whole: Int32[Array, "n K"]) -> Bool[Array, " n"]:

@@ -16,10 +16,9 @@ pytest.importorskip("cryptography")
 
 from dpjax import _numerics  # noqa: E402
 from dpjax._numerics import double_precision  # noqa: E402
-from dpjax.secagg import integers  # noqa: E402
-from dpjax.secagg.lattice import proposal  # noqa: E402
-from dpjax.transforms import integers as within  # noqa: E402
-from tests.secagg import lattice  # noqa: E402
+from dpjax.encoding import integers, simulated  # noqa: E402
+from dpjax.encoding.lattice import proposal  # noqa: E402
+from tests.encoding import lattice  # noqa: E402
 
 pytestmark = pytest.mark.optimized  # many draws: compiling them well pays
 DRAWS = 200_000
@@ -37,7 +36,7 @@ def of_client(variance, seed=1, count=DRAWS):
 
 @functools.cache
 def in_jit(variance, seed=3, shape=(40, 1500)):
-    drawn = jax.jit(within.discrete_gaussians, static_argnums=(1, 2))(key(seed), shape, variance)
+    drawn = jax.jit(simulated.discrete_gaussians, static_argnums=(1, 2))(key(seed), shape, variance)
     assert drawn.dtype == jnp.int32 and drawn.shape == shape
     return np.asarray(drawn)
 
@@ -186,11 +185,11 @@ def test_events_that_words_leave_open_wait_for_the_next() -> None:
     near = (rests.astype(np.uint64) << np.uint64(32)) // divisors
     words = np.where(np.arange(2000) % 2, near + rng.integers(-1, 2, 2000).astype(np.uint64), near)
     words = np.clip(words.astype(np.int64), 0, 2**32 - 1).astype(np.uint32)
-    products = within._product(jnp.asarray(words), jnp.asarray(divisors))
+    products = simulated._product(jnp.asarray(words), jnp.asarray(divisors))
     products = tuple(np.asarray(each) for each in products)
     whole = [int(a) * int(b) for a, b in zip(words, divisors, strict=True)]
     assert [int(h) * 2**32 + int(low) for h, low in zip(*products, strict=True)] == whole
-    compared = within._compared(products, jnp.asarray(rests), jnp.asarray(divisors))
+    compared = simulated._compared(products, jnp.asarray(rests), jnp.asarray(divisors))
     yes, no, left = (np.asarray(each) for each in compared)
     opened = 0
     for i, product in enumerate(whole):
@@ -206,15 +205,15 @@ def test_events_that_words_leave_open_wait_for_the_next() -> None:
 @pytest.mark.x64
 def test_a_number_depends_on_key_row_and_column_alone() -> None:
     whole = in_jit(4)
-    draw = jax.jit(within.discrete_gaussians, static_argnums=(1, 2))
+    draw = jax.jit(simulated.discrete_gaussians, static_argnums=(1, 2))
     np.testing.assert_array_equal(draw(key(), (3, 33), 4), whole[:3, :33])
     keys = jnp.stack([key(3), key(4)])
-    one = jax.jit(jax.vmap(lambda k: within.discrete_gaussians(k, (2, 40), 4)))(keys)
+    one = jax.jit(jax.vmap(lambda k: simulated.discrete_gaussians(k, (2, 40), 4)))(keys)
     np.testing.assert_array_equal(one[0], whole[:2, :40])
     np.testing.assert_array_equal(one[1], in_jit(4, 4)[:2, :40])
 
     def body(carry, seed):
-        return carry, within.discrete_gaussians(jax.random.key(seed), (2, 40), 4)
+        return carry, simulated.discrete_gaussians(jax.random.key(seed), (2, 40), 4)
 
     seeds = jnp.array([3, 4], jnp.uint32)
     np.testing.assert_array_equal(jax.lax.scan(body, 0, seeds)[1][1], one[1])
@@ -225,8 +224,8 @@ def test_a_number_depends_on_key_row_and_column_alone() -> None:
 
 
 def test_nothing_is_drawn_for_no_rows() -> None:
-    assert within.discrete_gaussians(key(), (0, 3), 4).shape == (0, 3)
-    assert within.discrete_gaussians(key(), (3, 0), 4).shape == (3, 0)
+    assert simulated.discrete_gaussians(key(), (0, 3), 4).shape == (0, 3)
+    assert simulated.discrete_gaussians(key(), (3, 0), 4).shape == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +240,9 @@ def test_nothing_is_drawn_for_no_rows() -> None:
         (lambda: integers.Stream(b"short"), "give 32 bytes"),
         (lambda: integers.Stream("no bytes, whatever length it has"), "give 32 bytes"),
         (lambda: integers.Stream(bytes(32), -1), "purpose is -1"),
-        (lambda: within.discrete_gaussians(jax.random.key(0, impl="rbg"), (3, 2), 4), "key"),
+        (lambda: simulated.discrete_gaussians(jax.random.key(0, impl="rbg"), (3, 2), 4), "key"),
         (
-            lambda: within.discrete_gaussians(key(), (3, 2), 4.0),
+            lambda: simulated.discrete_gaussians(key(), (3, 2), 4.0),
             "give a whole number or a Fraction",
         ),
         (lambda: integers.variance_above(0), "variance is 0"),
@@ -273,7 +272,7 @@ def test_variances_are_rounded_up_by_little(value) -> None:
 
 def test_clients_load_no_jax() -> None:
     code = (
-        "import sys; from dpjax.secagg import integers\n"
+        "import sys; from dpjax.encoding import integers\n"
         "integers.discrete_gaussians(integers.Stream(bytes(32)), 5, 4)\n"
         "assert 'jax' not in sys.modules and 'scipy' not in sys.modules"
     )

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dpjax import _numerics
-from dpjax.secagg.lattice import SumCode
-from dpjax.transforms import integers
+from dpjax.encoding import simulated
+from dpjax.encoding.lattice import SumCode
+from dpjax.transforms import noise as noise_
 
 N, K, BOUND = 6, 300, 1.0
 NOISE, PUBLIC = jax.random.split(jax.random.key(4, impl="threefry2x32"))
@@ -28,7 +29,7 @@ def split(values):
 
 @functools.partial(jax.jit, static_argnums=0)
 def sent_of(code, payload, key, public, round):
-    add = integers.privatizer(code, key=key, rounds=5)
+    add = noise_.discrete(code, key=key, rounds=5)
     state = add.init(payload)._replace(round=round)
     return add.update(payload, state, public)
 
@@ -38,13 +39,13 @@ def sent(code=CODE, payload=None, key=NOISE, public=PUBLIC, round=0):
     return np.asarray(sent_of(code, payload, key, public, jnp.int32(round))[0])
 
 
-encoded = jax.jit(functools.partial(integers.encode, CODE))
-public_signs = jax.jit(functools.partial(integers.public_signs, CODE))
+encoded = jax.jit(functools.partial(simulated.encode, CODE))
+public_signs = jax.jit(functools.partial(simulated.public_signs, CODE))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def opened(code, total, public, like):
-    return integers.privatizer(code, key=NOISE, rounds=5).opened(jnp.asarray(total), public, like)
+    return noise_.discrete(code, key=NOISE, rounds=5).opened(jnp.asarray(total), public, like)
 
 
 def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
@@ -69,7 +70,7 @@ def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     signs = public_signs(PUBLIC)
     own = jax.random.fold_in(NOISE, 0)
     rounded, _ = encoded(vectors(), signs, jax.random.fold_in(own, 0))
-    draw = jax.jit(integers.discrete_gaussians, static_argnums=(1, 2))
+    draw = jax.jit(simulated.discrete_gaussians, static_argnums=(1, 2))
     noise = draw(jax.random.fold_in(own, 1), rounded.shape, 4)
     np.testing.assert_array_equal(sent().view(np.int32), np.asarray(rounded + noise))
     squares = np.square(np.asarray(rounded, np.int64)).sum(1)
@@ -92,11 +93,11 @@ def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
         def floats(key, shape, variance):
             return jnp.round(jax.random.normal(key, shape) * np.sqrt(variance)).astype(jnp.int32)
 
-        monkeypatch.setattr(integers, "discrete_gaussians", floats)
+        monkeypatch.setattr(simulated, "discrete_gaussians", floats)
     code = SumCode(size=2**15, bound=BOUND, grid=1 / 64, clients=24, variance=4)
     zeros = np.zeros((code.clients, code.size), np.float32)
     # Under another name: what is compiled is kept by it.
-    made = jax.jit(lambda key: integers.noisy(code, zeros, integers.signs(code, PUBLIC), key)[0])
+    made = jax.jit(lambda key: simulated.noisy(code, zeros, simulated.signs(code, PUBLIC), key)[0])
     noise = np.asarray(made(NOISE)).ravel()
     around = np.arange(-40, 41)
     law = np.exp(-(around**2) / 8)
@@ -181,7 +182,7 @@ def test_rounds_are_counted_and_nothing_goes_out_after_the_last():
     first, second = sent(round=0), sent(round=1)
     assert (first != second).mean() > 0.5
     assert not sent(round=5).any()
-    add = integers.privatizer(CODE, key=NOISE, rounds=5)
+    add = noise_.discrete(CODE, key=NOISE, rounds=5)
     state = add.init(split(vectors()))._replace(round=jnp.int32(5))
     with pytest.raises(ValueError, match="accounted for 5 rounds"):
         add.update(split(vectors()), state, PUBLIC)
@@ -189,15 +190,15 @@ def test_rounds_are_counted_and_nothing_goes_out_after_the_last():
 
 def test_other_payloads_are_refused():
     with pytest.raises(ValueError, match="give size=299"):
-        integers.privatizer(CODE, key=NOISE, rounds=5).init(vectors()[:, 1:])
+        noise_.discrete(CODE, key=NOISE, rounds=5).init(vectors()[:, 1:])
     with pytest.raises(ValueError, match="of 7 agents"):
-        integers.privatizer(CODE, key=NOISE, rounds=5).init(np.zeros((7, K), np.float32))
+        noise_.discrete(CODE, key=NOISE, rounds=5).init(np.zeros((7, K), np.float32))
     with pytest.raises(ValueError, match="floating leaves"):
-        integers.privatizer(CODE, key=NOISE, rounds=5).init(np.zeros((6, K), np.int32))
+        noise_.discrete(CODE, key=NOISE, rounds=5).init(np.zeros((6, K), np.int32))
 
 
 def test_the_code_promotes_no_ranks():
     code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
     with jax.numpy_rank_promotion("raise"):
-        signs = integers.signs(code, jax.random.key(0))
-        integers.noisy(code, jnp.ones((2, 3)), signs, jax.random.key(1))
+        signs = simulated.signs(code, jax.random.key(0))
+        simulated.noisy(code, jnp.ones((2, 3)), signs, jax.random.key(1))

@@ -87,7 +87,7 @@ def proposal(variance: Any) -> Proposal:
     if not whole and not isinstance(variance, Fraction):
         raise ValueError(
             f"variance is {_validate.shown(variance)}; give a whole number or a Fraction "
-            "(dpjax.secagg.integers.variance_above makes one of a float)"
+            "(dpjax.encoding.integers.variance_above makes one of a float)"
         )
     value = Fraction(variance)
     if not LEAST <= value <= MOST:
@@ -98,7 +98,7 @@ def proposal(variance: Any) -> Proposal:
     if value.numerator > MOST:
         raise ValueError(
             f"variance is {value}, of a numerator above 2^20; round it up to fewer digits, by "
-            "dpjax.secagg.integers.variance_above"
+            "dpjax.encoding.integers.variance_above"
         )
     centre = max(1, (math.isqrt(4 * value.numerator // value.denominator) + 1) // 2)
     return Proposal(value.numerator, value.denominator, centre)
@@ -114,7 +114,7 @@ def variance_above(value: Any) -> Fraction:
         ValueError: For another one.
 
     Example:
-        >>> from dpjax.secagg.integers import variance_above
+        >>> from dpjax.encoding.integers import variance_above
         >>> variance_above(4.0)
         Fraction(4, 1)
     """
@@ -198,7 +198,7 @@ class SumCode:
         ValueError: For what has no whole numbers, or takes more than 32 bits.
 
     Example:
-        >>> from dpjax.secagg.integers import SumCode
+        >>> from dpjax.encoding.integers import SumCode
         >>> code = SumCode(size=4096, bound=1.0, grid=0.02, clients=100, variance=4)
         >>> code.bits, round(code.sensitivity, 3)
         (11, 1.201)

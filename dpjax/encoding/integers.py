@@ -1,6 +1,6 @@
 """Vectors of reals as the whole numbers of a secure sum with their noise, on a client and a server.
 
-`SumCode` says what all agree on; `dpjax.transforms.integers` does the same inside jit, to the bit.
+`SumCode` says what all agree on; `dpjax.encoding.simulated` does the same inside jit, to the bit.
 Only NumPy is needed, and the extra ``secure`` for a client's words.
 
 Discrete Gaussian variables are exact, for whole numbers decide, never probabilities:
@@ -9,7 +9,7 @@ Discrete Gaussian variables are exact, for whole numbers decide, never probabili
 
 Every event of a rational probability is decided by comparing as many words of 32 bits as it takes,
 one but for once in 2^32; those of probability e^-x by how many rational ones happen in a row (see
-`dpjax.secagg.lattice`). What is drawn depends on the stream alone.
+`dpjax.encoding.lattice`). What is drawn depends on the stream alone.
 
 Assumption: ChaCha20 with a secret seed of 256 bits is pseudorandom. The time that a draw takes
 depends on what is drawn; whoever can measure it within a client is no attacker here.
@@ -25,8 +25,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64, UInt32, UInt64
 
 from dpjax import _validate
-from dpjax.secagg import lattice, primitives
-from dpjax.secagg.lattice import SumCode, variance_above
+from dpjax.encoding import lattice
+from dpjax.encoding.lattice import SumCode, variance_above
+from dpjax.encoding.stream import Stream
 
 __all__ = [
     "Stream",
@@ -39,83 +40,8 @@ __all__ = [
 ]
 
 _WORD = np.uint64(2**32)
-_MASK = np.uint64(2**32 - 1)
-_BLOCK = 2**16
 _LONGEST = 2**20
 """Proposals of v = 2^20 are turned down: once in e^(2^20)."""
-
-
-class Stream:
-    """Words of 32 bits from ChaCha20, each given out once.
-
-    Guarantee: none by itself. Two streams of the same seed and purpose give the same words: a seed
-    serves one aggregation.
-
-    Args:
-        seed: 32 secret bytes, from the operating system.
-        purpose: What the words are for; other purposes give independent words.
-
-    Raises:
-        ValueError: For another seed or purpose, and without the extra ``secure``.
-
-    Example:
-        >>> from dpjax.secagg.integers import Stream
-        >>> Stream(bytes(32)).words(2).tolist()
-        [2917185654, 2419978656]
-    """
-
-    def __init__(self, seed: bytes, purpose: int = 0) -> None:
-        if not isinstance(seed, bytes) or len(seed) != 32:
-            raise ValueError(
-                f"seed is {type(seed).__name__} of {len(seed) if hasattr(seed, '__len__') else 1}; "
-                "give 32 bytes, of secrets.token_bytes(32)"
-            )
-        number = _validate.integer("purpose", purpose, least=0, most=2**63 - 1)
-        # The first four bytes count blocks of 64 bytes, from 0.
-        self._encryptor = primitives.chacha20(seed, bytes(4) + number.to_bytes(12, "little"))
-        self._ready = np.zeros(0, np.uint32)
-        self._read = 0
-
-    def words(self, count: int) -> UInt32[np.ndarray, " n"]:
-        """Return the next words.
-
-        Args:
-            count: How many.
-
-        Raises:
-            ValueError: Beyond 2^32 blocks, after which ChaCha20 would repeat itself.
-        """
-        lacking = count - len(self._ready)
-        if lacking > 0:
-            fresh = -(-max(lacking, _BLOCK) // 16) * 16
-            self._read += fresh
-            if self._read > 2**36:
-                raise ValueError(
-                    f"count is {count}, beyond what is left of a seed; take one a round"
-                )
-            drawn = np.frombuffer(self._encryptor.update(bytes(4 * fresh)), "<u4")
-            self._ready = np.concatenate([self._ready, drawn])
-        words, self._ready = self._ready[:count], self._ready[count:]
-        return words
-
-    def below(self, bound: int, count: int) -> UInt64[np.ndarray, " n"]:
-        """Return uniform whole numbers from 0 to bound - 1.
-
-        Args:
-            bound: At most 2^32.
-            count: How many.
-
-        Reference:
-            Lemire (2019), Fast random integer generation in an interval.
-        """
-        excess = np.uint64(2**32 % bound)
-        drawn = np.zeros(count, np.uint64)
-        missing = np.arange(count)
-        while missing.size:
-            product = self.words(missing.size).astype(np.uint64) * np.uint64(bound)
-            drawn[missing] = product >> np.uint64(32)
-            missing = missing[(product & _MASK) < excess]
-        return drawn
 
 
 def discrete_gaussians(
@@ -139,7 +65,7 @@ def discrete_gaussians(
         ValueError: For another variance or count.
 
     Example:
-        >>> from dpjax.secagg import integers
+        >>> from dpjax.encoding import integers
         >>> integers.discrete_gaussians(integers.Stream(bytes(32)), 6, 4).shape
         (6,)
     """
@@ -258,7 +184,7 @@ def encode(
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.secagg import integers
+        >>> from dpjax.encoding import integers
         >>> code = integers.SumCode(size=4, bound=1.0, grid=0.25, clients=3)
         >>> x, signs = np.array([0.5, 0.0, -0.25, 0.5]), code.signs(b"round 1")
         >>> whole = integers.encode(code, x, signs, integers.Stream(bytes(32)))
@@ -315,7 +241,7 @@ def noisy(
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.secagg import integers
+        >>> from dpjax.encoding import integers
         >>> code = integers.SumCode(size=2, bound=1.0, grid=2**-10, clients=2, variance=4)
         >>> integers.noisy(code, [0.25, -0.5], np.ones(2), integers.Stream(bytes(32))).shape
         (2,)
@@ -344,7 +270,7 @@ def decode(
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.secagg import integers
+        >>> from dpjax.encoding import integers
         >>> code, signs = integers.SumCode(size=2, bound=1.0, grid=2**-10, clients=2), np.ones(2)
         >>> whole = integers.encode(code, [0.25, -0.5], signs, integers.Stream(bytes(32)))
         >>> bool(abs(integers.decode(code, whole, signs) - [0.25, -0.5]).max() < 0.01)

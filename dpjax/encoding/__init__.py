@@ -1,0 +1,1 @@
+"""The integer code of sums: the lattice, what one client does in NumPy, and many in jit."""
