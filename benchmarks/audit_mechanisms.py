@@ -4,7 +4,7 @@ Every method is run with every noise design, by its own round, on two neighbouri
 the same noise: gradients above the clip norm that point the worst way, in every round that the
 sampler allows. All that the attacker sees and knows is recorded over many seeds. How far the two
 runs are apart, whitened by the covariance of what was recorded, is what the best linear test finds
-(`experiments/_common/replay.py`); where noise is not Gaussian, likelihood ratios with the scales
+(`dpjax.contrib.replay`); where noise is not Gaussian, likelihood ratios with the scales
 that were recorded. ``stated`` is the plan's.
 
 - ``audit`` rows: ``ratio`` is measured over stated, with a 95 % interval; ``tested`` what one event
@@ -24,7 +24,6 @@ import functools
 import itertools
 import math
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
@@ -52,6 +51,7 @@ from dpjax.algorithms import (
     tracking,
     zip_dl,
 )
+from dpjax.contrib import replay
 from dpjax.data.partition import Partition
 from dpjax.engine import keys
 from dpjax.engine.trace import trace
@@ -72,10 +72,6 @@ from dpjax.results import records
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as transforms_noise
 from dpjax.transforms import variates
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
-
-from _common import replay
 
 AGENTS, ROUNDS, DELTA = 4, 4, 1e-5
 NETWORK = mixing.metropolis_hastings(graphs.path(AGENTS))

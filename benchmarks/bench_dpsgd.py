@@ -20,10 +20,8 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,11 +29,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import _timing as timing
+from dpjax.contrib import networks
 from dpjax.models import layer_norms, losses
 from dpjax.transforms import clipping
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
-from _common import networks
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before PyTorch is there
 

@@ -1,6 +1,6 @@
 """Time and bytes of the encrypted exchange, by length of key.
 
-A ring of agents exchanges models of d entries (`experiments/_common/paillier.py`), all of them in
+A ring of agents exchanges models of d entries (`dpjax.contrib.paillier`), all of them in
 one process that does every agent's work, one after the other:
 
 - ``ahead``: obfuscators are ready when the round begins; ``prepare_milliseconds`` is what computing
@@ -18,18 +18,14 @@ turn, and ``times_power`` a pull over it.
 
 import functools
 import secrets
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from _timing import Bench, turns
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
-from _common.paillier import PaillierExchange
+from dpjax.contrib.paillier import PaillierExchange
 
 
 def of_exchange(exchange: PaillierExchange, message: Any, ahead: bool) -> dict[str, float]:

@@ -30,10 +30,8 @@ Compilation is excluded; times are medians of repeated calls.
 
 import functools
 import statistics
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -46,6 +44,7 @@ from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
+from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
 from dpjax.learning import samplers
@@ -57,9 +56,6 @@ from dpjax.plans import plan, protect
 from dpjax.plans.noise import Aggregate
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping, sketch
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
-from _common.rules import UpdateRule
 
 RANK = 3
 BASE = {

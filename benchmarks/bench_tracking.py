@@ -20,18 +20,13 @@ Compilation is excluded; times are medians of repeated calls.
 import functools
 import math
 import statistics
-import sys
 from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from _timing import Bench, turns
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
-
-from _common import leakage
+from dpjax.contrib import leakage
 
 WAYS = ("tree", "dense", "scikit_learn", "plain")
 K = 3
@@ -162,9 +157,8 @@ def independent(trials: int, coordinates: int, seed: int) -> tuple[np.ndarray, n
 
 def compiled(options: Namespace, trials: int) -> Callable[[], object]:
     """All trials side by side."""
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "experiments"))
-    from _common import fusion
     from dpjax.algorithms.tracking import Tracking
+    from dpjax.contrib import fusion
     from dpjax.engine.run import run
     from dpjax.learning import samplers
     from dpjax.plans import plan, protect
@@ -191,7 +185,7 @@ def network(agents: int) -> np.ndarray:
 
 def scripted(options: Namespace, trials: int, loop: bool) -> Callable[[], object]:
     """Trial after trial in NumPy, with a loop over agents or without."""
-    from _common import fusion
+    from dpjax.contrib import fusion
 
     costs, weights = fusion.make(options.agents, seed=0), network(options.agents)
     agents = range(options.agents)

@@ -12,10 +12,10 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-from _replica import Feed, Replica
 
 import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
+from dpjax.contrib.replica import Feed, Replica
 from dpjax.data import split
 from dpjax.engine.host import local
 from dpjax.transforms.optimizers import scale_by_adam

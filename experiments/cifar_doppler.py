@@ -19,14 +19,15 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from _common import claims, images, launch, looks, tables, tune
-from _common.central import Assumed, Central, title
-from _common.rules import UpdateRule, read_filter
+from _common import claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
+from dpjax.contrib import images
+from dpjax.contrib.central import Assumed, Central, title
+from dpjax.contrib.rules import UpdateRule, read_filter
 from dpjax.data import split
 from dpjax.plans import plan
 from dpjax.results import plots
@@ -129,7 +130,7 @@ class Config:
 
     Attributes:
         dataset: digits comes with scikit-learn, the others from the data cache.
-        model: One of `_common.networks.NETWORKS`.
+        model: One of `dpjax.contrib.networks.NETWORKS`.
         weights: A safetensors file of vit_small_patch16_224, to fine-tune vit_small from; None is a
             start at random.
         optimizer: What stands behind the filters.

@@ -18,14 +18,15 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from _common import claims, launch, looks, tables, traffic, tune
-from _common.rules import UpdateRule, read_filter
+from _common import claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Server, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Learned
 from dpjax.algorithms.tracking import Tracking
+from dpjax.contrib import traffic
+from dpjax.contrib.rules import UpdateRule, read_filter
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem

@@ -23,12 +23,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from _common import claims, launch, looks, networks, tables, tune
-from _common.rules import UpdateRule
+from _common import claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
+from dpjax.contrib import networks
+from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
@@ -66,7 +67,7 @@ class Config:
 
     Attributes:
         dataset: a9a, mnist and the cifar10 come from the data cache, the others need no download.
-        model: One of `_common.networks.NETWORKS`, or "linear" for two classes.
+        model: One of `dpjax.contrib.networks.NETWORKS`, or "linear" for two classes.
         layout: How convolutions are computed.
         records: Training records, at most; 0 is all.
         public: Further records, of which the oracle knows all.

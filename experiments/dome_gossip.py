@@ -18,13 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch, looks, tables, traffic
-from _common.rules import UpdateRule
+from _common import launch, looks, tables
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.relays import Relayed, spanning
+from dpjax.contrib import traffic
+from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem

@@ -4,7 +4,7 @@ Clients bring one record each to a round; a secure sum shows a server their nois
 every round the mean of the clipped gradients of a fixed sample of records is kept beside the run:
 its spectrum over the rounds, how much of its energy the learned frame holds, beside a random frame,
 the leading directions of the whole run, known afterwards, and what any rule could find in as many
-rounds (`_common.sketching.findable`); and the mean squared error that the noise makes, in
+rounds (`dpjax.contrib.sketching.findable`); and the mean squared error that the noise makes, in
 the sketch and in the full dimension, beside Lemma 3.1. Large budgets stand for noise as it is in
 the mean of so many more clients, whatever they would be as guarantees.
 
@@ -21,11 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import launch, looks, networks, sketching, tables
-from _common.rules import UpdateRule
+from _common import launch, looks, tables
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
+from dpjax.contrib import networks, sketching
+from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
 from dpjax.engine.trace import Passed, trace
 from dpjax.learning import samplers
@@ -59,7 +60,7 @@ class Config:
 
     Attributes:
         dataset: a9a and mnist come from the data cache, digits needs no download.
-        model: One of `_common.networks.NETWORKS`; "linear" for a9a.
+        model: One of `dpjax.contrib.networks.NETWORKS`; "linear" for a9a.
         records: Training records, at most; 0 is all.
         sample: Of these, how many make the gradient that is looked at.
         trained: Names of `TITLES`.

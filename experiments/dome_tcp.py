@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 from _common import launch, looks, tables, tune
-from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
 from dpjax.algorithms.exchange import Masked, Trusted
+from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
 from dpjax.engine import host
 from dpjax.engine.run import Result

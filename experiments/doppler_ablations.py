@@ -21,10 +21,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from _common import ablations, claims, images, launch, looks, networks, tables, tune
-from _common.central import TITLES, Central
-from _common.rules import BASES, UpdateRule, read_filter
+from _common import ablations, claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.contrib import images, networks
+from dpjax.contrib.central import TITLES, Central
+from dpjax.contrib.rules import BASES, UpdateRule, read_filter
 from dpjax.data import cache, split
 from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, lowpass
@@ -154,7 +155,7 @@ class Config:
         """Step sizes of an optimizer.
 
         Args:
-            optimizer: One of `_common.rules.BASES`.
+            optimizer: One of `dpjax.contrib.rules.BASES`.
         """
         return self.moment_steps if optimizer in ("adam", "galore") else self.steps
 

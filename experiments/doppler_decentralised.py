@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from _common import launch, looks, tables, tune
-from _common.rules import UpdateRule, read_filter
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.contrib.rules import UpdateRule, read_filter
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.supervised import supervised
@@ -44,7 +44,7 @@ class Config:
         graph_seed: First seed tried for a connected graph.
         filters: 'none', the published 'momentum', 'first v1', 'first v2', 'second' and 'f1' to
             'f6', 'adaptive' or 'wiener' (learned at every agent, unit gain), or coefficients
-            "b_0,b_1,..;a_1,..", as `_common.rules.read_filter` takes them.
+            "b_0,b_1,..;a_1,..", as `dpjax.contrib.rules.read_filter` takes them.
         designs: Noise designs: 'independent', 'pairwise', 'whisper', 'whisper_horizon', 'anti_pgd',
             'prefix_sum', 'mafalda', 'spacetime', 'banded_inverse', 'one_step'.
         epsilon: Budgets.

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from _common import filtered, launch, looks, snr, tables
+from _common import launch, looks, tables
+from dpjax.contrib import filtered, snr
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem

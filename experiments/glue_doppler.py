@@ -15,10 +15,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from _common import ablations, claims, launch, looks, tables, texts, tokenizer, tune
-from _common.central import Central
-from _common.rules import UpdateRule, read_filter
+from _common import ablations, claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.contrib import texts, tokenizer
+from dpjax.contrib.central import Central
+from dpjax.contrib.rules import UpdateRule, read_filter
 from dpjax.data import cache, partition, split
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised

@@ -16,9 +16,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import claims, launch, looks, published, tables
+from _common import claims, launch, looks, tables
 from dpjax.accounting import views
 from dpjax.commands import account
+from dpjax.contrib import published
 from dpjax.mechanism.participation import Participation
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing

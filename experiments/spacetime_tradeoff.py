@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from _common import joint as joint_
 from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.contrib import joint as joint_
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem

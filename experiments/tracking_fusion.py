@@ -18,9 +18,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import fusion, launch, looks, tables, traffic
+from _common import launch, looks, tables
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
+from dpjax.contrib import fusion, traffic
 from dpjax.learning import samplers
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect, scheduled

@@ -22,9 +22,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from _common import fusion, launch, leakage, looks, tables
+from _common import launch, looks, tables
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
+from dpjax.contrib import fusion, leakage
 from dpjax.engine.trace import Passed, trace
 from dpjax.learning import samplers
 from dpjax.mechanism import laplace

@@ -20,9 +20,10 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from _common import images, launch, looks, tables
+from _common import launch, looks, tables
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.tracking import DPOP, Tracking
+from dpjax.contrib import images
 from dpjax.data import partition
 from dpjax.engine import keys
 from dpjax.learning import samplers

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from _common import coupling, launch, tables, tune
+from _common import launch, tables, tune
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.contrib import coupling
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from _common import coupling, launch, tables, tune
+from _common import launch, tables, tune
+from dpjax.contrib import coupling
 from dpjax.learning import samplers
 from dpjax.learning.quadratics import quadratics
 from dpjax.plans import noise, optimizers, plan, protect

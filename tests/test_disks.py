@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from _common import texts, tokenizer
+from dpjax.contrib import texts, tokenizer
 from dpjax.data import cache, canonical, load
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import minimize_trace

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from _common import fusion, moves, published, traffic
 from dpjax._numerics import double_precision
 from dpjax.accounting import pure
+from dpjax.contrib import fusion, moves, published, traffic
 from dpjax.learning import samplers
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect, scheduled

@@ -49,7 +49,7 @@ def test_examples_are_true(
 
 
 def test_what_is_public_has_an_example() -> None:
-    names = [name for name in test_public_api.public_modules() if name != "dpjax"]
+    names = [name for name in test_public_api.core_modules() if name != "dpjax"]
     assert set(without(names)) == OF_FILES
 
 

@@ -38,6 +38,8 @@ ARROWS = {
     },
 }
 ARROWS["commands"] = set(ARROWS)
+# Contrib imports anything, and nothing in the core imports contrib.
+ARROWS["contrib"] = set(ARROWS)
 
 # The command line, and what starts it.
 _ENTRIES = ("cli", "__main__")
@@ -125,6 +127,8 @@ def arrow_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
             other = rest.split(".")[0]
             if top in OUTSIDE or (other == "cli" and top == "dpjax" and package not in _ENTRIES):
                 wrong.append(f"{name} imports {target}: nobody imports it")
+            elif top == "dpjax" and other == "contrib" and package != "contrib":
+                wrong.append(f"{name} imports {target}: nothing in the core imports contrib")
             elif package in (None, "cli") or top != "dpjax" or f"dpjax.{other}" not in inits:
                 continue
             elif not is_package:
@@ -281,9 +285,8 @@ def test_a_text_in_the_locale_s_encoding_is_caught(source: str) -> None:
 
 @pytest.mark.parametrize("folder", ["experiments", "examples", "benchmarks"])
 def test_scripts_import_the_package_and_helpers_never_each_other(folder: str) -> None:
-    """Helpers have names that begin with _: those of its own folder, and for benchmarks _common."""
+    """Helpers have names that begin with _, and lie in the script's own folder."""
     helpers = {path.stem for path in (ROOT / folder).glob("_*")}
-    helpers |= {"_common"} if folder == "benchmarks" else set()
     for path in (ROOT / folder).rglob("*.py"):
         roots = {target.split(".")[0] for target in imported(path.stem, path.read_text(), False)}
         scripts = {other.stem for other in (ROOT / folder).glob("*.py")} - helpers
@@ -321,6 +324,9 @@ def test_importing_every_module_loads_no_slow_library() -> None:
         ("dpjax.engine.bad", "from dpjax.results import records"),
         ("dpjax.engine.bad", "from dpjax.commands import design"),
         ("dpjax.commands.bad", "from dpjax import cli"),
+        ("dpjax.commands.bad", "from dpjax.contrib import rules"),
+        ("dpjax.cli", "def f():\n    from dpjax.contrib.rules import UpdateRule"),
+        ("dpjax", "from dpjax.contrib import rules"),
         ("dpjax._validate", "from dpjax.topology import graphs"),
         ("dpjax.newpackage.bad", "import numpy"),
     ],
@@ -338,6 +344,7 @@ def test_a_wrong_import_is_caught(name: str, source: str) -> None:
             "from dpjax.plans import plan\nfrom dpjax.topology import gossip",
         ),
         ("dpjax.engine.result", "from dpjax.results import plots"),
+        ("dpjax.contrib.good", "from dpjax.engine import run\nfrom dpjax.contrib import rules"),
         ("dpjax.commands.good", "from dpjax.plans import plan\nfrom dpjax.results import records"),
         ("dpjax.topology.good", "from dpjax import _validate\nfrom dpjax.topology import graphs"),
         ("dpjax.cli", "from dpjax.plans import plan\nfrom dpjax.mechanism import design"),

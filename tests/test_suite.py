@@ -140,9 +140,3 @@ def test_the_runner_goes_on_after_a_failure_and_names_it(
     assert _page._stored(suite[1], stored) == [stored / "large.jsonl"]
     (stored / "large@nvidia-h200.jsonl").write_text(kept.replace('"kind": "cpu"', '"kind": "H200"'))
     assert "| a sum of 5 (2) |" in _page.page() and "2. H200, " in _page.page()
-
-
-def test_benchmarks_find_what_experiments_share() -> None:
-    for path in BENCHMARKS.glob("*.py"):
-        before, _, used = path.read_text().partition("from _common")
-        assert not used or 'parents[1] / "experiments"' in before, path

@@ -10,7 +10,7 @@ against whoever sees all messages, whatever these decide about later rounds. In 
 the first message is the public start, and message k carries the step of the round before:
 Delta_k = alpha_{k-1} gap for k >= 2. With Gaussian noise of deviations sigma_k and moves in L2 norm
 the same sequence is mu-GDP, mu^2 = sum Delta_k^2 / sigma_k^2. How far messages of other methods
-move is in ``experiments/_common/moves.py``. Everything here is rounded up.
+move is in ``dpjax.contrib.moves``. Everything here is rounded up.
 """
 
 import math
@@ -91,7 +91,7 @@ def epsilon_of_moves(moves: Any, scales: Any) -> float:
     """Return the pure loss of messages of one or several variables: the sum of moves over scales.
 
     Guarantee: epsilon-DP against whoever sees all messages, if message k moves by at most the given
-        amounts in L1 norm, the messages before it given (``experiments/_common/moves.py``); never
+        amounts in L1 norm, the messages before it given (``dpjax.contrib.moves``); never
         below the exact sum.
 
     Args:

@@ -166,7 +166,7 @@ class Pulls(Exchange):
     """sum_j b_ij b_ji (x_j - x_i) in the clear: the result of the encrypted exchange.
 
     Under encryption the links carry ciphertexts, which reveal nothing without a key;
-    ``experiments/_common/paillier.py`` implements that exchange.
+    ``dpjax.contrib.paillier`` implements that exchange.
     """
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Shielded) -> Received:
@@ -194,7 +194,7 @@ class Encrypted(Unbounded, Networked):
 
     Guarantee: none. No DP holds: if all but one neighbour collude, differences times random numbers
     still reveal information on a model. Messages are ciphertexts where
-    `experiments/_common/paillier.py` carries them. Compiled runs compute the same sums in the
+    `dpjax.contrib.paillier` carries them. Compiled runs compute the same sums in the
     clear, with weights from the run's public key.
 
     Reference:

@@ -220,7 +220,7 @@ def adaptive(
 
     with means over all rounds so far, taken before anything is clamped. Negative c_k are set to 0,
     so that no tap falls below 0. The taps maximise the normalised ratio
-    (``experiments/_common/snr.py``). At k = 0 the same formula would keep the noise and filter
+    (``dpjax.contrib.snr``). At k = 0 the same formula would keep the noise and filter
     nothing, hence the 1/2. The tree is one model: behind ``Chain`` that is one agent's.
 
     Args:
@@ -368,7 +368,7 @@ def wiener(
     too small, and filters of fixed length may have a smaller error.
 
     The correction is right for noise that is correlated over rounds, but the gain is that for fresh
-    noise; ``experiments/_common/filtered.py`` has the filter for correlated noise. The tree is one
+    noise; ``dpjax.contrib.filtered`` has the filter for correlated noise. The tree is one
     model: behind ``Chain`` that is one agent's.
 
     The estimate is shrunk: where noise is large, the gradient of least square error is small.
@@ -482,7 +482,7 @@ class MatrixState(NamedTuple):
 def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     """Apply a causal filter over rounds that is given as a matrix, m_t = sum_{s<=t} F_ts y_s.
 
-    ``experiments/_common/filtered.py`` uses it for filters that change by round. Memory is one copy
+    ``dpjax.contrib.filtered`` uses it for filters that change by round. Memory is one copy
     of the model for each round that F reaches back: cut F to a band where that is too much, and
     compute the cost by its ``error``.
 

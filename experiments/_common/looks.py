@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable
 
-from _common.central import TITLES
+from dpjax.contrib.central import TITLES
 from dpjax.results import plots
 from dpjax.results.plots import Look
 

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from _common import published
 from dpjax.accounting import budget, gdp
+from dpjax.contrib import published
 from dpjax.topology import graphs, mixing
 
 SETTING = {"rounds": 5000, "clip_norm": 0.1, "relation": "replace_agent"}

@@ -9,9 +9,9 @@ import mpmath as mp
 import numpy as np
 import pytest
 
-from _common import discrete as rules
 from dpjax.accounting import discrete, gdp, losses
 from dpjax.accounting.discrete import Cohort
+from dpjax.contrib import discrete as rules
 from dpjax.encoding import lattice
 
 ALPHAS = (1.001, 1.5, 2.0, 4.0, 16.0, 64.0)

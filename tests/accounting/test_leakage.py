@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from _common import leakage as study
 from dpjax.accounting import leakage
+from dpjax.contrib import leakage as study
 
 Estimator = Callable[[np.ndarray, np.ndarray, int], float]
 

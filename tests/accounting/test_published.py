@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from _common import published
 from dpjax.accounting import views
+from dpjax.contrib import published
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing

@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from _common import moves, published, schedules
 from dpjax.accounting import gdp, losses, pure
+from dpjax.contrib import moves, published, schedules
 from dpjax.mechanism import laplace
 
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from _common import moves, replay
 from dpjax.accounting import pure
+from dpjax.contrib import moves, replay
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 

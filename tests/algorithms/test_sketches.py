@@ -10,12 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from _common.rules import UpdateRule
 from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.scaled import Scaled
+from dpjax.contrib.rules import UpdateRule
 from dpjax.data import partition
 from dpjax.engine.host import local
 from dpjax.engine.run import run

@@ -9,12 +9,12 @@ import numpy as np
 import optax
 import pytest
 
-from _common import fusion
-from _common.moves import pp_doagt
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking, Pair, PushPull
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
+from dpjax.contrib import fusion
+from dpjax.contrib.moves import pp_doagt
 from dpjax.engine.run import run
 from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.learning import samplers
@@ -330,7 +330,7 @@ def _message(passed):
 
 @pytest.mark.parametrize("slope", [0.0, 30.0])
 def test_what_two_variables_move_lets_signs_cancel(slope):
-    """Of every agent's own weight the sums of `_common.moves`, far below sums of sizes."""
+    """Of every agent's own weight the sums of `dpjax.contrib.moves`, far below sums of sizes."""
     steps = 0.05 * 0.95 ** np.arange(60)
     uneven = np.diag([0.1, 0.5, 0.8])
     uneven[0, 1:], uneven[1, ::2], uneven[2, :2] = 0.45, 0.25, 0.1

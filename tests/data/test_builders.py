@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from _common import texts
+from dpjax.contrib import texts
 from dpjax.data import cache, canonical, catalog, load
 
 try:

@@ -10,13 +10,13 @@ import jax
 import numpy as np
 import optax
 import pytest
-from _replica import DIGEST, Feed, Replica
 
-from _common.rules import UpdateRule
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
+from dpjax.contrib.replica import DIGEST, Feed, Replica
+from dpjax.contrib.rules import UpdateRule
 from dpjax.engine.host import local
 from dpjax.engine.run import run
 from dpjax.learning.samplers import Clients
@@ -124,7 +124,7 @@ def test_another_process_has_the_same_bits(followed, tmp_path):
     code = (
         "import json, sys, numpy as np\n"
         "from tests.engine import test_replica as t\n"
-        "from _replica import Replica\n"
+        "from dpjax.contrib.replica import Replica\n"
         "one = t.made(t.dome(t.K, t.Trusted(1, (2,)), probes=2))\n"
         "client, held = Replica(one, t.task()), np.load(sys.argv[1])\n"
         "for total, present in zip(held['totals'], held['present']):\n"

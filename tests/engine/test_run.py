@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common import fusion
 from dpjax._numerics import Compiled
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.tracking import Tracking
+from dpjax.contrib import fusion
 from dpjax.data import batches, partition
 from dpjax.engine import host, keys, program, trace
 from dpjax.engine import run as run_

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common import fusion, traffic
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.contrib import fusion, traffic
 from dpjax.engine.run import run
 from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.plans import plan

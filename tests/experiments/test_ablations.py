@@ -10,10 +10,10 @@ import pandas
 import pytest
 from scipy import signal
 
-from _common.central import Central
 from _common.claims import NO, UNTOLD, YES
-from _common.rules import UpdateRule
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.contrib.central import Central
+from dpjax.contrib.rules import UpdateRule
 from dpjax.results import records
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.optimizers import scale_by_adam

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from _common import accuracy, fusion
+from dpjax.contrib import accuracy, fusion
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 

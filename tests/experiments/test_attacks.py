@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("phe", reason="the extra `secure` is not installed")
 pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
 
-from _common import paillier  # noqa: E402
-from _common.paillier import (  # noqa: E402
+from dpjax.contrib import paillier  # noqa: E402
+from dpjax.contrib.paillier import (  # noqa: E402
     Agent,
     FixedPoint,  # noqa: E402
     Obfuscators,

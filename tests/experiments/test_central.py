@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common import filtered
-from _common.central import TITLES, Assumed, Central, title
-from _common.rules import BASES, UpdateRule, read_filter
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.contrib import filtered
+from dpjax.contrib.central import TITLES, Assumed, Central, title
+from dpjax.contrib.rules import BASES, UpdateRule, read_filter
 from dpjax.mechanism import workload
 from tests.accounting import lattice
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from _common import coupling
+from dpjax.contrib import coupling
 from dpjax.results import records
 from tests.support import ROOT
 

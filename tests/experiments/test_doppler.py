@@ -11,9 +11,9 @@ import optax
 import pytest
 from scipy import linalg
 
-from _common import filtered, snr
-from _common.networks import NETWORKS
-from _common.rules import BASES, UpdateRule, read_filter
+from dpjax.contrib import filtered, snr
+from dpjax.contrib.networks import NETWORKS
+from dpjax.contrib.rules import BASES, UpdateRule, read_filter
 from dpjax.learning import samplers
 from dpjax.mechanism import workload
 from dpjax.mechanism.participation import Participation

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import linalg, optimize
 
-from _common import filtered
+from dpjax.contrib import filtered
 from dpjax.mechanism import banded, temporal, workload
 from dpjax.mechanism.participation import Participation
 

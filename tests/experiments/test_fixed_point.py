@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from _common.paillier import FixedPoint
+from dpjax.contrib.paillier import FixedPoint
 
 SMALL = FixedPoint(value_bits=8, fraction_bits=3, weight_bits=4)
 

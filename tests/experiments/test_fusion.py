@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from _common import fusion, schedules
 from dpjax._numerics import double_precision
+from dpjax.contrib import fusion, schedules
 from dpjax.results import records
 from experiments import tracking_fusion
 from tests.support import ROOT

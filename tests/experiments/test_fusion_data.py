@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from _common import fusion
+from dpjax.contrib import fusion
 
 
 def cost(made: fusion.Fusion, i: int, x: np.ndarray) -> float:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common import images, networks
+from dpjax.contrib import images, networks
 from dpjax.data import augmentation
 from dpjax.models import vit
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from _common.rules import momentum, muon
+from dpjax.contrib.rules import momentum, muon
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms.lowpass import FILTERS, lowpass
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from _common import moves
+from dpjax.contrib import moves
 
 STEPS = 0.3 * 0.8 ** np.arange(9)
 

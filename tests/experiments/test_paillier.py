@@ -13,7 +13,7 @@ hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import strategies as st  # noqa: E402
 
-from _common.paillier import (  # noqa: E402
+from dpjax.contrib.paillier import (  # noqa: E402
     Agent,
     FixedPoint,  # noqa: E402
     Obfuscators,

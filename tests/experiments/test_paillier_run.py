@@ -6,9 +6,9 @@ import pytest
 pytest.importorskip("phe", reason="the extra `secure` is not installed")
 pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
 
-from _common import fusion  # noqa: E402
-from _common.paillier import PaillierExchange  # noqa: E402
 from dpjax.algorithms import random_weights  # noqa: E402
+from dpjax.contrib import fusion  # noqa: E402
+from dpjax.contrib.paillier import PaillierExchange  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
 from dpjax.learning import samplers

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from _common import fusion, schedules
+from dpjax.contrib import fusion, schedules
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 

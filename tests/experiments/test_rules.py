@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from _common.rules import BASES, UpdateRule, muon, read_filter
+from dpjax.contrib.rules import BASES, UpdateRule, muon, read_filter
 from dpjax.transforms.lowpass import FILTERS, wiener
 from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 from tests.support import make_config

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common import fusion, schedules
 from dpjax._numerics import double_precision
 from dpjax.accounting import pure
+from dpjax.contrib import fusion, schedules
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 from tests.experiments.test_quadratics import simulated

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from _common import sketching
 from dpjax.accounting import gdp
 from dpjax.algorithms import sketches
+from dpjax.contrib import sketching
 from dpjax.transforms import sketch
 
 

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from _common import fusion
+from dpjax.contrib import fusion
 from dpjax.topology import graphs, mixing
 
 RING = mixing.metropolis_hastings(graphs.ring(7))

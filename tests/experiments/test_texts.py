@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from _common import texts, tokenizer
+from dpjax.contrib import texts, tokenizer
 from dpjax.data import cache
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from _common import tokenizer
+from dpjax.contrib import tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from _common import archives, leakage
+from _common import archives
 from dpjax.accounting.leakage import mutual_information
+from dpjax.contrib import leakage
 from dpjax.engine import keys
 from dpjax.results import records
 from tests.support import load_script

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from _common import texts, tokenizer
+from dpjax.contrib import texts, tokenizer
 from dpjax.data import canonical, load
 from dpjax.engine.keys import KeyFile
 from dpjax.mechanism import design

@@ -11,7 +11,7 @@ import pandas
 import pytest
 from jax.flatten_util import ravel_pytree
 
-from _common import fusion
+from dpjax.contrib import fusion
 from dpjax.data import canonical, partition, split
 from dpjax.learning.problem import Problem
 from dpjax.learning.quadratics import quadratics

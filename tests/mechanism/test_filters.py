@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import optimize, signal
 
-from _common import snr
+from dpjax.contrib import snr
 from dpjax.mechanism import filters
 
 DECAYING = 0.5 * 0.8 ** np.arange(400)

@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from _common import published, schedules
 from dpjax.accounting import pure
+from dpjax.contrib import published, schedules
 from dpjax.mechanism import laplace
 
 

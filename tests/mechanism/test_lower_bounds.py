@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from _common import joint
+from dpjax.contrib import joint
 from dpjax.mechanism import certificate, factorization, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing

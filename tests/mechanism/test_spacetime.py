@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _common import joint
 from dpjax.accounting import views
+from dpjax.contrib import joint
 from dpjax.mechanism import spacetime, spatial, temporal, workload
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing

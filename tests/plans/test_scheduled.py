@@ -11,8 +11,6 @@ import optax
 import pytest
 from scipy import stats
 
-from _common import fusion
-from _common import moves as moves_
 from dpjax.accounting import pure
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.average import Average
@@ -21,6 +19,8 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.tracking import DPOP, ModelSent, Sent, Tracking
+from dpjax.contrib import fusion
+from dpjax.contrib import moves as moves_
 from dpjax.engine.run import run
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.engine.trace import empirical_sensitivity, trace

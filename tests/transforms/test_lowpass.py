@@ -7,7 +7,7 @@ import optax
 import pytest
 from scipy import signal
 
-from _common import snr
+from dpjax.contrib import snr
 from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass
 
 ROUNDS = 60

@@ -7,7 +7,7 @@ import optax
 import pytest
 import scipy.linalg
 
-from _common import filtered
+from dpjax.contrib import filtered
 from dpjax.transforms.lowpass import (
     FILTERS,
     NoiseVariance,

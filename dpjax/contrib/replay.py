@@ -4,7 +4,7 @@ A rule says what every agent would send (before its noise) and what it makes of 
 of a round. `moved` runs it on one problem, keeps the noisy messages, runs it again on the other
 with these messages in place of its own, and compares what would have been sent. That is what
 sensitivity means; the largest move over pairs of problems and messages is bounded in
-`_common.moves`, and one pair alone is no guarantee.
+`dpjax.contrib.moves`, and one pair alone is no guarantee.
 
 `DescentRule` is the paper's gradient descent with its two choices: an agent's own state in the
 average, and the point of its gradient, each noisy or true. Methods of the package are replayed by
@@ -70,7 +70,7 @@ def moved(
 
     Example:
         >>> import numpy as np
-        >>> from _common import replay
+        >>> from dpjax.contrib import replay
         >>> rule = replay.DescentRule(np.ones((1, 1)), [0.5, 0.25, 0.125], start=np.zeros((1, 1)))
         >>> found = replay.moved(rule, lambda x: x, lambda x: x + 1, np.zeros((3, 1, 1, 1)))
         >>> found[:, 0, 0].tolist()
@@ -107,7 +107,7 @@ class DescentRule:
 
     Example:
         >>> import numpy as np
-        >>> from _common import replay
+        >>> from dpjax.contrib import replay
         >>> mixing, steps, start = np.full((2, 2), 0.5), [1.0, 1.0, 1.0], np.zeros((2, 1))
         >>> rule = replay.DescentRule(mixing, steps, start, own="true")
         >>> shift, noise = np.array([[1.0], [0.0]]), np.zeros((3, 2, 1, 1))
@@ -155,7 +155,7 @@ class Measured(NamedTuple):
         high: Upper end.
 
     Example:
-        >>> from _common.replay import Measured
+        >>> from dpjax.contrib.replay import Measured
         >>> Measured(mu=0.5, low=0.49, high=0.51).low
         0.49
     """
@@ -195,7 +195,7 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
 
     Example:
         >>> import numpy as np
-        >>> from _common import replay
+        >>> from dpjax.contrib import replay
         >>> noise = np.random.default_rng(0).normal(size=(20_000, 2))
         >>> found = replay.measured(2 * noise, 2 * noise + [1.0, 0.0])
         >>> found.low < 0.5 < found.high, round(found.mu, 2)

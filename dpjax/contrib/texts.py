@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from jaxtyping import Int
 
-from _common import tokenizer as tokens
 from dpjax import _files, _validate
+from dpjax.contrib import tokenizer as tokens
 from dpjax.data import cache, canonical, load
 from dpjax.data.load import Dataset
 
@@ -50,7 +50,7 @@ _HOST = "https://dl.fbaipublicfiles.com"
 
 
 class _Encoder(Protocol):
-    """What `_common.tokenizer.Tokenizer` does."""
+    """What `dpjax.contrib.tokenizer.Tokenizer` does."""
 
     def encode(
         self, texts: Sequence[str], length: int, seconds: Sequence[str] | None = None
@@ -69,7 +69,7 @@ def read(
 
     Args:
         task: One of `TASKS`.
-        tokenizer: From `_common.tokenizer.load`.
+        tokenizer: From `dpjax.contrib.tokenizer.load`.
         length: Tokens a record, special ones included.
         folder: Of the task's files; None is the folder of the task's name in the cache
             (`dpjax.data.cache.folder`).

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from _common import schedules
 from dpjax import _validate
 from dpjax.algorithms.tracking import Tracking
+from dpjax.contrib import schedules
 from dpjax.data.partition import Partition
 from dpjax.learning.problem import Problem
 from dpjax.plans.optimizers import Sgd
@@ -90,7 +90,7 @@ def make(
         Xie, Liu and Chai, (42).
 
     Example:
-        >>> from _common import fusion
+        >>> from dpjax.contrib import fusion
         >>> made = fusion.make(agents=100, seed=0)
         >>> made.matrices.shape, made.hessians.shape, made.minimiser.shape
         ((100, 3, 2), (100, 2, 2), (2,))
@@ -133,7 +133,7 @@ def of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
 
     Example:
         >>> import numpy as np
-        >>> from _common import fusion
+        >>> from dpjax.contrib import fusion
         >>> fusion.of(np.ones((2, 1, 1)), np.array([[1.0], [3.0]]), 0.0, [2.0]).minimiser
         array([2.])
     """
@@ -194,17 +194,17 @@ def optimal(
         rounds: Rounds T.
         shape: Steps that go down smoothly, a few long ones with averaging between, or the better.
         apart: As in `problem`, which the error is of.
-        options: More of `_common.schedules.optimal`.
+        options: More of `dpjax.contrib.schedules.optimal`.
 
     Returns:
         The parts.
 
     Raises:
-        ValueError: For other costs, and as `_common.schedules.optimal`.
+        ValueError: For other costs, and as `dpjax.contrib.schedules.optimal`.
 
     Example:
         >>> import numpy as np
-        >>> from _common import fusion
+        >>> from dpjax.contrib import fusion
         >>> costs, few = fusion.make(4, seed=0), dict(iterations=10, pulses=(2,))
         >>> parts = fusion.optimal(
         ...     costs, np.full((4, 4), 0.25), epsilon=1.0, gradient_gap=1.0, rounds=20, **few
@@ -252,7 +252,7 @@ def problem(
         Xie, Liu and Chai (2025), section 6.1.
 
     Example:
-        >>> from _common import fusion
+        >>> from dpjax.contrib import fusion
         >>> fusion.problem(fusion.make(agents=6, seed=0)).agents
         6
     """

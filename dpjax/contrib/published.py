@@ -24,10 +24,10 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Bool, Float
 
-from _common import moves
 from dpjax import _validate
 from dpjax.accounting import dense, gdp
 from dpjax.accounting.attacker import Gradients, View
+from dpjax.contrib import moves
 from dpjax.mechanism import laplace
 from dpjax.mechanism.participation import Participation
 
@@ -264,7 +264,7 @@ def geometric(
         ValueError: For numbers out of range, or q1 not below q2.
 
     Example:
-        >>> from _common import published
+        >>> from dpjax.contrib import published
         >>> round(published.geometric(0.05, 1.0, gamma=0.001, q1=0.97, q2=0.99), 6)
         1.0
     """
@@ -299,7 +299,7 @@ def budget(
 
     None of these goes into a guarantee. The first two lie below the truth by the factor q2, one
     round too early; the last leaves out every message but the first, and what its messages cost
-    together grows without bound where noise decays (`_common.moves.diff_tv_ab`).
+    together grows without bound where noise decays (`dpjax.contrib.moves.diff_tv_ab`).
 
     Args:
         method: "tracking", "dpop", "pp_doagt" or "diff_tv_ab".
@@ -323,7 +323,7 @@ def budget(
         Xie, Liu and Chai, (12), Table 3 and Section 6.1; Huang, Mitra and Vaidya (2015).
 
     Example:
-        >>> from _common import published
+        >>> from dpjax.contrib import published
         >>> scale = 0.0495  # of Algorithm 1 at epsilon 1, as printed
         >>> decays = dict(q1=0.97, q2=0.99, gamma=1.0)
         >>> rival = published.budget("pp_doagt", scale, gradient_gap=1.0, **decays)

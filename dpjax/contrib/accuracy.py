@@ -7,7 +7,7 @@ Theorem 5.18 bounds d = lim E|mean x(k) - x*|^2 for mu-strongly convex, L-smooth
 
 with c1, c2 above E|mean x(k) - x*|^2 and E|x(k) - 1 mean x(k)|^2 in all rounds. These have no
 closed form: `iterate` runs the recursion (22). As a guide to tuning the bound is useless: its
-minimum is at no step at all (`remark_520`). Exact errors are in `_common.schedules`.
+minimum is at no step at all (`remark_520`). Exact errors are in `dpjax.contrib.schedules`.
 
 Reference:
     Xie, Liu and Chai, Theorem 5.18 and Remark 5.20.

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import optax
 
-from _common import filtered
-from _common.rules import UpdateRule
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
+from dpjax.contrib import filtered
+from dpjax.contrib.rules import UpdateRule
 from dpjax.learning import samplers
 from dpjax.mechanism import banded
 from dpjax.plans import noise, plan, protect
@@ -93,8 +93,8 @@ class Central:
         ValueError: For a number that is none, or not above 0.
 
     Example:
-        >>> from _common.central import Central
-        >>> from _common.rules import UpdateRule
+        >>> from dpjax.contrib.central import Central
+        >>> from dpjax.contrib.rules import UpdateRule
         >>> recipe = Central(epochs=2, batch_size=100)
         >>> (made,) = recipe.plans(UpdateRule(), [0.5], 8.0, 1000)
         >>> made.config.rounds, made.guarantee.epsilon, made.guarantee.relation
@@ -141,7 +141,7 @@ class Central:
             bands: Diagonals b of noise correlated over rounds, with coins flipped for every b-th
                 record alone; 0 is fresh noise.
             together: Choose the bands' noise together with a filter in front of the rule, for such
-                gradients (`_common.filtered`).
+                gradients (`dpjax.contrib.filtered`).
 
         Raises:
             ValueError: For no step sizes, a filter without bands, or what no plan can be made of.

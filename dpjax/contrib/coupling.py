@@ -17,7 +17,7 @@ def shares(agents: int, probability: float, rounds: int, seed: int, count: int =
         count: How many graphs.
 
     Example:
-        >>> from _common import coupling
+        >>> from dpjax.contrib import coupling
         >>> [f"{share:.3f}" for share in coupling.shares(20, 0.5, 5000, seed=0, count=2)]
         ['0.859', '0.495']
     """

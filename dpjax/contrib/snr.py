@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Complex, Float
-from scipy import signal
 
 from dpjax import _validate
 from dpjax.mechanism.filters import Coefficients, Filter, checked, impulse_response
@@ -86,6 +85,9 @@ def frequency_response(b: Coefficients, a: Coefficients = (), points: int = 512)
         a: a_1 .. a_p, without the leading 1.
         points: How many frequencies.
     """
+    # SciPy's signal loads its optimizers, which takes a second.
+    from scipy import signal
+
     frequencies = np.linspace(0, 0.5, _validate.integer("points", points, least=2))
     _, response = signal.freqz(b, np.concatenate([[1.0], a]), worN=2 * np.pi * frequencies)
     return Response(frequencies, response)

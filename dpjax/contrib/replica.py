@@ -49,7 +49,7 @@ class Replica:
 
     Example:
         >>> from dpjax.algorithms.federated import Federated
-        >>> from _replica import Feed, Replica
+        >>> from dpjax.contrib.replica import Feed, Replica
         >>> from dpjax.learning import samplers
         >>> from dpjax.learning.quadratics import quadratics
         >>> from dpjax.plans import optimizers, plan, protect

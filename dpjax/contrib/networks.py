@@ -62,7 +62,7 @@ def network(name: str, classes: int, layout: Layout = "conv", *, pixels: bool = 
         ValueError: For another name, or a number of classes below 1.
 
     Example:
-        >>> from _common import networks
+        >>> from dpjax.contrib import networks
         >>> type(networks.network("small_cnn", 10)).__name__
         'SmallCNN'
     """

@@ -40,7 +40,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
 
     Every gossip step counts, and every receiver: a broadcast to d neighbours is d messages.
     Ciphertexts are longer than the numbers in them; they are counted where they are made
-    (``experiments/_common/paillier.py``).
+    (``dpjax.contrib.paillier``).
 
     Args:
         plan: The plan.
@@ -53,7 +53,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
         ValueError: For a plan that does not fit the problem, or whose agents send to no neighbour.
 
     Example:
-        >>> from _common import traffic
+        >>> from dpjax.contrib import traffic
         >>> from dpjax.learning import samplers
         >>> from dpjax.learning.quadratics import quadratics
         >>> from dpjax.plans import optimizers, plan, protect

@@ -46,7 +46,7 @@ def read_filter(text: str) -> Literal["adaptive", "wiener"] | Coefficients | Non
         ValueError: For another name, or coefficients that no link takes.
 
     Example:
-        >>> from _common.rules import read_filter
+        >>> from dpjax.contrib.rules import read_filter
         >>> read_filter("0.1;-0.9") == read_filter("momentum")
         True
     """
@@ -102,7 +102,7 @@ class UpdateRule:
             than the run's.
 
     Example:
-        >>> from _common.rules import UpdateRule, read_filter
+        >>> from dpjax.contrib.rules import UpdateRule, read_filter
         >>> rule = UpdateRule("adam", read_filter("f1"))
         >>> rule.chain(0.001).first
         0.001
@@ -236,7 +236,7 @@ def momentum(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from _common.rules import momentum
+        >>> from dpjax.contrib.rules import momentum
         >>> link = momentum(0.5, beta=0.9)
         >>> update, _ = link.update(jnp.ones(1), link.init(jnp.zeros(1)))
         >>> round(float(update[0]), 3)
@@ -286,7 +286,7 @@ def muon(step_size: Any, beta: float = 0.95, **options: Any) -> optax.GradientTr
         clip and noise.
 
     Example:
-        >>> from _common.rules import muon
+        >>> from dpjax.contrib.rules import muon
         >>> from dpjax.plans.optimizers import Chain
         >>> Chain(muon, step_size=0.02).first
         0.02

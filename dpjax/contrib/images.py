@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from _common import networks
 from dpjax import _validate
+from dpjax.contrib import networks
 from dpjax.data import augmentation, load, partition, split
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
@@ -66,7 +66,7 @@ def read(
     Args:
         dataset: As `dpjax.data.load.load` takes it; a fifth is split off as the test part where
             there is none.
-        model: One of `_common.networks.NETWORKS`.
+        model: One of `dpjax.contrib.networks.NETWORKS`.
         layout: How convolutions are computed.
         records: Use only that many training records; 0 is all.
         weights: A safetensors file of vit_small_patch16_224 to start from, which is then the
@@ -77,7 +77,7 @@ def read(
             another network or for what is no picture.
 
     Example:
-        >>> from _common import images
+        >>> from dpjax.contrib import images
         >>> digits = images.read("digits", "mlp", records=100)
         >>> len(digits.train[1]), len(digits.test[1])
         (100, 359)
