@@ -260,13 +260,18 @@ _CUSTOM = MethodRow(
 )
 
 
+# Contrib promises nothing, so a guarantee names what it takes from there.
+_CONTRIB = "dpjax.contrib."
+
+
 def packaged(kind: type) -> bool:
-    """Return whether a class is the package's, and not a user's own.
+    """Return whether a class is the package's own: of its core, neither a user's nor contrib's.
 
     Args:
         kind: A part's class.
     """
-    return kind.__module__.startswith("dpjax.")
+    module = kind.__module__
+    return module.startswith("dpjax.") and not module.startswith(_CONTRIB)
 
 
 _LIBRARIES = {
@@ -365,7 +370,7 @@ def _trusted(origin: Any) -> bool:
     if package == "builtins":
         # What `exec` makes has this module, too; Python's own types are static.
         return not (isinstance(origin, type) and origin.__flags__ & _ON_THE_HEAP)
-    if package in _LIBRARIES:
+    if package in _LIBRARIES and not module.startswith(_CONTRIB):
         return origin.__name__ not in _PROGRAMS
     # Classes that are made by a call have the module of what makes them, "abc" say.
     source = sys.modules.get(module)

@@ -18,6 +18,7 @@ import optax
 import pytest
 
 from dpjax.accounting import budget, gdp
+from dpjax.contrib.rules import UpdateRule, momentum
 from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.learning.problem import Problem
@@ -27,7 +28,7 @@ from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, protect
-from dpjax.plans.compatibility import custom
+from dpjax.plans.compatibility import custom, packaged
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.statements import custom_parts, stopping_rule
@@ -232,6 +233,14 @@ def test_caches_and_state_of_libraries_are_no_users(made):
     assert "_state" in vars(model) and custom(made, model) == ()
     object.__setattr__(model, "apply", print)
     assert custom(model) == ("Linear.apply",)
+
+
+@pytest.mark.mutant
+def test_parts_of_contrib_are_named(network):
+    config = make_config(design="independent", optimizer=UpdateRule("momentum").chain(0.1))
+    assert plan.make(config, network).guarantee.custom == ("UpdateRule",)
+    assert custom(config, momentum) == ("UpdateRule", "momentum")
+    assert not packaged(UpdateRule) and packaged(Chain)
 
 
 def test_a_users_file_of_the_name_of_one_of_pythons_is_a_users(tmp_path, monkeypatch):
