@@ -9,7 +9,7 @@ from dpjax.accounting import pure
 from dpjax.contrib import fusion, schedules
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
-from tests.experiments.test_quadratics import simulated
+from tests.contrib.test_quadratics import simulated
 
 RNG = np.random.default_rng(0)
 STEPS = np.exp(RNG.uniform(-4, 0, 12))

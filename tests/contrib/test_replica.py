@@ -123,7 +123,7 @@ def test_another_process_has_the_same_bits(followed, tmp_path):
     np.savez(path, totals=[s[0] for s in sums], present=[s[1] for s in sums])
     code = (
         "import json, sys, numpy as np\n"
-        "from tests.engine import test_replica as t\n"
+        "from tests.contrib import test_replica as t\n"
         "from dpjax.contrib.replica import Replica\n"
         "one = t.made(t.dome(t.K, t.Trusted(1, (2,)), probes=2))\n"
         "client, held = Replica(one, t.task()), np.load(sys.argv[1])\n"

@@ -16,7 +16,7 @@ from dpjax.contrib.paillier import (  # noqa: E402
     Obfuscators,
     PaillierExchange,  # noqa: E402
 )
-from tests.experiments import attacks  # noqa: E402
+from tests.contrib import attacks  # noqa: E402
 
 D = 40
 CODE = FixedPoint(value_bits=32, fraction_bits=20, weight_bits=32)
