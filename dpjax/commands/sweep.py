@@ -307,7 +307,7 @@ def _computation(
     for indices in _joined(plans):
         # One run has the program's functions; its shapes follow from the task.
         task = (plans[indices[0]],), problems[:1], options["seeds"][:1]
-        state = RunState.first(task, schedule, None, 0, None, real=False)
+        state = RunState.first(task, schedule, None, 0, None, throwaway_key=True)
         digests.append(checkpoint.computation(ScanDriver().traced(state), release=False))
     return " ".join(digests)
 

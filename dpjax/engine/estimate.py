@@ -133,7 +133,7 @@ def estimate(
     say("preparing and compiling the rounds")
     tasks = plans, _, seeds = inputs.check(plans, problem, seeds)
     schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
-    run = RunState.first(tasks, schedule, devices, phase=0, start=None, real=False)
+    run = RunState.first(tasks, schedule, devices, phase=0, start=None, throwaway_key=True)
     data = run.inputs
     processes.collected(program.final_models(data.statics, False, run.state))
     blocks = np.zeros_like(schedule.blocks(0).data)

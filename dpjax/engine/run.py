@@ -160,7 +160,7 @@ def run(
             given |= _given(problems, start, checkpoint=checkpoint, callback=callback)
             calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | given))
     options |= checkpoint_.check_alike(calls)
-    at = RunState.first(tasks, schedule, devices, phase, start, real=True)
+    at = RunState.first(tasks, schedule, devices, phase, start)
     data = at.inputs
     # Only now is it known how many numbers a release draws; no message is out yet.
     rounding = data.rounding(release=any(plan.config.release for plan in plans))

@@ -155,7 +155,14 @@ class RunState:
 
     @classmethod
     def first(
-        cls, tasks: Any, schedule: RunSchedule, devices: Any, phase: int, start: Any, real: bool
+        cls,
+        tasks: Any,
+        schedule: RunSchedule,
+        devices: Any,
+        phase: int,
+        start: Any,
+        *,
+        throwaway_key: bool = False,
     ) -> "RunState":
         """The state of a run before its first round; a release has a throwaway key until `open`.
 
@@ -165,7 +172,7 @@ class RunState:
             devices: To spread the agents over, or None.
             phase: Number of the run among several in a row.
             start: Models to start from, leaves [S, V, n, ...]; None for the problem's.
-            real: False for a throwaway key in a simulation, too.
+            throwaway_key: Whether a simulation has one, too, so that no noise is spent.
 
         Raises:
             ValueError: Naming what does not fit.
@@ -173,8 +180,10 @@ class RunState:
         plans, problems, seeds = tasks
         check_device(plans, devices)
         data = Inputs.of(plans, problems, seeds, devices, phase)
-        real = real and not any(plan.config.release for plan in plans)
-        noise_keys = keys.stacked(seeds, "noise", phase) if real else keys.throwaway(len(seeds))
+        if throwaway_key or any(plan.config.release for plan in plans):
+            noise_keys = keys.throwaway(len(seeds))
+        else:
+            noise_keys = keys.stacked(seeds, "noise", phase)
         state = data.initial(data.start(start, len(plans)), noise_keys)
         shape = (len(schedule.marks), len(seeds), len(plans))
         metrics = {name: np.full(shape, np.nan) for name in data.names}
