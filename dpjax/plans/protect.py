@@ -15,8 +15,8 @@ from dpjax.accounting.records import Threat
 __all__ = ["Budget", "Protect"]
 
 ATTACKERS = ("outsider", "node", "coalition", "aggregator")
-"""Attackers that a plan can be calibrated for; which noise defends against whom is the registry's.
-"""
+"""Attackers that a plan can be calibrated for; `dpjax.plans.compatibility` says which noise
+protects against which of them."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class Protect(Threat):
             _validate.fields(self, _validate.positive, "smoothness")
             if gap is None:
                 raise ValueError(
-                    f"smoothness is {smoothness} for clipped gradients, which are close wherever "
-                    "they are asked for; leave it out"
+                    f"smoothness is {smoothness} for clipped gradients, which at any model are "
+                    "within 2C of each other; leave it out"
                 )
         l1 = self.norm == "l1"
         of_records = l1 and self.unit != "agent"

@@ -1,11 +1,12 @@
 """Secure sums over TCP: a server and clients with a time limit on every stage.
 
-A frame is four bytes, how many a message has, 16 of its SHA-256 digest, and the message. The digest
-is no proof against whoever means to change a message; but a vector that was damaged would be one
-more vector. Frames are bounded by what the terms let a message be; a stage ends when everybody has
-spoken, or at its time limit; whoever is silent, cut off, or sends what is no message has dropped
-out. There is no encryption of the connection itself and no proof of who a client is: what secrets
-cross are sealed, and names are numbers.
+A frame is the message's length in four bytes, 16 bytes of its SHA-256 digest, and the message. The
+digest detects damage, not tampering. Without it a damaged vector would pass for another vector.
+
+The terms bound a message and so a frame. A stage ends when every client has answered, or at its
+time limit. A client that is silent, cut off, or sends no valid message has dropped out. The
+connection itself is not encrypted and no client proves who it is: secrets cross sealed, and
+clients are known by number.
 
 `Listener.aggregate` and `join` are coroutines; a few hundred clients fit in one process.
 """

@@ -188,10 +188,9 @@ class SecureSums:
         mine = object()
         if round in self._asked or _ASKED.setdefault(digest, mine) is not mine:
             raise ValueError(
-                f"round {round}, or its message, was asked for before in this process: a second "
-                "sum of the same messages, of other survivors, could show single ones; give "
-                f"spent=({round},) to go on without it, the journal that holds its sum, or "
-                "another seed to another run"
+                f"round {round}, or its message, was asked for before in this process. Two sums of "
+                "the same messages, over different survivors, could reveal single ones: give "
+                f"spent=({round},), the journal that holds its sum, or another seed"
             )
         self._asked.add(round)
         if self._journal is not None and not self._journal.ask(round, digest):
