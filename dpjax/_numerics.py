@@ -421,6 +421,27 @@ AGENTS = "agents"
 """The one axis of a mesh of devices."""
 
 
+def check_leaf(path: Any, leaf: Any, count: int | None, expected: str) -> None:
+    """Refuse a leaf of updates of another leading axis or dtype.
+
+    Args:
+        path: Path of the leaf.
+        leaf: An array, or a tracer.
+        count: Length of the leading axis.
+        expected: Name of the axis in messages.
+
+    Raises:
+        ValueError: Naming the leaf.
+    """
+    shape = jnp.shape(leaf)
+    dtype = jnp.result_type(leaf)
+    if not shape or shape[0] != count or not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
+            f"floating leaves with {expected} as their leading axis"
+        )
+
+
 def apart(function: Callable[..., Any], *trees: Any) -> Any:
     """`jax.vmap` of a function of one record, or agent, none of which reaches another's result.
 

@@ -19,7 +19,6 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from dpjax import _numerics, _validate
-from dpjax.transforms.noise import check_leaf
 
 __all__ = ["clipped_sum", "per_agent", "per_example"]
 
@@ -266,7 +265,7 @@ def per_agent(
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
             shape = jnp.shape(leaf)
             agents = shape[0] if shape and agents is None else agents
-            check_leaf(path, leaf, agents, "the agents")
+            _numerics.check_leaf(path, leaf, agents, "the agents")
         return jax.vmap(of_agent)(updates)
 
     return optax.stateless(update)

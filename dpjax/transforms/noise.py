@@ -350,7 +350,7 @@ def zero_sum(
         key, scale = jax.random.fold_in(state.key, state.round), valid * deviation
         leaves = []
         for index, (path, leaf) in enumerate(paths):
-            check_leaf(path, leaf, count, f"the {count} messages")
+            _numerics.check_leaf(path, leaf, count, f"the {count} messages")
             wide = _numerics.wide_dtype(leaf)
             shape = (count, leaf.size // count)
             drawn = variates.normals(jax.random.fold_in(key, index), shape, wide)
@@ -470,7 +470,7 @@ def pairwise(
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.key, state.round)
         leaves = []
         for index, (path, leaf) in enumerate(paths):
-            check_leaf(path, leaf, n, f"the n={n} agents")
+            _numerics.check_leaf(path, leaf, n, f"the n={n} agents")
             dtype, size = _numerics.wide_dtype(leaf), leaf.size // n
 
             draw = functools.partial(_draw_row, index=index, size=size, dtype=dtype)
@@ -557,7 +557,7 @@ def _entries(code: SumCode, payload: Any) -> Float[Array, "n k"]:
     paths = jax.tree_util.tree_leaves_with_path(payload)
     agents = len(paths[0][1]) if paths and jnp.ndim(paths[0][1]) else 0
     for path, leaf in paths:
-        check_leaf(path, leaf, agents, "the agents of the first leaf")
+        _numerics.check_leaf(path, leaf, agents, "the agents of the first leaf")
     sizes = [int(np.prod(jnp.shape(leaf)[1:])) for _, leaf in paths]
     if sum(sizes) != code.size:
         raise ValueError(
@@ -633,26 +633,6 @@ def check_round(round: Any, rounds: int) -> None:
         )
 
 
-def check_leaf(path: Any, leaf: Any, count: int | None, expected: str) -> None:
-    """Refuse a leaf of updates of another leading axis or dtype.
-
-    Args:
-        path: Path of the leaf.
-        leaf: An array, or a tracer.
-        count: Length of the leading axis.
-        expected: Name of the axis in messages.
-
-    Raises:
-        ValueError: Naming the leaf.
-    """
-    shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
-    if not shape or shape[0] != count or not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(
-            f"updates{jax.tree_util.keystr(path)} has shape {shape} and dtype {dtype}; give "
-            f"floating leaves with {expected} as their leading axis"
-        )
-
-
 class Group(NamedTuple):
     """Leaves that share a draw.
 
@@ -683,7 +663,7 @@ def groups(paths: Paths, n: int, expected: str, wide: Any = None) -> list[Group]
     open_groups: dict[Any, int] = {}
     for position, (path, leaf) in enumerate(paths):
         shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
-        check_leaf(path, leaf, n, expected)
+        _numerics.check_leaf(path, leaf, n, expected)
         size = int(np.prod(shape[1:]))
         dtype = _numerics.wide_dtype(leaf) if wide is None else np.dtype(wide)
         index = open_groups.get(dtype)
