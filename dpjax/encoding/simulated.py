@@ -53,7 +53,7 @@ _LONGEST = 2**11
 """Proposals of v = 2^11 are turned down: once in e^2048."""
 _START, _COUNT, _KEEP, _DONE = (np.uint32(stage) for stage in range(4))
 
-Words = UInt32[Array, "r l"]
+_Words = UInt32[Array, "r l"]
 
 
 class _Lane(NamedTuple):
@@ -72,15 +72,15 @@ class _Lane(NamedTuple):
         value: The sign while v is counted, then the number.
     """
 
-    slot: Words
-    tick: Words
-    stage: Words
-    uniform: Words
-    runs: Words
-    exponent: Words
-    first: Words
-    second: Words
-    length: Words
+    slot: _Words
+    tick: _Words
+    stage: _Words
+    uniform: _Words
+    runs: _Words
+    exponent: _Words
+    first: _Words
+    second: _Words
+    length: _Words
     value: Int32[Array, "r l"]
 
 
@@ -317,7 +317,7 @@ def discrete_gaussians(
     return out.transpose(1, 0, 2).reshape(rows, slots * lanes)[:, :columns]
 
 
-def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _Lane:
+def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _Lane:
     """Every lane after one hash more."""
     top = np.uint32(law.numerator)
     twice = np.uint32(2 * law.numerator)
@@ -386,8 +386,8 @@ def _stepped(lane: _Lane, high: Words, low: Words, law: lattice.Proposal) -> _La
 
 
 def _compared(
-    product: tuple[Words, Words], rest: Words, divisor: Any
-) -> tuple[Array, Array, Words]:
+    product: tuple[_Words, _Words], rest: _Words, divisor: Any
+) -> tuple[Array, Array, _Words]:
     """Whether a real that begins with a word is below rest / divisor, is not, or by what remainder.
 
     Args:
@@ -406,7 +406,7 @@ def _compared(
     return yes, no, remainder
 
 
-def _product(first: Words, second: Any) -> tuple[Words, Words]:
+def _product(first: _Words, second: Any) -> tuple[_Words, _Words]:
     """The two words of a product of words."""
     half, mask = np.uint32(16), np.uint32(2**16 - 1)
     second = jnp.asarray(second, jnp.uint32)

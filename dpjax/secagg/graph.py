@@ -44,8 +44,8 @@ from dpjax import _validate
 __all__ = ["Parameters", "parameters"]
 
 ADVERSARIES = ("semi_honest", "semi_malicious")
-SECURITY_BITS = 40
-CORRECTNESS_BITS = 20
+_SECURITY_BITS = 40
+_CORRECTNESS_BITS = 20
 MOST_CLIENTS = 10**6
 
 _SLACK = 1e-6
@@ -77,8 +77,8 @@ class Parameters(NamedTuple):
     corrupt: int
     dropouts: int
     adversary: str
-    security: int = SECURITY_BITS
-    correctness: int = CORRECTNESS_BITS
+    security: int = _SECURITY_BITS
+    correctness: int = _CORRECTNESS_BITS
 
 
 def parameters(
@@ -155,7 +155,7 @@ def of_counts(clients: int, corrupt: int, dropouts: int, adversary: str) -> Para
     ends = (clients, corrupt, dropouts, adversary)
     honest = clients - corrupt - dropouts >= 2  # A sum of one is its input.
     for degree in range(2, clients - 1, 2) if honest else ():
-        if log_disconnected(clients, degree, corrupt + dropouts) > _budget(SECURITY_BITS + 1):
+        if log_disconnected(clients, degree, corrupt + dropouts) > _budget(_SECURITY_BITS + 1):
             continue
         threshold = _threshold(degree, *ends)
         if threshold is not None:
@@ -217,12 +217,12 @@ def _threshold(
 ) -> int | None:
     """The least threshold that keeps secrets, if survivors reach it."""
     exposed = np.logaddexp.accumulate(log_masses(clients - 1, corrupt, degree)[::-1])[::-1]
-    safe = exposed + math.log(clients) <= _budget(SECURITY_BITS + 1)
+    safe = exposed + math.log(clients) <= _budget(_SECURITY_BITS + 1)
     # The least count that X reaches with a probability inside the budget: X stays below it.
     above = int(np.argmax(safe)) if safe.any() else degree + 1
     alive = log_masses(clients - 1, clients - dropouts - 1, degree)
     short = np.logaddexp.accumulate(alive)  # P[Y <= y] = P[Y < y + 1]
-    fine = short + math.log(clients) <= _budget(CORRECTNESS_BITS)
+    fine = short + math.log(clients) <= _budget(_CORRECTNESS_BITS)
     return _smallest_threshold(degree, above - 1, int(np.count_nonzero(fine)), adversary)
 
 

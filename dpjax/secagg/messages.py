@@ -28,8 +28,8 @@ __all__: list[str] = []
 
 NONCE_BYTES = 16
 SEALED_BYTES = 2 * SHARE_BYTES + 16
-CONFIRMATION_BYTES = 32 + 16
-MOST_REASON = 2000
+_CONFIRMATION_BYTES = 32 + 16
+_MOST_REASON = 2000
 
 
 class Hello(NamedTuple):
@@ -193,8 +193,8 @@ def _number(name: str, value: Any) -> int:
 
 
 def _text(name: str, value: Any) -> str:
-    if type(value) is not str or len(value) > MOST_REASON:
-        raise Rejected(f"{name} is no text of at most {MOST_REASON} characters")
+    if type(value) is not str or len(value) > _MOST_REASON:
+        raise Rejected(f"{name} is no text of at most {_MOST_REASON} characters")
     return value
 
 
@@ -227,7 +227,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("number", "enrolled"), _number),
     "neighbours": _by_number(64),
     "sealed": _by_number(SEALED_BYTES),
-    "confirmations": _by_number(CONFIRMATION_BYTES),
+    "confirmations": _by_number(_CONFIRMATION_BYTES),
     **dict.fromkeys(("seeds", "keys"), _by_number(SHARE_BYTES)),
     **dict.fromkeys(("vector", "total"), _bytes(0, 2**32)),
     **dict.fromkeys(("survivors", "dropouts"), _set),

@@ -36,7 +36,7 @@ from dpjax.encoding.stream import chacha20, library
 
 __all__: list[str] = []
 
-Residues = UInt64[np.ndarray, " d"]
+_Residues = UInt64[np.ndarray, " d"]
 KEY_BYTES = 32
 SHARE_BYTES = 33
 """A number of the field of shares, which is a little above 2^256."""
@@ -152,7 +152,7 @@ def stream(key: bytes, length: int) -> bytes:
     return bytes(chacha20(key, bytes(16)).update(bytes(length)))
 
 
-def number_bytes(number: int) -> bytes:
+def _number_bytes(number: int) -> bytes:
     """Return a client's number as it stands in keys."""
     return number.to_bytes(4, "big")
 
@@ -194,7 +194,7 @@ def mask_key(
     Raises:
         ValueError: For a public key of low order.
     """
-    ends = [part for number, key in sorted([local, other]) for part in (number_bytes(number), key)]
+    ends = [part for number, key in sorted([local, other]) for part in (_number_bytes(number), key)]
     return derived(agreed(private, other[1]), "pair mask", session, *ends)
 
 
@@ -214,13 +214,13 @@ def channel_key(
         session: 32 bytes.
         purpose: "channel" for shares, "confirmation" for the consistency check.
     """
-    ends = [part for number, key in (sender, receiver) for part in (number_bytes(number), key)]
+    ends = [part for number, key in (sender, receiver) for part in (_number_bytes(number), key)]
     return derived(secret, purpose, session, *ends)
 
 
 def channel_words(sender: int, receiver: int, session: bytes, stage: str = "shares") -> bytes:
     """Return what a sealed message is bound to: aggregation, stage, sender and receiver."""
-    return session + stage.encode() + number_bytes(sender) + number_bytes(receiver)
+    return session + stage.encode() + _number_bytes(sender) + _number_bytes(receiver)
 
 
 def self_key(seed: bytes, number: int, session: bytes) -> bytes:
@@ -231,7 +231,7 @@ def self_key(seed: bytes, number: int, session: bytes) -> bytes:
         number: The client's.
         session: 32 bytes.
     """
-    return derived(seed, "self mask", session, number_bytes(number))
+    return derived(seed, "self mask", session, _number_bytes(number))
 
 
 def commitment(seed: bytes, number: int, session: bytes) -> bytes:
@@ -245,7 +245,7 @@ def commitment(seed: bytes, number: int, session: bytes) -> bytes:
         number: The client's.
         session: 32 bytes.
     """
-    return derived(seed, "commitment", session, number_bytes(number))
+    return derived(seed, "commitment", session, _number_bytes(number))
 
 
 def share_bytes(share: int) -> bytes:
@@ -253,7 +253,7 @@ def share_bytes(share: int) -> bytes:
     return share.to_bytes(SHARE_BYTES, "big")
 
 
-def expand(key: bytes, length: int, bits: int) -> Residues:
+def expand(key: bytes, length: int, bits: int) -> _Residues:
     """Return uniform whole numbers from 0 to 2^bits - 1, the same for the same key.
 
     Args:
@@ -276,12 +276,12 @@ def low_bits(bits: int) -> np.uint64:
 
 
 def masked(
-    values: Residues,
+    values: _Residues,
     self_mask_key: bytes,
     pairs: Mapping[int, bytes],
     number: int,
     bits: int,
-) -> Residues:
+) -> _Residues:
     """Return a client's values under its own mask and those with its neighbours.
 
     Guarantee: uniform modulo 2^bits, whatever the values are, to whoever lacks one of the keys.
@@ -296,7 +296,7 @@ def masked(
     return combined(values + expand(self_mask_key, len(values), bits), pairs, number, bits)
 
 
-def combined(values: Residues, pairs: Mapping[int, bytes], number: int, bits: int) -> Residues:
+def combined(values: _Residues, pairs: Mapping[int, bytes], number: int, bits: int) -> _Residues:
     """Return the values with the masks of pairs on them, as client ``number`` puts them.
 
     Args:
@@ -317,7 +317,7 @@ def width(bits: int) -> int:
     return (bits + 7) // 8
 
 
-def packed(values: Residues, bits: int) -> bytes:
+def packed(values: _Residues, bits: int) -> bytes:
     """Return the numbers as bytes, the fewest whole ones that hold b bits, lowest first.
 
     Args:
@@ -328,7 +328,7 @@ def packed(values: Residues, bits: int) -> bytes:
     return words[:, : width(bits)].tobytes()
 
 
-def unpacked(data: bytes, length: int, bits: int) -> Residues:
+def unpacked(data: bytes, length: int, bits: int) -> _Residues:
     """Return the numbers that `packed` made bytes of.
 
     Args:

@@ -39,10 +39,10 @@ from dpjax.secagg.terms import Abort, Rejected, Terms
 
 __all__ = ["Limits", "Listener", "join"]
 
-DIGEST_BYTES = 16
-PREFIX_BYTES = 4 + DIGEST_BYTES
-GREETING_BYTES = 1024
-MOST_MISPLACED = 8
+_DIGEST_BYTES = 16
+_PREFIX_BYTES = 4 + _DIGEST_BYTES
+_GREETING_BYTES = 1024
+_MOST_MISPLACED = 8
 _BROKEN = (OSError, EOFError, TimeoutError)
 
 
@@ -77,7 +77,7 @@ class Limits:
         return self.enrol + 4 * self.stage + 6 * self.send
 
 
-def most_bytes(terms: Terms) -> int:
+def _most_bytes(terms: Terms) -> int:
     """Return the longest frame that either end takes under these terms.
 
     Args:
@@ -85,7 +85,7 @@ def most_bytes(terms: Terms) -> int:
     """
     neighbours = 128 * min(terms.clients, terms.graph(terms.clients).degree + 1)
     # Where fewer enrol the graph may need more neighbours of each.
-    return GREETING_BYTES + terms.vector_bytes() + 4 * neighbours + 2 * terms.clients
+    return _GREETING_BYTES + terms.vector_bytes() + 4 * neighbours + 2 * terms.clients
 
 
 async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
@@ -99,12 +99,12 @@ async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
         Rejected: For a longer one, before any of it is read, and one that was damaged.
         EOFError: Where the other end stopped.
     """
-    prefix = await reader.readexactly(PREFIX_BYTES)
-    size = int.from_bytes(prefix[:-DIGEST_BYTES], "big")
+    prefix = await reader.readexactly(_PREFIX_BYTES)
+    size = int.from_bytes(prefix[:-_DIGEST_BYTES], "big")
     if size > most:
         raise Rejected(f"frame of {size} bytes is longer than the {most} that a message may have")
     data = await reader.readexactly(size)
-    if framed(data)[:PREFIX_BYTES] != prefix:
+    if framed(data)[:_PREFIX_BYTES] != prefix:
         raise Rejected("frame was damaged: its digest is another")
     return data
 
@@ -115,7 +115,7 @@ def framed(data: bytes) -> bytes:
     Args:
         data: An encoded message.
     """
-    return len(data).to_bytes(4, "big") + hashlib.sha256(data).digest()[:DIGEST_BYTES] + data
+    return len(data).to_bytes(4, "big") + hashlib.sha256(data).digest()[:_DIGEST_BYTES] + data
 
 
 async def write_frame(writer: asyncio.StreamWriter, data: bytes, seconds: float) -> int:
@@ -129,7 +129,7 @@ async def write_frame(writer: asyncio.StreamWriter, data: bytes, seconds: float)
     writer.write(framed(data))
     async with asyncio.timeout(seconds):
         await writer.drain()
-    return PREFIX_BYTES + len(data)
+    return _PREFIX_BYTES + len(data)
 
 
 class Listener:
@@ -179,7 +179,7 @@ class Listener:
         self.host, self.port = host, _validate.integer("port", port, least=0, most=65535)
         self.received = self.sent = 0
         self._generator = generator
-        self._most = most_bytes(terms)
+        self._most = _most_bytes(terms)
         self._enrolling = asyncio.Event()
         self._changed = asyncio.Event()
         self._connections: dict[asyncio.Task[None], Server | None] = {}
@@ -312,8 +312,8 @@ class Listener:
     ) -> int:
         async with asyncio.timeout(min(self.limits.enrol, self.limits.send)):
             self.sent += await write_frame(writer, encoded(server.hello), self.limits.send)
-            data = await read_frame(reader, GREETING_BYTES)
-        self.received += PREFIX_BYTES + len(data)
+            data = await read_frame(reader, _GREETING_BYTES)
+        self.received += _PREFIX_BYTES + len(data)
         keys = decoded(data)
         if not isinstance(keys, Keys):
             raise Rejected("the first message is no keys")
@@ -325,9 +325,9 @@ class Listener:
     async def _listen(self, server: Server, number: int, reader: asyncio.StreamReader) -> None:
         """Hand on messages; a few that do not belong are passed over, what is none ends it."""
         misplaced = 0
-        while misplaced < MOST_MISPLACED:
+        while misplaced < _MOST_MISPLACED:
             data = await read_frame(reader, self._most)
-            self.received += PREFIX_BYTES + len(data)
+            self.received += _PREFIX_BYTES + len(data)
             message = decoded(data)
             try:
                 server.accept(number, message)
@@ -417,7 +417,7 @@ async def take_part(
         async with asyncio.timeout(limits.whole):
             reader, writer = await asyncio.open_connection(host, port)
             while answers is None or answers > 0:
-                message = decoded(await read_frame(reader, most_bytes(client.terms)))
+                message = decoded(await read_frame(reader, _most_bytes(client.terms)))
                 if isinstance(message, Closed):
                     return _result(client, message)
                 await write_frame(writer, encoded(reply(client, message)), limits.send)

@@ -29,7 +29,7 @@ from dpjax.secagg.terms import Abort, Terms
 
 __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
 
-Leaves = Mapping[int, str]
+_Leaves = Mapping[int, str]
 
 _ASKED: dict[str, object] = {}
 """Digests of all messages that this process asked sums of, and who asked."""
@@ -111,7 +111,7 @@ class SecureSums:
     def __init__(
         self,
         terms: Terms,
-        leaves: Callable[[int], Leaves] | None = None,
+        leaves: Callable[[int], _Leaves] | None = None,
         *,
         over: Literal["tcp", "memory"] = "tcp",
         skip: bool = False,
@@ -174,7 +174,7 @@ class SecureSums:
                 message in the journal.
         """
         rows = self._checked(message)
-        digest = message_digest(message)
+        digest = _message_digest(message)
         known = {} if self._journal is None else self._journal.read()
         if round in known and known[round].message not in ("", digest):
             raise ValueError(
@@ -302,7 +302,7 @@ def terms_of(
 
 def taking_turns(
     clients: int, dropouts: int, stages: Sequence[str] = local.STAGES
-) -> Callable[[int], Leaves]:
+) -> Callable[[int], _Leaves]:
     """Return who leaves when: in every round as many as may, others each time, at all stages.
 
     Args:
@@ -328,14 +328,14 @@ def taking_turns(
     for stage in stages:
         _validate.one_of("stages", stage, (*local.STAGES, "confirm"))
 
-    def leaves(round: int) -> Leaves:
+    def leaves(round: int) -> _Leaves:
         numbers = range(round * each, (round + 1) * each)
         return {number % clients: stages[number % len(stages)] for number in numbers}
 
     return leaves
 
 
-def absent(leaves: Callable[[int], Leaves], rounds: int) -> tuple[tuple[int, ...], ...]:
+def absent(leaves: Callable[[int], _Leaves], rounds: int) -> tuple[tuple[int, ...], ...]:
     """Return who is missing from the sums of rounds: who left before its vector was sent.
 
     Args:
@@ -360,7 +360,7 @@ def absent(leaves: Callable[[int], Leaves], rounds: int) -> tuple[tuple[int, ...
 _DIGEST = b', "digest": "'
 
 
-class Asked(NamedTuple):
+class _Asked(NamedTuple):
     """A round that was asked for.
 
     Attributes:
@@ -379,7 +379,7 @@ class Asked(NamedTuple):
         return self.values, np.float32(self.present)
 
 
-def message_digest(rows: Any) -> str:
+def _message_digest(rows: Any) -> str:
     """Return what tells messages apart.
 
     Args:
@@ -414,7 +414,7 @@ class Journal:
     def __init__(self, path: Any, terms: bytes) -> None:
         if not isinstance(path, str | os.PathLike) or not str(path).strip():
             raise ValueError(f"journal is {_validate.shown(path)}; name a file, or None")
-        self.path, self.known = Path(path), dict[int, Asked]()
+        self.path, self.known = Path(path), dict[int, _Asked]()
         self._terms, self._lines, self._end, self._digest, self._torn = terms.hex(), 0, 0, "", False
         if not self.path.exists():
             with _files.writing("journal", self.path), contextlib.suppress(FileExistsError):
@@ -432,7 +432,7 @@ class Journal:
         """Leave the file to others."""
         self._lock.close()
 
-    def read(self) -> dict[int, Asked]:
+    def read(self) -> dict[int, _Asked]:
         """Read what was written since, by whomever, and return all rounds.
 
         Raises:
@@ -452,7 +452,7 @@ class Journal:
             self._torn = number is None
             if number is not None:
                 round = int(number[1])
-                self.known[round] = Asked(self.known[round].message if round in self.known else "")
+                self.known[round] = _Asked(self.known[round].message if round in self.known else "")
                 self._append({"round": round, "message": self.known[round].message})
         return self.known
 
@@ -467,7 +467,7 @@ class Journal:
             Whether it may; not where the file's last line may have been of this round.
         """
         torn = self._torn
-        self.known[round] = Asked(message)
+        self.known[round] = _Asked(message)
         self._append({"round": round, "message": message})
         return not torn
 
@@ -480,7 +480,7 @@ class Journal:
             present: How many it is of.
         """
         self.read()
-        self.known[round] = Asked(self.known[round].message, values, present)
+        self.known[round] = _Asked(self.known[round].message, values, present)
         words = base64.b64encode(values.astype("<u4").tobytes()).decode()
         self._append({"round": round, "present": present, "sum": words})
 
@@ -495,11 +495,11 @@ class Journal:
                 f"journal is {self.path}, of a run of other terms; give each run a file of its own"
             )
         if "message" in note:
-            self.known[note["round"]] = Asked(note["message"])
+            self.known[note["round"]] = _Asked(note["message"])
         elif "sum" in note:
             values = np.frombuffer(base64.b64decode(note["sum"]), "<u4").astype(np.uint32)
             message = self.known[note["round"]].message
-            self.known[note["round"]] = Asked(message, values, note["present"])
+            self.known[note["round"]] = _Asked(message, values, note["present"])
         self._went(line + b"\n")
 
     def _append(self, note: dict[str, Any]) -> None:

@@ -23,9 +23,9 @@ from dpjax import _numerics, _validate
 __all__ = ["clipped_sum", "per_agent", "per_example"]
 
 Clipping = Literal["flat", "automatic"]
-Norm = Literal["l2", "l1"]
+_Norm = Literal["l2", "l1"]
 
-NORMS = ("l2", "l1")
+_NORMS = ("l2", "l1")
 """The bounded norm: Gaussian noise needs the first, Laplace noise the second."""
 
 CLIPPINGS = ("flat", "automatic")
@@ -40,7 +40,7 @@ STABILITY = 0.01
 _CACHED = 32_768
 
 
-def slack(tree: Any, norm: Norm = "l2") -> float:
+def slack(tree: Any, norm: _Norm = "l2") -> float:
     """Relative amount by which clipping one gradient shaped like ``tree`` lowers the clip norm.
 
     Args:
@@ -70,7 +70,7 @@ def _finite(tree: Any) -> Any:
     return jax.tree.map(one, tree)
 
 
-def _norm(tree: Any, norm: Norm = "l2") -> Float[Array, ""]:
+def _norm(tree: Any, norm: _Norm = "l2") -> Float[Array, ""]:
     """Norm of a widened gradient; L2 is infinite beyond 1e19 in float32, where squares overflow."""
     leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree) if leaf.size]
     zero = jnp.zeros((), jnp.float32)
@@ -81,7 +81,7 @@ def _norm(tree: Any, norm: Norm = "l2") -> Float[Array, ""]:
     return jnp.sqrt(sum(map(_numerics.square_sum, leaves), zero))
 
 
-def norms(tree: Any, norm: Norm) -> Float[Array, " n"]:
+def norms(tree: Any, norm: _Norm) -> Float[Array, " n"]:
     """Norm of every agent's gradient (a diagnostic, not private).
 
     Args:
@@ -93,7 +93,7 @@ def norms(tree: Any, norm: Norm) -> Float[Array, " n"]:
     return jax.vmap(lambda one: _norm(one, norm))(tree)
 
 
-def _lowered(tree: Any, clip_norm: float, norm: Norm = "l2") -> float:
+def _lowered(tree: Any, clip_norm: float, norm: _Norm = "l2") -> float:
     """The clip norm minus all that rounding can add."""
     leaves = jax.tree.leaves(tree)
     # Entries below the normal range round absolutely, by at most half the smallest number.
@@ -115,7 +115,7 @@ def _above_rounding(bound: float, clip_norm: float, leaves: list[Any], what: str
     )
 
 
-def check_reach(tree: Any, clip_norm: float, count: int = 1) -> None:
+def _check_reach(tree: Any, clip_norm: float, count: int = 1) -> None:
     """Refuse clip norms beyond the range of the leaves' dtype.
 
     Args:
@@ -137,7 +137,7 @@ def check_reach(tree: Any, clip_norm: float, count: int = 1) -> None:
 
 def _clip(
     tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool = False,
-    bounded: Norm = "l2",
+    bounded: _Norm = "l2",
 ) -> Any:  # fmt: skip
     """Clip one agent's or example's gradient; zero if it, or the layer, is not finite."""
 
@@ -149,7 +149,7 @@ def _clip(
 
 
 def _clipped(
-    tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool, bounded: Norm
+    tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool, bounded: _Norm
 ) -> Any:
     if per_layer:
         leaves, structure = jax.tree.flatten(tree)
@@ -168,7 +168,7 @@ def _clipped(
     finite = _finite(tree)
     norm = _norm(finite, bounded)
     if method == "automatic":
-        check_reach(tree, clip_norm)
+        _check_reach(tree, clip_norm)
         scale = bound / (norm + stability)
     else:
         # An infinite clip norm still drops what is not finite: max / inf is 0, else it is >= 1.
@@ -212,7 +212,7 @@ def per_agent(
     stability: float = STABILITY,
     *,
     per_layer: bool = False,
-    norm: Norm = "l2",
+    norm: _Norm = "l2",
 ) -> optax.GradientTransformation:
     """Clip each agent's whole gradient, one norm an agent over all leaves, or one a layer.
 
@@ -255,7 +255,7 @@ def per_agent(
     clip_norm, stability = check(clip_norm, method, stability)
     if _validate.flag("per_layer", per_layer) and norm != "l2":
         raise ValueError(f"per_layer is True with norm {norm!r}; layers are clipped in 'l2' alone")
-    _validate.one_of("norm", norm, NORMS)
+    _validate.one_of("norm", norm, _NORMS)
 
     def of_agent(tree: Any) -> Any:
         return _clip(tree, clip_norm, method, stability, per_layer, norm)
@@ -421,7 +421,7 @@ def wide_per_example(
                 return jax.tree.map(total, terms)
 
         at_once = _at_once(params, size) if microbatch is None else microbatch
-        return in_passes(part, at_once, x, y, is_padding, like)
+        return _in_passes(part, at_once, x, y, is_padding, like)
 
     return fn
 
@@ -453,7 +453,7 @@ def lowered(clip_norm: float, tree: Any, count: int, error: float | None = None)
     Raises:
         ValueError: Where rounding exceeds C, or B C is beyond the sum's dtype.
     """
-    check_reach(tree, clip_norm, count)
+    _check_reach(tree, clip_norm, count)
     leaves = jax.tree.leaves(tree)
     # Below the normal range numbers may become zero: once in each sum, and in products before.
     lost = _tiny(leaves) + count * float(jnp.finfo(_numerics.wide_dtype(leaves)).tiny)
@@ -461,7 +461,7 @@ def lowered(clip_norm: float, tree: Any, count: int, error: float | None = None)
     return _above_rounding(bound, clip_norm, leaves, "parameters") * (1 - 2**-50)
 
 
-def in_passes(
+def _in_passes(
     part: Callable[[Any, Any, Any], Any],
     size: int | None,
     x: Any,
@@ -613,7 +613,7 @@ def wide_clipped_sum(
             return _numerics.wide_sum(_numerics.wide_zeros(like), total)
 
         size = _pass_size(weighted, params, x) if microbatch is None and count else microbatch
-        return in_passes(part, size, x, y, is_padding, like)
+        return _in_passes(part, size, x, y, is_padding, like)
 
     return fn
 

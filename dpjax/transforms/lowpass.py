@@ -115,7 +115,7 @@ def per_round(noise: Variance) -> Any:
     return NoiseVariance(noise)
 
 
-class LowpassState(NamedTuple):
+class _LowpassState(NamedTuple):
     """The state of a filter: max(p, q) copies of the model.
 
     Attributes:
@@ -139,7 +139,7 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
         a: a_1 .. a_p, without the leading 1, unlike scipy.
 
     Returns:
-        The transformation; its state is a `LowpassState`.
+        The transformation.
 
     Raises:
         ValueError: For coefficients that `dpjax.mechanism.filters.checked` refuses.
@@ -168,10 +168,10 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
         later = [*delayed[1:], 0]
         return out, [weights[k + 1] * value - back[k] * out + later[k] for k in range(order)]
 
-    def init(params: Any) -> LowpassState:
-        return LowpassState((jax.tree.map(jnp.zeros_like, params),) * order, jnp.zeros(order))
+    def init(params: Any) -> _LowpassState:
+        return _LowpassState((jax.tree.map(jnp.zeros_like, params),) * order, jnp.zeros(order))
 
-    def update(updates: Any, state: LowpassState, params: Any = None) -> tuple[Any, LowpassState]:
+    def update(updates: Any, state: _LowpassState, params: Any = None) -> tuple[Any, _LowpassState]:
         if not order:
             return updates, state
         correction, ones = step(state.ones, jnp.ones(()))
@@ -183,12 +183,12 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
             for k in range(order)
         ]
         out = [leaf / correction.astype(leaf.dtype) for leaf, _ in pairs]
-        return jax.tree.unflatten(structure, out), LowpassState(tuple(new), jnp.stack(ones))
+        return jax.tree.unflatten(structure, out), _LowpassState(tuple(new), jnp.stack(ones))
 
     return optax.GradientTransformation(init, update)
 
 
-class AdaptiveState(NamedTuple):
+class _AdaptiveState(NamedTuple):
     """The state of an adaptive filter: one copy of the model for every tap but the first.
 
     Attributes:
@@ -232,7 +232,7 @@ def adaptive(
         floor: Smallest squared norm of a gradient, the paper's epsilon_1.
 
     Returns:
-        The transformation; its state is an `AdaptiveState`.
+        The transformation.
 
     Raises:
         ValueError: For fewer taps, or noise that is not a variance.
@@ -254,13 +254,13 @@ def adaptive(
     _validate.flag("proportional", proportional)
     covariance = noise if callable(noise) else _constant(noise, taps)
 
-    def init(params: Any) -> AdaptiveState:
+    def init(params: Any) -> _AdaptiveState:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return AdaptiveState(
+        return _AdaptiveState(
             (zeros,) * (taps - 1), jnp.zeros(taps), jnp.zeros(taps), jnp.zeros((), jnp.int32)
         )
 
-    def update(updates: Any, state: AdaptiveState, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: _AdaptiveState, params: Any = None) -> tuple[Any, Any]:
         window = (updates, *state.past)
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         # Rounds in which g_{t-k} exists; means of other lags stay 0.
@@ -292,7 +292,7 @@ def adaptive(
             lambda *past: sum(b[k].astype(leaf.dtype) * leaf for k, leaf in enumerate(past)),
             *window,
         )
-        state = AdaptiveState(window[:-1], products, squares, state.rounds + 1)
+        state = _AdaptiveState(window[:-1], products, squares, state.rounds + 1)
         return out, state
 
     return optax.GradientTransformation(init, update)
@@ -321,7 +321,7 @@ def _product(one: Any, other: Any) -> Float[Array, ""]:
     return jnp.stack(jax.tree.leaves(terms)).sum().astype(jnp.float32)
 
 
-class WienerState(NamedTuple):
+class _WienerState(NamedTuple):
     """The state of the filter: three copies of the model, or two without ``fresh``.
 
     Attributes:
@@ -388,7 +388,7 @@ def wiener(
         floor: Smallest estimate of p, as a share of the noise's variance.
 
     Returns:
-        The transformation; its state is a `WienerState`.
+        The transformation.
 
     Raises:
         ValueError: For numbers outside these ranges.
@@ -417,12 +417,12 @@ def wiener(
     of_round = per_round(noise)
     lags = 3 if fresh else 2
 
-    def init(params: Any) -> WienerState:
+    def init(params: Any) -> _WienerState:
         zeros, none = jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
         past, moments = (zeros,) * (lags - 1), jnp.zeros(lags, jnp.float32)
-        return WienerState(zeros, past, moments, none, none, jnp.int32(0))
+        return _WienerState(zeros, past, moments, none, none, jnp.int32(0))
 
-    def update(updates: Any, state: WienerState, params: Any = None) -> tuple[Any, WienerState]:
+    def update(updates: Any, state: _WienerState, params: Any = None) -> tuple[Any, _WienerState]:
         window, t = (updates, *state.past), state.rounds
         size = sum(leaf.size for leaf in jax.tree.leaves(updates))
         noises = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
@@ -448,7 +448,7 @@ def wiener(
         out = estimate
         if unit:
             out = jax.tree.map(lambda leaf: leaf / ones.astype(leaf.dtype), estimate)
-        return out, WienerState(estimate, window[:-1], moments, (1 - gain) * ahead, ones, t + 1)
+        return out, _WienerState(estimate, window[:-1], moments, (1 - gain) * ahead, ones, t + 1)
 
     return optax.GradientTransformation(init, update)
 
@@ -467,7 +467,7 @@ def _model(
     return drifting, rho, noise + whole - drifting
 
 
-class MatrixState(NamedTuple):
+class _MatrixState(NamedTuple):
     """The state of a matrix filter: a copy of the model for every round of its memory.
 
     Attributes:
@@ -490,7 +490,7 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
         matrix: [T, T] F, lower triangular. Beyond T rounds the last row is used.
 
     Returns:
-        The transformation; its state is a `MatrixState`.
+        The transformation.
 
     Raises:
         ValueError: For another matrix.
@@ -510,11 +510,11 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     bands = strategy_.bands(whole) if whole.any() else np.zeros((len(whole), 0))
     route = rounds.Route("moving", np.diag(whole), bands)
 
-    def init(params: Any) -> MatrixState:
+    def init(params: Any) -> _MatrixState:
         past = jax.tree.map(lambda leaf: route.start(leaf.shape, leaf.dtype)[0], params)
-        return MatrixState(past, jnp.zeros((), jnp.int32))
+        return _MatrixState(past, jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: MatrixState, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: _MatrixState, params: Any = None) -> tuple[Any, Any]:
 
         def one(value: Any, past: Any) -> Any:
             return route.step(lambda _: value, (past,), state.rounds)
@@ -523,6 +523,6 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
         pairs = [one(*pair) for pair in zip(flat, jax.tree.leaves(state.past), strict=True)]
         out = jax.tree.unflatten(structure, [new for new, _ in pairs])
         past = jax.tree.unflatten(structure, [buffer for _, (buffer,) in pairs])
-        return out, MatrixState(past, state.rounds + 1)
+        return out, _MatrixState(past, state.rounds + 1)
 
     return optax.GradientTransformation(init, update)

@@ -30,10 +30,10 @@ from dpjax import _numerics, _validate
 __all__ = ["masked", "unmasked_sum"]
 
 _ORDER, _SELF, _PAIRS = 0, 1, 2
-Words = UInt32[Array, "n d"]
+_Words = UInt32[Array, "n d"]
 
 
-def masked(values: Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> Words:
+def masked(values: _Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> _Words:
     """Return every client's vector under its self mask and one with every neighbour.
 
     Guarantee: to whoever does not know the key the rows are uniform modulo 2^bits and independent,
@@ -72,7 +72,7 @@ def masked(values: Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> Wor
 
 
 def unmasked_sum(
-    masked: Words,
+    masked: _Words,
     present: Bool[Array, " n"],
     key: PRNGKeyArray,
     degree: int,
@@ -132,7 +132,7 @@ def _beyond(degree: int) -> int:
     return (degree + 1) // 2 + 1
 
 
-def _total(rows: Words) -> UInt32[Array, " d"]:
+def _total(rows: _Words) -> UInt32[Array, " d"]:
     """The sum of rows modulo 2^32."""
     return jnp.sum(rows, axis=0, dtype=jnp.uint32)
 
@@ -144,12 +144,12 @@ def _order(key: PRNGKeyArray, clients: int) -> Int32[Array, " n"]:
     )
 
 
-def _self_masks(key: PRNGKeyArray, clients: int, columns: int) -> Words:
+def _self_masks(key: PRNGKeyArray, clients: int, columns: int) -> _Words:
     """Every client's self mask."""
     return _words(jax.random.fold_in(key, _SELF), clients, columns)
 
 
-def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> Words:
+def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> _Words:
     """The masks of the clients at every position p with those at p + distance."""
     drawn = _words(jax.random.fold_in(jax.random.fold_in(key, _PAIRS), distance), clients, columns)
     # Halfway round an even ring p + 2 distance is p, so two positions share a mask.
@@ -157,7 +157,7 @@ def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> W
     return jnp.where(once[:, None], drawn, np.uint32(0))
 
 
-def _words(key: PRNGKeyArray, rows: int, columns: int) -> Words:
+def _words(key: PRNGKeyArray, rows: int, columns: int) -> _Words:
     """Uniform words of 32 bits, every row of a key of its own; both words of each hash."""
     half = -(-columns // 2)
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))

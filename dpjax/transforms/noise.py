@@ -38,10 +38,10 @@ __all__ = ["correlated", "discrete", "pairwise", "scheduled", "simulated_keys", 
 Kind = Literal["laplace", "normal"]
 Over = Literal["messages", "with_own_copy"]
 
-Paths = list[tuple[Any, Any]]
+_Paths = list[tuple[Any, Any]]
 """Leaves in tree order, each with its path."""
 
-Added = tuple[list[Any], tuple[Any, ...]]
+_Added = tuple[list[Any], tuple[Any, ...]]
 """Leaves with their noise, and the past noise of a strategy's route."""
 
 PACK = 65_536
@@ -136,7 +136,7 @@ def correlated(
         raise ValueError(f"grid is {grid}; give a power of two, or None for a simulation")
     precision: Any = double_precision if released else contextlib.nullcontext
 
-    def grouped(paths: Paths) -> list[Group]:
+    def grouped(paths: _Paths) -> list[_Group]:
         wide = np.float64 if released else None
         return groups(paths, n, f"the n={n} agents of the factor", wide)
 
@@ -147,7 +147,7 @@ def correlated(
         with precision():
             return tuple(route.start((n, sum(g.sizes)), g.dtype) for g in packed)
 
-    def add(paths: Paths, state: NoiseState, valid: Array) -> Added:
+    def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         leaves = [leaf for _, leaf in paths]
         past = []
         with precision():
@@ -228,7 +228,7 @@ def scheduled(
     if by_round.shape != (rounds,):
         raise ValueError(f"scales has shape {by_round.shape} for rounds = {rounds}; give one each")
 
-    def add(paths: Paths, state: NoiseState, valid: Array) -> Added:
+    def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         leaves = [leaf for _, leaf in paths]
         n = next((len(leaf) for leaf in leaves if jnp.ndim(leaf)), 0)
         now = jnp.take(jnp.asarray(by_round), state.round, mode="clip")
@@ -346,7 +346,7 @@ def zero_sum(
     noised = (sender != receiver) | (over == "with_own_copy")
     counts = np.maximum(np.bincount(sender[noised], minlength=n), 1)
 
-    def add(paths: Paths, state: NoiseState, valid: Array) -> Added:
+    def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         key, scale = jax.random.fold_in(state.key, state.round), valid * deviation
         leaves = []
         for index, (path, leaf) in enumerate(paths):
@@ -466,7 +466,7 @@ def pairwise(
         scale = _validate.spread("scale", scale)
     spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * _numerics.incidence(pairs, n)])
 
-    def add(paths: Paths, state: NoiseState, valid: Array) -> Added:
+    def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.key, state.round)
         leaves = []
         for index, (path, leaf) in enumerate(paths):
@@ -532,7 +532,7 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded
 
     def update(payload: Any, state: NoiseState, public: PRNGKeyArray) -> tuple[Array, NoiseState]:
         values = _entries(code, payload)
-        check_round(state.round, rounds)
+        _check_round(state.round, rounds)
         key_ = jax.random.fold_in(state.key, state.round)
         whole, _ = simulated.noisy(code, values, simulated.public_signs(code, public), key_)
         whole = jnp.where(state.round < rounds, whole, 0)
@@ -598,7 +598,7 @@ def _draw_row(key: PRNGKeyArray, index: int, size: int, dtype: Any) -> Array:
 def _link(
     key: PRNGKeyArray,
     rounds: int,
-    add: Callable[[Paths, NoiseState, Array], Added],
+    add: Callable[[_Paths, NoiseState, Array], _Added],
     start: Callable[[optax.Params], tuple[Any, ...]] = lambda params: (),
 ) -> optax.GradientTransformation:
     """The transformation whose updates ``add(paths, state, valid)`` makes; NaN past the end."""
@@ -607,7 +607,7 @@ def _link(
         return NoiseState(key, jnp.zeros((), jnp.int32), start(params))
 
     def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
-        check_round(state.round, rounds)
+        _check_round(state.round, rounds)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         leaves, past = add(jax.tree_util.tree_leaves_with_path(updates), state, valid)
         updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
@@ -616,7 +616,7 @@ def _link(
     return optax.GradientTransformation(init, update)
 
 
-def check_round(round: Any, rounds: int) -> None:
+def _check_round(round: Any, rounds: int) -> None:
     """Refuse a round past the last one, where its number is known (compiled code gives NaN).
 
     Args:
@@ -633,7 +633,7 @@ def check_round(round: Any, rounds: int) -> None:
         )
 
 
-class Group(NamedTuple):
+class _Group(NamedTuple):
     """Leaves that share a draw.
 
     Attributes:
@@ -647,7 +647,7 @@ class Group(NamedTuple):
     dtype: Any
 
 
-def groups(paths: Paths, n: int, expected: str, wide: Any = None) -> list[Group]:
+def groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Group]:
     """Pack leaves into draws.
 
     Args:
@@ -659,7 +659,7 @@ def groups(paths: Paths, n: int, expected: str, wide: Any = None) -> list[Group]
     Raises:
         ValueError: For a leaf of another leading axis, or not of floating dtype.
     """
-    packed: list[Group] = []
+    packed: list[_Group] = []
     open_groups: dict[Any, int] = {}
     for position, (path, leaf) in enumerate(paths):
         shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
@@ -669,15 +669,15 @@ def groups(paths: Paths, n: int, expected: str, wide: Any = None) -> list[Group]
         index = open_groups.get(dtype)
         if index is not None and sum(packed[index].sizes) + size <= PACK:
             group = packed[index]
-            packed[index] = Group((*group.leaves, position), (*group.sizes, size), dtype)
+            packed[index] = _Group((*group.leaves, position), (*group.sizes, size), dtype)
         else:
             open_groups[dtype] = len(packed)
-            packed.append(Group((position,), (size,), dtype))
+            packed.append(_Group((position,), (size,), dtype))
     return packed
 
 
 def _add_to_leaves(
-    leaves: list[Any], group: Group, noise: Array, grid: float | None = None
+    leaves: list[Any], group: _Group, noise: Array, grid: float | None = None
 ) -> None:
     """Add to every leaf of a group its columns of the noise, [n, entries], on a release's grid."""
     columns = np.cumsum(group.sizes)[:-1]

@@ -23,7 +23,7 @@ __all__ = ["scale_by_adam", "scale_by_galore"]
 _EXACT = jax.lax.Precision.HIGHEST
 
 
-class AdamState(NamedTuple):
+class _AdamState(NamedTuple):
     """The state of Adam.
 
     Attributes:
@@ -66,7 +66,7 @@ def scale_by_adam(
         filter: (b, a) of a low-pass filter as the first moment.
 
     Returns:
-        The transformation, without a step size; its state is an `AdamState`. Its ``update`` takes
+        The transformation, without a step size. Its ``update`` takes
         ``noise_variance``, where noise is passed, and only there.
 
     Raises:
@@ -94,19 +94,19 @@ def scale_by_adam(
     b, a = ((1 - b1,), (-b1,) if b1 else ()) if filter is None else filters.read(filter)
     first = lowpass(b, a)
 
-    def init(params: Any) -> AdamState:
+    def init(params: Any) -> _AdamState:
         second = jax.tree.map(jnp.zeros_like, params)
         rounds = jnp.zeros((), jnp.int32)
-        return AdamState(first.init(params), second, jnp.zeros((), jnp.float32), rounds)
+        return _AdamState(first.init(params), second, jnp.zeros((), jnp.float32), rounds)
 
     def update(
         updates: Any,
-        state: AdamState,
+        state: _AdamState,
         params: Any = None,
         *,
         noise_variance: Any = None,
         **others: Any,
-    ) -> tuple[Any, AdamState]:
+    ) -> tuple[Any, _AdamState]:
         mean, filter_state = first.update(updates, state.first)
         squares = jax.tree.map(jnp.square, updates)
         if noise is passed:
@@ -127,7 +127,7 @@ def scale_by_adam(
             return m / jnp.sqrt(jnp.maximum((v - noise_mean) / correction, floor)).astype(m.dtype)
 
         out = jax.tree.map(scaled, mean, second)
-        return out, AdamState(filter_state, second, noise_mean.astype(jnp.float32), done)
+        return out, _AdamState(filter_state, second, noise_mean.astype(jnp.float32), done)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -141,7 +141,7 @@ def _off(squares: Any, noise_variance: Any) -> Any:
     return jax.tree.map(lambda s, v: s - jnp.asarray(v, s.dtype), squares, noise_variance)
 
 
-class GaloreState(NamedTuple):
+class _GaloreState(NamedTuple):
     """The state of GaLore.
 
     Attributes:
@@ -151,7 +151,7 @@ class GaloreState(NamedTuple):
     """
 
     bases: tuple[Any, ...]
-    adam: AdamState
+    adam: _AdamState
 
 
 def scale_by_galore(
@@ -187,7 +187,7 @@ def scale_by_galore(
         filter: As `scale_by_adam`.
 
     Returns:
-        The transformation, without a step size; its state is a `GaloreState`.
+        The transformation, without a step size.
 
     Raises:
         ValueError: For ranks or intervals below 1, another ``on_change``, or as `scale_by_adam`.
@@ -211,12 +211,12 @@ def scale_by_galore(
     _validate.one_of("on_change", on_change, ("turn", "reset"))
     adam = scale_by_adam(noise, b1=b1, b2=b2, floor=floor, filter=filter)
 
-    def init(params: Any) -> GaloreState:
+    def init(params: Any) -> _GaloreState:
         leaves = jax.tree.leaves(params)
         bases = tuple(_coordinates(leaf, rank) for leaf in leaves)
-        return GaloreState(bases, adam.init(_projected(leaves, bases)))
+        return _GaloreState(bases, adam.init(_projected(leaves, bases)))
 
-    def update(updates: Any, state: GaloreState, params: Any = None) -> tuple[Any, GaloreState]:
+    def update(updates: Any, state: _GaloreState, params: Any = None) -> tuple[Any, _GaloreState]:
         leaves, structure = jax.tree.flatten(updates)
         moved, adam_state = adam.update(_projected(leaves, state.bases), state.adam)
         out = [
@@ -224,16 +224,16 @@ def scale_by_galore(
             for part, basis, leaf in zip(moved, state.bases, leaves, strict=True)
         ]
 
-        def change(_: None) -> GaloreState:
+        def change(_: None) -> _GaloreState:
             bases = tuple(
                 _leading(leaf, basis) for leaf, basis in zip(leaves, state.bases, strict=True)
             )
             if on_change == "reset":
-                return GaloreState(bases, adam.init(_projected(leaves, bases)))
-            return GaloreState(bases, _turned(adam_state, state.bases, bases, leaves))
+                return _GaloreState(bases, adam.init(_projected(leaves, bases)))
+            return _GaloreState(bases, _turned(adam_state, state.bases, bases, leaves))
 
         due = (state.adam.rounds + 1) % every == 0
-        new = jax.lax.cond(due, change, lambda _: GaloreState(state.bases, adam_state), None)
+        new = jax.lax.cond(due, change, lambda _: _GaloreState(state.bases, adam_state), None)
         return jax.tree.unflatten(structure, out), new
 
     return optax.GradientTransformation(init, update)
@@ -281,7 +281,7 @@ def _leading(leaf: Any, basis: Any) -> Any:
     return vectors[:, : -basis.shape[1] - 1 : -1]
 
 
-def _turned(adam: AdamState, old: Any, new: Any, leaves: Sequence[Any]) -> AdamState:
+def _turned(adam: _AdamState, old: Any, new: Any, leaves: Sequence[Any]) -> _AdamState:
     """Past moments in the new space."""
     first = adam.first
 

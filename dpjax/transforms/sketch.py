@@ -75,9 +75,9 @@ __all__ = [
 ]
 
 _EXACT = jax.lax.Precision.HIGHEST
-Vector = Float[Array, " d"]
-Coordinates = Float[Array, " k"]
-Columns = Float[Array, "d k"]
+_Vector = Float[Array, " d"]
+_Coordinates = Float[Array, " k"]
+_Columns = Float[Array, "d k"]
 _WIDE = 8
 """From d = 8 k on, random directions are so far from dependent that a Gram matrix serves."""
 _FARTHEST = 1e6
@@ -102,17 +102,17 @@ class Frame:
         [1.0, 2.0, 0.0]
     """
 
-    columns: Columns
+    columns: _Columns
 
-    def encode(self, vector: Vector) -> Coordinates:
+    def encode(self, vector: _Vector) -> _Coordinates:
         """A' g."""
         return jnp.matmul(vector, self.columns, precision=_EXACT)
 
-    def decode(self, coordinates: Coordinates) -> Vector:
+    def decode(self, coordinates: _Coordinates) -> _Vector:
         """A y."""
         return jnp.matmul(self.columns, coordinates, precision=_EXACT)
 
-    def diagonal(self) -> Vector:
+    def diagonal(self) -> _Vector:
         """diag(A A'): the variance of decoded noise over that of a coordinate's."""
         return jnp.sum(jnp.square(self.columns), axis=1)
 
@@ -144,7 +144,7 @@ class CountSketch:
     signs: Int[Array, "rows d"]
     width: int
 
-    def encode(self, vector: Vector) -> Coordinates:
+    def encode(self, vector: _Vector) -> _Coordinates:
         """A' g: sums over buckets."""
 
         def row(buckets: Array, signs: Array) -> Array:
@@ -152,14 +152,14 @@ class CountSketch:
 
         return jax.vmap(row)(self.buckets, self.signs).ravel() * self._scale(vector.dtype)
 
-    def decode(self, coordinates: Coordinates) -> Vector:
+    def decode(self, coordinates: _Coordinates) -> _Vector:
         """A y: the mean over rows of a coordinate's bucket, by its sign."""
         table = coordinates.reshape(len(self.buckets), self.width)
         entries = jnp.take_along_axis(table, self.buckets, axis=1)
         signed = entries * self.signs.astype(table.dtype)
         return jnp.sum(signed, axis=0) * self._scale(table.dtype)
 
-    def diagonal(self) -> Vector:
+    def diagonal(self) -> _Vector:
         """diag(A A'), which is 1 everywhere: decoded noise is that of the full dimension."""
         return jnp.ones(self.buckets.shape[1], jnp.result_type(float))
 
@@ -222,7 +222,7 @@ def count_sketch(dimension: int, k: int, key: PRNGKeyArray, *, rows: int = 4) ->
     return CountSketch(buckets, signs, width)
 
 
-def aligned(columns: Columns, before: Columns) -> Columns:
+def aligned(columns: _Columns, before: _Columns) -> _Columns:
     """Return a frame's columns turned so that they are as near as they can be to another frame's.
 
     S Q with the orthogonal Q that makes |S Q - S_before| least (Procrustes). The space is the same;
@@ -265,9 +265,9 @@ class Sketch(NamedTuple):
         ((100, 4), (4,), (100, 4))
     """
 
-    basis: Columns
-    weights: Coordinates
-    frame: Columns
+    basis: _Columns
+    weights: _Coordinates
+    frame: _Columns
     kept: Int[Array, ""]
 
 
@@ -295,7 +295,7 @@ def start(dimension: int, k: int, key: PRNGKeyArray, dtype: Any = jnp.float32) -
 
 def update(
     sketch: Sketch,
-    gradient: Vector,
+    gradient: _Vector,
     key: PRNGKeyArray,
     *,
     forgetting: float = 0.95,
@@ -367,7 +367,7 @@ def update(
     return Sketch(rows.T, weights, _frame(rows, rank, columns, key).T, rank)
 
 
-def orthonormal(matrix: Columns) -> Columns:
+def orthonormal(matrix: _Columns) -> _Columns:
     """Return orthonormal columns with the span of a matrix of independent ones.
 
     Columns that were orthonormal at the front stay as they are. For d below 8 k by QR; beyond, for
@@ -386,7 +386,7 @@ def orthonormal(matrix: Columns) -> Columns:
     return _orthonormal(matrix.T).T
 
 
-def flat(tree: Any) -> tuple[Vector, Callable[[Vector], Any]]:
+def flat(tree: Any) -> tuple[_Vector, Callable[[_Vector], Any]]:
     """Return a pytree's entries as one vector, and what makes such a tree of a vector.
 
     Args:
@@ -438,7 +438,7 @@ def fingerprint(state: Any) -> str:
     return digest.hexdigest()
 
 
-class Size(NamedTuple):
+class _Size(NamedTuple):
     """What `Quantile` knows: a function of released numbers.
 
     Attributes:
@@ -498,19 +498,19 @@ class Quantile:
             value = _validate.single_precision(name, getattr(self, name), *ends)
             object.__setattr__(self, name, value)
 
-    def start(self, dtype: Any = jnp.float32) -> Size:
+    def start(self, dtype: Any = jnp.float32) -> _Size:
         """Return the state before anything is released.
 
         Args:
             dtype: Of the sketches.
         """
-        return Size(jnp.asarray(self.first, dtype))
+        return _Size(jnp.asarray(self.first, dtype))
 
     def size(self, k: int) -> int:
         """Return how many numbers are clipped, noised and sent for a sketch of k."""
         return k + 1
 
-    def gain(self, state: Size) -> Float[Array, ""]:
+    def gain(self, state: _Size) -> Float[Array, ""]:
         """Return what decoded noise is multiplied by: c over sqrt(1 - share^2).
 
         Args:
@@ -518,7 +518,7 @@ class Quantile:
         """
         return state.bound / np.asarray(self._norm, state.bound.dtype)
 
-    def encode(self, state: Size, vector: Coordinates) -> Float[Array, " k+1"]:
+    def encode(self, state: _Size, vector: _Coordinates) -> Float[Array, " k+1"]:
         """Return what is to be clipped to C, and already is but for rounding.
 
         A vector that is not finite becomes nan, which the clip leaves out.
@@ -535,7 +535,7 @@ class Quantile:
         encoded = jnp.concatenate([scaled, jnp.where(norm <= state.bound, entry, -entry)[None]])
         return jnp.where(jnp.isfinite(vector).all(), encoded, jnp.nan)
 
-    def decode(self, state: Size, mean: Float[Array, " k+1"]) -> Coordinates:
+    def decode(self, state: _Size, mean: Float[Array, " k+1"]) -> _Coordinates:
         """Return a noisy average in the sketch's units, without the entry.
 
         Args:
@@ -544,7 +544,7 @@ class Quantile:
         """
         return mean[:-1] * self.gain(state)
 
-    def learn(self, state: Size, mean: Float[Array, " k+1"]) -> Size:
+    def learn(self, state: _Size, mean: Float[Array, " k+1"]) -> _Size:
         """Return the state of the next round.
 
         Args:
@@ -558,7 +558,7 @@ class Quantile:
         bound = state.bound * jnp.exp(np.asarray(self.rate, mean.dtype) * excess)
         low, high = self.first / _FARTHEST, self.first * _FARTHEST
         bound = jnp.clip(bound, np.asarray(low, bound.dtype), np.asarray(high, bound.dtype))
-        return Size(jnp.where(jnp.isfinite(inside), bound, state.bound))
+        return _Size(jnp.where(jnp.isfinite(inside), bound, state.bound))
 
     @property
     def _norm(self) -> float:
