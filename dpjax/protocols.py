@@ -14,7 +14,7 @@ agents are the leading axis of every leaf unless a part says otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,30 @@ __all__ = [
     "Timed",
 ]
 
+_Tree: TypeAlias = Any
+"""A pytree of arrays. Its structure is a user's or a method's own, so types say no more."""
+
+Models: TypeAlias = _Tree
+"""Parameters of all agents, leaves [n, ...]; or a server's alone, leaves [1, ...]."""
+
+Batch: TypeAlias = _Tree
+"""The drawn records of all agents, leaves [n, batch, ...], and the mask of padding."""
+
+Updates: TypeAlias = _Tree
+"""Gradients, their noisy sums, or the steps that an optimizer makes of them."""
+
+Message: TypeAlias = _Tree
+"""The values that agents send, and those that an exchange delivers for them."""
+
+Memory: TypeAlias = _Tree
+"""The state that a method keeps between rounds beside its models."""
+
+Carry: TypeAlias = _Tree
+"""The values that agents keep from send to absorb, within one round."""
+
+Arrays: TypeAlias = Mapping[str, _Tree]
+"""Arrays that differ between the plans of a run, by name, such as the mixing matrix."""
+
 
 class State(NamedTuple):
     """The state between rounds; the treatment of a leaf follows from its slot.
@@ -63,9 +87,9 @@ class State(NamedTuple):
         ('models', 'memory', 'secret', 'round')
     """
 
-    models: Any
-    memory: Any
-    secret: Any
+    models: Models
+    memory: Memory
+    secret: _Tree
     round: Int[Array, ""]
 
 
@@ -82,8 +106,8 @@ class PublicState(NamedTuple):
         ('models', 'memory')
     """
 
-    models: Any
-    memory: Any
+    models: Models
+    memory: Memory
 
 
 class Info(NamedTuple):
@@ -101,7 +125,7 @@ class Info(NamedTuple):
     """
 
     metrics: Mapping[str, Float[Array, ""]]
-    messages: Any
+    messages: Message
 
 
 class Algorithm(NamedTuple):
@@ -118,7 +142,7 @@ class Algorithm(NamedTuple):
     """
 
     init: Callable[..., State]
-    step: Callable[[PRNGKeyArray, State, Any], tuple[State, Info]]
+    step: Callable[[PRNGKeyArray, State, Batch], tuple[State, Info]]
 
 
 class Answer(NamedTuple):
@@ -135,7 +159,7 @@ class Answer(NamedTuple):
         {}
     """
 
-    total: Any
+    total: Updates
     metrics: Mapping[str, Float[Array, ""]] = {}
 
 
@@ -154,9 +178,9 @@ class Emission(NamedTuple):
         ()
     """
 
-    private: Any
-    public: Any = ()
-    carry: Any = ()
+    private: Updates
+    public: Message = ()
+    carry: Carry = ()
     metrics: Mapping[str, Float[Array, ""]] = {}
 
 
@@ -173,8 +197,8 @@ class Received(NamedTuple):
         [1.0]
     """
 
-    value: Any
-    sent: Any
+    value: Message
+    sent: Message
 
 
 class IntegerEncoded(NamedTuple):
@@ -199,9 +223,9 @@ class IntegerEncoded(NamedTuple):
         True
     """
 
-    init: Callable[[Any], Any]
-    update: Callable[[Any, Any, PRNGKeyArray], tuple[Any, Any]]
-    opened: Callable[[Any, PRNGKeyArray, Any], Any]
+    init: Callable[[Updates], _Tree]
+    update: Callable[[Updates, _Tree, PRNGKeyArray], tuple[Message, _Tree]]
+    opened: Callable[[Message, PRNGKeyArray, Updates], Updates]
 
 
 class Draw(NamedTuple):
@@ -237,7 +261,7 @@ class Query(Protocol):
         """Names of its metrics."""
 
     def __call__(
-        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
+        self, models: Models, batch: Batch, encode: Callable[[Updates], Updates] | None = None
     ) -> Answer:
         """Answer for every agent.
 
@@ -295,16 +319,16 @@ class Round(NamedTuple):
         2.0
     """
 
-    arrays: Any
-    batch: Any
+    arrays: Arrays
+    batch: Batch
     query: Query
     optimizer: optax.GradientTransformation
     divisor: float
     key: PRNGKeyArray
     round: Int[Array, ""]
-    opened: Callable[[Any], Any] | None = None
+    opened: Callable[[Message], Updates] | None = None
 
-    def mean(self, total: Any, present: Any = None) -> Any:
+    def mean(self, total: Message, present: Float[Array, ""] | None = None) -> Updates:
         """Return a sum over the divisor and the number of present agents: post-processing.
 
         It alone decodes a sum, in any form that the noise gave it; the result has the payload's
@@ -317,8 +341,9 @@ class Round(NamedTuple):
                 sum. Without any present agent the sum is zero and returned unchanged.
         """
         if self.opened is not None:
-            each = self.opened if present is not None else jax.vmap(self.opened)
-            total = each(total)
+            # The sum over agents is one vector; sums of single agents are one each.
+            decode = self.opened if present is not None else jax.vmap(self.opened)
+            total = decode(total)
         if present is not None:
             share = 1 / jnp.maximum(present, 1)
             total = jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), total)
@@ -326,11 +351,11 @@ class Round(NamedTuple):
             return total
         return jax.tree.map(lambda leaf: leaf * (1 / self.divisor), total)
 
-    def gradient(self, models: Any) -> Any:
+    def gradient(self, models: Models) -> Updates:
         """Return the mean of the query's answer at agent-stacked models, without any noise."""
         return self.mean(self.query(models, self.batch).total)
 
-    def step(self, models: Any, direction: Any, memory: Any) -> tuple[Any, Any]:
+    def step(self, models: Models, direction: Updates, memory: Memory) -> tuple[Models, Memory]:
         """Return ``(models, memory)`` after the optimizer's update along a direction."""
         updates, memory = self.optimizer.update(direction, memory, models)
         return optax.apply_updates(models, updates), memory
@@ -350,14 +375,14 @@ class Aggregator(Protocol):
         True
     """
 
-    def __call__(self, messages: Any) -> tuple[Any, Float[Array, ""]]:
+    def __call__(self, messages: Message) -> tuple[Message, Float[Array, ""]]:
         """Return ``(sum, present)``: over the agents present, without the agents' axis.
 
         Args:
             messages: The messages of all agents, leaves [n, ...].
         """
 
-    def observed(self, messages: Any, total: Any) -> Any:
+    def observed(self, messages: Message, total: Message) -> Message:
         """The observable part of an exchange: for outsiders and for the aggregator.
 
         It is every message where these are sent in the clear, and the sum where messages are
@@ -390,7 +415,9 @@ class Aggregator(Protocol):
         """
         return 0
 
-    def at(self, round: Any) -> Callable[[Any], tuple[Any, Float[Array, ""]]]:
+    def at(
+        self, round: int | Int[Array, ""]
+    ) -> Callable[[Message], tuple[Message, Float[Array, ""]]]:
         """The aggregator of a round, where rounds differ.
 
         Args:
@@ -410,7 +437,7 @@ class Exchange(Protocol):
         [[2.0], [2.0]]
     """
 
-    def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
+    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
         """Deliver a message.
 
         Args:
@@ -480,14 +507,14 @@ class Method(_Described, Protocol):
     def exchange(self) -> Exchange:
         """The exchange of its messages."""
 
-    def start(self, ctx: Round, models: Any) -> Any:
+    def start(self, ctx: Round, models: Models) -> Memory:
         """The memory before the first round, by default the optimizer's state.
 
         ``ctx`` has neither batch nor query.
         """
         return ctx.optimizer.init(models)
 
-    def payload(self, models: Any) -> Any:
+    def payload(self, models: Models) -> Updates:
         """A tree with the shapes and dtypes of `Emission.private`; by default the models."""
         return models
 
@@ -495,8 +522,8 @@ class Method(_Described, Protocol):
         """Return the private payload of a round."""
 
     def send(
-        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any
-    ) -> tuple[Any, Any]:
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
+    ) -> tuple[Message, Carry]:
         """Return ``(message, carry)`` from the noisy payload; agents keep the carry.
 
         ``emission.private`` is withheld: the method receives the payload as ``noisy`` alone, which
@@ -505,8 +532,8 @@ class Method(_Described, Protocol):
         return noisy, emission.carry
 
     def absorb(
-        self, ctx: Round, public_state: PublicState, carry: Any, received: Any
-    ) -> tuple[Any, Any]:
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Return ``(models, memory)`` after the round, from received messages and the carry.
 
         ``received`` is the ``value`` of the exchange's `Received`, in the message's form; ``sent``
@@ -514,11 +541,11 @@ class Method(_Described, Protocol):
         """
         return received, carry
 
-    def released(self, public_state: PublicState) -> Any:
+    def released(self, public_state: PublicState) -> Models:
         """The values that may be published, functions of messages alone; by default nothing."""
         return ()
 
-    def measured(self, public_state: PublicState) -> Any:
+    def measured(self, public_state: PublicState) -> Models:
         """The agent-stacked models that metrics read."""
         return public_state.models
 
@@ -594,7 +621,7 @@ class Privatizer(Protocol):
     """
 
     def transformation(
-        self, arrays: Any, key: PRNGKeyArray
+        self, arrays: Arrays, key: PRNGKeyArray
     ) -> optax.GradientTransformation | IntegerEncoded:
         """The transformation that adds noise to a payload; only its state holds a key.
 
@@ -614,7 +641,9 @@ class Privatizer(Protocol):
         return arrays
 
     @property
-    def lost(self) -> Callable[[Any, Any, Any], Any] | None:
+    def lost(
+        self,
+    ) -> Callable[[Arrays, Int[Array, ""], Updates], Float[Array, ""]] | None:
         """Where nothing bounds the payload, ``lost(arrays, round, payload)``; else None.
 
         It returns the largest share of the payload's entries without noise, where the noise is
@@ -712,5 +741,5 @@ class Optimizer(Protocol):
     def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
         """Step sizes over the first one, [T], for designs and forecasts."""
 
-    def chain(self, arrays: Any) -> optax.GradientTransformation:
+    def chain(self, arrays: Arrays) -> optax.GradientTransformation:
         """The transformation, whose updates are added to the models."""
