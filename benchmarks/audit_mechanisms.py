@@ -118,9 +118,9 @@ NOISES: dict[str, tuple[Any, ...]] = {
     "one_step": (noise.OneStep(),),
     "polynomial": (noise.Polynomial(),),
     "pair_keys": (links.PairKeys(),),
-    "laplace": (scheduled.Laplace(0.8),),
-    "normal": (scheduled.Normal(0.8),),
-    "aggregate": (noise.Aggregate(dropouts=1, colluders=1),),
+    "laplace": (scheduled.ScheduledLaplace(0.8),),
+    "normal": (scheduled.ScheduledGaussian(0.8),),
+    "aggregate": (noise.SumShares(dropouts=1, colluders=1),),
     "discrete": (integers.Discrete(size=2, dropouts=1, colluders=1, variance=2_500),),
     "zip_dl": (links.ZeroSum(),),
 }
@@ -453,7 +453,7 @@ def _measured(made: Any, pair: list[Recorded], nodes: Any, seeds: range, test: b
     pair = [Recorded(*(part[first : first + len(seeds)] for part in one)) for one in pair]
     if made.config.sampler.capacity is not None:
         return _sampled(made, pair)
-    if isinstance(made.config.noise, scheduled.Laplace):
+    if isinstance(made.config.noise, scheduled.ScheduledLaplace):
         return _pure(pair)
     one, other = (seen(made, record, nodes, seeds) for record in pair)
     found = replay.measured(one, other)
@@ -608,7 +608,7 @@ def _unclipped(made: Any) -> Any:
 
 def _of_absent(made: Any) -> Any:
     part = made.config.noise
-    if isinstance(part, noise.Aggregate):
+    if isinstance(part, noise.SumShares):
         return _scaled(made, math.sqrt(part.cohort(AGENTS).honest / AGENTS))
     rounds, code = made.privatizer.options
     less = dataclasses.replace(code, variance=code.variance * 2 // AGENTS)
@@ -674,7 +674,7 @@ def _of_zero_out(made: Any) -> Any:
 
 
 def _summed(made: Any) -> bool:
-    return isinstance(made.config.noise, noise.Aggregate | integers.Discrete)
+    return isinstance(made.config.noise, noise.SumShares | integers.Discrete)
 
 
 BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {

@@ -70,7 +70,7 @@ def network() -> tuple[Any, Any, int]:
 def dome() -> tuple[Any, Any, int]:
     """A server with a learned sketch: two seeds of a convolutional network."""
     made = config(
-        "zero_out_record", 32, dp.samplers.Cyclic(2, 16, 16), noise=dp.noise.Aggregate(),
+        "zero_out_record", 32, dp.samplers.Cyclic(2, 16, 16), noise=dp.noise.SumShares(),
         method=dp.methods.dome(64, Trusted()), attacker="aggregator",
     )  # fmt: skip
     weights = dp.mixing.metropolis_hastings(dp.graphs.complete(4))

@@ -53,7 +53,7 @@ from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, protect
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping, sketch
 
@@ -264,7 +264,7 @@ def trained(
     one = plan.make(
         plan.Config(
             method=Federated(Trusted(), sketch=rule, centre=centre),
-            noise=Aggregate(),
+            noise=SumShares(),
             budget=protect.Budget(epsilon, 1e-5),
             protect=protect.Protect(
                 "zero_out_record", clip_norm=1.0, clipping="automatic", attacker="aggregator"

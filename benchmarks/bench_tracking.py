@@ -163,10 +163,11 @@ def compiled(options: Namespace, trials: int) -> Callable[[], object]:
     from dpjax.learning import samplers
     from dpjax.plans import plan, protect
     from dpjax.plans.optimizers import Sgd
-    from dpjax.plans.scheduled import Laplace
+    from dpjax.plans.scheduled import ScheduledLaplace
 
     config = plan.Config(
-        method=Tracking(STEPS["beta"]), noise=Laplace(STEPS["q2"]), sampler=samplers.Random(1),
+        method=Tracking(STEPS["beta"]), noise=ScheduledLaplace(STEPS["q2"]),
+        sampler=samplers.Random(1),
         budget=protect.Budget(1.0, accountant="pure"), rounds=options.run_rounds,
         protect=protect.Protect("replace_agent", norm="l1", gradient_gap=1.0),
         optimizer=Sgd(STEPS["gamma"], decay=STEPS["q1"]),

@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
     length = STEPS * _tasks.STEP_SIZE
     config = plan.Config(
         method=Federated(Trusted(), local_steps=STEPS, local_step_size=_tasks.STEP_SIZE),
-        noise=noise.Aggregate(), budget=protect.Budget(8.0, 1e-7), rounds=options.rounds,
+        noise=noise.SumShares(), budget=protect.Budget(8.0, 1e-7), rounds=options.rounds,
         protect=protect.Protect("replace_agent", clip_norm=_tasks.CLIP_NORM, attacker="aggregator"),
         sampler=samplers.Full(), optimizer=optimizers.Sgd(length),
     )  # fmt: skip

@@ -46,7 +46,7 @@ def main() -> None:
             protect=dp.Protect("zero_out_client", clip_norm=1.0, attacker="aggregator"),
             budget=dp.Budget(epsilon=4.0, delta=1e-5),
             method=method,
-            noise=dp.noise.Aggregate(dropouts=2, colluders=2),
+            noise=dp.noise.SumShares(dropouts=2, colluders=2),
             sampler=dp.samplers.Clients(CLIENTS, examples=1, epochs=1),
             optimizer=dp.optimizers.Chain(adam, 0.02, uses_noise=True),
             rounds=CLIENTS,

@@ -34,7 +34,7 @@ from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, optimizers, plan, protect, scheduled
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
@@ -239,7 +239,7 @@ def _tracking(config: Config, system: System) -> list[Setting]:
         decay = "constant" if ratio == 1 else ratio
         found.append(Setting(
             f"C {clip:g}, beta {weight * clip:g}, {'constant' if ratio == 1 else 'down'}", clip,
-            Tracking(weight * clip), scheduled.Normal(ratio),
+            Tracking(weight * clip), scheduled.ScheduledGaussian(ratio),
             functools.partial(optimizers.Sgd, decay=decay),
         ))  # fmt: skip
     return found
@@ -249,7 +249,7 @@ def _server(config: Config, system: System) -> list[Setting]:
     """One model at a server, which sees sums alone, by plain steps."""
     del system
     return [
-        Setting(f"C {clip:g}", clip, Federated(Trusted()), Aggregate(), optimizers.Sgd)
+        Setting(f"C {clip:g}", clip, Federated(Trusted()), SumShares(), optimizers.Sgd)
         for clip in config.clip_norms
     ]
 
@@ -279,7 +279,7 @@ def _dome(config: Config, system: System) -> list[Setting]:
         clip = config.clip_norms[(at + (not centred)) % len(config.clip_norms)]
         method = dome(k, Trusted()) if centred else Federated(Trusted(), sketch=Learned(k))
         name = f"C {clip:g}, k {k}, {'centred' if centred else 'not centred'}"
-        setting = Setting(name, clip, method, Aggregate(), optimizers.Sgd)
+        setting = Setting(name, clip, method, SumShares(), optimizers.Sgd)
         found.append(_moments(setting, max(config.floors)))
     return found
 

@@ -27,7 +27,7 @@ from _common import claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
-from dpjax.algorithms.sketches import Count, Fixed, Given, Learned
+from dpjax.algorithms.sketches import Count, FixedFrame, Given, Learned
 from dpjax.contrib import networks
 from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
@@ -36,7 +36,7 @@ from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, protect
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.sketch import flat
@@ -202,7 +202,7 @@ def _settings(config: Config, name: str, k: int, public: Any) -> list[Setting]:
         rows = [rows for rows in (1, 4) if k % rows == 0]
         return [adam(f"{one} rows", Federated(trusted, sketch=Count(k, one))) for one in rows]
     if name == "fixed":
-        sketch: Any = Fixed(k, is_orthonormal=False)
+        sketch: Any = FixedFrame(k, is_orthonormal=False)
     else:
         sketch = None if public is None else Given(public)
     return [adam(f"floor {one:g}", Federated(trusted, sketch=sketch), one) for one in config.floors]
@@ -334,7 +334,7 @@ def plans(
         plan.make(
             plan.Config(
                 method=setting.method,
-                noise=Aggregate(),
+                noise=SumShares(),
                 budget=protect.Budget(epsilon, config.delta),
                 protect=protect.Protect(
                     "zero_out_record", clip_norm=config.clip_norm, clipping="automatic",

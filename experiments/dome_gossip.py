@@ -128,7 +128,7 @@ class Config:
                 f"systems holds {system!r}; choose from dsgd, relays, or {', '.join(KINDS)} with a "
                 "number of columns, as in 'dome 32'"
             )
-        made = {"dome": sketches.Learned, "fixed": sketches.Fixed, "count": sketches.Count}
+        made = {"dome": sketches.Learned, "fixed": sketches.FixedFrame, "count": sketches.Count}
         return made[kind](int(columns))
 
     def network(self, name: str) -> np.ndarray:

@@ -34,7 +34,7 @@ from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, protect
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping
@@ -162,7 +162,7 @@ def made(config: Config, name: str, k: int, epsilon: float) -> plan.Plan:
     return plan.make(
         plan.Config(
             method=method,
-            noise=Aggregate() if private else None,
+            noise=SumShares() if private else None,
             budget=protect.Budget(epsilon, config.delta) if private else None,
             protect=protect.Protect(
                 "zero_out_record", clip_norm=config.clip_norm, clipping="automatic",

@@ -173,7 +173,7 @@ class Setting:
         smoothness = smoothness_of(self.data) if method in ("pp_doagt", "diff_tv_ab") else None
         return plan.Config(
             method=made,
-            noise=scheduled.Laplace(self.q2),
+            noise=scheduled.ScheduledLaplace(self.q2),
             budget=protect.Budget(epsilon, accountant="pure"),
             protect=protect.Protect(
                 "replace_agent", norm="l1", gradient_gap=self.config.gradient_gap,

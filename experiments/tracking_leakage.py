@@ -31,7 +31,7 @@ from dpjax.learning import samplers
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect
 from dpjax.plans.optimizers import Sgd
-from dpjax.plans.scheduled import Laplace
+from dpjax.plans.scheduled import ScheduledLaplace
 from dpjax.results import plots
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
@@ -168,7 +168,11 @@ def config_of(config: Config, name: str, index: int = 0) -> plan.Config:
     if name == "encrypted":
         return plan.Config(method=Encrypted(), **given)
     gamma, beta, q1, q2 = (getattr(config, key)[index] for key in _EACH)
-    given |= {"method": Tracking(beta), "noise": Laplace(q2), "optimizer": Sgd(gamma, decay=q1)}
+    given |= {
+        "method": Tracking(beta),
+        "noise": ScheduledLaplace(q2),
+        "optimizer": Sgd(gamma, decay=q1),
+    }
     return plan.Config(**given, budget=protect.Budget(config.epsilon[index], accountant="pure"))
 
 

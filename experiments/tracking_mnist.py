@@ -204,7 +204,7 @@ def config_of(
         bound = {"clip_norm": gap / 2}
     return plan.Config(
         method=made,
-        noise=None if epsilon is None else scheduled.Laplace(config.q2),
+        noise=None if epsilon is None else scheduled.ScheduledLaplace(config.q2),
         budget=None if epsilon is None else protect.Budget(epsilon, accountant="pure"),
         protect=protect.Protect("replace_agent", norm="l1", **bound),
         sampler=samplers.Random(config.batch_size),

@@ -108,7 +108,7 @@ def differences_of_budgets(text):
             gamma=1.0 if rival == "pp_doagt" else one.gamma,
         )  # fmt: skip
         spent = [
-            pure.epsilon_of_moves(moved(rival, index, smooth), scales(index))
+            pure.epsilon_of_sensitivities(moved(rival, index, smooth), scales(index))
             for smooth in (False, True)
         ]
         wanted = [published.REPORTED[rival][one.epsilon], *map(rounded, (formula.epsilon, *spent))]
@@ -146,7 +146,7 @@ def test_what_the_page_says_of_the_moves_is_so():
     assert ratios["pp_doagt"][1] > 3 and 7 < ratios["pp_doagt"].max() < 8
     assert ratios["diff_tv_ab"][-1] > 1e12
     # Tracking's own loss under the printed scales is epsilon / q2.
-    spent = pure.epsilon_of_moves(moved("tracking", 1, False), scales(1))
+    spent = pure.epsilon_of_sensitivities(moved("tracking", 1, False), scales(1))
     assert spent == pytest.approx(1 / 0.99, rel=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_the_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
     """Clipped in L1, equal steps: noise over the largest drift is 2 sqrt(2 d T / n) / epsilon."""
     n, d, epsilon, clip, step = 8, 50, 3.0, 0.5, 0.1
     config = plan.Config(
-        noise=scheduled.Laplace(1.0), budget=protect.Budget(epsilon, accountant="pure"),
+        noise=scheduled.ScheduledLaplace(1.0), budget=protect.Budget(epsilon, accountant="pure"),
         protect=protect.Protect("replace_agent", clip, norm="l1"), sampler=samplers.Random(1),
         optimizer=Sgd(step), rounds=rounds,
     )  # fmt: skip

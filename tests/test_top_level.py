@@ -33,7 +33,10 @@ def test_names_are_those_of_their_modules() -> None:
     from dpjax.topology import graphs
 
     assert (dp.run, dp.make_plan, dp.Config) == (run, plan.make, plan.Config)
-    assert (dp.noise.Whisper, dp.noise.Laplace) == (noise.Whisper, scheduled.Laplace)
+    assert (dp.noise.Whisper, dp.noise.ScheduledLaplace) == (
+        noise.Whisper,
+        scheduled.ScheduledLaplace,
+    )
     assert dp.graphs is graphs
     assert dp.methods.DSGD.__module__ == "dpjax.algorithms.dsgd"
 

@@ -21,7 +21,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._numerics import MARGIN
 
-__all__ = ["epsilon", "epsilon_of_moves"]
+__all__ = ["epsilon", "epsilon_of_sensitivities"]
 
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -87,7 +87,7 @@ def mu(step_sizes: Any, deviations: Any, gradient_gap: float) -> float:
     return _summed(_of_steps(step_sizes, deviations, gradient_gap), 2)
 
 
-def epsilon_of_moves(moves: Any, scales: Any) -> float:
+def epsilon_of_sensitivities(moves: Any, scales: Any) -> float:
     """Return the pure loss of messages of one or several variables: the sum of moves over scales.
 
     Guarantee: epsilon-DP against whoever sees all messages, if message k moves by at most the given
@@ -107,16 +107,16 @@ def epsilon_of_moves(moves: Any, scales: Any) -> float:
     Example:
         >>> from dpjax.accounting import pure
         >>> moves = [[0.0, 1.0], [0.5, 2.0]]  # of models and trackers, in two messages
-        >>> round(pure.epsilon_of_moves(moves, scales=[[1.0, 4.0], [1.0, 4.0]]), 6)
+        >>> round(pure.epsilon_of_sensitivities(moves, scales=[[1.0, 4.0], [1.0, 4.0]]), 6)
         1.25
     """
     return _summed(_of_moves(moves, scales), 1)
 
 
-def mu_of_moves(moves: Any, deviations: Any) -> float:
+def mu_of_sensitivities(moves: Any, deviations: Any) -> float:
     """Return the Gaussian-DP loss of messages of one or several variables.
 
-    Guarantee: as `epsilon_of_moves`, for Gaussian noise and moves in L2 norm: mu-GDP.
+    Guarantee: as `epsilon_of_sensitivities`, for Gaussian noise and moves in L2 norm: mu-GDP.
 
     Args:
         moves: [K] or [K, P] L2 moves.
@@ -126,11 +126,11 @@ def mu_of_moves(moves: Any, deviations: Any) -> float:
         Mu, never below the exact one.
 
     Raises:
-        ValueError: As in `epsilon_of_moves`.
+        ValueError: As in `epsilon_of_sensitivities`.
 
     Example:
         >>> from dpjax.accounting import pure
-        >>> round(pure.mu_of_moves([[3.0, 4.0]], deviations=1.0), 6)
+        >>> round(pure.mu_of_sensitivities([[3.0, 4.0]], deviations=1.0), 6)
         5.0
     """
     return _summed(_of_moves(moves, deviations), 2)

@@ -53,7 +53,7 @@ class Federated(Method):
     clients that answered.
 
     Guarantee: none by itself; it is the plan's. Models depend on noisy sums alone, with noise in
-    shares (`dpjax.plans.noise.Aggregate`), or on messages with enough noise each
+    shares (`dpjax.plans.noise.SumShares`), or on messages with enough noise each
     (`dpjax.plans.noise.Independent`). The clip comes after the sketch, which may lengthen a
     gradient. So the term of one unit has norm C at most for all A and m, and these depend on
     earlier rounds through noise alone.

@@ -20,7 +20,7 @@ from dpjax._validate import fixed
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.sketch import CountSketch, Frame
 
-__all__ = ["Count", "Fixed", "Given", "Learned", "LinearSketch", "noise_floor"]
+__all__ = ["Count", "FixedFrame", "Given", "Learned", "LinearSketch", "noise_floor"]
 
 _FORGOTTEN = 1e-17
 
@@ -30,8 +30,8 @@ class LinearSketch(Protocol):
     """A linear sketch that may change from round to round; hashable.
 
     Example:
-        >>> from dpjax.algorithms.sketches import Fixed, LinearSketch
-        >>> isinstance(Fixed(k=4), LinearSketch)
+        >>> from dpjax.algorithms.sketches import FixedFrame, LinearSketch
+        >>> isinstance(FixedFrame(k=4), LinearSketch)
         True
     """
 
@@ -92,7 +92,7 @@ class _Known:
 
 
 @dataclass(frozen=True)
-class Fixed(_Known):
+class FixedFrame(_Known):
     """A random frame, drawn once.
 
     Attributes:
@@ -105,8 +105,8 @@ class Fixed(_Known):
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from dpjax.algorithms.sketches import Fixed
-        >>> sketch = Fixed(k=4)
+        >>> from dpjax.algorithms.sketches import FixedFrame
+        >>> sketch = FixedFrame(k=4)
         >>> frame = sketch.projection(sketch.start(jax.random.key(0), 20, jnp.float32))
         >>> frame.encode(jnp.ones(20)).shape
         (4,)

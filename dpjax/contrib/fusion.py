@@ -23,7 +23,7 @@ from dpjax.contrib import schedules
 from dpjax.data.partition import Partition
 from dpjax.learning.problem import Problem
 from dpjax.plans.optimizers import Sgd
-from dpjax.plans.scheduled import Laplace
+from dpjax.plans.scheduled import ScheduledLaplace
 
 __all__ = ["Fusion", "Parts", "make", "of", "optimal", "problem"]
 
@@ -165,7 +165,7 @@ class Parts(NamedTuple):
 
     method: Tracking
     optimizer: Sgd
-    noise: Laplace
+    noise: ScheduledLaplace
     predicted: schedules.Error
 
 
@@ -221,7 +221,7 @@ def optimal(
     return Parts(
         Tracking(best.beta),
         Sgd(float(steps.max()), decay=tuple(map(float, steps / steps.max()))),
-        Laplace(tuple(map(float, scales / scales.max()))),
+        ScheduledLaplace(tuple(map(float, scales / scales.max()))),
         best.error,
     )
 

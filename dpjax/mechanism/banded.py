@@ -25,7 +25,7 @@ from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.strategy import Strategy
 from dpjax.mechanism.temporal import TemporalSolution, normalized, objective, solve
 
-__all__ = ["banded", "banded_inverse", "certified", "one_step", "toeplitz"]
+__all__ = ["banded", "banded_inverse", "certified", "one_lag", "toeplitz"]
 
 _STALL = 1e-9  # relative decrease of a banded search's loss ...
 _STALLED = 10  # ... over this many steps, below which the search ends
@@ -69,7 +69,7 @@ def banded_inverse(participation: Participation, bands: int) -> Strategy:
     return normalized(_inverse_toeplitz(coefficients, rounds), participation)
 
 
-def one_step(participation: Participation, fraction: float) -> Strategy:
+def one_lag(participation: Participation, fraction: float) -> Strategy:
     """Return the strategy whose noise takes back a fraction of the last round's (DP-lambda-CGD).
 
     Round t adds d_t (z_t - fraction z_{t-1}), d_t = sqrt(sum_{j < T - t} fraction^2j) counting
@@ -93,7 +93,7 @@ def one_step(participation: Participation, fraction: float) -> Strategy:
     Example:
         >>> from dpjax.mechanism import banded
         >>> from dpjax.mechanism.participation import Participation
-        >>> banded.one_step(Participation(3, 1, 3), fraction=0.5).round(3)
+        >>> banded.one_lag(Participation(3, 1, 3), fraction=0.5).round(3)
         array([[0.873, 0.   , 0.   ],
                [0.436, 0.894, 0.   ],
                [0.218, 0.447, 1.   ]])

@@ -198,7 +198,7 @@ def make(
     if kind == "independent":
         # It needs no dense matrix, and with a sparse one it is stored as its diagonal.
         variances = spatial.independent_variances(limits)
-        value = workload.one_step(checked, variances, weights)
+        value = workload.one_step_energy(checked, variances, weights)
         covariance = variances if scipy.sparse.issparse(checked) else np.diag(variances)
     else:
         matrix = mixing_.dense(checked)

@@ -35,7 +35,7 @@ from dpjax._validate import fixed
 from dpjax.mechanism import certificate, spatial, workload
 from dpjax.mechanism.certificate import Vector
 from dpjax.topology import mixing as mixing_
-from dpjax.topology.mixing import Fixed
+from dpjax.topology.mixing import HashableMatrix
 
 __all__ = ["PolynomialNoise", "design"]
 
@@ -173,7 +173,7 @@ def design(
     return PolynomialNoise(coefficients, scales, precision, value, lower)
 
 
-def rounded(mixing: Any) -> Fixed:
+def rounded(mixing: Any) -> HashableMatrix:
     """Return W with entries of float32, as a run has them, in a sparse matrix of float64.
 
     Raises:
@@ -194,11 +194,11 @@ def rounded(mixing: Any) -> Fixed:
         )
     for part in (matrix.data, matrix.indices, matrix.indptr):
         part.flags.writeable = False
-    return Fixed(matrix)
+    return HashableMatrix(matrix)
 
 
 def inverse_diagonal(
-    matrix: Fixed,
+    matrix: HashableMatrix,
     coefficients: Coefficients,
     precision: Precision,
     scales: Vector,
@@ -268,13 +268,15 @@ def least(
     return float(values.min() - (math.pi / (2 * count) * d) ** 2 / 2 * 1.01 * spread)
 
 
-def dense(matrix: Fixed, coefficients: Coefficients, scales: Vector) -> Float[np.ndarray, "n n"]:
+def dense(
+    matrix: HashableMatrix, coefficients: Coefficients, scales: Vector
+) -> Float[np.ndarray, "n n"]:
     """Return the map S g(W) of normals to noise."""
     return scales[:, None] * _applied(matrix.matrix, coefficients, np.eye(len(scales)))
 
 
 def operator(
-    matrix: Fixed, coefficients: Coefficients, scales: Vector
+    matrix: HashableMatrix, coefficients: Coefficients, scales: Vector
 ) -> scipy.sparse.linalg.LinearOperator:
     """Return S g(W) as what multiplies columns, without an array [n, n]."""
 
@@ -296,7 +298,7 @@ def _applied(matrix: Any, coefficients: np.ndarray, values: np.ndarray) -> np.nd
     return now
 
 
-def _half(matrix: Fixed) -> int:
+def _half(matrix: HashableMatrix) -> int:
     """The highest power of W, 3 at most, that takes no more than `_WORK` multiplications."""
     links = matrix.matrix.astype(bool).astype(np.float64)
     paths = links.sum(axis=1)
@@ -308,7 +310,7 @@ def _half(matrix: Fixed) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def _moments(matrix: Fixed, half: int) -> Float[np.ndarray, "n q"]:
+def _moments(matrix: HashableMatrix, half: int) -> Float[np.ndarray, "n q"]:
     """[W^k]_ii for k = 0 .. 2 half, from the rows of the first powers, some rows at a time."""
     w, n = matrix.matrix, matrix.matrix.shape[0]
     moments = np.ones((n, 2 * half + 1))
@@ -412,7 +414,7 @@ def _newton(
 
 
 def _estimates(
-    matrix: Fixed,
+    matrix: HashableMatrix,
     coefficients: np.ndarray,
     scales: np.ndarray,
     limits: np.ndarray,

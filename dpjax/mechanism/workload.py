@@ -255,7 +255,7 @@ def factor(
     return _backwards(schedule, horizon, etas, readout, final_model)
 
 
-def one_step(mixing: Any, variances: Vector, weights: Vector | None) -> float:
+def one_step_energy(mixing: Any, variances: Vector, weights: Vector | None) -> float:
     """Return tr(M diag(v)) of one step, without a product of matrices.
 
     Args:

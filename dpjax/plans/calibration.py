@@ -33,7 +33,7 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import IntegerEncoded, Method, Networked, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.topology import nodes
-from dpjax.topology.mixing import Fixed
+from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
@@ -439,7 +439,7 @@ class Factored(OverAgents):
 
     def privatizer(self, target: Target) -> "Coloured":
         """How it is drawn."""
-        strategy = None if self.strategy is None else Fixed(self.strategy)
+        strategy = None if self.strategy is None else HashableMatrix(self.strategy)
         spacing = self.grid(target).spacing if target.config.release else None
         return Coloured(target.rounds, strategy, spacing)
 
@@ -476,7 +476,7 @@ class Coloured(Privatizer):
     """
 
     rounds: int
-    strategy: Fixed | None = None
+    strategy: HashableMatrix | None = None
     grid: float | None = None
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:

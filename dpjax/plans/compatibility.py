@@ -57,7 +57,7 @@ class MethodRow:
 
     Example:
         >>> from dpjax.plans import compatibility
-        >>> compatibility.MethodRow(part="Mine", noises=("Laplace",)).steps
+        >>> compatibility.MethodRow(part="Mine", noises=("ScheduledLaplace",)).steps
         'any'
     """
 
@@ -109,7 +109,7 @@ class NoiseRow:
 
 _MODELS = (
     "it hides models, which plain steps move by amounts known beforehand: give "
-    "noise=dp.noise.Laplace(ratio) or Normal(ratio), or None, and "
+    "noise=dp.noise.ScheduledLaplace(ratio) or ScheduledGaussian(ratio), or None, and "
     "optimizer=dp.optimizers.Sgd(step_size, decay)"
 )
 _BARE = (
@@ -123,7 +123,11 @@ _CIPHERED = (
 )
 _bare = functools.partial(MethodRow, noises=(), steps="plain", why=_BARE)
 _hidden = functools.partial(
-    MethodRow, noises=("Laplace", "Normal"), steps="plain", one_answer=True, why=_MODELS
+    MethodRow,
+    noises=("ScheduledGaussian", "ScheduledLaplace"),
+    steps="plain",
+    one_answer=True,
+    why=_MODELS,
 )
 
 METHODS = (
@@ -144,10 +148,10 @@ METHODS = (
     MethodRow(
         part="Federated",
         noisy_means="sums",
-        noises=("Aggregate", "Discrete", "Independent", "PrefixSum"),
+        noises=("SumShares", "Discrete", "Independent", "PrefixSum"),
         why=(
             "its agents know one model, and hide what they send in the sum: give "
-            "noise=dp.noise.Aggregate(), or noise.Independent() or PrefixSum() where single "
+            "noise=dp.noise.SumShares(), or noise.Independent() or PrefixSum() where single "
             "messages are seen"
         ),
     ),
@@ -195,8 +199,8 @@ NOISES = (
     _independent(label="mafalda", part="Mafalda"),
     _independent(label="banded_inverse", part="BandedInverse"),
     _independent(label="one_step", part="OneStep"),
-    _scheduled(label="laplace", part="Laplace", loss="pure"),
-    _scheduled(label="normal", part="Normal"),
+    _scheduled(label="laplace", part="ScheduledLaplace", loss="pure"),
+    _scheduled(label="normal", part="ScheduledGaussian"),
     NoiseRow(label="pairwise", part="Pairwise"),
     NoiseRow(label="whisper", part="Whisper"),
     NoiseRow(label="whisper_horizon", part="Whisper"),
@@ -223,7 +227,7 @@ NOISES = (
     ),
     _simulated(
         label="aggregate",
-        part="Aggregate",
+        part="SumShares",
         attackers=(("aggregator", "any"), ("outsider", "any")),
         methods=("Federated",),
         why=_SUMS.format("'aggregator' or 'outsider'"),

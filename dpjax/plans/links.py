@@ -27,10 +27,10 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Calibrated, Drawn, Target
 from dpjax.plans.protect import Protect
 from dpjax.protocols import Privatizer
-from dpjax.topology.mixing import Fixed
+from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
 
-__all__ = ["Aggregate", "PairKeys", "ZeroSum"]
+__all__ = ["PairKeys", "SumShares", "ZeroSum"]
 
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 products of scales and shapes round by."""
@@ -206,7 +206,7 @@ class CalibratedScale(Calibrated):
 
 
 @dataclass(frozen=True)
-class Aggregate(ScaledNoise, InShares):
+class SumShares(ScaledNoise, InShares):
     """Gaussian noise in shares: every agent adds its own, and the sum has what privacy asks for.
 
     Guarantee: of n agents at most ``dropouts`` are missing from a sum that is opened (the method's
@@ -230,8 +230,8 @@ class Aggregate(ScaledNoise, InShares):
         of the sum; here they are made up for beforehand.
 
     Example:
-        >>> from dpjax.plans.noise import Aggregate
-        >>> Aggregate(dropouts=5).label
+        >>> from dpjax.plans.noise import SumShares
+        >>> SumShares(dropouts=5).label
         'aggregate'
     """
 
@@ -305,7 +305,9 @@ class PairKeys(ScaledNoise):
             # Under "any" whatever is made of the noisy sums is post-processing.
             steps = target.config.method.gossip_steps  # type: ignore[union-attr]
         options = (("shared", self.shared), ("gossip_steps", steps))
-        each = _largest(views.decor, options, Fixed(target.dense), target.protect, target.pattern)
+        each = _largest(
+            views.decor, options, HashableMatrix(target.dense), target.protect, target.pattern
+        )
         return each * (target.protect.sensitivity * _ROUNDING)
 
     def source(self, target: Target) -> Float[np.ndarray, "n q"]:
@@ -361,7 +363,7 @@ class ZeroSum(ScaledNoise):
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1, in units of the model."""
-        options, network = (("zero_sum", self.over),), Fixed(target.dense)
+        options, network = (("zero_sum", self.over),), HashableMatrix(target.dense)
         each = _largest(views.zip_dl, options, network, target.protect, target.pattern)
         return each * (target.protect.sensitivity * self._sensitivity(target) * _ROUNDING)
 
@@ -405,7 +407,7 @@ def _lost_zero_sum(arrays: Any, round: Any, payload: Any) -> Any:
 def _largest(
     view: Callable[..., Any],
     options: tuple[tuple[str, Any], ...],
-    network: Fixed,
+    network: HashableMatrix,
     protect: Protect,
     pattern: Participation,
 ) -> Float[np.ndarray, " n"]:

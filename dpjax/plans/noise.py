@@ -21,32 +21,36 @@ from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
 from dpjax.plans.calibration import Factored, Target, check_strategy
 from dpjax.plans.integers import Discrete
-from dpjax.plans.links import Aggregate, PairKeys, ZeroSum
+from dpjax.plans.links import PairKeys, SumShares, ZeroSum
 from dpjax.plans.polynomial import Polynomial
-from dpjax.plans.scheduled import Laplace, Normal
-from dpjax.topology.mixing import Fixed
+from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
+from dpjax.topology.mixing import HashableMatrix
 
 __all__ = [
     "LABELS",
-    "Aggregate",
     "AntiPgd",
     "BandedInverse",
     "Covariance",
     "Discrete",
     "Independent",
-    "Laplace",
     "Mafalda",
-    "Normal",
     "OneStep",
     "PairKeys",
     "Pairwise",
     "Polynomial",
     "PrefixSum",
+    "ScheduledGaussian",
+    "ScheduledLaplace",
     "SpaceTime",
+    "SumShares",
     "Whisper",
     "ZeroSum",
     "named",
 ]
+
+# Names that stay fixed.
+Aggregate = SumShares
+Laplace = ScheduledLaplace
 
 _TRIES = 40
 _OF_NETWORK = ("mafalda", "spacetime")
@@ -317,7 +321,7 @@ class OneStep(Correlated):
     A run of large models keeps no noise: it draws the last round's again.
 
     Attributes:
-        fraction: What is taken back, from 0 to below 1 (`banded.one_step`). The best one rises
+        fraction: What is taken back, from 0 to below 1 (`banded.one_lag`). The best one rises
             with the rounds between one time that a record takes part and the next.
 
     Example:
@@ -331,13 +335,13 @@ class OneStep(Correlated):
     label, temporal = "one_step", True
 
     def __post_init__(self) -> None:
-        """Refuse what is no number; `banded.one_step` checks its range."""
+        """Refuse what is no number; `banded.one_lag` checks its range."""
         _validate.fields(self, _validate.number, "fraction")
 
     def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
         """The strategy for the participation, or the one that was given."""
         if strategy is None:
-            strategy = banded.one_step(target.pattern, self.fraction)
+            strategy = banded.one_lag(target.pattern, self.fraction)
         return super().over_rounds(target, strategy)
 
 
@@ -357,7 +361,7 @@ class SpaceTime(Correlated):
 
         The joint objective has no part of its own over agents.
         """
-        covariance = np.asarray(_joint(Fixed(target.dense), target.pattern).covariance)
+        covariance = np.asarray(_joint(HashableMatrix(target.dense), target.pattern).covariance)
         roots = np.sqrt(spatial.bounds(bound, target.agents))
         scaled = covariance / np.outer(roots, roots)
         return self._of(target, bound, scaled, float(np.trace(scaled)))
@@ -419,7 +423,9 @@ class Covariance(Correlated):
     @property
     def _bits(self) -> tuple[Any, ...]:
         given = (self.matrix, self.strategy)
-        return self.name, *(None if one is None else Fixed(one).fingerprint for one in given)
+        return self.name, *(
+            None if one is None else HashableMatrix(one).fingerprint for one in given
+        )
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -518,12 +524,12 @@ def named_strategy(
     """
     # Only what a strategy depends on is part of the key; sums over rounds are one agent's models.
     over = np.asarray(mixing) if name in _OF_NETWORK else np.ones((1, 1))
-    return _cached_strategy(name, Fixed(over), participation, bands, equal)
+    return _cached_strategy(name, HashableMatrix(over), participation, bands, equal)
 
 
 @functools.lru_cache(maxsize=16)
 def _cached_strategy(
-    name: str, over: Fixed, participation: Participation, bands: int | None, equal: bool
+    name: str, over: HashableMatrix, participation: Participation, bands: int | None, equal: bool
 ) -> Strategy:
     if name == "spacetime":
         return np.asarray(_joint(over, participation).strategy)
@@ -537,7 +543,7 @@ def _cached_strategy(
 
 
 @functools.lru_cache(maxsize=16)
-def _joint(mixing: Fixed, participation: Participation) -> Any:
+def _joint(mixing: HashableMatrix, participation: Participation) -> Any:
     from dpjax.mechanism import spacetime
 
     return spacetime.design(mixing.matrix, participation)

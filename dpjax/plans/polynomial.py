@@ -16,7 +16,7 @@ from dpjax.mechanism import polynomial
 from dpjax.mechanism.polynomial import PolynomialNoise
 from dpjax.plans.calibration import Calibrated, Coloured, OverAgents, Target
 from dpjax.topology import gossip
-from dpjax.topology.mixing import Fixed
+from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Polynomial"]
@@ -95,7 +95,7 @@ class CalibratedPolynomial(OverAgents, Calibrated):
     """
 
     solution: PolynomialNoise
-    matrix: Fixed
+    matrix: HashableMatrix
 
     secrets: ClassVar[records.Secrets] = "shared"
 

@@ -20,7 +20,7 @@ from dpjax.plans.calibration import Calibrated, Target
 from dpjax.protocols import Privatizer
 from dpjax.transforms import noise as noise_
 
-__all__ = ["Laplace", "LostNoiseWarning", "Normal", "cost"]
+__all__ = ["LostNoiseWarning", "ScheduledGaussian", "ScheduledLaplace", "cost"]
 
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 steps of a run are off those of the optimizer."""
@@ -38,7 +38,7 @@ class LostNoiseWarning(UserWarning):
 
 @dataclass(frozen=True)
 class _Scheduled:
-    """What `Laplace` and `Normal` share.
+    """What `ScheduledLaplace` and `ScheduledGaussian` share.
 
     Attributes:
         schedule: The ratio of a round's scale to the one before, in (0, 1]: q2 of a geometric
@@ -142,11 +142,11 @@ class _Scheduled:
 
 
 @dataclass(frozen=True)
-class Laplace(_Scheduled):
+class ScheduledLaplace(_Scheduled):
     """Laplace noise of a scale that changes by round, fresh for every number: pure DP.
 
     Guarantee: with nu_k the scale of round k and s_k how far one agent's private payload moves in
-    L1 in it, whatever was sent before (`Target.moved`: the method's, from the clip or the assumed
+    L1 in it, whatever was sent before (`sensitivities`: the method's, from the clip or the assumed
     gap), all messages together are (sum_k s_k / nu_k)-DP against an outsider who sees every
     message. Under D-SGD s_k is twice the clip norm; under tracking the step before times the gap.
     Simulations only: what float32 adds is not in it (docs/floating-point.md).
@@ -155,36 +155,36 @@ class Laplace(_Scheduled):
         Dwork, McSherry, Nissim and Smith (2006); adaptive composition of pure losses.
 
     Example:
-        >>> from dpjax.plans.scheduled import Laplace
-        >>> Laplace(0.5).relative(3).tolist()
+        >>> from dpjax.plans.scheduled import ScheduledLaplace
+        >>> ScheduledLaplace(0.5).relative(3).tolist()
         [1.0, 0.5, 0.25]
     """
 
     label, kind = "laplace", "laplace"
 
-    total = staticmethod(pure.epsilon_of_moves)
+    total = staticmethod(pure.epsilon_of_sensitivities)
 
 
 @dataclass(frozen=True)
-class Normal(_Scheduled):
+class ScheduledGaussian(_Scheduled):
     """Gaussian noise of a deviation that changes by round, fresh for every number.
 
     Guarantee: with sigma_k the deviation of round k and s_k how far one agent's private payload
     moves in L2 in it, all messages together are mu-GDP, mu^2 = sum_k (s_k / sigma_k)^2, against an
-    outsider who sees every message. Simulations only, as for `Laplace`.
+    outsider who sees every message. Simulations only, as for `ScheduledLaplace`.
 
     Reference:
         Dong, Roth and Su (2022), Corollary 3.3.
 
     Example:
-        >>> from dpjax.plans.scheduled import Normal
-        >>> Normal((2.0, 1.0)).relative(2).tolist()
+        >>> from dpjax.plans.scheduled import ScheduledGaussian
+        >>> ScheduledGaussian((2.0, 1.0)).relative(2).tolist()
         [1.0, 0.5]
     """
 
     label, kind = "normal", "normal"
 
-    total = staticmethod(pure.mu_of_moves)
+    total = staticmethod(pure.mu_of_sensitivities)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +311,8 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
         >>> from dpjax.plans import plan, protect, scheduled
         >>> from dpjax.plans.optimizers import Sgd
         >>> config = plan.Config(
-        ...     noise=scheduled.Laplace(), budget=protect.Budget(1.0, accountant="pure"), rounds=5,
+        ...     noise=scheduled.ScheduledLaplace(), rounds=5,
+        ...     budget=protect.Budget(1.0, accountant="pure"),
         ...     protect=protect.Protect("replace_agent", clip_norm=1.0, norm="l1"),
         ...     sampler=samplers.Random(1), optimizer=Sgd(0.1),
         ... )

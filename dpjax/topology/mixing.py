@@ -359,7 +359,7 @@ def fingerprint(*arrays: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class HashableMatrix:
     """A matrix as a static value, a strategy over rounds, say: equal where all its bits are.
 
     Attributes:

@@ -54,17 +54,17 @@ def test_moves_of_several_variables_add_up():
     want = sum(
         Fraction(a) / Fraction(b) for a, b in zip(moved.ravel(), scales.ravel(), strict=True)
     )
-    found = pure.epsilon_of_moves(moved, scales)
+    found = pure.epsilon_of_sensitivities(moved, scales)
     assert want <= Fraction(found) <= want * Fraction(1 + 1e-14)
-    assert pure.epsilon_of_moves(moved, scales[:, 0]) == pytest.approx(
+    assert pure.epsilon_of_sensitivities(moved, scales[:, 0]) == pytest.approx(
         (moved / scales[:, :1]).sum(), rel=1e-13
     )
-    assert pure.epsilon_of_moves(moved, 2.0) == pytest.approx(moved.sum() / 2, rel=1e-13)
-    assert pure.mu_of_moves(moved, scales) == pytest.approx(
+    assert pure.epsilon_of_sensitivities(moved, 2.0) == pytest.approx(moved.sum() / 2, rel=1e-13)
+    assert pure.mu_of_sensitivities(moved, scales) == pytest.approx(
         np.sqrt(((moved / scales) ** 2).sum()), rel=1e-13
     )
-    assert pure.epsilon_of_moves(1.0, 2.0) == pytest.approx(0.5, rel=1e-13)
-    same = pure.epsilon_of_moves(moves.tracking(steps, gap), scales[:, 0])
+    assert pure.epsilon_of_sensitivities(1.0, 2.0) == pytest.approx(0.5, rel=1e-13)
+    same = pure.epsilon_of_sensitivities(moves.tracking(steps, gap), scales[:, 0])
     assert same == pytest.approx(pure.epsilon(steps, scales[:, 0], gap), rel=1e-13)
 
 
@@ -146,7 +146,7 @@ def test_the_first_message_alone_is_not_what_diff_tv_ab_costs():
     for rounds in (1, 100, 500):
         steps = gamma * q1 ** np.arange(rounds)
         moved = moves.moves("diff_tv_ab", steps, 1.0, own_weight=0.1)
-        spent.append(pure.epsilon_of_moves(moved, scale * q2 ** np.arange(rounds)))
+        spent.append(pure.epsilon_of_sensitivities(moved, scale * q2 ** np.arange(rounds)))
     claim = published.budget("diff_tv_ab", scale, q1=q1, q2=q2, gamma=gamma, gradient_gap=1.0)
     assert spent[0] == pytest.approx(claim.epsilon, rel=1e-9)
     assert spent[1] > 100 * spent[0] and spent[2] > 50 * spent[1]
@@ -160,7 +160,7 @@ def test_the_first_message_alone_is_not_what_diff_tv_ab_costs():
         ("step_sizes", lambda: pure.epsilon([-1.0], [1.0, 1.0], 1.0)),
         ("scales", lambda: pure.epsilon([1.0], [1.0, np.nan], 1.0)),
         ("gradient_gap", lambda: pure.epsilon([1.0], [1.0, 1.0], 0.0)),
-        ("scales", lambda: pure.epsilon_of_moves(np.ones((3, 2)), np.ones(4))),
+        ("scales", lambda: pure.epsilon_of_sensitivities(np.ones((3, 2)), np.ones(4))),
         ("first_scale", lambda: published.geometric(0.0, 1.0, 0.1, 0.5, 0.9)),
         ("method", lambda: published.budget("gt", 1.0, q1=0.5, q2=0.9, gamma=1.0)),
         ("gradient_gap", lambda: published.budget("tracking", 1.0, q1=0.5, q2=0.9, gamma=1.0)),

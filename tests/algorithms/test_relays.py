@@ -14,7 +14,7 @@ from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.relays import Relayed, spanning
 from dpjax.engine.run import run
 from dpjax.plans import dependence, plan
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise, variates
@@ -126,7 +126,7 @@ def test_a_run_by_relays_is_a_server_s_and_stays_one_model():
     dependence.check(learned, Sgd(0.1), network.shape)
     losses = [made.guarantee.epsilon for _, made in found.values()]
     assert losses[0] == losses[1]
-    shares = make_config(noise=Aggregate(), method=Federated(tree("random")), attacker="aggregator")
+    shares = make_config(noise=SumShares(), method=Federated(tree("random")), attacker="aggregator")
     with pytest.raises(ValueError, match="shows single messages"):
         plan.make(shares, network)
 

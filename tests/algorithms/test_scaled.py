@@ -25,7 +25,7 @@ NETWORK = mixing.metropolis_hastings(graphs.complete(N))
 RULE = transforms_sketch.Quantile(clip_norm=C, first=50.0, rate=0.5)
 CASES = {
     "clip norm": Scaled(sketches.Learned(4, probes=2), RULE),
-    "fixed": Scaled(sketches.Fixed(4), RULE),
+    "fixed": Scaled(sketches.FixedFrame(4), RULE),
     "count": Scaled(sketches.Count(4), RULE),
 }
 
@@ -160,7 +160,7 @@ def test_refusals():
     for wrong, named in (
         (lambda: Scaled(5, RULE), "sketch"),
         (lambda: Scaled(sketches.Learned, RULE), "sketch"),
-        (lambda: Scaled(sketches.Fixed(4), 0.5), "quantile"),
+        (lambda: Scaled(sketches.FixedFrame(4), 0.5), "quantile"),
         (lambda: sketches.Learned(4, floor=-1.0), "floor"),
         (lambda: sketches.Learned(4, printed=True, floor=1.0), "printed"),
     ):

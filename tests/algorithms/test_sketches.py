@@ -24,7 +24,7 @@ from dpjax.learning.samplers import Clients, Random
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
-from dpjax.plans.noise import Aggregate, Independent
+from dpjax.plans.noise import Independent, SumShares
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Answer
@@ -40,7 +40,7 @@ KEY = jax.random.key(3, impl="threefry2x32")
 GIVEN = np.linalg.qr(np.random.default_rng(4).normal(size=(D, K)))[0]
 SKETCHES = {
     "learned": sketches.Learned(K, probes=2),
-    "fixed": sketches.Fixed(K),
+    "fixed": sketches.FixedFrame(K),
     "count": sketches.Count(K, rows=2),
     "given": sketches.Given(GIVEN),
 }
@@ -233,7 +233,7 @@ def config(method, rule=None, **changes):
     rule = UpdateRule("adam", floor=1e-3).chain(0.05) if rule is None else rule
     given = dict(
         protect=Protect("zero_out_record", clip_norm=CLIP, attacker="aggregator"),
-        sampler=Clients(M, 1, EPOCHS), optimizer=rule, rounds=T, noise=Aggregate(1),
+        sampler=Clients(M, 1, EPOCHS), optimizer=rule, rounds=T, noise=SumShares(1),
         budget=Budget(8.0, 1e-5), method=method,
     )  # fmt: skip
     return plan.Config(**(given | changes))
@@ -302,7 +302,7 @@ def test_an_encoder_that_knows_the_batch_is_refused():
 
 
 @dataclasses.dataclass(frozen=True)
-class Mine(sketches.Fixed):
+class Mine(sketches.FixedFrame):
     """A user's sketch."""
 
 
@@ -310,7 +310,7 @@ QUANTILE = sketch_.Quantile(clip_norm=CLIP, first=1.0)
 
 
 def delegated(name):
-    return lambda self, *args, **options: getattr(sketches.Fixed(4), name)(*args, **options)
+    return lambda self, *args, **options: getattr(sketches.FixedFrame(4), name)(*args, **options)
 
 
 SKETCH = {"k": 4, "entries": 4}

@@ -20,7 +20,7 @@ from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.learning import samplers
 from dpjax.plans import noise, plan, protect
 from dpjax.plans.optimizers import Sgd
-from dpjax.plans.scheduled import Laplace, Normal
+from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
 from dpjax.topology import graphs, mixing
 from tests.algorithms import tracking_loops as loops
 from tests.support import composed
@@ -179,7 +179,7 @@ def test_encrypted_differences_pull_by_both_ends_factors():
 
 
 def config(method, part, *, clip=True, rounds=T, epsilon=1.0, **changes):
-    norm = "l1" if isinstance(part, Laplace) else "l2"
+    norm = "l1" if isinstance(part, ScheduledLaplace) else "l2"
     bound = {"clip_norm": 0.5} if clip else {"gradient_gap": 1.0}
     budget = protect.Budget(epsilon, accountant="pure")
     if norm == "l2":
@@ -193,16 +193,16 @@ def config(method, part, *, clip=True, rounds=T, epsilon=1.0, **changes):
 
 
 MOVING = [
-    (Tracking(5.0), Laplace(0.9)),
-    (Tracking(5.0), Normal(0.9)),
-    (DPOP(4.0), Laplace(0.9)),
-    (DGD(), Normal(0.9)),
-    (DiffTVAB(), Laplace(0.9)),
-    (PPDOAGT(), Laplace(0.9)),
-    (PPDOAGT(directed=True), Normal(0.9)),
+    (Tracking(5.0), ScheduledLaplace(0.9)),
+    (Tracking(5.0), ScheduledGaussian(0.9)),
+    (DPOP(4.0), ScheduledLaplace(0.9)),
+    (DGD(), ScheduledGaussian(0.9)),
+    (DiffTVAB(), ScheduledLaplace(0.9)),
+    (PPDOAGT(), ScheduledLaplace(0.9)),
+    (PPDOAGT(directed=True), ScheduledGaussian(0.9)),
 ]
 BETWEEN = [(*case, ONE_WAY if getattr(case[0], "directed", False) else MATRIX) for case in MOVING]
-BETWEEN.append((PPDOAGT(directed=True), Laplace(0.9), OTHERS))
+BETWEEN.append((PPDOAGT(directed=True), ScheduledLaplace(0.9), OTHERS))
 # One of each method, and both parts and weights one way.
 FEW = (0, 2, 3, 4, 6)
 
@@ -234,7 +234,7 @@ def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part, matri
 
 def test_one_round_late_is_what_messages_are():
     """The first message knows no gradient; the second carries the first step."""
-    made = plan.make(config(Tracking(5.0), Laplace(0.9)), MATRIX)
+    made = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
     assert made.noise.moves[0, 0] == 0
     np.testing.assert_allclose(made.noise.moves[1, 0], 0.01 * 1.0, rtol=1e-5)
     np.testing.assert_allclose(made.noise.moves[2, 0], 0.01 * 0.8, rtol=1e-5)
@@ -242,13 +242,15 @@ def test_one_round_late_is_what_messages_are():
 
 def test_only_methods_that_ask_at_messages_run_under_an_assumed_gap_alone():
     for method in (Tracking(5.0), DPOP()):
-        made = plan.make(config(method, Laplace(0.9), clip=False), MATRIX)
+        made = plan.make(config(method, ScheduledLaplace(0.9), clip=False), MATRIX)
         assert "ASSUMED" in made.guarantee.statement() and "ASSUMED" in made.guarantee.caption()
     for method in (DGD(), GradientTracking(), PPDOAGT()):
         with pytest.raises(ValueError, match="has no bound"):
-            plan.make(config(method, Laplace(0.9), clip=False), MATRIX)
+            plan.make(config(method, ScheduledLaplace(0.9), clip=False), MATRIX)
         smooth = protect.Protect("replace_agent", norm="l1", gradient_gap=1.0, smoothness=60.0)
-        assert plan.make(config(method, Laplace(0.9), protect=smooth), MATRIX).guarantee.epsilon
+        assert plan.make(
+            config(method, ScheduledLaplace(0.9), protect=smooth), MATRIX
+        ).guarantee.epsilon
 
 
 @pytest.mark.parametrize(
@@ -269,7 +271,9 @@ def test_smooth_costs_move_no_farther_than_an_assumed_smoothness_lets_them(metho
         "replace_agent", norm="l1", gradient_gap=1.0, smoothness=float(smoothness)
     )
     optimizer = Sgd(0.004, decay=0.8)
-    made = plan.make(config(method, Laplace(0.9), protect=given, optimizer=optimizer), MATRIX)
+    made = plan.make(
+        config(method, ScheduledLaplace(0.9), protect=given, optimizer=optimizer), MATRIX
+    )
     found = empirical_sensitivity(made, task, other, seeds=(0,))[0, :, 2]
     assert (found <= made.noise.moves * (1 + 1e-3) + 2e-4).all()
     assert (found > 0.1 * made.noise.moves).any()
@@ -278,12 +282,14 @@ def test_smooth_costs_move_no_farther_than_an_assumed_smoothness_lets_them(metho
 def test_references_and_methods_without_noise_refuse_it():
     for method in (EXTRA(), NIDS(), CorrelatedRandomness(), Encrypted()):
         with pytest.raises(ValueError, match="does not join"):
-            config(method, Laplace(0.9))
+            config(method, ScheduledLaplace(0.9))
     with pytest.raises(ValueError, match="does not join"):
         config(Tracking(5.0), noise.Independent(), budget=protect.Budget(1.0, delta=1e-5))
     with pytest.raises(ValueError, match="norm"):
         plan.make(
-            config(Tracking(5.0), Laplace(0.9), protect=protect.Protect("replace_agent", 0.5)),
+            config(
+                Tracking(5.0), ScheduledLaplace(0.9), protect=protect.Protect("replace_agent", 0.5)
+            ),
             MATRIX,
         )
 
@@ -308,7 +314,7 @@ def test_trackers_reach_the_optimum_under_constant_steps_and_dgd_does_not():
 
 
 def test_what_a_trace_reads_is_what_a_run_does():
-    made = plan.make(config(Tracking(5.0), Laplace(0.9)), MATRIX)
+    made = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
     task = fusion.problem(MADE)
     models = trace(made, task, seeds=(0, 3), read=_after)
     result = run(made, task, seeds=(0, 3), eval_every=1)

@@ -160,8 +160,8 @@ def test_no_replay_of_the_method_exceeds_its_accounted_loss():
             lambda x, c=curvature, s=signs: c * x + s,
             noise,
         )[:, 1]
-        assert pure.epsilon_of_moves(found, made.scales) <= accounted * (1 + 1e-9)
-        assert pure.epsilon_of_moves(found, made.scales / 2) > accounted * 1.9
+        assert pure.epsilon_of_sensitivities(found, made.scales) <= accounted * (1 + 1e-9)
+        assert pure.epsilon_of_sensitivities(found, made.scales / 2) > accounted * 1.9
 
 
 def test_bad_input_is_named():

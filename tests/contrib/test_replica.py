@@ -21,7 +21,7 @@ from dpjax.engine.host import local
 from dpjax.engine.run import run
 from dpjax.learning.samplers import Clients
 from dpjax.plans import plan
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs, mixing
@@ -36,7 +36,7 @@ def made(method, **changes):
     given = dict(
         protect=Protect("zero_out_record", clip_norm=1.0, attacker="aggregator"),
         sampler=Clients(EACH, 1, 1), optimizer=UpdateRule("adam", floor=1e-3).chain(0.1),
-        rounds=EACH, noise=Aggregate(1), budget=Budget(8.0, 1e-5), method=method,
+        rounds=EACH, noise=SumShares(1), budget=Budget(8.0, 1e-5), method=method,
     )  # fmt: skip
     return plan.make(plan.Config(**(given | changes)), COMPLETE)
 

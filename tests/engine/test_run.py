@@ -24,7 +24,7 @@ from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import noise, optimizers, plan
 from dpjax.plans.protect import Budget, Protect
-from dpjax.plans.scheduled import Normal
+from dpjax.plans.scheduled import ScheduledGaussian
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
 from tests.support import make_config, make_problem
@@ -166,7 +166,8 @@ def test_runs_under_strict_rank_promotion(method, network, small):
         if method == "tracking":
             problem_ = fusion.problem(fusion.make(6, seed=1, high=3.0))
             config = plan.Config(
-                method=Tracking(5.0), noise=Normal(0.9), budget=Budget(1.0, delta=1e-5), rounds=4,
+                method=Tracking(5.0), noise=ScheduledGaussian(0.9), rounds=4,
+                budget=Budget(1.0, delta=1e-5),
                 protect=Protect("replace_agent", clip_norm=0.5), sampler=samplers.Random(1),
                 optimizer=optimizers.Sgd(0.01, decay=0.8),
             )  # fmt: skip

@@ -16,7 +16,7 @@ from dpjax.learning.samplers import Clients
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs, mixing
@@ -153,7 +153,7 @@ def task():
 def config(relation, **changes):
     given = dict(
         protect=Protect(relation, clip_norm=CLIP, attacker="aggregator"), rounds=T,
-        sampler=Clients(M, EACH, EPOCHS, BATCH), optimizer=Sgd(0.5), noise=Aggregate(),
+        sampler=Clients(M, EACH, EPOCHS, BATCH), optimizer=Sgd(0.5), noise=SumShares(),
         budget=Budget(4.0, 1e-5), method=Federated(Trusted(), local_steps=3, local_step_size=RATE),
     )  # fmt: skip
     return plan.Config(**(given | changes))

@@ -398,7 +398,7 @@ def test_toeplitz_is_no_worse_than_its_neighbours(fields) -> None:
 def banded_inverses(participation: Participation) -> list[np.ndarray]:
     rounds = participation.rounds
     bisr = [banded.banded_inverse(participation, bands) for bands in {1, min(3, rounds), rounds}]
-    return bisr + [banded.one_step(participation, fraction) for fraction in (0, 0.5, 0.99)]
+    return bisr + [banded.one_lag(participation, fraction) for fraction in (0, 0.5, 0.99)]
 
 
 @pytest.mark.parametrize("fields", [(12, 3, 4), (12, 1, 12), (13, 2, 5), (1, 1, 1)])
@@ -432,7 +432,7 @@ def test_banded_inverse_of_all_bands_is_the_square_root_of_prefix_sums() -> None
 
 
 def test_one_step_takes_back_a_fraction_of_the_last_noise() -> None:
-    strategy = banded.one_step(Participation(6, 2, 3), 0.7)
+    strategy = banded.one_lag(Participation(6, 2, 3), 0.7)
     noise = np.linalg.inv(strategy)
     np.testing.assert_allclose(noise[1:, :-1].diagonal() / noise.diagonal()[1:], -0.7)
     assert abs(np.tril(noise, -2)).max() < 1e-14
@@ -442,7 +442,7 @@ def test_one_step_takes_back_a_fraction_of_the_last_noise() -> None:
     # At prefix sums it lies between independent noise and the optimum.
     participation, gram = Participation(64, 2, 32), workload.prefix_sum(64)
     none, half = (
-        temporal.objective(banded.one_step(participation, f), gram, participation)
+        temporal.objective(banded.one_lag(participation, f), gram, participation)
         for f in (0.0, 0.5)
     )
     assert temporal.solve(gram, participation).value < half < none
@@ -454,7 +454,7 @@ def test_rounds_of_banded_inverses_are_sums_over_few() -> None:
     participation = Participation(80, 2, 40)
     for strategy, width in (
         (banded.banded_inverse(participation, 5), 4),
-        (banded.one_step(participation, 0.9), 1),
+        (banded.one_lag(participation, 0.9), 1),
     ):
         route = rounds.route(strategy, 80)
         assert route.kind == "moving" and route.weights.shape == (80, width)
@@ -543,4 +543,4 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="bands is 13; give at most 12"):
         banded.banded_inverse(participation, 13)
     with pytest.raises(ValueError, match="fraction is 1"):
-        banded.one_step(participation, 1)
+        banded.one_lag(participation, 1)

@@ -23,7 +23,7 @@ from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, plan
 from dpjax.plans.integers import Discrete
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Aggregator
@@ -45,7 +45,7 @@ def task():
 
 
 def config(relation="zero_out_client", part=None, aggregate=None, **changes):
-    part = Aggregate() if part is None else part
+    part = SumShares() if part is None else part
     aggregate = Trusted(part.dropouts) if aggregate is None else aggregate
     given = dict(
         protect=Protect(relation, clip_norm=CLIP, attacker="aggregator"),
@@ -68,7 +68,7 @@ def test_the_loss_is_that_of_the_sum_with_the_fewest_shares(
     relation, moved, times, dropouts, colluders
 ):
     """Sums of k rounds as one vector: a mean shift over its covariance, inverted densely."""
-    made = plan.make(config(relation, Aggregate(dropouts, colluders)), COMPLETE)
+    made = plan.make(config(relation, SumShares(dropouts, colluders)), COMPLETE)
     deviation = float(made.noise.scale)
     # Every share of who is there and does not collude, over all rounds.
     shares = np.kron(np.eye(times), np.full((1, N - dropouts - colluders), deviation))
@@ -102,12 +102,12 @@ def test_the_noise_of_a_sum_is_what_the_guarantee_needs(monkeypatch):
         # Without noise every seed sends the same in the first round, but for its initial model.
         return made.guarantee.mu, float(np.mean(first.std(axis=0)))
 
-    mu, found = spread(Aggregate(dropouts=2))
+    mu, found = spread(SumShares(dropouts=2))
     needed = CLIP * math.sqrt(EPOCHS * EACH) / mu
     assert found == pytest.approx(needed, rel=0.05)
     # The broken twin: the shares of who is missing are counted.
-    monkeypatch.setattr(Aggregate, "cohort", lambda part, agents: Cohort(agents))
-    _, twin = spread(Aggregate(dropouts=2))
+    monkeypatch.setattr(SumShares, "cohort", lambda part, agents: Cohort(agents))
+    _, twin = spread(SumShares(dropouts=2))
     assert twin < 0.9 * needed
 
 
@@ -163,8 +163,8 @@ def test_nothing_else_is_counted_on_than_the_noise_is_for(field, value):
     [
         ({"aggregate": Sum()}, "shows single messages"),
         ({"aggregate": Trusted(2)}, "give dropouts=2"),
-        ({"part": Aggregate(3, 3)}, "may drop out or collude"),
-        ({"method": DSGD()}, "which noise Aggregate does not join"),
+        ({"part": SumShares(3, 3)}, "may drop out or collude"),
+        ({"method": DSGD()}, "which noise SumShares does not join"),
         ({"sampler": Random(1)}, "knows no clients"),
         ({"sampler": Cyclic(EPOCHS, M * EACH, 1)}, "knows no clients"),
         ({"rounds": T + 1}, "give rounds=12"),
@@ -179,7 +179,7 @@ def test_what_does_not_go_together_is_refused(change, message):
         plan.make(config(**change), COMPLETE)
 
 
-class Half(Aggregate):
+class Half(SumShares):
     """A user's own, which states half of its loss."""
 
     def unit(self, target):
@@ -189,7 +189,7 @@ class Half(Aggregate):
 @pytest.mark.mutant
 def test_shares_of_ones_own_state_at_least_the_loss_of_their_sum():
     for colluders in (0, 1):
-        part = type("Same", (Aggregate,), {})(0, colluders)
+        part = type("Same", (SumShares,), {})(0, colluders)
         assert plan.make(config(part=part), COMPLETE).guarantee.custom == ("Same",)
     with pytest.raises(ValueError, match=r"Half, which states mu .* at least s sqrt\(k / 1' F F"):
         plan.make(config(part=Half()), COMPLETE)
@@ -221,7 +221,7 @@ class Own(Aggregator):
 
 
 def test_an_aggregate_of_ones_own_joins_and_is_named():
-    for part, extra in ((Aggregate(1), {}), (Discrete(5, 1), {"budget": ZCDP})):
+    for part, extra in ((SumShares(1), {}), (Discrete(5, 1), {"budget": ZCDP})):
         made = plan.make(config(part=part, aggregate=Own(), **extra), COMPLETE)
         assert made.guarantee.custom == ("Own",)
         assert "relies on your own `Own`" in made.guarantee.statement()

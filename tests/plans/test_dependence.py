@@ -9,7 +9,7 @@ from jax.experimental import io_callback
 
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.federated import Federated
-from dpjax.algorithms.sketches import Fixed
+from dpjax.algorithms.sketches import FixedFrame
 from dpjax.plans import dependence
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.protocols import Emission
@@ -308,7 +308,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Talking(Fixed):
+class Talking(FixedFrame):
     """A sketch of one's own, whose encoder may talk to the host."""
 
     way: str = "pure"
@@ -322,4 +322,4 @@ def test_encoders_that_talk_to_the_host_are_refused(way):
     method = Federated(sketch=Talking(2, way=way))
     with pytest.raises(ValueError, match="_callback that gets what depends on data"):
         dependence.check(method, Sgd(0.1), (3, 3))
-    dependence.check(Federated(sketch=Fixed(2)), Sgd(0.1), (3, 3))
+    dependence.check(Federated(sketch=FixedFrame(2)), Sgd(0.1), (3, 3))

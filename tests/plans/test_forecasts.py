@@ -411,15 +411,15 @@ def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
     """A thousand scales stand in no message."""
     scales = tuple(0.99**k for k in range(400))
     config = plan.Config(
-        noise=scheduled.Laplace(scales), budget=protect.Budget(1.0, accountant="pure"),
+        noise=scheduled.ScheduledLaplace(scales), budget=protect.Budget(1.0, accountant="pure"),
         protect=protect.Protect("replace_agent", 1.0, norm="l1"), sampler=samplers.Random(1),
         optimizer=Sgd(0.1, decay=scales), rounds=400,
     )  # fmt: skip
     made = plan.make(config, network)
     assumed = protect.Protect("replace_agent", norm="l1", gradient_gap=0.5)
     wrong = [
-        ("noise is Laplace, of which no forecast", lambda: made.forecast(5)),
-        ("noise is Laplace, which no one factor says", lambda: made.factor),
+        ("noise is ScheduledLaplace, of which no forecast", lambda: made.forecast(5)),
+        ("noise is ScheduledLaplace, which no one factor says", lambda: made.factor),
         ("plan is laplace.*, .*write noise.scales", lambda: made.save(tmp_path / "x")),
         (
             "gradient_gap is 0.5, of which no forecast",
@@ -428,7 +428,7 @@ def test_what_noise_by_schedule_lacks_is_told_in_short(network, tmp_path):
             ).forecast(5),
         ),
         (
-            "noise is NoneType for a config with noise Laplace",
+            "noise is NoneType for a config with noise ScheduledLaplace",
             lambda: dataclasses.replace(made, noise=None),
         ),
         (
@@ -453,7 +453,7 @@ def test_a_plan_names_the_round_from_which_float32_loses_its_noise(network):
 
     def line(ratio):
         config = plan.Config(
-            noise=scheduled.Laplace(ratio), budget=protect.Budget(1.0, accountant="pure"),
+            noise=scheduled.ScheduledLaplace(ratio), budget=protect.Budget(1.0, accountant="pure"),
             protect=clipped, sampler=samplers.Random(1), optimizer=Sgd(0.1, decay=0.4), rounds=40,
             method=DPOP(),
         )  # fmt: skip

@@ -21,7 +21,7 @@ from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.learning.samplers import Random
 from dpjax.plans import plan
 from dpjax.plans.integers import Discrete, Lattice
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Emission, Method, Round
 from dpjax.transforms import noise
@@ -140,7 +140,7 @@ def test_opened_sums_have_the_noise_of_those_who_are_there(monkeypatch):
     one, noise = opened_noise(part, Trusted(2, (0, 4)), there, budget=ZCDP)
     assert stats.kstest(noise, stats.norm(0, 2).cdf).pvalue > 0.01
     assert stats.kstest(noise, stats.norm(0, 2.4).cdf).pvalue < 1e-3
-    _, real = opened_noise(Aggregate(dropouts=2), Trusted(2, (0, 4)), there)
+    _, real = opened_noise(SumShares(dropouts=2), Trusted(2, (0, 4)), there)
     assert stats.ks_2samp(noise, real).pvalue > 0.01
     assert stats.ks_2samp(noise, 1.25 * real).pvalue < 1e-3
     # What the guarantee takes: a move of `sensitivity` over four shares, in every round.
@@ -251,8 +251,8 @@ def test_a_plan_of_other_numbers_is_refused():
         ({"part": Discrete(SIZE, 3, 3)}, "may drop out or collude"),
         ({"method": DSGD()}, "which noise Discrete does not join"),
         ({"budget": Budget(2.0, DELTA)}, r"'gdp' with noise Discrete; give Budget\(.*'zcdp'\)"),
-        ({"part": Aggregate(), "budget": ZCDP}, "Aggregate; give .* 'gdp' or 'rdp'"),
-        ({"part": Aggregate(), "aggregate": Masked()}, "adds up whole numbers"),
+        ({"part": SumShares(), "budget": ZCDP}, "SumShares; give .* 'gdp' or 'rdp'"),
+        ({"part": SumShares(), "aggregate": Masked()}, "adds up whole numbers"),
         ({"aggregate": Masked(1)}, "give dropouts=1"),
         ({"aggregate": Masked(degree=8)}, "degree is 8"),
         ({"release": True}, "release is True"),

@@ -757,6 +757,6 @@ def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
     for row in compatibility.METHODS:
         assert any(hasattr(room, row.part) for room in METHODS), row.part
     labels = {row.label for row in compatibility.NOISES} | {"non_private"}
-    own = (PairKeys, ZeroSum, scheduled.Laplace, scheduled.Normal, noise.Aggregate,
+    own = (PairKeys, ZeroSum, noise.ScheduledLaplace, noise.ScheduledGaussian, noise.SumShares,
            noise.Polynomial, integers.Discrete)  # fmt: skip
     assert labels == {*noise.LABELS, *(part.label for part in own)}

@@ -196,7 +196,7 @@ def test_long_parameters_are_digests_in_labels():
     """Of two schedules that begin alike, too."""
     labels = set()
     for last in (0.5, 0.6):
-        part = noise.Laplace((*[1.0] * 19, last))
+        part = noise.ScheduledLaplace((*[1.0] * 19, last))
         protect = Protect("replace_agent", clip_norm=1.0, norm="l1")
         budget = Budget(8.0, accountant="pure")
         labels.add(make_config(noise=part, protect=protect, budget=budget).label)

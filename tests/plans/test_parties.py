@@ -25,7 +25,7 @@ from dpjax.learning import samplers
 from dpjax.plans import compatibility, noise, plan, scheduled, statements
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, ZeroSum
-from dpjax.plans.noise import Aggregate
+from dpjax.plans.noise import SumShares
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs, mixing
@@ -54,7 +54,7 @@ def apart():
 
 def by_schedule(part, method, **changes):
     """A plan whose noise has a scale by round."""
-    pure = isinstance(part, scheduled.Laplace)
+    pure = isinstance(part, scheduled.ScheduledLaplace)
     given = dict(
         noise=part, method=method, rounds=4, optimizer=Sgd(0.01, decay=0.9),
         budget=Budget(1.0, accountant="pure") if pure else Budget(1.0, 1e-5),
@@ -136,25 +136,25 @@ PLANS = {
         lambda: summed(noise.Independent(), "outsider", aggregate=Sum()),
     ],
     "laplace, normal: scales by schedule, D-SGD": [
-        lambda: by_schedule(scheduled.Laplace(0.9), DSGD()),
-        lambda: by_schedule(scheduled.Normal(0.9), DSGD()),
+        lambda: by_schedule(scheduled.ScheduledLaplace(0.9), DSGD()),
+        lambda: by_schedule(scheduled.ScheduledGaussian(0.9), DSGD()),
     ],
     "the same under tracking, DPOP, DGD": [
-        lambda: by_schedule(scheduled.Laplace(0.9), Tracking(5.0)),
-        lambda: by_schedule(scheduled.Laplace(0.9), DPOP()),
-        lambda: by_schedule(scheduled.Normal(0.9), DGD()),
+        lambda: by_schedule(scheduled.ScheduledLaplace(0.9), Tracking(5.0)),
+        lambda: by_schedule(scheduled.ScheduledLaplace(0.9), DPOP()),
+        lambda: by_schedule(scheduled.ScheduledGaussian(0.9), DGD()),
     ],
     "the same under pairs: Diff-TV-AB, PP-DOAGT": [
-        lambda: by_schedule(scheduled.Laplace(0.9), DiffTVAB()),
-        lambda: by_schedule(scheduled.Normal(0.9), GradientTracking()),
-        lambda: by_schedule(scheduled.Laplace(0.9), PPDOAGT()),
+        lambda: by_schedule(scheduled.ScheduledLaplace(0.9), DiffTVAB()),
+        lambda: by_schedule(scheduled.ScheduledGaussian(0.9), GradientTracking()),
+        lambda: by_schedule(scheduled.ScheduledLaplace(0.9), PPDOAGT()),
     ],
     "EXTRA, NIDS (references)": [lambda: bare(EXTRA()), lambda: bare(NIDS())],
     "correlated randomness": [lambda: bare(CorrelatedRandomness(until=3))],
     "encrypted differences (Paillier)": [lambda: bare(Encrypted())],
     "aggregate, discrete: secure sums": [
-        lambda: summed(Aggregate(colluders=1)),
-        lambda: summed(Aggregate(colluders=2), "outsider"),
+        lambda: summed(SumShares(colluders=1)),
+        lambda: summed(SumShares(colluders=2), "outsider"),
         lambda: summed(Discrete(5, colluders=1), budget=test_aggregate.ZCDP),
     ],
     "batches by coin flips (Poisson)": [
@@ -442,7 +442,7 @@ def test_one_agent_alone_has_no_other_participant():
 
 
 def test_agents_in_a_sum_count_as_colluders():
-    rows = {row.party: row for row in summed(Aggregate()).protection()}
+    rows = {row.party: row for row in summed(SumShares()).protection()}
     assert rows[ANOTHER].epsilon is None and "give colluders=1" in rows[ANOTHER].why
     assert rows[OUTSIDER].epsilon == rows[SERVER].epsilon == 2.0
 
@@ -470,7 +470,7 @@ def test_statements_of_designs_differ_in_who_is_protected():
 )
 def test_what_differs_over_rounds_is_named(changes, text):
     assert text in gossip(**changes).guarantee.statement()
-    by_round = by_schedule(scheduled.Normal(0.9), DSGD()).guarantee
+    by_round = by_schedule(scheduled.ScheduledGaussian(0.9), DSGD()).guarantee
     assert "with noise of a scale that changes by round against" in by_round.statement()
     both = by_round.followed_by(by_round, planned=True)
     assert "in phases with noise of their own against" in both.statement()
@@ -506,8 +506,8 @@ def test_a_delta_above_one_over_the_clients_warns():
     """Six places, three clients each."""
     made_for = Budget(2.0, 0.06)
     with pytest.warns(UserWarning, match="delta is 0.06 for 18 clients"):
-        summed(Aggregate(), budget=made_for)
-    summed(Aggregate(), budget=Budget(2.0, 0.05))
+        summed(SumShares(), budget=made_for)
+    summed(SumShares(), budget=Budget(2.0, 0.05))
 
 
 def test_a_run_warns_where_the_plan_did_not_know_its_records():

@@ -28,7 +28,7 @@ from dpjax.learning import samplers
 from dpjax.mechanism import laplace
 from dpjax.plans import noise, plan, protect, scheduled
 from dpjax.plans.optimizers import Chain, Sgd
-from dpjax.plans.scheduled import Laplace, Normal
+from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
 from dpjax.topology import graphs, mixing
 from tests.plans import toys
 
@@ -39,7 +39,8 @@ GAMMA, Q1, Q2 = 0.01, 0.8, 0.9
 
 def config(**changes):
     given = dict(
-        method=Tracking(5.0), noise=Laplace(Q2), budget=protect.Budget(1.0, accountant="pure"),
+        method=Tracking(5.0), noise=ScheduledLaplace(Q2),
+        budget=protect.Budget(1.0, accountant="pure"),
         protect=protect.Protect("replace_agent", gradient_gap=2.0, norm="l1"), rounds=T,
         sampler=samplers.Random(1), optimizer=Sgd(GAMMA, decay=Q1),
     )  # fmt: skip
@@ -48,7 +49,7 @@ def config(**changes):
 
 def normal(**changes):
     given = dict(
-        noise=Normal(Q2), budget=protect.Budget(1.0, delta=1e-5),
+        noise=ScheduledGaussian(Q2), budget=protect.Budget(1.0, delta=1e-5),
         protect=protect.Protect("replace_agent", gradient_gap=2.0),
     )  # fmt: skip
     return config(**(given | changes))
@@ -96,7 +97,7 @@ def test_methods_move_as_far_as_tables_of_them_say(method, name):
 
 def test_dsgd_under_laplace_noise_moves_by_twice_its_clip_norm_in_every_round():
     given = config(
-        method=DSGD(), noise=Laplace((1.0, 2.0, 4.0)), rounds=3,
+        method=DSGD(), noise=ScheduledLaplace((1.0, 2.0, 4.0)), rounds=3,
         protect=protect.Protect("replace_agent", 0.5, norm="l1"),
     )  # fmt: skip
     made = plan.make(given, MATRIX)
@@ -124,7 +125,8 @@ def test_a_run_says_from_which_round_on_which_share_of_messages_had_no_noise(mak
     made = plan.make(make(noise=kind(1.0), optimizer=Sgd(1e-5 * 0.0044 / float(unit))), MATRIX)
     assert made.noise.scales[1:] == pytest.approx(0.0044, rel=1e-3)
     assert "1.2e-7" not in repr(made)
-    for size, law in ((1e5, stats.laplace if kind is Laplace else stats.norm), (1.0, None)):
+    drawn = stats.laplace if kind is ScheduledLaplace else stats.norm
+    for size, law in ((1e5, drawn), (1.0, None)):
         task, told = near(size), []
 
         def watch(progress, told=told):
@@ -161,8 +163,10 @@ def _unchanged(passed):
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_an_entry_that_is_not_finite_hides_no_lost_noise(bad):
     """The other entry is near 1e5, where numbers are .0078 apart and noise is of .0044."""
-    unit = plan.make(config(noise=Laplace(1.0), optimizer=Sgd(1e-5)), MATRIX).noise.scales[1]
-    made = plan.make(config(noise=Laplace(1.0), optimizer=Sgd(1e-5 * 0.0044 / float(unit))), MATRIX)
+    part = ScheduledLaplace(1.0)
+    unit = plan.make(config(noise=part, optimizer=Sgd(1e-5)), MATRIX).noise.scales[1]
+    step = Sgd(1e-5 * 0.0044 / float(unit))
+    made = plan.make(config(noise=part, optimizer=step), MATRIX)
     task = dataclasses.replace(near(1e5), init=lambda _: jnp.array([bad, 1e5], jnp.float32))
     with pytest.warns(scheduled.LostNoiseWarning, match="from round 1 on up to 1 of"):
         result = run(made, task, seeds=(0,), eval_every=10)
@@ -187,7 +191,7 @@ def test_a_share_that_is_no_number_counts_as_all_of_it():
 
 def test_a_run_names_the_first_block_whose_noise_is_lost():
     """Scales that shrink below what numbers of size 300 keep in the middle of a run."""
-    shrinking = config(noise=Laplace(0.7), optimizer=Sgd(1e-3, decay=0.6))
+    shrinking = config(noise=ScheduledLaplace(0.7), optimizer=Sgd(1e-3, decay=0.6))
     made = plan.make(shrinking, MATRIX)
     limit = 2.0**-16 / -np.log(0.99)  # Numbers of 256 to 512 are 2^-15 apart.
     first = int(np.flatnonzero((made.noise.scales > 0) & (made.noise.scales < limit))[0]) + 1
@@ -232,7 +236,7 @@ def test_parts_that_do_not_go_together_are_refused_with_a_remedy():
         "epsilon": lambda: plan.make(
             config(budget=protect.Budget((1.0,) * N, accountant="pure")), MATRIX
         ),
-        "schedule": lambda: plan.make(config(noise=Laplace((1.0, 0.5))), MATRIX),
+        "schedule": lambda: plan.make(config(noise=ScheduledLaplace((1.0, 0.5))), MATRIX),
         "optimizer": lambda: config(optimizer=Chain(_adam, 0.1)),
         "release": lambda: config(release=True),
         "clip norm": lambda: protect.Protect("replace_agent", 1.0, gradient_gap=1.0),
@@ -248,7 +252,7 @@ def test_parts_that_do_not_go_together_are_refused_with_a_remedy():
         with pytest.raises(ValueError, match=name):
             make()
     with pytest.raises(ValueError, match="schedule"):
-        Laplace(1.5)
+        ScheduledLaplace(1.5)
     with pytest.raises(ValueError, match="decay has 2"):
         config(optimizer=Sgd(0.1, decay=(1.0, 0.5)))
 
@@ -272,7 +276,7 @@ def test_what_given_scales_cost_is_the_budget_that_gives_them():
 def test_averaged_models_are_of_messages_and_cost_what_these_do(method):
     clipped = protect.Protect("replace_agent", 0.5, norm="l1")
     both = [
-        plan.make(config(method=one, protect=clipped, noise=Laplace(1.0)), MATRIX)
+        plan.make(config(method=one, protect=clipped, noise=ScheduledLaplace(1.0)), MATRIX)
         for one in (method, Average(method, decay=1.0))
     ]
     np.testing.assert_array_equal(*(made.noise.scales for made in both))
@@ -289,7 +293,7 @@ def _models_sent(passed):
 def test_rounds_without_noise_are_those_whose_payload_does_not_move():
     """Two long steps, the models averaged without noise between; seen one round late."""
     steps = (1.0, 0.0, 0.0, 0.25, 0.0, 0.0)
-    given = config(noise=Laplace((0.0, 1.0, 0.0, 0.0, 0.5, 0.0)), rounds=6,
+    given = config(noise=ScheduledLaplace((0.0, 1.0, 0.0, 0.0, 0.5, 0.0)), rounds=6,
                    optimizer=Sgd(GAMMA, decay=steps))  # fmt: skip
     made = plan.make(given, MATRIX)
     assert (made.noise.scales > 0).tolist() == [False, True, False, False, True, False]
@@ -298,7 +302,7 @@ def test_rounds_without_noise_are_those_whose_payload_does_not_move():
     assert np.isfinite(result.metrics["residual"]).all()
     for scales in ((1.0, 0.0, 0.0, 0.5, 0.0, 0.0), (0.0,) * 6, (0.0, 1.0, 0.0, 0.0, -0.5, 0.0)):
         with pytest.raises(ValueError, match="schedule"):
-            plan.make(dataclasses.replace(given, noise=Laplace(scales)), MATRIX)
+            plan.make(dataclasses.replace(given, noise=ScheduledLaplace(scales)), MATRIX)
 
 
 @pytest.mark.slow
@@ -325,7 +329,10 @@ def test_optimal_parts_leave_the_error_that_they_predict():
 @pytest.mark.slow
 def test_plans_of_several_budgets_and_schedules_run_side_by_side():
     plans = [
-        plan.make(config(noise=Laplace(ratio), budget=protect.Budget(e, accountant="pure")), MATRIX)
+        plan.make(
+            config(noise=ScheduledLaplace(ratio), budget=protect.Budget(e, accountant="pure")),
+            MATRIX,
+        )
         for ratio, e in ((0.9, 1.0), (0.95, 3.0))
     ]
     task = fused()
@@ -361,7 +368,7 @@ def ratios(halved):
     """Log likelihood ratios of all messages, under the problem and under its neighbour."""
     given = config(
         protect=protect.Protect("replace_agent", gradient_gap=GAP, norm="l1"),
-        optimizer=Sgd(0.1, decay=0.1), noise=Laplace(0.5), rounds=3,
+        optimizer=Sgd(0.1, decay=0.1), noise=ScheduledLaplace(0.5), rounds=3,
         budget=protect.Budget(EPSILON * (2 if halved else 1), accountant="pure"),
     )  # fmt: skip
     made = plan.make(given, TWO)
@@ -420,7 +427,7 @@ def test_shifts_of_the_audit_are_those_of_replayed_messages(method, shifts):
             # A clip far beyond these gradients: what is a user's own is under no assumed gap.
             protect=protect.Protect("replace_agent", 500 * GAP, norm="l1"), rounds=3,
             budget=protect.Budget(1000 * EPSILON, accountant="pure"),
-            optimizer=Sgd(0.1, decay=0.1), noise=Laplace(0.5), method=method,
+            optimizer=Sgd(0.1, decay=0.1), noise=ScheduledLaplace(0.5), method=method,
         ),
         TWO,
     )  # fmt: skip
@@ -437,8 +444,8 @@ def test_an_assumed_gap_is_of_one_gradient_as_it_is():
     """Combinations of gradients move by more than one, and nothing is clipped behind them."""
     for method in (DiSK(kappa=0.1), PMLF(length=2, beta=0.5), Average(DiSK(kappa=0.1))):
         with pytest.raises(ValueError, match="gradient_gap"):
-            config(method=method, noise=Laplace(1.0))
-    assert config(method=DSGD(), noise=Laplace(1.0)).protect.gradient_gap == 2.0
+            config(method=method, noise=ScheduledLaplace(1.0))
+    assert config(method=DSGD(), noise=ScheduledLaplace(1.0)).protect.gradient_gap == 2.0
 
 
 def heavy(self, ctx, public_state, carry, received):
@@ -485,7 +492,7 @@ class Louder(DSGD):
 
 
 @dataclasses.dataclass(frozen=True)
-class Longer(Laplace):
+class Longer(ScheduledLaplace):
     """Another class of noise."""
 
 
@@ -522,7 +529,11 @@ def test_a_users_method_has_plain_steps_and_wide_models():
     task = fused()
     narrow = dataclasses.replace(task, init=lambda key: jnp.zeros(2, jnp.bfloat16), apart=False)
     with pytest.raises(ValueError, match="bfloat16"):
-        run(plan.make(config(method=DSGD(), noise=Laplace(1.0)), MATRIX), narrow, seeds=(0,))
+        run(
+            plan.make(config(method=DSGD(), noise=ScheduledLaplace(1.0)), MATRIX),
+            narrow,
+            seeds=(0,),
+        )
 
 
 def test_weights_that_float32_loses_count_as_lost():
@@ -562,7 +573,7 @@ def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
 
 def test_scales_that_float32_has_not_are_refused():
     with pytest.raises(ValueError, match="scale is .*e-3[1-9]; .* from 1e-30"):
-        plan.make(config(noise=Laplace(0.09), optimizer=Sgd(GAMMA, decay=0.05)), MATRIX)
+        plan.make(config(noise=ScheduledLaplace(0.09), optimizer=Sgd(GAMMA, decay=0.05)), MATRIX)
 
 
 def test_one_message_alone_shows_nothing():
