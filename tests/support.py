@@ -132,6 +132,12 @@ def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arr
     )
 
 
+def retargeted(made, guarantee=None, **changes):
+    """The plan for another config, mixing matrix or counts, audited again."""
+    target = dataclasses.replace(made.target, **changes)
+    return dataclasses.replace(made, target=target, guarantee=guarantee or made.guarantee)
+
+
 def with_factor(made, factor):
     """The plan with another factor in its noise, audited again."""
     noise_ = None if factor is None else Factored(factor, made.strategy, made.design)

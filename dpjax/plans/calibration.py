@@ -39,6 +39,9 @@ from dpjax.transforms import rounds as rounds_
 
 __all__: list[str] = []
 
+Mixing = Float[np.ndarray, "*p n n"] | scipy.sparse.csr_array
+"""W or a schedule of them."""
+
 _REMEDY = "make the plan from one config with plan.make"
 _AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
 """Fields of losses that may be stated larger than they are; all others must agree."""
@@ -122,7 +125,7 @@ class Target:
     """
 
     config: Config
-    mixing: Any
+    mixing: Mixing
     counts: Int[np.ndarray, " n"] | None = None
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import design as design_
 from dpjax.plans import calibration, compatibility
-from dpjax.plans.calibration import Calibrated, Target
+from dpjax.plans.calibration import Calibrated, Mixing, Target
 from dpjax.plans.config import Config
 from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
@@ -56,13 +56,9 @@ class Plan:
     `dpjax.engine.run` does.
 
     Attributes:
-        config: What it was made from.
-        mixing: [n, n] or [P, n, n] mixing matrix, float64, dense or a ``scipy.sparse.csr_array``.
+        target: The config on its network, with the agents' numbers of records.
         noise: The noise as it will run; None when non-private.
         guarantee: What the run guarantees.
-        counts: [n] records of each agent, which those of a run must equal. The sampler must know
-            them for Poisson-sampled batches, whose loss depends on them, and full ones; else they
-            may be None.
 
     Raises:
         ValueError: If the audit fails.
@@ -75,31 +71,31 @@ class Plan:
         ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=100,
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
         ... )
-        >>> one = plan.make(config, np.full((3, 3), 1 / 3))
-        >>> one.agents, one.guarantee.epsilon, sorted(one.arrays)
+        >>> free = plan.make(config, np.full((3, 3), 1 / 3))
+        >>> free.agents, free.guarantee.epsilon, sorted(free.arrays)
         (3, inf, ['mixing', 'step_size'])
     """
 
-    config: Config
-    mixing: Any
+    target: Target
     noise: Calibrated | None
     guarantee: Guarantee
-    counts: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Audit the parts against each other, on copies that nobody can change afterwards."""
         noise: Any = self.noise
         if dataclasses.is_dataclass(noise):
-            values = {one.name: getattr(noise, one.name) for one in dataclasses.fields(noise)}
-            arrays = {name: fixed(v) for name, v in values.items() if isinstance(v, np.ndarray)}
+            arrays = {}
+            for field in dataclasses.fields(noise):
+                value = getattr(noise, field.name)
+                if isinstance(value, np.ndarray):
+                    arrays[field.name] = fixed(value)
             noise = dataclasses.replace(noise, **arrays)  # type: ignore[type-var]
-        target, stated = self.target, self.guarantee
+        stated = self.guarantee
         if own := compatibility.custom(type(self), stated):
             stated = stated.replace(custom=tuple(dict.fromkeys(stated.custom + own)))
-        _validate.assign(
-            self, mixing=target.mixing, counts=target.counts, noise=noise, guarantee=stated
-        )
-        calibration.audit(target, noise, stated)
+        _validate.assign(self, noise=noise, guarantee=stated)
+        # A second computation on purpose, from the very arrays that run.
+        calibration.audit(self.target, noise, stated)
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
@@ -128,9 +124,28 @@ class Plan:
         return f"<p>{_html.escape(repr(self))}</p>{self.protection()._repr_html_()}"
 
     @property
+    def config(self) -> Config:
+        """What the plan was made from."""
+        return self.target.config
+
+    @property
+    def mixing(self) -> Mixing:
+        """[n, n] or [P, n, n] mixing matrix, float64, dense or a ``scipy.sparse.csr_array``."""
+        return self.target.mixing
+
+    @property
+    def counts(self) -> np.ndarray | None:
+        """[n] records of each agent, which those of a run must equal.
+
+        The sampler must know them for Poisson-sampled batches, whose loss depends on them, and
+        full ones; else they may be None.
+        """
+        return self.target.counts
+
+    @property
     def agents(self) -> int:
         """Number of agents n."""
-        return self.mixing.shape[-1]
+        return self.target.agents
 
     def protection(self) -> parties.Protection:
         """Who is protected from whom: a row for each party, printed as a table.
@@ -185,11 +200,6 @@ class Plan:
     def sampler(self) -> Sampler:
         """Which records take part; it knows how many there are where it must."""
         return self.target.sampler
-
-    @functools.cached_property
-    def target(self) -> Target:
-        """The config on its network: what the noise is made for."""
-        return Target(self.config, self.mixing, self.counts)
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
@@ -448,29 +458,32 @@ def make(
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
         ... )
         >>> from dpjax.topology import graphs, mixing
-        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
-        >>> round(made.guarantee.epsilon, 6), made.guarantee.attacker
+        >>> private = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
+        >>> round(private.guarantee.epsilon, 6), private.guarantee.attacker
         (10.0, 'outsider')
-        >>> round(float(made.factor[0, 0]), 2)
+        >>> round(float(private.factor[0, 0]), 2)
         10.0
     """
-    target = ideal = Target(config, mixing, counts)
-    pieces = {"design": design, "strategy": strategy}
-    pieces = {name: piece for name, piece in pieces.items() if piece is not None}
+    target = Target(config, mixing, counts)
+    pieces: dict[str, design_.Design | np.ndarray] = {}
+    if design is not None:
+        pieces["design"] = design
+    if strategy is not None:
+        pieces["strategy"] = strategy
     if pieces and not isinstance(config.noise, Correlated):
         raise ValueError(
             f"{' and '.join(pieces)} is given for noise {config.label!r}, which has none"
         )
     if config.noise is None:
-        return Plan(config, target.mixing, None, Guarantee.none(config.rounds), target.counts)
+        return Plan(target, None, Guarantee.none(config.rounds))
     calibration.check_delta(config, target.agents, target.counts)
+    ideal = target
     if config.release:
-        less = dataclasses.replace(config, budget=target.budget.without_reserve())
-        ideal = Target(less, target.mixing, target.counts)
+        # The reserve pays for what finite precision adds, which only a run knows.
+        smaller = dataclasses.replace(config, budget=target.budget.without_reserve())
+        ideal = Target(smaller, target.mixing, target.counts)
     noise = config.noise.calibrate(ideal, **pieces)
-    return Plan(
-        config, target.mixing, noise, calibration.guarantee_of(target, noise), target.counts
-    )
+    return Plan(target, noise, calibration.guarantee_of(target, noise))
 
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")

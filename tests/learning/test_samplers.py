@@ -18,7 +18,7 @@ from dpjax.plans import compatibility, plan
 from dpjax.protocols import Draw
 from dpjax.topology import graphs, mixing
 from tests.plans import draws
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, retargeted
 
 N = 4
 RING = mixing.metropolis_hastings(graphs.ring(N))
@@ -116,7 +116,7 @@ def test_counts_are_needed_and_are_those_of_the_problem():
     with pytest.raises(ValueError, match=r"counts is None for sampler Full.*counts=shards"):
         plan.make(config, RING)
     with pytest.raises(ValueError, match="counts is None"):
-        dataclasses.replace(made(), counts=None)
+        retargeted(made(), counts=None)
     with pytest.raises(ValueError, match=r"the problem has \[24, 24, 24, 24\]"):
         run(made(), make_problem(N), seeds=[0])
     with pytest.raises(ValueError, match="records is None"):

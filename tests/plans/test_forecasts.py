@@ -22,7 +22,7 @@ from dpjax.learning.problem import Problem
 from dpjax.plans import links, noise, plan, protect, scheduled, statements
 from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing
-from tests.support import diagonal, make_config, make_problem
+from tests.support import diagonal, make_config, make_problem, retargeted
 
 PRIVATE = [name for name in noise.LABELS if name != "non_private"]
 UNITS = [
@@ -293,7 +293,7 @@ def test_polynomials_of_any_number_of_agents_have_a_forecast(monkeypatch):
         relation="replace_agent", batch_size=4, mu=made.guarantee.mu, delta=1e-5,
     )  # fmt: skip
     dense = forecast.forecast(1, factor=made.factor, **given)
-    exact = spread_of(dataclasses.replace(made, mixing=made.mixing.toarray()))
+    exact = spread_of(retargeted(made, mixing=made.mixing.toarray()))
     monkeypatch.setattr("dpjax.plans.polynomial._DENSE", 9)
     large = plan.make(config, ring)
     found = large.forecast(1)

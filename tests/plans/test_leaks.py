@@ -14,7 +14,7 @@ from dpjax.engine.run import run
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import optimizers, plan
 from dpjax.protocols import Emission, Exchange, Method, Received
-from tests.support import make_config
+from tests.support import make_config, retargeted
 
 frozen = dataclasses.dataclass(frozen=True)
 
@@ -112,7 +112,7 @@ def test_no_way_around_the_noise(network, method):
         plan.make(make_config(method=method), network)
     made = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="method shows"):
-        dataclasses.replace(made, config=make_config(method=method))
+        retargeted(made, config=make_config(method=method))
 
 
 @frozen

@@ -43,7 +43,7 @@ from dpjax.protocols import Answer
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, retargeted
 
 METHODS = (
     average,
@@ -179,7 +179,7 @@ def test_less_noise_than_is_stated_is_refused(network, make):
     assert dataclasses.replace(made, noise=more).guarantee == made.guarantee
     protect = dataclasses.replace(made.config.protect, attacker="coalition", nodes=(0, 1))
     with pytest.raises(ValueError, match="guarantee.attacker is 'node'"):
-        dataclasses.replace(made, config=dataclasses.replace(made.config, protect=protect))
+        retargeted(made, config=dataclasses.replace(made.config, protect=protect))
 
 
 @pytest.mark.mutant
@@ -201,7 +201,7 @@ def test_a_coalition_is_part_of_the_guarantee(network):
     assert made.guarantee.nodes == (1, 3) and "coalition of 1, 3" in made.guarantee.caption()
     protect = dataclasses.replace(made.config.protect, nodes=(2, 4))
     with pytest.raises(ValueError, match=r"guarantee.nodes is \(1, 3\)"):
-        dataclasses.replace(made, config=dataclasses.replace(made.config, protect=protect))
+        retargeted(made, config=dataclasses.replace(made.config, protect=protect))
 
 
 def test_what_one_attacker_keeps_from_another_counts_for_both(network):

@@ -18,7 +18,7 @@ from dpjax.plans import calibration, noise, plan
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Protect
 from dpjax.topology import graphs, mixing
-from tests.support import diagonal, make_config, with_factor
+from tests.support import diagonal, make_config, retargeted, with_factor
 
 
 def oracle_delta(mu, epsilon):
@@ -88,7 +88,7 @@ def test_swapped_config_is_refused(network, field, value):
     made = plan.make(make_config(), network)
     changed = make_config(**{field: value})
     with pytest.raises(ValueError, match="guarantee"):
-        dataclasses.replace(made, config=changed)
+        retargeted(made, config=changed)
 
 
 @pytest.mark.mutant
@@ -100,7 +100,7 @@ def test_swapped_relation_in_the_guarantee_is_refused(network):
     # Noise for zero-out, everything labelled replacement: the audit computes twice the mu.
     config = make_config(relation="replace_record")
     with pytest.raises(ValueError, match="guarantee states epsilon"):
-        dataclasses.replace(made, config=config, guarantee=stronger)
+        retargeted(made, config=config, guarantee=stronger)
 
 
 @pytest.mark.mutant
@@ -297,7 +297,7 @@ def test_mixing_that_does_not_average_is_refused(network):
             plan.make(make_config(), matrix)
     made = plan.make(make_config(), network)
     with pytest.raises(ValueError, match="mixing"):
-        dataclasses.replace(made, mixing=2 * network)
+        retargeted(made, mixing=2 * network)
 
 
 def test_sensitivity_is_that_of_the_rounded_coefficients():

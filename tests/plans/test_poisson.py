@@ -19,7 +19,7 @@ from dpjax.plans.links import PairKeys
 from dpjax.plans.protect import Protect
 from dpjax.topology import graphs, mixing
 from tests.plans.draws import audit
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, retargeted
 
 RING = mixing.metropolis_hastings(graphs.ring(4))
 EQUAL = np.full(4, 24)
@@ -149,15 +149,15 @@ def test_understated_plans_are_refused():
         less = dataclasses.replace(plan.noise, factor=plan.factor * np.float32(0.99))
         dataclasses.replace(plan, noise=less)
     with pytest.raises(ValueError, match="guarantee states rates"):
-        dataclasses.replace(plan, counts=EQUAL - 1)
+        retargeted(plan, counts=EQUAL - 1)
     with pytest.raises(ValueError, match="counts is None"):
-        dataclasses.replace(plan, counts=None)
+        retargeted(plan, counts=None)
     more = dataclasses.replace(plan.config, sampler=Poisson(4.1, 6))
     with pytest.raises(ValueError, match="guarantee states rates"):
-        dataclasses.replace(plan, config=more)
+        retargeted(plan, config=more)
     twice = dataclasses.replace(plan.config, rounds=40)
     with pytest.raises(ValueError, match="guarantee.rounds"):
-        dataclasses.replace(plan, config=twice)
+        retargeted(plan, config=twice)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_sampler_that_draws_more_often_than_it_says_is_refused(kind):
 
 
 def test_runs_and_what_the_capacity_does_to_them():
-    whole = dataclasses.replace(made(), config=config(sampler=Poisson(4.0, 24)))
+    whole = retargeted(made(), config=config(sampler=Poisson(4.0, 24)))
     # Of a model's own sum, rounding of a pass lowers the clip norm, and passes differ.
     task = dataclasses.replace(make_problem(4), weighted=None)
     small, large = (run(one, task, seeds=[0, 1], eval_every=10) for one in (made(), whole))
