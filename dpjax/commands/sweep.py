@@ -22,9 +22,10 @@ import numpy as np
 from dpjax import _files, _numerics, _validate, _workers
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.parties import epsilon_text
-from dpjax.engine import checkpoint, inputs
+from dpjax.engine import arguments, checkpoint
 from dpjax.engine.run import ScanDriver, run
 from dpjax.engine.state import RunSchedule, RunState
+from dpjax.engine.statics import shared_parts
 from dpjax.learning import parameters
 from dpjax.learning.problem import Problem
 from dpjax.plans import compatibility
@@ -191,7 +192,7 @@ def sweep(
         points.setdefault(_replaced(config, point), point)
     if any(one.release for one in points):
         raise ValueError("config is a release, which runs once; give release=False to try values")
-    problems, seeds = inputs.check_tasks(problem, seeds)
+    problems, seeds = arguments.check_tasks(problem, seeds)
     options = {"seeds": seeds, "eval_every": eval_every, "devices": devices}
     groups: dict[Any, list[Config]] = {}
     for one in points:
@@ -328,7 +329,7 @@ def _plans(group: Sequence[Config], mixing: Any, problems: Sequence[Problem]) ->
 
 def _joined(plans: Sequence[Plan]) -> list[list[int]]:
     """Numbers of the plans of each run: of those that share what plans of one run must."""
-    parts = [inputs.shared_parts(plan) for plan in plans]
+    parts = [shared_parts(plan) for plan in plans]
     firsts = [number for number, part in enumerate(parts) if part not in parts[:number]]
     return [[i for i, part in enumerate(parts) if part == parts[first]] for first in firsts]
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import inputs as inputs_
+from dpjax.engine import arguments
 from dpjax.engine.host import check_delivered
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Outgoing, Statics
@@ -68,7 +68,7 @@ class Replica:
     """
 
     def __init__(self, plan: Plan, problem: Problem, seed: int = 0):
-        self._inputs = Inputs.of(*inputs_.check(plan, problem, (seed,)))
+        self._inputs = Inputs.of(*arguments.check_run(plan, problem, (seed,)))
         self.round, self.rounds = 0, plan.config.rounds
         self._expected = _received(self._inputs)
         state = self._inputs.initial(self._inputs.start(None, 1), self._inputs.batch_keys)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpjax.engine import inputs as inputs_
+from dpjax.engine import arguments
 from dpjax.engine.inputs import Inputs
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
@@ -66,7 +66,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
         >>> traffic.of(made, quadratics(6))
         Traffic(numbers=2.0, bytes=8.0, links=12)
     """
-    inputs = Inputs.of(*inputs_.check(plan, problem, (0,)))
+    inputs = Inputs.of(*arguments.check_run(plan, problem, (0,)))
     exchange = inputs.statics.method.exchange
     matrix = plan.mixing if plan.mixing.ndim == 2 else np.abs(plan.mixing).max(axis=0)
     links = int(np.count_nonzero(matrix - np.diag(np.diagonal(matrix))))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dpjax import _files, _validate
-from dpjax.engine import inputs, processes, program
+from dpjax.engine import arguments, processes, program
 from dpjax.engine.state import RunSchedule, RunState
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
@@ -131,14 +131,15 @@ def estimate(
     _validate.flag("progress", progress)
     began = time.perf_counter()
     say("preparing and compiling the rounds")
-    tasks = plans, _, seeds = inputs.check(plans, problem, seeds)
+    tasks = plans, _, seeds = arguments.check_run(plans, problem, seeds)
     schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
     run = RunState.first(tasks, schedule, devices, phase=0, start=None, throwaway_key=True)
     data = run.inputs
     processes.collected(program.final_models(data.statics, False, run.state))
     blocks = np.zeros_like(schedule.blocks(0).data)
     at = time.perf_counter()
-    held, added = data.compiled([program.advance.trace(*run.arguments, blocks)], run.state)
+    traced = program.advance.trace(*run.arguments, blocks)
+    held, added = data.memory.check_programs([traced], run.state)
     # A last chunk of another number of blocks is compiled for itself.
     repeats = len({len(variant.data) for variant in schedule.variants})
     setup = time.perf_counter() - began + (repeats - 1) * (time.perf_counter() - at)
@@ -174,9 +175,10 @@ def estimate(
             break
     each = max(statistics.mean(many) - single, 0.0) / more
     measures = max(single - each, 0.0) / len(blocks) * len(schedule.marks)
-    _, most, limit = data.memory()
+    usage = data.memory.usage()
     return Estimate(
-        memory=max(most, held + added), limit=limit, held=held, added=added, setup_seconds=setup,
+        memory=max(usage.peak, held + added), limit=usage.limit, held=held, added=added,
+        setup_seconds=setup,
         round_seconds=each + measures / schedule.total, rounds=schedule.total,
         runs=len(plans) * len(seeds),
     )  # fmt: skip

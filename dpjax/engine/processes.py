@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from dpjax import _validate
 from dpjax._numerics import AGENTS
 
 __all__: list[str] = []
@@ -41,6 +42,38 @@ class Padded:
     array: Any
     axis: int = field(metadata={"static": True})
     length: int = field(metadata={"static": True})
+
+
+def agent_mesh(n: int, devices: int | None) -> Mesh | None:
+    """Make a one-dimensional mesh for n agents.
+
+    Args:
+        n: Number of agents.
+        devices: How many of `jax.devices()` to use; None or one device is no mesh.
+
+    Returns:
+        The mesh with the one axis `AGENTS`, or None for a single device.
+
+    Raises:
+        ValueError: If there are fewer devices or agents, or for less than all devices of several
+            processes.
+    """
+    available = jax.devices()
+    if (joined := jax.process_count()) > 1 and devices != len(available):
+        raise ValueError(
+            f"devices is {devices} in {joined} processes that jax.distributed joined; give all of "
+            f"theirs, devices={len(available)}"
+        )
+    if devices is None:
+        return None
+    _validate.integer(
+        "devices", devices, most=len(available),
+        remedy=f"this process has {len(available)}, choose 1 to {len(available)} (on CPUs the "
+        "variable JAX_NUM_CPU_DEVICES, set before JAX starts, is how many it has)",
+    )  # fmt: skip
+    if devices > n:
+        raise ValueError(f"devices is {devices} for {n} agents; choose 1 to {n}")
+    return None if devices == 1 else Mesh(np.asarray(available[:devices]), (AGENTS,))
 
 
 def place(tree: Any, mesh: Mesh | None, axis: int | None, agents: int | None = None) -> Any:

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from dpjax import _files, _validate
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.engine import arguments, host, processes, program, result
 from dpjax.engine import checkpoint as checkpoint_
-from dpjax.engine import host, inputs, processes, program, result
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.host import HostDriver, Transport
 from dpjax.engine.result import Progress, Result
@@ -146,7 +146,7 @@ def run(
         ['0.00', '0.00']
     """
     with processes.together() as calls:
-        tasks = plans, problems, seeds = inputs.check(plans, problem, seeds)
+        tasks = plans, problems, seeds = arguments.check_run(plans, problem, seeds)
         checkpoint_.check_storage(plans, checkpoint, key_file)
         _check_options(checkpoint_seconds, progress, callback)
         schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
@@ -176,7 +176,7 @@ def run(
         identity = _identity(plans, problems, seeds, options, at, start is not None, traced)
     with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
         if not storage.ended:
-            data.compiled(traced, at.state)  # Before a release has a key.
+            data.memory.check_programs(traced, at.state)  # Before a release has a key.
         at.open(storage)
         _say(progress, at.done and f"resumed at round {at.done:,}")
         meter = Meter(len(plans) * len(seeds))
@@ -227,7 +227,7 @@ def _identity(
     """The identity of a run that is stored; without a start, models follow from the problem's."""
     custom, data = at.state.models if started else None, at.inputs
     values = processes.collected(((data.models, custom), data.arrays, at.state.memory))
-    return checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.devices)
+    return checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.memory.devices)
 
 
 class ScanDriver:

@@ -10,8 +10,9 @@ from jaxtyping import Int
 
 from dpjax import _validate
 from dpjax.engine import keys, processes, program
+from dpjax.engine.arguments import check_device
 from dpjax.engine.checkpoint import Storage
-from dpjax.engine.inputs import Inputs, check_device
+from dpjax.engine.inputs import Inputs
 from dpjax.engine.processes import place
 from dpjax.engine.program import Blocks, zeros
 from dpjax.engine.step import LOST, NOT_FINITE
@@ -167,7 +168,7 @@ class RunState:
         """The state of a run before its first round; a release has a throwaway key until `open`.
 
         Args:
-            tasks: Plans, problems and seeds, from `dpjax.engine.inputs.check`.
+            tasks: Plans, problems and seeds, from `dpjax.engine.arguments.check_run`.
             schedule: The rounds.
             devices: To spread the agents over, or None.
             phase: Number of the run among several in a row.

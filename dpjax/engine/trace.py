@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import inputs as inputs_
+from dpjax.engine import arguments as arguments_
 from dpjax.engine import keys
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Statics, start_key
@@ -96,7 +96,7 @@ def trace(
     inputs, arguments = _prepared(plan, problem, seeds, rounds)
     given = inputs.statics, read, *arguments, None
     # What is read of all rounds is held at once.
-    inputs.compiled([_traced.trace(*given)], inputs.models)
+    inputs.memory.check_programs([_traced.trace(*given)], inputs.models)
     return jax.device_get(_traced(*given))
 
 
@@ -142,7 +142,7 @@ def empirical_sensitivity(
         >>> float(trace.empirical_sensitivity(plan, same, same, seeds=[0]).max())
         0.0
     """
-    inputs_.check_tasks([problem, neighbour], (0, 1))
+    arguments_.check_tasks([problem, neighbour], (0, 1))
     inputs, arguments = _prepared(plan, problem, seeds, rounds)
     noisy = _traced(inputs.statics, _payloads, *arguments, None).noisy
     # Both by one program: another would round in other places.
@@ -165,7 +165,7 @@ def _payloads(passed: Passed) -> Passed:
 
 def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Inputs, tuple[Any, ...]]:
     """The inputs, and the arguments of the traced program: the number of rounds, arrays, keys."""
-    plans, problems, seeds = inputs_.check(plan, problem, seeds)
+    plans, problems, seeds = arguments_.check_run(plan, problem, seeds)
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
     if plans[0].config.release:

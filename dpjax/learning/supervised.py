@@ -262,7 +262,8 @@ def _metrics(
         rest = [leaf[whole:] for leaf in evaluation]
 
         def of_agent(one: Any) -> Any:
-            of_part = functools.partial(summed, parameters.merge(one, frozen))
+            params = one if frozen is None else parameters.merge(one, frozen)
+            of_part = functools.partial(summed, params)
             if size == records:
                 total, outputs = of_part(evaluation)
             else:

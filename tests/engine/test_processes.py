@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
-from dpjax.engine import inputs, processes
+from dpjax.engine import arguments, processes
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import ROOT, load_script, make_config
@@ -157,10 +157,10 @@ def test_what_processes_cannot_do_is_refused(monkeypatch):
     matrix = mixing.metropolis_hastings(graphs.ring(8))
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(ValueError, match="devices is None in 2 processes .* devices=8"):
-        inputs.agent_mesh(8, None)
+        processes.agent_mesh(8, None)
     release = plan.make(make_config(release=True), matrix)
     with pytest.raises(ValueError, match="release is True in 2 processes"):
-        inputs.check_device([release], 8)
+        arguments.check_device([release], 8)
 
 
 def test_values_of_one_process_are_its_own():

@@ -10,7 +10,7 @@ import pytest
 
 from dpjax import _numerics
 from dpjax.data import partition
-from dpjax.engine import inputs, processes, program
+from dpjax.engine import processes, program
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
 from dpjax.learning import query, samplers
@@ -28,13 +28,13 @@ KEY = jax.random.key(3, impl="threefry2x32")
 
 
 def test_one_device_is_no_mesh():
-    assert inputs.agent_mesh(24, None) is None
-    assert inputs.agent_mesh(24, 1) is None
+    assert processes.agent_mesh(24, None) is None
+    assert processes.agent_mesh(24, 1) is None
 
 
 @pytest.mark.parametrize("agents", [24, 20])
 def test_agents_are_spread_and_padded(agents):
-    mesh = inputs.agent_mesh(agents, 8)
+    mesh = processes.agent_mesh(agents, 8)
     array = np.arange(2.0 * agents).reshape(2, agents).astype(np.float32)
     placed = processes.place(array, mesh, 1)
     (leaf,) = jax.tree.leaves(placed)
@@ -48,13 +48,13 @@ def test_agents_are_spread_and_padded(agents):
 
 def test_more_devices_than_agents_are_refused():
     with pytest.raises(ValueError, match="devices is 8 for 5 agents; choose 1 to 5"):
-        inputs.agent_mesh(5, 8)
+        processes.agent_mesh(5, 8)
 
 
 @pytest.mark.parametrize("devices", [0, 9, -1, True])
 def test_devices_that_are_not_there(devices):
     with pytest.raises(ValueError, match="devices is .*this process has 8"):
-        inputs.agent_mesh(24, devices)
+        processes.agent_mesh(24, devices)
 
 
 def random_matrix(graph, rng):
@@ -84,7 +84,7 @@ def test_rows_are_exchanged_as_the_dense_product_needs(name, devices, monkeypatc
     matrix = np.stack([random_matrix(GRAPHS[name](rng), rng) for _ in range(rounds)])
     matrix = matrix if rounds > 1 else matrix[0]
     whole = gossip.neighbours(matrix, np.float32)
-    parts = gossip.partitioned(whole, inputs.agent_mesh(matrix.shape[-1], devices))
+    parts = gossip.partitioned(whole, processes.agent_mesh(matrix.shape[-1], devices))
     values = rng.normal(size=(matrix.shape[-1], 3)).astype(np.float32)
 
     @jax.jit

@@ -11,6 +11,7 @@ import pytest
 from dpjax.data import partition
 from dpjax.engine import host, inputs, keys
 from dpjax.engine.run import run
+from dpjax.engine.statics import make_statics
 from dpjax.learning.query import AgentQuery, Copies, Drawn, Keyed, RecordQuery
 from dpjax.learning.samplers import Cyclic, Full, Poisson
 from dpjax.learning.supervised import supervised
@@ -140,7 +141,7 @@ def test_one_record_moves_the_sum_by_the_clip_norm_whatever_the_copies(number):
 
 
 def prepared(one, task):
-    return inputs.make_statics((one,), (task,)), inputs.stacked_data((task,))
+    return make_statics((one,), (task,)), inputs.stacked_data((task,))
 
 
 def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):

@@ -31,6 +31,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import inputs
 from dpjax.engine.run import run
+from dpjax.engine.statics import make_statics
 from dpjax.engine.trace import trace
 from dpjax.learning.samplers import Poisson
 from dpjax.plans import calibration, compatibility, integers, noise, plan, scheduled
@@ -213,7 +214,7 @@ def test_what_one_attacker_keeps_from_another_counts_for_both(network):
 
 def step_of(made, gradients):
     """One plan's algorithm on given gradients."""
-    statics = inputs.make_statics((made,), (make_problem(made.agents),))
+    statics = make_statics((made,), (make_problem(made.agents),))
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((made,)))
 
     class Given:

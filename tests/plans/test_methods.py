@@ -23,6 +23,7 @@ from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import inputs, keys, program
 from dpjax.engine.run import run
+from dpjax.engine.statics import make_statics
 from dpjax.engine.step import Data
 from dpjax.learning import samplers
 from dpjax.learning.query import Drawn
@@ -117,7 +118,7 @@ def problem():
 
 def parts(one):
     """Statics and arrays of one plan, as a run has them."""
-    statics = inputs.make_statics((one,), (problem(),))
+    statics = make_statics((one,), (problem(),))
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((one,)))
     return statics, arrays
 

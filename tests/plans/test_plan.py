@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 import dpjax as dp
 from dpjax.data import partition
-from dpjax.engine import inputs
+from dpjax.engine.statics import make_statics
 from dpjax.learning import samplers
 from dpjax.mechanism import design
 from dpjax.mechanism.participation import Participation
@@ -327,6 +327,6 @@ def test_plans_that_differ_are_told_apart_as_they_were_given(network, small):
         for design in ("independent", "mafalda", "non_private")
     )
     with pytest.raises(ValueError, match=r"differ in noise \('independent' and 'mafalda'\)"):
-        inputs.make_statics((bare, one, other), (small,))
-    both = [inputs.make_statics(plans, (small,)) for plans in ((bare, one), (one, bare), (one,))]
+        make_statics((bare, one, other), (small,))
+    both = [make_statics(plans, (small,)) for plans in ((bare, one), (one, bare), (one,))]
     assert both[0] == both[1] == both[2]

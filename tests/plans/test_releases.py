@@ -17,7 +17,7 @@ from dpjax.accounting import budget, finite, gdp, views
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.data import partition
 from dpjax.data.partition import Partition
-from dpjax.engine import inputs, keys, program
+from dpjax.engine import arguments, keys, program
 from dpjax.engine.run import run
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
@@ -373,7 +373,7 @@ def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path
 def on(platform, monkeypatch):
     """Let runs go to devices of that platform."""
     mesh = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
-    monkeypatch.setattr(inputs, "agent_mesh", lambda n, devices: mesh)
+    monkeypatch.setattr(arguments, "agent_mesh", lambda n, devices: mesh)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_a_release_on_a_gpu_asks_for_deterministic_operations(
     monkeypatch.setenv("XLA_FLAGS", flags)
     # Where arrays go counts, not which backend there is besides.
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    inputs.check_device([made], None)
+    arguments.check_device([made], None)
     on("gpu", monkeypatch)
     # XLA has read its flags by the time that anybody could set them here.
     with pytest.raises(
@@ -396,17 +396,17 @@ def test_a_release_on_a_gpu_asks_for_deterministic_operations(
     ):
         run(made, small, seeds=[0], devices=2, key_file=tmp_path / "key")
     assert not (tmp_path / "key").exists()
-    inputs.check_device([plan.make(make_config(rounds=2), network)], None)
+    arguments.check_device([plan.make(make_config(rounds=2), network)], None)
     for words in ("=true", "=1", "", '="True"'):
         monkeypatch.setenv("XLA_FLAGS", f"{flags} --xla_gpu_deterministic_ops{words}")
-        inputs.check_device([made], None)
+        arguments.check_device([made], None)
 
 
 def test_a_release_runs_on_processors_whose_sums_are_known(network, monkeypatch):
     on("tpu", monkeypatch)
     with pytest.raises(ValueError, match="release is True on a tpu, whose float64"):
-        inputs.check_device([plan.make(make_config(release=True, rounds=2), network)], 2)
-    inputs.check_device([plan.make(make_config(rounds=2), network)], 2)
+        arguments.check_device([plan.make(make_config(release=True, rounds=2), network)], 2)
+    arguments.check_device([plan.make(make_config(rounds=2), network)], 2)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +425,7 @@ def test_a_release_under_fast_math_is_refused(flag, tmp_path, network, small, mo
     assert not (tmp_path / "key").exists()
     for words in (f"--xla_{flag}=false", f"--xla_{flag} --xla_{flag}=0", str(tmp_path / "none")):
         monkeypatch.setenv("XLA_FLAGS", words)
-        inputs.check_device([made], None)
+        arguments.check_device([made], None)
 
 
 def total(w, x, y):

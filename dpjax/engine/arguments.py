@@ -1,0 +1,177 @@
+"""The arguments of a run: plans, problems, seeds and devices that fit."""
+
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpjax import _validate
+from dpjax.engine.processes import agent_mesh
+from dpjax.learning import parameters
+from dpjax.learning.problem import Problem
+from dpjax.plans.plan import Plan
+from dpjax.topology import nodes
+
+__all__: list[str] = []
+
+
+def check_run(
+    plans: Any, problem: Any, seeds: Any
+) -> tuple[tuple[Plan, ...], tuple[Problem, ...], tuple[int, ...]]:
+    """Check that plans, problems and seeds fit.
+
+    Args:
+        plans: One plan or several.
+        problem: One problem, or one for each seed that differs in its data alone.
+        seeds: Whole numbers below 2**32, each once.
+
+    Returns:
+        All as tuples.
+
+    Raises:
+        ValueError: Naming what does not fit.
+    """
+    plans = tuple(plans) if isinstance(plans, list | tuple) else (plans,)
+    if not plans or not all(isinstance(plan, Plan) for plan in plans):
+        kinds = ", ".join(type(plan).__name__ for plan in plans)
+        raise ValueError(f"plans is [{kinds}]; give one or more from plans.plan.make")
+    labels: dict[str, Any] = {}
+    for plan in plans:
+        label, noise = plan.config.label, plan.config.noise
+        if labels.setdefault(label, noise) != noise:
+            raise ValueError(
+                f"plans have two noise designs that are called {label!r}, which a result could "
+                "not tell apart; give each a name of its own, or run each alone"
+            )
+    problems, seeds = check_tasks(problem, seeds)
+    if any(plan.config.release for plan in plans) and len(plans) * len(seeds) != 1:
+        raise ValueError(
+            f"a release came with {len(plans)} plans and {len(seeds)} seeds, which would share raw "
+            "noise; run one plan with one seed"
+        )
+    for problem in problems:
+        _check_counts(plans, problem)
+    return plans, problems, seeds
+
+
+def check_tasks(problem: Any, seeds: Any) -> tuple[tuple[Problem, ...], tuple[int, ...]]:
+    """Check problems and seeds alone, as `check_run` does.
+
+    Args:
+        problem: One problem, or one for each seed.
+        seeds: Whole numbers.
+    """
+    problems = tuple(problem) if isinstance(problem, list | tuple) else (problem,)
+    if isinstance(seeds, str | bytes) or not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds is {_validate.shown(seeds)}; give whole numbers, such as [0]")
+    seeds = tuple(_validate.integer("seeds", seed, least=0, most=2**32 - 1) for seed in seeds)
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise ValueError(f"seeds is {seeds}; give at least one, each once")
+    if len(problems) not in (1, len(seeds)):
+        raise ValueError(
+            f"problem is {len(problems)} problems for {len(seeds)} seeds; give one, or one a seed"
+        )
+    for problem in problems:
+        if not isinstance(problem, Problem):
+            raise ValueError(
+                f"problem is {type(problem).__name__}; give a learning.problem.Problem"
+            )
+        if problem is not problems[0]:
+            _check_alike(problem, problems[0])
+    return problems, seeds
+
+
+def _check_alike(problem: Problem, first: Problem) -> None:
+    """Refuse a problem of another seed that differs in more than its data."""
+    names = ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart", "local")
+    alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
+    alike["frozen values"] = parameters.same(problem.frozen, first.frozen)
+    shapes = [_shapes(task) for task in (problem, first)]
+    alike["the shapes of its arrays"] = shapes[0] == shapes[1]
+    if differing := [name for name, same in alike.items() if not same]:
+        raise ValueError(
+            f"problem differs in {differing[0]} between seeds; only values of data may differ"
+        )
+
+
+def _shapes(problem: Problem) -> Any:
+    """The shapes of a problem's arrays."""
+    partition = problem.partition
+    arrays = problem.x, problem.y, partition.indices, partition.counts, problem.evaluation
+    return jax.tree.map(np.shape, arrays)
+
+
+def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
+    """Refuse agents or records that plans are not for, and samplers that cannot draw these."""
+    counts, names = problem.partition.counts, problem.partition.names
+    for plan in plans:
+        if plan.agents != problem.agents:
+            raise ValueError(
+                f"the plan is for {plan.agents} agents, the problem has {problem.agents}; "
+                "partition the data over the network's agents"
+            )
+        if plan.counts is not None and not np.array_equal(plan.counts, counts):
+            planned, actual = (_validate.shown(each.tolist()) for each in (plan.counts, counts))
+            text = f"the plan is for {planned} records of the agents, the problem has {actual}"
+            raise ValueError(f"{text}; make it with counts=shards.counts")
+    if problem.partition.origin == "private" and any(plan.config.release for plan in plans):
+        raise ValueError(
+            "partition is made from private values (labels in partition.dirichlet), so that a "
+            "record that changes moves others to other agents, which no release covers; deal "
+            'records by partition.iid, by_size or by_owner ("iid" or "owner" in a file of '
+            "settings), or give release=False"
+        )
+    titles = None if names is None else [nodes.title(names, i) for i in range(len(names))]
+    plans[0].sampler.check(counts, titles)
+
+
+def check_device(plans: Sequence[Plan], devices: Any) -> None:
+    """Check that a release runs on devices whose sums are exact and repeatable.
+
+    XLA reads XLA_FLAGS once, when it starts. This check cannot distinguish flags that Python sets
+    later, which have no effect: set them before Python starts.
+
+    Args:
+        plans: The plans.
+        devices: To spread the agents over, or None.
+
+    Raises:
+        ValueError: For a release on neither a CPU nor a GPU, under flags that let compiled code
+            take nan for a number, or on a GPU without deterministic operations.
+    """
+    if not any(plan.config.release for plan in plans):
+        return
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"release is True in {jax.process_count()} processes, each of which would hold the "
+            "noise key; run a release in one"
+        )
+    mesh = agent_mesh(plans[0].agents, devices)
+    used = [*jnp.zeros(()).devices(), *(() if mesh is None else mesh.devices.flat)]
+    platforms = {device.platform for device in used}
+    if unknown := sorted(platforms - {"cpu", "gpu"}):
+        text = "whose float64 may be coarser than 2^-53; run releases on a CPU or a GPU"
+        raise ValueError(f"release is True on a {unknown[0]}, {text}")
+    flags, exact = _flags(), "--xla_gpu_deterministic_ops"
+    if fast := [name for name, on in flags.items() if on and "enable_fast_" in name]:
+        text = "under which nan may pass for a number; leave it out before Python starts"
+        raise ValueError(f"release is True with {fast[0]} in XLA_FLAGS, {text}")
+    if "gpu" in platforms and not flags.get(exact, False):
+        raise ValueError(
+            "release is True on a gpu, whose sums differ from one time to the next; set "
+            f"XLA_FLAGS={exact}=true before Python starts, since XLA reads it once"
+        )
+
+
+def _flags() -> dict[str, bool]:
+    """XLA's flags by name, whether they are on; the last one counts."""
+    text = os.environ.get("XLA_FLAGS", "")
+    if text and text[0] != "-" and not text[0].isspace():  # The name of a file of flags.
+        text = Path(text).read_text(encoding="utf-8") if Path(text).is_file() else ""
+    pairs = (word.partition("=") for word in shlex.split(text))
+    return {name: not equal or on.lower() in ("true", "1") for name, equal, on in pairs}
