@@ -483,6 +483,11 @@ class _Described(Protocol):
         return False
 
     @property
+    def sketches_gradients(self) -> bool:
+        """Whether it compresses single gradients, so that a query forms each of them."""
+        return False
+
+    @property
     def entries(self) -> int:
         """The fewest entries of a model on which it runs."""
         return 1

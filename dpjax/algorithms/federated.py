@@ -112,6 +112,11 @@ class Federated(Method):
         return Server(self.aggregate)
 
     @property
+    def sketches_gradients(self) -> bool:
+        """Whether there is a sketch."""
+        return self.sketch is not None
+
+    @property
     def entries(self) -> int:
         """The fewest entries of a model, which the sketch needs."""
         return 1 if self.sketch is None else self.sketch.entries

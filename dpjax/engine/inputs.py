@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray
 
 from dpjax import _numerics, _validate
 from dpjax.data.partition import blocks, local
@@ -18,7 +19,6 @@ from dpjax.engine.processes import agent_mesh, mine, place, place_own, whole
 from dpjax.engine.statics import make_statics
 from dpjax.engine.step import Data, Statics
 from dpjax.learning.problem import Problem
-from dpjax.learning.query import AgentQuery
 from dpjax.plans import statements
 from dpjax.plans.plan import Plan
 from dpjax.protocols import State
@@ -111,19 +111,20 @@ class Inputs:
             The share r, 0 where agents are clipped. The largest power of two as a pass length for
             which r is at most `statements.LIMIT`; None where there is none, or outside a release.
         """
-        if isinstance(self.statics.query, AgentQuery):
-            return 0.0, None
         query: Any = self.statics.query_of(self.data.frozen)
 
-        def batch(data: Data, key: Any) -> Any:
+        def batch(data: Data, key: PRNGKeyArray) -> Any:
             return self.statics.batch(whole(data), key, key, jnp.int32(0))
 
-        data, key = self.statics.of_first_seed(self.data), self.batch_keys[0]
-        shapes = self._agents_models(), jax.eval_shape(batch, data, key)
+        data = self.statics.of_first_seed(self.data)
+        shapes = self._agents_models(), jax.eval_shape(batch, data, self.batch_keys[0])
         share = query.share(*shapes)
-        lengths = [2**p for p in range(17, -1, -1)] if release and share > statements.LIMIT else []
-        shares = ((m, dataclasses.replace(query, microbatch=m).share(*shapes)) for m in lengths)
-        return share, next((m for m, one in shares if one <= statements.LIMIT), None)
+        if release and share > statements.LIMIT:
+            for power in range(17, -1, -1):
+                shorter = dataclasses.replace(query, microbatch=2**power)
+                if shorter.share(*shapes) <= statements.LIMIT:
+                    return share, 2**power
+        return share, None
 
     def start(self, values: Any, plans: int) -> Any:
         """Models to start from, leaves [S, V, n, ...], on the agents' devices.

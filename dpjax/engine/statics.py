@@ -5,10 +5,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from dpjax import _numerics, _validate
+from dpjax import _validate
 from dpjax.engine.step import Statics
 from dpjax.learning.problem import Problem
-from dpjax.learning.query import AgentQuery, RecordQuery
 from dpjax.plans.plan import Plan
 
 __all__: list[str] = []
@@ -22,50 +21,51 @@ def make_statics(
     Args:
         plans: At least one.
         problems: One, or one a seed.
-        mesh: From `agent_mesh`.
+        mesh: From `dpjax.engine.processes.agent_mesh`.
 
     Raises:
         ValueError: For plans that differ in what they must share.
     """
     # Without noise the factor is zero, so that draws add nothing.
     noisy = next((plan for plan in plans if plan.noise is not None), plans[0])
-    shared = shared_parts(noisy)
     for plan in plans:
-        for name, value in shared_parts(plan).items():
-            if value != shared[name] and not (name == "noise" and value is None):
-                named = "label" if name == "noise" else name
-                one, two = (getattr(each.config, named, None) for each in (noisy, plan))
-                one, two = map(_validate.shown, (one, two) if one != two else (shared[name], value))
-                raise ValueError(
-                    f"plans differ in {name} ({one} and {two}); use dp.sweep, or run each alone"
-                )
-    task, protect, sampler = problems[0], noisy.config.protect, shared["sampler"]
-    clip: Any = {name: getattr(protect, name) for name in ("clip_norm", "clipping", "per_layer")}
-    clip |= {"copies": task.variants}
-    query: AgentQuery | RecordQuery
-    if protect.clips == "record":
-        clip |= {"microbatch": protect.microbatch, "capacity": sampler.capacity}
-        query = RecordQuery(task.loss, task.weighted, **clip)
-    else:
-        params = jax.eval_shape(task.init, jax.random.key(0))
-        clip |= {"norm": protect.norm, "one_by_one": _numerics.one_by_one(params)}
-        query = AgentQuery(task.loss, task.batch_loss, **clip)
+        _check_shared(plan, noisy)
+    problem = problems[0]
+    protect = noisy.config.protect
+    query = protect.query(problem, noisy.sampler.capacity)
     # A sketch is of single gradients, whatever the model sums.
-    formed = query.one_by_one or getattr(shared["method"], "sketch", None) is not None
+    forms_gradients = query.one_by_one or noisy.method.sketches_gradients
     return Statics(
         agents=noisy.agents,
-        method=shared["method"],
+        method=noisy.method,
         query=query,
-        sampler=sampler,
-        optimizer=shared["optimizer"],
-        divisor=sampler.divisor if protect.clips == "record" else 1,
-        privatizer=shared["noise"],
-        metrics=task.metrics,
+        sampler=noisy.sampler,
+        optimizer=noisy.config.optimizer.shared(),
+        divisor=noisy.sampler.divisor if protect.clips == "record" else 1,
+        privatizer=noisy.privatizer,
+        metrics=problem.metrics,
         mesh=mesh,
-        sequential=formed and jax.default_backend() == "cpu",
+        sequential=forms_gradients and jax.default_backend() == "cpu",
         data_per_seed=len(problems) > 1,
         release=plans[0].config.release,
     )
+
+
+def _check_shared(plan: Plan, noisy: Plan) -> None:
+    """Refuse a plan that differs from another in what they must share; it may lack the noise."""
+    shared = shared_parts(noisy)
+    for name, value in shared_parts(plan).items():
+        if value == shared[name] or (name == "noise" and value is None):
+            continue
+        # The config's own word for a part says more than the part.
+        field = "label" if name == "noise" else name
+        values = [getattr(config, field, None) for config in (noisy.config, plan.config)]
+        if values[0] == values[1]:
+            values = [shared[name], value]
+        first, second = map(_validate.shown, values)
+        raise ValueError(
+            f"plans differ in {name} ({first} and {second}); use dp.sweep, or run each alone"
+        )
 
 
 def shared_parts(plan: Plan) -> dict[str, Any]:

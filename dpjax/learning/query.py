@@ -229,6 +229,11 @@ class AgentQuery:
         values = (jnp.mean(each).astype(jnp.float32) for each in diagnostics)
         return Answer(clipped, dict(zip(self.metrics, values, strict=True)))
 
+    def share(self, models: Any, batch: Any) -> float:
+        """Zero: one gradient an agent is clipped as it is rounded; see `RecordQuery.share`."""
+        del models, batch
+        return 0.0
+
     def merging(self, frozen: Any) -> "AgentQuery":
         """The query of models that lack these leaves, whose gradients are not taken.
 

@@ -5,12 +5,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _validate
+from dpjax import _numerics, _validate
 from dpjax.accounting import budget
 from dpjax.accounting.records import Threat
+from dpjax.learning.problem import Problem
+from dpjax.learning.query import AgentQuery, RecordQuery
 
 __all__ = ["Budget", "Protect"]
 
@@ -136,6 +139,36 @@ class Protect(Threat):
     def clips(self) -> Literal["agent", "record"]:
         """Of what the gradient is clipped: a client's is that of the agent whose place it has."""
         return budget.clips(self.relation)
+
+    def query(self, problem: Problem, capacity: int | None) -> AgentQuery | RecordQuery:
+        """The query that clips a problem's gradients.
+
+        Args:
+            problem: The problem.
+            capacity: The sampler's records in one pass; None where batches have one size.
+        """
+        if self.clips == "record":
+            return RecordQuery(
+                problem.loss,
+                problem.weighted,
+                self.clip_norm,
+                self.clipping,
+                self.microbatch,
+                copies=problem.variants,
+                per_layer=self.per_layer,
+                capacity=capacity,
+            )
+        params = jax.eval_shape(problem.init, jax.random.key(0))
+        return AgentQuery(
+            problem.loss,
+            problem.batch_loss,
+            self.clip_norm,
+            self.clipping,
+            copies=problem.variants,
+            per_layer=self.per_layer,
+            norm=self.norm,
+            one_by_one=_numerics.one_by_one(params),
+        )
 
     @property
     def sensitivity(self) -> float:
