@@ -24,12 +24,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 __all__ = [
     "Aggregator",
-    "Algorithm",
     "Answer",
     "Draw",
     "Emission",
     "Exchange",
-    "Info",
     "IntegerEncoded",
     "Method",
     "Networked",
@@ -77,8 +75,9 @@ class State(NamedTuple):
         models: Models for gradients, agent-stacked, or the server's alone with a leading axis
             of 1.
         memory: The rest that a method keeps: optimizer, tracking variables, server state.
-        secret: The privatizer's state: noise keys and past noise. All plans of a seed share it. It
-            is never in a checkpoint, and is drawn again on resume; no method ever reads it.
+        secret: The privatizer's state (noise keys and past noise) and the key of secret batches.
+            All plans of a seed share it. It is never in a checkpoint, and is drawn again on resume;
+            no method ever reads it.
         round: Rounds done.
 
     Example:
@@ -108,41 +107,6 @@ class PublicState(NamedTuple):
 
     models: Models
     memory: Memory
-
-
-class Info(NamedTuple):
-    """Diagnostics of one round; unused ones cost nothing under jit.
-
-    Attributes:
-        metrics: Scalars of the round by name. Not private.
-        messages: The messages on the links, as an attacker sees them; with a leading axis of gossip
-            steps where there are several.
-
-    Example:
-        >>> from dpjax.protocols import Info
-        >>> Info(metrics={"clipped": 0.1}, messages=()).metrics["clipped"]
-        0.1
-    """
-
-    metrics: Mapping[str, Float[Array, ""]]
-    messages: Message
-
-
-class Algorithm(NamedTuple):
-    """A pair of pure functions, which engine and tests call alike.
-
-    Attributes:
-        init: ``init(models, key=None) -> State``; the key is public, for methods that draw one.
-        step: ``step(key, state, batch) -> (State, Info)``, one round.
-
-    Example:
-        >>> from dpjax.protocols import Algorithm
-        >>> Algorithm(lambda models: models, lambda key, state, batch: (state, None)).init(3)
-        3
-    """
-
-    init: Callable[..., State]
-    step: Callable[[PRNGKeyArray, State, Batch], tuple[State, Info]]
 
 
 class Answer(NamedTuple):

@@ -1,9 +1,11 @@
 """A small problem and its plans, shared by the rooms' tests."""
 
 import dataclasses
+import functools
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ import pytest
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.engine.step import make_step
+from dpjax.engine.step import RoundDraw, Start, make_rounds
 from dpjax.learning.samplers import Cyclic, Random
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
@@ -107,6 +109,37 @@ def make_config(**changes):
     return Config(**(made | parts), **given)
 
 
+class Algorithm(NamedTuple):
+    """`Rounds` whose models, keys and batches a test gives: ``step(key, state, batch)``."""
+
+    init: Any
+    outgoing: Any
+    incoming: Any
+    step: Any
+
+
+def make_algorithm(method, arrays, **parts):
+    """`make_rounds` of given keys and batches."""
+    return _algorithm(functools.partial(make_rounds, method, arrays, **parts))
+
+
+def algorithm_of(statics, arrays, noise_key):
+    """The rounds of a run's parts, of given keys and batches."""
+    return _algorithm(functools.partial(statics.rounds, arrays, noise_key))
+
+
+def _algorithm(make):
+    def rounds(key, batch):
+        return make(draw=lambda _: RoundDraw(key, batch))
+
+    return Algorithm(
+        lambda models, key=None: make(draw=None, start=Start(models, key)).init(),
+        lambda key, state, batch: rounds(key, batch).outgoing(state),
+        lambda key, state, batch, *others: rounds(key, batch).incoming(state, *others),
+        lambda key, state, batch: rounds(key, batch).step(state),
+    )
+
+
 def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arrays):
     """A method on given gradients, ``gradient(model, batch)`` of one agent, without any clip.
 
@@ -122,7 +155,7 @@ def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arr
     def query(models, batch, encode=None):
         return Answer(jax.vmap(gradient)(models, batch))
 
-    return make_step(
+    return make_algorithm(
         DSGD() if method is None else method,
         {"mixing": jnp.asarray(matrix), **arrays},
         query=query,

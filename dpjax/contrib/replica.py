@@ -23,7 +23,7 @@ from dpjax._numerics import compiled
 from dpjax.engine import arguments
 from dpjax.engine.host import check_delivered
 from dpjax.engine.inputs import Inputs
-from dpjax.engine.step import Data, Outgoing, Statics
+from dpjax.engine.step import Data, Outgoing, RoundDraw, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 from dpjax.protocols import State
@@ -255,9 +255,9 @@ def _replayed(
     """Models and memory after a round."""
     one = jax.tree.map(lambda leaf: leaf[0], arrays)
     # The privatizer reads sums of another form, by public keys; no noise is drawn here.
-    cut = statics.halves(one, batch_keys[0], frozen)
+    drawn = RoundDraw(jax.random.fold_in(batch_keys[0], round), None)
+    rounds = statics.rounds(one, batch_keys[0], lambda _: drawn, frozen=frozen)
     models, memory = state
     now = State(models, memory, (), round)
-    key = jax.random.fold_in(batch_keys[0], round)
-    new = cut.incoming(key, now, None, Outgoing((), (), {}, ()), received)
+    new = rounds.incoming(now, Outgoing((), (), {}, ()), received)
     return new.models, new.memory

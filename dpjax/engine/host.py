@@ -20,9 +20,9 @@ from dpjax._numerics import compiled
 from dpjax.engine import program
 from dpjax.engine.checkpoint import Storage, digest
 from dpjax.engine.state import RunState, not_finite
-from dpjax.engine.step import Halves, Outgoing, Statics
+from dpjax.engine.step import Outgoing, Rounds, Statics, finite_leaves
 from dpjax.plans.plan import Plan
-from dpjax.protocols import State
+from dpjax.protocols import Message, State
 from dpjax.topology import mixing
 
 __all__ = ["Transport", "local"]
@@ -199,8 +199,8 @@ def _outgoing(statics: Statics, *arguments: Any) -> Any:
     """The stacked messages of a round, and the sums of metrics with those of the round."""
     *inputs, sums = arguments
 
-    def half(halves: Halves, key: Any, state: State, batch: Any) -> Any:
-        sent = halves.outgoing(key, state, batch)
+    def half(rounds: Rounds, state: State) -> Any:
+        sent = rounds.outgoing(state)
         return sent._replace(metrics={}), program.reported(statics, sent.metrics)
 
     sent, reported = program.each_run(
@@ -215,8 +215,8 @@ def _incoming(statics: Statics, *arguments: Any) -> State:
     """The stacked state of the run after it has received its messages."""
     *inputs, sent, received = arguments
 
-    def half(halves: Halves, key: Any, state: State, batch: Any, sent: Any, received: Any) -> Any:
-        return halves.incoming(key, state, batch, sent, received)
+    def half(rounds: Rounds, state: State, sent: Outgoing, received: Message) -> State:
+        return rounds.incoming(state, sent, received)
 
     received = jax.tree.map(lambda leaf: leaf[None, None], received)
     slots = lambda axes: ((_sent_axes(axes), 0), axes)  # noqa: E731
@@ -308,8 +308,7 @@ def check_delivered(subject: str, received: Any, expected: Any) -> None:
         raise ValueError(f"{subject} {actual}, the method's exchange delivers {right}; give that")
 
 
-def _not_finite(tree: Any) -> list[str]:
-    """Places of leaves with numbers that are not finite; whole numbers always are."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    reals = [(at, leaf) for at, leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return [jax.tree_util.keystr(at) for at, leaf in reals if not np.isfinite(leaf).all()]
+def _not_finite(message: Message) -> list[str]:
+    """Places of leaves with numbers that are not finite."""
+    places = finite_leaves(message, np.isfinite)
+    return [place for place, is_finite in places.items() if not is_finite]

@@ -22,9 +22,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._numerics import AGENTS, compiled, fold_in
+from dpjax._numerics import AGENTS, compiled
 from dpjax.engine.processes import place, whole
-from dpjax.engine.step import LOST, NOT_FINITE, Data, Halves, Statics, start_key
+from dpjax.engine.step import LOST, NOT_FINITE, Data, Rounds, Secret, Statics
 from dpjax.protocols import IntegerEncoded, PublicState, State
 
 __all__: list[str] = []
@@ -143,11 +143,11 @@ def each_run(
     *others: Any,
     axes: Callable[[State], tuple[Any, Any]],
 ) -> Any:
-    """Call ``function(halves, round_key, state, batch, *others)`` for every seed and plan.
+    """Call ``function(rounds, state, *others)`` for every seed and plan.
 
     Args:
         statics: What is static.
-        function: Of a round of one run.
+        function: Of the rounds of one run.
         inputs: Arrays stacked over V plans, data, the stacked state, and the [S] keys of the
             batches and of the noise.
         others: More arguments.
@@ -161,12 +161,12 @@ def each_run(
     plan_by_plan = sequential or statics.mesh is not None
 
     def of_seed(state: State, batch_key: Any, noise_key: Any, data: Data, *others: Any) -> Any:
-        round_key = fold_in(batch_key, state.round)
-        batch = statics.batch(data, batch_key, noise_key, state.round)
+        # Once for all plans, which may run one after the other.
+        drawn = statics.draw(data, batch_key, state)
 
         def of_plan(state: State, arrays: Any, *others: Any) -> Any:
-            halves = statics.halves(arrays, noise_key, data.frozen)
-            return function(halves, round_key, state, batch, *others)
+            rounds = statics.rounds(arrays, noise_key, lambda _: drawn, frozen=data.frozen)
+            return function(rounds, state, *others)
 
         in_axes = (plans, 0, *plans_in)
         return over_runs(plan_by_plan, of_plan, in_axes, plans_out, state, arrays, *others)
@@ -199,7 +199,7 @@ def initial(
 
     def of_seed(models: Any, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> State:
         def of_plan(arrays: Any, models: Any) -> State:
-            return statics.halves(arrays, noise_key).init(models, start_key(batch_key))
+            return statics.initial(arrays, models, batch_key, noise_key)
 
         return jax.vmap(of_plan, out_axes=state_axes(shapes, "plans"))(arrays, models)
 
@@ -250,19 +250,20 @@ def secret(
         noise_keys: [S] noise keys.
         rounds: Rounds done, whose noise is drawn again; None before the first one.
     """
+    batches = jax.vmap(statics.secret_batches)(noise_keys)
     if statics.privatizer is None:
-        return ()
+        return Secret((), batches)
     arrays, models = whole((arrays, models))
-    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    first_plan = jax.tree.map(lambda leaf: leaf[0], arrays)
     models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), models)
     zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
 
     def link(key: PRNGKeyArray) -> Any:
-        made = statics.link(one, key)
-        assert made is not None
-        return made
+        transformation = statics.link(first_plan, key)
+        assert transformation is not None
+        return transformation
 
-    def first(key: PRNGKeyArray) -> Any:
+    def before(key: PRNGKeyArray) -> Any:
         return link(key).init(zeros)
 
     def later(key: PRNGKeyArray, past: Any) -> Any:
@@ -273,16 +274,17 @@ def secret(
 
     # Mapped inside the loop, as rounds are: compilers add the terms of a product in an order that
     # depends on its shape, and a loop that is mapped would lose the float64 of a release.
-    state = State((), (), jax.eval_shape(first, noise_keys[0]), None)  # type: ignore[arg-type]
-    axes = state_axes(state, "seeds").secret
-    secret = over_runs(statics.sequential, first, (0,), axes, noise_keys)
+    noise = jax.eval_shape(before, noise_keys[0])
+    state = State((), (), Secret(noise), None)  # type: ignore[arg-type]
+    axes = state_axes(state, "seeds").secret.noise
+    noise = over_runs(statics.sequential, before, (0,), axes, noise_keys)
 
     def again(_: Any, past: Any) -> Any:
         return over_runs(statics.sequential, later, (0, axes), axes, noise_keys, past)
 
     if rounds is not None:
-        secret = jax.lax.fori_loop(0, rounds, again, secret)
-    return place(secret, statics.mesh, 1, statics.agents)
+        noise = jax.lax.fori_loop(0, rounds, again, noise)
+    return Secret(place(noise, statics.mesh, 1, statics.agents), batches)
 
 
 @compiled(donate_argnames="state")
@@ -313,8 +315,8 @@ def advance(
     _TRACES[0] += 1
     arrays, data, state = whole((arrays, data, state))
 
-    def round_of_run(halves: Halves, key: Any, state: State, batch: Any) -> Any:
-        state, info = halves.step(key, state, batch)
+    def round_of_run(rounds: Rounds, state: State) -> Any:
+        state, info = rounds.step(state)
         return state, reported(statics, info.metrics)
 
     def one_round(_: Any, carry: Any) -> Any:

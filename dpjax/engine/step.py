@@ -1,8 +1,9 @@
 """One round of any method, and the static parts of a compiled run.
 
-`make_step` combines the parts of a run into ``Algorithm(init, step)``: emit, privatise, send,
-exchange, absorb. `Statics` holds these parts, `Data` the arrays that rounds read. A run is a scan
-over the step.
+`make_rounds` combines the parts of a run into `Rounds`: emit, privatise, send, exchange, absorb.
+`Statics` holds these parts, `Data` the arrays that rounds read. Every driver calls these functions:
+the scan (`dpjax.engine.program`), the loop on the host (`dpjax.engine.host`), and loops of a user's
+own (`dpjax.engine.round`).
 """
 
 import functools
@@ -18,10 +19,13 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from dpjax._numerics import fold_in, gathered
 from dpjax.learning.query import AgentQuery, Drawn, RecordQuery, keyed
 from dpjax.protocols import (
-    Algorithm,
-    Info,
+    Arrays,
+    Batch,
+    Carry,
     IntegerEncoded,
+    Message,
     Method,
+    Models,
     Optimizer,
     Privatizer,
     PublicState,
@@ -29,6 +33,7 @@ from dpjax.protocols import (
     Round,
     Sampler,
     State,
+    Updates,
 )
 
 __all__: list[str] = []
@@ -40,8 +45,21 @@ NOT_FINITE = "not_finite"
 """What a release's round reports for the engine: 1 where a number of a message is not finite."""
 
 # Above every round number; numbers folded into one key differ.
-_BATCHES = _VARIANTS = 2**32 - 1
+_BATCHES = 2**32 - 1
+_VARIANTS = 2**32 - 1
 _START = 2**32 - 2
+
+
+class Secret(NamedTuple):
+    """The part of a state that nobody else may see; no checkpoint holds it.
+
+    Attributes:
+        noise: The privatizer's state: noise keys and past noise.
+        batches: The key of secret batches, where their secrecy amplifies; else None.
+    """
+
+    noise: Any
+    batches: PRNGKeyArray | None = None
 
 
 class Outgoing(NamedTuple):
@@ -51,43 +69,92 @@ class Outgoing(NamedTuple):
         message: What crosses the network.
         carry: What the agents keep meanwhile.
         metrics: Scalars of the round by name.
-        secret: The privatizer's state after the round.
+        secret: The secret part of the state after the round.
     """
 
-    message: Any
-    carry: Any
+    message: Message
+    carry: Carry
     metrics: Mapping[str, Array]
-    secret: Any
+    secret: Secret
 
 
-class Halves(NamedTuple):
-    """A round cut where it crosses the network, for a loop that sends messages itself.
+class Info(NamedTuple):
+    """Diagnostics of one round; unused ones cost nothing under jit.
 
     Attributes:
-        init: ``init(models, key=None) -> State``; the key is public, see `Round.key`.
-        outgoing: ``outgoing(key, state, batch) -> Outgoing``.
-        incoming: ``incoming(key, state, batch, outgoing, received) -> State``.
-        step: ``step(key, state, batch) -> (State, Info)``: both, with the method's own exchange.
+        metrics: Scalars of the round by name. Not private.
+        messages: The messages on the links, as an attacker sees them; with a leading axis of gossip
+            steps where there are several.
     """
 
-    init: Callable[..., State]
-    outgoing: Callable[[PRNGKeyArray, State, Any], Outgoing]
-    incoming: Callable[[PRNGKeyArray, State, Any, Outgoing, Any], State]
-    step: Callable[[PRNGKeyArray, State, Any], tuple[State, Info]]
+    metrics: Mapping[str, Array]
+    messages: Message
 
 
-def make_halves(
+class Rounds(NamedTuple):
+    """The rounds of one plan and one seed: pure functions of the state, which can be jitted.
+
+    The batch and the noise of a round follow from the seed and from ``state.round``.
+
+    Attributes:
+        init: ``init() -> State`` before the first round.
+        outgoing: ``outgoing(state) -> Outgoing``, up to the message.
+        incoming: ``incoming(state, sent, received) -> State``, from the message on; ``state`` is
+            the one that `outgoing` had.
+        step: ``step(state) -> (State, Info)``: both, with the method's own exchange.
+
+    Example:
+        >>> import dpjax as dp
+        >>> from dpjax.engine.step import Rounds
+        >>> Rounds._fields
+        ('init', 'outgoing', 'incoming', 'step')
+    """
+
+    init: Callable[[], State]
+    outgoing: Callable[[State], Outgoing]
+    incoming: Callable[[State, Outgoing, Message], State]
+    step: Callable[[State], tuple[State, Info]]
+
+
+class RoundDraw(NamedTuple):
+    """What is drawn for a round beside its noise.
+
+    Attributes:
+        key: A public key, see `Round.key`.
+        batch: The records of every agent.
+    """
+
+    key: PRNGKeyArray
+    batch: Batch
+
+
+class Start(NamedTuple):
+    """What the state before the first round follows from.
+
+    Attributes:
+        models: Leaves [n, ...].
+        key: A public key of the run, for `Method.start`.
+    """
+
+    models: Models
+    key: PRNGKeyArray
+
+
+def make_rounds(
     method: Method,
-    arrays: Any,
+    arrays: Arrays,
     *,
     query: Query,
     privatizer: optax.GradientTransformation | IntegerEncoded | None,
     optimizer: optax.GradientTransformation,
     divisor: float,
-    lost: Callable[[Any, Any], Any] | None = None,
+    draw: Callable[[State], RoundDraw],
+    start: Start | None = None,
+    batches: PRNGKeyArray | None = None,
+    lost: Callable[[Int[Array, ""], Updates], Array] | None = None,
     checked: bool = False,
-) -> Halves:
-    """Combine the parts of a run into the two halves of a round.
+) -> Rounds:
+    """Combine the parts of a run: emit, privatise, send, exchange, absorb.
 
     Guarantee: none by itself. The noise is added to the method's private payload, which nothing
     changes between `Method.emit` and the noise. `dpjax.plans.dependence` shows that a message
@@ -100,99 +167,92 @@ def make_halves(
         privatizer: Adds the noise; None where there is none.
         optimizer: Turns noisy means into updates.
         divisor: The sampler's divisor of sums.
+        draw: Of a state, what its round draws.
+        start: For `Rounds.init`, which alone reads it.
+        batches: As in `Secret`.
         lost: ``lost(round, payload)``, the share of entries for which the noise is too fine; None
             where the payload is bounded.
         checked: Whether a round reports messages that are not finite.
 
     Returns:
-        The halves.
+        The rounds.
     """
     encoded = privatizer if isinstance(privatizer, IntegerEncoded) else None
 
-    def context(key: Any, round: Int[Array, ""], batch: Any, models: Any = None) -> Round:
+    def context(drawn: RoundDraw, state: State) -> Round:
         opened = None
-        if encoded is not None and models is not None:
-            payload = jax.eval_shape(method.payload, models)
+        if encoded is not None:
+            payload = jax.eval_shape(method.payload, state.models)
             like = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), payload
             )
-            opened = lambda total: encoded.opened(total, key, like)  # noqa: E731
-        return Round(arrays, batch, query, optimizer, divisor, key, round, opened)
+            opened = lambda total: encoded.opened(total, drawn.key, like)  # noqa: E731
+        return Round(arrays, drawn.batch, query, optimizer, divisor, drawn.key, state.round, opened)
 
-    def init(models: Any, key: PRNGKeyArray | None = None) -> State:
+    def init() -> State:
+        assert start is not None
+        models = start.models
         round = jnp.zeros((), jnp.int32)
-        memory = method.start(context(key, round, None), models)
-        secret = () if privatizer is None else privatizer.init(method.payload(models))
-        return State(models, memory, secret, round)
+        ctx = Round(arrays, None, query, optimizer, divisor, start.key, round)
+        memory = method.start(ctx, models)
+        noise = () if privatizer is None else privatizer.init(method.payload(models))
+        return State(models, memory, Secret(noise, batches), round)
 
-    def outgoing(key: PRNGKeyArray, state: State, batch: Any) -> Outgoing:
-        ctx = context(key, state.round, batch, state.models)
-        public_state = PublicState(*state[:2])
+    def sent_by(state: State, drawn: RoundDraw) -> Outgoing:
+        ctx = context(drawn, state)
+        public_state = PublicState(state.models, state.memory)
         emission = method.emit(ctx, public_state)
-        noisy, secret = emission.private, state.secret
+        noisy = emission.private
+        noise = state.secret.noise
         if privatizer is not None:
-            noisy, secret = privatizer.update(noisy, secret, *(() if encoded is None else (key,)))
+            public = () if encoded is None else (drawn.key,)
+            noisy, noise = privatizer.update(noisy, noise, *public)
         # The private payload is out of the method's reach from here on.
-        message, carry = method.send(
-            ctx, public_state, emission._replace(private=(), metrics={}), noisy
-        )
+        shown = emission._replace(private=(), metrics={})
+        message, carry = method.send(ctx, public_state, shown, noisy)
         metrics = dict(emission.metrics)
         if lost is not None:
             metrics[LOST] = lost(state.round, emission.private)
         if checked:
-            metrics[NOT_FINITE] = _not_finite(message)
-        return Outgoing(message, carry, metrics, secret)
+            metrics[NOT_FINITE] = ~jnp.array([*finite_leaves(message).values()], bool).all()
+        return Outgoing(message, carry, metrics, state.secret._replace(noise=noise))
 
-    def incoming(
-        key: PRNGKeyArray, state: State, batch: Any, sent: Outgoing, received: Any
-    ) -> State:
-        ctx = context(key, state.round, batch, state.models)
-        models, memory = method.absorb(ctx, PublicState(*state[:2]), sent.carry, received)
+    def after(state: State, drawn: RoundDraw, sent: Outgoing, received: Message) -> State:
+        public_state = PublicState(state.models, state.memory)
+        ctx = context(drawn, state)
+        models, memory = method.absorb(ctx, public_state, sent.carry, received)
         return State(models, memory, sent.secret, state.round + 1)
 
-    def step(key: PRNGKeyArray, state: State, batch: Any) -> tuple[State, Info]:
-        sent = outgoing(key, state, batch)
+    def outgoing(state: State) -> Outgoing:
+        return sent_by(state, draw(state))
+
+    def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        return after(state, draw(state), sent, received)
+
+    def step(state: State) -> tuple[State, Info]:
+        drawn = draw(state)
+        sent = sent_by(state, drawn)
         received = method.exchange(arrays, state.round, sent.message)
-        state = incoming(key, state, batch, sent, received.value)
-        return state, Info(sent.metrics, received.sent)
+        new = after(state, drawn, sent, received.value)
+        return new, Info(sent.metrics, received.sent)
 
-    return Halves(init, outgoing, incoming, step)
-
-
-def _not_finite(message: Any) -> Array:
-    """Whether a message holds a number that is not finite; whole numbers always are."""
-    leaves = [leaf for leaf in jax.tree.leaves(message) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    finite = [jnp.isfinite(leaf).all() for leaf in leaves]
-    return ~jnp.array(finite, bool).all()
+    return Rounds(init, outgoing, incoming, step)
 
 
-def make_step(method: Method, arrays: Any, **parts: Any) -> Algorithm:
-    """Combine the parts of a run into an init/step pair with the method's own exchange.
+def finite_leaves(
+    message: Message, is_finite: Callable[[Any], Any] = jnp.isfinite
+) -> dict[str, Any]:
+    """Whether all numbers of a leaf are finite, by the leaf's place in a message.
 
     Args:
-        method: What agents compute, keep and send.
-        arrays: One plan's arrays.
-        parts: As in `make_halves`.
-
-    Returns:
-        The algorithm.
-
-    Example:
-        >>> import jax, jax.numpy as jnp, optax
-        >>> from dpjax.algorithms.dsgd import DSGD
-        >>> from dpjax.engine.step import make_step
-        >>> from dpjax.protocols import Answer
-        >>> def query(models, batch):
-        ...     return Answer(models - batch)  # gradients of squares around the batch
-        >>> parts = dict(query=query, privatizer=None, optimizer=optax.sgd(0.5), divisor=1)
-        >>> step = make_step(DSGD(), {"mixing": jnp.full((2, 2), 0.5)}, **parts)
-        >>> state = step.init(jnp.zeros((2, 1)), jax.random.key(0))
-        >>> state, info = step.step(jax.random.key(1), state, jnp.array([[1.0], [3.0]]))
-        >>> state.models.tolist()
-        [[1.0], [1.0]]
+        message: What is sent or received. Leaves of whole numbers are left out: they are finite.
+        is_finite: Of NumPy for leaves on the host, whose dtypes JAX might narrow.
     """
-    halves = make_halves(method, arrays, **parts)
-    return Algorithm(halves.init, halves.step)
+    places = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(message):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            places[jax.tree_util.keystr(path)] = is_finite(leaf).all()
+    return places
 
 
 class Data(NamedTuple):
@@ -246,31 +306,42 @@ class Statics(NamedTuple):
         """The data of the first seed."""
         if not self.data_per_seed:
             return data
-        first = jax.tree.map(lambda leaf: leaf[0], data._replace(frozen=None))
-        return first._replace(frozen=data.frozen)
+        of_seed = jax.tree.map(lambda leaf: leaf[0], data._replace(frozen=None))
+        return of_seed._replace(frozen=data.frozen)
 
-    def query_of(self, frozen: Any) -> Query:
+    def query_of(self, frozen: Models) -> Query:
         """The query of models that lack the frozen leaves."""
         return self.query if frozen is None else self.query.merging(frozen)
 
     def link(
-        self, arrays: Any, noise_key: PRNGKeyArray
+        self, arrays: Arrays, noise_key: PRNGKeyArray
     ) -> optax.GradientTransformation | IntegerEncoded | None:
         """The transformation that adds one plan's noise; None where no plan has any."""
         if self.privatizer is None:
             return None
         return self.privatizer.transformation(arrays, noise_key)
 
-    def halves(
-        self, arrays: Any, noise_key: PRNGKeyArray, frozen: Any = None, **changes: Any
-    ) -> Halves:
+    def secret_batches(self, noise_key: PRNGKeyArray) -> PRNGKeyArray | None:
+        """The key of secret batches: of the noise key, under a number above those of rounds."""
+        return None if self.sampler.capacity is None else fold_in(noise_key, _BATCHES)
+
+    def rounds(
+        self,
+        arrays: Arrays,
+        noise_key: PRNGKeyArray,
+        draw: Callable[[State], RoundDraw],
+        *,
+        frozen: Models = None,
+        **changes: Any,
+    ) -> Rounds:
         """Combine the parts of a run for one plan.
 
         Args:
             arrays: One plan's arrays, traced or not.
             noise_key: The seed's noise key.
+            draw: As in `make_rounds`.
             frozen: `Data.frozen`.
-            changes: Parts that replace those of the run, by name.
+            changes: More arguments of `make_rounds`, and parts that replace those of the run.
         """
         lost = None if self.privatizer is None else self.privatizer.lost
         parts = {
@@ -278,27 +349,40 @@ class Statics(NamedTuple):
             "privatizer": self.link(arrays, noise_key),
             "optimizer": self.optimizer.chain(arrays),
             "divisor": self.divisor,
+            "batches": self.secret_batches(noise_key),
             "lost": None if lost is None else functools.partial(lost, arrays),
             "checked": self.release,
         }
-        return make_halves(self.method, arrays, **parts | changes)
+        return make_rounds(self.method, arrays, draw=draw, **parts | changes)
+
+    def draw(self, data: Data, batch_key: PRNGKeyArray, state: State) -> RoundDraw:
+        """What a seed draws for a round beside its noise; the same for all plans.
+
+        Args:
+            data: The seed's data.
+            batch_key: Its key of the batches.
+            state: Of any plan; its round and secret are read.
+        """
+        key = fold_in(batch_key, state.round)
+        return RoundDraw(key, self.batch(data, batch_key, state.secret.batches, state.round))
 
     def batch(
-        self, data: Data, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, round: Any
-    ) -> Any:
+        self,
+        data: Data,
+        batch_key: PRNGKeyArray,
+        secret: PRNGKeyArray | None,
+        round: Int[Array, ""],
+    ) -> Batch:
         """Every agent's records of a round, and the mask of padding (None: no padding).
 
         Args:
             data: The seed's data.
             batch_key: Its key of the batches.
-            noise_key: Its key of the noise.
+            secret: The key of secret batches, from `secret_batches`.
             round: Rounds done before.
         """
-        key = fold_in(batch_key, round)
-        if self.sampler.capacity is not None:
-            # Amplification needs secret batches. Their key derives from the noise key, under a
-            # number above those of rounds.
-            key = fold_in(fold_in(noise_key, _BATCHES), round)
+        # Amplification needs batches that an attacker does not know.
+        key = fold_in(batch_key if secret is None else secret, round)
         variants = None
         if self.query.copies is not None:
             # Variants are public, so their key never derives from the noise key.
@@ -306,14 +390,34 @@ class Statics(NamedTuple):
         drawn = self.sampler.draw(key, round, data.counts)
         # Positions are below counts.
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode="promise_in_bounds")
-        at = rows if data.first is None else data.first[:, None] + drawn.rows
+        places = rows if data.first is None else data.first[:, None] + drawn.rows
         if self.sampler.capacity is not None:
             assert drawn.padding is not None
-            return Drawn(data.x, data.y, rows, drawn.padding, variants, at)
-        x, y = gathered(at, data.x, data.y)
+            return Drawn(data.x, data.y, rows, drawn.padding, variants, places)
+        x, y = gathered(places, data.x, data.y)
         return (x if variants is None else keyed(variants, x, rows)), y, drawn.padding
 
-    def template(self, arrays: Any, models: Any, key: PRNGKeyArray) -> State:
+    def initial(
+        self,
+        arrays: Arrays,
+        models: Models,
+        batch_key: PRNGKeyArray,
+        noise_key: PRNGKeyArray,
+        **changes: Any,
+    ) -> State:
+        """The state of one plan and one seed before the first round.
+
+        Args:
+            arrays: One plan's arrays.
+            models: Models to start from, leaves [n, ...].
+            batch_key: The seed's key of the batches.
+            noise_key: Its key of the noise.
+            changes: As in `rounds`.
+        """
+        start = Start(models, jax.random.fold_in(batch_key, _START))
+        return self.rounds(arrays, noise_key, _no_draw, start=start, **changes).init()
+
+    def template(self, arrays: Arrays, models: Models, key: PRNGKeyArray) -> State:
         """Shapes of the state of one plan and one seed.
 
         Args:
@@ -323,13 +427,15 @@ class Statics(NamedTuple):
         """
 
         # Arrays are traced, too, since shapes must not depend on their values.
-        def start(arrays: Any, models: Any, key: PRNGKeyArray) -> State:
-            one = jax.tree.map(lambda leaf: leaf[0], arrays)
-            return self.halves(one, key).init(models, key)
+        def state(arrays: Arrays, models: Models, key: PRNGKeyArray) -> State:
+            first = jax.tree.map(lambda leaf: leaf[0], arrays)
+            return self.initial(first, models, key, key)
 
-        return jax.eval_shape(start, arrays, models, key)
+        return jax.eval_shape(state, arrays, models, key)
 
-    def first_round(self, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Outgoing:
+    def first_round(
+        self, arrays: Arrays, data: Data, models: Models, key: PRNGKeyArray
+    ) -> Outgoing:
         """The outgoing part of the first round, for tracing its shapes and names.
 
         Args:
@@ -338,12 +444,10 @@ class Statics(NamedTuple):
             models: Agent-stacked models to start from.
             key: Any key, for all purposes.
         """
-        halves = self.halves(arrays, key, data.frozen)
-        state = halves.init(models, start_key(key))
-        batch = self.batch(self.of_first_seed(data), key, key, state.round)
-        return halves.outgoing(key, state, batch)
+        draw = functools.partial(self.draw, self.of_first_seed(data), key)
+        rounds = self.rounds(arrays, key, draw, frozen=data.frozen)
+        return rounds.outgoing(self.initial(arrays, models, key, key))
 
 
-def start_key(batch_key: PRNGKeyArray) -> PRNGKeyArray:
-    """A seed's public key before the first round, from its key of the batches."""
-    return jax.random.fold_in(batch_key, _START)
+def _no_draw(state: State) -> RoundDraw:
+    raise AssertionError("a state before the first round draws nothing")

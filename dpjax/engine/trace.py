@@ -1,5 +1,6 @@
 """The private values of a run by round: for attacks, audits and empirical sensitivities."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from dpjax._numerics import compiled
 from dpjax.engine import arguments as arguments_
 from dpjax.engine import keys
 from dpjax.engine.inputs import Inputs
-from dpjax.engine.step import Data, Statics, start_key
+from dpjax.engine.step import Data, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 from dpjax.protocols import IntegerEncoded, PublicState, State
@@ -182,25 +183,27 @@ def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Inputs,
 
 @compiled(static=3)
 def _traced(
-    statics: Statics, read: Read, rounds: int, arrays: Any, data: Data, models: Any,
+    statics: Statics, read: Read, length: int, arrays: Any, data: Data, models: Any,
     batch_keys: Any, noise_keys: Any, sent: Any,
 ) -> Any:  # fmt: skip
     """What is read of every round, [S, T, ...]; ``sent`` replaces the noisy payloads."""
 
     def of_seed(models: Any, batch_key: Any, noise_key: Any, noisy: Any, data: Data) -> Any:
         recording = _recording(statics.link(arrays, noise_key), noisy)
-        halves = statics.halves(arrays, noise_key, data.frozen, privatizer=recording)
+        draw = functools.partial(statics.draw, data, batch_key)
+        parts = {"frozen": data.frozen, "privatizer": recording}
+        rounds = statics.rounds(arrays, noise_key, draw, **parts)
 
         def one_round(state: State, _: None) -> tuple[State, Any]:
-            batch = statics.batch(data, batch_key, noise_key, state.round)
-            new, info = halves.step(jax.random.fold_in(batch_key, state.round), state, batch)
-            before, after = (PublicState(each.models, each.memory) for each in (state, new))
-            last = new.secret
+            new, info = rounds.step(state)
+            before = PublicState(state.models, state.memory)
+            after = PublicState(new.models, new.memory)
+            last = new.secret.noise
             passed = Passed(last.private, last.noisy, info.messages, before, after)
             return new, _arrays(read(passed))
 
-        state = halves.init(models, start_key(batch_key))
-        return jax.lax.scan(one_round, state, None, length=rounds)[1]
+        state = statics.initial(arrays, models, batch_key, noise_key, privatizer=recording)
+        return jax.lax.scan(one_round, state, None, length=length)[1]
 
     axes = (0, 0, 0, None if sent is None else 0, statics.data_axes)
     return jax.vmap(of_seed, in_axes=axes)(models, batch_keys, noise_keys, sent, data)

@@ -11,13 +11,12 @@ from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.engine.run import run
-from dpjax.engine.step import make_step
 from dpjax.learning.query import RecordQuery
 from dpjax.learning.samplers import Poisson
 from dpjax.plans import plan
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms.lowpass import FILTERS, lowpass
-from tests.support import make_config, make_problem
+from tests.support import make_algorithm, make_config, make_problem
 
 N, B, D, T, CLIP, STEP = 2, 4, 3, 6, 0.8, 0.3
 W = np.array([[0.7, 0.3], [0.3, 0.7]])
@@ -36,7 +35,7 @@ def gradient(w, x, y):
 
 def ran(method, optimizer=None):
     """Models of the rounds, by the engine and the package's query, without noise."""
-    made = make_step(
+    made = make_algorithm(
         method,
         {"mixing": jnp.asarray(W, jnp.float32)},
         query=RecordQuery(loss, None, CLIP, "flat", None),

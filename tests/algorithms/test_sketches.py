@@ -19,7 +19,6 @@ from dpjax.contrib.rules import UpdateRule
 from dpjax.data import partition
 from dpjax.engine.host import local
 from dpjax.engine.run import run
-from dpjax.engine.step import make_step
 from dpjax.learning.samplers import Clients, Random
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
@@ -32,7 +31,7 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.lowpass import SHARES, passed
 from dpjax.transforms.optimizers import scale_by_adam
-from tests.support import cut_and_resumed
+from tests.support import cut_and_resumed, make_algorithm
 
 N, D, K, CLIP, SHARE = 5, 12, 4, 1.0, 0.5
 COMPLETE = mixing.metropolis_hastings(graphs.complete(N))
@@ -64,7 +63,7 @@ def unclipped(models, batch, encode=None):
 
 
 def made(method, optimizer, query=clipping, privatizer=None, share=SHARE):
-    return make_step(
+    return make_algorithm(
         method,
         {"mixing": jnp.asarray(COMPLETE, jnp.float32), SHARES: jnp.full(N, share, jnp.float32)},
         query=query, privatizer=privatizer, optimizer=optimizer, divisor=1,

@@ -8,6 +8,7 @@ import pytest
 
 from dpjax import _numerics
 from dpjax.algorithms.zip_dl import ZipDL, links
+from dpjax.engine.step import Secret
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.noise import zero_sum
 from dpjax.transforms.variates import normals
@@ -119,7 +120,7 @@ def test_after_the_last_round():
     *_, (last, _) = rounds(make("messages"), zeros, zeros, ROUNDS + 1)
     assert np.isnan(last.models).all()
     state = make("messages").init(zeros)
-    state = state._replace(secret=state.secret._replace(round=jnp.int32(ROUNDS)))
+    state = state._replace(secret=Secret(state.secret.noise._replace(round=jnp.int32(ROUNDS))))
     with pytest.raises(ValueError, match="round is 3"):
         make("messages").step(key(), state, zeros)
 

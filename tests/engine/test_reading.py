@@ -1,5 +1,6 @@
 """How many files one reads to follow a run, and a step: those whose functions are called."""
 
+import functools
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ import pytest
 
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.run import run
-from dpjax.engine.step import start_key
 from dpjax.plans import plan
 from tests.support import make_config, make_problem
 
@@ -61,14 +61,10 @@ def test_a_step_is_read_in_few_files(made):
     statics, key = inputs.statics, inputs.batch_keys[0]
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
     models = jax.tree.map(lambda leaf: leaf[0, 0], inputs.start(None, 1))
-    halves = statics.halves(arrays, key)
-    state = halves.init(models, start_key(key))
+    state = statics.initial(arrays, models, key, key)
 
-    def step(state, data):
-        batch = statics.batch(data, key, key, state.round)
-        return halves.step(key, state, batch)
-
-    read = files(lambda: jax.eval_shape(step, state, inputs.data))
+    rounds = statics.rounds(arrays, key, functools.partial(statics.draw, inputs.data, key))
+    read = files(lambda: jax.eval_shape(rounds.step, state))
     assert len(read) <= 12, read
     section = (
         (ROOT / "docs" / "architecture.md").read_text().partition("## From a run to a step")[2]

@@ -149,7 +149,8 @@ def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):
     counts = task.partition.counts if sampler.counted else None
     statics, data = prepared(plan.make(config, RING, counts=counts), task)
     batch_key, noise_key = keys.derive(0, "batches"), keys.derive(noise, "noise")
-    return statics, jax.jit(statics.batch)(data, batch_key, noise_key, jnp.int32(round))
+    secret = statics.secret_batches(noise_key)
+    return statics, jax.jit(statics.batch)(data, batch_key, secret, jnp.int32(round))
 
 
 def seen(made):

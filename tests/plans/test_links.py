@@ -44,7 +44,7 @@ from dpjax.protocols import Answer
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
-from tests.support import make_config, make_problem, retargeted
+from tests.support import algorithm_of, make_config, make_problem, retargeted
 
 METHODS = (
     average,
@@ -224,7 +224,7 @@ def step_of(made, gradients):
             return Answer({"w": gradients})
 
     statics = statics._replace(query=Given(), divisor=1)
-    algorithm = statics.halves(arrays, KEY)
+    algorithm = algorithm_of(statics, arrays, KEY)
     return algorithm, algorithm.init({"w": jnp.zeros_like(gradients)})
 
 
@@ -237,7 +237,7 @@ def test_a_run_adds_the_noise_that_is_accounted_by_keys_of_links(network):
     pairs = _numerics.link_pairs(network)
     own, shared = noise_.simulated_keys(KEY, made.agents, len(pairs))
     # Each agent's and each link's key is in the secret slot, and draws its part.
-    keys = jax.random.key_data(state.secret.key)
+    keys = jax.random.key_data(state.secret.noise.key)
     np.testing.assert_array_equal(keys[: made.agents], jax.random.key_data(own))
     np.testing.assert_array_equal(keys[made.agents :], jax.random.key_data(shared))
     linked = (network != 0) & ~np.eye(made.agents, dtype=bool)

@@ -33,7 +33,7 @@ from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.protocols import Answer, Draw, Privatizer
 from dpjax.topology import graphs, mixing
 from tests.plans.draws import audit
-from tests.support import cut_and_resumed, make_config, make_problem
+from tests.support import algorithm_of, cut_and_resumed, make_config, make_problem
 
 N, ROUNDS, RECORDS = 6, 4, 24
 MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
@@ -134,16 +134,16 @@ def batch_of(one):
 def started(one):
     statics, arrays = parts(one)
     models = {"w": jnp.linspace(-1, 1, N * 3).reshape(N, 3)}
-    return statics.halves(arrays, KEY).init(models)
+    return algorithm_of(statics, arrays, KEY).init(models)
 
 
 @pytest.mark.parametrize("name", few("disk"))
 def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
     one = made(name)
     statics, arrays = parts(one)
-    step = statics.halves(arrays, KEY).step
+    step = algorithm_of(statics, arrays, KEY).step
     models = jax.tree.map(lambda leaf: jnp.stack([leaf] * N), problem().init(KEY))
-    state = statics.halves(arrays, KEY).init(models)
+    state = algorithm_of(statics, arrays, KEY).init(models)
     eager, info = step(KEY, state, batch_of(one))
     jitted, sent = jax.jit(step)(KEY, state, batch_of(one))
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(eager), strict=True):
@@ -188,7 +188,7 @@ def sent_by(one, *each, step=-1.0, flip=lambda privatizer: privatizer):
     """What goes out in every round of gradients that are given, under the same noise."""
     statics, arrays = parts(one)
     statics = statics._replace(privatizer=flip(statics.privatizer), query=Given(), divisor=1)
-    algorithm = statics.halves(arrays | {"step_size": jnp.float32(step)}, KEY)
+    algorithm = algorithm_of(statics, arrays | {"step_size": jnp.float32(step)}, KEY)
     compiled = jax.jit(algorithm.step)
     sent = []
     for gradients in each:

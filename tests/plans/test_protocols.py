@@ -13,7 +13,6 @@ import optax
 import pytest
 
 from dpjax.algorithms.exchange import Gossip
-from dpjax.engine.step import make_halves, make_step
 from dpjax.protocols import Answer, Draw
 from dpjax.topology import gossip
 from dpjax.transforms import clipping
@@ -29,6 +28,7 @@ from tests.plans.toys import (
     parts,
     squared,
 )
+from tests.support import make_algorithm
 
 # Of models that are read elsewhere and of sketches there are methods of the package.
 SLOW = ("average", "midway", "sketch")
@@ -59,7 +59,7 @@ def test_a_round_joins_the_parts(name):
         for path, leaf in jax.tree_util.tree_leaves_with_path(new)
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     ]
-    assert keys == [".secret.key"]
+    assert keys == [".secret.noise.key"]
     # What is sent moves by the noise: the payload went through the privatizer.
     _, bare = algorithm(case, privatizer=False).step(
         KEY, algorithm(case, False).init(case.models), drawn
@@ -96,7 +96,7 @@ def test_the_composed_round_is_the_written_one():
 def test_the_halves_around_a_network_are_the_whole_round():
     case = CASES["tracking"]
     arrays, shared = parts(case)
-    cut = make_halves(case.method, arrays, privatizer=correlated(), **shared)
+    cut = make_algorithm(case.method, arrays, privatizer=correlated(), **shared)
     whole, state = algorithm(case), cut.init(case.models)
     wanted, info = whole.step(KEY, state, batch())
     sent = cut.outgoing(KEY, state, batch())
@@ -185,6 +185,6 @@ def test_clipping_per_agent_is_a_query_too():
 
     arrays, shared = parts(CASES["dsgd"])
     shared |= {"query": query, "divisor": 1.0}
-    made = make_step(Dsgd(), arrays, privatizer=correlated(), **shared)
+    made = make_algorithm(Dsgd(), arrays, privatizer=correlated(), **shared)
     _, info = made.step(KEY, made.init(models()), batch())
     assert set(info.metrics) == {"gradient_norm"}

@@ -11,10 +11,10 @@ import optax
 from dpjax import protocols
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.exchange import Gossip, Server
-from dpjax.engine.step import make_step
 from dpjax.protocols import Answer, Emission
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise
+from tests.support import make_algorithm
 
 N, D, B = 5, 3, 4
 MATRIX = mixing.metropolis_hastings(graphs.ring(N))
@@ -251,4 +251,4 @@ def parts(case):
 def algorithm(case, privatizer=True):
     arrays, shared = parts(case)
     added = correlated(case.agents) if privatizer else None
-    return make_step(case.method, arrays, privatizer=added, **shared)
+    return make_algorithm(case.method, arrays, privatizer=added, **shared)

@@ -20,7 +20,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans import plan
 from dpjax.transforms import noise, rounds, variates
 from dpjax.transforms.variates import words
-from tests.support import make_config, make_problem
+from tests.support import algorithm_of, make_config, make_problem
 
 KEY = jax.random.key(7, impl="threefry2x32")
 
@@ -214,7 +214,7 @@ class Fixed:
 
         @jax.jit
         def sent(models, batch, key):
-            made = self.statics.halves(arrays, key)
+            made = algorithm_of(self.statics, arrays, key)
             return made.step(key, made.init(models), batch)[1].messages
 
         self.sent = sent
