@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dpjax.data import load as datasets
     from dpjax.data import partition
     from dpjax.engine.estimate import Estimate, estimate
+    from dpjax.engine.round import rounds
     from dpjax.engine.run import Result, run
     from dpjax.learning import samplers
     from dpjax.learning.problem import Problem
@@ -58,6 +59,7 @@ __all__ = [
     "optimizers",
     "partition",
     "quadratics",
+    "rounds",
     "run",
     "samplers",
     "supervised",
@@ -87,6 +89,7 @@ _HOMES = {
     "optimizers": "plans.optimizers",
     "partition": "data.partition",
     "quadratics": "learning.quadratics:quadratics",
+    "rounds": "engine.round:rounds",
     "run": "engine.run:run",
     "samplers": "learning.samplers",
     "supervised": "learning.supervised:supervised",

@@ -1,0 +1,214 @@
+"""One round at a time, for a training loop of a user's own: `dpjax.rounds`."""
+
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from dpjax import _validate
+from dpjax._numerics import compiled
+from dpjax.engine import checkpoint, inputs, keys
+from dpjax.engine.checkpoint import Storage
+from dpjax.engine.inputs import Inputs
+from dpjax.engine.step import Data, Info, Outgoing, RoundDraw, Rounds, Statics
+from dpjax.plans import statements
+from dpjax.plans.plan import Plan
+from dpjax.plans.problem import Problem
+from dpjax.protocols import Arrays, Message, Models, State
+
+__all__ = ["Rounds", "rounds"]
+
+
+def rounds(
+    plan: Plan, problem: Problem, *, seed: int = 0, key_file: str | os.PathLike[str] | None = None
+) -> Rounds:
+    """Return the rounds of a plan as functions, for a loop of one's own.
+
+    They have the bits of `dpjax.run` with the same plan, problem and seed, up to the last bits of
+    numbers that a compiler fuses otherwise (as in `dpjax.engine.host`). With n agents, a state has
+
+        models    leaves [n, ...], one model an agent (a server's method: leaves [1, ...])
+        memory    what the method keeps beside them, such as the optimizer's state
+        secret    noise keys, past noise and the key of secret batches
+        round     rounds done, int32
+
+    and `Outgoing` has ``message``, leaves [n, ...], and ``metrics``, scalars by name. ``received``
+    is the value of the method's exchange: for D-SGD every agent's average W m of all messages m,
+    leaves [n, ...]; for a server the sum without the agents' axis, and the number of clients in it.
+    All functions are compiled. They are pure: batch and noise of a round follow from the seed and
+    ``state.round``, and the same state gives the same message. Past round T models are NaN.
+
+    Guarantee: the plan's (``plan.guarantee``), for all messages of the T rounds together. It holds
+    where every round sends its message once, or again unchanged. Whoever steps one state twice with
+    different ``received`` values sends the noise of the next round with two payloads, which no
+    guarantee covers. Metrics are not private.
+
+    ``state.secret`` must not be stored or sent: whoever has it subtracts the noise. A simulation
+    draws it from the seed. A release draws its noise key from the operating system and keeps it in
+    ``key_file``, which serves one plan, problem and seed, and which no other loop may use
+    meanwhile. Do not compile `Rounds.init` of a release into a program of your own, which would
+    hold the key. Store models, memory and round before a message goes out, and delete the file
+    after the last round. A message that is not finite (``metrics["not_finite"]`` of a release) must
+    not go out.
+
+    Args:
+        plan: One plan.
+        problem: Model, data and metrics.
+        seed: Models and batches derive from it, in simulations the noise too.
+        key_file: Where a release keeps its noise key; mode 0600.
+
+    Returns:
+        ``init``, ``outgoing``, ``incoming`` and ``step``, see `Rounds`.
+
+    Raises:
+        ValueError: For a plan that does not fit the problem; for a release without a key file, with
+            one of another loop, or on a device whose sums are not repeatable.
+
+    Example:
+        >>> import dpjax as dp
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=9)
+        >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
+        >>> W = dp.mixing.metropolis_hastings(dp.graphs.ring(4))
+        >>> plan, task = dp.make_plan(config, W), dp.quadratics(4)
+        >>> rounds = dp.rounds(plan, task, seed=1)
+        >>> state = rounds.init()
+        >>> while state.round < config.rounds:
+        ...     state, info = rounds.step(state)
+        >>> state.models.shape, sorted(info.metrics)
+        ((4, 2), ['clip_fraction', 'gradient_norm'])
+
+        A loop that sends the messages itself:
+
+        >>> state = rounds.init()
+        >>> while state.round < config.rounds:
+        ...     sent = rounds.outgoing(state)
+        ...     received = W.astype("float32") @ sent.message  # by your network
+        ...     state = rounds.incoming(state, sent, received)
+        >>> bool(abs(state.models - dp.run(plan, task, seeds=[1]).params[0, 0]).max() < 1e-6)
+        True
+    """
+    seed = _validate.integer("seed", seed, least=0, most=2**32 - 1)
+    plans, problems, seeds = inputs.check(plan, problem, [seed])
+    if len(plans) != 1:
+        raise ValueError(f"plan is {len(plans)} plans; give one")
+    checkpoint.check_storage(plans, None, key_file)
+    inputs.check_device(plans, None)
+    data = Inputs.of(plans, problems, seeds)
+    rounding = data.rounding(release=plan.config.release)
+    # Refuses a release whose numbers are too coarse for its budget.
+    statements.priced(plan, data.payload, *rounding, problems)
+    arrays = jax.tree.map(lambda leaf: leaf[0], data.arrays)
+    models = jax.tree.map(lambda leaf: leaf[0, 0], data.start(None, 1))
+    last = jnp.int32(plan.config.rounds)
+    if key_file is None:
+        noise_key = keys.derive(seed, "noise")
+        run = _Run(arrays, data.data, data.batch_keys[0], noise_key, last)
+        return _Loop(data.statics, run, models).rounds
+    run = _Run(arrays, data.data, data.batch_keys[0], keys.throwaway(1)[0], last)
+    storage = _storage(plans, problems, seeds, data, _Loop(data.statics, run, models), key_file)
+    run = run._replace(noise_key=storage.noise_keys()[0])
+    return _Loop(data.statics, run, models, storage).rounds
+
+
+class _Run(NamedTuple):
+    """The arguments that all programs of one plan and one seed share."""
+
+    arrays: Arrays
+    data: Data
+    batch_key: PRNGKeyArray
+    noise_key: PRNGKeyArray
+    last: Int[Array, ""]
+
+
+@dataclass(frozen=True, eq=False)
+class _Loop:
+    """The compiled functions of one plan and one seed.
+
+    Attributes:
+        statics: What is static.
+        run: Arguments of every program.
+        models: Models to start from, leaves [n, ...].
+        storage: The locked key file of a release, which no other loop can use meanwhile.
+    """
+
+    statics: Statics
+    run: _Run
+    models: Models
+    storage: Storage | None = None
+
+    @property
+    def rounds(self) -> Rounds:
+        """The functions that a user calls."""
+        return Rounds(self.init, self.outgoing, self.incoming, self.step)
+
+    def init(self) -> State:
+        return _initial(self.statics, self.run, self.models)
+
+    def outgoing(self, state: State) -> Outgoing:
+        return _outgoing(self.statics, self.run, state)
+
+    def incoming(self, state: State, sent: Outgoing, received: Message) -> State:
+        return _incoming(self.statics, self.run, state, sent, received)
+
+    def step(self, state: State) -> tuple[State, Info]:
+        return _step(self.statics, self.run, state)
+
+
+@compiled()
+def _initial(statics: Statics, run: _Run, models: Models) -> State:
+    return statics.initial(run.arrays, models, run.batch_key, run.noise_key)
+
+
+@compiled()
+def _outgoing(statics: Statics, run: _Run, state: State) -> Outgoing:
+    return _rounds(statics, run).outgoing(state)
+
+
+@compiled()
+def _incoming(
+    statics: Statics, run: _Run, state: State, sent: Outgoing, received: Message
+) -> State:
+    return _planned(run, _rounds(statics, run).incoming(state, sent, received))
+
+
+@compiled()
+def _step(statics: Statics, run: _Run, state: State) -> tuple[State, Info]:
+    new, info = _rounds(statics, run).step(state)
+    return _planned(run, new), info
+
+
+def _rounds(statics: Statics, run: _Run) -> Rounds:
+    def draw(state: State) -> RoundDraw:
+        return statics.draw(run.data, run.batch_key, state)
+
+    return statics.rounds(run.arrays, run.noise_key, draw, frozen=run.data.frozen)
+
+
+def _planned(run: _Run, state: State) -> State:
+    """The state, its models NaN past the last round, for which there is no noise."""
+
+    def until_last(leaf: Array) -> Array:
+        return jnp.where(state.round <= run.last, leaf, jnp.nan)
+
+    return state._replace(models=jax.tree.map(until_last, state.models))
+
+
+def _storage(
+    plans: tuple[Plan, ...],
+    problems: tuple[Problem, ...],
+    seeds: tuple[int, ...],
+    data: Inputs,
+    loop: _Loop,
+    key_file: str | os.PathLike[str],
+) -> Storage:
+    """The key file, for the programs that this loop runs, on these data."""
+    state = loop.init()
+    programs = [_outgoing.trace(loop.statics, loop.run, state)]
+    programs.append(_step.trace(loop.statics, loop.run, state))
+    values = ((data.models, None), data.arrays, state.memory)
+    options = {"driver": "rounds"}
+    identity = checkpoint.of_run(plans, problems, seeds, options, values, programs, data.devices)
+    return Storage(identity, None, key_file)
