@@ -11,12 +11,13 @@ rounding can add to the distance of two neighbouring sums (`share`). `_clip` sca
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
+from optax import Params, Updates
 
 from dpjax import _numerics, _validate
 
@@ -25,12 +26,20 @@ __all__ = ["clipped_sum", "per_agent", "per_example"]
 Clipping = Literal["flat", "automatic"]
 _Norm = Literal["l2", "l1"]
 
+_Records = Any
+"""A user's own pytree of arrays [B, ...], a record each."""
+_Padding = Bool[Array, " b"] | None
+"""True where a slot holds no record; None where all do."""
+_Loss = Callable[[Params, _Records, _Records], Float[Array, ""]]
+_Encoder = Callable[[Updates], Updates]
+_Sum = Callable[..., Updates]
+"""``sum(params, x, y, is_padding=None)``, a tree like params."""
+
 _NORMS = ("l2", "l1")
 """The bounded norm: Gaussian noise needs the first, Laplace noise the second."""
 
 CLIPPINGS = ("flat", "automatic")
 """flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + stability)."""
-
 
 STABILITY = 0.01
 """The default that automatic clipping adds to the norm."""
@@ -40,7 +49,7 @@ STABILITY = 0.01
 _CACHED = 32_768
 
 
-def slack(tree: Any, norm: _Norm = "l2") -> float:
+def slack(tree: Updates, norm: _Norm = "l2") -> float:
     """Relative amount by which clipping one gradient shaped like ``tree`` lowers the clip norm.
 
     Args:
@@ -52,25 +61,33 @@ def slack(tree: Any, norm: _Norm = "l2") -> float:
     """
     leaves = jax.tree.leaves(tree)
     wide = _numerics.wide_dtype(leaves)
-    terms = sum(sum(_numerics.sum_levels(math.prod(leaf.shape))) for leaf in leaves) + len(leaves)
-    unit, narrow = float(jnp.finfo(wide).eps) / 2, _unit(leaves)
+    terms = len(leaves)
+    for leaf in leaves:
+        terms += sum(_numerics.sum_levels(leaf.size))
     # Twice the first-order bound: an L2 norm halves the error of the sum of squares, L1 does not.
-    halved = 1 if norm == "l2" else 2
-    return (halved * terms + 16) * unit + (narrow if narrow > unit else 0.0)
+    if norm == "l1":
+        terms *= 2
+    unit = float(jnp.finfo(wide).eps) / 2
+    bound = (terms + 16) * unit
+    # A narrower leaf rounds once more, after the scaling.
+    narrow = _unit(leaves)
+    if narrow > unit:
+        bound += narrow
+    return bound
 
 
-def _finite(tree: Any) -> Any:
+def _finite(tree: Updates) -> Updates:
     """Widen the leaves and put the largest number for nan and infinity: the norm then overflows."""
     wide = _numerics.wide_dtype(jax.tree.leaves(tree))
     top = float(jnp.finfo(wide).max)
 
-    def one(leaf: Array) -> Array:
+    def finite(leaf: Array) -> Array:
         return jnp.nan_to_num(leaf.astype(wide), nan=top, posinf=top, neginf=-top)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(finite, tree)
 
 
-def _norm(tree: Any, norm: _Norm = "l2") -> Float[Array, ""]:
+def _norm(tree: Updates, norm: _Norm = "l2") -> Float[Array, ""]:
     """Norm of a widened gradient; L2 is infinite beyond 1e19 in float32, where squares overflow."""
     leaves = [leaf.reshape(-1) for leaf in jax.tree.leaves(tree) if leaf.size]
     zero = jnp.zeros((), jnp.float32)
@@ -81,7 +98,7 @@ def _norm(tree: Any, norm: _Norm = "l2") -> Float[Array, ""]:
     return jnp.sqrt(sum(map(_numerics.square_sum, leaves), zero))
 
 
-def norms(tree: Any, norm: _Norm) -> Float[Array, " n"]:
+def norms(tree: Updates, norm: _Norm) -> Float[Array, " n"]:
     """Norm of every agent's gradient (a diagnostic, not private).
 
     Args:
@@ -90,32 +107,36 @@ def norms(tree: Any, norm: _Norm) -> Float[Array, " n"]:
     """
     if norm == "l2":
         return jax.vmap(optax.tree.norm)(tree)
-    return jax.vmap(lambda one: _norm(one, norm))(tree)
+    return jax.vmap(lambda gradient: _norm(gradient, norm))(tree)
 
 
-def _lowered(tree: Any, clip_norm: float, norm: _Norm = "l2") -> float:
+def _lowered(tree: Updates, clip_norm: float, norm: _Norm = "l2") -> float:
     """The clip norm minus all that rounding can add."""
     leaves = jax.tree.leaves(tree)
     # Entries below the normal range round absolutely, by at most half the smallest number.
-    ranges = [jnp.finfo(leaf.dtype) for leaf in leaves]
-    floor = max((float(kind.tiny) * float(kind.eps) for kind in ranges), default=0.0)
-    spread = math.sqrt(_size(leaves)) if norm == "l2" else _size(leaves)
-    return _above_rounding(
-        clip_norm * (1 - slack(tree, norm)) - spread * floor, clip_norm, leaves, "gradients"
-    )
+    floor = 0.0
+    for leaf in leaves:
+        limits = jnp.finfo(leaf.dtype)
+        floor = max(floor, float(limits.tiny) * float(limits.eps))
+    spread: float = _size(leaves)
+    if norm == "l2":
+        spread = math.sqrt(spread)
+    bound = clip_norm * (1 - slack(tree, norm)) - spread * floor
+    return _above_rounding(bound, clip_norm, leaves, "gradients")
 
 
-def _above_rounding(bound: float, clip_norm: float, leaves: list[Any], what: str) -> float:
+def _above_rounding(bound: float, clip_norm: float, leaves: list[Array], noun: str) -> float:
     """A lowered clip norm; refused where rounding exceeds it."""
     if bound > 0:
         return bound
+    dtypes = [str(leaf.dtype) for leaf in leaves]
     raise ValueError(
-        f"clip_norm is {clip_norm}, below what rounding in {[str(x.dtype) for x in leaves]} hides; "
-        f"give a larger one, or {what} in float32"
+        f"clip_norm is {clip_norm}, below what rounding in {dtypes} hides; give a larger one, or "
+        f"{noun} in float32"
     )
 
 
-def _check_reach(tree: Any, clip_norm: float, count: int = 1) -> None:
+def _check_reach(tree: Updates, clip_norm: float, count: int = 1) -> None:
     """Refuse clip norms beyond the range of the leaves' dtype.
 
     Args:
@@ -126,40 +147,46 @@ def _check_reach(tree: Any, clip_norm: float, count: int = 1) -> None:
     Raises:
         ValueError: Naming clip norm, count and dtype.
     """
-    kinds = {jnp.dtype(leaf.dtype) for leaf in jax.tree.leaves(tree) if math.prod(leaf.shape)}
-    for kind in sorted(kinds, key=str):
-        if (largest := float(jnp.finfo(kind).max)) < clip_norm * count < math.inf:
+    for leaf in jax.tree.leaves(tree):
+        largest = float(jnp.finfo(leaf.dtype).max)
+        if leaf.size and largest < clip_norm * count < math.inf:
             raise ValueError(
-                f"clip_norm is {clip_norm:g} and {count} times that is beyond {kind} gradients, "
-                f"at most {largest:g}; give a smaller one, or gradients in float32"
+                f"clip_norm is {clip_norm:g} and {count} times that is beyond {leaf.dtype} "
+                f"gradients, at most {largest:g}; give a smaller one, or gradients in float32"
             )
 
 
-def _clip(
-    tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool = False,
-    bounded: _Norm = "l2",
-) -> Any:  # fmt: skip
+class _Rule(NamedTuple):
+    """How a gradient is clipped; the fields are arguments of `per_agent`."""
+
+    method: str
+    stability: float
+    per_layer: bool = False
+    norm: _Norm = "l2"
+
+
+def _clip(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:
     """Clip one agent's or example's gradient; zero if it, or the layer, is not finite."""
 
-    def clip(tree: Any) -> Any:
-        return _clipped(tree, clip_norm, method, stability, per_layer, bounded)
+    def clip(tree: Updates) -> Updates:
+        return _clipped(tree, clip_norm, rule)
 
     # The norm must be that of the very numbers that are scaled.
     return _numerics.from_memory(clip, tree)
 
 
-def _clipped(
-    tree: Any, clip_norm: float, method: str, stability: float, per_layer: bool, bounded: _Norm
-) -> Any:
-    if per_layer:
+def _clipped(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:
+    if rule.per_layer:
         leaves, structure = jax.tree.flatten(tree)
         layers = _numerics.layer_groups(tree)
         share = _numerics.layer_share(clip_norm, len(layers))
+        within = rule._replace(per_layer=False)
         for layer in layers:
-            clipped = _clipped([leaves[i] for i in layer], share, method, stability, False, bounded)
+            clipped = _clipped([leaves[i] for i in layer], share, within)
             for i, leaf in zip(layer, clipped, strict=True):
                 leaves[i] = leaf
         return jax.tree.unflatten(structure, leaves)
+    bounded = rule.norm
     bound = _lowered(tree, clip_norm, bounded)
     # Not read off the norm: a compiler may take the root of one number's square for its size.
     sound = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)], bool).all()
@@ -167,15 +194,15 @@ def _clipped(
     # the checked gradient instead of computing it twice (1.8 times as fast per example on a CPU).
     finite = _finite(tree)
     norm = _norm(finite, bounded)
-    if method == "automatic":
+    if rule.method == "automatic":
         _check_reach(tree, clip_norm)
-        scale = bound / (norm + stability)
+        scale = bound / (norm + rule.stability)
     else:
         # An infinite clip norm still drops what is not finite: max / inf is 0, else it is >= 1.
         limits = jnp.finfo(norm.dtype)
         scale = jnp.minimum(1.0, min(bound, float(limits.max)) / jnp.maximum(norm, limits.tiny))
     scale = jnp.where(sound, scale, 0)
-    return jax.tree.map(lambda leaf, x: (x * scale).astype(leaf.dtype), tree, finite)
+    return jax.tree.map(lambda leaf, wide: (wide * scale).astype(leaf.dtype), tree, finite)
 
 
 def check(clip_norm: float, method: str, stability: float) -> tuple[float, float]:
@@ -256,22 +283,21 @@ def per_agent(
     if _validate.flag("per_layer", per_layer) and norm != "l2":
         raise ValueError(f"per_layer is True with norm {norm!r}; layers are clipped in 'l2' alone")
     _validate.one_of("norm", norm, _NORMS)
+    rule = _Rule(method, stability, per_layer, norm)
 
-    def of_agent(tree: Any) -> Any:
-        return _clip(tree, clip_norm, method, stability, per_layer, norm)
-
-    def update(updates: Any, params: Any) -> Any:
+    def update(updates: Updates, params: Params) -> Updates:
         agents: int | None = None
         for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
-            shape = jnp.shape(leaf)
-            agents = shape[0] if shape and agents is None else agents
+            if agents is None and jnp.ndim(leaf):
+                agents = len(leaf)
             _numerics.check_leaf(path, leaf, agents, "the agents")
-        return jax.vmap(of_agent)(updates)
+        # Without the map one norm would bound the whole network.
+        return jax.vmap(lambda tree: _clip(tree, clip_norm, rule))(updates)
 
     return optax.stateless(update)
 
 
-def examples(x: Any, y: Any, is_padding: Any) -> int:
+def examples(x: _Records, y: _Records, is_padding: _Padding) -> int:
     """Return the number of examples.
 
     Args:
@@ -294,7 +320,7 @@ def examples(x: Any, y: Any, is_padding: Any) -> int:
     return int(size)
 
 
-def _at_once(params: Any, examples: int) -> int | None:
+def _at_once(params: Params, examples: int) -> int | None:
     """How many examples to differentiate at once; None is all."""
     size = max(1, _size(jax.tree.leaves(params)))
     if jax.default_backend() != "cpu" or examples * size <= _CACHED:
@@ -305,15 +331,15 @@ def _at_once(params: Any, examples: int) -> int | None:
 
 
 def per_example(
-    loss_fn: Callable[[Any, Any, Any], Float[Array, ""]],
+    loss_fn: _Loss,
     clip_norm: float,
     *,
     method: Clipping = "flat",
     stability: float = STABILITY,
     microbatch: int | None = None,
-    encode: Callable[[Any], Any] | None = None,
+    encode: _Encoder | None = None,
     per_layer: bool = False,
-) -> Callable[..., Any]:
+) -> _Sum:
     """The sum of one agent's clipped per-example gradients.
 
     sum_b clip(grad loss_fn(params, x_b, y_b)) over the examples that are not padding. A sum, not
@@ -375,22 +401,27 @@ def per_example(
 
     wide = wide_per_example(loss_fn, clip_norm, method, stability, microbatch, encode, per_layer)
 
-    def fn(params: Any, x: Any, y: Any, is_padding: Bool[Array, " b"] | None = None) -> Any:
-        like = params if encode is None else jax.eval_shape(encode, params)
-        return _numerics.rounded_sum(wide(params, x, y, is_padding), like)
+    def fn(params: Params, x: _Records, y: _Records, is_padding: _Padding = None) -> Updates:
+        total = wide(params, x, y, is_padding)
+        return _numerics.rounded_sum(total, _encoded(params, encode))
 
     return fn
 
 
+def _encoded(params: Params, encode: _Encoder | None) -> Updates:
+    """A tree of the shapes of an encoded gradient."""
+    return params if encode is None else jax.eval_shape(encode, params)
+
+
 def wide_per_example(
-    loss_fn: Callable[[Any, Any, Any], Float[Array, ""]],
+    loss_fn: _Loss,
     clip_norm: float,
     method: Clipping,
     stability: float,
     microbatch: int | None,
-    encode: Callable[[Any], Any] | None,
+    encode: _Encoder | None,
     per_layer: bool,
-) -> Callable[..., Any]:
+) -> _Sum:
     """`per_example` before its sum is rounded, in float64; arguments as there, checked.
 
     Returns:
@@ -398,27 +429,33 @@ def wide_per_example(
         is the number of records in all calls; None is that of one.
     """
 
-    def fn(params: Any, x: Any, y: Any, is_padding: Any = None, records: Any = None) -> Any:
+    rule = _Rule(method, stability, per_layer)
+
+    def fn(
+        params: Params,
+        x: _Records,
+        y: _Records,
+        is_padding: _Padding = None,
+        records: int | None = None,
+    ) -> Updates:
         size = examples(x, y, is_padding)
         params = jax.tree.map(jnp.asarray, params)
-        like = params if encode is None else jax.eval_shape(encode, params)
+        like = _encoded(params, encode)
         bound = lowered(clip_norm, like, size if records is None else records)
 
-        def of_record(x: Any, y: Any) -> Any:
+        def of_record(x: _Records, y: _Records) -> Updates:
             gradient = jax.grad(loss_fn)(params, x, y)
-            gradient = gradient if encode is None else encode(gradient)
-            return _clip(gradient, bound, method, stability, per_layer)
+            if encode is not None:
+                gradient = encode(gradient)
+            return _clip(gradient, bound, rule)
 
-        def part(x: Any, y: Any, is_padding: Bool[Array, " b"] | None) -> Any:
-            def total(leaf: Array) -> Array:
-                if is_padding is not None:
-                    there = ~is_padding.reshape(-1, *[1] * (leaf.ndim - 1))
-                    leaf = jnp.where(there, leaf, 0)
-                return _numerics.row_sum(leaf.astype(jnp.float64))
-
+        def part(x: _Records, y: _Records, is_padding: _Padding) -> Updates:
             terms = _numerics.apart(of_record, x, y)
+            if is_padding is not None:
+                # A padded record adds exactly zero, whatever its gradient is.
+                terms = _numerics.masked(is_padding, jnp.zeros_like, terms)
             with _numerics.double_precision():
-                return jax.tree.map(total, terms)
+                return jax.tree.map(lambda leaf: _numerics.row_sum(leaf.astype(jnp.float64)), terms)
 
         at_once = _at_once(params, size) if microbatch is None else microbatch
         return _in_passes(part, at_once, x, y, is_padding, like)
@@ -426,7 +463,7 @@ def wide_per_example(
     return fn
 
 
-def share(count: int, tree: Any, error: float | None = None) -> float:
+def share(count: int, tree: Updates, error: float | None = None) -> float:
     """The share r of the clip norm by which rounding can separate two sums of clipped records.
 
     r = 2 B (u + e). A sum of B records of norm C' has norm at most B C'. It is rounded once, to the
@@ -437,11 +474,12 @@ def share(count: int, tree: Any, error: float | None = None) -> float:
         tree: Pytree of arrays (or shapes) like the sum.
         error: e; None is that of adding up in float64, in any order.
     """
-    error = _numerics.sum_error(count) if error is None else error
+    if error is None:
+        error = _numerics.sum_error(count)
     return 2 * count * (_unit(jax.tree.leaves(tree)) * (1 + error) + error) * (1 + 1e-6)
 
 
-def lowered(clip_norm: float, tree: Any, count: int, error: float | None = None) -> float:
+def lowered(clip_norm: float, tree: Updates, count: int, error: float | None = None) -> float:
     """The clip norm C / (1 + r) of one record, with which sums are C-sensitive as computed.
 
     Args:
@@ -462,13 +500,13 @@ def lowered(clip_norm: float, tree: Any, count: int, error: float | None = None)
 
 
 def _in_passes(
-    part: Callable[[Any, Any, Any], Any],
+    part: Callable[[_Records, _Records, _Padding], Updates],
     size: int | None,
-    x: Any,
-    y: Any,
-    is_padding: Bool[Array, " b"] | None,
-    like: Any,
-) -> Any:
+    x: _Records,
+    y: _Records,
+    is_padding: _Padding,
+    like: Updates,
+) -> Updates:
     """The sum, in float64, over passes of ``size`` records.
 
     Args:
@@ -482,24 +520,29 @@ def _in_passes(
     count = examples(x, y, is_padding)
     if count == 0:
         return _numerics.wide_zeros(like)
-    size = count if size is None else size
     padding = None if is_padding is None else jnp.asarray(is_padding, bool)
-    if size >= count:
+    if size is None or size >= count:
         return part(x, y, padding)
-    if extra := -count % size:
-        # Repeated, not zero: a loss may be undefined at zero, and padding must stay cheap.
-        x, y = jax.tree.map(
-            lambda leaf: jnp.concatenate([leaf, jnp.repeat(leaf[:1], extra, axis=0)]), (x, y)
-        )
-        padding = jnp.zeros(count, bool) if padding is None else padding
+    extra = -count % size
+    if extra:
+
+        def filled(leaf: Array) -> Array:
+            # Repeated, not zero: a loss may be undefined at zero, and padding must stay cheap.
+            return jnp.concatenate([leaf, jnp.repeat(leaf[:1], extra, axis=0)])
+
+        x, y = jax.tree.map(filled, (x, y))
+        if padding is None:
+            padding = jnp.zeros(count, bool)
         padding = jnp.concatenate([padding, jnp.ones(extra, bool)])
     passes = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), (x, y, padding))
-    number: Any = -(-count // size)
+    number: int | Array = -(-count // size)
     if is_padding is not None:
+        # Passes after the last record are left out.
         number = jnp.max(jnp.where(passes[2].all(axis=1), 0, jnp.arange(1, number + 1)))
 
-    def add(i: Any, total: Any) -> Any:
-        return _numerics.wide_sum(total, part(*jax.tree.map(lambda leaf: leaf[i], passes)))
+    def add(index: Array, total: Updates) -> Updates:
+        records = jax.tree.map(lambda leaf: leaf[index], passes)
+        return _numerics.wide_sum(total, part(*records))
 
     return jax.lax.fori_loop(0, number, add, _numerics.wide_zeros(like))
 
@@ -511,7 +554,7 @@ def clipped_sum(
     method: Clipping = "flat",
     per_layer: bool = False,
     microbatch: int | None = None,
-) -> Callable[..., Any]:
+) -> _Sum:
     """`per_example` for a model that knows its gradients' norms.
 
     sum_b w_b g_b, w_b = min(1, C / |g_b|), or C / (|g_b| + 0.01) for automatic clipping; per layer,
@@ -554,9 +597,9 @@ def clipped_sum(
     clip_norm, _ = check(clip_norm, method, STABILITY)
     _validate.flag("per_layer", per_layer)
     if not callable(weighted) or (per_layer and not hasattr(weighted, "by_layer")):
-        method_text = " with by_layer, as models.layer_norms.Gradients has," if per_layer else ""
+        member = " with by_layer, as models.layer_norms.Gradients has," if per_layer else ""
         raise ValueError(
-            f"weighted is {_validate.shown(weighted)}; give a function{method_text} of params, x, "
+            f"weighted is {_validate.shown(weighted)}; give a function{member} of params, x, "
             "y and weights, or use per_example"
         )
     if microbatch is not None:
@@ -564,7 +607,7 @@ def clipped_sum(
 
     wide = wide_clipped_sum(weighted, clip_norm, method, per_layer, microbatch)
 
-    def fn(params: Any, x: Array, y: Array, is_padding: Bool[Array, " b"] | None = None) -> Any:
+    def fn(params: Params, x: Array, y: Array, is_padding: _Padding = None) -> Updates:
         return _numerics.rounded_sum(wide(params, x, y, is_padding), _like(weighted, params))
 
     return fn
@@ -572,21 +615,24 @@ def clipped_sum(
 
 def wide_clipped_sum(
     weighted: Any, clip_norm: float, method: Clipping, per_layer: bool, microbatch: int | None
-) -> Callable[..., Any]:
+) -> _Sum:
     """`clipped_sum` before it is rounded, in float64; arguments as there, checked.
 
     Returns:
         ``fn(params, x, y, is_padding=None, records=None)``, as `wide_per_example`.
     """
 
-    def fn(params: Any, x: Any, y: Any, is_padding: Any = None, records: Any = None) -> Any:
+    def fn(
+        params: Params, x: Array, y: Array, is_padding: _Padding = None, records: int | None = None
+    ) -> Updates:
         count = examples(x, y, is_padding)
-        whole = count if records is None else records
+        total_count = count if records is None else records
         like = _like(weighted, params)
+        packaged = _packaged(weighted)
 
-        def part(x: Array, y: Array, is_padding: Bool[Array, " b"] | None) -> Any:
+        def part(x: Array, y: Array, is_padding: _Padding) -> Updates:
             def weights(norms: Array, error: float) -> Array:
-                limits = _limits(like, clip_norm, per_layer, whole, error, bounds=_known(weighted))
+                limits = _limits(like, clip_norm, per_layer, total_count, error, bounds=packaged)
                 bound = jnp.asarray([limits] if per_layer else limits[0], norms.dtype)
                 if method == "automatic":
                     scale = bound / (norms + STABILITY)
@@ -594,14 +640,14 @@ def wide_clipped_sum(
                     tiny = jnp.finfo(norms.dtype).tiny
                     scale = jnp.minimum(1.0, bound / jnp.maximum(norms, tiny))
                 scale = jnp.where(jnp.isfinite(norms), scale, 0)
-                if is_padding is None:
-                    return scale
-                return jnp.where(is_padding[:, None] if per_layer else is_padding, 0, scale)
+                if is_padding is not None:
+                    scale = _numerics.masked(is_padding, jnp.zeros_like, scale)
+                return scale
 
-            if _known(weighted):
-                options = {"by_layer": per_layer, "places": whole}
+            if packaged:
+                options = {"by_layer": per_layer, "places": total_count}
                 return weighted.wide(params, x, y, weights, **options)
-            error = _error(weighted, params, x, whole)
+            error = _error(weighted, params, x, total_count)
             summed = weighted.by_layer if per_layer else weighted
             if is_padding is not None:
                 # A function that multiplies by weights must not meet what padding holds.
@@ -612,13 +658,17 @@ def wide_clipped_sum(
                 total = jax.tree.map(lambda leaf: jnp.where(is_padding.all(), 0, leaf), total)
             return _numerics.wide_sum(_numerics.wide_zeros(like), total)
 
-        size = _pass_size(weighted, params, x) if microbatch is None and count else microbatch
+        size = microbatch
+        if size is None and count:
+            size = _pass_size(weighted, params, x)
         return _in_passes(part, size, x, y, is_padding, like)
 
     return fn
 
 
-def weighted_share(weighted: Any, params: Any, x: Any, count: int, microbatch: int | None) -> float:
+def weighted_share(
+    weighted: Any, params: Params, x: _Records, count: int, microbatch: int | None
+) -> float:
     """The share of the clip norm by which rounding of such a sum lowers it, see `share`.
 
     Args:
@@ -634,57 +684,61 @@ def weighted_share(weighted: Any, params: Any, x: Any, count: int, microbatch: i
     return share(count, _like(weighted, params), _error(weighted, params, x, count))
 
 
-def _known(weighted: Any) -> bool:
+def _packaged(weighted: Any) -> bool:
     """Whether it is a class of the package, which knows its rounding error."""
     return hasattr(weighted, "wide")
 
 
-def _like(weighted: Any, params: Any) -> Any:
+def _like(weighted: Any, params: Params) -> Updates:
     """A tree of the shapes of the sum."""
-    return weighted.like(params) if _known(weighted) else params
+    return weighted.like(params) if _packaged(weighted) else params
 
 
-def _pass_size(weighted: Any, params: Any, x: Any) -> int | None:
-    return weighted.at_once(params, x) if _known(weighted) else None
+def _pass_size(weighted: Any, params: Params, x: Array) -> int | None:
+    return weighted.at_once(params, x) if _packaged(weighted) else None
 
 
-def _error(weighted: Any, params: Any, x: Any, count: int) -> float:
+def _error(weighted: Any, params: Params, x: Array, count: int) -> float:
     """The error of a sum of clipped records before it is rounded, see `share`."""
-    if _known(weighted):
+    if _packaged(weighted):
         return weighted.error(params, x, count)
     leaves = jax.tree.leaves(params)
     return (len(x) + _sides(leaves)) * _unit(leaves) + _numerics.sum_error(count)
 
 
 def _limits(
-    like: Any, clip_norm: float, per_layer: bool, count: int, error: float, *, bounds: bool
+    like: Updates, clip_norm: float, per_layer: bool, count: int, error: float, *, bounds: bool
 ) -> list[float]:
     """The clip norm of all leaves, or of each layer, less everything that rounding can add."""
     leaves = jax.tree.leaves(like)
-    layers = _numerics.layer_groups(like) if per_layer else [list(range(len(leaves)))]
-    each = _numerics.layer_share(lowered(clip_norm, like, count, error), len(layers))
-    return [_limit([leaves[i] for i in layer], each, bounds=bounds) for layer in layers]
+    layers = [leaves]
+    if per_layer:
+        layers = [[leaves[i] for i in layer] for layer in _numerics.layer_groups(like)]
+    layer_norm = _numerics.layer_share(lowered(clip_norm, like, count, error), len(layers))
+    limits = []
+    for layer in layers:
+        # Norms that are no bounds have a rounding error for each input and output.
+        sides = 0 if bounds else _sides(layer)
+        bound = layer_norm * (1 - slack(layer) - sides * _unit(layer))
+        bound -= math.sqrt(_size(layer)) * _tiny(layer)
+        limits.append(_above_rounding(bound, layer_norm, layer, "parameters"))
+    return limits
 
 
-def _limit(leaves: list[Any], clip_norm: float, *, bounds: bool) -> float:
-    sides = 0 if bounds else _sides(leaves)
-    bound = clip_norm * (1 - slack(leaves) - sides * _unit(leaves))
-    bound -= math.sqrt(_size(leaves)) * _tiny(leaves)
-    return _above_rounding(bound, clip_norm, leaves, "parameters")
-
-
-def _sides(leaves: list[Any]) -> int:
+def _sides(leaves: list[Array]) -> int:
     """Inputs and outputs of all layers."""
     return sum(sum(leaf.shape) for leaf in leaves)
 
 
-def _size(leaves: list[Any]) -> int:
-    return sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
+def _size(leaves: list[Array]) -> int:
+    return sum(leaf.size for leaf in leaves)
 
 
-def _unit(leaves: list[Any]) -> float:
+def _unit(leaves: list[Array]) -> float:
+    """The relative rounding error of the narrowest leaf."""
     return max((float(jnp.finfo(leaf.dtype).eps) / 2 for leaf in leaves), default=0.0)
 
 
-def _tiny(leaves: list[Any]) -> float:
+def _tiny(leaves: list[Array]) -> float:
+    """The smallest normal number of the narrowest leaf."""
     return max((float(jnp.finfo(leaf.dtype).tiny) for leaf in leaves), default=0.0)
