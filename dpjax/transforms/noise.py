@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
+from optax import Params, Updates
 
 from dpjax import _numerics, _validate
 from dpjax._numerics import double_precision
@@ -38,11 +39,14 @@ __all__ = ["correlated", "discrete", "pairwise", "scheduled", "simulated_keys", 
 Kind = Literal["laplace", "normal"]
 Over = Literal["messages", "with_own_copy"]
 
-_Paths = list[tuple[Any, Any]]
+_Paths = list[tuple[Any, Array]]
 """Leaves in tree order, each with its path."""
-
-_Added = tuple[list[Any], tuple[Any, ...]]
-"""Leaves with their noise, and the past noise of a strategy's route."""
+_Past = tuple[tuple[Float[Array, "w n d"], ...], ...]
+"""The past noise of a strategy's route, arrays [width, n, entries] for each group."""
+_Added = tuple[list[Array], _Past]
+"""Leaves with their noise, and the past noise."""
+_Round = Int[Array, ""]
+_Scalar = Float[Array, ""]
 
 PACK = 65_536
 """The most entries of an agent in leaves that share one draw."""
@@ -62,8 +66,8 @@ class NoiseState(NamedTuple):
     """
 
     key: PRNGKeyArray
-    round: Int[Array, ""]
-    past: tuple[tuple[Float[Array, "w n d"], ...], ...] = ()
+    round: _Round
+    past: _Past = ()
 
 
 def correlated(
@@ -134,31 +138,33 @@ def correlated(
     released = grid is not None
     if grid is not None and not (0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
         raise ValueError(f"grid is {grid}; give a power of two, or None for a simulation")
-    precision: Any = double_precision if released else contextlib.nullcontext
+    precision = double_precision if released else contextlib.nullcontext
 
     def grouped(paths: _Paths) -> list[_Group]:
         wide = np.float64 if released else None
         return groups(paths, n, f"the n={n} agents of the factor", wide)
 
-    def start(params: optax.Params) -> tuple[Any, ...]:
+    def start(params: Params) -> _Past:
         packed = grouped(jax.tree_util.tree_leaves_with_path(params))
         if route is None:
             return ()
         with precision():
-            return tuple(route.start((n, sum(g.sizes)), g.dtype) for g in packed)
+            return tuple(route.start((n, group.entries), group.dtype) for group in packed)
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         leaves = [leaf for _, leaf in paths]
         past = []
         with precision():
             for index, group in enumerate(grouped(paths)):
-                draw = _draw(state.key, index, (n, sum(group.sizes)), group.dtype, released)
+                draw = _draw(state.key, index, (n, group.entries), group.dtype, released)
                 if route is None:
                     drawn = draw(state.round)
                 else:
                     drawn, buffers = route.step(draw, state.past[index], state.round)
                     past.append(buffers)
-                drawn = drawn if spread is None else spread(drawn)
+                if spread is not None:
+                    drawn = spread(drawn)
+                # A round past the last one turns the factor, and so all noise, to NaN.
                 colour = weights.astype(group.dtype) * valid.astype(group.dtype)
                 if weights.ndim == 1:
                     noise = _scaled(colour[:, None], drawn, state.round)
@@ -171,7 +177,7 @@ def correlated(
 
 
 def scheduled(
-    scales: Float[Array, " t"], *, key: PRNGKeyArray, rounds: int, kind: Kind
+    scales: Array | np.ndarray, *, key: PRNGKeyArray, rounds: int, kind: Kind
 ) -> optax.GradientTransformation:
     """Add fresh noise of scale scales[t] to every entry of agent-stacked updates in round t.
 
@@ -219,30 +225,32 @@ def scheduled(
     rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
     draw = _DRAWS[_validate.one_of("kind", kind, tuple(_DRAWS))]
     _numerics.check_key(key)
-    by_round: Any = scales
     if not isinstance(scales, jax.core.Tracer):
+        # float32 scales stay as they are: accounting states the loss of these very numbers.
         dtype = np.float32 if np.asarray(scales).dtype == np.float32 else np.float64
-        by_round = _validate.finite_array("scales", scales, ndim=1).astype(dtype)
-        if (smallest := by_round.min(initial=0.0)) < 0:
+        scales = _validate.finite_array("scales", scales, ndim=1).astype(dtype)
+        smallest = scales.min(initial=0.0)
+        if smallest < 0:
             raise ValueError(f"scales holds {smallest:.3g}; give scales of at least 0")
-    if by_round.shape != (rounds,):
-        raise ValueError(f"scales has shape {by_round.shape} for rounds = {rounds}; give one each")
+    if scales.shape != (rounds,):
+        raise ValueError(f"scales has shape {scales.shape} for rounds = {rounds}; give one each")
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         leaves = [leaf for _, leaf in paths]
         n = next((len(leaf) for leaf in leaves if jnp.ndim(leaf)), 0)
-        now = jnp.take(jnp.asarray(by_round), state.round, mode="clip")
-        now = jnp.where(jnp.isnan(valid), jnp.nan, now)
+        scale = jnp.take(jnp.asarray(scales), state.round, mode="clip")
+        scale = jnp.where(jnp.isnan(valid), jnp.nan, scale)
         for index, group in enumerate(groups(paths, n, f"the n={n} agents of the first leaf")):
             key = _draw_key(state.key, state.round, index)
-            drawn = draw(key, (n, sum(group.sizes)), group.dtype)
-            _add_to_leaves(leaves, group, _scaled(now.astype(group.dtype), drawn, state.round))
+            drawn = draw(key, (n, group.entries), group.dtype)
+            noise = _scaled(scale.astype(group.dtype), drawn, state.round)
+            _add_to_leaves(leaves, group, noise)
         return leaves, ()
 
     return _link(key, rounds, add)
 
 
-def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
+def lost(payload: Updates, scale: _Scalar, kind: Kind) -> _Scalar:
     """Return the probability that the largest entry of a payload is sent without noise.
 
     Floats at an entry are u apart, and noise of less than u/2 leaves the entry unchanged:
@@ -271,22 +279,26 @@ def lost(payload: Any, scale: Float[Array, ""], kind: Kind) -> Float[Array, ""]:
     half = jnp.zeros((), jnp.float32)
     for leaf in jax.tree.leaves(payload):
         wide = leaf.astype(_numerics.wide_dtype(leaf))
+        limits = jnp.finfo(leaf.dtype)
         # The largest of many numbers need not be nan where one of them is.
         finite = jnp.isfinite(wide).all()
-        largest = jnp.max(jnp.abs(wide), initial=float(jnp.finfo(leaf.dtype).tiny))
+        largest = jnp.max(jnp.abs(wide), initial=float(limits.tiny))
         _, exponent = jnp.frexp(largest)
-        spacing = jnp.ldexp(wide.dtype.type(float(jnp.finfo(leaf.dtype).eps)), exponent - 1)
+        spacing = jnp.ldexp(wide.dtype.type(float(limits.eps)), exponent - 1)
         spacing = jnp.where(finite, spacing, jnp.inf)
         half = jnp.maximum(half, spacing.astype(jnp.float32) / 2)
     ratio = half / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
-    share = -jnp.expm1(-ratio) if kind == "laplace" else jax.scipy.special.erf(ratio / np.sqrt(2))
+    if kind == "laplace":
+        share = -jnp.expm1(-ratio)
+    else:
+        share = jax.scipy.special.erf(ratio / np.sqrt(2))
     return jnp.where(scale > 0, share, 0)
 
 
 def zero_sum(
     sender: Int[np.ndarray, " l"],
     receiver: Int[np.ndarray, " l"],
-    deviation: Any,
+    deviation: float | Array,
     *,
     key: PRNGKeyArray,
     rounds: int,
@@ -340,25 +352,30 @@ def zero_sum(
         deviation = _validate.spread("deviation", deviation)
     _numerics.check_key(key)
     if np.ndim(sender) != 1 or np.shape(sender) != np.shape(receiver) or not len(sender):
-        shapes = f"sender has shape {np.shape(sender)}, receiver {np.shape(receiver)}"
-        raise ValueError(f"{shapes}; give one of each a message")
-    count, n = len(sender), int(np.max(sender)) + 1
+        raise ValueError(
+            f"sender has shape {np.shape(sender)}, receiver {np.shape(receiver)}; give one of "
+            "each a message"
+        )
+    count = len(sender)
+    n = int(np.max(sender)) + 1
     noised = (sender != receiver) | (over == "with_own_copy")
     counts = np.maximum(np.bincount(sender[noised], minlength=n), 1)
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
-        key, scale = jax.random.fold_in(state.key, state.round), valid * deviation
+        key = jax.random.fold_in(state.key, state.round)
+        scale = valid * deviation
         leaves = []
         for index, (path, leaf) in enumerate(paths):
             _numerics.check_leaf(path, leaf, count, f"the {count} messages")
             wide = _numerics.wide_dtype(leaf)
             shape = (count, leaf.size // count)
             drawn = variates.normals(jax.random.fold_in(key, index), shape, wide)
-            side = (-1, *[1] * (leaf.ndim - 1))
-            drawn = drawn.reshape(leaf.shape) * jnp.asarray(noised, wide).reshape(side)
+            column = (-1, *[1] * (leaf.ndim - 1))
+            drawn = drawn.reshape(leaf.shape) * jnp.asarray(noised, wide).reshape(column)
+            # Each sender's noises less their mean sum to zero.
             total = jax.ops.segment_sum(drawn, sender, n)
-            mean = (total / jnp.asarray(counts, wide).reshape(side))[sender]
-            noise = jnp.where(noised.reshape(side), drawn - mean, 0)
+            mean = (total / jnp.asarray(counts, wide).reshape(column))[sender]
+            noise = jnp.where(noised.reshape(column), drawn - mean, 0)
             leaves.append((leaf.astype(wide) + scale.astype(wide) * noise).astype(leaf.dtype))
         return leaves, ()
 
@@ -386,13 +403,14 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
         ((3,), (2,))
     """
     _numerics.check_key(root, "root")
-    agents, edges = _validate.integer("agents", agents), _validate.integer("edges", edges, least=0)
-    agent_root, edge_root = (jax.random.fold_in(root, purpose) for purpose in (0, 1))
+    agents = _validate.integer("agents", agents)
+    edges = _validate.integer("edges", edges, least=0)
 
-    def split(key: PRNGKeyArray, count: int) -> Array:
+    def split(purpose: int, count: int) -> Array:
+        key = jax.random.fold_in(root, purpose)
         return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.arange(count))
 
-    return split(agent_root, agents), split(edge_root, edges)
+    return split(0, agents), split(1, edges)
 
 
 def pairwise(
@@ -403,7 +421,7 @@ def pairwise(
     own_keys: PRNGKeyArray,
     edge_keys: PRNGKeyArray,
     rounds: int,
-    scale: Any = 1.0,
+    scale: float | Array = 1.0,
 ) -> optax.GradientTransformation:
     """Add noise of every agent, and for every link +z at one end and -z at the other.
 
@@ -459,7 +477,7 @@ def pairwise(
     _check_edges(pairs, n)
     _numerics.check_key(edge_keys, "edge_keys", (len(pairs),))
     if not isinstance(own_keys, jax.core.Tracer) and not isinstance(edge_keys, jax.core.Tracer):
-        words = np.concatenate([jax.random.key_data(part) for part in (own_keys, edge_keys)])
+        words = np.concatenate([jax.random.key_data(own_keys), jax.random.key_data(edge_keys)])
         if len(np.unique(words, axis=0)) != len(words):
             raise ValueError("edge_keys and own_keys hold a key twice; give every part its own")
     if not isinstance(scale, jax.core.Tracer):
@@ -471,9 +489,8 @@ def pairwise(
         leaves = []
         for index, (path, leaf) in enumerate(paths):
             _numerics.check_leaf(path, leaf, n, f"the n={n} agents")
-            dtype, size = _numerics.wide_dtype(leaf), leaf.size // n
-
-            draw = functools.partial(_draw_row, index=index, size=size, dtype=dtype)
+            dtype = _numerics.wide_dtype(leaf)
+            draw = functools.partial(_draw_row, index=index, size=leaf.size // n, dtype=dtype)
             colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)
             drawn = jax.vmap(draw)(keys).reshape(-1, *leaf.shape[1:])
             noise = jnp.tensordot(colour, drawn, axes=1, precision=jax.lax.Precision.HIGHEST)
@@ -526,72 +543,72 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded
     rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
     _numerics.check_key(key)
 
-    def init(payload: Any) -> NoiseState:
+    def init(payload: Updates) -> NoiseState:
         _entries(code, payload)
         return NoiseState(key, jnp.zeros((), jnp.int32))
 
-    def update(payload: Any, state: NoiseState, public: PRNGKeyArray) -> tuple[Array, NoiseState]:
+    def update(
+        payload: Updates, state: NoiseState, public: PRNGKeyArray
+    ) -> tuple[Array, NoiseState]:
         values = _entries(code, payload)
         _check_round(state.round, rounds)
-        key_ = jax.random.fold_in(state.key, state.round)
-        whole, _ = simulated.noisy(code, values, simulated.public_signs(code, public), key_)
-        whole = jnp.where(state.round < rounds, whole, 0)
-        after = NoiseState(state.key, state.round + 1)
-        return jax.lax.bitcast_convert_type(whole, jnp.uint32), after
+        signs = simulated.public_signs(code, public)
+        integers, _ = simulated.noisy(code, values, signs, jax.random.fold_in(*state[:2]))
+        # Past the last round nothing may go out: integers have no NaN.
+        integers = jnp.where(state.round < rounds, integers, 0)
+        sent = jax.lax.bitcast_convert_type(integers, jnp.uint32)
+        return sent, NoiseState(state.key, state.round + 1)
 
-    def opened(total: Array, public: PRNGKeyArray, like: Any) -> Any:
+    def opened(total: Array, public: PRNGKeyArray, like: Updates) -> Updates:
         reals = simulated.decode(code, total, simulated.public_signs(code, public))
-        flat, structure = jax.tree.flatten(like)
-        ends = np.cumsum([int(np.prod(leaf.shape)) for leaf in flat])[:-1]
-        parts = [
-            part.reshape(leaf.shape).astype(leaf.dtype)
-            for part, leaf in zip(jnp.split(reals, ends), flat, strict=True)
-        ]
+        leaves, structure = jax.tree.flatten(like)
+        ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+        parts = []
+        for part, leaf in zip(jnp.split(reals, ends), leaves, strict=True):
+            parts.append(part.reshape(leaf.shape).astype(leaf.dtype))
         return jax.tree.unflatten(structure, parts)
 
     return IntegerEncoded(init, update, opened)
 
 
-def _entries(code: SumCode, payload: Any) -> Float[Array, "n k"]:
+def _entries(code: SumCode, payload: Updates) -> Float[Array, "n k"]:
     """The payload as one vector an agent."""
     paths = jax.tree_util.tree_leaves_with_path(payload)
-    agents = len(paths[0][1]) if paths and jnp.ndim(paths[0][1]) else 0
+    agents = next((len(leaf) for _, leaf in paths if jnp.ndim(leaf)), 0)
+    rows = []
     for path, leaf in paths:
         _numerics.check_leaf(path, leaf, agents, "the agents of the first leaf")
-    sizes = [int(np.prod(jnp.shape(leaf)[1:])) for _, leaf in paths]
-    if sum(sizes) != code.size:
+        rows.append(jnp.reshape(leaf, (agents, -1)).astype(jnp.float32))
+    size = sum(row.shape[1] for row in rows)
+    if size != code.size:
         raise ValueError(
-            f"payload has {sum(sizes)} entries an agent in {len(sizes)} leaves, and the noise is "
-            f"for size {code.size}; give size={sum(sizes)}"
+            f"payload has {size} entries an agent in {len(rows)} leaves, and the noise is for size "
+            f"{code.size}; give size={size}"
         )
     if agents > code.clients:
         raise ValueError(
             f"payload is of {agents} agents, and the noise is for {code.clients}; make it for all"
         )
-    rows = [jnp.reshape(leaf, (agents, -1)).astype(jnp.float32) for _, leaf in paths]
     return jnp.concatenate(rows, axis=1)
 
 
 def _check_edges(pairs: np.ndarray, n: int) -> None:
     """Check the links of n agents."""
-    whole = pairs.ndim == 2 and pairs.shape[1] == 2 and np.issubdtype(pairs.dtype, np.integer)
-    if (
-        not whole
-        or len(pairs)
-        and (
-            pairs.min() < 0
-            or pairs.max() >= n
-            or (pairs[:, 0] == pairs[:, 1]).any()
-            or len(np.unique(np.sort(pairs, axis=1), axis=0)) != len(pairs)
-        )
-    ):
+    valid = pairs.ndim == 2 and pairs.shape[1] == 2 and np.issubdtype(pairs.dtype, np.integer)
+    if valid and len(pairs):
+        ordered = np.sort(pairs, axis=1)
+        in_range = pairs.min() >= 0 and pairs.max() < n
+        of_two = (ordered[:, 0] < ordered[:, 1]).all()
+        valid = in_range and of_two and len(np.unique(ordered, axis=0)) == len(pairs)
+    if not valid:
         raise ValueError(
             f"edges is {_validate.shown(pairs)}; give [E, 2] whole numbers, every link of two "
             f"agents of 0 .. {n - 1} once"
         )
 
 
-def _draw_row(key: PRNGKeyArray, index: int, size: int, dtype: Any) -> Array:
+def _draw_row(key: PRNGKeyArray, index: int, size: int, dtype: jnp.dtype) -> Array:
+    """One agent's, or link's, normals of a leaf."""
     return variates.normals(jax.random.fold_in(key, index), (1, size), dtype)[0]
 
 
@@ -599,14 +616,16 @@ def _link(
     key: PRNGKeyArray,
     rounds: int,
     add: Callable[[_Paths, NoiseState, Array], _Added],
-    start: Callable[[optax.Params], tuple[Any, ...]] = lambda params: (),
+    start: Callable[[Params], _Past] = lambda params: (),
 ) -> optax.GradientTransformation:
     """The transformation whose updates ``add(paths, state, valid)`` makes; NaN past the end."""
 
-    def init(params: optax.Params) -> NoiseState:
+    def init(params: Params) -> NoiseState:
         return NoiseState(key, jnp.zeros((), jnp.int32), start(params))
 
-    def update(updates: Any, state: NoiseState, params: Any = None) -> tuple[Any, NoiseState]:
+    def update(
+        updates: Updates, state: NoiseState, params: Params | None = None
+    ) -> tuple[Updates, NoiseState]:
         _check_round(state.round, rounds)
         valid = jnp.where(state.round < rounds, 1.0, jnp.nan)
         leaves, past = add(jax.tree_util.tree_leaves_with_path(updates), state, valid)
@@ -616,7 +635,7 @@ def _link(
     return optax.GradientTransformation(init, update)
 
 
-def _check_round(round: Any, rounds: int) -> None:
+def _check_round(round: _Round, rounds: int) -> None:
     """Refuse a round past the last one, where its number is known (compiled code gives NaN).
 
     Args:
@@ -644,7 +663,12 @@ class _Group(NamedTuple):
 
     leaves: tuple[int, ...]
     sizes: tuple[int, ...]
-    dtype: Any
+    dtype: jnp.dtype
+
+    @property
+    def entries(self) -> int:
+        """All entries of an agent."""
+        return sum(self.sizes)
 
 
 def groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Group]:
@@ -660,39 +684,42 @@ def groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Grou
         ValueError: For a leaf of another leading axis, or not of floating dtype.
     """
     packed: list[_Group] = []
-    open_groups: dict[Any, int] = {}
+    open_groups: dict[jnp.dtype, int] = {}
     for position, (path, leaf) in enumerate(paths):
-        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
         _numerics.check_leaf(path, leaf, n, expected)
-        size = int(np.prod(shape[1:]))
+        size = int(np.prod(leaf.shape[1:]))
         dtype = _numerics.wide_dtype(leaf) if wide is None else np.dtype(wide)
         index = open_groups.get(dtype)
-        if index is not None and sum(packed[index].sizes) + size <= PACK:
+        if index is not None and packed[index].entries + size <= PACK:
             group = packed[index]
             packed[index] = _Group((*group.leaves, position), (*group.sizes, size), dtype)
         else:
+            # A leaf that does not fit opens the next group of its dtype.
             open_groups[dtype] = len(packed)
             packed.append(_Group((position,), (size,), dtype))
     return packed
 
 
 def _add_to_leaves(
-    leaves: list[Any], group: _Group, noise: Array, grid: float | None = None
+    leaves: list[Array], group: _Group, noise: Array, grid: float | None = None
 ) -> None:
     """Add to every leaf of a group its columns of the noise, [n, entries], on a release's grid."""
     columns = np.cumsum(group.sizes)[:-1]
     for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
         leaf = leaves[position]
         noisy = leaf.astype(group.dtype) + part.reshape(leaf.shape)
-        # A power of two: nothing but the nearest multiple is rounded.
-        noisy = noisy if grid is None else jnp.round(noisy * (1 / grid)) * grid
+        if grid is not None:
+            # A power of two: nothing but the nearest multiple is rounded.
+            noisy = jnp.round(noisy * (1 / grid)) * grid
         leaves[position] = noisy.astype(leaf.dtype)
 
 
-def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, released: bool) -> Any:
+def _draw(
+    key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: jnp.dtype, released: bool
+) -> Callable[[_Round], Array]:
     """Normals of a group by round; they depend on key and round, and not on a vmap."""
 
-    def draw(round: Any) -> Array:
+    def draw(round: _Round) -> Array:
         key_ = _draw_key(key, round, group)
         if released:
             return variates.release_normals(key_, shape)
@@ -701,12 +728,12 @@ def _draw(key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: Any, rel
     return draw
 
 
-def _draw_key(key: PRNGKeyArray, round: Any, group: int) -> PRNGKeyArray:
+def _draw_key(key: PRNGKeyArray, round: _Round, group: int) -> PRNGKeyArray:
     """The key of a group's draw in a round."""
     return _numerics.fold_in(_numerics.fold_in(key, round), group)
 
 
-def _scaled(scale: Any, drawn: Array, round: Int[Array, ""]) -> Array:
+def _scaled(scale: Array | np.ndarray, drawn: Array, round: _Round) -> Array:
     """A product whose rounding compilers cannot move into the factors or into a sum.
 
     Compilers would round them together, which changes last bits beside a matrix product, and a
@@ -722,7 +749,8 @@ def _scaled(scale: Any, drawn: Array, round: Int[Array, ""]) -> Array:
     return pinned(scale * pinned(drawn))
 
 
-def _checked_factor(factor: Any) -> Array | np.ndarray:
+def _checked_factor(factor: Array | np.ndarray) -> Array | np.ndarray:
+    """A factor over agents; a float32 one stays as it is."""
     if not isinstance(factor, jax.core.Tracer):
         factor = np.asarray(factor)
         if factor.ndim == 1:
@@ -733,8 +761,10 @@ def _checked_factor(factor: Any) -> Array | np.ndarray:
             _validate.square("factor", factor)
         largest = float(np.abs(factor).max(initial=0.0))
         if largest > 0 and not 1e-30 <= largest <= 1e30:
-            text = f"factor has a largest entry of {largest:.3g}"
-            raise ValueError(f"{text}, at which noise vanishes or overflows; rescale it")
+            raise ValueError(
+                f"factor has a largest entry of {largest:.3g}, at which noise vanishes or "
+                "overflows; rescale it"
+            )
     if factor.ndim not in (1, 2) or factor.shape[0] != factor.shape[-1]:
         raise ValueError(
             f"factor has shape {factor.shape}; give a square matrix over the agents, or a diagonal"
