@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
+from optax import Params, Updates
 
 from dpjax import _validate
 from dpjax.mechanism import filters
@@ -26,7 +27,9 @@ from dpjax.transforms import rounds
 
 __all__ = ["FILTERS", "NoiseVariance", "adaptive", "by_matrix", "lowpass", "passed", "wiener"]
 
-Variance = float | Float[Array, ""] | Callable[..., Any]
+_Scalar = Float[Array, ""]
+_Round = Int[Array, ""]
+Variance = float | _Scalar | Callable[..., Any]
 
 FILTERS = filters.PUBLISHED
 """The published filters (b, a) by name (Zhang et al., DOPPLER, Tables 2 and 4)."""
@@ -59,10 +62,10 @@ class NoiseVariance(NamedTuple):
         (0.25, 0.0)
     """
 
-    scale: float | Float[Array, ""]
+    scale: float | _Scalar
     profile: Float[Array, "t lags"] | None = None
 
-    def __call__(self, round: int | Int[Array, ""], lag: int = 0) -> float | Float[Array, ""]:
+    def __call__(self, round: int | _Round, lag: int = 0) -> float | _Scalar:
         """Covariance of a coordinate's noise in a round with that ``lag`` rounds before.
 
         Args:
@@ -78,7 +81,7 @@ class NoiseVariance(NamedTuple):
         return self.scale if lag == 0 else self.scale * 0.0
 
 
-def passed(round: Any, lag: int = 0) -> NoReturn:
+def passed(round: int | _Round, lag: int = 0) -> NoReturn:
     """The ``noise`` of a link whose updates receive it: ``update(..., noise_variance=)``.
 
     The variance of a server's mean depends on the present clients, and with a sketch on the
@@ -98,7 +101,7 @@ def passed(round: Any, lag: int = 0) -> NoReturn:
     )
 
 
-def per_round(noise: Variance) -> Any:
+def per_round(noise: Variance) -> Callable[..., Any]:
     """Return the variance as a function of the round, from a number or a function.
 
     Args:
@@ -123,7 +126,7 @@ class _LowpassState(NamedTuple):
         ones: [max(p, q)] the same of a stream of ones.
     """
 
-    delayed: tuple[Any, ...]
+    delayed: tuple[Updates, ...]
     ones: Float[Array, " k"]
 
 
@@ -161,29 +164,38 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
     taps = jnp.zeros(order + 1).at[: len(coefficients.b)].set(jnp.asarray(coefficients.b))
     feedback = jnp.zeros(order).at[: len(coefficients.a)].set(jnp.asarray(coefficients.a))
 
-    def step(delayed: Any, value: Any) -> tuple[Any, list[Any]]:
+    def step(delayed: Sequence[Array] | Array, value: Array) -> tuple[Array, list[Array]]:
         # Direct form II transposed needs max(p, q) copies, and not p + q past values.
-        weights, back = taps.astype(value.dtype), feedback.astype(value.dtype)
-        out = weights[0] * value + (delayed[0] if order else 0)
+        weights = taps.astype(value.dtype)
+        back = feedback.astype(value.dtype)
+        output = weights[0] * value + delayed[0]
         later = [*delayed[1:], 0]
-        return out, [weights[k + 1] * value - back[k] * out + later[k] for k in range(order)]
+        sums = []
+        for k in range(order):
+            sums.append(weights[k + 1] * value - back[k] * output + later[k])
+        return output, sums
 
-    def init(params: Any) -> _LowpassState:
+    def init(params: Params) -> _LowpassState:
         return _LowpassState((jax.tree.map(jnp.zeros_like, params),) * order, jnp.zeros(order))
 
-    def update(updates: Any, state: _LowpassState, params: Any = None) -> tuple[Any, _LowpassState]:
+    def update(
+        updates: Updates, state: _LowpassState, params: Params | None = None
+    ) -> tuple[Updates, _LowpassState]:
         if not order:
             return updates, state
+        # The response to ones corrects for the zero start.
         correction, ones = step(state.ones, jnp.ones(()))
-        flat, structure = jax.tree.flatten(updates)
+        leaves, structure = jax.tree.flatten(updates)
         past = [jax.tree.leaves(tree) for tree in state.delayed]
-        pairs = [step([tree[i] for tree in past], jnp.asarray(leaf)) for i, leaf in enumerate(flat)]
-        new = [
-            jax.tree.unflatten(structure, [delayed[k] for _, delayed in pairs])
-            for k in range(order)
-        ]
-        out = [leaf / correction.astype(leaf.dtype) for leaf, _ in pairs]
-        return jax.tree.unflatten(structure, out), _LowpassState(tuple(new), jnp.stack(ones))
+        filtered = []
+        delayed: list[list[Array]] = [[] for _ in range(order)]
+        for i, leaf in enumerate(leaves):
+            output, sums = step([tree[i] for tree in past], jnp.asarray(leaf))
+            filtered.append(output / correction.astype(output.dtype))
+            for tree, term in zip(delayed, sums, strict=True):
+                tree.append(term)
+        trees = tuple(jax.tree.unflatten(structure, tree) for tree in delayed)
+        return jax.tree.unflatten(structure, filtered), _LowpassState(trees, jnp.stack(ones))
 
     return optax.GradientTransformation(init, update)
 
@@ -198,10 +210,10 @@ class _AdaptiveState(NamedTuple):
         rounds: Rounds done.
     """
 
-    past: tuple[Any, ...]
+    past: tuple[Updates, ...]
     products: Float[Array, " taps"]
     squares: Float[Array, " taps"]
-    rounds: Int[Array, ""]
+    rounds: _Round
 
 
 def adaptive(
@@ -254,55 +266,57 @@ def adaptive(
     _validate.flag("proportional", proportional)
     covariance = noise if callable(noise) else _constant(noise, taps)
 
-    def init(params: Any) -> _AdaptiveState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return _AdaptiveState(
-            (zeros,) * (taps - 1), jnp.zeros(taps), jnp.zeros(taps), jnp.zeros((), jnp.int32)
-        )
+    def init(params: Params) -> _AdaptiveState:
+        past = (jax.tree.map(jnp.zeros_like, params),) * (taps - 1)
+        zeros = jnp.zeros(taps)
+        return _AdaptiveState(past, zeros, zeros, jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: _AdaptiveState, params: Any = None) -> tuple[Any, Any]:
+    def update(
+        updates: Updates, state: _AdaptiveState, params: Params | None = None
+    ) -> tuple[Updates, _AdaptiveState]:
         window = (updates, *state.past)
-        size = sum(leaf.size for leaf in jax.tree.leaves(updates))
-        # Rounds in which g_{t-k} exists; means of other lags stay 0.
-        available = jnp.maximum(state.rounds - jnp.arange(taps) + 1, 0)
-        weight = jnp.where(available > 0, 1 / jnp.maximum(available, 1), 0.0)
+        size = _entries(updates)
         t = state.rounds
-        now = jnp.stack(
-            [_product(updates, old) - size * covariance(t, k) for k, old in enumerate(window)]
-        )
-        before = jnp.stack(
-            [
-                _product(old, old) - size * covariance(jnp.maximum(t - k, 0), 0)
-                for k, old in enumerate(window)
-            ]
-        )
-        products = state.products + weight * (now - state.products)
-        squares = state.squares + weight * (before - state.squares)
+        # Rounds in which g_{t-k} exists; means of other lags stay 0.
+        available = jnp.maximum(t - jnp.arange(taps) + 1, 0)
+        exists = available > 0
+        weight = jnp.where(exists, 1 / jnp.maximum(available, 1), 0.0)
+        crossed = []
+        squared = []
+        for k, old in enumerate(window):
+            crossed.append(_product(updates, old) - size * covariance(t, k))
+            squared.append(_product(old, old) - size * covariance(jnp.maximum(t - k, 0), 0))
+        products = state.products + weight * (jnp.stack(crossed) - state.products)
+        squares = state.squares + weight * (jnp.stack(squared) - state.squares)
         excess = products - jnp.maximum(squares, 0) / 2
         c = jnp.maximum(excess, 0) / jnp.maximum(squares[0], floor)
-        c = jnp.where(available > 0, c.at[0].set(0.5), 0.0)
-        raised = (
-            c
-            if proportional
-            else c + jnp.sqrt(jnp.sum(c**2) / jnp.sum(available > 0).astype(c.dtype))
-        )
-        raised = jnp.where(available > 0, raised, 0.0)
-        b = raised / jnp.sum(raised)
-        out = jax.tree.map(
-            lambda *past: sum(b[k].astype(leaf.dtype) * leaf for k, leaf in enumerate(past)),
-            *window,
-        )
-        state = _AdaptiveState(window[:-1], products, squares, state.rounds + 1)
-        return out, state
+        # The formula at k = 0 would keep the noise and filter nothing.
+        c = jnp.where(exists, c.at[0].set(0.5), 0.0)
+        if not proportional:
+            c = c + jnp.sqrt(jnp.sum(c**2) / jnp.sum(exists).astype(c.dtype))
+        c = jnp.where(exists, c, 0.0)
+        b = c / jnp.sum(c)
+
+        def filtered(*past: Array) -> Array:
+            return sum(b[k].astype(leaf.dtype) * leaf for k, leaf in enumerate(past))
+
+        after = _AdaptiveState(window[:-1], products, squares, t + 1)
+        return jax.tree.map(filtered, *window), after
 
     return optax.GradientTransformation(init, update)
 
 
-def _constant(noise: Any, taps: int) -> Callable[[Any, int], Any]:
+def _entries(tree: Updates) -> int:
+    """d: all entries of a tree."""
+    return sum(leaf.size for leaf in jax.tree.leaves(tree))
+
+
+def _constant(noise: Any, taps: int) -> Callable[[int | _Round, int], Array]:
     """The same covariance in every round."""
     if not isinstance(noise, jax.Array):
-        one = isinstance(noise, float | int | np.number) and not isinstance(noise, bool)
-        noise = _validate.finite_array("noise", [noise] if one else noise, ndim=1)
+        if isinstance(noise, float | int | np.number) and not isinstance(noise, bool):
+            noise = [noise]
+        noise = _validate.finite_array("noise", noise, ndim=1)
         if noise[0] < np.abs(noise).max():
             raise ValueError(
                 f"noise is {_validate.shown(noise)}; give its variance, of at least 0, then "
@@ -313,12 +327,14 @@ def _constant(noise: Any, taps: int) -> Callable[[Any, int], Any]:
     return lambda round, lag: lags[lag]
 
 
-def _product(one: Any, other: Any) -> Float[Array, ""]:
-    """<one, other> over all leaves, in float32."""
-    terms = jax.tree.map(
-        lambda x, y: jnp.sum(x.astype(jnp.float32) * y.astype(jnp.float32)), one, other
-    )
-    return jnp.stack(jax.tree.leaves(terms)).sum().astype(jnp.float32)
+def _product(left: Updates, right: Updates) -> _Scalar:
+    """<left, right> over all leaves, in float32."""
+
+    def product(x: Array, y: Array) -> Array:
+        return jnp.sum(x.astype(jnp.float32) * y.astype(jnp.float32))
+
+    terms = jax.tree.leaves(jax.tree.map(product, left, right))
+    return jnp.stack(terms).sum().astype(jnp.float32)
 
 
 class _WienerState(NamedTuple):
@@ -333,12 +349,12 @@ class _WienerState(NamedTuple):
         rounds: Rounds done.
     """
 
-    estimate: Any
-    past: tuple[Any, ...]
+    estimate: Updates
+    past: tuple[Updates, ...]
     moments: Float[Array, " lags"]
-    error: Float[Array, ""]
-    ones: Float[Array, ""]
-    rounds: Int[Array, ""]
+    error: _Scalar
+    ones: _Scalar
+    rounds: _Round
 
 
 def wiener(
@@ -412,30 +428,39 @@ def wiener(
         power = _validate.positive("power", power)
     _validate.share("decay", decay)
     _validate.positive("floor", floor)
-    for name, value in (("fresh", fresh), ("unit", unit)):
-        _validate.flag(name, value)
+    _validate.flag("fresh", fresh)
+    _validate.flag("unit", unit)
     of_round = per_round(noise)
     lags = 3 if fresh else 2
 
-    def init(params: Any) -> _WienerState:
-        zeros, none = jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
-        past, moments = (zeros,) * (lags - 1), jnp.zeros(lags, jnp.float32)
-        return _WienerState(zeros, past, moments, none, none, jnp.int32(0))
+    def init(params: Params) -> _WienerState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        past = (zeros,) * (lags - 1)
+        moments = jnp.zeros(lags, jnp.float32)
+        return _WienerState(zeros, past, moments, jnp.float32(0), jnp.float32(0), jnp.int32(0))
 
-    def update(updates: Any, state: _WienerState, params: Any = None) -> tuple[Any, _WienerState]:
-        window, t = (updates, *state.past), state.rounds
-        size = sum(leaf.size for leaf in jax.tree.leaves(updates))
+    def update(
+        updates: Updates, state: _WienerState, params: Params | None = None
+    ) -> tuple[Updates, _WienerState]:
+        window = (updates, *state.past)
+        t = state.rounds
         noises = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
-        products = jnp.stack([_product(updates, old) for old in window]) / size
+        products = jnp.stack([_product(updates, old) for old in window]) / _entries(updates)
         products = products - jnp.stack(noises)
         # Weights add up to 1 from the first product on; there is none with rounds before the first.
         before = t - jnp.arange(lags)
         count = jnp.maximum(before, 0).astype(jnp.float32) + 1
-        weight = 1 / count if decay == 1 else (1 - decay) / (1 - jnp.float32(decay) ** count)
+        if decay == 1:
+            weight = 1 / count
+        else:
+            weight = (1 - decay) / (1 - jnp.float32(decay) ** count)
         moments = state.moments + jnp.where(before < 0, 0.0, weight) * (products - state.moments)
         p, rho, r = _model(moments, noises[0], floor, fresh)
-        p = p if power is None else jnp.float32(power)
-        rho = rho if correlation is None else jnp.float32(correlation)
+        if power is not None:
+            p = jnp.float32(power)
+        if correlation is not None:
+            rho = jnp.float32(correlation)
+        # Kalman's error before the round's gradient, and its gain.
         ahead = jnp.where(t > 0, rho**2 * state.error + (1 - rho**2) * p, p)
         gain = ahead / (ahead + r)
         memory = rho * (1 - gain)
@@ -445,26 +470,29 @@ def wiener(
             return memory.astype(new.dtype) * old + gain.astype(new.dtype) * new
 
         estimate = jax.tree.map(mixed, state.estimate, updates)
-        out = estimate
+        error = (1 - gain) * ahead
+        after = _WienerState(estimate, window[:-1], moments, error, ones, t + 1)
         if unit:
-            out = jax.tree.map(lambda leaf: leaf / ones.astype(leaf.dtype), estimate)
-        return out, _WienerState(estimate, window[:-1], moments, (1 - gain) * ahead, ones, t + 1)
+            estimate = jax.tree.map(lambda leaf: leaf / ones.astype(leaf.dtype), estimate)
+        return estimate, after
 
     return optax.GradientTransformation(init, update)
 
 
 def _model(
-    moments: Float[Array, " lags"], noise: Any, floor: float, fresh: bool
-) -> tuple[Any, Any, Any]:
+    moments: Float[Array, " lags"], noise: _Scalar, floor: float, fresh: bool
+) -> tuple[_Scalar, _Scalar, _Scalar]:
     """p, rho and the variance of the noise, from moments."""
-    whole = jnp.maximum(moments[0], floor * noise + _TINY)
+    smallest = floor * noise + _TINY
+    power = jnp.maximum(moments[0], smallest)
     if not fresh:
-        return whole, jnp.clip(moments[1] / whole, 0.0, _LARGEST), noise
+        return power, jnp.clip(moments[1] / power, 0.0, _LARGEST), noise
+    first = jnp.maximum(moments[1], smallest)
     # Before a product two rounds apart exists, one round apart must do.
-    first = jnp.maximum(moments[1], floor * noise + _TINY)
-    rho = jnp.clip(jnp.where(moments[2] == 0, moments[1] / whole, moments[2] / first), 0, _LARGEST)
-    drifting = jnp.clip(first / jnp.maximum(rho, floor), floor * noise + _TINY, whole)
-    return drifting, rho, noise + whole - drifting
+    ratio = jnp.where(moments[2] == 0, moments[1] / power, moments[2] / first)
+    rho = jnp.clip(ratio, 0, _LARGEST)
+    drifting = jnp.clip(first / jnp.maximum(rho, floor), smallest, power)
+    return drifting, rho, noise + power - drifting
 
 
 class _MatrixState(NamedTuple):
@@ -475,8 +503,8 @@ class _MatrixState(NamedTuple):
         rounds: Rounds done.
     """
 
-    past: Any
-    rounds: Int[Array, ""]
+    past: Updates
+    rounds: _Round
 
 
 def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
@@ -503,26 +531,28 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
         >>> link.update(jnp.array([2.0]), state)[0].tolist()
         [3.0]
     """
-    whole = _validate.square("matrix", matrix)
-    if not strategy_.is_triangular(whole):
+    square = _validate.square("matrix", matrix)
+    if not strategy_.is_triangular(square):
         raise ValueError("matrix is not lower triangular; a filter sees no round before it is over")
     # This is the recursion of noise over rounds, with inputs in place of normals.
-    bands = strategy_.bands(whole) if whole.any() else np.zeros((len(whole), 0))
-    route = rounds.Route("moving", np.diag(whole), bands)
+    bands = strategy_.bands(square) if square.any() else np.zeros((len(square), 0))
+    route = rounds.Route("moving", np.diag(square), bands)
 
-    def init(params: Any) -> _MatrixState:
+    def init(params: Params) -> _MatrixState:
         past = jax.tree.map(lambda leaf: route.start(leaf.shape, leaf.dtype)[0], params)
         return _MatrixState(past, jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: _MatrixState, params: Any = None) -> tuple[Any, Any]:
-
-        def one(value: Any, past: Any) -> Any:
-            return route.step(lambda _: value, (past,), state.rounds)
-
-        flat, structure = jax.tree.flatten(updates)
-        pairs = [one(*pair) for pair in zip(flat, jax.tree.leaves(state.past), strict=True)]
-        out = jax.tree.unflatten(structure, [new for new, _ in pairs])
-        past = jax.tree.unflatten(structure, [buffer for _, (buffer,) in pairs])
-        return out, _MatrixState(past, state.rounds + 1)
+    def update(
+        updates: Updates, state: _MatrixState, params: Params | None = None
+    ) -> tuple[Updates, _MatrixState]:
+        inputs, structure = jax.tree.flatten(updates)
+        filtered = []
+        past = []
+        for value, old in zip(inputs, jax.tree.leaves(state.past), strict=True):
+            output, buffers = route.step(lambda _, value=value: value, (old,), state.rounds)
+            filtered.append(output)
+            past += buffers
+        after = _MatrixState(jax.tree.unflatten(structure, past), state.rounds + 1)
+        return jax.tree.unflatten(structure, filtered), after
 
     return optax.GradientTransformation(init, update)

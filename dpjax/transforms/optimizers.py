@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
+from optax import OptState, Params, Updates
 
 from dpjax import _validate
 from dpjax.mechanism import filters
@@ -21,6 +22,9 @@ from dpjax.transforms.lowpass import Variance, lowpass, passed, per_round
 __all__ = ["scale_by_adam", "scale_by_galore"]
 
 _EXACT = jax.lax.Precision.HIGHEST
+_Matrix = Float[Array, "r c"]
+_Basis = Float[Array, "s r"]
+_Leaves = Sequence[Array]
 
 
 class _AdamState(NamedTuple):
@@ -33,8 +37,8 @@ class _AdamState(NamedTuple):
         rounds: Rounds done.
     """
 
-    first: Any
-    second: Any
+    first: OptState
+    second: Updates
     noise: Float[Array, ""]
     rounds: Int[Array, ""]
 
@@ -91,22 +95,26 @@ def scale_by_adam(
     for name, decay in (("b1", b1), ("b2", b2)):
         if not 0 <= _validate.number(name, decay) < 1:
             raise ValueError(f"{name} is {decay!r}; give a decay from 0 to below 1")
-    b, a = ((1 - b1,), (-b1,) if b1 else ()) if filter is None else filters.read(filter)
+    if filter is not None:
+        b, a = filters.read(filter)
+    else:
+        b = (1 - b1,)
+        a = (-b1,) if b1 else ()
     first = lowpass(b, a)
 
-    def init(params: Any) -> _AdamState:
+    def init(params: Params) -> _AdamState:
         second = jax.tree.map(jnp.zeros_like, params)
         rounds = jnp.zeros((), jnp.int32)
         return _AdamState(first.init(params), second, jnp.zeros((), jnp.float32), rounds)
 
     def update(
-        updates: Any,
+        updates: Updates,
         state: _AdamState,
-        params: Any = None,
+        params: Params | None = None,
         *,
-        noise_variance: Any = None,
+        noise_variance: Updates | None = None,
         **others: Any,
-    ) -> tuple[Any, _AdamState]:
+    ) -> tuple[Updates, _AdamState]:
         mean, filter_state = first.update(updates, state.first)
         squares = jax.tree.map(jnp.square, updates)
         if noise is passed:
@@ -115,29 +123,30 @@ def scale_by_adam(
                 raise ValueError(
                     "noise_variance is None for noise that is passed; give the variance"
                 )
-            squares, now = _off(squares, noise_variance), jnp.float32(0)
+            squares = _less_noise(squares, noise_variance)
+            variance = jnp.float32(0)
         else:
-            now = of_round(state.rounds)
+            variance = of_round(state.rounds)
         second = jax.tree.map(lambda old, new: b2 * old + (1 - b2) * new, state.second, squares)
-        done = state.rounds + 1
-        correction = 1 - jnp.float32(b2) ** done.astype(jnp.float32)
-        noise_mean = b2 * state.noise + (1 - b2) * now
+        rounds = state.rounds + 1
+        # Averages from zero hold 1 - b2^t of their weight, the noise's alike.
+        correction = 1 - jnp.float32(b2) ** rounds.astype(jnp.float32)
+        noise_mean = b2 * state.noise + (1 - b2) * variance
 
         def scaled(m: Array, v: Array) -> Array:
             return m / jnp.sqrt(jnp.maximum((v - noise_mean) / correction, floor)).astype(m.dtype)
 
-        out = jax.tree.map(scaled, mean, second)
-        return out, _AdamState(filter_state, second, noise_mean.astype(jnp.float32), done)
+        after = _AdamState(filter_state, second, noise_mean.astype(jnp.float32), rounds)
+        return jax.tree.map(scaled, mean, second), after
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _off(squares: Any, noise_variance: Any) -> Any:
-    """Squares minus the variance of the noise."""
-    if not jax.tree_util.treedef_is_leaf(jax.tree.structure(squares)) and (
-        jax.tree_util.treedef_is_leaf(jax.tree.structure(noise_variance))
-    ):
-        noise_variance = jax.tree.map(lambda _: noise_variance, squares)
+def _less_noise(squares: Updates, noise_variance: Updates) -> Updates:
+    """Squares minus the variance of the noise: one for all coordinates, or a tree like them."""
+    if jax.tree_util.treedef_is_leaf(jax.tree.structure(noise_variance)):
+        if not jax.tree_util.treedef_is_leaf(jax.tree.structure(squares)):
+            noise_variance = jax.tree.map(lambda _: noise_variance, squares)
     return jax.tree.map(lambda s, v: s - jnp.asarray(v, s.dtype), squares, noise_variance)
 
 
@@ -150,7 +159,7 @@ class _GaloreState(NamedTuple):
         adam: Adam's state in the projected shapes.
     """
 
-    bases: tuple[Any, ...]
+    bases: tuple[_Basis, ...]
     adam: _AdamState
 
 
@@ -211,59 +220,68 @@ def scale_by_galore(
     _validate.one_of("on_change", on_change, ("turn", "reset"))
     adam = scale_by_adam(noise, b1=b1, b2=b2, floor=floor, filter=filter)
 
-    def init(params: Any) -> _GaloreState:
+    def init(params: Params) -> _GaloreState:
         leaves = jax.tree.leaves(params)
         bases = tuple(_coordinates(leaf, rank) for leaf in leaves)
         return _GaloreState(bases, adam.init(_projected(leaves, bases)))
 
-    def update(updates: Any, state: _GaloreState, params: Any = None) -> tuple[Any, _GaloreState]:
+    def update(
+        updates: Updates, state: _GaloreState, params: Params | None = None
+    ) -> tuple[Updates, _GaloreState]:
         leaves, structure = jax.tree.flatten(updates)
-        moved, adam_state = adam.update(_projected(leaves, state.bases), state.adam)
-        out = [
-            _apply(basis, part, leaf).reshape(leaf.shape) if basis.size else part
-            for part, basis, leaf in zip(moved, state.bases, leaves, strict=True)
-        ]
+        parts, adam_state = adam.update(_projected(leaves, state.bases), state.adam)
+        scaled = []
+        for part, basis, leaf in zip(parts, state.bases, leaves, strict=True):
+            if basis.size:
+                part = _apply(basis, part, leaf).reshape(leaf.shape)
+            scaled.append(part)
 
         def change(_: None) -> _GaloreState:
-            bases = tuple(
-                _leading(leaf, basis) for leaf, basis in zip(leaves, state.bases, strict=True)
-            )
+            # The space of this round's gradient serves the rounds after it alone.
+            bases = tuple(map(_leading, leaves, state.bases))
             if on_change == "reset":
                 return _GaloreState(bases, adam.init(_projected(leaves, bases)))
             return _GaloreState(bases, _turned(adam_state, state.bases, bases, leaves))
 
+        def keep(_: None) -> _GaloreState:
+            return _GaloreState(state.bases, adam_state)
+
         due = (state.adam.rounds + 1) % every == 0
-        new = jax.lax.cond(due, change, lambda _: _GaloreState(state.bases, adam_state), None)
-        return jax.tree.unflatten(structure, out), new
+        after = jax.lax.cond(due, change, keep, None)
+        return jax.tree.unflatten(structure, scaled), after
 
     return optax.GradientTransformation(init, update)
 
 
-def _matrix(leaf: Any) -> Any:
+def _matrix(leaf: Array) -> _Matrix:
+    """A leaf as a matrix of its last axis against the others."""
     return leaf.reshape(-1, leaf.shape[-1])
 
 
-def _coordinates(leaf: Any, rank: int | None) -> Any:
+def _coordinates(leaf: Array, rank: int | None) -> _Basis:
     """The first basis of a leaf: [0, 0] where it is not projected."""
-    if jnp.ndim(leaf) < 2:
-        return jnp.zeros((0, 0))
-    side = min(_matrix(leaf).shape)
-    rank = -(-side // 4) if rank is None else rank
-    return jnp.eye(side, rank, dtype=leaf.dtype) if side > rank else jnp.zeros((0, 0))
+    if jnp.ndim(leaf) >= 2:
+        side = min(_matrix(leaf).shape)
+        if rank is None:
+            rank = -(-side // 4)
+        if side > rank:
+            return jnp.eye(side, rank, dtype=leaf.dtype)
+    return jnp.zeros((0, 0))
 
 
-def _apply(turn: Any, part: Any, leaf: Any) -> Any:
+def _apply(turn: _Matrix, part: _Matrix, leaf: Array) -> _Matrix:
     """A map of the projected side of a part, which may be either side."""
     if _rows_first(leaf):
         return jnp.matmul(turn, part, precision=_EXACT)
     return jnp.matmul(part, turn.T, precision=_EXACT)
 
 
-def _projected(leaves: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
-    return [
-        _apply(basis.T, _matrix(leaf), leaf) if basis.size else leaf
-        for leaf, basis in zip(leaves, bases, strict=True)
-    ]
+def _projected(leaves: _Leaves, bases: Sequence[_Basis]) -> list[Array]:
+    """Coordinates in the bases; leaves without one are unchanged."""
+    parts = []
+    for leaf, basis in zip(leaves, bases, strict=True):
+        parts.append(_apply(basis.T, _matrix(leaf), leaf) if basis.size else leaf)
+    return parts
 
 
 # One matrix at a time under a map: on a CPU, jaxlib's batched calls wait for threads of the pool
@@ -271,7 +289,7 @@ def _projected(leaves: Sequence[Any], bases: Sequence[Any]) -> list[Any]:
 _eigenvectors = jax.custom_batching.sequential_vmap(lambda matrix: jnp.linalg.eigh(matrix)[1])
 
 
-def _leading(leaf: Any, basis: Any) -> Any:
+def _leading(leaf: Array, basis: _Basis) -> _Basis:
     """Leading singular vectors of the shorter side, [s, r]."""
     if not basis.size:
         return basis
@@ -281,20 +299,23 @@ def _leading(leaf: Any, basis: Any) -> Any:
     return vectors[:, : -basis.shape[1] - 1 : -1]
 
 
-def _turned(adam: _AdamState, old: Any, new: Any, leaves: Sequence[Any]) -> _AdamState:
+def _turned(
+    adam: _AdamState, old: Sequence[_Basis], new: Sequence[_Basis], leaves: _Leaves
+) -> _AdamState:
     """Past moments in the new space."""
     first = adam.first
 
-    def turn(parts: Sequence[Any], square: bool) -> list[Any]:
+    def turn(parts: _Leaves, square: bool) -> list[Array]:
         turned = []
         for part, before, after, leaf in zip(parts, old, new, leaves, strict=True):
             if before.size:
                 matrix = jnp.matmul(after.T, before, precision=_EXACT)
                 if square:
+                    # Noise that leaves the space is replaced: the correction subtracts it later.
                     weights = jnp.square(matrix)
                     lost = 1 - jnp.sum(weights, axis=1)
-                    along = lost[:, None] if _rows_first(leaf) else lost[None, :]
-                    part = _apply(weights, part, leaf) + (along * adam.noise).astype(part.dtype)
+                    side = lost[:, None] if _rows_first(leaf) else lost[None, :]
+                    part = _apply(weights, part, leaf) + (side * adam.noise).astype(part.dtype)
                 else:
                     part = _apply(matrix, part, leaf)
             turned.append(part)
@@ -305,6 +326,7 @@ def _turned(adam: _AdamState, old: Any, new: Any, leaves: Sequence[Any]) -> _Ada
     return adam._replace(first=first._replace(delayed=delayed), second=second)
 
 
-def _rows_first(leaf: Any) -> bool:
+def _rows_first(leaf: Array) -> bool:
+    """Whether rows are the shorter side, which is projected."""
     rows, columns = _matrix(leaf).shape
     return rows <= columns

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
@@ -34,6 +34,9 @@ AGAIN = 2**22
 WIDEST = 32
 """The most bands for which a route keeps noise; beyond it, blocks are faster."""
 _HIGHEST = jax.lax.Precision.HIGHEST
+_Round = Int[Array, ""]
+_Buffers = tuple[Array, ...]
+_Draw = Callable[[_Round], Array]
 
 
 class Route(NamedTuple):
@@ -56,17 +59,16 @@ class Route(NamedTuple):
     scale: Float[np.ndarray, " t"]
     weights: Float[np.ndarray, "t w"]
 
-    def start(self, shape: tuple[int, ...], dtype: Any) -> tuple[Array, ...]:
+    def start(self, shape: tuple[int, ...], dtype: jnp.dtype) -> _Buffers:
         """The past noise before the first round, for noise of a shape [n, d]."""
+        rounds, width = self.weights.shape
         if self.kind == "blocked":
-            return jnp.zeros((len(self.weights), *shape), dtype), jnp.zeros((BLOCK, *shape), dtype)
-        if self.kind == "moving" and self.weights.shape[1] == 1 and np.prod(shape) >= AGAIN:
+            return jnp.zeros((rounds, *shape), dtype), jnp.zeros((BLOCK, *shape), dtype)
+        if self.kind == "moving" and width == 1 and np.prod(shape) >= AGAIN:
             return ()
-        return (jnp.zeros((self.weights.shape[1], *shape), dtype),)
+        return (jnp.zeros((width, *shape), dtype),)
 
-    def step(
-        self, draw: Callable[[Any], Array], buffers: tuple[Array, ...], t: Array
-    ) -> tuple[Array, tuple[Array, ...]]:
+    def step(self, draw: _Draw, buffers: _Buffers, t: _Round) -> tuple[Array, _Buffers]:
         """Noise of round t, from 0, and the past noise after it.
 
         Args:
@@ -77,10 +79,12 @@ class Route(NamedTuple):
         if self.kind == "blocked":
             return self._blocked(draw, buffers, t)
         normals = draw(t)
-        scale, weights = (jnp.asarray(part, normals.dtype) for part in (self.scale, self.weights))
+        scale = jnp.asarray(self.scale, normals.dtype)
+        weights = jnp.asarray(self.weights, normals.dtype)
         width = weights.shape[1]
         value = normals * scale[t]
-        if not buffers:  # Before round 0 the weight is zero.
+        if not buffers:
+            # Before round 0 the weight is zero.
             return value + weights[t, 0] * draw(jnp.maximum(t - 1, 0)), buffers
         (past,) = buffers
         if width == 0:
@@ -89,14 +93,15 @@ class Route(NamedTuple):
         lags = jnp.mod(t - 1 - jnp.arange(width, dtype=t.dtype), width)
         value = value + jnp.tensordot(weights[t][lags], past, axes=1, precision=_HIGHEST)
         newest = value if self.kind == "recursion" else normals
-        return value, (jax.lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0),)
+        past = jax.lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0)
+        return value, (past,)
 
-    def _blocked(
-        self, draw: Callable[[Any], Array], buffers: tuple[Array, ...], t: Array
-    ) -> tuple[Array, tuple[Array, ...]]:
+    def _blocked(self, draw: _Draw, buffers: _Buffers, t: _Round) -> tuple[Array, _Buffers]:
+        """All past normals, and the coloured noise of the block that t is in."""
         normals, ready = buffers
         inverse = jnp.asarray(self.weights, normals.dtype)
-        block, offset = t // BLOCK, jnp.mod(t, BLOCK)
+        block = t // BLOCK
+        offset = jnp.mod(t, BLOCK)
         # Loops of no trips but at a block's start: a conditional would copy its buffers.
         starts = offset == 0
 
@@ -106,8 +111,9 @@ class Route(NamedTuple):
         def add(k: Array, ready: Array) -> Array:
             coefficients = jax.lax.dynamic_slice(inverse, (t, k * BLOCK), (BLOCK, BLOCK))
             right = jax.lax.dynamic_slice_in_dim(normals, k * BLOCK, BLOCK)
-            new = jnp.tensordot(coefficients, right, axes=1, precision=_HIGHEST)
-            return jnp.where(k == 0, 0, ready) + new
+            term = jnp.tensordot(coefficients, right, axes=1, precision=_HIGHEST)
+            # The first term replaces the noise of the block before.
+            return jnp.where(k == 0, 0, ready) + term
 
         normals = jax.lax.fori_loop(0, jnp.where(starts, BLOCK, 0), fill, normals)
         ready = jax.lax.fori_loop(0, jnp.where(starts, block + 1, 0), add, ready)
@@ -131,15 +137,17 @@ def route(strategy: Strategy, rounds: int) -> Route:
         'recursion'
     """
     matrix = strategy_.checked(strategy, rounds)
-    diagonal, inverse = np.diag(matrix), strategy_.sparse_inverse_of(matrix)
-    if strategy_.width(matrix) <= min(WIDEST, strategy_.width(inverse)):
+    diagonal = np.diag(matrix)
+    inverse = strategy_.sparse_inverse_of(matrix)
+    inverse_width = strategy_.width(inverse)
+    if strategy_.width(matrix) <= min(WIDEST, inverse_width):
         return Route("recursion", 1 / diagonal, strategy_.bands(-matrix / diagonal[:, None]))
-    if strategy_.width(inverse) <= WIDEST:
+    if inverse_width <= WIDEST:
         return Route("moving", np.diag(inverse), strategy_.bands(inverse))
     padded = -(-rounds // BLOCK) * BLOCK
-    whole = np.zeros((padded, padded))
-    whole[:rounds, :rounds] = inverse
-    return Route("blocked", np.ones(rounds), whole)
+    in_blocks = np.zeros((padded, padded))
+    in_blocks[:rounds, :rounds] = inverse
+    return Route("blocked", np.ones(rounds), in_blocks)
 
 
 def applied(strategy: Strategy, dtype: Any = np.float32) -> Strategy:
@@ -164,14 +172,14 @@ def applied(strategy: Strategy, dtype: Any = np.float32) -> Strategy:
         True
     """
     rounds = len(_validate.square("strategy", strategy))
-    chosen = route(strategy, rounds)
-    scale, weights = (
-        np.asarray(part).astype(dtype).astype(np.float64) for part in (chosen.scale, chosen.weights)
-    )
-    if chosen.kind == "blocked":
+    kind, *coefficients = route(strategy, rounds)
+    scale, weights = (np.asarray(part, dtype).astype(np.float64) for part in coefficients)
+    if kind == "blocked":
         return strategy_.inverse_of(weights[:rounds, :rounds])
-    matrix = np.diag(np.ones(rounds)) if chosen.kind == "recursion" else np.diag(scale)
-    sign = -1.0 if chosen.kind == "recursion" else 1.0
+    # A recursion states C itself, over its diagonal; a moving sum states its inverse.
+    recursion = kind == "recursion"
+    matrix = np.eye(rounds) if recursion else np.diag(scale)
     for lag in range(1, weights.shape[1] + 1):
-        matrix += sign * np.diag(weights[lag:, lag - 1], -lag)
-    return matrix / scale[:, None] if chosen.kind == "recursion" else strategy_.inverse_of(matrix)
+        band = np.diag(weights[lag:, lag - 1], -lag)
+        matrix += -band if recursion else band
+    return matrix / scale[:, None] if recursion else strategy_.inverse_of(matrix)
