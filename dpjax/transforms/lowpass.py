@@ -101,7 +101,7 @@ def passed(round: int | _Round, lag: int = 0) -> NoReturn:
     )
 
 
-def per_round(noise: Variance) -> Callable[..., Any]:
+def per_round(noise: Variance) -> Callable[..., Any] | NoiseVariance:
     """Return the variance as a function of the round, from a number or a function.
 
     Args:
@@ -297,7 +297,7 @@ def adaptive(
         c = jnp.where(exists, c, 0.0)
         b = c / jnp.sum(c)
 
-        def filtered(*past: Array) -> Array:
+        def filtered(*past: Array) -> Updates:
             return sum(b[k].astype(leaf.dtype) * leaf for k, leaf in enumerate(past))
 
         after = _AdaptiveState(window[:-1], products, squares, t + 1)
@@ -545,11 +545,14 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
     def update(
         updates: Updates, state: _MatrixState, params: Params | None = None
     ) -> tuple[Updates, _MatrixState]:
+        def step(value: Array, past: Array) -> tuple[Array, tuple[Array, ...]]:
+            return route.step(lambda _: value, (past,), state.rounds)
+
         inputs, structure = jax.tree.flatten(updates)
         filtered = []
-        past = []
+        past: list[Array] = []
         for value, old in zip(inputs, jax.tree.leaves(state.past), strict=True):
-            output, buffers = route.step(lambda _, value=value: value, (old,), state.rounds)
+            output, buffers = step(value, old)
             filtered.append(output)
             past += buffers
         after = _MatrixState(jax.tree.unflatten(structure, past), state.rounds + 1)

@@ -740,7 +740,7 @@ def _scaled(scale: Array | np.ndarray, drawn: Array, round: _Round) -> Array:
     seed's results must not change. Rounds are not below 0, which no compiler knows.
     """
 
-    def pinned(values: Array) -> Array:
+    def pinned(values: Array | np.ndarray) -> Array:
         words = jnp.uint32 if values.dtype == jnp.float32 else jnp.uint64
         zero = (round < 0).astype(words)
         bits = jax.lax.bitcast_convert_type(values, words) ^ zero
