@@ -14,7 +14,7 @@ agents are the leading axis of every leaf unless a part says otherwise.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 __all__ = [
     "Aggregator",
+    "Amplification",
     "Answer",
     "Draw",
     "Emission",
@@ -209,6 +210,22 @@ class Draw(NamedTuple):
 
     rows: Int[Array, "n b"]
     padding: Bool[Array, "n b"] | None
+
+    @classmethod
+    def of_flags(cls, drawn: Bool[Array, "n m"], capacity: int) -> "Draw":
+        """The batch of the records that were drawn, in order, in whole passes of a capacity.
+
+        Args:
+            drawn: [n, m] whether a record was.
+            capacity: Records a pass.
+        """
+        count = drawn.shape[1]
+        positions = jnp.arange(count, dtype=jnp.int32)[None, :]
+        # In order, all that is not drawn behind; on a CPU faster than to count and scatter.
+        rows = jnp.sort(jnp.where(drawn, positions, count), axis=1)
+        rows = jnp.pad(rows, ((0, 0), (0, -count % capacity)), constant_values=count)
+        padding = rows == count
+        return cls(jnp.where(padding, 0, rows), padding)
 
 
 class Query(Protocol):
@@ -640,9 +657,131 @@ class Noise(Protocol):
         """Return noise that keeps a budget, a `dpjax.plans.calibration.Calibrated`."""
 
 
+class _Pattern(Protocol):
+    """(epochs, separation) of a record."""
+
+    @property
+    def epochs(self) -> int:
+        """In how many rounds it may take part."""
+
+    @property
+    def separation(self) -> int:
+        """Rounds from one of them to the next."""
+
+
+class _Protected(Protocol):
+    """What is protected."""
+
+    @property
+    def sensitivity(self) -> float:
+        """How far zeroing a record out moves a round's sum."""
+
+
+class _Spending(Protocol):
+    """What a run may cost."""
+
+    @property
+    def largest(self) -> float:
+        """Epsilon."""
+
+    @property
+    def delta(self) -> float:
+        """Delta."""
+
+
+class SampledTarget(Protocol):
+    """What `dpjax.plans.calibration.Target` tells an `Amplification`."""
+
+    @property
+    def protect(self) -> _Protected:
+        """What is protected."""
+
+    @property
+    def budget(self) -> _Spending:
+        """What the run may cost."""
+
+    @property
+    def pattern(self) -> _Pattern:
+        """In which rounds a record may take part."""
+
+    @property
+    def rounds(self) -> int:
+        """Rounds T."""
+
+    def diagonals(self, strategy: Float[np.ndarray, "t t"] | None) -> int:
+        """How many diagonals a strategy has, as a run applies it; 1 of fresh noise."""
+
+    def by_one_draw(self, strategy: Float[np.ndarray, "t t"] | None) -> float:
+        """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1."""
+
+
+class SampledNoise(Protocol):
+    """What Gaussian noise over agents tells an `Amplification`."""
+
+    @property
+    def strategy(self) -> Float[np.ndarray, "t t"] | None:
+        """C over rounds; None is fresh noise."""
+
+    def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+        """Upper bounds on [R^-1]_ii, R being the covariance over agents."""
+
+
+class Amplification:
+    """What a sampler's secret batches take off the loss, and where that is proved.
+
+    A sampler returns one from `Sampler.amplification`. A plan refuses relations, attackers and
+    gradients that are not named here, calibrates noise by `bound`, and states `loss`.
+
+    Attributes:
+        kind: Of its losses, which records name as the accountant.
+        relations: Neighbouring relations for which it holds.
+        attackers: Whom it holds against.
+        gradients: "any", or "view".
+        remedy: What to give in place of noise over more rounds than it covers.
+
+    Example:
+        >>> from dpjax.plans import samplers
+        >>> samplers.Poisson(expected=8, capacity=16).amplification().relations
+        ('zero_out_record',)
+    """
+
+    kind: ClassVar[str]
+    relations: ClassVar[tuple[str, ...]] = ("zero_out_record",)
+    attackers: ClassVar[tuple[str, ...]] = ("outsider",)
+    gradients: ClassVar[tuple[str, ...]] = ("any",)
+    remedy: ClassVar[str] = "give a covariance over agents that is fresh in every round"
+
+    def bound(
+        self, target: SampledTarget, strategy: Float[np.ndarray, "t t"] | None
+    ) -> Float[np.ndarray, "*n"]:
+        """The bound b on [R^-1]_ii that keeps the target's budget: 0-d, or one entry an agent.
+
+        Args:
+            target: What the noise is for.
+            strategy: [T, T] C over rounds; None is fresh noise.
+        """
+        raise NotImplementedError
+
+    def loss(self, target: SampledTarget, noise: SampledNoise) -> Any:
+        """What every agent loses, an `dpjax.accounting.loss.AmplifiedLoss`.
+
+        Args:
+            target: What the noise is for.
+            noise: The noise as it will run.
+        """
+        raise NotImplementedError
+
+
 @runtime_checkable
 class Sampler(Protocol):
-    """Draws the records of a round.
+    """Draws the records of a round: a frozen dataclass that inherits this.
+
+    Attributes:
+        capacity: Records that are computed together, where a batch has any size; it bounds memory
+            and nothing else. None where batches have one size.
+        counted: Whether a plan must know how many records each agent has (``counts``).
+        key_of: Whether `draw` receives the "round"'s own key, or one of the whole "run", from
+            which a sampler derives what stays the same over a cycle of rounds.
 
     Example:
         >>> from dpjax.learning import samplers
@@ -651,6 +790,10 @@ class Sampler(Protocol):
         (True, 8)
     """
 
+    capacity: int | None = None
+    counted: ClassVar[bool] = False
+    key_of: ClassVar[Literal["round", "run"]] = "round"
+
     @property
     def divisor(self) -> float:
         """The divisor of a sum of clipped records; public, the same in every round."""
@@ -658,32 +801,44 @@ class Sampler(Protocol):
     @property
     def participation(self) -> tuple[int, int] | None:
         """(epochs, separation) for records in a fixed order; None where any may take part."""
+        return None
 
-    def pattern(self, rounds: int) -> Any:
-        """The rounds in which one record may take part, a `Participation`."""
+    def pattern(self, rounds: int) -> tuple[int, int]:
+        """(epochs, separation) of the rounds in which one record may take part; by default all."""
+        return rounds, 1
 
     def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
-        """The share of records in each batch, [n] or [T, n]."""
+        """The share of records in each batch, [n] or [T, n]; by default batches are full."""
+        return np.ones(len(counts))
 
-    @property
-    def capacity(self) -> int | None:
-        """Records in one pass over a batch of unknown size; else None."""
+    def amplification(self, counts: Int[np.ndarray, " n"] | None = None) -> Amplification | None:
+        """What batches that stay secret take off the loss; None, the default, is nothing.
 
-    def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"] | None:
-        """[n] probability that a record is in a batch, for amplification; else None."""
+        A sampler that returns one draws from a key that derives from the noise's key, so that its
+        batches are as secret as the noise.
 
-    @property
-    def counted(self) -> bool:
-        """Whether a plan must know how many records each agent has (``counts``)."""
+        Args:
+            counts: [n] records of each agent; None before they are known, where only the rules of
+                the amplification are read.
+        """
+        return None
 
     def holding(self, records: int) -> "Sampler":
         """The sampler for agents with at most so many records; by default itself."""
+        return self
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse unsuitable numbers of records; ``agents`` names the agents in messages."""
+        return
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
-        """Draw a round's records, with the round's own key."""
+        """Draw a round's records.
+
+        Args:
+            key: The round's own key; that of the whole run where ``key_of`` is "run".
+            round: Rounds done before this one.
+            counts: [n] records of each agent.
+        """
 
 
 @runtime_checkable

@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike
 from dpjax import _validate
 from dpjax._numerics import MARGIN
 from dpjax.accounting import discrete, finite, gdp, losses, precision
+from dpjax.accounting.loss import Loss
 
 __all__ = [
     "Accountant",
@@ -444,7 +445,7 @@ def whole(total: Any, *, release: bool) -> dict[str, Any]:
     added = (total.reserve * np.min(total.epsilon), finite.LIMIT * delta) if reserves else (0, 0)
     fields = {"epsilon": epsilon, "per_agent_epsilon": total.each}
     fields |= {"added_epsilon": float(added[0]), "added_delta": float(added[1])}
-    loss: losses.AnyLoss = losses.Pure(epsilon, 0)
+    loss: Loss = losses.Pure(epsilon, 0)
     if total.accountant == "gdp":
         mu = limits(fields | {"per_agent_epsilon": (epsilon,)}, delta)
         loss = losses.Gaussian(mu.item(), 0, False, None, "phases")

@@ -46,7 +46,7 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import budget, parties, precision
-from dpjax.accounting.sampled import Pld
+from dpjax.accounting.loss import AmplifiedLoss
 
 __all__ = ["Forecast"]
 
@@ -120,7 +120,7 @@ class Forecast:
     apart_rate: float
     apart: bool
     disagreement_rate: float = 0.0
-    sampled: Pld | None = None
+    sampled: AmplifiedLoss | None = None
     largest_batch: float = math.inf
 
     @property
@@ -340,7 +340,7 @@ def forecast(
     strategy: Float[np.ndarray, "t t"] | None = None,
     budgets: ArrayLike | None = None,
     filled: ArrayLike = 1.0,
-    sampled: Pld | None = None,
+    sampled: AmplifiedLoss | None = None,
     spread: float = 0.0,
     records: float = math.inf,
 ) -> Forecast:

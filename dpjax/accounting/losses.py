@@ -19,12 +19,11 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax._numerics import MARGIN
-from dpjax.accounting import gdp, sampled
-from dpjax.accounting.sampled import Loss, Phase, Pld
+from dpjax.accounting import gdp
+from dpjax.accounting.loss import Loss, checked_delta
+from dpjax.accounting.sampled import Phase, Pld
 
 __all__ = ["Concentrated", "Gaussian", "Pld", "Pure"]
-
-Participation = tuple[int, int] | None
 
 
 class _Summed(Loss):
@@ -43,7 +42,7 @@ class _Summed(Loss):
     symbol: ClassVar[str]
     flag: ClassVar[str] = "even"
     squared: ClassVar[bool] = False
-    participation: Participation = None
+    participation: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no loss, and participations that are none."""
@@ -62,6 +61,11 @@ class _Summed(Loss):
     def size(self) -> float:
         """The number: mu, rho or epsilon."""
         return getattr(self, self.parameter)
+
+    @property
+    def pattern(self) -> tuple[int, int] | None:
+        """(epochs, separation) of what is protected, as a statement says it."""
+        return self.participation
 
     def share(self, rounds: int) -> float:
         """The share of the loss, or of its square, that the first rounds have spent at most."""
@@ -132,7 +136,7 @@ class Gaussian(_Summed):
     mu: float
     rounds: int = 1
     white: bool = True
-    participation: Participation = None
+    participation: tuple[int, int] | None = None
     over_rounds: Literal["correlated", "schedule", "phases"] | None = None
 
     def __post_init__(self) -> None:
@@ -195,14 +199,15 @@ class Concentrated(_Summed):
     """
 
     kind, parameter, symbol = "zcdp", "rho", "rho"
+    accounting = "accounted by concentrated DP (zCDP)"
     rho: float
     rounds: int = 1
     even: bool = False
-    participation: Participation = None
+    participation: tuple[int, int] | None = None
 
     def epsilon(self, delta: float) -> float:
         """The epsilon at delta of the best order found, rounded up."""
-        delta = sampled.checked_delta(delta)
+        delta = checked_delta(delta)
         if self.rho == 0:
             return 0.0
         if delta == 0 or math.isinf(self.rho):
@@ -246,13 +251,15 @@ class Pure(_Summed):
     """
 
     kind, parameter, symbol = "pure", "bound", "epsilon"
+    accounting = "accounted by adding up epsilons"
+    caveat = ", of noise in exact arithmetic"
     bound: float
     rounds: int = 1
     even: bool = False
 
     def epsilon(self, delta: float) -> float:
         """The bound, whatever delta."""
-        sampled.checked_delta(delta)
+        checked_delta(delta)
         return self.bound
 
     def _plus(self, later: "Pure") -> "Pure":
@@ -267,19 +274,13 @@ class Pure(_Summed):
         return Concentrated(float(gdp.zcdp(self.bound)), self.rounds)
 
 
-AnyLoss = Gaussian | Pld | Concentrated | Pure
-
-KINDS: dict[str, Any] = {one.kind: one for one in (Gaussian, Pld, Concentrated, Pure)}
-"""Losses by the name under which records store them."""
-
-
 def _begun(participation: tuple[int, int], rounds: int) -> tuple[int, int]:
     """(epochs, separation) in the first rounds, at most."""
     epochs, separation = participation
     return min(epochs, -(-rounds // separation)), separation
 
 
-def _both(first: _Summed, later: _Summed) -> Participation:
+def _both(first: _Summed, later: _Summed) -> tuple[int, int] | None:
     """(epochs, separation) of two runs in a row; the separations are equal."""
     one, other = first.participation, later.participation
     return None if one is None or other is None else (one[0] + other[0], one[1])

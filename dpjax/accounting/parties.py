@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from dpjax import _html
 from dpjax._numerics import MARGIN, delta_text, up
 from dpjax.accounting import finite, losses
+from dpjax.accounting.loss import AmplifiedLoss, Loss
 from dpjax.accounting.records import Record, Secrets, precision_cost
 
 __all__ = ["Party", "Protection"]
@@ -52,7 +53,7 @@ _KEEPERS: dict[str | None, str] = {
     "links": "agents who keep the secrets of their links",
     "shares": "agents who each keep a secret of their own",
     "alone": "one agent who keeps its seed secret",
-    "pld": "agents who keep noise and batches secret",
+    "batches": "agents who keep noise and batches secret",
     None: "parties who do not know it",
 }
 """Whom a simulation's rows are about; in a simulation itself one seed draws all noise."""
@@ -148,7 +149,7 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
     why = "the key of this release gives all noise away; it must stay secret"
     if not of.release:
         why = (
-            f"the seed of a simulation gives all noise{' and batches' * (of.accountant == 'pld')} "
+            f"the seed of a simulation gives all noise{' and batches' * secret_batches(of)} "
             f"away, and records hold it; the other rows are about {keepers(of)}"
         )
     reasons.append((PROCESS, False, "it holds all agents' data and keys"))
@@ -289,7 +290,7 @@ def _others(of: Record) -> list[_Row]:
         return [(ANOTHER, True, "any single agent is the stated attacker")]
     if not _outsider(of)[0]:
         return [(ANOTHER, False, "it may see more than the stated attacker does")]
-    if of.accountant == "pld":
+    if secret_batches(of):
         return [(ANOTHER, False, _DRAWN)]
     why = (_MEMBER if of.secrets == "group" else _WHY[of.secrets]).format(colluders=of.colluders)
     if of.release and of.secrets == "own":
@@ -320,8 +321,17 @@ def keepers(of: Record) -> str:
     Args:
         of: Its guarantee.
     """
-    secret_batches = of.accountant == "pld" and of.secrets != "alone"
-    return _KEEPERS["pld" if secret_batches else of.secrets]
+    of_agents = secret_batches(of) and of.secrets != "alone"
+    return _KEEPERS["batches" if of_agents else of.secrets]
+
+
+def secret_batches(of: Record) -> bool:
+    """Whether a guarantee counts on batches that nobody knows.
+
+    Args:
+        of: The guarantee.
+    """
+    return isinstance(of.loss, AmplifiedLoss)
 
 
 def group_epsilon(of: Record, records: int) -> float:
@@ -346,8 +356,8 @@ def group_epsilon(of: Record, records: int) -> float:
     added = precision_cost(of)
     if records > 1 and any(added):
         loss: Any = of.loss
-        sampled = isinstance(loss, losses.Pld)
-        mu = loss.unamplified if sampled else math.sqrt(2 * loss.concentrated().rho)
+        amplified = isinstance(loss, AmplifiedLoss)
+        mu = loss.unamplified if amplified else math.sqrt(2 * loss.concentrated().rho)
         cost = finite.of_group(records, mu, added, of.delta)
         added = cost.epsilon, cost.delta
     if added[1] >= of.delta > 0:
@@ -360,9 +370,9 @@ def group_epsilon(of: Record, records: int) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _of_group(loss: losses.AnyLoss, records: int, delta: float) -> float:
+def _of_group(loss: Loss, records: int, delta: float) -> float:
     """Epsilon of several records at delta, in exact arithmetic."""
-    if not isinstance(loss, losses.Pld):
+    if not isinstance(loss, AmplifiedLoss):
         power = 2 if loss.kind == "zcdp" else 1
         return type(loss)(records**power * loss.size * MARGIN).epsilon(delta)
     # Sampling never makes a loss larger.

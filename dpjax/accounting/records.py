@@ -14,6 +14,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax._numerics import MARGIN
 from dpjax.accounting import budget, finite, gdp, losses, stopping
+from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss
 
 __all__ = ["Record", "Threat"]
 
@@ -175,7 +176,7 @@ class Record(Threat, Caveats):
         epsilon: Stated epsilon, the largest over agents; infinity when non-private.
         delta: Delta.
         accountant: How epsilon follows from mu, one of `budget.ACCOUNTANTS`; the loss's own kind
-            where that is not Gaussian ("pld", "zcdp", "pure"); None when non-private.
+            where that is not Gaussian ("pld", "zcdp", "pure", say); None when non-private.
         loss: What the run costs, before it is stated at a delta.
         per_agent_epsilon: One epsilon an agent, where budgets differ.
         per_agent_mu: Beside it, what Gaussian noise costs each agent: upper bounds, which phases
@@ -202,8 +203,8 @@ class Record(Threat, Caveats):
 
     epsilon: float
     delta: float
-    accountant: Literal["gdp", "rdp", "paper", "pld", "zcdp", "pure"] | None
-    loss: losses.AnyLoss
+    accountant: str | None
+    loss: Loss
     per_agent_epsilon: tuple[float, ...] | None = None
     per_agent_mu: tuple[float, ...] | None = None
     curve: stopping.Curve | None = None
@@ -273,9 +274,14 @@ class Record(Threat, Caveats):
     def _check_threat(self) -> None:
         """Refuse a loss that does not hold against the threat, or at a curve's marks."""
         threat = f"relation is {self.relation!r} and attacker {self.attacker!r}"
-        outside = (self.relation, self.attacker) == ("zero_out_record", "outsider")
-        if isinstance(self.loss, losses.Pld) and not outside:
-            raise ValueError(f"{threat}; a Pld loss is of zero_out_record and an outsider alone")
+        loss = self.loss
+        if isinstance(loss, AmplifiedLoss) and not (
+            self.relation == loss.relation and self.attacker == loss.attacker
+        ):
+            raise ValueError(
+                f"{threat}; a {type(loss).__name__} loss is of {loss.relation} and an "
+                f"{loss.attacker} alone"
+            )
         if self.participation is not None and self.unit == "agent":
             dealt = self.participation
             raise ValueError(f"participation is {dealt}; an agent takes part in every round")
@@ -302,7 +308,7 @@ class Record(Threat, Caveats):
         return self.loss.participation if isinstance(self.loss, losses.Gaussian) else None
 
     @property
-    def other_loss(self) -> losses.Pld | losses.Concentrated | losses.Pure | None:
+    def other_loss(self) -> Loss | None:
         """The loss where it is not Gaussian; None where mu says all."""
         return None if isinstance(self.loss, losses.Gaussian) else self.loss
 
@@ -311,7 +317,7 @@ class Record(Threat, Caveats):
         """Epsilon of the loss at this delta (a curve's), whatever the accountant states."""
         return self.exact(self.loss)
 
-    def exact(self, loss: losses.AnyLoss) -> float:
+    def exact(self, loss: Loss) -> float:
         """Epsilon of a loss at this delta, what finite precision adds included.
 
         Args:
@@ -409,7 +415,7 @@ class Record(Threat, Caveats):
             if (curve := values.get("curve")) is not None:
                 values["curve"] = stopping.Curve(**curve)
             if (loss := values.get("other_loss")) is not None:
-                values["other_loss"] = losses.KINDS[loss.pop("kind")](**loss)
+                values["other_loss"] = KINDS[loss.pop("kind")](**loss)
             values["phases"] = tuple(map(cls.from_dict, values.get("phases", ())))
             return cls.of(**values)
         except (AttributeError, KeyError, TypeError) as error:
@@ -514,13 +520,11 @@ def _rich(value: Any) -> Any:
     return math.inf if value == "inf" else value
 
 
-def _counted(loss: losses.AnyLoss, kind: Any) -> Any:
+def _counted(loss: Loss, kind: Any) -> Any:
     """A phase's loss in the terms of a total, for which a filter is known."""
-    if isinstance(loss, losses.Pld):
+    if isinstance(loss, AmplifiedLoss):
         raise ValueError(
-            "loss is Pld, of Poisson-sampled batches; adding up such losses to a total does not "
-            "hold for phases chosen on the way (arXiv 2602.06756). Take samplers.Random or Cyclic, "
-            "or fix all phases beforehand and compose them with planned=True"
+            f"{loss.no_total}, or fix all phases beforehand and compose them with planned=True"
         )
     if kind == "zcdp":
         return loss.concentrated()

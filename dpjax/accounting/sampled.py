@@ -26,7 +26,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -34,6 +34,8 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import gdp
+from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
+from dpjax.protocols import Amplification, SampledNoise, SampledTarget
 
 __all__: list[str] = []
 
@@ -64,73 +66,6 @@ _STEEPEST = 8.0
 # Wider cells are not transformed: exp of them overflows.
 _WIDEST = 500.0
 _NONE = np.zeros(0)
-
-
-class Loss:
-    """What a run costs, before it is stated at a delta: what losses of all kinds share.
-
-    Attributes:
-        kind: Under which name records store it.
-        rounds: Rounds T.
-    """
-
-    kind: ClassVar[str]
-    rounds: int
-
-    def after(self, rounds: int) -> Self:
-        """What the first rounds cost, their number fixed beforehand.
-
-        Args:
-            rounds: Rounds t, 0 to T.
-
-        Raises:
-            ValueError: For more rounds than are covered.
-        """
-        if _validate.integer("rounds", rounds, least=0) > self.rounds:
-            raise ValueError(
-                f"rounds is {rounds}, the loss covers {self.rounds}; account for the longer run"
-            )
-        return self._first(rounds)
-
-    def then(self, later: "Loss") -> Any:
-        """What this and a later run of the same agents cost together, both planned.
-
-        Args:
-            later: The later run's.
-
-        Raises:
-            ValueError: For two kinds that do not compose.
-        """
-        kinds, both = {self.kind, later.kind}, [self, later]
-        if kinds == {"gdp", "pld"}:
-            agents = max(getattr(one, "agents", 0) for one in both)
-            both = [one.sampled(agents) for one in both]
-        elif "zcdp" in kinds and "pld" not in kinds:
-            both = [one.concentrated() for one in both]
-        elif len(kinds) > 1:
-            remedy = "state the pure one by its concentrated()"
-            raise ValueError(
-                f"loss is {type(self).__name__}, then {type(later).__name__}, which do not "
-                f"compose; {'state the two runs apart' if 'pld' in kinds else remedy}"
-            )
-        return both[0]._plus(both[1])
-
-    def sampled(self, agents: int) -> "Loss":
-        """The same loss as a `Pld`: itself.
-
-        Args:
-            agents: Agents n, all with this loss.
-        """
-        return self
-
-    def concentrated(self) -> "Loss":
-        """The same loss as zCDP: itself."""
-        return self
-
-    _first: Any
-    """The loss of the first rounds, at most all."""
-    _plus: Any
-    """The loss of this and a later run, of one kind."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +109,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Pld(Loss):
+class Pld(AmplifiedLoss):
     """Gaussian noise on Poisson-sampled batches, round after round, for every agent.
 
     Guarantee: `epsilon` is never below the exact one for zeroing out one record, against an
@@ -203,6 +138,14 @@ class Pld(Loss):
     """
 
     kind: ClassVar[str] = "pld"
+    accounting: ClassVar[str] = (
+        "with batches drawn anew in every round and kept secret, each record apart from all "
+        "others, accounted numerically from above (privacy loss distributions)"
+    )
+    no_total: ClassVar[str] = (
+        "loss is Pld, of Poisson-sampled batches; adding up such losses to a total does not "
+        "hold for phases chosen on the way (arXiv 2602.06756). Take samplers.Random or Cyclic"
+    )
     phases: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
@@ -251,6 +194,43 @@ class Pld(Loss):
         """Gaussian-DP mu of the same noise if every record were in every batch, rounded up."""
         return max(_all_in(row) for row in self._rows())
 
+    @property
+    def draw_ratios(self) -> tuple[float, ...]:
+        """[n] how far one draw of a record moves the messages, of the first phase."""
+        return self.phases[0].ratios
+
+    @property
+    def pattern(self) -> tuple[int, int] | None:
+        """(epochs, separation) of a record's draws; None where it may be drawn in any round."""
+        separation = max(phase.separation for phase in self.phases)
+        if separation == 1:
+            return None
+        return sum(phase.times for phase in self.phases), separation
+
+    def pattern_text(self) -> str:
+        """The pattern in a statement, after the rounds."""
+        if self.pattern is None:
+            return ""
+        epochs, separation = self.pattern
+        return (
+            f" of noise correlated over rounds, in {epochs:,} of which, {separation:,} apart, "
+            "every record may be drawn,"
+        )
+
+    def rates_text(self) -> str:
+        """Rate and noise multiplier, where every round and every agent has the same."""
+        pairs = {
+            pair
+            for phase in self.phases
+            for pair in zip(phase.rates, phase.ratios, strict=True)
+            if phase.rounds and not phase.whole
+        }
+        if len(pairs) != 1 or self.pattern is not None:
+            return ""
+        ((rate, ratio),) = pairs
+        multiplier = f", noise multiplier {1 / ratio:.4g}" if ratio else ""
+        return f", sampling rate {rate:.4g}{multiplier}"
+
     def scaled(self, factor: float) -> "Pld":
         """The loss with ratios larger by a factor: noise smaller by it.
 
@@ -273,15 +253,41 @@ class Pld(Loss):
         return Pld(self.phases + later.phases)
 
 
-def checked_delta(delta: float) -> float:
-    """Return a delta from 0 to below 1, or raise ValueError.
+@dataclass(frozen=True)
+class CoinFlips(Amplification):
+    """What coin flips for every record take off the loss: `Pld`.
 
-    Args:
-        delta: Delta.
+    Attributes:
+        rates: [n] probability that a record is in a round's batch; None before it is known.
+
+    Example:
+        >>> from dpjax.accounting.sampled import CoinFlips
+        >>> CoinFlips((0.1, 0.2)).kind
+        'pld'
     """
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta is {delta}; give a number in [0, 1)")
-    return float(delta)
+
+    kind: ClassVar[str] = Pld.kind
+    remedy: ClassVar[str] = (
+        "give a covariance over agents that is fresh in every round, a strategy of few bands "
+        "(noise.PrefixSum(bands=b) and Poisson(..., separation=b))"
+    )
+    rates: tuple[float, ...] | None = None
+
+    def bound(
+        self, target: SampledTarget, strategy: Float[np.ndarray, "t t"] | None
+    ) -> Float[np.ndarray, "*n"]:
+        """The bound on [R^-1]_ii that keeps the target's budget; see `bound`."""
+        assert self.rates is not None
+        moved = draw_sensitivity(target, strategy)
+        budget = target.budget
+        times = target.pattern.epochs
+        return bound(self.rates, times, budget.largest, budget.delta, sensitivity=moved)
+
+    def loss(self, target: SampledTarget, noise: SampledNoise) -> Pld:
+        """What every agent loses, in each round by its rate and its ratio."""
+        assert self.rates is not None
+        ratios = draw_ratios(target, noise)
+        return Pld.of(self.rates, ratios, target.rounds, target.pattern.separation)
 
 
 def bound(

@@ -5,6 +5,7 @@ import math
 from dpjax import _validate
 from dpjax._numerics import delta_text, up
 from dpjax.accounting import budget, parties
+from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.accounting.parties import epsilon_text, range_text
 from dpjax.accounting.records import Record, precision_cost
 
@@ -56,12 +57,6 @@ _ACCOUNTANT_TEXT = {
     "gdp": "accounted exactly (Gaussian DP)",
     "rdp": "accounted through Renyi DP",
     "paper": "by the Whisper paper's rule",
-    "pld": (
-        "with batches drawn anew in every round and kept secret, each record apart from all "
-        "others, accounted numerically from above (privacy loss distributions)"
-    ),
-    "zcdp": "accounted by concentrated DP (zCDP)",
-    "pure": "accounted by adding up epsilons",
 }
 
 
@@ -79,7 +74,7 @@ def statement(of: Record, *, process: bool = True) -> str:
     phases, rho = parties.phases(of), getattr(of.loss, "rho", None)
     how = "replacing" if of.relation.startswith("replace") else "zeroing out"
     attacker = _OF_SUMS if _of_sums(of) else ATTACKERS[of.attacker]
-    rule = _ACCOUNTANT_TEXT[of.accountant]
+    rule = of.loss.accounting or _ACCOUNTANT_TEXT[of.accountant]
     # Exact where what is stated is the whole loss to the attacker.
     if phases or of.unused or of.attacker not in ("outsider", "aggregator"):
         rule = rule.replace("accounted exactly", "an upper bound")
@@ -95,12 +90,13 @@ def statement(of: Record, *, process: bool = True) -> str:
         f"{'shows' if of.colluders == 1 else 'show'} it their messages and noise",
         of.gradients == "view"
         and ", only for gradients that do not depend on what the attacker cannot see",
-        f"; {rule}{_sampled_text(of)}",
+        f"; {rule}",
+        isinstance(of.loss, AmplifiedLoss) and of.loss.rates_text(),
         of.mu is not None and f", mu = {up(of.mu)}",
         rho is not None and f", rho = {up(rho)}",
         of.accountant in ("rdp", "paper") and f", exact epsilon = {up(of.exact_epsilon)}",
         parties.whose(of),
-        of.accountant == "pure" and ", of noise in exact arithmetic",
+        of.loss.caveat,
         of.unsound and " (the stated epsilon is FALSE, the exact one holds)",
         of.release and _precision_text(of),
         bool(of.phases) and _total_text(of),
@@ -149,7 +145,8 @@ def caption(of: Record, digits: int = 4) -> str:
     """
     if of.relation is None:
         return f"not private, T = {of.rounds}"
-    pattern, false = _pattern(of), "FALSE: " * of.unsound
+    pattern = of.loss.pattern
+    false = "FALSE: " if of.unsound else ""
     largest = "largest " * bool(parties.whose(of))
     return _joined(
         f"(epsilon = {epsilon_text(of, digits)}, delta = {delta_text(of.delta, digits)})-DP",
@@ -269,41 +266,15 @@ def records(of: Record, attacker: str = "the same attacker") -> str:
     )
 
 
-def _pattern(of: Record) -> tuple[int, int] | None:
-    """(epochs, separation) of what takes part in some rounds alone, by order or by draws."""
-    phases = getattr(of.loss, "phases", ())
-    apart = max((one.separation for one in phases), default=1)
-    drawn = None if apart == 1 else (sum(one.times for one in phases), apart)
-    return getattr(of.loss, "participation", drawn)
-
-
 def _participation_text(of: Record) -> str:
-    if (pattern := _pattern(of)) is None:
+    if isinstance(of.loss, AmplifiedLoss):
+        return of.loss.pattern_text()
+    if of.loss.pattern is None:
         return ""
-    epochs, separation = pattern
-    if of.accountant == "pld":
-        return (
-            f" of noise correlated over rounds, in {epochs:,} of which, {separation:,} apart, "
-            "every record may be drawn,"
-        )
+    epochs, separation = of.loss.pattern
     far = f", {separation:,} apart" if epochs > 1 else ""
     who = "client" if of.unit == "client" else "record"
     return f", of which every {who} takes part in at most {epochs:,}{far},"
-
-
-def _sampled_text(of: Record) -> str:
-    """What a report of DP-SGD tells: where every round and every agent has the same."""
-    pairs = {
-        pair
-        for one in getattr(of.loss, "phases", ())
-        for pair in zip(one.rates, one.ratios, strict=True)
-        if one.rounds and not one.whole
-    }
-    if len(pairs) != 1 or _pattern(of) is not None:
-        return ""
-    ((rate, ratio),) = pairs
-    multiplier = f", noise multiplier {1 / ratio:.4g}" if ratio else ""
-    return f", sampling rate {rate:.4g}{multiplier}"
 
 
 def _total_text(of: Record) -> str:

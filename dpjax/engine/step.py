@@ -48,6 +48,7 @@ NOT_FINITE = "not_finite"
 _BATCHES = 2**32 - 1
 _VARIANTS = 2**32 - 1
 _START = 2**32 - 2
+_RUN = 2**32 - 3
 
 
 class Secret(NamedTuple):
@@ -323,7 +324,7 @@ class Statics(NamedTuple):
 
     def secret_batches(self, noise_key: PRNGKeyArray) -> PRNGKeyArray | None:
         """The key of secret batches: of the noise key, under a number above those of rounds."""
-        return None if self.sampler.capacity is None else fold_in(noise_key, _BATCHES)
+        return None if self.sampler.amplification() is None else fold_in(noise_key, _BATCHES)
 
     def rounds(
         self,
@@ -381,8 +382,14 @@ class Statics(NamedTuple):
             secret: The key of secret batches, from `secret_batches`.
             round: Rounds done before.
         """
+        by_round = self.sampler.key_of == "round"
         # Amplification needs batches that an attacker does not know.
-        key = fold_in(batch_key if secret is None else secret, round)
+        key = batch_key if secret is None else secret
+        if secret is None and not by_round:
+            # Methods receive the rounds' keys, so one of the whole run stands apart from them.
+            key = fold_in(batch_key, _RUN)
+        if by_round:
+            key = fold_in(key, round)
         variants = None
         if self.query.copies is not None:
             # Variants are public, so their key never derives from the noise key.

@@ -3,27 +3,24 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
+from dpjax.accounting.sampled import CoinFlips
 from dpjax.data import batches
-from dpjax.mechanism.participation import Participation
-from dpjax.protocols import Draw
+from dpjax.protocols import Draw, Sampler
 
 __all__ = ["Clients", "Cyclic", "Full", "Poisson", "Random"]
 
 _UNIT = float(np.finfo(np.float64).eps)
 
 
-class _Sampler:
-    """By default a record may take part in every round, and no amplification is claimed."""
-
-    capacity: int | None = None
-    counted: ClassVar[bool] = False
+class _Sampler(Sampler):
+    """Samplers whose settings are checked."""
 
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
@@ -32,31 +29,6 @@ class _Sampler:
             if one.type is int or (one.type == int | None and value is not None):
                 value = _validate.integer(one.name, value, most=2**31 - 2)
                 object.__setattr__(self, one.name, value)
-
-    @property
-    def participation(self) -> tuple[int, int] | None:
-        """Nothing is fixed: a record may take part in every round."""
-        return None
-
-    def pattern(self, rounds: int) -> Participation:
-        """Rounds in which one record may take part: all."""
-        return Participation(rounds, rounds, 1)
-
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
-        """Draw from any numbers of records."""
-        return
-
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
-        """How much of a batch, of the size divided by, is records, [n]."""
-        return np.ones(len(counts))
-
-    def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"] | None:
-        """No amplification is claimed, whatever the counts."""
-        return None
-
-    def holding(self, records: int) -> Self:
-        """Itself, whatever the number of records."""
-        return self
 
 
 class _Counted(_Sampler):
@@ -106,8 +78,8 @@ class _Dealt(_Sampler):
         """(epochs, separation) of a record."""
         return self.epochs, self.separation
 
-    def pattern(self, rounds: int) -> Participation:
-        """Rounds in which one record takes part.
+    def pattern(self, rounds: int) -> tuple[int, int]:
+        """(epochs, separation) of the rounds in which one record takes part.
 
         Raises:
             ValueError: For another number of rounds than epochs x separation.
@@ -119,7 +91,7 @@ class _Dealt(_Sampler):
                 f"{_validate.counted(rounds, 'round')}; give "
                 f"rounds={self.epochs * self.separation}, or other epochs"
             )
-        return Participation(rounds, self.epochs, self.separation)
+        return self.epochs, self.separation
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse agents with more records than a cycle has places."""
@@ -225,8 +197,8 @@ class Cyclic(_Dealt):
 
     Example:
         >>> from dpjax.learning.samplers import Cyclic
-        >>> Cyclic(epochs=2, separation=3, batch_size=4).pattern(6).patterns.tolist()
-        [[0, 3], [1, 4], [2, 5]]
+        >>> Cyclic(epochs=2, separation=3, batch_size=4).pattern(rounds=6)
+        (2, 3)
     """
 
     epochs: int
@@ -261,8 +233,8 @@ class Clients(_Dealt):
     Example:
         >>> from dpjax.learning.samplers import Clients
         >>> dealt = Clients(clients=3, examples=2, epochs=4)
-        >>> dealt.participation, dealt.turns, dealt.pattern(24).epochs
-        ((4, 6), (8, 3), 4)
+        >>> dealt.participation, dealt.turns
+        ((4, 6), (8, 3))
     """
 
     clients: int
@@ -341,8 +313,8 @@ class Poisson(_Counted):
         """Sums are divided by the expected size, which is public; a batch's own size is not."""
         return self.expected
 
-    def pattern(self, rounds: int) -> Participation:
-        """Rounds in which one record may be drawn.
+    def pattern(self, rounds: int) -> tuple[int, int]:
+        """(epochs, separation) of the rounds in which one record may be drawn.
 
         Raises:
             ValueError: For rounds that are no multiple of the separation.
@@ -352,7 +324,7 @@ class Poisson(_Counted):
                 f"rounds is {rounds} for sampler {self}; give a multiple of {self.separation}, in "
                 "which every group has as many rounds"
             )
-        return Participation(rounds, rounds // self.separation, self.separation)
+        return rounds // self.separation, self.separation
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than are expected in batches of all groups."""
@@ -370,6 +342,10 @@ class Poisson(_Counted):
         """[n] probability that a record is in the batch of a round of its group, rounded up."""
         share = self.expected * self.separation * (1 + 3 * _UNIT)
         return np.minimum(share / np.asarray(counts, np.float64), 1.0)
+
+    def amplification(self, counts: Int[np.ndarray, " n"] | None = None) -> CoinFlips:
+        """What the coins take off the loss."""
+        return CoinFlips(None if counts is None else tuple(self.rates(counts).tolist()))
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
         """Draw a round's records, those of the batch first; all other places are padding.
@@ -389,9 +365,4 @@ class Poisson(_Counted):
         if self.separation > 1:
             turn = jnp.mod(jnp.asarray(round, jnp.int32), self.separation)
             drawn &= jnp.mod(positions, self.separation) == turn
-        # In order, all that is not drawn behind; on a CPU faster than to count and scatter.
-        rows = jnp.sort(jnp.where(drawn, positions, most_records), axis=1)
-        more = -most_records % self.capacity
-        rows = jnp.pad(rows, ((0, 0), (0, more)), constant_values=most_records)
-        padding = rows == most_records
-        return Draw(jnp.where(padding, 0, rows), padding)
+        return Draw.of_flags(drawn, self.capacity)

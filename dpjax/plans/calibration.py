@@ -18,8 +18,9 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from dpjax import _numerics, _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import finite, losses, precision, records, sampled
+from dpjax.accounting import finite, losses, precision, records
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.loss import AmplifiedLoss, Loss
 from dpjax.data.partition import Partition
 from dpjax.learning.samplers import Random
 from dpjax.mechanism import design as design_
@@ -30,7 +31,7 @@ from dpjax.mechanism.strategy import Strategy
 from dpjax.plans import compatibility, dependence
 from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget, Protect
-from dpjax.protocols import IntegerEncoded, Method, Networked, Privatizer, Sampler
+from dpjax.protocols import Amplification, IntegerEncoded, Method, Networked, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.topology import nodes
 from dpjax.topology.mixing import HashableMatrix
@@ -162,7 +163,7 @@ class Target:
         sampler = self.config.sampler
         counts: Any = self.counts
         if counts is None:
-            if sampler.counted or sampler.capacity is not None:
+            if sampler.counted:
                 raise ValueError(
                     f"counts is None for sampler {sampler}, whose rates or divisor depend on them; "
                     "give make_plan(config, mixing, counts=shards.counts)"
@@ -234,12 +235,9 @@ class Target:
         return self.sampler.divisor if self.protect.clips == "record" else 1
 
     @property
-    def rates(self) -> Float[np.ndarray, " n"] | None:
-        """[n] probability that a record is in a round's batch, where that amplifies."""
-        sampler = self.config.sampler
-        # Where the sampler claims them, and so keeps to the rules of those that do.
-        claimed = self.counts is not None and sampler.capacity is not None
-        return sampler.rates(self.counts) if claimed else None  # type: ignore[arg-type]
+    def amplification(self) -> Amplification | None:
+        """What the sampler's secret batches take off the loss; None is nothing."""
+        return self.config.sampler.amplification(self.counts)
 
     def over_rounds(self, strategy: np.ndarray | None) -> float:
         """Squared sensitivity over rounds, of the strategy as a run applies it, at clip 1."""
@@ -249,14 +247,10 @@ class Target:
 
     def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
-        budget, sensitivity = self.budget, self.protect.sensitivity
-        if self.rates is not None:
-            moved, allowed = (
-                sensitivity * self.by_one_draw(strategy),
-                (budget.largest, budget.delta),
-            )
-            return sampled.bound(self.rates, self.pattern.epochs, *allowed, sensitivity=moved)
-        return budget_.bound_of(budget.allowed_mu(), sensitivity, self.over_rounds(strategy))
+        if self.amplification is not None:
+            return self.amplification.bound(self, strategy)
+        sensitivity = self.protect.sensitivity
+        return budget_.bound_of(self.budget.allowed_mu(), sensitivity, self.over_rounds(strategy))
 
     def by_one_draw(self, strategy: np.ndarray | None) -> float:
         """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1.
@@ -275,14 +269,29 @@ class Target:
         """
         if strategy is None:
             return 1.0
-        separation, applied = self.pattern.separation, _applied(strategy)
-        if any(np.any(np.tril(matrix, -separation)) for matrix in applied):
+        separation = self.pattern.separation
+        if self.diagonals(strategy) > separation:
             raise ValueError(
                 f"strategy has more than {separation} diagonals as a run applies it, in whose rows "
                 "two draws of a record meet, which no amplified loss here covers; give noise with "
                 f"bands of at most {min(separation, rounds_.WIDEST + 1)}, or use Cyclic"
             )
-        return max(float(np.linalg.norm(one, axis=0).max()) for one in applied) * _margin(strategy)
+        norms = [float(np.linalg.norm(matrix, axis=0).max()) for matrix in _applied(strategy)]
+        return max(norms) * _margin(strategy)
+
+    def diagonals(self, strategy: np.ndarray | None) -> int:
+        """How many diagonals a strategy has, as a run applies it.
+
+        Args:
+            strategy: [T, T] C; None is fresh noise, of one diagonal.
+        """
+        if strategy is None:
+            return 1
+        diagonals = 1
+        for matrix in _applied(strategy):
+            rows, columns = np.nonzero(matrix)
+            diagonals = max(diagonals, 1 + int((rows - columns).max()))
+        return diagonals
 
 
 @runtime_checkable
@@ -378,16 +387,9 @@ class OverAgents:
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to an outsider."""
         shift, over_rounds = target.protect.sensitivity, target.over_rounds(self.strategy)
-        return target.budget.spent(budget_.mu_of(self._inverse_diagonal(), shift, over_rounds))
+        return target.budget.spent(budget_.mu_of(self.inverse_diagonal(), shift, over_rounds))
 
-    def sampled_loss(self, target: Target) -> sampled.Pld:
-        """What sampled batches cost every agent, against an outsider."""
-        assert target.rates is not None
-        moved = target.protect.sensitivity * target.by_one_draw(self.strategy)
-        ratios = budget_.mu_of(self._inverse_diagonal(), moved, 1.0)
-        return sampled.Pld.of(target.rates, ratios, target.rounds, target.pattern.separation)
-
-    def _inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+    def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
         """Upper bounds on [R^-1]_ii."""
         raise NotImplementedError
 
@@ -431,7 +433,7 @@ class Factored(OverAgents):
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
         check_strategy(self.strategy, target.rounds)
 
-    def _inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+    def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
         """[R^-1]_ii of R = F F'."""
         return precision.inverse_diagonal(factor=self.factor)
 
@@ -549,26 +551,25 @@ class _Spent(NamedTuple):
         mus: [n] mu of Gaussian noise; None of other losses.
     """
 
-    loss: losses.AnyLoss
+    loss: Loss
     epsilon: Any = 0.0
     exact: Any = 0.0
     mus: tuple[float, ...] | None = None
 
 
 def _spent(target: Target, noise: Calibrated) -> _Spent:
-    if target.rates is not None:
-        # What coins amplify is composed here alone.
-        composed = getattr(type(noise), "sampled_loss", None) is OverAgents.sampled_loss
-        if not (isinstance(noise, OverAgents) and composed):
+    if target.amplification is not None:
+        # Amplified losses are composed by the sampler alone, of Gaussian noise over agents.
+        if not isinstance(noise, OverAgents):
             raise ValueError(
                 f"noise is {_design(noise)} for sampled batches; give a covariance over agents, "
                 "and a strategy over rounds of few bands or none"
             )
-        return _Spent(noise.sampled_loss(target))
+        return _Spent(target.amplification.loss(target, noise))
     loss, rounds, dealt = noise.loss(target), target.rounds, target.config.participation
     size = float(np.max(loss.size))
     if loss.kind == "pure":
-        total: losses.AnyLoss = losses.Pure(size, rounds)
+        total: Loss = losses.Pure(size, rounds)
     elif loss.kind == "zcdp":
         # A unit that is not in all rounds may be in the first ones, unless they are dealt.
         even = dealt is not None or target.pattern.epochs == rounds
@@ -689,8 +690,8 @@ def _check_custom(target: Target, noise: Calibrated, spent: _Spent) -> None:
     if protect.gradients == "view" or factor is None:
         return
     moved = protect.sensitivity
-    if isinstance(spent.loss, sampled.Pld):
-        stated = np.asarray(spent.loss.phases[0].ratios)
+    if isinstance(spent.loss, AmplifiedLoss):
+        stated = np.asarray(spent.loss.draw_ratios)
         moved *= target.by_one_draw(noise.strategy)
     else:
         loss = noise.loss(target)

@@ -570,7 +570,8 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
     """What a sampler asks of other parts, by what it claims of its batches."""
     part, protect = config.sampler, config.protect
     shown, relation = _validate.shown(part), f"relation {protect.relation!r}"
-    if part.capacity is None:
+    amplification = part.amplification()
+    if amplification is None:
         clients = getattr(part, "turns", None) is not None
         return {
             f"sampler is {shown} with {relation}, but knows no clients: use samplers.Clients": (
@@ -582,22 +583,24 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
     # Designs that do not say so may depend on earlier rounds, or be no covariance.
     fresh = config.noise is None or not getattr(config.noise, "temporal", True)
     bands = getattr(config.noise, "bands", None) or math.inf
-    budget, separation = config.budget, part.pattern(config.rounds).separation
+    budget = config.budget
+    _, separation = part.pattern(config.rounds)
     accountant = "gdp" if budget is None else budget.accountant
-    few = (
-        "give a covariance over agents that is fresh in every round, a strategy of few bands "
-        "(noise.PrefixSum(bands=b) and Poisson(..., separation=b))"
-    )
+    relations = " or ".join(amplification.relations)
+    attackers = " or ".join(map(repr, amplification.attackers))
+    gradients = " or ".join(map(repr, amplification.gradients))
     claim = "the accounting covers no privacy amplification with"
     rules = {
-        f"{relation}: protect zero_out_record": protect.relation != "zero_out_record",
-        f"attacker {protect.attacker!r}: give 'outsider', who knows no batches": (
-            protect.attacker != "outsider"
+        f"{relation}: protect {relations}": (protect.relation not in amplification.relations),
+        f"attacker {protect.attacker!r}: give {attackers}, who knows no batches": (
+            protect.attacker not in amplification.attackers
         ),
-        "gradients 'view': give 'any'": protect.gradients != "any",
+        f"gradients {protect.gradients!r}: give {gradients}": (
+            protect.gradients not in amplification.gradients
+        ),
         f"method {type(config.method).__name__}, which sends a record's gradient also in rounds "
         "that did not draw it": config.method.sensitivity is not None,
-        f"noise {config.label!r}: {few}": not fresh and bands > separation,
+        f"noise {config.label!r}: {amplification.remedy}": not fresh and bands > separation,
         f"accountant {accountant!r}: give 'gdp', the numerical one": accountant != "gdp",
         "one epsilon an agent: give one for all": budget and budget.each is not None,
         "release=True: give release=False, which must not be published": config.release,

@@ -109,14 +109,15 @@ class Config:
         """How the guarantee's epsilon follows: the budget's rule, or the sampled loss's."""
         if self.budget is None:
             return None
-        return self.budget.accountant if self.sampler.capacity is None else "pld"
+        amplification = self.sampler.amplification()
+        return self.budget.accountant if amplification is None else amplification.kind
 
     @property
     def pattern(self) -> Participation:
         """In which rounds what the relation changes takes part."""
         if self.protect.unit == "client":
             return Participation(self.rounds, *self.sampler.turns)  # type: ignore[attr-defined]
-        return self.sampler.pattern(self.rounds)
+        return Participation(self.rounds, *self.sampler.pattern(self.rounds))
 
     @property
     def participation(self) -> tuple[int, int] | None:

@@ -116,7 +116,9 @@ class Correlated:
         if strategy is not None:
             check_strategy(strategy, target.rounds)
             return np.asarray(strategy, np.float64)
-        bands, equal = getattr(self, "bands", None), target.rates is not None
+        bands = getattr(self, "bands", None)
+        # A draw costs its column's norm, so that an amplified loss counts the largest one.
+        equal = target.amplification is not None
         over = target.dense if self.label in _OF_NETWORK else target.mixing
         return named_strategy(self.label, over, target.pattern, bands, equal)
 

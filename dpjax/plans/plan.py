@@ -26,6 +26,7 @@ from dpjax import _html, _validate
 from dpjax._validate import fixed
 from dpjax.accounting import finite, forecast, losses, parties, precision
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import design as design_
 from dpjax.plans import calibration, compatibility
@@ -299,7 +300,7 @@ class Plan:
         config, loss, budget = self.config, self.guarantee.loss, self.config.budget
         mu, sampled = self.guarantee.mu, None
         accountant: Any = "gdp" if budget is None else budget.accountant
-        if isinstance(loss, losses.Pld):
+        if isinstance(loss, AmplifiedLoss):
             mu, sampled = loss.unamplified, loss
         elif isinstance(loss, losses.Concentrated):
             # Of real noise that has this rho: what is forecast is no guarantee.

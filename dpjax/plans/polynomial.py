@@ -131,7 +131,7 @@ class CalibratedPolynomial(OverAgents, Calibrated):
         if self.matrix != polynomial.rounded(target.mixing):
             raise ValueError("noise is of another mixing matrix; make the plan with plan.make")
 
-    def _inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+    def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
         """Upper bounds on [R^-1]_ii."""
         solution = self.solution
         return polynomial.inverse_diagonal(

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.accounting import sampled
 from dpjax.data import partition
 from dpjax.engine import keys
 from dpjax.engine.run import run
@@ -51,8 +52,7 @@ def test_every_record_is_in_every_round_and_padding_is_none():
         assert sorted(np.asarray(rows[agent])[~np.asarray(padding[agent])]) == [*range(count)]
     assert sampler.divisor == 9 and sampler.participation is None
     np.testing.assert_allclose(sampler.filled(COUNTS, 3), COUNTS / 9)
-    pattern = sampler.pattern(7)
-    assert (pattern.rounds, pattern.epochs, pattern.separation) == (7, 7, 1)
+    assert sampler.pattern(7) == (7, 1)
 
 
 @pytest.mark.slow
@@ -150,10 +150,12 @@ def test_every_sampler_is_in_the_table():
 
 @dataclasses.dataclass(frozen=True)
 class OwnFlips(Random):
-    """A user's own sampler that claims rates, under a name of its own."""
+    """A user's own sampler that claims an amplification, under a name of its own."""
 
-    capacity = 3
     counted = True
+
+    def amplification(self, counts=None):
+        return sampled.CoinFlips()
 
 
 def test_a_sampler_of_ones_own_that_claims_rates_keeps_their_rules():

@@ -49,11 +49,12 @@ def audit(
     """
     if single:
         _check_single(sampler, counts)
-    pattern, key = sampler.pattern(rounds), jax.random.key(0)
-    tried = min(rounds, _ROUNDS if pattern.epochs == rounds else 2 * pattern.separation + 1)
-    rates = sampler.rates(counts)
+    key = jax.random.key(0)
+    epochs, separation = sampler.pattern(rounds)
+    tried = min(rounds, _ROUNDS if epochs == rounds else 2 * separation + 1)
+    rates = getattr(sampler.amplification(counts), "rates", None)
     if rates is not None:
-        tried = max(_COUNTED, min(rounds, 2 * pattern.separation + 1))
+        tried = max(_COUNTED, min(rounds, 2 * separation + 1))
     if turns is not None:
         # Nothing else says of a user's own who is which client.
         cycles = min(rounds, 2 * turns[1] + 1)
@@ -75,21 +76,21 @@ def audit(
                     f"twice, or one that is not there, in round {t}; draw distinct records"
                 )
             times[agent][taken] += 1
-            if pattern.epochs == rounds:
+            if epochs == rounds:
                 continue
             for record in taken.tolist():
-                apart = t - last.get((agent, record), t - pattern.separation)
+                apart = t - last.get((agent, record), t - separation)
                 # Coins leave some of its rounds out.
-                off = apart % pattern.separation if rates is not None else apart
-                if off not in (0, pattern.separation):
+                off = apart % separation if rates is not None else apart
+                if off not in (0, separation):
                     raise ValueError(
                         f"sampler is {_validate.shown(sampler)}, which draws record {record} of "
                         f"agent {agent} in rounds {last[agent, record]} and {t}, its pattern says "
-                        f"{pattern.separation} apart; deal records by the pattern"
+                        f"{separation} apart; deal records by the pattern"
                     )
                 last[agent, record] = t
     if rates is not None:
-        _check_rates(sampler, times, rates, -(-tried // pattern.separation))
+        _check_rates(sampler, times, rates, -(-tried // separation))
     if not packaged(type(sampler)):
         _check_distinct(sampler, counts, rounds, claimed=rates is not None)
 

@@ -1,7 +1,6 @@
 """Methods, samplers and optimizers of one's own that would make a guarantee false are refused."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +10,8 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine.run import run
-from dpjax.mechanism.participation import Participation
 from dpjax.plans import optimizers, plan
-from dpjax.protocols import Emission, Exchange, Method, Received
+from dpjax.protocols import Emission, Exchange, Method, Received, Sampler
 from tests.support import make_config, retargeted
 
 frozen = dataclasses.dataclass(frozen=True)
@@ -173,29 +171,11 @@ class Secretive(DSGD):
 
 
 @dataclasses.dataclass
-class Open:
+class Open(Sampler):
     """A sampler that may change."""
 
     batch_size: int = 4
-    participation: Any = None
     divisor = 4
-    capacity = None
-    counted = False
-
-    def pattern(self, rounds):
-        return Participation(rounds, rounds, 1)
-
-    def check(self, counts, agents=None):
-        pass
-
-    def filled(self, counts, rounds):
-        return np.ones(len(counts))
-
-    def rates(self, counts):
-        return None
-
-    def holding(self, records):
-        return self
 
     def draw(self, key, round, counts):
         raise NotImplementedError

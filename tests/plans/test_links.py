@@ -649,15 +649,8 @@ class Low(calibration.Factored):
 class Optimist(calibration.Factored):
     """A user's own: it computes another inverse."""
 
-    def _inverse_diagonal(self):
-        return super()._inverse_diagonal() / 4
-
-
-class Composer(calibration.Factored):
-    """A user's own: it composes sampled batches itself."""
-
-    def sampled_loss(self, target):
-        return super().sampled_loss(target)
+    def inverse_diagonal(self):
+        return super().inverse_diagonal() / 4
 
 
 @pytest.mark.mutant
@@ -705,8 +698,6 @@ def test_noise_of_ones_own_class_states_at_least_an_outsiders_loss_to_sampled_ba
     parts = [made.noise.factor, made.noise.strategy, made.noise.design]
     with pytest.raises(ValueError, match="Optimist, which states mu .* an outsider gains"):
         replaced(made, Optimist(*parts))
-    with pytest.raises(ValueError, match="noise is Composer for sampled batches; give"):
-        replaced(made, Composer(*parts))
     assert replaced(made, Own(*parts)).guarantee.custom == ("Own",)
 
 

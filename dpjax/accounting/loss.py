@@ -1,0 +1,200 @@
+"""What records and texts ask of a loss, and how a sampler's secret batches lower one."""
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from jaxtyping import Float
+
+from dpjax import _validate
+from dpjax._numerics import MARGIN
+from dpjax.protocols import SampledNoise, SampledTarget
+
+__all__ = ["AmplifiedLoss", "Loss"]
+
+KINDS: "dict[str, type[Loss]]" = {}
+"""Losses by the name under which records store them; a class enters itself."""
+
+
+class Loss:
+    """What a run costs, before it is stated at a delta: what losses of all kinds share.
+
+    A class with a ``kind`` can be stored and read, from its import on.
+
+    Attributes:
+        kind: Under which name records store it.
+        rounds: Rounds T.
+        accounting: How epsilon follows, as a statement says it; "" where the accountant says it.
+        caveat: What a statement adds to that.
+
+    Example:
+        >>> from dpjax.accounting.loss import KINDS
+        >>> from dpjax.accounting.losses import Pure
+        >>> KINDS["pure"] is Pure
+        True
+    """
+
+    kind: ClassVar[str]
+    rounds: int
+    accounting: ClassVar[str] = ""
+    caveat: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        """Enter what records may store."""
+        super().__init_subclass__()
+        if "kind" in vars(cls):
+            KINDS[cls.kind] = cls
+
+    @property
+    def pattern(self) -> tuple[int, int] | None:
+        """(epochs, separation) of what is protected; None where it may be in any round."""
+        return None
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at a delta, rounded up.
+
+        Args:
+            delta: From 0 to below 1.
+        """
+        raise NotImplementedError
+
+    def after(self, rounds: int) -> Self:
+        """What the first rounds cost, their number fixed beforehand.
+
+        Args:
+            rounds: Rounds t, 0 to T.
+
+        Raises:
+            ValueError: For more rounds than are covered.
+        """
+        if _validate.integer("rounds", rounds, least=0) > self.rounds:
+            raise ValueError(
+                f"rounds is {rounds}, the loss covers {self.rounds}; account for the longer run"
+            )
+        return self._first(rounds)
+
+    def then(self, later: "Loss") -> "Loss":
+        """What this and a later run of the same agents cost together, both planned.
+
+        Args:
+            later: The later run's.
+
+        Raises:
+            ValueError: For two kinds that do not compose.
+        """
+        first, second = self, later
+        kinds = {self.kind, later.kind}
+        amplified = isinstance(self, AmplifiedLoss) or isinstance(later, AmplifiedLoss)
+        if kinds == {"gdp", "pld"}:
+            agents = max(getattr(loss, "agents", 0) for loss in (self, later))
+            first = self.sampled(agents)
+            second = later.sampled(agents)
+        elif "zcdp" in kinds and not amplified:
+            first = self.concentrated()
+            second = later.concentrated()
+        elif len(kinds) > 1:
+            remedy = "state the pure one by its concentrated()"
+            raise ValueError(
+                f"loss is {type(self).__name__}, then {type(later).__name__}, which do not "
+                f"compose; {'state the two runs apart' if amplified else remedy}"
+            )
+        return first._plus(second)
+
+    def sampled(self, agents: int) -> "Loss":
+        """The same loss as a `Pld`: itself.
+
+        Args:
+            agents: Agents n, all with this loss.
+        """
+        return self
+
+    def concentrated(self) -> "Loss":
+        """The same loss as zCDP: itself."""
+        return self
+
+    def _first(self, rounds: int) -> Self:
+        """The loss of the first rounds, at most all."""
+        raise NotImplementedError
+
+    def _plus(self, later: Any) -> "Loss":
+        """The loss of this and a later run, of one kind."""
+        raise NotImplementedError
+
+
+class AmplifiedLoss(Loss):
+    """A loss of Gaussian noise that counts on secret batches.
+
+    Attributes:
+        relation: The neighbouring relation that it is of.
+        attacker: Whom it is against.
+        no_total: Why no total of phases adds such losses up, and what to do.
+
+    Example:
+        >>> from dpjax.accounting.losses import Pld
+        >>> Pld.of(rates=[0.1], ratios=[1.0], rounds=10).attacker
+        'outsider'
+    """
+
+    relation: ClassVar[str] = "zero_out_record"
+    attacker: ClassVar[str] = "outsider"
+    no_total: ClassVar[str] = (
+        "adding up such losses to a total is not known to hold for phases chosen on the way. Take "
+        "samplers.Random or Cyclic"
+    )
+
+    @property
+    def draw_ratios(self) -> tuple[float, ...]:
+        """[n] how far one draw of a record moves the messages, in units of the noise."""
+        raise NotImplementedError
+
+    @property
+    def unamplified(self) -> float:
+        """Gaussian-DP mu of the same noise if the batches were known, rounded up."""
+        raise NotImplementedError
+
+    def scaled(self, factor: float) -> Self:
+        """The loss with ratios larger by a factor: noise smaller by it.
+
+        Args:
+            factor: At least 0.
+        """
+        raise NotImplementedError
+
+    def pattern_text(self) -> str:
+        """The pattern in a statement, after the rounds."""
+        return ""
+
+    def rates_text(self) -> str:
+        """What a report of DP-SGD tells beside the accounting."""
+        return ""
+
+
+def draw_sensitivity(target: SampledTarget, strategy: Float[np.ndarray, "t t"] | None) -> float:
+    """Return how far one draw of a record moves all rounds' messages, at noise 1.
+
+    Args:
+        target: What the noise is for.
+        strategy: [T, T] C over rounds; None is fresh noise.
+    """
+    return target.protect.sensitivity * target.by_one_draw(strategy)
+
+
+def draw_ratios(target: SampledTarget, noise: SampledNoise) -> Float[np.ndarray, " n"]:
+    """Return the same of every agent in units of its noise, rounded up.
+
+    Args:
+        target: What the noise is for.
+        noise: The noise as it will run.
+    """
+    moved = draw_sensitivity(target, noise.strategy)
+    return moved * np.sqrt(noise.inverse_diagonal()) * MARGIN
+
+
+def checked_delta(delta: float) -> float:
+    """Return a delta from 0 to below 1, or raise ValueError.
+
+    Args:
+        delta: Delta.
+    """
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta is {delta}; give a number in [0, 1)")
+    return float(delta)
