@@ -11,6 +11,7 @@ import yaml
 
 from dpjax.mechanism.filters import PUBLISHED
 from tests.support import load_script
+from tests.test_imports import OUTSIDE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
@@ -24,6 +25,8 @@ PAGES = [
     *("docs/audit.md", "docs/compare.md", "docs/findings.md", "docs/errata.md"),
     *("docs/glossary.md", "docs/howto.md", "docs/install.md"),
 ]
+
+ALL = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -97,6 +100,27 @@ def test_the_published_coefficients_are_those_that_run() -> None:
     assert listed == {name: tuple(each) for name, each in PUBLISHED.items()}
 
 
+def helpers(text: str) -> set[str]:
+    """Return the folders and private helpers of a checkout that a page or notebook imports."""
+    pattern = r'^[\s">]*(?:import (\w+)|from (\w+)[\w.]* import)'
+    roots = {"".join(groups) for groups in re.findall(pattern, text, re.MULTILINE)}
+    return {root for root in roots if root.startswith("_") or root in OUTSIDE} - {"__future__"}
+
+
+@pytest.mark.parametrize(
+    "page", [*ALL, *sorted(ROOT.glob("docs/tutorials/*.ipynb"))], ids=lambda page: page.stem
+)
+def test_pages_import_what_is_installed(page: Path) -> None:
+    assert not helpers(page.read_text())
+
+
+@pytest.mark.mutant
+def test_a_page_s_import_of_a_helper_is_caught() -> None:
+    assert helpers("from _common import tune") == {"_common"}
+    assert helpers("import dpjax as dp\nfrom experiments import x") == {"experiments"}
+    assert helpers('    "import _replica\\n",') == {"_replica"}
+
+
 @pytest.mark.mutant
 def test_a_module_that_is_gone_is_caught() -> None:
     assert unknown_names("`plans.nowhere`, `engine.run.jog(plan)`, `engine.run.run(plan)`") == [
@@ -159,7 +183,6 @@ PRIVATE = re.compile(
     r"the turns of a|is owed most|weighs as much as|turns it round|stays in the models differs)\b",
     re.IGNORECASE,
 )
-ALL = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)
