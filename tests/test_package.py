@@ -21,7 +21,7 @@ from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LOCK, EXTRAS = ROOT / "requirements.lock", ("cluster", "pretrained", "secure", "dev")
+LOCK, EXTRAS = ROOT / "requirements.lock", ("cluster", "contrib", "pretrained", "secure", "dev")
 FOLDERS = (ROOT / "scripts", ROOT / ".ci")
 # Whose dpjax examples run: `scripts/test --all` names a Python that has the wheel alone.
 PYTHON = os.environ.get("DPJAX_INSTALLED", sys.executable)
@@ -47,8 +47,8 @@ def test_the_package_is_typed_and_licensed() -> None:
 
 def test_the_extras_are_there() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert {"cuda", "pretrained", "secure", "dev", "bench", "docs"} <= set(extras)
-    assert {"dpjax[pretrained]", "dpjax[secure]"} <= set(extras["dev"])
+    assert {"cuda", "contrib", "pretrained", "secure", "dev", "bench", "docs"} <= set(extras)
+    assert {"dpjax[contrib]", "dpjax[pretrained]", "dpjax[secure]"} <= set(extras["dev"])
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)

@@ -8,8 +8,8 @@ For every link i-j and coordinate, in one round:
 
 E_i is Paillier's cipher under i's key, b_ij is what i drew for the link and shows to nobody, and e
 is a blur below half a grain of x_j's floating point. The arithmetic is phe's, by gmpy2: both come
-with the extra ``secure``. phe is under the GPL, version 3; dpjax is not, and imports it where it is
-used and nowhere else.
+with the extra ``contrib``. phe is under the GPL, version 3; dpjax is not, and imports it where it
+is used and nowhere else.
 
 Reference:
     Paillier (1999), Public-key cryptosystems based on composite degree residuosity classes; Zhang
@@ -176,7 +176,7 @@ def libraries() -> tuple[Any, Any]:
     except ImportError as error:
         raise ValueError(
             f"{error.name} is not installed, and Paillier encryption needs it; in dpjax's folder: "
-            "pip install '.[secure]' (phe is under the GPL, version 3)"
+            "pip install '.[contrib]' (phe is under the GPL, version 3)"
         ) from None
 
 

@@ -95,7 +95,7 @@ class Tokenizer:
         except ImportError:
             raise ValueError(
                 "tokenizers is not installed, and texts need it; in dpjax's folder: "
-                "pip install '.[pretrained]'"
+                "pip install '.[contrib]'"
             ) from None
         pairs = library.models.BPE(vocab=self.vocabulary, merges=list(self.merges))
         backend = library.Tokenizer(pairs)

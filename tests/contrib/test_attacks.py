@@ -6,8 +6,8 @@ import types
 import numpy as np
 import pytest
 
-pytest.importorskip("phe", reason="the extra `secure` is not installed")
-pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
+pytest.importorskip("phe", reason="the extra `contrib` is not installed")
+pytest.importorskip("gmpy2", reason="the extra `contrib` is not installed")
 
 from dpjax.contrib import paillier  # noqa: E402
 from dpjax.contrib.paillier import (  # noqa: E402

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("phe", reason="the extra `secure` is not installed")
-pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
+pytest.importorskip("phe", reason="the extra `contrib` is not installed")
+pytest.importorskip("gmpy2", reason="the extra `contrib` is not installed")
 hypothesis = pytest.importorskip("hypothesis")
 
 from hypothesis import strategies as st  # noqa: E402
@@ -227,7 +227,7 @@ def test_keys_are_of_2048_bits_unless_told():
 @pytest.mark.parametrize("library", ["phe.paillier", "gmpy2"])
 def test_without_the_extra_it_is_said_what_to_install(monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(ValueError, match=r"pip install '\.\[secure\]' \(phe is under the GPL"):
+    with pytest.raises(ValueError, match=r"pip install '\.\[contrib\]' \(phe is under the GPL"):
         PaillierExchange([(0, 1)], 2)
 
 

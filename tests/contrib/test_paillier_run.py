@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("phe", reason="the extra `secure` is not installed")
-pytest.importorskip("gmpy2", reason="the extra `secure` is not installed")
+pytest.importorskip("phe", reason="the extra `contrib` is not installed")
+pytest.importorskip("gmpy2", reason="the extra `contrib` is not installed")
 
 from dpjax.algorithms import random_weights  # noqa: E402
 from dpjax.contrib import fusion  # noqa: E402

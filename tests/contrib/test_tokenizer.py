@@ -42,14 +42,14 @@ def files(tmp_path):
 
 @pytest.fixture
 def small(files):
-    pytest.importorskip("tokenizers", reason="needs dpjax[pretrained]")
+    pytest.importorskip("tokenizers", reason="needs dpjax[contrib]")
     return tokenizer.load(files)
 
 
 @pytest.fixture(scope="module")
 def public():
     """RoBERTa's own, from the files of GPT-2's."""
-    pytest.importorskip("tokenizers", reason="needs dpjax[pretrained]")
+    pytest.importorskip("tokenizers", reason="needs dpjax[contrib]")
     for folder in (Path(os.environ["DPJAX_DATA"]) / "bpe", ROOT.parent / "shared" / "data" / "bpe"):
         if folder.is_dir():
             return tokenizer.load(folder)
@@ -178,7 +178,7 @@ def test_files_and_texts_that_do_not_fit_are_refused(files):
     ]:
         with pytest.raises(ValueError, match=message):
             tokenizer.Tokenizer(vocabulary, merges)
-    pytest.importorskip("tokenizers", reason="needs dpjax[pretrained]")
+    pytest.importorskip("tokenizers", reason="needs dpjax[contrib]")
     with pytest.raises(ValueError, match="texts is 'a text'; give a list"):
         good.encode("a text", 8)
     with pytest.raises(ValueError, match="length is 2"):
