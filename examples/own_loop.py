@@ -1,7 +1,7 @@
 """Training from a saved design in plain NumPy; this file imports nothing of dpjax.
 
 dpjax design --graph ring:6 --relation replace_agent --epsilon 10 --delta 1e-5 --rounds 200 \\
-    --clip 1 --out design.npz
+    --clip-norm 1 --out design.npz
 python examples/own_loop.py design.npz
 """
 

@@ -14,7 +14,7 @@ import pytest
 
 from dpjax import cli
 from dpjax.accounting import budget, gdp
-from dpjax.commands import design
+from dpjax.commands import design, plot
 from dpjax.data import canonical
 from dpjax.engine.run import Result
 from dpjax.mechanism import spatial
@@ -25,7 +25,7 @@ from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 Capture = pytest.CaptureFixture[str]
-NUMBERS = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "100", "--clip", "0.1"]
+NUMBERS = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "100", "--clip-norm", "0.1"]
 DESIGN = ["design", "--graph", "er:8:0.5", "--relation", "replace_agent", *NUMBERS]
 
 
@@ -65,9 +65,14 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
     assert cli.main([command, "--help"]) == 0
     text = capsys.readouterr().out
     assert "usage: dpjax " + command in text and "{None}" not in text
-    # The words of each option come from its dataclass.
+    # The words of each option come from its function.
     said = {"design": "replace_agent (all data of", "plot": "record file", "data": "$DPJAX_DATA"}
     assert said.get(command, "The file of settings") in text
+
+
+@pytest.mark.parametrize(("command", "summary"), cli._COMMANDS.items())
+def test_the_overview_has_the_words_of_each_command(command: str, summary: str) -> None:
+    assert (cli._command(command).__doc__ or "").startswith(summary.rstrip("."))
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
@@ -95,7 +100,7 @@ def test_nothing_to_do_shows_all_commands_on_one_screen(capsys: Capture) -> None
     [
         (["desing"], "no command 'desing'; did you mean design?; see dpjax --help"),
         (["design", "--eps", "3"], "no option --eps; did you mean --epsilon?"),
-        (["design", "--clip-norm=1"], "no option --clip-norm; did you mean --clip?"),
+        (["design", "--clip=1"], "no option --clip; did you mean --clip-norm?"),
         (["account", "--gossip_step", "3"], "did you mean --gossip-steps?"),
         (["secagg", "join", "--lenght", "3"], "did you mean --length?"),
         (["plot", "--zzz"], "no option --zzz; see dpjax plot --help"),
@@ -109,7 +114,7 @@ def test_what_there_is_not_names_the_nearest(
 
 def test_a_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
     assert cli.main(["init"]) == 0
-    refused(["init"], capsys, "PATH is 'dpjax.toml', which exists")
+    refused(["init"], capsys, "path is 'dpjax.toml', which exists")
     file = elsewhere / "dpjax.toml"
     text = file.read_text().replace("rounds = 100", "rounds = 4")
     file.write_text(text.replace("seeds = [0, 1, 2]", "seeds = [1, 2]").replace("er:8", "er:4"))
@@ -176,7 +181,7 @@ def test_what_is_one_is_not_counted_as_several(
     assert "3 train and 1 test record," in texts[0] and "\n2 files, 0 bad" in texts[0]
     Path("one.npz").unlink()
     assert cli.main(["data", "check"]) == 0
-    numbers = ["--epsilon", "1", "--delta", "1e-5", "--rounds", "1", "--clip", "1"]
+    numbers = ["--epsilon", "1", "--delta", "1e-5", "--rounds", "1", "--clip-norm", "1"]
     numbers += ["--graph", "path:2", "--relation", "replace_agent", "--parameters", "1"]
     assert cli.main(["design", *numbers]) == 0
     once = ["--rounds", "5", "--epochs", "1", "--separation", "5", "--sigma", "1"]
@@ -228,8 +233,8 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
 
 def test_every_agent_of_a_small_network_has_a_line(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "net.txt").write_text('"New York" b\nb c\nc d\nd "New York"\nb d\n')
-    terms = ["--epsilon", "3", "--delta", "1e-5", "--rounds", "50", "--clip", "0.2"]
-    chosen = ["--relation", "zero_out_record", "--design", "whisper", "--batch-size", "8"]
+    terms = ["--epsilon", "3", "--delta", "1e-5", "--rounds", "50", "--clip-norm", "0.2"]
+    chosen = ["--relation", "zero_out_record", "--kind", "whisper", "--batch-size", "8"]
     assert cli.main(["design", "--graph", "net.txt", *terms, *chosen]) == 0
     text = capsys.readouterr().out
     covariance = Design.load("dpjax-design.npz").covariance
@@ -242,7 +247,7 @@ def test_every_agent_of_a_small_network_has_a_line(capsys: Capture, elsewhere: P
         assert deviation == pytest.approx(np.sqrt(covariance[i, i]), rel=1e-3)
         exact = gdp.epsilon(mu[i], 1e-5)
         assert exact * (1 - 1e-9) <= epsilon <= exact * 1.001
-    assert cli.main([*DESIGN, "--graph", "ring:25", "--design", "independent"]) == 0
+    assert cli.main([*DESIGN, "--graph", "ring:25", "--kind", "independent"]) == 0
     assert "neighbours  " not in capsys.readouterr().out
 
 
@@ -280,19 +285,19 @@ def test_of_many_agents_designs_that_take_minutes_are_left_out(
         return make(matrix, kind, **terms)  # type: ignore[arg-type]
 
     monkeypatch.setattr(design, "design", counted)
-    assert cli.main([*DESIGN, "--design", "pairwise"]) == 0
+    assert cli.main([*DESIGN, "--kind", "pairwise"]) == 0
     assert made == ["independent", "pairwise"]
     out, err = capsys.readouterr()
     assert "left out: Whisper, one step and Whisper, horizon, which take minutes" in out
     assert "--all-designs" in out and "\nPolynomial of W" in out
     assert re.search("^polynomial: noise energy [0-9.]+ in one step$", err, re.MULTILINE)
     made.clear()
-    assert cli.main([*DESIGN, "--design", "whisper"]) == 0
+    assert cli.main([*DESIGN, "--kind", "whisper"]) == 0
     assert made == ["independent", "pairwise", "whisper"]
     assert "left out: Whisper, horizon, which" in capsys.readouterr().out
     monkeypatch.setattr(design, "MANY", 8)
     monkeypatch.setattr(design, "design", make)
-    assert cli.main([*DESIGN, "--design", "pairwise"]) == 0
+    assert cli.main([*DESIGN, "--kind", "pairwise"]) == 0
     out, err = capsys.readouterr()
     assert "left out" not in out and "\nPolynomial of W" in out and not err
 
@@ -301,10 +306,10 @@ def test_all_designs_of_many_agents_are_compared_where_asked(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(design, "MANY", 7)
-    assert cli.main([*DESIGN, "--design", "independent", "--all-designs"]) == 0
+    assert cli.main([*DESIGN, "--kind", "independent", "--all-designs"]) == 0
     out, err = capsys.readouterr()
     assert "left out" not in out and all(f"\n{title} " in out for title in design.KINDS.values())
-    assert "whisper takes minutes for 8 agents; --design pairwise is quick\n" in err
+    assert "whisper takes minutes for 8 agents; --kind pairwise is quick\n" in err
 
 
 def test_the_design_says_whom_it_does_not_protect_and_what_that_would_cost(
@@ -312,14 +317,14 @@ def test_the_design_says_whom_it_does_not_protect_and_what_that_would_cost(
 ) -> None:
     assert cli.main(DESIGN) == 0
     text = capsys.readouterr().out
-    assert "NOT protected" in text and "--design" in text
+    assert "NOT protected" in text and "--kind" in text
     bound = Design.load("dpjax-design.npz").precision_bound
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
     alone = spatial.figures(spatial.independent(matrix, bound), matrix)
     for key, name in design.FIGURES.items():
         (beside,) = re.findall(rf"{re.escape(name)} +\S+ +(\S+)", text)
         assert float(beside) == pytest.approx(alone[key], rel=1e-5)
-    assert cli.main([*DESIGN, "--design", "independent"]) == 0
+    assert cli.main([*DESIGN, "--kind", "independent"]) == 0
     text = capsys.readouterr().out
     assert "a secret of its own" in text and "NOT protected" not in text
 
@@ -366,8 +371,8 @@ def test_the_file_has_terms_names_and_instructions(capsys: Capture, elsewhere: P
 def test_noise_that_is_large_before_it_cancels_is_told_with_what_there_is(
     capsys: Capture, elsewhere: Path
 ) -> None:
-    terms = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "2000", "--clip", "1"]
-    chosen = ["--relation", "replace_agent", "--design", "pairwise", "--out", "it.npz"]
+    terms = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "2000", "--clip-norm", "1"]
+    chosen = ["--relation", "replace_agent", "--kind", "pairwise", "--out", "it.npz"]
     assert cli.main(["design", "--graph", "complete:6", *terms, *chosen]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "noise.Whisper('run', max_variance=20)" in text
@@ -441,8 +446,8 @@ def test_a_place_that_cannot_be_written_is_one_line(capsys: Capture, elsewhere: 
 def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "net.txt").write_text("a b\nb c\nc d\nd a\na c\n")
     arguments = ["design", "--graph", "net.txt", *NUMBERS, "--relation", "zero_out_record"]
-    arguments += ["--mixing", "uniform", "--design", "whisper_horizon", "--horizon", "7"]
-    refused(arguments, capsys, "batch-size is None under relation 'zero_out_record'.*give the")
+    arguments += ["--mixing", "uniform", "--kind", "whisper_horizon", "--horizon", "7"]
+    refused(arguments, capsys, "batch_size is None under relation 'zero_out_record'.*give the")
     arguments += ["--batch-size", "16"]
     refused([*arguments, "--out", "made/it.npz"], capsys, "whose folder does not exist")
     (elsewhere / "made").mkdir()
@@ -458,7 +463,7 @@ def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
 
 
 def test_the_seed_chooses_the_graph(capsys: Capture) -> None:
-    assert cli.main([*DESIGN, "--seed", "3", "--design", "independent"]) == 0
+    assert cli.main([*DESIGN, "--seed", "3", "--kind", "independent"]) == 0
     text = capsys.readouterr().out
     assert "seed 3" in text and re.search(r"certified gap: .*none known", text)
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 3))
@@ -480,12 +485,12 @@ def test_the_paper_s_rule_is_refused_where_it_is_false_unless_asked(capsys: Capt
         (["--epsilon", "nan"], "epsilon is nan"),
         (["--delta", "2"], "delta is 2"),
         (["--rounds", "0"], "rounds is 0"),
-        (["--clip", "0"], "clip is 0"),
+        (["--clip-norm", "0"], "clip_norm is 0"),
         (["--horizon", "0"], "horizon is 0"),
         (["--seed", "-1"], "seed is -1|er:8:0.5:-1"),
         # What nothing would read.
-        (["--batch-size", "64"], "batch-size is 64 under relation 'replace_agent'.*leave it out"),
-        (["--allow-unsound"], "allow-unsound is True with accountant 'gdp'.*leave it out"),
+        (["--batch-size", "64"], "batch_size is 64 under relation 'replace_agent'.*leave it out"),
+        (["--allow-unsound"], "allow_unsound is True with accountant 'gdp'.*leave it out"),
         (["--graph", "ring:8", "--seed", "3"], "seed is 3 for graph 'ring:8'.*leave it out"),
         (["--graph", "er:8:0.5:1", "--seed", "3"], "seed is 3 for graph 'er:8:0.5:1'"),
         (["--graph", "nowhere.txt"], "neither a file nor a known name"),
@@ -556,7 +561,7 @@ def test_data_fetch(
 ) -> None:
     assert cli.main(["data", "fetch", "digits"]) == 0
     assert "no file is needed" in capsys.readouterr().out
-    refused(["data", "fetch", "nothing"], capsys, "NAME is 'nothing'; choose one of")
+    refused(["data", "fetch", "nothing"], capsys, "name is 'nothing'; choose one of")
     path = real_data("a9a")
     monkeypatch.setenv("DPJAX_DATA", str(path.parent))
     assert cli.main(["data", "fetch", "a9a"]) == 0
@@ -584,14 +589,15 @@ def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsew
     }
     want |= {"where": ("graph=ring", "seed=1"), "log_x": False, "log_y": True, "file": "*"}
     assert seen == want | {"out": Path("f.svg")}
-    refused(["plot"], capsys, "PATH is missing")
+    refused(["plot"], capsys, "path is missing")
 
 
 def test_the_example_of_plot_s_help_is_drawn(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsewhere: Path
 ) -> None:
     pytest.importorskip("pandas")
-    example = (cli.PlotCommand.__doc__ or "").partition("Example: dpjax ")[2].partition("\n\n")[0]
+    example = (plot.plot_command.__doc__ or "").partition("Example: dpjax ")[2]
+    example = example.partition("\n\n")[0]
     monkeypatch.chdir(ROOT)
     assert cli.main([*example.split(), "--out", str(elsewhere / "it.svg")]) == 0
     assert (elsewhere / "it.svg").is_file()

@@ -1,4 +1,4 @@
-"""What a command refuses, in the words of the options."""
+"""What a command refuses: options bear the names of arguments, as errors do."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from dpjax.results import records
 
 ROOT = Path(__file__).resolve().parents[1]
 DESIGN = ["design", "--graph", "ring:4", "--relation", "replace_agent", "--epsilon", "1",
-          "--delta", "1e-5", "--rounds", "20", "--clip", "1"]  # fmt: skip
+          "--delta", "1e-5", "--rounds", "20", "--clip-norm", "1"]  # fmt: skip
 ACCOUNT = ["account", "--graph", "ring:4", "--relation", "replace_record", "--algorithm", "dsgd",
            "--rounds", "5", "--sigma", "1"]  # fmt: skip
 SECAGG = ["--clients", "5", "--length", "3", "--bound", "9", "--dropout", "0.2"]
@@ -28,7 +28,7 @@ def error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["design"], "--graph --relation --epsilon --delta --rounds --clip"),
+        (["design"], "--graph --relation --epsilon --delta --rounds --clip-norm"),
         (["desing"], "desing design"),
         ([*DESIGN, "--relation", "all"], "--relation replace_agent zero_out_record"),
         ([*DESIGN, "--rounds", "many"], "--rounds many"),
@@ -47,33 +47,33 @@ def test_what_does_not_parse_is_refused_with_a_remedy(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ([*DESIGN, "--clip", "0"], "--clip is 0.0;"),
-        ([*DESIGN, "--graph", "empty.txt"], "--graph is 'empty.txt', which holds no edge;"),
-        ([*DESIGN, "--graph", "header.csv"], "--graph is not connected: agent source (index 0)"),
-        ([*DESIGN, "--graph", "complete:-2"], "--graph is 'complete:-2': n is -2;"),
-        ([*DESIGN, "--batch-size", "3"], "--batch-size is 3 under relation 'replace_agent'"),
-        ([*DESIGN, "--out", "."], "--out is '.', a folder"),
-        ([*ACCOUNT, "--gossip-steps", "0"], "--gossip-steps is 0;"),
-        ([*ACCOUNT, "--zero-sum", "messages"], "--zero-sum is messages with dsgd"),
-        ([*ACCOUNT, "--trust", "pndp", "--attacker", "9"], "--attacker is '9', which is no node"),
+        ([*DESIGN, "--clip-norm", "0"], "clip_norm is 0.0;"),
+        ([*DESIGN, "--graph", "empty.txt"], "path is 'empty.txt', which holds no edge;"),
+        ([*DESIGN, "--graph", "header.csv"], "graph is not connected: agent source (index 0)"),
+        ([*DESIGN, "--graph", "complete:-2"], "graph is 'complete:-2': n is -2;"),
+        ([*DESIGN, "--batch-size", "3"], "batch_size is 3 under relation 'replace_agent'"),
+        ([*DESIGN, "--out", "."], "out is '.', a folder"),
+        ([*ACCOUNT, "--gossip-steps", "0"], "gossip_steps is 0;"),
+        ([*ACCOUNT, "--zero-sum", "messages"], "zero_sum is messages with dsgd"),
+        ([*ACCOUNT, "--trust", "pndp", "--attackers", "9"], "attackers is '9', which is no node"),
         (
             ["plot", "graphs.jsonl"],
             "records hold several rows for algorithm = a, round = 1, seed = "
-            "0; choose one value of graph first (--where graph=er, say)",
+            "0; choose one value of graph first (where graph=er, say)",
         ),
         (["train", "nothing.toml"], "nothing.toml does not exist; name a file that does"),
-        ([*JOIN, "nothing.npy"], "PATH is 'nothing.npy', which does not exist;"),
-        ([*JOIN, "objects.npy"], "PATH is 'objects.npy', which cannot be read (it is no file"),
-        ([*JOIN, "."], "PATH is '.', which cannot be read (Is a directory);"),
+        ([*JOIN, "nothing.npy"], "values is 'nothing.npy', which does not exist;"),
+        ([*JOIN, "objects.npy"], "values is 'objects.npy', which cannot be read (it is no file"),
+        ([*JOIN, "."], "values is '.', which cannot be read (Is a directory);"),
         (
             [*SERVE, "--port", "1", "--host", "203.0.113.1"],
-            "--port is 1 of 203.0.113.1, where this",
+            "port is 1 of 203.0.113.1, where this",
         ),
-        (["plot", "nothing.jsonl"], "PATH is 'nothing.jsonl', which is not there"),
-        (["data", "fetch", "nothing"], "NAME is 'nothing'; choose one of"),
+        (["plot", "nothing.jsonl"], "path is 'nothing.jsonl', which is not there"),
+        (["data", "fetch", "nothing"], "name is 'nothing'; choose one of"),
     ],
 )
-def test_errors_name_options_not_arguments_of_python(
+def test_errors_name_arguments(
     arguments: list[str],
     told: str,
     capsys: pytest.CaptureFixture[str],
@@ -89,26 +89,6 @@ def test_errors_name_options_not_arguments_of_python(
     (tmp_path / "header.csv").write_text("source,target\na,b\nb,c\nc,a\n")
     line = error(arguments, capsys)
     assert line.startswith(f"dpjax {arguments[0]}: error: {told}"), line
-
-
-def test_words_that_are_no_options_stay() -> None:
-    command = cli.AccountCommand("ring:4", "dsgd", "replace_record", 5, 1.0)
-    for text in (
-        "plan.make(config, clip_norm=1) takes config.gossip_steps and gossip_steps(2)",
-        "rounds of training", "line 3 of a.txt is 'a a'; give two", "max_variance is 1",
-    ):  # fmt: skip
-        assert "--" not in cli._by_option(command, text).replace("--help", "")
-    assert cli._by_option(command, "graph is 'a'; give zero_sum") == (
-        "--graph is 'a'; give --zero-sum"
-    )
-    assert cli._by_option(command, "path is 'elsewhere'; gone") == "path is 'elsewhere'; gone"
-
-
-def test_a_path_is_the_option_whose_value_it_is() -> None:
-    train = cli.TrainCommand(Path("settings.toml"))
-    assert cli._by_option(train, "path is 'settings.toml', a folder").startswith("PATH is 'set")
-    other = "path is 'run/result.npz', which exists"
-    assert cli._by_option(train, other) == other
 
 
 def test_what_the_system_refuses_is_told_without_its_number(

@@ -4,10 +4,11 @@ Noise has standard deviation sigma x clip norm, as `NOISE` says for each algorit
 rounds are scaled to sensitivity 1, so that sigma alone decides their loss to an eavesdropper.
 """
 
-import dataclasses
 import math
 import os
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,6 +27,9 @@ from dpjax.results import plots, records, tables
 from dpjax.topology import nodes
 
 __all__ = ["Account", "account", "distances", "least"]
+
+Algorithm = Literal["dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"]
+Trust = Literal["ldp", "pndp", "secldp"]
 
 _SCALED = "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / "
 NOISE: dict[str, str] = {
@@ -102,14 +106,14 @@ class Account(NamedTuple):
 
 def account(
     mixing: Float[np.ndarray, "n n"],
-    algorithm: str = "dsgd",
+    algorithm: Algorithm = "dsgd",
     *,
-    relation: budget.Relation,
+    relation: inputs.Relation,
     rounds: int,
     sigma: float | None = None,
     epsilon: float | None = None,
     delta: float = 1e-5,
-    trust: Literal["ldp", "pndp", "secldp"] = "ldp",
+    trust: Trust = "ldp",
     attackers: Sequence[Sequence[int]] | None = None,
     protected: Sequence[int] | None = None,
     epochs: int | None = None,
@@ -130,22 +134,29 @@ def account(
 
     Args:
         mixing: [n, n] W.
-        algorithm: dsgd, anti_pgd, mafalda, prefix_sum, muffliato, decor or zip_dl.
-        relation: Neighbouring relation; "replace_agent" asks for every round.
-        rounds: T, counted in gradients.
-        sigma: Noise multiplier; or
-        epsilon: Budget at ``delta``, for which the least sigma is found.
-        delta: Delta.
-        trust: Who attacks: ldp (an outsider), pndp (nodes) or secldp (those who know all secrets of
-            pairs but the protected ones').
+        algorithm: dsgd (DP-D-SGD), anti_pgd, mafalda, prefix_sum (D-MF), muffliato, decor, zip_dl.
+        relation: What is hidden: replace_record (one record, against another), zero_out_record
+            (against its absence) or replace_agent (all data of one agent, in every round). There is
+            no default: the same epsilon means different things.
+        rounds: T, rounds of training, counted in gradients.
+        sigma: Noise multiplier: standard deviation over clip norm; or
+        epsilon: Budget at delta that every agent keeps, for which the least sigma is found.
+        delta: Epsilon is stated at this delta, beside mu.
+        trust: Who attacks: ldp (local DP: an outsider, who reads every message on every link), pndp
+            (pairwise network DP: each other participant, who reads the messages that it receives
+            and knows its own gradients and noise) or secldp (LDP with secrets between pairs: an
+            outsider, or participants who collude, who knows every pair's secret but those among
+            the protected).
         attackers: Sets of nodes, each colluding; by default every node alone with pndp, else none.
-        protected: With secldp, agents whose secrets among themselves stay unknown.
-        epochs: Rounds in which a record takes part; with ``separation``. Every round by default.
+        protected: With secldp, agents whose secrets among themselves stay unknown; all but the
+            attackers by default.
+        epochs: Rounds in which a record takes part; with separation. Every round by default.
         separation: Rounds from one of them to the next.
-        gradients: Under which assumption the budget must hold.
-        gossip_steps: Gossip rounds a gradient; 1 for Zip-DL.
-        shared: DECOR: variance of a link's secret over that of an agent's own noise; 1 by default.
-        zero_sum: Zip-DL: over what its noises sum to zero; with_own_copy by default.
+        gradients: Which loss the budget is about: any (what training needs) or view (only for
+            gradients that are fixed in advance or functions of what the attacker sees).
+        gossip_steps: Gossip rounds a gradient, each observed (muffliato); 1 for zip_dl.
+        shared: decor: variance of a link's secret over that of an agent's own noise; 1 by default.
+        zero_sum: zip_dl: over what noises sum to zero: with_own_copy (the default) or messages.
 
     Returns:
         The losses and the noise multiplier.
@@ -251,7 +262,7 @@ def _view(
     if trust == "ldp":
         if attackers:
             raise ValueError(
-                f"attacker is {list(attackers)} with trust 'ldp', an eavesdropper who is no node; "
+                f"attackers is {list(attackers)} with trust 'ldp', an eavesdropper who is no node; "
                 "leave it out, or take --trust pndp"
             )
         return model.ldp()
@@ -336,99 +347,146 @@ def _rows(
         }
 
 
-def run(command: Any, typed: str) -> int:
-    """Account for an algorithm on a network: print the losses, write records and figure.
+@inputs.with_arguments(account)
+def account_command(
+    graph: str,
+    *,
+    mixing: inputs.Weights = "metropolis",
+    seed: int = 0,
+    attackers: tuple[str, ...] = (),
+    protected: tuple[str, ...] | None = None,
+    out: Path | None = None,
+    **terms: Any,
+) -> int:
+    """State what an algorithm costs every agent against an attacker, by distance from it.
+
+    With --sigma the losses of that noise; with --epsilon the least noise that keeps the budget.
+
+    sigma is the noise multiplier: a noise's standard deviation a coordinate over the clip norm.
+    dsgd, muffliato: of the noise that each agent adds to each gradient. anti_pgd, mafalda,
+    prefix_sum: of the normals Z in C^-1 Z, the strategy C scaled to sensitivity 1 for this
+    participation, so that an eavesdropper's loss is mu = 1 / sigma (zero-out). decor: of an agent's
+    own noise; a link's secret has --shared times its variance. zip_dl: of z_k in z_k - mean(z).
+
+    Prints the mean, least and largest loss at each distance (and of every agent, where they are
+    few), for both kinds of gradients, and writes the loss of every agent to a record file, and a
+    figure beside it.
+
+    Example: dpjax account --graph florentine --algorithm dsgd --trust pndp --attackers Medici
+    --relation replace_record --rounds 380 --epochs 20 --separation 19 --sigma 1
 
     Args:
-        command: The options, `dpjax.cli.AccountCommand`.
-        typed: The command line, for the records.
-
-    Returns:
-        Exit status.
-
-    Raises:
-        ValueError: For options that do not go together.
+        graph: An edge-list file or a name, as in dpjax design.
+        mixing: How neighbours average: metropolis (symmetric weights) or uniform (row-stochastic).
+        seed: First seed of a random graph that names none.
+        attackers: Agents who attack, and collude if several; or all, every single agent in turn,
+            which is the default of pndp. None with ldp. An agent is its label in the network, or
+            its index 0, 1, ...; label:3 and index:3 say which, where 3 may be either.
+        protected: With secldp, agents whose secrets among themselves stay unknown; all but the
+            attackers by default.
+        out: Record file to write; must not exist. By default dpjax-account.jsonl here, numbered if
+            that is taken. The figure has its name and ends in .svg.
     """
-    graph, matrix, title = inputs.network(command)
-    out, names = inputs.free(command.out, "dpjax-account.jsonl"), nodes.labels(graph)
-    figure = out.with_suffix(".svg")
+    links, matrix, title = inputs.network(graph, mixing, seed)
+    path = inputs.free(out, "dpjax-account.jsonl")
+    names = nodes.labels(links)
+    figure = path.with_suffix(".svg")
     if os.path.exists(figure):
         raise ValueError(
-            f"out is {str(out)!r}, whose figure {figure.name!r} exists; name another file or "
+            f"out is {str(path)!r}, whose figure {figure.name!r} exists; name another file or "
             "delete it"
         )
-    same = ("algorithm", "relation", "rounds", "sigma", "epsilon", "delta", "trust", "epochs",
-            "separation", "gradients", "gossip_steps", "shared", "zero_sum")  # fmt: skip
-    options = {name: getattr(command, name) for name in same}
-    protected = command.protected
-    if protected is not None:
-        protected = nodes.find_all(names, protected, "protected")
-    spent = account(matrix, attackers=_attackers(command, names), protected=protected, **options)
-    outside = options | {"trust": "ldp", "gradients": "any"}
+    hidden = None if protected is None else nodes.find_all(names, protected, "protected")
+    groups = _attackers(attackers, terms["trust"], names)
+    spent = account(matrix, attackers=groups, protected=hidden, **terms)
+    relation = terms["relation"]
     print(title)
-    print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
-    print(f"attacker: {_who(command.trust, spent, names, protected)}")
-    print("\n".join(_lines(spent, command, names)))
-    noise = {"sigma": spent.sigma, "epsilon": None}
-    print("\n".join(_parties(spent, command, len(names), account(matrix, **outside | noise))))
-    if command.epsilon is not None:
+    print(f"relation: {relation} ({inputs.HIDDEN[relation]})")
+    print(f"attacker: {_who(terms['trust'], spent, names, hidden)}")
+    print("\n".join(_lines(spent, terms, names)))
+    outside = {**terms, "trust": "ldp", "gradients": "any"}
+    outsider = account(matrix, **outside | {"sigma": spent.sigma, "epsilon": None})
+    print("\n".join(_parties(spent, terms, len(names), outsider)))
+    if terms["epsilon"] is not None:
         bare = {"algorithm": "dsgd", "gossip_steps": 1, "shared": None, "zero_sum": None}
         independent = outside | bare
-        compared = {command.algorithm: outside} if outside != options else {}
-        if independent not in (options, outside):
+        compared = {terms["algorithm"]: outside} if outside != terms else {}
+        if independent not in (terms, outside):
             compared["independent noise (dsgd)"] = independent
-        for what, others in compared.items():
+        for algorithm, options in compared.items():
             try:
-                sigma = account(matrix, **others).sigma
+                sigma = account(matrix, **options).sigma
                 comparison = f"sigma = {up(sigma)}, {sigma / spent.sigma:.3g} times this"
             except ValueError:
                 comparison = "no noise is enough"
-            print(f"{what} against an eavesdropper of every message: {comparison}")
-    inputs.note_delta(command.delta, len(names), command.relation)
-    when = spent.participation
-    about = dataclasses.asdict(command) | {"sigma": spent.sigma, "out": None}
-    about |= {"epochs": when.epochs, "separation": when.separation}
-    setting = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation",
+            print(f"{algorithm} against an eavesdropper of every message: {comparison}")
+    inputs.note_delta(terms["delta"], len(names), relation)
+    pattern = spent.participation
+    settings = {"graph": graph, "mixing": mixing, "seed": seed, **terms}
+    settings |= {"attackers": attackers, "protected": protected}
+    command = _typed(settings)
+    settings |= {"sigma": spent.sigma, "epochs": pattern.epochs, "separation": pattern.separation}
+    columns = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation",
                "sigma", "delta", "mixing", "gossip_steps")  # fmt: skip
     rows = []
     for row in spent.rows:
         words = {
             "attackers": " ".join(map(str, row["attackers"])),
-            "attacker_labels": ", ".join(names[each] for each in row["attackers"]),
+            "attacker_labels": ", ".join(names[agent] for agent in row["attackers"]),
             "victim_label": names[row["victim"]],
         }
-        rows.append({name: about[name] for name in setting} | row | words)
-    metadata = records.metadata(typed, command.seed, experiment="account", config=about)
+        rows.append({name: settings[name] for name in columns} | row | words)
+    metadata = records.metadata(command, seed, experiment="account", config=settings)
     x = "distance" if spent.attackers[0] else "victim"
     metadata |= {"labels": names, "plot": {"x": x, "y": "epsilon", "series": "gradients"}}
-    print(f"\nwritten: {records.write(out, rows, metadata)}")
-    print(f"written: {plots.from_records(out, out=figure)}")
+    print(f"\nwritten: {records.write(path, rows, metadata)}")
+    print(f"written: {plots.from_records(path, out=figure)}")
     return 0
 
 
-def _attackers(command: Any, names: Sequence[str]) -> list[tuple[int, ...]] | None:
+def _attackers(
+    words: tuple[str, ...], trust: Trust, names: Sequence[str]
+) -> list[tuple[int, ...]] | None:
     """Sets of attackers that a command line names; None is the default of the trust model."""
-    words = command.attacker or (("all",) if command.trust == "pndp" else ())
+    if not words and trust == "pndp":
+        words = ("all",)
     if words != ("all",):
-        return [nodes.find_all(names, words, "attacker")]
+        return [nodes.find_all(names, words, "attackers")]
     if "all" in names:
-        raise ValueError("attacker is 'all', which is also an agent; write label:all for it alone")
+        raise ValueError("attackers is 'all', which is also an agent; write label:all for it alone")
     return [(agent,) for agent in range(len(names))]
 
 
-def _lines(spent: Account, command: Any, names: Sequence[str]) -> list[str]:
+def _typed(options: Mapping[str, Any]) -> str:
+    """A command line with these options."""
+    words = ["dpjax", "account"]
+    for name, value in options.items():
+        values = value if isinstance(value, tuple) else (value,)
+        if values not in ((), (None,)):
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return shlex.join(words)
+
+
+def _lines(spent: Account, terms: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     """The report: by distance, and by agent in a small network."""
-    when, gradients = spent.participation, command.gradients
-    every = "every round"
-    if when.epochs < when.rounds:
-        every = _validate.counted(when.epochs, "round")
-    apart = "" if when.epochs in (1, when.rounds) else f", {when.separation:,} apart"
-    what = "an agent" if command.relation == "replace_agent" else "a record"
-    steps = f", {command.gossip_steps} gossip steps" if command.gossip_steps > 1 else ""
+    pattern = spent.participation
+    algorithm = terms["algorithm"]
+    relation = terms["relation"]
+    gradients = terms["gradients"]
+    rounds = "every round"
+    if pattern.epochs < pattern.rounds:
+        rounds = _validate.counted(pattern.epochs, "round")
+    spacing = ""
+    if 1 < pattern.epochs < pattern.rounds:
+        spacing = f", {pattern.separation:,} apart"
+    unit = "an agent" if relation == "replace_agent" else "a record"
+    steps = ""
+    if terms["gossip_steps"] > 1:
+        steps = f", {terms['gossip_steps']} gossip steps"
     report = [
-        f"participation: {what} in {every} of {when.rounds:,}{apart}",
-        f"algorithm: {command.algorithm}{steps}; sigma = {up(spent.sigma)}",
-        f"noise: {NOISE[command.algorithm]}",
+        f"participation: {unit} in {rounds} of {pattern.rounds:,}{spacing}",
+        f"algorithm: {algorithm}{steps}; sigma = {up(spent.sigma)}",
+        f"noise: {NOISE[algorithm]}",
     ]
     # Where there are no other agents, gradients have nothing of theirs to depend on.
     kinds = _ASSUMPTIONS if len(names) > 1 else {}
@@ -447,7 +505,7 @@ def _lines(spent: Account, command: Any, names: Sequence[str]) -> list[str]:
         return [*report, f"no guarantee for {whom}: the loss is infinite"]
     loss = (
         f"{up(worst['mu'])}-Gaussian-DP, (epsilon = {up(worst['epsilon'])}, delta = "
-        f"{delta_text(command.delta)})-DP ({command.relation})"
+        f"{delta_text(terms['delta'])})-DP ({relation})"
     )
     if not kinds:
         return [*report, f"guarantee: the agent is {loss}. It presumes that its noise is secret"]
@@ -495,7 +553,7 @@ def _by_agent(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str
     return table
 
 
-def _parties(spent: Account, command: Any, agents: int, outside: Account) -> list[str]:
+def _parties(spent: Account, terms: Mapping[str, Any], agents: int, outside: Account) -> list[str]:
     """Who else is protected, a sentence a party: all but those whom the tables are about.
 
     Guarantee: sentences with an epsilon are of an outsider's loss, for gradients of any kind.
@@ -503,25 +561,25 @@ def _parties(spent: Account, command: Any, agents: int, outside: Account) -> lis
     worst = outside.worst()
     if math.isinf(worst["mu"]):
         return ["NOT protected from an outsider: the loss is infinite."]
-    secrets = "links" if command.algorithm in ("decor", "zip_dl") else "own"
+    secrets = "links" if terms["algorithm"] in ("decor", "zip_dl") else "own"
     stated = Guarantee.of(
         epsilon=worst["epsilon"],
-        delta=command.delta,
+        delta=terms["delta"],
         mu=worst["mu"],
-        relation=command.relation,
+        relation=terms["relation"],
         attacker="outsider",
-        rounds=command.rounds,
+        rounds=terms["rounds"],
         clip_norm=1.0,
         accountant="gdp",
         release=False,
         secrets="alone" if agents == 1 else secrets,
     )
-    subjects = {"an outsider"} if command.trust == "ldp" else set()
-    if command.trust == "pndp" and len(spent.attackers) == agents:
+    subjects = {"an outsider"} if terms["trust"] == "ldp" else set()
+    if terms["trust"] == "pndp" and len(spent.attackers) == agents:
         subjects.add(parties.ANOTHER)
     rows = [row for row in stated.protection()[:-2] if row.party not in subjects]
-    if loose_delta(command.delta, agents, "agent"):
-        why = f"delta = {delta_text(command.delta)} is above one over the number of agents"
+    if loose_delta(terms["delta"], agents, "agent"):
+        why = f"delta = {delta_text(terms['delta'])} is above one over the number of agents"
         return [str(row._replace(epsilon=None, why=why)) for row in rows]
     several = wording.records(stated, "an outsider").strip()
     return [*map(str, rows), *([several] if several else [])]

@@ -2,6 +2,9 @@
 
 import os
 from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
 
 from dpjax import _validate
 from dpjax.data import cache, canonical, catalog, load
@@ -13,18 +16,20 @@ _EGO = catalog.Known(cache.EGO_SOURCE, urls=((cache.EGO_URL,),))
 _CUSTOM = catalog.Known("your own file, not verified")
 
 
-def run(task: str, name: str | None) -> int:
-    """Do what the command line asks.
+def data_command(
+    task: Annotated[Literal["list", "fetch", "path", "check"], tyro.conf.Positional] = "list",
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+) -> int:
+    """The data sets and their cache: list, fetch, path, check.
+
+    The cache is $DPJAX_DATA, else $XDG_CACHE_HOME/dpjax, else ~/.cache/dpjax.
 
     Args:
-        task: list, fetch, path or check.
-        name: Of what is fetched.
-
-    Returns:
-        Exit status.
-
-    Raises:
-        ValueError: For a name that is missing, unknown or not read.
+        task: list: the data sets, which of them are in the cache, and where the others come from.
+            fetch: bring one into the cache, or verify the one that is there. path: print the
+            cache's folder. check: read every data set in the cache and compare its records with the
+            published ones.
+        name: With fetch, the data set's name, or facebook_ego.
     """
     if (name is not None) != (task == "fetch"):
         raise ValueError(f"name is {name} with {task}; give a data set to fetch, and to it alone")

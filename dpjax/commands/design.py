@@ -2,8 +2,9 @@
 
 import contextlib
 import warnings
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -33,6 +34,8 @@ KINDS: dict[Kind, str] = {
     "whisper_horizon": "Whisper, horizon",
 }
 """Designs that are compared, and their titles."""
+_Compared: TypeAlias = tuple[str, Float[np.ndarray, "n n"], forecast_.Forecast | None]
+"""A design's title, its covariance, and what its noise leaves to learn."""
 SLOW: tuple[Kind, ...] = ("whisper", "whisper_horizon")
 MANY = 300
 """Above so many agents the designs of `SLOW` take minutes."""
@@ -52,7 +55,7 @@ def design(
     mixing: Float[np.ndarray, "n n"],
     kind: Kind = "whisper_horizon",
     *,
-    relation: budget_.Relation,
+    relation: inputs.Relation,
     epsilon: float,
     delta: float,
     rounds: int,
@@ -68,16 +71,20 @@ def design(
 
     Args:
         mixing: [n, n] W.
-        kind: whisper_horizon (least noise over all rounds), whisper (in one round), pairwise
-            (DECOR) or independent (LDP).
-        relation: Neighbouring relation; no default.
-        epsilon: Of the whole run.
-        delta: Delta.
-        rounds: T.
+        kind: Which noise: whisper_horizon (least over all rounds), whisper (least in one round),
+            pairwise (DECOR) or independent (LDP).
+        relation: What the guarantee hides: replace_agent (all data of one agent), replace_record
+            (one record, against another) or zero_out_record (one record, against its absence).
+            There is no default: the same epsilon means different things.
+        epsilon: Privacy budget of the whole run.
+        delta: Probability with which epsilon may fail; below one over the number of units.
+        rounds: Rounds of training that the budget covers.
         clip_norm: Norm at which gradients are clipped.
         horizon: Rounds that whisper_horizon looks ahead; all by default.
-        accountant: How noise follows from the budget: gdp (exact), rdp (looser) or paper.
-        allow_unsound: Use the paper's rule also where it is false.
+        accountant: How noise follows from the budget: gdp (exact), rdp (looser), paper (the
+            Whisper paper's rule, refused where it is false).
+        allow_unsound: Use the paper's rule also where it is false; the guarantee then says so.
+            With accountant paper only.
         batch_size: Records in an agent's batch, by which noise is divided; forecasts read it.
 
     Returns:
@@ -108,44 +115,70 @@ def design(
     return plan_.make(config, mixing)
 
 
-def run(command: Any) -> int:
-    """Design noise against an eavesdropper, print what it is and does, and write the plan.
+@inputs.with_arguments(design)
+def design_command(
+    graph: str,
+    *,
+    mixing: inputs.Weights = "metropolis",
+    seed: int = 0,
+    batch_size: int | None = None,
+    parameters: int | None = None,
+    all_designs: bool = False,
+    out: Path | None = None,
+    **terms: Any,
+) -> int:
+    """Design the noise for a network and a privacy budget, and write it to a file.
+
+    Prints the guarantee, the covariance's figures, its certified gap, and how much noise other
+    designs need at the same guarantee. The attacker is an outsider, who reads every message on
+    every link; against other participants, see dpjax account --epsilon.
+
+    Example: dpjax design --graph er:20:0.5 --relation replace_agent --epsilon 10 --delta 1e-5
+    --rounds 5000 --clip-norm 0.1
 
     Args:
-        command: The options, `dpjax.cli.DesignCommand`.
-
-    Returns:
-        Exit status.
-
-    Raises:
-        ValueError: For options that do not go together.
+        graph: An edge-list file (its weights are ignored), or er:AGENTS:PROBABILITY[:SEED], ring:N,
+            complete:N, star:N, path:N, grid:ROWS:COLUMNS, exponential:N, florentine, facebook_ego.
+        mixing: How neighbours average: metropolis (symmetric weights) or uniform (row-stochastic).
+        seed: First seed of a random graph that names none.
+        batch_size: Records in an agent's batch, by which noise is divided; relations of records
+            need it, and replace_agent takes none.
+        parameters: Entries of the model to be trained: forecasts whether this noise leaves it
+            something to learn, and says what would help.
+        all_designs: Above 300 agents, compare also with the Whisper designs, which take minutes.
+        out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
+            if that is taken.
     """
-    _refuse_unread(command)
-    graph, matrix, title = inputs.network(command)
-    out, names = inputs.free(command.out, "dpjax-design.npz"), nodes.labels(graph)
+    relation = terms["relation"]
+    _refuse_unread(relation, batch_size, terms["accountant"], terms["allow_unsound"])
+    links, matrix, title = inputs.network(graph, mixing, seed)
+    path = inputs.free(out, "dpjax-design.npz")
+    names = nodes.labels(links)
+    chosen_kind = terms.pop("kind")
+    records = batch_size or 1
+    terms["batch_size"] = records
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "delta is")  # A note says it.
-        plans = _plans(matrix, command)
-        comparison = _comparison(plans, command)
-    plan = plans[command.design]
+        plans = _plans(matrix, chosen_kind, all_designs, terms)
+        comparison = _comparison(plans, chosen_kind, terms["horizon"], parameters)
+    plan = plans[chosen_kind]
     chosen = plan.design
     assert chosen is not None
-    saved = plan.save(out, names)
+    saved = plan.save(path, names)
     print(title)
-    inputs.note_delta(command.delta, len(matrix), command.relation, command.batch_size or 1)
-    print(f"relation: {command.relation} ({inputs.HIDDEN[command.relation]})")
+    inputs.note_delta(terms["delta"], len(matrix), relation, records)
+    print(f"relation: {relation} ({inputs.HIDDEN[relation]})")
     print(f"guarantee: {wording.statement(plan.guarantee, process=False)}")
-    figures, others = (
-        spatial.figures(each.covariance(), matrix) for each in (plan, plans["independent"])
-    )
+    figures = spatial.figures(plan.covariance(), matrix)
+    others = spatial.figures(plans["independent"].covariance(), matrix)
     if plan.guarantee.secrets not in ("own", "alone"):
         ratio = others["network_mean_variance"] / figures["network_mean_variance"]
         print(
             "trust: sites who share the seed of this noise can subtract it. If they do not trust "
-            "each other: --design independent, whose noise has "
+            "each other: --kind independent, whose noise has "
             f"{ratio:.3g} times the variance in the network's mean"
         )
-    print(f"design: {command.design}, [R^-1]_ii <= b = {chosen.precision_bound:.6g}")
+    print(f"design: {chosen_kind}, [R^-1]_ii <= b = {chosen.precision_bound:.6g}")
     rows = [
         {"": text, "this": f"{figures[name]:.6g}", "independent": f"{others[name]:.6g}"}
         for name, text in FIGURES.items()
@@ -172,18 +205,17 @@ def run(command: Any) -> int:
     return 0
 
 
-def _plans(matrix: Float[np.ndarray, "n n"], command: Any) -> dict[Kind, plan_.Plan]:
+def _plans(
+    matrix: Float[np.ndarray, "n n"], chosen: Kind, all_designs: bool, terms: Mapping[str, Any]
+) -> dict[Kind, plan_.Plan]:
     """The chosen design and those to compare it with, without slow ones for many agents."""
-    same = ("relation", "epsilon", "delta", "rounds", "horizon", "accountant", "allow_unsound")
-    terms = {name: getattr(command, name) for name in same}
-    terms |= {"clip_norm": command.clip, "batch_size": command.batch_size or 1}
     slow: tuple[Kind, ...] = SLOW if len(matrix) > MANY else ()
     plans: dict[Kind, plan_.Plan] = {}
     for kind in KINDS:
-        if kind in slow and kind != command.design and not command.all_designs:
+        if kind in slow and kind != chosen and not all_designs:
             continue
         if kind in slow:
-            remedy = "--design pairwise is quick"
+            remedy = "--kind pairwise is quick"
             _files.say(f"{kind} takes minutes for {len(matrix):,} agents; {remedy}")
         plans[kind] = design(matrix, kind, **terms)
         _progress(kind, plans[kind].covariance(), matrix)
@@ -197,9 +229,7 @@ def _progress(kind: str, covariance: Float[np.ndarray, "n n"], matrix: Any) -> N
         _files.say(f"{kind}: noise energy {energy:.5g} in one step")
 
 
-def _polynomial(
-    plan: plan_.Plan, horizon: int | None, size: int
-) -> tuple[str, Any, forecast_.Forecast | None]:
+def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
     """Title, covariance and forecast of a polynomial of W under a plan's guarantee."""
     part = noise.Polynomial(horizon="run" if horizon is None else horizon)
     other = plan_.make(plan.config.using(part), plan.mixing)
@@ -238,38 +268,46 @@ def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
+def _comparison(
+    plans: Mapping[Kind, plan_.Plan], chosen: Kind, horizon: int | None, parameters: int | None
+) -> str:
     """Noise energy and forecast of every design under the same guarantee."""
-    horizon, rows = command.horizon or command.rounds, []
-    size = 1 if command.parameters is None else command.parameters
-    forecasts = {kind: plan.forecast(size) for kind, plan in plans.items()}
-    chosen, plan = forecasts[command.design], plans[command.design]
-    compared: list[tuple[str, Any, forecast_.Forecast | None]] = [
-        (KINDS[kind], plan.covariance(), forecasts[kind]) for kind, plan in plans.items()
+    plan = plans[chosen]
+    size = 1 if parameters is None else parameters
+    forecasts = {kind: other.forecast(size) for kind, other in plans.items()}
+    forecast = forecasts[chosen]
+    compared: list[_Compared] = [
+        (KINDS[kind], other.covariance(), forecasts[kind]) for kind, other in plans.items()
     ]
     with contextlib.suppress(ValueError):  # There is none of some W, such as a directed one.
-        compared.append(_polynomial(plan, command.horizon, size))
-    central = spatial.central(plan.mixing, plan.design.precision_bound)  # type: ignore[union-attr]
-    factor = workload.factor(plan.mixing, horizon)
+        compared.append(_polynomial(plan, horizon, size))
+    assert plan.design is not None
+    central = spatial.central(plan.mixing, plan.design.precision_bound)
+    compared.append(("CDP (reference only)", central, None))
+    rounds = horizon or plan.config.rounds
+    factor = workload.factor(plan.mixing, rounds)
     # Made once: of many agents it takes longer than all energies.
     weights = factor.T @ factor
-    for title, covariance, forecast in (*compared, ("CDP (reference only)", central, None)):
+    rows = []
+    for title, covariance, affordable in compared:
         row = {"under the same guarantee": title}
         row["noise energy, one step"] = f"{spatial.energy(covariance, plan.mixing):.5g}"
-        row[_validate.counted(horizon, "round")] = f"{np.sum(weights * covariance):.5g}"
-        if command.parameters is not None:
-            row["noise / drift"] = "" if forecast is None else f"{forecast.ratio:.3g}"
-        row["affords, parameters"] = "" if forecast is None else f"{forecast.affords():,.0f}"
+        row[_validate.counted(rounds, "round")] = f"{np.sum(weights * covariance):.5g}"
+        if parameters is not None:
+            row["noise / drift"] = "" if affordable is None else f"{affordable.ratio:.3g}"
+        row["affords, parameters"] = "" if affordable is None else f"{affordable.affords():,.0f}"
         rows.append(row)
     head = (
         "affords: the largest model for which noise in the average model, and of agents' own "
-        f"models around it, stays within {chosen.good:g} of the largest drift of clipped gradients"
+        f"models around it, stays within {forecast.good:g} of the largest drift of clipped "
+        "gradients"
     )
-    if command.parameters is not None:
-        head = chosen.statement()
-    elif chosen.unit == "record":
-        head += f"; batches of {chosen.batch_size:,}"
-    if absent := [KINDS[kind] for kind in KINDS if kind not in plans]:
+    if parameters is not None:
+        head = forecast.statement()
+    elif forecast.unit == "record":
+        head += f"; batches of {forecast.batch_size:,}"
+    absent = [title for kind, title in KINDS.items() if kind not in plans]
+    if absent:
         names = " and ".join(absent)
         head += f"\nleft out: {names}, which take minutes here; --all-designs compares them, too"
     return (
@@ -278,17 +316,18 @@ def _comparison(plans: dict[Kind, plan_.Plan], command: Any) -> str:
     )
 
 
-def _refuse_unread(command: Any) -> None:
+def _refuse_unread(
+    relation: inputs.Relation, batch_size: int | None, accountant: str, allow_unsound: bool
+) -> None:
     """Refuse options that the others leave without a meaning, or ask for; names the first one."""
-    of_records = budget_.clips(command.relation) == "record"
-    if (command.batch_size is not None) != of_records:
+    of_records = budget_.clips(relation) == "record"
+    if (batch_size is not None) != of_records:
+        remedy = "an agent's gradient is clipped as a whole, leave it out"
+        if of_records:
+            remedy = "give the records in a site's batch, by which noise is divided"
+        raise ValueError(f"batch_size is {batch_size} under relation {relation!r}; {remedy}")
+    if allow_unsound and accountant != "paper":
         raise ValueError(
-            f"batch_size is {command.batch_size} under relation {command.relation!r}; "
-            + ("give the records in a site's batch, by which noise is divided" if of_records
-               else "an agent's gradient is clipped as a whole, leave it out")
-        )  # fmt: skip
-    if command.allow_unsound and command.accountant != "paper":
-        raise ValueError(
-            f"allow_unsound is True with accountant {command.accountant!r}, which is never "
-            "unsound; leave it out, or take --accountant paper"
+            f"allow_unsound is True with accountant {accountant!r}, which is never unsound; leave "
+            "it out, or take --accountant paper"
         )

@@ -1,18 +1,26 @@
 """What commands share: the network that is named, the file to write, what relations hide."""
 
+import inspect
 import itertools
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
 from dpjax import _numerics, _validate
-from dpjax.topology import graphs, mixing
+from dpjax.topology import graphs
+from dpjax.topology import mixing as matrices
 
 __all__: list[str] = []
+
+Command: TypeAlias = Callable[..., int]
+"""What the command line calls with its options, for an exit status."""
+Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
+Weights = Literal["metropolis", "uniform"]
 
 FEW = 24
 """Up to how many agents a table has a line for each."""
@@ -23,36 +31,75 @@ HIDDEN = {
 }
 
 
-def network(command: Any) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
+def with_arguments(function: Callable[..., Any]) -> Callable[[Callable[..., int]], Command]:
+    """Give a command the arguments of a Python function: names, types, defaults and words.
+
+    What the command declares itself stays: the name of a network in place of its matrix, say.
+
+    Args:
+        function: Its arguments become the command's ``**terms``.
+    """
+
+    def extend(command: Callable[..., int]) -> Command:
+        own = inspect.signature(command).parameters
+        inherited = inspect.signature(function).parameters
+        options = [
+            parameter.replace(kind=parameter.KEYWORD_ONLY)
+            for parameter in {**own, **inherited, **own}.values()
+            if parameter.kind != parameter.VAR_KEYWORD
+        ]
+        # Options that must be given come first in the help.
+        options.sort(key=lambda option: option.default is not option.empty)
+
+        def extended(**values: Any) -> int:
+            return command(**values)
+
+        # Tyro makes options of these three. Of two texts for an argument it takes the last.
+        extended.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        extended.__annotations__ = {option.name: option.annotation for option in options}
+        words = inspect.getdoc(function) or ""
+        inherited_words = words.partition("Args:\n")[2].partition("\n\n")[0]
+        text = inspect.getdoc(command) or ""
+        extended.__doc__ = text.replace("Args:\n", f"Args:\n{inherited_words}\n")
+        return extended
+
+    return extend
+
+
+def network(
+    graph: str, mixing: Weights, seed: int
+) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
     """Return the graph, its mixing matrix, and a line about both.
 
     Args:
-        command: The options, `dpjax.cli.DesignCommand` or `dpjax.cli.AccountCommand`.
+        graph: An edge-list file or a name, as `dpjax.topology.graphs.parse` reads it.
+        mixing: How neighbours average.
+        seed: First seed of a random graph that names none.
 
     Raises:
         ValueError: For a graph that cannot be read, a negative seed, or one that nothing reads.
     """
-    spec, seed = command.graph, command.seed
-    if not isinstance(spec, str):
-        raise ValueError(f"graph is {spec!r}; give text, such as 'ring:8' or the path of a file")
+    if not isinstance(graph, str):
+        raise ValueError(f"graph is {graph!r}; give text, such as 'ring:8' or the path of a file")
     _validate.integer("seed", seed, least=0)
-    if spec.startswith("er:") and spec.count(":") == 2:
-        spec = f"{spec}:{seed}"
+    spec = graph
+    if graph.startswith("er:") and graph.count(":") == 2:
+        spec = f"{graph}:{seed}"
     elif seed:
         raise ValueError(
-            f"seed is {seed} for graph {spec!r}, which is not random or names its own; leave it "
+            f"seed is {seed} for graph {graph!r}, which is not random or names its own; leave it "
             "out, or give er:AGENTS:PROBABILITY"
         )
-    graph = graphs.parse(spec)
-    weights = {"metropolis": mixing.metropolis_hastings, "uniform": mixing.uniform_neighbors}
-    matrix = weights[command.mixing](graph)
-    used = f", seed {graph.graph['seed']}" if "seed" in graph.graph else ""
+    links = graphs.parse(spec)
+    weights = {"metropolis": matrices.metropolis_hastings, "uniform": matrices.uniform_neighbors}
+    matrix = weights[mixing](links)
+    drawn = f", seed {links.graph['seed']}" if "seed" in links.graph else ""
     title = (
-        f"network: {command.graph}, {_validate.counted(len(matrix), 'agent')}, "
-        f"{_validate.counted(graph.number_of_edges(), 'edge')}{used}; "
-        f"{command.mixing} mixing, spectral gap {mixing.spectral_gap(matrix):.4g}"
+        f"network: {graph}, {_validate.counted(len(matrix), 'agent')}, "
+        f"{_validate.counted(links.number_of_edges(), 'edge')}{drawn}; "
+        f"{mixing} mixing, spectral gap {matrices.spectral_gap(matrix):.4g}"
     )
-    return graph, matrix, title
+    return links, matrix, title
 
 
 def free(out: Path | None, default: str) -> Path:

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import tyro
 
 from dpjax import _files, _validate
+from dpjax.commands import inputs
 from dpjax.secagg import tcp
 from dpjax.secagg.terms import Abort, Terms
 
@@ -17,23 +19,64 @@ __all__: list[str] = []
 _Write = Callable[[np.ndarray], None]
 
 
-def serve(command: Any) -> int:
-    """Sum clients' vectors round after round.
+def _agreed(
+    *,
+    clients: int,
+    length: int,
+    bound: int,
+    bits: int = 32,
+    corrupt: float = 0.05,
+    dropout: float = 0.05,
+    adversary: Literal["semi_honest", "semi_malicious"] = "semi_honest",
+    enrol: float = 60.0,
+    stage: float = 60.0,
+) -> tuple[Terms, tcp.Limits]:
+    """Terms, the same at both ends: who has others is turned away.
 
     Args:
-        command: Options.
+        clients: Most clients that take part; 3 or more.
+        length: Entries of a vector.
+        bound: Largest absolute entry, a whole number.
+        bits: Sums are computed modulo 2^bits; clients times bound must stay below 2^(bits-1).
+        corrupt: Fraction of clients whose knowledge the server may have.
+        dropout: Fraction of clients that may be missing.
+        adversary: What the server may do: follow the protocol and be curious (semi_honest), or tell
+            survivors different dropout sets (semi_malicious: one more stage, the consistency check,
+            in which they confirm to each other what they received; see docs/secagg.md).
+        enrol: Seconds for clients to enrol.
+        stage: Seconds for each stage after it.
     """
-    terms, limits = _agreed(command)
-    rounds = _validate.integer("rounds", command.rounds, least=1)
-    with _written("sums", command.out, (0, terms.length)) as write:
-        return asyncio.run(_served(command, terms, limits, rounds, write))
+    terms = Terms(clients, length, bits, bound, corrupt, dropout, adversary)
+    return terms, tcp.Limits(enrol, stage)
 
 
-async def _served(
-    command: Any, terms: Terms, limits: tcp.Limits, rounds: int, write: _Write
+@inputs.with_arguments(_agreed)
+def serve_command(
+    *, host: str = "127.0.0.1", port: int = 0, rounds: int = 1, out: Path | None = None,
+    **agreed: Any,
+) -> int:  # fmt: skip
+    """Listen for clients and sum their vectors, round after round.
+
+    Example: dpjax secagg serve --clients 5 --length 100 --bound 1000 --dropout 0.2 --port 7000
+
+    Args:
+        host: The address to listen at.
+        port: TCP port; 0 takes a free one and prints it.
+        rounds: How many sums.
+        out: Where to write the sums, a .npy file [rounds, length]; must not exist. It is made at
+            once and written again after each sum.
+    """
+    terms, limits = _agreed(**agreed)
+    _validate.integer("rounds", rounds, least=1)
+    with _written("sums", out, (0, terms.length)) as write:
+        return asyncio.run(_serve(terms, host, port, limits, rounds, write))
+
+
+async def _serve(
+    terms: Terms, host: str, port: int, limits: tcp.Limits, rounds: int, write: _Write
 ) -> int:
     sums = []
-    async with tcp.Listener(terms, command.host, command.port, limits) as listener:
+    async with tcp.Listener(terms, host, port, limits) as listener:
         print(f"listening at {listener.host}:{listener.port}; {_said(terms)}", flush=True)
         for number in range(1, rounds + 1):
             try:
@@ -43,28 +86,40 @@ async def _served(
                 continue
             sums.append(total.values)
             write(np.stack(sums))
-            print(
-                f"round {number}: the sum of {_validate.counted(len(total.survivors), 'vector')}",
-                flush=True,
-            )
+            vectors = _validate.counted(len(total.survivors), "vector")
+            print(f"round {number}: the sum of {vectors}", flush=True)
     return int(len(sums) < rounds)
 
 
-def join(command: Any) -> int:
-    """Take part in one sum.
+@inputs.with_arguments(_agreed)
+def join_command(
+    values: Annotated[Path, tyro.conf.Positional],
+    *,
+    host: str = "127.0.0.1",
+    port: int,
+    out: Path | None = None,
+    **agreed: Any,
+) -> int:
+    """Take part in one sum with a vector from a file.
+
+    Example: dpjax secagg join values.npy --clients 5 --length 100 --bound 1000 --dropout 0.2
+    --port 7000
 
     Args:
-        command: Options.
+        values: A .npy file of whole numbers [length].
+        host: The server's address.
+        port: The server's TCP port.
+        out: Where to write the sum, a .npy file [length]; must not exist. It is made at once.
     """
-    terms, limits = _agreed(command)
-    where = f"values is {str(command.values)!r}, which"
-    with _files.reading(where, "give a .npy file of whole numbers"):
-        values = np.load(command.values, allow_pickle=False)
-    if not isinstance(values, np.ndarray):
-        raise ValueError(f"{where} is an archive; give a .npy file")
-    with _written("sum", command.out, (0,)) as write:
+    terms, limits = _agreed(**agreed)
+    place = f"values is {str(values)!r}, which"
+    with _files.reading(place, "give a .npy file of whole numbers"):
+        vector = np.load(values, allow_pickle=False)
+    if not isinstance(vector, np.ndarray):
+        raise ValueError(f"{place} is an archive; give a .npy file")
+    with _written("sum", out, (0,)) as write:
         try:
-            total = asyncio.run(tcp.join(terms, values, command.host, command.port, limits))
+            total = asyncio.run(tcp.join(terms, vector, host, port, limits))
         except Abort as abort:
             spent = "its masked vector had gone out" if abort.exposed else "its vector stayed here"
             print(f"no sum: {abort.reason} ({spent})")
@@ -74,10 +129,22 @@ def join(command: Any) -> int:
     return 0
 
 
-def _agreed(command: Any) -> tuple[Terms, tcp.Limits]:
-    names = ("clients", "length", "bits", "bound", "corrupt", "dropout", "adversary")
-    terms = Terms(**{name: getattr(command, name) for name in names})
-    return terms, tcp.Limits(enrol=command.enrol, stage=command.stage)
+_Action = (
+    Annotated[int, tyro.conf.subcommand(name="serve", constructor=serve_command)]
+    | Annotated[int, tyro.conf.subcommand(name="join", constructor=join_command)]
+)
+
+
+def secagg_command(action: tyro.conf.OmitSubcommandPrefixes[_Action]) -> int:
+    """Secure sums over TCP: serve, join.
+
+    A server learns the sum of whole-number vectors and nothing else about them: docs/secagg.md says
+    against whom. Connections are not encrypted and clients not authenticated.
+
+    Args:
+        action: What to do.
+    """
+    return action
 
 
 def _said(terms: Terms) -> str:

@@ -129,7 +129,7 @@ def test_where_a_sum_cannot_be_written_is_said_before_anybody_is_asked(tmp_path,
     ):
         assert cli.main([*ask, "--out", str(out)]) == 2
         said = capsys.readouterr()
-        assert f"--out is {out}" in said.err.replace("'", "") and told in said.err
+        assert f"out is {out}" in said.err.replace("'", "") and told in said.err
         assert not said.out  # Neither a port that is listened at, nor an answer.
     np.testing.assert_array_equal(np.load(tmp_path / "values.npy"), VALUES[0])
     # No sum, no file: its folder alone was made.
@@ -163,7 +163,7 @@ def test_a_port_that_is_none_is_refused_by_its_name(tmp_path, capsys, port):
     np.save(tmp_path / "values.npy", VALUES[0])
     ask = ["secagg", "join", str(tmp_path / "values.npy"), *AGREED, "--port", port]
     assert cli.main(ask) == 2
-    assert f"--port is {port}; give a whole number from 1 to 65535" in capsys.readouterr().err
+    assert f"port is {port}; give a whole number from 1 to 65535" in capsys.readouterr().err
 
 
 def test_join_takes_part_with_a_file(tmp_path, capsys):
@@ -211,13 +211,13 @@ def test_the_example_is_exact(capsys):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (["--bound", "0"], "--bound is 0"),
-        (["--bits", "8"], "--bound is 100, and a sum of 3 entries may reach 300"),
-        (["--dropout", "1"], "--dropout is 1.0"),
-        (["--enrol", "0"], "--enrol is 0"),
-        (["--rounds", "0"], "--rounds is 0"),
-        (["--port", "70000"], "--port is 70000"),
-        (["--out", "sums.txt"], "--out is sums.txt"),
+        (["--bound", "0"], "bound is 0"),
+        (["--bits", "8"], "bound is 100, and a sum of 3 entries may reach 300"),
+        (["--dropout", "1"], "dropout is 1.0"),
+        (["--enrol", "0"], "enrol is 0"),
+        (["--rounds", "0"], "rounds is 0"),
+        (["--port", "70000"], "port is 70000"),
+        (["--out", "sums.txt"], "out is sums.txt"),
     ],
 )
 def test_options_that_cannot_be_are_refused_by_their_name(change, told, capsys):

@@ -387,7 +387,7 @@ def test_a_release_keeps_its_key_until_it_ends(capsys: Capture, folder: Path) ->
     Path("own.toml").write_text(Path("own.toml").read_text().replace("new/run", "half"))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Result, "to_csv", stopped)
-        train.run(Path("own.toml"), None)
+        train.train_command(Path("own.toml"), None)
     assert not Path("half").exists() and not Path("half.key").exists()
     assert cli.main(["train", "own.toml"]) == 0
     again = Result.load("half/result.npz")

@@ -27,12 +27,12 @@ BAD = {
     "--rounds": [*WHOLE, "99999999999"],
     "--epsilon": SIZE,
     "--delta": [*SIZE, "1", "2"],
-    "--clip": [*SIZE, "1e300", "1e-300"],
+    "--clip-norm": [*SIZE, "1e300", "1e-300"],
     "--relation": WORD,
     "--mixing": WORD,
     "--trust": WORD,
     "--horizon": WHOLE,
-    "--design": WORD,
+    "--kind": WORD,
     "--accountant": WORD,
     "--out": ["folder", "no/such/folder/a", "", "loop.txt"],
     "--seed": ["-1", "1.5", "x", ""],
@@ -42,7 +42,7 @@ BAD = {
     "--gossip-steps": WHOLE,
     "--epochs": WHOLE,
     "--separation": WHOLE,
-    "--attacker": ["9", "-1", "nobody", "1.5", "label:", "index:7"],
+    "--attackers": ["9", "-1", "nobody", "1.5", "label:", "index:7"],
     "--shared": SIZE,
     "--zero-sum": WORD,
     "--unknown": ["1"],
@@ -54,18 +54,20 @@ BAD = {
     "--devices": WHOLE,
     "--output": ["loop.txt"],
 }
-DESIGN = "--graph ring:4 --relation replace_agent --epsilon 4 --delta 1e-5 --rounds 20 --clip 1"
+DESIGN = (
+    "--graph ring:4 --relation replace_agent --epsilon 4 --delta 1e-5 --rounds 20 --clip-norm 1"
+)
 ACCOUNT = "--graph ring:4 --relation replace_record --algorithm dsgd --rounds 5 --sigma 1"
 USES = {
     "design": (
         DESIGN,
-        "--graph --rounds --epsilon --delta --clip --relation --mixing --trust --horizon --design "
-        "--accountant --out --parameters --unknown",
+        "--graph --rounds --epsilon --delta --clip-norm --relation --mixing --trust --horizon "
+        "--kind --accountant --out --parameters --unknown",
     ),
     "account": (
-        ACCOUNT + " --trust pndp --attacker 0",
+        ACCOUNT + " --trust pndp --attackers 0",
         "--graph --rounds --sigma --relation --mixing --trust --algorithm --gossip-steps --epochs "
-        "--separation --attacker --shared --zero-sum --delta --out --unknown",
+        "--separation --attackers --shared --zero-sum --delta --out --unknown",
     ),
     "plot": ("records.jsonl", "--x --y --series --where --out --unknown"),
 }
@@ -82,10 +84,10 @@ def malformed(rng):
     kind = rng.integers(8)
     if kind == 0 and command != "plot":
         at = 2 * int(rng.integers(len(words) // 2))  # a required option is left out ...
-        if words[at] in ("--trust", "--attacker"):
+        if words[at] in ("--algorithm", "--trust", "--attackers"):
             at = 0
         return [command, *words[:at], *words[at + 2 :]]
-    if kind == 1 and chosen != "--attacker":  # which takes any number of them
+    if kind == 1 and chosen != "--attackers":  # which takes any number of them
         return [command, *words, chosen]  # ... or stands without its value
     value = str(rng.choice(BAD[chosen]))
     if chosen in words:
