@@ -271,9 +271,7 @@ def _check_digest(path: Path, lines: list[bytes]) -> None:
     if head["format"] == 1 and "digest" not in head:
         return
     rows = b"".join(lines[1:])
-    # In archives of development versions the digest left out the file's name.
-    unnamed = {name: head[name] for name in head if name != "file"}
-    if head.get("digest") not in (_digest(head, rows), _digest(unnamed, rows)):
+    if head.get("digest") != _digest(head, rows):
         inside = f" of {head['file']!r}" if "file" in head else ""
         raise ValueError(
             f"{path}, lines 1 to {len(lines)}{inside}, were changed after they were written; "

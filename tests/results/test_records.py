@@ -289,22 +289,6 @@ def test_an_archive_with_a_file_twice_is_refused(tmp_path):
         records.read(archive)
 
 
-def test_an_archive_whose_digests_leave_out_names_is_read(tmp_path):
-    """Those of development versions, which packing writes anew with digests that have them."""
-    paths = [records.write(tmp_path / f"{name}.jsonl", [{"of": name}], {}) for name in "ab"]
-    texts = [path.read_text() for path in paths]
-    before = [
-        re.sub("}}\n", f',"file":"{name}"}}}}\n', texts[i], count=1) for i, name in enumerate("ab")
-    ]
-    archive = tmp_path / "all.jsonl.gz"
-    archive.write_bytes(gzip.compress("".join(before).encode()))
-    assert records.read(archive)["of"].tolist() == ["a", "b"]
-    new = tmp_path / "new.jsonl.gz"
-    archives.pack(new, paths)
-    assert archives.pack(archive, paths) == []
-    assert archive.read_bytes() == new.read_bytes()
-
-
 def test_another_format_is_refused(tmp_path):
     path = records.write(tmp_path / "run.jsonl", [], {})
     other = tmp_path / "other.jsonl"
