@@ -88,7 +88,7 @@ def cases(groups: Sequence[str], rank: int) -> Iterator[dict[str, Any]]:
     changes["worse"] = [
         {"forgetting": 1.0, "share": 1.0},
         {"share": 1.0, "probes": 0},
-        {"printed": True},
+        {"as_published": True},
     ]
     changes["probes"] = [{"noise": 0.1, "probes": probes} for probes in (0, 1, 2, 8, 12)]
     changes["noise"] = [
@@ -117,8 +117,8 @@ def loop(
     level = None
     if case["floor"] != "none":
         level = sketches.noise_floor(noise**2, k, case["forgetting"])
-    if case.get("printed"):
-        rules = [functools.partial(sketch.update, share=case["share"], printed=True)]
+    if case.get("as_published"):
+        rules = [functools.partial(sketch.update, share=case["share"], as_published=True)]
     else:
         options = {name: case[name] for name in ("probes", "forgetting", "share")}
         narrow = {"narrow": (True,), "late": (False, True)}.get(case["floor"], (False,))
@@ -169,7 +169,7 @@ def loops(bench: Bench, options: Namespace) -> None:
                 found = loop(dimension, options.rounds, options.seeds, case, jnp.float64)
             jax.clear_caches()
             angle, missed, kept, columns, error = found
-            row = {"algorithm": "printed" if case.get("printed") else "sketch"}
+            row = {"algorithm": "printed" if case.get("as_published") else "sketch"}
             row |= {"dimension": dimension, "rounds": options.rounds, "seeds": options.seeds}
             row |= {name: case[name] for name in BASE}
             row |= {"angle": float(angle.mean()), "angle_least": float(angle.min())}

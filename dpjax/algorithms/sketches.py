@@ -237,8 +237,8 @@ class Learned:
         forgetting: Factor on older weights in a round, above 0, at most 1.
         probes: The fewest random columns.
         share: The smallest share of the weights that the kept directions hold.
-        printed: Take the paper's lines: its UpdateSketch, and a correction of the second moment by
-            a^2 diag(S_t-1 S_t-1'), which is B times too large and of the round before.
+        as_published: Take the paper's lines: its UpdateSketch, and a correction of the second
+            moment by a^2 diag(S_t-1 S_t-1'), which is B times too large and of the round before.
         floor: Weight that noise alone reaches (`noise_floor`, for a plan's noise): directions not
             above it are dropped. None drops none.
         aligned: Whether a frame's columns are rotated towards those of the last frame, so that
@@ -258,7 +258,7 @@ class Learned:
     forgetting: float = 0.95
     probes: int = 4
     share: float = 0.99
-    printed: bool = False
+    as_published: bool = False
     floor: float | None = None
     aligned: bool = False
 
@@ -270,11 +270,13 @@ class Learned:
             f"k is {self.k}: give more columns, or fewer random ones, probes from 0 to {self.k}"
         )
         _validate.fields(self, _validate.integer, "probes", least=0, most=self.k, remedy=remedy)
-        _validate.fields(self, _validate.flag, "printed", "aligned")
+        _validate.fields(self, _validate.flag, "as_published", "aligned")
         if self.floor is not None:
             _validate.fields(self, _validate.positive, "floor")
-            if self.printed:
-                raise ValueError("printed is True with a floor, which the paper has not; give one")
+            if self.as_published:
+                raise ValueError(
+                    "as_published is True with a floor, which the paper has not; give one"
+                )
 
     @property
     def entries(self) -> int:
@@ -285,7 +287,7 @@ class Learned:
         """A random frame without learned directions."""
         _check_entries(self, entries)
         first = sketch_.start(entries, self.k, key, dtype)
-        return LearnedState(first, first.frame if self.printed else ())
+        return LearnedState(first, first.frame if self.as_published else ())
 
     def projection(self, state: LearnedState) -> Frame:
         """S_t."""
@@ -303,18 +305,18 @@ class Learned:
             Algorithm 1, line 19, which puts a^2 in the place of v^2 = a^2 / B and S_t-1 in that of
             S_t: B times too much.
         """
-        if self.printed:
+        if self.as_published:
             return Frame(state.before).diagonal() * variance
         return self.projection(state).diagonal() * (variance / present)
 
     def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
         """UpdateSketch."""
-        names = ("forgetting", "probes", "share", "floor", "printed")
+        names = ("forgetting", "probes", "share", "floor", "as_published")
         options = {name: getattr(self, name) for name in names}
         new = sketch_.update(state.sketch, gradient, key, **options)
         if self.aligned:
             new = new._replace(frame=sketch_.aligned(new.frame, state.sketch.frame))
-        return LearnedState(new, state.sketch.frame if self.printed else ())
+        return LearnedState(new, state.sketch.frame if self.as_published else ())
 
 
 def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None = None) -> float:

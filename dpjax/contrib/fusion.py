@@ -277,7 +277,7 @@ def problem(
         np.asarray(costs.minimiser, dtype),
         "sensor fusion",
         evaluation_data="public",
-        apart=apart,
+        init_per_agent=apart,
     )
 
 

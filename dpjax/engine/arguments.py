@@ -88,7 +88,16 @@ def check_tasks(problem: Any, seeds: Any) -> tuple[tuple[Problem, ...], tuple[in
 
 def _check_alike(problem: Problem, first: Problem) -> None:
     """Refuse a problem of another seed that differs in more than its data."""
-    names = ("init", "loss", "metrics", "batch_loss", "augment", "copies", "apart", "local")
+    names = (
+        "init",
+        "loss",
+        "metrics",
+        "batch_loss",
+        "augment",
+        "copies",
+        "init_per_agent",
+        "local",
+    )
     alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
     alike["frozen values"] = parameters.same(problem.frozen, first.frozen)
     shapes = [_shapes(task) for task in (problem, first)]

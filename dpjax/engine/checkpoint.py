@@ -108,7 +108,7 @@ def of_arguments(
         "data": " ".join(problem.fingerprint() for problem in problems),
         _LOCAL: digest([(problem.x, problem.y) for problem in problems if problem.local]),
         "copies": str(problems[0].copies),
-        "apart": str(problems[0].apart),
+        "init_per_agent": str(problems[0].init_per_agent),
         "frozen values": digest(problems[0].frozen),
         "evaluation data": digest([problem.evaluation for problem in problems]),
         "seeds": str(tuple(seeds)),

@@ -305,7 +305,7 @@ def _by_device(problems: Any, mesh: Mesh | None, over: int) -> tuple[Any, dict[s
 
 def _initial_models(task: Problem, seed_keys: Any) -> Any:
     """Initial models, leaves [S, n, ...] from the seed's key and the agent's number, or [S, 1]."""
-    if not task.apart:
+    if not task.init_per_agent:
         return jax.tree.map(lambda leaf: leaf[:, None], jax.vmap(task.init)(seed_keys))
 
     def of_agent(key: Any, agent: Any) -> Any:

@@ -59,7 +59,8 @@ class Problem:
     """A learning problem over n agents.
 
     Attributes:
-        init: ``init(key) -> params`` of one agent; all agents start alike, but for ``apart``.
+        init: ``init(key) -> params`` of one agent; all agents start alike, unless
+            ``init_per_agent``.
         loss: ``loss(params, x, y) -> scalar`` of one example.
         metrics: ``metrics(params, evaluation) -> {name: scalar}`` of agent-stacked params.
         x: [N, ...] examples of all agents; with ``local`` of this process's alone.
@@ -90,8 +91,8 @@ class Problem:
         copies: Variants K of a record in each round in which it takes part; its gradient is that
             of the mean loss over them, and the clip comes after, so that no guarantee depends
             on K.
-        apart: True where every agent draws an initial model of its own, from the seed and its
-            number: public, as all initial models are.
+        init_per_agent: True where every agent draws an initial model of its own, from the seed
+            and its number: public, as all initial models are.
         columns: Names of the columns of ``x``, which a data frame for `Result.predictor` must
             have in the same order; None where they have none.
         local: True where ``x`` and ``y`` are the records `dpjax.data.partition.local` of the
@@ -126,7 +127,7 @@ class Problem:
     predict: Callable[[Any, Any], Any] | None = None
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None
     copies: int = 1
-    apart: bool = False
+    init_per_agent: bool = False
     columns: tuple[Any, ...] | None = None
     local: bool = False
 
@@ -141,7 +142,7 @@ class Problem:
         _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
         if not isinstance(self.name, str):
             raise ValueError(f"name is {_validate.shown(self.name)}; give text")
-        _validate.flag("apart", self.apart)
+        _validate.flag("init_per_agent", self.init_per_agent)
         _validate.flag("local", self.local)
         for name in ("init", "loss", "metrics"):
             if not callable(value := getattr(self, name)):

@@ -177,7 +177,7 @@ class Protect(Threat):
             return self.gradient_gap
         return budget.sensitivity(self.relation, self.clip_norm)
 
-    def apart(self, distance: float) -> float:
+    def answer_distance(self, distance: float) -> float:
         """How far answers of the query are apart, of neighbours at models so far apart, in a round.
 
         Args:

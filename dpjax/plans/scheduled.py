@@ -279,7 +279,9 @@ def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
         return np.full((target.rounds, 1), protect.sensitivity)
     optimizer = target.config.optimizer
     steps = np.asarray(optimizer.relative(target.rounds), np.float64) * optimizer.first * _ROUNDING
-    moves = np.asarray(of_method(protect.apart, steps, target.divisor, target.dense), np.float64)
+    moves = np.asarray(
+        of_method(protect.answer_distance, steps, target.divisor, target.dense), np.float64
+    )
     if not np.all((moves >= 0) & (moves < np.inf)):
         raise ValueError(
             f"method is {type(method).__name__}, whose sensitivity has no bound under relation "

@@ -252,7 +252,7 @@ class Sketch(NamedTuple):
     Attributes:
         basis: U [d, k], orthonormal columns; those of weight 0 are arbitrary.
         weights: Lam [k], eigenvalues of the sum of f^(t - s) g_s g_s', largest first; under
-            ``printed`` what the paper makes of them, in the order of its QR.
+            ``as_published`` what the paper makes of them, in the order of its QR.
         frame: S [d, k], orthonormal columns: the first ``kept`` of the basis, then probes; a narrow
             one has columns of zeros after these.
         kept: r, a whole number.
@@ -303,7 +303,7 @@ def update(
     share: float = 0.99,
     floor: float | Float[Array, ""] | None = None,
     narrow: bool | Bool[Array, ""] = False,
-    printed: bool = False,
+    as_published: bool = False,
 ) -> Sketch:
     """Take in a privatised gradient and make the frame of the next round.
 
@@ -335,9 +335,9 @@ def update(
         narrow: The frame has r + p columns, zeros beyond: so many numbers need noise and sending.
             Without, probes replace all dropped directions, and a round learns more:
             narrow frames pay from the round on where the directions are found (``round >= 500``).
-        printed: The paper's lines: QR of Y = U Lam + g (g' U), weights the norms of Y's columns,
-            the share that of their squares, no order, no forgetting, r up to k. Of the other
-            arguments only ``share`` is read.
+        as_published: The paper's lines: QR of Y = U Lam + g (g' U), weights the norms of Y's
+            columns, the share that of their squares, no order, no forgetting, r up to k. Of the
+            other arguments only ``share`` is read.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -354,16 +354,21 @@ def update(
     gradient = jnp.asarray(gradient, sketch.basis.dtype)
     sound = jnp.isfinite(_dot(gradient, gradient))
     gradient = jnp.where(sound, gradient, 0)
-    if printed:
+    if as_published:
         rows, weights = _printed(sketch, gradient)
     else:
         rows, weights = _rank_one(sketch, gradient, forgetting)
     rows = jnp.where(sound, rows, sketch.basis.T)
     weights = jnp.where(sound, weights, sketch.weights)
-    rank = _cut(jnp.square(weights) if printed else weights, share, k if printed else k - probes)
-    if floor is not None and not printed:
-        rank = jnp.minimum(rank, jnp.sum(weights > floor, dtype=jnp.int32))
-    columns = jnp.int32(k) if printed else jnp.where(narrow, rank + probes, k)
+    if as_published:
+        # Its weights are norms, and it has no probes.
+        rank = _cut(jnp.square(weights), share, k)
+        columns = jnp.int32(k)
+    else:
+        rank = _cut(weights, share, k - probes)
+        if floor is not None:
+            rank = jnp.minimum(rank, jnp.sum(weights > floor, dtype=jnp.int32))
+        columns = jnp.where(narrow, rank + probes, k)
     return Sketch(rows.T, weights, _frame(rows, rank, columns, key).T, rank)
 
 

@@ -162,7 +162,7 @@ def test_refusals():
         (lambda: Scaled(sketches.Learned, RULE), "sketch"),
         (lambda: Scaled(sketches.FixedFrame(4), 0.5), "quantile"),
         (lambda: sketches.Learned(4, floor=-1.0), "floor"),
-        (lambda: sketches.Learned(4, printed=True, floor=1.0), "printed"),
+        (lambda: sketches.Learned(4, as_published=True, floor=1.0), "as_published"),
     ):
         with pytest.raises(ValueError, match=named):
             wrong()

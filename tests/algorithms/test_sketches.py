@@ -82,7 +82,7 @@ def gradients(length, seed=0):
     return rng.normal(size=(length, N, D)).astype(np.float32) + np.linspace(0, 1, D, dtype="f")
 
 
-update = jax.jit(sketch_.update, static_argnames=("probes", "printed"))
+update = jax.jit(sketch_.update, static_argnames=("probes", "as_published"))
 
 
 def by_hand(length, missing, *, printed=False, centred=True, own=True, of_mean=True):
@@ -113,7 +113,8 @@ def by_hand(length, missing, *, printed=False, centred=True, own=True, of_mean=T
         corrected = second / (1 - 0.999**t)
         theta = theta - 0.1 * first / (1 - 0.9**t) / np.sqrt(np.maximum(corrected, 1e-4))
         before, key = frame, jax.random.fold_in(KEY, 100 + t)
-        learned = update(learned, jnp.asarray(found, jnp.float32), key, probes=2, printed=printed)
+        gradient = jnp.asarray(found, jnp.float32)
+        learned = update(learned, gradient, key, probes=2, as_published=printed)
     return theta
 
 
@@ -137,15 +138,15 @@ def test_dome_is_the_notes_algorithm(missing):
 
 
 def test_the_printed_lines_read_the_frame_before():
-    state = trained(dome(K, Trusted(2), printed=True), 2)
+    state = trained(dome(K, Trusted(2), as_published=True), 2)
     kept = state.memory.sketch
     key = jax.random.fold_in(KEY, 9)
-    after = dome(K, printed=True).sketch.learn(kept, jnp.arange(float(D), dtype="f"), key)
-    noise = np.asarray(dome(K, printed=True).sketch.noise(after, 2.0, 5))
+    after = dome(K, as_published=True).sketch.learn(kept, jnp.arange(float(D), dtype="f"), key)
+    noise = np.asarray(dome(K, as_published=True).sketch.noise(after, 2.0, 5))
     np.testing.assert_allclose(noise, 2 * np.square(kept.sketch.frame).sum(1), rtol=1e-5)
     assert np.abs(np.square(after.sketch.frame).sum(1) * 2 - noise).max() > 0.1
     # From the second round on what QR invents is rounding's; the first is comparable.
-    first = np.asarray(trained(dome(K, Trusted(2), printed=True), 1).models)[0]
+    first = np.asarray(trained(dome(K, Trusted(2), as_published=True), 1).models)[0]
     np.testing.assert_allclose(first, by_hand(1, (), printed=True), rtol=1e-3, atol=1e-3)
 
 
@@ -172,7 +173,7 @@ def test_what_is_sent_is_no_longer_than_the_clip(name):
 def test_noise_alone_leaves_no_second_moment(printed):
     """Lemma 3.2 in a run: gradients of zero, noise of known variance; the printed line is off."""
     deviation, length = 0.3, 400
-    method = dome(K, Trusted(), probes=K, printed=printed)
+    method = dome(K, Trusted(), probes=K, as_published=printed)
     method = dataclasses.replace(method, centre=0.0)
     noise = np.random.default_rng(0).normal(size=(length, N, K)) * deviation
 

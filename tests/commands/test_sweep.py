@@ -139,7 +139,7 @@ def test_records_are_tied_to_networks_functions_and_settings():
         identity(weighted=lambda params, x, y, weights: params * weights(x).sum()),
         identity(augment=lambda key, x: 2 * x),
         identity(augment=lambda key, x: 3 * x),
-        identity(apart=True),
+        identity(init_per_agent=True),
     ]
     with jax.enable_x64(True):
         others.append(identity())

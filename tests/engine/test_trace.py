@@ -100,8 +100,8 @@ def test_agents_may_start_apart_in_any_method():
         assert not spread or np.abs(first[0] - first[1]).max() > 0.1
     again = trace(made(batch_size=1), task, seeds=(1,), read=after)
     np.testing.assert_array_equal(again, trace(made(batch_size=1), task, seeds=(1,), read=after))
-    other = dataclasses.replace(task, apart=False)
-    with pytest.raises(ValueError, match="apart"):
+    other = dataclasses.replace(task, init_per_agent=False)
+    with pytest.raises(ValueError, match="init_per_agent"):
         run(made(batch_size=1), [task, other], seeds=(0, 1))
 
 

@@ -114,7 +114,9 @@ def fused():
 
 def near(size):
     """A problem whose models start, and under small steps stay, near a number."""
-    return dataclasses.replace(fused(), init=lambda _: jnp.full(2, size, jnp.float32), apart=False)
+    return dataclasses.replace(
+        fused(), init=lambda _: jnp.full(2, size, jnp.float32), init_per_agent=False
+    )
 
 
 @pytest.mark.parametrize("make", [config, pytest.param(normal, marks=pytest.mark.slow)])
@@ -527,7 +529,9 @@ def test_a_users_method_has_plain_steps_and_wide_models():
     with pytest.raises(ValueError, match="plain steps"):
         config(method=Own(), optimizer=Chain(_adam, 0.1))
     task = fused()
-    narrow = dataclasses.replace(task, init=lambda key: jnp.zeros(2, jnp.bfloat16), apart=False)
+    narrow = dataclasses.replace(
+        task, init=lambda key: jnp.zeros(2, jnp.bfloat16), init_per_agent=False
+    )
     with pytest.raises(ValueError, match="bfloat16"):
         run(
             plan.make(config(method=DSGD(), noise=ScheduledLaplace(1.0)), MATRIX),
@@ -566,7 +570,9 @@ def test_models_that_are_sent_are_wide_and_stops_by_hidden_ones_are_told():
     made = plan.make(config(), MATRIX)
     result = run(made, task, seeds=(0,), eval_every=10, callback=lambda p: len(seen) > 3)
     assert result.guarantees[0].private_stop
-    narrow = dataclasses.replace(task, init=lambda key: jnp.zeros(2, jnp.bfloat16), apart=False)
+    narrow = dataclasses.replace(
+        task, init=lambda key: jnp.zeros(2, jnp.bfloat16), init_per_agent=False
+    )
     with pytest.raises(ValueError, match="bfloat16"):
         run(made, narrow, seeds=(0,), eval_every=10)
 

@@ -31,7 +31,7 @@ def stream(rounds, d, rank, seed=0, dtype=F32, spectrum=None):
 
 
 start = jax.jit(sketch.start, static_argnums=(0, 1, 3))
-NUMBERS = ("forgetting", "share", "probes", "printed")
+NUMBERS = ("forgetting", "share", "probes", "as_published")
 update = jax.jit(sketch.update, static_argnames=NUMBERS)
 
 
@@ -203,12 +203,12 @@ def test_the_paper_s_lines_by_name():
     """One round by NumPy; weights that the first round gives to invented directions."""
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(3, 30)).astype(F32)
-    one = run(gradients[:1], 4, printed=True, share=0.9)
+    one = run(gradients[:1], 4, as_published=True, share=0.9)
     coordinates = gradients[0] @ np.asarray(sketch.start(30, 4, jax.random.key(0)).frame)
     length = np.linalg.norm(gradients[0])
     np.testing.assert_allclose(one.weights, length * np.abs(coordinates), rtol=1e-5)
     assert angle(one.basis[:, :1], gradients[:1].T / length) < 1e-3
-    two = run(gradients[1:2], 4, seed=5, first=one, printed=True, share=0.9)
+    two = run(gradients[1:2], 4, seed=5, first=one, as_published=True, share=0.9)
     basis, weights = np.asarray(one.basis, float), np.asarray(one.weights, float)
     y = basis * weights + np.outer(gradients[1], gradients[1] @ basis)
     np.testing.assert_allclose(two.weights, np.linalg.norm(y, axis=0), rtol=1e-5)
