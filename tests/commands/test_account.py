@@ -500,7 +500,7 @@ def test_another_word_for_gradients_is_refused(gradients: Any) -> None:
         account(matrix, sigma=1.0, **terms).worst(gradients)
 
 
-def test_one_agent_has_no_other_participants_and_no_comparison_with_itself(capsys: Capture) -> None:
+def test_one_agent_alone(capsys: Capture) -> None:
     single = [*BUDGET, "--graph", "complete:1"]
     assert cli.main([*single, "--out", "own"]) == 0
     text = capsys.readouterr().out

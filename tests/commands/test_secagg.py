@@ -68,7 +68,7 @@ async def all_join(port):
     return await asyncio.gather(*joined)
 
 
-def test_a_server_process_that_is_killed_gives_nothing_and_its_successor_the_sum(tmp_path):
+def test_a_killed_server_gives_no_sum_and_its_successor_does(tmp_path):
     first, port = server()
 
     async def cut_off():
@@ -92,7 +92,7 @@ def test_a_server_process_that_is_killed_gives_nothing_and_its_successor_the_sum
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_a_server_that_is_stopped_keeps_every_sum_that_was_opened(tmp_path, stop):
+def test_a_stopped_server_keeps_the_opened_sums(tmp_path, stop):
     out = tmp_path / "folder" / "sums.npy"  # The folder is made.
     process, port = server("--rounds", "3", "--out", str(out))
     assert np.load(out).shape == (0, 4)
@@ -107,7 +107,7 @@ def test_a_server_that_is_stopped_keeps_every_sum_that_was_opened(tmp_path, stop
         assert errors == "dpjax secagg: interrupted\n" and said == f"sums: {out}\n"
 
 
-def test_a_server_that_is_interrupted_before_a_sum_leaves_no_file(tmp_path):
+def test_an_interrupted_server_leaves_no_empty_file(tmp_path):
     out = tmp_path / "sums.npy"
     process, _ = server("--out", str(out))
     process.send_signal(signal.SIGINT)
@@ -117,7 +117,7 @@ def test_a_server_that_is_interrupted_before_a_sum_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["serve", "join"])
-def test_where_a_sum_cannot_be_written_is_said_before_anybody_is_asked(tmp_path, capsys, command):
+def test_an_unwritable_sum_is_refused_before_enrolment(tmp_path, capsys, command):
     np.save(tmp_path / "values.npy", VALUES[0])
     (tmp_path / "file").write_text("no folder")
     ask = ["secagg", command, *AGREED, "--port", "9"]

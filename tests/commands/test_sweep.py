@@ -104,7 +104,7 @@ def test_best_points_are_a_grid():
             result.best(**{"metric": "mean_gap", "over": "noise"} | wrong)
 
 
-def test_best_points_are_grouped_by_values_and_not_by_their_texts():
+def test_best_points_are_grouped_by_value():
     @dataclasses.dataclass(frozen=True)
     class Hidden:
         value: int

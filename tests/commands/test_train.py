@@ -274,7 +274,7 @@ def toml(parsed: dict) -> str:
     return "\n".join(lines)
 
 
-def test_wrong_values_that_only_a_plan_or_run_meets_name_their_keys_too(capsys: Capture) -> None:
+def test_errors_of_plans_and_runs_name_settings(capsys: Capture) -> None:
     for before, after, match in (
         ('"Independent"', '"Whisper"\nsubgroups = [[0, 7]]', r"\[\[noise\]\] subgroups is"),
         ("step_size", "decay = [1.0]\nstep_size", r"\[optimizer\] decay has 1"),

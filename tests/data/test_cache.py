@@ -157,7 +157,7 @@ def test_a_server_that_does_not_answer_is_given_up_soon(
             running.shutdown()
 
 
-def test_a_library_is_not_asked_where_its_server_cannot_be_reached(
+def test_an_unreachable_server_is_not_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """scikit-learn and tensorflow-datasets would try for minutes."""

@@ -132,7 +132,7 @@ def test_a_table_is_no_data_set_and_one_line_converts_it(
         load.load("cifar10_small", cache=tmp_path)
 
 
-def test_a_file_of_the_user_s_in_the_cache_has_its_stem_for_a_name(tmp_path: Path) -> None:
+def test_a_user_s_file_is_named_by_its_stem(tmp_path: Path) -> None:
     canonical.write(tmp_path / "own.npz", {"x": np.ones((2, 1)), "y": np.array([0, 1])})
     data = load.load("own", cache=tmp_path)
     assert data.name == "own" and data.x_test is None and data.y_test is None

@@ -11,7 +11,7 @@ from dpjax.data import cache
 from dpjax.topology import graphs
 
 
-def test_the_largest_component_is_kept_in_order_and_each_edge_once() -> None:
+def test_the_largest_component_keeps_its_order() -> None:
     text = "9 8\n1 2\n2 1\n3 1\n8 9\n2 3\n"
     assert cache._largest_component(text) == "1 2\n3 1\n2 3\n"
 

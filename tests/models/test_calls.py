@@ -118,7 +118,7 @@ def test_sums_are_those_of_plain_differentiation(name):
     assert error(MODELS[name]) < 1e-5
 
 
-def test_a_layer_within_an_interceptor_of_the_model_is_not_taken_for_its_own(monkeypatch):
+def test_a_layer_called_by_an_interceptor_is_not_the_model_s(monkeypatch):
     params = jax.eval_shape(Intercepted().init, KEY, X)
     gradients = Gradients(Intercepted().apply, losses.cross_entropy)
     assert gradients.chosen(params, X) == {"Dense_1": "norm"}
@@ -127,7 +127,7 @@ def test_a_layer_within_an_interceptor_of_the_model_is_not_taken_for_its_own(mon
     assert error(Intercepted()) > 1e-3
 
 
-def test_numbers_of_layers_are_told_from_calls_and_not_from_places(monkeypatch):
+def test_layers_are_numbered_by_call(monkeypatch):
     class Placed(nn.Module):
         """Two models of one place, side by side."""
 

@@ -120,7 +120,7 @@ def test_sums_and_norms_are_those_of_plain_differentiation(name):
     check_close(total, weighted_sum(each, weights), 1e-5)
 
 
-def test_a_linear_score_is_a_product_and_records_that_are_not_finite_add_nothing():
+def test_a_linear_score_skips_infinite_records():
     model, rng = linear.Linear(), np.random.default_rng(0)
     x = rng.normal(size=(8, 300)).astype(np.float32)
     x[1, 3], x[2, 5], x[3], x[4] = np.nan, -np.inf, 1e30, 3e38
@@ -269,7 +269,7 @@ def odd_task(kind):
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_layers_that_are_not_known_to_be_called_once_are_not_tapped(kind):
+def test_layers_called_twice_have_no_layer_norms(kind):
     model, x = Odd(kind), jnp.ones((4, 2))
     params = jax.eval_shape(model.init, KEY, x)
     gradients = Gradients(model.apply, losses.cross_entropy)
@@ -363,7 +363,7 @@ def test_agents_are_mapped_over():
         check_close(got, weighted_sum(each, 1 / (1 + lengths(each))), 1e-5)
 
 
-def test_examples_that_memory_does_not_hold_at_once_are_taken_in_even_passes(monkeypatch):
+def test_large_batches_run_in_even_passes(monkeypatch):
     model, params, x, _ = task("mlp", 5)
     gradients = Gradients(model.apply, losses.cross_entropy)
     assert gradients.at_once(params, x) is None

@@ -30,7 +30,7 @@ def test_cnn5_has_its_table_s_parameters():
     assert size(cnn.CNN5(classes=100), 32, 32, 3) == want + more
 
 
-def test_the_small_cnn_has_the_26_010_that_its_paper_s_tables_make():
+def test_the_small_cnn_has_26_010_parameters():
     # 28 by 2 to 14, pooled to 13, 4x4 by 2 to 5, pooled to 4.
     want = kernels([(8, 1, 16), (4, 16, 32), (1, 4 * 4 * 32, 32), (1, 32, 10)])
     assert want == 26_010 == size(cnn.SmallCNN(), 28, 28, 1)

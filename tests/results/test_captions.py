@@ -55,7 +55,7 @@ def test_no_printed_epsilon_is_below_the_stated_one():
 
 
 @pytest.mark.parametrize("delta", [0.999999, 1 - 2.0**-53, 0.99996, 5e-324, 1e-5, 1.23456e-7])
-def test_a_printed_delta_is_neither_0_nor_1_nor_below_the_stated_one(delta):
+def test_a_printed_delta_is_rounded_up_within_0_and_1(delta):
     one = private(delta=delta, mu=1e-6)
     texts = [*captions.guarantees(one), *captions.guarantees(one.to_dict()), one.caption()]
     for text in (*texts, one.statement()):

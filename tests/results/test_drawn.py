@@ -239,7 +239,7 @@ def test_names_with_dollar_signs_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "<!-- $^{$ -->" in text and "<!-- $a^{_$ -->" in text
 
 
-def test_the_committed_comparison_is_drawn_and_refused_with_a_cure_that_works(tmp_path):
+def test_the_committed_comparison_is_drawn(tmp_path):
     archive, out = ROOT / "docs/records/compare.jsonl.gz", tmp_path / "figure.png"
     assert plots.from_records(archive, out=out) == out
     # One budget leaves every system; one system's setting would leave few.

@@ -378,7 +378,7 @@ def test_records_are_drawn_with_sensible_defaults(tmp_path):
 
 
 @pytest.mark.parametrize("least", [1.0, 3.0])
-def test_an_axis_of_epsilons_says_where_they_are_of_the_largest_agent(least):
+def test_an_epsilon_axis_names_the_largest_agent(least):
     rows = pandas.DataFrame(make_rows(("independent",)))
     figure = plots.lines(rows[rows["round"] == 300], "epsilon", "test_loss")
     assert figure.axes[0].get_xlabel() == "epsilon"
@@ -412,7 +412,7 @@ def test_records_without_what_is_asked_are_refused(tmp_path):
         plots.from_records(bare)
 
 
-def test_records_that_differ_in_participation_alone_are_not_mixed(tmp_path):
+def test_records_of_two_participations_are_not_mixed(tmp_path):
     """Two runs with everything alike but (k, b): neither one mean nor one caption for both."""
 
     def stated(pattern):
@@ -445,7 +445,7 @@ def test_records_that_differ_in_participation_alone_are_not_mixed(tmp_path):
         plots.from_records(tmp_path / "r.jsonl")
 
 
-def test_runs_that_nothing_tells_apart_are_refused_with_a_way_out():
+def test_indistinguishable_runs_are_refused():
     rows = [{"algorithm": "independent", "seed": 0, "round": r, "test_loss": 1.0} for r in (1, 2)]
     with pytest.raises(ValueError, match=r"no column tells them apart.*result\.rows\(run="):
         plots.lines(pandas.DataFrame(rows + rows), "round", "test_loss")

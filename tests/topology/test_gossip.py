@@ -86,7 +86,7 @@ def test_tables_give_the_dense_product_to_rounding(name) -> None:
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("fault", ["dropped", "permuted", "order"])
-def test_a_dropped_neighbour_or_permuted_weights_change_the_product(fault) -> None:
+def test_wrong_neighbours_change_the_product(fault) -> None:
     matrix = NETWORKS["irregular"]
     tables = gossip.neighbours(matrix, np.float32)
     assert tables is not None

@@ -297,7 +297,7 @@ def test_facebook_ego_is_the_stored_graph(real_data) -> None:
     assert (min(degrees), max(degrees)) == (1, 57)
 
 
-def test_renumbered_graphs_are_the_same_with_neighbours_near_each_other() -> None:
+def test_renumbered_graphs_keep_edges_and_shorten_them() -> None:
     far = nx.relabel_nodes(graphs.grid(9, 9), {i: (i * 32) % 81 for i in range(81)})
     for graph in (far, far.to_directed()):
         near = graphs.renumbered(graph)
