@@ -108,7 +108,8 @@ class DiSK(DSGD):
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The combinations of gradients are private."""
         gamma = (1 - self.kappa) / self.kappa if self.gamma is None else self.gamma
-        before, c = public_state.memory.before, self.ahead
+        before = public_state.memory.before
+        c = self.ahead
         moved = jax.tree.map(lambda x, old: x + gamma * (x - old), public_state.models, before)
         if self.gamma is None:
             answer = ctx.query(moved, ctx.batch)

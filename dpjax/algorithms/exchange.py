@@ -70,7 +70,9 @@ class Copies(Exchange):
 
     def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
         """Combine messages [L, ...] with ``arrays["mixing"]``, [n, n]."""
-        matrix, sender, receiver = arrays["mixing"], np.array(self.sender), np.array(self.receiver)
+        matrix = arrays["mixing"]
+        sender = np.array(self.sender)
+        receiver = np.array(self.receiver)
         weights = jnp.asarray(matrix)[receiver, sender]
 
         def combine(leaf: Array) -> Array:

@@ -123,7 +123,8 @@ class Federated(Method):
 
     def start(self, ctx: Round, models: Any) -> Memory:
         """The server's optimizer for one model, the sketch's start, and a centre of 0."""
-        model, sketch = _first(models), ()
+        model = _first(models)
+        sketch = ()
         if self.sketch is not None:
             vector, _ = flat(model)
             sketch = self.sketch.start(ctx.key, vector.size, vector.dtype)
@@ -149,10 +150,12 @@ class Federated(Method):
         """The server's step for all cohort slots; none where no sum was opened."""
         total, present = received
         models, memory = public_state
-        model, mean = _first(models), ctx.mean(total, present)
+        model = _first(models)
+        mean = ctx.mean(total, present)
         gradient = self._decoded(memory, mean, model)
         known = self._known_variance(ctx, memory, present, model)
-        one, (_, sketch, centre, opened) = _stacked(model), memory
+        one = _stacked(model)
+        _, sketch, centre, opened = memory
         updates, optimizer = ctx.optimizer.update(
             _stacked(gradient), memory.optimizer, one, **known
         )

@@ -153,11 +153,14 @@ class GradientTracking(_PairSent):
             divisor: What the sampler divides sums by.
             mixing: The mixing matrix.
         """
-        moves, model, last = np.zeros((len(steps), 2)), 0.0, 0.0
+        moves = np.zeros((len(steps), 2))
+        model = 0.0
+        last = 0.0
         for k, step in enumerate(steps):
             now = answer(model) / divisor
             moves[k] = model, now + last
-            model, last = step * moves[k, 1], now
+            model = step * moves[k, 1]
+            last = now
         return moves
 
 
@@ -213,7 +216,8 @@ class PPDOAGT(_PairSent):
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Mix with the agent's own values as they are, and step."""
-        (noisy, gradient), (models, memory) = carry, public_state
+        noisy, gradient = carry
+        models, memory = public_state
         pull = gossip.at(ctx.arrays["mixing"], ctx.round)
         kept = jnp.diagonal(pull)
         pulled = _noiseless_self(kept, received.model, noisy.model, models)
@@ -244,7 +248,8 @@ class PPDOAGT(_PairSent):
         keeps = np.unique(np.stack([pull.ravel(), push.ravel()]), axis=1)
         model, tracker = _lags(keeps[0], keeps[1], len(steps))
         # gaps[i, -k - 1] is of round k, so that a slice holds the newest first.
-        moves, gaps = np.zeros((len(steps), 2)), np.zeros((keeps.shape[1], len(steps)))
+        moves = np.zeros((len(steps), 2))
+        gaps = np.zeros((keeps.shape[1], len(steps)))
         for k, step in enumerate(steps):
             met = gaps[:, len(steps) - k :]
             with np.errstate(invalid="ignore", over="ignore"):
@@ -277,15 +282,21 @@ def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, 
     slack = 8 * (rounds + 1) * np.finfo(np.float64).eps
     for j in range(rounds):
         new = push * s if j else np.ones(len(pull))
-        x, size, s = pull * x - (new - s), pull * size + new + s, new
-        model[:, j], tracker[:, j] = np.abs(x) + slack * size, s * (1 + slack)
+        x = pull * x - (new - s)
+        size = pull * size + new + s
+        s = new
+        model[:, j] = np.abs(x) + slack * size
+        tracker[:, j] = s * (1 + slack)
     return model, tracker
 
 
 def _bounded(answer: Apart, steps: Any, divisor: float, pull: Any, push: Any) -> np.ndarray:
     """Moves under weights that change by round, by the largest and the least of them all."""
-    most, least = (float(pull.max()), float(push.max())), float(push.min())
-    moves, model, tracker = np.zeros((len(steps), 2)), 0.0, 0.0
+    most = (float(pull.max()), float(push.max()))
+    least = float(push.min())
+    moves = np.zeros((len(steps), 2))
+    model = 0.0
+    tracker = 0.0
     for k, step in enumerate(steps):
         moves[k] = model, tracker
         moved = step * answer(model) / divisor

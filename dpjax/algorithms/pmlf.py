@@ -102,5 +102,6 @@ class PMLF(DSGD):
 
 def _all(public_state: PublicState) -> Any:
     """The past models and this round's, leaves [n, k, ...]."""
-    past, models = public_state.memory.past, public_state.models
+    past = public_state.memory.past
+    models = public_state.models
     return jax.tree.map(lambda old, new: jnp.concatenate([old, new[:, None]], axis=1), past, models)

@@ -102,8 +102,10 @@ class CorrelatedRandomness(Unbounded, Method):
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Shares of models, then shares of trackers and of the newest gradient's change."""
-        matrix, (models, memory) = gossip.at(ctx.arrays["mixing"], ctx.round), public_state
-        trackers_next, random = ctx.round % 2 == 1, ctx.round // 2 < self.until
+        matrix = gossip.at(ctx.arrays["mixing"], ctx.round)
+        models, memory = public_state
+        trackers_next = ctx.round % 2 == 1
+        random = ctx.round // 2 < self.until
         gradient = ctx.gradient(models)
         # The first round has no tracker yet: it is the gradient itself.
         tracker = optax.tree.where(ctx.round > 0, memory.tracker, gradient)

@@ -90,7 +90,8 @@ class EXTRA(_Reference):
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Mix, and subtract half of the round before."""
-        (models, old), (message, (step, state)) = public_state, carry
+        models, old = public_state
+        message, (step, state) = carry
 
         def after(x: Any, mixed: Any, new: Any, before: Any, mixed_before: Any, was: Any) -> Any:
             later = x + mixed - 0.5 * (before + mixed_before) + new - was

@@ -348,7 +348,8 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
     """
     from scipy import optimize
 
-    variance, k = _validate.positive("variance", variance), _validate.integer("k", k)
+    variance = _validate.positive("variance", variance)
+    k = _validate.integer("k", k)
     forgetting = _validate.share("forgetting", forgetting)
     if rounds is None:
         if forgetting == 1:

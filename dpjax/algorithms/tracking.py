@@ -164,7 +164,8 @@ class DPOP(ModelSent):
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Step from the mix, back into the box."""
-        before, box = public_state.memory.optimizer, self.box
+        before = public_state.memory.optimizer
+        box = self.box
         models, optimizer = ctx.step(received, ctx.gradient(received), before)
         if box is not None:
             models = jax.tree.map(lambda leaf: jnp.clip(leaf, -box, box), models)

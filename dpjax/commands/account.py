@@ -518,10 +518,12 @@ def _lines(spent: Account, terms: Mapping[str, Any], names: Sequence[str]) -> li
 
 def _by_distance(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
     """Mean, least and largest loss over the victims (of every attacker) at each distance."""
-    several, table = len({row["attackers"] for row in rows}) > 1, []
+    several = len({row["attackers"] for row in rows}) > 1
+    table = []
     for distance in sorted({-2 if row["distance"] is None else row["distance"] for row in rows}):
         part = [row for row in rows if distance in (-2, row["distance"])]
-        mu, bounds = [row["mu"] for row in part], sum(row["upper_bound"] for row in part)
+        mu = [row["mu"] for row in part]
+        bounds = sum(row["upper_bound"] for row in part)
         table.append(
             {
                 "distance": {-2: "all", -1: "none"}.get(distance, str(distance)),
@@ -540,7 +542,8 @@ def _by_agent(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str
     """The largest loss of every agent of a small network."""
     if len(names) > inputs.FEW:
         return []
-    several, table = len({row["attackers"] for row in rows}) > 1, []
+    several = len({row["attackers"] for row in rows}) > 1
+    table = []
     for victim in sorted({row["victim"] for row in rows}):
         row = max((row for row in rows if row["victim"] == victim), key=lambda row: row["mu"])
         line = {"agent": names[victim]}

@@ -43,7 +43,8 @@ def data_command(
 
 def _list() -> int:
     """List the data sets, which are whole in the cache, and where the others come from."""
-    root, bad = cache.folder(), False
+    root = cache.folder()
+    bad = False
     print(f"cache: {root}" + ("" if os.path.isdir(root) else " (does not exist yet)"))
     custom = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
     files = {name: root / f"{name}.npz" for name in [*catalog.SETS, *custom]}

@@ -245,7 +245,8 @@ def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
 
 def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[dict[str, Any]]:
     """What every agent adds and is promised, from the covariance alone."""
-    config, covariance = plan.config, plan.covariance()
+    config = plan.config
+    covariance = plan.covariance()
     assert config.budget is not None
     spent = budget_.loss(
         covariance,

@@ -225,7 +225,8 @@ def sweep(
         if parallel != 1:
             team = stack.enter_context(_workers.Team(parallel, fill, place, _files.say))
         fill(team, _files.say, progress)
-        frames, numbers = [], {one: number for number, one in enumerate(points)}
+        frames = []
+        numbers = {one: number for number, one in enumerate(points)}
         for path, (group, _) in work.items():
             # Its digest is of what stands in the file, whatever that is called now.
             name = records.read_metadata(path).get("sweep", path.stem)
@@ -336,7 +337,8 @@ def _joined(plans: Sequence[Plan]) -> list[list[int]]:
 
 def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
     """The functions of a problem that its rows depend on, each with arguments of their shapes."""
-    key, n = jax.random.key(0, impl=_numerics.THREEFRY), problem.agents
+    key = jax.random.key(0, impl=_numerics.THREEFRY)
+    n = problem.agents
     trained = jax.eval_shape(problem.init, key)
     params = parameters.merge(trained, problem.frozen)
     one, x, y = problem.x[0], *(np.asarray(array[:2]) for array in (problem.x, problem.y))
@@ -359,7 +361,8 @@ def _fill(
     say: Callable[[str], None] = lambda text: None, progress: bool = False,
 ) -> None:  # fmt: skip
     """Run the groups whose files are missing, and write their rows; workers say nothing."""
-    done, total = 0, sum(len(group) for group, _ in work.values())
+    done = 0
+    total = sum(len(group) for group, _ in work.values())
     for path, missing in _workers.shared(work, team, say):
         group, columns = work[path]
         if missing:

@@ -231,7 +231,8 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], Problem]:
 
 def _budget(section: Mapping[str, Any], sites: tuple[str, ...]) -> protect.Budget:
     """The budget, whose epsilon may name the sites."""
-    budget, epsilon = dict(section), section.get("epsilon")
+    budget = dict(section)
+    epsilon = section.get("epsilon")
     with _naming(_titles("budget", section)):
         if isinstance(epsilon, Mapping):
             epsilons = {_validate.name(site): value for site, value in epsilon.items()}

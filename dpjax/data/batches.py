@@ -66,7 +66,8 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
     counts = jnp.asarray(counts, jnp.int32)[:, None]
     bits = _numerics.threefry_bits(key, (counts.shape[0], batch_size + 1))
     strata = jnp.arange(batch_size, dtype=jnp.int32)[None]
-    whole, rest = counts // batch_size, counts % batch_size
+    whole = counts // batch_size
+    rest = counts % batch_size
     # floor(j c / B) without the overflow of j c: c = whole B + rest.
     low = strata * whole + (strata * rest) // batch_size
     width = whole + ((strata + 1) * rest) // batch_size - (strata * rest) // batch_size

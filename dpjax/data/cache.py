@@ -72,7 +72,8 @@ def fetch(
         ValueError: If the bytes have another sha256.
         ConnectionError: If there is no network, or no server sends the file.
     """
-    path, reasons = Path(path), []
+    path = Path(path)
+    reasons = []
     if os.path.exists(path):
         return path
     for address in [url] if isinstance(url, str) else url:

@@ -201,7 +201,8 @@ def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Pat
     Returns:
         The path.
     """
-    path, checked = Path(path), check(path, arrays)
+    checked = check(path, arrays)
+    path = Path(path)
     with _files.writing("path", path):
         _files.replace(path, lambda file: np.savez_compressed(file, **checked))  # type: ignore[arg-type]
     return path

@@ -94,8 +94,10 @@ def _own_file(name: str, root: Path) -> str:
 
 
 def _dataset(name: str, arrays: canonical.Arrays, source: str, sha256: str) -> Dataset:
-    x_test, y_test = arrays.get("x_test"), arrays.get("y_test")
-    train, owner = (arrays["x_train"], arrays["y_train"]), arrays.get("owner")
+    x_test = arrays.get("x_test")
+    y_test = arrays.get("y_test")
+    train = (arrays["x_train"], arrays["y_train"])
+    owner = arrays.get("owner")
     return Dataset(name, *train, x_test, y_test, source, sha256, owner)
 
 
@@ -104,7 +106,8 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
     raws = [path.with_name(urls[0].rpartition("/")[2]) for urls in known.urls]
     by_hand = f"put {path.name} from another cache into {path.parent} (DPJAX_DATA)"
     if raws:
-        urls, names = " and ".join(u[0] for u in known.urls), " and ".join(r.name for r in raws)
+        urls = " and ".join(u[0] for u in known.urls)
+        names = " and ".join(r.name for r in raws)
         by_hand = f"get {urls} and put {names} into {path.parent} (DPJAX_DATA), or {by_hand}"
     if not known.obtainable:
         raise ValueError(
@@ -146,7 +149,8 @@ def _from_library(known: catalog.Known, path: Path) -> canonical.Arrays:
 
             x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
             return {"x": x, "y": y}
-        fields, parts = ("image", "label"), ("train", "test")
+        fields = ("image", "label")
+        parts = ("train", "test")
         train, test = built(str(known.library), folder, fields, parts)
         return dict(zip(("x_train", "y_train", "x_test", "y_test"), (*train, *test), strict=True))
 

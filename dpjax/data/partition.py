@@ -50,8 +50,10 @@ def blocks(partition: Partition, devices: int) -> tuple[np.ndarray, np.ndarray]:
         [n] where each agent's records begin among its device's, and [devices, m] the numbers of
         each device's records, agent by agent; -1 fills up.
     """
-    indices, counts = partition.indices, partition.counts
-    n, size = len(counts), -(-len(counts) // devices)
+    indices = partition.indices
+    counts = partition.counts
+    n = len(counts)
+    size = -(-len(counts) // devices)
     totals = np.bincount(np.arange(n) // size, counts, devices).astype(int)
     first = np.cumsum(counts) - counts - np.repeat(np.cumsum(totals) - totals, size)[:n]
     rows = np.full((devices, totals.max()), -1)

@@ -49,7 +49,8 @@ def split(
             f"fraction is {fraction} of {_validate.counted(len(x), 'record')}; both parts need one"
         )
     order = np.random.default_rng(_validate.integer("seed", seed, least=0)).permutation(len(x))
-    first, second = np.sort(order[held:]), np.sort(order[:held])
+    first = np.sort(order[held:])
+    second = np.sort(order[:held])
     return (x[first], y[first]), (x[second], y[second])
 
 
@@ -73,7 +74,8 @@ def with_test(data: Dataset, fraction: float, seed: int) -> tuple[tuple[Any, Any
         >>> len(train[1]), len(test[1])
         (1438, 359)
     """
-    x, y = np.asarray(data.x_train), np.asarray(data.y_train)
+    x = np.asarray(data.x_train)
+    y = np.asarray(data.y_train)
     if data.x_test is None:
         return split(x, y, fraction, seed)
     return (x, y), (data.x_test, data.y_test)
@@ -105,6 +107,7 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
         raise ValueError(f"test has {test.shape[1]} columns, train {train.shape[1]}")
     if (largest := max(np.abs(train).max(), np.abs(test).max())) > 1e150:
         raise ValueError(f"train or test reaches {largest:.3g}; scale or drop that feature")
-    mean, deviation = train.mean(0), train.std(0)
+    mean = train.mean(0)
+    deviation = train.std(0)
     deviation[deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))] = 1.0
     return (train - mean) / deviation, (test - mean) / deviation

@@ -57,7 +57,8 @@ def convolve(
         [[9.0, 9.0], [9.0, 9.0]]
     """
     _validate.one_of("layout", layout, LAYOUTS)
-    x, kernel = jnp.asarray(x), jnp.asarray(kernel)
+    x = jnp.asarray(x)
+    kernel = jnp.asarray(kernel)
     x = x.astype(kernel.dtype)
     *front, height, width, channels = x.shape
     if channels != kernel.shape[2] * groups or kernel.shape[3] % groups:
@@ -117,7 +118,8 @@ def shifted(
     """
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [*pads, (0, 0)])
     rows, columns = window
-    high, wide = (x.shape[-3] - rows) // strides + 1, (x.shape[-2] - columns) // strides + 1
+    high = (x.shape[-3] - rows) // strides + 1
+    wide = (x.shape[-2] - columns) // strides + 1
     parts = []
     for row in range(rows):
         for column in range(columns):

@@ -33,7 +33,8 @@ class _Inverted(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        shortcut, channels = x, x.shape[-1]
+        shortcut = x
+        channels = x.shape[-1]
         wide = channels * self.expansion
         if self.expansion > 1:
             x = nn.silu(group_norm(size=8, name="expand_norm")(self._conv(wide, 1, "expand")(x)))
@@ -87,7 +88,8 @@ class EfficientNet(nn.Module):
         x = nn.silu(group_norm(size=8, name="first_norm")(first(x)))
         for stage, (expansion, size, strides, features, count) in enumerate(_STAGES):
             for index in range(count):
-                name, step = f"block_{stage}_{index}", strides if index == 0 else 1
+                name = f"block_{stage}_{index}"
+                step = strides if index == 0 else 1
                 x = _Inverted(expansion, size, step, features, self.layout, name=name)(x)
         last = Conv(1280, (1, 1), use_bias=False, layout=self.layout, name="last")
         x = average(nn.silu(group_norm(size=8, name="last_norm")(last(x))))

@@ -150,7 +150,8 @@ def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
 
     It is not where the model has interceptors that change what comes into its layers or out.
     """
-    first, last = program.eqns[begin].outvars[0], program.eqns[end].invars[0]
+    first = program.eqns[begin].outvars[0]
+    last = program.eqns[end].invars[0]
     invars = [program.invars[leaf] for leaf in call.params.values()] + [first]
     shapes = [
         jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype, weak_type=each.aval.weak_type)
@@ -371,9 +372,11 @@ class Gradients:
             by_layer: Whether every layer has a weight of its own.
             places: Examples of all calls whose sums are added up.
         """
-        calls, points = self._calls(params, x), self._points(params)
+        calls = self._calls(params, x)
+        points = self._points(params)
         leaves, tree = jax.tree.flatten(points[0])
-        layer, unit = _numerics.layer_numbers(points[0]), _unit(leaves)
+        layer = _numerics.layer_numbers(points[0])
+        unit = _unit(leaves)
         parts = [self._differentiated(point, calls, x, y) for point in points]
         formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
         lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
@@ -441,7 +444,8 @@ class Gradients:
 
         (gradients, derivatives), inputs = _numerics.apart(differentiated, x, y)
         formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
-        pairs, lost = {}, {}
+        pairs = {}
+        lost = {}
         for call, activation, derivative in zip(calls, inputs, derivatives, strict=True):
             reads = call.product.reads
             # What the layer multiplies: a narrow dtype may have no number of this size.

@@ -121,7 +121,8 @@ def auc(outputs: Any, labels: Any) -> Float[Array, ""]:
     def of_class(score: Any, own: Any) -> Any:
         ordered = jnp.sort(score)
         below, up_to = (jnp.searchsorted(ordered, score, side=side) for side in ("left", "right"))
-        count, rest = jnp.sum(own), jnp.sum(~own)
+        count = jnp.sum(own)
+        rest = jnp.sum(~own)
         won = jnp.sum(jnp.where(own, (below + up_to + 1) / 2, 0)) - count * (count + 1) / 2
         pairs = jnp.maximum(count * rest, 1).astype(won.dtype)
         return won / pairs, (count > 0) & (rest > 0)

@@ -222,7 +222,8 @@ def known(module: nn.Module) -> bool:
 
 
 def _dense(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
-    axes, features = _flat(getattr(module, "axis", -1)), _flat(module.features)
+    axes = _flat(getattr(module, "axis", -1))
+    features = _flat(module.features)
     last = list(range(len(shape) - len(axes), len(shape)))
     special = (
         module.dot_general or module.dot_general_cls or _flat(getattr(module, "batch_dims", ()))

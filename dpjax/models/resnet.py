@@ -112,7 +112,8 @@ class _Bottleneck(nn.Module):
 
     def _conv(self, features: int, size: int, strides: int, name: str) -> Conv:
         # Symmetric zeros, as the published networks pad, also where a stride leaves some over.
-        size_, padding = (size, size), size // 2
+        size_ = (size, size)
+        padding = size // 2
         return _standardized(features, size_, strides, padding, layout=self.layout, name=name)
 
 

@@ -101,7 +101,8 @@ def load(
     """
     tensors = read(path)
     shapes = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
-    shapes, params = flatten_dict(shapes), {}
+    shapes = flatten_dict(shapes)
+    params = {}
     names = {parts: _public(parts, name) for parts in shapes}
     if key is not None:
         fresh = jax.jit(lambda key: model.init(key, example)["params"][head])(key)

@@ -56,7 +56,8 @@ class Look(NamedTuple):
     line: Any = "-"
 
 
-_DASHES, _DOTS = (0, (7, 2)), (0, (5, 1.5, 1, 1.5, 1, 1.5))
+_DASHES = (0, (7, 2))
+_DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 
 LOOKS: dict[str, Look] = {
     "non_private": Look("non-private", "#000000", "x", "--"),
@@ -232,7 +233,8 @@ def lines(
             ax.axhline(level, color=_INK, linestyle=line, linewidth=1.1, label=name)
         # A dollar sign in the name of a column or of a series starts no formula.
         ax.set_xlabel(xlabel or _named(frame, x), parse_math=bool(xlabel))
-        cell, siblings = ax.get_subplotspec(), ax.get_shared_y_axes().get_siblings(ax)
+        cell = ax.get_subplotspec()
+        siblings = ax.get_shared_y_axes().get_siblings(ax)
         if cell is None or cell.is_first_col() or len(siblings) == 1:
             ax.set_ylabel(ylabel or _named(frame, y), parse_math=bool(ylabel))
         ax.set_title(title or "")
@@ -438,7 +440,8 @@ def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], notes: _Notes) -> No
         if len(across) == 1:
             ax.errorbar(across, mean, error, color=look["color"], capsize=3)
         else:
-            low, high = mean - error, mean + error
+            low = mean - error
+            high = mean + error
             ax.fill_between(across, low, high, color=look["color"], alpha=0.18, linewidth=0)
 
 
@@ -560,7 +563,8 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     with style():
         width, height = figure.get_size_inches()
         # "T = 5" stays on one line, and lines of so many letters fit the sheet.
-        tied, length = caption.replace(" = ", "\xa0=\xa0"), int(16 * (width - 0.3))
+        tied = caption.replace(" = ", "\xa0=\xa0")
+        length = int(16 * (width - 0.3))
         text = figure.supxlabel(
             "\n".join(textwrap.wrap(tied, length, break_on_hyphens=False)).replace("\xa0", " "),
             x=0.15 / width,
@@ -637,7 +641,8 @@ def _caption(notes: _Notes) -> str:
     if text := captions.guarantees(notes.guarantees):
         sentences.append(f"Guarantee: {'; '.join(text)}.")
     if notes.counts:
-        low, high = min(notes.counts), max(notes.counts)
+        low = min(notes.counts)
+        high = max(notes.counts)
         what = next(iter(notes.over)) if len(notes.over) == 1 else "row"
         count = f"{high} {what}s" if low == high else f"{low} to {high} {what}s"
         if high > 1:

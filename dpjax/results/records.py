@@ -185,7 +185,8 @@ def metadata(
     """
     import jax
 
-    devices, now = jax.devices(), datetime.datetime.now(datetime.UTC)
+    devices = jax.devices()
+    now = datetime.datetime.now(datetime.UTC)
     return {
         "command": command,
         "seed": seed if seed is None or isinstance(seed, int) else list(seed),
@@ -303,7 +304,8 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     """The metadata, checked."""
     head = _parse(path, 1, line).get("metadata")
     head = head if isinstance(head, dict) else {}
-    rows, listed = head.get("rows"), head.get("guarantees")
+    rows = head.get("rows")
+    listed = head.get("guarantees")
     guarantees = listed if isinstance(listed, list) else [None]
     valid = type(rows) is int and rows >= 0 and all(isinstance(one, dict) for one in guarantees)
     if not valid:
@@ -321,7 +323,8 @@ def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], l
     names: list[str] = []
     read: set[tuple[Path, str]] = set()
     for path in _meant(paths):
-        content, packed = path.read_bytes(), path.suffix == ".gz"
+        content = path.read_bytes()
+        packed = path.suffix == ".gz"
         try:
             content = gzip.decompress(content) if packed else content
         except (OSError, EOFError, zlib.error) as error:
@@ -330,7 +333,8 @@ def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], l
         while lines:
             head = _head(path, lines[0])
             size = head["rows"] + 1 if packed else len(lines)
-            one, lines = lines[:size], lines[size:]
+            one = lines[:size]
+            lines = lines[size:]
             name = str(head.get("file", path.stem))
             if "file" in head and (path, name) in read:
                 raise ValueError(f"{path} holds the file {name!r} twice; get the archive again")
@@ -354,7 +358,8 @@ def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str
         if type(index) is int and 0 <= index < len(head["guarantees"]):
             row["guarantee"] = head["guarantees"][index]
         elif index is not None:
-            fault, number = f"of guarantee {index!r}, unknown to the metadata", at
+            fault = f"of guarantee {index!r}, unknown to the metadata"
+            number = at
     if fault:
         raise ValueError(
             f"{path}, line {number}, is {fault}; the file was truncated or changed, make it again"

@@ -93,7 +93,8 @@ def text(
         1000  0.05000
     """
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
-        names, rows = list(rows.columns), rows.to_dict("records")
+        names = list(rows.columns)
+        rows = rows.to_dict("records")
     else:
         rows = list(map(dict, rows))
         names = list(dict.fromkeys(name for row in rows for name in row))

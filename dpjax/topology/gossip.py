@@ -223,7 +223,8 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     senders: list[Any] = []
     weights: list[Any] = []
     for index in np.unique(bucket[counts <= _WIDEST]):
-        members, width = np.flatnonzero(bucket == index), widths[index]
+        members = np.flatnonzero(bucket == index)
+        width = widths[index]
         tables = [_table(one, members, width, dtype) for one in rows]
         for all_tables, part in zip((senders, weights), zip(*tables, strict=True), strict=True):
             all_tables.append(np.stack(part) if mixing.ndim == 3 else part[0])
@@ -243,8 +244,10 @@ def partitioned(whole: Neighbours, mesh: Mesh) -> Partitioned:
         whole: From `neighbours`.
         mesh: Devices, one axis.
     """
-    n, devices = whole.agents, mesh.size
-    block, wide = -(-n // devices), np.asarray(whole.wide)
+    n = whole.agents
+    devices = mesh.size
+    block = -(-n // devices)
+    wide = np.asarray(whole.wide)
     agents = np.arange(n) if whole.order is None else np.argsort(np.asarray(whole.order))
     rows = np.split(agents, np.cumsum([part.shape[-2] for part in whole.senders]))
     owners = [members // block for members in rows]
@@ -266,8 +269,10 @@ def partitioned(whole: Neighbours, mesh: Mesh) -> Partitioned:
         rows, owners, [*senders, moved], [*whole.weights, moved], strict=True
     ):
         counts = np.bincount(owner, minlength=devices)
-        size, at = int(counts.max()), np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
-        order[members], first = first + at, first + size
+        size = int(counts.max())
+        at = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+        order[members] = first + at
+        first = first + size
         # Devices with fewer rows have some of weight zero, which no agent reads.
         filled = [np.zeros((*p.shape[:-2], devices * size, p.shape[-1]), p.dtype) for p in parts]
         for out, part in zip(filled, parts, strict=True):
@@ -311,7 +316,8 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
     place = np.zeros((devices, n), np.int32)
     own = np.arange(n)
     place[own // block, own] = own % block
-    sends, length = [], block
+    sends = []
+    length = block
     for step, size in zip(steps, sizes, strict=True):
         send = np.zeros((devices, size), np.int32)
         for (i, j), rows in step.items():
@@ -324,7 +330,8 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
 
 def _exchanged(mixing: Partitioned, values: Array) -> Array:
     """Every device's rows, from its own agents' values and those that it receives."""
-    (axis,), spec = mixing.mesh.axis_names, PartitionSpec(*mixing.mesh.axis_names)
+    (axis,) = mixing.mesh.axis_names
+    spec = PartitionSpec(*mixing.mesh.axis_names)
 
     def local(tables: Neighbours, sends: tuple[Array, ...], own: Array) -> Array:
         if mixing.steps is None:
@@ -373,12 +380,14 @@ def _table(
     matrix: scipy.sparse.csr_array, members: np.ndarray, width: int, dtype: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """Senders and weights [m, k] of some rows of at most k entries."""
-    starts, counts = matrix.indptr[members], np.diff(matrix.indptr)[members]
+    starts = matrix.indptr[members]
+    counts = np.diff(matrix.indptr)[members]
     place = np.arange(width)
     used = place < counts[:, None]
     # Padding repeats the first sender, whose value is read anyway; an empty row reads its own.
     at = starts[:, None] + np.where(used, place, 0)
-    indices, data = np.append(matrix.indices, 0), np.append(matrix.data, 0)
+    indices = np.append(matrix.indices, 0)
+    data = np.append(matrix.data, 0)
     filled = np.minimum(at, len(indices) - 1)
     senders = np.where(counts[:, None] > 0, indices[filled], members[:, None])
     return senders.astype(np.int32), np.where(used, data[filled], 0).astype(dtype)

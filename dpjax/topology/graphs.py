@@ -27,7 +27,8 @@ __all__ = [
 ]
 
 _DRAWS = 100
-_EDGE, _NODE = 300, 700  # bytes that networkx takes
+_EDGE = 300
+_NODE = 700  # bytes that networkx takes
 _EGO = "facebook_ego.edgelist"
 _EGO_SHAPE = (148, 1692)
 
@@ -361,7 +362,8 @@ def renumbered(graph: nx.Graph) -> nx.Graph:
         >>> near.nodes(data="label")[1]
         '4'
     """
-    names, order = nodes.labels(graph), nodes.order(graph)
+    names = nodes.labels(graph)
+    order = nodes.order(graph)
     links = nx.to_scipy_sparse_array(graph, order, format="csr")
     olds = csgraph.reverse_cuthill_mckee(links).tolist()
     near = nx.relabel_nodes(graph, {order[old]: new for new, old in enumerate(olds)})

@@ -216,7 +216,8 @@ def spectral_gap(mixing: Any) -> float:
     matrix = check(matrix, stochastic="columns" if columns else "rows", connected=False)
     period = 1
     if matrix.ndim == 3:
-        period, product = matrix.shape[0], np.eye(matrix.shape[-1])
+        period = matrix.shape[0]
+        product = np.eye(matrix.shape[-1])
         for step in matrix:
             product = step @ product
         matrix = product
@@ -397,7 +398,8 @@ def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
 
 def _receives(graph: nx.Graph, sparse: bool) -> Any:
     """Entry (v, u) is 1 where u sends to v, or is v."""
-    sends, n = _adjacency(graph, sparse), graph.number_of_nodes()
+    sends = _adjacency(graph, sparse)
+    n = graph.number_of_nodes()
     if sparse:
         return (sends.T + scipy.sparse.eye_array(n)).tocsr()
     return sends.T + np.eye(n)

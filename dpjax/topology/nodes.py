@@ -13,7 +13,8 @@ from dpjax import _validate
 
 __all__ = ["find", "labels"]
 
-_INDEX, _LABEL = "index:", "label:"
+_INDEX = "index:"
+_LABEL = "label:"
 
 
 def labels(graph: nx.Graph) -> tuple[str, ...]:
