@@ -79,6 +79,7 @@ PURE = {
     "optimizer": dp.optimizers.Sgd(0.01, decay=0.8),
     "sampler": dp.samplers.Random(1),
 }
+LAPLACE = dp.noise.ScheduledLaplace(0.9)
 CLIPPED = {**PURE, "protect": dp.Protect("replace_agent", 1.0, norm="l1")}
 GAP = {**PURE, "budget": dp.Budget(1.0, delta=1e-5)}
 GAP["protect"] = dp.Protect("replace_agent", gradient_gap=2.0)
@@ -150,17 +151,17 @@ PLANS: dict[str, dict[str, Any]] = {
         "optimizer": dp.optimizers.Chain(optax.adam, optax.cosine_decay_schedule(0.1, 20)),
     },
     "tracking, laplace": {
-        **PURE, "method": dp.methods.Tracking(5.0), "noise": dp.noise.Laplace(0.9),
+        **PURE, "method": dp.methods.Tracking(5.0), "noise": LAPLACE,
     },
     "tracking, normal": {
-        **GAP, "method": dp.methods.Tracking(5.0), "noise": dp.noise.Normal(0.9),
+        **GAP, "method": dp.methods.Tracking(5.0), "noise": dp.noise.ScheduledGaussian(0.9),
     },
-    "two variables": {**CLIPPED, "method": dp.methods.DiffTVAB(), "noise": dp.noise.Laplace(0.9)},
-    "sums of steps": {**CLIPPED, "method": dp.methods.PPDOAGT(), "noise": dp.noise.Laplace(0.9)},
-    "d-sgd, laplace": {**CLIPPED, "noise": dp.noise.Laplace(0.9)},
-    "shares": {**SUMS, "noise": dp.noise.Aggregate(), "protect": CLIENT},
+    "two variables": {**CLIPPED, "method": dp.methods.DiffTVAB(), "noise": LAPLACE},
+    "sums of steps": {**CLIPPED, "method": dp.methods.PPDOAGT(), "noise": LAPLACE},
+    "d-sgd, laplace": {**CLIPPED, "noise": LAPLACE},
+    "shares": {**SUMS, "noise": dp.noise.SumShares(), "protect": CLIENT},
     "shares, dropouts": {
-        **SUMS, "noise": dp.noise.Aggregate(1, 1), "method": dp.methods.Federated(Trusted(1)),
+        **SUMS, "noise": dp.noise.SumShares(1, 1), "method": dp.methods.Federated(Trusted(1)),
         "protect": dp.Protect("replace_record", clip_norm=0.5, attacker="aggregator"),
     },
     "integers": {

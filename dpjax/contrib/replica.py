@@ -23,7 +23,7 @@ from dpjax._numerics import compiled
 from dpjax.engine import arguments
 from dpjax.engine.host import check_delivered
 from dpjax.engine.inputs import Inputs
-from dpjax.engine.step import Data, Outgoing, RoundDraw, Statics
+from dpjax.engine.step import Data, Outgoing, RoundDraw, Secret, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 from dpjax.protocols import State
@@ -259,5 +259,5 @@ def _replayed(
     rounds = statics.rounds(one, batch_keys[0], lambda _: drawn, frozen=frozen)
     models, memory = state
     now = State(models, memory, (), round)
-    new = rounds.incoming(now, Outgoing((), (), {}, ()), received)
+    new = rounds.incoming(now, Outgoing((), (), {}, Secret(())), received)
     return new.models, new.memory

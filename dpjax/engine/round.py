@@ -10,13 +10,13 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._numerics import compiled
-from dpjax.engine import checkpoint, inputs, keys
+from dpjax.engine import arguments, checkpoint, keys
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Info, Outgoing, RoundDraw, Rounds, Statics
+from dpjax.learning.problem import Problem
 from dpjax.plans import statements
 from dpjax.plans.plan import Plan
-from dpjax.plans.problem import Problem
 from dpjax.protocols import Arrays, Message, Models, State
 
 __all__ = ["Rounds", "rounds"]
@@ -91,11 +91,11 @@ def rounds(
         True
     """
     seed = _validate.integer("seed", seed, least=0, most=2**32 - 1)
-    plans, problems, seeds = inputs.check(plan, problem, [seed])
+    plans, problems, seeds = arguments.check_run(plan, problem, [seed])
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
     checkpoint.check_storage(plans, None, key_file)
-    inputs.check_device(plans, None)
+    arguments.check_device(plans, None)
     data = Inputs.of(plans, problems, seeds)
     rounding = data.rounding(release=plan.config.release)
     # Refuses a release whose numbers are too coarse for its budget.
@@ -210,5 +210,7 @@ def _storage(
     programs.append(_step.trace(loop.statics, loop.run, state))
     values = ((data.models, None), data.arrays, state.memory)
     options = {"driver": "rounds"}
-    identity = checkpoint.of_run(plans, problems, seeds, options, values, programs, data.devices)
+    identity = checkpoint.of_run(
+        plans, problems, seeds, options, values, programs, data.memory.devices
+    )
     return Storage(identity, None, key_file)

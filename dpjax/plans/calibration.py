@@ -7,7 +7,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import optax
@@ -40,7 +40,7 @@ from dpjax.transforms import rounds as rounds_
 
 __all__: list[str] = []
 
-Mixing = Float[np.ndarray, "*p n n"] | scipy.sparse.csr_array
+Mixing: TypeAlias = Float[np.ndarray, "*p n n"] | scipy.sparse.csr_array
 """W or a schedule of them."""
 
 _REMEDY = "make the plan from one config with plan.make"

@@ -10,7 +10,7 @@ import pytest
 import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
 from dpjax.engine.host import local
-from dpjax.plans.scheduled import Laplace
+from dpjax.plans.scheduled import ScheduledLaplace
 from tests.support import make_problem
 
 N = 6
@@ -38,7 +38,7 @@ CASES = {
     "disk": {"method": dp.methods.DiSK(), "sampler": dp.samplers.Full()},
     "tracking": {
         "method": dp.methods.Tracking(beta=0.1),
-        "noise": Laplace(0.9),
+        "noise": ScheduledLaplace(0.9),
         "budget": dp.Budget(20.0, accountant="pure"),
         "protect": dp.Protect("replace_agent", clip_norm=0.5, norm="l1"),
     },
