@@ -19,7 +19,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from numpy.typing import ArrayLike
 
 import dpjax as dp
 
@@ -49,6 +50,10 @@ from dpjax.secagg import graph
 from dpjax.transforms.optimizers import scale_by_adam
 from tests.support import load_script, make_config, make_problem
 
+Value = Any
+"""A number, a text, or a list or dict of values: what JSON holds."""
+Values = dict[str, Value]
+
 ROOT = Path(__file__).resolve().parents[1]
 BASELINE = ROOT / "tests" / "baseline" / "values.json"
 STORED = ROOT / "docs" / "records"
@@ -60,7 +65,8 @@ RUN = 1e-5
 """A run is one compiled program. A compiler may add in another order where the program differs,
 though it means the same; so bits of models are reported and not required."""
 
-AGENTS, RECORDS = 6, 24
+AGENTS = 6
+RECORDS = 24
 NETWORK = dp.mixing.metropolis_hastings(dp.graphs.erdos_renyi(AGENTS, 0.5, 0))
 COMPLETE = dp.mixing.metropolis_hastings(dp.graphs.complete(AGENTS))
 RING = dp.mixing.metropolis_hastings(dp.graphs.ring(AGENTS))
@@ -94,7 +100,7 @@ CLIENT = dp.Protect("zero_out_client", clip_norm=0.5, attacker="aggregator")
 ZCDP = dp.Budget(2.0, 1e-5, accountant="zcdp")
 
 # Changes of `tests.support.make_config`; and "matrix" and "counts" of the plan.
-PLANS: dict[str, dict[str, Any]] = {
+PLANS: dict[str, Values] = {
     "no noise": {"design": "non_private"},
     "independent": {"design": "independent"},
     "independent, records": {"design": "independent", "relation": "replace_record"},
@@ -196,7 +202,7 @@ CODED = 10
 
 
 @functools.cache
-def make_plan(name: str) -> Any:
+def make_plan(name: str) -> dp.Plan:
     """The plan of a row of `PLANS`."""
     changes = dict(PLANS[name])
     matrix = changes.pop("matrix", NETWORK)
@@ -205,7 +211,7 @@ def make_plan(name: str) -> Any:
 
 
 @functools.cache
-def make_task(name: str) -> Any:
+def make_task(name: str) -> dp.Problem:
     """A problem that fits the plan of a row."""
     counts = PLANS[name].get("counts")
     return make_problem(AGENTS, records=RECORDS if counts is None else int(counts[0]))
@@ -214,7 +220,7 @@ def make_task(name: str) -> Any:
 # ------------------------------------------------------------------------------ What is compared.
 
 
-def array_value(array: Any) -> dict[str, Any]:
+def array_value(array: ArrayLike) -> Values:
     """An array by its bits; and numbers that show how far another one is from it."""
     array = np.ascontiguousarray(array)
     digest = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
@@ -231,12 +237,12 @@ def array_value(array: Any) -> dict[str, Any]:
     }
 
 
-def tree_value(tree: Any) -> list[dict[str, Any]]:
+def tree_value(tree: object) -> list[Values]:
     """The arrays of a tree in its order, whatever its class."""
     return [array_value(leaf) for leaf in jax.tree.leaves(jax.device_get(tree))]
 
 
-def stated(compute: Callable[[], Any]) -> Any:
+def stated(compute: Callable[[], Value]) -> Value:
     """A number, or "refused" where none is stated: a refusal must stay one."""
     try:
         return compute()
@@ -244,7 +250,7 @@ def stated(compute: Callable[[], Any]) -> Any:
         return "refused"
 
 
-def loss_values(guarantee: Any) -> dict[str, Any]:
+def loss_values(guarantee: Guarantee) -> Values:
     """Whatever a guarantee states as a number."""
     rounds = guarantee.rounds
     marks = sorted({1, rounds // 2, rounds})
@@ -268,13 +274,13 @@ def loss_values(guarantee: Any) -> dict[str, Any]:
     return values
 
 
-def within(guarantee: Any, accountant: str) -> float:
+def within(guarantee: Guarantee, accountant: str) -> float:
     """Epsilon of a total of which a guarantee is the first phase."""
     total = dp.Budget(20.0, guarantee.delta, accountant=accountant)
     return guarantee.within(total).epsilon
 
 
-def plan_values(name: str) -> dict[str, Any]:
+def plan_values(name: str) -> Values:
     """Losses, forecast and arrays of a plan."""
     plan = make_plan(name)
     values = loss_values(plan.guarantee)
@@ -293,7 +299,7 @@ def plan_values(name: str) -> dict[str, Any]:
     return values
 
 
-def batch_values(name: str) -> list[dict[str, Any]]:
+def batch_values(name: str) -> list[Values]:
     """Batches of three rounds: rows and padding."""
     sampler = make_plan(name).sampler
     counts = jnp.asarray(PLANS[name].get("counts", COUNTS))
@@ -305,7 +311,7 @@ def batch_values(name: str) -> list[dict[str, Any]]:
     return values
 
 
-def noise_values(name: str) -> list[dict[str, Any]]:
+def noise_values(name: str) -> list[Values]:
     """Noisy payloads of three rounds: raw noise first, then beside a payload."""
     plan = make_plan(name)
     arrays = {key: jnp.asarray(array, jnp.float32) for key, array in plan.arrays.items()}
@@ -355,14 +361,14 @@ def drawn_in_a_run(name: str) -> list[int]:
     return np.rint(codes).astype(int).tolist()
 
 
-def run_values(name: str) -> dict[str, Any]:
+def run_values(name: str) -> Values:
     """Metrics and models of a short run, as hexadecimal floats."""
     plan = make_plan(name)
     result = dp.run(plan, make_task(name), seeds=[0, 5], eval_every=plan.config.rounds // 4)
     return result_values(result)
 
 
-def result_values(result: Any) -> dict[str, Any]:
+def result_values(result: dp.Result) -> Values:
     """Metrics, models and the epsilon of a result."""
     metrics = {name: hexadecimal(values) for name, values in result.metrics.items()}
     models = [hexadecimal(leaf) for leaf in jax.tree.leaves(result.params)]
@@ -370,12 +376,12 @@ def result_values(result: Any) -> dict[str, Any]:
     return {"metrics": metrics, "models": models, "epsilons": epsilons}
 
 
-def hexadecimal(array: Any) -> dict[str, list[str]]:
+def hexadecimal(array: ArrayLike) -> dict[str, list[str]]:
     """Numbers without rounding."""
     return {"hex": [float(number).hex() for number in np.asarray(array, np.float64).ravel()]}
 
 
-def function_values() -> dict[str, Any]:
+def function_values() -> Values:
     """Values of functions whose names are fixed."""
     participation = Participation(20, 4, 5)
     design = spacetime.design(NETWORK, Participation(8, 4, 2))
@@ -385,7 +391,7 @@ def function_values() -> dict[str, Any]:
         f"printed={printed}": laplace.geometric(1.0, 2.0, 0.01, 0.8, 0.9, 10, printed=printed)
         for printed in (False, True)
     }
-    seen = {
+    observed = {
         "dsgd": views.dsgd(NETWORK).ldp(),
         "muffliato": views.muffliato(NETWORK, 3).pndp([0]),
         "zip-dl": views.zip_dl(NETWORK).pndp([0]),
@@ -406,7 +412,7 @@ def function_values() -> dict[str, Any]:
         "space-time": [array_value(design.strategy), array_value(design.covariance), design.value],
         "views": {
             key: array_value(view.gdp(Participation(4, 4, 1), gradients="view"))
-            for key, view in seen.items()
+            for key, view in observed.items()
         },
         "keys": tree_value([jax.random.key_data(key) for key in keys]),
         "graph": [int(degree.degree), int(degree.threshold)],
@@ -436,11 +442,11 @@ def written_files() -> dict[str, str]:
     return contents
 
 
-def read_files(contents: dict[str, str], folder: Path) -> dict[str, Any]:
+def read_files(contents: dict[str, str], folder: Path) -> Values:
     """What the reader of this code makes of them."""
     for name, content in contents.items():
         (folder / name).write_bytes(base64.b64decode(content))
-    values: dict[str, Any] = {}
+    values: Values = {}
     for name in ("design", "plan", "strategy"):
         design = Design.load(folder / f"{name}.npz")
         values[name] = {
@@ -470,7 +476,7 @@ def read_files(contents: dict[str, str], folder: Path) -> dict[str, Any]:
     return values
 
 
-def archive_values(path: Path) -> dict[str, Any]:
+def archive_values(path: Path) -> Values:
     """What is read of a committed archive: its rows, and the losses of its guarantees."""
     frame = records.read(path)
     epsilons = []
@@ -483,7 +489,7 @@ def archive_values(path: Path) -> dict[str, Any]:
     return {"rows": len(frame), "losses": array_value(np.array(epsilons))}
 
 
-def preset_values(name: str, folder: Path) -> dict[str, Any]:
+def preset_values(name: str, folder: Path) -> Values:
     """The numbers in the records of an experiment's smallest preset."""
     script = load_script(name)
     assert script.main(["--preset", "tiny", "--output", str(folder), "--quiet"]) == 0
@@ -507,7 +513,7 @@ class Mode(NamedTuple):
     exact: bool = False
 
 
-def differences(old: Any, new: Any, mode: Mode, path: str = "") -> list[str]:
+def differences(old: Value, new: Value, mode: Mode, path: str = "") -> list[str]:
     """Where two trees of values differ by more than the mode allows."""
     if isinstance(old, dict) and isinstance(new, dict):
         if old.keys() != new.keys():
@@ -530,7 +536,7 @@ def differences(old: Any, new: Any, mode: Mode, path: str = "") -> list[str]:
     return lines
 
 
-def of_arrays(old: dict[str, Any], new: dict[str, Any], mode: Mode, path: str) -> list[str]:
+def of_arrays(old: Values, new: Values, mode: Mode, path: str) -> list[str]:
     """Differences of two arrays: of bits; or of numbers, where these may differ."""
     if old["sha256"] == new["sha256"]:
         return []
@@ -541,10 +547,10 @@ def of_arrays(old: dict[str, Any], new: dict[str, Any], mode: Mode, path: str) -
         return refused
     # Entries near 0 are compared by the mean size of all.
     size = old["moments"][0] / max(1, int(np.prod(old["shape"])))
-    apart = np.abs(np.array(old["first"]) - new["first"])
+    distances = np.abs(np.array(old["first"]) - new["first"])
     allowed = mode.tolerance * np.maximum(size, np.abs(old["first"]))
     sums = differences(old["moments"], new["moments"], mode)
-    return refused if (apart > allowed).any() or sums else []
+    return refused if (distances > allowed).any() or sums else []
 
 
 def of_numbers(old: list[str], new: list[str], mode: Mode, path: str) -> list[str]:
@@ -559,7 +565,7 @@ def of_numbers(old: list[str], new: list[str], mode: Mode, path: str) -> list[st
     return [f"{path}: {after[:6].tolist()}, before {before[:6].tolist()}"]
 
 
-def near_enough(old: Any, new: Any, tolerance: float) -> bool:
+def near_enough(old: Value, new: Value, tolerance: float) -> bool:
     """Whether two plain values are equal, or two numbers as near as the tolerance."""
     if type(old) is not float and type(new) is not float:
         return old == new
@@ -584,12 +590,12 @@ def machine() -> dict[str, str]:
 
 
 @functools.cache
-def baseline() -> dict[str, Any]:
+def baseline() -> Values:
     """The stored values."""
     return json.loads(BASELINE.read_text())
 
 
-def compare(section: str, name: str, new: Any, mode: Mode) -> None:
+def compare(section: str, name: str, new: Value, mode: Mode) -> None:
     """Fail where new values differ from the stored ones, with the first differences."""
     # As JSON, so that tuples and NumPy's numbers are what the file holds.
     new = json.loads(json.dumps(new, default=float))
@@ -608,7 +614,7 @@ def bit_mode() -> Mode:
     return Mode(ELSEWHERE, exact=alike)
 
 
-def marked(names: Any, slow: tuple[str, ...]) -> list[Any]:
+def marked(names: Iterable[str], slow: tuple[str, ...]) -> list[object]:
     """Names as parameters, some of them slow."""
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
@@ -697,10 +703,10 @@ def test_an_array_may_differ_by_its_last_digits_alone(error, noticed):
     assert differences(array_value(array), swapped, Mode(CLOSE))
     narrow = array_value(array.astype(np.float32))
     assert differences(array_value(array), narrow, Mode(1e-3))
-    whole = array_value(np.arange(4)), array_value(np.arange(4) + np.eye(4, dtype=int)[1])
-    assert differences(*whole, Mode(1e3))
-    numbers = hexadecimal(array), hexadecimal(near)
-    assert bool(differences(*numbers, Mode(CLOSE))) == noticed
+    integers = array_value(np.arange(4))
+    assert differences(integers, array_value(np.array([0, 1, 2, 4])), Mode(1e3))
+    lines = differences(hexadecimal(array), hexadecimal(near), Mode(CLOSE))
+    assert bool(lines) == noticed
 
 
 def test_the_file_has_a_value_of_every_row():
@@ -714,13 +720,13 @@ def test_the_file_has_a_value_of_every_row():
 # ------------------------------------------------------------------------------ Writing.
 
 
-def all_values() -> dict[str, Any]:
+def all_values() -> Values:
     """What the file holds."""
     revision = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT
     )
     contents = written_files()
-    values: dict[str, Any] = {
+    values: Values = {
         "head": {
             "commit": revision.stdout.strip(),
             "python": platform.python_version(),
@@ -744,7 +750,7 @@ def all_values() -> dict[str, Any]:
     return values
 
 
-def as_text(values: dict[str, Any]) -> str:
+def as_text(values: Values) -> str:
     """JSON with one entry of a section a line, so that a changed one is a changed line."""
     sections = []
     for section, entries in values.items():

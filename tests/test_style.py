@@ -280,11 +280,11 @@ def others() -> list[Examined]:
 
 def homes(files: list[Examined]) -> dict[str, list[tuple[str, int]]]:
     """Where each public top-level class and function is defined."""
-    found = collections.defaultdict(list)
+    places = collections.defaultdict(list)
     for file in files:
         for name, line in file.public.items():
-            found[name].append((file.path, line))
-    return found
+            places[name].append((file.path, line))
+    return places
 
 
 def repeated_names(files: list[Examined]) -> dict[str, list[tuple[str, int]]]:
