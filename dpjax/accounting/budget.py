@@ -26,9 +26,9 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
 from dpjax.accounting import discrete, finite, gdp, losses, precision
 from dpjax.accounting.loss import Loss
+from dpjax.accounting.rounding import MARGIN
 
 __all__ = [
     "Accountant",

@@ -26,8 +26,8 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
 from dpjax.accounting import losses
+from dpjax.accounting.rounding import MARGIN
 from dpjax.encoding import lattice
 
 __all__ = [

@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
 from dpjax.accounting import gdp
 from dpjax.accounting.loss import Loss, checked_delta
+from dpjax.accounting.rounding import MARGIN
 from dpjax.accounting.sampled import Phase, Pld
 
 __all__ = ["Concentrated", "Gaussian", "Pld", "Pure"]

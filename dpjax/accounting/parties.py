@@ -11,10 +11,10 @@ import textwrap
 from typing import Any, NamedTuple
 
 from dpjax import _html
-from dpjax._numerics import MARGIN, delta_text, up
 from dpjax.accounting import finite, losses
 from dpjax.accounting.loss import AmplifiedLoss, Loss
 from dpjax.accounting.records import Record, Secrets, precision_cost
+from dpjax.accounting.rounding import MARGIN, delta_text, up
 
 __all__ = ["Party", "Protection"]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
+from dpjax.accounting.rounding import MARGIN
 
 __all__ = ["epsilon", "epsilon_of_sensitivities"]
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
 from dpjax.accounting import budget, finite, gdp, losses, stopping
 from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss
+from dpjax.accounting.rounding import MARGIN
 
 __all__ = ["Record", "Threat"]
 

@@ -31,8 +31,8 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
 from dpjax.accounting import gdp
+from dpjax.accounting.rounding import MARGIN
 
 __all__: list[str] = []
 

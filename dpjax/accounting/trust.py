@@ -18,13 +18,14 @@ import numpy as np
 import scipy.sparse.csgraph
 from jaxtyping import Float
 
-from dpjax import _numerics, _validate
+from dpjax import _validate
 from dpjax.accounting import dense, kalman
 from dpjax.accounting.attacker import Judge, Judged, View, of_model, stated
 from dpjax.accounting.kalman import Model
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
+from dpjax.topology.links import message_pairs
 
 __all__: list[str] = []
 
@@ -301,13 +302,13 @@ class ZipDL(LinearAlgorithm):
 
     def _observed(self, nodes: Sequence[int] | None) -> np.ndarray:
         """Which messages; an eavesdropper does not see own copies, which are not sent."""
-        sender, receiver = _numerics.message_pairs(self.gossip.mixing[0])
+        sender, receiver = message_pairs(self.gossip.mixing[0])
         return np.flatnonzero(sender != receiver if nodes is None else np.isin(receiver, nodes))
 
     def _view(self, nodes: tuple[int, ...], observed: np.ndarray, known: Sequence[int]) -> View:
         noise, victims = self._unknown(nodes, known)
         mixing, n = self.gossip.mixing[0], self.agents
-        sender, receiver = _numerics.message_pairs(mixing)
+        sender, receiver = message_pairs(mixing)
         gather = np.zeros((n, len(sender)))
         gather[receiver, np.arange(len(sender))] = mixing[receiver, sender]
         senders, sent = np.eye(n)[sender[observed]], noise[observed]

@@ -25,13 +25,14 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _numerics, _validate
+from dpjax import _validate
 from dpjax.accounting import dense
 from dpjax.accounting.attacker import View, ViewLoss, of_model, seeing
 from dpjax.accounting.kalman import Model
 from dpjax.accounting.trust import GossipRounds, LinearAlgorithm, ZipDL
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.spatial import partition
+from dpjax.topology.links import incidence, link_pairs, message_pairs, zero_sum_map
 
 __all__ = [
     "LinearAlgorithm",
@@ -100,8 +101,8 @@ def dsgd(
     secret = [False] * len(owners)
     if edge_noise is not None:
         spread = np.sqrt(_validate.positive("edge_noise", edge_noise))
-        ends = _numerics.link_pairs(schedule)
-        source = np.hstack([source, spread * _numerics.incidence(ends, n)])
+        ends = link_pairs(schedule)
+        source = np.hstack([source, spread * incidence(ends, n)])
         owners += [frozenset(map(int, pair)) for pair in ends]
         secret += [True] * len(ends)
     return LinearAlgorithm(gossip, source, tuple(owners), tuple(secret), over_rounds)
@@ -233,8 +234,8 @@ def zip_dl(
             f"mixing is of {len(matrix)} agents without a link; Zip-DL's noise goes out on links: "
             "give a connected network of at least 2 agents"
         )
-    sender, receiver = _numerics.message_pairs(matrix)
-    noise = _numerics.zero_sum(sender, receiver, zero_sum)
+    sender, receiver = message_pairs(matrix)
+    noise = zero_sum_map(sender, receiver, zero_sum)
     owners = tuple(frozenset([int(i)]) for i in sender)
     gossip = GossipRounds(matrix[None], 1, np.ones(len(matrix)))
     return ZipDL(gossip, noise, owners, (False,) * len(owners))

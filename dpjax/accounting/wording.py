@@ -3,11 +3,11 @@
 import math
 
 from dpjax import _validate
-from dpjax._numerics import delta_text, up
 from dpjax.accounting import budget, parties
 from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.accounting.parties import epsilon_text, range_text
 from dpjax.accounting.records import Record, precision_cost
+from dpjax.accounting.rounding import delta_text, up
 
 __all__: list[str] = []
 

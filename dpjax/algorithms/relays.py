@@ -25,9 +25,9 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax._numerics import linked
 from dpjax.protocols import Aggregator
 from dpjax.topology import gossip
+from dpjax.topology.links import adjacency
 
 __all__ = ["Relayed", "spanning"]
 
@@ -138,7 +138,7 @@ def spanning(mixing: Float[np.ndarray, "n n"]) -> tuple[int, ...]:
     matrix = _validate.square("mixing", mixing)
     if ((matrix != 0) != (matrix.T != 0)).any():
         raise ValueError("mixing has links that go one way; give one whose links go both ways")
-    graph = networkx.from_numpy_array(linked(matrix))
+    graph = networkx.from_numpy_array(adjacency(matrix))
     if not networkx.is_connected(graph):
         raise ValueError("mixing has agents that no path joins; give a connected network")
     edges = networkx.bfs_edges(graph, networkx.center(graph)[0])

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from dpjax import _numerics
 from dpjax.algorithms.exchange import Copies
 from dpjax.algorithms.tracking import Apart
 from dpjax.protocols import Emission, Method, Networked, PublicState, Round
+from dpjax.topology.links import message_pairs
 
 __all__ = ["ZipDL"]
 
@@ -41,7 +41,7 @@ def links(mixing: Float[np.ndarray, "n n"]) -> Links:
     matrix = np.asarray(mixing, np.float64)
     if matrix.ndim != 2:
         raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
-    sender, receiver = _numerics.message_pairs(matrix)
+    sender, receiver = message_pairs(matrix)
     return Links(sender, receiver, matrix[receiver, sender])
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN, delta_text, loose_delta, up
 from dpjax.accounting import budget, gdp, parties, views, wording
 from dpjax.accounting.attacker import Gradients
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.rounding import MARGIN, delta_text, loose_delta, up
 from dpjax.commands import inputs
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation

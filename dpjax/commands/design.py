@@ -10,10 +10,10 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _files, _validate
-from dpjax._numerics import up
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import forecast as forecast_
 from dpjax.accounting import wording
+from dpjax.accounting.rounding import up
 from dpjax.commands import inputs
 from dpjax.learning.samplers import Random
 from dpjax.mechanism import polynomial, spatial, workload

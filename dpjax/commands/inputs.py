@@ -11,7 +11,8 @@ import networkx as nx
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _numerics, _validate
+from dpjax import _validate
+from dpjax.accounting.rounding import loose_delta
 from dpjax.topology import graphs
 from dpjax.topology import mixing as matrices
 
@@ -140,5 +141,5 @@ def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> No
     """
     whole = relation == "replace_agent"
     units, unit = (agents, "agent") if whole else (agents * records, "record")
-    if wrong := _numerics.loose_delta(delta, units, unit, more=not whole):
+    if wrong := loose_delta(delta, units, unit, more=not whole):
         print(f"NOTE: {wrong}")

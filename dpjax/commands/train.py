@@ -17,7 +17,7 @@ import numpy as np
 import tyro
 
 from dpjax import _files, _validate
-from dpjax._numerics import up
+from dpjax.accounting.rounding import up
 from dpjax.algorithms import methods
 from dpjax.commands import inputs
 from dpjax.data import catalog, load, partition, split

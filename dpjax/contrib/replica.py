@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _validate
-from dpjax._numerics import compiled
+from dpjax._programs import compiled
 from dpjax.engine import arguments
 from dpjax.engine.host import check_delivered
 from dpjax.engine.inputs import Inputs

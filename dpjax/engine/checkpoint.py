@@ -20,7 +20,7 @@ import jax
 import jaxlib
 import numpy as np
 
-from dpjax import _files, _numerics, _validate
+from dpjax import _files, _programs, _validate
 from dpjax._version import __version__
 from dpjax.engine import keys, processes
 from dpjax.learning.problem import Problem
@@ -212,7 +212,7 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
     hasher = hashlib.sha256()
     for each in traced:
         text = each.lower().as_text()
-        names = {e.primitive.name for jaxpr, _ in _numerics.jaxprs(each.jaxpr) for e in jaxpr.eqns}
+        names = {e.primitive.name for jaxpr, _ in _programs.jaxprs(each.jaxpr) for e in jaxpr.eqns}
         outside = {name for name in names if any(part in name for part in _OUTSIDE)}
         outside |= set(re.findall(r"custom_call @(\w*callback\w*)", text))
         if release and outside:
@@ -222,7 +222,7 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
                 "resumes: the same noise on other gradients would cancel. Compute it in JAX"
             )
         hasher.update(text.encode())
-        for constant in _numerics.constants(each.jaxpr):
+        for constant in _programs.constants(each.jaxpr):
             hasher.update(digest(constant).encode())
     return hasher.hexdigest()
 

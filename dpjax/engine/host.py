@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax import _numerics, _validate
-from dpjax._numerics import compiled
+from dpjax._programs import compiled
 from dpjax.engine import program
 from dpjax.engine.checkpoint import Storage, digest
 from dpjax.engine.state import RunState, not_finite

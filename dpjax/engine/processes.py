@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax import _validate
-from dpjax._numerics import AGENTS
+from dpjax._agents import AGENTS
 
 __all__: list[str] = []
 

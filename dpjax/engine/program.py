@@ -22,7 +22,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._numerics import AGENTS, compiled
+from dpjax._agents import AGENTS
+from dpjax._programs import compiled
 from dpjax.engine.processes import place, whole
 from dpjax.engine.step import LOST, NOT_FINITE, Data, Rounds, Secret, Statics
 from dpjax.protocols import IntegerEncoded, PublicState, State

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 
 from dpjax import _files, _html, _validate
-from dpjax._numerics import up
 from dpjax.accounting.parties import epsilon_text
+from dpjax.accounting.rounding import up
 from dpjax.plans.plan import described
 
 __all__: list[str] = []

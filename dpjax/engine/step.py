@@ -16,7 +16,8 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from dpjax._numerics import fold_in, gathered
+from dpjax._agents import gathered
+from dpjax._numerics import fold_in
 from dpjax.learning.query import AgentQuery, Drawn, RecordQuery, keyed
 from dpjax.protocols import (
     Arrays,

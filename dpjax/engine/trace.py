@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax._numerics import compiled
+from dpjax._programs import compiled
 from dpjax.engine import arguments as arguments_
 from dpjax.engine import keys
 from dpjax.engine.inputs import Inputs

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from dpjax import _numerics, _validate
+from dpjax import _numerics, _programs, _validate
 from dpjax._validate import fixed
 from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
@@ -41,7 +41,7 @@ def check_closure(name: str, function: Any, arguments: Any, x: np.ndarray) -> An
         ValueError: Naming the function, and the array that it holds.
     """
     program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    held = [each for each in _numerics.constants(program) if np.ndim(each) > 1]
+    held = [each for each in _programs.constants(program) if np.ndim(each) > 1]
     held = [each for each in held if np.shape(each)[1:] == x.shape[1:]]
     records = {row.tobytes() for row in x} if held else set()
     for array in held:

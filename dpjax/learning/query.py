@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
-from dpjax import _numerics, _validate
-from dpjax._numerics import compiled
+from dpjax import _agents, _numerics, _validate
+from dpjax._programs import compiled
 from dpjax.learning import parameters
 from dpjax.protocols import Answer
 from dpjax.transforms import clipping
@@ -214,7 +214,7 @@ class AgentQuery:
         )
 
         def answered(models: Any, batch: Any) -> Any:
-            gradients = _numerics.each_agent(
+            gradients = _agents.each_agent(
                 jax.grad(loss), models, batch, sequential=self.one_by_one
             )
             if encode is not None:
@@ -225,7 +225,7 @@ class AgentQuery:
             norms = clipping.norms(gradients, self.norm)
             return clipped, norms, self._exceeded(gradients, norms)
 
-        clipped, *diagnostics = _numerics.in_blocks(answered, models, batch)
+        clipped, *diagnostics = _agents.in_blocks(answered, models, batch)
         values = (jnp.mean(each).astype(jnp.float32) for each in diagnostics)
         return Answer(clipped, dict(zip(self.metrics, values, strict=True)))
 
@@ -391,7 +391,7 @@ class RecordQuery:
             )
             of_agent = lambda *data: clipped_sum(*data, places)  # noqa: E731
         each = lambda params, batch: of_agent(params, *batch)  # noqa: E731
-        return _numerics.each_agent(each, models, batch)
+        return _agents.each_agent(each, models, batch)
 
     def _in_passes(self, models: Any, batch: "Drawn", encode: Any, places: int) -> Any:
         """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""
@@ -403,7 +403,7 @@ class RecordQuery:
                 jax.lax.dynamic_slice_in_dim(part, number * size, size, axis=1)
                 for part in (batch.rows, batch.padding, where)
             )
-            x, y = _numerics.gathered(at, batch.x, batch.y)
+            x, y = _agents.gathered(at, batch.x, batch.y)
             return self._wide(models, (keyed(batch.key, x, rows), y, padding), encode, places)
 
         used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))

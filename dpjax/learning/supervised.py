@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from dpjax import _numerics, _validate
+from dpjax import _agents, _programs, _validate
 from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
 from dpjax.learning import parameters
@@ -149,7 +149,7 @@ def at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:
 
 def _sizes(program: Any) -> list[int]:
     """Numbers in every result of a program, and of the programs that it calls."""
-    equations = (equation for jaxpr, _ in _numerics.jaxprs(program) for equation in jaxpr.eqns)
+    equations = (equation for jaxpr, _ in _programs.jaxprs(program) for equation in jaxpr.eqns)
     return [math.prod(variable.aval.shape) for one in equations for variable in one.outvars]
 
 
@@ -190,7 +190,7 @@ def module_functions(
     layers = gradients.chosen(params, jax.ShapeDtypeStruct((1, *shape), kind))
     # Hidden layers of all agents at once leave a CPU's caches: 20 times as slow for 148 agents.
     deep = type(model) is MLP and jax.default_backend() == "cpu"
-    deep = deep or _numerics.one_by_one(params)
+    deep = deep or _agents.one_by_one(params)
     return {
         "init": init,
         "loss": example_loss,
@@ -278,7 +278,7 @@ def _metrics(
             labels = evaluation[1]
             return total | {f"test_{name}": SCORES[name](outputs, labels) for name in scores}
 
-        return jax.tree.map(jnp.mean, _numerics.each_agent(of_agent, params, sequential=deep))
+        return jax.tree.map(jnp.mean, _agents.each_agent(of_agent, params, sequential=deep))
 
     return metrics
 

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _numerics, _validate
+from dpjax import _validate
 from dpjax.mechanism import workload
 from dpjax.mechanism.certificate import Factor, Vector
 from dpjax.mechanism.factorization import Solution, minimize_trace
+from dpjax.topology.links import adjacency
 
 __all__ = [
     "central",
@@ -195,7 +196,7 @@ def solve_pairwise(
         bounds: [n] precision bounds.
     """
     n = bounds.shape[0]
-    linked = _numerics.linked(mixing)
+    linked = adjacency(mixing)
     laplacian = np.diag(linked.sum(axis=1)) - linked.astype(float)
     root = np.sqrt(bounds)
     values, vectors = np.linalg.eigh(root[:, None] * laplacian * root)

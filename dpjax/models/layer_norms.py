@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from dpjax import _numerics, _validate
+from dpjax import _agents, _numerics, _validate
 from dpjax.models import products
 
 __all__ = ["Gradients"]
@@ -442,7 +442,7 @@ class Gradients:
         def differentiated(x: Any, y: Any) -> Any:
             return jax.grad(example, (0, 1), has_aux=True)(plain, zeros, x, y)
 
-        (gradients, derivatives), inputs = _numerics.apart(differentiated, x, y)
+        (gradients, derivatives), inputs = _agents.apart(differentiated, x, y)
         formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
         pairs = {}
         lost = {}

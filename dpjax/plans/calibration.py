@@ -15,12 +15,13 @@ import scipy.sparse
 import scipy.sparse.csgraph
 from jaxtyping import Float, Int, PRNGKeyArray
 
-from dpjax import _numerics, _validate
+from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, losses, precision, records
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.loss import AmplifiedLoss, Loss
+from dpjax.accounting.rounding import loose_delta
 from dpjax.data.partition import Partition
 from dpjax.learning.samplers import Random
 from dpjax.mechanism import design as design_
@@ -775,6 +776,6 @@ def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -
         if counts is None and type(sampler) is Random:  # Of distinct records.
             units, more = agents * sampler.batch_size, True
     if config.budget is not None and units is not None:
-        wrong = _numerics.loose_delta(config.budget.delta, units, unit, more=more)
+        wrong = loose_delta(config.budget.delta, units, unit, more=more)
         if wrong:
             warnings.warn(wrong, UserWarning, stacklevel=stacklevel)

@@ -28,9 +28,9 @@ import numpy as np
 import scipy.sparse
 
 from dpjax import _validate
-from dpjax._numerics import delta_text
 from dpjax.accounting import parties, wording
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.rounding import delta_text
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.learning.samplers import Full
 from dpjax.mechanism import strategy as strategy_

@@ -16,17 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from dpjax import _numerics, _validate
-from dpjax._numerics import MARGIN
+from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, records, views
+from dpjax.accounting.rounding import MARGIN
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.exchange import Server
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Calibrated, Drawn, Target
 from dpjax.plans.protect import Protect
 from dpjax.protocols import Privatizer
+from dpjax.topology.links import link_pairs, zero_sum_map
 from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
 
@@ -316,7 +317,7 @@ class PairKeys(ScaledNoise):
 
     def drawn(self, target: Target) -> Drawn:
         """How it is drawn, its keys all from one: a simulation."""
-        pairs = tuple((int(i), int(j)) for i, j in _numerics.link_pairs(target.dense))
+        pairs = tuple((int(i), int(j)) for i, j in link_pairs(target.dense))
         return Drawn(_pair_keys, (target.rounds, target.agents, pairs, self.shared))
 
 
@@ -372,7 +373,7 @@ class ZeroSum(ScaledNoise):
         sent = zip_dl.links(target.dense)
         gather = np.zeros((target.agents, len(sent.sender)))
         gather[sent.receiver, np.arange(len(sent.sender))] = sent.weight
-        noise = _numerics.zero_sum(sent.sender, sent.receiver, self.over)
+        noise = zero_sum_map(sent.sender, sent.receiver, self.over)
         return gather @ noise / self._sensitivity(target)
 
     def drawn(self, target: Target) -> Drawn:

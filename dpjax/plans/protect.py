@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from dpjax import _numerics, _validate
+from dpjax import _agents, _validate
 from dpjax.accounting import budget
 from dpjax.accounting.records import Threat
 from dpjax.learning.problem import Problem
@@ -167,7 +167,7 @@ class Protect(Threat):
             copies=problem.variants,
             per_layer=self.per_layer,
             norm=self.norm,
-            one_by_one=_numerics.one_by_one(params),
+            one_by_one=_agents.one_by_one(params),
         )
 
     @property

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN, up
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, gdp
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.parties import epsilon_text
+from dpjax.accounting.rounding import MARGIN, up
 from dpjax.learning.problem import Problem
 from dpjax.plans import calibration, compatibility
 from dpjax.plans.plan import Plan

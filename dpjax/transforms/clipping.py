@@ -19,7 +19,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 from optax import Params, Updates
 
-from dpjax import _numerics, _validate
+from dpjax import _agents, _numerics, _validate
 
 __all__ = ["clipped_sum", "per_agent", "per_example"]
 
@@ -450,7 +450,7 @@ def wide_per_example(
             return _clip(gradient, bound, rule)
 
         def part(x: _Records, y: _Records, is_padding: _Padding) -> Updates:
-            terms = _numerics.apart(of_record, x, y)
+            terms = _agents.apart(of_record, x, y)
             if is_padding is not None:
                 # A padded record adds exactly zero, whatever its gradient is.
                 terms = _numerics.masked(is_padding, jnp.zeros_like, terms)

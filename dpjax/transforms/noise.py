@@ -31,6 +31,7 @@ from dpjax._numerics import double_precision
 from dpjax.encoding import simulated
 from dpjax.encoding.lattice import SumCode
 from dpjax.protocols import IntegerEncoded
+from dpjax.topology.links import incidence
 from dpjax.transforms import rounds as rounds_
 from dpjax.transforms import variates
 
@@ -436,7 +437,7 @@ def pairwise(
     ``secldp`` for these two variances, after clipping to the norm that they are in units of.
 
     Args:
-        edges: [E, 2] links, each once; `dpjax._numerics.link_pairs`.
+        edges: [E, 2] links, each once; `dpjax.topology.links.link_pairs`.
         own: Variance of an agent's own noise, squared units of the update.
         shared: Variance of a link's noise.
         own_keys: [n] threefry keys, each of one agent and of no other use.
@@ -482,7 +483,7 @@ def pairwise(
             raise ValueError("edge_keys and own_keys hold a key twice; give every part its own")
     if not isinstance(scale, jax.core.Tracer):
         scale = _validate.spread("scale", scale)
-    spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * _numerics.incidence(pairs, n)])
+    spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * incidence(pairs, n)])
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.key, state.round)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpjax import _numerics
 from dpjax.accounting import budget, gdp, losses, stopping
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.rounding import up
 from dpjax.accounting.wording import ATTACKERS
 from dpjax.results import captions
 
@@ -130,7 +130,7 @@ def test_budgets_per_agent(accountant):
     # An exact epsilon beside the range is that of the largest, and says so.
     exact = accountant != "gdp"
     assert ("[largest exact epsilon " in guarantee.caption()) == exact
-    largest = f"exact epsilon = {_numerics.up(guarantee.exact_epsilon)}, at the agent with the larg"
+    largest = f"exact epsilon = {up(guarantee.exact_epsilon)}, at the agent with the larg"
     assert (largest in guarantee.statement()) == exact
     assert "[exact epsilon " not in guarantee.caption()
     with pytest.raises(ValueError, match="maximum"):
@@ -174,10 +174,10 @@ def test_printed_epsilon_is_rounded_up():
 
 @given(st.floats(1e-300, 1e300), st.integers(1, 6))
 def test_what_is_printed_is_never_below(value, digits):
-    shown = _numerics.up(value, digits)
+    shown = up(value, digits)
     assert value <= float(shown) <= value * (1 + 10.0 ** (1 - digits)) * (1 + 1e-15)
     assert len(shown.partition("e")[0].replace(".", "").strip("0")) <= digits
-    assert _numerics.up(1e-5) == "1e-05" and _numerics.up(math.inf) == "inf"
+    assert up(1e-5) == "1e-05" and up(math.inf) == "inf"
 
 
 def test_non_private():

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from dpjax._numerics import up
 from dpjax.accounting import budget, discrete, gdp, losses, records
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.rounding import up
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import plan

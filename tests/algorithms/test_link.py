@@ -13,7 +13,6 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import _numerics
 from dpjax._numerics import double_precision
 from dpjax.accounting import views
 from dpjax.algorithms import zip_dl
@@ -21,6 +20,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import spatial, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
+from dpjax.topology.links import link_pairs
 from dpjax.transforms import noise, variates
 from tests.support import composed
 
@@ -80,7 +80,7 @@ def gossip(matrix, *, factor=None, strategy=None, gradients=G, before=None, **op
 
 def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
     """A run of DECOR with keys at both ends, and its normals, an agent's before a link's."""
-    pairs = _numerics.link_pairs(matrix)
+    pairs = link_pairs(matrix)
     own_keys, edge_keys = noise.simulated_keys(key(), N, len(pairs))
     given = pairs[:, ::-1] if flipped else pairs
     noisy = noise.pairwise(given, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T)
@@ -271,7 +271,7 @@ def received(name, attackers):
     else:
         owners = [{i} for i in range(N)]
         if name == "decor":
-            owners += [set(map(int, pair)) for pair in _numerics.link_pairs(W)]
+            owners += [set(map(int, pair)) for pair in link_pairs(W)]
         schedule = matrix_of(name)
         reach = np.stack([(schedule[t % len(schedule)][nodes] != 0).any(0) for t in range(T)])
         reach = np.tile(reach, (1, len(a) // (T * N)))

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import _numerics
 from dpjax.algorithms.zip_dl import ZipDL, links
 from dpjax.engine.step import Secret
 from dpjax.topology import graphs, mixing
+from dpjax.topology.links import zero_sum_map
 from dpjax.transforms.noise import zero_sum
 from dpjax.transforms.variates import normals
 from tests.support import composed
@@ -90,7 +90,7 @@ def test_the_map_of_the_noise_is_the_one_drawn(rule):
     (_, info), *_ = rounds(make(rule, step=0.0), zeros, zeros)
     leaf_key = jax.random.fold_in(jax.random.fold_in(key(), 0), 0)
     z = np.asarray(normals(leaf_key, (len(SENT.sender), 3), jnp.float32))
-    found = DEVIATION * _numerics.zero_sum(SENT.sender, SENT.receiver, rule) @ z
+    found = DEVIATION * zero_sum_map(SENT.sender, SENT.receiver, rule) @ z
     np.testing.assert_allclose(info.messages, found, atol=1e-6)
 
 

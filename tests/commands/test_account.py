@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpjax import _numerics, cli
+from dpjax import cli
 from dpjax.accounting import gdp
 from dpjax.accounting.parties import ANOTHER
+from dpjax.accounting.rounding import up
 from dpjax.commands import account as account_
 from dpjax.commands.account import account
 from dpjax.mechanism import temporal
@@ -307,10 +308,10 @@ def test_all_attackers_are_every_one_alone(capsys: Capture) -> None:
 @pytest.mark.slow
 def test_other_parties_have_a_sentence_each(capsys: Capture) -> None:
     """An outsider sees every message of four rounds: replaced, at sigma 2, mu is 2 sqrt(4) / 2."""
-    outside = f"(epsilon = {_numerics.up(float(gdp.epsilon(2.0, 1e-5)))}, delta = 1e-05)"
+    outside = f"(epsilon = {up(float(gdp.epsilon(2.0, 1e-5)))}, delta = 1e-05)"
     assert cli.main([*ACCOUNT, "--out", "ldp"]) == 0
     text = capsys.readouterr().out
-    assert f"2 records cost at most epsilon = {_numerics.up(float(gdp.epsilon(4.0, 1e-5)))}" in text
+    assert f"2 records cost at most epsilon = {up(float(gdp.epsilon(4.0, 1e-5)))}" in text
     assert "from an outsider" not in text and f"Protected from {ANOTHER} {outside}: every" in text
     assert cli.main([*ACCOUNT, "--trust", "pndp", "--out", "pndp"]) == 0
     text = capsys.readouterr().out

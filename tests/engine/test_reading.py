@@ -16,10 +16,10 @@ from tests.support import make_config, make_problem
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dpjax"
 ASIDE = (
-    *("_validate.py", "_numerics.py", "engine/arguments.py", "engine/memory.py"),
+    *("_", "engine/arguments.py", "engine/memory.py"),
     *("models/", "learning/supervised.py", "accounting/", "plans/statements.py"),
 )
-"""Checks, the user's model and loss, and what is stated of a plan."""
+"""What serves all packages, checks, the user's model and loss, and what is stated of a plan."""
 
 
 def files(function, *values):

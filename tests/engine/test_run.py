@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax._numerics import Compiled
+from dpjax._programs import Compiled
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.tracking import Tracking
 from dpjax.contrib import fusion

@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from dpjax import _numerics
+from dpjax import _agents
 from dpjax.data import partition
 from dpjax.engine import processes, program
 from dpjax.engine.inputs import Inputs
@@ -229,7 +229,7 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
             batch = data.statics.batch(given, KEY, KEY, np.int32(3))
             if sampler != "poisson":
                 return batch
-            x, y = _numerics.gathered(batch.rows if batch.at is None else batch.at, *batch[:2])
+            x, y = _agents.gathered(batch.rows if batch.at is None else batch.at, *batch[:2])
             return query.keyed(batch.key, x, batch.rows), y, batch.padding
 
         return data.data, jax.device_get(drawn(data.data))

@@ -11,7 +11,7 @@ import pytest
 
 import dpjax as dp
 from dpjax import cli
-from dpjax._numerics import up
+from dpjax.accounting.rounding import up
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import load_script, make_config

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _numerics
+from dpjax import _programs
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import host, inputs, program
@@ -176,10 +176,10 @@ def constants(task, one):
     keys = jax.random.split(KEY, 1)
     state = program.initial(statics, arrays, models, keys, keys)
     traced = program.advance.trace(statics, arrays, data, state, keys, keys, Blocks(1, 2))
-    held = [np.shape(each) for each in _numerics.constants(traced.jaxpr)]
+    held = [np.shape(each) for each in _programs.constants(traced.jaxpr)]
     made = [
         variable.aval.shape
-        for jaxpr, _ in _numerics.jaxprs(traced.jaxpr)
+        for jaxpr, _ in _programs.jaxprs(traced.jaxpr)
         for equation in jaxpr.eqns
         for variable in equation.outvars
     ]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _numerics
+from dpjax import _agents
 from dpjax.learning.query import AgentQuery
 from dpjax.models import cnn, layer_norms, losses, mlp
 from dpjax.transforms import clipping
@@ -195,7 +195,7 @@ def test_few_records_of_a_convolution_in_groups_do_not_meet(name, monkeypatch):
     fn = jax.jit(sums(model, "record"))
     for extreme in extremes:
         assert squared_change(fn, params, x, y, extreme) <= CLIP**2, extreme
-    monkeypatch.setattr(_numerics, "apart", lambda function, *trees: jax.vmap(function)(*trees))
+    monkeypatch.setattr(_agents, "apart", lambda function, *trees: jax.vmap(function)(*trees))
     fn = jax.jit(sums(model, "record"))
     changes = [squared_change(fn, params, x, y, extreme) for extreme in extremes]
     assert max(changes) > CLIP**2, changes
@@ -238,7 +238,7 @@ def test_agents_with_convolutions_in_groups_do_not_meet(monkeypatch):
 
     before, after = first_agents()
     jax.tree.map(np.testing.assert_array_equal, before, after)
-    monkeypatch.setattr(_numerics, "apart", lambda function, *trees: jax.vmap(function)(*trees))
+    monkeypatch.setattr(_agents, "apart", lambda function, *trees: jax.vmap(function)(*trees))
     before, after = first_agents()
     assert not all(map(np.array_equal, before, after))
 

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax import _numerics
 from dpjax.accounting import gdp, views
 from dpjax.algorithms import (
     average,
@@ -43,6 +42,7 @@ from dpjax.plans.protect import Budget
 from dpjax.protocols import Answer
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
+from dpjax.topology.links import link_pairs
 from dpjax.transforms import noise as noise_
 from tests.support import algorithm_of, make_config, make_problem, retargeted
 
@@ -234,7 +234,7 @@ def test_a_run_adds_the_noise_that_is_accounted_by_keys_of_links(network):
     _, info = jax.jit(algorithm.step)(KEY, state, jnp.zeros((made.agents, 1)))
     step = made.config.optimizer.step_size
     sent = np.asarray(info.messages["w"], np.float64) / -step
-    pairs = _numerics.link_pairs(network)
+    pairs = link_pairs(network)
     own, shared = noise_.simulated_keys(KEY, made.agents, len(pairs))
     # Each agent's and each link's key is in the secret slot, and draws its part.
     keys = jax.random.key_data(state.secret.noise.key)

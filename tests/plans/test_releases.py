@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpjax._numerics import up
 from dpjax.accounting import budget, finite, gdp, views
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.rounding import up
 from dpjax.data import partition
 from dpjax.data.partition import Partition
 from dpjax.engine import arguments, keys, program

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from dpjax import _numerics
-from dpjax.accounting import finite, precision
+from dpjax import _agents
 from dpjax.engine import run
 from dpjax.engine.inputs import Inputs
 from dpjax.learning.quadratics import quadratics
@@ -245,8 +244,8 @@ def test_agents_in_blocks_answer_as_all_at_once(monkeypatch):
     )
     padding = jnp.zeros((7, 2), bool).at[3].set(True).at[5, 1].set(True)
     whole = query(models, (x, y, padding))
-    monkeypatch.setattr(_numerics, "_MANY", 0)
-    monkeypatch.setattr(_numerics, "_BLOCK", 6)
+    monkeypatch.setattr(_agents, "_MANY", 0)
+    monkeypatch.setattr(_agents, "_BLOCK", 6)
     assert "scan[" in str(jax.make_jaxpr(query)(models, (x, y, padding)))
     blocks = query(models, (x, y, padding))
     assert not np.asarray(blocks.total)[3].any() and np.asarray(blocks.total)[[0, 6]].all()

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from dpjax import _numerics
 from dpjax.accounting import gdp, losses
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.rounding import delta_text
 from dpjax.results import captions
 
 
@@ -64,11 +64,7 @@ def test_a_printed_delta_is_rounded_up_within_0_and_1(delta):
 
 
 def test_a_delta_of_0_is_0():
-    assert (
-        _numerics.delta_text(0.0) == "0"
-        and _numerics.delta_text(1.0) == "1"
-        and _numerics.delta_text(0.5, 1) == "0.5"
-    )
+    assert delta_text(0.0) == "0" and delta_text(1.0) == "1" and delta_text(0.5, 1) == "0.5"
 
 
 def test_a_false_statement_is_marked():

@@ -5,15 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _numerics
 from dpjax.accounting import views
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
+from dpjax.topology.links import link_pairs
 from dpjax.transforms import noise, variates
 
 GRAPH = graphs.erdos_renyi(5, 0.5, 1)
 W = mixing.metropolis_hastings(GRAPH)
-PAIRS = _numerics.link_pairs(W)
+PAIRS = link_pairs(W)
 N, E, ROUNDS = 5, len(PAIRS), 3
 OWN, SHARED = 0.5, 2.0
 COORDINATES = 40_000

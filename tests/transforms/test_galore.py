@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax import _numerics
+from dpjax import _programs
 from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
@@ -94,7 +94,7 @@ def test_mapped_layers_are_decomposed_one_matrix_at_a_time():
     models = {name: jnp.ones((3, *shape)) for name, shape in shapes.items()}
     states = jax.vmap(link.init)(models)
     program = jax.make_jaxpr(jax.vmap(link.update))(models, states)
-    equations = [eqn for jaxpr, _ in _numerics.jaxprs(program) for eqn in jaxpr.eqns]
+    equations = [eqn for jaxpr, _ in _programs.jaxprs(program) for eqn in jaxpr.eqns]
     operands = [eqn.invars[0].aval.shape for eqn in equations if eqn.primitive.name == "eigh"]
     assert sorted(operands) == [(7, 7), (8, 8)]
     out, _ = jax.vmap(link.update)(models, states)

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from dpjax import _numerics
 from dpjax.accounting import trust, views
 from dpjax.mechanism import strategy, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
+from dpjax.topology.links import adjacency, incidence, link_pairs, message_pairs
 from dpjax.transforms import rounds
 
 DIRECTED = np.array(
@@ -17,28 +17,22 @@ DIRECTED = np.array(
 
 def test_pairs_are_those_that_exchange_something_in_either_direction() -> None:
     expected = [[0, 1], [0, 3], [1, 2]]
-    assert (
-        _numerics.link_pairs(DIRECTED).tolist()
-        == _numerics.link_pairs(DIRECTED.T).tolist()
-        == expected
-    )
+    assert link_pairs(DIRECTED).tolist() == link_pairs(DIRECTED.T).tolist() == expected
     # A schedule's links are those of all its matrices.
     ring, path = (mixing.metropolis_hastings(make(4)) for make in (graphs.ring, graphs.path))
-    assert (
-        _numerics.link_pairs(np.stack([path, ring])).tolist() == _numerics.link_pairs(ring).tolist()
-    )
-    assert len(_numerics.link_pairs(path)) == 3
+    assert link_pairs(np.stack([path, ring])).tolist() == link_pairs(ring).tolist()
+    assert len(link_pairs(path)) == 3
 
 
 def test_incidence_is_the_laplacian_s_root() -> None:
     weights = mixing.metropolis_hastings(graphs.erdos_renyi(7, 0.5, seed=1))
-    signs = _numerics.incidence(_numerics.link_pairs(weights), 7)
-    linked = _numerics.linked(weights)
+    signs = incidence(link_pairs(weights), 7)
+    linked = adjacency(weights)
     assert np.array_equal(signs @ signs.T, np.diag(linked.sum(1)) - linked)
 
 
 def test_copies_are_all_messages_of_a_round_by_sender() -> None:
-    sender, receiver = _numerics.message_pairs(DIRECTED)
+    sender, receiver = message_pairs(DIRECTED)
     # Row i averages what column j sends.
     assert list(zip(sender.tolist(), receiver.tolist(), strict=True)) == [
         *((0, 0), (0, 3), (1, 0), (1, 1), (2, 1), (2, 2), (3, 3)),

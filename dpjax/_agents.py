@@ -1,0 +1,148 @@
+"""Functions of one agent, of all agents together, on the devices where these are."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.custom_batching
+import jax.extend
+import jax.numpy as jnp
+
+from dpjax._programs import jaxprs
+
+__all__: list[str] = []
+
+AGENTS = "agents"
+"""The one axis of a mesh of devices."""
+
+
+def apart(function: Callable[..., Any], *trees: Any) -> Any:
+    """`jax.vmap` of a function of one record, or agent, none of which reaches another's result.
+
+    Mapped, the gradient by the kernels of a convolution in groups is one whose batch is in groups.
+    Compilers take it as one convolution over all groups, most of it times zero; and zero times an
+    infinite number of one record is nan in all others. Such functions are taken one by one.
+
+    Args:
+        function: Of one record's, or agent's, trees.
+        trees: Leaves [b, ...].
+    """
+    leaves = jax.tree.leaves(trees)
+    program, results = jax.make_jaxpr(jax.vmap(function), return_shape=True)(*trees)
+    equations = (equation for jaxpr, _ in jaxprs(program) for equation in jaxpr.eqns)
+    if any(equation.params.get("batch_group_count", 1) > 1 for equation in equations):
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), trees)
+        program, results = jax.make_jaxpr(function, return_shape=True)(*shapes)
+
+        # One by one under a further map, too: over agents, plans or seeds.
+        @jax.custom_batching.sequential_vmap
+        def alone(constants: list[Any], parts: list[Any]) -> list[Any]:
+            closed = jax.extend.core.ClosedJaxpr(program.jaxpr, constants)
+            return jax.extend.core.jaxpr_as_fun(closed)(*parts)
+
+        values = jax.lax.map(lambda parts: alone(program.consts, parts), leaves)
+    else:
+        # The program that was read, not a second trace of it.
+        values = jax.extend.core.jaxpr_as_fun(program)(*leaves)
+    return jax.tree.unflatten(jax.tree.structure(results), values)
+
+
+def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = False) -> Any:
+    """`apart` of a function of one agent; agents over devices stay there.
+
+    A compiler that divides a vmap over devices gathers all agents' images for a convolution.
+
+    Args:
+        function: Of one agent's trees.
+        trees: Leaves [n, ...].
+        sequential: Whether a device takes its agents one after the other.
+    """
+
+    def in_turn(*trees: Any) -> Any:
+        return jax.lax.map(lambda one: function(*one), trees)
+
+    return each_device(in_turn if sequential else functools.partial(apart, function), *trees)
+
+
+def one_by_one(params: Any) -> bool:
+    """Whether to take agents one after the other: on a CPU, for kernels of convolutions.
+
+    Mapped over agents' kernels, of four axes or more, a CPU takes three times as long.
+
+    Args:
+        params: Of one agent, arrays or shapes.
+    """
+    kernels = any(len(leaf.shape) >= 4 for leaf in jax.tree.leaves(params))
+    return kernels and jax.default_backend() == "cpu"
+
+
+_MANY, _BLOCK = 2**24, 2**20
+"""Numbers from which on a CPU takes agents in blocks, and those of a block."""
+
+
+def in_blocks(function: Callable[..., Any], models: Any, *trees: Any) -> Any:
+    """A function of arrays over agents; on a CPU, of a block of agents at a time if there are many.
+
+    What is computed between arguments and results then takes the memory of a block. The last block
+    ends with the last agent, so some agents may be computed twice, alike.
+
+    Args:
+        function: Of trees like the given ones, and of any number of agents.
+        models: Leaves [n, ...].
+        trees: Leaves [n, ...].
+    """
+    leaves = jax.tree.leaves(models)
+    n, size = len(leaves[0]), sum(leaf.size for leaf in leaves)
+    over_devices = AGENTS in jax.typeof(leaves[0]).sharding.mesh.axis_names
+    if size < _MANY or over_devices or jax.default_backend() != "cpu":
+        return function(models, *trees)
+    block = max(1, _BLOCK * n // size)
+
+    def add(number: Any, total: Any) -> Any:
+        start = jnp.minimum(number * block, n - block)
+        cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
+        put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
+        return jax.tree.map(put, total, function(*jax.tree.map(cut, (models, *trees))))
+
+    shapes = jax.eval_shape(function, models, *trees)
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    return jax.lax.fori_loop(0, -(-n // block), add, empty)
+
+
+def each_device(function: Callable[..., Any], *trees: Any) -> Any:
+    """A function of arrays over agents, on each device's part of them by itself.
+
+    Args:
+        function: Of trees like the given ones, and of any number of agents.
+        trees: Leaves whose leading axis is over the devices, if anything is; those of the first one
+            and of the result are [n, ...].
+    """
+    leaves = jax.tree.leaves(trees)
+    meshes = [jax.typeof(leaf).sharding.mesh for leaf in leaves]
+    mesh = next((each for each in meshes if AGENTS in each.axis_names), None)
+    if mesh is None:
+        return function(*trees)
+    n, devices, spec = len(leaves[0]), mesh.shape[AGENTS], jax.sharding.PartitionSpec(AGENTS)
+
+    def pad(leaf: Any) -> Any:
+        return jnp.pad(leaf, [(0, -len(leaf) % devices)] + [(0, 0)] * (leaf.ndim - 1))
+
+    # A check would have derivatives by a device's constants added up over devices, in private.
+    local = jax.shard_map(function, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.tree.map(lambda leaf: leaf[:n], local(*jax.tree.map(pad, trees)))
+
+
+def gathered(at: Any, *parts: Any) -> list[Any]:
+    """Rows of arrays of records; over devices, each gathers its own agents' from its own records.
+
+    Args:
+        at: [n, b] places of the records, each in the part of its agent's device.
+        parts: Leaves [N, ...], or [devices m, ...] over devices.
+    """
+
+    def local(at: Any, *parts: Any) -> list[Any]:
+        # Positions are below counts, and the problem has checked its indices.
+        return [part.at[at].get(mode="promise_in_bounds") for part in parts]
+
+    return each_device(local, at, *parts)

@@ -1,0 +1,51 @@
+"""The links of a mixing matrix [n, n], or of a schedule [P, n, n]."""
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+__all__: list[str] = []
+
+
+def adjacency(mixing: Float[np.ndarray, "*p n n"]) -> Bool[np.ndarray, "n n"]:
+    """Return which pairs of agents ever exchange something, in either direction."""
+    matrix = np.asarray(mixing)
+    used = (matrix != 0).reshape(-1, *matrix.shape[-2:]).any(axis=0)
+    return (used | used.T) & ~np.eye(len(used), dtype=bool)
+
+
+def link_pairs(mixing: Float[np.ndarray, "*p n n"]) -> Int[np.ndarray, "e 2"]:
+    """Return the links (i, j), i < j, in lexical order."""
+    return np.argwhere(np.triu(adjacency(mixing)))
+
+
+def incidence(ends: Int[np.ndarray, "e 2"], agents: int) -> Float[np.ndarray, "n e"]:
+    """Return 1 at a link's first end and -1 at its second, a column each."""
+    signs = np.zeros((agents, len(ends)))
+    columns = np.arange(len(ends))
+    signs[ends[:, 0], columns], signs[ends[:, 1], columns] = 1.0, -1.0
+    return signs
+
+
+def message_pairs(
+    mixing: Float[np.ndarray, "n n"],
+) -> tuple[Int[np.ndarray, " l"], Int[np.ndarray, " l"]]:
+    """Return sender and receiver of every message of a round, an agent's own copy included."""
+    matrix = np.asarray(mixing)
+    sender, receiver = np.nonzero(((matrix != 0) | np.eye(len(matrix), dtype=bool)).T)
+    return sender, receiver
+
+
+def zero_sum_map(
+    sender: Int[np.ndarray, " l"], receiver: Int[np.ndarray, " l"], over: str
+) -> Float[np.ndarray, "l l"]:
+    """The map of standard normals to Zip-DL's noise on messages, at a deviation of 1.
+
+    Args:
+        sender: [L] agents.
+        receiver: [L] agents; the sender for its own copy.
+        over: "messages", or "with_own_copy" where own copies have noise, too.
+    """
+    noised = (sender != receiver) | (over == "with_own_copy")
+    together = (sender[:, None] == sender) & noised[:, None] & noised
+    counts = np.maximum(together.sum(axis=1), 1)
+    return np.diag(noised.astype(np.float64)) - together / counts[:, None]
