@@ -266,7 +266,7 @@ class Query(Protocol):
                 knows its gradients' norms.
         """
 
-    def along(self, steps: int, step_size: float) -> "Query":
+    def local_steps(self, steps: int, step_size: float) -> "Query":
         """The query of local training: plain steps on one record's (or agent's) data.
 
         A gradient at x_0 is replaced by the mean of those at x_0, .., x_{K-1}, where

@@ -142,7 +142,7 @@ class Federated(Method):
         """The encoded gradients are private."""
         query = ctx.query
         if self.local_steps > 1:
-            query = query.along(self.local_steps, self.local_step_size)
+            query = query.local_steps(self.local_steps, self.local_step_size)
         answer = query(public_state.models, ctx.batch, self._encoder(public_state.memory))
         return Emission(answer.total, metrics=answer.metrics)
 

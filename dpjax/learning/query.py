@@ -246,7 +246,7 @@ class AgentQuery:
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
         return dataclasses.replace(self._of(_over_points), weights=_plain(weights))
 
-    def along(self, steps: int, step_size: float) -> "AgentQuery":
+    def local_steps(self, steps: int, step_size: float) -> "AgentQuery":
         """The query of local training; see `dpjax.protocols.Query`."""
         return dataclasses.replace(self, walk=(steps, step_size))
 
@@ -437,7 +437,7 @@ class RecordQuery:
         loss = _over_points(self.loss)
         return dataclasses.replace(self, loss=loss, weighted=weighted, weights=plain)
 
-    def along(self, steps: int, step_size: float) -> "RecordQuery":
+    def local_steps(self, steps: int, step_size: float) -> "RecordQuery":
         """The query of local training; see `dpjax.protocols.Query`."""
         if self.copies is not None:
             raise ValueError(

@@ -298,7 +298,7 @@ class _Query:
         wide.totals, wide.asked = self.totals, self.asked
         return wide
 
-    def along(self, steps: int, step_size: float) -> "_Query":
+    def local_steps(self, steps: int, step_size: float) -> "_Query":
         """Of local training, remembered together: shapes stay."""
         del steps, step_size
         return self

@@ -49,7 +49,7 @@ def clipped(vector):
 
 @pytest.mark.parametrize("steps", [1, 4])
 def test_an_agents_local_training_is_clipped_as_a_whole(steps):
-    query = jax.jit(AgentQuery(loss, None, CLIP, "flat").along(steps, RATE))
+    query = jax.jit(AgentQuery(loss, None, CLIP, "flat").local_steps(steps, RATE))
     found = query(MODELS, (X, Y, PADDING)).total
     for i, length in enumerate([4, 2, 0]):
         wanted = clipped(walked(MODELS[i], X[i, :length], Y[i, :length], steps))
@@ -64,7 +64,7 @@ def test_an_agents_local_training_is_clipped_as_a_whole(steps):
 
 
 def test_a_records_local_training_moves_a_sum_no_farther_than_the_clip():
-    query = jax.jit(RecordQuery(loss, None, CLIP, "flat", None).along(3, RATE))
+    query = jax.jit(RecordQuery(loss, None, CLIP, "flat", None).local_steps(3, RATE))
     found = query(MODELS, (X, Y, PADDING)).total
     for i, length in enumerate([4, 2, 0]):
         each = [
@@ -79,7 +79,7 @@ def test_a_records_local_training_moves_a_sum_no_farther_than_the_clip():
 
 
 def test_encoders_see_the_whole_walk():
-    query = AgentQuery(loss, None, CLIP, "flat").along(3, RATE)
+    query = AgentQuery(loss, None, CLIP, "flat").local_steps(3, RATE)
     frame = jnp.eye(D, 2)
     found = jax.jit(lambda *given: query(*given, lambda gradient: gradient @ frame).total)(
         MODELS, (X, Y, None)
@@ -96,7 +96,7 @@ T = EPOCHS * M * EACH // BATCH
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(steps):
     centre = jnp.zeros(D, jnp.float32).at[0].set(3.0)
-    query = AgentQuery(loss, None, CLIP, "flat").along(steps, RATE)
+    query = AgentQuery(loss, None, CLIP, "flat").local_steps(steps, RATE)
 
     @jax.jit
     def answer(x, padding):
@@ -115,7 +115,7 @@ def test_leaving_a_client_out_moves_a_message_by_the_clip_whatever_the_encoder(s
 
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_records_in_the_places_of_padding_move_nothing(steps):
-    query = jax.jit(AgentQuery(loss, None, CLIP, "flat").along(steps, RATE))
+    query = jax.jit(AgentQuery(loss, None, CLIP, "flat").local_steps(steps, RATE))
     models, y = jnp.ones((1, D), jnp.float32), jnp.zeros((1, 2), jnp.float32)
     # Others' records there may overflow: a gradient times zero is then nan.
     x = np.ones((1, 2, D), np.float32)
@@ -187,7 +187,7 @@ class Unclipped(Federated):
     """The broken twin: the walk's models go out, which nothing has clipped."""
 
     def emit(self, ctx, public_state):
-        answer = ctx.query.along(3, RATE)(public_state.models, ctx.batch)
+        answer = ctx.query.local_steps(3, RATE)(public_state.models, ctx.batch)
         return (
             super()
             .emit(ctx, public_state)
