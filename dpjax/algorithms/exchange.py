@@ -49,7 +49,7 @@ class Gossip(Exchange):
 
 
 @dataclass(frozen=True)
-class Copies(Exchange):
+class PerLinkMessages(Exchange):
     """A separate message on every link: x_j = sum of W_ji m_ij over the senders i to j.
 
     Attributes:
@@ -58,8 +58,8 @@ class Copies(Exchange):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from dpjax.algorithms.exchange import Copies
-        >>> links = Copies(sender=(0, 0, 1, 1), receiver=(0, 1, 0, 1))
+        >>> from dpjax.algorithms.exchange import PerLinkMessages
+        >>> links = PerLinkMessages(sender=(0, 0, 1, 1), receiver=(0, 1, 0, 1))
         >>> messages = jnp.array([[1.0], [1.0], [3.0], [3.0]])
         >>> links({"mixing": jnp.full((2, 2), 0.5)}, 0, messages).value.tolist()
         [[2.0], [2.0]]

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from dpjax.algorithms.exchange import Copies
+from dpjax.algorithms.exchange import PerLinkMessages
 from dpjax.algorithms.tracking import Apart
 from dpjax.protocols import Emission, Method, Networked, PublicState, Round
 from dpjax.topology.links import message_pairs
@@ -107,9 +107,9 @@ class ZipDLOnLinks(ZipDL, Method):
     receiver: tuple[int, ...]
 
     @property
-    def exchange(self) -> Copies:
+    def exchange(self) -> PerLinkMessages:
         """Every receiver averages its messages."""
-        return Copies(self.sender, self.receiver)
+        return PerLinkMessages(self.sender, self.receiver)
 
     def payload(self, models: Any) -> Any:
         """One model for each link."""

@@ -10,7 +10,7 @@ import pytest
 
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.algorithms.exchange import Copies
+from dpjax.algorithms.exchange import PerLinkMessages
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import host
 from dpjax.engine.run import run
@@ -170,7 +170,7 @@ class Silent(DSGD):
     [
         (lambda: Average(ZipDL()), "give a method of any network"),
         (lambda: Average(DSGD), "give a method of any network"),
-        (lambda: Average(Copies((0,), (0,))), "give a method of any network"),
+        (lambda: Average(PerLinkMessages((0,), (0,))), "give a method of any network"),
         (lambda: Average(DSGD(), decay=1.1), "decay is 1.1; give .* at most 1"),
         (lambda: Average(DSGD(), begin=-1), "begin is -1"),
         (
