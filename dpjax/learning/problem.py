@@ -191,7 +191,7 @@ class Problem:
             _check_loss("batch_loss", jax.eval_shape(self.batch_loss, params, *two))
 
     @property
-    def variants(self) -> query.Copies | None:
+    def variants(self) -> query.Augmentation | None:
         """What stands in the place of each record; None where it is the record itself."""
         return query.variants(self.augment, self.copies, self.x[0])
 

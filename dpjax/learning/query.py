@@ -36,7 +36,7 @@ class Keyed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Copies:
+class Augmentation:
     """How variants of a record are made, and how many.
 
     Attributes:
@@ -96,7 +96,7 @@ def keyed(key: PRNGKeyArray | None, x: Any, rows: Int[Array, "*r"]) -> Any:
     return Keyed(x, each(rows.reshape(-1)).reshape(*rows.shape, 2))
 
 
-def variants(augment: Any, copies: Any, record: Any) -> Copies | None:
+def variants(augment: Any, copies: Any, record: Any) -> Augmentation | None:
     """Return what a problem's augmentation makes, or None where it has none.
 
     Args:
@@ -127,7 +127,7 @@ def variants(augment: Any, copies: Any, record: Any) -> Copies | None:
         raise ValueError(
             f"augment turns a record of {one.shape} {one.dtype} into {variant}; {remedy}"
         )
-    return Copies(augment, number)
+    return Augmentation(augment, number)
 
 
 _Loss = Callable[[Any, Any, Any], Any]
@@ -192,7 +192,7 @@ class AgentQuery:
     batch_loss: _Loss | None
     clip_norm: float
     clipping: clipping.Clipping
-    copies: Copies | None = None
+    copies: Augmentation | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
     norm: Literal["l2", "l1"] = "l2"
@@ -324,7 +324,7 @@ class RecordQuery:
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None
-    copies: Copies | None = None
+    copies: Augmentation | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
     capacity: int | None = None

@@ -41,7 +41,7 @@ def moved(augment):
     fewer[3] = 0
     sums = []
     for x in (X, fewer):
-        loss = query.Copies(augment(x), 2).averaged(one.loss)
+        loss = query.Augmentation(augment(x), 2).averaged(one.loss)
         records = query.keyed(jax.random.key(5), jnp.asarray(x), jnp.arange(RECORDS))
         padding = jnp.arange(RECORDS) == 3 if x is fewer else jnp.zeros(RECORDS, bool)
         total = jax.jit(clipping.per_example(loss, CLIP))(params, records, Y, padding)

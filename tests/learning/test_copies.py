@@ -12,7 +12,7 @@ from dpjax.data import partition
 from dpjax.engine import host, inputs, keys
 from dpjax.engine.run import run
 from dpjax.engine.statics import make_statics
-from dpjax.learning.query import AgentQuery, Copies, Drawn, Keyed, RecordQuery
+from dpjax.learning.query import AgentQuery, Augmentation, Drawn, Keyed, RecordQuery
 from dpjax.learning.samplers import Cyclic, Full, Poisson
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
@@ -81,11 +81,11 @@ def clipped(gradient):
 
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_records_gradient_is_the_mean_over_its_variants_and_then_clipped(number):
-    query = RecordQuery(loss, None, CLIP, "flat", None, Copies(jitter, number))
+    query = RecordQuery(loss, None, CLIP, "flat", None, Augmentation(jitter, number))
     total = jax.jit(query)(MODELS, batch()).total["w"]
     wanted = [sum(map(clipped, gradients)) for gradients in loops(number, PADDING)]
     np.testing.assert_allclose(total, wanted, rtol=2e-5, atol=1e-6)
-    inner = RecordQuery(loss, None, CLIP, "flat", 3, Copies(jitter, number))
+    inner = RecordQuery(loss, None, CLIP, "flat", 3, Augmentation(jitter, number))
     np.testing.assert_allclose(
         jax.jit(inner)(MODELS, batch()).total["w"], wanted, rtol=2e-5, atol=1e-6
     )
@@ -97,7 +97,7 @@ def test_an_agents_gradient_is_the_mean_over_all_variants(whole, padding):
     def batch_loss(params, x, y):
         return jnp.mean(jax.vmap(loss, in_axes=(None, 0, 0))(params, x, y))
 
-    query = AgentQuery(loss, batch_loss if whole else None, CLIP, "flat", Copies(jitter, 3))
+    query = AgentQuery(loss, batch_loss if whole else None, CLIP, "flat", Augmentation(jitter, 3))
     total = jax.jit(query)(MODELS, batch(padding)).total["w"]
     wanted = [clipped(np.mean(gradients, axis=0)) for gradients in loops(3, padding)]
     np.testing.assert_allclose(total, wanted, rtol=2e-5, atol=1e-6)
@@ -118,7 +118,7 @@ def moved(summed, number):
 
 @functools.partial(jax.jit, static_argnums=3)
 def by_query(x, y, padding, number):
-    query = RecordQuery(loss, None, CLIP, "flat", None, Copies(jitter, number))
+    query = RecordQuery(loss, None, CLIP, "flat", None, Augmentation(jitter, number))
     models = {"w": jnp.zeros((1, FEATURES))}
     one = (Keyed(x.x[None], x.words[None]), y[None], padding[None])
     return query(models, one).total["w"][0]
@@ -127,7 +127,7 @@ def by_query(x, y, padding, number):
 @functools.partial(jax.jit, static_argnums=3)
 def by_records(x, y, padding, number):
     """The broken twin: every variant is clipped as if it were a record."""
-    spread, y, padding = Copies(jitter, number).spread(x, y, padding)
+    spread, y, padding = Augmentation(jitter, number).spread(x, y, padding)
     total = clipping.per_example(loss, CLIP)
     return total({"w": jnp.zeros(FEATURES)}, spread, y, padding)["w"]
 
@@ -241,7 +241,7 @@ def test_what_is_no_augmentation_is_refused():
         with pytest.raises(ValueError, match=said):
             make(**options)
     with pytest.raises(ValueError, match="weighted is given with copies"):
-        RecordQuery(loss, lambda *_: None, CLIP, "flat", None, Copies(jitter, 2))
+        RecordQuery(loss, lambda *_: None, CLIP, "flat", None, Augmentation(jitter, 2))
     with pytest.raises(ValueError, match="problem differs in copies"):
         run(
             plan.make(make_config(), RING),
