@@ -451,7 +451,7 @@ class Factored(OverAgents):
 
 
 @dataclass(frozen=True)
-class Drawn(Privatizer):
+class DrawnNoise(Privatizer):
     """Noise that a function of arrays and a key draws.
 
     Attributes:

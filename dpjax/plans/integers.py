@@ -13,7 +13,7 @@ from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, losses, records
 from dpjax.encoding import lattice
 from dpjax.encoding.lattice import SumCode
-from dpjax.plans.calibration import Calibrated, Drawn, Target
+from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
 from dpjax.plans.links import InShares
 from dpjax.protocols import IntegerEncoded
 from dpjax.transforms import noise as noise_
@@ -222,9 +222,9 @@ class Lattice(Calibrated):
         epsilon = spent.epsilon(target.budget.delta) * every
         return budget_.AgentLoss("zcdp", spent.rho * every, epsilon, epsilon)
 
-    def privatizer(self, target: Target) -> Drawn:
+    def privatizer(self, target: Target) -> DrawnNoise:
         """How it is drawn."""
-        return Drawn(_encoded, (target.rounds, self.code))
+        return DrawnNoise(_encoded, (target.rounds, self.code))
 
 
 def _encoded(arrays: Any, key: PRNGKeyArray, rounds: int, code: SumCode) -> IntegerEncoded:

@@ -24,7 +24,7 @@ from dpjax.accounting.rounding import MARGIN
 from dpjax.algorithms import zip_dl
 from dpjax.algorithms.exchange import Server
 from dpjax.mechanism.participation import Participation
-from dpjax.plans.calibration import Calibrated, Drawn, Target
+from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
 from dpjax.plans.protect import Protect
 from dpjax.protocols import Privatizer
 from dpjax.topology.links import link_pairs, zero_sum_map
@@ -251,9 +251,9 @@ class SumShares(ScaledNoise, InShares):
         """Every agent's own normals."""
         return np.eye(target.agents)
 
-    def drawn(self, target: Target) -> Drawn:
+    def drawn(self, target: Target) -> DrawnNoise:
         """Independent normals."""
-        return Drawn(_shares, (target.rounds, target.agents))
+        return DrawnNoise(_shares, (target.rounds, target.agents))
 
 
 def _shares(arrays: Any, key: PRNGKeyArray, rounds: int, agents: int) -> Any:
@@ -315,10 +315,10 @@ class PairKeys(ScaledNoise):
         """Own noise beside that of links."""
         return views.decor(target.dense, 1.0, self.shared).source
 
-    def drawn(self, target: Target) -> Drawn:
+    def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn, its keys all from one: a simulation."""
         pairs = tuple((int(i), int(j)) for i, j in link_pairs(target.dense))
-        return Drawn(_pair_keys, (target.rounds, target.agents, pairs, self.shared))
+        return DrawnNoise(_pair_keys, (target.rounds, target.agents, pairs, self.shared))
 
 
 def _pair_keys(
@@ -376,11 +376,11 @@ class ZeroSum(ScaledNoise):
         noise = zero_sum_map(sent.sender, sent.receiver, self.over)
         return gather @ noise / self._sensitivity(target)
 
-    def drawn(self, target: Target) -> Drawn:
+    def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn."""
         sent = zip_dl.links(target.dense)
         ends = tuple(sent.sender.tolist()), tuple(sent.receiver.tolist())
-        return Drawn(_zero_sum, (target.rounds, *ends, self.over), _lost_zero_sum)
+        return DrawnNoise(_zero_sum, (target.rounds, *ends, self.over), _lost_zero_sum)
 
     def _sensitivity(self, target: Target) -> float:
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""

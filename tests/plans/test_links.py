@@ -35,7 +35,7 @@ from dpjax.engine.trace import trace
 from dpjax.learning.samplers import Poisson
 from dpjax.plans import calibration, compatibility, integers, noise, plan, scheduled
 from dpjax.plans import links as links_
-from dpjax.plans.calibration import Drawn
+from dpjax.plans.calibration import DrawnNoise
 from dpjax.plans.links import PairKeys, ScaledNoise, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget
@@ -534,7 +534,7 @@ class Plain(ScaledNoise):
         return np.eye(target.agents)
 
     def drawn(self, target):
-        return Drawn(_drawn_plainly, (target.rounds, target.agents))
+        return DrawnNoise(_drawn_plainly, (target.rounds, target.agents))
 
 
 def _drawn_plainly(arrays, key, rounds, agents):
