@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax._agents import gathered
 from dpjax._numerics import fold_in
-from dpjax.learning.query import AgentQuery, Drawn, RecordQuery, keyed
+from dpjax.learning.query import AgentQuery, RecordQuery, UngatheredBatch, keyed
 from dpjax.protocols import (
     Arrays,
     Batch,
@@ -401,7 +401,7 @@ class Statics(NamedTuple):
         places = rows if data.first is None else data.first[:, None] + drawn.rows
         if self.sampler.capacity is not None:
             assert drawn.padding is not None
-            return Drawn(data.x, data.y, rows, drawn.padding, variants, places)
+            return UngatheredBatch(data.x, data.y, rows, drawn.padding, variants, places)
         x, y = gathered(places, data.x, data.y)
         return (x if variants is None else keyed(variants, x, rows)), y, drawn.padding
 

@@ -305,7 +305,7 @@ class RecordQuery:
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
         weights: Of the gradients at several points, which are added up; or None.
         capacity: Records that are gathered at a time from a batch of any size, which then is
-            `Drawn`, and whose places it divides; None takes gathered batches. Microbatches with no
+            `UngatheredBatch`, and whose places it divides; None takes gathered batches. Microbatches with no
             agent's record are left out, which changes no sum. How many there are shows in the time
             of a round, which no attacker here sees.
 
@@ -393,7 +393,7 @@ class RecordQuery:
         each = lambda params, batch: of_agent(params, *batch)  # noqa: E731
         return _agents.each_agent(each, models, batch)
 
-    def _in_passes(self, models: Any, batch: "Drawn", encode: Any, places: int) -> Any:
+    def _in_passes(self, models: Any, batch: "UngatheredBatch", encode: Any, places: int) -> Any:
         """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""
         size: Any = self.capacity
         where = batch.rows if batch.at is None else batch.at
@@ -494,7 +494,7 @@ def _combining(
     return combined
 
 
-class Drawn(NamedTuple):
+class UngatheredBatch(NamedTuple):
     """A batch that is not gathered yet.
 
     Attributes:

@@ -12,7 +12,7 @@ from dpjax.data import partition
 from dpjax.engine import host, inputs, keys
 from dpjax.engine.run import run
 from dpjax.engine.statics import make_statics
-from dpjax.learning.query import AgentQuery, Augmentation, Drawn, Keyed, RecordQuery
+from dpjax.learning.query import AgentQuery, Augmentation, Keyed, RecordQuery, UngatheredBatch
 from dpjax.learning.samplers import Cyclic, Full, Poisson
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
@@ -185,7 +185,7 @@ def test_keys_follow_from_the_public_key_the_round_and_the_row_alone():
 def test_passes_make_the_same_variants():
     task = make(augment=jitter, copies=2)
     statics, batch = drawn(Poisson(5.0, 2), task)
-    assert statics.query.capacity == 2 and isinstance(batch, Drawn)
+    assert statics.query.capacity == 2 and isinstance(batch, UngatheredBatch)
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), AGENTS))
     at_once = dataclasses.replace(statics.query, capacity=batch.rows.shape[1])
     whole = at_once(models, batch).total

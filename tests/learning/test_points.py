@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.learning.query import AgentQuery, Drawn, RecordQuery
+from dpjax.learning.query import AgentQuery, RecordQuery, UngatheredBatch
 from dpjax.models import losses
 from dpjax.models.layer_norms import Gradients
 
@@ -71,7 +71,7 @@ def asked(query, encode=combined, models=MODELS, x=X, weights=None):
         # One more place, so that two divides them.
         rows = np.pad(np.arange(N * B).reshape(N, B), ((0, 0), (0, 1)))
         skip = np.pad(PADDING, ((0, 0), (0, 1)), constant_values=True)
-        given = Drawn(x.reshape(N * B, D), Y.reshape(-1), rows, skip)
+        given = UngatheredBatch(x.reshape(N * B, D), Y.reshape(-1), rows, skip)
     batch = jax.tree.map(jnp.asarray, given)
     batch = jax.tree.map(lambda z: z.astype(jnp.float32) if z.dtype.kind == "f" else z, batch)
     answer = jax.jit(lambda *given: query.points(weights)(*given, encode).total)

@@ -26,7 +26,7 @@ from dpjax.engine.run import run
 from dpjax.engine.statics import make_statics
 from dpjax.engine.step import Data
 from dpjax.learning import samplers
-from dpjax.learning.query import Drawn
+from dpjax.learning.query import UngatheredBatch
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, plan
 from dpjax.plans.links import PairKeys, ZeroSum
@@ -338,10 +338,10 @@ def moved_by_a_record(one, query):
     models = jax.tree.map(lambda leaf: jnp.stack([leaf + 3] * N), problem().init(KEY))
     batch = batch_of(one)
     # Where the query gathers the batch itself, its first record among all.
-    where = batch.rows[2, 0] if isinstance(batch, Drawn) else (2, 0)
+    where = batch.rows[2, 0] if isinstance(batch, UngatheredBatch) else (2, 0)
     x, y, *rest = batch
     other = x.at[where].set(50 * x[where] + 9), y.at[where].set(-y[where]), *rest
-    other = Drawn(*other) if isinstance(batch, Drawn) else other
+    other = UngatheredBatch(*other) if isinstance(batch, UngatheredBatch) else other
     answers = [answer(query, models, each) for each in (batch, other)]
     return norms_of(jax.tree.map(lambda a, b: a - b, *answers))
 

@@ -12,7 +12,7 @@ from dpjax.accounting.sampled import Pld
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import keys
 from dpjax.engine.run import run
-from dpjax.learning.query import Drawn, RecordQuery
+from dpjax.learning.query import RecordQuery, UngatheredBatch
 from dpjax.learning.samplers import Poisson
 from dpjax.plans import plan as plan_
 from dpjax.plans.links import PairKeys
@@ -99,7 +99,7 @@ def test_batches_beyond_the_capacity_are_computed_in_passes():
             sampler = Poisson(9.0, capacity, records=24)
             drawn = sampler.draw(jax.random.key(seed), 0, jnp.asarray(EQUAL))
             rows = jnp.take_along_axis(jnp.asarray(task.partition.indices), drawn.rows, axis=1)
-            totals.append(total(models, Drawn(x, y, rows, drawn.padding)))
+            totals.append(total(models, UngatheredBatch(x, y, rows, drawn.padding)))
             most = max(most, int((~drawn.padding).sum(axis=1).max()))
         # The whole batch at once, by the query that knows no passes.
         whole = at_once(models, (x[rows], y[rows], drawn.padding))
@@ -112,7 +112,7 @@ def test_batches_beyond_the_capacity_are_computed_in_passes():
 def test_an_empty_batch_is_zero():
     task = make_problem(4)
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 4))
-    batch = Drawn(
+    batch = UngatheredBatch(
         jnp.asarray(task.x), jnp.asarray(task.y), jnp.zeros((4, 6), int), jnp.ones((4, 6), bool)
     )
     total = query(task, 3)(models, batch).total

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from dpjax import _numerics
-from dpjax.learning.query import Drawn, RecordQuery
+from dpjax.learning.query import RecordQuery, UngatheredBatch
 from dpjax.models import layer_norms
 from dpjax.transforms import clipping
 
@@ -143,7 +143,7 @@ def _in_queries(x, padding):
     """As a run with Poisson batches asks, of one agent."""
     query = RecordQuery(_loss, None, CLIP, "flat", microbatch=1, capacity=1)
     rows = jnp.arange(len(x))[None]
-    batch = Drawn(x[:, None], jnp.zeros(len(x)), rows, padding[None])
+    batch = UngatheredBatch(x[:, None], jnp.zeros(len(x)), rows, padding[None])
     return query(jnp.zeros((1, 1)), batch).total
 
 
