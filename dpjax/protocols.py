@@ -203,7 +203,7 @@ class Draw(NamedTuple):
     Example:
         >>> import jax.numpy as jnp
         >>> from dpjax.learning import samplers
-        >>> draw = samplers.Full().holding(2).draw(None, 0, jnp.array([2, 1]))
+        >>> draw = samplers.Full().with_max_records(2).draw(None, 0, jnp.array([2, 1]))
         >>> draw.rows.shape, draw.padding.tolist()
         ((2, 2), [[False, False], [False, True]])
     """
@@ -779,7 +779,7 @@ class Sampler(Protocol):
     Attributes:
         capacity: Records that are computed together, where a batch has any size; it bounds memory
             and nothing else. None where batches have one size.
-        counted: Whether a plan must know how many records each agent has (``counts``).
+        needs_counts: Whether a plan must know how many records each agent has (``counts``).
         key_of: Whether `draw` receives the "round"'s own key, or one of the whole "run", from
             which a sampler derives what stays the same over a cycle of rounds.
 
@@ -791,7 +791,7 @@ class Sampler(Protocol):
     """
 
     capacity: int | None = None
-    counted: ClassVar[bool] = False
+    needs_counts: ClassVar[bool] = False
     key_of: ClassVar[Literal["round", "run"]] = "round"
 
     @property
@@ -807,7 +807,7 @@ class Sampler(Protocol):
         """(epochs, separation) of the rounds in which one record may take part; by default all."""
         return rounds, 1
 
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+    def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
         """The share of records in each batch, [n] or [T, n]; by default batches are full."""
         return np.ones(len(counts))
 
@@ -823,7 +823,7 @@ class Sampler(Protocol):
         """
         return None
 
-    def holding(self, records: int) -> "Sampler":
+    def with_max_records(self, records: int) -> "Sampler":
         """The sampler for agents with at most so many records; by default itself."""
         return self
 

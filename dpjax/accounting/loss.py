@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from dpjax import _validate
-from dpjax._numerics import MARGIN
+from dpjax.accounting.rounding import MARGIN
 from dpjax.protocols import SampledNoise, SampledTarget
 
 __all__ = ["AmplifiedLoss", "Loss"]

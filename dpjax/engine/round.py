@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._numerics import compiled
+from dpjax._programs import compiled
 from dpjax.engine import arguments, checkpoint, keys
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs

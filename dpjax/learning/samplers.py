@@ -34,7 +34,7 @@ class _Sampler(Sampler):
 class _Counted(_Sampler):
     """Samplers with ``records``, the most records of an agent."""
 
-    counted = True
+    needs_counts = True
     records: int | None
 
     @property
@@ -44,7 +44,7 @@ class _Counted(_Sampler):
             raise ValueError("records is None; draw with plan.sampler")
         return self.records
 
-    def holding(self, records: int) -> Self:
+    def with_max_records(self, records: int) -> Self:
         """The same sampler, for agents of at most so many records.
 
         Args:
@@ -102,7 +102,7 @@ class _Dealt(_Sampler):
         del key
         return Draw(*batches.cyclic(round, counts, self.batch_size, self.separation))
 
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+    def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
         """How much of each batch is records, [T, n]."""
         turn = np.arange(rounds)[:, None] % self.separation
         # Record r is in the rounds r mod b, r mod b + b, ...
@@ -154,7 +154,7 @@ class Full(_Counted):
         records: Most records of an agent; the plan fills it in, and refuses another number.
 
     Example:
-        >>> Full().holding(40).divisor
+        >>> Full().with_max_records(40).divisor
         40
     """
 
@@ -176,7 +176,7 @@ class Full(_Counted):
         padding = positions >= jnp.asarray(counts, jnp.int32)[:, None]
         return Draw(jnp.where(padding, 0, positions), padding)
 
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+    def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
         """How much of the largest batch is records, [n]."""
         del rounds
         return np.asarray(counts) / self.places

@@ -164,7 +164,7 @@ class Target:
         sampler = self.config.sampler
         counts: Any = self.counts
         if counts is None:
-            if sampler.counted:
+            if sampler.needs_counts:
                 raise ValueError(
                     f"counts is None for sampler {sampler}, whose rates or divisor depend on them; "
                     "give make_plan(config, mixing, counts=shards.counts)"
@@ -184,7 +184,7 @@ class Target:
         records = fixed(whole, np.int64)
         _validate.assign(self, counts=records)
         sampler.check(records, titles)
-        sampler.holding(int(whole.max()))
+        sampler.with_max_records(int(whole.max()))
 
     @property
     def budget(self) -> Budget:
@@ -208,7 +208,7 @@ class Target:
     def sampler(self) -> Sampler:
         """Which records take part; it knows how many there are where it must."""
         sampler, counts = self.config.sampler, self.counts
-        return sampler if counts is None else sampler.holding(int(counts.max()))
+        return sampler if counts is None else sampler.with_max_records(int(counts.max()))
 
     @property
     def dense(self) -> Float[np.ndarray, "*p n n"]:

@@ -351,7 +351,7 @@ class Plan:
             )
         if self.config.protect.clips == "agent":
             return np.ones(self.agents)
-        return self.sampler.filled(records, self.config.rounds)
+        return self.sampler.fill_share(records, self.config.rounds)
 
     def save(
         self,
@@ -406,7 +406,7 @@ class Plan:
             digest.update(np.ascontiguousarray(array).data)
         if self.strategy is not None:
             digest.update(np.ascontiguousarray(self.strategy).data)
-        if self.counts is not None and self.config.sampler.counted:
+        if self.counts is not None and self.config.sampler.needs_counts:
             digest.update(np.ascontiguousarray(self.counts).data)
         return digest.hexdigest()
 

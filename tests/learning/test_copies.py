@@ -146,7 +146,7 @@ def prepared(one, task):
 
 def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):
     config = make_config(relation=relation, sampler=sampler, rounds=6)
-    counts = task.partition.counts if sampler.counted else None
+    counts = task.partition.counts if sampler.needs_counts else None
     statics, data = prepared(plan.make(config, RING, counts=counts), task)
     batch_key, noise_key = keys.derive(0, "batches"), keys.derive(noise, "noise")
     secret = statics.secret_batches(noise_key)

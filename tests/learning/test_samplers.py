@@ -46,12 +46,12 @@ def made(relation="zero_out_record", **changes):
 
 
 def test_every_record_is_in_every_round_and_padding_is_none():
-    sampler = Full().holding(9)
+    sampler = Full().with_max_records(9)
     rows, padding = sampler.draw(jax.random.key(0), 2, jnp.asarray(COUNTS))
     for agent, count in enumerate(COUNTS):
         assert sorted(np.asarray(rows[agent])[~np.asarray(padding[agent])]) == [*range(count)]
     assert sampler.divisor == 9 and sampler.participation is None
-    np.testing.assert_allclose(sampler.filled(COUNTS, 3), COUNTS / 9)
+    np.testing.assert_allclose(sampler.fill_share(COUNTS, 3), COUNTS / 9)
     assert sampler.pattern(7) == (7, 1)
 
 
@@ -152,7 +152,7 @@ def test_every_sampler_is_in_the_table():
 class OwnFlips(Random):
     """A user's own sampler that claims an amplification, under a name of its own."""
 
-    counted = True
+    needs_counts = True
 
     def amplification(self, counts=None):
         return sampled.CoinFlips()
@@ -167,7 +167,7 @@ def test_a_sampler_of_ones_own_that_claims_rates_keeps_their_rules():
 class Quiet(Random):
     """The broken twin: rates without a claim, so that no rule would be asked."""
 
-    counted = True
+    needs_counts = True
 
     def rates(self, counts):
         """Next to nothing."""

@@ -427,7 +427,7 @@ def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
     one = made(name)
     pattern: Participation = one.config.pattern
     counts = np.array([6, 6, 7, 8, 8, 8])
-    sampler = one.config.sampler.holding(8)
+    sampler = one.config.sampler.with_max_records(8)
 
     def rounds_of(sampler):
         taken = np.zeros((len(counts), counts.max(), ROUNDS), int)
