@@ -469,7 +469,7 @@ class _Described(Protocol):
         return False
 
     @property
-    def entries(self) -> int:
+    def min_entries(self) -> int:
         """The fewest entries of a model on which it runs."""
         return 1
 

@@ -100,7 +100,7 @@ class Average(Method):
     exchange: ClassVar[Any] = property(attrgetter("method.exchange"))
     sensitivity: ClassVar[Any] = property(attrgetter("method.sensitivity"))
     asks_own: ClassVar[Any] = property(attrgetter("method.asks_own"))
-    entries: ClassVar[Any] = property(attrgetter("method.entries"))
+    min_entries: ClassVar[Any] = property(attrgetter("method.min_entries"))
 
     def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:
         """Weight w of the newest models after a round.

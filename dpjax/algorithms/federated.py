@@ -117,9 +117,9 @@ class Federated(Method):
         return self.sketch is not None
 
     @property
-    def entries(self) -> int:
+    def min_entries(self) -> int:
         """The fewest entries of a model, which the sketch needs."""
-        return 1 if self.sketch is None else self.sketch.entries
+        return 1 if self.sketch is None else self.sketch.min_entries
 
     def start(self, ctx: Round, models: Any) -> Memory:
         """The server's optimizer for one model, the sketch's start, and a centre of 0."""

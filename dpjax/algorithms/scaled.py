@@ -96,9 +96,9 @@ class Scaled:
         return self.quantile.size(self.sketch.k)
 
     @property
-    def entries(self) -> int:
+    def min_entries(self) -> int:
         """The fewest entries, which the sketch needs."""
-        return self.sketch.entries
+        return self.sketch.min_entries
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> ScaledState:
         """The sketch's start and the first clip norm."""

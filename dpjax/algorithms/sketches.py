@@ -40,7 +40,7 @@ class LinearSketch(Protocol):
         """Numbers in the sketch of a gradient."""
 
     @property
-    def entries(self) -> int:
+    def min_entries(self) -> int:
         """The fewest entries of a gradient."""
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Any:
@@ -121,7 +121,7 @@ class FixedFrame(_Known):
         _validate.flag("is_orthonormal", self.is_orthonormal)
 
     @property
-    def entries(self) -> int:
+    def min_entries(self) -> int:
         """As many as columns, where these are orthonormal."""
         return self.k if self.is_orthonormal else 1
 
@@ -148,7 +148,7 @@ class Count(_Known):
     k: int
     rows: int = 1
 
-    entries: ClassVar[int] = 1
+    min_entries: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         """Check that rows divide the buckets."""
@@ -205,14 +205,16 @@ class Given(_Known):
         return self.columns.shape[1]
 
     @property
-    def entries(self) -> int:
+    def min_entries(self) -> int:
         """Rows."""
         return self.columns.shape[0]
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Frame:
         """The frame."""
-        if entries != self.entries:
-            raise ValueError(f"columns has {self.entries} rows for a model of {entries:,} entries")
+        if entries != self.min_entries:
+            raise ValueError(
+                f"columns has {self.min_entries} rows for a model of {entries:,} entries"
+            )
         return Frame(jnp.asarray(self.columns, dtype))
 
 
@@ -250,7 +252,7 @@ class Learned:
 
     Example:
         >>> from dpjax.algorithms.sketches import Learned
-        >>> Learned(16).entries
+        >>> Learned(16).min_entries
         16
     """
 
@@ -279,7 +281,7 @@ class Learned:
                 )
 
     @property
-    def entries(self) -> int:
+    def min_entries(self) -> int:
         """As many as columns."""
         return self.k
 
@@ -379,7 +381,7 @@ def check(sketch: Any) -> None:
 
 def _check_entries(sketch: Any, entries: int) -> None:
     """Check that a gradient has at least as many entries as columns."""
-    if entries < sketch.entries:
+    if entries < sketch.min_entries:
         raise ValueError(
             f"k is {sketch.k} for a model of {entries:,} entries; give at most as many, or no "
             "sketch"

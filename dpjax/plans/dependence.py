@@ -193,7 +193,7 @@ def check(
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
     if getattr(optimizer, "uses_noise", False) and compatibility.in_sums(method):
         arrays[SHARES] = like((n,), jnp.float32)
-    models: Any = {"w": like((n, max(2, method.entries)), jnp.float32)}
+    models: Any = {"w": like((n, max(2, method.min_entries)), jnp.float32)}
     batch = like((n, 1, 1), jnp.float32), like((n, 1), jnp.float32), like((n, 1), jnp.bool)
     query, chain = _Query(), optimizer.chain(arrays)
     noisy = payload = jax.eval_shape(method.payload, models)
