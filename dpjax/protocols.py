@@ -456,7 +456,7 @@ class _Described(Protocol):
         return None
 
     @property
-    def asks_own(self) -> bool:
+    def reads_private_models(self) -> bool:
         """Whether it computes gradients at models that only their agent knows.
 
         The sensitivity then includes the distance of these models.

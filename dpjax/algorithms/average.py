@@ -99,7 +99,7 @@ class Average(Method):
     stochastic: ClassVar[Any] = property(attrgetter("method.stochastic"))
     exchange: ClassVar[Any] = property(attrgetter("method.exchange"))
     sensitivity: ClassVar[Any] = property(attrgetter("method.sensitivity"))
-    asks_own: ClassVar[Any] = property(attrgetter("method.asks_own"))
+    reads_private_models: ClassVar[Any] = property(attrgetter("method.reads_private_models"))
     min_entries: ClassVar[Any] = property(attrgetter("method.min_entries"))
 
     def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:

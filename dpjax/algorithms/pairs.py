@@ -73,7 +73,7 @@ class _PairSent(KeepsMessage):
 
     directed: bool = False
 
-    asks_own: ClassVar[bool] = True
+    reads_private_models: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the flag."""

@@ -23,7 +23,7 @@ class Unbounded:
     """
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
-    asks_own: ClassVar[bool] = True
+    reads_private_models: ClassVar[bool] = True
 
     def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
         """Infinite: no bound is known for these messages.

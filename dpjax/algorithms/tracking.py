@@ -191,7 +191,7 @@ class DGD(ModelSent):
         DGD()
     """
 
-    asks_own: ClassVar[bool] = True
+    reads_private_models: ClassVar[bool] = True
 
     def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
         """Step from the mix along the gradient at the agent's own model."""

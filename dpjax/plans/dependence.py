@@ -170,7 +170,7 @@ def check(
     answer of the query can move, so the payload must be one, as it was given; a method whose
     payload is something else has a ``sensitivity`` of its own. Gradients must be asked at models
     that follow from messages; a method whose sensitivity says how far others move says so, too
-    (``asks_own``).
+    (``reads_private_models``).
 
     Args:
         method: What agents compute, keep and send.
@@ -263,7 +263,7 @@ def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, pa
             "it, and it returns (message, carry); absorb returns (models, memory)"
         ) from error
     # Gradients at an agent's own model move with it, which such a method's sensitivity says.
-    asked = [] if method.sensitivity is not None and method.asks_own else query.asked
+    asked = [] if method.sensitivity is not None and method.reads_private_models else query.asked
     return tuple(new), _Shown(emission.public, message, received.sent, released, asked)
 
 
