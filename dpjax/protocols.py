@@ -711,7 +711,7 @@ class SampledTarget(Protocol):
     def diagonals(self, strategy: Float[np.ndarray, "t t"] | None) -> int:
         """How many diagonals a strategy has, as a run applies it; 1 of fresh noise."""
 
-    def by_one_draw(self, strategy: Float[np.ndarray, "t t"] | None) -> float:
+    def single_draw_sensitivity(self, strategy: Float[np.ndarray, "t t"] | None) -> float:
         """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1."""
 
 

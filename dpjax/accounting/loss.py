@@ -175,7 +175,7 @@ def draw_sensitivity(target: SampledTarget, strategy: Float[np.ndarray, "t t"] |
         target: What the noise is for.
         strategy: [T, T] C over rounds; None is fresh noise.
     """
-    return target.protect.sensitivity * target.by_one_draw(strategy)
+    return target.protect.sensitivity * target.single_draw_sensitivity(strategy)
 
 
 def draw_ratios(target: SampledTarget, noise: SampledNoise) -> Float[np.ndarray, " n"]:

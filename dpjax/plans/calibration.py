@@ -253,7 +253,7 @@ class Target:
         sensitivity = self.protect.sensitivity
         return budget_.bound_of(self.budget.allowed_mu(), sensitivity, self.over_rounds(strategy))
 
-    def by_one_draw(self, strategy: np.ndarray | None) -> float:
+    def single_draw_sensitivity(self, strategy: np.ndarray | None) -> float:
         """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1.
 
         Where coins are flipped for a record in every so many rounds alone, and C has no more
@@ -693,7 +693,7 @@ def _check_custom(target: Target, noise: Calibrated, spent: _Spent) -> None:
     moved = protect.sensitivity
     if isinstance(spent.loss, AmplifiedLoss):
         stated = np.asarray(spent.loss.draw_ratios)
-        moved *= target.by_one_draw(noise.strategy)
+        moved *= target.single_draw_sensitivity(noise.strategy)
     else:
         loss = noise.loss(target)
         if loss.kind != "gdp":
