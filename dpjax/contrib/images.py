@@ -50,7 +50,7 @@ class Images(NamedTuple):
         # A mirrored digit is another sign.
         shifted = augmentation.Shift(2, "zeros")
         augment = shifted if self.dataset in _DIGITS else augmentation.standard
-        options |= {"augment": augment, "copies": copies} if copies else {}
+        options |= {"augment": augment, "augmentation_multiplicity": copies} if copies else {}
         options |= {} if self.params is None else {"params": self.params}
         shard = partition.iid(len(train[1]), 1, 0)
         return supervised(

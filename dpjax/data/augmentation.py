@@ -1,8 +1,8 @@
 """Random variants of images: mirrored, shifted by a few pixels, or both.
 
 Each is a pure function ``augment(key, x) -> x`` of one image [height, width, channels] of any
-dtype, for ``dp.supervised(..., augment=..., copies=K)``. None looks at other images or at
-statistics of the data.
+dtype, for ``dp.supervised(..., augment=..., augmentation_multiplicity=K)``. None looks at other
+images or at statistics of the data.
 """
 
 from dataclasses import dataclass

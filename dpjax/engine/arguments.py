@@ -94,7 +94,7 @@ def _check_alike(problem: Problem, first: Problem) -> None:
         "metrics",
         "batch_loss",
         "augment",
-        "copies",
+        "augmentation_multiplicity",
         "init_per_agent",
         "local",
     )

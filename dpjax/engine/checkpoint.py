@@ -107,7 +107,7 @@ def of_arguments(
         "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
         "data": " ".join(problem.fingerprint() for problem in problems),
         _LOCAL: digest([(problem.x, problem.y) for problem in problems if problem.local]),
-        "copies": str(problems[0].copies),
+        "copies": str(problems[0].augmentation_multiplicity),
         "init_per_agent": str(problems[0].init_per_agent),
         "frozen values": digest(problems[0].frozen),
         "evaluation data": digest([problem.evaluation for problem in problems]),

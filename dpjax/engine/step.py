@@ -392,7 +392,7 @@ class Statics(NamedTuple):
         if by_round:
             key = fold_in(key, round)
         variants = None
-        if self.query.copies is not None:
+        if self.query.augmentation is not None:
             # Variants are public, so their key never derives from the noise key.
             variants = fold_in(fold_in(batch_key, _VARIANTS), round)
         drawn = self.sampler.draw(key, round, data.counts)

@@ -88,9 +88,9 @@ class Problem:
             None trains on the records as they are. Keys are public, see `dpjax.learning.query`. It
             is made of its record and of public values alone: one that mixes records is covered by
             no guarantee, and refused where it is found to hold them; so is such a ``loss``.
-        copies: Variants K of a record in each round in which it takes part; its gradient is that
-            of the mean loss over them, and the clip comes after, so that no guarantee depends
-            on K.
+        augmentation_multiplicity: Variants K of a record in each round in which it takes part; its
+            gradient is that of the mean loss over them, and the clip comes after, so that no
+            guarantee depends on K.
         init_per_agent: True where every agent draws an initial model of its own, from the seed
             and its number: public, as all initial models are.
         columns: Names of the columns of ``x``, which a data frame for `Result.predictor` must
@@ -126,7 +126,7 @@ class Problem:
     frozen: Any = None
     predict: Callable[[Any, Any], Any] | None = None
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None
-    copies: int = 1
+    augmentation_multiplicity: int = 1
     init_per_agent: bool = False
     columns: tuple[Any, ...] | None = None
     local: bool = False
@@ -193,7 +193,7 @@ class Problem:
     @property
     def variants(self) -> query.Augmentation | None:
         """What stands in the place of each record; None where it is the record itself."""
-        return query.variants(self.augment, self.copies, self.x[0])
+        return query.variants(self.augment, self.augmentation_multiplicity, self.x[0])
 
     @property
     def agents(self) -> int:

@@ -96,22 +96,25 @@ def keyed(key: PRNGKeyArray | None, x: Any, rows: Int[Array, "*r"]) -> Any:
     return Keyed(x, each(rows.reshape(-1)).reshape(*rows.shape, 2))
 
 
-def variants(augment: Any, copies: Any, record: Any) -> Augmentation | None:
+def variants(augment: Any, multiplicity: Any, record: Any) -> Augmentation | None:
     """Return what a problem's augmentation makes, or None where it has none.
 
     Args:
         augment: As in `dpjax.learning.problem.Problem`.
-        copies: K.
+        multiplicity: K.
         record: One example, or its shape and dtype.
 
     Raises:
-        ValueError: For no function, one that does not keep shape and dtype, copies without it, or
-            no number.
+        ValueError: For no function, one that does not keep shape and dtype, a multiplicity without
+            it, or no number.
     """
-    number = _validate.integer("copies", copies)
+    number = _validate.integer("augmentation_multiplicity", multiplicity)
     if augment is None:
         if number != 1:
-            raise ValueError(f"copies is {number} without augment, all of them alike; give augment")
+            raise ValueError(
+                f"augmentation_multiplicity is {number} without augment, so that all variants are "
+                "alike; give augment"
+            )
         return None
     one = jax.eval_shape(jnp.asarray, record)
     key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
@@ -180,7 +183,7 @@ class AgentQuery:
         batch_loss: The mean loss of a batch, where that is faster.
         clip_norm: Clip norm C; infinity does not clip.
         clipping: "flat" or "automatic".
-        copies: Variants in the place of each record, whose keys the batch then has; or None.
+        augmentation: Variants in the place of each record, whose keys the batch then has; or None.
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
         weights: Of the gradients at several points, which are added up; or None.
         norm: Which norm is bounded, "l2" or "l1".
@@ -192,7 +195,7 @@ class AgentQuery:
     batch_loss: _Loss | None
     clip_norm: float
     clipping: clipping.Clipping
-    copies: Augmentation | None = None
+    augmentation: Augmentation | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
     norm: Literal["l2", "l1"] = "l2"
@@ -265,10 +268,10 @@ class AgentQuery:
 
     def _mean_loss(self, params: Any, batch: Any) -> Any:
         x, y, padding = batch
-        if self.copies is not None:
+        if self.augmentation is not None:
             # As many of each record: the mean over variants is the mean over records' means.
-            x, y = self.copies.spread(x, y)
-            padding = None if padding is None else jnp.repeat(padding, self.copies.number)
+            x, y = self.augmentation.spread(x, y)
+            padding = None if padding is None else jnp.repeat(padding, self.augmentation.number)
         if self.batch_loss is not None and padding is None:
             return self.batch_loss(params, x, y)
         if padding is not None:
@@ -299,15 +302,15 @@ class RecordQuery:
         clip_norm: Clip norm C.
         clipping: "flat" or "automatic".
         microbatch: Records a pass of the clipped sum; None chooses by cost.
-        copies: Variants over which a record's loss is averaged, before its gradient is clipped;
-            the batch then has the records' keys. None is the record itself. No model's own sum
-            knows of them.
+        augmentation: Variants over which a record's loss is averaged, before its gradient is
+            clipped; the batch then has the records' keys. None is the record itself. No model's own
+            sum knows of them.
         per_layer: Whether every one of L layers is clipped by itself, to C / sqrt(L).
         weights: Of the gradients at several points, which are added up; or None.
-        capacity: Records that are gathered at a time from a batch of any size, which then is
-            `UngatheredBatch`, and whose places it divides; None takes gathered batches. Microbatches with no
-            agent's record are left out, which changes no sum. How many there are shows in the time
-            of a round, which no attacker here sees.
+        capacity: Records that are gathered at a time from a batch of any size, an
+            `UngatheredBatch`, whose places it divides; None takes gathered batches. Microbatches
+            with no agent's record are left out, which changes no sum. How many there are shows in
+            the time of a round, which no attacker here sees.
 
     Example:
         >>> import jax.numpy as jnp
@@ -324,7 +327,7 @@ class RecordQuery:
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None
-    copies: Augmentation | None = None
+    augmentation: Augmentation | None = None
     per_layer: bool = False
     weights: tuple[float, ...] | None = None
     capacity: int | None = None
@@ -333,8 +336,10 @@ class RecordQuery:
 
     def __post_init__(self) -> None:
         """Refuse a sum that would leave the variants out."""
-        if self.copies is not None and self.weighted is not None:
-            raise ValueError("weighted is given with copies, which it leaves out; give None")
+        if self.augmentation is not None and self.weighted is not None:
+            raise ValueError(
+                "weighted is given with an augmentation, which it leaves out; give None"
+            )
 
     @property
     def one_by_one(self) -> bool:
@@ -381,7 +386,7 @@ class RecordQuery:
             of_agent: Callable[..., Any] = functools.partial(_summed, settings, places)
         else:
             clipped_sum = clipping.wide_per_example(
-                self.loss if self.copies is None else self.copies.averaged(self.loss),
+                self.loss if self.augmentation is None else self.augmentation.averaged(self.loss),
                 self.clip_norm,
                 method=self.clipping,
                 stability=clipping.STABILITY,
@@ -439,9 +444,9 @@ class RecordQuery:
 
     def local_steps(self, steps: int, step_size: float) -> "RecordQuery":
         """The query of local training; see `dpjax.protocols.Query`."""
-        if self.copies is not None:
+        if self.augmentation is not None:
             raise ValueError(
-                "copies are given with local steps, which would see other variants in each; give "
+                "augment is given with local steps, which would see other variants in each; give "
                 "one variant, or no local steps"
             )
         # A model's own sum knows of one model.

@@ -296,7 +296,7 @@ def supervised(
     params: Any = None,
     frozen: Any = None,
     augment: Callable[[PRNGKeyArray, Any], Any] | None = None,
-    copies: int = 1,
+    augmentation_multiplicity: int = 1,
     metrics: str | Sequence[str] = (),
     class_weights: Sequence[float] | None = None,
 ) -> Problem:
@@ -327,7 +327,7 @@ def supervised(
             leaves are neither clipped nor noised nor sent, and are held once for all agents; clip
             norms, noise and numbers of parameters are of trained ones. None trains all.
         augment: As in `Problem`; `dpjax.data.augmentation` has the customary ones for images.
-        copies: As in `Problem`.
+        augmentation_multiplicity: As in `Problem`.
         metrics: More metrics of classifiers: "auc" (area under the ROC curve), "f1" and
             "balanced_accuracy", where there are several classes means over them.
         class_weights: Factors of the training loss of each class, [c] numbers above 0; for labels
@@ -414,7 +414,7 @@ def supervised(
         name=name,
         evaluation_data=evaluation_data,
         augment=augment,
-        copies=copies,
+        augmentation_multiplicity=augmentation_multiplicity,
         local=local,
         columns=columns,
     )

@@ -268,7 +268,7 @@ def test_custom_classes_are_named_with_their_module():
 
 @pytest.mark.parametrize(
     "change",
-    [{"init_per_agent": True}, {"augment": lambda key, x: x, "copies": 2}],
+    [{"init_per_agent": True}, {"augment": lambda key, x: x, "augmentation_multiplicity": 2}],
     ids=["apart", "copies"],
 )
 def test_processes_that_differ_in_how_a_problem_is_used_are_refused(network, change):

@@ -218,7 +218,9 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
         design="independent", relation="zero_out_record", sampler=SAMPLERS[sampler]
     )
     one = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
-    tasks = [unequal(seed, augment=jitter, copies=2, local=local) for seed in (0, 1)]
+    tasks = [
+        unequal(seed, augment=jitter, augmentation_multiplicity=2, local=local) for seed in (0, 1)
+    ]
 
     def batches(tasks, devices):
         data = Inputs.of((one,), tuple(tasks), tuple(range(len(tasks))), devices)
@@ -234,7 +236,7 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
 
         return data.data, jax.device_get(drawn(data.data))
 
-    _, alone = batches([unequal(0, augment=jitter, copies=2)], None)
+    _, alone = batches([unequal(0, augment=jitter, augmentation_multiplicity=2)], None)
     for devices in (None, 3, 8):
         for each in (tasks[:1], tasks):
             data, spread = batches(each, devices)

@@ -167,7 +167,7 @@ def seen(made):
 
 
 def test_keys_follow_from_the_public_key_the_round_and_the_row_alone():
-    task = make(augment=jitter, copies=2)
+    task = make(augment=jitter, augmentation_multiplicity=2)
     full = seen(drawn(Full(), task)[1])
     assert set(full) == set(range(len(X))) and len(set(full.values())) == len(X)
     dealt = seen(drawn(Cyclic(2, 3, 3), task)[1])
@@ -183,7 +183,7 @@ def test_keys_follow_from_the_public_key_the_round_and_the_row_alone():
 
 @pytest.mark.slow
 def test_passes_make_the_same_variants():
-    task = make(augment=jitter, copies=2)
+    task = make(augment=jitter, augmentation_multiplicity=2)
     statics, batch = drawn(Poisson(5.0, 2), task)
     assert statics.query.capacity == 2 and isinstance(batch, UngatheredBatch)
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), AGENTS))
@@ -197,7 +197,7 @@ def test_passes_make_the_same_variants():
 
 def test_runs_without_augmentation_have_no_keys():
     statics, made = drawn(Full(), make())
-    assert statics.query.copies is None and not isinstance(made[0], Keyed)
+    assert statics.query.augmentation is None and not isinstance(made[0], Keyed)
     assert drawn(Poisson(3.0, 2), make())[1].key is None
 
 
@@ -207,7 +207,7 @@ def test_runs_without_augmentation_have_no_keys():
     "relation", [pytest.param("replace_agent", marks=pytest.mark.slow), "zero_out_record"]
 )
 def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relation):
-    task = make(augment=jitter, copies=3)
+    task = make(augment=jitter, augmentation_multiplicity=3)
     sampler = Poisson(4.0, 3) if relation == "zero_out_record" else None
     changes = {} if sampler is None else {"sampler": sampler}
     one = plan.make(
@@ -230,8 +230,8 @@ def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relatio
 
 def test_what_is_no_augmentation_is_refused():
     for options, said in (
-        ({"copies": 2}, "copies is 2 without augment"),
-        ({"augment": jitter, "copies": 0}, "copies is 0"),
+        ({"augmentation_multiplicity": 2}, "augmentation_multiplicity is 2 without augment"),
+        ({"augment": jitter, "augmentation_multiplicity": 0}, "augmentation_multiplicity is 0"),
         ({"augment": 3}, "augment is 3, which fails on a record of .* callable"),
         ({"augment": lambda key, x: x[:2]}, r"augment turns a record of \(3,\)"),
         ({"augment": lambda key, x: x.astype(int)}, "augment turns a record"),
@@ -240,12 +240,12 @@ def test_what_is_no_augmentation_is_refused():
     ):
         with pytest.raises(ValueError, match=said):
             make(**options)
-    with pytest.raises(ValueError, match="weighted is given with copies"):
+    with pytest.raises(ValueError, match="weighted is given with an augmentation"):
         RecordQuery(loss, lambda *_: None, CLIP, "flat", None, Augmentation(jitter, 2))
-    with pytest.raises(ValueError, match="problem differs in copies"):
+    with pytest.raises(ValueError, match="problem differs in augmentation_multiplicity"):
         run(
             plan.make(make_config(), RING),
-            [make(augment=jitter, copies=number) for number in (1, 2)],
+            [make(augment=jitter, augmentation_multiplicity=number) for number in (1, 2)],
             seeds=[0, 1],
         )
-    assert make_problem(AGENTS).copies == 1
+    assert make_problem(AGENTS).augmentation_multiplicity == 1
