@@ -20,7 +20,7 @@ from dpjax.learning.examples import table
 __all__ = ["Problem"]
 
 
-def check_closure(name: str, function: Any, arguments: Any, x: np.ndarray) -> Any:
+def _check_closure(name: str, function: Any, arguments: Any, x: np.ndarray) -> Any:
     """Refuse a function of one record that holds records: every term would move with theirs.
 
     The clip bounds a record's own term. Where other terms are made of that record too, as when
@@ -175,7 +175,7 @@ class Problem:
         one, y = jax.eval_shape(lambda x, y: (x[0], y[0]), self.x, self.y)
         key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
         if self.variants is not None:
-            check_closure("augment", self.augment, (key, one), self.x)
+            _check_closure("augment", self.augment, (key, one), self.x)
         trained = jax.eval_shape(self.init, jax.random.key(0))
         leaves = jax.tree.leaves(trained)
         floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
@@ -185,7 +185,7 @@ class Problem:
                 "arrays to train, and move others to frozen"
             )
         params = parameters.merge(trained, self.frozen)
-        _check_loss("loss", check_closure("loss", self.loss, (params, one, y), self.x))
+        _check_loss("loss", _check_closure("loss", self.loss, (params, one, y), self.x))
         if self.batch_loss is not None:
             two = (jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for a in (one, y))
             _check_loss("batch_loss", jax.eval_shape(self.batch_loss, params, *two))

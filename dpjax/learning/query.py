@@ -20,7 +20,7 @@ from dpjax.transforms import clipping
 __all__ = ["RecordQuery"]
 
 
-Augment = Callable[[PRNGKeyArray, Any], Any]
+_Augment = Callable[[PRNGKeyArray, Any], Any]
 
 
 class Keyed(NamedTuple):
@@ -44,7 +44,7 @@ class Augmentation:
         number: K.
     """
 
-    augment: Augment
+    augment: _Augment
     number: int
 
     def of(self, record: Keyed) -> Any:
@@ -136,7 +136,7 @@ def variants(augment: Any, multiplicity: Any, record: Any) -> Augmentation | Non
 _Loss = Callable[[Any, Any, Any], Any]
 
 
-def locally_trained(loss: Callable[..., Any], steps: int, step_size: float) -> Callable[..., Any]:
+def _locally_trained(loss: Callable[..., Any], steps: int, step_size: float) -> Callable[..., Any]:
     """Return a loss with the mean gradient along plain steps x_{j+1} = x_j - step_size grad f(x_j).
 
     Its gradient at x_0 is (x_0 - x_K) / (K step_size).
@@ -210,7 +210,7 @@ class AgentQuery:
         """Answer for every agent; see `dpjax.protocols.Query`."""
         loss = self._mean_loss
         if self.walk is not None:
-            loss = locally_trained(loss, *self.walk)
+            loss = _locally_trained(loss, *self.walk)
         encode = _combining(self.weights, encode)
         clip = clipping.per_agent(
             self.clip_norm, method=self.clipping, per_layer=self.per_layer, norm=self.norm
@@ -450,7 +450,7 @@ class RecordQuery:
                 "one variant, or no local steps"
             )
         # A model's own sum knows of one model.
-        loss = locally_trained(self.loss, steps, step_size)
+        loss = _locally_trained(self.loss, steps, step_size)
         return dataclasses.replace(self, loss=loss, weighted=None)
 
 

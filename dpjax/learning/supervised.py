@@ -23,14 +23,14 @@ from dpjax.models.mlp import MLP
 
 __all__ = ["supervised"]
 
-LOSSES: dict[str, tuple[Callable, Callable | None]] = {
+_LOSSES: dict[str, tuple[Callable, Callable | None]] = {
     "logistic": (losses.logistic, losses.sign_accuracy),
     "cross_entropy": (losses.cross_entropy, losses.multiclass_accuracy),
     "squared": (losses.squared, None),
 }
 """Losses by name, each with the score that is reported beside it."""
 
-SCORES = {"auc": losses.auc, "f1": losses.f1, "balanced_accuracy": losses.balanced_accuracy}
+_SCORES = {"auc": losses.auc, "f1": losses.f1, "balanced_accuracy": losses.balanced_accuracy}
 """Scores by name of all evaluation records' outputs together."""
 
 _EVALUATED = 2**27
@@ -41,11 +41,11 @@ _RELABELLED = {("logistic", 0, 1): "2 * y - 1", ("cross_entropy", -1, 1): "(y + 
 """Labels that another loss takes, as a loss and the classes, and what makes its own of them."""
 
 
-def labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
+def _labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
     """Return labels that a loss takes, float32, or int32 for classes.
 
     Args:
-        loss: One of `LOSSES`.
+        loss: One of `_LOSSES`.
         split: "train " or "test ", for messages.
         y: [N] labels.
 
@@ -73,12 +73,12 @@ def labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
     return y.astype(np.int32 if loss == "cross_entropy" else np.float32)
 
 
-def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -> int:
+def _check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -> int:
     """Refuse labels beyond the model's outputs, which would train on something else or on nan.
 
     Args:
         model: The module.
-        loss: One of `LOSSES`.
+        loss: One of `_LOSSES`.
         x: Examples.
         largest: The largest label.
 
@@ -126,7 +126,7 @@ def check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) ->
     return outputs.shape[-1] if classes else 2
 
 
-def at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:
+def _records_at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:
     """How many evaluation records a model is measured on at once; None is all.
 
     Args:
@@ -154,7 +154,7 @@ def _sizes(program: Any) -> list[int]:
 
 
 @functools.lru_cache(maxsize=64)
-def module_functions(
+def _module_functions(
     model: nn.Module, loss: str, shape: tuple[int, ...], kind: np.dtype, batch: int | None,
     scores: tuple[str, ...], class_weights: tuple[float, ...] | None,
 ) -> dict[str, Any]:  # fmt: skip
@@ -162,14 +162,14 @@ def module_functions(
 
     Args:
         model: The module.
-        loss: One of `LOSSES`.
+        loss: One of `_LOSSES`.
         shape: Of one example.
         kind: Its dtype.
         batch: Evaluation records at once; None is all.
-        scores: Names among `SCORES`.
+        scores: Names among `_SCORES`.
         class_weights: As in `supervised`.
     """
-    loss_fn = _weighted(LOSSES[loss][0], class_weights)
+    loss_fn = _weighted(_LOSSES[loss][0], class_weights)
 
     # Compiled: one by one, the operations of a whole forward pass take far longer.
     compiled_init = jax.jit(lambda key: model.init(key, jnp.zeros((1, *shape), kind)))
@@ -201,11 +201,11 @@ def module_functions(
     }
 
 
-def started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, Any]:
+def _started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, Any]:
     """Return the functions of a model that starts from given values, with which of these stay.
 
     Args:
-        functions: From `module_functions`.
+        functions: From `_module_functions`.
         params: Of one agent; None leaves the model's own start.
         frozen: As in `supervised`.
 
@@ -245,7 +245,7 @@ def _metrics(
     model: nn.Module, loss: str, batch: int | None, deep: bool, scores: tuple[str, ...]
 ) -> Callable[..., dict[str, Any]]:
     """Loss and scores of every agent's model on all evaluation records, averaged over agents."""
-    loss_fn, score_fn = LOSSES[loss]
+    loss_fn, score_fn = _LOSSES[loss]
 
     def summed(params: Any, part: Any) -> tuple[dict[str, Any], Any]:
         outputs = model.apply(params, part[0])
@@ -276,7 +276,7 @@ def _metrics(
                     outputs = jax.tree.map(lambda *both: jnp.concatenate(both), outputs, last)
             total = jax.tree.map(lambda value: value / records, total)
             labels = evaluation[1]
-            return total | {f"test_{name}": SCORES[name](outputs, labels) for name in scores}
+            return total | {f"test_{name}": _SCORES[name](outputs, labels) for name in scores}
 
         return jax.tree.map(jnp.mean, _agents.each_agent(of_agent, params, sequential=deep))
 
@@ -308,7 +308,7 @@ def supervised(
 
     Args:
         model: Module whose ``apply`` maps [..., features] to scores or logits.
-        loss: One of `LOSSES`; logistic wants labels -1 and +1, cross_entropy 0 .. c-1.
+        loss: One of `_LOSSES`; logistic wants labels -1 and +1, cross_entropy 0 .. c-1.
         train: x [N, ...] and y [N]; or a function ``train(rows)`` that returns those of records
             with these numbers. Each process that takes part in a run calls it for the records of
             its own agents (`dpjax.data.partition.local`), and holds no others.
@@ -356,7 +356,7 @@ def supervised(
         >>> supervised(Linear(), "logistic", (x, y), (x, y), shards).agents
         2
     """
-    _validate.one_of("loss", loss, LOSSES)
+    _validate.one_of("loss", loss, _LOSSES)
     if eval_batch is not None:
         eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
     if local := callable(train):
@@ -375,34 +375,34 @@ def supervised(
     splits = []
     for split, data in (("train ", train), ("test ", test)):
         features, targets = table(split, *data)
-        splits.append((inputs(features), labels(loss, split, targets)))
+        splits.append((inputs(features), _labels(loss, split, targets)))
     (x, y), (x_test, y_test) = splits
     if (x.shape[1:], x.dtype) != (x_test.shape[1:], x_test.dtype):
         raise ValueError(
             f"test x has records of shape {x_test.shape[1:]} and is {x_test.dtype}, train x of "
             f"{x.shape[1:]} and {x.dtype}; give both the same columns, of one kind"
         )
-    classes = check_outputs(model, loss, x, max(y.max(), y_test.max()))
+    classes = _check_outputs(model, loss, x, max(y.max(), y_test.max()))
     if eval_batch is None:
         agents = len(partition_.checked_partition(partition, None if local else len(x)).counts)
-        eval_batch = at_once(model, x_test, agents)
+        eval_batch = _records_at_once(model, x_test, agents)
     if not isinstance(metrics, Sequence):
-        raise ValueError(f"metrics is {metrics!r}; give a list of {', '.join(SCORES)}")
+        raise ValueError(f"metrics is {metrics!r}; give a list of {', '.join(_SCORES)}")
     for metric in (scores := (metrics,) if isinstance(metrics, str) else tuple(metrics)):
-        _validate.one_of("metrics", metric, SCORES)
+        _validate.one_of("metrics", metric, _SCORES)
     if loss == "squared" and (scores or class_weights is not None):
         raise ValueError("loss is 'squared', which has no classes; leave out metrics and weights")
     if "auc" in scores and len(np.unique(y_test)) < 2:
         text = f"test y one class, {y_test[0]:g}; give test records of two classes"
         raise ValueError(f"metrics has 'auc' and {text}, or leave it out")
     if class_weights is not None:
-        class_weights = checked_weights(class_weights, classes)
+        class_weights = _checked_weights(class_weights, classes)
     parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights
     try:
-        functions = module_functions(model, *parts)
+        functions = _module_functions(model, *parts)
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
-        functions = module_functions.__wrapped__(model, *parts)
-    functions = started(functions, params, frozen)
+        functions = _module_functions.__wrapped__(model, *parts)
+    functions = _started(functions, params, frozen)
     if augment is not None:
         functions = functions | {"weighted": None}
     return Problem(
@@ -420,7 +420,7 @@ def supervised(
     )
 
 
-def checked_weights(weights: Any, classes: int) -> tuple[float, ...]:
+def _checked_weights(weights: Any, classes: int) -> tuple[float, ...]:
     """Return weights of classes as numbers.
 
     Args:

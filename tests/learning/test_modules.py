@@ -12,7 +12,7 @@ import pytest
 from dpjax.data import partition
 from dpjax.engine.run import run
 from dpjax.learning import examples
-from dpjax.learning.supervised import at_once, supervised
+from dpjax.learning.supervised import _records_at_once, supervised
 from dpjax.models import layer_norms, losses, mlp
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
@@ -189,10 +189,10 @@ def test_layers_of_all_agents_and_records_are_not_held_together(monkeypatch):
     )  # fmt: skip
     assert small < big / 20
     x = np.zeros((100, LENGTH), np.int32)
-    assert at_once(Reader(), x, AGENTS) is None
+    assert _records_at_once(Reader(), x, AGENTS) is None
     monkeypatch.setattr("dpjax.learning.supervised._EVALUATED", 5_000)
-    assert 1 <= at_once(Reader(), x, AGENTS) < 100
-    assert at_once(Linear(), np.zeros((100, 30), np.float32), AGENTS) is None
+    assert 1 <= _records_at_once(Reader(), x, AGENTS) < 100
+    assert _records_at_once(Linear(), np.zeros((100, 30), np.float32), AGENTS) is None
 
 
 class Tied(nn.Module):
@@ -234,13 +234,13 @@ class Branching(nn.Module):
 def test_only_what_grows_with_the_records_counts(monkeypatch, model, shape, kind, widest):
     """Weights that are turned round or cast do not: 320,000 and 2,000,000 numbers here."""
     monkeypatch.setattr("dpjax.learning.supervised._EVALUATED", 12 * widest * AGENTS)
-    assert at_once(model, np.zeros((12, *shape), kind), AGENTS) is None
-    assert at_once(model, np.zeros((13, *shape), kind), AGENTS) == 12
+    assert _records_at_once(model, np.zeros((12, *shape), kind), AGENTS) is None
+    assert _records_at_once(model, np.zeros((13, *shape), kind), AGENTS) == 12
 
 
 def test_programs_that_cannot_be_compared_are_bounded(monkeypatch):
     monkeypatch.setattr("dpjax.learning.supervised._EVALUATED", 10 * AGENTS * 40)
-    assert 1 <= at_once(Branching(), np.zeros((100, 40), np.float32), AGENTS) <= 10
+    assert 1 <= _records_at_once(Branching(), np.zeros((100, 40), np.float32), AGENTS) <= 10
 
 
 @pytest.mark.parametrize("batch", [0, 2.5, True])
