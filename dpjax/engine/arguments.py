@@ -99,7 +99,7 @@ def _check_alike(problem: Problem, first: Problem) -> None:
         "local",
     )
     alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
-    alike["frozen values"] = parameters.same(problem.frozen, first.frozen)
+    alike["frozen values"] = parameters.equal_trees(problem.frozen, first.frozen)
     shapes = [_shapes(task) for task in (problem, first)]
     alike["the shapes of its arrays"] = shapes[0] == shapes[1]
     if differing := [name for name, same in alike.items() if not same]:

@@ -29,7 +29,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import report
 from dpjax.engine.checkpoint import digest
 from dpjax.learning import parameters
-from dpjax.learning.examples import numbers
+from dpjax.learning.examples import as_numbers
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 
@@ -548,7 +548,7 @@ def _examples(problem: Problem, x: Any) -> Any:
     """Examples in the shape and dtype of those that the model was trained on."""
     shape, kind = problem.x.shape[1:], problem.x.dtype
     _validate.check_columns("x", x, problem.columns)
-    records = x if (traced := isinstance(x, jax.core.Tracer)) else numbers("x", x)
+    records = x if (traced := isinstance(x, jax.core.Tracer)) else as_numbers("x", x)
     if not records.ndim or records.shape[1:] != shape:
         raise ValueError(f"x has shape {records.shape}; give examples {['M', *shape]}")
     if traced:

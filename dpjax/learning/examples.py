@@ -9,7 +9,7 @@ from dpjax import _validate
 __all__: list[str] = []
 
 
-def numbers(name: str, x: Any) -> np.ndarray:
+def as_numbers(name: str, x: Any) -> np.ndarray:
     """Return examples or labels as an array of numbers, with rows.
 
     Args:
@@ -28,7 +28,7 @@ def numbers(name: str, x: Any) -> np.ndarray:
     return array
 
 
-def table(split: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def labelled(split: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return examples and labels as arrays that belong together, row by row.
 
     Args:
@@ -37,10 +37,10 @@ def table(split: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         y: [N, ...] labels.
 
     Raises:
-        ValueError: As `numbers`, or for rows that do not belong together.
+        ValueError: As `as_numbers`, or for rows that do not belong together.
     """
     _validate.check_rows(split, x, y)
-    arrays = numbers(f"{split}x", x), numbers(f"{split}y", y)
+    arrays = as_numbers(f"{split}x", x), as_numbers(f"{split}y", y)
     if len(arrays[0]) != len(arrays[1]):
         raise ValueError(
             f"{split}x has {len(arrays[0])} rows, {split}y {len(arrays[1])}; give one label a row"
@@ -48,7 +48,7 @@ def table(split: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
     return arrays
 
 
-def inputs(x: np.ndarray) -> np.ndarray:
+def as_inputs(x: np.ndarray) -> np.ndarray:
     """Return examples as a run reads them: integers stay (up to int32), others are float32.
 
     Args:

@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class ConstantInit:
     """An ``init`` that starts every agent and seed from the same values.
 
     Attributes:
@@ -27,7 +27,7 @@ class Given:
     structure: Any
 
     @classmethod
-    def of(cls, params: Any) -> "Given":
+    def of(cls, params: Any) -> "ConstantInit":
         """The start from such values.
 
         Args:
@@ -43,14 +43,14 @@ class Given:
 
     def __eq__(self, other: object) -> bool:
         """Equal where the values are: problems of several seeds start alike."""
-        return isinstance(other, Given) and same(self(), other())
+        return isinstance(other, ConstantInit) and equal_trees(self(), other())
 
     def __hash__(self) -> int:
         """Equal ones have one structure."""
         return hash(self.structure)
 
 
-def same(one: Any, other: Any) -> bool:
+def equal_trees(one: Any, other: Any) -> bool:
     """Whether two trees hold the same numbers.
 
     Args:
@@ -87,10 +87,10 @@ def starting_values(params: Any, wanted: Any) -> Any:
             f"params differs from the model in {name} ({ours.get(name)} and {theirs.get(name)}); "
             "give all parameters of this model, as its init returns them"
         )
-    return held("params", params)
+    return fixed_values("params", params)
 
 
-def held(name: str, params: Any) -> Any:
+def fixed_values(name: str, params: Any) -> Any:
     """Return values as arrays that nobody can change, at most 32 bits a number.
 
     Args:
@@ -122,7 +122,7 @@ def _path(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def split(params: Any, frozen: Any) -> tuple[Any, Any]:
+def split_trained(params: Any, frozen: Any) -> tuple[Any, Any]:
     """Split parameters into trained and frozen ones, each with None in the other's places.
 
     Args:
@@ -179,7 +179,7 @@ def check_trained(trained: Any, wanted: Any) -> None:
 
 
 def merge(trained: Any, frozen: Any) -> Any:
-    """Return all parameters, from what `split` made of them.
+    """Return all parameters, from what `split_trained` made of them.
 
     Args:
         trained: With None in the places of frozen leaves.

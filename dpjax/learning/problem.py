@@ -15,7 +15,7 @@ from dpjax._validate import fixed
 from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
 from dpjax.learning import parameters, query
-from dpjax.learning.examples import table
+from dpjax.learning.examples import labelled
 
 __all__ = ["Problem"]
 
@@ -149,7 +149,7 @@ class Problem:
                 raise ValueError(f"{name} is {_validate.shown(value)}; give a function")
         columns = _validate.columns(self.x) if self.columns is None else self.columns
         # Copies that nobody can change after the check.
-        x, y = map(fixed, table("", self.x, self.y))
+        x, y = map(fixed, labelled("", self.x, self.y))
         partition = partition_.checked_partition(self.partition, None if self.local else len(x))
         if self.local and len(x) != (owned := len(partition_.local(partition))):
             raise ValueError(
@@ -159,12 +159,12 @@ class Problem:
         values = {"x": x, "y": y, "columns": columns, "partition": partition}
         if self.frozen is not None:
             parameters.check_split(self.init, self.frozen)
-            values["frozen"] = parameters.held("frozen", self.frozen)
+            values["frozen"] = parameters.fixed_values("frozen", self.frozen)
         _validate.assign(self, **values)
         for leaf in jax.tree.leaves(self.evaluation):
             _validate.unmasked("evaluation", leaf)
         self._check_functions()
-        if self.weighted is not None and (self.frozen is not None or self.variants is not None):
+        if self.weighted is not None and (self.frozen is not None or self.augmentation is not None):
             raise ValueError(
                 "weighted is given with frozen values or augment, of which it would not know; "
                 "leave it None"
@@ -174,7 +174,7 @@ class Problem:
         """Refuse functions of one record that hold others, and what cannot be trained."""
         one, y = jax.eval_shape(lambda x, y: (x[0], y[0]), self.x, self.y)
         key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
-        if self.variants is not None:
+        if self.augmentation is not None:
             _check_closure("augment", self.augment, (key, one), self.x)
         trained = jax.eval_shape(self.init, jax.random.key(0))
         leaves = jax.tree.leaves(trained)
@@ -191,9 +191,9 @@ class Problem:
             _check_loss("batch_loss", jax.eval_shape(self.batch_loss, params, *two))
 
     @property
-    def variants(self) -> query.Augmentation | None:
+    def augmentation(self) -> query.Augmentation | None:
         """What stands in the place of each record; None where it is the record itself."""
-        return query.variants(self.augment, self.augmentation_multiplicity, self.x[0])
+        return query.augmentation_of(self.augment, self.augmentation_multiplicity, self.x[0])
 
     @property
     def agents(self) -> int:

@@ -46,7 +46,7 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
     x = np.concatenate([matrices.reshape(agents, 4), centers], axis=1).astype(np.float32)
     rows = np.arange(agents, dtype=np.int32)
     return Problem(
-        parameters.Given.of(jnp.asarray(at, jnp.float32)),
+        parameters.ConstantInit.of(jnp.asarray(at, jnp.float32)),
         _quadratic,
         _gaps,
         x,

@@ -96,7 +96,7 @@ def keyed(key: PRNGKeyArray | None, x: Any, rows: Int[Array, "*r"]) -> Any:
     return Keyed(x, each(rows.reshape(-1)).reshape(*rows.shape, 2))
 
 
-def variants(augment: Any, multiplicity: Any, record: Any) -> Augmentation | None:
+def augmentation_of(augment: Any, multiplicity: Any, record: Any) -> Augmentation | None:
     """Return what a problem's augmentation makes, or None where it has none.
 
     Args:

@@ -15,7 +15,7 @@ from dpjax import _agents, _programs, _validate
 from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
 from dpjax.learning import parameters
-from dpjax.learning.examples import inputs, table
+from dpjax.learning.examples import as_inputs, labelled
 from dpjax.learning.problem import Problem
 from dpjax.models import losses
 from dpjax.models.layer_norms import Gradients
@@ -219,12 +219,12 @@ def _started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, A
             raise ValueError("frozen is given without params; give the values that stay")
         parameters.check_trained(wanted, wanted)
         return functions
-    trained, fixed_values = parameters.starting_values(params, wanted), None
+    trained, frozen_values = parameters.starting_values(params, wanted), None
     if frozen is not None:
-        trained, fixed_values = parameters.split(trained, frozen)
+        trained, frozen_values = parameters.split_trained(trained, frozen)
         functions = functions | {"weighted": None}
     parameters.check_trained(trained, wanted)
-    return functions | {"init": parameters.Given.of(trained), "frozen": fixed_values}
+    return functions | {"init": parameters.ConstantInit.of(trained), "frozen": frozen_values}
 
 
 def _weighted(loss: Callable, weights: tuple[float, ...] | None) -> Callable:
@@ -374,8 +374,8 @@ def supervised(
     _validate.check_columns("test x", test[0], columns)
     splits = []
     for split, data in (("train ", train), ("test ", test)):
-        features, targets = table(split, *data)
-        splits.append((inputs(features), _labels(loss, split, targets)))
+        features, targets = labelled(split, *data)
+        splits.append((as_inputs(features), _labels(loss, split, targets)))
     (x, y), (x_test, y_test) = splits
     if (x.shape[1:], x.dtype) != (x_test.shape[1:], x_test.dtype):
         raise ValueError(

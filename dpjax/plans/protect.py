@@ -154,7 +154,7 @@ class Protect(Threat):
                 self.clip_norm,
                 self.clipping,
                 self.microbatch,
-                augmentation=problem.variants,
+                augmentation=problem.augmentation,
                 per_layer=self.per_layer,
                 capacity=capacity,
             )
@@ -164,7 +164,7 @@ class Protect(Threat):
             problem.batch_loss,
             self.clip_norm,
             self.clipping,
-            augmentation=problem.variants,
+            augmentation=problem.augmentation,
             per_layer=self.per_layer,
             norm=self.norm,
             one_by_one=_agents.one_by_one(params),

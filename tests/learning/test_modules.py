@@ -101,7 +101,7 @@ def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
     ],
 )  # fmt: skip
 def test_integers_stay_and_other_numbers_are_float32(kind, kept):
-    assert examples.inputs(examples.numbers("x", np.ones((3, 2), kind))).dtype == kept
+    assert examples.as_inputs(examples.as_numbers("x", np.ones((3, 2), kind))).dtype == kept
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_integers_stay_and_other_numbers_are_float32(kind, kept):
 )
 def test_integers_that_no_run_can_hold(x, message):
     with pytest.raises(ValueError, match=message):
-        examples.numbers("train x", x)
+        examples.as_numbers("train x", x)
 
 
 def test_test_data_of_another_kind_are_refused():
