@@ -208,21 +208,21 @@ class Cyclic(_Dealt):
 
 @dataclass(frozen=True)
 class Clients(_Dealt):
-    """Clients who take turns at the agents' places, each time with another of their records.
+    """Clients who fill the agents' cohort slots in turn, each time with another record.
 
-    An agent is a place at the server, taken by M clients in turn: client c in the rounds c mod M,
+    An agent is a cohort slot that M clients fill in turn: client c in the rounds c mod M,
     c mod M + M, ..., with its N records one after the other, and again in every epoch. Client c of
-    a place has that agent's records c, c + M, c + 2 M, ... So a round joins as many clients as
-    there are places, with one fresh record each, as DOME has it.
+    a slot has that agent's records c, c + M, c + 2 M, ... So a round joins as many clients as
+    there are slots, with one fresh record each, as DOME has it.
 
-    With a ``batch`` b it comes with b of them at once, and a place is through in M N / b rounds.
+    With a ``batch`` b a client brings b records at once, and an epoch takes M N / b rounds.
 
     Guarantee: in E M N / b rounds every record takes part at most E times, exactly M N / b rounds
     apart, and every client at most E N / b times, M rounds apart, with b records each, whatever the
     data.
 
     Attributes:
-        clients: Clients of a place, M.
+        clients: Clients of a slot, M.
         examples: Records of a client, N.
         epochs: How often a record takes part, E.
         batch: Records of a client that take part together, b; divides N.
