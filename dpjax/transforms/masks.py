@@ -18,8 +18,6 @@ Reference:
     Bell et al. (CCS 2020), Secure single-server aggregation with (poly)logarithmic overhead.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,8 +27,12 @@ from dpjax import _numerics, _validate
 
 __all__ = ["masked", "unmasked_sum"]
 
-_ORDER, _SELF, _PAIRS = 0, 1, 2
+# Purposes of a sum's key.
+_ORDER = 0
+_SELF = 1
+_PAIRS = 2
 _Words = UInt32[Array, "n d"]
+_Row = UInt32[Array, " d"]
 
 
 def masked(values: _Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> _Words:
@@ -65,9 +67,11 @@ def masked(values: _Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> _W
 
     def step(distance: Array, total: Array) -> Array:
         drawn = _shared(key, distance, clients, columns)
+        # The client farther on takes off what this one adds.
         return total + drawn - jnp.roll(drawn, distance, axis=0)
 
-    between = jax.lax.fori_loop(1, _beyond(degree), step, jnp.zeros((clients, columns), jnp.uint32))
+    zeros = jnp.zeros((clients, columns), jnp.uint32)
+    between = jax.lax.fori_loop(1, _beyond(degree), step, zeros)
     return (values + _self_masks(key, clients, columns) + between[position]) & low
 
 
@@ -77,7 +81,7 @@ def unmasked_sum(
     key: PRNGKeyArray,
     degree: int,
     bits: int = 32,
-) -> UInt32[Array, " d"]:
+) -> _Row:
     """Return the sum of the vectors of the present clients, as the server computes it.
 
     It adds up the vectors of the present clients, and subtracts their self masks and the masks that
@@ -119,12 +123,14 @@ def unmasked_sum(
 
     def step(distance: Array, remaining: Array) -> Array:
         # 1 where only the adding client is present, -1 where only the other one is, modulo 2^32.
-        alone = ring - jnp.roll(ring, -distance)
-        return remaining + _total(alone[:, None] * _shared(key, distance, clients, columns))
+        unpaired = ring - jnp.roll(ring, -distance)
+        return remaining + _total(unpaired[:, None] * _shared(key, distance, clients, columns))
 
+    # Masks between present clients have cancelled: these are left, and self masks.
     remaining = jax.lax.fori_loop(1, _beyond(degree), step, jnp.zeros(columns, jnp.uint32))
     self_masks = counted[:, None] * _self_masks(key, clients, columns)
-    return (_total(counted[:, None] * masked) - _total(self_masks) - remaining) & low
+    total = _total(counted[:, None] * masked) - _total(self_masks)
+    return (total - remaining) & low
 
 
 def _beyond(degree: int) -> int:
@@ -132,16 +138,15 @@ def _beyond(degree: int) -> int:
     return (degree + 1) // 2 + 1
 
 
-def _total(rows: _Words) -> UInt32[Array, " d"]:
+def _total(rows: _Words) -> _Row:
     """The sum of rows modulo 2^32."""
     return jnp.sum(rows, axis=0, dtype=jnp.uint32)
 
 
 def _order(key: PRNGKeyArray, clients: int) -> Int32[Array, " n"]:
     """The clients by their position on the ring."""
-    return jax.random.permutation(
-        jax.random.fold_in(key, _ORDER), jnp.arange(clients, dtype=jnp.int32)
-    )
+    numbers = jnp.arange(clients, dtype=jnp.int32)
+    return jax.random.permutation(jax.random.fold_in(key, _ORDER), numbers)
 
 
 def _self_masks(key: PRNGKeyArray, clients: int, columns: int) -> _Words:
@@ -151,7 +156,8 @@ def _self_masks(key: PRNGKeyArray, clients: int, columns: int) -> _Words:
 
 def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> _Words:
     """The masks of the clients at every position p with those at p + distance."""
-    drawn = _words(jax.random.fold_in(jax.random.fold_in(key, _PAIRS), distance), clients, columns)
+    pairs = jax.random.fold_in(jax.random.fold_in(key, _PAIRS), distance)
+    drawn = _words(pairs, clients, columns)
     # Halfway round an even ring p + 2 distance is p, so two positions share a mask.
     once = (2 * distance != clients) | (jnp.arange(clients) < clients // 2)
     return jnp.where(once[:, None], drawn, np.uint32(0))
@@ -159,24 +165,24 @@ def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> _
 
 def _words(key: PRNGKeyArray, rows: int, columns: int) -> _Words:
     """Uniform words of 32 bits, every row of a key of its own; both words of each hash."""
-    half = -(-columns // 2)
+    # Every row's key, so that a client's mask depends on no other client.
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
+    half = -(-columns // 2)
     counter = jax.lax.broadcasted_iota(jnp.uint32, (rows, half), 1)
     drawn = jax.vmap(_numerics.threefry)(keys, jnp.zeros_like(counter), counter)
     return jnp.concatenate(_numerics.through_memory(*drawn), axis=1)[:, :columns]
 
 
 def _checked(
-    name: str, values: Any, key: PRNGKeyArray, degree: Any, bits: Any
+    name: str, values: _Words, key: PRNGKeyArray, degree: int, bits: int
 ) -> tuple[int, int, np.uint32]:
     """Clients, columns and 2^bits - 1."""
     _numerics.check_key(key)
-    if jnp.ndim(values) != 2 or jnp.result_type(values) != jnp.uint32:
-        raise ValueError(
-            f"{name} is {jnp.result_type(values)}{list(jnp.shape(values))}; give uint32 "
-            "[clients, entries]"
-        )
-    clients, columns = jnp.shape(values)
+    shape = jnp.shape(values)
+    dtype = jnp.result_type(values)
+    if len(shape) != 2 or dtype != jnp.uint32:
+        raise ValueError(f"{name} is {dtype}{list(shape)}; give uint32 [clients, entries]")
+    clients, columns = shape
     if clients < 3 or not columns:
         raise ValueError(f"{name} is {[clients, columns]}; give 3 clients or more, and an entry")
     remedy = f"give an even number below {clients - 1}, or {clients - 1}"

@@ -57,6 +57,7 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from optax import Updates
 
 from dpjax import _validate
 from dpjax.transforms.variates import normals, words
@@ -78,6 +79,12 @@ _EXACT = jax.lax.Precision.HIGHEST
 _Vector = Float[Array, " d"]
 _Coordinates = Float[Array, " k"]
 _Columns = Float[Array, "d k"]
+_Rows = Float[Array, "k d"]
+"""Directions as rows, whose products are several times as fast on a CPU."""
+_Weights = Float[Array, " k"]
+_Scalar = Float[Array, ""]
+_Extended = Float[Array, " k+1"]
+"""A sketch and the entry that says whether its record is within the clip norm."""
 _WIDE = 8
 """From d = 8 k on, random directions are so far from dependent that a Gram matrix serves."""
 _FARTHEST = 1e6
@@ -106,11 +113,11 @@ class Frame:
 
     def encode(self, vector: _Vector) -> _Coordinates:
         """A' g."""
-        return jnp.matmul(vector, self.columns, precision=_EXACT)
+        return _dot(vector, self.columns)
 
     def decode(self, coordinates: _Coordinates) -> _Vector:
         """A y."""
-        return jnp.matmul(self.columns, coordinates, precision=_EXACT)
+        return _dot(self.columns, coordinates)
 
     def diagonal(self) -> _Vector:
         """diag(A A'): the variance of decoded noise over that of a coordinate's."""
@@ -148,9 +155,11 @@ class CountSketch:
         """A' g: sums over buckets."""
 
         def row(buckets: Array, signs: Array) -> Array:
-            return jax.ops.segment_sum(vector * signs.astype(vector.dtype), buckets, self.width)
+            signed = vector * signs.astype(vector.dtype)
+            return jax.ops.segment_sum(signed, buckets, self.width)
 
-        return jax.vmap(row)(self.buckets, self.signs).ravel() * self._scale(vector.dtype)
+        sums = jax.vmap(row)(self.buckets, self.signs)
+        return sums.ravel() * self._scale(vector.dtype)
 
     def decode(self, coordinates: _Coordinates) -> _Vector:
         """A y: the mean over rows of a coordinate's bucket, by its sign."""
@@ -163,7 +172,8 @@ class CountSketch:
         """diag(A A'), which is 1 everywhere: decoded noise is that of the full dimension."""
         return jnp.ones(self.buckets.shape[1], jnp.result_type(float))
 
-    def _scale(self, dtype: Any) -> np.ndarray:
+    def _scale(self, dtype: jnp.dtype) -> np.ndarray:
+        """The size of A's entries."""
         return np.asarray(1 / np.sqrt(len(self.buckets)), dtype)
 
 
@@ -241,9 +251,9 @@ def aligned(columns: _Columns, before: _Columns) -> _Columns:
         >>> sketch.aligned(frame[:, ::-1], frame).tolist()
         [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     """
-    turn = jnp.matmul(columns.T, before, precision=_EXACT)
+    turn = _dot(columns.T, before)
     left, _, right = jnp.linalg.svd(turn, full_matrices=False)
-    return jnp.matmul(columns, jnp.matmul(left, right, precision=_EXACT), precision=_EXACT)
+    return _dot(columns, _dot(left, right))
 
 
 class Sketch(NamedTuple):
@@ -391,7 +401,7 @@ def orthonormal(matrix: _Columns) -> _Columns:
     return _orthonormal(matrix.T).T
 
 
-def flat(tree: Any) -> tuple[_Vector, Callable[[_Vector], Any]]:
+def flat(tree: Updates) -> tuple[_Vector, Callable[[_Vector], Updates]]:
     """Return a pytree's entries as one vector, and what makes such a tree of a vector.
 
     Args:
@@ -408,8 +418,9 @@ def flat(tree: Any) -> tuple[_Vector, Callable[[_Vector], Any]]:
         ((8,), (2, 3))
     """
     for leaf in jax.tree.leaves(tree):
-        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
-            raise ValueError(f"tree has a leaf of {jnp.result_type(leaf)}; give floats alone")
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise ValueError(f"tree has a leaf of {dtype}; give floats alone")
     vector, back = jax.flatten_util.ravel_pytree(tree)
     if not vector.size:
         raise ValueError("tree has no entries; give at least one")
@@ -431,8 +442,8 @@ def fingerprint(state: Any) -> str:
     Example:
         >>> import jax
         >>> from dpjax.transforms import sketch
-        >>> one, same = (sketch.start(100, 4, jax.random.key(0)) for _ in range(2))
-        >>> sketch.fingerprint(one) == sketch.fingerprint(same)
+        >>> first, second = (sketch.start(100, 4, jax.random.key(0)) for _ in range(2))
+        >>> sketch.fingerprint(first) == sketch.fingerprint(second)
         True
     """
     digest = hashlib.sha256()
@@ -450,7 +461,7 @@ class _Size(NamedTuple):
         bound: c C, the clip norm in the sketch's units.
     """
 
-    bound: Float[Array, ""]
+    bound: _Scalar
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -494,16 +505,12 @@ class Quantile:
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        limits = {
-            **dict.fromkeys(("clip_norm", "first"), (1e-9, 1e9)),
-            "rate": (1e-6, 1.0),
-            **dict.fromkeys(("quantile", "share"), (1e-3, 1 - 1e-3)),
-        }
-        for name, ends in limits.items():
-            value = _validate.single_precision(name, getattr(self, name), *ends)
-            object.__setattr__(self, name, value)
+        check = _validate.single_precision
+        _validate.fields(self, check, "clip_norm", "first", least=1e-9, most=1e9)
+        _validate.fields(self, check, "rate", least=1e-6, most=1.0)
+        _validate.fields(self, check, "quantile", "share", least=1e-3, most=1 - 1e-3)
 
-    def start(self, dtype: Any = jnp.float32) -> _Size:
+    def start(self, dtype: jnp.dtype = jnp.float32) -> _Size:
         """Return the state before anything is released.
 
         Args:
@@ -515,7 +522,7 @@ class Quantile:
         """Return how many numbers are clipped, noised and sent for a sketch of k."""
         return k + 1
 
-    def gain(self, state: _Size) -> Float[Array, ""]:
+    def gain(self, state: _Size) -> _Scalar:
         """Return what decoded noise is multiplied by: c over sqrt(1 - share^2).
 
         Args:
@@ -523,7 +530,7 @@ class Quantile:
         """
         return state.bound / np.asarray(self._norm, state.bound.dtype)
 
-    def encode(self, state: _Size, vector: _Coordinates) -> Float[Array, " k+1"]:
+    def encode(self, state: _Size, vector: _Coordinates) -> _Extended:
         """Return what is to be clipped to C, and already is but for rounding.
 
         A vector that is not finite becomes nan, which the clip leaves out.
@@ -537,10 +544,11 @@ class Quantile:
         norm = top * jnp.sqrt(jnp.sum(jnp.square(vector / top)))
         scaled = vector / jnp.maximum(norm, state.bound) * np.asarray(self._norm, vector.dtype)
         entry = np.asarray(self.share * self.clip_norm, vector.dtype)
-        encoded = jnp.concatenate([scaled, jnp.where(norm <= state.bound, entry, -entry)[None]])
+        within = jnp.where(norm <= state.bound, entry, -entry)
+        encoded = jnp.concatenate([scaled, within[None]])
         return jnp.where(jnp.isfinite(vector).all(), encoded, jnp.nan)
 
-    def decode(self, state: _Size, mean: Float[Array, " k+1"]) -> _Coordinates:
+    def decode(self, state: _Size, mean: _Extended) -> _Coordinates:
         """Return a noisy average in the sketch's units, without the entry.
 
         Args:
@@ -549,7 +557,7 @@ class Quantile:
         """
         return mean[:-1] * self.gain(state)
 
-    def learn(self, state: _Size, mean: Float[Array, " k+1"]) -> _Size:
+    def learn(self, state: _Size, mean: _Extended) -> _Size:
         """Return the state of the next round.
 
         Args:
@@ -561,62 +569,65 @@ class Quantile:
         inside = (1 + mean[-1] / entry) / 2
         excess = np.asarray(self.quantile, mean.dtype) - jnp.clip(inside, -_RANGE, _RANGE)
         bound = state.bound * jnp.exp(np.asarray(self.rate, mean.dtype) * excess)
-        low, high = self.first / _FARTHEST, self.first * _FARTHEST
-        bound = jnp.clip(bound, np.asarray(low, bound.dtype), np.asarray(high, bound.dtype))
+        low = np.asarray(self.first / _FARTHEST, bound.dtype)
+        high = np.asarray(self.first * _FARTHEST, bound.dtype)
+        bound = jnp.clip(bound, low, high)
         return _Size(jnp.where(jnp.isfinite(inside), bound, state.bound))
 
     @property
     def _norm(self) -> float:
+        """What the entry leaves of C for the sketch."""
         return self.clip_norm * math.sqrt(1 - self.share**2)
 
 
-def _dot(one: Array, other: Array) -> Array:
-    return jnp.matmul(one, other, precision=_EXACT)
+def _dot(left: Array, right: Array) -> Array:
+    """A product at full precision: on GPUs the default has mantissas of ten bits."""
+    return jnp.matmul(left, right, precision=_EXACT)
 
 
-# Inside, directions are rows [k, d], whose products are several times as fast on a CPU.
-
-
-def _random(key: PRNGKeyArray, k: int, d: int, dtype: Any) -> Array:
+def _random(key: PRNGKeyArray, k: int, d: int, dtype: jnp.dtype) -> _Rows:
     """Gaussian rows of length around 1."""
     drawn = normals(key, (k, d), dtype) * np.asarray(1 / np.sqrt(d), dtype)
     # The compiler would hash again for each use.
     return jax.lax.optimization_barrier(drawn)
 
 
-def _polished(rows: Array) -> Array:
+def _polished(rows: _Rows) -> _Rows:
     """One Newton-Schulz step: what is off by e from orthonormal is off by the order of e^2."""
     return 1.5 * rows - 0.5 * _dot(_dot(rows, rows.T), rows)
 
 
-def _orthonormal(rows: Array) -> Array:
+def _orthonormal(rows: _Rows) -> _Rows:
     """Orthonormal rows, as `orthonormal`."""
     k, d = rows.shape
     if d < _WIDE * k:
         columns, triangle = jnp.linalg.qr(rows.T)
-        return (columns * jnp.where(jnp.diag(triangle)[None, :] < 0, -1, 1).astype(rows.dtype)).T
+        # QR may turn a column round: with its triangle's sign orthonormal ones stay.
+        signs = jnp.where(jnp.diag(triangle)[None, :] < 0, -1, 1)
+        return (columns * signs.astype(rows.dtype)).T
     triangle = jnp.linalg.cholesky(_dot(rows, rows.T))
     unit = jnp.eye(k, dtype=rows.dtype)
     inverse = jax.scipy.linalg.solve_triangular(triangle, unit, lower=True)
     return _polished(_dot(inverse, rows))
 
 
-def _unit(vector: Array) -> tuple[Array, Array]:
+def _unit(vector: _Vector) -> tuple[_Vector, _Scalar]:
+    """A vector of length 1, and the length that it had."""
     length = jnp.sqrt(_dot(vector, vector))
     return vector / jnp.where(length > 0, length, 1), length
 
 
-def _outside(rows: Array, vector: Array, inside: Array) -> Array:
+def _outside(rows: _Rows, vector: _Vector, inside: _Coordinates) -> _Vector:
     """What a vector has outside of rows, by one product.
 
     A difference would be computed anew wherever it is used, rounded in one place and not in
     another, and where little is left these differ as much as it is long.
     """
-    one = jnp.ones(1, rows.dtype)
-    return _dot(jnp.concatenate([-inside, one]), jnp.concatenate([rows, vector[None]]))
+    weights = jnp.concatenate([-inside, jnp.ones(1, rows.dtype)])
+    return _dot(weights, jnp.concatenate([rows, vector[None]]))
 
 
-def _rank_one(sketch: Sketch, gradient: Array, forgetting: float) -> tuple[Array, Array]:
+def _rank_one(sketch: Sketch, gradient: _Vector, forgetting: float) -> tuple[_Rows, _Weights]:
     """The k leading eigenpairs of f U diag(Lam) U' + g g', vectors as rows."""
     rows = sketch.basis.T
     k, d = rows.shape
@@ -627,9 +638,12 @@ def _rank_one(sketch: Sketch, gradient: Array, forgetting: float) -> tuple[Array
     vector = gradient / scale
     inside = _dot(rows, vector)
     residual, length = _unit(_outside(rows, vector, inside))
-    for _ in range(2):  # A short residual is mostly rounding until it is projected again.
-        residual, _norm = _unit(_outside(rows, residual, _dot(rows, residual)))
-    outside = (length > jnp.finfo(rows.dtype).eps * jnp.sqrt(_dot(vector, vector))) & (d > k)
+    for _ in range(2):
+        # A short residual is mostly rounding until it is projected again.
+        again = _outside(rows, residual, _dot(rows, residual))
+        residual, _ = _unit(again)
+    rounding = jnp.finfo(rows.dtype).eps * jnp.sqrt(_dot(vector, vector))
+    outside = (length > rounding) & (d > k)
     length = jnp.where(outside, length, 0)
     residual = jnp.where(outside, residual, 0)
     small = jnp.concatenate([inside, length[None]])
@@ -637,33 +651,36 @@ def _rank_one(sketch: Sketch, gradient: Array, forgetting: float) -> tuple[Array
     corner = jnp.where(outside, 0, -1).astype(rows.dtype)
     diagonal = jnp.concatenate([weights / jnp.square(scale), corner[None]])
     values, turn = jnp.linalg.eigh(jnp.diag(diagonal) + jnp.outer(small, small))
+    # The largest first, and the least left out.
     turn = turn.T[:0:-1]
     turned = _dot(turn[:, :-1], rows) + jnp.outer(turn[:, -1], residual)
     return _polished(turned), jnp.maximum(values[:0:-1], 0) * jnp.square(scale)
 
 
-def _printed(sketch: Sketch, gradient: Array) -> tuple[Array, Array]:
+def _printed(sketch: Sketch, gradient: _Vector) -> tuple[_Rows, _Weights]:
     """The paper's step; in the first round QR invents k - 1 directions, and these get weights."""
     outer = jnp.outer(gradient, _dot(gradient, sketch.basis))
     basis, triangle = jnp.linalg.qr(sketch.basis * sketch.weights + outer)
     return basis.T, jnp.sqrt(jnp.sum(jnp.square(triangle), axis=0))
 
 
-def _cut(weights: Array, share: float, most: int) -> Array:
-    """How many of the first weights hold a share of their sum, at most so many."""
+def _cut(weights: _Weights, share: float, limit: int) -> Int[Array, ""]:
+    """How many of the first weights hold a share of their sum, up to a limit."""
     reached = jnp.cumsum(weights)
     short = reached < np.asarray(share, weights.dtype) * reached[-1]
     needed = 1 + jnp.sum(short, dtype=jnp.int32)
-    return jnp.where(reached[-1] > 0, jnp.minimum(needed, most), 0).astype(jnp.int32)
+    return jnp.where(reached[-1] > 0, jnp.minimum(needed, limit), 0).astype(jnp.int32)
 
 
-def _frame(rows: Array, rank: Array, width: Array, key: PRNGKeyArray) -> Array:
+def _frame(rows: _Rows, rank: Int[Array, ""], width: Int[Array, ""], key: PRNGKeyArray) -> _Rows:
     """The first directions of a basis, then probes, then zeros, as rows."""
     k, d = rows.shape
     column = jnp.arange(k, dtype=rank.dtype)[:, None]
-    front = jnp.where(column < rank, rows, 0)
-    drawn = _random(key, k, d, rows.dtype)
-    drawn = drawn - _dot(_dot(drawn, front.T), front)
-    frame = _orthonormal(jnp.where(column < rank, rows, drawn))
-    frame = jnp.where(column < rank, rows, frame)
+    within = column < rank
+    front = jnp.where(within, rows, 0)
+    probes = _random(key, k, d, rows.dtype)
+    probes = probes - _dot(_dot(probes, front.T), front)
+    frame = _orthonormal(jnp.where(within, rows, probes))
+    # To the bit: a direction that stays must not move by rounding.
+    frame = jnp.where(within, rows, frame)
     return jnp.where(column < width, frame, 0)

@@ -29,8 +29,6 @@ on distinct counters and keys folded from a secret one cannot be told from unifo
 who does not try some 2^64 keys. Every counter is used once for a key.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +37,10 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from dpjax import _numerics
 
 __all__ = ["laplaces", "laplaces_of_words", "normals", "normals_of_words"]
+
+_Shape = tuple[int, int]
+_Words = UInt32[Array, "..."]
+_Numbers = Float[Array, "..."]
 
 LARGEST_NORMAL = 5.42
 """No float32 normal is larger."""
@@ -85,20 +87,19 @@ _FAR = (
 )  # fmt: skip
 
 
-def words(
-    key: PRNGKeyArray, shape: tuple[int, int]
-) -> tuple[UInt32[Array, "r c"], UInt32[Array, "r c"]]:
+def words(key: PRNGKeyArray, shape: _Shape) -> tuple[_Words, _Words]:
     """The two 32-bit words of the hash of every counter (row, column).
 
     Args:
         key: One threefry key, of this draw alone.
         shape: (rows, columns), each below 2**32.
     """
-    row, column = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
+    column = jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
     return _numerics.threefry(key, row, column)
 
 
-def normals(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Array, "r c"]:
+def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype) -> _Numbers:
     """Draw independent standard normals.
 
     Args:
@@ -127,17 +128,17 @@ def normals(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Arra
     half = -(-columns // 2)
     if rows * columns >= _LARGE:
         # Hashing twice is faster than memory beyond caches, and words need none.
-        row, word, column = (
-            jax.lax.broadcasted_iota(jnp.uint32, (rows, 2, half), axis) for axis in range(3)
-        )
+        size = (rows, 2, half)
+        row, word, column = (jax.lax.broadcasted_iota(jnp.uint32, size, axis) for axis in range(3))
         first, second = _numerics.threefry(key, row, column)
-        bits = jnp.where(word == 0, first, second)
-        return normals_of_words(bits.reshape(rows, 2 * half)[:, :columns])
-    both = _numerics.through_memory(*words(key, (rows, half)))
-    return normals_of_words(jnp.concatenate(both, axis=1)[:, :columns])
+        bits = jnp.where(word == 0, first, second).reshape(rows, 2 * half)
+    else:
+        pair = _numerics.through_memory(*words(key, (rows, half)))
+        bits = jnp.concatenate(pair, axis=1)
+    return normals_of_words(bits[:, :columns])
 
 
-def normals_of_words(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
+def normals_of_words(bits: _Words) -> _Numbers:
     """The float32 normals that the upper 24 bits of words stand for.
 
     Args:
@@ -155,7 +156,7 @@ def normals_of_words(bits: UInt32[Array, "..."]) -> Float[Array, "..."]:
     return np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniforms)
 
 
-def laplaces(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Array, "r c"]:
+def laplaces(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype) -> _Numbers:
     """Draw independent Laplace variables of scale 1, of density exp(-|x|) / 2.
 
     Args:
@@ -172,9 +173,7 @@ def laplaces(key: PRNGKeyArray, shape: tuple[int, int], dtype: Any) -> Float[Arr
     return laplaces_of_words(*words(key, shape), dtype)
 
 
-def laplaces_of_words(
-    high: UInt32[Array, "..."], low: UInt32[Array, "..."], dtype: Any
-) -> Float[Array, "..."]:
+def laplaces_of_words(high: _Words, low: _Words, dtype: jnp.dtype) -> _Numbers:
     """The Laplace variable that the two words of a hash stand for.
 
     Args:
@@ -192,13 +191,19 @@ def laplaces_of_words(
     scalar = np.dtype(dtype).type
     # Scaled by powers of two, so that no compiler rounds a product and a sum otherwise.
     upper = (high & np.uint32(2**30 - 1)).astype(dtype) * scalar(2.0**-31)
-    tail = upper + (low.astype(dtype) + scalar(0.5)) * scalar(2.0**-63)
+    lower = (low.astype(dtype) + scalar(0.5)) * scalar(2.0**-63)
+    tail = upper + lower
     beyond = (high >> np.uint32(30)) & np.uint32(1) == 1
     magnitude = -jnp.where(beyond, jnp.log(tail), jnp.log1p(-tail))
-    return jnp.where(high >> np.uint32(31) == 1, -magnitude, magnitude)
+    return _signed(high, magnitude)
 
 
-def release_normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "n d"]:
+def _signed(words: _Words, magnitude: _Numbers) -> _Numbers:
+    """A magnitude with the sign of the first bit of a word."""
+    return jnp.where(words >> np.uint32(31) == 1, -magnitude, magnitude)
+
+
+def release_normals(key: PRNGKeyArray, shape: _Shape) -> _Numbers:
     """Standard normals of agents and coordinates, each from 64 bits of its own.
 
     Normal (i, j) follows from the key and the counter (i, j) alone: not from the shape, from what
@@ -215,29 +220,30 @@ def release_normals(key: PRNGKeyArray, shape: tuple[int, int]) -> Float[Array, "
     Returns:
         [n, d] float64.
     """
-    first, second = (jax.random.fold_in(key, part) for part in (0, 1))
+    first = jax.random.fold_in(key, 0)
+    second = jax.random.fold_in(key, 1)
 
-    def finer(_: Any, values: Array) -> Array:
+    def finer(_: Array, values: Array) -> Array:
         # What does not depend on the values would be moved out of the loop, and always be done.
-        data = [jax.random.key_data(key) for key in (first, second)]
-        values, *data = jax.lax.optimization_barrier((values, *data))
-        coarsely, finely = (
-            words(jax.random.wrap_key_data(d, impl=_numerics.THREEFRY), shape) for d in data
-        )
-        coarse = signed_probabilities(*coarsely)
-        refined = signed_probabilities(*coarsely, *finely)
+        fenced = values, jax.random.key_data(first), jax.random.key_data(second)
+        values, *data = jax.lax.optimization_barrier(fenced)
+        keys = [jax.random.wrap_key_data(words, impl=_numerics.THREEFRY) for words in data]
+        coarse_words = words(keys[0], shape)
+        coarse = signed_probabilities(*coarse_words)
+        refined = signed_probabilities(*coarse_words, *words(keys[1], shape))
         return jnp.where(jnp.abs(coarse) < _FINER, quantile(refined), values)
 
     # Both pass through memory: the compiler would hash again wherever they are used otherwise.
     coarse = jax.lax.optimization_barrier(signed_probabilities(*words(first, shape)))
-    values = jax.lax.optimization_barrier(quantile(coarse, least=_FINER))
+    values = jax.lax.optimization_barrier(quantile(coarse, smallest=_FINER))
     # A loop of no trips but where a draw needs it: vmapped, a conditional would always do both.
-    return jax.lax.fori_loop(0, jnp.any(jnp.abs(values) > _EDGE).astype(jnp.int32), finer, values)
+    trips = jnp.any(jnp.abs(values) > _EDGE).astype(jnp.int32)
+    return jax.lax.fori_loop(0, trips, finer, values)
 
 
 def signed_probabilities(
-    high: Array, low: Array, finer_high: Array | None = None, finer_low: Array | None = None
-) -> Float[Array, "..."]:
+    high: _Words, low: _Words, finer_high: _Words | None = None, finer_low: _Words | None = None
+) -> _Numbers:
     """Tail probabilities of words, below zero where the normal is.
 
     p = (m + 1/2) 2^-64 for the 63 bits m of ``high`` without its first bit, which is the sign, and
@@ -252,24 +258,25 @@ def signed_probabilities(
     Returns:
         float64 in [-1/2, 1/2], not zero.
     """
-    wide = [word.astype(jnp.float64) for word in (high & jnp.uint32(2**31 - 1), low)]
+    upper = (high & jnp.uint32(2**31 - 1)).astype(jnp.float64)
+    lower = low.astype(jnp.float64)
     # Smallest terms first: what rounding takes is then below 2 units of the result.
     if finer_high is None or finer_low is None:
         value = jnp.float64(2.0**-65)
     else:
         value = (finer_low.astype(jnp.float64) + 0.5) * 2.0**-128
         value = value + finer_high.astype(jnp.float64) * 2.0**-96
-    value = value + wide[1] * 2.0**-64 + wide[0] * 2.0**-32
-    return jnp.where(high >> 31 == 1, -value, value)
+    value = value + lower * 2.0**-64 + upper * 2.0**-32
+    return _signed(high, value)
 
 
-def quantile(signed: Float[Array, "..."], *, least: float = 2.0**-129) -> Float[Array, "..."]:
+def quantile(signed: _Numbers, *, smallest: float = 2.0**-129) -> _Numbers:
     """The normal of which |p| is the probability beyond, with the sign of p.
 
     Args:
         signed: float64 in [-1/2, 1/2].
-        least: Smallest |p| that matters; from exp(-25) on the outermost of three rational functions
-            is left out, and what lies below gives some number above 6.23.
+        smallest: Smallest |p| that matters; from exp(-25) on the outermost of three rational
+            functions is left out, and what lies below gives some number above 6.23.
 
     Returns:
         float64, within 2^-49 (1 + |z|) of the exact one.
@@ -280,18 +287,21 @@ def quantile(signed: Float[Array, "..."], *, least: float = 2.0**-129) -> Float[
     p = jnp.abs(signed)
     q = 0.5 - p
     root = jnp.sqrt(-jnp.log(p))
-    centre, far = q <= 0.425, root > 5.0
-    near_only = least > _FAR_FROM
+    centre = q <= 0.425
+    outermost = root > 5.0
 
-    def chosen(centre_: Any, tail: Any, beyond: Any) -> Array:
-        return jnp.where(centre, centre_, tail if near_only else jnp.where(far, beyond, tail))
+    def by_range(inner: float | Array, tail: float | Array, outer: float | Array) -> Array:
+        if smallest <= _FAR_FROM:
+            tail = jnp.where(outermost, outer, tail)
+        return jnp.where(centre, inner, tail)
 
-    at = chosen(0.180625 - q * q, root - 1.6, root - 5.0)
-    above, below = jnp.zeros_like(p), jnp.zeros_like(p)
-    for power in reversed(range(8)):
-        of = [
-            chosen(_CENTRE[part][power], _TAIL[part][power], _FAR[part][power]) for part in (0, 1)
-        ]
-        above, below = above * at + of[0], below * at + of[1]
+    argument = by_range(0.180625 - q * q, root - 1.6, root - 5.0)
+    # Horner's rule for numerator and denominator, in the coefficients of each number's range.
+    above = jnp.zeros_like(p)
+    below = jnp.zeros_like(p)
+    for inner, tail, outer in reversed(list(zip(_CENTRE[0], _TAIL[0], _FAR[0], strict=True))):
+        above = above * argument + by_range(inner, tail, outer)
+    for inner, tail, outer in reversed(list(zip(_CENTRE[1], _TAIL[1], _FAR[1], strict=True))):
+        below = below * argument + by_range(inner, tail, outer)
     value = above / below * jnp.where(centre, q, 1.0)
     return jnp.where(signed < 0, -value, value)
