@@ -39,14 +39,19 @@ __all__ = [
     "variance_above",
 ]
 
+_Words = UInt64[np.ndarray, " n"]
+_Events = Bool[np.ndarray, " n"]
+_Integers = Int64[np.ndarray, " K"]
+_Vector = Float[np.ndarray, " k"]
+_Signs = Float[np.ndarray, " K"]
+
+_ONE = np.uint64(1)
 _WORD = np.uint64(2**32)
 _LONGEST = 2**20
 """Proposals of v = 2^20 are turned down: once in e^(2^20)."""
 
 
-def discrete_gaussians(
-    stream: Stream, count: int, variance: int | Fraction
-) -> Int64[np.ndarray, " n"]:
+def discrete_gaussians(stream: Stream, count: int, variance: int | Fraction) -> _Integers:
     """Draw independent discrete Gaussian variables.
 
     Guarantee: exact, if the stream's words are uniform, but for proposals beyond 63.9 deviations
@@ -80,46 +85,48 @@ def discrete_gaussians(
     return np.concatenate(parts)[:count]
 
 
-def _accepted(stream: Stream, count: int, law: lattice.Proposal) -> Int64[np.ndarray, " n"]:
+def _accepted(stream: Stream, count: int, law: lattice.Proposal) -> _Integers:
     """The numbers that so many independent proposals leave."""
     uniform = stream.below(law.numerator, count)
     runs = _geometric(stream, count)
-    sizes = ((uniform + np.uint64(law.numerator) * runs) // np.uint64(law.step)).astype(np.int64)
+    sums = uniform + np.uint64(law.numerator) * runs
+    sizes = (sums // np.uint64(law.step)).astype(np.int64)
     away = np.abs(sizes - law.centre)
     negative = stream.words(count) >> np.uint32(31) == 1
-    at = np.flatnonzero((away <= law.farthest) & ~(negative & (sizes == 0)))
-    squares = np.uint64(law.denominator) * (away[at] * away[at]).astype(np.uint64)
-    at = at[_decaying(stream, np.uint64(2) * uniform[at] + squares, 2 * law.numerator)]
-    return np.where(negative[at], -sizes[at], sizes[at])
+    # Zero has one sign: -0 is not kept.
+    rows = np.flatnonzero((away <= law.farthest) & ~(negative & (sizes == 0)))
+    squares = np.square(away[rows]).astype(np.uint64)
+    exponents = np.uint64(2) * uniform[rows] + np.uint64(law.denominator) * squares
+    rows = rows[_decaying(stream, exponents, 2 * law.numerator)]
+    return np.where(negative[rows], -sizes[rows], sizes[rows])
 
 
-def _geometric(stream: Stream, count: int) -> UInt64[np.ndarray, " n"]:
+def _geometric(stream: Stream, count: int) -> _Words:
     """Numbers v of probability (1 - 1/e) e^-v."""
     runs = np.zeros(count, np.uint64)
     going = np.arange(count)
     while going.size:
         going = going[_odd(stream, np.ones(going.size, np.uint64), 1)]
-        runs[going] += np.uint64(1)
+        runs[going] += _ONE
         going = going[runs[going] < _LONGEST]
     return runs
 
 
-def _decaying(
-    stream: Stream, exponents: UInt64[np.ndarray, " n"], divisor: int
-) -> Bool[np.ndarray, " n"]:
+def _decaying(stream: Stream, exponents: _Words, divisor: int) -> _Events:
     """True with probability exp(-exponent / divisor)."""
-    wholes, rests = np.divmod(exponents, np.uint64(divisor))
+    units, rests = np.divmod(exponents, np.uint64(divisor))
     happened = _odd(stream, rests, divisor)
-    going = np.flatnonzero(happened & (wholes > 0))
+    # One event of probability 1/e for every unit of the exponent.
+    going = np.flatnonzero(happened & (units > 0))
     while going.size:
-        still = _odd(stream, np.ones(going.size, np.uint64), 1)
-        happened[going[~still]] = False
-        wholes[going] -= np.uint64(1)
-        going = going[still & (wholes[going] > 0)]
+        passes = _odd(stream, np.ones(going.size, np.uint64), 1)
+        happened[going[~passes]] = False
+        units[going] -= _ONE
+        going = going[passes & (units[going] > 0)]
     return happened
 
 
-def _odd(stream: Stream, rests: UInt64[np.ndarray, " n"], divisor: int) -> Bool[np.ndarray, " n"]:
+def _odd(stream: Stream, rests: _Words, divisor: int) -> _Events:
     """True with probability exp(-rest / divisor), for rests up to the divisor.
 
     The first k = 1, 2, ... at which an event of probability rest / (k divisor) does not happen is
@@ -129,18 +136,16 @@ def _odd(stream: Stream, rests: UInt64[np.ndarray, " n"], divisor: int) -> Bool[
     going = np.arange(rests.size)
     length = 1
     while going.size:
-        going = going[_rational(stream, rests[going], divisor)]
         # Of probability rest / divisor and 1 / k, each decided by itself.
-        one = np.ones(going.size, np.uint64)
-        going = going[_rational(stream, one, length)] if length > 1 else going
+        going = going[_rational(stream, rests[going], divisor)]
+        if length > 1:
+            going = going[_rational(stream, np.ones(going.size, np.uint64), length)]
         length += 1
         odd[going] = length % 2 == 1
     return odd
 
 
-def _rational(
-    stream: Stream, tops: UInt64[np.ndarray, " n"], divisor: int
-) -> Bool[np.ndarray, " n"]:
+def _rational(stream: Stream, tops: _Words, divisor: int) -> _Events:
     """True with probability top / divisor, for tops up to the divisor, below 2^32.
 
     A real whose first digits are the word w is below top / divisor if w + 1 is not above
@@ -155,17 +160,14 @@ def _rational(
         targets = remainders * _WORD
         rest = np.where(products < targets, targets - products, np.uint64(0))
         below[open_[rest >= bottom]] = True
+        # A word leaves an event open once in 2^32: the remainder goes on to the next.
         undecided = (rest > 0) & (rest < bottom)
-        open_, remainders = open_[undecided], rest[undecided]
+        open_ = open_[undecided]
+        remainders = rest[undecided]
     return below
 
 
-def encode(
-    code: SumCode,
-    values: Float[np.ndarray, " k"],
-    signs: Float[np.ndarray, " K"],
-    stream: Stream,
-) -> Int64[np.ndarray, " K"]:
+def encode(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _Integers:
     """Return a vector's whole numbers, without noise.
 
     Guarantee: the sum of their squares is at most ``code.limit``.
@@ -187,8 +189,8 @@ def encode(
         >>> from dpjax.encoding import integers
         >>> code = integers.SumCode(size=4, bound=1.0, grid=0.25, clients=3)
         >>> x, signs = np.array([0.5, 0.0, -0.25, 0.5]), code.signs(b"round 1")
-        >>> whole = integers.encode(code, x, signs, integers.Stream(bytes(32)))
-        >>> float(np.abs(integers.decode(code, whole, signs) - x).max()) < 0.5
+        >>> rounded = integers.encode(code, x, signs, integers.Stream(bytes(32)))
+        >>> float(np.abs(integers.decode(code, rounded, signs) - x).max()) < 0.5
         True
     """
     vector = _validate.finite_array("values", values, ndim=1)
@@ -204,21 +206,17 @@ def encode(
     shares = (coordinates - lower) * np.float32(2**24)
     for _ in range(lattice.TRIES):
         words = stream.words(code.padded) >> np.uint32(8)
-        whole = lower.astype(np.int64) + (words.astype(np.float32) < shares)
-        if int(whole @ whole) <= code.limit:
-            return whole
-    whole = np.trunc(coordinates).astype(np.int64)
-    if int(whole @ whole) > code.limit:
+        rounded = lower.astype(np.int64) + (words.astype(np.float32) < shares)
+        # Whole numbers alone are tested: what floating point did before does not matter.
+        if int(rounded @ rounded) <= code.limit:
+            return rounded
+    rounded = np.trunc(coordinates).astype(np.int64)
+    if int(rounded @ rounded) > code.limit:
         raise ValueError(too_long)
-    return whole
+    return rounded
 
 
-def noisy(
-    code: SumCode,
-    values: Float[np.ndarray, " k"],
-    signs: Float[np.ndarray, " K"],
-    stream: Stream,
-) -> Int64[np.ndarray, " K"]:
+def noisy(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _Integers:
     """Return a vector's whole numbers and its client's noise: what goes into a secure sum.
 
     The sum of ``Terms(code.clients, code.padded, bits=32, bound=code.largest, ...)`` takes them.
@@ -246,15 +244,13 @@ def noisy(
         >>> integers.noisy(code, [0.25, -0.5], np.ones(2), integers.Stream(bytes(32))).shape
         (2,)
     """
-    whole = encode(code, values, signs, stream)
+    integers = encode(code, values, signs, stream)
     if not code.variance:
-        return whole
-    return whole + discrete_gaussians(stream, code.padded, code.variance)
+        return integers
+    return integers + discrete_gaussians(stream, code.padded, code.variance)
 
 
-def decode(
-    code: SumCode, total: Int64[np.ndarray, " K"] | UInt32[np.ndarray, " K"], signs: np.ndarray
-) -> Float[np.ndarray, " k"]:
+def decode(code: SumCode, total: _Integers | UInt32[np.ndarray, " K"], signs: _Signs) -> _Vector:
     """Return the sum of vectors that whole numbers stand for.
 
     Args:
@@ -272,8 +268,8 @@ def decode(
         >>> import numpy as np
         >>> from dpjax.encoding import integers
         >>> code, signs = integers.SumCode(size=2, bound=1.0, grid=2**-10, clients=2), np.ones(2)
-        >>> whole = integers.encode(code, [0.25, -0.5], signs, integers.Stream(bytes(32)))
-        >>> bool(abs(integers.decode(code, whole, signs) - [0.25, -0.5]).max() < 0.01)
+        >>> rounded = integers.encode(code, [0.25, -0.5], signs, integers.Stream(bytes(32)))
+        >>> bool(abs(integers.decode(code, rounded, signs) - [0.25, -0.5]).max() < 0.01)
         True
     """
     array = np.asarray(total)
@@ -281,15 +277,14 @@ def decode(
         raise ValueError(
             f"total is {array.dtype}{list(array.shape)}; give {code.padded} whole numbers"
         )
+    # Residues modulo 2^b as the numbers around zero.
     half = 1 << (code.bits - 1)
     signed = ((array.astype(np.int64) + half) & (2 * half - 1)) - half
     reals = signed.astype(np.float64) * code.grid
     return (lattice.hadamard(reals) / math.sqrt(code.padded) * signs)[: code.size]
 
 
-def rotation(
-    code: SumCode, vector: Float[np.ndarray, " m"], signs: Float[np.ndarray, " K"]
-) -> Float[np.ndarray, " K"]:
+def rotation(code: SumCode, vector: _Vector, signs: _Signs) -> Float[np.ndarray, " K"]:
     """A vector's grid coordinates in float32: one product for each, then sums alone."""
     padded = np.zeros(code.padded, np.float32)
     padded[: vector.size] = vector * code.factor

@@ -41,7 +41,7 @@ from dpjax import _validate
 __all__: list[str] = []
 
 LEAST = Fraction(1, 4)
-"""The least variance: below, nearly every proposal would be turned down."""
+"""The smallest variance: below, nearly every proposal would be turned down."""
 MOST = 2**20
 """The largest variance, and the largest numerator of any."""
 LONGEST = 2**22
@@ -74,7 +74,10 @@ class Proposal(NamedTuple):
         return math.isqrt((2**32 - 2 * self.numerator) // self.denominator)
 
 
-def proposal(variance: Any) -> Proposal:
+Variance = int | Fraction
+
+
+def proposal(variance: Variance) -> Proposal:
     """Return the numbers of a variance.
 
     Args:
@@ -83,28 +86,30 @@ def proposal(variance: Any) -> Proposal:
     Raises:
         ValueError: For floats, variances out of range, and fractions of too many digits.
     """
-    whole = isinstance(variance, int) and not isinstance(variance, bool)
-    if not whole and not isinstance(variance, Fraction):
+    if isinstance(variance, bool) or not isinstance(variance, Variance):
         raise ValueError(
             f"variance is {_validate.shown(variance)}; give a whole number or a Fraction "
             "(dpjax.encoding.integers.variance_above makes one of a float)"
         )
     value = Fraction(variance)
     if not LEAST <= value <= MOST:
+        fault = "coarse" if value < LEAST else "fine"
         raise ValueError(
-            f"variance is {_validate.shown(variance)} squared grid units; give one from {LEAST} to "
-            f"{MOST}: the grid is too {'coarse' if value < LEAST else 'fine'} for this noise"
+            f"variance is {_validate.shown(variance)} squared grid units; give one from "
+            f"{LEAST} to {MOST}: the grid is too {fault} for this noise"
         )
     if value.numerator > MOST:
         raise ValueError(
             f"variance is {value}, of a numerator above 2^20; round it up to fewer digits, by "
             "dpjax.encoding.integers.variance_above"
         )
-    centre = max(1, (math.isqrt(4 * value.numerator // value.denominator) + 1) // 2)
+    # The root of four times the variance, halved, is its root rounded to the nearest.
+    doubled = math.isqrt(4 * value.numerator // value.denominator)
+    centre = max(1, (doubled + 1) // 2)
     return Proposal(value.numerator, value.denominator, centre)
 
 
-def variance_above(value: Any) -> Fraction:
+def variance_above(value: float | Fraction) -> Fraction:
     """Return the least variance that can be drawn, of 20 binary digits, not below a number.
 
     Args:
@@ -121,7 +126,9 @@ def variance_above(value: Any) -> Fraction:
     number = _validate.number("variance", value)
     if not 0 < number <= MOST:
         raise ValueError(f"variance is {_validate.shown(value)}; give one above 0, to 2^20")
-    exact = max(Fraction(value) if isinstance(value, int | Fraction) else Fraction(number), LEAST)
+    # A float would round a fraction, perhaps down.
+    exact = Fraction(value if isinstance(value, Variance) else number)
+    exact = max(exact, LEAST)
     # The numerator is below 2^20 after rounding up.
     denominator = 2 ** max(0, 19 - math.floor(math.log2(exact)))
     while math.ceil(exact * denominator) > MOST:
@@ -150,7 +157,7 @@ def limit(norm: float, size: int, beta: float) -> int:
 
 
 def wrap_bits(
-    clients: int, norm: float, square: int, size: int, variance: Any, failure: float
+    clients: int, norm: float, square: int, size: int, variance: Variance, failure: float
 ) -> int:
     """Return how many bits a coordinate of the noisy sum has.
 
@@ -208,7 +215,7 @@ class SumCode:
     bound: float
     grid: float
     clients: int
-    variance: int | Fraction = 0
+    variance: Variance = 0
     beta: float = math.exp(-0.5)
 
     def __post_init__(self) -> None:
@@ -250,6 +257,7 @@ class SumCode:
     @property
     def sensitivity(self) -> float:
         """The largest norm after rounding, in the unit of the vectors: zero-out, one client."""
+        # No float64 rounding may state less than the true norm.
         return self.grid * math.sqrt(self.limit) * (1 + 1e-15)
 
     @property
@@ -284,7 +292,8 @@ class SumCode:
         """
         if not isinstance(seed, bytes) or not seed:
             raise ValueError(f"seed is {_validate.shown(seed)}; give bytes")
-        digest = hashlib.shake_256(b"signs of a secure sum" + seed).digest(-(-self.padded // 8))
+        hasher = hashlib.shake_256(b"signs of a secure sum" + seed)
+        digest = hasher.digest(-(-self.padded // 8))
         bits = np.unpackbits(np.frombuffer(digest, np.uint8))[: self.padded]
         return 1 - 2 * bits.astype(np.float32)
 
@@ -296,10 +305,13 @@ def hadamard(values: Any, stack: Any = np.stack) -> Any:
         values: [..., K] of NumPy or JAX.
         stack: The function ``stack`` of that library.
     """
-    width, shape = 1, values.shape
+    width = 1
+    shape = values.shape
     while width < shape[-1]:
         pairs = values.reshape(*shape[:-1], -1, 2, width)
-        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        first = pairs[..., 0, :]
+        second = pairs[..., 1, :]
+        # The same order everywhere: a client's float32 sums must be the compiled ones to the bit.
         values = stack([first + second, first - second], axis=-2).reshape(shape)
         width *= 2
     return values

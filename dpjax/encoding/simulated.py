@@ -27,7 +27,7 @@ default precision as in double.
 
 import math
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,9 +51,17 @@ _STEPS = 4
 """Steps of the loop between two looks at which numbers are done."""
 _LONGEST = 2**11
 """Proposals of v = 2^11 are turned down: once in e^2048."""
-_START, _COUNT, _KEEP, _DONE = (np.uint32(stage) for stage in range(4))
+_START = np.uint32(0)
+_COUNT = np.uint32(1)
+_KEEP = np.uint32(2)
+_DONE = np.uint32(3)
 
 _Words = UInt32[Array, "r l"]
+_Signs = Float[Array, " K"]
+_Vectors = Float[Array, "n k"]
+_Integers = Int32[Array, "n K"]
+_Sent = Bool[Array, " n"]
+"""True where a row is its vector's."""
 
 
 class _Lane(NamedTuple):
@@ -84,7 +92,7 @@ class _Lane(NamedTuple):
     value: Int32[Array, "r l"]
 
 
-def public_signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
+def public_signs(code: SumCode, key: PRNGKeyArray) -> _Signs:
     """Return the signs of a round's rotation, which everybody knows.
 
     Args:
@@ -94,7 +102,7 @@ def public_signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
     return signs(code, jax.random.fold_in(key, _SIGNS))
 
 
-def signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
+def signs(code: SumCode, key: PRNGKeyArray) -> _Signs:
     """Return public signs, +-1 in float32, as ``code.signs`` does of bytes.
 
     Args:
@@ -102,16 +110,14 @@ def signs(code: SumCode, key: PRNGKeyArray) -> Float[Array, " K"]:
         key: A public key of this round alone, which the vectors do not depend on.
     """
     words = jax.random.bits(key, (-(-code.padded // 32),), jnp.uint32)
-    bits = words[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None, :] & np.uint32(1)
+    places = jnp.arange(32, dtype=jnp.uint32)
+    bits = words[:, None] >> places[None, :] & np.uint32(1)
     return 1 - 2 * bits.reshape(-1)[: code.padded].astype(jnp.float32)
 
 
 def noisy(
-    code: SumCode,
-    values: Float[Array, "n k"],
-    signs: Float[Array, " K"],
-    key: PRNGKeyArray,
-) -> tuple[Int32[Array, "n K"], Bool[Array, " n"]]:
+    code: SumCode, values: _Vectors, signs: _Signs, key: PRNGKeyArray
+) -> tuple[_Integers, _Sent]:
     """Return every client's whole numbers and noise, as they are.
 
     Guarantee: as `dpjax.encoding.integers.noisy`, for whoever does not know the key; a row whose
@@ -135,19 +141,17 @@ def noisy(
         >>> bool(abs(simulated.decode(code, rows.sum(0), signs) - 0.5).max() < 0.05)
         True
     """
-    whole, fine = encode(code, values, signs, jax.random.fold_in(key, 0))
+    integers, sent = encode(code, values, signs, jax.random.fold_in(key, 0))
     if code.variance:
-        shape = len(whole), code.padded
-        whole = whole + discrete_gaussians(jax.random.fold_in(key, 1), shape, code.variance)
-    return whole, fine
+        noise_key = jax.random.fold_in(key, 1)
+        shape = len(integers), code.padded
+        integers = integers + discrete_gaussians(noise_key, shape, code.variance)
+    return integers, sent
 
 
 def encode(
-    code: SumCode,
-    values: Float[Array, "n k"],
-    signs: Float[Array, " K"],
-    key: PRNGKeyArray,
-) -> tuple[Int32[Array, "n K"], Bool[Array, " n"]]:
+    code: SumCode, values: _Vectors, signs: _Signs, key: PRNGKeyArray
+) -> tuple[_Integers, _Sent]:
     """Return the whole numbers of every client's vector, without noise.
 
     Guarantee: the sum of squares of a row is at most ``code.limit``, whatever the values are: a
@@ -175,49 +179,67 @@ def encode(
     # Through memory: a product and a sum fused would be rounded once, and not as NumPy's.
     scaled = jax.lax.optimization_barrier(values.astype(jnp.float32) * code.factor)
     coordinates = jnp.pad(scaled, ((0, 0), (0, code.padded - code.size)))
-    coordinates = lattice.hadamard(
-        coordinates * jnp.asarray(signs, jnp.float32)[None, :], jnp.stack
-    )
+    signed = coordinates * jnp.asarray(signs, jnp.float32)[None, :]
+    coordinates = lattice.hadamard(signed, jnp.stack)
     largest = np.float32(lattice.LONGEST)
     too_large = jnp.abs(coordinates) > largest
     coordinates = jnp.where(too_large, jnp.sign(coordinates) * largest, coordinates)
-    fine = jnp.all(jnp.isfinite(coordinates), axis=1)
-    coordinates = jnp.where(fine[:, None], coordinates, 0)
-    lower = jnp.floor(coordinates)
-    shares = (coordinates - lower) * np.float32(2**24)
-    whole = lower.astype(jnp.int32)
-    rows, columns = whole.shape
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
+    finite = jnp.all(jnp.isfinite(coordinates), axis=1)
+    coordinates = jnp.where(finite[:, None], coordinates, 0)
+    floors = jnp.floor(coordinates)
+    # Exact: a fraction's 24 leading bits, of which words hold as many.
+    shares = (coordinates - floors) * np.float32(2**24)
+    lower = floors.astype(jnp.int32)
+    rows, columns = lower.shape
+    keys = _row_keys(key, rows)
     column = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.uint32), (rows, columns))
 
-    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
-        tries, _, short = carry
-        return (tries < lattice.TRIES) & ~jnp.all(short)
+    def unfinished(carry: _Rounding) -> Array:
+        return (carry.tries < lattice.TRIES) & ~jnp.all(carry.short)
 
-    def body(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        tries, rounded, short = carry
-        words, _ = jax.vmap(_numerics.threefry)(keys, jnp.full_like(column, tries), column)
+    def draw(carry: _Rounding) -> _Rounding:
+        tries = jnp.full_like(column, carry.tries)
+        words, _ = jax.vmap(_numerics.threefry)(keys, tries, column)
         up = (words >> np.uint32(8)).astype(jnp.float32) < shares
-        drawn = whole + up.astype(jnp.int32)
-        rounded = jnp.where(short[:, None], rounded, drawn)
-        return tries + np.uint32(1), rounded, short | _short(code, drawn)
+        drawn = lower + up.astype(jnp.int32)
+        # The first draw that is short enough stays.
+        rounded = jnp.where(carry.short[:, None], carry.rounded, drawn)
+        return _Rounding(carry.tries + 1, rounded, carry.short | _short(code, drawn))
 
-    start = jnp.uint32(0), jnp.zeros_like(whole), jnp.zeros(rows, bool)
-    _, rounded, short = jax.lax.while_loop(unfinished, body, start)
+    start = _Rounding(jnp.uint32(0), jnp.zeros_like(lower), jnp.zeros(rows, bool))
+    _, rounded, short = jax.lax.while_loop(unfinished, draw, start)
 
-    def settled(rounded: Array, towards_zero: Array, fine: Array) -> tuple[Array, Array]:
+    def settled(rounded: Array, towards_zero: Array, finite: Array) -> tuple[Array, Array]:
         rounded = jnp.where(short[:, None], rounded, towards_zero)
-        fine = fine & _short(code, rounded)
-        return jnp.where(fine[:, None], rounded, 0), fine
+        sent = finite & _short(code, rounded)
+        return jnp.where(sent[:, None], rounded, 0), sent
 
     # The row that is sent must be the very one whose length was looked at.
     towards_zero = jnp.trunc(coordinates).astype(jnp.int32)
-    return _numerics.from_memory(settled, rounded, towards_zero, fine)
+    return _numerics.from_memory(settled, rounded, towards_zero, finite)
 
 
-def decode(
-    code: SumCode, total: UInt32[Array, " K"], signs: Float[Array, " K"]
-) -> Float[Array, " k"]:
+class _Rounding(NamedTuple):
+    """Roundings so far.
+
+    Attributes:
+        tries: How many were drawn.
+        rounded: [n, K] the first that is short enough, or the last.
+        short: [n] which rows are.
+    """
+
+    tries: UInt32[Array, ""]
+    rounded: _Integers
+    short: _Sent
+
+
+def _row_keys(key: PRNGKeyArray, rows: int) -> PRNGKeyArray:
+    """A key for every row, which depends on no other row."""
+    numbers = jnp.arange(rows, dtype=jnp.uint32)
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(numbers)
+
+
+def decode(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Float[Array, " k"]:
     """Return the sum of vectors that whole numbers stand for, in float32.
 
     Args:
@@ -284,109 +306,130 @@ def discrete_gaussians(
         return jnp.zeros(shape, jnp.int32)
     lanes = -(-columns // _PER_LANE)
     slots = -(-columns // lanes)
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
-    offset = jax.lax.broadcasted_iota(jnp.uint32, (rows, lanes), 1)
+    size = (slots, rows, lanes)
+    keys = _row_keys(key, rows)
+    offset = jax.lax.broadcasted_iota(jnp.uint32, size[1:], 1)
 
-    def refilled(lane: _Lane, out: Array) -> tuple[_Lane, Array]:
+    def column(slot: _Words) -> _Words:
+        return slot * np.uint32(lanes) + offset
+
+    def refilled(lane: _Lane, numbers: Array) -> tuple[_Lane, Array]:
         done = lane.stage == _DONE
-        index = jax.lax.broadcasted_iota(jnp.uint32, (slots, rows, lanes), 0)
-        out = jnp.where(done[None] & (index == lane.slot[None]), lane.value[None], out)
+        index = jax.lax.broadcasted_iota(jnp.uint32, size, 0)
+        target = done[None] & (index == lane.slot[None])
+        numbers = jnp.where(target, lane.value[None], numbers)
         slot = lane.slot + done.astype(jnp.uint32)
-        over = slot * np.uint32(lanes) + offset >= np.uint32(columns)
-        stage = jnp.where(over, _DONE, jnp.where(done, _START, lane.stage))
+        over = column(slot) >= np.uint32(columns)
+        stage = jnp.where(done, _START, lane.stage)
+        stage = jnp.where(over, _DONE, stage)
         # A lane that is over keeps its slot beyond the last, where nothing is written.
         slot = jnp.where(over, np.uint32(slots), slot)
-        return lane._replace(slot=slot, stage=stage, tick=jnp.where(done, 0, lane.tick)), out
+        tick = jnp.where(done, 0, lane.tick)
+        return lane._replace(slot=slot, stage=stage, tick=tick), numbers
 
     def body(carry: tuple[_Lane, Array]) -> tuple[_Lane, Array]:
-        def step(_: Any, lane: _Lane) -> _Lane:
-            column = lane.slot * np.uint32(lanes) + offset
-            drawn = jax.vmap(_numerics.threefry)(keys, lane.tick, column)
-            return _stepped(lane, *_numerics.through_memory(*drawn), law)
+        def step(_: Array, lane: _Lane) -> _Lane:
+            words = jax.vmap(_numerics.threefry)(keys, lane.tick, column(lane.slot))
+            return _stepped(lane, *_numerics.through_memory(*words), law)
 
-        lane, out = carry
-        return refilled(jax.lax.fori_loop(0, _STEPS, step, lane), out)
+        lane, numbers = carry
+        return refilled(jax.lax.fori_loop(0, _STEPS, step, lane), numbers)
 
     def unfinished(carry: tuple[_Lane, Array]) -> Array:
-        return jnp.any(carry[0].slot < np.uint32(slots))
+        lane, _ = carry
+        return jnp.any(lane.slot < np.uint32(slots))
 
-    zero = jnp.zeros((rows, lanes), jnp.uint32)
+    zero = jnp.zeros(size[1:], jnp.uint32)
     first = _Lane(*(zero,) * 9, zero.astype(jnp.int32))
-    out = jnp.zeros((slots, rows, lanes), jnp.int32)
-    _, out = jax.lax.while_loop(unfinished, body, (first, out))
-    return out.transpose(1, 0, 2).reshape(rows, slots * lanes)[:, :columns]
+    numbers = jnp.zeros(size, jnp.int32)
+    _, numbers = jax.lax.while_loop(unfinished, body, (first, numbers))
+    return numbers.transpose(1, 0, 2).reshape(rows, slots * lanes)[:, :columns]
 
 
 def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _Lane:
     """Every lane after one hash more."""
     top = np.uint32(law.numerator)
     twice = np.uint32(2 * law.numerator)
-    starts, counts, keeps = (lane.stage == stage for stage in (_START, _COUNT, _KEEP))
-    product = _product(high, top)
+    starts = lane.stage == _START
+    counts = lane.stage == _COUNT
+    keeps = lane.stage == _KEEP
 
     # u = floor(p w / 2^32), uniform where the rest is not below 2^32 mod p: Lemire (2019).
-    drawn = starts & (product[1] >= np.uint32(2**32 % law.numerator))
+    uniform, excess = _product(high, top)
+    drawn = starts & (excess >= np.uint32(2**32 % law.numerator))
     sign = jnp.where(low >> np.uint32(31) == 1, np.int32(-1), np.int32(1))
 
-    doubled = (product[0] << 1) | (product[1] >> 31), product[1] << 1
-    yes, no, remainder = _compared(doubled, lane.first, twice)
-    yes_too, no_too, rest_too = _compared(_product(low, lane.length), lane.second, lane.length)
+    # Two events, each by a word: of probability rest / divisor, and of 1 / k.
+    doubled = (uniform << 1) | (excess >> 31), excess << 1
+    passes, misses, remainder = _compared(doubled, lane.first, twice)
+    second_product = _product(low, lane.length)
+    second_passes, second_misses, second = _compared(second_product, lane.second, lane.length)
     # As numbers of one kind: a flag's place is its bit.
-    flags = ((no | no_too).astype(jnp.uint32), yes.astype(jnp.uint32), yes_too.astype(jnp.uint32))
-    decided = flags[0] + flags[1] * np.uint32(2) + flags[2] * np.uint32(4)
-    decided = jax.lax.optimization_barrier(decided)
-    fails, yes, yes_too = decided & 1 == 1, decided & 2 == 2, decided & 4 == 4
-    passes = yes & yes_too
+    flags = (misses | second_misses).astype(jnp.uint32)
+    flags = flags + passes.astype(jnp.uint32) * np.uint32(2)
+    flags = flags + second_passes.astype(jnp.uint32) * np.uint32(4)
+    flags = jax.lax.optimization_barrier(flags)
+    fails = flags & 1 == 1
+    passes = flags & 2 == 2
+    second_passes = flags & 4 == 4
     odd = lane.length & 1 == 1
 
     # v + 1, or the end of counting.
-    more = counts & fails & odd
-    runs = jnp.where(drawn, np.uint32(0), lane.runs + more.astype(jnp.uint32))
+    counts_on = counts & fails & odd
+    runs = jnp.where(drawn, np.uint32(0), lane.runs + counts_on.astype(jnp.uint32))
     counted = counts & fails & ~odd
     size = ((lane.uniform + top * lane.runs) // np.uint32(law.step)).astype(jnp.int32)
     size = jax.lax.optimization_barrier(size)
     away = jnp.abs(size - np.int32(law.centre)).astype(jnp.uint32)
-    beyond = (away > np.uint32(law.farthest)) | (more & (runs >= np.uint32(_LONGEST)))
-    proposed = counted & ~beyond & ~((size == 0) & (lane.value < 0))
+    too_long = counts_on & (runs >= np.uint32(_LONGEST))
+    beyond = (away > np.uint32(law.farthest)) | too_long
+    # Zero has one sign: -0 is not kept.
+    negative_zero = (size == 0) & (lane.value < 0)
+    proposed = counted & ~beyond & ~negative_zero
     away = jnp.where(proposed, away, np.uint32(0))
-    exponent = jnp.where(
-        proposed, 2 * lane.uniform + np.uint32(law.denominator) * away * away, lane.exponent
-    )
-    exponent = jnp.where(drawn | more, twice, exponent)
+    proposal = 2 * lane.uniform + np.uint32(law.denominator) * away * away
+    exponent = jnp.where(proposed, proposal, lane.exponent)
+    exponent = jnp.where(drawn | counts_on, twice, exponent)
 
     # One unit of the exponent after the other, then what is left of it.
     accepts = keeps & fails & odd
-    whole = lane.exponent >= twice
-    exponent = jnp.where(accepts & whole, lane.exponent - twice, exponent)
-    done = accepts & ~whole
-    lost = (keeps & fails & ~odd) | (counted & ~proposed) | (more & beyond)
+    is_unit = lane.exponent >= twice
+    exponent = jnp.where(accepts & is_unit, lane.exponent - twice, exponent)
+    done = accepts & ~is_unit
+    rejected = keeps & fails & ~odd
+    lost = rejected | (counted & ~proposed) | (counts_on & beyond)
 
     # A new run; at a rest of one its first event is certain, and left out.
     fresh = drawn | (fails & (counts | keeps))
     rest = jnp.minimum(exponent, twice)
     length = jnp.where(fresh, 1 + (rest == twice).astype(jnp.uint32), lane.length)
-    longer = ~fresh & passes
-    settled = jnp.where(passes | yes, rest, remainder), jnp.where(yes_too, lane.length, rest_too)
+    longer = ~fresh & passes & second_passes
     length = jnp.where(longer, length + 1, length)
+    again = fresh | longer
+    # An event that a word leaves open goes on with its remainder.
+    first = jnp.where(again, rest, jnp.where(passes, twice, remainder))
+    second = jnp.where(second_passes, lane.length, second)
+
     stage = jnp.where(drawn, _COUNT, lane.stage)
     stage = jnp.where(proposed, _KEEP, stage)
-    stage = jnp.where(done, _DONE, jnp.where(lost, _START, stage))
+    stage = jnp.where(lost, _START, stage)
+    value = jnp.where(proposed, lane.value * size, lane.value)
     return _Lane(
         slot=lane.slot,
         tick=lane.tick + 1,
-        stage=stage,
-        uniform=jnp.where(drawn, product[0], lane.uniform),
+        stage=jnp.where(done, _DONE, stage),
+        uniform=jnp.where(drawn, uniform, lane.uniform),
         runs=runs,
         exponent=exponent,
-        first=jnp.where(fresh | longer, rest, jnp.where(yes, twice, remainder)),
-        second=jnp.where(fresh | longer, np.uint32(1), settled[1]),
+        first=first,
+        second=jnp.where(again, np.uint32(1), second),
         length=length,
-        value=jnp.where(drawn, sign, jnp.where(proposed, lane.value * size, lane.value)),
+        value=jnp.where(drawn, sign, value),
     )
 
 
 def _compared(
-    product: tuple[_Words, _Words], rest: _Words, divisor: Any
+    product: tuple[_Words, _Words], rest: _Words, divisor: _Words | np.uint32
 ) -> tuple[Array, Array, _Words]:
     """Whether a real that begins with a word is below rest / divisor, is not, or by what remainder.
 
@@ -399,28 +442,33 @@ def _compared(
         (below, not below, 2^32 rest - product where neither is true).
     """
     high, low = product
-    no = high >= rest
+    not_below = high >= rest
     borrow = (low > 0).astype(jnp.uint32)
     remainder = np.uint32(0) - low
-    yes = ~no & ((rest - high > borrow) | (remainder >= divisor))
-    return yes, no, remainder
+    below = ~not_below & ((rest - high > borrow) | (remainder >= divisor))
+    return below, not_below, remainder
 
 
-def _product(first: _Words, second: Any) -> tuple[_Words, _Words]:
-    """The two words of a product of words."""
-    half, mask = np.uint32(16), np.uint32(2**16 - 1)
+def _product(first: _Words, second: _Words | np.uint32) -> tuple[_Words, _Words]:
+    """The two words of a product of words, by halves of 16 bits."""
+    half = np.uint32(16)
+    mask = np.uint32(2**16 - 1)
     second = jnp.asarray(second, jnp.uint32)
-    a, b = first >> half, first & mask
-    c, d = second >> half, second & mask
-    cross, other, small = b * c, a * d, b * d
-    middle = (small >> half) + (cross & mask) + (other & mask)
-    return a * c + (cross >> half) + (other >> half) + (middle >> half), first * second
+    a = first >> half
+    b = first & mask
+    c = second >> half
+    d = second & mask
+    inner = b * c
+    outer = a * d
+    middle = (b * d >> half) + (inner & mask) + (outer & mask)
+    high = a * c + (inner >> half) + (outer >> half) + (middle >> half)
+    return high, first * second
 
 
-def _short(code: SumCode, whole: Int32[Array, "n K"]) -> Bool[Array, " n"]:
+def _short(code: SumCode, integers: _Integers) -> _Sent:
     """Whether the squares of a row add up to at most the limit."""
     with double_precision():
-        squares = jnp.square(whole.astype(jnp.int64))
+        squares = jnp.square(integers.astype(jnp.int64))
         # Their sum may be beyond 64 bits; that of their upper parts is not, and bounds it.
         upper = jnp.sum(squares >> _UPPER, axis=1) <= np.int64(code.limit >> _UPPER)
         return upper & (jnp.sum(squares, axis=1) <= np.int64(code.limit))

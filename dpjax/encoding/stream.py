@@ -10,7 +10,7 @@ from dpjax import _validate
 
 __all__: list[str] = []
 
-_MASK = np.uint64(2**32 - 1)
+_LOW_WORD = np.uint64(2**32 - 1)
 _BLOCK = 2**16
 
 
@@ -64,9 +64,10 @@ class Stream:
 
     def __init__(self, seed: bytes, purpose: int = 0) -> None:
         if not isinstance(seed, bytes) or len(seed) != 32:
+            length = len(seed) if hasattr(seed, "__len__") else 1
             raise ValueError(
-                f"seed is {type(seed).__name__} of {len(seed) if hasattr(seed, '__len__') else 1}; "
-                "give 32 bytes, of secrets.token_bytes(32)"
+                f"seed is {type(seed).__name__} of {length}; give 32 bytes, of "
+                "secrets.token_bytes(32)"
             )
         number = _validate.integer("purpose", purpose, least=0, most=2**63 - 1)
         # The first four bytes count blocks of 64 bytes, from 0.
@@ -88,12 +89,11 @@ class Stream:
             fresh = -(-max(lacking, _BLOCK) // 16) * 16
             self._read += fresh
             if self._read > 2**36:
-                raise ValueError(
-                    f"count is {count}, beyond what is left of a seed; take one a round"
-                )
+                raise ValueError(f"count is {count}, beyond what a seed has left; take one a round")
             drawn = np.frombuffer(self._encryptor.update(bytes(4 * fresh)), "<u4")
             self._ready = np.concatenate([self._ready, drawn])
-        words, self._ready = self._ready[:count], self._ready[count:]
+        words = self._ready[:count]
+        self._ready = self._ready[count:]
         return words
 
     def below(self, bound: int, count: int) -> UInt64[np.ndarray, " n"]:
@@ -106,11 +106,12 @@ class Stream:
         Reference:
             Lemire (2019), Fast random integer generation in an interval.
         """
+        # Products whose low word is below 2^32 mod bound would favour some numbers: drawn again.
         excess = np.uint64(2**32 % bound)
         drawn = np.zeros(count, np.uint64)
         missing = np.arange(count)
         while missing.size:
             product = self.words(missing.size).astype(np.uint64) * np.uint64(bound)
             drawn[missing] = product >> np.uint64(32)
-            missing = missing[(product & _MASK) < excess]
+            missing = missing[(product & _LOW_WORD) < excess]
         return drawn
