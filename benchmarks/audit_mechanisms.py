@@ -162,7 +162,7 @@ def rows(part: str) -> list[str]:
     named = {
         "methods": [row.part for row in compatibility.METHODS],
         "noises": [row.label for row in compatibility.NOISES],
-        "samplers": list(compatibility.SAMPLERS),
+        "samplers": list(SAMPLERS),
     }
     return named[part]
 
@@ -451,7 +451,7 @@ def audited(
 def _measured(made: Any, pair: list[Recorded], nodes: Any, seeds: range, test: bool) -> Found:
     first = len(pair[0].messages) - len(seeds) if seeds.start else 0
     pair = [Recorded(*(part[first : first + len(seeds)] for part in one)) for one in pair]
-    if made.config.sampler.capacity is not None:
+    if made.config.sampler.amplification() is not None:
         return _sampled(made, pair)
     if isinstance(made.config.noise, scheduled.ScheduledLaplace):
         return _pure(pair)

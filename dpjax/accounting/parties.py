@@ -373,8 +373,9 @@ def group_epsilon(of: Record, records: int) -> float:
 def _of_group(loss: Loss, records: int, delta: float) -> float:
     """Epsilon of several records at delta, in exact arithmetic."""
     if not isinstance(loss, AmplifiedLoss):
+        summed: Any = loss
         power = 2 if loss.kind == "zcdp" else 1
-        return type(loss)(records**power * loss.size * MARGIN).epsilon(delta)
+        return type(summed)(records**power * summed.size * MARGIN).epsilon(delta)
     # Sampling never makes a loss larger.
     best = losses.Gaussian(records * loss.unamplified * MARGIN).epsilon(delta)
 

@@ -16,7 +16,7 @@ from dpjax.accounting import budget, finite, gdp, losses, stopping
 from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss
 from dpjax.accounting.rounding import MARGIN
 
-__all__ = ["Record", "Threat"]
+__all__ = ["Threat"]
 
 Attacker = Literal["outsider", "node", "coalition", "aggregator", "nodes"]
 """Words of `dpjax.accounting.wording.ATTACKERS`; "nodes" is what older records call a coalition."""

@@ -25,7 +25,6 @@ from dpjax import _validate
 __all__ = [
     "METHODS",
     "NOISES",
-    "SAMPLERS",
 ]
 
 OUTSIDER = (("outsider", "any"),)
@@ -254,9 +253,6 @@ NOISES = (
     ),
 )
 """One row a design that records may name."""
-
-SAMPLERS = ("Random", "Full", "Cyclic", "Clients", "Poisson")
-"""Samplers of the package; what one claims of its batches decides what it joins."""
 
 _CORRELATED = NoiseRow(label="covariance", part="Correlated")
 _CUSTOM = MethodRow(

@@ -16,7 +16,7 @@ from dpjax.learning import samplers
 from dpjax.learning.samplers import Full, Poisson, Random
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
-from dpjax.plans import compatibility, plan
+from dpjax.plans import plan
 from dpjax.protocols import Draw
 from dpjax.topology import graphs, mixing
 from tests.plans import draws
@@ -141,11 +141,6 @@ class Doubled(Full):
 def test_a_full_sampler_that_repeats_a_record_is_found():
     with pytest.raises(ValueError, match="draws a record of agent 0 twice"):
         draws.audit(dataclasses.dataclass(frozen=True)(Doubled)(9), COUNTS, 3)
-
-
-def test_every_sampler_is_in_the_table():
-    named = {name for name in samplers.__all__ if isinstance(getattr(samplers, name), type)}
-    assert set(compatibility.SAMPLERS) == named
 
 
 @dataclasses.dataclass(frozen=True)
