@@ -116,6 +116,42 @@ class Guarantee(Record):
             raise ValueError(f"{fault}, for which no cost of records follows; give a plan's own")
         return parties.group_epsilon(self, _validate.integer("records", records))
 
+    def dp_event(self) -> Any:
+        """Return the run as an event of dp_accounting, so that another accountant can check it.
+
+        Compose it with ``PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)``, whose relation is
+        zeroing out. The event is of the agent that loses most, of the whole loss, and of noise in
+        exact arithmetic: ``added_epsilon`` and ``added_delta`` are not in it.
+
+        Returns:
+            A ``dp_accounting.DpEvent``: Gaussians for Gaussian noise, Poisson-sampled ones for
+            coin flips, zCDP for discrete noise.
+
+        Raises:
+            ValueError: For a loss of which dp_accounting has no event, and for a total of phases.
+            ImportError: Where dp_accounting is missing.
+
+        Example:
+            >>> from dpjax.accounting.guarantee import Guarantee
+            >>> stated = Guarantee.of(
+            ...     epsilon=2.0, delta=1e-5, mu=0.49, relation="replace_record",
+            ...     attacker="outsider", rounds=100, clip_norm=1.0, accountant="gdp", release=False,
+            ... )
+            >>> event = stated.dp_event()
+            >>> event.count, round(event.event.noise_multiplier, 3)
+            (100, 20.408)
+        """
+        if self.phases:
+            raise ValueError(
+                f"phases are {len(self.phases)} under a total, which is no event; ask that of one "
+                "phase"
+            )
+        try:
+            from dp_accounting import dp_event
+        except ImportError:
+            raise ImportError("dp_accounting is missing; pip install dp-accounting") from None
+        return self.loss.dp_event(dp_event, self._delta)
+
     @classmethod
     def none(cls, rounds: int) -> "Guarantee":
         """The record of a non-private run: epsilon is infinite.

@@ -1,5 +1,6 @@
 """What records and texts ask of a loss, and how a sampler's secret batches lower one."""
 
+from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -98,6 +99,22 @@ class Loss:
                 f"compose; {'state the two runs apart' if amplified else remedy}"
             )
         return first._plus(second)
+
+    def dp_event(self, events: ModuleType, delta: float) -> Any:
+        """The same loss as an event of dp_accounting, of the agent that loses most.
+
+        Args:
+            events: The module ``dp_accounting.dp_event``.
+            delta: At which agents are compared.
+
+        Raises:
+            ValueError: By default: there is none of this kind.
+        """
+        del events, delta
+        raise ValueError(
+            f"loss is {type(self).__name__}, for which dp_accounting has no event; check its "
+            "epsilon by another computation"
+        )
 
     def sampled(self, agents: int) -> "Loss":
         """The same loss as a `Pld`: itself.

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import math
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -154,6 +155,21 @@ class Gaussian(_Summed):
         """The least epsilon at delta, rounded up."""
         return _epsilon(self.mu, delta)
 
+    def dp_event(self, events: ModuleType, delta: float) -> Any:
+        """One Gaussian, or as many as there are rounds that cost the same."""
+        del delta
+        if self.mu == 0:
+            return events.NoOpDpEvent()
+        if math.isinf(self.mu):
+            return events.NonPrivateDpEvent()
+        times = self.rounds
+        if self.participation is not None:
+            times = self.participation[0]
+        if not self.white or times < 2:
+            return events.GaussianDpEvent(1 / self.mu)
+        round_event = events.GaussianDpEvent(math.sqrt(times) / self.mu)
+        return events.SelfComposedDpEvent(round_event, times)
+
     def _plus(self, later: "Gaussian") -> "Gaussian":
         mu, rounds = math.hypot(self.mu, later.mu) * MARGIN, self.rounds + later.rounds
         return Gaussian(mu, rounds, False, _both(self, later), "phases")
@@ -227,6 +243,11 @@ class Concentrated(_Summed):
         around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         minimum = optimize.minimize_scalar(bound, bounds=around, method="bounded")
         return max(0.0, min(values[best], bound(float(minimum.x))))
+
+    def dp_event(self, events: ModuleType, delta: float) -> Any:
+        """An event of the same rho."""
+        del delta
+        return events.ZCDpEvent(self.rho)
 
     def _plus(self, later: "Concentrated") -> "Concentrated":
         rho, rounds = (self.rho + later.rho) * MARGIN, self.rounds + later.rounds

@@ -26,7 +26,8 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -188,6 +189,17 @@ class Pld(AmplifiedLoss):
         """The epsilon of the agent that loses most, rounded up."""
         delta, rows = checked_delta(delta), set(self._rows())
         return max(_epsilon(row, delta) for row in rows if not _below_another(row, rows))
+
+    def dp_event(self, events: ModuleType, delta: float) -> Any:
+        """Poisson-sampled Gaussians, phase after phase, of the agent that loses most."""
+        worst = max(self._rows(), key=lambda row: _epsilon(row, delta))
+        phases = []
+        for rate, ratio, times in worst:
+            if rate > 0 and ratio > 0 and times > 0:
+                gaussian = events.GaussianDpEvent(1 / ratio)
+                coins = events.PoissonSampledDpEvent(rate, gaussian)
+                phases.append(events.SelfComposedDpEvent(coins, times))
+        return events.ComposedDpEvent(phases)
 
     @property
     def unamplified(self) -> float:

@@ -1,15 +1,26 @@
 """Samplers that bring their own accounting: what they state, whom it covers, and a user's own."""
 
+import dataclasses
 import json
+import math
+import sys
+from typing import ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.accounting.loss import AmplifiedLoss, draw_ratios, draw_sensitivity
+from dpjax.engine import keys
+from dpjax.engine.run import run
 from dpjax.plans import noise, plan
-from dpjax.plans.samplers import Poisson
+from dpjax.plans.samplers import BallsInBins, Cyclic, Poisson
+from dpjax.protocols import Amplification, Draw, Sampler
 from dpjax.topology import graphs, mixing
-from tests.support import make_config
+from tests.support import make_config, make_problem
 
 RING = mixing.metropolis_hastings(graphs.ring(4))
 ALONE = np.ones((1, 1))
@@ -81,3 +92,155 @@ def test_poisson_states_what_it_stated_before_it_had_its_own_accounting(name):
     ]
     np.testing.assert_allclose(found, [*epsilons, *noise_numbers], rtol=tolerance)
     assert Guarantee.from_dict(json.loads(json.dumps(stated.to_dict()))) == stated
+
+
+EVENTS = {
+    "poisson": {"noise": noise.Independent()},
+    "unequal": {"noise": noise.Independent(), "counts": UNEQUAL},
+    "groups": GROUPS,
+    "gaussian": {"noise": noise.Independent(), "sampler": Cyclic(4, 5, 12), "rounds": 20},
+    "strategy": {"noise": noise.PrefixSum(), "sampler": Cyclic(4, 5, 12), "rounds": 20},
+    "agents": {"noise": noise.Independent(), "sampler": Cyclic(4, 5, 12), "epsilon": (2, 3, 1, 2)},
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_another_accountant_finds_the_same_epsilon_from_the_event(name):
+    from dp_accounting import pld
+    from dp_accounting.privacy_accountant import NeighboringRelation
+
+    stated = sampled(**EVENTS[name]).guarantee
+    accountant = pld.PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
+    found = accountant.compose(stated.dp_event()).get_epsilon(stated.delta)
+    assert found == pytest.approx(stated.exact_epsilon, rel=2e-3)
+
+
+def test_events_that_there_are_not_are_refused(monkeypatch):
+    import dp_accounting
+
+    bins = sampled(sampler=BallsInBins(4, 6), noise=noise.Independent()).guarantee
+    with pytest.raises(ValueError, match="loss is BinLoss, for which dp_accounting has no event"):
+        bins.dp_event()
+    assert Guarantee.none(3).dp_event() == dp_accounting.NonPrivateDpEvent()
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match="pip install dp-accounting"):
+        bins.dp_event()
+
+
+@dataclasses.dataclass(frozen=True)
+class Halves(Sampler):
+    """A user's own: the first or the last half of the records, by a coin for each epoch of four."""
+
+    size: int
+    key_of: ClassVar[str] = "run"
+
+    @property
+    def divisor(self):
+        return self.size / 2
+
+    def draw(self, key, round, counts):
+        epoch = jax.random.fold_in(key, round // 4)
+        half = self.size // 2
+        start = half * jax.random.bernoulli(epoch).astype(jnp.int32)
+        return Draw(jnp.tile(start + jnp.arange(half), (len(counts), 1)), None)
+
+
+def test_a_sampler_of_ones_own_inherits_defaults_and_knows_its_epoch():
+    """It claims nothing: its loss is that of records in every round."""
+    config = make_config(sampler=Halves(24), relation="replace_record", rounds=12)
+    own = plan.make(config, RING, counts=EQUAL)
+    assert own.guarantee.custom == ("Halves",) and own.guarantee.participation is None
+    task = make_problem(4)
+    result = run(own, task, seeds=[0])
+    assert np.isfinite(result.metrics["test_loss"]).all()
+    # One key for the run, apart from all rounds' keys: batches stay through an epoch.
+    key = jax.random.fold_in(keys.derive(0, "batches"), 2**32 - 3)
+    draws = [own.sampler.draw(key, t, jnp.array(EQUAL)).rows[0, 0] for t in range(40)]
+    starts = np.array(draws).reshape(10, 4)
+    assert (starts == starts[:, :1]).all() and set(starts[:, 0]) == {0, 12}
+
+
+@dataclasses.dataclass(frozen=True)
+class Once(AmplifiedLoss):
+    """A loss of a user's own: one draw of a record, in a round that nobody knows.
+
+    By joint convexity a mixture costs no more than its worst part.
+    """
+
+    kind: ClassVar[str] = "once"
+    accounting: ClassVar[str] = "with one draw of every record, kept secret"
+    ratios: tuple[float, ...]
+    rounds: int
+
+    @property
+    def draw_ratios(self):
+        return self.ratios
+
+    @property
+    def unamplified(self):
+        return max(self.ratios)
+
+    def epsilon(self, delta):
+        return float(gdp.epsilon(self.unamplified, delta))
+
+    def _first(self, rounds):
+        return dataclasses.replace(self, rounds=rounds)
+
+
+class OneDraw(Amplification):
+    """What stands behind it."""
+
+    kind = Once.kind
+
+    def bound(self, target, strategy):
+        moved = draw_sensitivity(target, strategy)
+        allowed = float(gdp.mu(target.budget.largest, target.budget.delta))
+        return np.asarray((allowed * (1 - 1e-9) / moved) ** 2)
+
+    def loss(self, target, noise):
+        return Once(tuple(draw_ratios(target, noise).tolist()), target.rounds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Single(Sampler):
+    """A sampler of a user's own: every record in one round of all, drawn by the run's key."""
+
+    rounds: int
+    size: int
+    key_of: ClassVar[str] = "run"
+    counted: ClassVar[bool] = True
+    capacity: int = 6
+
+    @property
+    def divisor(self):
+        return self.size / self.rounds
+
+    def amplification(self, counts=None):
+        return OneDraw()
+
+    def draw(self, key, round, counts):
+        turns = jax.random.randint(key, (len(counts), self.size), 0, self.rounds)
+        return Draw.of_flags(turns == round, self.capacity)
+
+
+def test_a_sampler_of_ones_own_brings_its_accounting():
+    config = make_config(
+        sampler=Single(8, 24), relation="zero_out_record", rounds=8, noise=noise.Independent()
+    )
+    own = plan.make(config, RING, counts=EQUAL)
+    stated = own.guarantee
+    assert stated.accountant == "once" and stated.custom == ("Single", "Once")
+    # The noise is that of one round, and not that of eight.
+    deviation = float(own.factor.max())
+    assert stated.exact_epsilon == pytest.approx(stated.epsilon, rel=1e-5)
+    assert math.isclose(stated.loss.unamplified, config.protect.clip_norm / deviation, rel_tol=1e-5)
+    assert "with one draw of every record, kept secret" in stated.statement()
+    assert Guarantee.from_dict(stated.to_dict()) == stated
+    result = run(own, make_problem(4), seeds=[0])
+    assert np.isfinite(result.metrics["test_loss"]).all()
+    for changes in ({"relation": "replace_record"}, {"release": True}):
+        with pytest.raises(ValueError, match="covers no privacy amplification with"):
+            make_config(**({"sampler": Single(8, 24), "relation": "zero_out_record"} | changes))
+    with pytest.raises(ValueError, match="guarantee states ratios"):
+        less = dataclasses.replace(own.noise, factor=own.factor * np.float32(0.99))
+        dataclasses.replace(own, noise=less)
