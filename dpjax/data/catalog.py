@@ -24,6 +24,8 @@ class Known(NamedTuple):
         library: What makes it when the cache lacks it: "sklearn", or tensorflow-datasets by the
             name of its builder.
         host: The server that a library fetches it from; None is not asked before.
+        part_of: The data set whose first records these are.
+        sizes: Then, how many of its train and of its test records.
         in_any_order: As ``sha256``, of the records in whatever order (`canonical.unordered`); a
             library's is its own.
     """
@@ -36,11 +38,13 @@ class Known(NamedTuple):
     library: str | None = None
     in_any_order: tuple[str | None, str | None] = (None, None)
     host: str | None = None
+    part_of: str | None = None
+    sizes: tuple[int, int] = (0, 0)
 
     @property
     def obtainable(self) -> bool:
         """Whether it can be had from a network."""
-        return bool(self.urls or self.library)
+        return bool(self.urls or self.library or self.part_of)
 
 
 SETS = {
@@ -88,7 +92,11 @@ SETS = {
         in_any_order=("6a3b2c04d0a79ce272dcdacaf0bc440275db5a8cbe3717521a28fada2ea0d2ed", None),
         host="https://www.cs.toronto.edu",
     ),
-    "cifar10_small": Known("the first 5,000 train and 1,000 test images of CIFAR-10"),
+    "cifar10_small": Known(
+        "the first 5,000 train and 1,000 test images of CIFAR-10",
+        part_of="cifar10",
+        sizes=(5_000, 1_000),
+    ),
     "cifar100": Known(
         "Krizhevsky 2009: 32 x 32 x 3, 100 classes",
         ("14886c20287690f03728355958fe0858f491f72573360ceb2c75e0feff0833ba", None),

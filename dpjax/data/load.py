@@ -35,7 +35,7 @@ def load(
         cache: The folder; None is `dpjax.data.cache.folder`.
         download: Whether what can be fetched may be when the cache lacks it: a9a, w8a and housing
             directly, images through tensorflow-datasets (in its order, which is not the published
-            one).
+            one). cifar10_small is cut from cifar10, in the order of the cache's file.
 
     Returns:
         The records. Where the published ones are known they are checked against them.
@@ -109,10 +109,10 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
         urls = " and ".join(u[0] for u in known.urls)
         names = " and ".join(r.name for r in raws)
         by_hand = f"get {urls} and put {names} into {path.parent} (DPJAX_DATA), or {by_hand}"
-    if not known.obtainable:
-        raise ValueError(
-            f"{path} does not exist, and {name} cannot be fetched; {by_hand}: {known.source}"
-        )
+    if known.part_of is not None:
+        parent = load(known.part_of, cache=path.parent, download=download)
+        canonical.write(path, _first_records(parent, *known.sizes))
+        return
     if not download and not (raws and all(map(os.path.exists, raws))):
         raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
     with cache_.locked(path):
@@ -123,6 +123,17 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
         except OSError as error:
             raise ValueError(f"{path} does not exist, and {error}; {by_hand}") from None
         canonical.write(path, arrays)
+
+
+def _first_records(data: Dataset, train: int, test: int) -> canonical.Arrays:
+    """The first train and test records of a data set, in the order of the cache's file."""
+    assert data.x_test is not None and data.y_test is not None
+    return {
+        "x_train": data.x_train[:train],
+        "y_train": data.y_train[:train],
+        "x_test": data.x_test[:test],
+        "y_test": data.y_test[:test],
+    }
 
 
 def _from_libsvm(known: catalog.Known, raws: list[Path]) -> canonical.Arrays:

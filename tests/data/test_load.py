@@ -128,8 +128,38 @@ def test_a_table_is_no_data_set_and_one_line_converts_it(
     (tmp_path / "own.npz").write_bytes(file.read_bytes())
     with pytest.raises(ValueError, match="own.npz cannot be read .* by numpy.savez"):
         load.load("own", cache=tmp_path)
-    with pytest.raises(ValueError, match="not exist, and cifar10_small cannot be fetched"):
-        load.load("cifar10_small", cache=tmp_path)
+
+
+def test_the_small_images_are_the_first_of_all(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, size=(8, 2, 2, 3), dtype=np.uint8)
+    labels = np.arange(8)
+    parts = {"x_train": images, "y_train": labels, "x_test": images[::-1], "y_test": labels}
+    canonical.write(tmp_path / "parent.npz", parts)
+    entry = catalog.Known("the first of a parent", part_of="parent", sizes=(5, 3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(catalog.SETS, "cut", entry)
+        data = load.load("cut", cache=tmp_path, download=False)
+    assert (data.x_train == images[:5]).all() and (data.x_test == images[:-4:-1]).all()
+    assert data.y_train.tolist() == [0, 1, 2, 3, 4] and data.y_test.tolist() == [0, 1, 2]
+    assert (tmp_path / "cut.npz").exists()
+    with pytest.raises(ValueError, match="cifar10.npz does not exist; allow the download"):
+        load.load("cifar10_small", cache=tmp_path, download=False)
+    assert not (tmp_path / "cifar10_small.npz").exists()
+
+
+def test_every_named_data_set_can_be_had() -> None:
+    for name, entry in catalog.SETS.items():
+        assert entry.bundled or entry.obtainable, name
+
+
+@pytest.mark.slow
+def test_the_small_cifar_is_cut_from_the_published_one(
+    tmp_path: Path, real_data: Callable[[str], Path]
+) -> None:
+    (tmp_path / "cifar10.npz").symlink_to(real_data("cifar10"))
+    stored = load.load("cifar10_small", cache=real_data("cifar10_small").parent)
+    assert load.load("cifar10_small", cache=tmp_path, download=False).sha256 == stored.sha256
 
 
 def test_a_user_s_file_is_named_by_its_stem(tmp_path: Path) -> None:
