@@ -129,7 +129,8 @@ class Config:
     """What is trained, by which methods, at which budgets.
 
     Attributes:
-        dataset: digits comes with scikit-learn, the others from the data cache.
+        dataset: Images: 'digits', 'mnist', 'fashion_mnist', 'cifar10', 'cifar10_small', 'cifar100',
+            or the name of an npz file in the data cache.
         model: One of `dpjax.contrib.networks.NETWORKS`.
         weights: A safetensors file of vit_small_patch16_224, to fine-tune vit_small from; None is a
             start at random.
@@ -162,9 +163,7 @@ class Config:
         layout: How convolutions are computed.
     """
 
-    dataset: Literal["mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100", "digits"] = (
-        "cifar10"
-    )
+    dataset: str = "cifar10"
     model: Literal[
         "mlp", "small_cnn", "cnn5", "wrn16_4", "wrn40_4", "resnet50", "efficientnet", "vit_small"
     ] = "cnn5"
@@ -198,6 +197,7 @@ class Config:
         known = {"rivals": _NAMED}
         least = {"capacity": 0, "copies": 0, "moves": 0}
         launch.check(self, least, known=known, empty=unread)
+        images.check_dataset(self.dataset)
         if self.copies and self.model == "mlp":
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
         if not (self.filter or self.rivals):

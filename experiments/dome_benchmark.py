@@ -66,7 +66,7 @@ class Config:
     """What is trained, at which guarantees, and how it is tuned.
 
     Attributes:
-        dataset: a9a, mnist and the cifar10 come from the data cache, the others need no download.
+        dataset: A name that `dpjax.data.load.load` takes, of a file in the data cache too.
         model: One of `dpjax.contrib.networks.NETWORKS`, or "linear" for two classes.
         layout: How convolutions are computed.
         records: Training records, at most; 0 is all.
@@ -92,9 +92,7 @@ class Config:
         measurements: How often the reported runs are measured.
     """
 
-    dataset: Literal["a9a", "breast_cancer", "digits", "mnist", "cifar10", "cifar10_small"] = (
-        "mnist"
-    )
+    dataset: str = "mnist"
     model: str = "small_cnn"
     layout: Literal["conv", "patches"] = "patches"
     records: int = 3_840

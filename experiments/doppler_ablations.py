@@ -26,7 +26,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.contrib import images, networks
 from dpjax.contrib.central import TITLES, Central
 from dpjax.contrib.rules import BASES, UpdateRule, read_filter
-from dpjax.data import cache, split
+from dpjax.data import split
 from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, lowpass
 
@@ -38,8 +38,6 @@ Study = Literal[
 STUDIES: tuple[Study, ...] = Study.__args__  # type: ignore[attr-defined]
 TABLE_2 = ("momentum", "first v1", "first v2", "second")
 TABLE_4 = ("f1", "f2", "f3", "f4", "f5", "f6")
-IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100")
-TABULAR = ("a9a", "breast_cancer", "housing", "w8a")
 NOT_THE_PAPERS = "Not the paper's run: no pretrained weights, a start at random."
 
 
@@ -139,14 +137,8 @@ class Config:
                     f"{name} has {text!r}, which changes nothing and would be compared with "
                     "itself; give another"
                 )
-        for name in ("dataset", "pictures"):
-            data = getattr(self, name)
-            own = data not in TABULAR and (cache.folder() / f"{data}.npz").is_file()
-            if data not in IMAGES and not own:
-                raise ValueError(
-                    f"{name} is {data!r}; choose from {', '.join(IMAGES)}, or name an npz file of "
-                    f"your own in {cache.folder()}"
-                )
+        images.check_dataset(self.dataset)
+        images.check_dataset(self.pictures, "pictures")
         for study, bases in (("optimizers", self.optimizers), ("steps", (self.stepped,))):
             for base in bases if study in self.study else ():
                 UpdateRule(base, read_filter(self.filter))  # type: ignore[arg-type]

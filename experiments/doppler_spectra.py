@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from _common import launch, looks, tables
-from dpjax.contrib import filtered, snr
+from dpjax.contrib import filtered, images, snr
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
@@ -54,7 +54,7 @@ class Config:
     """What is trained and recorded, and for which gradients designs are made.
 
     Attributes:
-        dataset: digits comes with scikit-learn, the others from the data cache.
+        dataset: Images, as `dpjax.contrib.images.check_dataset` takes them.
         model: Network: mlp for digits, small_cnn for MNIST, cnn5 or resnet50 for CIFAR.
         trained: Filters of the training runs: 'sgd' is none; 'momentum', 'first v1', 'first v2',
             'second', 'f1' to 'f6'.
@@ -78,7 +78,7 @@ class Config:
         epochs: How often a record takes part in the rounds of a design.
     """
 
-    dataset: Literal["digits", "mnist", "cifar10"] = "mnist"
+    dataset: str = "mnist"
     model: Literal["mlp", "small_cnn", "cnn5", "resnet50"] = "small_cnn"
     trained: tuple[str, ...] = ("sgd", "first v1")
     epsilon: float = 8.0
@@ -104,6 +104,7 @@ class Config:
         """Refuse what could not be run to its end, or leaves nothing to measure."""
         least = {"segment": 2, "skip": 0}
         launch.check(self, least, known={"trained": FILTERS}, free=("correlations",))
+        images.check_dataset(self.dataset)
         for rho in self.correlations:
             if not -1 < rho < 1:
                 raise ValueError(f"correlations holds {rho}; give numbers between -1 and 1")

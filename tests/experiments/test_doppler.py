@@ -12,6 +12,7 @@ import pytest
 from scipy import linalg
 
 from dpjax.contrib import filtered, snr
+from dpjax.contrib.images import DATASETS
 from dpjax.contrib.networks import NETWORKS
 from dpjax.contrib.rules import BASES, UpdateRule, read_filter
 from dpjax.learning import samplers
@@ -267,7 +268,6 @@ def test_methods_that_could_not_run_are_refused_before_others_have(
 
 # The last are told as a range.
 NAMED = [name for name in FILTERS if not re.fullmatch("f[1-6]|sgd", name)]
-IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar100")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,8 @@ IMAGES = ("digits", "mnist", "fashion_mnist", "cifar10", "cifar10_small", "cifar
     [
         ("cifar_doppler", "filter", ["none", *NAMED, "adaptive", "wiener"]),
         ("cifar_doppler", "rivals", CENTRAL.RIVALS | CENTRAL.FILTERED),
-        ("doppler_ablations", "dataset", IMAGES),
+        ("cifar_doppler", "dataset", DATASETS),
+        ("doppler_ablations", "dataset", DATASETS),
         ("doppler_ablations", "model", NETWORKS),
         ("doppler_ablations", "optimizers", BASES),
         ("doppler_ablations", "filter", [*NAMED, "adaptive", "wiener"]),
