@@ -32,11 +32,11 @@ def check(
     if batch_size > _LARGEST:
         raise ValueError(f"batch_size is {batch_size}; give at most {_LARGEST}")
     counts = np.asarray(counts)
-    least = int(counts.argmin())
-    if counts[least] < batch_size:
+    poorest = int(counts.argmin())
+    if counts[poorest] < batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but {_agent_name(agents, least)} has "
-            f"{_validate.counted(counts[least], 'record')}; lower it to that, or "
+            f"batch_size is {batch_size}, but {_agent_name(agents, poorest)} has "
+            f"{_validate.counted(counts[poorest], 'record')}; lower it to that, or "
             "give this agent more records"
         )
 
@@ -66,11 +66,11 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
     counts = jnp.asarray(counts, jnp.int32)[:, None]
     bits = _numerics.threefry_bits(key, (counts.shape[0], batch_size + 1))
     strata = jnp.arange(batch_size, dtype=jnp.int32)[None]
-    whole = counts // batch_size
-    rest = counts % batch_size
+    quotient = counts // batch_size
+    remainder = counts % batch_size
     # floor(j c / B) without the overflow of j c: c = whole B + rest.
-    low = strata * whole + (strata * rest) // batch_size
-    width = whole + ((strata + 1) * rest) // batch_size - (strata * rest) // batch_size
+    low = strata * quotient + (strata * remainder) // batch_size
+    width = quotient + ((strata + 1) * remainder) // batch_size - (strata * remainder) // batch_size
     # 24 bits are exact in float32 and far cheaper than an integer remainder.
     share = (bits[:, 1:] >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
     inside = jnp.minimum((share * width.astype(jnp.float32)).astype(jnp.int32), width - 1)
@@ -99,13 +99,13 @@ def check_cyclic(
     batch_size = _validate.integer("batch_size", batch_size)
     separation = _validate.integer("separation", separation)
     counts = np.asarray(counts)
-    most = int(counts.argmax())
-    least = -(-int(counts[most]) // separation)
-    if least > batch_size:
+    richest = int(counts.argmax())
+    needed = -(-int(counts[richest]) // separation)
+    if needed > batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but {_agent_name(agents, most)} has "
-            f"{_validate.counted(counts[most], 'record')} in cycles of "
-            f"{_validate.counted(separation, 'batch', 'batches')}; give batch_size={least}, or a "
+            f"batch_size is {batch_size}, but {_agent_name(agents, richest)} has "
+            f"{_validate.counted(counts[richest], 'record')} in cycles of "
+            f"{_validate.counted(separation, 'batch', 'batches')}; give batch_size={needed}, or a "
             "larger separation"
         )
     if batch_size * separation >= 2**31:

@@ -164,8 +164,8 @@ def _largest_component(text: str) -> str:
 
     edges = [tuple(line.split()[:2]) for line in text.splitlines() if line.strip()]
     component = max(nx.connected_components(nx.Graph(edges)), key=len)
-    once: dict[frozenset[str], tuple[str, ...]] = {}
+    edge_of_pair: dict[frozenset[str], tuple[str, ...]] = {}
     for edge in edges:  # The published file has each edge in both directions.
         if edge[0] in component:
-            once.setdefault(frozenset(edge), edge)
-    return "".join(f"{one} {other}\n" for one, other in once.values())
+            edge_of_pair.setdefault(frozenset(edge), edge)
+    return "".join(f"{first} {second}\n" for first, second in edge_of_pair.values())

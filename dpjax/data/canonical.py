@@ -73,9 +73,13 @@ def unordered(x: np.ndarray, y: np.ndarray) -> str:
     Returns:
         Hexadecimal sha256; records are hashed as `digest` does.
     """
-    x, y = (np.ascontiguousarray(_small(array)) for array in (x, y))
-    each = [hashlib.sha256(a.tobytes() + b.tobytes()).digest() for a, b in zip(x, y, strict=True)]
-    return hashlib.sha256(b"".join(sorted(each))).hexdigest()
+    examples = np.ascontiguousarray(_small(x))
+    targets = np.ascontiguousarray(_small(y))
+    digests = []
+    for example, target in zip(examples, targets, strict=True):
+        content = example.tobytes() + target.tobytes()
+        digests.append(hashlib.sha256(content).digest())
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
 def _small(array: np.ndarray) -> np.ndarray:
@@ -104,7 +108,7 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     Raises:
         ValueError: For a missing array, lengths that differ, text, NaN or infinity.
     """
-    held = ", ".join(arrays) or "nothing"
+    names_there = ", ".join(arrays) or "nothing"
     titles: dict[str, str] = {}
     if "x_train" not in arrays and "x" in arrays:
         # Errors call arrays what the file does.
@@ -115,7 +119,7 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     for name in ("x_train", "y_train", *(("x_test", "y_test") if tested else ())):
         if name not in arrays:
             raise ValueError(
-                f"{path} lacks {titles.get(name, name)} (it holds {held}); save x_train and "
+                f"{path} lacks {titles.get(name, name)} (it holds {names_there}); save x_train and "
                 "y_train, and x_test and y_test, or x and y if nobody has split the records"
             )
     checked: Arrays = {}
@@ -140,9 +144,9 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
         if owner.dtype.kind == "f":
             exact = (owner == np.floor(owner)) & (abs(owner) <= 2 ** np.finfo(owner.dtype).nmant)
             if not exact.all():
-                at = _validate.first(~exact)
+                position = _validate.first(~exact)
                 remedy = "save names as whole numbers or texts"
-                raise ValueError(f"{path} holds owner {owner[at]} at {at}; {remedy}")
+                raise ValueError(f"{path} holds owner {owner[position]} at {position}; {remedy}")
         kinds = {"f": np.int64, "S": np.str_}  # Numbers that a float column held; ASCII.
         checked["owner"] = owner.astype(kinds.get(owner.dtype.kind, owner.dtype))
     return checked
@@ -235,14 +239,14 @@ def labels(values: np.ndarray) -> np.ndarray:
     """
     values = np.asarray(values)
     values = values.astype(np.int8) if values.dtype == bool else values
-    whole = np.issubdtype(values.dtype, np.integer) or bool(np.all(values == np.round(values)))
+    integral = np.issubdtype(values.dtype, np.integer) or bool(np.all(values == np.round(values)))
     limits = np.iinfo(np.int32)
     if not values.size:
         return values.astype(np.float32)
     largest = max(values.max(), -values.min(), key=abs)
-    if whole and not limits.min <= values.min() <= values.max() <= limits.max:
+    if integral and not limits.min <= values.min() <= values.max() <= limits.max:
         raise ValueError(
             f"labels reach {largest:.10g}, beyond the {limits.max} of int32; number classes from "
             "0, or scale targets"
         )
-    return values.astype(np.int32) if whole else _validate.single("a label", values)
+    return values.astype(np.int32) if integral else _validate.single("a label", values)

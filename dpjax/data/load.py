@@ -52,31 +52,30 @@ def load(
     root = cache_.folder() if cache is None else Path(cache).expanduser()
     if not isinstance(name, str):
         raise ValueError(f"name is {name!r}; give one data set's, as text: 'digits', say")
-    known = catalog.SETS.get(name)
-    if known is not None and known.bundled:
+    entry = catalog.SETS.get(name)
+    if entry is not None and entry.bundled:
         arrays = bundled(name)
-        return _dataset(name, arrays, known.source, canonical.combined(arrays))
+        return _dataset(name, arrays, entry.source, canonical.combined(arrays))
     path = root / f"{name}.npz"
-    if os.sep in name or (known is None and not os.path.exists(path)):
-        there = sorted(file.stem for file in root.glob("*.npz") if file.stem not in catalog.SETS)
-        raise ValueError(
-            f"name is {name!r}; choose one of {', '.join([*catalog.SETS, *there])}, or "
-            f"{_own_file(name, root)}"
-        )
-    known = known or catalog.Known(f"the file {path}")
+    if os.sep in name or (entry is None and not os.path.exists(path)):
+        stems = {file.stem for file in root.glob("*.npz")}
+        choices = ", ".join([*catalog.SETS, *sorted(stems - catalog.SETS.keys())])
+        remedy = _own_file(name, root)
+        raise ValueError(f"name is {name!r}; choose one of {choices}, or {remedy}")
+    entry = entry or catalog.Known(f"the file {path}")
     new = not os.path.exists(path)
     if new:
-        _obtain(name, known, path, download)
+        _obtain(name, entry, path, download)
     again = "write the file again by numpy.savez"
-    if known.obtainable:
+    if entry.obtainable:
         again = "delete the file and fetch it again"
     try:
-        arrays, sha256 = canonical.read(path, known.sha256, again, in_any_order=known.in_any_order)
+        arrays, sha256 = canonical.read(path, entry.sha256, again, in_any_order=entry.in_any_order)
     except ValueError:
         if new:
             path.unlink()
         raise
-    return _dataset(name, arrays, known.source, sha256)
+    return _dataset(name, arrays, entry.source, sha256)
 
 
 def _own_file(name: str, root: Path) -> str:
@@ -101,17 +100,17 @@ def _dataset(name: str, arrays: canonical.Arrays, source: str, sha256: str) -> D
     return Dataset(name, *train, x_test, y_test, source, sha256, owner)
 
 
-def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None:
+def _obtain(name: str, entry: catalog.Known, path: Path, download: bool) -> None:
     """Make the file of a data set: by a library, or of LIBSVM's files, fetched or put there."""
-    raws = [path.with_name(urls[0].rpartition("/")[2]) for urls in known.urls]
+    raws = [path.with_name(urls[0].rpartition("/")[2]) for urls in entry.urls]
     by_hand = f"put {path.name} from another cache into {path.parent} (DPJAX_DATA)"
     if raws:
-        urls = " and ".join(u[0] for u in known.urls)
+        urls = " and ".join(u[0] for u in entry.urls)
         names = " and ".join(r.name for r in raws)
         by_hand = f"get {urls} and put {names} into {path.parent} (DPJAX_DATA), or {by_hand}"
-    if known.part_of is not None:
-        parent = load(known.part_of, cache=path.parent, download=download)
-        canonical.write(path, _first_records(parent, *known.sizes))
+    if entry.part_of is not None:
+        parent = load(entry.part_of, cache=path.parent, download=download)
+        canonical.write(path, _first_records(parent, *entry.sizes))
         return
     if not download and not (raws and all(map(os.path.exists, raws))):
         raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
@@ -119,7 +118,7 @@ def _obtain(name: str, known: catalog.Known, path: Path, download: bool) -> None
         if os.path.exists(path):  # Another process was faster.
             return
         try:
-            arrays = _from_libsvm(known, raws) if raws else _from_library(known, path)
+            arrays = _from_libsvm(entry, raws) if raws else _from_library(entry, path)
         except OSError as error:
             raise ValueError(f"{path} does not exist, and {error}; {by_hand}") from None
         canonical.write(path, arrays)
@@ -136,33 +135,33 @@ def _first_records(data: Dataset, train: int, test: int) -> canonical.Arrays:
     }
 
 
-def _from_libsvm(known: catalog.Known, raws: list[Path]) -> canonical.Arrays:
+def _from_libsvm(entry: catalog.Known, raws: list[Path]) -> canonical.Arrays:
     """Records of LIBSVM's files; those that were fetched are removed."""
     arrays: canonical.Arrays = {}
     fetched = [raw for raw in raws if not os.path.exists(raw)]
     try:
-        for part, urls, raw in zip(("train", "test"), known.urls, raws, strict=False):
+        for part, urls, raw in zip(("train", "test"), entry.urls, raws, strict=False):
             cache_.fetch(urls, raw)
-            arrays[f"x_{part}"], arrays[f"y_{part}"] = libsvm(raw, known.features)
+            arrays[f"x_{part}"], arrays[f"y_{part}"] = libsvm(raw, entry.features)
     finally:
         for raw in fetched:
             raw.unlink(missing_ok=True)
     return arrays
 
 
-def _from_library(known: catalog.Known, path: Path) -> canonical.Arrays:
+def _from_library(entry: catalog.Known, path: Path) -> canonical.Arrays:
     """Records that scikit-learn fetches, or a builder of tensorflow-datasets makes."""
-    if known.host is not None:
-        cache_.reach(known.host, path)
+    if entry.host is not None:
+        cache_.reach(entry.host, path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        if known.library == "sklearn":
+        if entry.library == "sklearn":
             from sklearn import datasets
 
             x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
             return {"x": x, "y": y}
         fields = ("image", "label")
         parts = ("train", "test")
-        train, test = built(str(known.library), folder, fields, parts)
+        train, test = built(str(entry.library), folder, fields, parts)
         return dict(zip(("x_train", "y_train", "x_test", "y_test"), (*train, *test), strict=True))
 
 

@@ -57,8 +57,8 @@ def blocks(partition: Partition, devices: int) -> tuple[np.ndarray, np.ndarray]:
     totals = np.bincount(np.arange(n) // size, counts, devices).astype(int)
     first = np.cumsum(counts) - counts - np.repeat(np.cumsum(totals) - totals, size)[:n]
     rows = np.full((devices, totals.max()), -1)
-    held = np.arange(indices.shape[1]) < counts[:, None]
-    rows[np.arange(rows.shape[1]) < totals[:, None]] = indices[held]
+    is_record = np.arange(indices.shape[1]) < counts[:, None]
+    rows[np.arange(rows.shape[1]) < totals[:, None]] = indices[is_record]
     return first.astype(np.int32), rows
 
 
@@ -80,17 +80,17 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
         array([0, 1, 2, 3])
     """
     owners = np.array([device.process_index for device in jax.devices()])
-    given: Any = partition
-    if not isinstance(given, Partition):
-        kind = type(given).__name__
+    shards: Any = partition
+    if not isinstance(shards, Partition):
+        kind = type(shards).__name__
         raise ValueError(f"partition is a {kind}; make it with dpjax.data.partition")
     rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
-    if not (found := np.sort(rows[rows >= 0])).size:
+    if not (numbers := np.sort(rows[rows >= 0])).size:
         raise ValueError(
             f"partition has {len(partition.counts)} agents, consecutive ones on {len(owners)} "
             f"devices, none on those of process {jax.process_index()}; use fewer devices"
         )
-    return found
+    return numbers
 
 
 def checked_partition(partition: Any, records: int | None = None) -> Partition:
@@ -195,12 +195,13 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
                [0, 2]], dtype=int32))
     """
     names = [_validate.name(label) for label in _validate.entries("labels", labels)]
-    held = np.array([_validate.name(owner) for owner in _validate.entries("owners", owners)])
+    entries = _validate.entries("owners", owners)
+    record_owners = np.array([_validate.name(owner) for owner in entries])
     if not names or len(set(names)) != len(names):
         raise ValueError(f"labels is {names}; give every agent a name of its own")
-    if strange := sorted(set(held.tolist()) - set(names)):
+    if strange := sorted(set(record_owners.tolist()) - set(names)):
         raise ValueError(f"owners holds {strange[0]!r}, which is no agent; they are {names}")
-    shards = [np.flatnonzero(held == name) for name in names]
+    shards = [np.flatnonzero(record_owners == name) for name in names]
     if without := [name for name, shard in zip(names, shards, strict=True) if not len(shard)]:
         raise ValueError(f"labels holds {without[0]!r}, which owns no record; leave it out")
     return _pack(shards, names)
@@ -296,9 +297,9 @@ def dirichlet(
             cuts = np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * len(rows)
             for shard, part in zip(shards, np.split(rows, np.round(cuts).astype(int)), strict=True):
                 shard.append(part)
-        joined = [np.concatenate(shard) for shard in shards]
-        if min(map(len, joined)) >= minimum:
-            return _pack(joined)._replace(origin="private")
+        agent_rows = [np.concatenate(shard) for shard in shards]
+        if min(map(len, agent_rows)) >= minimum:
+            return _pack(agent_rows)._replace(origin="private")
     remedy = "raise alpha, or use fewer agents"
     if minimum > 1:
         remedy = "raise alpha, use fewer agents or a smaller minimum"

@@ -43,15 +43,15 @@ def split(
         raise ValueError(f"x has shape {x.shape} and y {y.shape}; give one entry a record each")
     if len(x) != len(y):
         raise ValueError(f"x has {len(x)} rows and y {len(y)}; give one label a row")
-    held = round(fraction * len(x))
-    if not 0 < held < len(x):
+    tests = round(fraction * len(x))
+    if not 0 < tests < len(x):
         raise ValueError(
             f"fraction is {fraction} of {_validate.counted(len(x), 'record')}; both parts need one"
         )
     order = np.random.default_rng(_validate.integer("seed", seed, least=0)).permutation(len(x))
-    first = np.sort(order[held:])
-    second = np.sort(order[:held])
-    return (x[first], y[first]), (x[second], y[second])
+    train = np.sort(order[tests:])
+    test = np.sort(order[:tests])
+    return (x[train], y[train]), (x[test], y[test])
 
 
 def with_test(data: Dataset, fraction: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:

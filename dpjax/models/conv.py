@@ -189,13 +189,14 @@ class Conv(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b p q o"]:
         """Return the convolved images."""
-        how = _validate.one_of("standardize", self.standardize, ("no", "plain", "scaled"))
+        choices = ("no", "plain", "scaled")
+        standardization = _validate.one_of("standardize", self.standardize, choices)
         per_channel: Any = (self.features,), jnp.float32
         shape = (*self.kernel_size, x.shape[-1] // self.groups, self.features)
         kernel = self.param("kernel", lecun_normal, shape, jnp.float32)
-        if how == "plain":
+        if standardization == "plain":
             kernel = standardized(kernel)
-        elif how == "scaled":
+        elif standardization == "scaled":
             gain = self.param("gain", nn.initializers.ones_init(), *per_channel)
             kernel = standardized(kernel, gain)
         out = convolve(x, kernel, self.strides, self.padding, self.groups, self.layout)

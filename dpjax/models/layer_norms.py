@@ -131,16 +131,22 @@ def _alone(program: Any, call: _Call) -> bool:
     names = [str(equation.params.get("name", "")) for equation in program.eqns]
     ends = []
     for side, shape in (("begins", call.input), ("ends", call.out)):
-        at = [i for i, name in enumerate(names) if name == f"{_MARK} {call.number} {side}"]
-        # Another shape, where a vmap inside the module runs it for several inputs.
-        if len(at) != 1 or program.eqns[at[0]].outvars[0].aval.shape != shape.shape:
+        mark = f"{_MARK} {call.number} {side}"
+        if names.count(mark) != 1:
             return False
-        ends.append(at[0])
+        index = names.index(mark)
+        # Another shape, where a vmap inside the module runs it for several inputs.
+        if program.eqns[index].outvars[0].aval.shape != shape.shape:
+            return False
+        ends.append(index)
     for leaf in call.leaves:
         variable = program.invars[leaf]
-        uses = [i for i, each in enumerate(program.eqns) if any(v is variable for v in each.invars)]
+        uses = []
+        for i, equation in enumerate(program.eqns):
+            if any(operand is variable for operand in equation.invars):
+                uses.append(i)
         inside = all(ends[0] < i < ends[1] for i in uses)
-        if not uses or not inside or any(v is variable for v in program.outvars):
+        if not uses or not inside or any(result is variable for result in program.outvars):
             return False
     return _plain(program, ends[0], ends[1], call)
 
@@ -301,8 +307,8 @@ class Gradients:
         Args:
             coefficients: One a point.
         """
-        each = _validate.finite_array("coefficients", coefficients, ndim=1)
-        return dataclasses.replace(self, coefficients=tuple(map(float, each)))
+        factors = _validate.finite_array("coefficients", coefficients, ndim=1)
+        return dataclasses.replace(self, coefficients=tuple(map(float, factors)))
 
     def chosen(self, params: Any, x: Any) -> dict[str, str]:
         """Return the layers that were found, each with what is done about its gradient.
@@ -322,12 +328,12 @@ class Gradients:
         """
         if jax.default_backend() != "cpu":
             return None
-        each = 1
+        numbers = 1
         for call in self._calls(params, x):
-            each += self._positions(call) * sum(call.product.shape)
-            each += 0 if self._route(call) == "norm" else math.prod(call.product.shape)
+            numbers += self._positions(call) * sum(call.product.shape)
+            numbers += 0 if self._route(call) == "norm" else math.prod(call.product.shape)
         # As few passes as memory allows, as even as they can be.
-        passes = -(-len(x) // max(1, _HELD // each))
+        passes = -(-len(x) // max(1, _HELD // numbers))
         return None if passes == 1 else -(-len(x) // passes)
 
     def _points(self, params: Any) -> list[Any]:
@@ -380,7 +386,7 @@ class Gradients:
         parts = [self._differentiated(point, calls, x, y) for point in points]
         formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
         lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
-        routes = {number: each[0] for number, each in pairs.items()}
+        routes = {number: pair[0] for number, pair in pairs.items()}
 
         def summed(formed: Any, pairs: Any, lost: Any) -> Any:
             squares = [jnp.zeros(len(x), _numerics.wide_dtype(leaves))] * (
@@ -397,22 +403,22 @@ class Gradients:
             stacked = jnp.stack(squares, axis=1)
             norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
             error = _errors([rows.shape[1] for rows, *_ in pairs.values()], len(x), places, unit)
-            chosen = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
-            chosen = jnp.broadcast_to(chosen if by_layer else chosen[:, None], stacked.shape)
+            factors = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
+            factors = jnp.broadcast_to(factors if by_layer else factors[:, None], stacked.shape)
             sums = {}
             for number, gradient in formed.items():
                 # Finite ones need no second look, which is a pass over the largest arrays.
                 finite = number in lost and gradient.ndim == 3 and self.coefficients is None
-                sums[number] = _weighted(chosen[:, layer[number]], gradient, finite=finite)
+                sums[number] = _weighted(factors[:, layer[number]], gradient, finite=finite)
             for number, (rows, derivative, _) in pairs.items():
                 single = _single(rows.shape[1], len(x), places, unit)
-                weight = chosen[:, layer[number], None, None]
+                weight = factors[:, layer[number], None, None]
                 sums[number] = _contracted(routes[number], rows, derivative, weight, single=single)
             with _numerics.double_precision():
                 return [sums[i].reshape(leaf.shape) for i, leaf in enumerate(leaves)]
 
         # The norm must be of the very numbers that are added up.
-        arrays = {number: each[1:] for number, each in pairs.items()}
+        arrays = {number: pair[1:] for number, pair in pairs.items()}
         return jax.tree.unflatten(tree, _numerics.from_memory(summed, formed, arrays, lost))
 
     def _differentiated(
@@ -429,9 +435,9 @@ class Gradients:
         wide = _numerics.wide_dtype(leaves)
 
         def example(plain: list[Any], zeros: list[Array], x: Any, y: Any) -> Any:
-            whole = [leaves[i] if each is None else each for i, each in enumerate(plain)]
+            merged = [leaves[i] if leaf is None else leaf for i, leaf in enumerate(plain)]
             outputs, inputs = _with_zeros(
-                self.apply, jax.tree.unflatten(tree, whole), x[None], numbers, zeros
+                self.apply, jax.tree.unflatten(tree, merged), x[None], numbers, zeros
             )
             return self.loss(outputs[0], y), inputs
 
@@ -443,7 +449,10 @@ class Gradients:
             return jax.grad(example, (0, 1), has_aux=True)(plain, zeros, x, y)
 
         (gradients, derivatives), inputs = _agents.apart(differentiated, x, y)
-        formed = {i: each.astype(wide) for i, each in enumerate(gradients) if each is not None}
+        formed = {}
+        for number, gradient in enumerate(gradients):
+            if gradient is not None:
+                formed[number] = gradient.astype(wide)
         pairs = {}
         lost = {}
         for call, activation, derivative in zip(calls, inputs, derivatives, strict=True):
@@ -481,8 +490,8 @@ class Gradients:
             with nn.intercept_methods(_marking(calls, places, leaves)):
                 return self.apply(jax.tree.unflatten(tree, leaves), x[None])
 
-        one = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-        program = jax.make_jaxpr(example)([*map(_shape, leaves)], one).jaxpr
+        single = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
+        program = jax.make_jaxpr(example)([*map(_shape, leaves)], single).jaxpr
         routed = [call for call in calls.values() if self._route(call) != "plain"]
         return [call for call in routed if _alone(program, call)]
 
@@ -511,9 +520,9 @@ def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Arra
         # By itself alone: what many models share, as a batch, stays shared.
         finite = jnp.isfinite(activation.astype(top.dtype)).all()
         activation = jnp.where(finite, activation, 0)
-        most = jnp.max(jnp.abs(activation.astype(top.dtype)), initial=0)
+        largest = jnp.max(jnp.abs(activation.astype(top.dtype)), initial=0)
         bounded &= finite
-        top = top * jnp.maximum(most, 1)
+        top = top * jnp.maximum(largest, 1)
     bounded &= top * derivative.size < jnp.finfo(top.dtype).max / 8
     return activation, jnp.where(bounded, derivative, 0), bounded
 
@@ -546,8 +555,8 @@ def _error(positions: int, records: int, places: int, unit: float) -> float:
 
 def _errors(positions: Sequence[int], records: int, places: int, unit: float) -> float:
     """How wrong the sum may be: the worst of the products, and passes added up in float64."""
-    each = (_error(count, records, places, unit) for count in positions)
-    return max(each, default=0.0) + _numerics.sum_error(places)
+    bounds = (_error(count, records, places, unit) for count in positions)
+    return max(bounds, default=0.0) + _numerics.sum_error(places)
 
 
 def _contracted(

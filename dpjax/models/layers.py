@@ -62,6 +62,6 @@ def attend(
         heads: Their number, a divisor of d.
         visible: Which places may be looked at; others have weight exactly zero. None is all.
     """
-    q, k, v = (each.reshape(*each.shape[:-1], heads, -1) for each in (query, key, value))
     mask = None if visible is None else visible[:, None, None, :]
-    return jax.nn.dot_product_attention(q, k, v, mask=mask).reshape(query.shape)
+    by_head = [part.reshape(*part.shape[:-1], heads, -1) for part in (query, key, value)]
+    return jax.nn.dot_product_attention(*by_head, mask=mask).reshape(query.shape)

@@ -96,8 +96,8 @@ def by_class(outputs: Any, labels: Any) -> tuple[Array, Array, Array]:
     if outputs.ndim == 1:
         return outputs[:, None], labels[:, None] > 0, outputs[:, None] > 0
     classes = jnp.arange(outputs.shape[-1])[None, :]
-    taken = jnp.argmax(outputs, axis=-1)[:, None] == classes
-    return jax.nn.softmax(outputs, axis=-1), labels[:, None] == classes, taken
+    predicted = jnp.argmax(outputs, axis=-1)[:, None] == classes
+    return jax.nn.softmax(outputs, axis=-1), labels[:, None] == classes, predicted
 
 
 def auc(outputs: Any, labels: Any) -> Float[Array, ""]:
@@ -118,17 +118,17 @@ def auc(outputs: Any, labels: Any) -> Float[Array, ""]:
     """
     scores, member, _ = by_class(outputs, labels)
 
-    def of_class(score: Any, own: Any) -> Any:
+    def of_class(score: Any, is_member: Any) -> Any:
         ordered = jnp.sort(score)
         below, up_to = (jnp.searchsorted(ordered, score, side=side) for side in ("left", "right"))
-        count = jnp.sum(own)
-        rest = jnp.sum(~own)
-        won = jnp.sum(jnp.where(own, (below + up_to + 1) / 2, 0)) - count * (count + 1) / 2
+        count = jnp.sum(is_member)
+        rest = jnp.sum(~is_member)
+        won = jnp.sum(jnp.where(is_member, (below + up_to + 1) / 2, 0)) - count * (count + 1) / 2
         pairs = jnp.maximum(count * rest, 1).astype(won.dtype)
         return won / pairs, (count > 0) & (rest > 0)
 
-    areas, known = jax.vmap(of_class, in_axes=1)(scores, member)
-    return jnp.sum(jnp.where(known, areas, 0)) / jnp.sum(known).astype(areas.dtype)
+    areas, defined = jax.vmap(of_class, in_axes=1)(scores, member)
+    return jnp.sum(jnp.where(defined, areas, 0)) / jnp.sum(defined).astype(areas.dtype)
 
 
 def f1(outputs: Any, labels: Any) -> Float[Array, ""]:
@@ -146,10 +146,10 @@ def f1(outputs: Any, labels: Any) -> Float[Array, ""]:
         >>> float(losses.f1(jnp.array([0.1, -0.4, 0.3, 0.8]), jnp.array([-1, -1, 1, 1])))
         0.800000011920929
     """
-    _, member, taken = by_class(outputs, labels)
-    both = jnp.sum(member & taken, axis=0)
-    either = jnp.sum(member, axis=0) + jnp.sum(taken, axis=0)
-    scores = 2 * both / jnp.maximum(either, 1)
+    _, member, predicted = by_class(outputs, labels)
+    hits = jnp.sum(member & predicted, axis=0)
+    either = jnp.sum(member, axis=0) + jnp.sum(predicted, axis=0)
+    scores = 2 * hits / jnp.maximum(either, 1)
     return jnp.sum(scores) / jnp.maximum(jnp.sum(either > 0), 1).astype(scores.dtype)
 
 
@@ -167,9 +167,10 @@ def balanced_accuracy(outputs: Any, labels: Any) -> Float[Array, ""]:
         >>> float(losses.balanced_accuracy(scores, labels))
         0.75
     """
-    _, member, taken = by_class(outputs, labels)
+    _, member, predicted = by_class(outputs, labels)
     if outputs.ndim == 1:
-        member, taken = (jnp.concatenate([~each, each], axis=1) for each in (member, taken))
+        member = jnp.concatenate([~member, member], axis=1)
+        predicted = jnp.concatenate([~predicted, predicted], axis=1)
     count = jnp.sum(member, axis=0)
-    shares = jnp.sum(member & taken, axis=0) / jnp.maximum(count, 1)
+    shares = jnp.sum(member & predicted, axis=0) / jnp.maximum(count, 1)
     return jnp.sum(shares) / jnp.sum(count > 0).astype(shares.dtype)

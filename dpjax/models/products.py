@@ -73,8 +73,8 @@ class Product:
                 # Of many models and one batch [lanes, d], half the time of [d, lanes] on a CPU.
                 return jax.lax.dot_general(derivative, rows, over, precision=_HIGHEST).T
             return jax.lax.dot_general(rows, derivative, over, precision=_HIGHEST)
-        apart = derivative.reshape(len(rows), self.groups, -1)
-        return jnp.einsum("tgi,tgo->igo", rows, apart, precision=_HIGHEST).reshape(self.shape)
+        grouped = derivative.reshape(len(rows), self.groups, -1)
+        return jnp.einsum("tgi,tgo->igo", rows, grouped, precision=_HIGHEST).reshape(self.shape)
 
     def parameters(self, formed: Float[Array, "b d p"], values: Sequence[Array]) -> list[Array]:
         """Gradients of the layer's parameters, one an example, from the effective kernel's."""
@@ -97,11 +97,11 @@ def combined(coefficients: Sequence[float] | None, parts: Sequence[Any]) -> Any:
     if coefficients is None:
         return parts[0]
     scaled = list(zip(coefficients, parts, strict=True))
-    formed = {i: sum(c * one[i] for c, (one, _) in scaled) for i in parts[0][0]}
+    formed = {i: sum(c * factors[i] for c, (factors, _) in scaled) for i in parts[0][0]}
     pairs = {}
     for i, (product, *_) in parts[0][1].items():
-        rows = jnp.concatenate([one[i][1] for _, (_, one) in scaled], axis=1)
-        derivative = jnp.concatenate([c * one[i][2] for c, (_, one) in scaled], axis=1)
+        rows = jnp.concatenate([factors[i][1] for _, (_, factors) in scaled], axis=1)
+        derivative = jnp.concatenate([c * factors[i][2] for c, (_, factors) in scaled], axis=1)
         # What one point's positions have to do with another's is in A alone.
         pairs[i] = product, rows, derivative, None
     return formed, pairs
@@ -154,9 +154,9 @@ def _bounded(gram: Float[Array, "t t"], terms: int, size: int) -> tuple[Array, A
         size: Addends an entry.
     """
     kind = jnp.finfo(gram.dtype)
-    least = float(kind.tiny)
-    lengths = jnp.sqrt(jnp.diagonal(gram) + terms * least)
-    return gram, (terms + 4) * _unit(kind) * lengths[:, None] * lengths[None] + size * least
+    smallest = float(kind.tiny)
+    lengths = jnp.sqrt(jnp.diagonal(gram) + terms * smallest)
+    return gram, (terms + 4) * _unit(kind) * lengths[:, None] * lengths[None] + size * smallest
 
 
 def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
@@ -197,9 +197,9 @@ def _shifted_gram(
 
 def _blocks(size: int) -> tuple[int, int]:
     """Number and length of the partial sums: a short bound on rounding costs little time."""
-    least = -(-size // _BLOCK)
-    whole = [number for number in range(least, 2 * least) if size % number == 0]
-    number = whole[0] if whole else least
+    fewest = -(-size // _BLOCK)
+    divisors = [number for number in range(fewest, 2 * fewest) if size % number == 0]
+    number = divisors[0] if divisors else fewest
     return number, -(-size // number)
 
 
@@ -244,7 +244,7 @@ def _linear(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
 def _flat(value: Any) -> tuple[Any, ...]:
     """The numbers of a tree of sequences; one that is none is the only one."""
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(number for each in value for number in _flat(each))
+        return tuple(number for entry in value for number in _flat(entry))
     return (value,)
 
 
@@ -271,15 +271,15 @@ def _convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | No
 
 
 def _flax_convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
-    strides = {1 if each is None else each for each in _flat(module.strides)}
+    strides = {1 if stride is None else stride for stride in _flat(module.strides)}
     paddings = set(_flat(module.padding))
     special = (module.mask, module.conv_general_dilated, module.conv_general_dilated_cls)
     plain = (
         isinstance(module.kernel_size, Sequence)
         and len(strides) == len(paddings) == 1
-        and all(isinstance(each, int) or each in ("SAME", "VALID") for each in paddings)
+        and all(isinstance(padding, int) or padding in ("SAME", "VALID") for padding in paddings)
         and {*_flat(module.input_dilation), *_flat(module.kernel_dilation)} <= {1, None}
-        and all(each is None for each in special)
+        and all(option is None for option in special)
     )
     if not plain:
         return None
@@ -300,8 +300,8 @@ def _patches(
         parts = conv.shifted(x.astype(kind), window, strides, pads)
         if groups == 1:
             return jnp.concatenate(parts, axis=-1).reshape(-1, size)
-        apart = [part.reshape(-1, groups, shape[-1] // groups) for part in parts]
-        return jnp.concatenate(apart, axis=-1)
+        grouped = [part.reshape(-1, groups, shape[-1] // groups) for part in parts]
+        return jnp.concatenate(grouped, axis=-1)
 
     gram: Any = None
     if groups == 1 and strides == 1 and math.prod(window) > 1 and math.prod(shape[:-3]) == 1:

@@ -106,10 +106,11 @@ class RoBERTa(nn.Module):
     def _check(self, tokens: Array) -> None:
         if not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ValueError(f"tokens are {tokens.dtype}; give integers, as the tokenizer does")
-        most = self.positions - self.padding - 1
-        if tokens.ndim != 2 or tokens.shape[1] > most:
+        longest = self.positions - self.padding - 1
+        if tokens.ndim != 2 or tokens.shape[1] > longest:
             raise ValueError(
-                f"tokens have shape {tokens.shape}; give [texts, tokens] with at most {most} tokens"
+                f"tokens have shape {tokens.shape}; give [texts, tokens] with at most {longest} "
+                "tokens"
             )
         if self.width % self.heads:
             raise ValueError(f"heads is {self.heads}; give a divisor of width={self.width}")

@@ -111,14 +111,14 @@ def load(
     unknown = tensors.keys() - set(names.values())
     _refuse(path, "lacks", set(stored.values()) - tensors.keys())
     _refuse(path, "holds the unknown", [e for e in unknown if not e.startswith(tuple(ignored))])
-    wrong = []
+    mismatched = []
     for parts, public in stored.items():
         params[parts] = tensor = _turned(parts[-1], tensors[public])
         if tensor.shape != shapes[parts].shape or tensor.dtype != np.float32:
-            wrong.append(f"{public} {tensors[public].dtype} {tensors[public].shape}")
+            mismatched.append(f"{public} {tensors[public].dtype} {tensors[public].shape}")
         elif not np.isfinite(tensor).all():
-            wrong.append(f"{public} with numbers that are not finite")
-    _refuse(path, f"does not fit {model.__class__.__name__}'s shapes by", wrong)
+            mismatched.append(f"{public} with numbers that are not finite")
+    _refuse(path, f"does not fit {model.__class__.__name__}'s shapes by", mismatched)
     return {"params": unflatten_dict(params)}
 
 
@@ -135,12 +135,12 @@ def _turned(leaf: str, tensor: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(tensor.T if tensor.ndim == 2 else tensor.transpose(2, 3, 1, 0))
 
 
-def _refuse(path: str | Path, what: str, names: Iterable[str]) -> None:
+def _refuse(path: str | Path, fault: str, names: Iterable[str]) -> None:
     """Raise ValueError that lists the first names, if there are any."""
     names = sorted(names)
     if names:
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
         raise ValueError(
-            f"{path} {what} {', '.join(names[:8])}{more}; give a file of this model, or a model of "
-            "the file's sizes (a key draws a new head)"
+            f"{path} {fault} {', '.join(names[:8])}{rest}; give a file of this model, or a model "
+            "of the file's sizes (a key draws a new head)"
         )

@@ -90,6 +90,6 @@ def _scalars(progress: Any, labels: Sequence[str] | None) -> Iterator[tuple[str,
             yield f"{metric}/{name}", float(np.mean(values[:, v]))
         if np.isfinite(guarantee.epsilon):
             yield f"epsilon/{name}", float(guarantee.epsilon)
-        least = min(guarantee.per_agent_epsilon or (guarantee.epsilon,))
-        if least < guarantee.epsilon:
-            yield f"least_epsilon/{name}", float(least)
+        smallest = min(guarantee.per_agent_epsilon or (guarantee.epsilon,))
+        if smallest < guarantee.epsilon:
+            yield f"least_epsilon/{name}", float(smallest)

@@ -38,10 +38,10 @@ def guarantees(entries: Any) -> list[str]:
     kinds: dict[str, list[list[str]]] = {}
     custom: dict[str, dict[str, None]] = {}
     # Rows of a run share one dict.
-    for one in {id(each): each for each in listed(entries)}.values():
-        stated = Guarantee.from_dict(one) if isinstance(one, Mapping) else one
+    for guarantee in {id(entry): entry for entry in listed(entries)}.values():
+        stated = Guarantee.from_dict(guarantee) if isinstance(guarantee, Mapping) else guarantee
         if not isinstance(stated, str) and not hasattr(stated, "caption"):
-            raise ValueError(f"guarantee is {one!r}; give a text, a Guarantee or its dict")
+            raise ValueError(f"guarantee is {guarantee!r}; give a text, a Guarantee or its dict")
         if isinstance(stated, str):
             kinds.setdefault(stated, []).append([])
         else:
@@ -72,7 +72,7 @@ def listed(records: Any) -> list[Any]:
     if isinstance(records, str | Mapping) or hasattr(records, "caption"):
         return [records]
     # A column of records has nan where a row has none.
-    return [one for one in records if one is not None and not isinstance(one, float)]
+    return [record for record in records if record is not None and not isinstance(record, float)]
 
 
 def participation(record: Any) -> str | None:
@@ -94,7 +94,7 @@ def participation(record: Any) -> str | None:
 
 def _several(values: tuple[str, ...]) -> str:
     """Up to three values, or a range."""
-    shown = sorted(set(values), key=float)
-    if len(shown) > 3:
-        return f"{shown[0]} to {shown[-1]}"
-    return " and ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+    texts = sorted(set(values), key=float)
+    if len(texts) > 3:
+        return f"{texts[0]} to {texts[-1]}"
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))

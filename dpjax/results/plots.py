@@ -88,9 +88,9 @@ TITLES: dict[str, str] = {name: look.label for name, look in LOOKS.items()}
 
 _COLORS = ("#0072B2", "#E69F00", "#117733", "#D55E00", "#AA4499", "#56B4E9", "#000000")
 _TURNS = [
-    each
-    for each in zip(_COLORS * 8, "os^DvPX*" * 7, ("-", "--", "-.", ":") * 14, strict=True)
-    if each[:2] not in {(look.color, look.marker) for look in LOOKS.values()}
+    turn
+    for turn in zip(_COLORS * 8, "os^DvPX*" * 7, ("-", "--", "-.", ":") * 14, strict=True)
+    if turn[:2] not in {(look.color, look.marker) for look in LOOKS.values()}
 ]
 """Colour, marker and line style of other series: open markers, where algorithms have full ones."""
 _LEVELS = (":", _DASHES, "-.", _DOTS)
@@ -224,10 +224,10 @@ def lines(
         if seeded or means["count"].max() > 1:
             notes.over.add("seed" if seeded else "row")
             notes.counts |= set(means["count"][np.isfinite(means[x])])
-        known = {look.label: look for look in LOOKS.values()} | LOOKS | dict(looks or {})
+        styles = {look.label: look for look in LOOKS.values()} | LOOKS | dict(looks or {})
         # An empty cell is a series of its own.
         for name, part in means.groupby(series, sort=False, dropna=False):
-            _draw(ax, part.sort_values(x), x, _look(name, known, notes.series), notes)
+            _draw(ax, part.sort_values(x), x, _look(name, styles, notes.series), notes)
         for name, level in (hlines or {}).items():
             line = _LEVELS[notes.levels.setdefault(name, len(notes.levels)) % len(_LEVELS)]
             ax.axhline(level, color=_INK, linestyle=line, linewidth=1.1, label=name)
@@ -295,14 +295,15 @@ def from_records(
     paths = [Path(path)] if isinstance(path, str | os.PathLike) else list(map(Path, path))
     frame = records.read(paths, file)
     if not len(frame):
-        shown = ", ".join(repr(str(each)) for each in paths)
-        raise ValueError(f"path is {shown}, whose records have no rows; nothing to draw")
+        files = ", ".join(repr(str(path)) for path in paths)
+        raise ValueError(f"path is {files}, whose records have no rows; nothing to draw")
     stored = records.read_metadata(paths, file).get("plot", {})
     kinds = {"x": str, "y": str, "series": str, "where": list, "log_x": bool, "log_y": bool}
     valid = isinstance(stored, dict) and all(
         isinstance(stored.get(name, kind()), kind) for name, kind in kinds.items()
     )
-    if not valid or not all(isinstance(each, str) for each in stored.get("where", ())):
+    stored_where = stored.get("where", ()) if valid else ()
+    if not valid or not all(isinstance(condition, str) for condition in stored_where):
         raise ValueError(
             f"path is {str(paths[0])!r}, of whose metadata plot is {_validate.shown(stored)}; give "
             "texts 'x', 'y', 'series', a list of texts 'where', and true or false 'log_x', 'log_y'"
@@ -315,17 +316,18 @@ def from_records(
     series = stored.get("series", "algorithm") if series is None else series
     series = _validate.one_of("series", series, columns)
     where = [where] if isinstance(where, str) else list(where)
-    given = {each.partition("=")[0]: each for each in where}
-    if len(given) < len(where):
+    conditions = {condition.partition("=")[0]: condition for condition in where}
+    if len(conditions) < len(where):
         raise ValueError(f"where is {', '.join(where)}; give one condition on each column")
-    chosen = {each.partition("=")[0]: each for each in stored.get("where", ())} | given
-    for condition in chosen.values():
+    by_column = {condition.partition("=")[0]: condition for condition in stored_where}
+    by_column |= conditions
+    for condition in by_column.values():
         frame = _chosen(frame, condition)
     present = frame[[x, y, series]].notna().all(axis=1)
     if not present.any():
         raise ValueError(f"x is {x!r} and y {y!r}, of which no row has both; name other columns")
-    held = ", ".join(sorted(each.replace("=", " = ", 1) for each in chosen.values()))
-    note = f"Rows of {held}." if held else ""
+    settings = sorted(condition.replace("=", " = ", 1) for condition in by_column.values())
+    note = f"Rows of {', '.join(settings)}." if settings else ""
     if not present.all():
         note = f"{note} {(~present).sum()} rows without {x}, {y} or {series} left out.".lstrip()
     frame = frame[present]
@@ -359,11 +361,11 @@ def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
                 return True
         return str(cell).lower() == value.lower()  # "nan", too
 
-    chosen = frame[cells.map(keeps).astype(bool)]
-    if not len(chosen):
-        shown = ", ".join(sorted(set(map(str, cells)))[:12])
-        raise ValueError(f"where is {condition!r}, of which there is no row; it is {shown}")
-    return chosen
+    rows = frame[cells.map(keeps).astype(bool)]
+    if not len(rows):
+        values = ", ".join(sorted(set(map(str, cells)))[:12])
+        raise ValueError(f"where is {condition!r}, of which there is no row; it is {values}")
+    return rows
 
 
 def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None:
@@ -409,10 +411,10 @@ def _named(frame: "pandas.DataFrame", column: str) -> str:
     return "largest epsilon of an agent" if by_agent else column.replace("_", " ")
 
 
-def _look(name: Any, known: Mapping[Any, Look], turns: dict[Any, int]) -> dict[str, Any]:
+def _look(name: Any, styles: Mapping[Any, Look], turns: dict[Any, int]) -> dict[str, Any]:
     """How a series is drawn: as it is known, else by its turn in the figure."""
-    if name in known:
-        label, color, marker, line = known[name]
+    if name in styles:
+        label, color, marker, line = styles[name]
         return {"label": label, "color": color, "marker": marker, "linestyle": line}
     color, marker, line = _TURNS[turns.setdefault(name, len(turns)) % len(_TURNS)]
     label = f"{name:g}" if isinstance(name, float) else str(name).replace("$", r"\$")
@@ -476,7 +478,7 @@ def _plain_decades(axis: Any) -> None:
 
     low, high = axis.get_view_interval()
     spans = (1000, (1,)), (20, (1, 3)), (5, (1, 2, 3, 5, 7)), (0, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7))
-    subs = next(each for ratio, each in spans if high > ratio * low)
+    subs = next(steps for ratio, steps in spans if high > ratio * low)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     axis.set_minor_formatter(NullFormatter())
@@ -574,7 +576,7 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
             parse_math=False,  # A dollar sign would start a formula.
         )
         # The sheet grows by what is written above and below, so that the panels keep their size.
-        written = [_extent(figure, each).height for each in (text, *_legends(figure, width))]
+        written = [_extent(figure, artist).height for artist in (text, *_legends(figure, width))]
         figure.set_size_inches(width, height + sum(written) / figure.dpi + 0.1 * len(written))
         figure.set_layout_engine("constrained")
         figure.canvas.draw()  # now, in this style, and once for all
@@ -643,12 +645,12 @@ def _caption(notes: _Notes) -> str:
     if notes.counts:
         low = min(notes.counts)
         high = max(notes.counts)
-        what = next(iter(notes.over)) if len(notes.over) == 1 else "row"
-        count = f"{high} {what}s" if low == high else f"{low} to {high} {what}s"
+        unit = next(iter(notes.over)) if len(notes.over) == 1 else "row"
+        count = f"{high} {unit}s" if low == high else f"{low} to {high} {unit}s"
         if high > 1:
             band = ", bands one standard error either way" if notes.banded else ""
             sentences.append(f"Lines are means over {count}{band}.")
-        elif what == "seed":
+        elif unit == "seed":
             sentences.append("One seed.")
     return " ".join([*sentences, *dict.fromkeys(notes.remarks)])
 

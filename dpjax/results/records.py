@@ -69,11 +69,11 @@ def write(
         ([0.5, inf], 2)
     """
     path = Path(path)
-    taken = ValueError(
+    refusal = ValueError(
         f"path is {str(path)!r}, which exists; records are never overwritten, name another"
     )
     if os.path.exists(path):
-        raise taken
+        raise refusal
     reserved = [name for name in _RESERVED if name in metadata]
     if reserved:
         raise ValueError(f"metadata holds {', '.join(reserved)}, which write adds; rename them")
@@ -101,7 +101,7 @@ def write(
                 path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
             )
         except FileExistsError:
-            raise taken from None
+            raise refusal from None
     return path
 
 
@@ -186,7 +186,7 @@ def metadata(
     import jax
 
     devices = jax.devices()
-    now = datetime.datetime.now(datetime.UTC)
+    moment = datetime.datetime.now(datetime.UTC)
     return {
         "command": command,
         "seed": seed if seed is None or isinstance(seed, int) else list(seed),
@@ -198,7 +198,7 @@ def metadata(
             "processors": os.cpu_count(),
         },
         **_commit(),
-        "date": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "date": moment.isoformat(timespec="seconds").replace("+00:00", "Z"),
         **extra,
     }
 
@@ -307,7 +307,11 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     rows = head.get("rows")
     listed = head.get("guarantees")
     guarantees = listed if isinstance(listed, list) else [None]
-    valid = type(rows) is int and rows >= 0 and all(isinstance(one, dict) for one in guarantees)
+    valid = (
+        type(rows) is int
+        and rows >= 0
+        and all(isinstance(guarantee, dict) for guarantee in guarantees)
+    )
     if not valid:
         raise ValueError(f"{path}, line 1, is not the metadata of records; name a file of records")
     if head.get("format") not in _FORMATS:
@@ -318,7 +322,7 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     return _rich({name: head[name] for name in head if name != "digest"})
 
 
-def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], list[bytes]]]:
+def _files_in(paths: Any, pattern: str) -> Iterator[tuple[Path, dict[str, Any], list[bytes]]]:
     """Path, metadata and lines of each file that is wanted, those in archives too."""
     names: list[str] = []
     read: set[tuple[Path, str]] = set()
@@ -333,19 +337,19 @@ def _files_in(paths: Any, wanted: str) -> Iterator[tuple[Path, dict[str, Any], l
         while lines:
             head = _head(path, lines[0])
             size = head["rows"] + 1 if packed else len(lines)
-            one = lines[:size]
+            file_lines = lines[:size]
             lines = lines[size:]
             name = str(head.get("file", path.stem))
             if "file" in head and (path, name) in read:
                 raise ValueError(f"{path} holds the file {name!r} twice; get the archive again")
             read.add((path, name))
             names.append(name)
-            if fnmatch.fnmatchcase(names[-1], wanted):
-                yield path, head, one
-    if not fnmatch.filter(names, wanted):
+            if fnmatch.fnmatchcase(names[-1], pattern):
+                yield path, head, file_lines
+    if not fnmatch.filter(names, pattern):
         # Of many, some from all over: names that begin alike are next to one another.
-        shown = ", ".join(sorted(names)[:: max(1, len(names) // 12)])
-        raise ValueError(f"file is {wanted!r}, of which there is none; there are {shown}")
+        sample = ", ".join(sorted(names)[:: max(1, len(names) // 12)])
+        raise ValueError(f"file is {pattern!r}, of which there is none; there are {sample}")
 
 
 def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str, Any]]:
@@ -353,13 +357,13 @@ def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str
     rows = [_rich(_parse(path, number, line)) for number, line in enumerate(lines[1:], start=2)]
     fault = None if len(rows) == head["rows"] else f"the last one, and not of {head['rows']} rows"
     number = len(rows) + 1
-    for at, row in enumerate(rows, start=2):
+    for line, row in enumerate(rows, start=2):
         index = row.get("guarantee")
         if type(index) is int and 0 <= index < len(head["guarantees"]):
             row["guarantee"] = head["guarantees"][index]
         elif index is not None:
             fault = f"of guarantee {index!r}, unknown to the metadata"
-            number = at
+            number = line
     if fault:
         raise ValueError(
             f"{path}, line {number}, is {fault}; the file was truncated or changed, make it again"
@@ -378,6 +382,6 @@ def _meant(paths: Any) -> Iterator[Path]:
         inside = sorted(path.rglob("*.jsonl*")) if os.path.isdir(path) else inside
         inside = [p for p in inside if p == path or p.name.endswith((".jsonl", ".jsonl.gz"))]
         if not inside:
-            what = "a folder without *.jsonl" if os.path.isdir(path) else "which is not there"
-            raise ValueError(f"path is {str(path)!r}, {what}; name a file of records")
+            fault = "a folder without *.jsonl" if os.path.isdir(path) else "which is not there"
+            raise ValueError(f"path is {str(path)!r}, {fault}; name a file of records")
         yield from inside

@@ -47,10 +47,10 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
         [1.5, 3.25]
     """
     names = [by] if isinstance(by, str) else list(by)
-    found = means(frame, names, value)
+    table = means(frame, names, value)
     for key, group in frame.groupby(names, sort=False, dropna=False):
         _refuse_repetitions(group, dict(zip(names, key, strict=True)), value)
-    return found
+    return table
 
 
 def means(frame: "pandas.DataFrame", names: list[str], value: str) -> "pandas.DataFrame":
@@ -165,14 +165,14 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
         names = [name for name in group if name not in keys and name not in ("seed", "guarantee")]
         # Measurements are floats, and tell all rows apart.
         names = [name for name in names if group[name].dtype.kind != "f"]
-        apart = [
+        differing = [
             name for name in names
             if participations.groupby(group[name].map(str)).nunique().max() == 1
         ]  # fmt: skip
         column = "give rows a column"
-        if apart:
-            value = group[apart[0]].iloc[0]
-            column = f"one value of {', '.join(apart)} (where {apart[0]}={value}, say)"
+        if differing:
+            value = group[differing[0]].iloc[0]
+            column = f"one value of {', '.join(differing)} (where {differing[0]}={value}, say)"
         raise ValueError(
             f"frame has rows with {', '.join(f'{k} = {v}' for k, v in keys.items())} whose "
             f"guarantees are for {'; '.join(several)}; choose some of the files "

@@ -132,9 +132,9 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
         [[2.0], [2.0]]
     """
     if not isinstance(mixing, Neighbours | Partitioned) and not hasattr(mixing, "shape"):
-        shown = _validate.shown(mixing)
+        text = _validate.shown(mixing)
         raise ValueError(
-            f"mixing is {shown}; give the matrix of a graph, mixing.metropolis_hastings(graph)"
+            f"mixing is {text}; give the matrix of a graph, mixing.metropolis_hastings(graph)"
         )
     n = mixing.agents if isinstance(mixing, Neighbours | Partitioned) else mixing.shape[-1]
     products: dict[type, Any] = {Neighbours: _gathered, Partitioned: _exchanged}
@@ -170,12 +170,12 @@ def polynomial(
 
     # A loop: in one program compilers would compute each product anew for every link of the next.
     def step(carry: tuple[Array, Array], coefficient: Array) -> tuple[tuple[Array, Array], None]:
-        now, before = carry
-        return (coefficient * values + 2 * mix(mixing, now) - before, now), None
+        current, before = carry
+        return (coefficient * values + 2 * mix(mixing, current) - before, current), None
 
     start = coefficients[-1] * values, jnp.zeros_like(values)
-    (now, before), _ = jax.lax.scan(step, start, coefficients[-2:0:-1])
-    return coefficients[0] * values + mix(mixing, now) - before
+    (current, before), _ = jax.lax.scan(step, start, coefficients[-2:0:-1])
+    return coefficients[0] * values + mix(mixing, current) - before
 
 
 def at(mixing: Any, round: Int[Array, ""] | int) -> Any:
@@ -208,8 +208,9 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     if n <= _DENSE:
         return None
     schedule = mixing if mixing.ndim == 3 else [mixing]
-    rows = [scipy.sparse.csr_array(one) for one in schedule]
-    counts = np.max([np.ones(n), *(np.diff(one.indptr) for one in rows)], axis=0).astype(np.int64)
+    rows = [scipy.sparse.csr_array(matrix) for matrix in schedule]
+    by_matrix = [np.diff(matrix.indptr) for matrix in rows]
+    counts = np.max([np.ones(n), *by_matrix], axis=0).astype(np.int64)
     # Widths are 1, 2, 3, 4, 6, 8, 12, ...: a row is padded by less than half of its entries.
     widths = np.unique([width for p in range(7) for width in (2**p, 3 * 2**p // 2)])
     exact = np.unique(counts[counts <= _WIDEST])
@@ -225,10 +226,10 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     for index in np.unique(bucket[counts <= _WIDEST]):
         members = np.flatnonzero(bucket == index)
         width = widths[index]
-        tables = [_table(one, members, width, dtype) for one in rows]
+        tables = [_table(matrix, members, width, dtype) for matrix in rows]
         for all_tables, part in zip((senders, weights), zip(*tables, strict=True), strict=True):
             all_tables.append(np.stack(part) if mixing.ndim == 3 else part[0])
-    wide = [one[np.flatnonzero(counts > _WIDEST)].toarray().astype(dtype) for one in rows]
+    wide = [matrix[np.flatnonzero(counts > _WIDEST)].toarray().astype(dtype) for matrix in rows]
     # Numpy arrays, which a caller puts on its devices.
     heavy_rows: Any = np.stack(wide) if mixing.ndim == 3 else wide[0]
     place: Any = np.argsort(order).astype(np.int32) if len(np.unique(bucket)) > 1 else None
@@ -270,13 +271,13 @@ def partitioned(whole: Neighbours, mesh: Mesh) -> Partitioned:
     ):
         counts = np.bincount(owner, minlength=devices)
         size = int(counts.max())
-        at = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
-        order[members] = first + at
+        offset = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+        order[members] = first + offset
         first = first + size
         # Devices with fewer rows have some of weight zero, which no agent reads.
         filled = [np.zeros((*p.shape[:-2], devices * size, p.shape[-1]), p.dtype) for p in parts]
         for out, part in zip(filled, parts, strict=True):
-            out[..., owner * size + at, :] = part
+            out[..., owner * size + offset, :] = part
         tables.append(filled)
     *few, (local, _) = tables
     plain = first == block and (order == np.tile(np.arange(block), devices)).all()
@@ -314,8 +315,8 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
     if sum(sizes) >= (devices - 1) * block:
         return None, (), np.tile(np.arange(n, dtype=np.int32), (devices, 1)), devices * block
     place = np.zeros((devices, n), np.int32)
-    own = np.arange(n)
-    place[own // block, own] = own % block
+    numbers = np.arange(n)
+    place[numbers // block, numbers] = numbers % block
     sends = []
     length = block
     for step, size in zip(steps, sizes, strict=True):
@@ -333,17 +334,17 @@ def _exchanged(mixing: Partitioned, values: Array) -> Array:
     (axis,) = mixing.mesh.axis_names
     spec = PartitionSpec(*mixing.mesh.axis_names)
 
-    def local(tables: Neighbours, sends: tuple[Array, ...], own: Array) -> Array:
+    def local(tables: Neighbours, sends: tuple[Array, ...], values: Array) -> Array:
         if mixing.steps is None:
-            return _gathered(tables, jax.lax.all_gather(own, axis, tiled=True))
+            return _gathered(tables, jax.lax.all_gather(values, axis, tiled=True))
         received = [
-            jax.lax.ppermute(own.at[rows].get(mode="promise_in_bounds"), axis, pairs)
+            jax.lax.ppermute(values.at[rows].get(mode="promise_in_bounds"), axis, pairs)
             for rows, pairs in zip(sends, mixing.steps, strict=True)
         ]
-        return _gathered(tables, jnp.concatenate([own, *received]))
+        return _gathered(tables, jnp.concatenate([values, *received]))
 
-    more = mixing.mesh.size * mixing.block - mixing.agents
-    padded = jnp.pad(values, ((0, more), *[(0, 0)] * (values.ndim - 1)))
+    padding = mixing.mesh.size * mixing.block - mixing.agents
+    padded = jnp.pad(values, ((0, padding), *[(0, 0)] * (values.ndim - 1)))
     sharded = jax.shard_map(local, mesh=mixing.mesh, in_specs=spec, out_specs=spec)
     return sharded(mixing.tables, mixing.sends, padded)[: mixing.agents]
 
@@ -385,9 +386,9 @@ def _table(
     place = np.arange(width)
     used = place < counts[:, None]
     # Padding repeats the first sender, whose value is read anyway; an empty row reads its own.
-    at = starts[:, None] + np.where(used, place, 0)
+    positions = starts[:, None] + np.where(used, place, 0)
     indices = np.append(matrix.indices, 0)
     data = np.append(matrix.data, 0)
-    filled = np.minimum(at, len(indices) - 1)
+    filled = np.minimum(positions, len(indices) - 1)
     senders = np.where(counts[:, None] > 0, indices[filled], members[:, None])
     return senders.astype(np.int32), np.where(used, data[filled], 0).astype(dtype)

@@ -443,17 +443,17 @@ def parse(spec: str) -> nx.Graph:
         12
     """
     if not spec or not isinstance(spec, str | os.PathLike):
-        shown = _validate.shown(spec)
-        raise ValueError(f"graph is {shown}; give text, such as 'ring:8' or the path of a file")
+        text = _validate.shown(spec)
+        raise ValueError(f"graph is {text}; give text, such as 'ring:8' or the path of a file")
     name, *words = str(spec).split(":")
     if name not in _NUMBERED:
-        known = ", ".join(_NUMBERED)
+        names = ", ".join(_NUMBERED)
         try:
             return from_edgelist(spec)
         except FileNotFoundError:
             raise ValueError(
                 f"graph is {spec!r}, neither a file nor a known name; give an edge-list file or "
-                f"one of {known} (as in er:20:0.5 or ring:12)"
+                f"one of {names} (as in er:20:0.5 or ring:12)"
             ) from None
     function, types, required = _NUMBERED[name]
     if not required <= len(words) <= len(types):

@@ -266,16 +266,17 @@ def check(
     matrix: Any = _entries(name, mixing) if sparse else _validate.finite_array(name, mixing)
     _validate.check_weights(name, matrix, _SUMS[stochastic])
     sizes = abs(matrix)
-    if at := _validate.first((sizes > 0) != (sizes >= _SMALLEST)):
+    position = _validate.first((sizes > 0) != (sizes >= _SMALLEST))
+    if position:
         raise ValueError(
-            f"{name} is {matrix[at]:g} at {at}, which float32 takes for 0 on some devices "
-            "and not on others; give 0, or at least 1.2e-38"
+            f"{name} is {matrix[position]:g} at {position}, which float32 takes for 0 on some "
+            "devices and not on others; give 0, or at least 1.2e-38"
         )
     if symmetric:
         other = matrix.T if matrix.ndim == 2 else matrix.transpose(0, 2, 1)
-        if at := _validate.first(abs(matrix - other) > 1e-12):
+        if position := _validate.first(abs(matrix - other) > 1e-12):
             raise ValueError(
-                f"{name} is not symmetric at {at}; give a symmetric matrix, such as "
+                f"{name} is not symmetric at {position}; give a symmetric matrix, such as "
                 f"metropolis_hastings(graph)"
             )
     if connected:
@@ -291,10 +292,12 @@ def _entries(name: str, value: Any) -> scipy.sparse.csr_array:
     matrix = scipy.sparse.csr_array(value, dtype=np.float64, copy=True)
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
-    wrong = matrix.copy()
-    wrong.data = ~np.isfinite(matrix.data)
-    if at := _validate.first(wrong):
-        raise ValueError(f"{name} holds {matrix[at]} at {at}; remove or replace such entries")
+    invalid = matrix.copy()
+    invalid.data = ~np.isfinite(matrix.data)
+    position = _validate.first(invalid)
+    if position:
+        value = matrix[position]
+        raise ValueError(f"{name} holds {value} at {position}; remove or replace such entries")
     for part in (matrix.data, matrix.indices, matrix.indptr):
         part.flags.writeable = False
     return matrix
@@ -309,8 +312,8 @@ def dense(mixing: Any, name: str = "mixing") -> Float[np.ndarray, "*p n n"]:
     if not scipy.sparse.issparse(mixing):
         return mixing
     n = mixing.shape[-1]
-    what = "what is asked needs a dense matrix [n, n] and several as large, which"
-    _validate.memory(name, f"a sparse matrix of {n} agents", what, 4, n, n)
+    purpose = "what is asked needs a dense matrix [n, n] and several as large, which"
+    _validate.memory(name, f"a sparse matrix of {n} agents", purpose, 4, n, n)
     return mixing.toarray()
 
 
@@ -388,8 +391,8 @@ def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
         adjacency = scipy.sparse.csr_array(pairs, shape=(n, n))
         adjacency.data[:] = 1.0  # Several links of one pair are one.
     else:
-        what = "a mixing matrix [n, n] and its support"
-        _validate.memory("graph", f"of {n} agents without sparse=True", what, 3, n, n)
+        purpose = "a mixing matrix [n, n] and its support"
+        _validate.memory("graph", f"of {n} agents without sparse=True", purpose, 3, n, n)
         adjacency = nx.to_numpy_array(graph, nodelist=order, weight=None) > 0
         np.fill_diagonal(adjacency, False)
     _require_connected(adjacency, "graph", nodes.labels(graph))

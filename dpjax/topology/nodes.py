@@ -48,9 +48,9 @@ def order(graph: nx.Graph) -> list[Any]:
         ValueError: For what is no networkx graph, and for one without nodes.
     """
     if not isinstance(graph, nx.Graph):
-        shown = " ".join(_validate.shown(graph).split())
+        text = " ".join(_validate.shown(graph).split())
         raise ValueError(
-            f"graph is {shown}; give a networkx graph, networkx.from_numpy_array(A) of an "
+            f"graph is {text}; give a networkx graph, networkx.from_numpy_array(A) of an "
             "adjacency array A, or one from dpjax.topology.graphs"
         )
     if not len(graph):
@@ -103,10 +103,10 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
         raise ValueError(f"names is {_validate.shown(names)}; give nodes.labels(graph)")
     word = _validate.name(word).strip()
     name = word.removeprefix(_LABEL)
-    called = {index for index, each in enumerate(names) if each in (name, word)}
+    called = {index for index, label in enumerate(names) if label in (name, word)}
     counted = set() if name != word else _counted(names, word.removeprefix(_INDEX))
     if counted and not called and name == word.removeprefix(_INDEX):
-        if any(each.isdecimal() for each in names):
+        if any(label.isdecimal() for label in names):
             remedy = f"{_INDEX}{word} is {title(names, *counted)}"
             _refuse(names, f"{argument} is {word!r}, a number that is no label here; {remedy}")
     matches = sorted(called | counted)
