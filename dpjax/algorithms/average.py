@@ -10,12 +10,23 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
-from dpjax.protocols import Emission, Method, PublicState, Round, Timed
+from dpjax.protocols import (
+    Carry,
+    Emission,
+    Memory,
+    Message,
+    Method,
+    Models,
+    PublicState,
+    Round,
+    Timed,
+    Updates,
+)
 
 __all__ = ["Average"]
 
 
-class Memory(NamedTuple):
+class AveragedMemory(NamedTuple):
     """What an averaged method keeps.
 
     Attributes:
@@ -23,8 +34,8 @@ class Memory(NamedTuple):
         average: Of what it released after every round.
     """
 
-    inner: Any
-    average: Any
+    inner: Memory
+    average: Models
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ class Average(Method):
             return 1 / count
         return (1 - self.decay) / -jnp.expm1(count * math.log(self.decay))
 
-    def start(self, ctx: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Models) -> AveragedMemory:
         """The method's memory, and its released models before the first round."""
         inner = self.method.start(ctx, models)
         average = self.method.released(PublicState(models, inner))
@@ -122,9 +133,9 @@ class Average(Method):
                 f"method is {type(self.method).__name__}, which releases nothing to average; give "
                 "one that releases its models"
             )
-        return Memory(inner, average)
+        return AveragedMemory(inner, average)
 
-    def payload(self, models: Any) -> Any:
+    def payload(self, models: Models) -> Updates:
         """The method's."""
         return self.method.payload(models)
 
@@ -132,22 +143,26 @@ class Average(Method):
         """The method's."""
         return self.method.emit(ctx, _inner(public_state))
 
-    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
+    ) -> tuple[Message, Carry]:
         """The method's."""
         return self.method.send(ctx, _inner(public_state), emission, noisy)
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """The method's models, added to the average."""
         new = PublicState(*self.method.absorb(ctx, _inner(public_state), carry, received))
         weight = self.weight(ctx.round)
 
-        def joined(old: Any, leaf: Any) -> Any:
+        def joined(old: Array, leaf: Array) -> Array:
             return old + weight.astype(leaf.dtype) * (leaf - old)
 
         average = jax.tree.map(joined, public_state.memory.average, self.method.released(new))
-        return new.models, Memory(new.memory, average)
+        return new.models, AveragedMemory(new.memory, average)
 
-    def measured(self, public_state: PublicState) -> Any:
+    def measured(self, public_state: PublicState) -> Models:
         """The average."""
         return public_state.memory.average
 
@@ -156,7 +171,7 @@ class Average(Method):
         """False: the average is over released models."""
         return False
 
-    def released(self, public_state: PublicState) -> Any:
+    def released(self, public_state: PublicState) -> Models:
         """The average, a function of the method's released models."""
         return public_state.memory.average
 

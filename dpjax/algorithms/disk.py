@@ -1,14 +1,16 @@
 """DiSK: a simplified Kalman filter behind the noise, and gradients a little ahead of the model."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
+from jaxtyping import Array
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.protocols import Emission, PublicState, Round
+from dpjax.protocols import Carry, Emission, Message, Models, PublicState, Round, Updates
 
 __all__ = ["DiSK"]
 
@@ -16,7 +18,7 @@ __all__ = ["DiSK"]
 _SMALLEST = 1e-4
 
 
-class Memory(NamedTuple):
+class FilterMemory(NamedTuple):
     """An agent's memory, a function of messages alone.
 
     Attributes:
@@ -25,9 +27,9 @@ class Memory(NamedTuple):
         before: x_{t-1}.
     """
 
-    optimizer: Any
-    estimate: Any
-    before: Any
+    optimizer: optax.OptState
+    estimate: Updates
+    before: Models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +103,11 @@ class DiSK(DSGD):
         """The filter's weight w of the new gradient."""
         return self.kappa if self.weights == "paper" else 1 - self.kappa
 
-    def start(self, ctx: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Models) -> FilterMemory:
         """The optimizer's state, before any filtered gradient or step."""
-        return Memory(ctx.optimizer.init(models), jax.tree.map(jnp.zeros_like, models), models)
+        return FilterMemory(
+            ctx.optimizer.init(models), jax.tree.map(jnp.zeros_like, models), models
+        )
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The combinations of gradients are private."""
@@ -114,17 +118,19 @@ class DiSK(DSGD):
         if self.gamma is None:
             answer = ctx.query(moved, ctx.batch)
         else:
-            both = jax.tree.map(lambda *pair: jnp.stack(pair, axis=1), public_state.models, moved)
-            answer = ctx.query.points((1 - c, c))(both, ctx.batch)
+            points = jax.tree.map(lambda *pair: jnp.stack(pair, axis=1), public_state.models, moved)
+            answer = ctx.query.points((1 - c, c))(points, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
+    ) -> tuple[Message, Carry]:
         """The updated models; the agent keeps its memory for the next round."""
 
-        def filtered(old: Any, new: Any) -> Any:
+        def filtered(old: Array, new: Array) -> Array:
             return jnp.where(ctx.round == 0, new, old + self.gain * (new - old))
 
         estimate = jax.tree.map(filtered, public_state.memory.estimate, ctx.mean(noisy))
         before = public_state.models
         models, state = ctx.step(before, estimate, public_state.memory.optimizer)
-        return models, Memory(state, estimate, before)
+        return models, FilterMemory(state, estimate, before)

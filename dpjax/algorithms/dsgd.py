@@ -1,11 +1,11 @@
 """Decentralized SGD: private gradients, an optimizer behind the noise, gossip."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Emission, Method, PublicState, Round
+from dpjax.protocols import Carry, Emission, Message, Method, Models, PublicState, Round, Updates
 
 __all__ = ["DSGD"]
 
@@ -58,10 +58,12 @@ class DSGD(Method):
         answer = ctx.query(public_state.models, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
+    ) -> tuple[Message, Carry]:
         """The updated models; the agent keeps the optimizer's state."""
         return ctx.step(public_state.models, ctx.mean(noisy), public_state.memory)
 
-    def released(self, public_state: PublicState) -> Any:
+    def released(self, public_state: PublicState) -> Models:
         """All models: functions of messages."""
         return public_state.models

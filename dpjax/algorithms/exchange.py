@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Int
 
 from dpjax import _numerics, _validate
-from dpjax.protocols import Aggregator, Exchange, Received
+from dpjax.protocols import Aggregator, Arrays, Exchange, Message, Received
 from dpjax.topology import gossip
 from dpjax.transforms import masks
 
@@ -36,13 +36,13 @@ class Gossip(Exchange):
         """Check the number of steps."""
         _validate.fields(self, _validate.integer, "steps")
 
-    def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
+    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
         """Mix a message with ``arrays["mixing"]``, [n, n] or a schedule [P, n, n]."""
         matrix = gossip.at(arrays["mixing"], round)
         if self.steps == 1:
             return Received(gossip.mix(matrix, message), message)
 
-        def once(sent: Any, _: None) -> tuple[Any, Any]:
+        def once(sent: Message, _: None) -> tuple[Message, Message]:
             return gossip.mix(matrix, sent), sent
 
         return Received(*jax.lax.scan(once, message, length=self.steps))
@@ -68,7 +68,7 @@ class PerLinkMessages(Exchange):
     sender: tuple[int, ...]
     receiver: tuple[int, ...]
 
-    def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
+    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
         """Combine messages [L, ...] with ``arrays["mixing"]``, [n, n]."""
         matrix = arrays["mixing"]
         sender = np.array(self.sender)
@@ -96,7 +96,7 @@ class Sum(Aggregator):
         ([4.0], 2.0)
     """
 
-    def __call__(self, messages: Any) -> tuple[Any, Array]:
+    def __call__(self, messages: Message) -> tuple[Message, Array]:
         """Sum over the agents, and their number."""
         # Integers keep their dtype, whose sums are modulo 2^32.
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), messages)
@@ -138,33 +138,33 @@ class Trusted(Aggregator):
         """
         return agents - self.dropouts
 
-    def at(self, round: Any) -> Callable[[Any], tuple[Any, Array]]:
+    def at(self, round: int | Int[Array, ""]) -> Callable[[Message], tuple[Message, Array]]:
         """The aggregator of a round.
 
         Args:
             round: Rounds done before, traced or not.
         """
 
-        def aggregate(messages: Any) -> tuple[Any, Array]:
+        def aggregate(messages: Message) -> tuple[Message, Array]:
             agents = len(jax.tree.leaves(messages)[0])
-            there = self._there(agents, round)
-            present = jnp.sum(there, dtype=jnp.int32)
-            opened = (present > 0) & (present >= self.min_survivors(agents))
-            total = self._total(messages, there, round)
+            presence = self._presence(agents, round)
+            count = jnp.sum(presence, dtype=jnp.int32)
+            opened = (count > 0) & (count >= self.min_survivors(agents))
+            total = self._total(messages, presence, round)
             total = optax.tree.where(opened, total, optax.tree.zeros_like(total))
-            return total, jnp.where(opened, present, 0).astype(jnp.float32)
+            return total, jnp.where(opened, count, 0).astype(jnp.float32)
 
         return aggregate
 
-    def __call__(self, messages: Any) -> tuple[Any, Array]:
+    def __call__(self, messages: Message) -> tuple[Message, Array]:
         """Sum over the present agents, and their number; zeros where they are too few."""
         return self.at(0)(messages)
 
-    def observed(self, messages: Any, total: Any) -> Any:
+    def observed(self, messages: Message, total: Message) -> Message:
         """The sum."""
         return total
 
-    def _there(self, agents: int, round: Any) -> Bool[Array, " n"]:
+    def _presence(self, agents: int, round: int | Int[Array, ""]) -> Bool[Array, " n"]:
         """The present agents of a round."""
         by_turns = self.missing and isinstance(self.missing[0], tuple)
         turns: Any = self.missing if by_turns else (self.missing,)
@@ -173,11 +173,13 @@ class Trusted(Aggregator):
             row[[agent for agent in absent if agent < agents]] = False
         return jnp.asarray(table)[jnp.asarray(round) % len(table)]
 
-    def _total(self, messages: Any, there: Any, round: Any) -> Any:
+    def _total(
+        self, messages: Message, present: Bool[Array, " n"], round: int | Int[Array, ""]
+    ) -> Message:
         """The sum over the agents that are present, [n] bools."""
 
         def total(leaf: Array) -> Array:
-            part = jnp.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+            part = jnp.where(present.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 return jnp.sum(part, axis=0, dtype=leaf.dtype)
             with _numerics.double_precision():
@@ -224,7 +226,9 @@ class Masked(Trusted):
             _validate.fields(self, _validate.integer, "degree", least=2, most=2**31 - 2)
         _validate.fields(self, _validate.integer, "seed", least=0, most=2**31 - 2)
 
-    def _total(self, messages: Any, there: Any, round: Any) -> Any:
+    def _total(
+        self, messages: Message, present: Bool[Array, " n"], round: int | Int[Array, ""]
+    ) -> Message:
         """The sum of masked messages, unmasked."""
         root = jax.random.key(self.seed, impl=_numerics.THREEFRY)
         key = jax.random.fold_in(jax.random.fold_in(root, _MASKS), round)
@@ -236,7 +240,8 @@ class Masked(Trusted):
                     f"message is {leaf.dtype}, and masks hide whole numbers of 32 bits alone; give "
                     "noise=dp.noise.Discrete, or aggregate=Trusted"
                 )
-            if (agents := len(leaf)) < 3:
+            agents = len(leaf)
+            if agents < 3:
                 raise ValueError(
                     f"aggregate is {self} for {agents} agents, whose masks hide nothing of the "
                     "other; give 3 agents or more, or aggregate=Trusted"
@@ -244,7 +249,8 @@ class Masked(Trusted):
             leaf_key = jax.random.fold_in(key, number)
             degree = agents - 1 if self.degree is None else self.degree
             sent = masks.masked(leaf.reshape(agents, -1), leaf_key, degree)
-            totals.append(masks.unmasked_sum(sent, there, leaf_key, degree).reshape(leaf.shape[1:]))
+            total = masks.unmasked_sum(sent, present, leaf_key, degree)
+            totals.append(total.reshape(leaf.shape[1:]))
         return jax.tree.unflatten(structure, totals)
 
 
@@ -252,8 +258,8 @@ def _agents(name: str, value: Any) -> tuple[Any, ...]:
     """Agents by number, sorted; or tuples of them, by turns."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name} is {_validate.shown(value)}; give agents, as in (0, 3)")
-    if value and all(isinstance(each, list | tuple) for each in value):
-        return tuple(_agents(name, each) for each in value)
+    if value and all(isinstance(turn, list | tuple) for turn in value):
+        return tuple(_agents(name, turn) for turn in value)
     return tuple(sorted(set(_validate.agents(name, value))))
 
 
@@ -274,7 +280,7 @@ class Server(Exchange):
 
     aggregate: Aggregator = Sum()
 
-    def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
+    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
         """Aggregate the messages of all agents; the value is ``(sum, present)``."""
         total, present = self.aggregate.at(round)(message)
         return Received((total, present), self.aggregate.observed(message, total))

@@ -12,7 +12,18 @@ from jaxtyping import Array, Int
 from dpjax import _validate
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Server, Sum
-from dpjax.protocols import Aggregator, Emission, Method, PublicState, Round
+from dpjax.protocols import (
+    Aggregator,
+    Carry,
+    Emission,
+    Memory,
+    Message,
+    Method,
+    Models,
+    PublicState,
+    Round,
+    Updates,
+)
 from dpjax.transforms.lowpass import SHARES
 from dpjax.transforms.sketch import flat
 
@@ -21,7 +32,7 @@ __all__ = ["Federated", "dome"]
 _PLAIN = Sum()
 
 
-class Memory(NamedTuple):
+class ServerMemory(NamedTuple):
     """The server's memory, a function of sums and public keys, which clients can replay.
 
     Attributes:
@@ -31,9 +42,9 @@ class Memory(NamedTuple):
         opened: Number of opened sums.
     """
 
-    optimizer: Any
-    sketch: Any
-    centre: Any
+    optimizer: optax.OptState
+    sketch: Memory
+    centre: Updates
     opened: Int[Array, ""]
 
 
@@ -121,7 +132,7 @@ class Federated(Method):
         """The fewest entries of a model, which the sketch needs."""
         return 1 if self.sketch is None else self.sketch.min_entries
 
-    def start(self, ctx: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Models) -> ServerMemory:
         """The server's optimizer for one model, the sketch's start, and a centre of 0."""
         model = _first(models)
         sketch = ()
@@ -129,9 +140,9 @@ class Federated(Method):
             vector, _ = flat(model)
             sketch = self.sketch.start(ctx.key, vector.size, vector.dtype)
         centre = optax.tree.zeros_like(model) if self.centre else ()
-        return Memory(ctx.optimizer.init(_stacked(model)), sketch, centre, jnp.int32(0))
+        return ServerMemory(ctx.optimizer.init(_stacked(model)), sketch, centre, jnp.int32(0))
 
-    def payload(self, models: Any) -> Any:
+    def payload(self, models: Models) -> Updates:
         """One gradient for each cohort slot, or one k-vector."""
         if self.sketch is None:
             return models
@@ -146,66 +157,70 @@ class Federated(Method):
         answer = query(public_state.models, ctx.batch, self._encoder(public_state.memory))
         return Emission(answer.total, metrics=answer.metrics)
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """The server's step for all cohort slots; none where no sum was opened."""
         total, present = received
         models, memory = public_state
         model = _first(models)
         mean = ctx.mean(total, present)
         gradient = self._decoded(memory, mean, model)
-        known = self._known_variance(ctx, memory, present, model)
-        one = _stacked(model)
+        variance = self._known_variance(ctx, memory, present, model)
+        server = _stacked(model)
         _, sketch, centre, opened = memory
         updates, optimizer = ctx.optimizer.update(
-            _stacked(gradient), memory.optimizer, one, **known
+            _stacked(gradient), memory.optimizer, server, **variance
         )
         if self.sketch is not None:
             sketch = self.sketch.learn(sketch, flat(gradient)[0], ctx.key, mean)
         if self.centre:
             centre = jax.tree.map(self._averaged, centre, gradient)
-        new = optax.apply_updates(one, updates), Memory(optimizer, sketch, centre, opened + 1)
-        one, memory = optax.tree.where(present > 0, new, (one, memory))
-        return jax.tree.map(lambda x, new: jnp.broadcast_to(new, x.shape), models, one), memory
+        new_memory = ServerMemory(optimizer, sketch, centre, opened + 1)
+        new = optax.apply_updates(server, updates), new_memory
+        server, memory = optax.tree.where(present > 0, new, (server, memory))
+        slots = jax.tree.map(lambda x, row: jnp.broadcast_to(row, x.shape), models, server)
+        return slots, memory
 
-    def released(self, public_state: PublicState) -> Any:
+    def released(self, public_state: PublicState) -> Models:
         """The model: a function of sums."""
         return public_state.models
 
-    def _encoder(self, memory: Memory) -> Callable[[Any], Any] | None:
+    def _encoder(self, memory: ServerMemory) -> Callable[[Updates], Updates] | None:
         """The map of one gradient before the clip."""
         if self.sketch is None and not self.centre:
             return None
         centre = self._centre(memory)
         projection = None if self.sketch is None else self.sketch.projection(memory.sketch)
 
-        def encode(gradient: Any) -> Any:
+        def encode(gradient: Updates) -> Updates:
             if centre is not None:
                 gradient = jax.tree.map(jnp.subtract, gradient, centre)
             return gradient if projection is None else projection.encode(flat(gradient)[0])
 
         return encode
 
-    def _decoded(self, memory: Memory, mean: Any, one: Any) -> Any:
+    def _decoded(self, memory: ServerMemory, mean: Updates, model: Models) -> Updates:
         """A q + m, like one model."""
         if self.sketch is not None:
-            _, back = flat(one)
+            _, back = flat(model)
             mean = back(self.sketch.projection(memory.sketch).decode(mean))
         centre = self._centre(memory)
         return mean if centre is None else jax.tree.map(jnp.add, mean, centre)
 
-    def _centre(self, memory: Memory) -> Any:
+    def _centre(self, memory: ServerMemory) -> Any:
         """The running mean, corrected for its start; 0 before the first sum."""
         if not self.centre:
             return None
-        known = 1 - jnp.float32(self.centre) ** memory.opened.astype(jnp.float32)
-        share = 1 / jnp.where(memory.opened > 0, known, 1)
+        weight = 1 - jnp.float32(self.centre) ** memory.opened.astype(jnp.float32)
+        share = 1 / jnp.where(memory.opened > 0, weight, 1)
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
 
     def _averaged(self, old: Array, new: Array) -> Array:
         """The running mean with one more gradient."""
         return self.centre * old + (1 - self.centre) * new
 
-    def _known_variance(self, ctx: Round, memory: Memory, present: Any, model: Any) -> Any:
+    def _known_variance(self, ctx: Round, memory: ServerMemory, present: Any, model: Any) -> Any:
         """The variance of the noise in every coordinate, for an optimizer that uses it."""
         if SHARES not in ctx.arrays:
             return {}
@@ -222,7 +237,8 @@ def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
 
     With a ``Chain`` of `dpjax.transforms.optimizers.scale_by_adam` as the optimizer it is the
     paper's Algorithm 1, corrected: t begins at 1, and the second moment is corrected by
-    (a^2 / B) diag(S_t S_t') for the B present clients. ``printed=True`` takes the paper's lines.
+    (a^2 / B) diag(S_t S_t') for the B present clients. ``as_published=True`` takes the paper's
+    lines.
 
     Args:
         k: Columns of the sketch.
@@ -243,11 +259,11 @@ def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
     return Federated(aggregate, sketches.Learned(k, **options), centre=0.9)
 
 
-def _first(models: Any) -> Any:
+def _first(models: Models) -> Models:
     """The model that all cohort slots share, without their axis."""
     return jax.tree.map(lambda leaf: leaf[0], models)
 
 
-def _stacked(model: Any) -> Any:
+def _stacked(model: Models) -> Models:
     """A model with an axis of agents of one."""
     return jax.tree.map(lambda leaf: leaf[None], model)

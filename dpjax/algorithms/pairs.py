@@ -1,16 +1,29 @@
 """Gradient tracking that sends two variables, the model and the tracker."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
-from dpjax.algorithms.tracking import Apart, KeepsMessage
-from dpjax.protocols import Emission, Exchange, PublicState, Received, Round
+from dpjax.algorithms.tracking import Apart, KeepsMessage, Mixing, Steps
+from dpjax.protocols import (
+    Arrays,
+    Carry,
+    Emission,
+    Exchange,
+    Memory,
+    Message,
+    Models,
+    PublicState,
+    Received,
+    Round,
+    Updates,
+)
 from dpjax.topology import gossip
 
 __all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]
@@ -19,11 +32,11 @@ __all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]
 class Pair(NamedTuple):
     """The message: a model and a tracker of the average gradient."""
 
-    model: Any
-    tracker: Any
+    model: Models
+    tracker: Updates
 
 
-class Memory(NamedTuple):
+class PairMemory(NamedTuple):
     """What an agent keeps.
 
     Attributes:
@@ -33,10 +46,10 @@ class Memory(NamedTuple):
         gradient: The last gradient.
     """
 
-    optimizer: Any
-    message: Any
-    tracker: Any
-    gradient: Any = ()
+    optimizer: optax.OptState
+    message: Message
+    tracker: Updates
+    gradient: Updates = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class PushPull(Exchange):
 
     directed: bool = False
 
-    def __call__(self, arrays: Any, round: Int[Array, ""], message: Pair) -> Received:
+    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Pair) -> Received:
         """Mix a pair with ``arrays["mixing"]``."""
         pull = gossip.at(arrays["mixing"], round)
         push = pull
@@ -89,18 +102,18 @@ class _PairSent(KeepsMessage):
         """Both variables are mixed."""
         return PushPull(self.directed)
 
-    def payload(self, models: Any) -> Pair:
+    def payload(self, models: Models) -> Pair:
         """A model and a tracker."""
         return Pair(models, models)
 
-    def released(self, public_state: PublicState) -> Any:
+    def released(self, public_state: PublicState) -> Models:
         """The model of the last message."""
         return public_state.memory.message.model
 
-    def start(self, ctx: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Models) -> PairMemory:
         """Nothing tracked, no gradient yet."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return Memory(ctx.optimizer.init(models), Pair(models, zeros), zeros, zeros)
+        return PairMemory(ctx.optimizer.init(models), Pair(models, zeros), zeros, zeros)
 
 
 @dataclass(frozen=True)
@@ -135,13 +148,17 @@ class GradientTracking(_PairSent):
         tracker = jax.tree.map(lambda b, g, h: b + (g - h), old.tracker, gradient, old.gradient)
         return Emission(Pair(models, tracker), carry=(tracker, gradient))
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Step from the mixed models along the agent's own tracker."""
         message, (tracker, gradient) = carry
         models, state = ctx.step(received.model, tracker, public_state.memory.optimizer)
-        return models, Memory(state, message, received.tracker, gradient)
+        return models, PairMemory(state, message, received.tracker, gradient)
 
-    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
+    def sensitivity(
+        self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
+    ) -> np.ndarray:
         """How far model and tracker move in each message, all messages replayed.
 
         x moves by the last step times the tracker's move; the tracker by the newest gradient's move
@@ -157,10 +174,10 @@ class GradientTracking(_PairSent):
         model = 0.0
         last = 0.0
         for k, step in enumerate(steps):
-            now = answer(model) / divisor
-            moves[k] = model, now + last
+            change = answer(model) / divisor
+            moves[k] = model, change + last
             model = step * moves[k, 1]
-            last = now
+            last = change
         return moves
 
 
@@ -214,21 +231,25 @@ class PPDOAGT(_PairSent):
         models, memory = public_state
         return Emission(Pair(models, memory.tracker), carry=ctx.gradient(models))
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Mix with the agent's own values as they are, and step."""
         noisy, gradient = carry
         models, memory = public_state
         pull = gossip.at(ctx.arrays["mixing"], ctx.round)
-        kept = jnp.diagonal(pull)
-        pulled = _noiseless_self(kept, received.model, noisy.model, models)
-        kept = 1 / jnp.sum(_shared(pull), axis=0) if self.directed else kept
-        pushed = _noiseless_self(kept, received.tracker, noisy.tracker, memory.tracker)
+        own_weight = jnp.diagonal(pull)
+        pulled = _noiseless_self(own_weight, received.model, noisy.model, models)
+        own_weight = 1 / jnp.sum(_shared(pull), axis=0) if self.directed else own_weight
+        pushed = _noiseless_self(own_weight, received.tracker, noisy.tracker, memory.tracker)
         updates, state = ctx.optimizer.update(gradient, memory.optimizer, models)
         tracker = jax.tree.map(jnp.subtract, pushed, updates)
         models = jax.tree.map(lambda x, new, old: x - (new - old), pulled, tracker, memory.tracker)
-        return models, Memory(state, noisy, tracker, memory.gradient)
+        return models, PairMemory(state, noisy, tracker, memory.gradient)
 
-    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
+    def sensitivity(
+        self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
+    ) -> np.ndarray:
         """How far model and tracker move in each message, all messages replayed.
 
         Args:
@@ -238,10 +259,9 @@ class PPDOAGT(_PairSent):
             mixing: The mixing matrix; the largest and the least weight of an agent's own are taken.
         """
         # As float32 runs see it and as float64 ones do: weights may vanish, or round up.
-        both = [np.asarray(mixing, kind).astype(np.float64) for kind in (np.float32, np.float64)]
-        pull = np.stack([np.diagonal(one, axis1=-2, axis2=-1) for one in both])
-        alone = np.eye(pull.shape[-1], dtype=bool)
-        shared = np.stack([((one != 0) | alone).sum(axis=-2) for one in both])
+        matrices = np.stack([np.asarray(mixing, np.float32).astype(np.float64), mixing])
+        pull = np.diagonal(matrices, axis1=-2, axis2=-1)
+        shared = ((matrices != 0) | np.eye(pull.shape[-1], dtype=bool)).sum(axis=-2)
         push = 1 / shared if self.directed else pull
         if np.ndim(mixing) == 3:
             return _bounded(answer, steps, divisor, pull, push)
@@ -251,24 +271,26 @@ class PPDOAGT(_PairSent):
         moves = np.zeros((len(steps), 2))
         gaps = np.zeros((keeps.shape[1], len(steps)))
         for k, step in enumerate(steps):
-            met = gaps[:, len(steps) - k :]
+            past = gaps[:, len(steps) - k :]
             with np.errstate(invalid="ignore", over="ignore"):
-                both = [np.einsum("ik,ik->i", part[:, :k], met) for part in (model, tracker)]
+                moved = np.einsum("ik,ik->i", model[:, :k], past)
+                tracked = np.einsum("ik,ik->i", tracker[:, :k], past)
             # No part of what moves without bound is no number.
-            moved, tracked = (np.where(np.isnan(one), np.inf, one) for one in both)
+            moved[np.isnan(moved)] = np.inf
+            tracked[np.isnan(tracked)] = np.inf
             moves[k] = moved.max(), tracked.max()
-            gaps[:, -k - 1] = [step * answer(one) / divisor for one in moved]
+            gaps[:, -k - 1] = [step * answer(distance) / divisor for distance in moved]
         return moves
 
 
-def _noiseless_self(weight: Array, mixed: Any, sent: Any, exact: Any) -> Any:
+def _noiseless_self(weight: Array, mixed: Updates, sent: Updates, exact: Updates) -> Updates:
     """A mix in which agents' own values enter without noise."""
 
-    def one(mixed: Array, sent: Array, exact: Array) -> Array:
+    def replaced(mixed: Array, sent: Array, exact: Array) -> Array:
         side = weight.reshape((-1, *[1] * (exact.ndim - 1))).astype(exact.dtype)
         return mixed + side * (exact - sent)
 
-    return jax.tree.map(one, mixed, sent, exact)
+    return jax.tree.map(replaced, mixed, sent, exact)
 
 
 def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
@@ -290,16 +312,22 @@ def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, 
     return model, tracker
 
 
-def _bounded(answer: Apart, steps: Any, divisor: float, pull: Any, push: Any) -> np.ndarray:
+def _bounded(
+    answer: Apart,
+    steps: Steps,
+    divisor: float,
+    pull: np.ndarray,
+    push: np.ndarray,
+) -> np.ndarray:
     """Moves under weights that change by round, by the largest and the least of them all."""
-    most = (float(pull.max()), float(push.max()))
-    least = float(push.min())
+    largest = (float(pull.max()), float(push.max()))
+    smallest = float(push.min())
     moves = np.zeros((len(steps), 2))
     model = 0.0
     tracker = 0.0
     for k, step in enumerate(steps):
         moves[k] = model, tracker
         moved = step * answer(model) / divisor
-        model = most[0] * model + (1 - least) * tracker + moved
-        tracker = most[1] * tracker + moved
+        model = largest[0] * model + (1 - smallest) * tracker + moved
+        tracker = largest[1] * tracker + moved
     return moves

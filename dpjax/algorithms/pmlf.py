@@ -1,14 +1,15 @@
 """DP-PMLF: every example's gradients at the last models are averaged before the clip."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.protocols import Emission, PublicState, Round
+from dpjax.protocols import Carry, Emission, Message, Models, PublicState, Round, Updates
 
 __all__ = ["PMLF"]
 
@@ -16,7 +17,7 @@ __all__ = ["PMLF"]
 _MOST = 1_000
 
 
-class Memory(NamedTuple):
+class PastModels(NamedTuple):
     """An agent's memory, a function of messages alone.
 
     Attributes:
@@ -24,8 +25,8 @@ class Memory(NamedTuple):
         past: x_{t-k+1}, .., x_{t-1}, leaves [n, k - 1, ...].
     """
 
-    optimizer: Any
-    past: Any
+    optimizer: optax.OptState
+    past: Models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,26 +82,30 @@ class PMLF(DSGD):
     def weights(self) -> tuple[float, ...]:
         """b_{k-1}, .., b_0: the oldest model's first; their sum is 1."""
         raw = [self.beta**j for j in reversed(range(self.length))]
-        return tuple(each / sum(raw) for each in raw)
+        return tuple(weight / sum(raw) for weight in raw)
 
-    def start(self, ctx: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Models) -> PastModels:
         """The optimizer's state, and the first models in place of earlier ones."""
         past = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], self.length - 1, axis=1), models)
-        return Memory(ctx.optimizer.init(models), past)
+        return PastModels(ctx.optimizer.init(models), past)
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The averages of gradients are private."""
         answer = ctx.query.points(self.weights)(_all(public_state), ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
-    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
+    ) -> tuple[Message, Carry]:
         """The updated models; this round's models are added to the past ones."""
         before = public_state.memory.optimizer
         models, optimizer = ctx.step(public_state.models, ctx.mean(noisy), before)
-        return models, Memory(optimizer, jax.tree.map(lambda leaf: leaf[:, 1:], _all(public_state)))
+        return models, PastModels(
+            optimizer, jax.tree.map(lambda leaf: leaf[:, 1:], _all(public_state))
+        )
 
 
-def _all(public_state: PublicState) -> Any:
+def _all(public_state: PublicState) -> Models:
     """The past models and this round's, leaves [n, k, ...]."""
     past = public_state.memory.past
     models = public_state.models

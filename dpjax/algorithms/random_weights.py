@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,21 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms.references import Unbounded
-from dpjax.protocols import Emission, Exchange, Method, Networked, PublicState, Received, Round
+from dpjax.protocols import (
+    Arrays,
+    Carry,
+    Emission,
+    Exchange,
+    Memory,
+    Message,
+    Method,
+    Models,
+    Networked,
+    PublicState,
+    Received,
+    Round,
+    Updates,
+)
 from dpjax.topology import gossip
 
 __all__ = ["CorrelatedRandomness", "Encrypted"]
@@ -30,7 +44,7 @@ class PerLink(Exchange):
 
     per_link: ClassVar[bool] = True
 
-    def __call__(self, arrays: Any, round: Int[Array, ""], message: Any) -> Received:
+    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
         """Add up messages [sender, receiver, ...] for each receiver."""
         value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), message)
 
@@ -50,9 +64,9 @@ class Correlated(NamedTuple):
         gradient: The last gradient.
     """
 
-    optimizer: Any
-    tracker: Any
-    gradient: Any
+    optimizer: optax.OptState
+    tracker: Updates
+    gradient: Updates
 
 
 @dataclass(frozen=True)
@@ -91,12 +105,12 @@ class CorrelatedRandomness(Unbounded, Method):
         """Check the number of iterations."""
         _validate.fields(self, _validate.integer, "until", least=0, most=2**30)
 
-    def start(self, ctx: Round, models: Any) -> Correlated:
+    def start(self, ctx: Round, models: Models) -> Correlated:
         """Nothing tracked, no gradient yet."""
         zeros = jax.tree.map(jnp.zeros_like, models)
         return Correlated(ctx.optimizer.init(models), zeros, zeros)
 
-    def payload(self, models: Any) -> Any:
+    def payload(self, models: Models) -> Updates:
         """A message for every receiver."""
         return jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], len(leaf), axis=1), models)
 
@@ -130,7 +144,9 @@ class CorrelatedRandomness(Unbounded, Method):
         # The gradient of the round that mixes models is that of before; the next one's is new.
         return Emission(private, carry=(trackers_next, optimizer, tracker, gradient))
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Sums of shares are the model, or the tracker."""
         trackers, optimizer, tracker, gradient = carry
         models = optax.tree.where(trackers, public_state.models, received)
@@ -159,7 +175,7 @@ class Shielded(NamedTuple):
         (3, 3)
     """
 
-    model: Any
+    model: Models
     weights: Float[Array, "n n"]
 
 
@@ -171,15 +187,15 @@ class Pulls(Exchange):
     ``dpjax.contrib.paillier`` implements that exchange.
     """
 
-    def __call__(self, arrays: Any, round: Int[Array, ""], message: Shielded) -> Received:
+    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Shielded) -> Received:
         """Weigh differences; no message is visible."""
         product = message.weights * message.weights.T
 
         def pulled(leaf: Array) -> Array:
             flat = leaf.reshape(len(leaf), -1)
             weights = product.astype(flat.dtype)
-            both = jnp.matmul(weights, flat, precision=jax.lax.Precision.HIGHEST)
-            return (both - jnp.sum(weights, axis=1)[:, None] * flat).reshape(leaf.shape)
+            products = jnp.matmul(weights, flat, precision=jax.lax.Precision.HIGHEST)
+            return (products - jnp.sum(weights, axis=1)[:, None] * flat).reshape(leaf.shape)
 
         return Received(jax.tree.map(pulled, message.model), ())
 
@@ -226,9 +242,9 @@ class Encrypted(Unbounded, Networked):
             )
         matrix = _validate.square("mixing", mixing)
         # Runs may hold it in float32, where the smallest weights are no links.
-        there = matrix.astype(np.float32) != 0
-        if (there != there.T).any():
-            i, j = (int(end) for end in np.argwhere(there & ~there.T)[0])
+        linked = matrix.astype(np.float32) != 0
+        if (linked != linked.T).any():
+            i, j = (int(end) for end in np.argwhere(linked & ~linked.T)[0])
             raise ValueError(
                 f"mixing has a weight at ({i}, {j}) and none at ({j}, {i}); encrypted exchanges "
                 "need links that go both ways: give an undirected network"
@@ -254,7 +270,7 @@ class EncryptedOnLinks(Unbounded, Method):
 
     exchange: ClassVar[Pulls] = Pulls()
 
-    def payload(self, models: Any) -> Shielded:
+    def payload(self, models: Models) -> Shielded:
         """A model and the weights of a round."""
         n = len(jax.tree.leaves(models)[0])
         return Shielded(models, jnp.zeros((n, n), jnp.float32))
@@ -272,7 +288,9 @@ class EncryptedOnLinks(Unbounded, Method):
         shielded = Shielded(public_state.models, jnp.where(links, drawn, jnp.float32(0)))
         return Emission(shielded, carry=(updates, state), metrics=answer.metrics)
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Add the weighted differences, and step."""
         updates, state = carry
         models = jax.tree.map(jnp.add, public_state.models, received)

@@ -2,16 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array
 
 from dpjax.algorithms.exchange import Gossip
-from dpjax.algorithms.tracking import Apart, KeepsMessage
-from dpjax.protocols import Emission, PublicState, Round
+from dpjax.algorithms.tracking import Apart, KeepsMessage, Mixing, Steps
+from dpjax.protocols import Carry, Emission, Memory, Message, Models, PublicState, Round, Updates
 
 __all__ = ["EXTRA", "NIDS"]
 
@@ -25,7 +26,9 @@ class Unbounded:
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
     reads_private_models: ClassVar[bool] = True
 
-    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
+    def sensitivity(
+        self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
+    ) -> np.ndarray:
         """Infinite: no bound is known for these messages.
 
         Args:
@@ -37,7 +40,7 @@ class Unbounded:
         return np.full((len(steps), 1), math.inf)
 
 
-class Memory(NamedTuple):
+class LastRound(NamedTuple):
     """An agent's memory of the round before.
 
     Attributes:
@@ -48,11 +51,11 @@ class Memory(NamedTuple):
         step: Its step in it.
     """
 
-    optimizer: Any
-    message: Any
-    model: Any
-    mixed: Any
-    step: Any
+    optimizer: optax.OptState
+    message: Message
+    model: Models
+    mixed: Models
+    step: Updates
 
 
 class _Reference(Unbounded, KeepsMessage):
@@ -60,10 +63,10 @@ class _Reference(Unbounded, KeepsMessage):
 
     exchange: ClassVar[Gossip] = Gossip()
 
-    def start(self, ctx: Round, models: Any) -> Memory:
+    def start(self, ctx: Round, models: Models) -> LastRound:
         """No round before."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return Memory(ctx.optimizer.init(models), models, models, models, zeros)
+        return LastRound(ctx.optimizer.init(models), models, models, models, zeros)
 
 
 @dataclass(frozen=True)
@@ -88,17 +91,21 @@ class EXTRA(_Reference):
         step, state = ctx.optimizer.update(ctx.mean(answer.total), old.optimizer, models)
         return Emission(models, carry=(step, state), metrics=answer.metrics)
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Mix, and subtract half of the round before."""
         models, old = public_state
         message, (step, state) = carry
 
-        def after(x: Any, mixed: Any, new: Any, before: Any, mixed_before: Any, was: Any) -> Any:
+        def after(
+            x: Array, mixed: Array, new: Array, before: Array, mixed_before: Array, was: Array
+        ) -> Array:
             later = x + mixed - 0.5 * (before + mixed_before) + new - was
             return jnp.where(ctx.round == 0, mixed + new, later)
 
         new = jax.tree.map(after, models, received, step, old.model, old.mixed, old.step)
-        return new, Memory(state, message, models, received, step)
+        return new, LastRound(state, message, models, received, step)
 
 
 @dataclass(frozen=True)
@@ -122,15 +129,17 @@ class NIDS(_Reference):
         answer = ctx.query(models, ctx.batch)
         step, state = ctx.optimizer.update(ctx.mean(answer.total), old.optimizer, models)
 
-        def ahead(x: Any, before: Any, new: Any, was: Any) -> Any:
+        def ahead(x: Array, before: Array, new: Array, was: Array) -> Array:
             return jnp.where(ctx.round == 0, x + new, 2 * x - before + new - was)
 
         moved = jax.tree.map(ahead, models, old.model, step, old.step)
         return Emission(moved, carry=(moved, step, state), metrics=answer.metrics)
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """The mean of the agent's own point and the mix; the first step is not mixed."""
         message, (moved, step, state) = carry
         mean = jax.tree.map(lambda point, mixed: 0.5 * (point + mixed), moved, received)
         models = optax.tree.where(ctx.round == 0, moved, mean)
-        return models, Memory(state, message, public_state.models, received, step)
+        return models, LastRound(state, message, public_state.models, received, step)

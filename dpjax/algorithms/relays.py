@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax.protocols import Aggregator
+from dpjax.protocols import Aggregator, Message
 from dpjax.topology import gossip
 from dpjax.topology.links import adjacency
 
@@ -65,8 +65,8 @@ class Relayed(Aggregator):
         parents: Any = self.parents
         if not isinstance(parents, list | tuple) or not parents:
             raise ValueError(f"parents is {_validate.shown(parents)}; give spanning(mixing)")
-        most = len(parents) - 1
-        parents = tuple(_validate.integer("parents", p, least=0, most=most) for p in parents)
+        last = len(parents) - 1
+        parents = tuple(_validate.integer("parents", p, least=0, most=last) for p in parents)
         object.__setattr__(self, "parents", parents)
         if sum(child == parent for child, parent in enumerate(parents)) != 1:
             raise ValueError(f"parents is {parents}, with not one root; give spanning(mixing)")
@@ -88,16 +88,16 @@ class Relayed(Aggregator):
         """Vectors sent in a round over all links, partial sums and totals."""
         return 2 * (len(self.parents) - 1)
 
-    def __call__(self, messages: Any) -> tuple[Any, Array]:
+    def __call__(self, messages: Message) -> tuple[Message, Array]:
         """Sum over the agents, and their number."""
         total = jax.tree.map(lambda leaf: leaf[self.root], self._partial(messages))
         return total, jnp.float32(len(self.parents))
 
-    def observed(self, messages: Any, total: Any) -> Any:
+    def observed(self, messages: Message, total: Message) -> Message:
         """Partial sums on their way up, and the total."""
         return {"up": self._partial(messages), "down": total}
 
-    def _partial(self, messages: Any) -> Any:
+    def _partial(self, messages: Message) -> Message:
         """p_i of every agent, [n, ...]."""
         agents = len(jax.tree.leaves(messages)[0])
         if agents != len(self.parents):

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms import sketches
+from dpjax.protocols import Memory, Updates
 from dpjax.transforms.sketch import CountSketch, Frame, Quantile
 
 __all__ = ["Scaled"]
@@ -21,7 +23,7 @@ class ScaledState(NamedTuple):
         size: The clip norm.
     """
 
-    sketch: Any
+    sketch: Memory
     size: Any
 
 
@@ -100,19 +102,24 @@ class Scaled:
         """The fewest entries, which the sketch needs."""
         return self.sketch.min_entries
 
-    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> ScaledState:
+    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> ScaledState:
         """The sketch's start and the first clip norm."""
         return ScaledState(self.sketch.start(key, entries, dtype), self.quantile.start(dtype))
 
-    def projection(self, state: ScaledState) -> Any:
+    def projection(self, state: ScaledState) -> ScaledProjection:
         """A of this round with its scale."""
         return ScaledProjection(self.sketch.projection(state.sketch), self.quantile, state.size)
 
-    def noise(self, state: ScaledState, variance: Any, present: Any) -> Float[Array, " d"]:
+    def noise(
+        self, state: ScaledState, variance: Float[Array, ""], present: Float[Array, ""]
+    ) -> Float[Array, " d"]:
         """(a^2 / B) diag(A c^2 A')."""
         return self.projection(state).diagonal() * (variance / present)
 
-    def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
+    def learn(
+        self, state: Memory, gradient: Array, key: PRNGKeyArray, mean: Updates | None = None
+    ) -> Memory:
         """The sketch and the clip norm of the next round."""
+        assert mean is not None
         inner = self.sketch.learn(state.sketch, gradient, key, mean)
         return ScaledState(inner, self.quantile.learn(state.size, mean))

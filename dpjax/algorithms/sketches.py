@@ -13,10 +13,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._validate import fixed
+from dpjax.protocols import Memory, Models, Updates
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.sketch import CountSketch, Frame
 
@@ -43,7 +45,7 @@ class LinearSketch(Protocol):
     def min_entries(self) -> int:
         """The fewest entries of a gradient."""
 
-    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Any:
+    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> Memory:
         """The state before the first round.
 
         Args:
@@ -52,10 +54,12 @@ class LinearSketch(Protocol):
             dtype: The dtype of gradients.
         """
 
-    def projection(self, state: Any) -> Frame | CountSketch:
+    def projection(self, state: Memory) -> Frame | CountSketch:
         """A of this round."""
 
-    def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
+    def noise(
+        self, state: Memory, variance: Float[Array, ""], present: Float[Array, ""]
+    ) -> Float[Array, " d"]:
         """The variance of the noise in the decoded mean, by coordinate.
 
         Args:
@@ -64,7 +68,9 @@ class LinearSketch(Protocol):
             present: Number of clients in the mean.
         """
 
-    def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
+    def learn(
+        self, state: Memory, gradient: Array, key: PRNGKeyArray, mean: Updates | None = None
+    ) -> Memory:
         """The state after a round.
 
         Args:
@@ -82,11 +88,15 @@ class _Known:
         """The projection of the first round."""
         return state
 
-    def noise(self, state: Any, variance: Any, present: Any) -> Float[Array, " d"]:
+    def noise(
+        self, state: Memory, variance: Float[Array, ""], present: Float[Array, ""]
+    ) -> Float[Array, " d"]:
         """(a^2 / B) diag(A A')."""
         return state.diagonal() * (variance / present)
 
-    def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
+    def learn(
+        self, state: Memory, gradient: Array, key: PRNGKeyArray, mean: Updates | None = None
+    ) -> Memory:
         """The same state: it learns nothing."""
         return state
 
@@ -125,7 +135,7 @@ class FixedFrame(_Known):
         """As many as columns, where these are orthonormal."""
         return self.k if self.is_orthonormal else 1
 
-    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Frame:
+    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> Frame:
         """The frame."""
         _check_entries(self, entries)
         return sketch_.gaussian(
@@ -156,7 +166,7 @@ class Count(_Known):
         if self.k % self.rows:
             raise ValueError(f"k is {self.k}, no multiple of rows, {self.rows}; give one that is")
 
-    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> CountSketch:
+    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> CountSketch:
         """The hashes."""
         return sketch_.count_sketch(entries, self.k, key, rows=self.rows)
 
@@ -209,7 +219,7 @@ class Given(_Known):
         """Rows."""
         return self.columns.shape[0]
 
-    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> Frame:
+    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> Frame:
         """The frame."""
         if entries != self.min_entries:
             raise ValueError(
@@ -227,7 +237,7 @@ class LearnedState(NamedTuple):
     """
 
     sketch: sketch_.Sketch
-    before: Any
+    before: Models
 
 
 @dataclass(frozen=True)
@@ -285,7 +295,7 @@ class Learned:
         """As many as columns."""
         return self.k
 
-    def start(self, key: PRNGKeyArray, entries: int, dtype: Any) -> LearnedState:
+    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> LearnedState:
         """A random frame without learned directions."""
         _check_entries(self, entries)
         first = sketch_.start(entries, self.k, key, dtype)
@@ -295,7 +305,9 @@ class Learned:
         """S_t."""
         return Frame(state.sketch.frame)
 
-    def noise(self, state: LearnedState, variance: Any, present: Any) -> Float[Array, " d"]:
+    def noise(
+        self, state: LearnedState, variance: Float[Array, ""], present: Float[Array, ""]
+    ) -> Float[Array, " d"]:
         """(a^2 / B) diag(S_t S_t'), or what the paper prints: a^2 diag(S_t-1 S_t-1').
 
         For q = (1/B) sum (s_i + z_i), z_i ~ N(0, a^2 I_k) and s the mean of the s_i, over the
@@ -311,7 +323,9 @@ class Learned:
             return Frame(state.before).diagonal() * variance
         return self.projection(state).diagonal() * (variance / present)
 
-    def learn(self, state: Any, gradient: Array, key: PRNGKeyArray, mean: Any = None) -> Any:
+    def learn(
+        self, state: Memory, gradient: Array, key: PRNGKeyArray, mean: Updates | None = None
+    ) -> Memory:
         """UpdateSketch."""
         names = ("forgetting", "probes", "share", "floor", "as_published")
         options = {name: getattr(self, name) for name in names}

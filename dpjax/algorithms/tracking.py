@@ -2,20 +2,36 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Emission, Method, PublicState, Round
+from dpjax.protocols import (
+    Carry,
+    Emission,
+    Memory,
+    Message,
+    Method,
+    Models,
+    PublicState,
+    Round,
+    Updates,
+)
 
 __all__ = ["DGD", "DPOP", "Tracking"]
 
 Apart = Callable[[float], float]
 """The distance of two neighbours' answers as a function of the distance of their models."""
+Steps: TypeAlias = Float[np.ndarray, " T"]
+"""Step sizes of all rounds."""
+Mixing: TypeAlias = Float[np.ndarray, "*p n n"]
+"""The mixing matrix, or a schedule of P of them."""
 
 
 class Sent(NamedTuple):
@@ -27,19 +43,21 @@ class Sent(NamedTuple):
         tracked: The tracker of the average gradient; () without one.
     """
 
-    optimizer: Any
-    message: Any
-    tracked: Any = ()
+    optimizer: optax.OptState
+    message: Message
+    tracked: Updates = ()
 
 
 class KeepsMessage(Method):
     """A method whose agents keep their last noisy message, which may be published."""
 
-    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
+    ) -> tuple[Message, Carry]:
         """The noisy payload, which the agent keeps too."""
         return noisy, (noisy, emission.carry)
 
-    def released(self, public_state: PublicState) -> Any:
+    def released(self, public_state: PublicState) -> Models:
         """The last message: the model itself has a step without noise."""
         return public_state.memory.message
 
@@ -50,7 +68,7 @@ class ModelSent(KeepsMessage):
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
     exchange: ClassVar[Gossip] = Gossip()
 
-    def start(self, ctx: Round, models: Any) -> Sent:
+    def start(self, ctx: Round, models: Models) -> Sent:
         """The optimizer's state; the common starting point counts as sent."""
         return Sent(ctx.optimizer.init(models), models)
 
@@ -58,11 +76,15 @@ class ModelSent(KeepsMessage):
         """The model is private."""
         return Emission(public_state.models)
 
-    def send(self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Any) -> Any:
+    def send(
+        self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
+    ) -> tuple[Message, Carry]:
         """The noisy model, which the agent keeps too."""
         return noisy, noisy
 
-    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
+    def sensitivity(
+        self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
+    ) -> np.ndarray:
         """How far each message moves, all others replayed: by the step of the round before.
 
         Args:
@@ -113,14 +135,16 @@ class Tracking(ModelSent):
         """Check that float32 holds beta."""
         _validate.fields(self, _validate.single_precision, "beta", least=1e-9, most=1e9)
 
-    def start(self, ctx: Round, models: Any) -> Sent:
+    def start(self, ctx: Round, models: Models) -> Sent:
         """The optimizer's state, and a tracker of zeros."""
         return super().start(ctx, models)._replace(tracked=jax.tree.map(jnp.zeros_like, models))
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Track disagreement, and step along it and the gradient at the message."""
 
-        def disagreement(y: Any, z: Any, mean: Any) -> Any:
+        def disagreement(y: Array, z: Array, mean: Array) -> Array:
             return y + self.beta * (z - mean)
 
         memory = public_state.memory
@@ -162,7 +186,9 @@ class DPOP(ModelSent):
         if self.box is not None:
             _validate.fields(self, _validate.single_precision, "box", least=1e-9, most=1e9)
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Step from the mix, back into the box."""
         before = public_state.memory.optimizer
         box = self.box
@@ -193,13 +219,17 @@ class DGD(ModelSent):
 
     reads_private_models: ClassVar[bool] = True
 
-    def absorb(self, ctx: Round, public_state: PublicState, carry: Any, received: Any) -> Any:
+    def absorb(
+        self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
+    ) -> tuple[Models, Memory]:
         """Step from the mix along the gradient at the agent's own model."""
         gradient = ctx.gradient(public_state.models)
         models, optimizer = ctx.step(received, gradient, public_state.memory.optimizer)
         return models, Sent(optimizer, carry)
 
-    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
+    def sensitivity(
+        self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
+    ) -> np.ndarray:
         """How far each message moves, all others replayed.
 
         Args:

@@ -1,15 +1,15 @@
 """Zip-DL: a sender adds different noise for every receiver."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 from dpjax.algorithms.exchange import PerLinkMessages
-from dpjax.algorithms.tracking import Apart
-from dpjax.protocols import Emission, Method, Networked, PublicState, Round
+from dpjax.algorithms.tracking import Apart, Mixing, Steps
+from dpjax.protocols import Emission, Method, Models, Networked, PublicState, Round, Updates
 from dpjax.topology.links import message_pairs
 
 __all__ = ["ZipDL"]
@@ -79,7 +79,9 @@ class ZipDL(Networked):
         sent = links(mixing)
         return ZipDLOnLinks(tuple(sent.sender.tolist()), tuple(sent.receiver.tolist()))
 
-    def sensitivity(self, answer: Apart, steps: Any, divisor: float, mixing: Any) -> np.ndarray:
+    def sensitivity(
+        self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
+    ) -> np.ndarray:
         """How far each copy of a model moves in a round, in L2, behind plain steps.
 
         Args:
@@ -111,7 +113,7 @@ class ZipDLOnLinks(ZipDL, Method):
         """Every receiver averages its messages."""
         return PerLinkMessages(self.sender, self.receiver)
 
-    def payload(self, models: Any) -> Any:
+    def payload(self, models: Models) -> Updates:
         """One model for each link."""
         senders = np.array(self.sender)
         return jax.tree.map(lambda leaf: leaf[senders], models)

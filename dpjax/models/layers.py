@@ -63,5 +63,5 @@ def attend(
         visible: Which places may be looked at; others have weight exactly zero. None is all.
     """
     mask = None if visible is None else visible[:, None, None, :]
-    by_head = [part.reshape(*part.shape[:-1], heads, -1) for part in (query, key, value)]
-    return jax.nn.dot_product_attention(*by_head, mask=mask).reshape(query.shape)
+    q, k, v = (part.reshape(*part.shape[:-1], heads, -1) for part in (query, key, value))
+    return jax.nn.dot_product_attention(q, k, v, mask=mask).reshape(query.shape)
