@@ -12,9 +12,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from dpjax import _numerics, _validate
 from dpjax.accounting.sampled import CoinFlips
 from dpjax.data import batches
+from dpjax.learning.balls_in_bins import BallsInBins
 from dpjax.protocols import Draw, Sampler
 
-__all__ = ["Clients", "Cyclic", "Full", "Poisson", "Random"]
+__all__ = ["BallsInBins", "Clients", "Cyclic", "Full", "Poisson", "Random"]
 
 _UNIT = float(np.finfo(np.float64).eps)
 

@@ -510,7 +510,7 @@ class Quantile:
         _validate.fields(self, check, "rate", least=1e-6, most=1.0)
         _validate.fields(self, check, "quantile", "share", least=1e-3, most=1 - 1e-3)
 
-    def start(self, dtype: jnp.dtype = jnp.float32) -> _Size:
+    def start(self, dtype: DTypeLike = jnp.float32) -> _Size:
         """Return the state before anything is released.
 
         Args:

@@ -46,7 +46,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
-from dpjax.accounting import gdp
+from dpjax.accounting import gdp, rounding
 from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
 from dpjax.protocols import Amplification, Draw, SampledNoise, SampledTarget, Sampler
 
@@ -88,7 +88,7 @@ class BinLoss(AmplifiedLoss):
         rounds: Rounds T.
 
     Example:
-        >>> from dpjax.accounting.balls_in_bins import BinLoss
+        >>> from dpjax.learning.balls_in_bins import BinLoss
         >>> loss = BinLoss(bins=10, ratios=(1.0,), separation=10, rounds=10)
         >>> round(loss.epsilon(1e-5), 2), round(loss.unamplified, 2)
         (2.19, 1.0)
@@ -141,7 +141,7 @@ class BinLoss(AmplifiedLoss):
     @property
     def unamplified(self) -> float:
         """Gaussian-DP mu of the same noise if the bins were known, rounded up."""
-        return max(self.ratios) * math.sqrt(self.times) * _numerics.MARGIN
+        return max(self.ratios) * math.sqrt(self.times) * rounding.MARGIN
 
     def epsilon(self, delta: float) -> float:
         """The epsilon of the agent that loses most, rounded up."""
@@ -201,8 +201,8 @@ class Bins(Amplification):
         budget = target.budget
         largest = _largest_ratio(self.hidden(target, strategy), budget.largest, budget.delta)
         # MARGINs cover what sums and roots of the loss round.
-        ratio = largest / (math.sqrt(target.pattern.epochs) * _numerics.MARGIN)
-        return np.asarray((ratio / (moved * _numerics.MARGIN)) ** 2 * (1 - 1e-12))
+        ratio = largest / (math.sqrt(target.pattern.epochs) * rounding.MARGIN)
+        return np.asarray((ratio / (moved * rounding.MARGIN)) ** 2 * (1 - 1e-12))
 
     def loss(self, target: SampledTarget, noise: SampledNoise) -> BinLoss:
         """What every agent loses, in each round of a record's bin by its ratio."""
@@ -243,7 +243,7 @@ class BallsInBins(Sampler):
     capacity: int = dataclasses.field()
     records: int | None = None
 
-    counted: ClassVar[bool] = True
+    needs_counts: ClassVar[bool] = True
     key_of: ClassVar[Literal["round", "run"]] = "run"
 
     def __post_init__(self) -> None:
@@ -271,12 +271,12 @@ class BallsInBins(Sampler):
             )
         return rounds // self.bins, self.bins
 
-    def filled(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+    def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
         """The share of records in the largest expected batch, [n]."""
         del rounds
         return np.asarray(counts) / self._most_records
 
-    def holding(self, records: int) -> "BallsInBins":
+    def with_max_records(self, records: int) -> "BallsInBins":
         """The same sampler, for agents of at most so many records.
 
         Args:

@@ -80,7 +80,7 @@ def test_bins_are_even_and_records_apart():
 def test_the_divisor_is_the_largest_expected_batch_and_public():
     sampler = made().sampler
     assert sampler.records == 60 and sampler.divisor == 60 / BINS
-    np.testing.assert_allclose(sampler.filled(COUNTS, T), COUNTS / 60)
+    np.testing.assert_allclose(sampler.fill_share(COUNTS, T), COUNTS / 60)
     assert np.isnan(BallsInBins(BINS, 6).divisor)
     with pytest.raises(ValueError, match="records is None"):
         BallsInBins(BINS, 6).draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
