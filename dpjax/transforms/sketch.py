@@ -56,6 +56,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from optax import Updates
 
