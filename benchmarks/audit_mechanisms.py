@@ -47,11 +47,10 @@ from dpjax.algorithms import (
     pmlf,
     random_weights,
     references,
-    relays,
     tracking,
     zip_dl,
 )
-from dpjax.contrib import replay
+from dpjax.contrib import relays, replay
 from dpjax.data.partition import Partition
 from dpjax.engine import keys
 from dpjax.engine.trace import trace

@@ -2,7 +2,7 @@
 
 Agents hold parts of a data set and see their own network alone; who listens sees every message, so
 that every agent adds noise enough of its own, the same to all systems. In D-SGD a message is a
-model. By relays (`dpjax.algorithms.relays`) it is a clipped gradient, or a sketch of it, and all
+model. By relays (`dpjax.contrib.relays`) it is a clipped gradient, or a sketch of it, and all
 agents replay one step from the very same sum: what reaches them does not depend on the network,
 traffic and hops do. Part ``train``: accuracy over epsilon and over bytes, each system tuned with
 as many trials. Part ``drift``: what becomes of sketches that are summed by gossip, nearly.
@@ -23,8 +23,8 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
-from dpjax.algorithms.relays import Relayed, spanning
 from dpjax.contrib import traffic
+from dpjax.contrib.relays import Relayed, spanning
 from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers

@@ -51,7 +51,7 @@ class Relayed(Aggregator):
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from dpjax.algorithms.relays import Relayed
+        >>> from dpjax.contrib.relays import Relayed
         >>> path = Relayed(parents=(0, 0, 1))
         >>> total, present = path(jnp.array([[1.0], [2.0], [4.0]]))
         >>> total.tolist(), path.levels, path.vectors
@@ -130,7 +130,7 @@ def spanning(mixing: Float[np.ndarray, "n n"]) -> tuple[int, ...]:
         ValueError: For one-way links, a schedule of matrices, or a disconnected network.
 
     Example:
-        >>> from dpjax.algorithms import relays
+        >>> from dpjax.contrib import relays
         >>> from dpjax.topology import graphs, mixing
         >>> relays.spanning(mixing.metropolis_hastings(graphs.path(3)))
         (1, 1, 1)

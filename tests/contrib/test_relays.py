@@ -11,7 +11,7 @@ from dpjax.accounting import views
 from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Sum
 from dpjax.algorithms.federated import Federated
-from dpjax.algorithms.relays import Relayed, spanning
+from dpjax.contrib.relays import Relayed, spanning
 from dpjax.engine.run import run
 from dpjax.plans import dependence, plan
 from dpjax.plans.noise import SumShares
