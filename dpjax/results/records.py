@@ -32,7 +32,7 @@ from dpjax import _files
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["metadata", "read", "read_metadata", "write"]
+__all__ = ["metadata", "read", "read_metadata", "renamed", "write"]
 
 _FORMATS = (1, 2)
 """Formats that are read, of which the last is written."""
@@ -161,6 +161,33 @@ def read_metadata(
     file_path, head, lines = next(_files_in(path, file))
     _check_digest(file_path, lines)
     return head
+
+
+def renamed(text: bytes, file: str | None = None) -> bytes:
+    """Return a file's text as an archive holds it, or as it was before, with its digest.
+
+    Args:
+        text: The whole file, metadata first.
+        file: Its name in an archive; None leaves out the name that it has.
+
+    Example:
+        >>> from dpjax.results import records
+        >>> path = records.write("a.jsonl", [{"seed": 0}], {"command": "by hand"})
+        >>> packed = records.renamed(path.read_bytes(), file="a")
+        >>> records.renamed(packed) == path.read_bytes()
+        True
+    """
+    first, _, rows = text.partition(b"\n")
+    head = json.loads(first)["metadata"]
+    head.pop("file", None)
+    if file is not None:
+        head["file"] = file
+    if file is None and head["format"] == 1:
+        # Files of format 1 have a digest in archives alone.
+        head.pop("digest", None)
+    else:
+        head["digest"] = _digest(head, rows)
+    return _dump({"metadata": head}).encode() + b"\n" + rows
 
 
 def metadata(

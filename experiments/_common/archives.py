@@ -33,7 +33,7 @@ def pack(archive: Path, files: Iterable[Path], overwrite: bool = False) -> list[
             differing.append(path.name)
         elif overwrite:
             texts[path.stem] = text
-    members = (_changed(texts[name], file=name) for name in sorted(texts))
+    members = [records.renamed(texts[name], name) for name in sorted(texts)]
     content = gzip.compress(b"".join(members), mtime=0)
     with _files.writing("archive", archive):
         _files.replace(archive, content)
@@ -56,18 +56,6 @@ def _texts(archive: Path) -> dict[str, bytes]:
     lines, texts = gzip.decompress(archive.read_bytes()).splitlines(keepends=True), {}
     while lines:
         head = json.loads(lines[0])["metadata"]
-        texts[head["file"]] = _changed(b"".join(lines[: head["rows"] + 1]))
+        texts[head["file"]] = records.renamed(b"".join(lines[: head["rows"] + 1]))
         lines = lines[head["rows"] + 1 :]
     return texts
-
-
-def _changed(text: bytes, **name: str) -> bytes:
-    """A file's text with a name, or without the one that it has, and the digest of that."""
-    line, _, rows = text.partition(b"\n")
-    head = {k: v for k, v in json.loads(line)["metadata"].items() if k != "file"} | name
-    if name or head["format"] > 1:
-        head["digest"] = records._digest(head, rows)
-    else:  # Files of format 1 have a digest in archives alone.
-        head.pop("digest", None)
-    text = json.dumps({"metadata": head}, ensure_ascii=False, separators=(",", ":")).encode()
-    return text + b"\n" + rows
