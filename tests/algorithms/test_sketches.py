@@ -14,8 +14,8 @@ from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
-from dpjax.algorithms.scaled import Scaled
 from dpjax.contrib.rules import UpdateRule
+from dpjax.contrib.scaled import Scaled
 from dpjax.data import partition
 from dpjax.engine.host import local
 from dpjax.engine.run import run
@@ -324,8 +324,10 @@ Pair = type("Pair", (collections.namedtuple("Pair", "width"),), SKETCH)
 def test_a_users_part_of_a_packaged_method_is_named(part):
     """Whatever it is made of: a dataclass, a plain class, a named tuple."""
     made = plan.make(config(Federated(Trusted(1), part), Sgd(0.1)), COMPLETE)
-    name = type(getattr(part, "sketch", part)).__name__
-    assert made.guarantee.custom == (name,)
+    names = [type(part).__name__]
+    if isinstance(part, Scaled):
+        names.append("Mine")
+    assert made.guarantee.custom == tuple(names)
     packaged = plan.make(config(dome(4, Trusted(1)), Sgd(0.1)), COMPLETE)
     assert packaged.guarantee.custom == ()
 

@@ -10,8 +10,8 @@ import pytest
 
 from dpjax.algorithms import sketches
 from dpjax.algorithms.federated import Federated
-from dpjax.algorithms.scaled import Scaled
 from dpjax.contrib.rules import UpdateRule
+from dpjax.contrib.scaled import Scaled
 from dpjax.engine.run import run
 from dpjax.plans import dependence, noise, plan
 from dpjax.plans.optimizers import Sgd

@@ -73,7 +73,7 @@ class Scaled:
         ValueError: For an unknown sketch or rule.
 
     Example:
-        >>> from dpjax.algorithms.scaled import Scaled
+        >>> from dpjax.contrib.scaled import Scaled
         >>> from dpjax.algorithms.sketches import Learned
         >>> from dpjax.transforms.sketch import Quantile
         >>> Scaled(Learned(16), Quantile(clip_norm=0.1, first=1.0)).k
