@@ -33,7 +33,7 @@ def tensorboard(
 
     Example:
         >>> import dpjax as dp
-        >>> from dpjax.results import callbacks
+        >>> from dpjax.contrib import callbacks
         >>> watch = callbacks.tensorboard("logs", labels=["whisper"])
     """
     try:
@@ -66,7 +66,7 @@ def wandb(run: Any, labels: Sequence[str] | None = None) -> Callable[[Any], None
 
     Example:
         >>> import types
-        >>> from dpjax.results import callbacks
+        >>> from dpjax.contrib import callbacks
         >>> run = types.SimpleNamespace(log=lambda values, step: print(step, values))
         >>> watch = callbacks.wandb(run)
     """

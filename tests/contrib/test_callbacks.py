@@ -7,9 +7,9 @@ import types
 import numpy as np
 import pytest
 
+from dpjax.contrib import callbacks
 from dpjax.engine.run import run
 from dpjax.plans import plan
-from dpjax.results import callbacks
 from tests.support import make_config
 
 
