@@ -160,7 +160,7 @@ def rows(part: str) -> list[str]:
     """Names of all rows of the registry: of "methods", "noises" that runs have, or "samplers"."""
     named = {
         "methods": [row.part for row in compatibility.METHODS],
-        "noises": [row.label for row in compatibility.NOISES],
+        "noises": list(noise.DESIGNS),
         "samplers": list(SAMPLERS),
     }
     return named[part]
@@ -177,7 +177,7 @@ def missing() -> list[str]:
 
 def planned(cell: Cell) -> tuple[Any, str]:
     """The plan of a cell and "", or None and why it is refused: of the last parts tried."""
-    row = next(row for row in compatibility.NOISES if row.label == cell.noise)
+    row = noise.DESIGNS[cell.noise].terms
     accountant = "gdp" if row.loss == "gaussian" else row.loss
     dealt = SAMPLERS[cell.sampler]
     if cell.method in TURNING and cell.sampler == "Random":
@@ -214,8 +214,9 @@ def cells(wanted: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
     """
     for name, label in itertools.product(rows("methods"), rows("noises")):
         ours = next(row for row in compatibility.METHODS if row.part == name)
-        theirs = next(row for row in compatibility.NOISES if row.label == label)
-        apart = ours.noises is not None and theirs.part not in ours.noises
+        design = noise.DESIGNS[label]
+        theirs = design.terms
+        apart = ours.noises is not None and type(design).__name__ not in ours.noises
         if apart or (theirs.methods is not None and name not in theirs.methods):
             made, why = planned(Cell(name, label, "Random", *theirs.attackers[0], "replace_agent"))
             assert made is None, f"{name} joins {label}, though the registry keeps them apart"
@@ -540,10 +541,13 @@ def _with(made: Any, parts: dict[str, Any] | None = None, **arrays: Any) -> Any:
 
 def _protecting(made: Any, **fields: Any) -> Any:
     """A copy of a plan that clips otherwise than it says."""
-    config, other = copy.copy(made.config), copy.copy(made.config.protect)
-    other.__dict__.update(fields)
-    config.__dict__["protect"] = other
-    return _with(made, {"config": config, "privatizer": made.privatizer})
+    target = copy.copy(made.target)
+    config = copy.copy(made.config)
+    changed = copy.copy(made.config.protect)
+    changed.__dict__.update(fields)
+    config.__dict__["protect"] = changed
+    target.__dict__["config"] = config
+    return _with(made, {"target": target, "privatizer": made.privatizer})
 
 
 def _scaled(made: Any, by: float) -> Any:

@@ -30,6 +30,7 @@ __all__ = [
     "Emission",
     "Exchange",
     "IntegerEncoded",
+    "Look",
     "Method",
     "Networked",
     "Noise",
@@ -636,6 +637,27 @@ class Privatizer(Protocol):
         finer than the spacing of these numbers (`dpjax.transforms.noise.lost`).
         """
         return None
+
+
+class Look(NamedTuple):
+    """How a series is drawn in figures.
+
+    Attributes:
+        label: What the legend says.
+        color: Of line and marker.
+        marker: As Matplotlib names it.
+        line: Line style.
+
+    Example:
+        >>> from dpjax.protocols import Look
+        >>> Look("my method", "#0072B2", "d", "--").line
+        '--'
+    """
+
+    label: str
+    color: str
+    marker: str
+    line: str | tuple[float, tuple[float, ...]] = "-"
 
 
 @runtime_checkable

@@ -33,6 +33,7 @@ from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, protect
+from dpjax.protocols import Look
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch
@@ -366,7 +367,7 @@ def title(config: Config, row: Any) -> str:
     return "relays, whole gradients" if not columns else f"{KINDS[kind]}, k = {columns}"
 
 
-def look_of(row: Any) -> plots.Look:
+def look_of(row: Any) -> Look:
     """How a row's system is drawn: a colour a kind, a line a network or number of columns."""
     kind, _, columns = str(row["system"]).partition(" ")
     if kind == "dsgd":

@@ -35,6 +35,7 @@ from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan, protect
 from dpjax.plans.noise import SumShares
+from dpjax.protocols import Look
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping
@@ -377,7 +378,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say(tables.text(table))
 
 
-def look_of(config: Config, row: Any) -> plots.Look:
+def look_of(config: Config, row: Any) -> Look:
     """How a row's run is drawn: a colour a method, a marker a sketch, a line a budget or sketch."""
     if row["trained"] not in CENTRES:
         return looks.look(row["trained"], row["run"])

@@ -91,7 +91,7 @@ def energies(config: Config) -> list[dict[str, Any]]:
     matrix = network(config)
     rows = []
     for name in config.designs:
-        made = design_.make(name, matrix, 1.0, horizon=horizon(name, config.rounds))
+        made = _designed(name, matrix, 1.0, config.rounds)
         base = spatial.energy(made.covariance, matrix)
         for loss in config.loss:
             theory = expected_energy(made.covariance, matrix, loss)
@@ -152,7 +152,16 @@ def resolve(
     options: dict[str, Any] = {}
     if design.kind.startswith("whisper"):
         options = {"pad_to": design.n, "warm_start": np.delete(design.multipliers, gone)}
-    return design_.make(design.kind, matrix, design.precision_bound, horizon, **options)
+    return _designed(design.kind, matrix, design.precision_bound, horizon, **options)
+
+
+def _designed(
+    name: str, matrix: np.ndarray, bound: float | np.ndarray, rounds: int | None, **options: Any
+) -> design_.Design:
+    """The design of a name, that of the whole run with its rounds as horizon."""
+    if name == "whisper_horizon":
+        return design_.whisper(matrix, bound, rounds, **options)
+    return getattr(design_, name)(matrix, bound, **options)
 
 
 def lossy_rounds(

@@ -6,6 +6,7 @@ preset cpu has the paper's sizes, full has more graphs.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,20 @@ import numpy as np
 
 from _common import launch, tables
 from dpjax.accounting import budget
-from dpjax.mechanism import design, spatial
+from dpjax.mechanism import spatial
 from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 
-DESIGNS = ("independent", "pairwise", "whisper", "whisper_horizon", "central")
+COVARIANCES: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "independent": lambda matrix, rounds: spatial.independent(matrix, 1.0),
+    "pairwise": lambda matrix, rounds: spatial.pairwise(matrix, 1.0),
+    "whisper": lambda matrix, rounds: spatial.whisper(matrix, 1.0),
+    "whisper_horizon": lambda matrix, rounds: spatial.whisper(matrix, 1.0, rounds),
+    "central": lambda matrix, rounds: spatial.central(matrix, 1.0),
+}
+DESIGNS = tuple(COVARIANCES)
 
 
 @dataclass(frozen=True)
@@ -78,11 +86,9 @@ def solve(config: Config) -> list[dict[str, Any]]:
         epsilons = (*config.epsilon, config.at_epsilon) if first else (config.at_epsilon,)
         for seed, matrix in connected_graphs(config, probability):
             for name in DESIGNS:
-                made = design.make(
-                    name, matrix, 1.0, horizon=config.rounds if name.endswith("horizon") else None
-                )
-                unit = spatial.figures(made.covariance, matrix)
-                whole = spatial.energy(made.covariance, matrix, horizon=config.rounds)
+                covariance = COVARIANCES[name](matrix, config.rounds)
+                unit = spatial.figures(covariance, matrix)
+                whole = spatial.energy(covariance, matrix, horizon=config.rounds)
                 for budget_name in config.budgets:
                     for epsilon in dict.fromkeys(map(float, epsilons)):
                         rows.append(

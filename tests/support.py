@@ -18,6 +18,7 @@ from dpjax.engine.run import run
 from dpjax.engine.step import RoundDraw, Start, make_rounds
 from dpjax.learning.samplers import Cyclic, Random
 from dpjax.learning.supervised import supervised
+from dpjax.mechanism import design as design_
 from dpjax.models.linear import Linear
 from dpjax.plans import noise
 from dpjax.plans.calibration import Factored
@@ -163,6 +164,17 @@ def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arr
         optimizer=optimizer,
         divisor=1,
     )
+
+
+DESIGNED = ("independent", "pairwise", "whisper", "whisper_horizon")
+"""Kinds of `dpjax.mechanism.design`."""
+
+
+def designed(kind, matrix, bound, rounds):
+    """The design over agents of a kind, its horizon some rounds where it has one."""
+    if kind == "whisper_horizon":
+        return design_.whisper(matrix, bound, rounds)
+    return getattr(design_, kind)(matrix, bound)
 
 
 def retargeted(made, guarantee=None, **changes):

@@ -278,7 +278,7 @@ def test_of_many_agents_designs_that_take_minutes_are_left_out(
     made = []
     make = design.design
 
-    def counted(matrix: np.ndarray, kind: design.Kind, **terms: object) -> plan.Plan:
+    def counted(matrix: np.ndarray, kind: str, **terms: object) -> plan.Plan:
         made.append(kind)
         # Every design is said before the next one is begun.
         assert len(capsys.readouterr().err.splitlines()) == (len(made) > 1) + (kind == "whisper")

@@ -49,6 +49,8 @@ WIDER = {
     # A result prints and draws itself, by what reads records.
     "dpjax.engine.result": {"results"},
     "dpjax.engine.report": {"results"},
+    # A noise design says how it is drawn, also in files of records alone.
+    "dpjax.results.plots": {"plans"},
     # A caption is the guarantee's own.
     "dpjax.results.captions": {"accounting"},
 }

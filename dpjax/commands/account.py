@@ -239,9 +239,10 @@ def _model(
         return views.zip_dl(mixing, zero_sum=zero_sum or "with_own_copy")
     if algorithm == "decor":
         return views.decor(mixing, 1.0, 1.0 if shared is None else shared, gossip_steps=steps)
-    if algorithm not in [part.label for part in noise.PARTS if part.temporal]:
+    part = noise.DESIGNS.get(algorithm)
+    if not isinstance(part, noise.Correlated):
         return views.dsgd(mixing, gossip_steps=steps)
-    strategy = noise.named_strategy(algorithm, mixing, pattern)
+    strategy = part.strategy_for(mixing, pattern)
     strategy = strategy / temporal.sensitivity(strategy, pattern)
     return views.dsgd(mixing, gossip_steps=steps, strategy=strategy)
 

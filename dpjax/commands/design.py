@@ -1,6 +1,7 @@
 """Noise for a network and a budget: `dpjax.design`, and what `dpjax design` prints of it."""
 
 import contextlib
+import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,19 +27,12 @@ from dpjax.topology import nodes
 
 __all__ = ["design"]
 
-Kind = Literal["whisper_horizon", "whisper", "pairwise", "independent"]
-KINDS: dict[Kind, str] = {
-    "independent": "LDP (independent)",
-    "pairwise": "DECOR (pairwise)",
-    "whisper": "Whisper, one step",
-    "whisper_horizon": "Whisper, horizon",
-}
+KINDS = {part.label: part.title for part in noise.PARTS if part.title}
 """Designs that are compared, and their titles."""
 _Compared: TypeAlias = tuple[str, Float[np.ndarray, "n n"], forecast_.Forecast | None]
 """A design's title, its covariance, and what its noise leaves to learn."""
-SLOW: tuple[Kind, ...] = ("whisper", "whisper_horizon")
 MANY = 300
-"""Above so many agents the designs of `SLOW` take minutes."""
+"""Above so many agents slow designs take minutes."""
 
 FIGURES = {
     "lambda_min": "lambda_min, smallest eigenvalue of R",
@@ -53,7 +47,7 @@ FIGURES = {
 
 def design(
     mixing: Float[np.ndarray, "n n"],
-    kind: Kind = "whisper_horizon",
+    kind: str = "whisper_horizon",
     *,
     relation: inputs.Relation,
     epsilon: float,
@@ -102,10 +96,11 @@ def design(
         (10.0, 'whisper_horizon', (6, 6))
     """
     _validate.one_of("kind", kind, KINDS)
+    part: Any = noise.named(kind)
+    if horizon is not None and getattr(part, "horizon", None) == "run":
+        part = dataclasses.replace(part, horizon=horizon)
     config = plan_.Config(
-        noise=noise.Whisper("run" if horizon is None else horizon)
-        if kind == "whisper_horizon"
-        else noise.named(kind),
+        noise=part,
         budget=Budget(epsilon, delta, accountant, allow_unsound),
         protect=Protect(relation, clip_norm),
         sampler=Random(batch_size),
@@ -149,12 +144,12 @@ def design_command(
         out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
             if that is taken.
     """
+    chosen_kind = _validate.one_of("kind", terms.pop("kind"), KINDS)
     relation = terms["relation"]
     _refuse_unread(relation, batch_size, terms["accountant"], terms["allow_unsound"])
     links, matrix, title = inputs.network(graph, mixing, seed)
     path = inputs.free(out, "dpjax-design.npz")
     names = nodes.labels(links)
-    chosen_kind = terms.pop("kind")
     records = batch_size or 1
     terms["batch_size"] = records
     with warnings.catch_warnings():
@@ -206,15 +201,16 @@ def design_command(
 
 
 def _plans(
-    matrix: Float[np.ndarray, "n n"], chosen: Kind, all_designs: bool, terms: Mapping[str, Any]
-) -> dict[Kind, plan_.Plan]:
+    matrix: Float[np.ndarray, "n n"], chosen: str, all_designs: bool, terms: Mapping[str, Any]
+) -> dict[str, plan_.Plan]:
     """The chosen design and those to compare it with, without slow ones for many agents."""
-    slow: tuple[Kind, ...] = SLOW if len(matrix) > MANY else ()
-    plans: dict[Kind, plan_.Plan] = {}
+    plans: dict[str, plan_.Plan] = {}
     for kind in KINDS:
-        if kind in slow and kind != chosen and not all_designs:
+        part = noise.named(kind)
+        slow = part is not None and part.slow and len(matrix) > MANY
+        if slow and kind != chosen and not all_designs:
             continue
-        if kind in slow:
+        if slow:
             remedy = "--kind pairwise is quick"
             _files.say(f"{kind} takes minutes for {len(matrix):,} agents; {remedy}")
         plans[kind] = design(matrix, kind, **terms)
@@ -270,7 +266,7 @@ def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _comparison(
-    plans: Mapping[Kind, plan_.Plan], chosen: Kind, horizon: int | None, parameters: int | None
+    plans: Mapping[str, plan_.Plan], chosen: str, horizon: int | None, parameters: int | None
 ) -> str:
     """Noise energy and forecast of every design under the same guarantee."""
     plan = plans[chosen]

@@ -1,6 +1,6 @@
 """How much noise DECOR leaves on the graph that a run is on, and on others."""
 
-from dpjax.mechanism import design, spatial
+from dpjax.mechanism import spatial
 from dpjax.topology import graphs, mixing
 
 __all__ = ["remark", "shares"]
@@ -26,10 +26,8 @@ def shares(agents: int, probability: float, rounds: int, seed: int, count: int =
         graph = graphs.erdos_renyi(agents, probability, seed)
         seed = graph.graph["seed"] + 1
         matrix = mixing.metropolis_hastings(graph)
-        decor, ldp = (
-            spatial.energy(design.make(name, matrix, 1.0).covariance, matrix, horizon=rounds)
-            for name in ("pairwise", "independent")
-        )
+        decor = spatial.energy(spatial.pairwise(matrix, 1.0), matrix, horizon=rounds)
+        ldp = spatial.energy(spatial.independent(matrix, 1.0), matrix, horizon=rounds)
         found.append(decor / ldp)
     return found
 

@@ -4,20 +4,21 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse
 from jaxtyping import Float
 
-from dpjax import _validate
 from dpjax.mechanism import spatial, store, workload
 from dpjax.mechanism.certificate import Matrix, Vector
 from dpjax.topology import mixing as mixing_
+from dpjax.topology.mixing import HashableMatrix
 
-__all__ = ["Design", "make"]
+__all__ = ["Design", "independent", "pairwise", "whisper"]
 
-KINDS = ("independent", "pairwise", "whisper", "whisper_horizon", "central")
+Mixing: TypeAlias = Float[np.ndarray, "*p n n"] | scipy.sparse.csr_array | HashableMatrix
+"""W or a schedule of them; one with its digest has been checked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class Design:
     """A covariance over agents, what it was made for, and how good it is.
 
     Attributes:
-        kind: one of ``KINDS``.
+        kind: what records call the design.
         covariance: [n, n] R; its diagonal [n] for independent noise of a sparse mixing matrix.
         mixing_fingerprint: sha256 of the mixing matrix it was made for.
         precision_bound: b, or [n] b_i, that [R^-1]_ii keeps ("central" breaks it).
@@ -44,8 +45,8 @@ class Design:
         >>> from dpjax.mechanism import design
         >>> from dpjax.topology import graphs, mixing
         >>> W = mixing.metropolis_hastings(graphs.ring(4))
-        >>> made = design.make("whisper", W, 1.0)
-        >>> made.n, made.converged
+        >>> solved = design.whisper(W, 1.0)
+        >>> solved.n, solved.converged
         (4, True)
     """
 
@@ -60,6 +61,49 @@ class Design:
     regularization: float = 0.0
     multipliers: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0))
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        network: HashableMatrix,
+        precision_bound: float | Vector,
+        covariance: Matrix | Vector,
+        value: float,
+        *,
+        lower_bound: float | None = None,
+        converged: bool = True,
+        horizon: int | None = None,
+        options: Mapping[str, Any] | None = None,
+        **quality: Any,
+    ) -> "Design":
+        """Return the design of a covariance that keeps the bound on a network.
+
+        Args:
+            kind: what records call it.
+            network: the mixing matrix, checked.
+            precision_bound: b or [n] b_i that the covariance keeps.
+            covariance: [n, n] R, or its diagonal [n].
+            value: its noise energy.
+            lower_bound: as the field.
+            converged: as the field.
+            horizon: as the field.
+            options: as the field; those that are None are left out.
+            quality: the fields with defaults.
+        """
+        limits = spatial.bounds(precision_bound, covariance.shape[0])
+        return cls(
+            kind,
+            covariance,
+            network.fingerprint,
+            limits if np.ndim(precision_bound) else float(limits[0]),
+            horizon,
+            value,
+            lower_bound,
+            converged,
+            options={name: value for name, value in (options or {}).items() if value is not None},
+            **quality,
+        )
 
     @property
     def n(self) -> int:
@@ -78,7 +122,7 @@ class Design:
 
     def check(
         self,
-        mixing: Float[np.ndarray, "*p n n"],
+        mixing: Mixing,
         precision_bound: float | Vector,
         horizon: int | None = None,
     ) -> "Design":
@@ -89,14 +133,16 @@ class Design:
             precision_bound: the bound the run needs; equal to 1e-12 relative.
             horizon: for ``whisper_horizon`` the rounds it optimised for; None skips that check.
         """
-        fingerprint = mixing_.fingerprint(mixing)
+        network = mixing if isinstance(mixing, HashableMatrix) else HashableMatrix(mixing)
+        fingerprint = network.fingerprint
         if fingerprint != self.mixing_fingerprint:
             raise ValueError(
                 f"mixing has fingerprint {fingerprint[:12]}, the design "
                 f"{self.mixing_fingerprint[:12]}; use its matrix, or make the design again"
             )
-        wanted, held = (spatial.bounds(b, self.n) for b in (precision_bound, self.precision_bound))
-        if not np.allclose(wanted, held, rtol=1e-12, atol=0.0):
+        needed = spatial.bounds(precision_bound, self.n)
+        limits = spatial.bounds(self.precision_bound, self.n)
+        if not np.allclose(needed, limits, rtol=1e-12, atol=0.0):
             raise ValueError(
                 f"precision_bound is {precision_bound!r}, the design's {self.precision_bound!r}; "
                 "make the design again"
@@ -134,9 +180,66 @@ class Design:
         return cls(**content)
 
 
-def make(
-    kind: str,
-    mixing: Float[np.ndarray, "*p n n"],
+def independent(mixing: Mixing, precision_bound: float | Vector) -> Design:
+    """Return R = diag(1 / b_i): every agent on its own.
+
+    Args:
+        mixing: [n, n] W, dense or sparse, or a schedule [P, n, n].
+        precision_bound: b or [n] b_i, from ``accounting.budget.precision_bound``.
+
+    Returns:
+        The design; of a sparse matrix it holds the diagonal alone.
+
+    Raises:
+        ValueError: for a bad mixing matrix or bound.
+
+    Example:
+        >>> from dpjax.mechanism import design
+        >>> from dpjax.topology import graphs, mixing
+        >>> W = mixing.metropolis_hastings(graphs.ring(6))
+        >>> alone = design.independent(W, precision_bound=2.0)
+        >>> round(alone.value, 3), alone.n
+        (1.0, 6)
+    """
+    network = _checked(mixing)
+    matrix = network.matrix
+    variances = spatial.independent_variances(spatial.bounds(precision_bound, matrix.shape[-1]))
+    value = workload.one_step_energy(matrix, variances)
+    # With a sparse W no array [n, n] is needed.
+    covariance = variances if scipy.sparse.issparse(matrix) else np.diag(variances)
+    return Design.of("independent", network, precision_bound, covariance, value)
+
+
+def pairwise(mixing: Mixing, precision_bound: float | Vector) -> Design:
+    """Return the design of `spatial.pairwise` (DECOR) for one step.
+
+    Args:
+        mixing: as for `independent`; computed with the dense matrix.
+        precision_bound: likewise.
+
+    Returns:
+        The design; not converged where its coupling ran into its bound.
+
+    Raises:
+        ValueError: as `independent`.
+
+    Example:
+        >>> from dpjax.mechanism import design
+        >>> from dpjax.topology import graphs, mixing
+        >>> design.pairwise(mixing.metropolis_hastings(graphs.ring(6)), 1.0).converged
+        True
+    """
+    network = _checked(mixing)
+    matrix = network.dense.matrix
+    limits = spatial.bounds(precision_bound, matrix.shape[-1])
+    root = workload.factor(network)
+    covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
+    value = _energy(root, covariance)
+    return Design.of("pairwise", network, precision_bound, covariance, value, converged=not bounded)
+
+
+def whisper(
+    mixing: Mixing,
     precision_bound: float | Vector,
     horizon: int | None = None,
     *,
@@ -147,96 +250,84 @@ def make(
     subgroups: Sequence[Sequence[int]] | None = None,
     **options: Any,
 ) -> Design:
-    """Return the design ``kind`` for a mixing matrix and a bound.
+    """Return the design of least noise energy: in one step, or in all models of ``horizon`` rounds.
 
     Args:
-        kind: "independent", "pairwise" (DECOR), "whisper" (one step), "whisper_horizon" (all
-            models of ``horizon`` rounds), or "central" (a reference that breaks the bound).
-        mixing: [n, n] W, dense or sparse, or a schedule [P, n, n]. Designs other than "independent"
-            compute with the dense matrix.
-        precision_bound: b or [n] b_i, from ``accounting.budget.precision_bound``.
-        horizon: T; used, and needed unless ``discount`` or ``step_sizes`` is given, by
-            "whisper_horizon" only.
+        mixing: as for `independent`; computed with the dense matrix.
+        precision_bound: likewise.
+        horizon: T; None is one step, unless ``discount`` or ``step_sizes`` is given.
         discount: see ``mechanism.workload.factor``.
-        step_sizes: likewise; "whisper_horizon" only.
-        weights: push-sum weights, every kind.
-        final_model: likewise; "whisper_horizon" only.
-        subgroups: the whisper kinds only, see ``spatial.whisper``.
-        options: of ``factorization.minimize_trace``, the whisper kinds only.
+        step_sizes: likewise.
+        weights: likewise.
+        final_model: likewise.
+        subgroups: see ``spatial.whisper``.
+        options: of ``factorization.minimize_trace``.
 
     Returns:
-        The design.
+        The certified design, "whisper" of one step and "whisper_horizon" of more.
 
     Raises:
-        ValueError: for an unknown kind, or options that do not fit it.
+        ValueError: for a bad mixing matrix or bound, or options that do not go together.
 
     Example:
         >>> from dpjax.mechanism import design
         >>> from dpjax.topology import graphs, mixing
-        >>> weights = mixing.metropolis_hastings(graphs.ring(6))
-        >>> made = design.make("independent", weights, precision_bound=2.0)
-        >>> round(made.value, 3), made.n
-        (1.0, 6)
+        >>> W = mixing.metropolis_hastings(graphs.ring(6))
+        >>> design.whisper(W, 1.0).kind, design.whisper(W, 1.0, horizon=9).kind
+        ('whisper', 'whisper_horizon')
     """
-    _validate.one_of("kind", kind, KINDS)
-    checked: Any = mixing_.check(mixing, stochastic=None)
-    limits = spatial.bounds(precision_bound, checked.shape[-1])
-    if kind == "whisper_horizon":
-        if horizon is None and discount is None and step_sizes is None:
-            raise ValueError(f'kind is "{kind}" without a horizon; give the number of rounds')
-        horizon = len(step_sizes) if horizon is None and step_sizes is not None else horizon
-    else:
-        horizon = None
-        if discount is not None or step_sizes is not None or final_model:
-            raise ValueError(
-                f"kind is {kind!r}, a one-step design; discount, step_sizes and final_model go "
-                'with "whisper_horizon"'
-            )
-    if not kind.startswith("whisper") and (subgroups is not None or options):
-        raise ValueError(f"kind is {kind!r}; subgroups and solver options go with whisper kinds")
-    quality: dict[str, Any] = {"lower_bound": None, "converged": True}
-    if kind == "independent":
-        # It needs no dense matrix, and with a sparse one it is stored as its diagonal.
-        variances = spatial.independent_variances(limits)
-        value = workload.one_step_energy(checked, variances, weights)
-        covariance = variances if scipy.sparse.issparse(checked) else np.diag(variances)
-    else:
-        matrix = mixing_.dense(checked)
-        objective: Any = {"discount": discount, "step_sizes": step_sizes}
-        objective |= {"final_model": final_model, "weights": weights}
-        root = workload.factor(matrix, horizon, **objective)
-        if kind == "central":
-            covariance = spatial.central(matrix, precision_bound)
-        elif kind == "pairwise":
-            covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
-            quality["converged"] = not bounded
-        else:
-            covariance, solutions = spatial.solve_whisper(
-                root, precision_bound, subgroups=subgroups, **options
-            )
-            quality = {
-                "lower_bound": float(sum(one.lower_bound for one in solutions)) * (1.0 - 1e-14),
-                "converged": all(one.converged for one in solutions),
-                "regularization": max(one.regularization for one in solutions),
-                "multipliers": solutions[0].multipliers if len(solutions) == 1 else np.zeros(0),
-            }
-        value = float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))
-    described = {
+    network = _checked(mixing)
+    root = workload.factor(
+        network,
+        horizon,
+        discount=discount,
+        step_sizes=step_sizes,
+        weights=weights,
+        final_model=final_model,
+    )
+    covariance, solutions = spatial.solve_whisper(
+        root, precision_bound, subgroups=subgroups, **options
+    )
+    if horizon is None and step_sizes is not None:
+        horizon = len(step_sizes)
+    structure: dict[str, Any] = {
         "discount": None if discount is None else float(discount),
-        "step_sizes": None if step_sizes is None else mixing_.fingerprint(np.asarray(step_sizes)),
-        "weights": None if weights is None else mixing_.fingerprint(np.asarray(weights)),
-        "final_model": True if final_model else None,
-        "subgroups": None
-        if subgroups is None
-        else [[int(agent) for agent in group] for group in subgroups],
+        "step_sizes": _digest(step_sizes),
+        "weights": _digest(weights),
+        "final_model": final_model or None,
     }
-    return Design(
-        kind=kind,
-        covariance=covariance,
-        mixing_fingerprint=mixing_.fingerprint(checked),
-        precision_bound=limits if np.ndim(precision_bound) else float(limits[0]),
+    if subgroups is not None:
+        structure["subgroups"] = [[int(agent) for agent in group] for group in subgroups]
+    quality: dict[str, Any] = {}
+    if len(solutions) == 1:
+        quality["multipliers"] = solutions[0].multipliers
+    return Design.of(
+        "whisper" if horizon is None and discount is None else "whisper_horizon",
+        network,
+        precision_bound,
+        covariance,
+        _energy(root, covariance),
         horizon=horizon,
-        value=value,
-        options={name: value for name, value in described.items() if value is not None},
+        # Rounded down, as sums of bounds may round up.
+        lower_bound=float(sum(solution.lower_bound for solution in solutions)) * (1.0 - 1e-14),
+        converged=all(solution.converged for solution in solutions),
+        regularization=max(solution.regularization for solution in solutions),
+        options=structure,
         **quality,
     )
+
+
+def _checked(mixing: Mixing) -> HashableMatrix:
+    """The mixing matrix with its digest; one that has it was checked."""
+    if isinstance(mixing, HashableMatrix):
+        return mixing
+    return HashableMatrix(mixing_.check(mixing, stochastic=None))
+
+
+def _digest(numbers: Vector | None) -> str | None:
+    return None if numbers is None else mixing_.fingerprint(np.asarray(numbers))
+
+
+def _energy(root: Matrix, covariance: Matrix) -> float:
+    """tr(M R) for M = F'F."""
+    return float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))

@@ -17,6 +17,7 @@ from dpjax import _validate
 from dpjax.mechanism.certificate import Factor, Matrix, Vector
 from dpjax.mechanism.factorization import factor_of
 from dpjax.topology import mixing as mixing_
+from dpjax.topology.mixing import HashableMatrix
 
 __all__: list[str] = []
 
@@ -193,7 +194,7 @@ def summed(products: Float[np.ndarray, "p t t"]) -> Gram:
 
 
 def factor(
-    mixing: Float[np.ndarray, "*p n n"],
+    mixing: Float[np.ndarray, "*p n n"] | HashableMatrix,
     horizon: int | None = None,
     *,
     discount: float | None = None,
@@ -229,9 +230,14 @@ def factor(
     Raises:
         ValueError: for options that do not go together or out of range.
     """
-    schedule = _validate.stochastic("mixing", mixing, ())
+    if isinstance(mixing, HashableMatrix):
+        # Made from a matrix that was checked.
+        schedule = mixing.dense.matrix
+    else:
+        schedule = _validate.stochastic("mixing", mixing, ())
     schedule = schedule[None] if schedule.ndim == 2 else schedule
-    matrix, n = schedule[0], schedule.shape[-1]
+    matrix = schedule[0]
+    n = schedule.shape[-1]
     readout = _readout(weights, n)
     etas = _step_sizes(step_sizes, horizon)
     horizon = horizon if etas is None else len(etas)
@@ -255,15 +261,14 @@ def factor(
     return _backwards(schedule, horizon, etas, readout, final_model)
 
 
-def one_step_energy(mixing: Any, variances: Vector, weights: Vector | None) -> float:
+def one_step_energy(mixing: Any, variances: Vector) -> float:
     """Return tr(M diag(v)) of one step, without a product of matrices.
 
     Args:
         mixing: [n, n] W, dense or sparse, or a schedule [P, n, n].
         variances: [n] v.
-        weights: [n] positive push-sum weights.
     """
-    readout = np.square(_readout(weights, len(variances)))
+    readout = np.ones(len(variances))
     if scipy.sparse.issparse(mixing):
         return float(readout @ (mixing.power(2) @ variances))
     schedule = mixing.reshape(-1, *mixing.shape[-2:])

@@ -4,6 +4,7 @@ The guarantee is audited: computed again from the very arrays that will be run.
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,11 +83,19 @@ def partial_energies(
         [M] squared sensitivities, at clip 1, of the strategy as a run applies it: the larger of
         those in float32 and in float64.
     """
-    applied, margin = _applied(strategy), _margin(strategy)
+    applied = _applied(strategy)
     largest = [
-        max(temporal.sensitivity(one[:mark], participation) for one in applied) for mark in marks
+        max(temporal.sensitivity(matrix[:mark], participation) for matrix in applied)
+        for mark in marks
     ]
-    return (np.asarray(largest) * margin) ** 2
+    return (np.asarray(largest) * _margin(strategy)) ** 2
+
+
+@functools.lru_cache(maxsize=4)
+def _energy(strategy: HashableMatrix, participation: Participation) -> float:
+    """Squared sensitivity of all rounds: calibration, guarantee and audit ask for the same one."""
+    matrix = strategy.matrix
+    return float(partial_energies(matrix, participation, [len(matrix)])[0])
 
 
 def _applied(strategy: np.ndarray) -> list[np.ndarray]:
@@ -210,6 +219,11 @@ class Target:
         sampler, counts = self.config.sampler, self.counts
         return sampler if counts is None else sampler.with_max_records(int(counts.max()))
 
+    @functools.cached_property
+    def network(self) -> HashableMatrix:
+        """The mixing matrix with its digest, for what is made of it and kept."""
+        return HashableMatrix(self.mixing)
+
     @property
     def dense(self) -> Float[np.ndarray, "*p n n"]:
         """The mixing matrix as a dense array, for parts that need it; refused beyond memory."""
@@ -244,7 +258,7 @@ class Target:
         """Squared sensitivity over rounds, of the strategy as a run applies it, at clip 1."""
         if strategy is None:
             return float(self.pattern.epochs)
-        return float(partial_energies(strategy, self.pattern, [len(strategy)])[0])
+        return _energy(HashableMatrix(strategy), self.pattern)
 
     def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""

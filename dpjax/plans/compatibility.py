@@ -1,9 +1,9 @@
-"""Which parts go together, in one table of methods, noise designs and samplers, with the reasons.
+"""Which parts go together: what each states, and the reasons.
 
-`check` holds a config to it. Rows name parts and import none of them. A part that has no row is a
-user's own: it is what its nearest named class is (a subclass of `Correlated`, say), or a method of
-one payload an agent, for which an outsider's loss holds because messages depend on data through
-the noisy payload alone.
+`check` holds a config to it. A noise design states its `NoiseTerms` in its class, and a method has
+a row of `METHODS`. A user's own class is what its nearest class of the package is (a subclass of
+`Correlated`, say), or a method of one payload an agent, for which an outsider's loss holds because
+messages depend on data through the noisy payload alone.
 That a user's own part does what it says is the user's word, and `custom` names it.
 """
 
@@ -22,10 +22,7 @@ from typing import Any, Literal
 
 from dpjax import _validate
 
-__all__ = [
-    "METHODS",
-    "NOISES",
-]
+__all__ = ["METHODS", "NoiseTerms"]
 
 OUTSIDER = (("outsider", "any"),)
 INDEPENDENT_KEYS = tuple((attacker, "any") for attacker in ("outsider", "node", "coalition"))
@@ -71,12 +68,10 @@ class MethodRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseRow:
-    """A row of `NOISES`.
+class NoiseTerms:
+    """What a noise design joins and whom it defends against, stated in its class as ``terms``.
 
     Attributes:
-        label: What records call the design.
-        part: Name of its class.
         attackers: Pairs of attacker and gradients for which its loss is known and finite.
         methods: Names of the methods it joins; None is all whose payload is one an agent.
         loss: "gaussian"; "pure", epsilon at every delta; or "zcdp", known in zCDP alone.
@@ -84,27 +79,50 @@ class NoiseRow:
             payload moves, which any method may say of its own: clipped in the norm that the noise
             asks for, or under an assumed gap.
         released: Whether a run in one process may be a release.
+        known_variance: Whether the plan knows the variance that optimizers may ask for.
         why: Why no others, with the remedy.
 
     Example:
         >>> from dpjax.plans import compatibility
-        >>> compatibility.NoiseRow(label="mine", part="Mine").attackers
+        >>> compatibility.NoiseTerms().attackers
         (('outsider', 'any'),)
     """
 
-    label: str
-    part: str
     attackers: tuple[tuple[str, str], ...] = OUTSIDER
     methods: tuple[str, ...] | None = None
     by_round: bool = False
     loss: Literal["gaussian", "pure", "zcdp"] = "gaussian"
     released: bool = True
+    known_variance: bool = True
     why: str = (
         "agents draw it from a seed that they share (all of them, or a group) and can subtract: "
         "give attacker='outsider' and gradients='any', or a design whose agents keep secrets of "
         "their own, dp.noise.Independent() or dp.noise.PairKeys(shared)"
     )
 
+
+CORRELATED = NoiseTerms()
+"""Of any noise over agents or rounds that a seed colours, a user's own among them."""
+SHARED_SEED = NoiseTerms()
+"""Of designs of the package whose agents share a seed."""
+_SECRET_KEYS = (
+    "its loss is an outsider's, and other agents learn no more if each keeps its own key: give "
+    "attacker='outsider', 'node' or 'coalition', and gradients='any'"
+)
+OWN_KEYS = NoiseTerms(attackers=INDEPENDENT_KEYS, why=_SECRET_KEYS)
+"""Of designs in which every agent draws its noise alone."""
+SCHEDULED = NoiseTerms(
+    attackers=INDEPENDENT_KEYS,
+    by_round=True,
+    released=False,
+    why=(
+        f"{_SECRET_KEYS}; what float32 adds to it is not accounted, so it is a simulation "
+        "(release=False)"
+    ),
+)
+"""Of designs whose scale changes by round."""
+SIMULATED = "a run in one process holds all keys, so it is a simulation (release=False)"
+"""Why noise with secrets of several holders is not released by one process."""
 
 _MODELS = (
     "it hides models, which plain steps move by amounts known beforehand: give "
@@ -169,92 +187,6 @@ METHODS = (
 )
 """One row a method."""
 
-_SECRET_KEYS = (
-    "its loss is an outsider's, and other agents learn no more if each keeps its own key: give "
-    "attacker='outsider', 'node' or 'coalition', and gradients='any'"
-)
-_SIMULATED = "a run in one process holds all keys, so it is a simulation (release=False)"
-_SUMS = (
-    "its loss is that of sums of which nobody sees a part: give method=Federated(aggregate=...) "
-    "and attacker={}; " + _SIMULATED
-)
-
-_independent = functools.partial(NoiseRow, attackers=INDEPENDENT_KEYS, why=_SECRET_KEYS)
-_simulated = functools.partial(NoiseRow, released=False)
-_scheduled = functools.partial(
-    _simulated,
-    attackers=INDEPENDENT_KEYS,
-    by_round=True,
-    why=(
-        f"{_SECRET_KEYS}; what float32 adds to it is not accounted, so it is a simulation "
-        "(release=False)"
-    ),
-)
-
-NOISES = (
-    _independent(label="independent", part="Independent"),
-    _independent(label="anti_pgd", part="AntiPgd"),
-    _independent(label="prefix_sum", part="PrefixSum"),
-    _independent(label="mafalda", part="Mafalda"),
-    _independent(label="banded_inverse", part="BandedInverse"),
-    _independent(label="one_step", part="OneStep"),
-    _scheduled(label="laplace", part="ScheduledLaplace", loss="pure"),
-    _scheduled(label="normal", part="ScheduledGaussian"),
-    NoiseRow(label="pairwise", part="Pairwise"),
-    NoiseRow(label="whisper", part="Whisper"),
-    NoiseRow(label="whisper_horizon", part="Whisper"),
-    NoiseRow(label="spacetime", part="SpaceTime"),
-    _simulated(
-        label="polynomial",
-        part="Polynomial",
-        why=(
-            "all agents draw it from a seed that they share and can subtract, and what float64 "
-            "adds to it is not accounted: give attacker='outsider', gradients='any' and "
-            "release=False, or dp.noise.Independent()"
-        ),
-    ),
-    _simulated(
-        label="pair_keys",
-        part="PairKeys",
-        attackers=KEYS_APART,
-        methods=("DSGD",),
-        why=(
-            "its loss is known for D-SGD (method=DSGD()), and with gradients='view' for steps of "
-            f"constant size (optimizer=Sgd(step_size)); {_SIMULATED}: in a release every agent "
-            "draws its own with transforms.noise"
-        ),
-    ),
-    _simulated(
-        label="aggregate",
-        part="SumShares",
-        attackers=(("aggregator", "any"), ("outsider", "any")),
-        methods=("Federated",),
-        why=_SUMS.format("'aggregator' or 'outsider'"),
-    ),
-    _simulated(
-        label="discrete",
-        part="Discrete",
-        attackers=(("aggregator", "any"),),
-        methods=("Federated",),
-        loss="zcdp",
-        why=_SUMS.format("'aggregator'"),
-    ),
-    _simulated(
-        label="zip_dl",
-        part="ZeroSum",
-        attackers=(("node", "view"), ("coalition", "view")),
-        methods=("ZipDL",),
-        why=(
-            "it is Zip-DL's (method=ZipDL()), whose loss is finite only for nodes, and for "
-            "gradients that do not depend on what these cannot see: give "
-            "Protect(..., attacker='node', gradients='view'), an assumption that captions state; "
-            f"{_SIMULATED}"
-        ),
-    ),
-)
-"""One row a design that records may name."""
-
-_CORRELATED = NoiseRow(label="covariance", part="Correlated")
 _CUSTOM = MethodRow(
     part="", one_answer=True, why="its sensitivity is of plain steps: give Sgd(step_size, decay)"
 )
@@ -406,21 +338,18 @@ def _held(part: Any, own: bool) -> list[Any]:
     return held
 
 
-def _named(part: Any, rows: Any, default: Any) -> Any:
-    by_name = {row.part: row for row in reversed(rows)}
-    for kind in type(part).__mro__:
-        if kind.__name__ in by_name and packaged(kind):
-            return by_name[kind.__name__]
-    return default
-
-
 def method(part: Any) -> MethodRow:
     """Return the row of a method; one that wraps another joins what that one does.
 
     Args:
         part: A method, or one placed on a network.
     """
-    row = _named(part, METHODS, _CUSTOM)
+    rows = {row.part: row for row in METHODS}
+    row = _CUSTOM
+    for kind in type(part).__mro__:
+        if kind.__name__ in rows and packaged(kind):
+            row = rows[kind.__name__]
+            break
     if row.wraps is None:
         return row
     return dataclasses.replace(method(getattr(part, row.wraps)), part=row.part)
@@ -435,18 +364,31 @@ def in_sums(part: Any) -> bool:
     return method(part).noisy_means == "sums"
 
 
-def noise(part: Any) -> NoiseRow:
-    """Return the row of a noise design; one of a user's own goes by the secrets that it states.
+def _design(part: Any) -> type | None:
+    """The nearest class of the package that has terms of a noise design; None of a user's own.
+
+    A user's class cannot state terms: these promise who is protected.
+    """
+    for kind in type(part).__mro__:
+        if packaged(kind) and hasattr(kind, "terms"):
+            return kind
+    return None
+
+
+def noise(part: Any) -> NoiseTerms:
+    """Return the terms of a noise design; one of a user's own goes by the secrets that it states.
 
     Args:
         part: A noise design; None for noise that is correlated over agents or rounds by a seed.
     """
     if part is None:
-        return _CORRELATED
+        return CORRELATED
+    design = _design(part)
+    if design is not None:
+        return design.terms  # type: ignore[attr-defined]
     # As in a guarantee, a class says itself who knows its secrets, and inherits no promise.
     secrets = part.secrets if "secrets" in vars(type(part)) else None
-    own = dataclasses.replace(
-        _CORRELATED,
+    return NoiseTerms(
         attackers=INDEPENDENT_KEYS if secrets in ("own", "links") else OUTSIDER,
         why=(
             f"its class states secrets {secrets!r}, which promises an outsider's loss alone: give "
@@ -454,7 +396,6 @@ def noise(part: Any) -> NoiseRow:
             "agents keep secrets of their own and it states the loss to any attacker"
         ),
     )
-    return _named(part, (*NOISES, _CORRELATED), own)
 
 
 def check(config: Any) -> None:
@@ -466,21 +407,25 @@ def check(config: Any) -> None:
     Raises:
         ValueError: Naming the parts, why they do not, and the remedy.
     """
-    part, how, noise_row = config.method, method(config.method), noise(config.noise)
-    name, optimizer = type(part).__name__, _validate.shown(config.optimizer)
-    steps = how.steps
-    if noise_row.by_round and part.sensitivity is not None and steps == "any":
+    method_part = config.method
+    noise_part = config.noise
+    row = method(method_part)
+    terms = noise(noise_part)
+    name = type(method_part).__name__
+    optimizer = _validate.shown(config.optimizer)
+    steps = row.steps
+    if terms.by_round and method_part.sensitivity is not None and steps == "any":
+        # How far models move is known of plain steps alone.
         steps = "plain"
-    plain = any(
-        kind.__name__ == "Sgd" and packaged(kind) for kind in type(config.optimizer).__mro__
-    )
+    kinds = type(config.optimizer).__mro__
+    plain = any(kind.__name__ == "Sgd" and packaged(kind) for kind in kinds)
     constant = plain and config.optimizer.decay == "constant"
-    aggregate = getattr(getattr(part, "exchange", None), "aggregate", None)
-    unknown = _unknown_variance(config, how, noise_row)
-    uses_noise = getattr(config.optimizer, "uses_noise", False)
     joined = {"any": True, "plain": plain, "constant": constant}[steps]
+    aggregate = getattr(getattr(method_part, "exchange", None), "aggregate", None)
+    unknown = _unknown_variance(config, row, terms)
+    uses_noise = getattr(config.optimizer, "uses_noise", False)
     wrong = _sampler_rules(config) | {
-        f"optimizer is {optimizer}, which method {name} does not join: {how.why}": not joined,
+        f"optimizer is {optimizer}, which method {name} does not join: {row.why}": not joined,
         f"optimizer is {optimizer}, which uses the noise's variance, but {unknown}: make the "
         "optimizer with a variance that you know, uses_noise=False": uses_noise and unknown,
         f"method has aggregate {aggregate}, which adds up whole numbers: give noise "
@@ -488,38 +433,41 @@ def check(config: Any) -> None:
         and not config.integer_encoded,
     }
     _validate.refuse(wrong)
-    if config.noise is None:
+    if noise_part is None:
         return
-    protect, kind = config.protect, type(config.noise).__name__
-    known = packaged(type(config.noise)) or noise_row.part != _CORRELATED.part
-    gap, accountant = protect.gradient_gap, config.budget.accountant
-    norm = "l1" if noise_row.loss == "pure" else "l2"
+    protect = config.protect
+    kind = type(noise_part).__name__
+    gap = protect.gradient_gap
+    accountant = config.budget.accountant
+    counted = accountant if accountant in ("pure", "zcdp") else "gaussian"
+    norm = "l1" if terms.loss == "pure" else "l2"
+    design = _design(noise_part)
+    # Any correlated noise of a user's own is the user's word, whatever method it is given to.
+    own = design is None or (terms is CORRELATED and not packaged(type(noise_part)))
+    excluded = row.noises is not None and not own and design.__name__ not in row.noises  # type: ignore[union-attr]
     wrong = {
         f"protect has gradient_gap {gap}, which says how far one gradient moves, and the method "
         "combines several: clip what it combines (clip_norm)": gap is not None
-        and noise_row.by_round
-        and not how.one_answer,
+        and terms.by_round
+        and not row.one_answer,
         f"protect has norm {protect.norm!r} and gradient_gap {gap}, which noise {kind} does not "
         f"join: give Protect(relation, clip_norm, norm={norm!r}); a gap is for plans.scheduled": (
-            protect.norm != norm or (gap is not None and not noise_row.by_round)
+            protect.norm != norm or (gap is not None and not terms.by_round)
         ),
         f"epsilon is {config.budget.epsilon} for noise {kind}; give one for all": (
-            config.budget.each and (noise_row.by_round or noise_row.loss == "zcdp")
+            config.budget.each and (terms.by_round or terms.loss == "zcdp")
         ),
-        f"accountant is {accountant!r} with noise {kind}; give {_BUDGETS[noise_row.loss]}": (
-            noise_row.loss != (accountant if accountant in ("pure", "zcdp") else "gaussian")
+        f"accountant is {accountant!r} with noise {kind}; give {_BUDGETS[terms.loss]}": (
+            terms.loss != counted
         ),
-        f"noise is {kind}, which method {name} does not join: {how.why}": (
-            how.noises is not None and known and noise_row.part not in how.noises
-        ),
+        f"noise is {kind}, which method {name} does not join: {row.why}": excluded,
     }
     _validate.refuse(wrong)
-    check_noise(config.noise, part, protect)
+    check_noise(noise_part, method_part, protect)
     wrong = {
         f"optimizer is {optimizer} with gradients 'view', whose loss is that of steps of constant "
-        f"size: {noise_row.why}": protect.gradients == "view" and not constant,
-        f"release is True with noise {kind}: {noise_row.why}": config.release
-        and not noise_row.released,
+        f"size: {terms.why}": protect.gradients == "view" and not constant,
+        f"release is True with noise {kind}: {terms.why}": config.release and not terms.released,
     }
     _validate.refuse(wrong)
 
@@ -543,19 +491,20 @@ def check_noise(part: Any, joined: Any, protect: Any, *, independent_keys: bool 
     Raises:
         ValueError: Naming the parts, why they do not go together, and the remedy.
     """
-    row, kind = noise(part), type(joined).__name__
-    name = row.part if part is None else type(part).__name__
-    attackers = INDEPENDENT_KEYS if independent_keys else row.attackers
+    terms = noise(part)
+    name = "Correlated" if part is None else type(part).__name__
+    kind = type(joined).__name__
+    attackers = INDEPENDENT_KEYS if independent_keys else terms.attackers
     wrong = {
-        f"method is {kind}, which noise {name} does not join: {row.why}": (
-            row.methods is not None and method(joined).part not in row.methods
+        f"method is {kind}, which noise {name} does not join: {terms.why}": (
+            terms.methods is not None and method(joined).part not in terms.methods
         ),
         f"method is {kind}, whose payload is no answer of the query, which noise {name} does not "
         "join: its loss is that of clipped sums; emit the query's total": (
-            row.methods is None and joined.sensitivity is not None and not row.by_round
+            terms.methods is None and joined.sensitivity is not None and not terms.by_round
         ),
         f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
-        f"which noise {name} has no finite loss that is known: {row.why}": (
+        f"which noise {name} has no finite loss that is known: {terms.why}": (
             (protect.attacker, protect.gradients) not in attackers
         ),
     }
@@ -604,15 +553,14 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
     return {f"sampler is {shown}: {claim} {why}, or use Random": on for why, on in rules.items()}
 
 
-def _unknown_variance(config: Any, how: MethodRow, noise_row: NoiseRow) -> str:
+def _unknown_variance(config: Any, row: MethodRow, terms: NoiseTerms) -> str:
     """Why the plan does not know the noise's variance; "" where it does."""
-    if how.noisy_means is None:
+    if row.noisy_means is None:
         return (
             f"method {type(config.method).__name__} gives its optimizer something else than the "
             "agents' noisy means"
         )
-    if noise_row.by_round or (in_sums(config.method) and getattr(config.noise, "temporal", False)):
-        return f"the variance of noise {type(config.noise).__name__} changes by round"
-    if noise_row.part == "Polynomial":
-        return "the plan computes no variance of noise Polynomial"
-    return ""
+    kind = type(config.noise).__name__
+    if terms.by_round or (row.noisy_means == "sums" and getattr(config.noise, "temporal", False)):
+        return f"the variance of noise {kind} changes by round"
+    return "" if terms.known_variance else f"the plan computes no variance of noise {kind}"

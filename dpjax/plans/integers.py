@@ -1,5 +1,6 @@
 """Noise of whole numbers for a secure sum: what crosses the network is what is accounted for."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from dpjax.accounting import discrete, losses, records
 from dpjax.encoding import lattice
 from dpjax.encoding.lattice import SumCode
 from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
-from dpjax.plans.links import InShares
-from dpjax.protocols import IntegerEncoded
+from dpjax.plans.compatibility import NoiseTerms
+from dpjax.plans.links import SUMMED, InShares
+from dpjax.protocols import IntegerEncoded, Look
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Discrete"]
@@ -76,6 +78,8 @@ class Discrete(InShares):
     variance: int | None = None
 
     label: ClassVar[str] = "discrete"
+    look: ClassVar[Look] = Look("whole numbers in a secure sum", "#56B4E9", "H")
+    terms: ClassVar[NoiseTerms] = dataclasses.replace(SUMMED, loss="zcdp")
     integer_encoded: ClassVar[bool] = True
     temporal: ClassVar[bool] = False
 

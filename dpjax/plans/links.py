@@ -6,6 +6,7 @@ The loss is one over the scale. On links two ends share secrets (DECOR), or nois
 """
 
 import abc
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -25,8 +26,9 @@ from dpjax.algorithms import zip_dl
 from dpjax.algorithms.exchange import Server
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
+from dpjax.plans.compatibility import KEYS_APART, SIMULATED, NoiseTerms
 from dpjax.plans.protect import Protect
-from dpjax.protocols import Privatizer
+from dpjax.protocols import Look, Privatizer
 from dpjax.topology.links import link_pairs, zero_sum_map
 from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
@@ -35,6 +37,18 @@ __all__ = ["PairKeys", "SumShares", "ZeroSum"]
 
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 products of scales and shapes round by."""
+
+
+SUMMED = NoiseTerms(
+    attackers=(("aggregator", "any"),),
+    methods=("Federated",),
+    released=False,
+    why=(
+        "its loss is that of sums of which nobody sees a part: give "
+        f"method=Federated(aggregate=...) and attacker='aggregator'; {SIMULATED}"
+    ),
+)
+"""Of noise in shares of a sum."""
 
 
 class InShares:
@@ -240,6 +254,12 @@ class SumShares(ScaledNoise, InShares):
     colluders: int = 0
 
     label, secrets = "aggregate", "shares"
+    look = Look("in a secure sum", "#882255", "8", ":")
+    terms = dataclasses.replace(
+        SUMMED,
+        attackers=(("aggregator", "any"), ("outsider", "any")),
+        why=SUMMED.why.replace("'aggregator'", "'aggregator' or 'outsider'"),
+    )
 
     def unit(self, target: Target) -> Float[np.ndarray, " n"]:
         """Loss mu of every agent at a deviation of 1."""
@@ -294,6 +314,17 @@ class PairKeys(ScaledNoise):
     shared: float = 1.0
 
     label, secrets = "pair_keys", "links"
+    look = Look("DECOR, keys at both ends", "#44AA99", "<", (0, (5, 1.5, 1, 1.5, 1, 1.5)))
+    terms = NoiseTerms(
+        attackers=KEYS_APART,
+        methods=("DSGD",),
+        released=False,
+        why=(
+            "its loss is known for D-SGD (method=DSGD()), and with gradients='view' for steps of "
+            f"constant size (optimizer=Sgd(step_size)); {SIMULATED}: in a release every agent "
+            "draws its own with transforms.noise"
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Refuse what is no ratio of variances."""
@@ -357,6 +388,18 @@ class ZeroSum(ScaledNoise):
     over: noise_.Over = "with_own_copy"
 
     label, secrets = "zip_dl", "links"
+    look = Look("Zip-DL", "#CC6677", ">", "--")
+    terms = NoiseTerms(
+        attackers=(("node", "view"), ("coalition", "view")),
+        methods=("ZipDL",),
+        released=False,
+        why=(
+            "it is Zip-DL's (method=ZipDL()), whose loss is finite only for nodes, and for "
+            "gradients that do not depend on what these cannot see: give "
+            "Protect(..., attacker='node', gradients='view'), an assumption that captions state; "
+            f"{SIMULATED}"
+        ),
+    )
 
     def __post_init__(self) -> None:
         """Refuse another rule."""

@@ -1,13 +1,15 @@
 """Noise designs as parts of a config, all by name, ``dpjax.noise``, and those that are correlated.
 
 Each part makes a covariance R over agents, a strategy C over rounds, or both; what they share
-stands here once: the bound that a budget asks for, the factor that runs, and what it costs.
+stands here once: the bound that a budget asks for, the factor that runs, and what it costs. A
+design is its class: label, look in figures, title of the command line and terms of its guarantee
+stand there, and `DESIGNS` lists all.
 """
 
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from jaxtyping import Float
@@ -17,16 +19,23 @@ from dpjax._validate import fixed
 from dpjax.accounting import precision
 from dpjax.mechanism import banded, spatial, temporal
 from dpjax.mechanism import design as design_
+from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.plans.calibration import Factored, Target, check_strategy
+from dpjax.plans.calibration import Factored, Mixing, Target, check_strategy
+from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, NoiseTerms
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, SumShares, ZeroSum
 from dpjax.plans.polynomial import Polynomial
 from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
+from dpjax.protocols import Look, Noise
 from dpjax.topology.mixing import HashableMatrix
 
+if TYPE_CHECKING:
+    from dpjax.mechanism.spacetime import JointDesign
+
 __all__ = [
+    "DESIGNS",
     "LABELS",
     "AntiPgd",
     "BandedInverse",
@@ -53,8 +62,9 @@ Aggregate = SumShares
 Laplace = ScheduledLaplace
 
 _TRIES = 40
-_OF_NETWORK = ("mafalda", "spacetime")
-"""Designs whose strategy depends on the mixing matrix."""
+_DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
+_ONE_AGENT = HashableMatrix(np.ones((1, 1)))
+"""The network of strategies that depend on none: sums over rounds are one agent's models."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +82,25 @@ class Correlated:
 
     label = ""
     """What records, figures and plans call the design."""
+    look: ClassVar[Look]
+    """How figures draw it."""
+    title: ClassVar[str] = ""
+    """What `dpjax design` calls it; "" where the command does not offer it."""
+    slow: ClassVar[bool] = False
+    """Whether its solver takes minutes for hundreds of agents."""
+    terms: ClassVar[NoiseTerms] = CORRELATED
+    """What it joins and whom it defends against."""
     temporal: ClassVar[bool] = False
     """Whether it has a strategy over rounds."""
+    of_network: ClassVar[bool] = False
+    """Whether this strategy depends on the mixing matrix."""
 
     def calibrate(
         self,
         target: Target,
         *,
-        design: design_.Design | None = None,
-        strategy: np.ndarray | None = None,
+        design: Design | None = None,
+        strategy: Strategy | None = None,
     ) -> Factored:
         """Make the noise for a budget on a network.
 
@@ -107,39 +127,43 @@ class Correlated:
         if design is None:
             design = self.over_agents(target, bound)
         else:
-            _check_design(design, *self.described(target))
-        design.check(target.mixing, bound)
+            _check_design(design, self.expected(target))
+        design.check(target.network, bound)
         return Factored(_rounded(design.covariance, bound), strategy, design)
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
+    def over_rounds(self, target: Target, strategy: Strategy | None) -> Strategy:
         """The strategy over rounds: the part's own, or the one that was given."""
         if strategy is not None:
             check_strategy(strategy, target.rounds)
             return np.asarray(strategy, np.float64)
-        bands = getattr(self, "bands", None)
+        # Of the network only those that depend on it: the last few strategies serve every budget.
+        network = target.network.dense if self.of_network else _ONE_AGENT
         # A draw costs its column's norm, so that an amplified loss counts the largest one.
-        equal = target.amplification is not None
-        over = target.dense if self.label in _OF_NETWORK else target.mixing
-        return named_strategy(self.label, over, target.pattern, bands, equal)
+        equal_columns = target.amplification is not None
+        return _cached_strategy(self, network, target.pattern, equal_columns)
 
-    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> design_.Design:
-        """The design over agents."""
-        kind, horizon, options = self.described(target)
-        return design_.make(kind, target.mixing, bound, horizon=horizon, **options)
+    def strategy_for(
+        self, mixing: Mixing, participation: Participation, equal: bool = False
+    ) -> Strategy:
+        """Return its strategy, [T, T] C lower triangular, for designs that have one.
 
-    def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
-        """Kind, horizon and options of the design over agents, as it is made and saved."""
-        return "independent" if self.temporal else self.label, None, {}
+        Args:
+            mixing: [n, n] W or a schedule [P, n, n].
+            participation: When a record appears.
+            equal: Whether the columns of one of few bands have one norm, as sampled batches ask.
 
-    def _of(
-        self, target: Target, bound: np.ndarray, covariance: np.ndarray, value: float
-    ) -> design_.Design:
-        """The design of a covariance that has been made for the bound."""
-        kind, _, options = self.described(target)
-        base = design_.make("independent", target.mixing, bound)
-        return dataclasses.replace(
-            base, kind=kind, covariance=covariance, value=value, options=options
-        )
+        Raises:
+            ValueError: For an unfit participation.
+        """
+        raise NotImplementedError
+
+    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+        """The design over agents: by default every agent's noise is its own."""
+        return design_.independent(target.network, bound)
+
+    def expected(self, target: Target) -> dict[str, Any]:
+        """What a design over agents that was made earlier must be."""
+        return {"kind": "independent" if self.temporal else self.label}
 
 
 class Independent(Correlated):
@@ -152,6 +176,9 @@ class Independent(Correlated):
     """
 
     label = "independent"
+    look = Look("LDP", "#E69F00", "o")
+    title = "LDP (independent)"
+    terms = OWN_KEYS
 
 
 class Pairwise(Correlated):
@@ -164,6 +191,13 @@ class Pairwise(Correlated):
     """
 
     label = "pairwise"
+    look = Look("DECOR (pairwise)", "#009E73", "s", "-.")
+    title = "DECOR (pairwise)"
+    terms = SHARED_SEED
+
+    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+        """Noise that cancels over links."""
+        return design_.pairwise(target.network, bound)
 
 
 @dataclass(frozen=True)
@@ -190,10 +224,12 @@ class Whisper(Correlated):
     max_variance: float | None = None
     subgroups: tuple[tuple[int, ...], ...] | None = None
 
+    slow = True
+    terms = SHARED_SEED
+
     def __post_init__(self) -> None:
         """Refuse what is no horizon, limit or grouping, and keep plain numbers."""
-        whole = isinstance(self.horizon, str) and self.horizon == "run"
-        if self.horizon is not None and not whole:
+        if self.horizon is not None and not self._for_run:
             remedy = f'give "run", None for one step, or a whole number from 1 to {2**31 - 2}'
             limits = {"most": 2**31 - 2, "remedy": remedy}
             _validate.fields(self, _validate.integer, "horizon", **limits)
@@ -205,26 +241,50 @@ class Whisper(Correlated):
             if not nested or not all(isinstance(group, list | tuple) for group in groups):
                 shown = _validate.shown(groups)
                 raise ValueError(f"subgroups is {shown}; give sequences of agents, or None")
-            groups = tuple(tuple(_validate.agents("subgroups", each)) for each in groups)
-            object.__setattr__(self, "subgroups", groups)
+            groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
+            _validate.assign(self, subgroups=groups)
+
+    @property
+    def _for_run(self) -> bool:
+        return isinstance(self.horizon, str) and self.horizon == "run"
 
     @property
     def label(self) -> str:  # type: ignore[override]
         """What records call it: "whisper" for one step, "whisper_horizon" for more."""
         return "whisper" if self.horizon is None else "whisper_horizon"
 
-    def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
-        """Its horizon, limit and groups, and step sizes where these differ."""
-        horizon = target.rounds if self.horizon == "run" else self.horizon
-        names = ("max_variance", "subgroups")
-        options = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        # A horizon may lie beyond the run's rounds.
-        if (
-            horizon is not None
-            and ((steps := target.config.optimizer.relative(horizon)) != 1).any()
-        ):
-            options["step_sizes"] = steps
-        return self.label, horizon, options
+    @property
+    def look(self) -> Look:  # type: ignore[override]
+        """How figures draw it."""
+        if self.horizon is None:
+            return Look("Whisper", "#0072B2", "^", "--")
+        return Look("Whisper, horizon-aware", "#D55E00", "D")
+
+    @property
+    def title(self) -> str:  # type: ignore[override]
+        """What `dpjax design` calls it."""
+        return "Whisper, one step" if self.horizon is None else "Whisper, horizon"
+
+    def _rounds(self, target: Target) -> int | None:
+        return target.rounds if self._for_run else self.horizon  # type: ignore[return-value]
+
+    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+        """The design for the horizon, and for step sizes where these differ."""
+        options: dict[str, Any] = {}
+        if self.max_variance is not None:
+            options["max_variance"] = self.max_variance
+        horizon = self._rounds(target)
+        if horizon is not None:
+            # A horizon may lie beyond the run's rounds.
+            steps = target.config.optimizer.relative(horizon)
+            if (steps != 1).any():
+                options["step_sizes"] = steps
+        return design_.whisper(target.network, bound, horizon, subgroups=self.subgroups, **options)
+
+    def expected(self, target: Target) -> dict[str, Any]:
+        """Its horizon and groups."""
+        groups = None if self.subgroups is None else [*map(list, self.subgroups)]
+        return {"kind": self.label, "horizon": self._rounds(target), "subgroups": groups}
 
 
 class AntiPgd(Correlated):
@@ -236,7 +296,16 @@ class AntiPgd(Correlated):
         'anti_pgd'
     """
 
-    label, temporal = "anti_pgd", True
+    label = "anti_pgd"
+    look = Look("Anti-PGD", "#56B4E9", "P", "-.")
+    terms = OWN_KEYS
+    temporal = True
+
+    def strategy_for(
+        self, mixing: Mixing, participation: Participation, equal: bool = False
+    ) -> Strategy:
+        """Lower triangular ones."""
+        return temporal.anti_pgd(participation.rounds)
 
 
 @dataclass(frozen=True)
@@ -253,10 +322,25 @@ class _Banded(Correlated):
 
     bands: int | None = None
 
+    terms = OWN_KEYS
+    temporal = True
+
     def __post_init__(self) -> None:
         """Refuse what is no number of diagonals."""
         if self.bands is not None:
             _validate.fields(self, _validate.integer, "bands")
+
+    def strategy_for(
+        self, mixing: Mixing, participation: Participation, equal: bool = False
+    ) -> Strategy:
+        """The best strategy of these diagonals."""
+        if self.bands is None:
+            return self.optimum(mixing, participation)
+        return banded.banded(mixing, participation, self.bands, equal=equal)
+
+    def optimum(self, mixing: Mixing, participation: Participation) -> Strategy:
+        """The best strategy of all diagonals."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -271,7 +355,12 @@ class PrefixSum(_Banded):
         PrefixSum(bands=4)
     """
 
-    label, temporal = "prefix_sum", True
+    label = "prefix_sum"
+    look = Look("D-MF", "#999933", "X", "--")
+
+    def optimum(self, mixing: Mixing, participation: Participation) -> Strategy:
+        """The optimum for sums over rounds."""
+        return temporal.prefix_sum(participation)
 
 
 @dataclass(frozen=True)
@@ -284,7 +373,13 @@ class Mafalda(_Banded):
         'mafalda'
     """
 
-    label, temporal = "mafalda", True
+    label = "mafalda"
+    look = Look("MAFALDA", "#882255", "p")
+    of_network = True
+
+    def optimum(self, mixing: Mixing, participation: Participation) -> Strategy:
+        """The optimum for the network."""
+        return temporal.mafalda(mixing, participation)
 
 
 @dataclass(frozen=True)
@@ -303,17 +398,20 @@ class BandedInverse(Correlated):
 
     bands: int = 8
 
-    label, temporal = "banded_inverse", True
+    label = "banded_inverse"
+    look = Look("BISR", "#AA4499", "1", _DOTS)
+    terms = OWN_KEYS
+    temporal = True
 
     def __post_init__(self) -> None:
         """Refuse what is no number of rounds."""
         _validate.fields(self, _validate.integer, "bands")
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
-        """The strategy for the participation, or the one that was given."""
-        if strategy is None:
-            strategy = banded.banded_inverse(target.pattern, min(self.bands, target.rounds))
-        return super().over_rounds(target, strategy)
+    def strategy_for(
+        self, mixing: Mixing, participation: Participation, equal: bool = False
+    ) -> Strategy:
+        """`banded.banded_inverse` of these rounds."""
+        return banded.banded_inverse(participation, min(self.bands, participation.rounds))
 
 
 @dataclass(frozen=True)
@@ -334,17 +432,20 @@ class OneStep(Correlated):
 
     fraction: float = 0.8
 
-    label, temporal = "one_step", True
+    label = "one_step"
+    look = Look("DP-lambda-CGD", "#CC6677", "2", "-.")
+    terms = OWN_KEYS
+    temporal = True
 
     def __post_init__(self) -> None:
         """Refuse what is no number; `banded.one_lag` checks its range."""
         _validate.fields(self, _validate.number, "fraction")
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
-        """The strategy for the participation, or the one that was given."""
-        if strategy is None:
-            strategy = banded.one_lag(target.pattern, self.fraction)
-        return super().over_rounds(target, strategy)
+    def strategy_for(
+        self, mixing: Mixing, participation: Participation, equal: bool = False
+    ) -> Strategy:
+        """`banded.one_lag` of this fraction."""
+        return banded.one_lag(participation, self.fraction)
 
 
 class SpaceTime(Correlated):
@@ -356,21 +457,32 @@ class SpaceTime(Correlated):
         'spacetime'
     """
 
-    label, temporal = "spacetime", True
+    label = "spacetime"
+    look = Look("space and time", "#332288", "*", (0, (7, 2)))
+    terms = SHARED_SEED
+    temporal = True
+    of_network = True
 
-    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> design_.Design:
-        """The part over agents, made with its own strategy; its value is tr R.
+    def strategy_for(
+        self, mixing: Mixing, participation: Participation, equal: bool = False
+    ) -> Strategy:
+        """The joint design's part over rounds."""
+        return np.asarray(_joint(HashableMatrix(mixing), participation).strategy)
+
+    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+        """The joint design's part over agents; its value is tr R.
 
         The joint objective has no part of its own over agents.
         """
-        covariance = np.asarray(_joint(HashableMatrix(target.dense), target.pattern).covariance)
+        covariance = np.asarray(_joint(target.network.dense, target.pattern).covariance)
         roots = np.sqrt(spatial.bounds(bound, target.agents))
         scaled = covariance / np.outer(roots, roots)
-        return self._of(target, bound, scaled, float(np.trace(scaled)))
+        value = float(np.trace(scaled))
+        return Design.of(self.label, target.network, bound, scaled, value)
 
-    def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
+    def expected(self, target: Target) -> dict[str, Any]:
         """A part of a joint design."""
-        return self.label, None, {}
+        return {"kind": self.label}
 
 
 @dataclass(frozen=True, eq=False)
@@ -408,11 +520,11 @@ class Covariance(Correlated):
                 "up to 60 characters that no other design has, for records and figures"
             )
         if self.matrix is not None:
-            object.__setattr__(self, "matrix", fixed(_validate.square("covariance", self.matrix)))
+            _validate.assign(self, matrix=fixed(_validate.square("covariance", self.matrix)))
         if self.strategy is not None:
             strategy = _validate.square("strategy", self.strategy)
             check_strategy(strategy, len(strategy))
-            object.__setattr__(self, "strategy", fixed(strategy))
+            _validate.assign(self, strategy=fixed(strategy))
 
     def __eq__(self, other: object) -> bool:
         """Whether name and bits of the matrices are equal."""
@@ -422,12 +534,9 @@ class Covariance(Correlated):
         """Of name and bits."""
         return hash(self._bits)
 
-    @property
-    def _bits(self) -> tuple[Any, ...]:
-        given = (self.matrix, self.strategy)
-        return self.name, *(
-            None if one is None else HashableMatrix(one).fingerprint for one in given
-        )
+    @functools.cached_property
+    def _bits(self) -> tuple[str, str | None, str | None]:
+        return self.name, _digest(self.matrix), _digest(self.strategy)
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -439,7 +548,7 @@ class Covariance(Correlated):
         """Whether it has a strategy over rounds."""
         return self.strategy is not None
 
-    def over_rounds(self, target: Target, strategy: np.ndarray | None) -> Strategy:
+    def over_rounds(self, target: Target, strategy: Strategy | None) -> Strategy:
         """The user's strategy."""
         if strategy is not None:
             raise ValueError(
@@ -449,9 +558,10 @@ class Covariance(Correlated):
         check_strategy(self.strategy, target.rounds)
         return self.strategy
 
-    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> design_.Design:
+    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
         """The least multiple of R that keeps the bound: its shape matters, not its scale."""
-        matrix, n = self.matrix, target.agents
+        matrix = self.matrix
+        n = target.agents
         shape = getattr(matrix, "shape", None)
         if matrix is None or shape != (n, n):
             raise ValueError(
@@ -465,11 +575,13 @@ class Covariance(Correlated):
         diagonal = precision.inverse_diagonal(matrix)
         excess = float(np.max(diagonal / spatial.bounds(bound, n))) * (1 + 1e-12)
         scaled = (matrix + matrix.T) / 2 * excess
-        return self._of(target, bound, scaled, spatial.energy(scaled, target.dense))
+        energy = spatial.energy(scaled, target.dense)
+        options = {"name": self.name}
+        return Design.of("covariance", target.network, bound, scaled, energy, options=options)
 
-    def described(self, target: Target) -> tuple[str, int | None, dict[str, Any]]:
+    def expected(self, target: Target) -> dict[str, Any]:
         """The user's name for it."""
-        return "covariance", None, {"name": self.name}
+        return {"kind": "covariance", "name": self.name}
 
 
 PARTS: tuple[Correlated, ...] = (
@@ -480,6 +592,21 @@ PARTS: tuple[Correlated, ...] = (
 
 LABELS = ("non_private", *(part.label for part in PARTS))
 """What records call these, and a run without noise."""
+
+
+class _Design(Noise, Protocol):
+    @property
+    def look(self) -> Look: ...
+    @property
+    def terms(self) -> NoiseTerms: ...
+
+
+_ALL: tuple[_Design, ...] = (
+    *PARTS, Polynomial(), PairKeys(), ScheduledLaplace(), ScheduledGaussian(), SumShares(),
+    Discrete(size=1), ZeroSum(),
+)  # fmt: skip
+DESIGNS = {part.label: part for part in _ALL}
+"""Every design of the package by its label, with parameters that stand for any."""
 
 
 def named(label: str | None) -> Correlated | None:
@@ -502,70 +629,33 @@ def named(label: str | None) -> Correlated | None:
     return PARTS[LABELS.index(label) - 1]
 
 
-def named_strategy(
-    name: str,
-    mixing: Float[np.ndarray, "*p n n"],
-    participation: Participation,
-    bands: int | None = None,
-    equal: bool = False,
-) -> Strategy:
-    """Return the strategy of a design; the last few are kept, since they serve every budget.
-
-    Args:
-        name: The label of a design that has one.
-        mixing: [n, n] W or a schedule [P, n, n].
-        participation: When a record appears.
-        bands: Diagonals of "prefix_sum" or "mafalda"; None is all.
-        equal: Whether the columns of these have one norm, as sampled batches ask for.
-
-    Returns:
-        [T, T] C, lower triangular.
-
-    Raises:
-        ValueError: For an unfit participation.
-    """
-    # Only what a strategy depends on is part of the key; sums over rounds are one agent's models.
-    over = np.asarray(mixing) if name in _OF_NETWORK else np.ones((1, 1))
-    return _cached_strategy(name, HashableMatrix(over), participation, bands, equal)
+def _digest(matrix: np.ndarray | None) -> str | None:
+    return None if matrix is None else HashableMatrix(matrix).fingerprint
 
 
 @functools.lru_cache(maxsize=16)
 def _cached_strategy(
-    name: str, over: HashableMatrix, participation: Participation, bands: int | None, equal: bool
+    part: Correlated, network: HashableMatrix, participation: Participation, equal: bool
 ) -> Strategy:
-    if name == "spacetime":
-        return np.asarray(_joint(over, participation).strategy)
-    if bands is not None:
-        return banded.banded(over.matrix, participation, bands, equal=equal)
-    if name == "anti_pgd":
-        return temporal.anti_pgd(participation.rounds)
-    if name == "prefix_sum":
-        return temporal.prefix_sum(participation)
-    return temporal.mafalda(over.matrix, participation)
+    return part.strategy_for(network.matrix, participation, equal)
 
 
 @functools.lru_cache(maxsize=16)
-def _joint(mixing: HashableMatrix, participation: Participation) -> Any:
+def _joint(network: HashableMatrix, participation: Participation) -> "JointDesign":
     from dpjax.mechanism import spacetime
 
-    return spacetime.design(mixing.matrix, participation)
+    return spacetime.design(network.matrix, participation)
 
 
-def _check_design(
-    design: design_.Design, kind: str, horizon: int | None, options: dict[str, Any]
-) -> None:
+def _check_design(design: Design, expected: dict[str, Any]) -> None:
     """Refuse a given design of another kind, horizon, grouping or name."""
-    groups = options.get("subgroups")
-    wanted = {
-        "kind": (design.kind, kind),
-        "horizon": (design.horizon, horizon),
-        "subgroups": (design.options.get("subgroups"), groups and [*map(list, groups)]),
-        "name": (design.options.get("name"), options.get("name")),
-    }
-    for name, (actual, expected) in wanted.items():
-        if actual != expected:
+    actual = {"kind": design.kind, "horizon": design.horizon}
+    actual |= {name: design.options.get(name) for name in ("subgroups", "name")}
+    for name, value in actual.items():
+        wanted = expected.get(name)
+        if value != wanted:
             raise ValueError(
-                f"design is {design.kind!r} of {name} {actual!r}, the config's is {expected!r}; "
+                f"design is {design.kind!r} of {name} {value!r}, the config's is {wanted!r}; "
                 "make a design for this config"
             )
 

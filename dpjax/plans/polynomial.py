@@ -15,6 +15,8 @@ from dpjax.accounting import records
 from dpjax.mechanism import polynomial
 from dpjax.mechanism.polynomial import PolynomialNoise
 from dpjax.plans.calibration import Calibrated, Coloured, OverAgents, Target
+from dpjax.plans.compatibility import NoiseTerms
+from dpjax.protocols import Look
 from dpjax.topology import gossip
 from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
@@ -60,6 +62,16 @@ class Polynomial:
     horizon: int | Literal["run"] | None = None
 
     label: ClassVar[str] = "polynomial"
+    look: ClassVar[Look] = Look("polynomial of W", "#CC79A7", "+", "--")
+    terms: ClassVar[NoiseTerms] = NoiseTerms(
+        released=False,
+        known_variance=False,
+        why=(
+            "all agents draw it from a seed that they share and can subtract, and what float64 "
+            "adds to it is not accounted: give attacker='outsider', gradients='any' and "
+            "release=False, or dp.noise.Independent()"
+        ),
+    )
     temporal: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ A schedule says how the scales go; a budget decides by what they are multiplied,
 said how far its private payload moves in each round.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -17,7 +18,8 @@ from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import pure, records
 from dpjax.plans.calibration import Calibrated, Target
-from dpjax.protocols import Privatizer
+from dpjax.plans.compatibility import SCHEDULED
+from dpjax.protocols import Look, Privatizer
 from dpjax.transforms import noise as noise_
 
 __all__ = ["LostNoiseWarning", "ScheduledGaussian", "ScheduledLaplace", "cost"]
@@ -161,6 +163,8 @@ class ScheduledLaplace(_Scheduled):
     """
 
     label, kind = "laplace", "laplace"
+    look = Look("Laplace", "#AA4499", "h", "--")
+    terms = dataclasses.replace(SCHEDULED, loss="pure")
 
     total = staticmethod(pure.epsilon_of_sensitivities)
 
@@ -183,6 +187,8 @@ class ScheduledGaussian(_Scheduled):
     """
 
     label, kind = "normal", "normal"
+    look = Look("Gaussian, by schedule", "#117733", "d", "-.")
+    terms = SCHEDULED
 
     total = staticmethod(pure.mu_of_sensitivities)
 

@@ -11,12 +11,14 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from dpjax import _files, _validate
+from dpjax.plans import noise
+from dpjax.protocols import Look
 from dpjax.results import captions, records, tables
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LOOKS",
     "TITLES",
-    "Look",
     "figure",
     "finish",
     "from_records",
@@ -35,53 +36,17 @@ __all__ = [
 ]
 
 
-class Look(NamedTuple):
-    """How a series is drawn.
-
-    Attributes:
-        label: What the legend says.
-        color: Of line and marker.
-        marker: As Matplotlib names it.
-        line: Line style.
-
-    Example:
-        >>> from dpjax.results import plots
-        >>> plots.Look("my method", "#0072B2", "d", "--").line
-        '--'
-    """
-
-    label: str
-    color: str
-    marker: str
-    line: Any = "-"
-
-
 _DASHES = (0, (7, 2))
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 
 LOOKS: dict[str, Look] = {
     "non_private": Look("non-private", "#000000", "x", "--"),
-    "independent": Look("LDP", "#E69F00", "o"),
-    "pairwise": Look("DECOR (pairwise)", "#009E73", "s", "-."),
-    "whisper": Look("Whisper", "#0072B2", "^", "--"),
-    "whisper_horizon": Look("Whisper, horizon-aware", "#D55E00", "D"),
     "central": Look("CDP (trusted server)", "#CC79A7", "v", ":"),
-    "anti_pgd": Look("Anti-PGD", "#56B4E9", "P", "-."),
-    "prefix_sum": Look("D-MF", "#999933", "X", "--"),
-    "mafalda": Look("MAFALDA", "#882255", "p"),
-    "banded_inverse": Look("BISR", "#AA4499", "1", _DOTS),
-    "one_step": Look("DP-lambda-CGD", "#CC6677", "2", "-."),
-    "spacetime": Look("space and time", "#332288", "*", _DASHES),
-    "polynomial": Look("polynomial of W", "#CC79A7", "+", "--"),
-    "pair_keys": Look("DECOR, keys at both ends", "#44AA99", "<", _DOTS),
-    "laplace": Look("Laplace", "#AA4499", "h", "--"),
-    "normal": Look("Gaussian, by schedule", "#117733", "d", "-."),
-    "aggregate": Look("in a secure sum", "#882255", "8", ":"),
-    "discrete": Look("whole numbers in a secure sum", "#56B4E9", "H"),
-    "zip_dl": Look("Zip-DL", "#CC6677", ">", "--"),
+    **{name: part.look for name, part in noise.DESIGNS.items()},
 }
-"""How algorithms are drawn. Colours are Okabe and Ito's and Tol's, which colour-blind readers can
-tell apart; markers and line styles tell the series apart in a figure that is printed in grey."""
+"""How algorithms are drawn: noise designs as their classes say. Colours are Okabe and Ito's and
+Tol's, which colour-blind readers can tell apart; markers and line styles tell the series apart in a
+figure that is printed in grey."""
 
 TITLES: dict[str, str] = {name: look.label for name, look in LOOKS.items()}
 """What the legend says."""

@@ -378,6 +378,13 @@ class HashableMatrix:
         """Take the fingerprint."""
         object.__setattr__(self, "fingerprint", fingerprint(self.matrix))
 
+    @property
+    def dense(self) -> "HashableMatrix":
+        """The same matrix as a dense array; refused beyond memory."""
+        if scipy.sparse.issparse(self.matrix):
+            return HashableMatrix(dense(self.matrix))
+        return self
+
 
 def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
     """Return the 0/1 matrix, entry (u, v) for an edge u -> v, without self-loops."""

@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterable
 
 from dpjax.contrib.central import TITLES
+from dpjax.protocols import Look
 from dpjax.results import plots
-from dpjax.results.plots import Look
 
 __all__ = ["LOOKS", "look", "titled"]
 

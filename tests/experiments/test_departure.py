@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from dpjax.mechanism import design, fixed_point, spatial
+from dpjax.mechanism import fixed_point, spatial
 from dpjax.topology import graphs, mixing
-from tests.support import load_script
+from tests.support import DESIGNED, designed, load_script
 
 script = load_script("whisper_departure")
 W = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 1))
@@ -57,13 +57,13 @@ def test_losses_hurt_correlated_noise_more_than_independent_noise() -> None:
     assert growth[0] > growth[1] > 1
 
 
-@pytest.mark.parametrize("kind", design.KINDS)
+@pytest.mark.parametrize("kind", DESIGNED)
 def test_the_design_solved_again_equals_a_new_one_and_compiles_nothing(kind: str) -> None:
-    before = design.make(kind, W, 1.5, horizon=20)
+    before = designed(kind, W, 1.5, 20)
     rest, compiled = mixing.survivors(W, [3]), fixed_point.climb._cache_size()
     began = time.perf_counter()
     again = script.resolve(before, rest, [3], 8)
     seconds = time.perf_counter() - began
     assert fixed_point.climb._cache_size() == compiled and seconds < 2  # 3 ms where it is quiet
-    assert again.value == pytest.approx(design.make(kind, rest, 1.5, horizon=8).value, rel=1e-7)
+    assert again.value == pytest.approx(designed(kind, rest, 1.5, 8).value, rel=1e-7)
     again.check(rest, 1.5)

@@ -42,7 +42,7 @@ class Kind(NamedTuple):
 
 def make_design(path: Path) -> None:
     matrix = mixing.metropolis_hastings(graphs.ring(5))
-    design.make("whisper", matrix, 0.5).save(path)
+    design.whisper(matrix, 0.5).save(path)
 
 
 def same_fields(a: Any, b: Any) -> bool:

@@ -64,7 +64,7 @@ def test_matrices_with_eigenvalues_near_one_and_minus_one(own):
 
 def test_energy_is_near_the_optimum():
     matrix, noise = made("random")
-    optimum = design.make("whisper", matrix, 1.0).value
+    optimum = design.whisper(matrix, 1.0).value
     assert noise.lower_bound < optimum < noise.value < 1.06 * optimum
     assert noise.gap < 0.07 and noise.degree == 6
     few, many = (made("random", degree=degree)[1].value for degree in (1, 12))

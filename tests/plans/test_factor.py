@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from dpjax.engine import inputs
-from dpjax.mechanism import design
 from dpjax.plans import noise, plan
 from dpjax.topology import graphs, mixing
-from tests.support import diagonal, make_config
+from tests.support import designed, diagonal, make_config
 
 NETWORKS = {
     "two": mixing.metropolis_hastings(graphs.complete(2)),
@@ -43,7 +42,7 @@ def exact_diagonal(made):
 )
 def test_no_budget_is_refused_and_none_is_exceeded(network, kind):
     matrix = NETWORKS[network]
-    base = design.make(kind, matrix, 1.0, horizon=50 if kind == "whisper_horizon" else None)
+    base = designed(kind, matrix, 1.0, 50)
     rng = np.random.default_rng(7)
     broken = 0
     for bound in 10.0 ** rng.uniform(-6, 6, 150):

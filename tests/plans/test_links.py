@@ -33,8 +33,7 @@ from dpjax.engine.run import run
 from dpjax.engine.statics import make_statics
 from dpjax.engine.trace import trace
 from dpjax.learning.samplers import Poisson
-from dpjax.plans import calibration, compatibility, integers, noise, plan, scheduled
-from dpjax.plans import links as links_
+from dpjax.plans import calibration, compatibility, noise, plan, scheduled
 from dpjax.plans.calibration import DrawnNoise
 from dpjax.plans.links import PairKeys, ScaledNoise, ZeroSum
 from dpjax.plans.optimizers import Chain, Sgd
@@ -741,14 +740,13 @@ def test_planned_phases_of_one_coalition_lose_what_one_long_run_does(network, sm
 
 
 def test_every_row_of_the_registry_is_a_part_and_has_a_colour_of_its_own():
-    for row in compatibility.NOISES:
-        rooms = (noise, links_, scheduled, integers)
-        assert any(hasattr(room, row.part) for room in rooms)
-    rows = {row.label for row in compatibility.NOISES}
-    assert set(plots.TITLES) == rows | {"non_private", "central"}
+    assert set(plots.TITLES) == {*noise.DESIGNS, "non_private", "central"}
     for row in compatibility.METHODS:
         assert any(hasattr(room, row.part) for room in METHODS), row.part
-    labels = {row.label for row in compatibility.NOISES} | {"non_private"}
-    own = (PairKeys, ZeroSum, noise.ScheduledLaplace, noise.ScheduledGaussian, noise.SumShares,
-           noise.Polynomial, integers.Discrete)  # fmt: skip
-    assert labels == {*noise.LABELS, *(part.label for part in own)}
+    looks = [(look.color, look.marker, look.line) for look in plots.LOOKS.values()]
+    assert len(set(looks)) == len(looks)
+    # All parts that `dp.noise` names, and no other.
+    parts = [getattr(noise, name) for name in noise.__all__]
+    kinds = {part for part in parts if isinstance(part, type)} - {noise.Covariance}
+    assert {type(part) for part in noise.DESIGNS.values()} == kinds
+    assert {*noise.LABELS} <= {*noise.DESIGNS, "non_private"}

@@ -9,10 +9,11 @@ import pytest
 from scipy.stats import norm
 
 import dpjax as dp
+from dpjax import _validate
 from dpjax.data import partition
 from dpjax.engine.statics import make_statics
 from dpjax.learning import samplers
-from dpjax.mechanism import design
+from dpjax.mechanism import design, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import calibration, noise, plan
 from dpjax.plans.optimizers import Sgd
@@ -79,6 +80,38 @@ def test_mis_scaled_noise_is_refused(network):
     with_factor(made, np.float32(1.01) * made.factor)
 
 
+def counting(monkeypatch, module, name):
+    """The first arguments of all calls of a function, by whatever name modules have it."""
+    function, seen = getattr(module, name), []
+
+    def counted(*args, **options):
+        seen.append(args[0] if args else options)
+        return function(*args, **options)
+
+    monkeypatch.setattr(module, name, counted)
+    return seen
+
+
+def test_a_plan_checks_and_hashes_its_network_once(network, monkeypatch):
+    targets = counting(monkeypatch, calibration.Target, "__post_init__")
+    checks = counting(monkeypatch, mixing, "check")
+    weights = counting(monkeypatch, _validate, "check_weights")
+    digests = counting(monkeypatch, mixing, "fingerprint")
+    made = plan.make(make_config(design="whisper_horizon"), network)
+    assert [len(calls) for calls in (targets, checks, weights, digests)] == [1, 1, 1, 1]
+    assert made.target is targets[0] and made.mixing is made.target.mixing
+
+
+@pytest.mark.parametrize("part", [noise.OneStep(0.37), noise.BandedInverse(5)])
+def test_no_strategy_s_sensitivity_is_computed_twice(network, part, monkeypatch):
+    """Of C as it is designed, and as runs apply it in float32 and in float64."""
+    seen = counting(monkeypatch, temporal, "sensitivity")
+    made = plan.make(make_config(noise=part, rounds=23), network)
+    assert len({matrix.tobytes() for matrix in seen}) == len(seen) == 3
+    again = plan.make(made.config, network)
+    assert len(seen) == 3 and again.guarantee == made.guarantee
+
+
 @pytest.mark.mutant
 @pytest.mark.parametrize(
     ("field", "value"),
@@ -141,13 +174,13 @@ def test_design_of_another_network_or_budget_is_refused(network):
     bound = float(calibration.Target(make_config(), network).bound(None))
     other = mixing.metropolis_hastings(graphs.ring(6))
     with pytest.raises(ValueError, match="mixing|network"):
-        plan.make(make_config(), network, design=design.make("whisper", other, bound))
+        plan.make(make_config(), network, design=design.whisper(other, bound))
     with pytest.raises(ValueError, match="bound|budget"):
-        plan.make(make_config(), network, design=design.make("whisper", network, 2 * bound))
+        plan.make(make_config(), network, design=design.whisper(network, 2 * bound))
     with pytest.raises(ValueError, match="design is 'pairwise'"):
-        plan.make(make_config(), network, design=design.make("pairwise", network, bound))
+        plan.make(make_config(), network, design=design.pairwise(network, bound))
     with pytest.raises(ValueError, match="horizon"):
-        short = design.make("whisper_horizon", network, bound, horizon=5)
+        short = design.whisper(network, bound, horizon=5)
         plan.make(make_config(design="whisper_horizon"), network, design=short)
 
 
@@ -156,7 +189,7 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
     config = make_config(design="whisper_horizon", horizon=horizon, step_decay="sqrt")
     made = plan.make(config, network)
     bound, steps = made.target.bound(None), 1 / np.sqrt(np.arange(1, horizon + 1))
-    wanted = design.make("whisper_horizon", network, bound, horizon=horizon, step_sizes=steps)
+    wanted = design.whisper(network, bound, horizon=horizon, step_sizes=steps)
     np.testing.assert_array_equal(made.design.covariance, wanted.covariance)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
+from dpjax.protocols import Look
 from dpjax.results import plots, records
 
 pandas = pytest.importorskip("pandas")
@@ -174,8 +175,8 @@ def test_algorithms_keep_their_look_in_any_company(ten):
 
 def test_looks_may_be_given(ten):
     own = {
-        "whisper": plots.Look("W", "#123456", "8", "-."),
-        "mine": plots.Look("M", "#654321", "d"),
+        "whisper": Look("W", "#123456", "8", "-."),
+        "mine": Look("M", "#654321", "d"),
     }
     one = ten[ten["algorithm"] == "whisper"]
     both = pandas.concat([one, one.assign(algorithm="mine")])
