@@ -111,7 +111,7 @@ def losses(config: Config, graph: Any, weights: Weights) -> list[dict[str, Any]]
     unit = config.alpha / 2 / config.sigma**2
     exact = [each.loss(when, gradients="view") for each in seen]
     wide = [each.loss(when) for each in seen]
-    found = {"any": squares(wide), "view": squares(account.least(exact, wide))}
+    found = {"any": squares(wide), "view": squares(account.tighter_losses(exact, wide))}
     for numerator in BOUNDS:
         bound = published.muffliato_pndp(matrix, config.rounds, numerator=numerator)
         found[numerator] = bound.T[list(chosen)]

@@ -26,7 +26,7 @@ from dpjax.plans import noise
 from dpjax.results import plots, records, tables
 from dpjax.topology import nodes
 
-__all__ = ["Account", "account", "distances", "least"]
+__all__ = ["Account", "account", "distances", "tighter_losses"]
 
 Algorithm = Literal["dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"]
 Trust = Literal["ldp", "pndp", "secldp"]
@@ -186,21 +186,26 @@ def account(
     shift = budget.sensitivity(relation, 1.0)
     delta = _validate.probability("delta", delta)
     model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
-    if attackers is None:
-        attackers = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
-    groups = list(attackers) if np.iterable(attackers) else [attackers]
+    groups: list[Any] = []
+    if np.iterable(attackers):
+        groups = list(attackers)
+    elif attackers is None:
+        groups = [()]
+        if trust == "pndp":
+            groups = [(agent,) for agent in range(len(mixing))]
     if not groups or not all(map(np.iterable, groups)):
         raise ValueError(
             f"attackers is {_validate.shown(attackers)}; give sets of nodes, as in [[0], [1, 2]]"
         )
     attacker_views = [_view(model, trust, group, protected) for group in groups]
-    wide = [each.loss(pattern) for each in attacker_views]
+    any_losses = [view.loss(pattern) for view in attacker_views]
+    view_losses = [view.loss(pattern, gradients="view") for view in attacker_views]
     losses = {
-        "any": [each._replace(mu=each.mu * (1 + ROUNDING)) for each in wide],
-        "view": least([each.loss(pattern, gradients="view") for each in attacker_views], wide),
+        "any": [loss._replace(mu=loss.mu * (1 + ROUNDING)) for loss in any_losses],
+        "view": tighter_losses(view_losses, any_losses),
     }
     if epsilon is not None:
-        mu = shift * max(float(np.nanmax(each.mu)) for each in losses[gradients])
+        mu = shift * max(float(np.nanmax(loss.mu)) for loss in losses[gradients])
         if math.isinf(mu):
             remedy = "" if gradients == "view" else ", or gradients 'view'"
             raise ValueError(
@@ -215,7 +220,7 @@ def account(
     for kind, stated in losses.items():
         for view, loss in zip(attacker_views, stated, strict=True):
             rows += _rows(mixing, kind, view, loss._replace(mu=loss.mu * (shift / sigma)), delta)
-    nodes = tuple(tuple(map(int, one.attackers)) for one in attacker_views)
+    nodes = tuple(tuple(map(int, view.attackers)) for view in attacker_views)
     return Account(nodes, pattern, sigma, rows)
 
 
@@ -256,8 +261,8 @@ def _view(
     """What the attacker of a trust model sees."""
     _validate.one_of("trust", trust, _SEES)
     if protected is not None and trust != "secldp":
-        shown = _validate.shown(protected)
-        raise ValueError(f"protected is {shown} with trust {trust!r}; it is secldp's")
+        text = _validate.shown(protected)
+        raise ValueError(f"protected is {text} with trust {trust!r}; it is secldp's")
     if trust == "pndp":
         return model.pndp(list(attackers))
     if trust == "ldp":
@@ -275,7 +280,9 @@ def _view(
     return model.secldp(list(attackers) or None, protected=protected)
 
 
-def least(plain: Sequence[views.ViewLoss], wide: Sequence[views.ViewLoss]) -> list[views.ViewLoss]:
+def tighter_losses(
+    plain: Sequence[views.ViewLoss], wide: Sequence[views.ViewLoss]
+) -> list[views.ViewLoss]:
     """Losses of views, or of larger views where these are less, rounded up.
 
     The plain bound sums absolute values, and can exceed the loss of a larger view.
@@ -289,14 +296,14 @@ def least(plain: Sequence[views.ViewLoss], wide: Sequence[views.ViewLoss]) -> li
         >>> from dpjax.accounting.attacker import ViewLoss
         >>> from dpjax.commands import account
         >>> plain, wide = (ViewLoss(np.array([mu]), np.array([False]), "any") for mu in (2.0, 1.0))
-        >>> account.least([plain], [wide])[0].mu.round(6).tolist()
+        >>> account.tighter_losses([plain], [wide])[0].mu.round(6).tolist()
         [1.0]
     """
     losses = []
-    for one, larger in zip(plain, wide, strict=True):
-        less = larger.mu < one.mu * (1 - ROUNDING)
-        mu = np.where(less, larger.mu, one.mu) * (1 + ROUNDING)
-        losses.append(one._replace(mu=mu, upper_bound=one.upper_bound | less))
+    for loss, larger in zip(plain, wide, strict=True):
+        tighter = larger.mu < loss.mu * (1 - ROUNDING)
+        mu = np.where(tighter, larger.mu, loss.mu) * (1 + ROUNDING)
+        losses.append(loss._replace(mu=mu, upper_bound=loss.upper_bound | tighter))
     return losses
 
 
@@ -336,13 +343,13 @@ def _rows(
     away = distances(mixing, attackers) if attackers else None
     victims = [u for u in range(len(mixing)) if u not in attackers]
     mu = loss.mu[victims] * MARGIN
-    for u, one, epsilon in zip(victims, mu, np.ravel(gdp.epsilon(mu, delta)), strict=True):
+    for u, value, epsilon in zip(victims, mu, np.ravel(gdp.epsilon(mu, delta)), strict=True):
         yield {
             "gradients": kind,
             "attackers": attackers,
             "victim": u,
             "distance": None if away is None else int(away[u]),
-            "mu": float(one),
+            "mu": float(value),
             "epsilon": float(epsilon),
             "upper_bound": bool(loss.upper_bound[u]),
         }
@@ -397,7 +404,10 @@ def account_command(
             f"out is {str(path)!r}, whose figure {figure.name!r} exists; name another file or "
             "delete it"
         )
-    hidden = None if protected is None else nodes.find_all(names, protected, "protected")
+    if protected is None:
+        hidden = None
+    else:
+        hidden = nodes.find_all(names, protected, "protected")
     groups = _attackers(attackers, terms["trust"], names)
     spent = account(matrix, attackers=groups, protected=hidden, **terms)
     relation = terms["relation"]
@@ -497,7 +507,8 @@ def _lines(spent: Account, terms: Mapping[str, Any], names: Sequence[str]) -> li
             title = [f"gradients: {kind}:"] if kinds else []
             report += ["", *title, tables.text(rows)] if rows else []
     report += ["", *(f"gradients: {name}: holds {text}" for name, text in kinds.items())]
-    if flagged := sum(row["upper_bound"] for row in spent.rows if row["gradients"] == "view"):
+    flagged = sum(row["upper_bound"] for row in spent.rows if row["gradients"] == "view")
+    if flagged:
         report.append(f"<= ({flagged}): upper bounds, which the exact loss may be below")
     worst = spent.worst(gradients)
     whom = nodes.title(names, worst["victim"])
@@ -549,10 +560,13 @@ def _by_agent(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str
         row = max((row for row in rows if row["victim"] == victim), key=lambda row: row["mu"])
         line = {"agent": names[victim]}
         if not several and row["distance"] is not None:
-            line["distance"] = "none" if row["distance"] < 0 else str(row["distance"])
+            if row["distance"] < 0:
+                line["distance"] = "none"
+            else:
+                line["distance"] = str(row["distance"])
         line |= {"mu": up(row["mu"]), "epsilon": up(row["epsilon"])}
         if several:
-            line["to"] = ", ".join(names[each] for each in row["attackers"])
+            line["to"] = ", ".join(names[agent] for agent in row["attackers"])
         table.append(line)
     return table
 

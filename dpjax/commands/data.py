@@ -49,14 +49,20 @@ def _list() -> int:
     custom = sorted(path.stem for path in root.glob("*.npz") if path.stem not in catalog.SETS)
     files = {name: root / f"{name}.npz" for name in [*catalog.SETS, *custom]}
     for name, path in (files | {cache.EGO: root / f"{cache.EGO}.edgelist"}).items():
-        known = _EGO if name == cache.EGO else catalog.SETS.get(name, _CUSTOM)
-        state = "can be fetched" if known.obtainable else "to be put there"
-        if known.bundled:
+        if name == cache.EGO:
+            entry = _EGO
+        else:
+            entry = catalog.SETS.get(name, _CUSTOM)
+        state = "can be fetched" if entry.obtainable else "to be put there"
+        if entry.bundled:
             state = "with scikit-learn"
         elif os.path.lexists(path):
-            state = "BAD" if _fault(path) else f"here, {path.stat().st_size / 1e6:.1f} MB"
+            if _fault(path):
+                state = "BAD"
+            else:
+                state = f"here, {path.stat().st_size / 1e6:.1f} MB"
         bad |= state == "BAD"
-        print(f"  {name:<15}{state:<18}{known.source}")
+        print(f"  {name:<15}{state:<18}{entry.source}")
     if bad:
         print("`dpjax data check` says what is wrong with a bad file")
     return 0
@@ -64,13 +70,13 @@ def _list() -> int:
 
 def _fault(path: Path) -> Exception | None:
     """What is wrong with a file."""
-    known = catalog.SETS.get(path.stem, _CUSTOM)
+    entry = catalog.SETS.get(path.stem, _CUSTOM)
     try:
         if path.suffix == ".edgelist":
             graphs.facebook_ego(path)
         else:
             remedy = "delete it and put or fetch a whole one"
-            canonical.read(path, known.sha256, remedy, in_any_order=known.in_any_order)
+            canonical.read(path, entry.sha256, remedy, in_any_order=entry.in_any_order)
     except (ValueError, OSError) as error:
         return error
     return None
@@ -96,9 +102,9 @@ def _check() -> int:
     """Read every data set in the cache; the status is 1 where one is bad."""
     faults = {path.stem: _fault(path) for path in sorted(cache.folder().glob("*.npz"))}
     for name, fault in faults.items():
-        known = name in catalog.SETS and any(catalog.SETS[name].sha256)
-        whole = "as published" if known else "whole; no published hash is known"
-        print(f"{name}: " + (whole if fault is None else f"BAD: {fault}"))
+        published = name in catalog.SETS and any(catalog.SETS[name].sha256)
+        verdict = "as published" if published else "whole; no published hash is known"
+        print(f"{name}: " + (verdict if fault is None else f"BAD: {fault}"))
     bad = sum(fault is not None for fault in faults.values())
     print(f"{_validate.counted(len(faults), 'file')}, {bad} bad")
     return int(bad > 0)

@@ -157,8 +157,8 @@ def design_command(
         plans = _plans(matrix, chosen_kind, all_designs, terms)
         comparison = _comparison(plans, chosen_kind, terms["horizon"], parameters)
     plan = plans[chosen_kind]
-    chosen = plan.design
-    assert chosen is not None
+    solution = plan.design
+    assert solution is not None
     saved = plan.save(path, names)
     print(title)
     inputs.note_delta(terms["delta"], len(matrix), relation, records)
@@ -173,13 +173,16 @@ def design_command(
             "each other: --kind independent, whose noise has "
             f"{ratio:.3g} times the variance in the network's mean"
         )
-    print(f"design: {chosen_kind}, [R^-1]_ii <= b = {chosen.precision_bound:.6g}")
+    print(f"design: {chosen_kind}, [R^-1]_ii <= b = {solution.precision_bound:.6g}")
     rows = [
         {"": text, "this": f"{figures[name]:.6g}", "independent": f"{others[name]:.6g}"}
         for name, text in FIGURES.items()
     ]
     print(tables.text(rows))
-    gap = "none known" if chosen.gap is None else f"{max(chosen.gap, 0.0):.1e}"
+    if solution.gap is None:
+        gap = "none known"
+    else:
+        gap = f"{max(solution.gap, 0.0):.1e}"
     print(f"certified gap: excess over the optimum, at most {gap}")
     if len(names) <= inputs.FEW:
         print("\n" + tables.text(_by_agent(plan, names)))
@@ -191,9 +194,10 @@ def design_command(
             "noise.Whisper('run', max_variance=20) that is saved as in docs/own_loop.md; this "
             "command has no option for it"
         )
-    if (wide := plan.export().precision) is not None:
+    wide = plan.export().precision
+    if wide is not None:
         print(f"NOTE: {wide}")
-    if not chosen.converged:
+    if not solution.converged:
         print("the solver stopped at a limit: the bound holds, the energy is not the least")
     print(f"\n{comparison}\n")
     print(f'written: {saved}; numpy.load("{saved}")["how_to_use"] says how to train with it')
@@ -201,14 +205,17 @@ def design_command(
 
 
 def _plans(
-    matrix: Float[np.ndarray, "n n"], chosen: str, all_designs: bool, terms: Mapping[str, Any]
+    matrix: Float[np.ndarray, "n n"],
+    chosen_kind: str,
+    all_designs: bool,
+    terms: Mapping[str, Any],
 ) -> dict[str, plan_.Plan]:
     """The chosen design and those to compare it with, without slow ones for many agents."""
     plans: dict[str, plan_.Plan] = {}
     for kind in KINDS:
         part = noise.named(kind)
         slow = part is not None and part.slow and len(matrix) > MANY
-        if slow and kind != chosen and not all_designs:
+        if slow and kind != chosen_kind and not all_designs:
             continue
         if slow:
             remedy = "--kind pairwise is quick"
@@ -266,13 +273,13 @@ def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _comparison(
-    plans: Mapping[str, plan_.Plan], chosen: str, horizon: int | None, parameters: int | None
+    plans: Mapping[str, plan_.Plan], chosen_kind: str, horizon: int | None, parameters: int | None
 ) -> str:
     """Noise energy and forecast of every design under the same guarantee."""
-    plan = plans[chosen]
+    plan = plans[chosen_kind]
     size = 1 if parameters is None else parameters
     forecasts = {kind: other.forecast(size) for kind, other in plans.items()}
-    forecast = forecasts[chosen]
+    forecast = forecasts[chosen_kind]
     compared: list[_Compared] = [
         (KINDS[kind], other.covariance(), forecasts[kind]) for kind, other in plans.items()
     ]
@@ -291,8 +298,14 @@ def _comparison(
         row["noise energy, one step"] = f"{spatial.energy(covariance, plan.mixing):.5g}"
         row[_validate.counted(rounds, "round")] = f"{np.sum(weights * covariance):.5g}"
         if parameters is not None:
-            row["noise / drift"] = "" if affordable is None else f"{affordable.ratio:.3g}"
-        row["affords, parameters"] = "" if affordable is None else f"{affordable.affords():,.0f}"
+            if affordable is None:
+                row["noise / drift"] = ""
+            else:
+                row["noise / drift"] = f"{affordable.ratio:.3g}"
+        if affordable is None:
+            row["affords, parameters"] = ""
+        else:
+            row["affords, parameters"] = f"{affordable.affords():,.0f}"
         rows.append(row)
     head = (
         "affords: the largest model for which noise in the average model, and of agents' own "

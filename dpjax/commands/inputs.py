@@ -42,11 +42,11 @@ def with_arguments(function: Callable[..., Any]) -> Callable[[Callable[..., int]
     """
 
     def extend(command: Callable[..., int]) -> Command:
-        own = inspect.signature(command).parameters
+        declared = inspect.signature(command).parameters
         inherited = inspect.signature(function).parameters
         options = [
             parameter.replace(kind=parameter.KEYWORD_ONLY)
-            for parameter in {**own, **inherited, **own}.values()
+            for parameter in {**declared, **inherited, **declared}.values()
             if parameter.kind != parameter.VAR_KEYWORD
         ]
         # Options that must be given come first in the help.
@@ -94,7 +94,9 @@ def network(
     links = graphs.parse(spec)
     weights = {"metropolis": matrices.metropolis_hastings, "uniform": matrices.uniform_neighbors}
     matrix = weights[mixing](links)
-    drawn = f", seed {links.graph['seed']}" if "seed" in links.graph else ""
+    drawn = ""
+    if "seed" in links.graph:
+        drawn = f", seed {links.graph['seed']}"
     title = (
         f"network: {graph}, {_validate.counted(len(matrix), 'agent')}, "
         f"{_validate.counted(links.number_of_edges(), 'edge')}{drawn}; "
@@ -116,8 +118,8 @@ def free(out: Path | None, default: str) -> Path:
     stem, suffix = os.path.splitext(default)
     if out is None:
         numbered = (f"{stem}-{number}{suffix}" for number in itertools.count(2))
-        every = map(Path, itertools.chain([default], numbered))
-        return next(path for path in every if not os.path.exists(path))
+        paths = map(Path, itertools.chain([default], numbered))
+        return next(path for path in paths if not os.path.exists(path))
     fault = None
     if not out.name or os.path.isdir(out):
         fault = "a folder or empty; name a file"
@@ -139,7 +141,13 @@ def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> No
         relation: Neighbouring relation.
         records: That an agent has at least.
     """
-    whole = relation == "replace_agent"
-    units, unit = (agents, "agent") if whole else (agents * records, "record")
-    if wrong := loose_delta(delta, units, unit, more=not whole):
-        print(f"NOTE: {wrong}")
+    of_agents = relation == "replace_agent"
+    if of_agents:
+        units = agents
+        unit = "agent"
+    else:
+        units = agents * records
+        unit = "record"
+    fault = loose_delta(delta, units, unit, more=not of_agents)
+    if fault:
+        print(f"NOTE: {fault}")

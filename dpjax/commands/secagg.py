@@ -157,7 +157,7 @@ def _said(terms: Terms) -> str:
 
 
 @contextlib.contextmanager
-def _written(what: str, path: Path | None, empty: tuple[int, ...]) -> Iterator[_Write]:
+def _written(content: str, path: Path | None, empty: tuple[int, ...]) -> Iterator[_Write]:
     """Make a file before anything is asked of anybody, and give what writes it whole."""
     if path is None:
         yield lambda array: None
@@ -180,6 +180,6 @@ def _written(what: str, path: Path | None, empty: tuple[int, ...]) -> Iterator[_
         yield write
     finally:
         if sums:
-            print(f"{what}: {path}", flush=True)
+            print(f"{content}: {path}", flush=True)
         else:
             path.unlink(missing_ok=True)

@@ -82,9 +82,9 @@ class Sweep:
         metrics = [n for n in names[names.index("round") + 1 :] if n not in (*fields, "point")]
         rows = []
         for number, part in self.frame.groupby(["point", "seed"]).tail(1).groupby("point"):
-            known = {name: part[name].iloc[0] for name in fields if name in self.points[number]}
+            values = {name: part[name].iloc[0] for name in fields if name in self.points[number]}
             guarantee = Guarantee.from_dict(part["guarantee"].iloc[0])
-            row = dict.fromkeys(fields, "") | known | {"epsilon": epsilon_text(guarantee)}
+            row = dict.fromkeys(fields, "") | values | {"epsilon": epsilon_text(guarantee)}
             rows.append(row | {name: tables.measured(part[name]) for name in metrics})
         return tables.text(rows)
 
@@ -104,15 +104,19 @@ class Sweep:
         Raises:
             ValueError: For another metric or field.
         """
-        chosen = [over] if isinstance(over, str) else list(over)
-        for name in chosen:
+        if isinstance(over, str):
+            searched = [over]
+        else:
+            searched = list(over)
+        for name in searched:
             _validate.one_of("over", name, self.points[0])
         _validate.one_of("metric", metric, self.frame)
         last = self.frame.groupby(["point", "seed"]).tail(1)
         losses = (-last[metric] if largest else last[metric]).fillna(math.inf)
         best: list[tuple[Mapping[str, Any], int]] = []
         for index in losses.groupby(last["point"]).mean().sort_values(kind="stable").index:
-            others = {name: one for name, one in self.points[index].items() if name not in chosen}
+            point = self.points[index]
+            others = {name: point[name] for name in point if name not in searched}
             if not any(_same(others, other) for other, _ in best):
                 best.append((others, index))
         return [self.points[index] for index in sorted(index for _, index in best)]
@@ -190,21 +194,21 @@ def sweep(
     points: dict[Config, Mapping[str, Any]] = {}
     for point in _combinations(grid):
         points.setdefault(_replaced(config, point), point)
-    if any(one.release for one in points):
+    if any(config.release for config in points):
         raise ValueError("config is a release, which runs once; give release=False to try values")
     problems, seeds = arguments.check_tasks(problem, seeds)
     options = {"seeds": seeds, "eval_every": eval_every, "devices": devices}
     groups: dict[Any, list[Config]] = {}
-    for one in points:
-        shared = one.protect, one.sampler, one.rounds, one.noise, one.method
-        groups.setdefault((*shared, one.optimizer.shared()), []).append(one)
+    for config in points:
+        shared = config.protect, config.sampler, config.rounds, config.noise, config.method
+        groups.setdefault((*shared, config.optimizer.shared()), []).append(config)
     with contextlib.ExitStack() as stack:
         if not isinstance(folder, str | os.PathLike | None):
             raise ValueError(f"folder is {_validate.shown(folder)}; give a path, or None")
         if folder is None and isinstance(parallel, str | os.PathLike):
             raise ValueError("folder is None; name one that all machines of the cluster share")
-        shown = {config: _columns(config, points[config]) for config in points}
-        text, number = collections.Counter(map(repr, shown.values())).most_common(1)[0]
+        columns_of = {config: _columns(config, points[config]) for config in points}
+        text, number = collections.Counter(map(repr, columns_of.values())).most_common(1)[0]
         if number > 1:
             raise ValueError(
                 f"grid has {number} points that rows show as {text}; give functions and designs of "
@@ -214,7 +218,7 @@ def sweep(
         task = _task(problems, mixing, options)
         work = {}
         for group in groups.values():
-            columns = [shown[config] for config in group]
+            columns = [columns_of[config] for config in group]
             text = json.dumps(plan_.described([task, group, columns], "grid"), sort_keys=True)
             if folder is not None:
                 text += _computation(group, mixing, problems, options)
@@ -226,7 +230,7 @@ def sweep(
             team = stack.enter_context(_workers.Team(parallel, fill, place, _files.say))
         fill(team, _files.say, progress)
         frames = []
-        numbers = {one: number for number, one in enumerate(points)}
+        numbers = {config: number for number, config in enumerate(points)}
         for path, (group, _) in work.items():
             # Its digest is of what stands in the file, whatever that is called now.
             name = records.read_metadata(path).get("sweep", path.stem)
@@ -238,20 +242,22 @@ def sweep(
     return Sweep(tuple(points.values()), frame.drop(columns="plan"))
 
 
-def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same(point: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two points have equal values, of which some may be arrays."""
 
     def equal(a: Any, b: Any) -> bool:
         return a is b or bool(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b)
 
-    return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
+    return point.keys() == other.keys() and all(equal(point[name], other[name]) for name in point)
 
 
 def _combinations(grid: Any) -> list[Mapping[str, Any]]:
     """The points of a grid."""
     lists = grid.values() if isinstance(grid, Mapping) else [None]
-    if all(isinstance(one, Collection) and not isinstance(one, str) for one in lists):
-        grid = [dict(zip(grid, one, strict=True)) for one in itertools.product(*grid.values())]
+    if all(isinstance(values, Collection) and not isinstance(values, str) for values in lists):
+        grid = [
+            dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+        ]
     points = grid if isinstance(grid, Collection) else ()
     names = (point if isinstance(point, Mapping) else [None] for point in points)
     if not points or not all(isinstance(name, str) for name in itertools.chain(*names)):
@@ -265,14 +271,17 @@ def _replaced(config: Config, point: Mapping[str, Any]) -> Config:
     for name in sorted(point):  # Whole parts come before their own fields.
         field, _, inner = name.partition(".")
         parts = changes if field in changes else vars(config)
-        known = (
-            getattr(parts.get(field), "__dataclass_fields__", [field]) if inner else vars(config)
-        )
-        if (inner or field) not in known:
-            text = f"grid holds {name!r}, which config lacks; choose from {', '.join(known)}"
+        if inner:
+            choices = getattr(parts.get(field), "__dataclass_fields__", [field])
+        else:
+            choices = vars(config)
+        if (inner or field) not in choices:
+            text = f"grid holds {name!r}, which config lacks; choose from {', '.join(choices)}"
             raise ValueError(text)
         value = point[name]
-        changes[field] = dataclasses.replace(parts[field], **{inner: value}) if inner else value
+        changes[field] = value
+        if inner:
+            changes[field] = dataclasses.replace(parts[field], **{inner: value})
     if changes.get("noise", config.noise) is None:
         changes |= {"noise": None, "budget": None}
     return dataclasses.replace(config, **changes)
@@ -341,18 +350,19 @@ def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
     n = problem.agents
     trained = jax.eval_shape(problem.init, key)
     params = parameters.merge(trained, problem.frozen)
-    one, x, y = problem.x[0], *(np.asarray(array[:2]) for array in (problem.x, problem.y))
+    example, x, y = problem.x[0], *(np.asarray(array[:2]) for array in (problem.x, problem.y))
     agents = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape), leaf.dtype), trained)
     frozen = {} if problem.frozen is None else {"frozen": problem.frozen}
     yield problem.init, key
-    yield problem.loss, params, one, y[0]
+    yield problem.loss, params, example, y[0]
     yield functools.partial(problem.metrics, **frozen), agents, problem.evaluation
     if problem.batch_loss is not None:
         yield problem.batch_loss, params, x, y
-    if (weighted := problem.weighted) is not None:
+    weighted = problem.weighted
+    if weighted is not None:
         yield lambda p, x, y: weighted(p, x, y, lambda norms: norms), params, x, y
     if problem.augment is not None:
-        yield problem.augment, key, one
+        yield problem.augment, key, example
 
 
 def _fill(
@@ -382,11 +392,11 @@ def _run(
     rows = []
     for indices in _joined(plans):
         first = indices[0]
-        own = [plans[index] for index in indices]
-        result = run(own, problems, checkpoint=folder / str(first), **options)
-        each = len(result.seeds) * len(result.rounds)
+        group_plans = [plans[index] for index in indices]
+        result = run(group_plans, problems, checkpoint=folder / str(first), **options)
+        size = len(result.seeds) * len(result.rounds)
         for number, row in enumerate(result.rows()):
-            index = indices[number // each]
+            index = indices[number // size]
             rows.append({**columns[index], **row, "plan": index})
     described = plan_.described(group)
     about = records.metadata(seed=options["seeds"], configs=described, sweep=path.stem)

@@ -26,7 +26,8 @@ from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.models import cnn, linear, mlp
-from dpjax.plans import noise, optimizers, plan, protect
+from dpjax.plans import noise, optimizers, protect
+from dpjax.plans import plan as plan_
 from dpjax.topology import nodes
 
 __all__: list[str] = []
@@ -132,7 +133,8 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
         text = path.read_text(encoding="utf-8-sig")
         settings = tomllib.loads(text)
     place = "--out" if out else "setting out"
-    if not isinstance(out := out or settings.get("out", "run"), str | Path) or not str(out).strip():
+    out = out or settings.get("out", "run")
+    if not isinstance(out, str | Path) or not str(out).strip():
         raise ValueError(f"{place} is {out!r}; give the name of a folder, as text")
     folder = Path(out).expanduser()
     if os.path.lexists(folder):
@@ -153,11 +155,11 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
     with _files.writing(place, folder):
         part.mkdir(parents=True)
         part.rmdir()
-    with _naming(_part_titles(*(vars(one.config) for one in plans))):
-        result = run_(
-            plans, task, seeds=settings.get("seeds", [0]), eval_every=settings.get("eval_every"),
-            progress=True, **storage if plans[0].config.release else {},
-        )  # fmt: skip
+    options: dict[str, Any] = {"eval_every": settings.get("eval_every"), "progress": True}
+    if plans[0].config.release:
+        options |= storage
+    with _naming(_part_titles(*(vars(plan.config) for plan in plans))):
+        result = run_(plans, task, seeds=settings.get("seeds", [0]), **options)
     try:
         with _files.writing(place, folder):
             part.mkdir()
@@ -171,13 +173,14 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
     with _files.writing(f"{place}, with the result in {part},", folder):
         os.rename(part, folder)
     print(result.summary())
-    for caption in dict.fromkeys(one.caption() for one in result.guarantees):
+    for caption in dict.fromkeys(guarantee.caption() for guarantee in result.guarantees):
         print(caption)
-    for one in plans:
-        print(f"\n{one.config.label}:\n{one.protection()}")
-        if each := one.guarantee.per_agent_epsilon:
-            shown = zip(task.partition.names or range(len(each)), each, strict=True)
-            print("epsilon by agent: " + ", ".join(f"{name} {up(value)}" for name, value in shown))
+    for plan in plans:
+        print(f"\n{plan.config.label}:\n{plan.protection()}")
+        epsilons = plan.guarantee.per_agent_epsilon
+        if epsilons:
+            pairs = zip(task.partition.names or range(len(epsilons)), epsilons, strict=True)
+            print("epsilon by agent: " + ", ".join(f"{name} {up(value)}" for name, value in pairs))
     print(f"written: {folder / 'report.html'} and what it was made from")
     if plans[0].config.release:
         # A release's gradients are "any", under which the guarantee covers the last models.
@@ -189,7 +192,7 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
     return 0
 
 
-def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], Problem]:
+def read(settings: Mapping[str, Any]) -> tuple[list[plan_.Plan], Problem]:
     """The plans and the problem of settings.
 
     Args:
@@ -204,13 +207,18 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], Problem]:
         if name not in settings:
             raise ValueError(f"{name} is missing; `dpjax init` writes a whole file")
     for name in _SECTIONS.keys() & set(settings):
-        each = settings[name] if name == "noise" else [settings[name]]
-        if not isinstance(each, list) or not all(isinstance(one, Mapping) for one in each):
+        if name == "noise":
+            sections = settings[name]
+        else:
+            sections = [settings[name]]
+        if not isinstance(sections, list) or not all(
+            isinstance(section, Mapping) for section in sections
+        ):
             remedy = f"write it as a section {_SECTIONS[name]}"
             raise ValueError(f"{name} is {settings[name]!r}; {remedy}")
     matrix, task, sites = _task(settings)
     method = settings.get("method", {"name": "DSGD"})
-    given = [_noise(section) for section in settings.get("noise", [])]
+    designs = [_noise(section) for section in settings.get("noise", [])]
     parts: dict[str, Any] = {
         "budget": _budget(settings["budget"], sites) if "budget" in settings else None,
         "protect": _called("protect", protect.Protect, settings["protect"]),
@@ -220,13 +228,14 @@ def read(settings: Mapping[str, Any]) -> tuple[list[plan.Plan], Problem]:
         "rounds": settings["rounds"],
         "release": settings.get("release", False),
     }
-    if parts["release"] is True and (len(given) > 1 or np.size(settings.get("seeds", 0)) > 1):
+    if parts["release"] is True and (len(designs) > 1 or np.size(settings.get("seeds", 0)) > 1):
         raise ValueError("release is true; leave one [[noise]], and give seeds = [0]")
     # A baseline leaves the budget to the others. Where there are none, the budget is refused.
-    with _naming(_part_titles(parts, *({"noise": design} for design in given))):
-        config = plan.Config(noise=next(filter(None, given), None), **parts)
-        configs = [config.using(design) for design in given or [None]]
-        return [plan.make(one, matrix, counts=task.partition) for one in configs], task
+    with _naming(_part_titles(parts, *({"noise": design} for design in designs))):
+        config = plan_.Config(noise=next(filter(None, designs), None), **parts)
+        configs = [config.using(design) for design in designs or [None]]
+        plans = [plan_.make(point, matrix, counts=task.partition) for point in configs]
+        return plans, task
 
 
 def _budget(section: Mapping[str, Any], sites: tuple[str, ...]) -> protect.Budget:
@@ -307,7 +316,10 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, Problem, tuple[str, 
             raise ValueError(f"{name} is {data[name]!r}, and {unread[name]}; leave it out")
         _validate.integer("seed", data["seed"], least=0)
         _validate.one_of("partition", data["partition"], ("iid", "dirichlet", "owner"))
-    source = records.name if records.name in catalog.SETS else records.source
+    if records.name in catalog.SETS:
+        source = records.name
+    else:
+        source = records.source
     titles = _titles("data", keys) | {"fraction": "[data] test", "owners": f"owner of {source}"}
     titles |= {"n": "[network] graph", "labels": f"[network] graph {network['graph']}"}
     arrays = ("x", "y", "train x", "train y", "test x", "test y")
@@ -315,8 +327,11 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, Problem, tuple[str, 
     with _naming(titles):
         train, test, shards = _dealt(data, records, source, sites)
     model = dict(settings["model"])
-    own = {name: model.pop(name) for name in ("loss", "metrics", "class_weights") if name in model}
-    loss = own.pop("loss", "cross_entropy")
+    options = {}
+    for name in ("loss", "metrics", "class_weights"):
+        if name in model:
+            options[name] = model.pop(name)
+    loss = options.pop("loss", "cross_entropy")
     name = model.pop("name", "MLP")
     with _naming(_titles("model", {"name"})):
         kind = (_MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
@@ -328,7 +343,7 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, Problem, tuple[str, 
         # A class of the user's own may call its arguments what keys of other sections become.
         module = _called("model", kind, model)
         with _naming(titles):
-            task = supervised(module, loss, train, test, shards, name=data["name"], **own)
+            task = supervised(module, loss, train, test, shards, name=data["name"], **options)
     except ValueError:
         raise
     except Exception as error:  # A class of the user's own may raise anything.
@@ -345,8 +360,8 @@ def _dealt(
     held_out = data.get("test", 0.2), seed
     train, test = split.with_test(records, *held_out)
     if records.x_test is None:
-        held = _validate.counted(len(test[1]), "record")
-        print(f"no test records in {data['name']}: {held} held out, by seed {seed}")
+        count = _validate.counted(len(test[1]), "record")
+        print(f"no test records in {data['name']}: {count} held out, by seed {seed}")
     if data["partition"] == "iid":
         shards = partition.iid(len(train[1]), len(sites), seed)
     elif data["partition"] == "owner":
@@ -373,50 +388,56 @@ def _imported(name: str) -> Any:
     """A class of the user's own."""
     module, colon, attribute = str(name).partition(":")
     if not colon:
-        known = ", ".join(_MODELS)
-        raise ValueError(f"name is {name!r}; choose one of {known}, or your own 'module:Class'")
+        names = ", ".join(_MODELS)
+        raise ValueError(f"name is {name!r}; choose one of {names}, or your own 'module:Class'")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        model = getattr(importlib.import_module(module), attribute)
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}; put {module}.py beside the file of settings"
         raise ValueError(f"name is {name!r}, which cannot be imported: {text}") from None
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ValueError(f"name is {name!r}, a {type(found).__name__}; name a class of modules")
-    return found
+    if not (isinstance(model, type) and issubclass(model, nn.Module)):
+        raise ValueError(f"name is {name!r}, a {type(model).__name__}; name a class of modules")
+    return model
 
 
 def _noise(section: Mapping[str, Any]) -> Any:
     """A design, or None for a baseline."""
-    return None if section == {"name": "None"} else _part("noise", section, vars(noise))
+    if section == {"name": "None"}:
+        return None
+    return _part("noise", section, vars(noise))
 
 
-def _part(section: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
+def _part(section: str, section_values: Mapping[str, Any], classes: Mapping[str, Any]) -> Any:
     """A part by its class's name and its arguments."""
-    values = dict(given)
-    names = [name for name in known["__all__"] if inspect.isclass(known[name])]
+    values = dict(section_values)
+    names = [name for name in classes["__all__"] if inspect.isclass(classes[name])]
     with _naming(_titles(section, {"name"})):
         name = _validate.one_of("name", values.pop("name", None), names)
-    return _called(section, known[name], values)
+    return _called(section, classes[name], values)
 
 
 def _called(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> Any:
     """What a class makes of arguments; lists become tuples."""
     parameters = inspect.signature(kind).parameters
     _keys(section, values, set(parameters) - {"parent"})
-    required = {
-        name for name, one in parameters.items()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    }  # fmt: skip
+    required = set()
+    for name, parameter in parameters.items():
+        variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if parameter.default is parameter.empty and not variadic:
+            required.add(name)
     with _naming(_titles(section, parameters)):
-        if missing := sorted(required - set(values)):
+        missing = sorted(required - set(values))
+        if missing:
             raise ValueError(f"{missing[0]} is missing; {kind.__name__} needs it")
         return kind(**{name: _tuples(value) for name, value in values.items()})
 
 
-def _keys(section: str, values: Mapping[str, Any], known: set[str]) -> None:
+def _keys(section: str, values: Mapping[str, Any], names: set[str]) -> None:
     for name in values:
-        _validate.one_of(f"setting of {_SECTIONS[section]}", name, sorted(known))
+        _validate.one_of(f"setting of {_SECTIONS[section]}", name, sorted(names))
 
 
 def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(map(_tuples, value))
+    return value

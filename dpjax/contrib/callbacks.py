@@ -82,7 +82,10 @@ def wandb(run: Any, labels: Sequence[str] | None = None) -> Callable[[Any], None
 def _scalars(progress: Any, labels: Sequence[str] | None) -> Iterator[tuple[str, float]]:
     """Tags and values of one measurement."""
     plans = len(progress.guarantees)
-    names = list(map(str, range(plans))) if labels is None else list(labels)
+    if labels is None:
+        names = list(map(str, range(plans)))
+    else:
+        names = list(labels)
     if len(names) != plans:
         raise ValueError(f"labels is {labels!r} for {plans} plans; give one a plan")
     for v, (name, guarantee) in enumerate(zip(names, progress.guarantees, strict=True)):

@@ -42,7 +42,9 @@ def check(
 
 
 def _agent_name(agents: Sequence[str] | None, index: int) -> str:
-    return f"agent {index}" if agents is None else agents[index]
+    if agents is None:
+        return f"agent {index}"
+    return agents[index]
 
 
 def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Array, "n b"]:

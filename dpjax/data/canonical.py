@@ -138,7 +138,8 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
     if len(shapes) > 1:
         raise ValueError(f"{path} holds train and test records of shapes {shapes}; make them alike")
     if "owner" in arrays:
-        if (owner := np.asarray(arrays["owner"])).shape != checked["y_train"].shape:
+        owner = np.asarray(arrays["owner"])
+        if owner.shape != checked["y_train"].shape:
             remedy = f"give one name or number a train record, {checked['y_train'].shape}"
             raise ValueError(f"{path} holds owner of shape {owner.shape}; {remedy}")
         if owner.dtype.kind == "f":
@@ -220,7 +221,9 @@ def combined(arrays: Arrays, digests: Mapping[str, str] | None = None) -> str:
         digests: Of each part, where they are known.
     """
     texts = list((_digests(arrays) if digests is None else digests).values())
-    return texts[0] if len(texts) == 1 else hashlib.sha256("".join(texts).encode()).hexdigest()
+    if len(texts) == 1:
+        return texts[0]
+    return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
 def _records(arrays: Arrays, part: str) -> tuple[np.ndarray, np.ndarray]:
@@ -238,7 +241,8 @@ def labels(values: np.ndarray) -> np.ndarray:
         ValueError: For labels that neither type holds.
     """
     values = np.asarray(values)
-    values = values.astype(np.int8) if values.dtype == bool else values
+    if values.dtype == bool:
+        values = values.astype(np.int8)
     integral = np.issubdtype(values.dtype, np.integer) or bool(np.all(values == np.round(values)))
     limits = np.iinfo(np.int32)
     if not values.size:
@@ -249,4 +253,6 @@ def labels(values: np.ndarray) -> np.ndarray:
             f"labels reach {largest:.10g}, beyond the {limits.max} of int32; number classes from "
             "0, or scale targets"
         )
-    return values.astype(np.int32) if integral else _validate.single("a label", values)
+    if integral:
+        return values.astype(np.int32)
+    return _validate.single("a label", values)

@@ -49,7 +49,10 @@ def load(
         >>> load.load("digits").x_train.shape
         (1438, 64)
     """
-    root = cache_.folder() if cache is None else Path(cache).expanduser()
+    if cache is None:
+        root = cache_.folder()
+    else:
+        root = Path(cache).expanduser()
     if not isinstance(name, str):
         raise ValueError(f"name is {name!r}; give one data set's, as text: 'digits', say")
     entry = catalog.SETS.get(name)
@@ -118,7 +121,10 @@ def _obtain(name: str, entry: catalog.Known, path: Path, download: bool) -> None
         if os.path.exists(path):  # Another process was faster.
             return
         try:
-            arrays = _from_libsvm(entry, raws) if raws else _from_library(entry, path)
+            if raws:
+                arrays = _from_libsvm(entry, raws)
+            else:
+                arrays = _from_library(entry, path)
         except OSError as error:
             raise ValueError(f"{path} does not exist, and {error}; {by_hand}") from None
         canonical.write(path, arrays)

@@ -85,7 +85,8 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
         kind = type(shards).__name__
         raise ValueError(f"partition is a {kind}; make it with dpjax.data.partition")
     rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
-    if not (numbers := np.sort(rows[rows >= 0])).size:
+    numbers = np.sort(rows[rows >= 0])
+    if not numbers.size:
         raise ValueError(
             f"partition has {len(partition.counts)} agents, consecutive ones on {len(owners)} "
             f"devices, none on those of process {jax.process_index()}; use fewer devices"
@@ -199,10 +200,12 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
     record_owners = np.array([_validate.name(owner) for owner in entries])
     if not names or len(set(names)) != len(names):
         raise ValueError(f"labels is {names}; give every agent a name of its own")
-    if strange := sorted(set(record_owners.tolist()) - set(names)):
+    strange = sorted(set(record_owners.tolist()) - set(names))
+    if strange:
         raise ValueError(f"owners holds {strange[0]!r}, which is no agent; they are {names}")
     shards = [np.flatnonzero(record_owners == name) for name in names]
-    if without := [name for name, shard in zip(names, shards, strict=True) if not len(shard)]:
+    without = [name for name, shard in zip(names, shards, strict=True) if not len(shard)]
+    if without:
         raise ValueError(f"labels holds {without[0]!r}, which owns no record; leave it out")
     return _pack(shards, names)
 

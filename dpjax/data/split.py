@@ -105,7 +105,8 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
     test = _validate.finite_array("test", test, ndim=2)
     if train.shape[1] != test.shape[1]:
         raise ValueError(f"test has {test.shape[1]} columns, train {train.shape[1]}")
-    if (largest := max(np.abs(train).max(), np.abs(test).max())) > 1e150:
+    largest = max(np.abs(train).max(), np.abs(test).max())
+    if largest > 1e150:
         raise ValueError(f"train or test reaches {largest:.3g}; scale or drop that feature")
     mean = train.mean(0)
     deviation = train.std(0)

@@ -44,7 +44,9 @@ class _Inverted(nn.Module):
         weight = nn.sigmoid(nn.Dense(wide, name="excite")(weight))
         x = x * weight[..., None, None, :]
         x = group_norm(size=8, name="project_norm")(self._conv(self.features, 1, "project")(x))
-        return x + shortcut if self.strides == 1 and channels == self.features else x
+        if self.strides == 1 and channels == self.features:
+            return x + shortcut
+        return x
 
     def _conv(self, features: int, size: int, name: str, **options: Any) -> Conv:
         options |= {"use_bias": False, "layout": self.layout}

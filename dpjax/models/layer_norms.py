@@ -334,7 +334,9 @@ class Gradients:
             numbers += 0 if self._route(call) == "norm" else math.prod(call.product.shape)
         # As few passes as memory allows, as even as they can be.
         passes = -(-len(x) // max(1, _HELD // numbers))
-        return None if passes == 1 else -(-len(x) // passes)
+        if passes == 1:
+            return None
+        return -(-len(x) // passes)
 
     def _points(self, params: Any) -> list[Any]:
         """The parameters of every point."""
@@ -463,7 +465,8 @@ class Gradients:
             activation, derivative, finite = jax.vmap(bounded)(activation, derivative.astype(wide))
             lost[call.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
             rows = jax.vmap(call.product.rows)(activation)
-            rows = rows.astype(wide) if jnp.issubdtype(rows.dtype, jnp.floating) else rows
+            if jnp.issubdtype(rows.dtype, jnp.floating):
+                rows = rows.astype(wide)
             flat = derivative.reshape(*rows.shape[:2], -1)
             if self._route(call) == "norm":
                 pairs[call.leaves[0]] = call.product, rows, flat, activation
@@ -503,7 +506,9 @@ class Gradients:
         positions = self._positions(call)
         rule = "norm" if call.product.pays(positions) else "formed"
         route = self.routes.get("/".join(call.path), rule)
-        return "formed" if route == "norm" and not call.product.by_norm(positions) else route
+        if route == "norm" and not call.product.by_norm(positions):
+            return "formed"
+        return route
 
 
 def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Array, Array, Array]:
@@ -549,7 +554,9 @@ def _error(positions: int, records: int, places: int, unit: float) -> float:
     """
     if _single(positions, records, places, unit):
         return (records + 4) * unit
-    cancelled = 1 if positions == 1 else 2 / math.sqrt(unit)
+    cancelled = 1.0
+    if positions > 1:
+        cancelled = 2 / math.sqrt(unit)
     return (records * positions + 4) * _numerics.UNIT * cancelled
 
 
@@ -573,7 +580,8 @@ def _contracted(
         scaled = derivative.astype(jnp.float64) * weight.astype(jnp.float64)
         # What combines several points may have made a derivative infinite.
         scaled = jnp.where(weight > 0, scaled, 0)
-        flat = flat.astype(jnp.float64) if jnp.issubdtype(flat.dtype, jnp.floating) else flat
+        if jnp.issubdtype(flat.dtype, jnp.floating):
+            flat = flat.astype(jnp.float64)
         return product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
 
 

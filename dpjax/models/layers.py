@@ -62,6 +62,9 @@ def attend(
         heads: Their number, a divisor of d.
         visible: Which places may be looked at; others have weight exactly zero. None is all.
     """
-    mask = None if visible is None else visible[:, None, None, :]
+    if visible is None:
+        mask = None
+    else:
+        mask = visible[:, None, None, :]
     q, k, v = (part.reshape(*part.shape[:-1], heads, -1) for part in (query, key, value))
     return jax.nn.dot_product_attention(q, k, v, mask=mask).reshape(query.shape)

@@ -38,4 +38,6 @@ class MLP(nn.Module):
         for width in self.hidden:
             x = _ACTIVATIONS[self.activation](nn.Dense(width)(x))
         x = nn.Dense(1 if self.outputs is None else self.outputs)(x)
-        return x[..., 0] if self.outputs is None else x
+        if self.outputs is None:
+            return x[..., 0]
+        return x

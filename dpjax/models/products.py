@@ -253,9 +253,13 @@ def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
 
     def rows(x: Int[Array, "*t"]) -> Int[Array, " t"]:
         # Narrow kinds do not hold the count.
-        x = x.astype(jnp.int32) if x.dtype.itemsize < 4 else x
+        if x.dtype.itemsize < 4:
+            x = x.astype(jnp.int32)
         # A table of one row is read whatever the number; negative ones count from the end.
-        flat = jnp.zeros_like(x) if count == 1 else jnp.where(x < 0, x + count, x)
+        if count == 1:
+            flat = jnp.zeros_like(x)
+        else:
+            flat = jnp.where(x < 0, x + count, x)
         # Of all others no row was read: one behind the last takes what they would add.
         return jnp.where((flat < 0) | (flat >= count), count, flat).reshape(-1)
 

@@ -103,7 +103,9 @@ class _Bottleneck(nn.Module):
     def __call__(self, x: Array) -> Array:
         ready = nn.relu(group_norm(32, name="norm_0")(x))
         out = 4 * self.features
-        skip = self._conv(out, 1, self.strides, "skip_conv")(ready) if self.project else x
+        skip = x
+        if self.project:
+            skip = self._conv(out, 1, self.strides, "skip_conv")(ready)
         x = self._conv(self.features, 1, 1, "conv_0")(ready)
         x = nn.relu(group_norm(32, name="norm_1")(x))
         x = self._conv(self.features, 3, self.strides, "conv_1")(x)
@@ -153,7 +155,14 @@ class ResNet(nn.Module):
     def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
         """Return the logits of images."""
         large = _validate.one_of("stem", self.stem, ("large", "small")) == "large"
-        size, strides, padding = ((7, 7), 2, 3) if large else ((3, 3), 1, 1)
+        if large:
+            size = (7, 7)
+            strides = 2
+            padding = 3
+        else:
+            size = (3, 3)
+            strides = 1
+            padding = 1
         x = _standardized(64, size, strides, padding, layout=self.layout, name="first")(x)
         if large:
             # Zeros, as published, which minus infinity in a pool of its own would not be.

@@ -124,4 +124,6 @@ def _name(path: tuple[str, ...]) -> str:
     """The layout's name of a parameter, but for the last part of it."""
     if path[0].startswith("block_"):
         return f"blocks.{path[0].removeprefix('block_')}.{_INNER.get(path[1], path[1])}"
-    return "patch_embed.proj" if path[0] == "patch_embed" else path[0]
+    if path[0] == "patch_embed":
+        return "patch_embed.proj"
+    return path[0]

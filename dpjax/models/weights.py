@@ -125,7 +125,9 @@ def load(
 def _public(parts: tuple[str, ...], name: Callable[[tuple[str, ...]], str]) -> str:
     """The file's name of a parameter."""
     leaf = _LEAVES.get(parts[-1])
-    return name(parts) if leaf is None else f"{name(parts[:-1])}.{leaf}"
+    if leaf is None:
+        return name(parts)
+    return f"{name(parts[:-1])}.{leaf}"
 
 
 def _turned(leaf: str, tensor: np.ndarray) -> np.ndarray:
@@ -139,7 +141,9 @@ def _refuse(path: str | Path, fault: str, names: Iterable[str]) -> None:
     """Raise ValueError that lists the first names, if there are any."""
     names = sorted(names)
     if names:
-        rest = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        rest = ""
+        if len(names) > 8:
+            rest = f" and {len(names) - 8} more"
         raise ValueError(
             f"{path} {fault} {', '.join(names[:8])}{rest}; give a file of this model, or a model "
             "of the file's sizes (a key draws a new head)"

@@ -39,7 +39,9 @@ def guarantees(entries: Any) -> list[str]:
     custom: dict[str, dict[str, None]] = {}
     # Rows of a run share one dict.
     for guarantee in {id(entry): entry for entry in listed(entries)}.values():
-        stated = Guarantee.from_dict(guarantee) if isinstance(guarantee, Mapping) else guarantee
+        stated = guarantee
+        if isinstance(guarantee, Mapping):
+            stated = Guarantee.from_dict(guarantee)
         if not isinstance(stated, str) and not hasattr(stated, "caption"):
             raise ValueError(f"guarantee is {guarantee!r}; give a text, a Guarantee or its dict")
         if isinstance(stated, str):

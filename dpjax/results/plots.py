@@ -183,7 +183,8 @@ def lines(
             raise ValueError(f"{name} is {log}, and no {column} is above 0; leave it out")
     seeded = "seed" in frame.columns and frame["seed"].notna().any()
     with style():
-        ax = figure()[1][0] if ax is None else ax
+        if ax is None:
+            ax = figure()[1][0]
         sheet = ax.get_figure(root=True)
         notes = _NOTES.setdefault(sheet, _Notes())
         if seeded or means["count"].max() > 1:
@@ -208,7 +209,9 @@ def lines(
         guarantee = frame["guarantee"]
     notes.guarantees += captions.listed(guarantee)
     notes.remarks += [note] if note else []
-    return sheet if path is None else save(sheet, path)
+    if path is None:
+        return sheet
+    return save(sheet, path)
 
 
 def from_records(
@@ -257,7 +260,10 @@ def from_records(
         >>> plots.from_records(path, out="curve.svg").name
         'curve.svg'
     """
-    paths = [Path(path)] if isinstance(path, str | os.PathLike) else list(map(Path, path))
+    if isinstance(path, str | os.PathLike):
+        paths = [Path(path)]
+    else:
+        paths = list(map(Path, path))
     frame = records.read(paths, file)
     if not len(frame):
         files = ", ".join(repr(str(path)) for path in paths)
@@ -275,12 +281,17 @@ def from_records(
         )
     columns = list(map(str, frame.columns))
     x = _validate.one_of("x", stored.get("x", "round") if x is None else x, columns)
-    metrics = columns[columns.index("round") + 1 :] if "round" in columns else columns
+    metrics = columns
+    if "round" in columns:
+        metrics = columns[columns.index("round") + 1 :]
     first = "test_loss" if "test_loss" in columns else next(iter(metrics), "")
     y = _validate.one_of("y", stored.get("y", first) if y is None else y, columns)
     series = stored.get("series", "algorithm") if series is None else series
     series = _validate.one_of("series", series, columns)
-    where = [where] if isinstance(where, str) else list(where)
+    if isinstance(where, str):
+        where = [where]
+    else:
+        where = list(where)
     conditions = {condition.partition("=")[0]: condition for condition in where}
     if len(conditions) < len(where):
         raise ValueError(f"where is {', '.join(where)}; give one condition on each column")
@@ -297,7 +308,10 @@ def from_records(
         note = f"{note} {(~present).sum()} rows without {x}, {y} or {series} left out.".lstrip()
     frame = frame[present]
     if x != "round" and "round" in columns and frame["round"].notna().any():
-        runs = frame["rounds"] if "rounds" in columns else np.zeros(len(frame))
+        if "rounds" in columns:
+            runs = frame["rounds"]
+        else:
+            runs = np.zeros(len(frame))
         frame = frame[frame["round"] == frame.groupby(runs, dropna=False)["round"].transform("max")]
     if frame[series].dtype.kind in "fiu" and series != x:
         # A number alone would not say what it is.
@@ -305,7 +319,10 @@ def from_records(
         frame = frame.sort_values(series, kind="stable")
         frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
     if out is None:
-        folder = paths[0] if os.path.isdir(paths[0]) else paths[0].parent
+        if os.path.isdir(paths[0]):
+            folder = paths[0]
+        else:
+            folder = paths[0].parent
         name = paths[0].resolve().name.partition(".")[0]
         out = folder / f"{name}_{y}_{x}.svg"
     log_x = log_x or (stored.get("log_x", False) and x == stored.get("x", x))
@@ -382,7 +399,10 @@ def _look(name: Any, styles: Mapping[Any, Look], turns: dict[Any, int]) -> dict[
         label, color, marker, line = styles[name]
         return {"label": label, "color": color, "marker": marker, "linestyle": line}
     color, marker, line = _TURNS[turns.setdefault(name, len(turns)) % len(_TURNS)]
-    label = f"{name:g}" if isinstance(name, float) else str(name).replace("$", r"\$")
+    if isinstance(name, float):
+        label = f"{name:g}"
+    else:
+        label = str(name).replace("$", r"\$")
     design, bracket, parameters = label.partition("(")
     if bracket and design in LOOKS:
         label = f"{LOOKS[design].label} ({parameters}"
@@ -450,7 +470,9 @@ def _plain_decades(axis: Any) -> None:
 
 
 def _plain(value: float) -> str:
-    return f"{value:.0f}" if 1e3 <= value < 1e6 else f"{float(f'{value:.3g}'):g}"
+    if 1e3 <= value < 1e6:
+        return f"{value:.0f}"
+    return f"{float(f'{value:.3g}'):g}"
 
 
 @contextlib.contextmanager
@@ -578,7 +600,9 @@ def save(figure: Any, path: str | os.PathLike[str]) -> Path:
     with style():
         content = _render(figure, path.suffix[1:])
         large = len(content) > _LARGEST
-        written = path.with_suffix(".png") if path.suffix == ".svg" and large else path
+        written = path
+        if path.suffix == ".svg" and large:
+            written = path.with_suffix(".png")
         for dots in (160, 120, 90) if written.suffix == ".png" and large else ():
             content = _render(figure, "png", dots)
             if len(content) <= _LARGEST:
@@ -605,13 +629,19 @@ def markup(figure: Any) -> str:
 def _caption(notes: _Notes) -> str:
     """Guarantees, what the bands are, remarks."""
     sentences = []
-    if text := captions.guarantees(notes.guarantees):
+    text = captions.guarantees(notes.guarantees)
+    if text:
         sentences.append(f"Guarantee: {'; '.join(text)}.")
     if notes.counts:
         low = min(notes.counts)
         high = max(notes.counts)
-        unit = next(iter(notes.over)) if len(notes.over) == 1 else "row"
-        count = f"{high} {unit}s" if low == high else f"{low} to {high} {unit}s"
+        unit = "row"
+        if len(notes.over) == 1:
+            unit = next(iter(notes.over))
+        if low == high:
+            count = f"{high} {unit}s"
+        else:
+            count = f"{low} to {high} {unit}s"
         if high > 1:
             band = ", bands one standard error either way" if notes.banded else ""
             sentences.append(f"Lines are means over {count}{band}.")

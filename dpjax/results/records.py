@@ -382,7 +382,10 @@ def _files_in(paths: Any, pattern: str) -> Iterator[tuple[Path, dict[str, Any], 
 def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str, Any]]:
     """The rows of a file, checked."""
     rows = [_rich(_parse(path, number, line)) for number, line in enumerate(lines[1:], start=2)]
-    fault = None if len(rows) == head["rows"] else f"the last one, and not of {head['rows']} rows"
+    if len(rows) == head["rows"]:
+        fault = None
+    else:
+        fault = f"the last one, and not of {head['rows']} rows"
     number = len(rows) + 1
     for line, row in enumerate(rows, start=2):
         index = row.get("guarantee")
@@ -401,12 +404,16 @@ def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str
 
 def _meant(paths: Any) -> Iterator[Path]:
     """The files meant, each folder's in the order of their names."""
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    if isinstance(paths, str | os.PathLike):
+        listed = [paths]
+    else:
+        listed = list(paths)
     if not listed:
         raise ValueError(f"paths is {paths!r}; name at least one file of records")
     for path in map(Path, listed):
         inside = [path] if os.path.isfile(path) else []
-        inside = sorted(path.rglob("*.jsonl*")) if os.path.isdir(path) else inside
+        if os.path.isdir(path):
+            inside = sorted(path.rglob("*.jsonl*"))
         inside = [p for p in inside if p == path or p.name.endswith((".jsonl", ".jsonl.gz"))]
         if not inside:
             fault = "a folder without *.jsonl" if os.path.isdir(path) else "which is not there"

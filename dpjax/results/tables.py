@@ -46,7 +46,10 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
         >>> summary["mean"].tolist()
         [1.5, 3.25]
     """
-    names = [by] if isinstance(by, str) else list(by)
+    if isinstance(by, str):
+        names = [by]
+    else:
+        names = list(by)
     table = means(frame, names, value)
     for key, group in frame.groupby(names, sort=False, dropna=False):
         _refuse_repetitions(group, dict(zip(names, key, strict=True)), value)
@@ -98,7 +101,8 @@ def text(
     else:
         rows = list(map(dict, rows))
         names = list(dict.fromkeys(name for row in rows for name in row))
-    if missing := [name for name in columns or () if name not in names]:
+    missing = [name for name in columns or () if name not in names]
+    if missing:
         raise ValueError(
             f"columns has {missing[0]!r}, which is not in the rows; they have "
             f"{', '.join(map(str, names))}"
@@ -108,8 +112,9 @@ def text(
         values = [row.get(name) for row in rows]
         if not any(isinstance(value, Mapping) for value in values):
             table.append(_column(str(name), values))
-    lines = zip(*table, strict=True) if table else [(), ()]
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    if not table:
+        return "\n"
+    return "\n".join("  ".join(line).rstrip() for line in zip(*table, strict=True))
 
 
 def numbers(frame: "pandas.DataFrame", name: str) -> np.ndarray:
@@ -187,7 +192,8 @@ def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any], valu
     # Floats and the value are measured; whatever their dtype, these two are not.
     names = [name for name in group if name in ("seed", "round") or group[name].dtype.kind != "f"]
     settings = group[[name for name in names if name not in (value, "guarantee")]].map(str)
-    if len(twice := group[settings.duplicated()]):
+    twice = group[settings.duplicated()]
+    if len(twice):
         where = ", ".join(f"{k} = {v}" for k, v in keys.items())
         raise ValueError(
             f"frame has several rows with {where}, seed = {twice['seed'].iloc[0]} that only floats "
@@ -204,9 +210,15 @@ def moments(values: Any) -> tuple[float, float, int]:
         return math.nan, math.nan, 0
     if not np.isfinite(array).all():
         # The mean of what diverged is inf or nan, and has no standard error.
-        mean = float(array[0]) if (array == array[0]).all() else math.nan
+        if (array == array[0]).all():
+            mean = float(array[0])
+        else:
+            mean = math.nan
         return mean, math.nan, count
-    error = float(array.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
+    if count > 1:
+        error = float(array.std(ddof=1) / math.sqrt(count))
+    else:
+        error = math.nan
     return float(array.mean()), error, count
 
 
@@ -241,6 +253,10 @@ def _cell(value: Any, short: bool) -> str:
     if isinstance(value, float | np.floating):
         value = float(value)
         if math.isfinite(value) and 1e4 <= abs(value) < 1e9:
-            return f"{float(f'{value:.4g}'):,.0f}" if not short else f"{value:.15g}"
-        return f"{value:.4g}" if short else f"{value:#.4g}".rstrip(".")
+            if not short:
+                return f"{float(f'{value:.4g}'):,.0f}"
+            return f"{value:.15g}"
+        if short:
+            return f"{value:.4g}"
+        return f"{value:#.4g}".rstrip(".")
     return " ".join(str(value).split())

@@ -136,7 +136,10 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
         raise ValueError(
             f"mixing is {text}; give the matrix of a graph, mixing.metropolis_hastings(graph)"
         )
-    n = mixing.agents if isinstance(mixing, Neighbours | Partitioned) else mixing.shape[-1]
+    if isinstance(mixing, Neighbours | Partitioned):
+        n = mixing.agents
+    else:
+        n = mixing.shape[-1]
     products: dict[type, Any] = {Neighbours: _gathered, Partitioned: _exchanged}
     product = products.get(type(mixing), _dot)
 
@@ -183,7 +186,9 @@ def at(mixing: Any, round: Int[Array, ""] | int) -> Any:
     if isinstance(mixing, Partitioned):
         return dataclasses.replace(mixing, tables=at(mixing.tables, round))
     if not isinstance(mixing, Neighbours):
-        return jnp.asarray(mixing) if mixing.ndim == 2 else _entry(mixing, round)
+        if mixing.ndim == 2:
+            return jnp.asarray(mixing)
+        return _entry(mixing, round)
     if mixing.wide.ndim == 2:
         return mixing
     by_round = mixing.senders, mixing.weights, mixing.wide
@@ -249,7 +254,10 @@ def partitioned(whole: Neighbours, mesh: Mesh) -> Partitioned:
     devices = mesh.size
     block = -(-n // devices)
     wide = np.asarray(whole.wide)
-    agents = np.arange(n) if whole.order is None else np.argsort(np.asarray(whole.order))
+    if whole.order is None:
+        agents = np.arange(n)
+    else:
+        agents = np.argsort(np.asarray(whole.order))
     rows = np.split(agents, np.cumsum([part.shape[-2] for part in whole.senders]))
     owners = [members // block for members in rows]
     needed = np.zeros((devices, n), bool)
@@ -306,9 +314,11 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
     for shift in range(1, devices):
         for i in range(devices):
             j = (i + shift) % devices
-            if len(rows := np.flatnonzero(needed[j, i * block : (i + 1) * block])):
+            rows = np.flatnonzero(needed[j, i * block : (i + 1) * block])
+            if len(rows):
                 free = (s for s in steps if all(a != i and b != j for a, b in s))
-                if (step := next(free, None)) is None:
+                step = next(free, None)
+                if step is None:
                     steps.append(step := {})
                 step[i, j] = rows
     sizes = [max(map(len, step.values())) for step in steps]
@@ -368,7 +378,10 @@ def _gathered(mixing: Neighbours, values: Array) -> Array:
             weight = jnp.asarray(weights)[:, j].astype(values.dtype)
             weight = weight.reshape((-1, *[1] * (values.ndim - 1)))
             sent = values.at[jnp.asarray(senders)[:, j]].get(mode="promise_in_bounds")
-            total = weight * sent if j == 0 else total + weight * sent
+            if j == 0:
+                total = weight * sent
+            else:
+                total = total + weight * sent
         parts.append(total)
     if mixing.wide.shape[0]:
         parts.append(_dot(mixing.wide, values))

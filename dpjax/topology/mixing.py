@@ -227,7 +227,10 @@ def spectral_gap(mixing: Any) -> float:
         return max(0.0, 1.0 - _second(matrix))
     matrix = dense(matrix)
     symmetric = np.array_equal(matrix, matrix.T)
-    values = np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix)
+    if symmetric:
+        values = np.linalg.eigvalsh(matrix)
+    else:
+        values = np.linalg.eigvals(matrix)
     return float(max(0.0, 1.0 - np.sort(np.abs(values))[-2] ** (1.0 / period)))
 
 
@@ -273,14 +276,21 @@ def check(
             "devices and not on others; give 0, or at least 1.2e-38"
         )
     if symmetric:
-        other = matrix.T if matrix.ndim == 2 else matrix.transpose(0, 2, 1)
-        if position := _validate.first(abs(matrix - other) > 1e-12):
+        if matrix.ndim == 2:
+            other = matrix.T
+        else:
+            other = matrix.transpose(0, 2, 1)
+        position = _validate.first(abs(matrix - other) > 1e-12)
+        if position:
             raise ValueError(
                 f"{name} is not symmetric at {position}; give a symmetric matrix, such as "
                 f"metropolis_hastings(graph)"
             )
     if connected:
-        support = sizes if matrix.ndim == 2 else sizes.sum(axis=0)
+        if matrix.ndim == 2:
+            support = sizes
+        else:
+            support = sizes.sum(axis=0)
         _require_connected(scipy.sparse.csr_array(support), name)
     return matrix
 
@@ -320,7 +330,10 @@ def dense(mixing: Any, name: str = "mixing") -> Float[np.ndarray, "*p n n"]:
 def _second(matrix: scipy.sparse.csr_array) -> float:
     """The second largest modulus of an eigenvalue of a sparse stochastic matrix."""
     symmetric = not (matrix != matrix.T).nnz
-    solve = scipy.sparse.linalg.eigsh if symmetric else scipy.sparse.linalg.eigs
+    if symmetric:
+        solve = scipy.sparse.linalg.eigsh
+    else:
+        solve = scipy.sparse.linalg.eigs
     # A fixed start: the same number at every call.
     start = np.random.default_rng(0).standard_normal(matrix.shape[0])
     try:
@@ -425,7 +438,8 @@ def _require_connected(support: Any, name: str, names: Sequence[str] | None = No
     # Of several as small, the one without agent 0.
     sizes[part_of[0]] += 0.5
     members = np.flatnonzero(part_of == sizes.argmin())
-    names = [str(i) for i in range(n)] if names is None else names
+    if names is None:
+        names = [str(i) for i in range(n)]
     members_text = ", ".join(nodes.title(names, int(i)) for i in members[:_LISTED])
     members_text += f" and {len(members) - _LISTED} more" if len(members) > _LISTED else ""
     hint = ""

@@ -56,7 +56,9 @@ def order(graph: nx.Graph) -> list[Any]:
     if not len(graph):
         raise ValueError("graph has no nodes; give at least one agent")
     numbers = range(graph.number_of_nodes())
-    return list(numbers) if set(graph) == set(numbers) else list(graph)
+    if set(graph) == set(numbers):
+        return list(numbers)
+    return list(graph)
 
 
 def named(names: Sequence[str]) -> bool:
@@ -104,7 +106,10 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
     word = _validate.name(word).strip()
     name = word.removeprefix(_LABEL)
     called = {index for index, label in enumerate(names) if label in (name, word)}
-    counted = set() if name != word else _counted(names, word.removeprefix(_INDEX))
+    if name != word:
+        counted = set()
+    else:
+        counted = _counted(names, word.removeprefix(_INDEX))
     if counted and not called and name == word.removeprefix(_INDEX):
         if any(label.isdecimal() for label in names):
             remedy = f"{_INDEX}{word} is {title(names, *counted)}"
@@ -145,7 +150,9 @@ def _counted(names: Sequence[str], word: str) -> set[int]:
     """The index that a word is, if it is one; 007 is none."""
     if not (word.isascii() and word.isdecimal() and len(word) < 10):
         return set()
-    return {int(word)} & set(range(len(names))) if word == str(int(word)) else set()
+    if word == str(int(word)):
+        return {int(word)} & set(range(len(names)))
+    return set()
 
 
 def _refuse(names: Sequence[str], reason: str) -> NoReturn:
