@@ -9,6 +9,7 @@ always answers the class that most test records have.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,22 +164,27 @@ def tune_and_compare(config: Config, k: int, lab: launch.Lab, folder: Path) -> l
     trusted = method(k, Trusted(config.dropouts, missing))
     free = replace(base, method=trusted, noise=None, budget=None)
     fit, held = split.split(*whole, config.validation, seed=0)
-    rows = []
-    for way, one in ((INSIDE, base), (FREE, free)):
-        result = lab.run(
-            tune.grid({"one": one}, config.steps, matrix),
-            learn(fit, held),
-            seeds=config.tuning_seeds,
-            eval_every=config.rounds,
-            checkpoint=folder / f"tuning_{way}",
-        )
-        rows += result.rows(way=way, phase="tuning", **columns(k, whole, test))
-    (best,) = tune.grid({"free": free}, tuple(tune.best_steps(result).values()), matrix)
-    final = lab.run(
-        best, learn(whole, test), seeds=config.seeds, eval_every=every(config),
+    tuned = learn(fit, held)
+    shared = {"tuning_seeds": config.tuning_seeds, "metric": "test_loss", "runner": lab.run}
+
+    def trial(way: str, part: plan.Config) -> tune.Trial:
+        return tune.Trial(way, config.steps, lambda steps, count: tune.grid(part, steps, matrix))
+
+    # What has noise is run over TCP, seed by seed, with the step size that is found here.
+    private = tune.search(
+        [trial(INSIDE, base)], tuned, checkpoint=folder / f"tuning_{INSIDE}", **shared
+    )
+    silent = tune.reported(
+        [trial(FREE, free)],
+        tuned,
+        learn(whole, test),
+        seeds=config.seeds,
+        measurements=math.ceil(config.rounds / every(config)),
         checkpoint=folder / "free",
-    )  # fmt: skip
-    return rows + final.rows(way=FREE, phase="final", **columns(k, whole, test))
+        **shared,
+    )
+    where = columns(k, whole, test)
+    return private.rows(way=INSIDE, **where) + silent.rows(way=FREE, **where)
 
 
 def train(
@@ -192,7 +198,7 @@ def train(
 
     def tuned(missing: tuple[tuple[int, ...], ...]) -> plan.Plan:
         base = configured(config, k, whole[0].shape[1] + 1, missing)
-        (made,) = tune.grid({"one": base}, [step], matrix)
+        (made,) = tune.grid(base, [step], matrix)
         return made
 
     made = tuned(transport.absent(leaves, config.rounds))

@@ -8,7 +8,6 @@ its own step size, on the same splits, batches and initial models.
 """
 
 import functools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -123,47 +122,42 @@ def train(
     # One rule: plans of one run share it.
     optimizer = UpdateRule(filter=read_filter(name)).chain(1.0)
 
-    def rows(
-        phase: str, train: Any, test: Any, steps: dict[float, tuple[float, ...]],
-        seeds: tuple[int, ...], every: int,
-    ) -> list[dict[str, Any]]:  # fmt: skip
+    def learn(train: Any, test: Any) -> problem.Problem:
         shards = partition.iid(len(train[1]), config.agents, 0)
-        places = -(-int(shards.counts.max()) // config.separation)
-        task = supervised(model, "cross_entropy", train, test, shards, name=config.dataset)
-        plans = []
-        for epsilon, tried in steps.items():
-            base = plan.Config(
-                noise=noise.named(design),
-                budget=protect.Budget(epsilon, config.delta),
-                protect=protect.Protect("zero_out_record", clip_norm=config.clip_norm),
-                sampler=samplers.Cyclic(config.epochs, config.separation, places),
-                optimizer=optimizer,
-                rounds=config.rounds,
-            )
-            plans += tune.grid({design: base}, tried, matrix)
-        result = lab.run(plans, task, seeds=seeds, eval_every=every, checkpoint=folder / phase)
-        found = result.rows(phase=phase, filter=name, dataset=config.dataset)
-        for row in found:
-            stated = row["guarantee"]["epsilon"]
-            row["budget_epsilon"] = min(config.epsilon, key=lambda e: abs(e - stated))
-        return found
+        return supervised(model, "cross_entropy", train, test, shards, name=config.dataset)
+
+    def plans(epsilon: float, steps: tuple[float, ...], count: int) -> list[plan.Plan]:
+        largest = -(-count // config.agents)
+        base = plan.Config(
+            noise=noise.named(design),
+            budget=protect.Budget(epsilon, config.delta),
+            protect=protect.Protect("zero_out_record", clip_norm=config.clip_norm),
+            sampler=samplers.Cyclic(
+                config.epochs, config.separation, -(-largest // config.separation)
+            ),
+            optimizer=optimizer,
+            rounds=config.rounds,
+        )
+        return tune.grid(base, steps, matrix)
 
     fit, held = split.split(*train, config.validation, seed=0)
-    grid = {epsilon: config.steps for epsilon in config.epsilon}
-    tuning = rows("tuning", fit, held, grid, config.tuning_seeds, config.rounds)
-    best = {epsilon: (chosen(tuning, epsilon),) for epsilon in config.epsilon}
-    every = math.ceil(config.rounds / config.measurements)
-    return tuning + rows("final", train, test, best, config.seeds, every)
-
-
-def chosen(tuning: list[dict[str, Any]], epsilon: float) -> float:
-    """The step size of the least validation loss at a budget; a diverged run counts as infinite."""
-    losses: dict[float, list[float]] = {}
-    for row in tuning:
-        if row["budget_epsilon"] == epsilon:
-            losses.setdefault(row["step_size"], []).append(row["test_loss"])
-    means = {step: float(np.nan_to_num(np.mean(of), nan=math.inf)) for step, of in losses.items()}
-    return min(means, key=means.__getitem__)
+    tuned = learn(fit, held)
+    whole = learn(train, test)
+    rows = []
+    for epsilon in config.epsilon:
+        best = tune.reported(
+            [tune.Trial(name, config.steps, functools.partial(plans, epsilon))],
+            tuned,
+            whole,
+            seeds=config.seeds,
+            tuning_seeds=config.tuning_seeds,
+            measurements=config.measurements,
+            metric="test_loss",
+            runner=lab.run,
+            checkpoint=folder / f"{epsilon:g}",
+        )
+        rows += best.rows(filter=name, dataset=config.dataset, budget_epsilon=epsilon)
+    return rows
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:

@@ -169,8 +169,8 @@ def train(
         shards = partition.iid(len(train[1]), len(matrix), 0)
         return supervised(Linear(), "logistic", train, test, shards, name=config.dataset)
 
-    def configured(design: str, learning: Problem) -> plan.Config:
-        largest = int(learning.partition.counts.max())
+    def plans(design: str, steps: tuple[float, ...], count: int) -> list[plan.Plan]:
+        largest = -(-count // len(matrix))
         base = plan.Config(
             noise=noise.Independent(),
             budget=protect.Budget(config.epsilon, config.delta),
@@ -179,31 +179,27 @@ def train(
             optimizer=optimizers.Sgd(config.steps[0]),
             rounds=k * b,
         )
-        return base.using(noise.named(design))
+        return tune.grid(base.using(noise.named(design)), steps, matrix)
 
     fit, validation = split.split(*whole, config.validation, seed=0)
-    tuned, reported = learn(fit, validation), learn(whole, test)
+    tuned = learn(fit, validation)
+    reported = learn(whole, test)
     where = {"graph": graph, "dataset": config.dataset, "epochs": k, "rounds": k * b}
     rows = []
     # Plans of one run share their strategy over rounds: a run for each design.
     for design in config.designs:
-        tuning = lab.run(
-            tune.grid({design: configured(design, tuned)}, config.steps, matrix),
+        best = tune.reported(
+            [tune.Trial(design, config.steps, functools.partial(plans, design))],
             tuned,
-            seeds=config.tuning_seeds,
-            eval_every=k * b,
-            checkpoint=folder / f"{design}_tuning",
-        )
-        step = tune.best_steps(tuning)[design]
-        final = lab.run(
-            tune.grid({design: configured(design, reported)}, [step], matrix),
             reported,
             seeds=config.seeds,
-            eval_every=k * b,
-            checkpoint=folder / f"{design}_final",
+            tuning_seeds=config.tuning_seeds,
+            metric="test_loss",
+            runner=lab.run,
+            checkpoint=folder / design,
         )
-        rows += tuning.rows(phase="tuning", **where) + final.rows(phase="final", **where)
-    return [row for row in rows if row["round"] == k * b]
+        rows += best.rows(**where)
+    return rows
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:

@@ -7,7 +7,6 @@ presets cpu and full have the paper's sizes, on the files' own split.
 """
 
 import functools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -137,7 +136,6 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
         optimizer=optimizers.Sgd(config.steps[0]),
         rounds=config.rounds,
     )
-    configs = {name: base.using(noise.named(name)) for name in config.designs}
     whole, test = split.with_test(data, 0.2, seed=1)
 
     def learn(train: Any, test: Any) -> Problem:
@@ -150,33 +148,30 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
     where |= {"dataset": config.dataset, "probability": cell["probability"]}
     where |= {"budget_epsilon": cell["epsilon"], "budget_name": cell["budget"]}
     fit, validation = split.split(*whole, config.validation, seed=0)
-    tuning = lab.run(
-        tune.grid(configs, config.steps, matrix),
-        learn(fit, validation),
-        seeds=config.tuning_seeds,
-        eval_every=math.ceil(config.rounds / 4),
-        checkpoint=folder / "tuning",
-    )
-    best = tune.best_steps(tuning)
-    final = lab.run(
-        [
-            made
-            for design, step in best.items()
-            for made in tune.grid({design: configs[design]}, [step], matrix)
-        ],
-        learn(whole, test),
-        seeds=config.seeds,
-        eval_every=math.ceil(config.rounds / config.measurements),
-        checkpoint=folder / "final",
-    )
-    lab.say(
-        f"  tuned {len(tuning.plans)} plans on {len(tuning.seeds)} seeds at "
-        f"{tuning.rounds_per_second:,.0f} rounds/s, then ran {len(final.plans)} on "
-        f"{len(final.seeds)} at {final.rounds_per_second:,.0f}"
-    )
-    last = tuning.rounds[-1]
-    rows = [row for row in tuning.rows(phase="tuning", **where) if row["round"] == last]
-    return rows + final.rows(phase="final", **where)
+    tuned = learn(fit, validation)
+    reported = learn(whole, test)
+
+    def plans(design: str, steps: tuple[float, ...], count: int) -> list[plan.Plan]:
+        return tune.grid(base.using(noise.named(design)), steps, matrix)
+
+    rows = []
+    for design in config.designs:
+        best = tune.reported(
+            [tune.Trial(design, config.steps, functools.partial(plans, design))],
+            tuned,
+            reported,
+            seeds=config.seeds,
+            tuning_seeds=config.tuning_seeds,
+            measurements=config.measurements,
+            metric="test_loss",
+            runner=lab.run,
+            checkpoint=folder / design,
+        )
+        lab.say(
+            f"  {design}: step {best.step_size:g}, {best.final.rounds_per_second:,.0f} rounds/s"
+        )
+        rows += best.rows(**where)
+    return rows
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:

@@ -96,7 +96,7 @@ def sweep(
                 rounds=config.rounds,
             )
             chosen = base.using(noise.named(design))
-            made = tune.grid({design: chosen}, config.first_steps, matrix)
+            made = tune.grid(chosen, config.first_steps, matrix)
             plans += made
             epsilon_of += [epsilon] * len(made)
     result = lab.run(

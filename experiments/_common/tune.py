@@ -13,59 +13,30 @@ from dpjax.engine.run import Result, run
 from dpjax.learning.problem import Problem
 from dpjax.plans import plan as plan_
 
-__all__ = ["Reported", "Trial", "best_steps", "check_seeds", "dealt", "grid", "reported"]
+__all__ = ["Reported", "Trial", "check_seeds", "dealt", "grid", "reported", "search"]
 
 
-def grid(
-    configs: Mapping[str, plan_.Config], steps: Sequence[float], mixing: Any
-) -> list[plan_.Plan]:
-    """Plans for every config at every step size; each noise design is made once.
+def grid(config: plan_.Config, steps: Sequence[float], mixing: Any) -> list[plan_.Plan]:
+    """Plans of a config at every step size; its noise design is made once.
 
     Args:
-        configs: name -> config.
+        config: The config, whose optimizer has a step size.
         steps: Step sizes, above 0.
         mixing: [n, n] mixing matrix.
 
     Returns:
-        Plans, config by config, step by step.
+        Plans, step by step.
     """
     if not len(steps):
         raise ValueError("steps is empty; give at least one step size")
-    plans = []
-    for config in configs.values():
-        design: Any = None
-        for step in steps:
-            optimizer = replace(config.optimizer, step_size=_validate.positive("steps", step))
-            config = replace(config, optimizer=optimizer)
-            plans.append(plan_.make(config, mixing, design=design))
-            design = plans[-1].design
+    plans: list[plan_.Plan] = []
+    design = None
+    for step in steps:
+        optimizer = replace(config.optimizer, step_size=_validate.positive("steps", step))
+        plan = plan_.make(replace(config, optimizer=optimizer), mixing, design=design)
+        design = plan.design
+        plans.append(plan)
     return plans
-
-
-def best_steps(
-    result: Result, metric: str = "test_loss", *, largest: bool = False
-) -> dict[str, float]:
-    """The step size with the best final metric, averaged over seeds, for each design.
-
-    The search is not accounted for in the guarantee: as in the papers, epsilon is one run's.
-
-    Args:
-        result: A run of `grid`'s plans.
-        metric: Which of its metrics; a diverged run counts as the worst.
-        largest: Whether larger is better, as of an accuracy.
-
-    Returns:
-        design (a covariance's name) -> step size.
-    """
-    _validate.one_of("metric", metric, result.metrics)
-    final = (-1 if largest else 1) * result.metrics[metric][-1].mean(axis=0)
-    final = np.nan_to_num(final, nan=np.inf)
-    best: dict[str, tuple[float, float]] = {}
-    for terms, value in zip(result.terms, final, strict=True):
-        label = terms["label"]
-        if label not in best or value < best[label][0]:
-            best[label] = (float(value), terms["step_size"])
-    return {design: step for design, (_, step) in best.items()}
 
 
 class Trial(NamedTuple):
@@ -89,21 +60,21 @@ class Reported(NamedTuple):
         tuning: Every trial with its runs on the validation part.
         trial: The best.
         step_size: Its best step size.
-        final: Its runs on the whole.
+        final: Its runs on the whole; None after a search alone.
     """
 
     tuning: tuple[tuple[Trial, Result], ...]
     trial: Trial
     step_size: float
-    final: Result
+    final: Result | None = None
 
     def rows(
-        self, said: Callable[[Trial, Result], Mapping[str, Any]] | None = None, **extra: Any
+        self, describe: Callable[[Trial, Result], Mapping[str, Any]] | None = None, **extra: Any
     ) -> list[dict[str, Any]]:
         """Tidy rows of both phases: of tuning the last round's, of the best all that was measured.
 
         Args:
-            said: What rows say of a trial and its runs.
+            describe: What rows say of a trial and its runs.
             extra: Columns of every row.
 
         Returns:
@@ -111,13 +82,15 @@ class Reported(NamedTuple):
         """
         rows = []
         for trial, result in self.tuning:
-            own = dict(said(trial, result)) if said else {}
+            columns = dict(describe(trial, result)) if describe else {}
+            columns |= {"phase": "tuning", **extra}
             last = result.rounds[-1]
-            made = result.rows(**{**own, "phase": "tuning", **extra})
-            rows += [row for row in made if row["round"] == last]
-        own = dict(said(self.trial, self.final)) if said else {}
-        own |= {"phase": "final", "rounds": self.final.plans[0].config.rounds}
-        return rows + self.final.rows(**own, **extra)
+            rows += [row for row in result.rows(**columns) if row["round"] == last]
+        if self.final is None:
+            return rows
+        columns = dict(describe(self.trial, self.final)) if describe else {}
+        columns |= {"phase": "final", "rounds": self.final.plans[0].config.rounds, **extra}
+        return rows + self.final.rows(**columns)
 
 
 def dealt(steps: Sequence[float], settings: int) -> list[tuple[float, ...]]:
@@ -167,6 +140,82 @@ def check_seeds(
         raise ValueError(f"{name} {verb} {shared} with seeds; tune on others")
 
 
+def search(
+    trials: Sequence[Trial],
+    fit: Problem,
+    *,
+    tuning_seeds: Sequence[int],
+    measurements: int = 1,
+    metric: str = "test_accuracy",
+    moves: int = 0,
+    checkpoint: Path | None = None,
+    runner: Callable[..., Result] | None = None,
+    **options: Any,
+) -> Reported:
+    """Try settings and step sizes on a validation part.
+
+    The search is not accounted for in the guarantee: epsilon is one run's.
+
+    While the best step size is the least or the largest that its setting was tried with, the next
+    one is tried too: its quotient by that end is the one of both step sizes at that end.
+
+    Args:
+        trials: Settings of one method.
+        fit: Trains on a part of the training records, and measures on the other.
+        tuning_seeds: Of the trials.
+        measurements: How often each run is measured.
+        metric: What is compared: larger is better, but of a loss; a diverged run is the worst.
+        moves: Most step sizes that are tried beyond those given.
+        checkpoint: Folder for unfinished runs.
+        runner: An experiment's own `Lab.run`; None is `dpjax.engine.run.run`.
+        options: Of it.
+
+    Returns:
+        The trials and the best of them. Of equals the first is taken.
+
+    Raises:
+        ValueError: For no trials, or another metric.
+    """
+    if not trials:
+        raise ValueError("trials is empty; give at least one")
+    measurements = _validate.integer("measurements", measurements)
+    moves = _validate.integer("moves", moves, least=0)
+    tuning: list[tuple[Trial, Result]] = []
+    best = (-math.inf, 0, trials[0].steps[0])
+    tried = [trial.steps for trial in trials]
+
+    def attempt(index: int, steps: tuple[float, ...], name: str) -> None:
+        nonlocal best
+        trial = trials[index]._replace(steps=steps)
+        plans = trial.plans(steps, len(fit.y))
+        # Measured as often as what is reported: a checkpoint is written at a measurement alone.
+        every = math.ceil(plans[0].config.rounds / measurements)
+        folder = None if checkpoint is None else checkpoint / name
+        result = (runner or run)(
+            plans, fit, seeds=tuning_seeds, eval_every=every, checkpoint=folder, **options
+        )
+        _validate.one_of("metric", metric, result.metrics)
+        tuning.append((trial, result))
+        sign = -1.0 if metric.endswith("loss") else 1.0
+        scores = sign * result.metrics[metric][-1].mean(axis=0)
+        scores = np.nan_to_num(scores, nan=-np.inf, neginf=-np.inf)
+        top = int(np.argmax(scores))
+        if scores[top] > best[0]:
+            best = (float(scores[top]), index, steps[top])
+
+    for index, trial in enumerate(trials):
+        attempt(index, trial.steps, f"tuning_{index}")
+    for number in range(moves):
+        score, index, step = best
+        beyond = _beyond(tried[index], step)
+        if beyond is None or score == -math.inf:
+            break
+        tried[index] = (*tried[index], beyond)
+        attempt(index, (beyond,), f"moved_{number}")
+    _, index, step = best
+    return Reported(tuple(tuning), trials[index], step)
+
+
 def reported(
     trials: Sequence[Trial],
     fit: Problem,
@@ -181,78 +230,46 @@ def reported(
     runner: Callable[..., Result] | None = None,
     **options: Any,
 ) -> Reported:
-    """Try settings and step sizes on a validation part, and run the best on other seeds.
-
-    The search is not accounted for in the guarantee: epsilon is one run's.
-
-    While the best step size is the least or the largest that its setting was tried with, the next
-    one is tried too: its quotient by that end is the one of both step sizes at that end.
+    """Try settings and step sizes as `search` does, and run the best on other seeds.
 
     Args:
         trials: Settings of one method.
-        fit: Trains on a part of the training records, and measures on the other.
-        whole: Trains on all of them, and measures on test records.
+        fit: As in `search`.
+        whole: Trains on all training records, and measures on test records.
         seeds: Of the runs that are reported.
         tuning_seeds: Of the trials; none of ``seeds``.
-        measurements: How often the reported runs are measured.
-        metric: What is compared: larger is better, but of a loss; a diverged run is the worst.
-        moves: Most step sizes that are tried beyond those given.
+        measurements: How often runs are measured.
+        metric: As in `search`.
+        moves: As in `search`.
         checkpoint: Folder for unfinished runs.
-        runner: An experiment's own `Lab.run`; None is `dpjax.engine.run.run`.
+        runner: As in `search`.
         options: Of it.
 
     Returns:
-        The trials, the best of them, and its runs. Of equals the first is taken.
+        The trials, the best of them, and its runs.
 
     Raises:
         ValueError: For no trials, shared seeds, or another metric.
     """
     check_seeds(seeds, tuning_seeds)
-    if not trials:
-        raise ValueError("trials is empty; give at least one")
-    measurements = _validate.integer("measurements", measurements)
-
-    def at(name: str) -> Path | None:
-        return None if checkpoint is None else checkpoint / name
-
-    call = runner or run
-    tuning: list[tuple[Trial, Result]] = []
-    best = (-math.inf, 0, trials[0].steps[0])
-    tried = [trial.steps for trial in trials]
-
-    def attempt(index: int, steps: tuple[float, ...], name: str) -> None:
-        nonlocal best
-        trial = trials[index]._replace(steps=steps)
-        plans = trial.plans(steps, len(fit.y))
-        # Measured as often as what is reported: a checkpoint is written at a measurement alone.
-        every = math.ceil(plans[0].config.rounds / measurements)
-        result = call(
-            plans, fit, seeds=tuning_seeds, eval_every=every, checkpoint=at(name), **options
-        )
-        _validate.one_of("metric", metric, result.metrics)
-        tuning.append((trial, result))
-        sign = -1.0 if metric.endswith("loss") else 1.0
-        scores = sign * result.metrics[metric][-1].mean(axis=0)
-        scores = np.nan_to_num(scores, nan=-np.inf, neginf=-np.inf)
-        top = int(np.argmax(scores))
-        if scores[top] > best[0]:
-            best = (float(scores[top]), index, steps[top])
-
-    for index, trial in enumerate(trials):
-        attempt(index, trial.steps, f"tuning_{index}")
-    for number in range(_validate.integer("moves", moves, least=0)):
-        score, index, step = best
-        beyond = _beyond(tried[index], step)
-        if beyond is None or score == -math.inf:
-            break
-        tried[index] = (*tried[index], beyond)
-        attempt(index, (beyond,), f"moved_{number}")
-    _, index, step = best
-    trial = trials[index]
-    plans = trial.plans((step,), len(whole.y))
+    best = search(
+        trials,
+        fit,
+        tuning_seeds=tuning_seeds,
+        measurements=measurements,
+        metric=metric,
+        moves=moves,
+        checkpoint=checkpoint,
+        runner=runner,
+        **options,
+    )
+    plans = best.trial.plans((best.step_size,), len(whole.y))
     every = math.ceil(plans[0].config.rounds / measurements)
-    final = call(plans, whole, seeds=seeds, eval_every=every, checkpoint=at("final"), **options)
-    return Reported(tuple(tuning), trial, step, final)
+    folder = None if checkpoint is None else checkpoint / "final"
+    final = (runner or run)(
+        plans, whole, seeds=seeds, eval_every=every, checkpoint=folder, **options
+    )
+    return best._replace(final=final)
 
 
 def _beyond(steps: Sequence[float], step: float) -> float | None:

@@ -94,6 +94,9 @@ def test_a_run_that_diverged_is_never_the_best(monkeypatch):
     # The least loss, where losses are compared.
     few = tune.reported(trials, *problems(), seeds=(0,), tuning_seeds=(7,), metric="test_loss")
     assert few.step_size == 1.0
+    # A search alone finds the same, and runs nothing else.
+    search = tune.search(trials, problems()[0], tuning_seeds=(7, 8))
+    assert (search.step_size, search.final) == (0.1, None)
 
 
 @pytest.mark.parametrize(
@@ -153,14 +156,3 @@ def test_what_is_no_search_is_refused():
     ):
         with pytest.raises(ValueError, match=said):
             tune.reported(trials, fit, whole, **(given | options))
-
-
-def test_best_steps_are_those_of_the_least_or_the_largest():
-    terms = [{"label": "a", "step_size": step} for step in (0.1, 0.2, 0.4)]
-    values = {"test_loss": np.array([[[3.0, 1.0, np.nan]]]), "auc": np.array([[[0.6, 0.7, 0.8]]])}
-    result = SimpleNamespace(terms=terms, metrics=values)
-    assert tune.best_steps(result) == {"a": 0.2}
-    assert tune.best_steps(result, "auc", largest=True) == {"a": 0.4}
-    assert tune.best_steps(result, "auc") == {"a": 0.1}
-    values["auc"][0, 0, 2] = np.nan
-    assert tune.best_steps(result, "auc", largest=True) == {"a": 0.2}

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from _common.tune import best_steps
 from dpjax.accounting import gdp
 from dpjax.engine.run import run
 from dpjax.learning import samplers
@@ -61,13 +60,13 @@ def test_the_built_in_designs_come_back(network):
     np.testing.assert_allclose(again.covariance(), whisper.covariance(), rtol=1e-5, atol=1e-9)
 
 
-def test_the_name_goes_into_records_plans_and_tuning(network, small):
+def test_the_name_goes_into_records_and_plans(network, small):
     made = plan.make(own_config(positive(6), "half-half", rounds=2), network)
     assert repr(made).startswith("Plan(half-half, 6 agents, (epsilon = 8")
     result = run(made, small, seeds=[0])
     row = result.rows()[0]
     assert row["algorithm"] == "half-half" and row["guarantee"]["epsilon"] == 8
-    assert best_steps(result) == {"half-half": made.config.optimizer.step_size}
+    assert result.terms[0]["label"] == "half-half"
     other = plan.make(own_config(positive(6), "other", rounds=2), network)
     assert other.fingerprint() != made.fingerprint()
 
