@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,9 @@ from jaxtyping import PRNGKeyArray
 from dpjax import _validate
 
 __all__: list[str] = []
+
+Params: TypeAlias = Any
+"""Parameters of one agent, a pytree of a user's own; or their shapes and dtypes."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,11 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from dpjax import _agents, _numerics, _validate
 from dpjax._programs import compiled
-from dpjax.learning import parameters
-from dpjax.protocols import Answer
+from dpjax.learning.parameters import Params, merge
+from dpjax.protocols import Answer, Batch, Models, Updates
 from dpjax.transforms import clipping
 
 __all__ = ["RecordQuery"]
-
-
-_Augment = Callable[[PRNGKeyArray, Any], Any]
 
 
 class Keyed(NamedTuple):
@@ -31,8 +28,18 @@ class Keyed(NamedTuple):
         words: [..., 2] a threefry key's words for each.
     """
 
-    x: Any
+    x: Array
     words: UInt32[Array, "*r 2"]
+
+
+_Records: TypeAlias = Array | Keyed
+"""One record, or a batch of them."""
+
+_Augment: TypeAlias = Callable[[PRNGKeyArray, Array], Array]
+_Loss: TypeAlias = Callable[[Params, _Records, Array], Array]
+_Encode: TypeAlias = Callable[[Updates], Updates]
+_Walk: TypeAlias = tuple[Params, Updates]
+_Passes: TypeAlias = tuple[Array, Updates]
 
 
 @dataclass(frozen=True)
@@ -47,30 +54,31 @@ class Augmentation:
     augment: _Augment
     number: int
 
-    def of(self, record: Keyed) -> Any:
+    def of(self, record: Keyed) -> Array:
         """Return the variants of one record, [K, *record].
 
         Args:
             record: One record with its key.
         """
         key = jax.random.wrap_key_data(record.words, impl=_numerics.THREEFRY)
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(self.number))
+        numbers = jnp.arange(self.number)
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, numbers)
         return jax.vmap(self.augment, in_axes=(0, None))(keys, record.x)
 
-    def averaged(self, loss: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+    def averaged(self, loss: _Loss) -> _Loss:
         """Return ``loss(params, record, y)`` as the mean over a record's variants.
 
         Args:
             loss: ``loss(params, x, y) -> scalar`` of one example.
         """
 
-        def mean(params: Any, record: Keyed, y: Any) -> Any:
-            each = jax.vmap(loss, in_axes=(None, 0, None))
-            return jnp.mean(each(params, self.of(record), y))
+        def mean(params: Params, record: Any, y: Array) -> Array:
+            losses = jax.vmap(loss, in_axes=(None, 0, None))(params, self.of(record), y)
+            return jnp.mean(losses)
 
         return mean
 
-    def spread(self, records: Keyed, *others: Any) -> tuple[Any, ...]:
+    def spread(self, records: Keyed, *others: Array) -> tuple[Array, ...]:
         """Return the variants of a batch as its records, [B K, ...], and others K times each.
 
         Args:
@@ -78,11 +86,11 @@ class Augmentation:
             others: Arrays [B, ...].
         """
         x = jax.vmap(self.of)(records)
-        whole = x.reshape(-1, *x.shape[2:])
-        return whole, *(jnp.repeat(other, self.number, axis=0) for other in others)
+        variants = x.reshape(-1, *x.shape[2:])
+        return variants, *(jnp.repeat(other, self.number, axis=0) for other in others)
 
 
-def keyed(key: PRNGKeyArray | None, x: Any, rows: Int[Array, "*r"]) -> Any:
+def keyed(key: PRNGKeyArray | None, x: Array, rows: Int[Array, "*r"]) -> _Records:
     """Return records with their keys; as they are where no key is given.
 
     Args:
@@ -92,8 +100,8 @@ def keyed(key: PRNGKeyArray | None, x: Any, rows: Int[Array, "*r"]) -> Any:
     """
     if key is None:
         return x
-    each = jax.vmap(lambda row: jax.random.key_data(jax.random.fold_in(key, row)))
-    return Keyed(x, each(rows.reshape(-1)).reshape(*rows.shape, 2))
+    words = jax.vmap(lambda row: jax.random.key_data(jax.random.fold_in(key, row)))
+    return Keyed(x, words(rows.reshape(-1)).reshape(*rows.shape, 2))
 
 
 def augmentation_of(augment: Any, multiplicity: Any, record: Any) -> Augmentation | None:
@@ -116,24 +124,24 @@ def augmentation_of(augment: Any, multiplicity: Any, record: Any) -> Augmentatio
                 "alike; give augment"
             )
         return None
-    one = jax.eval_shape(jnp.asarray, record)
+    shape = jax.eval_shape(jnp.asarray, record)
     key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
     remedy = "give a function of a key and of one record that returns a record like it"
     try:
-        variant = jax.eval_shape(augment, key, one)
+        variant = jax.eval_shape(augment, key, shape)
     except Exception as error:
         raise ValueError(
-            f"augment is {_validate.shown(augment)}, which fails on a record of {one.shape} "
-            f"{one.dtype}: {_validate.said(error)}; {remedy}"
+            f"augment is {_validate.shown(augment)}, which fails on a record of {shape.shape} "
+            f"{shape.dtype}: {_validate.said(error)}; {remedy}"
         ) from error
-    if (getattr(variant, "shape", None), getattr(variant, "dtype", None)) != (one.shape, one.dtype):
+    if (getattr(variant, "shape", None), getattr(variant, "dtype", None)) != (
+        shape.shape,
+        shape.dtype,
+    ):
         raise ValueError(
-            f"augment turns a record of {one.shape} {one.dtype} into {variant}; {remedy}"
+            f"augment turns a record of {shape.shape} {shape.dtype} into {variant}; {remedy}"
         )
     return Augmentation(augment, number)
-
-
-_Loss = Callable[[Any, Any, Any], Any]
 
 
 def _locally_trained(loss: Callable[..., Any], steps: int, step_size: float) -> Callable[..., Any]:
@@ -147,10 +155,10 @@ def _locally_trained(loss: Callable[..., Any], steps: int, step_size: float) -> 
         step_size: Of each.
     """
 
-    def trained(params: Any, *data: Any) -> Any:
+    def trained(params: Params, *data: _Records) -> Any:
         start = jax.lax.stop_gradient(params)
 
-        def step(_: Any, state: Any) -> Any:
+        def step(_: Array, state: _Walk) -> _Walk:
             x, total = state
             gradient = jax.grad(loss)(x, *data)
             x = jax.tree.map(lambda p, g: p - step_size * g, x, gradient)
@@ -160,6 +168,7 @@ def _locally_trained(loss: Callable[..., Any], steps: int, step_size: float) -> 
         # One gradient is one, to the bit.
         _, total = jax.lax.fori_loop(0, steps, step, (start, zeros))
         mean = jax.tree.map(lambda leaf: leaf * (1 / steps), total)
+        # Linear in params, so that its gradient is the mean.
         products = jax.tree.map(lambda m, p: jnp.sum(m * p), mean, params)
         return sum(jax.tree.leaves(products))
 
@@ -171,12 +180,11 @@ class AgentQuery:
     """The clipped gradient of an agent's mean loss: what "replace_agent" protects.
 
     Guarantee: the answer of one agent has a ``norm`` of at most ``clip_norm``, exactly, whatever
-    its data and however its mean gradient was rounded, since the clip comes last; replacing all of
-    them moves it by at most twice that, and no other agent's at all. Who has no record in a batch
-    answers zero, whatever ``encode`` makes of a zero gradient, so that leaving somebody out moves
-    an answer by at most ``clip_norm``; and what stands in the places of padding moves nothing.
-    Where the clip norm is infinite nothing bounds it: that gradients are close is an assumption
-    then, which the guarantee states.
+    its data and however its mean gradient was rounded, since the clip comes last. Replacing all of
+    its data moves the answer by at most twice that, and no other agent's at all. An agent without
+    records in a batch returns a zero gradient, whatever ``encode`` makes of one; so leaving an
+    agent out moves its answer by at most ``clip_norm``. Padding moves nothing. An infinite clip
+    norm bounds nothing: that gradients are close is then an assumption, which the guarantee states.
 
     Attributes:
         loss: ``loss(params, x, y) -> scalar`` of one example.
@@ -204,9 +212,7 @@ class AgentQuery:
 
     metrics = ("gradient_norm", "clip_fraction")
 
-    def __call__(
-        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
-    ) -> Answer:
+    def __call__(self, models: Models, batch: Batch, encode: _Encode | None = None) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
         loss = self._mean_loss
         if self.walk is not None:
@@ -216,7 +222,7 @@ class AgentQuery:
             self.clip_norm, method=self.clipping, per_layer=self.per_layer, norm=self.norm
         )
 
-        def answered(models: Any, batch: Any) -> Any:
+        def answered(models: Models, batch: Batch) -> tuple[Updates, Array, Array]:
             gradients = _agents.each_agent(
                 jax.grad(loss), models, batch, sequential=self.one_by_one
             )
@@ -229,44 +235,48 @@ class AgentQuery:
             return clipped, norms, self._exceeded(gradients, norms)
 
         clipped, *diagnostics = _agents.in_blocks(answered, models, batch)
-        values = (jnp.mean(each).astype(jnp.float32) for each in diagnostics)
+        values = (jnp.mean(diagnostic).astype(jnp.float32) for diagnostic in diagnostics)
         return Answer(clipped, dict(zip(self.metrics, values, strict=True)))
 
-    def share(self, models: Any, batch: Any) -> float:
+    def share(self, models: Models, batch: Batch) -> float:
         """Zero: one gradient an agent is clipped as it is rounded; see `RecordQuery.share`."""
         del models, batch
         return 0.0
 
-    def merging(self, frozen: Any) -> "AgentQuery":
+    def merging(self, frozen: Params) -> "AgentQuery":
         """The query of models that lack these leaves, whose gradients are not taken.
 
         Args:
             frozen: Values of one model, None in the places of trained ones.
         """
-        return self._of(lambda loss: _merging(loss, frozen))
+        return self._with_losses(lambda loss: _merging(loss, frozen))
 
     def points(self, weights: Sequence[float] | None = None) -> "AgentQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
-        return dataclasses.replace(self._of(_over_points), weights=_plain(weights))
+        return dataclasses.replace(self._with_losses(_over_points), weights=_plain(weights))
 
     def local_steps(self, steps: int, step_size: float) -> "AgentQuery":
         """The query of local training; see `dpjax.protocols.Query`."""
         return dataclasses.replace(self, walk=(steps, step_size))
 
-    def _of(self, change: Callable[[_Loss], _Loss]) -> "AgentQuery":
-        whole = None if self.batch_loss is None else change(self.batch_loss)
-        return dataclasses.replace(self, loss=change(self.loss), batch_loss=whole)
+    def _with_losses(self, change: Callable[[_Loss], _Loss]) -> "AgentQuery":
+        batch_loss = None if self.batch_loss is None else change(self.batch_loss)
+        return dataclasses.replace(self, loss=change(self.loss), batch_loss=batch_loss)
 
-    def _exceeded(self, gradients: Any, norms: Float[Array, " n"]) -> Bool[Array, " n"]:
+    def _exceeded(self, gradients: Updates, norms: Float[Array, " n"]) -> Bool[Array, " n"]:
         """Whose gradient, or a layer of it, is longer than it may be."""
         if not self.per_layer:
             return norms > self.clip_norm
-        layers, leaves = _numerics.layer_groups(gradients), jax.tree.leaves(gradients)
+        leaves = jax.tree.leaves(gradients)
+        layers = _numerics.layer_groups(gradients)
         share = _numerics.layer_share(self.clip_norm, len(layers))
-        each = [jax.vmap(optax.tree.norm)([leaves[i] for i in layer]) for layer in layers]
-        return jnp.any(jnp.stack(each) > share, axis=0)
+        layer_norms = []
+        for layer in layers:
+            layer_leaves = [leaves[i] for i in layer]
+            layer_norms.append(jax.vmap(optax.tree.norm)(layer_leaves))
+        return jnp.any(jnp.stack(layer_norms) > share, axis=0)
 
-    def _mean_loss(self, params: Any, batch: Any) -> Any:
+    def _mean_loss(self, params: Params, batch: Batch) -> Array:
         x, y, padding = batch
         if self.augmentation is not None:
             # As many of each record: the mean over variants is the mean over records' means.
@@ -323,7 +333,7 @@ class RecordQuery:
     """
 
     loss: _Loss
-    weighted: Callable[[Any, Any, Any, Any], Any] | None
+    weighted: Callable[[Params, Array, Array, Array], Updates] | None
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None
@@ -344,49 +354,53 @@ class RecordQuery:
     @property
     def one_by_one(self) -> bool:
         """Whether single gradients are formed: no model's sum, which may know no layers."""
-        asked = self.per_layer or self.microbatch is not None
-        return self.weighted is None or (asked and not hasattr(self.weighted, "by_layer"))
+        needs_layers = self.per_layer or self.microbatch is not None
+        return self.weighted is None or (needs_layers and not hasattr(self.weighted, "by_layer"))
 
-    def __call__(
-        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
-    ) -> Answer:
+    def __call__(self, models: Models, batch: Batch, encode: _Encode | None = None) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
         wide = self._wide if self.capacity is None else self._in_passes
         total = wide(models, batch, encode, self._places(batch))
+        # A model's own sum has combined the points already.
         weights = self.weights if encode is not None or self.one_by_one else None
         combined = _combining(weights, encode)
         like = models if combined is None else jax.eval_shape(jax.vmap(combined), models)
         return Answer(_numerics.rounded_sum(total, like))
 
-    def share(self, models: Any, batch: Any) -> float:
+    def share(self, models: Models, batch: Batch) -> float:
         """The share r of the clip norm by which rounding of an answer lowers a record's.
 
         Args:
             models: Shapes of every agent's parameters.
             batch: Shapes of a batch.
         """
-        places, x = self._places(batch), batch[0]
-        one, record = jax.tree.map(
+        places = self._places(batch)
+        x = batch[0]
+        params, records = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (models, x)
         )
         if self.one_by_one:
-            return clipping.share(places, one)
+            return clipping.share(places, params)
         if self.capacity is not None:
-            record = jax.ShapeDtypeStruct((self.capacity, *x.shape[1:]), x.dtype)
-        return clipping.weighted_share(self.weighted, one, record, places, self.microbatch)
+            # A batch that is not gathered holds all records, without an axis of agents.
+            records = jax.ShapeDtypeStruct((self.capacity, *x.shape[1:]), x.dtype)
+        return clipping.weighted_share(self.weighted, params, records, places, self.microbatch)
 
-    def _places(self, batch: Any) -> int:
+    def _places(self, batch: Batch) -> int:
         """Records of an agent in a whole batch, padding included."""
         return (batch[1] if self.capacity is None else batch.rows).shape[1]
 
-    def _wide(self, models: Any, batch: Any, encode: Any, places: int) -> Any:
+    def _wide(self, models: Models, batch: Batch, encode: _Encode | None, places: int) -> Updates:
         """The sum over some of ``places`` records of every agent, in float64."""
         if encode is None and not self.one_by_one:
             settings = self.weighted, self.clip_norm, self.clipping, self.per_layer, self.microbatch
             of_agent: Callable[..., Any] = functools.partial(_summed, settings, places)
         else:
+            loss = self.loss
+            if self.augmentation is not None:
+                loss = self.augmentation.averaged(loss)
             clipped_sum = clipping.wide_per_example(
-                self.loss if self.augmentation is None else self.augmentation.averaged(self.loss),
+                loss,
                 self.clip_norm,
                 method=self.clipping,
                 stability=clipping.STABILITY,
@@ -394,37 +408,45 @@ class RecordQuery:
                 encode=_combining(self.weights, encode),
                 per_layer=self.per_layer,
             )
-            of_agent = lambda *data: clipped_sum(*data, places)  # noqa: E731
-        each = lambda params, batch: of_agent(params, *batch)  # noqa: E731
-        return _agents.each_agent(each, models, batch)
 
-    def _in_passes(self, models: Any, batch: "UngatheredBatch", encode: Any, places: int) -> Any:
+            def of_agent(*data: _Records) -> Updates:
+                return clipped_sum(*data, places)
+
+        return _agents.each_agent(lambda params, data: of_agent(params, *data), models, batch)
+
+    def _in_passes(
+        self, models: Models, batch: "UngatheredBatch", encode: _Encode | None, places: int
+    ) -> Updates:
         """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""
-        size: Any = self.capacity
-        where = batch.rows if batch.at is None else batch.at
+        assert self.capacity is not None
+        size = self.capacity
+        positions = batch.rows if batch.at is None else batch.at
 
-        def of_microbatch(number: Any) -> Any:
-            rows, padding, at = (
-                jax.lax.dynamic_slice_in_dim(part, number * size, size, axis=1)
-                for part in (batch.rows, batch.padding, where)
+        def of_microbatch(number: Array) -> Updates:
+            cut = functools.partial(
+                jax.lax.dynamic_slice_in_dim, start_index=number * size, slice_size=size, axis=1
             )
-            x, y = _agents.gathered(at, batch.x, batch.y)
-            return self._wide(models, (keyed(batch.key, x, rows), y, padding), encode, places)
+            rows = cut(batch.rows)
+            x, y = _agents.gathered(cut(positions), batch.x, batch.y)
+            part = keyed(batch.key, x, rows), y, cut(batch.padding)
+            return self._wide(models, part, encode, places)
 
+        # Records come first in every agent's batch: behind the last one there is only padding.
         used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))
 
-        def more(carry: Any) -> Any:
+        def more(carry: _Passes) -> Array:
             return carry[0] * size < used
 
-        def add(carry: Any) -> Any:
+        def add(carry: _Passes) -> _Passes:
             number, total = carry
             return number + 1, _numerics.wide_sum(total, of_microbatch(number))
 
-        start = jnp.int32(0), _numerics.wide_zeros(jax.eval_shape(of_microbatch, jnp.int32(0)))
+        first = jnp.int32(0)
+        start = first, _numerics.wide_zeros(jax.eval_shape(of_microbatch, first))
         total = jax.lax.while_loop(more, add, start)[1]
         return total
 
-    def merging(self, frozen: Any) -> "RecordQuery":
+    def merging(self, frozen: Params) -> "RecordQuery":
         """The query of models that lack these leaves, whose gradients are not taken.
 
         Args:
@@ -435,10 +457,10 @@ class RecordQuery:
 
     def points(self, weights: Sequence[float] | None = None) -> "RecordQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
-        plain, weighted = _plain(weights), None
+        plain = _plain(weights)
         # A model's own sum knows of linear combinations at most.
-        if plain is not None and (at_points := getattr(self.weighted, "at_points", None)):
-            weighted = at_points(plain)
+        at_points = None if plain is None else getattr(self.weighted, "at_points", None)
+        weighted = None if at_points is None else at_points(plain)
         loss = _over_points(self.loss)
         return dataclasses.replace(self, loss=loss, weighted=weighted, weights=plain)
 
@@ -456,24 +478,29 @@ class RecordQuery:
 
 @compiled(static=2, inline=True)
 def _summed(
-    settings: tuple[Any, ...], places: int, params: Any, x: Any, y: Any, is_padding: Any
-) -> Any:
+    settings: tuple[Any, ...],
+    places: int,
+    params: Params,
+    x: Array,
+    y: Array,
+    is_padding: Bool[Array, " b"] | None,
+) -> Updates:
     """A model's own clipped sum; traced once, however many programs of a run hold it."""
     return clipping.wide_clipped_sum(*settings)(params, x, y, is_padding, places)
 
 
-def _merging(loss: _Loss, frozen: Any) -> _Loss:
-    return lambda params, x, y: loss(parameters.merge(params, frozen), x, y)
+def _merging(loss: _Loss, frozen: Params) -> _Loss:
+    return lambda params, x, y: loss(merge(params, frozen), x, y)
 
 
 def _over_points(loss: _Loss) -> _Loss:
     """The sum of losses at points [points, ...], whose gradient is all of theirs."""
 
-    def total(points: Any, x: Any, y: Any) -> Any:
+    def total(points: Params, x: _Records, y: Array) -> Any:
         # One by one: mapped over parameters, convolutions are products of groups, and slow.
         number = jax.tree.leaves(points)[0].shape[0]
-        each = [jax.tree.map(lambda leaf, j=j: leaf[j], points) for j in range(number)]
-        return sum(loss(one, x, y) for one in each)
+        models = [jax.tree.map(lambda leaf, j=j: leaf[j], points) for j in range(number)]
+        return sum(loss(params, x, y) for params in models)
 
     return total
 
@@ -482,16 +509,14 @@ def _plain(weights: Sequence[float] | None) -> tuple[float, ...] | None:
     return None if weights is None else tuple(map(float, weights))
 
 
-def _combining(
-    weights: tuple[float, ...] | None, encode: Callable[[Any], Any] | None
-) -> Callable[[Any], Any] | None:
+def _combining(weights: tuple[float, ...] | None, encode: _Encode | None) -> _Encode | None:
     """What stands before the clip where gradients at several points are added up first."""
     if weights is None:
         return encode
 
-    def combined(gradients: Any) -> Any:
-        def of_leaf(leaf: Array) -> Array:
-            return sum(w * leaf[j] for j, w in enumerate(weights))  # type: ignore[return-value]
+    def combined(gradients: Updates) -> Updates:
+        def of_leaf(leaf: Array) -> Array | int:
+            return sum(weight * leaf[j] for j, weight in enumerate(weights))
 
         total = jax.tree.map(of_leaf, gradients)
         return total if encode is None else encode(total)
@@ -511,8 +536,8 @@ class UngatheredBatch(NamedTuple):
         at: [n, places] where ``x`` and ``y`` have these rows; None where they lie in order.
     """
 
-    x: Any
-    y: Any
+    x: Array
+    y: Array
     rows: Int[Array, "n places"]
     padding: Bool[Array, "n places"]
     key: PRNGKeyArray | None = None
