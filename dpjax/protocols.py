@@ -408,6 +408,14 @@ class Aggregator(Protocol):
         return self
 
 
+Combine: TypeAlias = Callable[[Int[Array, ""], Message, Message], Message]
+"""``combine(round, sent, received) -> value`` of some agents alone.
+
+It returns what an exchange delivers to m agents, leaves [m, ...], from their own messages [m, ...]
+and those that they received, leaves [m, senders, ...].
+"""
+
+
 class Exchange(Protocol):
     """The way of messages through the network.
 
@@ -440,6 +448,24 @@ class Exchange(Protocol):
             agents: Number of agents n.
         """
         return 0
+
+    def for_agents(
+        self,
+        mixing: Float[np.ndarray, "*p n n"],
+        agents: Sequence[int],
+        senders: Sequence[Sequence[int]],
+    ) -> Combine | None:
+        """What m agents make of messages by themselves, from their rows of the mixing matrix.
+
+        None, the default, says that no agent can: another one adds up, or messages cross the
+        network several times in a round.
+
+        Args:
+            mixing: The mixing matrix or schedule, dense or sparse.
+            agents: Numbers of the m agents.
+            senders: For each of them the numbers of the others whose messages it receives.
+        """
+        return None
 
 
 class _Described(Protocol):
@@ -545,6 +571,16 @@ class Method(_Described, Protocol):
         return False
 
     @property
+    def by_agent(self) -> bool:
+        """Whether every agent's part of a round follows from its own rows of all trees.
+
+        True says that ``start``, ``emit``, ``send`` and ``absorb`` work on the rows of any agents,
+        and read neither the mixing matrix nor the number of all agents. Such a method also runs at
+        some agents alone (`dpjax.rounds`).
+        """
+        return False
+
+    @property
     def measures_private(self) -> bool:
         """Whether metrics read models that agents never send, on any data."""
         return self.sensitivity is not None
@@ -626,6 +662,20 @@ class Privatizer(Protocol):
             arrays: By name, [V, ...] each.
         """
         return arrays
+
+    def for_agents(
+        self, arrays: Arrays, agents: Sequence[int]
+    ) -> "tuple[Privatizer, Arrays] | None":
+        """The same noise at some agents alone, and its arrays; None where it needs all agents.
+
+        Guarantee: the arrays and the transformation's state hold no secret of other groups. What
+        some agents draw from one secret, each of them draws whole: its group's raw normals.
+
+        Args:
+            arrays: One plan's, by name.
+            agents: Numbers of the agents, whose payloads are the leading axis then.
+        """
+        return None
 
     @property
     def lost(

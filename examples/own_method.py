@@ -23,7 +23,8 @@ class Push(dp.methods.DSGD):
     stochastic = "columns"  # An agent divides what it sends.
 
     def start(self, ctx, models):
-        return ctx.optimizer.init(models), models, jnp.ones(ctx.arrays["mixing"].shape[-1], "f4")
+        agents = len(jax.tree.leaves(models)[0])
+        return ctx.optimizer.init(models), models, jnp.ones(agents, "f4")
 
     def emit(self, ctx, public_state):  # Models are x / w; the weights are public.
         total, metrics = ctx.query(public_state.models, ctx.batch)

@@ -38,6 +38,7 @@ class DSGD(Method):
     gossip_steps: int = 1
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
+    by_agent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Check the number of gossip steps."""

@@ -1,6 +1,6 @@
 """How messages cross a network: gossip with a mixing matrix, or a sum at a server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +11,9 @@ import optax
 from jaxtyping import Array, Bool, Int
 
 from dpjax import _numerics, _validate
-from dpjax.protocols import Aggregator, Arrays, Exchange, Message, Received
+from dpjax.protocols import Aggregator, Arrays, Combine, Exchange, Message, Received
 from dpjax.topology import gossip
+from dpjax.topology.mixing import Mixing
 from dpjax.transforms import masks
 
 __all__ = ["Gossip", "Masked", "Server", "Sum", "Trusted"]
@@ -46,6 +47,12 @@ class Gossip(Exchange):
             return gossip.mix(matrix, sent), sent
 
         return Received(*jax.lax.scan(once, message, length=self.steps))
+
+    def for_agents(
+        self, mixing: Mixing, agents: Sequence[int], senders: Sequence[Sequence[int]]
+    ) -> Combine | None:
+        """Rows of W; None of several steps, for which messages cross the network again."""
+        return gossip.combining(mixing, agents, senders) if self.steps == 1 else None
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Gradient tracking that sends two variables, the model and the tracker."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -10,10 +11,11 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from dpjax import _validate
-from dpjax.algorithms.tracking import Apart, KeepsMessage, Mixing, Steps
+from dpjax.algorithms.tracking import Apart, KeepsMessage, Steps
 from dpjax.protocols import (
     Arrays,
     Carry,
+    Combine,
     Emission,
     Exchange,
     Memory,
@@ -25,6 +27,7 @@ from dpjax.protocols import (
     Updates,
 )
 from dpjax.topology import gossip
+from dpjax.topology.mixing import Mixing
 
 __all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]
 
@@ -73,6 +76,12 @@ class PushPull(Exchange):
             push = shared / jnp.sum(shared, axis=0, keepdims=True)
         mixed = Pair(gossip.mix(pull, message.model), gossip.mix(push, message.tracker))
         return Received(mixed, message)
+
+    def for_agents(
+        self, mixing: Mixing, agents: Sequence[int], senders: Sequence[Sequence[int]]
+    ) -> Combine | None:
+        """Rows of W and of B; None on directed graphs, where B counts who hears a sender."""
+        return None if self.directed else gossip.combining(mixing, agents, senders)
 
 
 def _shared(pull: Float[Array, "n n"]) -> Bool[Array, "n n"]:
@@ -140,6 +149,8 @@ class GradientTracking(_PairSent):
         >>> GradientTracking(directed=True).stochastic
         'rows'
     """
+
+    by_agent: ClassVar[bool] = True
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private; the tracker has the newest gradient."""

@@ -11,8 +11,9 @@ import optax
 from jaxtyping import Array
 
 from dpjax.algorithms.exchange import Gossip
-from dpjax.algorithms.tracking import Apart, KeepsMessage, Mixing, Steps
+from dpjax.algorithms.tracking import Apart, KeepsMessage, Steps
 from dpjax.protocols import Carry, Emission, Memory, Message, Models, PublicState, Round, Updates
+from dpjax.topology.mixing import Mixing
 
 __all__ = ["EXTRA", "NIDS"]
 

@@ -23,6 +23,7 @@ from dpjax.protocols import (
     Round,
     Updates,
 )
+from dpjax.topology.mixing import Mixing
 
 __all__ = ["DGD", "DPOP", "Tracking"]
 
@@ -30,8 +31,6 @@ Apart = Callable[[float], float]
 """The distance of two neighbours' answers as a function of the distance of their models."""
 Steps: TypeAlias = Float[np.ndarray, " T"]
 """Step sizes of all rounds."""
-Mixing: TypeAlias = Float[np.ndarray, "*p n n"]
-"""The mixing matrix, or a schedule of P of them."""
 
 
 class Sent(NamedTuple):
@@ -67,6 +66,7 @@ class ModelSent(KeepsMessage):
 
     stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
     exchange: ClassVar[Gossip] = Gossip()
+    by_agent: ClassVar[bool] = True
 
     def start(self, ctx: Round, models: Models) -> Sent:
         """The optimizer's state; the common starting point counts as sent."""

@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from dpjax.algorithms.exchange import PerLinkMessages
-from dpjax.algorithms.tracking import Apart, Mixing, Steps
+from dpjax.algorithms.tracking import Apart, Steps
 from dpjax.protocols import Emission, Method, Models, Networked, PublicState, Round, Updates
 from dpjax.topology.links import message_pairs
+from dpjax.topology.mixing import Mixing
 
 __all__ = ["ZipDL"]
 

@@ -1,21 +1,26 @@
 """One round at a time, for a training loop of a user's own: `dpjax.rounds`."""
 
+import functools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._programs import compiled
+from dpjax.data.partition import local
 from dpjax.engine import arguments, checkpoint, keys
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs
-from dpjax.engine.step import Data, Info, Outgoing, RoundDraw, Rounds, Statics
+from dpjax.engine.step import Data, Info, Members, Outgoing, Rounds, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans import statements
+from dpjax.plans.optimizers import rows_of
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Arrays, Message, Models, State
 
@@ -23,7 +28,12 @@ __all__ = ["Rounds", "rounds"]
 
 
 def rounds(
-    plan: Plan, problem: Problem, *, seed: int = 0, key_file: str | os.PathLike[str] | None = None
+    plan: Plan,
+    problem: Problem,
+    *,
+    seed: int = 0,
+    agents: Sequence[int] | None = None,
+    key_file: str | os.PathLike[str] | None = None,
 ) -> Rounds:
     """Return the rounds of a plan as functions, for a loop of one's own.
 
@@ -54,10 +64,23 @@ def rounds(
     after the last round. A message that is not finite (``metrics["not_finite"]`` of a release) must
     not go out.
 
+    With ``agents=(3,)`` these are the rounds of some agents alone, say of one that has a process of
+    its own. All arrays lead with ``len(agents)``. ``received`` has the messages of other agents as
+    they were sent, leaves [agents, senders, ...] in the order of ``plan.senders[agent]``; places
+    beyond an agent's senders may hold anything. ``step`` raises an error, and metrics are of these
+    agents only. The programs hold their records, their rows of W and of the noise's factor, and
+    nothing of any other agent. They agree with a run up to rounding, about 1e-6.
+
+    Guarantee: the plan's. An agent draws the raw normals of its whole group (agents whose noise is
+    correlated), as every member of a group does who holds the group's seed. So agents of one group
+    are not protected from each other. Among the secrets in the state none is of a link between
+    other agents. All draws of a simulation follow from its seed, which is no secret.
+
     Args:
         plan: One plan.
         problem: Model, data and metrics.
         seed: Models and batches derive from it, in simulations the noise too.
+        agents: Numbers of the agents; None is all.
         key_file: Where a release keeps its noise key; mode 0600.
 
     Returns:
@@ -65,7 +88,8 @@ def rounds(
 
     Raises:
         ValueError: For a plan that does not fit the problem; for a release without a key file, with
-            one of another loop, or on a device whose sums are not repeatable.
+            one of another loop, or on a device whose sums are not repeatable; for agents whose
+            method, exchange or noise needs all agents, and for agents of a release.
 
     Example:
         >>> import dpjax as dp
@@ -87,8 +111,19 @@ def rounds(
         ...     sent = rounds.outgoing(state)
         ...     received = W.astype("float32") @ sent.message  # by your network
         ...     state = rounds.incoming(state, sent, received)
-        >>> bool(abs(state.models - dp.run(plan, task, seeds=[1]).params[0, 0]).max() < 1e-6)
+        >>> result = dp.run(plan, task, seeds=[1])
+        >>> bool(abs(state.models - result.params[0, 0]).max() < 1e-6)
         True
+
+        Agent 3 by itself, whose neighbours on the ring are agents 0 and 2:
+
+        >>> own = dp.rounds(plan, task, seed=1, agents=(3,))
+        >>> sent, message = own.outgoing(own.init()), rounds.outgoing(rounds.init()).message
+        >>> plan.senders[3], sent.message.shape
+        ((0, 2), (1, 2))
+        >>> state = own.incoming(own.init(), sent, message[None, plan.senders[3]])
+        >>> state.models.shape
+        (1, 2)
     """
     seed = _validate.integer("seed", seed, least=0, most=2**32 - 1)
     plans, problems, seeds = arguments.check_run(plan, problem, [seed])
@@ -106,7 +141,14 @@ def rounds(
     if key_file is None:
         noise_key = keys.derive(seed, "noise")
         run = _Run(arrays, data.data, data.batch_keys[0], noise_key, last)
+        if agents is not None:
+            return _rounds_of_agents(plan, problem, data.statics, run, models, agents)
         return _Loop(data.statics, run, models).rounds
+    if agents is not None:
+        raise ValueError(
+            f"agents is {_validate.shown(agents)} of a release, whose groups would need a key file "
+            "each; give release=False, or leave agents out"
+        )
     run = _Run(arrays, data.data, data.batch_keys[0], keys.throwaway(1)[0], last)
     storage = _storage(plans, problems, seeds, data, _Loop(data.statics, run, models), key_file)
     run = run._replace(noise_key=storage.noise_keys()[0])
@@ -181,9 +223,7 @@ def _step(statics: Statics, run: _Run, state: State) -> tuple[State, Info]:
 
 
 def _rounds(statics: Statics, run: _Run) -> Rounds:
-    def draw(state: State) -> RoundDraw:
-        return statics.draw(run.data, run.batch_key, state)
-
+    draw = functools.partial(statics.draw, run.data, run.batch_key)
     return statics.rounds(run.arrays, run.noise_key, draw, frozen=run.data.frozen)
 
 
@@ -214,3 +254,76 @@ def _storage(
         plans, problems, seeds, options, values, programs, data.memory.devices
     )
     return Storage(identity, None, key_file)
+
+
+def _rounds_of_agents(
+    plan: Plan,
+    problem: Problem,
+    statics: Statics,
+    run: _Run,
+    models: Models,
+    agents: Sequence[int],
+) -> Rounds:
+    """The rounds of some agents, from values that hold nothing of the others."""
+    chosen = _validate.agents("agents", agents, most=plan.agents - 1)
+    if not chosen or len(set(chosen)) != len(chosen):
+        raise ValueError(f"agents is {_validate.shown(agents)}; give one or more, each once")
+    senders = [plan.senders[agent] for agent in chosen]
+    method = plan.method
+    combine = method.exchange.for_agents(plan.mixing, chosen, senders)
+    if not method.by_agent or combine is None:
+        raise ValueError(
+            f"agents is {chosen} for method {method}, whose rounds need all agents; leave agents "
+            "out, or give DSGD(gossip_steps=1), Tracking or GradientTracking"
+        )
+    arrays: Arrays = rows_of(run.arrays, chosen)
+    # Their rows of W are in what combines messages.
+    arrays = {name: array for name, array in arrays.items() if name != "mixing"}
+    privatizer = statics.privatizer
+    if privatizer is not None:
+        noise = privatizer.for_agents(arrays, chosen)
+        if noise is None:
+            raise ValueError(
+                f"agents is {chosen} for noise {plan.config.noise}, which is drawn for all agents "
+                "together; leave agents out, or give noise over agents by a factor, such as "
+                "Independent or Whisper"
+            )
+        privatizer, arrays = noise
+    statics = statics._replace(
+        agents=len(chosen), privatizer=privatizer, members=Members(tuple(chosen), plan.agents)
+    )
+    data = _records_of(problem, chosen)._replace(frozen=run.data.frozen)
+    own = run._replace(arrays=arrays, data=data)
+    start = jax.tree.map(lambda leaf: leaf[np.array(chosen)], models)
+    # Once and outside of any program: keys of other links follow from the noise key, and none of
+    # them may enter one.
+    link = statics.link(arrays, own.noise_key)
+    first = statics.initial(arrays, start, own.batch_key, own.noise_key, privatizer=link)
+    draw = functools.partial(statics.draw, data, own.batch_key)
+    parts = {"frozen": data.frozen, "privatizer": link, "batches": first.secret.batches}
+    functions = statics.rounds(arrays, own.noise_key, draw, **parts)
+
+    def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        value = combine(state.round, sent.message, received)
+        return _planned(own, functions.incoming(state, sent, value))
+
+    def step(state: State) -> tuple[State, Info]:
+        raise ValueError(
+            f"step needs messages of agents that are not among {chosen}; call outgoing and incoming"
+        )
+
+    return Rounds(lambda: first, jax.jit(functions.outgoing), jax.jit(incoming), step)
+
+
+def _records_of(problem: Problem, agents: Sequence[int]) -> Data:
+    """The records of some agents, one agent's after the other's."""
+    partition = problem.partition
+    indices = np.asarray(partition.indices)[agents]
+    counts = np.asarray(partition.counts)[agents]
+    rows = [row[:count] for row, count in zip(indices, counts, strict=True)]
+    places = np.concatenate(rows)
+    if problem.local:
+        places = np.searchsorted(local(partition), places)
+    first = np.cumsum(counts) - counts
+    parts = (problem.x[places], problem.y[places], indices, counts, (), first)
+    return Data(*jax.tree.map(jnp.asarray, parts))

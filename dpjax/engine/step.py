@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
@@ -23,6 +24,7 @@ from dpjax.protocols import (
     Arrays,
     Batch,
     Carry,
+    Draw,
     IntegerEncoded,
     Message,
     Method,
@@ -275,6 +277,34 @@ class Data(NamedTuple):
     frozen: Any = None
 
 
+class Members(NamedTuple):
+    """Some of all agents, whose rounds are done without the others.
+
+    Attributes:
+        numbers: Which agents.
+        total: Number of all agents n.
+    """
+
+    numbers: tuple[int, ...]
+    total: int
+
+    def draw(
+        self, sampler: Sampler, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " m"]
+    ) -> Draw:
+        """Their part of what all agents draw: a row follows from its number and its own count.
+
+        Args:
+            sampler: Draws for all agents.
+            key: The round's key.
+            round: Rounds done before.
+            counts: Records of these agents.
+        """
+        places = np.array(self.numbers)
+        # What other agents have enters no row but theirs, so any number of records will do.
+        everyone = jnp.full(self.total, counts[0], counts.dtype).at[places].set(counts)
+        return jax.tree.map(lambda leaf: leaf[places], sampler.draw(key, round, everyone))
+
+
 class Statics(NamedTuple):
     """The static parts of a run; each value (and chunk length) is compiled once.
 
@@ -282,7 +312,7 @@ class Statics(NamedTuple):
     gradients of many runs at once exceed a CPU's caches, which makes them ten times slower.
     ``privatizer`` is None where no plan has noise. ``data_per_seed`` is True where data differ
     between seeds. ``reports`` are the names of the values that a round reports. A ``release``
-    checks that its messages are finite.
+    checks that its messages are finite. ``members`` are the agents that are here; None is all.
     """
 
     agents: int
@@ -298,6 +328,7 @@ class Statics(NamedTuple):
     data_per_seed: bool = False
     reports: tuple[str, ...] = ()
     release: bool = False
+    members: Members | None = None
 
     @property
     def data_axes(self) -> Data | None:
@@ -395,7 +426,10 @@ class Statics(NamedTuple):
         if self.query.augmentation is not None:
             # Variants are public, so their key never derives from the noise key.
             variants = fold_in(fold_in(batch_key, _VARIANTS), round)
-        drawn = self.sampler.draw(key, round, data.counts)
+        if self.members is None:
+            drawn = self.sampler.draw(key, round, data.counts)
+        else:
+            drawn = self.members.draw(self.sampler, key, round, data.counts)
         # Positions are below counts.
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode="promise_in_bounds")
         places = rows if data.first is None else data.first[:, None] + drawn.rows

@@ -8,7 +8,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import optax
@@ -33,17 +33,22 @@ from dpjax.mechanism.strategy import Strategy
 from dpjax.plans import compatibility, dependence
 from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget, Protect
-from dpjax.protocols import Amplification, IntegerEncoded, Method, Networked, Privatizer, Sampler
+from dpjax.protocols import (
+    Amplification,
+    Arrays,
+    IntegerEncoded,
+    Method,
+    Networked,
+    Privatizer,
+    Sampler,
+)
 from dpjax.topology import mixing as mixing_
 from dpjax.topology import nodes
-from dpjax.topology.mixing import HashableMatrix
+from dpjax.topology.mixing import HashableMatrix, Mixing
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
 __all__: list[str] = []
-
-Mixing: TypeAlias = Float[np.ndarray, "*p n n"] | scipy.sparse.csr_array
-"""W or a schedule of them."""
 
 _REMEDY = "make the plan from one config with plan.make"
 _AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
@@ -472,11 +477,22 @@ class DrawnNoise(Privatizer):
         link: ``link(arrays, key, *options)`` is the noise of one plan.
         options: What else it is given; hashable.
         lost: As `dpjax.protocols.Privatizer.lost`.
+        link_of_agents: ``link_of_agents(arrays, key, *options, agents)`` is the noise of some
+            agents alone; None where there is none.
     """
 
     link: Callable[..., optax.GradientTransformation | IntegerEncoded]
     options: tuple[Any, ...]
     lost: Callable[[Any, Any, Any], Any] | None = None
+    link_of_agents: Callable[..., optax.GradientTransformation] | None = None
+
+    def for_agents(
+        self, arrays: Arrays, agents: Sequence[int]
+    ) -> "tuple[Privatizer, Arrays] | None":
+        """The noise of some agents alone, where there is a function for it."""
+        if self.link_of_agents is None:
+            return None
+        return DrawnNoise(self.link_of_agents, (*self.options, tuple(agents)), self.lost), arrays
 
     def transformation(
         self, arrays: Any, key: PRNGKeyArray
@@ -493,18 +509,40 @@ class Coloured(Privatizer):
         rounds: Rounds that the noise is accounted for.
         strategy: C over rounds; None is the identity.
         grid: Spacing that a release's noisy sums are rounded to; None for simulations.
+        rows: Numbers of the agents whose raw normals are drawn; None is all.
     """
 
     rounds: int
     strategy: HashableMatrix | None = None
     grid: float | None = None
+    rows: tuple[int, ...] | None = None
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; ``arrays["factor"]`` is its F [n, n], or the diagonal [n]."""
         strategy = None if self.strategy is None else self.strategy.matrix
         return noise_.correlated(
-            arrays["factor"], key=key, rounds=self.rounds, strategy=strategy, grid=self.grid
+            arrays["factor"],
+            key=key,
+            rounds=self.rounds,
+            strategy=strategy,
+            grid=self.grid,
+            rows=self.rows,
         )
+
+    def for_agents(
+        self, arrays: Arrays, agents: Sequence[int]
+    ) -> "tuple[Privatizer, Arrays] | None":
+        """Their rows of F, and the columns of the raw normals of their groups."""
+        factor = np.asarray(arrays["factor"])
+        chosen = list(agents)
+        rows = tuple(chosen)
+        if (diagonal := precision.diagonal_of(factor)) is not None:
+            part = diagonal[chosen]
+        else:
+            group = groups(factor)
+            rows = tuple(np.flatnonzero(np.isin(group, group[chosen])).tolist())
+            part = factor[np.ix_(chosen, rows)]
+        return dataclasses.replace(self, rows=rows), {**arrays, "factor": part}
 
     def compact(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Diagonals in the place of factors [V, n, n] that are diagonal in all plans of a run."""

@@ -349,16 +349,24 @@ class PairKeys(ScaledNoise):
     def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn, its keys all from one: a simulation."""
         pairs = tuple((int(i), int(j)) for i, j in link_pairs(target.dense))
-        return DrawnNoise(_pair_keys, (target.rounds, target.agents, pairs, self.shared))
+        options = (target.rounds, target.agents, pairs, self.shared)
+        return DrawnNoise(_pair_keys, options, link_of_agents=_pair_keys)
 
 
 def _pair_keys(
-    arrays: Any, key: PRNGKeyArray, rounds: int, agents: int, edges: Any, shared: float
+    arrays: Any,
+    key: PRNGKeyArray,
+    rounds: int,
+    agents: int,
+    edges: Any,
+    shared: float,
+    chosen: tuple[int, ...] | None = None,
 ) -> Any:
     pairs = np.array(edges, np.int64).reshape(-1, 2)
     agent_keys, of_links = noise_.simulated_keys(key, agents, len(pairs))
     keys = {"own_keys": agent_keys, "edge_keys": of_links}
-    return noise_.pairwise(pairs, 1.0, shared, **keys, rounds=rounds, scale=arrays["noise_scale"])
+    scale = arrays["noise_scale"]
+    return noise_.pairwise(pairs, 1.0, shared, **keys, rounds=rounds, scale=scale, agents=chosen)
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,14 @@ from dpjax.mechanism import design as design_
 from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.plans.calibration import Factored, Mixing, Target, check_strategy
+from dpjax.plans.calibration import Factored, Target, check_strategy
 from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, NoiseTerms
 from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, SumShares, ZeroSum
 from dpjax.plans.polynomial import Polynomial
 from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
 from dpjax.protocols import Look, Noise
-from dpjax.topology.mixing import HashableMatrix
+from dpjax.topology.mixing import HashableMatrix, Mixing
 
 if TYPE_CHECKING:
     from dpjax.mechanism.spacetime import JointDesign

@@ -1,7 +1,7 @@
 """What turns noisy means into updates: post-processing, and the only place of step sizes."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.mechanism.strategy import inverse_of
+from dpjax.protocols import Arrays
 from dpjax.transforms.lowpass import LAGS, SHARES, NoiseVariance, passed
 
 __all__ = ["Chain", "Sgd"]
@@ -284,6 +285,19 @@ def _each(
         return over_agents(one, scales, updates, state, params, extra)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def rows_of(arrays: Arrays, agents: Sequence[int]) -> dict[str, Any]:
+    """The arrays of some agents' optimizers: those that differ between agents are cut.
+
+    Args:
+        arrays: One plan's, by name.
+        agents: Numbers of the agents.
+    """
+    cut = dict(arrays)
+    if _SCALE in arrays:
+        cut[_SCALE] = arrays[_SCALE][np.asarray(agents)]
+    return cut
 
 
 def noise_arrays(

@@ -30,7 +30,7 @@ from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import design as design_
 from dpjax.plans import calibration, compatibility
-from dpjax.plans.calibration import Calibrated, Mixing, Target
+from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
@@ -38,6 +38,7 @@ from dpjax.plans.optimizers import NOISE_ARRAYS, noise_arrays
 from dpjax.plans.polynomial import CalibratedPolynomial
 from dpjax.protocols import Method, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
+from dpjax.topology.mixing import Mixing
 from dpjax.transforms import rounds as rounds_
 
 __all__ = ["Config", "Plan", "make"]
@@ -201,6 +202,20 @@ class Plan:
     def sampler(self) -> Sampler:
         """Which records take part; it knows how many there are where it must."""
         return self.target.sampler
+
+    @functools.cached_property
+    def senders(self) -> tuple[tuple[int, ...], ...]:
+        """For each agent i the others whose messages it receives: all j with W_ij != 0, ascending.
+
+        Of a schedule, W_ij may be 0 in some rounds.
+        """
+        matrices = [self.mixing] if self.mixing.ndim == 2 else self.mixing
+        pairs = {pair for matrix in matrices for pair in zip(*matrix.nonzero(), strict=True)}
+        senders: list[list[int]] = [[] for _ in range(self.agents)]
+        for receiver, sender in sorted(pairs):
+            if receiver != sender:
+                senders[receiver].append(int(sender))
+        return tuple(map(tuple, senders))
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """Noise of a diagonal and a polynomial of W: correlated noise for networks of many agents."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ from dpjax.mechanism import polynomial
 from dpjax.mechanism.polynomial import PolynomialNoise
 from dpjax.plans.calibration import Calibrated, Coloured, OverAgents, Target
 from dpjax.plans.compatibility import NoiseTerms
-from dpjax.protocols import Look
+from dpjax.protocols import Arrays, Look
 from dpjax.topology import gossip
 from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
@@ -160,6 +160,10 @@ class ColouredByGossip(Coloured):
     """How it is drawn: normals are gossiped ``degree`` times before they are scaled."""
 
     degree: int = 1
+
+    def for_agents(self, arrays: Arrays, agents: Sequence[int]) -> None:
+        """None: every agent's noise passes all others on its way."""
+        return
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; W has float32 entries also where the models are float64."""

@@ -5,7 +5,7 @@ said how far its private payload moves in each round.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from dpjax.accounting import budget as budget_
 from dpjax.accounting import pure, records
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.compatibility import SCHEDULED
-from dpjax.protocols import Look, Privatizer
+from dpjax.protocols import Arrays, Look, Privatizer
 from dpjax.transforms import noise as noise_
 
 __all__ = ["LostNoiseWarning", "ScheduledGaussian", "ScheduledLaplace", "cost"]
@@ -248,14 +248,22 @@ class ScheduledPrivatizer(Privatizer):
     Attributes:
         rounds: Rounds that the noise is accounted for.
         kind: "laplace" or "normal".
+        rows: Numbers of the agents whose noise is drawn; None is all.
     """
 
     rounds: int
     kind: Literal["laplace", "normal"]
+    rows: tuple[int, ...] | None = None
+
+    def for_agents(self, arrays: Arrays, agents: Sequence[int]) -> "tuple[Privatizer, Arrays]":
+        """The same scales, for the agents' own draws."""
+        return dataclasses.replace(self, rows=tuple(agents)), arrays
 
     def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; ``arrays["noise_scales"]`` are its scales [T]."""
-        return noise_.scheduled(arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind)
+        return noise_.scheduled(
+            arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind, rows=self.rows
+        )
 
     def lost(self, arrays: Any, round: Any, payload: Any) -> Any:
         """How likely the largest entry of a round's payload is to go out without its noise."""

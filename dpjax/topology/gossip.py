@@ -5,6 +5,7 @@ not zero. Both give the same numbers to rounding. Over devices the tables are `P
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -194,6 +195,45 @@ def at(mixing: Any, round: Int[Array, ""] | int) -> Any:
     by_round = mixing.senders, mixing.weights, mixing.wide
     senders, weights, wide = jax.tree.map(lambda part: _entry(part, round), by_round)
     return Neighbours(senders, weights, wide, mixing.order)
+
+
+def combining(mixing: Any, agents: Sequence[int], senders: Sequence[Sequence[int]]) -> Any:
+    """Return the mix of some agents alone: ``combine(round, sent, received)``.
+
+    Agent i has W_ii times its own value, plus W_ij times that of each sender j. Places beyond an
+    agent's senders have weight 0, and may hold anything.
+
+    Args:
+        mixing: [n, n] W, dense or sparse, or a dense schedule [P, n, n].
+        agents: m agents.
+        senders: For each of them the other agents whose values it has.
+
+    Returns:
+        A function of the round's number, of trees of the agents' own values [m, ...] and of the
+        senders' [m, senders, ...].
+    """
+    matrices = [mixing] if mixing.ndim == 2 else list(mixing)
+    widest = max(map(len, senders))
+    weights = np.zeros((len(matrices), len(agents), 1 + widest))
+    for period, matrix in enumerate(matrices):
+        for row, agent in enumerate(agents):
+            for column, sender in enumerate((agent, *senders[row])):
+                weights[period, row, column] = matrix[agent, sender]
+
+    def combine(round: Int[Array, ""], sent: Tree, received: Tree) -> Tree:
+        def mixed(own: Array, others: Array) -> Array:
+            dtype = _numerics.wide_dtype(own)
+            # float32 first, as in a run: its weights are rounded once.
+            current = _entry(jnp.asarray(weights.astype(dtype)), round)
+            values = jnp.concatenate([own[:, None], jnp.asarray(others, own.dtype)], axis=1)
+            side = current.reshape((*current.shape, *[1] * (own.ndim - 1)))
+            # Zero times a number that is not finite is nan.
+            terms = jnp.where(side == 0, 0, side * values.astype(dtype))
+            return jnp.sum(terms, axis=1).astype(own.dtype)
+
+        return jax.tree.map(mixed, sent, received)
+
+    return combine
 
 
 def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:

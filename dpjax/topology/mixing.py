@@ -7,7 +7,7 @@ functions of a graph make it with ``sparse=True``. A schedule [P, n, n] is dense
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
@@ -27,6 +27,9 @@ __all__ = [
     "survivors",
     "uniform_neighbors",
 ]
+
+Mixing: TypeAlias = Float[np.ndarray, "*p n n"] | scipy.sparse.csr_array
+"""A mixing matrix W, dense or sparse, or a schedule of P of them."""
 
 Stochastic = Literal["rows", "columns", "double"]
 

@@ -16,7 +16,7 @@ it stays fixed.
 import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -79,6 +79,7 @@ def correlated(
     strategy: Float[np.ndarray, "t t"] | None = None,
     grid: float | None = None,
     spread: Callable[[Array], Array] | None = None,
+    rows: Sequence[int] | None = None,
 ) -> optax.GradientTransformation:
     """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
 
@@ -109,6 +110,9 @@ def correlated(
             a simulation.
         spread: A linear map over agents, of arrays [n, entries], that normals pass before the
             factor; None is the identity.
+        rows: For the noise of m agents alone, in a simulation: numbers of the q agents whose raw
+            normals it is made of. The factor is then [m, q] (a diagonal [m] of q = m), and updates
+            have m agents. None is all agents.
 
     Returns:
         An optax transformation with state `NoiseState`.
@@ -133,8 +137,9 @@ def correlated(
     """
     rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
     _numerics.check_key(key)
-    weights = _checked_factor(factor)
-    n = weights.shape[-1]
+    weights = _checked_factor(factor, rows)
+    n = weights.shape[0]
+    raw = weights.shape[-1]
     route = None if strategy is None else rounds_.route(strategy, rounds)
     released = grid is not None
     if grid is not None and not (0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
@@ -150,14 +155,15 @@ def correlated(
         if route is None:
             return ()
         with precision():
-            return tuple(route.start((n, group.entries), group.dtype) for group in packed)
+            return tuple(route.start((raw, group.entries), group.dtype) for group in packed)
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         leaves = [leaf for _, leaf in paths]
         past = []
         with precision():
             for index, group in enumerate(grouped(paths)):
-                draw = _draw(state.key, index, (n, group.entries), group.dtype, released)
+                shape = (raw, group.entries)
+                draw = _draw(state.key, index, shape, group.dtype, released, rows)
                 if route is None:
                     drawn = draw(state.round)
                 else:
@@ -178,7 +184,12 @@ def correlated(
 
 
 def scheduled(
-    scales: Array | np.ndarray, *, key: PRNGKeyArray, rounds: int, kind: Kind
+    scales: Array | np.ndarray,
+    *,
+    key: PRNGKeyArray,
+    rounds: int,
+    kind: Kind,
+    rows: Sequence[int] | None = None,
 ) -> optax.GradientTransformation:
     """Add fresh noise of scale scales[t] to every entry of agent-stacked updates in round t.
 
@@ -201,6 +212,7 @@ def scheduled(
         key: A single threefry key, of no other use: ``jax.random.key(seed, impl="threefry2x32")``.
         rounds: Rounds T the noise is accounted for.
         kind: "laplace" or "normal".
+        rows: Numbers of the agents in the updates, whose noise is drawn; None is all.
 
     Returns:
         An optax transformation with state `NoiseState`; whoever has its
@@ -243,7 +255,7 @@ def scheduled(
         scale = jnp.where(jnp.isnan(valid), jnp.nan, scale)
         for index, group in enumerate(groups(paths, n, f"the n={n} agents of the first leaf")):
             key = _draw_key(state.key, state.round, index)
-            drawn = draw(key, (n, group.entries), group.dtype)
+            drawn = draw(key, (n, group.entries), group.dtype, rows)
             noise = _scaled(scale.astype(group.dtype), drawn, state.round)
             _add_to_leaves(leaves, group, noise)
         return leaves, ()
@@ -423,6 +435,7 @@ def pairwise(
     edge_keys: PRNGKeyArray,
     rounds: int,
     scale: float | Array = 1.0,
+    agents: Sequence[int] | None = None,
 ) -> optax.GradientTransformation:
     """Add noise of every agent, and for every link +z at one end and -z at the other.
 
@@ -445,6 +458,8 @@ def pairwise(
         rounds: Rounds T the noise is accounted for.
         scale: Multiplies all noise (both variances by its square); may be traced, and is then
             not checked. So may the keys, which are then not compared with each other.
+        agents: Numbers of the agents in the updates, whose keys and whose links' keys the state
+            holds; None is all n.
 
     Returns:
         An optax transformation of agent-stacked updates, with state `NoiseState`, its keys [n + E].
@@ -484,6 +499,13 @@ def pairwise(
     if not isinstance(scale, jax.core.Tracer):
         scale = _validate.spread("scale", scale)
     spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * incidence(pairs, n)])
+    all_keys = jnp.concatenate([own_keys, edge_keys])
+    if agents is not None:
+        spread = spread[list(agents)]
+        used = np.flatnonzero(spread.any(axis=0))
+        spread = spread[:, used]
+        all_keys = all_keys[used]
+        n = len(spread)
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         keys = jax.vmap(jax.random.fold_in, (0, None))(state.key, state.round)
@@ -498,7 +520,7 @@ def pairwise(
             leaves.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
         return leaves, ()
 
-    return _link(jnp.concatenate([own_keys, edge_keys]), rounds, add)
+    return _link(all_keys, rounds, add)
 
 
 def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded:
@@ -716,7 +738,12 @@ def _add_to_leaves(
 
 
 def _draw(
-    key: PRNGKeyArray, group: int, shape: tuple[int, int], dtype: jnp.dtype, released: bool
+    key: PRNGKeyArray,
+    group: int,
+    shape: tuple[int, int],
+    dtype: jnp.dtype,
+    released: bool,
+    rows: Sequence[int] | None,
 ) -> Callable[[_Round], Array]:
     """Normals of a group by round; they depend on key and round, and not on a vmap."""
 
@@ -724,7 +751,7 @@ def _draw(
         key_ = _draw_key(key, round, group)
         if released:
             return variates.release_normals(key_, shape)
-        return variates.normals(key_, shape, dtype)
+        return variates.normals(key_, shape, dtype, rows)
 
     return draw
 
@@ -750,8 +777,13 @@ def _scaled(scale: Array | np.ndarray, drawn: Array, round: _Round) -> Array:
     return pinned(scale * pinned(drawn))
 
 
-def _checked_factor(factor: Array | np.ndarray) -> Array | np.ndarray:
+def _checked_factor(factor: Array | np.ndarray, rows: Sequence[int] | None) -> Array | np.ndarray:
     """A factor over agents; a float32 one stays as it is."""
+    if rows is not None:
+        if factor.shape[-1] != len(rows):
+            text = f"factor has shape {factor.shape} for {len(rows)} rows of normals"
+            raise ValueError(f"{text}; give a column for each")
+        return factor
     if not isinstance(factor, jax.core.Tracer):
         factor = np.asarray(factor)
         if factor.ndim == 1:

@@ -29,6 +29,9 @@ on distinct counters and keys folded from a secret one cannot be told from unifo
 who does not try some 2^64 keys. Every counter is used once for a key.
 """
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,9 +41,10 @@ from dpjax import _numerics
 
 __all__ = ["laplaces", "laplaces_of_words", "normals", "normals_of_words"]
 
-_Shape = tuple[int, int]
-_Words = UInt32[Array, "..."]
-_Numbers = Float[Array, "..."]
+Rows: TypeAlias = Sequence[int] | None
+_Shape: TypeAlias = tuple[int, int]
+_Words: TypeAlias = UInt32[Array, "..."]
+_Numbers: TypeAlias = Float[Array, "..."]
 
 LARGEST_NORMAL = 5.42
 """No float32 normal is larger."""
@@ -87,25 +91,33 @@ _FAR = (
 )  # fmt: skip
 
 
-def words(key: PRNGKeyArray, shape: _Shape) -> tuple[_Words, _Words]:
+def words(key: PRNGKeyArray, shape: _Shape, rows: Rows = None) -> tuple[_Words, _Words]:
     """The two 32-bit words of the hash of every counter (row, column).
 
     Args:
         key: One threefry key, of this draw alone.
         shape: (rows, columns), each below 2**32.
+        rows: Numbers of the rows; None counts from 0.
     """
-    row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
     column = jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
-    return _numerics.threefry(key, row, column)
+    return _numerics.threefry(key, _row_numbers(shape, rows), column)
 
 
-def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype) -> _Numbers:
+def _row_numbers(shape: tuple[int, ...], rows: Rows) -> _Words:
+    """The number of its row for every entry of an array."""
+    if rows is None:
+        return jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
+    return jax.lax.broadcast_in_dim(np.asarray(rows, np.uint32), shape, (0,))
+
+
+def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = None) -> _Numbers:
     """Draw independent standard normals.
 
     Args:
         key: One threefry key, of this draw alone.
         shape: (rows, columns), each below 2**32.
         dtype: float32 or float64.
+        rows: Numbers of the rows, which decide their normals; None counts from 0.
 
     Raises:
         ValueError: For another dtype.
@@ -116,9 +128,9 @@ def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype) -> _Numbers:
         >>> variates.normals(jax.random.key(0), (2, 3), jnp.float32).shape
         (2, 3)
     """
-    rows, columns = shape
+    count, columns = shape
     if jnp.dtype(dtype) == jnp.float64:
-        low, high = words(key, shape)
+        low, high = words(key, shape, rows)
         # Odd multiples of 2**-53 in (-1, 1).
         signed = jax.lax.bitcast_convert_type(high, jnp.int32).astype(jnp.float64) * 2.0**21
         steps = signed + (low >> np.uint32(11)).astype(jnp.float64)
@@ -126,14 +138,15 @@ def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype) -> _Numbers:
     if jnp.dtype(dtype) != jnp.float32:
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; give float32 or float64")
     half = -(-columns // 2)
-    if rows * columns >= _LARGE:
+    if count * columns >= _LARGE:
         # Hashing twice is faster than memory beyond caches, and words need none.
-        size = (rows, 2, half)
-        row, word, column = (jax.lax.broadcasted_iota(jnp.uint32, size, axis) for axis in range(3))
-        first, second = _numerics.threefry(key, row, column)
-        bits = jnp.where(word == 0, first, second).reshape(rows, 2 * half)
+        size = (count, 2, half)
+        word = jax.lax.broadcasted_iota(jnp.uint32, size, 1)
+        column = jax.lax.broadcasted_iota(jnp.uint32, size, 2)
+        first, second = _numerics.threefry(key, _row_numbers(size, rows), column)
+        bits = jnp.where(word == 0, first, second).reshape(count, 2 * half)
     else:
-        pair = _numerics.through_memory(*words(key, (rows, half)))
+        pair = _numerics.through_memory(*words(key, (count, half), rows))
         bits = jnp.concatenate(pair, axis=1)
     return normals_of_words(bits[:, :columns])
 
@@ -156,13 +169,14 @@ def normals_of_words(bits: _Words) -> _Numbers:
     return np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniforms)
 
 
-def laplaces(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype) -> _Numbers:
+def laplaces(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = None) -> _Numbers:
     """Draw independent Laplace variables of scale 1, of density exp(-|x|) / 2.
 
     Args:
         key: One threefry key, of this draw alone.
         shape: (rows, columns), each below 2**32.
         dtype: float32, or float64 where JAX computes in it.
+        rows: As in `normals`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -170,7 +184,7 @@ def laplaces(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype) -> _Numbers:
         >>> variates.laplaces(jax.random.key(0), (2, 3), jnp.float32).shape
         (2, 3)
     """
-    return laplaces_of_words(*words(key, shape), dtype)
+    return laplaces_of_words(*words(key, shape, rows), dtype)
 
 
 def laplaces_of_words(high: _Words, low: _Words, dtype: jnp.dtype) -> _Numbers:

@@ -1,17 +1,25 @@
 """`dpjax.rounds`: a loop of one's own has the bits of a run, and what it refuses."""
 
+import dataclasses
 import secrets
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import dpjax as dp
+from dpjax import _numerics
 from dpjax.algorithms.exchange import Trusted
+from dpjax.engine import checkpoint
+from dpjax.engine import round as round_
 from dpjax.engine.host import local
 from dpjax.plans.scheduled import ScheduledLaplace
-from tests.support import make_problem
+from dpjax.protocols import Emission
+from dpjax.transforms import noise
+from dpjax.transforms.optimizers import scale_by_adam
+from tests.support import make_problem, with_factor
 
 N = 6
 T = 6
@@ -50,7 +58,15 @@ CASES = {
 }
 
 
-def make(name, **changes):
+QUICK = ("whisper", "blocks", "mafalda", "poisson", "pair keys", "tracking", "push-sum", "server")
+
+
+def marked(names):
+    """The names of cases, the slow ones marked."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def make(name, mixing=RING, **changes):
     """A plan, and a problem for it."""
     task = make_problem(N)
     parts = {
@@ -61,8 +77,8 @@ def make(name, **changes):
         "optimizer": dp.optimizers.Sgd(0.1),
         "rounds": T,
     }
-    config = dp.Config(**(parts | CASES[name] | changes))
-    return dp.make_plan(config, RING, counts=task.partition.counts), task
+    config = dp.Config(**(parts | ALONE[name] | changes))
+    return dp.make_plan(config, mixing, counts=task.partition.counts), task
 
 
 def models_of(rounds, step=None):
@@ -88,7 +104,7 @@ def same_bits(models, result):
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", marked(CASES))
 def test_a_loop_has_the_bits_of_a_run(name):
     plan, task = make(name)
     state = models_of(dp.rounds(plan, task, seed=3))
@@ -161,6 +177,219 @@ def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, again.models, state.models)
 
 
+@dataclasses.dataclass(frozen=True)
+class PushSum(dp.methods.DSGD):
+    """Models and public weights travel together; each agent divides what it sends."""
+
+    stochastic = "columns"
+
+    def start(self, ctx, models):
+        return ctx.optimizer.init(models), models, jnp.ones(len(jax.tree.leaves(models)[0]))
+
+    def emit(self, ctx, public_state):
+        answer = ctx.query(public_state.models, ctx.batch)
+        return Emission(answer.total, public=public_state.memory[2], metrics=answer.metrics)
+
+    def send(self, ctx, public_state, emission, noisy):
+        state, models, _ = public_state.memory
+        models, state = ctx.step(models, ctx.mean(noisy), state)
+        return (models, emission.public), state
+
+    def absorb(self, ctx, public_state, carry, received):
+        models, weights = received
+        return jax.tree.map(lambda leaf: (leaf.T / weights).T, models), (carry, models, weights)
+
+
+def adam(step_size, noise):
+    return optax.chain(scale_by_adam(noise), optax.scale_by_learning_rate(step_size))
+
+
+def blocks(change=0.0):
+    """A covariance whose agents 0, 2 and 4 share normals, and 1, 3 and 5 do."""
+    covariance = np.eye(N)
+    for group, share in ((slice(0, N, 2), 0.3 + change), (slice(1, N, 2), 0.4)):
+        covariance[group, group] += share
+    return dp.noise.Covariance(covariance, "blocks")
+
+
+ALONE = CASES | {
+    "blocks": {"noise": blocks()},
+    "push-sum": {"method": PushSum()},
+    "pairs": {
+        "method": dp.methods.GradientTracking(),
+        "noise": Laplace(0.9),
+        "budget": dp.Budget(50.0, accountant="pure"),
+        "protect": dp.Protect("replace_agent", gradient_gap=0.5, smoothness=1.0, norm="l1"),
+    },
+    "adam": {
+        "noise": dp.noise.Independent(),
+        "optimizer": dp.optimizers.Chain(adam, 0.01, uses_noise=True),
+    },
+}
+
+
+def received_by(plan, agents, message):
+    """The messages of others that some agents receive; places without a sender are NaN."""
+    senders = [plan.senders[agent] for agent in agents]
+    widest = max(map(len, senders))
+
+    def leaf_of(leaf):
+        received = np.full((len(agents), widest, *leaf.shape[1:]), np.nan, leaf.dtype)
+        for row, numbers in enumerate(senders):
+            received[row, : len(numbers)] = np.asarray(leaf)[list(numbers)]
+        return received
+
+    return jax.tree.map(leaf_of, message)
+
+
+@pytest.mark.parametrize("name", marked(name for name in ALONE if name != "server"))
+def test_agents_alone_compute_their_part_of_a_run(name):
+    """Among agents of a path, of which one has one neighbour and another two."""
+    path = dp.mixing.metropolis_hastings(dp.graphs.path(N))
+    plan, task = make(name, mixing=path)
+    chosen = (3, 0)
+    everyone, alone = dp.rounds(plan, task, seed=2), dp.rounds(plan, task, seed=2, agents=chosen)
+    state, own = everyone.init(), alone.init()
+    assert plan.senders[0] == (1,) and plan.senders[3] == (2, 4)
+    for _ in range(T):
+        message = everyone.outgoing(state).message
+        sent = alone.outgoing(own)
+        own = alone.incoming(own, sent, received_by(plan, chosen, message))
+        state, _ = everyone.step(state)
+        for leaf, part in zip(
+            jax.tree.leaves((message, state.models)),
+            jax.tree.leaves((sent.message, own.models)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(part, leaf[np.array(chosen)], rtol=2e-5, atol=2e-6)
+
+
+AGENT = 3
+
+
+def contents(plan, task):
+    """Digests of the programs of one agent, with all constants, and of its state."""
+    rounds = dp.rounds(plan, task, agents=(AGENT,))
+    state = rounds.init()
+    sent = rounds.outgoing(state)
+    senders = len(plan.senders[AGENT])
+    received = jax.tree.map(lambda leaf: np.zeros((1, senders, *leaf.shape[1:])), sent.message)
+    programs = [
+        jax.jit(rounds.outgoing).trace(state),
+        jax.jit(rounds.incoming).trace(state, sent, received),
+    ]
+    return checkpoint.computation(programs, release=False), checkpoint.digest(state)
+
+
+def with_records(task, agents):
+    """The problem with other records of some agents."""
+    x = task.x.copy()
+    x[task.partition.indices[agents]] += 1.0
+    return dataclasses.replace(task, x=x)
+
+
+def with_factor_of(plan, group):
+    """The plan with more noise of some agents, who share their normals."""
+    factor = plan.factor.copy()
+    factor[np.ix_(group, group)] *= 2.0
+    return with_factor(plan, factor)
+
+
+OTHERS = [agent for agent in range(N) if agent != AGENT]
+
+
+@pytest.mark.mutant
+def test_one_agents_program_holds_nothing_of_other_agents(monkeypatch):
+    plan, task = make("blocks")
+    own = contents(plan, task)
+    assert contents(plan, with_records(task, OTHERS)) == own
+    assert contents(with_factor_of(plan, [0, 2, 4]), task) == own
+    # Weights of links between others, agents 0 and 1 say, are no part of its row of W.
+    weights = plan.mixing.copy()
+    weights[[0, 0, 1, 1], [0, 1, 0, 1]] += [0.1, -0.1, -0.1, 0.1]
+    assert contents(make("blocks", mixing=weights)[0], task) == own
+    # Its own records and its own group are parts of it.
+    assert contents(plan, with_records(task, [AGENT]))[0] != own[0]
+    assert contents(with_factor_of(plan, [1, 3, 5]), task)[0] != own[0]
+
+    # A broken copy that keeps the records of all agents.
+    records_of = round_._records_of
+
+    def records_of_all(problem, agents):
+        records = records_of(problem, list(range(N)))
+        part = jnp.array(agents)
+        return records._replace(
+            indices=records.indices[part], counts=records.counts[part], first=records.first[part]
+        )
+
+    monkeypatch.setattr(round_, "_records_of", records_of_all)
+    assert contents(plan, with_records(task, OTHERS)) != contents(plan, task)
+
+
+@pytest.mark.mutant
+def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
+    plan, task = make("pair keys")
+    drawn = noise.simulated_keys
+
+    def others_drawn_anew(root, agents, edges):
+        own_keys, edge_keys = drawn(root, agents, edges)
+        other_own, other_edges = drawn(jax.random.fold_in(root, 7), agents, edges)
+        ends = _numerics.link_pairs(RING)
+        kept = (ends == AGENT).any(axis=1)
+        return (
+            jnp.where(np.arange(agents) == AGENT, own_keys, other_own),
+            jnp.where(kept, edge_keys, other_edges),
+        )
+
+    own = contents(plan, task)
+    with monkeypatch.context() as patched:
+        patched.setattr(noise, "simulated_keys", others_drawn_anew)
+        assert contents(plan, task) == own
+
+    # A broken copy whose state holds the keys of all links.
+    pairwise = noise.pairwise
+
+    def pairwise_of_all(*given, own_keys, edge_keys, **options):
+        link = pairwise(*given, own_keys=own_keys, edge_keys=edge_keys, **options)
+
+        def update(payload, state, params=None):
+            noisy, inner = link.update(payload, state[0])
+            return noisy, (inner, state[1])
+
+        return optax.GradientTransformation(lambda payload: (link.init(payload), edge_keys), update)
+
+    monkeypatch.setattr(noise, "pairwise", pairwise_of_all)
+    leaky = contents(plan, task)
+    monkeypatch.setattr(noise, "simulated_keys", others_drawn_anew)
+    assert contents(plan, task) != leaky
+
+
+def test_agents_draw_the_normals_of_their_group_alone():
+    plan, _ = make("blocks")
+    privatizer, arrays = plan.privatizer.for_agents(plan.arrays, (AGENT, 1))
+    assert privatizer.rows == (1, 3, 5) and arrays["factor"].shape == (2, 3)
+    privatizer, arrays = make("independent")[0].privatizer.for_agents(
+        make("independent")[0].arrays, (AGENT,)
+    )
+    assert privatizer.rows == (AGENT,) and arrays["factor"].shape == (1,)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "text"),
+    [
+        ("server", {}, "whose rounds need all agents"),
+        ("whisper", {"method": dp.methods.DSGD(gossip_steps=2)}, "whose rounds need all agents"),
+        ("whisper", {"noise": dp.noise.Polynomial(2)}, "drawn for all agents together"),
+        ("whisper", {"release": True}, "of a release, whose groups would need a key file each"),
+    ],
+)
+def test_agents_that_need_all_others_are_refused(name, changes, text, tmp_path):
+    plan, task = make(name, **changes)
+    key_file = tmp_path / "key" if plan.config.release else None
+    with pytest.raises(ValueError, match=text):
+        dp.rounds(plan, task, agents=(0,), key_file=key_file)
+
+
 def test_what_does_not_fit_is_refused(tmp_path):
     plan, task = make("whisper")
     with pytest.raises(ValueError, match="plan is 2 plans; give one"):
@@ -169,3 +398,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
         dp.rounds(plan, task, seed="a")
     with pytest.raises(ValueError, match="no plan has release=True"):
         dp.rounds(plan, task, key_file=tmp_path / "key")
+    for agents, text in (((6,), "agents is 6"), ((), "give one or more"), ((1, 1), "each once")):
+        with pytest.raises(ValueError, match=text):
+            dp.rounds(plan, task, agents=agents)
+    alone = dp.rounds(plan, task, agents=(1,))
+    with pytest.raises(ValueError, match="step needs messages of agents that are not among"):
+        alone.step(alone.init())
