@@ -66,6 +66,9 @@ from dpjax.secagg.terms import Abort, Terms
 
 __all__: list[str] = []
 
+_Shares = tuple[bytes, bytes]
+"""A neighbour's shares: of its seed, and of its mask key."""
+
 
 class Client:
     """One client in one aggregation: its vector, its secrets, and its answers.
@@ -99,6 +102,7 @@ class Client:
 
     def __init__(self, terms: Terms, values: Any) -> None:
         self.terms = terms
+        # None once the vector has gone out under its masks.
         self._values: np.ndarray | None = _residues(terms, values)
         self._stage = "greet"
         self._stages = ("greet", *terms.stages[1:], "over")
@@ -106,7 +110,8 @@ class Client:
         self._mask = primitives.key_pair()
         self._seed = secrets.token_bytes(primitives.KEY_BYTES)
         self._agreed: dict[int, bytes] = {}
-        self._held: dict[int, tuple[bytes, bytes] | None] = {}
+        # By neighbour that finished sharing; None where what it sealed did not open.
+        self._shares: dict[int, _Shares | None] = {}
         self._confirm_keys: dict[int, tuple[bytes, bytes]] = {}
         self._request: Request | None = None
         self.nonce = b""
@@ -153,20 +158,28 @@ class Client:
         """
         self._enter("share", roster.nonce)
         self._check(roster)
-        self.number, self._enrolled = roster.number, roster.enrolled
+        self.number = roster.number
+        self._enrolled = roster.enrolled
         self._session = primitives.session(self.nonce, self.terms.digest(), roster.transcript)
-        size = primitives.KEY_BYTES
-        self._keys = {j: (both[:size], both[size:]) for j, both in roster.neighbours.items()}
-        points, threshold = [j + 1 for j in self._keys], self._graph.threshold
-        seeds = primitives.split_secret(int.from_bytes(self._seed, "big"), points, threshold)
-        keys = primitives.split_secret(int.from_bytes(self._mask.private, "big"), points, threshold)
+        self._keys = {j: _halves(pair) for j, pair in roster.neighbours.items()}
+        seeds = self._split(self._seed)
+        keys = self._split(self._mask.private)
         sealed = {}
         for j in self._keys:
             words = primitives.channel_words(self.number, j, self._session)
-            both = primitives.share_bytes(seeds[j + 1]) + primitives.share_bytes(keys[j + 1])
-            sealed[j] = primitives.sealed(self._channel_key(j, sending=True), both, words)
+            key = self._channel_key(j, sending=True)
+            sealed[j] = primitives.sealed(key, seeds[j] + keys[j], words)
+        # Whoever rebuilds the seed from wrong shares notices.
         commitment = primitives.commitment(self._seed, self.number, self._session)
         return Shares(self.nonce, commitment, sealed)
+
+    def _split(self, secret: bytes) -> dict[int, bytes]:
+        """A share of a secret for each neighbour."""
+        # The share at 0 would be the secret itself, and numbers begin there.
+        points = [j + 1 for j in self._keys]
+        number = int.from_bytes(secret, "big")
+        shares = primitives.split_secret(number, points, self._graph.threshold)
+        return {j: primitives.share_bytes(shares[j + 1]) for j in self._keys}
 
     def mask(self, delivery: Delivery) -> Masked:
         """Return its vector under its self mask and those with neighbours that finished sharing.
@@ -190,25 +203,24 @@ class Client:
             )
         for j, cipher in delivery.sealed.items():
             words = primitives.channel_words(j, self.number, self._session)
-            both = primitives.opened(self._channel_key(j, sending=False), cipher, words)
-            self._held[j] = None
-            if both is not None and len(both) == 2 * primitives.SHARE_BYTES:
-                self._held[j] = both[: primitives.SHARE_BYTES], both[primitives.SHARE_BYTES :]
-        keys = {j: self._pair_key(j) for j in self._held}
+            plain = primitives.opened(self._channel_key(j, sending=False), cipher, words)
+            self._shares[j] = None
+            if plain is not None and len(plain) == 2 * primitives.SHARE_BYTES:
+                self._shares[j] = _halves(plain)
+        keys = {j: self._pair_key(j) for j in self._shares}
         self_mask_key = primitives.self_key(self._seed, self.number, self._session)
         assert self._values is not None
-        vector = primitives.masked(self._values, self_mask_key, keys, self.number, self.terms.bits)
+        bits = self.terms.bits
+        vector = primitives.masked(self._values, self_mask_key, keys, self.number, bits)
         if "confirm" in self._stages:
-            self._confirm_keys = {
-                j: (
-                    self._channel_key(j, sending=True, purpose="confirmation"),
-                    self._channel_key(j, sending=False, purpose="confirmation"),
-                )
-                for j in self._held
-            }
+            # Made now: the channels' secrets are forgotten below.
+            for j in self._shares:
+                sending = self._channel_key(j, sending=True, purpose="confirmation")
+                receiving = self._channel_key(j, sending=False, purpose="confirmation")
+                self._confirm_keys[j] = sending, receiving
         self._forget_masking()
         self.exposed = True
-        return Masked(self.nonce, primitives.packed(vector, self.terms.bits))
+        return Masked(self.nonce, primitives.packed(vector, bits))
 
     def confirm(self, request: Request) -> Confirm:
         """Return a digest of a request, sealed for surviving neighbours; ``semi_malicious`` alone.
@@ -223,11 +235,10 @@ class Client:
         self._refuse(request)
         self._request = request
         plain = request_digest(request, self._session)
-        sealed = {
-            j: primitives.sealed(sending, plain, self._confirm_words(self.number, j))
-            for j, (sending, _) in sorted(self._confirm_keys.items())
-            if j in request.survivors
-        }
+        sealed = {}
+        for j in sorted(request.survivors & set(self._confirm_keys)):
+            sending, _ = self._confirm_keys[j]
+            sealed[j] = primitives.sealed(sending, plain, self._confirm_words(self.number, j))
         return Confirm(request.nonce, sealed)
 
     def unmask(self, message: Request | Confirmed) -> Answer:
@@ -249,9 +260,10 @@ class Client:
         else:
             request = message
             self._refuse(request)
-        held = [(j, both) for j, both in self._held.items() if both is not None]
-        seeds = {j: both[0] for j, both in held if j in request.survivors}
-        keys = {j: both[1] for j, both in held if j in request.dropouts}
+        shares = {j: pair for j, pair in self._shares.items() if pair is not None}
+        # Never both of one neighbour: no client is survivor and dropout.
+        seeds = {j: seed for j, (seed, _) in shares.items() if j in request.survivors}
+        keys = {j: key for j, (_, key) in shares.items() if j in request.dropouts}
         self._forget()
         return Answer(request.nonce, seeds, keys)
 
@@ -259,18 +271,19 @@ class Client:
         """The consistency check: its request, if enough neighbours confirmed the same; else end."""
         if self._request is None:
             self.end("confirmations came, and these terms have none")
-        strangers = sorted(
-            set(confirmed.confirmations) - (self._request.survivors & set(self._held))
-        )
+        neighbours = self._request.survivors & set(self._shares)
+        strangers = sorted(set(confirmed.confirmations) - neighbours)
         if strangers:
             self.end(f"confirmations name {strangers[0]}, who is no surviving neighbour")
-        plain, threshold = request_digest(self._request, self._session), self._graph.threshold
-        # What does not open, or is of another request, does not count.
-        count = sum(
-            primitives.opened(self._confirm_keys[j][1], cipher, self._confirm_words(j, self.number))
-            == plain
-            for j, cipher in confirmed.confirmations.items()
-        )
+        plain = request_digest(self._request, self._session)
+        threshold = self._graph.threshold
+        count = 0
+        for j, cipher in confirmed.confirmations.items():
+            _, receiving = self._confirm_keys[j]
+            words = self._confirm_words(j, self.number)
+            # What does not open, or is of another request, does not count.
+            if primitives.opened(receiving, cipher, words) == plain:
+                count += 1
         if count < threshold:
             self.end(
                 f"{count} neighbours confirmed the same survivors and dropouts, fewer than the "
@@ -280,10 +293,13 @@ class Client:
 
     def _refuse(self, request: Request) -> None:
         """End where an answer could say more than the sum of enough survivors."""
-        survivors, dropouts = request.survivors, request.dropouts
-        both = survivors & dropouts
-        if both:
-            self.end(f"request names {min(both)} as survivor and as dropout")
+        survivors = request.survivors
+        dropouts = request.dropouts
+        # Both secrets of such a client would be rebuilt.
+        twice = survivors & dropouts
+        if twice:
+            self.end(f"request names {min(twice)} as survivor and as dropout")
+        # A client that answers has survived: its mask key must not be rebuilt.
         if self.number not in survivors:
             self.end("request leaves this client out of the survivors")
         if len(survivors) < self.terms.minimum:
@@ -291,55 +307,69 @@ class Client:
                 f"request names {len(survivors)} survivors, fewer than the minimum "
                 f"{self.terms.minimum}"
             )
-        if max(survivors | dropouts) >= self._enrolled:
-            self.end(f"request names {max(survivors | dropouts)}, of {self._enrolled} clients")
-        absent = set(self._keys) - set(self._held)
-        wrong = (set(self._held) - survivors - dropouts) | (absent & (survivors | dropouts))
-        if wrong:
+        named = survivors | dropouts
+        if max(named) >= self._enrolled:
+            self.end(f"request names {max(named)}, of {self._enrolled} clients")
+        # A neighbour that is left out would keep its mask in the sum, with nobody to take it off.
+        absent = set(self._keys) - set(self._shares)
+        misfits = (set(self._shares) - named) | (absent & named)
+        if misfits:
+            fault = "named" if misfits & absent else "left out"
             self.end(
-                f"request does not fit who finished sharing: neighbour {min(wrong)} is "
-                f"{'named' if wrong & absent else 'left out'}"
+                f"request does not fit who finished sharing: neighbour {min(misfits)} is {fault}"
             )
 
     def _check(self, roster: Roster) -> None:
+        """End where a roster is none of the terms, or holds a key twice."""
         try:
             self._graph = self.terms.graph(roster.enrolled)
         except ValueError as error:
             self.end(str(error))
         near = roster.neighbours
-        if len(near) != self._graph.degree:
-            self.end(f"roster has {len(near)} neighbours, not the {self._graph.degree} of its size")
+        degree = self._graph.degree
+        if len(near) != degree:
+            self.end(f"roster has {len(near)} neighbours, not the {degree} of its size")
         if roster.number in near or max(roster.number, *near) >= roster.enrolled:
             self.end("roster numbers clients wrongly")
         keys = [self._channel.public, self._mask.public]
-        keys += [part for both in near.values() for part in (both[:32], both[32:])]
+        for pair in near.values():
+            keys += _halves(pair)
+        # One party that stands for two neighbours would hold two of their shares.
         if len(set(keys)) < len(keys):
             self.end("roster holds one public key twice")
 
     def _enter(self, stage: str, nonce: bytes | None = None) -> None:
-        if self._stage != stage:  # Also where these terms have no such stage.
-            was, self._stage = self._stage, "over"
-            self.end(f"message for the stage {stage} came at {was}: answered once or out of order")
+        """Begin a stage; end at a message that is out of order, or of another aggregation."""
+        # Also where these terms have no such stage.
+        if self._stage != stage:
+            self.end(
+                f"message for the stage {stage} came at {self._stage}: answered once or out of "
+                "order"
+            )
         if nonce is not None and nonce != self.nonce:
             self.end("message is of another aggregation")
         self._stage = self._stages[self._stages.index(stage) + 1]
 
     def _channel_key(self, other: int, *, sending: bool, purpose: str = "channel") -> bytes:
+        """The key of the one message to a neighbour, or from it."""
         public = self._keys[other][0]
         if other not in self._agreed:
             try:
                 self._agreed[other] = primitives.agreed(self._channel.private, public)
             except ValueError:
                 self.end(f"roster holds a public key of low order, of neighbour {other}")
-        local, peer = (self.number, self._channel.public), (other, public)
-        ends = (local, peer) if sending else (peer, local)
+        ends = [(self.number, self._channel.public), (other, public)]
+        if not sending:
+            ends.reverse()
         return primitives.channel_key(self._agreed[other], *ends, self._session, purpose)
 
     def _confirm_words(self, sender: int, receiver: int) -> bytes:
         return primitives.channel_words(sender, receiver, self._session, "confirmation")
 
     def _pair_key(self, other: int) -> bytes:
-        local, peer = (self.number, self._mask.public), (other, self._keys[other][1])
+        """The key of the mask with a neighbour."""
+        local = self.number, self._mask.public
+        peer = other, self._keys[other][1]
         try:
             return primitives.mask_key(self._mask.private, local, peer, self._session)
         except ValueError:
@@ -347,30 +377,47 @@ class Client:
 
     def _forget(self) -> None:
         """Drop every secret. Python may leave copies in memory, which nothing here can wipe."""
-        self._stage, self._held, self._confirm_keys = "over", {}, {}
+        self._stage = "over"
+        self._shares = {}
+        self._confirm_keys = {}
         self._forget_masking()
 
     def _forget_masking(self) -> None:
         """Drop what only its own vector's masks and its channels needed."""
-        self._values, self._seed, self._agreed = None, b"", {}
+        self._values = None
+        self._seed = b""
+        self._agreed = {}
         self._channel = self._mask = primitives.KeyPair(b"", b"")
 
 
+def _halves(pair: bytes) -> tuple[bytes, bytes]:
+    """Two keys, or two shares, that stand behind each other in one string."""
+    half = len(pair) // 2
+    return pair[:half], pair[half:]
+
+
 def _residues(terms: Terms, values: Any) -> np.ndarray:
+    """A vector modulo 2^bits, refused where the terms do not hold it."""
     array = np.asarray(values)
     if array.dtype.kind not in "iu" or array.shape != (terms.length,):
         raise ValueError(
             f"values are {array.dtype}{list(array.shape)}; give {terms.length} whole numbers"
         )
-    low, high = (0, 2**terms.bits - 1) if terms.bound is None else (-terms.bound, terms.bound)
+    if terms.bound is None:
+        low = 0
+        high = 2**terms.bits - 1
+        limit = f"0 to {high}"
+        remedy = f"give them modulo 2^{terms.bits}"
+    else:
+        low = -terms.bound
+        high = terms.bound
+        limit = f"bound {high}"
+        remedy = "clip, or state a larger bound"
+    # As Python's numbers: a comparison in NumPy may round 2^64 - 1.
     if int(array.max()) > high or int(array.min()) < low:
-        at = int(np.argmax((array > high) | (array < low)))
-        limit, remedy = f"bound {high}", "clip, or state a larger bound"
-        if terms.bound is None:
-            limit, remedy = f"0 to {high}", f"give them modulo 2^{terms.bits}"
-        raise ValueError(
-            f"values hold {_validate.shown(int(array[at]))} at entry {at}, beyond {limit}; {remedy}"
-        )
+        entry = int(np.argmax((array > high) | (array < low)))
+        value = _validate.shown(int(array[entry]))
+        raise ValueError(f"values hold {value} at entry {entry}, beyond {limit}; {remedy}")
     return array.astype(np.uint64) & primitives.low_bits(terms.bits)
 
 

@@ -35,7 +35,7 @@ import math
 import random
 import secrets
 from fractions import Fraction
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -44,6 +44,7 @@ from dpjax import _validate
 __all__ = ["Parameters", "parameters"]
 
 ADVERSARIES = ("semi_honest", "semi_malicious")
+# A loss of security cannot be undone; a round that aborts is only repeated.
 _SECURITY_BITS = 40
 _CORRECTNESS_BITS = 20
 MOST_CLIENTS = 10**6
@@ -118,8 +119,8 @@ def parameters(
 
     Example:
         >>> from dpjax.secagg import graph
-        >>> found = graph.parameters(1000, corrupt=0.05, dropout=0.05)
-        >>> found.degree, found.threshold
+        >>> sizes = graph.parameters(1000, corrupt=0.05, dropout=0.05)
+        >>> sizes.degree, sizes.threshold
         (30, 17)
     """
     n = _validate.integer("clients", clients, least=3, most=MOST_CLIENTS)
@@ -152,27 +153,32 @@ def of_counts(clients: int, corrupt: int, dropouts: int, adversary: str) -> Para
         adversary: What the server may do.
     """
     _validate.one_of("adversary", adversary, ADVERSARIES)
-    ends = (clients, corrupt, dropouts, adversary)
-    honest = clients - corrupt - dropouts >= 2  # A sum of one is its input.
-    for degree in range(2, clients - 1, 2) if honest else ():
+    counts = (clients, corrupt, dropouts, adversary)
+    refusal = (
+        f"corrupt is {corrupt} and dropout {dropouts} of {clients} clients, too many for any graph "
+        f"that is {adversary.replace('_', '-')} secure; give lower fractions or more clients"
+    )
+    # A sum of one is its input.
+    if clients - corrupt - dropouts < 2:
+        raise ValueError(refusal)
+    for degree in range(2, clients - 1, 2):
         if log_disconnected(clients, degree, corrupt + dropouts) > _budget(_SECURITY_BITS + 1):
             continue
-        threshold = _threshold(degree, *ends)
+        threshold = _threshold(degree, *counts)
         if threshold is not None:
-            return Parameters(degree, threshold, *ends)
-    floor = 1 if clients == 3 and dropouts == 1 else 2  # A single remaining neighbour must suffice.
-    reached = clients - dropouts - 1
-    threshold = _smallest_threshold(clients - 1, corrupt, reached, adversary, floor)
-    if threshold is None or not honest:
-        raise ValueError(
-            f"corrupt is {corrupt} and dropout {dropouts} of {clients} clients, too many for any "
-            f"graph that is {adversary.replace('_', '-')} secure; give lower fractions or more "
-            "clients"
-        )
-    return Parameters(clients - 1, threshold, *ends)
+            return Parameters(degree, threshold, *counts)
+    # A single remaining neighbour must suffice.
+    floor = 1 if clients == 3 and dropouts == 1 else 2
+    # The complete graph: nothing depends on chance.
+    survivors = clients - dropouts - 1
+    threshold = _smallest_threshold(clients - 1, corrupt, survivors, adversary, floor)
+    if threshold is None:
+        raise ValueError(refusal)
+    return Parameters(clients - 1, threshold, *counts)
 
 
 def _budget(bits: int) -> float:
+    """The logarithm of 2^-bits, less what rounding may add."""
     return -bits * math.log(2) - _SLACK
 
 
@@ -184,9 +190,11 @@ def log_disconnected(clients: int, degree: int, removed: int) -> float:
         degree: k, even.
         removed: c + m, uniform over the ring.
     """
+    # Two runs need as many removed clients as a client has neighbours.
     if degree > removed or degree >= clients - 1:
         return -math.inf
     pairs = math.log(clients) + math.log(clients - degree - 1) - math.log(2)
+    # Falling factorials (c+m)_k / (n)_k.
     falling = math.lgamma(removed + 1) - math.lgamma(removed - degree + 1)
     return pairs + falling - math.lgamma(clients + 1) + math.lgamma(clients - degree + 1)
 
@@ -201,39 +209,46 @@ def log_masses(population: int, marked: int, draws: int) -> np.ndarray:
     """
     from scipy import special
 
-    def log_comb(n: Any, k: Any) -> Any:
+    def log_comb(n: int, k: np.ndarray) -> np.ndarray:
         inside = (k >= 0) & (k <= n)
         inner = np.where(inside, k, 0)
         logs = special.gammaln(n + 1) - special.gammaln(inner + 1) - special.gammaln(n - inner + 1)
         return np.where(inside, logs, -np.inf)
 
     x = np.arange(draws + 1)
-    both = log_comb(marked, x) + log_comb(population - marked, draws - x)
-    return both - log_comb(population, np.asarray(draws))
+    ways = log_comb(marked, x) + log_comb(population - marked, draws - x)
+    return ways - log_comb(population, np.asarray(draws))
 
 
 def _threshold(
     degree: int, clients: int, corrupt: int, dropouts: int, adversary: str
 ) -> int | None:
     """The least threshold that keeps secrets, if survivors reach it."""
-    exposed = np.logaddexp.accumulate(log_masses(clients - 1, corrupt, degree)[::-1])[::-1]
+    # P[X >= x], added up from the smallest terms.
+    masses = log_masses(clients - 1, corrupt, degree)
+    exposed = np.logaddexp.accumulate(masses[::-1])[::-1]
     safe = exposed + math.log(clients) <= _budget(_SECURITY_BITS + 1)
     # The least count that X reaches with a probability inside the budget: X stays below it.
     above = int(np.argmax(safe)) if safe.any() else degree + 1
     alive = log_masses(clients - 1, clients - dropouts - 1, degree)
-    short = np.logaddexp.accumulate(alive)  # P[Y <= y] = P[Y < y + 1]
-    fine = short + math.log(clients) <= _budget(_CORRECTNESS_BITS)
+    # P[Y <= y] = P[Y < y + 1].
+    stuck = np.logaddexp.accumulate(alive)
+    fine = stuck + math.log(clients) <= _budget(_CORRECTNESS_BITS)
     return _smallest_threshold(degree, above - 1, int(np.count_nonzero(fine)), adversary)
 
 
 def _smallest_threshold(
-    degree: int, most_corrupt: int, reached: int, adversary: str, floor: int = 2
+    degree: int, most_corrupt: int, survivors: int, adversary: str, floor: int = 2
 ) -> int | None:
+    """The least threshold against so many corrupt neighbours; None where survivors miss it."""
     threshold = most_corrupt + 1
     if adversary == "semi_malicious":
+        # 2t > k + X: two requests do not open both secrets of one client.
         threshold = (degree + most_corrupt) // 2 + 1
     threshold = max(threshold, floor)
-    return threshold if threshold <= min(reached, degree) else None
+    if threshold > min(survivors, degree):
+        return None
+    return threshold
 
 
 def harary(
@@ -254,13 +269,15 @@ def harary(
         >>> {len(near) for near in graph.harary(10, 4)}
         {4}
     """
-    n, k = clients, degree
-    if k == n - 1:
-        return tuple(tuple(j for j in range(n) if j != i) for i in range(n))
-    order = list(range(n))
+    everyone = range(clients)
+    if degree == clients - 1:
+        return tuple(tuple(j for j in everyone if j != i) for i in everyone)
+    # Uniform, and unknown to whoever corrupts clients: the bounds take it so.
+    order = list(everyone)
     (generator or secrets.SystemRandom()).shuffle(order)
-    near: list[tuple[int, ...]] = [()] * n
-    steps = [s for s in range(-(k // 2), k // 2 + 1) if s]
+    near: list[tuple[int, ...]] = [()] * clients
+    half = degree // 2
     for position, client in enumerate(order):
-        near[client] = tuple(sorted(order[(position + s) % n] for s in steps))
+        places = [*range(position - half, position), *range(position + 1, position + half + 1)]
+        near[client] = tuple(sorted(order[place % clients] for place in places))
     return tuple(near)

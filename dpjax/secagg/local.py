@@ -9,7 +9,7 @@ import concurrent.futures
 import random
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Carried(NamedTuple):
 
 def summed(
     terms: Terms,
-    rows: Any,
+    rows: np.ndarray,
     leaves: Mapping[int, str] | None = None,
     *,
     generator: random.Random | None = None,
@@ -83,14 +83,17 @@ def summed(
         >>> local.summed(terms, np.arange(8).reshape(4, 2), {3: "mask"}).total.values
         array([6, 9])
     """
+    # Seconds of this process alone: waiting for a busy processor is not the protocol's.
     clock = time.process_time
     began = clock()
     clients, stays = _parties(terms, rows, leaves)
     spent = clock() - began
     server = Server(terms, generator)
-    received = sent = 0
+    received = 0
+    sent = 0
 
     def say(row: int, message: Message) -> Message | None:
+        """What a client answers, message by message as bytes; None where it ends."""
         nonlocal received, sent, spent
         data = encoded(message)
         sent += len(data)
@@ -112,15 +115,19 @@ def summed(
             enrolled.append(row)
     for stage, end in enumerate(server.ends, start=1):
         for number, message in end().items():
-            answer = say(enrolled[number], message) if stays[enrolled[number]] > stage else None
+            row = enrolled[number]
+            if stays[row] <= stage:
+                continue
+            answer = say(row, message)
             if answer is not None:
                 server.accept(number, answer)
-    return Carried(_by_row(server.total(), clients), received, sent, clock() - began - spent, spent)
+    total = _by_row(server.total(), clients)
+    return Carried(total, received, sent, clock() - began - spent, spent)
 
 
 def over_tcp(
     terms: Terms,
-    rows: Any,
+    rows: np.ndarray,
     leaves: Mapping[int, str] | None = None,
     *,
     limits: tcp.Limits | None = None,
@@ -161,12 +168,13 @@ async def _over_tcp(
     terms: Terms, clients: list[Client], stays: list[int], limits: tcp.Limits
 ) -> Carried:
     async with tcp.Listener(terms, limits=limits) as listener:
-        at, every = ("127.0.0.1", listener.port, limits), len(terms.stages)
-        parts = [
-            tcp.take_part(client, *at, None if stages == every else stages)
-            for client, stages in zip(clients, stays, strict=True)
-            if stages
-        ]
+        address = "127.0.0.1", listener.port, limits
+        parts = []
+        for client, stages in zip(clients, stays, strict=True):
+            # A client that leaves in the first stage never connects.
+            if stages:
+                answers = None if stages == len(terms.stages) else stages
+                parts.append(tcp.take_part(client, *address, answers))
         total, *_ = await asyncio.gather(listener.aggregate(), *parts, return_exceptions=True)
     if isinstance(total, BaseException):
         raise total
@@ -174,7 +182,7 @@ async def _over_tcp(
 
 
 def _parties(
-    terms: Terms, rows: Any, leaves: Mapping[int, str] | None
+    terms: Terms, rows: np.ndarray, leaves: Mapping[int, str] | None
 ) -> tuple[list[Client], list[int]]:
     """Clients, and how many words each of them says."""
     values = np.asarray(rows)
@@ -185,11 +193,13 @@ def _parties(
         )
     stays = [len(terms.stages)] * len(values)
     for row, stage in (leaves or {}).items():
-        at = _validate.integer("leaves", row, least=0, most=len(values) - 1)
-        stays[at] = terms.stages.index(_validate.one_of("leaves", stage, terms.stages))
+        row = _validate.integer("leaves", row, least=0, most=len(values) - 1)
+        _validate.one_of("leaves", stage, terms.stages)
+        stays[row] = terms.stages.index(stage)
     return [Client(terms, vector) for vector in values], stays
 
 
 def _by_row(total: Total, clients: list[Client]) -> Total:
+    """A sum whose survivors are named by their rows, in place of numbers."""
     rows = {client.number: row for row, client in enumerate(clients) if client.number >= 0}
     return Total(total.values, tuple(sorted(rows[number] for number in total.survivors)))

@@ -27,6 +27,7 @@ from dpjax.secagg.terms import Rejected
 __all__: list[str] = []
 
 NONCE_BYTES = 16
+# Two shares, or a digest, and the tag of ChaCha20-Poly1305.
 SEALED_BYTES = 2 * SHARE_BYTES + 16
 _CONFIRMATION_BYTES = 32 + 16
 _MOST_REASON = 2000
@@ -138,9 +139,14 @@ def encoded(message: Message) -> bytes:
 
 
 def _plain(value: Any) -> Any:
+    """A field as msgpack takes it: one form for each value, so that bytes can be compared."""
     if isinstance(value, dict):
-        return [part for number in sorted(value) for part in (number, value[number])]
+        pairs: list[Any] = []
+        for number in sorted(value):
+            pairs += (number, value[number])
+        return pairs
     if isinstance(value, frozenset):
+        # A list of a million numbers would take a thousand times a round's bytes.
         bitmap = sum(1 << number for number in value)
         return bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little")
     return value
@@ -157,30 +163,36 @@ def decoded(data: bytes) -> Message:
     """
     try:
         plain = library("msgpack").unpackb(data, raw=False, use_list=True, strict_map_key=True)
-    except Exception as error:  # msgpack has no common class for what it may raise.
+    except Exception as error:
+        # msgpack has no common class for what it may raise.
         raise Rejected(f"bytes are no message: {type(error).__name__}") from None
+    # type, not isinstance: True is an int, and 1 in msgpack's eyes too.
     if not isinstance(plain, list) or not plain or type(plain[0]) is not int:
         raise Rejected("bytes are no message: no kind")
     if not 0 <= plain[0] < len(KINDS):
         raise Rejected(f"bytes are no message: kind {plain[0]}")
     kind: Any = KINDS[plain[0]]
-    if len(plain) != 1 + len(kind._fields):
-        raise Rejected(f"{kind.__name__} has {len(plain) - 1} parts, not {len(kind._fields)}")
-    parts = [
-        _READERS[name](f"{kind.__name__}.{name}", value)
-        for name, value in zip(kind._fields, plain[1:], strict=True)
-    ]
-    message: Message = kind(*parts)
+    names = kind._fields
+    values = plain[1:]
+    if len(values) != len(names):
+        raise Rejected(f"{kind.__name__} has {len(values)} parts, not {len(names)}")
+    fields = []
+    for name, value in zip(names, values, strict=True):
+        read = _READERS[name]
+        fields.append(read(f"{kind.__name__}.{name}", value))
+    message: Message = kind(*fields)
     return message
 
 
 def _bytes(shortest: int, longest: int | None = None) -> Callable[[str, Any], bytes]:
-    longest = shortest if longest is None else longest
+    """A reader of strings of bytes."""
+    if longest is None:
+        longest = shortest
+    size = f"{shortest} bytes" if longest == shortest else f"{shortest} bytes or more"
 
     def read(name: str, value: Any) -> bytes:
         if type(value) is not bytes or not shortest <= len(value) <= longest:
-            more = " or more" * (longest > shortest)
-            raise Rejected(f"{name} is no string of {shortest} bytes{more}")
+            raise Rejected(f"{name} is no string of {size}")
         return value
 
     return read
@@ -199,26 +211,36 @@ def _text(name: str, value: Any) -> str:
 
 
 def _by_number(size: int) -> Callable[[str, Any], dict[int, bytes]]:
+    """A reader of strings of bytes by clients' numbers."""
     read_bytes = _bytes(size)
 
     def read(name: str, value: Any) -> dict[int, bytes]:
         if type(value) is not list or len(value) % 2:
             raise Rejected(f"{name} is no list of numbers and bytes")
-        numbers = [_number(name, each) for each in value[::2]]
-        if any(a >= b for a, b in zip(numbers, numbers[1:], strict=False)):
-            raise Rejected(f"{name} holds numbers out of order")
-        return dict(zip(numbers, [read_bytes(name, each) for each in value[1::2]], strict=True))
+        pairs: dict[int, bytes] = {}
+        before = -1
+        for key, data in zip(value[::2], value[1::2], strict=True):
+            number = _number(name, key)
+            # In order, so that no number comes twice and equal messages have equal bytes.
+            if number <= before:
+                raise Rejected(f"{name} holds numbers out of order")
+            pairs[number] = read_bytes(name, data)
+            before = number
+        return pairs
 
     return read
 
 
 def _set(name: str, value: Any) -> frozenset[int]:
+    """The numbers whose bits are set, the lowest first."""
     data = _bytes(0, 2**17)(name, value)
     if data[-1:] == b"\0":
         raise Rejected(f"{name} is no shortest bitmap")
-    return frozenset(
-        8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1
-    )
+    numbers: set[int] = set()
+    for place, byte in enumerate(data):
+        if byte:
+            numbers.update(8 * place + bit for bit in range(8) if byte >> bit & 1)
+    return frozenset(numbers)
 
 
 _READERS: dict[str, Callable[[str, Any], Any]] = {

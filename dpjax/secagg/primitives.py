@@ -37,6 +37,10 @@ from dpjax.encoding.stream import chacha20, library
 __all__: list[str] = []
 
 _Residues = UInt64[np.ndarray, " d"]
+_End = tuple[int, bytes]
+"""A client's number and public key."""
+_Keys = Mapping[int, bytes]
+"""Keys by the number of the other end."""
 KEY_BYTES = 32
 SHARE_BYTES = 33
 """A number of the field of shares, which is a little above 2^256."""
@@ -61,6 +65,7 @@ class KeyPair(NamedTuple):
 
 @functools.cache
 def _library(module: str) -> Any:
+    """A module of cryptography, looked for once."""
     return library(f"cryptography.{module}")
 
 
@@ -104,11 +109,13 @@ def derived(secret: bytes, purpose: str, session: bytes, *parties: bytes) -> byt
         session: 32 bytes that name this aggregation and its terms.
         parties: Numbers and public keys of those who share the key.
     """
-    parts = [LABEL, purpose.encode(), *parties]
-    info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    kdf = _library("hazmat.primitives.kdf.hkdf").HKDF
-    sha256 = _library("hazmat.primitives.hashes").SHA256
-    return bytes(kdf(algorithm=sha256(), length=KEY_BYTES, salt=session, info=info).derive(secret))
+    info = b""
+    for part in (LABEL, purpose.encode(), *parties):
+        info += len(part).to_bytes(4, "big") + part
+    hkdf = _library("hazmat.primitives.kdf.hkdf").HKDF
+    sha256 = _library("hazmat.primitives.hashes").SHA256()
+    kdf = hkdf(algorithm=sha256, length=KEY_BYTES, salt=session, info=info)
+    return bytes(kdf.derive(secret))
 
 
 def sealed(key: bytes, plain: bytes, public: bytes) -> bytes:
@@ -139,6 +146,7 @@ def opened(key: bytes, cipher: bytes, public: bytes) -> bytes | None:
 
 
 def _aead(key: bytes) -> Any:
+    """The cipher under a key, which also notices what was changed."""
     return _library("hazmat.primitives.ciphers.aead").ChaCha20Poly1305(key)
 
 
@@ -180,9 +188,7 @@ def transcript(keys: list[tuple[bytes, bytes]]) -> bytes:
     return hashlib.sha256(b"".join(channel + mask for channel, mask in keys)).digest()
 
 
-def mask_key(
-    private: bytes, local: tuple[int, bytes], other: tuple[int, bytes], session: bytes
-) -> bytes:
+def mask_key(private: bytes, local: _End, other: _End, session: bytes) -> bytes:
     """Return the key of the mask between two clients, the same from both ends.
 
     Args:
@@ -194,14 +200,23 @@ def mask_key(
     Raises:
         ValueError: For a public key of low order.
     """
-    ends = [part for number, key in sorted([local, other]) for part in (_number_bytes(number), key)]
+    # In the order of their numbers, whichever end this is.
+    ends = _ends(*sorted([local, other]))
     return derived(agreed(private, other[1]), "pair mask", session, *ends)
+
+
+def _ends(*clients: _End) -> list[bytes]:
+    """Numbers and public keys, as they stand in keys."""
+    parts = []
+    for number, key in clients:
+        parts += (_number_bytes(number), key)
+    return parts
 
 
 def channel_key(
     secret: bytes,
-    sender: tuple[int, bytes],
-    receiver: tuple[int, bytes],
+    sender: _End,
+    receiver: _End,
     session: bytes,
     purpose: str = "channel",
 ) -> bytes:
@@ -214,8 +229,7 @@ def channel_key(
         session: 32 bytes.
         purpose: "channel" for shares, "confirmation" for the consistency check.
     """
-    ends = [part for number, key in (sender, receiver) for part in (_number_bytes(number), key)]
-    return derived(secret, purpose, session, *ends)
+    return derived(secret, purpose, session, *_ends(sender, receiver))
 
 
 def channel_words(sender: int, receiver: int, session: bytes, stage: str = "shares") -> bytes:
@@ -266,8 +280,10 @@ def expand(key: bytes, length: int, bits: int) -> _Residues:
         >>> primitives.expand(bytes(32), 3, 16)
         array([47222, 44512, 61856], dtype=uint64)
     """
+    # The shortest words that hold b bits: fewer bytes of the stream.
     size = next(size for size in (1, 2, 4, 8) if 8 * size >= bits)
-    return np.frombuffer(stream(key, size * length), f"<u{size}").astype(np.uint64) & low_bits(bits)
+    words = np.frombuffer(stream(key, size * length), f"<u{size}")
+    return words.astype(np.uint64) & low_bits(bits)
 
 
 def low_bits(bits: int) -> np.uint64:
@@ -276,11 +292,7 @@ def low_bits(bits: int) -> np.uint64:
 
 
 def masked(
-    values: _Residues,
-    self_mask_key: bytes,
-    pairs: Mapping[int, bytes],
-    number: int,
-    bits: int,
+    values: _Residues, self_mask_key: bytes, pairs: _Keys, number: int, bits: int
 ) -> _Residues:
     """Return a client's values under its own mask and those with its neighbours.
 
@@ -293,10 +305,11 @@ def masked(
         number: The client's.
         bits: b.
     """
-    return combined(values + expand(self_mask_key, len(values), bits), pairs, number, bits)
+    self_mask = expand(self_mask_key, len(values), bits)
+    return combined(values + self_mask, pairs, number, bits)
 
 
-def combined(values: _Residues, pairs: Mapping[int, bytes], number: int, bits: int) -> _Residues:
+def combined(values: _Residues, pairs: _Keys, number: int, bits: int) -> _Residues:
     """Return the values with the masks of pairs on them, as client ``number`` puts them.
 
     Args:
@@ -305,8 +318,10 @@ def combined(values: _Residues, pairs: Mapping[int, bytes], number: int, bits: i
         number: The client's.
         bits: b.
     """
-    total = values.copy()  # uint64 wraps modulo 2^64, which 2^bits divides
+    # uint64 wraps modulo 2^64, which 2^bits divides.
+    total = values.copy()
     for other, key in pairs.items():
+        # What one end adds the other takes off.
         put = np.add if number < other else np.subtract
         put(total, expand(key, len(total), bits), out=total)
     return total & low_bits(bits)
@@ -324,6 +339,7 @@ def packed(values: _Residues, bits: int) -> bytes:
         values: [d] whole numbers below 2^bits.
         bits: b.
     """
+    # The lowest byte first, so that the highest ones can be cut off.
     words = np.ascontiguousarray(values, "<u8").view(np.uint8).reshape(-1, 8)
     return words[:, : width(bits)].tobytes()
 
@@ -376,12 +392,15 @@ def split_secret(
         >>> primitives.join_shares({1: shares[1], 3: shares[3]})
         7
     """
-    powers = [secret, *(draw(prime) for _ in range(threshold - 1))]
-
-    def at(x: int) -> int:
-        return functools.reduce(lambda y, a: (y * x + a) % prime, reversed(powers), 0)
-
-    return {x: at(x) for x in points}
+    coefficients = [secret, *(draw(prime) for _ in range(threshold - 1))]
+    shares = {}
+    for x in points:
+        # Horner's rule for f(x).
+        value = 0
+        for coefficient in reversed(coefficients):
+            value = (value * x + coefficient) % prime
+        shares[x] = value
+    return shares
 
 
 def join_shares(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
@@ -395,7 +414,9 @@ def join_shares(shares: Mapping[int, int], *, prime: int = PRIME) -> int:
         prime: p.
     """
     points = tuple(sorted(shares))
-    return sum(c * shares[x] for c, x in zip(_weights(points, prime), points, strict=True)) % prime
+    weights = _weights(points, prime)
+    terms = (weight * shares[x] for weight, x in zip(weights, points, strict=True))
+    return sum(terms) % prime
 
 
 @functools.lru_cache(maxsize=4096)
@@ -403,10 +424,12 @@ def _weights(points: tuple[int, ...], prime: int) -> tuple[int, ...]:
     """Lagrange's coefficients at 0."""
     weights = []
     for x in points:
-        above = below = 1
+        above = 1
+        below = 1
         for other in points:
             if other != x:
                 above = above * other % prime
                 below = below * (other - x) % prime
+        # Division modulo a prime is a product with the inverse.
         weights.append(above * pow(below, -1, prime) % prime)
     return tuple(weights)

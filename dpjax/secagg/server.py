@@ -79,9 +79,10 @@ class Server:
         self.hello = Hello(secrets.token_bytes(NONCE_BYTES), terms.digest())
         self.stage = "enrol"
         self._generator = generator
+        # Agreeing with it tells keys of low order, with which everybody agrees on zero.
         self._probe = primitives.key_pair()
         self._keys: list[tuple[bytes, bytes]] = []
-        self._known: set[bytes] = set()
+        self._used: set[bytes] = set()
         self._dropped: set[int] = set()
         self._came: dict[int, Message] = {}
         self._reason = ""
@@ -102,7 +103,9 @@ class Server:
         """Clients from whom something may still come in this stage."""
         if self.stage == "enrol":
             return set(range(self.enrolled, self.terms.clients))
-        return set() if self.stage == "over" else set(self._asked) - set(self._came) - self._dropped
+        if self.stage == "over":
+            return set()
+        return set(self._asked) - set(self._came) - self._dropped
 
     @property
     def ready(self) -> bool:
@@ -123,7 +126,9 @@ class Server:
         Args:
             reason: Why.
         """
-        self.stage, self._reason = "over", self._reason or reason
+        # The first reason stays, whatever is called after it.
+        self._reason = self._reason or reason
+        self.stage = "over"
         raise Abort(self._reason)
 
     def enrol(self, keys: Keys) -> int:
@@ -139,15 +144,16 @@ class Server:
             raise Rejected("enrolment is closed")
         if (keys.nonce, keys.terms) != self.hello:
             raise Rejected("keys are for another aggregation, or other terms")
-        if keys.channel == keys.mask or self._known & {keys.channel, keys.mask}:
+        pair = keys.channel, keys.mask
+        if keys.channel == keys.mask or not self._used.isdisjoint(pair):
             raise Rejected("keys are in use")
-        for key in (keys.channel, keys.mask):
+        for key in pair:
             try:
                 primitives.agreed(self._probe.private, key)
             except ValueError:
                 raise Rejected("keys hold one of low order") from None
-        self._keys.append((keys.channel, keys.mask))
-        self._known |= {keys.channel, keys.mask}
+        self._keys.append(pair)
+        self._used.update(pair)
         return self.enrolled - 1
 
     def draw(self) -> dict[int, Roster]:
@@ -193,9 +199,11 @@ class Server:
         if isinstance(message, Shares) and set(message.sealed) != set(self._near[number]):
             raise Rejected(f"shares of client {number} are not for its neighbours")
         if isinstance(message, Confirm):
-            if set(message.confirmations) != self._survivors & set(self._near[number]):
+            neighbours = self._survivors & set(self._near[number])
+            if set(message.confirmations) != neighbours:
                 raise Rejected(f"confirmations of client {number} are not for its neighbours")
         if isinstance(message, Masked):
+            # Added up at once: a thousand vectors would take too much memory.
             self._sum += self._vector(number, message)
             message = Masked(message.nonce, b"")
         if isinstance(message, Answer):
@@ -212,7 +220,8 @@ class Server:
     def _count(self, number: int, message: Answer) -> None:
         """Take note of whose secrets lack fewer shares now."""
         near = set(self._near[number])
-        seeds, keys = near & self._survivors, near & self._dropouts
+        seeds = near & self._survivors
+        keys = near & self._dropouts
         if not (set(message.seeds) <= seeds and set(message.keys) <= keys):
             raise Rejected(f"answer of client {number} is not what was asked")
         for i in self._lacking.keys() & {*message.seeds, *message.keys}:
@@ -250,6 +259,7 @@ class Server:
         self._survivors = frozenset(self._came)
         self._dropouts = self._shared - self._survivors
         self._ask("confirm" if "confirm" in self.terms.stages else "unmask", self._survivors)
+        # A dropout without a surviving neighbour left no mask in the sum.
         needed = [i for i in self._dropouts if not self._survivors.isdisjoint(self._near[i])]
         self._lacking = dict.fromkeys([*self._survivors, *needed], self.graph.threshold)
         request = Request(self.hello.nonce, self._survivors, self._dropouts)
@@ -263,10 +273,11 @@ class Server:
         self._leave("confirm")
         sealed = {i: m.confirmations for i, m in self._came.items() if isinstance(m, Confirm)}
         self._ask("unmask", frozenset(sealed))
-        return {
-            i: Confirmed(self.hello.nonce, {j: sealed[j][i] for j in self._near[i] if j in sealed})
-            for i in sealed
-        }
+        relayed = {}
+        for i in sealed:
+            confirmations = {j: sealed[j][i] for j in self._near[i] if j in sealed}
+            relayed[i] = Confirmed(self.hello.nonce, confirmations)
+        return relayed
 
     def total(self) -> Total:
         """End unmasking and return the sum.
@@ -277,30 +288,29 @@ class Server:
         """
         self._leave("unmask")
         answers = {i: m for i, m in self._came.items() if isinstance(m, Answer)}
-        bits, length = self.terms.bits, self.terms.length
+        bits = self.terms.bits
         total = self._sum
         for i in sorted(self._survivors):
-            held = {j: answers[j].seeds for j in self._near[i] if j in answers}
-            shares = {j + 1: seeds[i] for j, seeds in held.items() if i in seeds}
-            seed = self._rebuilt(f"seed of survivor {i}", shares)
+            seeds = {j: answers[j].seeds for j in self._near[i] if j in answers}
+            seed = self._rebuilt(f"seed of survivor {i}", _of_client(seeds, i))
             if primitives.commitment(seed, i, self._session) != self._commitments[i]:
                 self.end(f"seed of survivor {i} is not what it committed to: a share is wrong")
-            total = total - primitives.expand(
-                primitives.self_key(seed, i, self._session), length, bits
-            )
+            self_key = primitives.self_key(seed, i, self._session)
+            total = total - primitives.expand(self_key, self.terms.length, bits)
         for i in sorted(self._dropouts):
             near = [j for j in self._near[i] if j in self._survivors]
             if near:
-                held = {j: answers[j].keys for j in near if j in answers}
-                shares = {j + 1: keys[i] for j, keys in held.items() if i in keys}
-                private = self._rebuilt(f"mask key of dropout {i}", shares)
+                keys = {j: answers[j].keys for j in near if j in answers}
+                private = self._rebuilt(f"mask key of dropout {i}", _of_client(keys, i))
                 # The dropout's own masks are what its neighbours' lack to cancel.
                 total = primitives.combined(total, self._pair_keys(i, private, near), i, bits)
         values = signed(total & primitives.low_bits(bits), bits)
-        most = len(self._survivors) * (self.terms.bound or 2**bits)
-        if int(values.max()) > most or int(values.min()) < -most:
+        largest = len(self._survivors) * (self.terms.bound or 2**bits)
+        if int(values.max()) > largest or int(values.min()) < -largest:
             self.end("the sum is beyond survivors times bound: a client did not mask as it said")
-        self.stage, self._reason = "over", "the sum has been given"
+        # A second sum of the same vectors could show single ones.
+        self.stage = "over"
+        self._reason = "the sum has been given"
         return Total(values, tuple(sorted(self._survivors)))
 
     def closed(self, total: Total | None, reason: str = "") -> Closed:
@@ -317,33 +327,50 @@ class Server:
         return Closed(self.hello.nonce, "", frozenset(total.survivors), vector)
 
     def _pair_keys(self, number: int, private: bytes, near: list[int]) -> dict[int, bytes]:
-        end = number, self._keys[number][1]
-        if primitives.key_pair(private).public != end[1]:
+        """The keys of a dropout's masks with its surviving neighbours."""
+        public = self._keys[number][1]
+        if primitives.key_pair(private).public != public:
             self.end(f"mask key of dropout {number} is not its public key's: a share is wrong")
-        return {
-            j: primitives.mask_key(private, end, (j, self._keys[j][1]), self._session) for j in near
-        }
+        keys = {}
+        for j in near:
+            peer = j, self._keys[j][1]
+            keys[j] = primitives.mask_key(private, (number, public), peer, self._session)
+        return keys
 
     def _rebuilt(self, name: str, shares: dict[int, bytes]) -> bytes:
+        """A secret, from shares by their points."""
         threshold = self.graph.threshold
         if len(shares) < threshold:
             self.end(f"{name} has {len(shares)} shares, fewer than the threshold {threshold}")
-        chosen = {x: int.from_bytes(shares[x], "big") for x in sorted(shares)[:threshold]}
+        # Any of them will do; weights are kept for the same points.
+        points = sorted(shares)[:threshold]
+        numbers = {point: int.from_bytes(shares[point], "big") for point in points}
         try:
-            return primitives.join_shares(chosen).to_bytes(primitives.KEY_BYTES, "big")
+            return primitives.join_shares(numbers).to_bytes(primitives.KEY_BYTES, "big")
         except OverflowError:
             self.end(f"{name} does not come out of its shares: one of them is wrong")
 
-    def _enough(self, what: str, came: dict[int, Shares] | dict[int, Message]) -> None:
-        if len(came) < self.terms.minimum:
-            self.end(f"{len(came)} clients {what}, fewer than the minimum {self.terms.minimum}")
+    def _enough(self, verb: str, came: dict[int, Shares] | dict[int, Message]) -> None:
+        """End below the fewest whose sum the terms open."""
+        minimum = self.terms.minimum
+        if len(came) < minimum:
+            self.end(f"{len(came)} clients {verb}, fewer than the minimum {minimum}")
 
     def _ask(self, stage: str, clients: range | frozenset[int]) -> None:
-        self.stage, self._asked, self._came = stage, frozenset(clients), {}
+        """Begin a stage, in which these clients are to speak."""
+        self.stage = stage
+        self._asked = frozenset(clients)
+        self._came = {}
 
     def _leave(self, stage: str) -> None:
+        """End a stage, if it is the one."""
         if self.stage != stage:
             self.end(f"the stage {stage} ended at {self.stage}")
+
+
+def _of_client(answers: Mapping[int, Mapping[int, bytes]], number: int) -> dict[int, bytes]:
+    """The shares of a client's secret by their points, from what each neighbour answered."""
+    return {j + 1: shares[number] for j, shares in answers.items() if number in shares}
 
 
 def signed(residues: np.ndarray, bits: int) -> np.ndarray:
@@ -353,5 +380,6 @@ def signed(residues: np.ndarray, bits: int) -> np.ndarray:
         residues: From 0 to 2^bits - 1, uint64.
         bits: b.
     """
+    # The sign bit is the highest of the word; an arithmetic shift copies it down.
     shift = np.uint64(64 - bits)
     return (residues << shift).view(np.int64) >> np.int64(64 - bits)

@@ -40,6 +40,7 @@ from dpjax.secagg.terms import Abort, Rejected, Terms
 __all__ = ["Limits", "Listener", "join"]
 
 _DIGEST_BYTES = 16
+# A frame's length, and the digest of its message.
 _PREFIX_BYTES = 4 + _DIGEST_BYTES
 _GREETING_BYTES = 1024
 _MOST_MISPLACED = 8
@@ -88,12 +89,12 @@ def _most_bytes(terms: Terms) -> int:
     return _GREETING_BYTES + terms.vector_bytes() + 4 * neighbours + 2 * terms.clients
 
 
-async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
+async def read_frame(reader: asyncio.StreamReader, limit: int) -> bytes:
     """Return the next frame.
 
     Args:
         reader: Stream.
-        most: Bytes that it may have.
+        limit: Bytes that it may have.
 
     Raises:
         Rejected: For a longer one, before any of it is read, and one that was damaged.
@@ -101,8 +102,9 @@ async def read_frame(reader: asyncio.StreamReader, most: int) -> bytes:
     """
     prefix = await reader.readexactly(_PREFIX_BYTES)
     size = int.from_bytes(prefix[:-_DIGEST_BYTES], "big")
-    if size > most:
-        raise Rejected(f"frame of {size} bytes is longer than the {most} that a message may have")
+    # Before any of it is read: a length of four bytes may claim 4 GB.
+    if size > limit:
+        raise Rejected(f"frame of {size} bytes is longer than the {limit} that a message may have")
     data = await reader.readexactly(size)
     if framed(data)[:_PREFIX_BYTES] != prefix:
         raise Rejected("frame was damaged: its digest is another")
@@ -176,14 +178,18 @@ class Listener:
     ) -> None:
         self.terms = terms
         self.limits = limits or Limits()
-        self.host, self.port = host, _validate.integer("port", port, least=0, most=65535)
-        self.received = self.sent = 0
+        self.host = host
+        self.port = _validate.integer("port", port, least=0, most=65535)
+        self.received = 0
+        self.sent = 0
         self._generator = generator
-        self._most = _most_bytes(terms)
+        self._limit = _most_bytes(terms)
         self._enrolling = asyncio.Event()
         self._changed = asyncio.Event()
+        # The aggregation that each takes part in; None while it waits for one.
         self._connections: dict[asyncio.Task[None], Server | None] = {}
-        self._silent: dict[asyncio.Task[None], None] = {}  # Not enrolled, the first one first.
+        # Not enrolled, the first one first.
+        self._silent: dict[asyncio.Task[None], None] = {}
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._server: Server | None = None
         self._socket: asyncio.Server | None = None
@@ -237,9 +243,11 @@ class Listener:
             self._enrolling.clear()
             if last is not None:
                 await self._send(dict.fromkeys(self._writers, last))
-            self._server, self._writers = None, {}
+            self._server = None
+            self._writers = {}
             # Who came for the next aggregation stays.
-            await self._cut([task for task, of in self._connections.items() if of is server])
+            ended = [task for task, part in self._connections.items() if part is server]
+            await self._cut(ended)
 
     async def _wait(self, seconds: float) -> None:
         """Wait until everybody has spoken, or for the time limit."""
@@ -252,10 +260,11 @@ class Listener:
                     await self._changed.wait()
 
     async def _send(self, messages: Mapping[int, Message]) -> None:
+        """Send messages to clients by number; one that does not take it has left."""
         server = self._server
         assert server is not None
 
-        async def one(number: int, data: bytes) -> None:
+        async def deliver(number: int, data: bytes) -> None:
             writer = self._writers[number]
             try:
                 self.sent += await write_frame(writer, data, self.limits.send)
@@ -263,13 +272,12 @@ class Listener:
                 server.leave(number)
                 writer.transport.abort()
 
-        same: dict[int, bytes] = {}  # Many get the same message: it becomes bytes once.
-        for message in messages.values():
-            if id(message) not in same:
-                same[id(message)] = encoded(message)
+        # Many get the same message: it becomes bytes once.
+        frames = {id(message): message for message in messages.values()}
+        data = {key: encoded(message) for key, message in frames.items()}
         async with asyncio.TaskGroup() as group:
             for number, message in messages.items():
-                group.create_task(one(number, same[id(message)]))
+                group.create_task(deliver(number, data[id(message)]))
 
     async def _cut(self, tasks: list[asyncio.Task[None]]) -> None:
         """End connections."""
@@ -278,10 +286,13 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client's connection, from its first byte to its last."""
         task = asyncio.current_task()
         assert task is not None
-        number, server = None, None
+        number = None
+        server = None
         try:
+            # Whoever connects and says nothing must not keep others out.
             if len(self._silent) >= 2 * self.terms.clients + 16:
                 oldest = next(iter(self._silent))
                 del self._silent[oldest]
@@ -310,6 +321,7 @@ class Listener:
     async def _enrol(
         self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> int:
+        """Greet a client and take in its keys; its number."""
         async with asyncio.timeout(min(self.limits.enrol, self.limits.send)):
             self.sent += await write_frame(writer, encoded(server.hello), self.limits.send)
             data = await read_frame(reader, _GREETING_BYTES)
@@ -326,7 +338,7 @@ class Listener:
         """Hand on messages; a few that do not belong are passed over, what is none ends it."""
         misplaced = 0
         while misplaced < _MOST_MISPLACED:
-            data = await read_frame(reader, self._most)
+            data = await read_frame(reader, self._limit)
             self.received += _PREFIX_BYTES + len(data)
             message = decoded(data)
             try:
@@ -395,7 +407,8 @@ async def join(
         reason = f"no sum within {limits.whole:g} seconds"
     except EOFError:
         reason = "the server ended the connection"
-    except (OSError, UnicodeError) as error:  # A host's name may be none.
+    except (OSError, UnicodeError) as error:
+        # A host's name may be none.
         reason = f"no connection to {host}:{port} ({_files.brief(error)})"
     client.end(reason)
 
@@ -452,6 +465,7 @@ def reply(client: Client, message: Message) -> Message:
 
 
 def _result(client: Client, closed: Closed) -> Total:
+    """The sum as the server tells it; else the client ends."""
     terms = client.terms
     if closed.nonce != client.nonce:
         client.end("the last message is of another aggregation")

@@ -90,31 +90,32 @@ class Terms:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be summed or hidden."""
-        limits = {
-            "clients": (3, graph.MOST_CLIENTS),
-            "length": (1, 2**28),
-            "bits": (2, primitives.MOST_BITS),
-        } | ({} if self.bound is None else {"bound": (1, 2**63 - 1)})
-        for name, (low, high) in limits.items():
-            checked = _validate.integer(name, getattr(self, name), least=low, most=high)
-            object.__setattr__(self, name, checked)
+        check = _validate.integer
+        _validate.fields(self, check, "clients", least=3, most=graph.MOST_CLIENTS)
+        _validate.fields(self, check, "length", most=2**28)
+        _validate.fields(self, check, "bits", least=2, most=primitives.MOST_BITS)
         for name in ("corrupt", "dropout"):
             graph.share(self.clients, name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))
-        if self.bound is not None and not self._fits(self.bound):
-            raise ValueError(
-                f"bound is {self.bound}, and a sum of {self.clients} entries may reach "
-                f"{self.clients * self.bound}, beyond the {2 ** (self.bits - 1) - 1} of bits "
-                f"{self.bits}; give more bits or a smaller bound"
-            )
+        if self.bound is not None:
+            _validate.fields(self, check, "bound", most=2**63 - 1)
+            if not self._fits(self.bound):
+                raise ValueError(
+                    f"bound is {self.bound}, and a sum of {self.clients} entries may reach "
+                    f"{self.clients * self.bound}, beyond the {2 ** (self.bits - 1) - 1} of bits "
+                    f"{self.bits}; give more bits or a smaller bound"
+                )
+        # Fractions that no graph carries are refused now, not when clients have enrolled.
         self.graph(self.clients)
 
     def _fits(self, bound: int) -> bool:
+        # Numbers around zero: half of the residues are for those below it.
         return self.clients * bound < 2 ** (self.bits - 1)
 
     @property
     def minimum(self) -> int:
         """The fewest survivors whose sum is opened: clients less dropouts."""
+        # A sum of one is its input.
         return max(2, self.clients - graph.share(self.clients, "dropout", self.dropout))
 
     @property
@@ -140,17 +141,20 @@ class Terms:
         Raises:
             ValueError: Where too few enrolled for any graph.
         """
-        spare = max(0, enrolled - self.minimum)
-        if not max(3, self.minimum) <= enrolled <= self.clients:
+        fewest = max(3, self.minimum)
+        if not fewest <= enrolled <= self.clients:
             raise ValueError(
-                f"enrolled is {enrolled}; from {max(3, self.minimum)} to {self.clients} clients "
-                "add up vectors under these terms"
+                f"enrolled is {enrolled}; from {fewest} to {self.clients} clients add up vectors "
+                "under these terms"
             )
+        spare = max(0, enrolled - self.minimum)
         return graph.of_counts(enrolled, self.colluders, spare, self.adversary)
 
     def digest(self) -> bytes:
         """Return 32 bytes that name these terms: who holds other terms is turned away."""
-        text = ";".join(f"{each.name}={getattr(self, each.name)!r}" for each in fields(self))
+        # Part of the protocol: both ends must write the same text.
+        pairs = [f"{field.name}={getattr(self, field.name)!r}" for field in fields(self)]
+        text = ";".join(pairs)
         return hashlib.sha256(text.encode()).digest()
 
     def vector_bytes(self) -> int:

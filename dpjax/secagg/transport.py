@@ -30,6 +30,10 @@ from dpjax.secagg.terms import Abort, Terms
 __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
 
 _Leaves = Mapping[int, str]
+"""The stage in which a client leaves, by its number."""
+_Values = UInt32[np.ndarray, " K"]
+_Sum = tuple[_Values, np.float32]
+"""The sum of a round's messages, and how many it is of."""
 
 _ASKED: dict[str, object] = {}
 """Digests of all messages that this process asked sums of, and who asked."""
@@ -124,9 +128,9 @@ class SecureSums:
         if not isinstance(spent, Sequence):
             raise ValueError(f"spent is {_validate.shown(spent)}; give rounds, as in (4,)")
         if terms.bound is not None or terms.bits > 32:
-            settings = f"terms have bound {terms.bound} and bits {terms.bits}"
             raise ValueError(
-                f"{settings}; give bound=None, and the bits of the plan's code, at most 32"
+                f"terms have bound {terms.bound} and bits {terms.bits}; give bound=None, and the "
+                "bits of the plan's code, at most 32"
             )
         self.terms = terms
         self.leaves = leaves
@@ -135,7 +139,8 @@ class SecureSums:
         self.limits = limits
         self.crossed: list[RoundTraffic] = []
         self._journal = None if journal is None else Journal(journal, terms.digest())
-        self._spent = {_validate.integer("spent", each, least=0) for each in spent}
+        self._spent = {_validate.integer("spent", round, least=0) for round in spent}
+        # Spent rounds have been asked for, in another process.
         self._asked = set(self._spent)
 
     def __enter__(self) -> Self:
@@ -161,7 +166,7 @@ class SecureSums:
         """Clients whose knowledge the server may have, at most."""
         return self.terms.colluders
 
-    def __call__(self, message: Any, round: int) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
+    def __call__(self, message: UInt32[np.ndarray, "n K"], round: int) -> _Sum:
         """Return the sum of a round's messages, and how many it is of.
 
         Args:
@@ -175,18 +180,21 @@ class SecureSums:
         """
         rows = self._checked(message)
         digest = _message_digest(message)
-        known = {} if self._journal is None else self._journal.read()
-        if round in known and known[round].message not in ("", digest):
+        noted = None
+        if self._journal is not None:
+            noted = self._journal.read().get(round)
+        if noted is not None and noted.message not in ("", digest):
             raise ValueError(
                 f"journal holds another message of round {round}; give the file of this very run, "
                 "or a new one to a new run"
             )
-        if round in self._spent or (round in known and known[round].values is None):
+        if round in self._spent:
             return self._nothing()
-        if round in known:
-            return known[round].sum
-        mine = object()
-        if round in self._asked or _ASKED.setdefault(digest, mine) is not mine:
+        if noted is not None:
+            # Without a sum it may have been opened all the same.
+            return self._nothing() if noted.values is None else noted.sum
+        token = object()
+        if round in self._asked or _ASKED.setdefault(digest, token) is not token:
             raise ValueError(
                 f"round {round}, or its message, was asked for before in this process. Two sums of "
                 "the same messages, over different survivors, could reveal single ones: give "
@@ -203,20 +211,21 @@ class SecureSums:
             self.crossed.append(RoundTraffic(round, 0, 0, (), seconds, abort.reason))
             if self.skip:
                 return self._nothing()
-            way = f"spent=({round},)" if self._journal is None else "the same journal"
+            remedy = f"spent=({round},)" if self._journal is None else "the same journal"
             abort.add_note(
                 "its masked vectors may have gone out, and its sum been opened: it is not asked "
-                f"for again. A run with a checkpoint goes on without it, by SecureSums of {way}"
+                f"for again. A run with a checkpoint goes on without it, by SecureSums of {remedy}"
             )
             raise
-        total = carried.total
-        crossed = carried.received, carried.sent, total.survivors, time.perf_counter() - began
-        self.crossed.append(RoundTraffic(round, *crossed, ""))
+        seconds = time.perf_counter() - began
+        total, received, sent, *_ = carried
+        self.crossed.append(RoundTraffic(round, received, sent, total.survivors, seconds, ""))
         # Signed or not, the same modulo 2^b; the code reads it so.
         values = (total.values & (2**self.terms.bits - 1)).astype(np.uint32)
+        present = len(total.survivors)
         if self._journal is not None:
-            self._journal.opened(round, values, len(total.survivors))
-        return values, np.float32(len(total.survivors))
+            self._journal.opened(round, values, present)
+        return values, np.float32(present)
 
     def missing(self) -> tuple[tuple[int, ...], ...]:
         """Who was missing from the sum of every round so far, late clients among them.
@@ -227,38 +236,48 @@ class SecureSums:
         Raises:
             ValueError: For rounds of another process, which alone knew who was there.
         """
-        known = {} if self._journal is None else self._journal.known
-        unopened = {at for at, one in known.items() if one.values is None} | self._spent
-        present = dict.fromkeys(unopened, ()) | {one.round: one.survivors for one in self.crossed}
-        rounds = range(max((*present, *known), default=-1) + 1)
-        if unknown := [at for at in rounds if at not in present]:
-            raise ValueError(
-                f"round {unknown[0]} crossed in another process, which knew who was missing; ask "
-                "that one, or begin with its rounds"
-            )
-        every = range(self.terms.clients)
-        return tuple(tuple(sorted(set(every) - set(present[at]))) for at in rounds)
+        present: dict[int, tuple[int, ...]] = dict.fromkeys(self._spent, ())
+        noted = {} if self._journal is None else self._journal.rounds
+        for round, note in noted.items():
+            if note.values is None:
+                present[round] = ()
+        for traffic in self.crossed:
+            present[traffic.round] = traffic.survivors
+        clients = set(range(self.terms.clients))
+        missing = []
+        for round in range(max((*present, *noted), default=-1) + 1):
+            # The journal has the sum of such a round, but not who is in it.
+            if round not in present:
+                raise ValueError(
+                    f"round {round} crossed in another process, which knew who was missing; ask "
+                    "that one, or begin with its rounds"
+                )
+            missing.append(tuple(sorted(clients - set(present[round]))))
+        return tuple(missing)
 
     def _carried(self, rows: np.ndarray, round: int) -> local.Carried:
+        """The sum of a round's rows, by the protocol."""
         leaves = {} if self.leaves is None else dict(self.leaves(round))
         if self.over == "memory":
             return local.summed(self.terms, rows, leaves)
         return local.over_tcp(self.terms, rows, leaves, limits=self.limits)
 
-    def _nothing(self) -> tuple[UInt32[np.ndarray, " K"], np.float32]:
+    def _nothing(self) -> _Sum:
+        """A round without a sum, which changes no model."""
         return np.zeros(self.terms.length, np.uint32), np.float32(0)
 
     def _checked(self, message: Any) -> Int64[np.ndarray, "n K"]:
         """The rows, modulo 2^bits."""
-        rows = np.asarray(message) if isinstance(message, np.ndarray) else None
-        shape = (self.terms.clients, self.terms.length)
-        if rows is None or rows.dtype != np.uint32 or rows.shape != shape:
-            kind = type(message).__name__ if rows is None else f"{rows.dtype}{list(rows.shape)}"
+        expected = f"uint32{[self.terms.clients, self.terms.length]}"
+        kind = type(message).__name__
+        if isinstance(message, np.ndarray):
+            kind = f"{message.dtype}{list(message.shape)}"
+        if kind != expected:
             raise ValueError(
-                f"message is {kind}; give whole numbers, uint32{list(shape)}, as "
-                "dp.noise.Discrete makes them, and terms for as many clients and entries"
+                f"message is {kind}; give whole numbers, {expected}, as dp.noise.Discrete makes "
+                "them, and terms for as many clients and entries"
             )
-        return (rows & np.uint32(2**self.terms.bits - 1)).astype(np.int64)
+        return (message & np.uint32(2**self.terms.bits - 1)).astype(np.int64)
 
 
 def terms_of(
@@ -288,16 +307,18 @@ def terms_of(
         >>> terms.length, terms.bits == code.bits, terms.minimum, terms.colluders
         (128, True, 48, 1)
     """
-    counts = {"dropout": dropouts, "corrupt": colluders}
-    # Half a client more: fractions of whole numbers are rounded down, and floats are not exact.
-    shares = {
-        name: (_validate.integer(name, count, least=0) + 0.5) / code.clients if count else 0.0
-        for name, count in counts.items()
-    }
+
+    def fraction(name: str, count: int) -> float:
+        count = _validate.integer(name, count, least=0)
+        if not count:
+            return 0.0
+        # Half a client more: fractions of whole numbers are rounded down, and floats are not exact.
+        return (count + 0.5) / code.clients
+
+    dropout = fraction("dropout", dropouts)
+    corrupt = fraction("corrupt", colluders)
     bits = max(code.bits, 2)
-    return Terms(
-        code.clients, code.padded, bits, None, shares["corrupt"], shares["dropout"], adversary
-    )
+    return Terms(code.clients, code.padded, bits, None, corrupt, dropout, adversary)
 
 
 def taking_turns(
@@ -322,14 +343,15 @@ def taking_turns(
         >>> leaves(0), leaves(1)
         ({0: 'enrol', 1: 'share'}, {2: 'mask', 3: 'unmask'})
     """
-    each = _validate.integer("dropouts", dropouts, least=0, most=clients)
+    dropouts = _validate.integer("dropouts", dropouts, least=0, most=clients)
     if not stages:
         raise ValueError(f"stages is {stages!r}; give at least one of {local.STAGES}")
     for stage in stages:
         _validate.one_of("stages", stage, (*local.STAGES, "confirm"))
 
     def leaves(round: int) -> _Leaves:
-        numbers = range(round * each, (round + 1) * each)
+        # Counted on from round to round, so that all clients and stages have their turn.
+        numbers = range(round * dropouts, (round + 1) * dropouts)
         return {number % clients: stages[number % len(stages)] for number in numbers}
 
     return leaves
@@ -350,11 +372,13 @@ def absent(leaves: Callable[[int], _Leaves], rounds: int) -> tuple[tuple[int, ..
         >>> transport.absent(transport.taking_turns(50, 2), rounds=2)
         ((0, 1), (2,))
     """
+    # In the stage "mask" a client leaves before its vector is sent.
     early = local.STAGES[: local.STAGES.index("mask") + 1]
-    return tuple(
-        tuple(sorted(agent for agent, stage in leaves(round).items() if stage in early))
-        for round in range(rounds)
-    )
+    missing = []
+    for round in range(rounds):
+        agents = [agent for agent, stage in leaves(round).items() if stage in early]
+        missing.append(tuple(sorted(agents)))
+    return tuple(missing)
 
 
 _DIGEST = b', "digest": "'
@@ -370,16 +394,17 @@ class _Asked(NamedTuple):
     """
 
     message: str
-    values: UInt32[np.ndarray, " K"] | None = None
+    values: _Values | None = None
     present: int = 0
 
     @property
-    def sum(self) -> tuple[Any, np.float32]:
+    def sum(self) -> _Sum:
         """As the transport returned it."""
+        assert self.values is not None
         return self.values, np.float32(self.present)
 
 
-def _message_digest(rows: Any) -> str:
+def _message_digest(rows: UInt32[np.ndarray, "n K"]) -> str:
     """Return what tells messages apart.
 
     Args:
@@ -404,18 +429,25 @@ class Journal:
         terms: Digest of the terms.
 
     Attributes:
-        known: What the file holds.
+        rounds: What the file holds, by round.
 
     Raises:
         ValueError: For a place that cannot be written or that is in use, and a file of something
             else.
     """
 
-    def __init__(self, path: Any, terms: bytes) -> None:
+    def __init__(self, path: str | os.PathLike[str], terms: bytes) -> None:
         if not isinstance(path, str | os.PathLike) or not str(path).strip():
             raise ValueError(f"journal is {_validate.shown(path)}; name a file, or None")
-        self.path, self.known = Path(path), dict[int, _Asked]()
-        self._terms, self._lines, self._end, self._digest, self._torn = terms.hex(), 0, 0, "", False
+        self.path = Path(path)
+        self.rounds: dict[int, _Asked] = {}
+        self._terms = terms.hex()
+        # Lines that were read or written, where they end, and the last one's digest.
+        self._lines = 0
+        self._end = 0
+        self._digest = ""
+        # Whether a line was cut short before its round's number.
+        self._torn = False
         if not self.path.exists():
             with _files.writing("journal", self.path), contextlib.suppress(FileExistsError):
                 _files.create(self.path, self._line({"terms": self._terms}))
@@ -451,10 +483,11 @@ class Journal:
             number = re.match(rb'\{"round": (\d{1,9}), ', torn)
             self._torn = number is None
             if number is not None:
+                # The kill may have come after the message went out: its round is spent.
                 round = int(number[1])
-                self.known[round] = _Asked(self.known[round].message if round in self.known else "")
-                self._append({"round": round, "message": self.known[round].message})
-        return self.known
+                message = self.rounds[round].message if round in self.rounds else ""
+                self._ask(round, message)
+        return self.rounds
 
     def ask(self, round: int, message: str) -> bool:
         """Note that a round's message is about to go out.
@@ -467,11 +500,14 @@ class Journal:
             Whether it may; not where the file's last line may have been of this round.
         """
         torn = self._torn
-        self.known[round] = _Asked(message)
-        self._append({"round": round, "message": message})
+        self._ask(round, message)
         return not torn
 
-    def opened(self, round: int, values: UInt32[np.ndarray, " K"], present: int) -> None:
+    def _ask(self, round: int, message: str) -> None:
+        self.rounds[round] = _Asked(message)
+        self._append({"round": round, "message": message})
+
+    def opened(self, round: int, values: _Values, present: int) -> None:
         """Note a round's sum.
 
         Args:
@@ -480,7 +516,7 @@ class Journal:
             present: How many it is of.
         """
         self.read()
-        self.known[round] = _Asked(self.known[round].message, values, present)
+        self.rounds[round] = _Asked(self.rounds[round].message, values, present)
         words = base64.b64encode(values.astype("<u4").tobytes()).decode()
         self._append({"round": round, "present": present, "sum": words})
 
@@ -494,12 +530,13 @@ class Journal:
             raise ValueError(
                 f"journal is {self.path}, of a run of other terms; give each run a file of its own"
             )
+        # The first line has the terms alone.
+        round = note.get("round")
         if "message" in note:
-            self.known[note["round"]] = _Asked(note["message"])
+            self.rounds[round] = _Asked(note["message"])
         elif "sum" in note:
             values = np.frombuffer(base64.b64decode(note["sum"]), "<u4").astype(np.uint32)
-            message = self.known[note["round"]].message
-            self.known[note["round"]] = _Asked(message, values, note["present"])
+            self.rounds[round] = _Asked(self.rounds[round].message, values, note["present"])
         self._went(line + b"\n")
 
     def _append(self, note: dict[str, Any]) -> None:
@@ -510,18 +547,21 @@ class Journal:
             file.write(line)
             file.truncate()
             file.flush()
+            # Noted on the disk before anything goes out: a power cut must not forget a round.
             os.fsync(file.fileno())
         self._torn = False
         self._went(line)
 
     def _line(self, note: dict[str, Any]) -> bytes:
+        """A note with the digest of itself and of the line before it."""
         body = json.dumps(note).encode()[:-1]
         return body + _DIGEST + f'{_chained(self._digest, body)}"}}\n'.encode()
 
     def _went(self, line: bytes) -> None:
         """Go on behind a line."""
         self._digest = line.rpartition(_DIGEST)[2][: -len(b'"}\n')].decode()
-        self._end, self._lines = self._end + len(line), self._lines + 1
+        self._end += len(line)
+        self._lines += 1
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:

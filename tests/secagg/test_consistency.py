@@ -262,7 +262,7 @@ def test_confirmations_that_are_none_do_not_count(change, told):
     client = copy.deepcopy(one.clients[1])
     with pytest.raises(Abort, match=told) as caught:
         client.unmask(relayed[1]._replace(confirmations=change(relayed[1].confirmations)))
-    assert caught.value.exposed and client.over and not client._held
+    assert caught.value.exposed and client.over and not client._shares
 
 
 def test_what_goes_to_one_neighbour_opens_for_nobody_else_nor_comes_back():

@@ -271,7 +271,7 @@ def test_a_client_answers_once_also_to_a_server_that_was_started_again():
             made.clients[3].unmask(again)
     # Nothing is left that it could say.
     held = vars(made.clients[3])
-    assert not held["_held"] and held["_values"] is None and held["_mask"] == (b"", b"")
+    assert not held["_shares"] and held["_values"] is None and held["_mask"] == (b"", b"")
 
 
 def test_a_client_refuses_another_aggregation_and_what_comes_out_of_order():

@@ -204,7 +204,7 @@ def test_one_object_has_a_journal_and_reads_it_before_it_asks(tmp_path, monkeypa
 
 def once(read):
     """A journal that is read when it is opened alone."""
-    return lambda journal: journal.known if journal._lines else read(journal)
+    return lambda journal: journal.rounds if journal._lines else read(journal)
 
 
 def test_a_journal_that_was_moved_or_replaced_is_not_asked_by(tmp_path):
@@ -272,7 +272,7 @@ except ValueError as error:
     assert "another process uses" in str(error), error
 os.kill(child, signal.SIGKILL)
 os.waitpid(child, 0)
-assert Journal(path, terms).known == dict()
+assert Journal(path, terms).rounds == dict()
 inherited.read()
 """
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "rounds.jsonl")], check=True)
@@ -334,7 +334,7 @@ def harmless(file, found):
         assert "damaged in line" in str(error)
         assert file.read_bytes() == before
         return False
-    known = dict(journal.known)
+    known = dict(journal.rounds)
     journal.close()
     for round, (values, present) in enumerate(found):
         assert round in known
