@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax.contrib import networks
-from dpjax.data import augmentation, cache, catalog, load, partition, split
+from dpjax.contrib import augmentation, networks
+from dpjax.data import cache, catalog, load, partition, split
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.models import vit

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.contrib import images, networks
-from dpjax.data import augmentation
+from dpjax.contrib import augmentation, images, networks
 from dpjax.models import vit
 
 

@@ -28,7 +28,7 @@ class Shift:
 
     Example:
         >>> import jax, numpy as np
-        >>> from dpjax.data.augmentation import Shift
+        >>> from dpjax.contrib.augmentation import Shift
         >>> Shift(4)(jax.random.key(0), np.zeros((32, 32, 3), np.uint8)).shape
         (32, 32, 3)
     """

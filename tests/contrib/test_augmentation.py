@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.data import augmentation
-from dpjax.data.augmentation import Shift
+from dpjax.contrib import augmentation
+from dpjax.contrib.augmentation import Shift
 
 IMAGE = np.arange(1, 5 * 4 * 3 + 1, dtype=np.uint8).reshape(5, 4, 3)
 KEYS = jax.random.split(jax.random.key(0), 400)
