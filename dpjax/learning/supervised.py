@@ -326,7 +326,7 @@ def supervised(
             and so on, or a tree of bools whose leaves may stand for whole branches. Frozen
             leaves are neither clipped nor noised nor sent, and are held once for all agents; clip
             norms, noise and numbers of parameters are of trained ones. None trains all.
-        augment: As in `Problem`; `dpjax.data.augmentation` has the customary ones for images.
+        augment: As in `Problem`; `dpjax.contrib.augmentation` has the customary ones for images.
         augmentation_multiplicity: As in `Problem`.
         metrics: More metrics of classifiers: "auc" (area under the ROC curve), "f1" and
             "balanced_accuracy", where there are several classes means over them.
