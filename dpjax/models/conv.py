@@ -80,8 +80,10 @@ def convolve(
     parts = shifted(x, kernel.shape[:2], strides, pads)
     flat = kernel.reshape(-1, *kernel.shape[2:])
     if groups == 1:
-        return jnp.concatenate(parts, axis=-1) @ flat.reshape(-1, flat.shape[-1])
-    stacked = jnp.stack([part.reshape(*part.shape[:-1], groups, -1) for part in parts], axis=-1)
+        patches = jnp.concatenate(parts, axis=-1)
+        return patches @ flat.reshape(-1, flat.shape[-1])
+    grouped = [part.reshape(*part.shape[:-1], groups, -1) for part in parts]
+    stacked = jnp.stack(grouped, axis=-1)
     blocks = flat.reshape(len(flat), flat.shape[1], groups, -1)
     out = jnp.einsum("...gik,kigo->...go", stacked, blocks)
     return out.reshape(*out.shape[:-2], -1)
@@ -116,7 +118,8 @@ def shifted(
     Returns:
         kh kw arrays [*b, p, q, c], the kernel's last axis first.
     """
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [*pads, (0, 0)])
+    front = [(0, 0)] * (x.ndim - 3)
+    x = jnp.pad(x, [*front, *pads, (0, 0)])
     rows, columns = window
     high = (x.shape[-3] - rows) // strides + 1
     wide = (x.shape[-2] - columns) // strides + 1
@@ -124,7 +127,8 @@ def shifted(
     for row in range(rows):
         for column in range(columns):
             down = slice(row, row + (high - 1) * strides + 1, strides)
-            parts.append(x[..., down, slice(column, column + (wide - 1) * strides + 1, strides), :])
+            along = slice(column, column + (wide - 1) * strides + 1, strides)
+            parts.append(x[..., down, along, :])
     return parts
 
 
@@ -139,8 +143,9 @@ def lecun_normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.flo
         dtype: Of the kernel.
     """
     kind = np.dtype(dtype).type
+    wanted = np.sqrt(kind(1 / math.prod(shape[:-1])))
     # A normal number cut off at two deviations has this one.
-    deviation = np.sqrt(kind(1 / math.prod(shape[:-1]))) / kind(0.87962566103423978)
+    deviation = wanted / kind(0.87962566103423978)
     row = jax.random.truncated_normal(key, -2, 2, (math.prod(shape),), dtype)
     return row.reshape(shape) * deviation
 
@@ -202,7 +207,9 @@ class Conv(nn.Module):
         out = convolve(x, kernel, self.strides, self.padding, self.groups, self.layout)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros_init(), *per_channel)
-            out = out + bias.reshape((1,) * (out.ndim - 1) + (-1,))
+            # Weights of several examples at once have axes in front of the channels'.
+            front = (1,) * (out.ndim - 1)
+            out = out + bias.reshape(*front, -1)
         return out
 
 
@@ -220,6 +227,6 @@ def standardized(
     if gain is None:
         return centred * jax.lax.rsqrt(variance + 1e-10)
     fan_in = math.prod(weight.shape[:-1])
-    return centred * (
-        gain.reshape(1, 1, 1, -1) * jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4))
-    )
+    # NFNets bound the variance of the sum that a channel's inputs make, not of a weight.
+    scale = jax.lax.rsqrt(jnp.maximum(variance * fan_in, 1e-4))
+    return centred * (gain.reshape(1, 1, 1, -1) * scale)

@@ -37,13 +37,18 @@ class _Inverted(nn.Module):
         channels = x.shape[-1]
         wide = channels * self.expansion
         if self.expansion > 1:
-            x = nn.silu(group_norm(size=8, name="expand_norm")(self._conv(wide, 1, "expand")(x)))
+            x = self._conv(wide, 1, "expand")(x)
+            x = nn.silu(group_norm(size=8, name="expand_norm")(x))
         x = self._conv(wide, self.size, "depthwise", strides=self.strides, groups=wide)(x)
         x = nn.silu(group_norm(size=8, name="depthwise_norm")(x))
-        weight = nn.silu(nn.Dense(max(1, channels // 4), name="squeeze")(average(x)))
-        weight = nn.sigmoid(nn.Dense(wide, name="excite")(weight))
+        # Squeeze and excitation: channels are weighted by what all places hold.
+        squeezed = max(1, channels // 4)
+        weight = nn.Dense(squeezed, name="squeeze")(average(x))
+        weight = nn.Dense(wide, name="excite")(nn.silu(weight))
+        weight = nn.sigmoid(weight)
         x = x * weight[..., None, None, :]
-        x = group_norm(size=8, name="project_norm")(self._conv(self.features, 1, "project")(x))
+        x = self._conv(self.features, 1, "project")(x)
+        x = group_norm(size=8, name="project_norm")(x)
         if self.strides == 1 and channels == self.features:
             return x + shortcut
         return x

@@ -17,11 +17,13 @@ from typing import Any, Literal, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.typing import VariableDict
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from dpjax import _agents, _numerics, _validate
 from dpjax.models import products
+from dpjax.protocols import Updates
 
 __all__ = ["Gradients"]
 
@@ -35,7 +37,8 @@ _COARSE = 0.008
 """Share of the clip norm that products of one position may cost: in float64 they take 1.4 to 2.6
 times as long on a CPU. Below it are batches of 256."""
 
-Weights = Callable[[Any], Any]
+Weights = Callable[[Array], Array]
+_Apply = Callable[..., Array]
 
 
 class _Call(NamedTuple):
@@ -55,8 +58,8 @@ class _Call(NamedTuple):
     number: int
     path: tuple[str, ...]
     leaves: tuple[int, ...]
-    input: Any
-    out: Any
+    input: jax.ShapeDtypeStruct
+    out: jax.ShapeDtypeStruct
     product: products.Product
     module: nn.Module
     params: dict[str, int]
@@ -65,7 +68,7 @@ class _Call(NamedTuple):
 _MARK = "dpjax.models.layer_norms"
 
 
-def _numbered(of_call: Callable[..., Any]) -> Callable[..., Any]:
+def _numbered(of_call: Callable[..., Array]) -> Callable[..., Array]:
     """An interceptor of calls of known layers, numbered as they come: paths are not theirs alone.
 
     A model may apply another one, whose layers have paths of their own, and layers may share one.
@@ -75,7 +78,12 @@ def _numbered(of_call: Callable[..., Any]) -> Callable[..., Any]:
     """
     numbers = itertools.count()
 
-    def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    def intercept(
+        call: _Apply,
+        args: tuple[Array, ...],
+        kwargs: dict[str, object],
+        context: nn.module.InterceptorContext,
+    ) -> Array:
         module = context.module
         if context.method_name != "__call__" or kwargs or len(args) != 1:
             return call(*args, **kwargs)
@@ -88,7 +96,7 @@ def _numbered(of_call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _marking(
     calls: dict[int, _Call], places: Mapping[tuple[str, ...], int], leaves: Sequence[Array]
-) -> Callable[..., Any]:
+) -> Callable[..., Array]:
     """Return an interceptor that notes calls of known layers and marks where they begin and end.
 
     Args:
@@ -97,14 +105,16 @@ def _marking(
         leaves: The parameters.
     """
 
-    def of_call(number: int, module: nn.Module, call: Any, x: Any) -> Any:
+    def of_call(number: int, module: nn.Module, call: _Apply, x: Array) -> Array:
         marked = checkpoint_name(x, f"{_MARK} {number} begins")
         out = checkpoint_name(call(marked), f"{_MARK} {number} ends")
         product = products.product(module, marked, out)
         values = module.variables.get("params", {})
         indices = {name: places.get(("params", *module.path, name), -1) for name in values}
         # Not values that a lifted transform has made of the parameters.
-        direct = all(leaf >= 0 and values[name] is leaves[leaf] for name, leaf in indices.items())
+        direct = True
+        for name, leaf in indices.items():
+            direct = direct and leaf >= 0 and values[name] is leaves[leaf]
         if product is not None and direct:
             numbers = tuple(indices[name] for name in product.names)
             bare = module.clone(parent=None, name=None)
@@ -116,7 +126,7 @@ def _marking(
     return _numbered(of_call)
 
 
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
+def _shape(x: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
@@ -159,12 +169,13 @@ def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
     first = program.eqns[begin].outvars[0]
     last = program.eqns[end].invars[0]
     invars = [program.invars[leaf] for leaf in call.params.values()] + [first]
-    shapes = [
-        jax.ShapeDtypeStruct(each.aval.shape, each.aval.dtype, weak_type=each.aval.weak_type)
-        for each in invars
-    ]
+    shapes = []
+    for variable in invars:
+        aval = variable.aval
+        shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+        shapes.append(shape)
 
-    def layer(*inputs: Any) -> Any:
+    def layer(*inputs: Array) -> Any:
         *values, x = inputs
         return call.module.apply({"params": dict(zip(call.params, values, strict=True))}, x)
 
@@ -175,12 +186,12 @@ def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
 
 
 def _with_zeros(
-    apply: Callable[[Any, Any], Any],
-    params: Any,
-    x: Any,
+    apply: Callable[[VariableDict, Array], Array],
+    params: VariableDict,
+    x: Array,
     numbers: Sequence[int],
     zeros: list[Array],
-) -> tuple[Any, list[Array]]:
+) -> tuple[Array, list[Array]]:
     """Return outputs with zeros added to those of layers, and what came into these.
 
     Args:
@@ -193,7 +204,7 @@ def _with_zeros(
     inputs: list[Any] = [None] * len(numbers)
     places = {number: index for index, number in enumerate(numbers)}
 
-    def of_call(number: int, module: nn.Module, call: Any, x: Any) -> Any:
+    def of_call(number: int, module: nn.Module, call: _Apply, x: Array) -> Array:
         index = places.get(number)
         if index is None:
             return call(x)
@@ -254,8 +265,8 @@ class Gradients:
         >>> total = gradients(params, x, y, lambda norms: jnp.minimum(1, 0.1 / norms))
     """
 
-    apply: Callable[[Any, Any], Any]
-    loss: Callable[[Any, Any], Any]
+    apply: Callable[[VariableDict, Array], Array]
+    loss: Callable[[Array, Array], Array]
     routes: Mapping[str, Literal["norm", "formed", "plain"]] = field(default_factory=dict)
     coefficients: tuple[float, ...] | None = None
 
@@ -266,7 +277,7 @@ class Gradients:
         for layer, route in self.routes.items():
             _validate.one_of(f"routes[{layer!r}]", route, ROUTES)
 
-    def __call__(self, params: Any, x: Any, y: Any, weights: Weights) -> Any:
+    def __call__(self, params: VariableDict, x: Array, y: Array, weights: Weights) -> Updates:
         """Return the sum.
 
         Args:
@@ -280,7 +291,7 @@ class Gradients:
         """
         return self._rounded(params, x, y, weights, by_layer=False)
 
-    def by_layer(self, params: Any, x: Any, y: Any, weights: Weights) -> Any:
+    def by_layer(self, params: VariableDict, x: Array, y: Array, weights: Weights) -> Updates:
         """Return the sum in which every layer has a weight of its own.
 
         Args:
@@ -294,9 +305,14 @@ class Gradients:
         """
         return self._rounded(params, x, y, weights, by_layer=True)
 
-    def _rounded(self, params: Any, x: Any, y: Any, weights: Weights, *, by_layer: bool) -> Any:
-        options: Any = {"by_layer": by_layer, "places": len(x)}
-        total = self.wide(params, x, y, lambda norms, _: weights(norms), **options)
+    def _rounded(
+        self, params: VariableDict, x: Array, y: Array, weights: Weights, *, by_layer: bool
+    ) -> Updates:
+        # Without the error, for which the clip leaves room where it knows it.
+        def weigh(norms: Array, error: float) -> Array:
+            return weights(norms)
+
+        total = self.wide(params, x, y, weigh, by_layer=by_layer, places=len(x))
         return _numerics.rounded_sum(total, self.like(params))
 
     def at_points(self, coefficients: Sequence[float]) -> "Gradients":
@@ -310,7 +326,7 @@ class Gradients:
         factors = _validate.finite_array("coefficients", coefficients, ndim=1)
         return dataclasses.replace(self, coefficients=tuple(map(float, factors)))
 
-    def chosen(self, params: Any, x: Any) -> dict[str, str]:
+    def chosen(self, params: VariableDict, x: Array) -> dict[str, str]:
         """Return the layers that were found, each with what is done about its gradient.
 
         Args:
@@ -319,7 +335,7 @@ class Gradients:
         """
         return {"/".join(call.path): self._route(call) for call in self._calls(params, x)}
 
-    def at_once(self, params: Any, x: Any) -> int | None:
+    def at_once(self, params: VariableDict, x: Array) -> int | None:
         """Return how many examples to take at once where nobody says, by memory; None is all.
 
         Args:
@@ -331,21 +347,22 @@ class Gradients:
         numbers = 1
         for call in self._calls(params, x):
             numbers += self._positions(call) * sum(call.product.shape)
-            numbers += 0 if self._route(call) == "norm" else math.prod(call.product.shape)
+            if self._route(call) != "norm":
+                numbers += math.prod(call.product.shape)
         # As few passes as memory allows, as even as they can be.
         passes = -(-len(x) // max(1, _HELD // numbers))
         if passes == 1:
             return None
         return -(-len(x) // passes)
 
-    def _points(self, params: Any) -> list[Any]:
+    def _points(self, params: VariableDict) -> list[VariableDict]:
         """The parameters of every point."""
         if self.coefficients is None:
             return [params]
         number = range(len(self.coefficients))
         return [jax.tree.map(lambda leaf, j=j: leaf[j], params) for j in number]
 
-    def like(self, params: Any) -> Any:
+    def like(self, params: VariableDict) -> VariableDict:
         """Return a tree of the sum's shapes and dtypes.
 
         Args:
@@ -355,7 +372,7 @@ class Gradients:
             return params
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
 
-    def error(self, params: Any, x: Any, places: int) -> float:
+    def error(self, params: VariableDict, x: Array, places: int) -> float:
         """Return how wrong the sum may be before it is rounded, over the summed norms of its terms.
 
         Args:
@@ -368,8 +385,15 @@ class Gradients:
         return _errors([self._positions(call) for call in calls], len(x), places, unit)
 
     def wide(
-        self, params: Any, x: Any, y: Any, weights: Any, *, by_layer: bool, places: int
-    ) -> Any:
+        self,
+        params: VariableDict,
+        x: Array,
+        y: Array,
+        weights: Callable[[Array, float], Array],
+        *,
+        by_layer: bool,
+        places: int,
+    ) -> Updates:
         """Return the sum in float64.
 
         Args:
@@ -387,13 +411,16 @@ class Gradients:
         unit = _unit(leaves)
         parts = [self._differentiated(point, calls, x, y) for point in points]
         formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
-        lost = {number: sum(part[2][number] for part in parts) for number in parts[0][2]}
+        lost = {}
+        for number in parts[0][2]:
+            lost[number] = sum(part[2][number] for part in parts)
         routes = {number: pair[0] for number, pair in pairs.items()}
 
-        def summed(formed: Any, pairs: Any, lost: Any) -> Any:
-            squares = [jnp.zeros(len(x), _numerics.wide_dtype(leaves))] * (
-                max(layer, default=-1) + 1
-            )
+        def summed(
+            formed: dict[int, Array], pairs: dict[int, tuple[Array, ...]], lost: dict[int, Array]
+        ) -> list[Array]:
+            zeros = jnp.zeros(len(x), _numerics.wide_dtype(leaves))
+            squares = [zeros] * (max(layer, default=-1) + 1)
             for number, gradient in formed.items():
                 square = jax.vmap(_numerics.square_sum)(gradient.reshape(len(x), -1))
                 squares[layer[number]] += square
@@ -403,10 +430,13 @@ class Gradients:
             for number, infinite in lost.items():
                 squares[layer[number]] += infinite
             stacked = jnp.stack(squares, axis=1)
+            positions = [arrays[0].shape[1] for arrays in pairs.values()]
+            error = _errors(positions, len(x), places, unit)
             norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
-            error = _errors([rows.shape[1] for rows, *_ in pairs.values()], len(x), places, unit)
             factors = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
-            factors = jnp.broadcast_to(factors if by_layer else factors[:, None], stacked.shape)
+            if not by_layer:
+                factors = factors[:, None]
+            factors = jnp.broadcast_to(factors, stacked.shape)
             sums = {}
             for number, gradient in formed.items():
                 # Finite ones need no second look, which is a pass over the largest arrays.
@@ -421,10 +451,11 @@ class Gradients:
 
         # The norm must be of the very numbers that are added up.
         arrays = {number: pair[1:] for number, pair in pairs.items()}
-        return jax.tree.unflatten(tree, _numerics.from_memory(summed, formed, arrays, lost))
+        sums = _numerics.from_memory(summed, formed, arrays, lost)
+        return jax.tree.unflatten(tree, sums)
 
     def _differentiated(
-        self, params: Any, calls: list[_Call], x: Any, y: Any
+        self, params: VariableDict, calls: list[_Call], x: Array, y: Array
     ) -> tuple[
         dict[int, Array], dict[int, tuple[products.Product, *tuple[Any, ...]]], dict[int, Array]
     ]:
@@ -436,7 +467,9 @@ class Gradients:
         products_of = {number for call in calls for number in call.leaves}
         wide = _numerics.wide_dtype(leaves)
 
-        def example(plain: list[Any], zeros: list[Array], x: Any, y: Any) -> Any:
+        def example(
+            plain: list[Array | None], zeros: list[Array], x: Array, y: Array
+        ) -> tuple[Array, list[Array]]:
             merged = [leaves[i] if leaf is None else leaf for i, leaf in enumerate(plain)]
             outputs, inputs = _with_zeros(
                 self.apply, jax.tree.unflatten(tree, merged), x[None], numbers, zeros
@@ -447,7 +480,9 @@ class Gradients:
         numbers = [call.number for call in calls]
         zeros = [jnp.zeros(call.out.shape, call.out.dtype) for call in calls]
 
-        def differentiated(x: Any, y: Any) -> Any:
+        def differentiated(
+            x: Array, y: Array
+        ) -> tuple[tuple[list[Array], list[Array]], list[Array]]:
             return jax.grad(example, (0, 1), has_aux=True)(plain, zeros, x, y)
 
         (gradients, derivatives), inputs = _agents.apart(differentiated, x, y)
@@ -476,7 +511,7 @@ class Gradients:
             formed |= zip(call.leaves, call.product.parameters(of_kernel, values), strict=True)
         return formed, pairs, lost
 
-    def _calls(self, params: Any, x: Any) -> list[_Call]:
+    def _calls(self, params: VariableDict, x: Array) -> list[_Call]:
         """The layers whose gradients are products, by reading the program of one example."""
         params = self.like(params)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -489,7 +524,7 @@ class Gradients:
         leaves, tree = jax.tree.flatten(params)
         calls: dict[int, _Call] = {}
 
-        def example(leaves: list[Array], x: Any) -> Any:
+        def example(leaves: list[Array], x: Array) -> Array:
             with nn.intercept_methods(_marking(calls, places, leaves)):
                 return self.apply(jax.tree.unflatten(tree, leaves), x[None])
 
@@ -532,7 +567,7 @@ def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Arra
     return activation, jnp.where(bounded, derivative, 0), bounded
 
 
-def _unit(leaves: Sequence[Any]) -> float:
+def _unit(leaves: Sequence[Array]) -> float:
     """Half the spacing, at 1, of the numbers that gradients are computed in."""
     return float(jnp.finfo(_numerics.wide_dtype(leaves)).eps) / 2
 

@@ -34,11 +34,13 @@ def max_pool(x: Float[Array, "*b h w c"], window: int, strides: int) -> Float[Ar
     Of equal numbers the first one has the gradient, as in ``flax.linen.max_pool``, whose gradient
     takes a CPU ten times as long.
     """
-    first, *others = shifted(x, (window, window), strides, [(0, 0)] * 2)
+    unpadded = [(0, 0)] * 2
+    largest, *others = shifted(x, (window, window), strides, unpadded)
     for other in others:
         # Not a number is the largest, wherever it stands.
-        first = jnp.where((other > first) | jnp.isnan(other), other, first)
-    return first
+        larger = (other > largest) | jnp.isnan(other)
+        largest = jnp.where(larger, other, largest)
+    return largest
 
 
 def average(x: Float[Array, "*b h w c"]) -> Float[Array, "*b c"]:
@@ -66,5 +68,10 @@ def attend(
         mask = None
     else:
         mask = visible[:, None, None, :]
-    q, k, v = (part.reshape(*part.shape[:-1], heads, -1) for part in (query, key, value))
-    return jax.nn.dot_product_attention(q, k, v, mask=mask).reshape(query.shape)
+    q, k, v = (_by_head(part, heads) for part in (query, key, value))
+    attended = jax.nn.dot_product_attention(q, k, v, mask=mask)
+    return attended.reshape(query.shape)
+
+
+def _by_head(x: Float[Array, "b t d"], heads: int) -> Float[Array, "b t h k"]:
+    return x.reshape(*x.shape[:-1], heads, -1)

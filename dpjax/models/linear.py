@@ -25,13 +25,15 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "*b f"]) -> Float[Array, "*b"]:
         """Return the scores of ``x``."""
-        weight = self.param("weight", nn.initializers.zeros_init(), (x.shape[-1],), jnp.float32)
+        zeros = nn.initializers.zeros_init()
+        weight = self.param("weight", zeros, (x.shape[-1],), jnp.float32)
         if x.size == x.shape[-1]:
             # One example, as in per-record gradients: without the axis of length one they compile
             # to code that is five times faster.
-            score = jnp.dot(x.reshape(-1), weight).reshape(x.shape[:-1])
+            score = jnp.dot(x.reshape(-1), weight)
+            score = score.reshape(x.shape[:-1])
         else:
             score = jnp.matmul(x, weight)
         if self.use_bias:
-            score = score + self.param("bias", nn.initializers.zeros_init(), (), jnp.float32)
+            score = score + self.param("bias", zeros, (), jnp.float32)
         return score

@@ -1,7 +1,5 @@
 """Losses and scores of one example or of many; labels are those of `dpjax.data`."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -86,7 +84,7 @@ def multiclass_accuracy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -
     return (jnp.argmax(logits, axis=-1) == label).astype(logits.dtype)
 
 
-def by_class(outputs: Any, labels: Any) -> tuple[Array, Array, Array]:
+def by_class(outputs: Array, labels: Array) -> tuple[Array, Array, Array]:
     """Scores [M, c], whether a record is of the class, and whether it is taken for it.
 
     Args:
@@ -100,7 +98,7 @@ def by_class(outputs: Any, labels: Any) -> tuple[Array, Array, Array]:
     return jax.nn.softmax(outputs, axis=-1), labels[:, None] == classes, predicted
 
 
-def auc(outputs: Any, labels: Any) -> Float[Array, ""]:
+def auc(outputs: Array, labels: Array) -> Float[Array, ""]:
     """Area under the ROC curve, the mean over classes against all others; ties count half.
 
     Classes without records, or with all of them, are left out.
@@ -118,20 +116,23 @@ def auc(outputs: Any, labels: Any) -> Float[Array, ""]:
     """
     scores, member, _ = by_class(outputs, labels)
 
-    def of_class(score: Any, is_member: Any) -> Any:
+    def of_class(score: Array, is_member: Array) -> tuple[Array, Array]:
         ordered = jnp.sort(score)
         below, up_to = (jnp.searchsorted(ordered, score, side=side) for side in ("left", "right"))
         count = jnp.sum(is_member)
         rest = jnp.sum(~is_member)
-        won = jnp.sum(jnp.where(is_member, (below + up_to + 1) / 2, 0)) - count * (count + 1) / 2
+        # The Mann-Whitney statistic: ranks of members, less what members alone would have.
+        ranks = jnp.where(is_member, (below + up_to + 1) / 2, 0)
+        won = jnp.sum(ranks) - count * (count + 1) / 2
         pairs = jnp.maximum(count * rest, 1).astype(won.dtype)
         return won / pairs, (count > 0) & (rest > 0)
 
     areas, defined = jax.vmap(of_class, in_axes=1)(scores, member)
-    return jnp.sum(jnp.where(defined, areas, 0)) / jnp.sum(defined).astype(areas.dtype)
+    total = jnp.sum(jnp.where(defined, areas, 0))
+    return total / jnp.sum(defined).astype(areas.dtype)
 
 
-def f1(outputs: Any, labels: Any) -> Float[Array, ""]:
+def f1(outputs: Array, labels: Array) -> Float[Array, ""]:
     """F1 score, 2 TP / (2 TP + FP + FN): of label +1, or the mean over classes.
 
     Classes without records that no record is taken for are left out, as in scikit-learn.
@@ -150,10 +151,11 @@ def f1(outputs: Any, labels: Any) -> Float[Array, ""]:
     hits = jnp.sum(member & predicted, axis=0)
     either = jnp.sum(member, axis=0) + jnp.sum(predicted, axis=0)
     scores = 2 * hits / jnp.maximum(either, 1)
-    return jnp.sum(scores) / jnp.maximum(jnp.sum(either > 0), 1).astype(scores.dtype)
+    classes = jnp.maximum(jnp.sum(either > 0), 1)
+    return jnp.sum(scores) / classes.astype(scores.dtype)
 
 
-def balanced_accuracy(outputs: Any, labels: Any) -> Float[Array, ""]:
+def balanced_accuracy(outputs: Array, labels: Array) -> Float[Array, ""]:
     """Mean over classes of the share of their records that are taken for them.
 
     Args:

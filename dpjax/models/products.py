@@ -7,11 +7,12 @@ D [t, p], the derivatives of the loss by what came out.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from dpjax import _numerics
@@ -21,6 +22,7 @@ from dpjax.models.linear import Linear
 __all__: list[str] = []
 
 _HIGHEST = jax.lax.Precision.HIGHEST
+_Shape: TypeAlias = tuple[int, ...]
 _LONGEST = 2**20
 """Sums of more terms than this are not bounded below."""
 _BLOCK = 64
@@ -48,12 +50,13 @@ class Product:
     rows: Callable[[Array], Array]
     groups: int = 1
     reads: bool = False
-    gram: Callable[[Array, Any], tuple[Array, int]] | None = None
+    gram: Callable[[Array, DTypeLike], tuple[Array, int]] | None = None
     back: Callable[..., Array] | None = None
 
     def by_norm(self, positions: int) -> bool:
         """Whether the norm can be had without the gradient."""
-        return self.back is None and self.groups == 1 and max(positions**2, *self.shape) <= _LONGEST
+        largest = max(positions**2, *self.shape)
+        return self.back is None and self.groups == 1 and largest <= _LONGEST
 
     def pays(self, positions: int) -> bool:
         """Whether it is less work to take the norm alone: 2 t^2 <= p d."""
@@ -80,7 +83,8 @@ class Product:
         """Gradients of the layer's parameters, one an example, from the effective kernel's."""
         if self.back is None:
             return [formed]
-        kernel, pull = jax.vjp(self.back, *(value.astype(formed.dtype) for value in values))
+        wide = [value.astype(formed.dtype) for value in values]
+        kernel, pull = jax.vjp(self.back, *wide)
         return list(jax.vmap(pull)(formed.reshape(-1, *kernel.shape)))
 
 
@@ -96,14 +100,18 @@ def combined(coefficients: Sequence[float] | None, parts: Sequence[Any]) -> Any:
     """
     if coefficients is None:
         return parts[0]
-    scaled = list(zip(coefficients, parts, strict=True))
-    formed = {i: sum(c * factors[i] for c, (factors, _) in scaled) for i in parts[0][0]}
+    formed = {}
+    for number in parts[0][0]:
+        terms = [c * part[0][number] for c, part in zip(coefficients, parts, strict=True)]
+        formed[number] = sum(terms)
     pairs = {}
-    for i, (product, *_) in parts[0][1].items():
-        rows = jnp.concatenate([factors[i][1] for _, (_, factors) in scaled], axis=1)
-        derivative = jnp.concatenate([c * factors[i][2] for c, (_, factors) in scaled], axis=1)
+    for number, (product, *_) in parts[0][1].items():
+        factors = [part[1][number] for part in parts]
+        scaled = [c * factor[2] for c, factor in zip(coefficients, factors, strict=True)]
+        rows = jnp.concatenate([factor[1] for factor in factors], axis=1)
+        derivative = jnp.concatenate(scaled, axis=1)
         # What one point's positions have to do with another's is in A alone.
-        pairs[i] = product, rows, derivative, None
+        pairs[number] = product, rows, derivative, None
     return formed, pairs
 
 
@@ -132,15 +140,19 @@ def square_bound(
     elif activation is None or product.gram is None:
         inner, inner_error = _bounded(*_gram(rows), rows.shape[1])
     else:
-        inner, inner_error = _bounded(*product.gram(activation, rows.dtype), rows.shape[1])
+        gram, terms = product.gram(activation, rows.dtype)
+        inner, inner_error = _bounded(gram, terms, rows.shape[1])
     size = jnp.abs(inner)
+    # By the errors of both factors, then of their product and its sums.
     errors = inner_error * (jnp.abs(outer) + outer_error) + size * outer_error
-    errors = errors + (2 * positions + 4) * _unit(kind) * size * jnp.abs(outer) + float(kind.tiny)
+    rounding = (2 * positions + 4) * _unit(kind)
+    errors = errors + rounding * size * jnp.abs(outer) + float(kind.tiny)
     # Two sums, which are not to be merged into one of t^2 terms: as in `_numerics`.
-    return jnp.sum(jax.lax.optimization_barrier(jnp.sum(inner * outer + errors, axis=1)))
+    by_position = jnp.sum(inner * outer + errors, axis=1)
+    return jnp.sum(jax.lax.optimization_barrier(by_position))
 
 
-def _unit(kind: Any) -> float:
+def _unit(kind: jnp.finfo) -> float:
     """Half the spacing of numbers at 1, and a quarter more, since bounds are themselves rounded."""
     return 1.25 * float(kind.eps) / 2
 
@@ -156,17 +168,21 @@ def _bounded(gram: Float[Array, "t t"], terms: int, size: int) -> tuple[Array, A
     kind = jnp.finfo(gram.dtype)
     smallest = float(kind.tiny)
     lengths = jnp.sqrt(jnp.diagonal(gram) + terms * smallest)
-    return gram, (terms + 4) * _unit(kind) * lengths[:, None] * lengths[None] + size * smallest
+    # Cauchy-Schwarz bounds the sum of absolute addends of an entry by the two lengths.
+    share = (terms + 4) * _unit(kind)
+    return gram, share * lengths[:, None] * lengths[None] + size * smallest
 
 
 def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
     """The product of a matrix with itself turned round, and the rounding errors of an addend."""
     positions, size = matrix.shape
     if positions == 1:
-        return _numerics.square_sum(matrix[0])[None, None], 1 + sum(_numerics.sum_levels(size))
+        square = _numerics.square_sum(matrix[0])
+        return square[None, None], 1 + sum(_numerics.sum_levels(size))
     number, length = _blocks(size)
     if number == 1:
-        return jnp.einsum("sd,td->st", matrix, matrix, precision=_HIGHEST), 1 + length
+        product = jnp.einsum("sd,td->st", matrix, matrix, precision=_HIGHEST)
+        return product, 1 + length
     matrix = jnp.pad(matrix, [(0, 0), (0, number * length - size)])
     blocks = matrix.reshape(positions, number, length)
     partial = jnp.einsum("snd,tnd->nst", blocks, blocks, precision=_HIGHEST)
@@ -203,7 +219,7 @@ def _blocks(size: int) -> tuple[int, int]:
     return number, -(-size // number)
 
 
-def product(module: nn.Module, x: Any, out: Any) -> Product | None:
+def product(module: nn.Module, x: Array, out: Array) -> Product | None:
     """Return how a layer's gradient is a product, or None where its options make it none.
 
     Args:
@@ -221,22 +237,22 @@ def known(module: nn.Module) -> bool:
     return type(module) in _KNOWN
 
 
-def _dense(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
+def _dense(module: nn.Dense | nn.DenseGeneral, shape: _Shape, kind: DTypeLike) -> Product | None:
     axes = _flat(getattr(module, "axis", -1))
     features = _flat(module.features)
     last = list(range(len(shape) - len(axes), len(shape)))
-    special = (
-        module.dot_general or module.dot_general_cls or _flat(getattr(module, "batch_dims", ()))
-    )
-    if special or [axis % len(shape) for axis in axes] != last:
+    batched = _flat(getattr(module, "batch_dims", ()))
+    # Such a product is not A' D of the last axes.
+    if module.dot_general or module.dot_general_cls or batched:
+        return None
+    if [axis % len(shape) for axis in axes] != last:
         return None
     size = math.prod(shape[-len(axes) :])
-    return Product(
-        ("kernel",), (size, math.prod(features)), lambda x: x.astype(kind).reshape(-1, size)
-    )
+    kernel = (size, math.prod(features))
+    return Product(("kernel",), kernel, lambda x: x.astype(kind).reshape(-1, size))
 
 
-def _linear(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
+def _linear(module: Linear, shape: _Shape, kind: DTypeLike) -> Product:
     size = shape[-1]
     return Product(("weight",), (size, 1), lambda x: x.astype(kind).reshape(-1, size))
 
@@ -248,7 +264,7 @@ def _flat(value: Any) -> tuple[Any, ...]:
     return (value,)
 
 
-def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
+def _embed(module: nn.Embed, shape: _Shape, kind: DTypeLike) -> Product:
     count = module.num_embeddings
 
     def rows(x: Int[Array, "*t"]) -> Int[Array, " t"]:
@@ -266,7 +282,7 @@ def _embed(module: Any, shape: tuple[int, ...], kind: Any) -> Product:
     return Product(("embedding",), (count, module.features), rows, reads=True)
 
 
-def _convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
+def _convolution(module: conv.Conv, shape: _Shape, kind: DTypeLike) -> Product | None:
     plain = _patches(module, module.strides, module.padding, module.groups, shape, kind)
     if plain is None or module.standardize == "no":
         return plain
@@ -274,27 +290,33 @@ def _convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | No
     return replace(plain, names=names, back=conv.standardized)
 
 
-def _flax_convolution(module: Any, shape: tuple[int, ...], kind: Any) -> Product | None:
+def _flax_convolution(module: nn.Conv, shape: _Shape, kind: DTypeLike) -> Product | None:
     strides = {1 if stride is None else stride for stride in _flat(module.strides)}
     paddings = set(_flat(module.padding))
+    dilations = {*_flat(module.input_dilation), *_flat(module.kernel_dilation)}
+    if not isinstance(module.kernel_size, Sequence) or not dilations <= {1, None}:
+        return None
+    # `conv.shifted` has one stride and one padding for both axes.
+    if len(strides) != 1 or len(paddings) != 1:
+        return None
+    if not all(isinstance(padding, int) or padding in ("SAME", "VALID") for padding in paddings):
+        return None
     special = (module.mask, module.conv_general_dilated, module.conv_general_dilated_cls)
-    plain = (
-        isinstance(module.kernel_size, Sequence)
-        and len(strides) == len(paddings) == 1
-        and all(isinstance(padding, int) or padding in ("SAME", "VALID") for padding in paddings)
-        and {*_flat(module.input_dilation), *_flat(module.kernel_dilation)} <= {1, None}
-        and all(option is None for option in special)
-    )
-    if not plain:
+    if any(option is not None for option in special):
         return None
     return _patches(module, strides.pop(), paddings.pop(), module.feature_group_count, shape, kind)
 
 
 def _patches(
-    module: Any, strides: int, padding: Any, groups: int, shape: tuple[int, ...], kind: Any
+    module: nn.Conv | conv.Conv,
+    strides: int,
+    padding: Literal["SAME", "VALID"] | int,
+    groups: int,
+    shape: _Shape,
+    kind: DTypeLike,
 ) -> Product | None:
     """A convolution as a product of its patches."""
-    window = tuple(module.kernel_size)
+    window = _flat(module.kernel_size)
     if len(shape) < 3 or len(window) != 2:
         return None
     pads = conv.padding_of((shape[-3], shape[-2]), window, strides, padding)
@@ -307,16 +329,17 @@ def _patches(
         grouped = [part.reshape(-1, groups, shape[-1] // groups) for part in parts]
         return jnp.concatenate(grouped, axis=-1)
 
-    gram: Any = None
-    if groups == 1 and strides == 1 and math.prod(window) > 1 and math.prod(shape[:-3]) == 1:
+    def gram(x: Array, dtype: DTypeLike) -> tuple[Array, int]:
+        return _shifted_gram(x.astype(kind).astype(dtype), window, pads)
 
-        def gram(x: Array, dtype: Any) -> tuple[Array, int]:
-            return _shifted_gram(x.astype(kind).astype(dtype), window, pads)
+    plain = groups == 1 and strides == 1
+    single = math.prod(shape[:-3]) == 1
+    # Of one pixel a patch, the Gram of patches is that of pixels anyway.
+    by_pixels = gram if plain and single and math.prod(window) > 1 else None
+    return Product(("kernel",), (size, module.features), rows, groups, gram=by_pixels)
 
-    return Product(("kernel",), (size, module.features), rows, groups, gram=gram)
 
-
-_KNOWN: dict[type, Callable[[Any, tuple[int, ...], Any], Product | None]] = {
+_KNOWN: dict[type, Callable[[Any, _Shape, DTypeLike], Product | None]] = {
     nn.Dense: _dense,
     nn.DenseGeneral: _dense,
     nn.Embed: _embed,

@@ -26,10 +26,14 @@ class _Block(nn.Module):
     def __call__(self, x: Array) -> Array:
         width = x.shape[-1]
         inner = _norm("norm1")(x)
-        query, key, value = jnp.split(self._dense(3 * width, "qkv")(inner), 3, axis=-1)
-        x = x + self._dense(width, "proj")(attend(query, key, value, self.heads))
-        inner = self._dense(4 * width, "fc1")(_norm("norm2")(x))
-        return x + self._dense(width, "fc2")(nn.gelu(inner, approximate=False))
+        projected = self._dense(3 * width, "qkv")(inner)
+        query, key, value = jnp.split(projected, 3, axis=-1)
+        attended = attend(query, key, value, self.heads)
+        x = x + self._dense(width, "proj")(attended)
+        inner = _norm("norm2")(x)
+        inner = self._dense(4 * width, "fc1")(inner)
+        inner = nn.gelu(inner, approximate=False)
+        return x + self._dense(width, "fc2")(inner)
 
     def _dense(self, width: int, name: str) -> nn.Dense:
         return nn.Dense(width, kernel_init=_START, name=name)
@@ -84,12 +88,16 @@ class ViT(nn.Module):
         x = Conv(self.width, size, self.patch, "VALID", layout=self.layout, name="patch_embed")(x)
         x = x.reshape(len(x), -1, self.width)
         tiny = nn.initializers.normal(1e-6)
-        first = self.param("cls_token", tiny, (1, 1, self.width), jnp.float32)
-        places = self.param("pos_embed", _START, (1, 1 + x.shape[1], self.width), jnp.float32)
-        x = jnp.concatenate([jnp.broadcast_to(first, (len(x), 1, self.width)), x], axis=1) + places
+        token = self.param("cls_token", tiny, (1, 1, self.width), jnp.float32)
+        length = 1 + x.shape[1]
+        places = self.param("pos_embed", _START, (1, length, self.width), jnp.float32)
+        tokens = jnp.broadcast_to(token, (len(x), 1, self.width))
+        x = jnp.concatenate([tokens, x], axis=1) + places
         for index in range(self.depth):
             x = _Block(self.heads, name=f"block_{index}")(x)
-        return nn.Dense(self.classes, kernel_init=_START, name="head")(_norm("norm")(x)[:, 0])
+        # The class is read off the token that stands for no patch.
+        summary = _norm("norm")(x)[:, 0]
+        return nn.Dense(self.classes, kernel_init=_START, name="head")(summary)
 
 
 def load(
@@ -114,7 +122,8 @@ def load(
         ValueError: For tensors that are missing, unknown or of another shape, by name.
     """
     image = _validate.integer("image", image)
-    return weights.load(path, model, jnp.zeros((1, image, image, 3)), _name, head="head", key=key)
+    example = jnp.zeros((1, image, image, 3))
+    return weights.load(path, model, example, _name, head="head", key=key)
 
 
 _INNER = {"qkv": "attn.qkv", "proj": "attn.proj", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}
@@ -123,7 +132,9 @@ _INNER = {"qkv": "attn.qkv", "proj": "attn.proj", "fc1": "mlp.fc1", "fc2": "mlp.
 def _name(path: tuple[str, ...]) -> str:
     """The layout's name of a parameter, but for the last part of it."""
     if path[0].startswith("block_"):
-        return f"blocks.{path[0].removeprefix('block_')}.{_INNER.get(path[1], path[1])}"
+        number = path[0].removeprefix("block_")
+        part = _INNER.get(path[1], path[1])
+        return f"blocks.{number}.{part}"
     if path[0] == "patch_embed":
         return "patch_embed.proj"
     return path[0]

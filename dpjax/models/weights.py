@@ -106,16 +106,19 @@ def load(
     names = {parts: _public(parts, name) for parts in shapes}
     if key is not None:
         fresh = jax.jit(lambda key: model.init(key, example)["params"][head])(key)
-        params = {(head, *parts): np.asarray(leaf) for parts, leaf in flatten_dict(fresh).items()}
+        for parts, leaf in flatten_dict(fresh).items():
+            params[(head, *parts)] = np.asarray(leaf)
     stored = {parts: public for parts, public in names.items() if parts not in params}
     unknown = tensors.keys() - set(names.values())
     _refuse(path, "lacks", set(stored.values()) - tensors.keys())
     _refuse(path, "holds the unknown", [e for e in unknown if not e.startswith(tuple(ignored))])
     mismatched = []
     for parts, public in stored.items():
-        params[parts] = tensor = _turned(parts[-1], tensors[public])
+        original = tensors[public]
+        tensor = _turned(parts[-1], original)
+        params[parts] = tensor
         if tensor.shape != shapes[parts].shape or tensor.dtype != np.float32:
-            mismatched.append(f"{public} {tensors[public].dtype} {tensors[public].shape}")
+            mismatched.append(f"{public} {original.dtype} {original.shape}")
         elif not np.isfinite(tensor).all():
             mismatched.append(f"{public} with numbers that are not finite")
     _refuse(path, f"does not fit {model.__class__.__name__}'s shapes by", mismatched)
