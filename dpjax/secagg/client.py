@@ -106,6 +106,7 @@ class Client:
         self._values: np.ndarray | None = _residues(terms, values)
         self._stage = "greet"
         self._stages = ("greet", *terms.stages[1:], "over")
+        # Two pairs: the masks' key may be rebuilt, the channels' never.
         self._channel = primitives.key_pair()
         self._mask = primitives.key_pair()
         self._seed = secrets.token_bytes(primitives.KEY_BYTES)
@@ -196,6 +197,7 @@ class Client:
         strangers = sorted(set(delivery.sealed) - set(self._keys))
         if strangers:
             self.end(f"delivery names {strangers[0]}, who is no neighbour")
+        # Fewer holders than the threshold could not rebuild its secrets.
         if len(delivery.sealed) < self._graph.threshold:
             self.end(
                 f"delivery has shares of {len(delivery.sealed)} neighbours, fewer than the "
@@ -219,6 +221,7 @@ class Client:
                 receiving = self._channel_key(j, sending=False, purpose="confirmation")
                 self._confirm_keys[j] = sending, receiving
         self._forget_masking()
+        # From here on the sum may be opened, whatever the client does.
         self.exposed = True
         return Masked(self.nonce, primitives.packed(vector, bits))
 
@@ -358,10 +361,12 @@ class Client:
                 self._agreed[other] = primitives.agreed(self._channel.private, public)
             except ValueError:
                 self.end(f"roster holds a public key of low order, of neighbour {other}")
-        ends = [(self.number, self._channel.public), (other, public)]
-        if not sending:
-            ends.reverse()
-        return primitives.channel_key(self._agreed[other], *ends, self._session, purpose)
+        local = self.number, self._channel.public
+        peer = other, public
+        sender = local if sending else peer
+        receiver = peer if sending else local
+        agreed = self._agreed[other]
+        return primitives.channel_key(agreed, sender, receiver, self._session, purpose)
 
     def _confirm_words(self, sender: int, receiver: int) -> bytes:
         return primitives.channel_words(sender, receiver, self._session, "confirmation")

@@ -158,7 +158,7 @@ def over_tcp(
         [4, 4]
     """
     clients, stays = _parties(terms, rows, leaves)
-    # In a thread of its own: a notebook's has a loop that runs.
+    # In a thread of its own: a notebook's thread runs a loop already.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         carried = _over_tcp(terms, clients, stays, limits or tcp.Limits())
         return pool.submit(asyncio.run, carried).result()
@@ -201,5 +201,6 @@ def _parties(
 
 def _by_row(total: Total, clients: list[Client]) -> Total:
     """A sum whose survivors are named by their rows, in place of numbers."""
+    # A client that left before enrolment has no number.
     rows = {client.number: row for row, client in enumerate(clients) if client.number >= 0}
     return Total(total.values, tuple(sorted(rows[number] for number in total.survivors)))

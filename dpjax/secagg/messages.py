@@ -174,6 +174,7 @@ def decoded(data: bytes) -> Message:
     kind: Any = KINDS[plain[0]]
     names = kind._fields
     values = plain[1:]
+    # No field may be missing, and none be added for a reader that would skip it.
     if len(values) != len(names):
         raise Rejected(f"{kind.__name__} has {len(values)} parts, not {len(names)}")
     fields = []
@@ -234,6 +235,7 @@ def _by_number(size: int) -> Callable[[str, Any], dict[int, bytes]]:
 def _set(name: str, value: Any) -> frozenset[int]:
     """The numbers whose bits are set, the lowest first."""
     data = _bytes(0, 2**17)(name, value)
+    # Zeros at the end would be a second form of the same set.
     if data[-1:] == b"\0":
         raise Rejected(f"{name} is no shortest bitmap")
     numbers: set[int] = set()

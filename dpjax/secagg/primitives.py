@@ -109,6 +109,7 @@ def derived(secret: bytes, purpose: str, session: bytes, *parties: bytes) -> byt
         session: 32 bytes that name this aggregation and its terms.
         parties: Numbers and public keys of those who share the key.
     """
+    # With lengths, so that no two lists of parts are one string.
     info = b""
     for part in (LABEL, purpose.encode(), *parties):
         info += len(part).to_bytes(4, "big") + part
@@ -207,7 +208,7 @@ def mask_key(private: bytes, local: _End, other: _End, session: bytes) -> bytes:
 
 def _ends(*clients: _End) -> list[bytes]:
     """Numbers and public keys, as they stand in keys."""
-    parts = []
+    parts: list[bytes] = []
     for number, key in clients:
         parts += (_number_bytes(number), key)
     return parts
@@ -355,6 +356,7 @@ def unpacked(data: bytes, length: int, bits: int) -> _Residues:
     Raises:
         ValueError: For another number of bytes, and numbers of 2^bits or more.
     """
+    # The last byte may hold more bits than the modulus: checked below.
     size = width(bits)
     if len(data) != size * length:
         raise ValueError(f"vector has {len(data)} bytes; send {length} numbers of {size} each")

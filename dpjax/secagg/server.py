@@ -142,6 +142,7 @@ class Server:
         """
         if self.stage != "enrol" or self.enrolled >= self.terms.clients:
             raise Rejected("enrolment is closed")
+        # Of other terms a client would give its shares for fewer survivors.
         if (keys.nonce, keys.terms) != self.hello:
             raise Rejected("keys are for another aggregation, or other terms")
         pair = keys.channel, keys.mask
@@ -168,6 +169,7 @@ class Server:
         except ValueError as error:
             self.end(str(error))
         self._near = graph.harary(self.enrolled, self.graph.degree, self._generator)
+        # Clients that were told different keys derive different ones: their masks do not cancel.
         transcript = primitives.transcript(self._keys)
         self._session = primitives.session(self.hello.nonce, self.hello.terms, transcript)
         self._ask("share", range(self.enrolled))
@@ -219,6 +221,7 @@ class Server:
 
     def _count(self, number: int, message: Answer) -> None:
         """Take note of whose secrets lack fewer shares now."""
+        # One secret of each neighbour: a seed of a survivor, or a mask key of a dropout.
         near = set(self._near[number])
         seeds = near & self._survivors
         keys = near & self._dropouts
@@ -293,6 +296,7 @@ class Server:
         for i in sorted(self._survivors):
             seeds = {j: answers[j].seeds for j in self._near[i] if j in answers}
             seed = self._rebuilt(f"seed of survivor {i}", _of_client(seeds, i))
+            # A wrong share would rebuild another seed, and another sum.
             if primitives.commitment(seed, i, self._session) != self._commitments[i]:
                 self.end(f"seed of survivor {i} is not what it committed to: a share is wrong")
             self_key = primitives.self_key(seed, i, self._session)
@@ -305,6 +309,7 @@ class Server:
                 # The dropout's own masks are what its neighbours' lack to cancel.
                 total = primitives.combined(total, self._pair_keys(i, private, near), i, bits)
         values = signed(total & primitives.low_bits(bits), bits)
+        # A vector that was not masked as it was said leaves a mask in the sum.
         largest = len(self._survivors) * (self.terms.bound or 2**bits)
         if int(values.max()) > largest or int(values.min()) < -largest:
             self.end("the sum is beyond survivors times bound: a client did not mask as it said")
@@ -322,6 +327,7 @@ class Server:
         """
         if total is None:
             return Closed(self.hello.nonce, reason[:2000] or "aborted", frozenset(), b"")
+        # Modulo 2^bits: the messages have no signs.
         residues = total.values.astype(np.uint64) & primitives.low_bits(self.terms.bits)
         vector = primitives.packed(residues, self.terms.bits)
         return Closed(self.hello.nonce, "", frozenset(total.survivors), vector)

@@ -196,6 +196,7 @@ class Listener:
 
     async def __aenter__(self) -> Self:
         """Start listening."""
+        # All clients may connect at once.
         backlog = min(4096, self.terms.clients + 16)
         try:
             self._socket = await asyncio.start_server(
@@ -245,7 +246,7 @@ class Listener:
                 await self._send(dict.fromkeys(self._writers, last))
             self._server = None
             self._writers = {}
-            # Who came for the next aggregation stays.
+            # A connection that waits for the next aggregation stays.
             ended = [task for task, part in self._connections.items() if part is server]
             await self._cut(ended)
 
@@ -253,6 +254,7 @@ class Listener:
         """Wait until everybody has spoken, or for the time limit."""
         server = self._server
         assert server is not None
+        # At the limit the stage ends with what has come.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not server.ready:
@@ -299,6 +301,7 @@ class Listener:
                 oldest.cancel()
             self._silent[task] = None
             self._connections[task] = None
+            # No connection outlasts the longest aggregation.
             async with asyncio.timeout(self.limits.whole):
                 await self._enrolling.wait()
                 server = self._connections[task] = self._server
@@ -344,6 +347,7 @@ class Listener:
             try:
                 server.accept(number, message)
             except Rejected:
+                # A late message is no fault of the client's, many are.
                 misplaced += 1
             self._changed.set()
 

@@ -201,6 +201,7 @@ class SecureSums:
                 f"spent=({round},), the journal that holds its sum, or another seed"
             )
         self._asked.add(round)
+        # Noted before anything goes out; a round that may be spent is not asked for.
         if self._journal is not None and not self._journal.ask(round, digest):
             return self._nothing()
         began = time.perf_counter()
@@ -448,6 +449,7 @@ class Journal:
         self._digest = ""
         # Whether a line was cut short before its round's number.
         self._torn = False
+        # Another object may make the file at the same time: the first one's terms stay.
         if not self.path.exists():
             with _files.writing("journal", self.path), contextlib.suppress(FileExistsError):
                 _files.create(self.path, self._line({"terms": self._terms}))
@@ -475,6 +477,7 @@ class Journal:
             length = file.seek(0, os.SEEK_END)
             file.seek(self._end)
             *lines, torn = file.read().split(b"\n")
+        # Others only append: a shorter file is another one.
         if length < self._end:
             raise self._damaged(self._lines)
         for line in lines:
