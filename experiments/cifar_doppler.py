@@ -472,7 +472,7 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
         sheet = plots.lines(
             rows, x, "test_accuracy", xlabel=label,
             ylabel=f"test accuracy ({config.dataset}, {config.model})",
-            logx=x == "budget_epsilon", note=f"{TUNED} {config.remark}".strip(),
+            log_x=x == "budget_epsilon", note=f"{TUNED} {config.remark}".strip(),
             looks=looks.titled(rows["algorithm"]),
         )  # fmt: skip
         lab.figure(sheet, f"{name}.svg")

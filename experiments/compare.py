@@ -530,7 +530,7 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     for ax, trust in zip(np.ravel(axes), shown, strict=True):
         rows = last[last["trust"].isin([trust, "no privacy"])]
         plots.lines(
-            rows, "budget_epsilon", "test_accuracy", ax=ax, logx=len(config.epsilon) > 1,
+            rows, "budget_epsilon", "test_accuracy", ax=ax, log_x=len(config.epsilon) > 1,
             xlabel="epsilon", ylabel=f"test accuracy ({config.dataset})", title=f"trusts: {trust}",
             guarantee=f"({config.relation}, outsider, delta = {config.delta:g}, "
             f"T = {config.rounds}), gdp accountant, simulation",

@@ -497,13 +497,13 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     if several:
         plots.lines(
             last[own], "budget_epsilon", "test_accuracy", ax=panels[0], ylabel=ylabel, looks=shown,
-            xlabel="epsilon", logx=True, title=f"k = {config.k[0]}",
+            xlabel="epsilon", log_x=True, title=f"k = {config.k[0]}",
         )  # fmt: skip
     at = last[last["budget_epsilon"] == config.at_epsilon]
     if not len(at):
         at = last[last["budget_epsilon"] == last["budget_epsilon"].iloc[0]]
     plots.lines(
-        at, "k", "test_accuracy", ax=panels[-1], ylabel=ylabel, logx=True, looks=shown,
+        at, "k", "test_accuracy", ax=panels[-1], ylabel=ylabel, log_x=True, looks=shown,
         xlabel="numbers that a client sends",
         title=f"epsilon {at['budget_epsilon'].iloc[0]:g}", note=note,
     )  # fmt: skip

@@ -428,13 +428,13 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     shown = {row["title"]: look_of(row) for _, row in last.drop_duplicates("title").iterrows()}
     plots.lines(
         last, "budget_epsilon", "test_accuracy", "title", ax=left, xlabel="epsilon",
-        ylabel="test accuracy", logx=True, looks=shown,
+        ylabel="test accuracy", log_x=True, looks=shown,
     )  # fmt: skip
     middle = sorted(config.epsilon)[len(config.epsilon) // 2]
     rows = last[last["budget_epsilon"] == middle]
     rows = rows.assign(megabytes=rows["bytes"] * config.rounds / 1e6)
     plots.lines(
-        rows, "megabytes", "test_accuracy", "title", ax=right, ylabel="test accuracy", logx=True,
+        rows, "megabytes", "test_accuracy", "title", ax=right, ylabel="test accuracy", log_x=True,
         xlabel="megabytes over all links", title=f"epsilon {middle:g}", looks=shown,
     )  # fmt: skip
     lab.figure(sheet, "dome_gossip.svg")

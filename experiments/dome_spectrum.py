@@ -404,7 +404,7 @@ def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
     runs = frame.drop_duplicates("run")
     shown = {row["run"]: look_of(config, row) for _, row in runs.iterrows()}
     plots.lines(
-        frame[frame["kind"] == "spectrum"], "directions", "share", "run", ax=left, logx=True,
+        frame[frame["kind"] == "spectrum"], "directions", "share", "run", ax=left, log_x=True,
         xlabel="leading directions", ylabel="share of all gradients' energy", note=note,
         looks=shown,
     )  # fmt: skip

@@ -495,7 +495,7 @@ def report(
                 part, x, "value" if study == "response" else "points", series, ax=ax, title=title,
                 ylabel="filtered" if study == "response" else "test accuracy in %",
                 xlabel={"budget_epsilon": "epsilon", "step_size": "step size"}.get(x),
-                logx=x != "round",
+                log_x=x != "round",
                 note=WAVES if study == "response" else remark(config, study) or None,
                 looks=looks.titled(part[series]),
             )  # fmt: skip

@@ -521,10 +521,10 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
         ("spectrum", own[own["kind"] == "spectrum"], "frequency", "density",
          "spectral density / power of the gradient", True),
     )  # fmt: skip
-    for name, rows, x, y, label, logy in panels:
+    for name, rows, x, y, label, log_y in panels:
         sheet = plots.lines(
             rows, x, y, "series", ylabel=label,
-            xlabel="lag (rounds)" if x == "lag" else "frequency (cycles a round)", logy=logy,
+            xlabel="lag (rounds)" if x == "lag" else "frequency (cycles a round)", log_y=log_y,
             note=note, looks=shown,
         )  # fmt: skip
         lab.figure(sheet, f"doppler_spectra_{name}{lab.suffix}.svg")
@@ -535,7 +535,7 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
         strict=True,
     ):  # fmt: skip
         plots.lines(
-            rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, logx=True, note=note,
+            rows, "taps", y, "trained", ax=ax, xlabel="taps", ylabel=label, log_x=True, note=note,
             looks={"sgd": looks.look("none", "trained without a filter")}
             | {name: looks.look(name, f"trained with {name}") for name in FILTERS if name != "sgd"},
         )  # fmt: skip

@@ -366,8 +366,8 @@ def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
                 ax=ax,
                 xlabel=label,
                 ylabel=f"{loss} ({graph})",
-                logx=x == "stated",
-                logy=x == "round",
+                log_x=x == "stated",
+                log_y=x == "round",
                 note=" ".join([above, note if "spacetime" in config.designs else ""]).strip(),
                 looks=shown,
             )

@@ -245,8 +245,8 @@ def report_energies(config: Config, lab: launch.Lab, frame: Any) -> None:
                 xlabel="rounds T",
                 ylabel="noise energy / independent",
                 title=f"{graph}, k = {k}",
-                logx=True,
-                logy=True,
+                log_x=True,
+                log_y=True,
                 looks=_LOOKS,
             )
     note = f"Equal Gaussian-DP loss for one record that takes part k times; {ATTACKER}."
@@ -281,7 +281,7 @@ def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
     for panel, graph in zip(panels, config.trained, strict=True):
         plots.lines(
             final[final["graph"] == graph], "rounds", "test_loss", ax=panel, looks=_LOOKS,
-            xlabel="rounds T", ylabel=f"test loss ({config.dataset})", title=graph, logx=True,
+            xlabel="rounds T", ylabel=f"test loss ({config.dataset})", title=graph, log_x=True,
         )  # fmt: skip
     lab.figure(figure, "spacetime_tradeoff_loss.svg", note=f"Attacker: {ATTACKER}.")
 

@@ -348,7 +348,7 @@ def draw_curves(config: Config, lab: launch.Lab, frame: Any) -> None:
         plots.lines(
             mine.rename(columns={"residual": "squared error"}), "round", "squared error", ax=ax,
             xlabel="round", title=f"epsilon = {epsilon:g}, {steps} steps",
-            ylabel="residual over all agents", logy=True, looks=looks.LOOKS,
+            ylabel="residual over all agents", log_y=True, looks=looks.LOOKS,
         )  # fmt: skip
         for name, part in mine.groupby("algorithm", sort=False):
             error = part["residual_std"] / math.sqrt(config.trials)

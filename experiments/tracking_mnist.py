@@ -406,7 +406,7 @@ def draw_border(config: Config, lab: launch.Lab, rows: Any) -> None:
     for ax, x, label in zip(panels, ("beta", "product"), ("beta", "gamma beta"), strict=True):
         plots.lines(
             rows, x, "test_accuracy", "first", ax=ax, xlabel=label, ylabel="test accuracy",
-            logx=True, guarantee=[],
+            log_x=True, guarantee=[],
         )  # fmt: skip
     panels[1].axvline(1, color="grey", linewidth=0.8)
     note = f"Without noise, {config.border_rounds} rounds. The grey line is the paper's border."

@@ -176,7 +176,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     for row, (x, rows, label) in enumerate(sweeps):
         for column, (y, title) in enumerate(names.items()):
             plots.lines(
-                rows, x, y, ax=panels[3 * row + column], xlabel=label, ylabel=title, logy=True
+                rows, x, y, ax=panels[3 * row + column], xlabel=label, ylabel=title, log_y=True
             )
     guarantee = (
         f"(epsilon as shown, delta = {config.delta:g})-DP by the {config.budgets[0]!r} rule, "

@@ -107,7 +107,7 @@ def _outcome(result: Any) -> Iterator[str]:
     forecasts = []
     # A result that was loaded has no plans.
     for plan, row in zip(result.plans, rows, strict=False) if size else ():
-        if not plan.unforecast and plan.guarantee.relation is not None:
+        if not plan.why_no_forecast and plan.guarantee.relation is not None:
             forecast = plan.forecast(size)
             said = {"algorithm": row["algorithm"], "forecast": forecast.level}
             said |= {"noise over largest drift": f"{forecast.ratio:.3g}"}

@@ -24,7 +24,7 @@ from dpjax.learning.problem import Problem
 from dpjax.plans import statements
 from dpjax.plans.plan import Plan
 from dpjax.plans.scheduled import LostNoiseWarning
-from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule
+from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule, with_precision_cost
 
 __all__ = ["Result", "run"]
 
@@ -164,7 +164,7 @@ def run(
     data = at.inputs
     # Only now is it known how many numbers a release draws; no message is out yet.
     rounding = data.rounding(release=any(plan.config.release for plan in plans))
-    plans = tuple(statements.priced(plan, data.payload, *rounding, problems) for plan in plans)
+    plans = tuple(with_precision_cost(plan, data.payload, *rounding, problems) for plan in plans)
     rule = stopping_rule(
         plans, schedule.ends, stopping=stopping, callback=callback is not None, before=spent,
         planned=planned, phase=phase, private=data.statics.method.measures_private

@@ -102,7 +102,7 @@ class Plan:
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
         remarks = ""
-        if not self.unforecast and np.isfinite(affords := self.forecast(1).affords()):
+        if not self.why_no_forecast and np.isfinite(affords := self.forecast(1).affords()):
             remarks = f"; noise allows for {_validate.counted(affords, 'parameter')}"
         scales = np.zeros(0) if self.noise is None else self.noise.arrays.get("noise_scales", ())
         below = np.flatnonzero((np.asarray(scales) > 0) & (np.asarray(scales) < 2.0**-23))
@@ -281,7 +281,7 @@ class Plan:
         return self.factor if self.noise is None else self.noise.factor
 
     @property
-    def unforecast(self) -> str:
+    def why_no_forecast(self) -> str:
         """Why there is no forecast; "" for clipped gradients under noise of one Gaussian scale."""
         gap = self.config.protect.gradient_gap
         if gap is not None:
@@ -307,9 +307,9 @@ class Plan:
             ValueError: For a number of parameters below 1, counts that are not one an agent, or
                 noise of which none is known.
         """
-        if self.unforecast:
+        if self.why_no_forecast:
             raise ValueError(
-                f"{self.unforecast}, of which no forecast is known: give a plan of clipped "
+                f"{self.why_no_forecast}, of which no forecast is known: give a plan of clipped "
                 "gradients (clip_norm) with Gaussian noise of one scale, as designs of plans.noise"
             )
         config, loss, budget = self.config, self.guarantee.loss, self.config.budget

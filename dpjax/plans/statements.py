@@ -68,7 +68,7 @@ def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
         # Others have been checked when they were made.
         if plan.counts is None and plan.config.protect.unit == "record":
             calibration.check_delta(plan.config, plan.agents, counts, stacklevel=4)
-    known = [plan for plan in plans if not plan.unforecast]
+    known = [plan for plan in plans if not plan.why_no_forecast]
     pairs = [(plan.forecast(parameters, counts=counts), plan) for plan in known]
     private = [(noise, plan) for noise, plan in pairs if noise.rate > 0]
     if not private:
@@ -99,7 +99,7 @@ def custom_parts(problem: Problem) -> tuple[str, ...]:
     return compatibility.custom(type(problem), type(problem.partition), *functions)
 
 
-def priced(
+def with_precision_cost(
     plan: Plan,
     parameters: int,
     rounding: float = 0.0,

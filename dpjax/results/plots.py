@@ -126,8 +126,8 @@ def lines(
     xlabel: str | None = None,
     ylabel: str | None = None,
     title: str | None = None,
-    logx: bool = False,
-    logy: bool = False,
+    log_x: bool = False,
+    log_y: bool = False,
     hlines: Mapping[str, float] | None = None,
     note: str | None = None,
     looks: Mapping[Any, Look] | None = None,
@@ -151,8 +151,8 @@ def lines(
         xlabel: By default the column's name.
         ylabel: By default the column's name.
         title: Of the panel.
-        logx: Logarithmic across.
-        logy: Logarithmic up.
+        log_x: Logarithmic across.
+        log_y: Logarithmic up.
         hlines: Labelled reference levels.
         note: A sentence for the caption.
         looks: Looks of series beside those of `LOOKS`, or in their place.
@@ -178,7 +178,7 @@ def lines(
     means = tables.means(frame, keys, y)
     # Runs without privacy are repeated for every budget, and become one level.
     _refuse_mixtures(frame[np.isfinite(tables.numbers(frame, x))], keys, y)
-    for name, log, column, cells in (("logx", logx, x, x), ("logy", logy, y, "mean")):
+    for name, log, column, cells in (("log_x", log_x, x, x), ("log_y", log_y, y, "mean")):
         if log and not (tables.numbers(means, cells) > 0).any():
             raise ValueError(f"{name} is {log}, and no {column} is above 0; leave it out")
     seeded = "seed" in frame.columns and frame["seed"].notna().any()
@@ -204,7 +204,7 @@ def lines(
         if cell is None or cell.is_first_col() or len(siblings) == 1:
             ax.set_ylabel(ylabel or _named(frame, y), parse_math=bool(ylabel))
         ax.set_title(title or "")
-        _scale(ax, frame[x], logx, logy)
+        _scale(ax, frame[x], log_x, log_y)
     if guarantee is None and "guarantee" in frame.columns:
         guarantee = frame["guarantee"]
     notes.guarantees += captions.listed(guarantee)
@@ -327,7 +327,7 @@ def from_records(
         out = folder / f"{name}_{y}_{x}.svg"
     log_x = log_x or (stored.get("log_x", False) and x == stored.get("x", x))
     log_y = log_y or (stored.get("log_y", False) and y == stored.get("y", y))
-    return lines(frame, x, y, series, note=note, path=out, logx=log_x, logy=log_y)
+    return lines(frame, x, y, series, note=note, path=out, log_x=log_x, log_y=log_y)
 
 
 def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
@@ -432,11 +432,11 @@ def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], notes: _Notes) -> No
             ax.fill_between(across, low, high, color=look["color"], alpha=0.18, linewidth=0)
 
 
-def _scale(ax: Any, across: Any, logx: bool, logy: bool) -> None:
+def _scale(ax: Any, across: Any, log_x: bool, log_y: bool) -> None:
     """Scales and ticks of a panel."""
     from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
 
-    if logx:
+    if log_x:
         ax.set_xscale("log")
         _plain_decades(ax.xaxis)
         values = sorted({v for v in across.to_numpy(np.float64) if 0 < v < math.inf})
@@ -450,9 +450,9 @@ def _scale(ax: Any, across: Any, logx: bool, logy: bool) -> None:
             ax.xaxis.set_minor_locator(NullLocator())
     elif across.dtype.kind == "i":
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if across.name == "round" and not logx and across.max() >= 10_000:
+    if across.name == "round" and not log_x and across.max() >= 10_000:
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
-    if logy:
+    if log_y:
         ax.set_yscale("log")
         _plain_decades(ax.yaxis)
 

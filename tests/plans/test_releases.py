@@ -181,7 +181,10 @@ def test_a_release_of_all_records_is_priced_by_the_largest_number_of_them(networ
     counts = np.arange(10, 10 + len(network))
     full = plan.make(make_config(sampler=samplers.Full(), **options), network, counts=counts)
     drawn = make_config(batch_size=int(counts.max()), **options)
-    priced = [statements.priced(made, 100).guarantee for made in (full, plan.make(drawn, network))]
+    priced = [
+        statements.with_precision_cost(made, 100).guarantee
+        for made in (full, plan.make(drawn, network))
+    ]
     assert priced[0].added_epsilon == priced[1].added_epsilon > 0
 
 
@@ -207,15 +210,17 @@ def test_a_release_that_needs_more_than_its_reserve_is_refused_with_one_that_is_
         )
         made = plan.make(config, network)
         assert "; 0.0001 of epsilon is for noise of finite" in made.guarantee.statement()
-        stated = statements.priced(made, 1000).guarantee
+        stated = statements.with_precision_cost(made, 1000).guarantee
         assert stated.epsilon == made.guarantee.epsilon
         assert stated.per_agent_epsilon == made.guarantee.per_agent_epsilon
         with pytest.raises(ValueError, match="reserve is 0.001 of epsilon") as refusal:
-            statements.priced(made, 10**6)
+            statements.with_precision_cost(made, 10**6)
         enough = float(str(refusal.value).partition("Budget(..., reserve=")[2].partition(")")[0])
         larger = protect.Budget(epsilon, 1e-5, rule, reserve=enough)
         wider = plan.make(dataclasses.replace(config, budget=larger), network)
-        assert statements.priced(wider, 10**6).guarantee.epsilon == made.guarantee.epsilon
+        assert (
+            statements.with_precision_cost(wider, 10**6).guarantee.epsilon == made.guarantee.epsilon
+        )
     for reserve in (0.0, 1.0, -0.1):
         with pytest.raises(ValueError, match="reserve is"):
             protect.Budget(1.0, 1e-5, reserve=reserve)
@@ -239,7 +244,7 @@ def test_a_release_plan_states_no_less_than_its_run_and_little_more(network, opt
         make_config(relation="replace_record", rounds=20, release=True, **options), network
     )
     planned = made.guarantee
-    run_ = statements.priced(made, 10_000).guarantee
+    run_ = statements.with_precision_cost(made, 10_000).guarantee
     if cost == "all of the reserve":
         # The largest that pricing lets pass: little of delta, or a hundredth of it.
         epsilons = np.array(planned.per_agent_epsilon or (planned.epsilon,))
@@ -285,7 +290,7 @@ def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
         design=design, epsilon=asked, delta=delta, accountant=accountant, release=release, rounds=8
     )
     made = plan.make(config, network)
-    stated = statements.priced(made, 20).guarantee
+    stated = statements.with_precision_cost(made, 20).guarantee
     assert stated.epsilon == max(np.atleast_1d(asked)) >= stated.after(8).epsilon
     assert stated.per_agent_epsilon == (asked if differ else None)
     spent = made.noise.loss(made.target).epsilon
@@ -295,9 +300,9 @@ def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
 
 def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, small, monkeypatch):
     made = plan.make(make_config(release=True, design="prefix_sum"), network)
-    assert statements.priced(made, 1000).guarantee.added_epsilon > 0
+    assert statements.with_precision_cost(made, 1000).guarantee.added_epsilon > 0
     with pytest.raises(ValueError, match="more than 1%; run fewer rounds or a smaller model"):
-        statements.priced(made, 10**14)
+        statements.with_precision_cost(made, 10**14)
     # In a run before there is a key, let alone a message.
     monkeypatch.setattr(finite, "LIMIT", 1e-12)
     key = tmp_path / "key"
@@ -306,7 +311,7 @@ def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, 
     assert not key.exists() and not (tmp_path / "folder").exists()
     # A simulation has no such cost.
     free = plan.make(make_config(), network)
-    assert statements.priced(free, 10**14) is free
+    assert statements.with_precision_cost(free, 10**14) is free
 
 
 @pytest.mark.mutant
@@ -367,7 +372,7 @@ def test_a_release_whose_sums_round_by_more_than_a_hundredth_is_refused(tmp_path
     assert agents.guarantees[0].sum_rounding == 0
     assert "Sums of records" not in agents.guarantees[0].statement()
     with pytest.raises(ValueError, match="more than 83,886 records"):
-        statements.priced(made, 100, 0.02, None)
+        statements.with_precision_cost(made, 100, 0.02, None)
 
 
 def on(platform, monkeypatch):

@@ -179,9 +179,9 @@ def rows(**more: object) -> list[dict[str, object]]:
         ({}, {"where": ["phase=final", "phase=tuning"]},
          "where is phase=final, phase=tuning; give one condition on each column"),
         ({}, {"where": ["phase=final"], "y": "debt", "log_y": True},
-         "logy is True, and no debt is above 0; leave it out"),
+         "log_y is True, and no debt is above 0; leave it out"),
         ({}, {"where": ["phase=final", "round=2"], "x": "debt", "log_x": True},
-         "logx is True, and no debt is above 0; leave it out"),
+         "log_x is True, and no debt is above 0; leave it out"),
         ({}, {"y": "loss"}, r"seed = 0; choose one value of phase first \(where phase=final"),
     ],
 )  # fmt: skip

@@ -216,7 +216,7 @@ def test_ticks_of_near_values_do_not_overlap(ten):
     one = ten[(ten["algorithm"] == "whisper") & (ten["round"] == 300)]
     sizes = (0.192, 0.768, 2.98, 3.18, 4.96, 26010.0)
     rows = pandas.concat([one.assign(algorithm=f"{x:g}", size=x) for x in sizes])
-    figure = plots.lines(rows, "size", "test_loss", logx=True)
+    figure = plots.lines(rows, "size", "test_loss", log_x=True)
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert labels[0] == "0.192" and labels[-1] == "26010" and "3.18" not in labels
@@ -226,7 +226,7 @@ def test_short_logarithmic_axes_have_several_ticks(ten):
     for least, most in ((1.0, 1.9), (0.02, 0.9), (2.2, 40.0), (0.5, 1e6)):
         rows = ten[ten["algorithm"] == "whisper"].copy()
         rows["test_loss"] = np.where(rows["round"] == 100, most, least)
-        figure = plots.lines(rows, "round", "test_loss", logy=True)
+        figure = plots.lines(rows, "round", "test_loss", log_y=True)
         figure.canvas.draw()
         low, high = figure.axes[0].get_ylim()
         assert sum(low <= tick <= high for tick in figure.axes[0].get_yticks()) >= 2
@@ -295,8 +295,8 @@ def test_one_panel_is_tidy(ten, frame):
     long = {f"a level with quite a long name {i}": 0.1 * i for i in range(4)}
     for figure in (
         plots.lines(ten, "round", "test_loss", title="a9a", note="A remark. " * 20),
-        plots.lines(ten, "round", "test_loss", logy=True, hlines=long),
-        plots.lines(frame[frame["round"] == 300], "epsilon", "test_loss", logx=True),
+        plots.lines(ten, "round", "test_loss", log_y=True, hlines=long),
+        plots.lines(frame[frame["round"] == 300], "epsilon", "test_loss", log_x=True),
         plots.lines(ten[ten["algorithm"] == "whisper"], "round", "test_loss"),
     ):
         plots.finish(figure)
