@@ -331,9 +331,8 @@ class Guarantee(Record):
             )
         if not planned:
             raise ValueError(
-                "planned is False; no sum of the two covers a phase that was decided on after "
-                "seeing the first one. If a total was fixed beforehand, state that one by "
-                "within(total); else fix the largest later phase beforehand, and state both"
+                "planned is False, and no sum covers a phase that was chosen after the first one. "
+                "State a total that was fixed beforehand by within(total), or plan both phases"
             )
         for record in (self, later):
             if record.curve is not None:
@@ -354,9 +353,37 @@ class Guarantee(Record):
             )
         return base._restated(self.loss.then(later.loss), together(runs))
 
-    protection = parties.table
-    statement = wording.statement
-    caption = wording.caption
+    def protection(self, unprotected: str = "no noise is added") -> parties.Protection:
+        """Who is protected from whom: a row for each party, printed as a table.
+
+        Guarantee: a row's epsilon is an upper bound at ``delta`` against that party, for the same
+        relation, rounds and assumptions as this record's; None promises nothing. Rows are about a
+        deployment whose agents keep their secrets.
+
+        Args:
+            unprotected: Why nobody is protected, where there is no guarantee.
+
+        Returns:
+            Rows (party, epsilon, delta, why).
+        """
+        return parties.table(self, unprotected)
+
+    def statement(self, *, process: bool = True) -> str:
+        """The guarantee in one sentence; then what it does not cover, and what others can learn.
+
+        Args:
+            process: Whether one process holds all agents, as in every run of this package; False
+                in the file of a loop of one's own.
+        """
+        return wording.statement(self, process=process)
+
+    def caption(self, digits: int = 4) -> str:
+        """The guarantee in a few words, for a figure.
+
+        Args:
+            digits: Of its numbers, rounded up.
+        """
+        return wording.caption(self, digits)
 
     def within(self, total: Any) -> "Guarantee":
         """What a first phase states under a total that was fixed before it: that total.

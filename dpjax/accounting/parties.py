@@ -241,8 +241,8 @@ _NAMES = {"outsider": "an outsider", "node": ANOTHER, "aggregator": "an aggregat
 
 def _named(of: Record) -> str:
     """What the stated attacker is called in the table."""
-    if of.attacker == "coalition":
-        return f"the coalition of agents {', '.join(map(str, of.nodes or ()))}"
+    if of.nodes is not None:
+        return f"the coalition of agents {', '.join(map(str, of.nodes))}"
     return _NAMES.get(str(of.attacker), "the stated nodes together")
 
 
@@ -253,7 +253,7 @@ def phases(of: Record) -> int:
 
 def _of_others(of: Record) -> bool:
     """Whether the number leaves out what a coalition's own agents lose to anybody else."""
-    return of.attacker in ("coalition", "nodes") and of.secrets != "own"
+    return of.attacker == "coalition" and of.secrets != "own"
 
 
 def _outsider(of: Record) -> tuple[bool, str]:
@@ -271,7 +271,7 @@ def _outsider(of: Record) -> tuple[bool, str]:
 def _participants(of: Record) -> list[_Row]:
     """Other agents, of whom a release's one process and key say that they are apart from it."""
     rows = _others(of)
-    if of.attacker in ("coalition", "nodes"):
+    if of.attacker == "coalition":
         rows.insert(0, (_named(of), True, "it is the stated attacker of all other agents' data"))
     protected = bool(rows) and of.lost_noise is None and all(row[1] for row in rows)
     if phases(of) and protected and not of.release:

@@ -18,8 +18,8 @@ from dpjax.accounting.rounding import MARGIN
 
 __all__ = ["Threat"]
 
-Attacker = Literal["outsider", "node", "coalition", "aggregator", "nodes"]
-"""Words of `dpjax.accounting.wording.ATTACKERS`; "nodes" is what older records call a coalition."""
+Attacker = Literal["outsider", "node", "coalition", "aggregator"]
+"""Words of `dpjax.accounting.wording.ATTACKERS`."""
 
 Secrets = Literal["own", "group", "shared", "links", "shares", "alone"]
 """Who draws the noise from which secret: every agent from its own; the members of a group from one
@@ -411,6 +411,8 @@ class Record(Threat, Caveats):
             ValueError: For missing or unknown fields, or a record that contradicts itself.
         """
         values = {_OLDER.get(key, key): _rich(value) for key, value in record.items()}
+        if values.get("attacker") == "nodes":
+            values["attacker"] = "coalition"
         try:
             if (curve := values.get("curve")) is not None:
                 values["curve"] = stopping.Curve(**curve)
@@ -423,6 +425,7 @@ class Record(Threat, Caveats):
 
 
 _OLDER = {"sealed": "sum_only"}
+"""Fields of older records; these also call a coalition "nodes", and do not say of which agents."""
 _DEFAULTS: tuple[Any, ...] = (None, 0, [], "l2")
 _LATER = {
     "nodes", "other_loss", "norm", "gradient_gap", "smoothness", "dropouts", "colluders",

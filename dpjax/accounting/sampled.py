@@ -499,8 +499,7 @@ def _composed(parts: Sequence[tuple[float, float, int]], least: float, present: 
 
     count = sum(times for *_, times in parts)
     log_least = math.log(least)
-    # Beyond, a coordinate's probability over all rounds is at most that share.
-    reach = math.sqrt(2 * (math.log(count) - log_least - math.log(_SHARE)))
+    reach = _reach(count, least)
     width = _cell(parts)
     rounds = [_discretised(part, width, reach, math.inf, present) for part in parts]
     moments = dict[float, float]()
@@ -558,7 +557,7 @@ def _transformed(
 
     count = sum(times for *_, times in parts)
     log_share = math.log(_SHARE * least)
-    reach = math.sqrt(2 * (math.log(count) - log_share))
+    reach = _reach(count, least)
     span = max(float(part.losses[-1]) for part in rounds)
     # Where a few rounds may lose much, an order's multiple is wide: a lower one is transformed.
     order = _rounded(curve.order / 1.3, math.floor)
@@ -615,6 +614,11 @@ def _transformed(
     arrays.append(np.maximum.accumulate(log_deltas))
     slack = 16 * size * _UNIT  # What these sums round.
     return _Curve(curve.orders, curve.moments, order, log_mass, slack, *arrays)
+
+
+def _reach(count: int, least: float) -> float:
+    """Deviations beyond which a coordinate's probability over all rounds is a share of delta."""
+    return math.sqrt(2 * (math.log(count) - math.log(least) - math.log(_SHARE)))
 
 
 def _cumulant(rounds: list[_Round], order: float) -> float:

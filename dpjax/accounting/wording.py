@@ -11,11 +11,6 @@ from dpjax.accounting.rounding import delta_text, up
 
 __all__: list[str] = []
 
-_NODES = (
-    "nodes of the network who see the messages they receive and know their own gradients and "
-    "noise, but not the other nodes' seeds"
-)
-
 ATTACKERS: dict[str, str] = {
     "outsider": (
         "an outsider who sees every message on every link, the mixing matrix and the noise "
@@ -29,10 +24,12 @@ ATTACKERS: dict[str, str] = {
         "a node of the network who sees the messages it receives and knows its own gradients and "
         "noise, but not the other nodes' seeds"
     ),
-    "coalition": _NODES,
-    "nodes": _NODES,
+    "coalition": (
+        "nodes of the network who see the messages they receive and know their own gradients and "
+        "noise, but not the other nodes' seeds"
+    ),
 }
-"""Attackers by name, each with what it sees and does not know; "nodes" stands in older records."""
+"""Attackers by name, each with what it sees and does not know."""
 
 _OF_SUMS = (
     "an outsider who sees the sum of the agents' messages of every round, and single messages "
@@ -83,7 +80,7 @@ def statement(of: Record, *, process: bool = True) -> str:
         f" {of.unit} ({how} {_UNIT_TEXT[str(of.unit)]}; relation {of.relation}, {_bound_text(of)}) "
         f"over {_rounds_text(of)}{_participation_text(of)}{_over_rounds_text(of)} against "
         f"{attacker}{_nodes_text(of, ', agents ')}",
-        of.attacker in ("coalition", "nodes") and ", for the data of all other agents",
+        of.attacker == "coalition" and ", for the data of all other agents",
         (of.attacker == "aggregator" or of.sum_only or bool(of.dropouts or of.colluders))
         and f", as long as at most {of.dropouts:,} {'is' if of.dropouts == 1 else 'are'} missing "
         f"from a sum that is opened and at most {of.colluders:,} "

@@ -393,12 +393,19 @@ def test_finite_precision_cannot_be_left_out_or_use_up_delta():
 
 
 def test_a_release_states_the_loss_of_all_messages():
-    make(attacker="nodes", release=True)
-    for change in ({"attacker": "aggregator"}, {"attacker": "nodes", "gradients": "view"}):
+    make(attacker="coalition", release=True)
+    for change in ({"attacker": "aggregator"}, {"attacker": "coalition", "gradients": "view"}):
         make(**change)
         with pytest.raises(ValueError, match="State the loss of all messages"):
             make(**change, release=True)
-    assert "cannot see" in make(attacker="nodes", gradients="view").statement()
+    assert "cannot see" in make(attacker="coalition", gradients="view").statement()
+
+
+def test_what_older_records_call_nodes_is_a_coalition():
+    older = make(attacker="coalition").to_dict() | {"attacker": "nodes"}
+    stated = Guarantee.from_dict(older)
+    assert stated == make(attacker="coalition")
+    assert "Protected from the stated nodes together" in " ".join(map(str, stated.protection()))
 
 
 def test_old_records_are_readable():

@@ -725,7 +725,7 @@ def test_releases_keep_a_part_for_finite_precision():
         ),
         (
             lambda: phase(0.1).followed_by(phase(0.1), planned=False),
-            r"state that one by within\(total\)",
+            r"by within\(total\)",
         ),
         (
             lambda: (

@@ -88,7 +88,7 @@ def cyclic(epochs, separation, **changes):
 def test_stops_and_views_are_told_and_told_apart():
     curved = private(rounds=20).stopping_at((10, 20))
     given = [curved, private(rounds=20), private(rounds=20, private_stop=True)]
-    given.append(private(rounds=20, attacker="nodes", gradients="view"))
+    given.append(private(rounds=20, attacker="coalition", gradients="view"))
     assert captions.guarantees(given) == [one.caption() for one in given]
     assert captions.guarantees([one.to_dict() for one in given]) == [one.caption() for one in given]
 
