@@ -81,7 +81,9 @@ def transition(
     step: float, n: int, sigma: float, far: float, q1: float, lip: float, m: float
 ) -> Float[Array, "3 3"]:
     """Return A_k of (23); sigma is max_k |W~(k) - its limit|, far is |W - I|."""
-    s, gap, small = sigma**2, 1 - sigma**2, (lip * step) ** 2
+    s = sigma**2
+    gap = 1 - sigma**2
+    small = (lip * step) ** 2
     return np.array(
         [
             [1 - step * m, lip**2 * step / (n * m), 0.0],
@@ -101,7 +103,9 @@ def transition(
 
 def _pushed(alpha: Array, nu: Array, n: int, p: int, sigma: float, lip: float, m: float) -> Array:
     """b_k of (24) from (alpha_k, alpha_{k+1}) and (nu_k, nu_{k+1})."""
-    (a, b), (before, now), gap = alpha, nu**2, 1 - sigma**2
+    (a, b) = alpha
+    (before, now) = nu**2
+    gap = 1 - sigma**2
     shared = 6 * lip * a + n * p * lip * b + 2 * lip**2 * a * b
     shared += 6 * lip**2 * (7 + 2 * lip * a) * b**2 / gap
     return np.array(
@@ -123,7 +127,9 @@ def conditions(
     Those on steps are asked of every round: the paper waits until the steps have fallen below them.
     """
     _, far, sigma = _network(mixing, step_sizes, q1, beta)
-    s, gap, largest = sigma**2, max(1 - sigma**2, 0.0), float(step_sizes.max()) ** 2
+    s = sigma**2
+    gap = max(1 - sigma**2, 0.0)
+    largest = float(step_sizes.max()) ** 2
     widths = (2 + s) * (3 + s)
     c4 = 4 * lip**2 * q1**2 + 2 * lip**2 * far**2
     c5 = gap**4 / (48 * (THETA + 1) * widths) - q1**2 * far**2
@@ -148,7 +154,8 @@ def largest_decay(mixing: Float[Array, "n n"]) -> float:
 
     The paper's own are .92 and .97.
     """
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
         met = conditions(np.zeros(1), mixing, q1=middle, beta=0.0, lip=1.0, m=1.0)["(37)"]

@@ -206,7 +206,8 @@ def _together(
             norm 1, one over the batch.
         assumed: The gradients.
     """
-    rounds, size = pattern.rounds, assumed.coordinates
+    rounds = pattern.rounds
+    size = assumed.coordinates
     lags = assumed.norm**2 / size * assumed.correlation ** np.arange(rounds)
     lags[0] += fresh / size
     sums = np.tri(rounds)

@@ -37,7 +37,8 @@ def gaussian_loss(
     Raises:
         ValueError: For numbers out of range, or more participations than rounds.
     """
-    times, total = participations, rounds
+    times = participations
+    total = rounds
     if times > total:
         raise ValueError(f"participations is {times} of {total} rounds; give at most as many")
     moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
@@ -57,7 +58,8 @@ def published_sigma(epsilon: float, delta: float) -> float:
     Raises:
         ValueError: For other numbers.
     """
-    e, d = _validate.positive("epsilon", epsilon), _validate.probability("delta", delta)
+    e = _validate.positive("epsilon", epsilon)
+    d = _validate.probability("delta", delta)
     return max(1 / math.sqrt(e), 2 * math.sqrt(-2 * math.log(d)) / e) * _WIDE
 
 

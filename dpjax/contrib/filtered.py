@@ -180,7 +180,8 @@ def solve(
         bound = max(bound, _bound(matrix, found, signal, gram, variance, participation))
         if not value < errors[-1]:
             break
-        before, strategy = errors[-1], found
+        before = errors[-1]
+        strategy = found
         errors.append(value)
         if value <= bound * (1 + tolerance) or value > before * (1 - tolerance / 100):
             break
@@ -207,10 +208,12 @@ def _bound(
     the lost signal the right-hand side is a parabola in F, whose least value over lower triangular
     F is a parabola in d. At the optimum the bound is J.
     """
-    rounds, separation = participation.rounds, participation.separation
+    rounds = participation.rounds
+    separation = participation.separation
     if participation.epochs == 1:
         separation = rounds
-    weight, inverse = _root(gram), strategy_.inverse_of(strategy)
+    weight = _root(gram)
+    inverse = strategy_.inverse_of(strategy)
     z = weight @ filter @ inverse @ inverse.T
     multipliers = z.T @ z
     turn = np.arange(rounds) % separation

@@ -96,12 +96,12 @@ def make(
         ((100, 3, 2), (100, 2, 2), (2,))
     """
     n = _validate.integer("agents", agents)
-    m, p = (
-        _validate.integer("measurements", measurements),
-        _validate.integer("dimension", dimension),
-    )
-    noise, omega = _validate.number("noise", noise), _validate.number("omega", omega)
-    low, high = _validate.number("low", low), _validate.number("high", high)
+    m = _validate.integer("measurements", measurements)
+    p = _validate.integer("dimension", dimension)
+    noise = _validate.number("noise", noise)
+    omega = _validate.number("omega", omega)
+    low = _validate.number("low", low)
+    high = _validate.number("high", high)
     if min(noise, omega) < 0:
         raise ValueError(f"noise is {noise:g}, omega {omega:g}; give numbers >= 0")
     if low >= high:
@@ -217,7 +217,8 @@ def optimal(
         mixing, costs.hessians, costs.linear, epsilon, gradient_gap, rounds, shape=shape,
         start_variance=float(apart), **options,
     )  # fmt: skip
-    steps, scales = best.schedule.step_sizes, best.schedule.scales
+    steps = best.schedule.step_sizes
+    scales = best.schedule.scales
     return Parts(
         Tracking(best.beta),
         Sgd(float(steps.max()), decay=tuple(map(float, steps / steps.max()))),

@@ -64,13 +64,15 @@ def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal
         ValueError: for another participation, a bad mixing matrix, or n T above 2000.
     """
     schedule = workload.schedule_of(mixing)
-    n, rounds = schedule.shape[-1], participation.rounds
+    n = schedule.shape[-1]
+    rounds = participation.rounds
     if n * rounds > LARGEST:
         raise ValueError(
             f"participation has {rounds} rounds and mixing {n} agents; the unrestricted problem "
             f"is for agents times rounds up to {LARGEST}: use fewer of either"
         )
-    k, b = participation.epochs, participation.separation
+    k = participation.epochs
+    b = participation.separation
     if k > 1 and rounds != k * b:
         raise ValueError(
             f"participation is ({rounds}, {k}, {b}); the optimum is known for rounds = epochs * "

@@ -115,7 +115,8 @@ def over_rounds(
 
 def _checked(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Both as float64 [R, N, d], of the same rounds and trials."""
-    one, other = leakage.checked("x", x, 3), leakage.checked("y", y, 3)
+    one = leakage.checked("x", x, 3)
+    other = leakage.checked("y", y, 3)
     if one.shape[:2] != other.shape[:2]:
         raise ValueError(
             f"y has shape {np.shape(y)} beside x of {np.shape(x)}; give both of the same trials "
@@ -223,7 +224,8 @@ def normalised(
     same = [(each.min(axis=1) == each.max(axis=1)).all(axis=1) for each in (x, y)]
     constant = same[0] | same[1]
     if coordinates == "standardised":
-        x, y = standardised(x), standardised(y)
+        x = standardised(x)
+        y = standardised(y)
     if seed is not None and jitter != "none":
         x = jittered(x, (seed, _JITTER_X), ties_only=jitter == "ties")
         y = jittered(y, (seed, _JITTER_Y), ties_only=jitter == "ties")
@@ -328,7 +330,8 @@ def _blocks(x: jax.Array, y: jax.Array, k: int, size: int) -> tuple[jax.Array, .
     others = jnp.arange(trials)
 
     def block(rows: jax.Array) -> tuple[jax.Array, ...]:
-        in_x, in_y = _distances(x, rows), _distances(y, rows)
+        in_x = _distances(x, rows)
+        in_y = _distances(y, rows)
         both = jnp.where(rows[:, None] == others, jnp.inf, jnp.maximum(in_x, in_y))
 
         def further(_: int, distance: jax.Array) -> jax.Array:

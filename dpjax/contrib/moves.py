@@ -131,7 +131,8 @@ def tracking(step_sizes: Any, gradient_gap: float) -> Float[np.ndarray, " T"]:
     Raises:
         ValueError: For steps that are not finite and >= 0, or a gap that is not above 0.
     """
-    steps, gap = _steps(step_sizes), _validate.positive("gradient_gap", gradient_gap)
+    steps = _steps(step_sizes)
+    gap = _validate.positive("gradient_gap", gradient_gap)
     with np.errstate(under="ignore", over="ignore"):
         raised = np.maximum(steps[:-1] * gap * (1 + 4 * _UNIT), np.finfo(np.float64).tiny)
     return np.concatenate([[0.0], np.where(steps[:-1] > 0, raised, 0.0)])
@@ -165,20 +166,26 @@ def pp_doagt(
     """
     steps, gap, own, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
     rounds = len(steps)
-    result, gaps = np.zeros((rounds, 2)), np.zeros(rounds)
-    x, s = np.zeros(rounds), np.zeros(rounds)
+    result = np.zeros((rounds, 2))
+    gaps = np.zeros(rounds)
+    x = np.zeros(rounds)
+    s = np.zeros(rounds)
     # The same sums without any cancelling: rounding errors are a share of these.
-    large_x, large_s = np.zeros(rounds), np.zeros(rounds)
+    large_x = np.zeros(rounds)
+    large_s = np.zeros(rounds)
     slack = 8 * (rounds + 1) * _UNIT
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for k in range(rounds):
             result[k] = _summed(x, large_x, slack, gaps), _summed(s, large_s, slack, gaps)
             gaps[k] = gap + slope * result[k, 0]
-            last, large_last = s, large_s
-            s, large_s = own * s, own * large_s
+            last = s
+            large_last = large_s
+            s = own * s
+            large_s = own * large_s
             s[k] += steps[k]
             large_s[k] += steps[k]
-            x, large_x = own * x - (s - last), own * large_x + large_s + large_last
+            x = own * x - (s - last)
+            large_x = own * large_x + large_s + large_last
     return result
 
 
@@ -210,23 +217,28 @@ def diff_tv_ab(
     """
     steps, gap, own, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
     rounds = len(steps)
-    result, gaps = np.zeros((rounds, 2)), np.zeros(rounds)
-    x, y = np.zeros(rounds), np.zeros(rounds)
-    large_x, large_y = np.zeros(rounds), np.zeros(rounds)
+    result = np.zeros((rounds, 2))
+    gaps = np.zeros(rounds)
+    x = np.zeros(rounds)
+    y = np.zeros(rounds)
+    large_x = np.zeros(rounds)
+    large_y = np.zeros(rounds)
     slack = 8 * (rounds + 1) * _UNIT
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for k in range(rounds):
             # The gradient at x(k): the message after the one that moves x tells nothing of it yet.
             result[k, 0] = _summed(x, large_x, slack, gaps)
             gaps[k] = gap + slope * result[k, 0]
-            y, large_y = own * y, own * large_y
+            y = own * y
+            large_y = own * large_y
             y[k] += 1.0
             large_y[k] += 1.0
             if k:
                 y[k - 1] -= 1.0
                 large_y[k - 1] += 1.0
             result[k, 1] = _summed(y, large_y, slack, gaps)
-            x, large_x = own * x - steps[k] * y, own * large_x + steps[k] * large_y
+            x = own * x - steps[k] * y
+            large_x = own * large_x + steps[k] * large_y
     return result
 
 

@@ -395,7 +395,8 @@ class Agent:
             )
         self._answered.add(asker)
         exponent = self._exponents[asker]
-        multiplied, power = self._arithmetic.mulmod, self._arithmetic.powmod
+        multiplied = self._arithmetic.mulmod
+        power = self._arithmetic.powmod
         answers = []
         for x, span, ciphertext in zip(values, self._spans, ciphertexts, strict=True):
             difference = multiplied(self._encrypted(public, x, 1), ciphertext, public.nsquare)
@@ -587,12 +588,14 @@ class PaillierExchange:
         """
         model, weights = message
         leaves, structure = jax.tree.flatten(model)
-        leaves, n = [np.asarray(leaf) for leaf in leaves], len(self.agents)
+        leaves = [np.asarray(leaf) for leaf in leaves]
+        n = len(self.agents)
         flat = np.concatenate([leaf.astype(np.float64).reshape(n, -1) for leaf in leaves], axis=1)
         grains = np.concatenate([_leaf_grains(leaf) for leaf in leaves], axis=1)
         for agent in self.agents:
             agent.begin(flat[agent.number], np.asarray(weights)[agent.number], grains[agent.number])
-        numbers, self.seen = 0, []
+        numbers = 0
+        self.seen = []
         for agent in self.agents:
             if not agent.neighbours:
                 continue

@@ -90,7 +90,8 @@ def muffliato_pndp(mixing: Any, rounds: int, *, numerator: Numerator) -> Float[n
     rounds = _validate.integer("rounds", rounds)
     _validate.one_of("numerator", numerator, NUMERATORS)
     n = len(matrix)
-    total, power = np.zeros((n, n)), np.eye(n)
+    total = np.zeros((n, n))
+    power = np.eye(n)
     for s in range(rounds):
         squares = (power**2).sum(axis=0)
         shares = power if numerator == "plain" else power**2
@@ -220,9 +221,11 @@ def paper_limits(delta: float) -> PaperLimits:
     log = -np.log(delta)
     rdp = 8 * (1 - np.sqrt(0.5)) * log
     # The Renyi conversion is safe, so the rule is true up to `rdp` at least.
-    low, high = rdp, 2 * rdp
+    low = rdp
+    high = 2 * rdp
     while _sound(high, delta):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1e-9 * low:
         middle = (low + high) / 2
         low, high = (middle, high) if _sound(middle, delta) else (low, middle)

@@ -32,7 +32,9 @@ Gradient = Callable[[np.ndarray], np.ndarray]
 State = tuple[np.ndarray, ...]
 
 # Messages are float32: what is smaller than these is their rounding.
-_BARE, _LEFT, _FLAT = 1e-5, 1e-3, 1e-9
+_BARE = 1e-5
+_LEFT = 1e-3
+_FLAT = 1e-9
 
 
 class Replayable(Protocol):
@@ -77,17 +79,20 @@ def moved(
         [0.0, 0.5, 0.25]
     """
     noise = _validate.finite_array("noise", noise, ndim=4)
-    one, other = rule.first(gradient), rule.first(neighbour)
+    one = rule.first(gradient)
+    other = rule.first(neighbour)
     found = []
     for k, added in enumerate(noise):
-        here, there = rule.sent(one), rule.sent(other)
+        here = rule.sent(one)
+        there = rule.sent(other)
         if here.shape != added.shape:
             raise ValueError(
                 f"noise has shape {noise.shape}; give [T, {', '.join(map(str, here.shape))}]"
             )
         found.append(np.abs(here - there).sum(axis=-1))
         shown = here + added
-        one, other = rule.after(one, k, shown, gradient), rule.after(other, k, shown, neighbour)
+        one = rule.after(one, k, shown, gradient)
+        other = rule.after(other, k, shown, neighbour)
     return np.stack(found)
 
 
@@ -137,7 +142,8 @@ class DescentRule:
 
     def after(self, state: State, step: int, shown: np.ndarray, gradient: Gradient) -> State:
         """A round."""
-        (x,), z = state, shown[:, 0]
+        (x,) = state
+        z = shown[:, 0]
         w = np.asarray(self.mixing, np.float64)
         mixed = w @ z
         if self.own == "true":
@@ -230,7 +236,8 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
     bare = spread <= _BARE * (np.abs(one).max(axis=0) + np.abs(d))
     if (np.abs(d[bare]) > _BARE * np.abs(d).max()).any():
         return Measured(np.inf, np.inf, np.inf)
-    scaled, d = centred[:, ~bare] / spread[~bare], d[~bare] / spread[~bare]
+    scaled = centred[:, ~bare] / spread[~bare]
+    d = d[~bare] / spread[~bare]
     values, vectors = np.linalg.eigh(scaled.T @ scaled / runs)
     held = values > _FLAT * values[-1]
     along = vectors.T @ d

@@ -69,7 +69,8 @@ class Replica:
 
     def __init__(self, plan: Plan, problem: Problem, seed: int = 0):
         self._inputs = Inputs.of(*arguments.check_run(plan, problem, (seed,)))
-        self.round, self.rounds = 0, plan.config.rounds
+        self.round = 0
+        self.rounds = plan.config.rounds
         self._expected = _received(self._inputs)
         state = self._inputs.initial(self._inputs.start(None, 1), self._inputs.batch_keys)
         self._state = jax.tree.map(lambda leaf: leaf[0, 0], (state.models, state.memory))
@@ -181,7 +182,8 @@ class Feed:
     """
 
     def __init__(self, replica: Replica):
-        self.replica, self._sums = replica, list[Any]()
+        self.replica = replica
+        self._sums = list[Any]()
 
     def publish(self, received: Any) -> None:
         """Replay a round at the server, and keep its sum for clients.

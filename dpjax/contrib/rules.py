@@ -176,9 +176,11 @@ class UpdateRule:
             step_size: Step size, traced or not.
             noise: Variance of the noise in a coordinate, as `Chain` tells it.
         """
-        steps, options = self._steps(step_size), dict[str, Any](floor=self.floor)
+        steps = self._steps(step_size)
+        options = dict[str, Any](floor=self.floor)
         options["filter"] = self.filter
-        links, last = self._filters(noise), optax.scale_by_learning_rate(steps)
+        links = self._filters(noise)
+        last = optax.scale_by_learning_rate(steps)
         if self.base == "adam":
             links = [scale_by_adam(noise, **options)]
         elif self.base == "galore":

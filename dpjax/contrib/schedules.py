@@ -60,7 +60,8 @@ _UP = 1 + 1e-12
 # Products and quotients of a geometric schedule are off by less.
 _UP_OF_PRODUCTS = 1 + 1e-14
 # Between these a product of two is a normal number, and sums lose nothing that counts.
-_LEAST, _MOST = 1e-300, 1e300
+_LEAST = 1e-300
+_MOST = 1e300
 # Losses are summed as numbers of float64, mus as squares of them.
 _LEAST_BUDGET = 1e-140
 # Logarithms of steps and gain may move so far from where they began.
@@ -137,20 +138,23 @@ class Problem(NamedTuple):
         e = np.eye(n * p).reshape(n * p, n, p) if rows is None else rows
         # [n, r, p]: mixing is then one matrix product.
         e = np.ascontiguousarray(np.moveaxis(e, 0, 1))
-        u, squares = np.zeros_like(e), np.zeros(len(self.step_sizes))
+        u = np.zeros_like(e)
+        squares = np.zeros(len(self.step_sizes))
         with np.errstate(over="ignore", invalid="ignore"):
             for k in range(len(squares) - 1, -1, -1):
                 alpha = self.step_sizes[k]
                 gained = self.beta * (u - alpha * e)
                 mixed = (self.mixing.T @ (e - gained).reshape(n, -1)).reshape(e.shape)
-                e, u = mixed + gained - alpha * (e @ self.hessians), u - alpha * e
+                u = u - alpha * e
+                e = mixed + gained - alpha * (e @ self.hessians)
                 squares[k] = np.vdot(e, e)
         return squares
 
 
 def problem_of(mixing: Any, hessians: Any, linear: Any, step_sizes: Any, beta: float) -> Problem:
     """Return a run on a problem as float64 arrays; no linear terms are zeros."""
-    w, h = np.asarray(mixing, np.float64), np.asarray(hessians, np.float64)
+    w = np.asarray(mixing, np.float64)
+    h = np.asarray(hessians, np.float64)
     b = np.zeros(h.shape[:2]) if linear is None else np.asarray(linear, np.float64)
     minimiser = np.linalg.solve(h.sum(axis=0), b.sum(axis=0))
     return Problem(w, h, b, minimiser, np.asarray(step_sizes, np.float64), float(beta))
@@ -235,7 +239,8 @@ def sketch(agents: int, dimension: int, probes: int, seed: int) -> Float[np.ndar
     Returns:
         [probes + p, n, p].
     """
-    n, p = agents, dimension
+    n = agents
+    p = dimension
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), (probes, n, p))
     signs = (signs - signs.mean(axis=1, keepdims=True)) / np.sqrt(probes)
     mean = np.broadcast_to(np.eye(p)[:, None], (p, n, p)) / np.sqrt(n)
@@ -311,7 +316,8 @@ def geometric_gaussian(
     """
     run = _validate.one_of("horizon", horizon, ("endless", "run")) == "run"
     first = first_deviation(mu, gradient_gap, gamma, q1, q2, rounds if run else None)
-    gap, tiny = float(gradient_gap), float(np.finfo(np.float64).tiny)
+    gap = float(gradient_gap)
+    tiny = float(np.finfo(np.float64).tiny)
     steps = np.arange(_validate.integer("rounds", rounds), dtype=np.float64)
     scales = first * np.float64(q2) ** steps
     if not tiny <= scales[-1]:
@@ -342,7 +348,8 @@ def best_scales(
     Returns:
         [T] Laplace scales, or standard deviations.
     """
-    steps, w = np.asarray(step_sizes, np.float64), np.asarray(weights, np.float64)
+    steps = np.asarray(step_sizes, np.float64)
+    w = np.asarray(weights, np.float64)
     if ((steps[:-1] > 0) & (w[1:] <= 0)).any():
         raise ValueError(
             "weights holds 0 at a message that carries a step: its noise costs nothing and has no "
@@ -453,7 +460,8 @@ class _Start(NamedTuple):
 def _smooth(rounds: int, knots: int, gamma: float, q1: float, beta: float, width: int) -> _Start:
     """Geometric steps as a line through knots of their logarithm; further columns are empty."""
     places = np.linspace(0, rounds - 1, knots)
-    basis, point = np.zeros((rounds, width)), np.zeros(width + 1)
+    basis = np.zeros((rounds, width))
+    point = np.zeros(width + 1)
     for j, row in enumerate(np.eye(knots)):
         basis[:, j] = np.interp(np.arange(rounds), places, row)
     point[:knots] = np.log(gamma) + np.log(q1) * places
@@ -464,16 +472,21 @@ def _smooth(rounds: int, knots: int, gamma: float, q1: float, beta: float, width
 def _pulses(rounds: int, count: int, hessian: np.ndarray, beta: float, width: int) -> _Start:
     """Steps in a few evenly spaced rounds: inverse Chebyshev nodes, the longest first."""
     curvatures = np.linalg.eigvalsh(hessian)
-    low, high = curvatures[0], curvatures[-1]
+    low = curvatures[0]
+    high = curvatures[-1]
     nodes = np.cos((2 * np.arange(count) + 1) * np.pi / (2 * count))
     nodes = (high + low) / 2 - (high - low) / 2 * nodes
     if count == len(curvatures):
         nodes = curvatures
     # The last step is followed by averaging too; all lie before the last round, distinct.
     where = np.arange(1, count + 1) * rounds // (count + 1)
-    basis, mask, point = np.zeros((rounds, width)), np.zeros(rounds), np.zeros(width + 1)
-    basis[where, np.arange(count)], mask[where] = 1.0, 1.0
-    point[:count], point[-1] = -np.log(np.sort(nodes)), np.log(beta)
+    basis = np.zeros((rounds, width))
+    mask = np.zeros(rounds)
+    point = np.zeros(width + 1)
+    basis[where, np.arange(count)] = 1.0
+    mask[where] = 1.0
+    point[:count] = -np.log(np.sort(nodes))
+    point[-1] = np.log(beta)
     return _Start(basis, mask, point)
 
 
@@ -490,7 +503,8 @@ class _Setting(NamedTuple):
     def measured(self, steps: np.ndarray, beta: float) -> tuple[Schedule, Error]:
         """Steps with their best noise, and the exact error."""
         run = self.problem._replace(step_sizes=steps, beta=beta)
-        w, scales = run.weights(), None
+        w = run.weights()
+        scales = None
         if np.isfinite(w).all() and (w[1:][steps[:-1] > 0] > 0).all():
             scales = _scales(steps, w, self.gap / self.budget, self.noise == "gaussian")
         scales = np.full(len(steps), np.inf) if scales is None else scales
@@ -564,7 +578,8 @@ def log_error(point: jax.Array, given: tuple[jax.Array, ...], gaussian: bool) ->
         gaussian: Which noise.
     """
     w, h, e, u, basis, mask, rows, start_variance, factor = given
-    logs, beta = basis @ point[:-1], jnp.exp(point[-1])
+    logs = basis @ point[:-1]
+    beta = jnp.exp(point[-1])
     steps = mask * jnp.exp(logs)
 
     def forwards(state: Any, alpha: jax.Array) -> Any:
@@ -583,7 +598,8 @@ def log_error(point: jax.Array, given: tuple[jax.Array, ...], gaussian: bool) ->
     (e, _), _ = jax.lax.scan(forwards, (e, u), steps)
     _, weights = jax.lax.scan(backwards, (rows, jnp.zeros_like(rows)), steps, reverse=True)
     # Powers of the logarithm: those of a step of 0 have no slope.
-    shown, power = weights[1:], 1.0 if gaussian else 2 / 3
+    shown = weights[1:]
+    power = 1.0 if gaussian else 2 / 3
     sizes = mask[:-1] * jnp.exp(power * logs[:-1])
     if gaussian:
         noise = (sizes * jnp.sqrt(shown)).sum() ** 2
@@ -610,8 +626,10 @@ def _scales(
     steps: np.ndarray, weights: np.ndarray, ratio: float, gaussian: bool
 ) -> np.ndarray | None:
     """The best scales, 0 after rounds without a step; None where float64 does not hold them."""
-    scales, shown = np.zeros(len(steps)), steps[:-1] > 0
-    a, w = steps[:-1][shown], weights[1:][shown]
+    scales = np.zeros(len(steps))
+    shown = steps[:-1] > 0
+    a = steps[:-1][shown]
+    w = weights[1:][shown]
     if not len(a):
         return scales
     with np.errstate(all="ignore"):

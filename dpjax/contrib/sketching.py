@@ -83,6 +83,7 @@ def findable(energy: float, variance: float, dimension: int, k: int, rounds: int
 def rounds_to_find(share: float, energy: float, variance: float, dimension: int, k: int) -> int:
     """Return the least rounds after which `findable` is at least a share in (0, 1)."""
     noise = dimension * variance / energy
-    few, many = share * dimension * (1 + noise), dimension * noise * share / (1 - share)
+    few = share * dimension * (1 + noise)
+    many = dimension * noise * share / (1 - share)
     # Up to d numbers each tells of a direction of its own; from there on they add up.
     return max(1, math.ceil((few if few <= dimension else many) / k))

@@ -37,7 +37,8 @@ def normalised(
         autocorrelation: c_0 (1/2), c_1, ..; 0 beyond those given.
         rounds: T; None is the limit of many rounds.
     """
-    c, made = np.asarray(autocorrelation, float), checked(b, a)
+    c = np.asarray(autocorrelation, float)
+    made = checked(b, a)
     if rounds is None:
         kappa = impulse_response(*made, max(len(c), 100_000 if made.a else len(made.b)))
         weights = np.ones(len(kappa))

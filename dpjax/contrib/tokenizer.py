@@ -18,7 +18,9 @@ from dpjax import _files, _validate
 
 __all__ = ["END", "PADDING", "START", "Tokenizer", "load"]
 
-START, PADDING, END = 0, 1, 2
+START = 0
+PADDING = 1
+END = 2
 """What a text begins with, is filled up with, and ends with; 3 stands for the unknown."""
 
 _FIRST = 4
@@ -134,11 +136,13 @@ def load(folder: str | Path) -> Tokenizer:
         ValueError: For missing files, or files that do not go together.
     """
     folder = Path(folder)
-    vocabulary, merges = _file(folder, "vocab.json"), _file(folder, "merges.txt")
+    vocabulary = _file(folder, "vocab.json")
+    merges = _file(folder, "merges.txt")
     if vocabulary is not None and merges is not None:
         numbers = _numbers(vocabulary)
     else:
-        encoder, merges = _file(folder, "encoder.json"), _file(folder, "vocab.bpe")
+        encoder = _file(folder, "encoder.json")
+        merges = _file(folder, "vocab.bpe")
         order = _file(folder, "dict.txt") or _file(folder, "roberta_order.txt")
         if encoder is None or merges is None or order is None:
             raise ValueError(
