@@ -3,19 +3,20 @@
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _agents, _programs, _validate
 from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
 from dpjax.learning import parameters
 from dpjax.learning.examples import as_inputs, labelled
+from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
 from dpjax.models import losses
 from dpjax.models.layer_norms import Gradients
@@ -36,9 +37,13 @@ _SCORES = {"auc": losses.auc, "f1": losses.f1, "balanced_accuracy": losses.balan
 _EVALUATED = 2**27
 """Numbers of one layer, of all agents and evaluation records together, that are held at once."""
 
-
 _RELABELLED = {("logistic", 0, 1): "2 * y - 1", ("cross_entropy", -1, 1): "(y + 1) // 2"}
 """Labels that another loss takes, as a loss and the classes, and what makes its own of them."""
+
+_Outputs: TypeAlias = Callable[[Any, Array], Array]
+"""A loss or a score of outputs and labels."""
+
+_Scores: TypeAlias = dict[str, Array]
 
 
 def _labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
@@ -52,25 +57,34 @@ def _labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: For labels that it cannot take.
     """
-    fits, kind = np.ones(y.shape, bool), "one number a record, [N]"
+    dtype: type[np.number] = np.float32
     if loss == "logistic":
-        fits, kind = np.isin(y, (-1, 1)), "-1 and +1"
+        fits = np.isin(y, (-1, 1))
+        kind = "-1 and +1"
     elif loss == "cross_entropy":
+        dtype = np.int32
         fits = (y == np.round(y)) & (y >= 0) & (y < 2**31)
         kind = "classes 0 .. c-1, numbered from 0"
-    if y.ndim != 1 or not fits.all():
-        values, remedy = np.unique(y).tolist(), ""
-        said = f"holds {_validate.shown(y[~fits].tolist()[:4])} in"
-        if y.ndim != 1:
-            said, remedy = "has", _validate.flattened("y", y)
-        elif len(values) == 2:
-            said = f"has classes {values} in"
-            cure = _RELABELLED.get((loss, *values))
-            if cure is None and loss == "logistic":
-                cure = f"np.where(y == {values[1]}, 1, -1)"
-            remedy = f"; give {cure}" if cure else ""
-        raise ValueError(f"{split}y {said} shape {y.shape}; the {loss} loss takes {kind}{remedy}")
-    return y.astype(np.int32 if loss == "cross_entropy" else np.float32)
+    else:
+        fits = np.ones(y.shape, bool)
+        kind = "one number a record, [N]"
+    if y.ndim == 1 and fits.all():
+        return y.astype(dtype)
+    classes = np.unique(y).tolist()
+    remedy = ""
+    if y.ndim != 1:
+        problem = "has"
+        remedy = _validate.flattened("y", y)
+    elif len(classes) == 2:
+        problem = f"has classes {classes} in"
+        formula = _RELABELLED.get((loss, *classes))
+        if formula is None and loss == "logistic":
+            formula = f"np.where(y == {classes[1]}, 1, -1)"
+        if formula is not None:
+            remedy = f"; give {formula}"
+    else:
+        problem = f"holds {_validate.shown(y[~fits].tolist()[:4])} in"
+    raise ValueError(f"{split}y {problem} shape {y.shape}; the {loss} loss takes {kind}{remedy}")
 
 
 def _check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -> int:
@@ -89,11 +103,11 @@ def _check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -
         ValueError: For outputs that the loss does not take, or too few; for a model that needs more
             than parameters and examples.
     """
-    one = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+    batch = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
     try:
         # With what ``init`` gave it and nothing else.
-        params = jax.eval_shape(model.init, jax.random.key(0), one)
-        outputs = jax.eval_shape(model.apply, params, one)
+        params = jax.eval_shape(model.init, jax.random.key(0), batch)
+        outputs = jax.eval_shape(model.apply, params, batch)
         if not isinstance(outputs, jax.ShapeDtypeStruct):
             raise TypeError(f"it returns a {type(outputs).__name__}")
     except Exception as error:
@@ -105,25 +119,31 @@ def _check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -
                 "arguments), without rngs, which makes one of flax.linen of it"
             ) from None
         raise ValueError(
-            f"model is {name}, which fails on x {one.shape} {x.dtype}: "
+            f"model is {name}, which fails on x {batch.shape} {x.dtype}: "
             f"{_validate.said(error)}; give a module whose apply(params, x) returns one "
             "array, without random keys or state: no dropout, GroupNorm in place of BatchNorm"
         ) from error
-    classes = loss == "cross_entropy"
-    if len(outputs.shape) != 1 + classes:
-        wanted = "[batch, classes]" if classes else "[batch]"
-        wanted += "; return x[..., 0]" * (not classes and outputs.shape[1:] == (1,))
-        wanted += "; one score is for logistic (labels -1 and +1) and squared" * classes
+    if loss == "cross_entropy":
+        form = "[batch, classes]; one score is for logistic (labels -1 and +1) and squared"
+        dimensions = 2
+    else:
+        form = "[batch]"
+        dimensions = 1
+        if outputs.shape[1:] == (1,):
+            form += "; return x[..., 0]"
+    if len(outputs.shape) != dimensions:
         raise ValueError(
-            f"model maps {one.shape} to {outputs.shape}; the {loss} loss takes {wanted}"
+            f"model maps {batch.shape} to {outputs.shape}; the {loss} loss takes {form}"
         )
-    if classes and largest >= outputs.shape[-1]:
+    if loss != "cross_entropy":
+        return 2
+    classes = outputs.shape[-1]
+    if largest >= classes:
         raise ValueError(
             f"y reaches class {int(largest)}, the model has "
-            f"{_validate.counted(outputs.shape[-1], 'output')}; number the classes from 0, or "
-            "widen the model"
+            f"{_validate.counted(classes, 'output')}; number the classes from 0, or widen the model"
         )
-    return outputs.shape[-1] if classes else 2
+    return classes
 
 
 def _records_at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None:
@@ -134,10 +154,12 @@ def _records_at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None
         x: [M, ...] evaluation records.
         agents: Number of agents.
     """
+    sizes = []
     # From two on, since some modules take one by another way.
-    two, three = (jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for size in (2, 3))
-    params = jax.eval_shape(model.init, jax.random.key(0), two)
-    sizes = [_sizes(jax.make_jaxpr(model.apply)(params, x)) for x in (two, three)]
+    for records in (2, 3):
+        batch = jax.ShapeDtypeStruct((records, *x.shape[1:]), x.dtype)
+        params = jax.eval_shape(model.init, jax.random.key(0), batch)
+        sizes.append(_sizes(jax.make_jaxpr(model.apply)(params, batch)))
     if len(sizes[0]) == len(sizes[1]):
         # Not weights that are turned round or cast, which are as large for any number of records.
         widest = max((more - less for less, more in zip(*sizes, strict=True)), default=1)
@@ -149,15 +171,23 @@ def _records_at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None
 
 def _sizes(program: Any) -> list[int]:
     """Numbers in every result of a program, and of the programs that it calls."""
-    equations = (equation for jaxpr, _ in _programs.jaxprs(program) for equation in jaxpr.eqns)
-    return [math.prod(variable.aval.shape) for one in equations for variable in one.outvars]
+    sizes = []
+    for jaxpr, _ in _programs.jaxprs(program):
+        for equation in jaxpr.eqns:
+            sizes += [math.prod(variable.aval.shape) for variable in equation.outvars]
+    return sizes
 
 
 @functools.lru_cache(maxsize=64)
 def _module_functions(
-    model: nn.Module, loss: str, shape: tuple[int, ...], kind: np.dtype, batch: int | None,
-    scores: tuple[str, ...], class_weights: tuple[float, ...] | None,
-) -> dict[str, Any]:  # fmt: skip
+    model: nn.Module,
+    loss: str,
+    shape: tuple[int, ...],
+    kind: np.dtype,
+    batch: int | None,
+    scores: tuple[str, ...],
+    class_weights: tuple[float, ...] | None,
+) -> dict[str, Any]:
     """Functions of a `Problem` by name; the same objects each time, so compiled code is shared.
 
     Args:
@@ -174,14 +204,14 @@ def _module_functions(
     # Compiled: one by one, the operations of a whole forward pass take far longer.
     compiled_init = jax.jit(lambda key: model.init(key, jnp.zeros((1, *shape), kind)))
 
-    def init(key: PRNGKeyArray) -> Any:
+    def init(key: PRNGKeyArray) -> Params:
         # A compiled function that was pickled can be called, but not traced under its own name.
         return compiled_init(key)
 
-    def example_loss(params: Any, x: Any, y: Any) -> Any:
+    def example_loss(params: Params, x: Array, y: Array) -> Array:
         return loss_fn(model.apply(params, x[None])[0], y)
 
-    def batch_loss(params: Any, x: Any, y: Any) -> Any:
+    def batch_loss(params: Params, x: Array, y: Array) -> Array:
         return jnp.mean(loss_fn(model.apply(params, x), y))
 
     gradients = Gradients(model.apply, loss_fn)
@@ -201,7 +231,7 @@ def _module_functions(
     }
 
 
-def _started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, Any]:
+def _started(functions: dict[str, Any], params: Params, frozen: Any) -> dict[str, Any]:
     """Return the functions of a model that starts from given values, with which of these stay.
 
     Args:
@@ -213,27 +243,29 @@ def _started(functions: dict[str, Any], params: Any, frozen: Any) -> dict[str, A
         ValueError: For another model's values, a choice of all or none, or trained leaves that are
             no parameters.
     """
-    wanted = jax.eval_shape(functions["init"], jax.random.key(0))
+    shapes = jax.eval_shape(functions["init"], jax.random.key(0))
     if params is None:
         if frozen is not None:
             raise ValueError("frozen is given without params; give the values that stay")
-        parameters.check_trained(wanted, wanted)
+        parameters.check_trained(shapes, shapes)
         return functions
-    trained, frozen_values = parameters.starting_values(params, wanted), None
+    trained = parameters.starting_values(params, shapes)
+    frozen_values = None
     if frozen is not None:
         trained, frozen_values = parameters.split_trained(trained, frozen)
+        # A model's own sum of gradients is of all its leaves.
         functions = functions | {"weighted": None}
-    parameters.check_trained(trained, wanted)
+    parameters.check_trained(trained, shapes)
     return functions | {"init": parameters.ConstantInit.of(trained), "frozen": frozen_values}
 
 
-def _weighted(loss: Callable, weights: tuple[float, ...] | None) -> Callable:
+def _weighted(loss: _Outputs, weights: tuple[float, ...] | None) -> _Outputs:
     """A loss times the weight of the label's class."""
     if weights is None:
         return loss
     table = np.array(weights, np.float32)
 
-    def of_class(outputs: Any, y: Any) -> Any:
+    def of_class(outputs: Array, y: Array) -> Array:
         # Labels -1 and +1 are classes 0 and 1.
         index = y if jnp.issubdtype(y.dtype, jnp.integer) else (y > 0).astype(jnp.int32)
         return jnp.asarray(table, outputs.dtype)[index] * loss(outputs, y)
@@ -243,26 +275,28 @@ def _weighted(loss: Callable, weights: tuple[float, ...] | None) -> Callable:
 
 def _metrics(
     model: nn.Module, loss: str, batch: int | None, deep: bool, scores: tuple[str, ...]
-) -> Callable[..., dict[str, Any]]:
+) -> Callable[..., _Scores]:
     """Loss and scores of every agent's model on all evaluation records, averaged over agents."""
     loss_fn, score_fn = _LOSSES[loss]
 
-    def summed(params: Any, part: Any) -> tuple[dict[str, Any], Any]:
-        outputs = model.apply(params, part[0])
-        values = {"test_loss": loss_fn(outputs, part[1])}
+    def summed(params: Params, part: Sequence[Array]) -> tuple[_Scores, Any]:
+        x, y = part
+        outputs: Any = model.apply(params, x)
+        values = {"test_loss": loss_fn(outputs, y)}
         if score_fn is not None:
-            values["test_accuracy"] = score_fn(outputs, part[1])
+            values["test_accuracy"] = score_fn(outputs, y)
+        # Scores of all records together need all outputs.
         return jax.tree.map(jnp.sum, values), outputs if scores else ()
 
-    def metrics(params: Any, evaluation: Any, frozen: Any = None) -> dict[str, Any]:
+    def metrics(models: Any, evaluation: Sequence[Array], frozen: Params = None) -> _Scores:
         records = len(evaluation[0])
         size = min(batch or records, records)
-        whole = records - records % size
-        batches = [leaf[:whole].reshape(-1, size, *leaf.shape[1:]) for leaf in evaluation]
-        rest = [leaf[whole:] for leaf in evaluation]
+        divisible = records - records % size
+        batches = [leaf[:divisible].reshape(-1, size, *leaf.shape[1:]) for leaf in evaluation]
+        rest = [leaf[divisible:] for leaf in evaluation]
 
-        def of_agent(one: Any) -> Any:
-            params = one if frozen is None else parameters.merge(one, frozen)
+        def of_agent(trained: Params) -> _Scores:
+            params = trained if frozen is None else parameters.merge(trained, frozen)
             of_part = functools.partial(summed, params)
             if size == records:
                 total, outputs = of_part(evaluation)
@@ -270,15 +304,18 @@ def _metrics(
                 totals, outputs = jax.lax.map(of_part, batches)
                 total = jax.tree.map(jnp.sum, totals)
                 outputs = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), outputs)
-                if whole < records:
-                    more, last = of_part(rest)
-                    total = jax.tree.map(jnp.add, total, more)
-                    outputs = jax.tree.map(lambda *both: jnp.concatenate(both), outputs, last)
-            total = jax.tree.map(lambda value: value / records, total)
-            labels = evaluation[1]
-            return total | {f"test_{name}": _SCORES[name](outputs, labels) for name in scores}
+                if divisible < records:
+                    last_total, last_outputs = of_part(rest)
+                    total = jax.tree.map(jnp.add, total, last_total)
+                    outputs = jax.tree.map(
+                        lambda *parts: jnp.concatenate(parts), outputs, last_outputs
+                    )
+            means = jax.tree.map(lambda value: value / records, total)
+            for name in scores:
+                means[f"test_{name}"] = _SCORES[name](outputs, evaluation[1])
+            return means
 
-        return jax.tree.map(jnp.mean, _agents.each_agent(of_agent, params, sequential=deep))
+        return jax.tree.map(jnp.mean, _agents.each_agent(of_agent, models, sequential=deep))
 
     return metrics
 
@@ -308,7 +345,7 @@ def supervised(
 
     Args:
         model: Module whose ``apply`` maps [..., features] to scores or logits.
-        loss: One of `_LOSSES`; logistic wants labels -1 and +1, cross_entropy 0 .. c-1.
+        loss: "logistic" (labels -1 and +1), "cross_entropy" (0 .. c-1) or "squared".
         train: x [N, ...] and y [N]; or a function ``train(rows)`` that returns those of records
             with these numbers. Each process that takes part in a run calls it for the records of
             its own agents (`dpjax.data.partition.local`), and holds no others.
@@ -359,42 +396,26 @@ def supervised(
     _validate.one_of("loss", loss, _LOSSES)
     if eval_batch is not None:
         eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
-    if local := callable(train):
+    local = callable(train)
+    if callable(train):
         train = train(partition_.local(partition_.checked_partition(partition)))
-    given: dict[str, Any] = {"train": train, "test": test}
-    for split, data in given.items():
-        if not isinstance(data, tuple | list) or len(data) != 2:
-            # By its kind alone: a message holds no records.
-            count = f" of {len(data)}" if isinstance(data, tuple | list) else ""
-            raise ValueError(
-                f"{split} is a {type(data).__name__}{count}; give two arrays, examples and their "
-                f"labels, (x_{split}, y_{split})"
-            )
-    columns = _validate.columns(train[0])
-    _validate.check_columns("test x", test[0], columns)
-    splits = []
-    for split, data in (("train ", train), ("test ", test)):
-        features, targets = labelled(split, *data)
-        splits.append((as_inputs(features), _labels(loss, split, targets)))
-    (x, y), (x_test, y_test) = splits
-    if (x.shape[1:], x.dtype) != (x_test.shape[1:], x_test.dtype):
-        raise ValueError(
-            f"test x has records of shape {x_test.shape[1:]} and is {x_test.dtype}, train x of "
-            f"{x.shape[1:]} and {x.dtype}; give both the same columns, of one kind"
-        )
+    columns, x, y, x_test, y_test = _arrays(loss, train, test)
     classes = _check_outputs(model, loss, x, max(y.max(), y_test.max()))
     if eval_batch is None:
         agents = len(partition_.checked_partition(partition, None if local else len(x)).counts)
         eval_batch = _records_at_once(model, x_test, agents)
     if not isinstance(metrics, Sequence):
         raise ValueError(f"metrics is {metrics!r}; give a list of {', '.join(_SCORES)}")
-    for metric in (scores := (metrics,) if isinstance(metrics, str) else tuple(metrics)):
-        _validate.one_of("metrics", metric, _SCORES)
+    scores = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    for score in scores:
+        _validate.one_of("metrics", score, _SCORES)
     if loss == "squared" and (scores or class_weights is not None):
         raise ValueError("loss is 'squared', which has no classes; leave out metrics and weights")
     if "auc" in scores and len(np.unique(y_test)) < 2:
-        text = f"test y one class, {y_test[0]:g}; give test records of two classes"
-        raise ValueError(f"metrics has 'auc' and {text}, or leave it out")
+        raise ValueError(
+            f"metrics has 'auc' and test y one class, {y_test[0]:g}; give test records of two "
+            "classes, or leave it out"
+        )
     if class_weights is not None:
         class_weights = _checked_weights(class_weights, classes)
     parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights
@@ -410,7 +431,7 @@ def supervised(
         x=x,
         y=y,
         partition=partition,
-        evaluation=splits[1],
+        evaluation=(x_test, y_test),
         name=name,
         evaluation_data=evaluation_data,
         augment=augment,
@@ -418,6 +439,41 @@ def supervised(
         local=local,
         columns=columns,
     )
+
+
+class _Arrays(NamedTuple):
+    """Training and test data as arrays, and the names of the columns of x."""
+
+    columns: tuple[Any, ...] | None
+    x: np.ndarray
+    y: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+
+def _arrays(loss: str, train: Any, test: Any) -> _Arrays:
+    """Return examples and labels that belong together and that the loss takes."""
+    for split, data in (("train", train), ("test", test)):
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            # By its kind alone: a message holds no records.
+            count = f" of {len(data)}" if isinstance(data, tuple | list) else ""
+            raise ValueError(
+                f"{split} is a {type(data).__name__}{count}; give two arrays, examples and their "
+                f"labels, (x_{split}, y_{split})"
+            )
+    columns = _validate.columns(train[0])
+    _validate.check_columns("test x", test[0], columns)
+    arrays: list[np.ndarray] = []
+    for split, data in (("train ", train), ("test ", test)):
+        examples, labels = labelled(split, *data)
+        arrays += [as_inputs(examples), _labels(loss, split, labels)]
+    x, _, x_test, _ = arrays
+    if (x.shape[1:], x.dtype) != (x_test.shape[1:], x_test.dtype):
+        raise ValueError(
+            f"test x has records of shape {x_test.shape[1:]} and is {x_test.dtype}, train x of "
+            f"{x.shape[1:]} and {x.dtype}; give both the same columns, of one kind"
+        )
+    return _Arrays(columns, *arrays)
 
 
 def _checked_weights(weights: Any, classes: int) -> tuple[float, ...]:
