@@ -94,6 +94,16 @@ def fold_in(key: PRNGKeyArray, number: Any) -> PRNGKeyArray:
     return jax.random.wrap_key_data(jax.lax.optimization_barrier(words), impl=THREEFRY)
 
 
+def row_keys(key: PRNGKeyArray, rows: int) -> PRNGKeyArray:
+    """A key for every row, which depends on no other row.
+
+    Args:
+        key: One key.
+        rows: How many.
+    """
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
+
+
 def check_key(key: Any, name: str = "key", shape: tuple[int, ...] = ()) -> None:
     """Refuse anything but typed threefry keys.
 

@@ -191,7 +191,7 @@ def encode(
     shares = (coordinates - floors) * np.float32(2**24)
     lower = floors.astype(jnp.int32)
     rows, columns = lower.shape
-    keys = _row_keys(key, rows)
+    keys = _numerics.row_keys(key, rows)
     column = jnp.broadcast_to(jnp.arange(columns, dtype=jnp.uint32), (rows, columns))
 
     def unfinished(carry: _Rounding) -> Array:
@@ -231,12 +231,6 @@ class _Rounding(NamedTuple):
     tries: UInt32[Array, ""]
     rounded: _Integers
     short: _Sent
-
-
-def _row_keys(key: PRNGKeyArray, rows: int) -> PRNGKeyArray:
-    """A key for every row, which depends on no other row."""
-    numbers = jnp.arange(rows, dtype=jnp.uint32)
-    return jax.vmap(lambda row: jax.random.fold_in(key, row))(numbers)
 
 
 def decode(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Float[Array, " k"]:
@@ -307,7 +301,7 @@ def discrete_gaussians(
     lanes = -(-columns // _PER_LANE)
     slots = -(-columns // lanes)
     size = (slots, rows, lanes)
-    keys = _row_keys(key, rows)
+    keys = _numerics.row_keys(key, rows)
     offset = jax.lax.broadcasted_iota(jnp.uint32, size[1:], 1)
 
     def column(slot: _Words) -> _Words:

@@ -189,7 +189,8 @@ def _clipped(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:
     bounded = rule.norm
     bound = _lowered(tree, clip_norm, bounded)
     # Not read off the norm: a compiler may take the root of one number's square for its size.
-    sound = jnp.array([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)], bool).all()
+    finite_leaves = [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tree)]
+    sound = jnp.array(finite_leaves, bool).all()
     # Finite entries times a zero scale are zero, so no entry needs a second look; and XLA keeps
     # the checked gradient instead of computing it twice (1.8 times as fast per example on a CPU).
     finite = _finite(tree)
@@ -476,7 +477,9 @@ def share(count: int, tree: Updates, error: float | None = None) -> float:
     """
     if error is None:
         error = _numerics.sum_error(count)
-    return 2 * count * (_unit(jax.tree.leaves(tree)) * (1 + error) + error) * (1 + 1e-6)
+    unit = _unit(jax.tree.leaves(tree))
+    # Twice: either of two neighbouring sums is rounded.
+    return 2 * count * (unit * (1 + error) + error) * (1 + 1e-6)
 
 
 def lowered(clip_norm: float, tree: Updates, count: int, error: float | None = None) -> float:
@@ -495,7 +498,9 @@ def lowered(clip_norm: float, tree: Updates, count: int, error: float | None = N
     leaves = jax.tree.leaves(tree)
     # Below the normal range numbers may become zero: once in each sum, and in products before.
     lost = _tiny(leaves) + count * float(jnp.finfo(_numerics.wide_dtype(leaves)).tiny)
-    bound = (clip_norm - 2 * math.sqrt(_size(leaves)) * lost) / (1 + share(count, tree, error))
+    # Two sums: each loses as much.
+    spread = 2 * math.sqrt(_size(leaves)) * lost
+    bound = (clip_norm - spread) / (1 + share(count, tree, error))
     return _above_rounding(bound, clip_norm, leaves, "parameters") * (1 - 2**-50)
 
 
@@ -534,7 +539,11 @@ def _in_passes(
         if padding is None:
             padding = jnp.zeros(count, bool)
         padding = jnp.concatenate([padding, jnp.ones(extra, bool)])
-    passes = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), (x, y, padding))
+
+    def in_passes(leaf: Array) -> Array:
+        return leaf.reshape(-1, size, *leaf.shape[1:])
+
+    passes = jax.tree.map(in_passes, (x, y, padding))
     number: int | Array = -(-count // size)
     if is_padding is not None:
         # Passes after the last record are left out.

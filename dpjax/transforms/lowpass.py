@@ -172,7 +172,8 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
         later = [*delayed[1:], 0]
         sums = []
         for k in range(order):
-            sums.append(weights[k + 1] * value - back[k] * output + later[k])
+            term = weights[k + 1] * value - back[k] * output
+            sums.append(term + later[k])
         return output, sums
 
     def init(params: Params) -> _LowpassState:
@@ -269,7 +270,7 @@ def adaptive(
     def init(params: Params) -> _AdaptiveState:
         past = (jax.tree.map(jnp.zeros_like, params),) * (taps - 1)
         zeros = jnp.zeros(taps)
-        return _AdaptiveState(past, zeros, zeros, jnp.zeros((), jnp.int32))
+        return _AdaptiveState(past, zeros, zeros, jnp.int32(0))
 
     def update(
         updates: Updates, state: _AdaptiveState, params: Params | None = None
@@ -285,7 +286,8 @@ def adaptive(
         squared = []
         for k, old in enumerate(window):
             crossed.append(_product(updates, old) - size * covariance(t, k))
-            squared.append(_product(old, old) - size * covariance(jnp.maximum(t - k, 0), 0))
+            before = jnp.maximum(t - k, 0)
+            squared.append(_product(old, old) - size * covariance(before, 0))
         products = state.products + weight * (jnp.stack(crossed) - state.products)
         squares = state.squares + weight * (jnp.stack(squared) - state.squares)
         excess = products - jnp.maximum(squares, 0) / 2
@@ -293,7 +295,9 @@ def adaptive(
         # The formula at k = 0 would keep the noise and filter nothing.
         c = jnp.where(exists, c.at[0].set(0.5), 0.0)
         if not proportional:
-            c = c + jnp.sqrt(jnp.sum(c**2) / jnp.sum(exists).astype(c.dtype))
+            # The taps that maximise the normalised ratio: raised by their root mean square.
+            squared_mean = jnp.sum(c**2) / jnp.sum(exists).astype(c.dtype)
+            c = c + jnp.sqrt(squared_mean)
         c = jnp.where(exists, c, 0.0)
         b = c / jnp.sum(c)
 
@@ -454,14 +458,16 @@ def wiener(
             weight = 1 / count
         else:
             weight = (1 - decay) / (1 - jnp.float32(decay) ** count)
-        moments = state.moments + jnp.where(before < 0, 0.0, weight) * (products - state.moments)
+        weight = jnp.where(before < 0, 0.0, weight)
+        moments = state.moments + weight * (products - state.moments)
         p, rho, r = _model(moments, noises[0], floor, fresh)
         if power is not None:
             p = jnp.float32(power)
         if correlation is not None:
             rho = jnp.float32(correlation)
         # Kalman's error before the round's gradient, and its gain.
-        ahead = jnp.where(t > 0, rho**2 * state.error + (1 - rho**2) * p, p)
+        predicted = rho**2 * state.error + (1 - rho**2) * p
+        ahead = jnp.where(t > 0, predicted, p)
         gain = ahead / (ahead + r)
         memory = rho * (1 - gain)
         ones = memory * state.ones + gain
@@ -540,7 +546,7 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
 
     def init(params: Params) -> _MatrixState:
         past = jax.tree.map(lambda leaf: route.start(leaf.shape, leaf.dtype)[0], params)
-        return _MatrixState(past, jnp.zeros((), jnp.int32))
+        return _MatrixState(past, jnp.int32(0))
 
     def update(
         updates: Updates, state: _MatrixState, params: Params | None = None

@@ -118,6 +118,7 @@ def unmasked_sum(
             f"present is {jnp.result_type(present)}{list(jnp.shape(present))}; give one bool for "
             f"each of the {clients} clients"
         )
+    # Words that are 0 or 1, since sums wrap around in uint32.
     counted = jnp.asarray(present).astype(jnp.uint32)
     ring = counted[_order(key, clients)]
 
@@ -166,7 +167,7 @@ def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> _
 def _words(key: PRNGKeyArray, rows: int, columns: int) -> _Words:
     """Uniform words of 32 bits, every row of a key of its own; both words of each hash."""
     # Every row's key, so that a client's mask depends on no other client.
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(rows, dtype=jnp.uint32))
+    keys = _numerics.row_keys(key, rows)
     half = -(-columns // 2)
     counter = jax.lax.broadcasted_iota(jnp.uint32, (rows, half), 1)
     drawn = jax.vmap(_numerics.threefry)(keys, jnp.zeros_like(counter), counter)

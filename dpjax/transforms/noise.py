@@ -135,6 +135,7 @@ def correlated(
         >>> noisy.sum(axis=0).tolist(), int(state.round)
         ([0.0, 0.0, 0.0], 1)
     """
+    # Rounds are counted in int32, and one more than the last must fit.
     rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
     _numerics.check_key(key)
     weights = _checked_factor(factor, rows)
@@ -147,6 +148,7 @@ def correlated(
     precision = double_precision if released else contextlib.nullcontext
 
     def grouped(paths: _Paths) -> list[_Group]:
+        # A release computes all leaves in float64, in which it is rounded to the grid.
         wide = np.float64 if released else None
         return groups(paths, n, f"the n={n} agents of the factor", wide)
 
@@ -251,6 +253,7 @@ def scheduled(
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         leaves = [leaf for _, leaf in paths]
         n = next((len(leaf) for leaf in leaves if jnp.ndim(leaf)), 0)
+        # Past the last round the last scale would be taken: NaN instead.
         scale = jnp.take(jnp.asarray(scales), state.round, mode="clip")
         scale = jnp.where(jnp.isnan(valid), jnp.nan, scale)
         for index, group in enumerate(groups(paths, n, f"the n={n} agents of the first leaf")):
@@ -289,7 +292,7 @@ def lost(payload: Updates, scale: _Scalar, kind: Kind) -> _Scalar:
         >>> round(float(noise.lost(jnp.array([[1.0, 1e5]]), jnp.float32(0.0044), "laplace")), 3)
         0.588
     """
-    half = jnp.zeros((), jnp.float32)
+    half = jnp.float32(0)
     for leaf in jax.tree.leaves(payload):
         wide = leaf.astype(_numerics.wide_dtype(leaf))
         limits = jnp.finfo(leaf.dtype)
@@ -389,7 +392,8 @@ def zero_sum(
             total = jax.ops.segment_sum(drawn, sender, n)
             mean = (total / jnp.asarray(counts, wide).reshape(column))[sender]
             noise = jnp.where(noised.reshape(column), drawn - mean, 0)
-            leaves.append((leaf.astype(wide) + scale.astype(wide) * noise).astype(leaf.dtype))
+            noisy = leaf.astype(wide) + scale.astype(wide) * noise
+            leaves.append(noisy.astype(leaf.dtype))
         return leaves, ()
 
     return _link(key, rounds, add)
@@ -418,12 +422,9 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
     _numerics.check_key(root, "root")
     agents = _validate.integer("agents", agents)
     edges = _validate.integer("edges", edges, least=0)
-
-    def split(purpose: int, count: int) -> Array:
-        key = jax.random.fold_in(root, purpose)
-        return jax.vmap(lambda index: jax.random.fold_in(key, index))(jnp.arange(count))
-
-    return split(0, agents), split(1, edges)
+    agent_root = jax.random.fold_in(root, 0)
+    edge_root = jax.random.fold_in(root, 1)
+    return _numerics.row_keys(agent_root, agents), _numerics.row_keys(edge_root, edges)
 
 
 def pairwise(
@@ -492,12 +493,14 @@ def pairwise(
     n = len(own_keys)
     _check_edges(pairs, n)
     _numerics.check_key(edge_keys, "edge_keys", (len(pairs),))
+    # A key that two parts share would let one take off the other's noise.
     if not isinstance(own_keys, jax.core.Tracer) and not isinstance(edge_keys, jax.core.Tracer):
         words = np.concatenate([jax.random.key_data(own_keys), jax.random.key_data(edge_keys)])
         if len(np.unique(words, axis=0)) != len(words):
             raise ValueError("edge_keys and own_keys hold a key twice; give every part its own")
     if not isinstance(scale, jax.core.Tracer):
         scale = _validate.spread("scale", scale)
+    # The covariance is own I + shared L: a link has one sign at each end.
     spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * incidence(pairs, n)])
     all_keys = jnp.concatenate([own_keys, edge_keys])
     if agents is not None:
@@ -568,7 +571,7 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded
 
     def init(payload: Updates) -> NoiseState:
         _entries(code, payload)
-        return NoiseState(key, jnp.zeros((), jnp.int32))
+        return NoiseState(key, jnp.int32(0))
 
     def update(
         payload: Updates, state: NoiseState, public: PRNGKeyArray
@@ -576,7 +579,8 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded
         values = _entries(code, payload)
         _check_round(state.round, rounds)
         signs = simulated.public_signs(code, public)
-        integers, _ = simulated.noisy(code, values, signs, jax.random.fold_in(*state[:2]))
+        key = jax.random.fold_in(state.key, state.round)
+        integers, _ = simulated.noisy(code, values, signs, key)
         # Past the last round nothing may go out: integers have no NaN.
         integers = jnp.where(state.round < rounds, integers, 0)
         sent = jax.lax.bitcast_convert_type(integers, jnp.uint32)
@@ -644,7 +648,7 @@ def _link(
     """The transformation whose updates ``add(paths, state, valid)`` makes; NaN past the end."""
 
     def init(params: Params) -> NoiseState:
-        return NoiseState(key, jnp.zeros((), jnp.int32), start(params))
+        return NoiseState(key, jnp.int32(0), start(params))
 
     def update(
         updates: Updates, state: NoiseState, params: Params | None = None

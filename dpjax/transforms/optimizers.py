@@ -104,8 +104,8 @@ def scale_by_adam(
 
     def init(params: Params) -> _AdamState:
         second = jax.tree.map(jnp.zeros_like, params)
-        rounds = jnp.zeros((), jnp.int32)
-        return _AdamState(first.init(params), second, jnp.zeros((), jnp.float32), rounds)
+        rounds = jnp.int32(0)
+        return _AdamState(first.init(params), second, jnp.float32(0), rounds)
 
     def update(
         updates: Updates,
@@ -134,7 +134,9 @@ def scale_by_adam(
         noise_mean = b2 * state.noise + (1 - b2) * variance
 
         def scaled(m: Array, v: Array) -> Array:
-            return m / jnp.sqrt(jnp.maximum((v - noise_mean) / correction, floor)).astype(m.dtype)
+            signal = (v - noise_mean) / correction
+            # Noise may exceed its mean, and leave nothing to take a root of.
+            return m / jnp.sqrt(jnp.maximum(signal, floor)).astype(m.dtype)
 
         after = _AdamState(filter_state, second, noise_mean.astype(jnp.float32), rounds)
         return jax.tree.map(scaled, mean, second), after

@@ -84,14 +84,17 @@ class Route(NamedTuple):
         width = weights.shape[1]
         value = normals * scale[t]
         if not buffers:
-            # Before round 0 the weight is zero.
-            return value + weights[t, 0] * draw(jnp.maximum(t - 1, 0)), buffers
+            # The last round's numbers are drawn again; before round 0 their weight is zero.
+            before = draw(jnp.maximum(t - 1, 0))
+            return value + weights[t, 0] * before, buffers
         (past,) = buffers
         if width == 0:
             return value, buffers
         # Slot s holds round t - k with k = (t - 1 - s) mod width + 1; rounds before 0 are zero.
-        lags = jnp.mod(t - 1 - jnp.arange(width, dtype=t.dtype), width)
-        value = value + jnp.tensordot(weights[t][lags], past, axes=1, precision=_HIGHEST)
+        slots = jnp.arange(width, dtype=t.dtype)
+        lags = jnp.mod(t - 1 - slots, width)
+        correlated = jnp.tensordot(weights[t][lags], past, axes=1, precision=_HIGHEST)
+        value = value + correlated
         newest = value if self.kind == "recursion" else normals
         past = jax.lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0)
         return value, (past,)
@@ -137,6 +140,7 @@ def route(strategy: Strategy, rounds: int) -> Route:
         'recursion'
     """
     matrix = strategy_.checked(strategy, rounds)
+    # Few bands of C or of its inverse need little memory; C's own come first.
     diagonal = np.diag(matrix)
     inverse = strategy_.sparse_inverse_of(matrix)
     inverse_width = strategy_.width(inverse)

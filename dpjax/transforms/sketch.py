@@ -229,7 +229,8 @@ def count_sketch(dimension: int, k: int, key: PRNGKeyArray, *, rows: int = 4) ->
     low, high = words(key, (rows, dimension))
     # Off from uniform by at most width / 2**32 of a bucket's share.
     buckets = (low % np.uint32(width)).astype(jnp.int32)
-    signs = (1 - 2 * (high >> np.uint32(31)).astype(jnp.int32)).astype(jnp.int8)
+    bits = (high >> np.uint32(31)).astype(jnp.int32)
+    signs = (1 - 2 * bits).astype(jnp.int8)
     return CountSketch(buckets, signs, width)
 
 
@@ -566,7 +567,7 @@ class Quantile:
             mean: As given to `decode`; one with numbers that are not finite teaches nothing.
         """
         entry = np.asarray(self.share * self.clip_norm, mean.dtype)
-        # Noise may show more than all, or less than none.
+        # Noise may show more records than there are, or fewer than none.
         inside = (1 + mean[-1] / entry) / 2
         excess = np.asarray(self.quantile, mean.dtype) - jnp.clip(inside, -_RANGE, _RANGE)
         bound = state.bound * jnp.exp(np.asarray(self.rate, mean.dtype) * excess)
@@ -588,7 +589,8 @@ def _dot(left: Array, right: Array) -> Array:
 
 def _random(key: PRNGKeyArray, k: int, d: int, dtype: jnp.dtype) -> _Rows:
     """Gaussian rows of length around 1."""
-    drawn = normals(key, (k, d), dtype) * np.asarray(1 / np.sqrt(d), dtype)
+    length = np.asarray(1 / np.sqrt(d), dtype)
+    drawn = normals(key, (k, d), dtype) * length
     # The compiler would hash again for each use.
     return jax.lax.optimization_barrier(drawn)
 
@@ -655,7 +657,9 @@ def _rank_one(sketch: Sketch, gradient: _Vector, forgetting: float) -> tuple[_Ro
     # The largest first, and the least left out.
     turn = turn.T[:0:-1]
     turned = _dot(turn[:, :-1], rows) + jnp.outer(turn[:, -1], residual)
-    return _polished(turned), jnp.maximum(values[:0:-1], 0) * jnp.square(scale)
+    # Rounding may leave an eigenvalue below zero.
+    weights = jnp.maximum(values[:0:-1], 0) * jnp.square(scale)
+    return _polished(turned), weights
 
 
 def _printed(sketch: Sketch, gradient: _Vector) -> tuple[_Rows, _Weights]:
