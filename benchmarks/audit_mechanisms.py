@@ -104,24 +104,14 @@ METHODS: dict[str, tuple[Any, ...]] = {
     "EncryptedOnLinks": (random_weights.Encrypted().on(NETWORK),),
 }
 """What is audited of each row of methods: the first that goes with the other parts."""
-NOISES: dict[str, tuple[Any, ...]] = {
-    "independent": (noise.Independent(),),
-    "pairwise": (noise.Pairwise(),),
-    "whisper": (noise.Whisper(),),
-    "whisper_horizon": (noise.Whisper("run"),),
-    "anti_pgd": (noise.AntiPgd(),),
+NOISES: dict[str, tuple[Any, ...]] = {name: (part,) for name, part in noise.DESIGNS.items()} | {
     "prefix_sum": (noise.PrefixSum(), noise.PrefixSum(bands=2)),
     "mafalda": (noise.Mafalda(), noise.Mafalda(bands=2)),
-    "spacetime": (noise.SpaceTime(),),
     "banded_inverse": (noise.BandedInverse(bands=3),),
-    "one_step": (noise.OneStep(),),
-    "polynomial": (noise.Polynomial(),),
-    "pair_keys": (links.PairKeys(),),
     "laplace": (scheduled.ScheduledLaplace(0.8),),
     "normal": (scheduled.ScheduledGaussian(0.8),),
     "aggregate": (noise.SumShares(dropouts=1, colluders=1),),
     "discrete": (integers.Discrete(size=2, dropouts=1, colluders=1, variance=2_500),),
-    "zip_dl": (links.ZeroSum(),),
 }
 """The same of noise designs, by label."""
 SAMPLERS: dict[str, tuple[tuple[Any, tuple[int, ...]], ...]] = {
@@ -680,7 +670,8 @@ def _summed(made: Any) -> bool:
     return isinstance(made.config.noise, noise.SumShares | integers.Discrete)
 
 
-BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
+_QUIET = ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8))
+BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = dict.fromkeys(noise.DESIGNS, _QUIET) | {
     "DSGD": ("every round has the noise of the first", _again),
     "DiSK": ("nothing is clipped", _unclipped),
     "PMLF": ("nothing is clipped", _unclipped),
@@ -695,18 +686,13 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "DGD": ("steps are twice as long", _twice),
     "GradientTracking": ("nothing is clipped", _unclipped),
     "PPDOAGT": ("steps are twice as long", _twice),
-    "independent": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "pairwise": ("all agents have one key", lambda made: _noisy(made, _Alike)),
     "whisper": ("all agents have one key", lambda made: _noisy(made, _Alike)),
     "polynomial": ("all agents have one key", lambda made: _noisy(made, _Alike)),
     "whisper_horizon": ("the factor 2 of replacement is left out", _of_zero_out),
-    "anti_pgd": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "prefix_sum": ("the factor 2 of replacement is left out", _of_zero_out),
-    "mafalda": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "spacetime": ("all agents have one key", lambda made: _noisy(made, _Alike)),
     "banded_inverse": ("the factor 2 of replacement is left out", _of_zero_out),
-    "one_step": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
-    "pair_keys": ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8)),
     "laplace": (
         "clipped in L2, not in L1",
         lambda made: _protecting(made, norm="l2"),

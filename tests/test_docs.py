@@ -146,6 +146,15 @@ def test_the_tables_of_packages_are_whole() -> None:
         assert not missing or room in some, f"{room}: {sorted(missing)}"
 
 
+def test_a_new_part_touches_few_files_that_exist() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| to add |")[2].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    for row in rows:
+        paths = re.findall(r"`([a-z]+/[a-z]+\.py)`", row)
+        assert len(paths) <= 5 and all((ROOT / "dpjax" / path).is_file() for path in paths), row
+    assert len(rows) == 6
+
+
 def test_what_float32_noise_gives_away_is_what_was_measured() -> None:
     record = (ROOT / "benchmarks" / "records" / "precision.jsonl").read_text().splitlines()[1:]
     measured = {}

@@ -134,7 +134,7 @@ def rounds(
     data = Inputs.of(plans, problems, seeds)
     rounding = data.rounding(release=plan.config.release)
     # Refuses a release whose numbers are too coarse for its budget.
-    statements.priced(plan, data.payload, *rounding, problems)
+    statements.with_precision_cost(plan, data.payload, *rounding, problems)
     arrays = jax.tree.map(lambda leaf: leaf[0], data.arrays)
     models = jax.tree.map(lambda leaf: leaf[0, 0], data.start(None, 1))
     last = jnp.int32(plan.config.rounds)

@@ -32,6 +32,11 @@ CELLS = (
     (Cell("ZipDL", "zip_dl", "Random", "node", "view", "replace_agent"), "zip_dl"),
     (Cell("DSGD", "independent", "Poisson", *OUTSIDER, "zero_out_record"), "Poisson"),
 )
+CELLS += tuple(
+    (Cell("DSGD", label, "Random", *OUTSIDER, "replace_agent"), label)
+    for label in audit.rows("noises")
+    if label not in {cell.noise for cell, _ in CELLS}
+)
 """Cells in which every row of the registry, attacker and relation comes, and whose fault is tried.
 """
 # Rivals whose sensitivity tests of their own are in the gate, and the secure sum's noise, which
