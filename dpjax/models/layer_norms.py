@@ -186,7 +186,7 @@ def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
 
 
 def _with_zeros(
-    apply: Callable[[VariableDict, Array], Array],
+    apply: Callable[..., Any],
     params: VariableDict,
     x: Array,
     numbers: Sequence[int],
@@ -265,7 +265,7 @@ class Gradients:
         >>> total = gradients(params, x, y, lambda norms: jnp.minimum(1, 0.1 / norms))
     """
 
-    apply: Callable[[VariableDict, Array], Array]
+    apply: Callable[..., Any]
     loss: Callable[[Array, Array], Array]
     routes: Mapping[str, Literal["norm", "formed", "plain"]] = field(default_factory=dict)
     coefficients: tuple[float, ...] | None = None
@@ -326,7 +326,7 @@ class Gradients:
         factors = _validate.finite_array("coefficients", coefficients, ndim=1)
         return dataclasses.replace(self, coefficients=tuple(map(float, factors)))
 
-    def chosen(self, params: VariableDict, x: Array) -> dict[str, str]:
+    def chosen(self, params: VariableDict, x: Array | jax.ShapeDtypeStruct) -> dict[str, str]:
         """Return the layers that were found, each with what is done about its gradient.
 
         Args:
@@ -511,7 +511,7 @@ class Gradients:
             formed |= zip(call.leaves, call.product.parameters(of_kernel, values), strict=True)
         return formed, pairs, lost
 
-    def _calls(self, params: VariableDict, x: Array) -> list[_Call]:
+    def _calls(self, params: VariableDict, x: Array | jax.ShapeDtypeStruct) -> list[_Call]:
         """The layers whose gradients are products, by reading the program of one example."""
         params = self.like(params)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
