@@ -10,13 +10,13 @@ import optax
 import pytest
 
 import dpjax as dp
-from dpjax import _numerics
 from dpjax.algorithms.exchange import Trusted
 from dpjax.engine import checkpoint
 from dpjax.engine import round as round_
 from dpjax.engine.host import local
 from dpjax.plans.scheduled import ScheduledLaplace
 from dpjax.protocols import Emission
+from dpjax.topology import links
 from dpjax.transforms import noise
 from dpjax.transforms.optimizers import scale_by_adam
 from tests.support import make_problem, with_factor
@@ -217,7 +217,7 @@ ALONE = CASES | {
     "push-sum": {"method": PushSum()},
     "pairs": {
         "method": dp.methods.GradientTracking(),
-        "noise": Laplace(0.9),
+        "noise": ScheduledLaplace(0.9),
         "budget": dp.Budget(50.0, accountant="pure"),
         "protect": dp.Protect("replace_agent", gradient_gap=0.5, smoothness=1.0, norm="l1"),
     },
@@ -334,7 +334,7 @@ def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
     def others_drawn_anew(root, agents, edges):
         own_keys, edge_keys = drawn(root, agents, edges)
         other_own, other_edges = drawn(jax.random.fold_in(root, 7), agents, edges)
-        ends = _numerics.link_pairs(RING)
+        ends = links.link_pairs(RING)
         kept = (ends == AGENT).any(axis=1)
         return (
             jnp.where(np.arange(agents) == AGENT, own_keys, other_own),

@@ -17,7 +17,7 @@ from dpjax.plans import noise, plan
 from dpjax.plans.protect import Protect
 from dpjax.plans.samplers import BallsInBins, Cyclic, Poisson
 from dpjax.topology import graphs, mixing
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, retargeted
 
 RING = mixing.metropolis_hastings(graphs.ring(4))
 ALONE = np.ones((1, 1))
@@ -134,13 +134,13 @@ def test_understated_plans_are_refused():
         dataclasses.replace(made(), noise=less)
     fewer = dataclasses.replace(made().config, sampler=BallsInBins(3, 6))
     with pytest.raises(ValueError, match="guarantee.bins is 4, the config runs 3"):
-        dataclasses.replace(made(), config=fewer)
+        retargeted(made(), config=fewer)
     twice = dataclasses.replace(made().config, rounds=2 * T)
     with pytest.raises(ValueError, match="guarantee.rounds"):
-        dataclasses.replace(made(), config=twice)
+        retargeted(made(), config=twice)
     coins = dataclasses.replace(made().config, sampler=Poisson(4.0, 6))
     with pytest.raises(ValueError, match="guarantee"):
-        dataclasses.replace(made(), config=coins)
+        retargeted(made(), config=coins)
 
 
 @pytest.mark.parametrize(
