@@ -2,22 +2,26 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.custom_batching
 import jax.extend
 import jax.numpy as jnp
+from jaxtyping import Array, Int
 
 from dpjax._programs import jaxprs
 
 __all__: list[str] = []
 
+_Tree: TypeAlias = Any
+_Function: TypeAlias = Callable[..., _Tree]
+
 AGENTS = "agents"
 """The one axis of a mesh of devices."""
 
 
-def apart(function: Callable[..., Any], *trees: Any) -> Any:
+def apart(function: _Function, *trees: _Tree) -> _Tree:
     """`jax.vmap` of a function of one record, or agent, none of which reaches another's result.
 
     Mapped, the gradient by the kernels of a convolution in groups is one whose batch is in groups.
@@ -30,25 +34,33 @@ def apart(function: Callable[..., Any], *trees: Any) -> Any:
     """
     leaves = jax.tree.leaves(trees)
     program, results = jax.make_jaxpr(jax.vmap(function), return_shape=True)(*trees)
-    equations = (equation for jaxpr, _ in jaxprs(program) for equation in jaxpr.eqns)
-    if any(equation.params.get("batch_group_count", 1) > 1 for equation in equations):
+    if _has_groups(program):
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), trees)
         program, results = jax.make_jaxpr(function, return_shape=True)(*shapes)
 
         # One by one under a further map, too: over agents, plans or seeds.
         @jax.custom_batching.sequential_vmap
-        def alone(constants: list[Any], parts: list[Any]) -> list[Any]:
+        def sequential(constants: list[jax.Array], parts: list[jax.Array]) -> list[jax.Array]:
             closed = jax.extend.core.ClosedJaxpr(program.jaxpr, constants)
             return jax.extend.core.jaxpr_as_fun(closed)(*parts)
 
-        values = jax.lax.map(lambda parts: alone(program.consts, parts), leaves)
+        values = jax.lax.map(lambda parts: sequential(program.consts, parts), leaves)
     else:
         # The program that was read, not a second trace of it.
         values = jax.extend.core.jaxpr_as_fun(program)(*leaves)
     return jax.tree.unflatten(jax.tree.structure(results), values)
 
 
-def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = False) -> Any:
+def _has_groups(program: Any) -> bool:
+    """Whether a program holds a convolution whose batch is in groups."""
+    for jaxpr, _ in jaxprs(program):
+        for equation in jaxpr.eqns:
+            if equation.params.get("batch_group_count", 1) > 1:
+                return True
+    return False
+
+
+def each_agent(function: _Function, *trees: _Tree, sequential: bool = False) -> _Tree:
     """`apart` of a function of one agent; agents over devices stay there.
 
     A compiler that divides a vmap over devices gathers all agents' images for a convolution.
@@ -59,13 +71,13 @@ def each_agent(function: Callable[..., Any], *trees: Any, sequential: bool = Fal
         sequential: Whether a device takes its agents one after the other.
     """
 
-    def in_turn(*trees: Any) -> Any:
-        return jax.lax.map(lambda one: function(*one), trees)
+    def in_turn(*trees: _Tree) -> _Tree:
+        return jax.lax.map(lambda agent: function(*agent), trees)
 
     return each_device(in_turn if sequential else functools.partial(apart, function), *trees)
 
 
-def one_by_one(params: Any) -> bool:
+def one_by_one(params: _Tree) -> bool:
     """Whether to take agents one after the other: on a CPU, for kernels of convolutions.
 
     Mapped over agents' kernels, of four axes or more, a CPU takes three times as long.
@@ -81,7 +93,7 @@ _MANY, _BLOCK = 2**24, 2**20
 """Numbers from which on a CPU takes agents in blocks, and those of a block."""
 
 
-def in_blocks(function: Callable[..., Any], models: Any, *trees: Any) -> Any:
+def in_blocks(function: _Function, models: _Tree, *trees: _Tree) -> _Tree:
     """A function of arrays over agents; on a CPU, of a block of agents at a time if there are many.
 
     What is computed between arguments and results then takes the memory of a block. The last block
@@ -93,24 +105,26 @@ def in_blocks(function: Callable[..., Any], models: Any, *trees: Any) -> Any:
         trees: Leaves [n, ...].
     """
     leaves = jax.tree.leaves(models)
-    n, size = len(leaves[0]), sum(leaf.size for leaf in leaves)
+    n = len(leaves[0])
+    size = sum(leaf.size for leaf in leaves)
     over_devices = AGENTS in jax.typeof(leaves[0]).sharding.mesh.axis_names
     if size < _MANY or over_devices or jax.default_backend() != "cpu":
         return function(models, *trees)
     block = max(1, _BLOCK * n // size)
 
-    def add(number: Any, total: Any) -> Any:
+    def add(number: jax.Array, total: _Tree) -> _Tree:
         start = jnp.minimum(number * block, n - block)
         cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
-        return jax.tree.map(put, total, function(*jax.tree.map(cut, (models, *trees))))
+        results = function(*jax.tree.map(cut, (models, *trees)))
+        return jax.tree.map(put, total, results)
 
     shapes = jax.eval_shape(function, models, *trees)
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     return jax.lax.fori_loop(0, -(-n // block), add, empty)
 
 
-def each_device(function: Callable[..., Any], *trees: Any) -> Any:
+def each_device(function: _Function, *trees: _Tree) -> _Tree:
     """A function of arrays over agents, on each device's part of them by itself.
 
     Args:
@@ -120,12 +134,14 @@ def each_device(function: Callable[..., Any], *trees: Any) -> Any:
     """
     leaves = jax.tree.leaves(trees)
     meshes = [jax.typeof(leaf).sharding.mesh for leaf in leaves]
-    mesh = next((each for each in meshes if AGENTS in each.axis_names), None)
+    mesh = next((mesh for mesh in meshes if AGENTS in mesh.axis_names), None)
     if mesh is None:
         return function(*trees)
-    n, devices, spec = len(leaves[0]), mesh.shape[AGENTS], jax.sharding.PartitionSpec(AGENTS)
+    n = len(leaves[0])
+    devices = mesh.shape[AGENTS]
+    spec = jax.sharding.PartitionSpec(AGENTS)
 
-    def pad(leaf: Any) -> Any:
+    def pad(leaf: jax.Array) -> jax.Array:
         return jnp.pad(leaf, [(0, -len(leaf) % devices)] + [(0, 0)] * (leaf.ndim - 1))
 
     # A check would have derivatives by a device's constants added up over devices, in private.
@@ -133,16 +149,16 @@ def each_device(function: Callable[..., Any], *trees: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[:n], local(*jax.tree.map(pad, trees)))
 
 
-def gathered(at: Any, *parts: Any) -> list[Any]:
+def gathered(positions: Int[Array, "n b"], *parts: Array) -> list[Array]:
     """Rows of arrays of records; over devices, each gathers its own agents' from its own records.
 
     Args:
-        at: [n, b] places of the records, each in the part of its agent's device.
+        positions: [n, b] places of the records, each in the part of its agent's device.
         parts: Leaves [N, ...], or [devices m, ...] over devices.
     """
 
-    def local(at: Any, *parts: Any) -> list[Any]:
+    def local(positions: Array, *parts: Array) -> list[Array]:
         # Positions are below counts, and the problem has checked its indices.
-        return [part.at[at].get(mode="promise_in_bounds") for part in parts]
+        return [part.at[positions].get(mode="promise_in_bounds") for part in parts]
 
-    return each_device(local, at, *parts)
+    return each_device(local, positions, *parts)

@@ -1,14 +1,13 @@
 """The quadratics of the Whisper paper, whose minimum is known."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from dpjax import _validate
 from dpjax.data.partition import Partition
-from dpjax.learning import parameters
+from dpjax.learning.parameters import ConstantInit, Params
 from dpjax.learning.problem import Problem
 
 __all__ = ["quadratics"]
@@ -40,13 +39,14 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
         6
     """
     _validate.one_of("start", start, ("origin", "optimum"))
-    matrices, centers, minimiser, minimum = _objectives(_validate.integer("agents", agents))
-    at = np.zeros(2) if start == "origin" else minimiser
+    agents = _validate.integer("agents", agents)
+    matrices, centers, minimiser, minimum = _objectives(agents)
+    values = np.zeros(2) if start == "origin" else minimiser
     # A record is (A_i, c_i), flattened.
     x = np.concatenate([matrices.reshape(agents, 4), centers], axis=1).astype(np.float32)
     rows = np.arange(agents, dtype=np.int32)
     return Problem(
-        parameters.ConstantInit.of(jnp.asarray(at, jnp.float32)),
+        ConstantInit.of(jnp.asarray(values, jnp.float32)),
         _quadratic,
         _gaps,
         x,
@@ -74,22 +74,28 @@ def _objectives(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     number = np.arange(1, n + 1, dtype=np.float64)
     first = 2 * number <= n
     centers = np.stack([np.where(first, -number, number), np.zeros(n)], axis=1)
-    plain, angle = np.diag([15.0, 1.0]), np.deg2rad(15.0)
-    turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    matrices = np.where(first[:, None, None], plain, turn @ plain @ turn.T)
-    pulled = np.einsum("nij,nj->ni", matrices, centers)
-    minimiser = np.linalg.solve(matrices.sum(axis=0), pulled.sum(axis=0))
-    minimum = float(np.mean(np.sum((centers - minimiser) * pulled, axis=1)))
-    return matrices, centers, minimiser, minimum
+    diagonal = np.diag([15.0, 1.0])
+    angle = np.deg2rad(15.0)
+    cosine = np.cos(angle)
+    sine = np.sin(angle)
+    rotation = np.array([[cosine, -sine], [sine, cosine]])
+    matrices = np.where(first[:, None, None], diagonal, rotation @ diagonal @ rotation.T)
+    # A_i c_i, the linear terms.
+    linear = np.einsum("nij,nj->ni", matrices, centers)
+    minimiser = np.linalg.solve(matrices.sum(axis=0), linear.sum(axis=0))
+    values = np.sum((centers - minimiser) * linear, axis=1)
+    return matrices, centers, minimiser, float(np.mean(values))
 
 
-def _quadratic(params: Any, x: Any, y: Any) -> Any:
+def _quadratic(params: Params, x: Array, y: Array | None) -> Array:
+    del y
     offset = params - x[4:]
     return offset @ x[:4].reshape(2, 2) @ offset
 
 
-def _gaps(params: Any, evaluation: Any) -> dict[str, Any]:
+def _gaps(models: Array, evaluation: tuple[Array, Array]) -> dict[str, Array]:
     records, minimum = evaluation
-    local = jax.vmap(_quadratic, in_axes=(0, 0, None))(params, records, None)
-    mean = jax.vmap(_quadratic, in_axes=(None, 0, None))(params.mean(axis=0), records, None)
-    return {"optimality_gap": local.mean() - minimum, "mean_gap": mean.mean() - minimum}
+    own_values = jax.vmap(_quadratic, in_axes=(0, 0, None))(models, records, None)
+    at_model = jax.vmap(_quadratic, in_axes=(None, 0, None))
+    values = at_model(models.mean(axis=0), records, None)
+    return {"optimality_gap": own_values.mean() - minimum, "mean_gap": values.mean() - minimum}

@@ -9,8 +9,10 @@ __all__: list[str] = []
 def adjacency(mixing: Float[np.ndarray, "*p n n"]) -> Bool[np.ndarray, "n n"]:
     """Return which pairs of agents ever exchange something, in either direction."""
     matrix = np.asarray(mixing)
-    used = (matrix != 0).reshape(-1, *matrix.shape[-2:]).any(axis=0)
-    return (used | used.T) & ~np.eye(len(used), dtype=bool)
+    n = matrix.shape[-1]
+    # Over all matrices of a schedule.
+    used = (matrix != 0).reshape(-1, n, n).any(axis=0)
+    return (used | used.T) & ~np.eye(n, dtype=bool)
 
 
 def link_pairs(mixing: Float[np.ndarray, "*p n n"]) -> Int[np.ndarray, "e 2"]:
@@ -22,7 +24,8 @@ def incidence(ends: Int[np.ndarray, "e 2"], agents: int) -> Float[np.ndarray, "n
     """Return 1 at a link's first end and -1 at its second, a column each."""
     signs = np.zeros((agents, len(ends)))
     columns = np.arange(len(ends))
-    signs[ends[:, 0], columns], signs[ends[:, 1], columns] = 1.0, -1.0
+    signs[ends[:, 0], columns] = 1.0
+    signs[ends[:, 1], columns] = -1.0
     return signs
 
 
@@ -31,7 +34,10 @@ def message_pairs(
 ) -> tuple[Int[np.ndarray, " l"], Int[np.ndarray, " l"]]:
     """Return sender and receiver of every message of a round, an agent's own copy included."""
     matrix = np.asarray(mixing)
-    sender, receiver = np.nonzero(((matrix != 0) | np.eye(len(matrix), dtype=bool)).T)
+    own_copies = np.eye(len(matrix), dtype=bool)
+    # W_ij weighs what i receives of j.
+    receives = (matrix != 0) | own_copies
+    sender, receiver = np.nonzero(receives.T)
     return sender, receiver
 
 
@@ -45,7 +51,9 @@ def zero_sum_map(
         receiver: [L] agents; the sender for its own copy.
         over: "messages", or "with_own_copy" where own copies have noise, too.
     """
-    noised = (sender != receiver) | (over == "with_own_copy")
-    together = (sender[:, None] == sender) & noised[:, None] & noised
-    counts = np.maximum(together.sum(axis=1), 1)
-    return np.diag(noised.astype(np.float64)) - together / counts[:, None]
+    noisy = (sender != receiver) | (over == "with_own_copy")
+    same_sender = sender[:, None] == sender
+    groups = same_sender & noisy[:, None] & noisy
+    # Each normal less the mean of its sender's, so that a sender's noises sum to zero.
+    counts = np.maximum(groups.sum(axis=1), 1)
+    return np.diag(noisy.astype(np.float64)) - groups / counts[:, None]
