@@ -15,6 +15,7 @@ from dpjax.engine.processes import agent_mesh
 from dpjax.learning import parameters
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
+from dpjax.protocols import Noise
 from dpjax.topology import nodes
 
 __all__: list[str] = []
@@ -40,10 +41,11 @@ def check_run(
     if not plans or not all(isinstance(plan, Plan) for plan in plans):
         kinds = ", ".join(type(plan).__name__ for plan in plans)
         raise ValueError(f"plans is [{kinds}]; give one or more from plans.plan.make")
-    labels: dict[str, Any] = {}
+    noises: dict[str, Noise | None] = {}
     for plan in plans:
-        label, noise = plan.config.label, plan.config.noise
-        if labels.setdefault(label, noise) != noise:
+        label = plan.config.label
+        noise = plan.config.noise
+        if noises.setdefault(label, noise) != noise:
             raise ValueError(
                 f"plans have two noise designs that are called {label!r}, which a result could "
                 "not tell apart; give each a name of its own, or run each alone"
@@ -102,10 +104,11 @@ def _check_alike(problem: Problem, first: Problem) -> None:
     alike["frozen values"] = parameters.equal_trees(problem.frozen, first.frozen)
     shapes = [_shapes(task) for task in (problem, first)]
     alike["the shapes of its arrays"] = shapes[0] == shapes[1]
-    if differing := [name for name, same in alike.items() if not same]:
-        raise ValueError(
-            f"problem differs in {differing[0]} between seeds; only values of data may differ"
-        )
+    for name, is_alike in alike.items():
+        if not is_alike:
+            raise ValueError(
+                f"problem differs in {name} between seeds; only values of data may differ"
+            )
 
 
 def _shapes(problem: Problem) -> Any:
@@ -117,7 +120,8 @@ def _shapes(problem: Problem) -> Any:
 
 def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
     """Refuse agents or records that plans are not for, and samplers that cannot draw these."""
-    counts, names = problem.partition.counts, problem.partition.names
+    counts = problem.partition.counts
+    names = problem.partition.names
     for plan in plans:
         if plan.agents != problem.agents:
             raise ValueError(
@@ -125,9 +129,12 @@ def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
                 "partition the data over the network's agents"
             )
         if plan.counts is not None and not np.array_equal(plan.counts, counts):
-            planned, actual = (_validate.shown(each.tolist()) for each in (plan.counts, counts))
-            text = f"the plan is for {planned} records of the agents, the problem has {actual}"
-            raise ValueError(f"{text}; make it with counts=shards.counts")
+            planned = _validate.shown(plan.counts.tolist())
+            actual = _validate.shown(counts.tolist())
+            raise ValueError(
+                f"the plan is for {planned} records of the agents, the problem has {actual}; make "
+                "it with counts=shards.counts"
+            )
     if problem.partition.origin == "private" and any(plan.config.release for plan in plans):
         raise ValueError(
             "partition is made from private values (labels in partition.dirichlet), so that a "
@@ -161,19 +168,26 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
             "noise key; run a release in one"
         )
     mesh = agent_mesh(plans[0].agents, devices)
-    used = [*jnp.zeros(()).devices(), *(() if mesh is None else mesh.devices.flat)]
-    platforms = {device.platform for device in used}
-    if unknown := sorted(platforms - {"cpu", "gpu"}):
-        text = "whose float64 may be coarser than 2^-53; run releases on a CPU or a GPU"
-        raise ValueError(f"release is True on a {unknown[0]}, {text}")
-    flags, exact = _flags(), "--xla_gpu_deterministic_ops"
-    if fast := [name for name, on in flags.items() if on and "enable_fast_" in name]:
-        text = "under which nan may pass for a number; leave it out before Python starts"
-        raise ValueError(f"release is True with {fast[0]} in XLA_FLAGS, {text}")
-    if "gpu" in platforms and not flags.get(exact, False):
+    platforms = {device.platform for device in jnp.zeros(()).devices()}
+    if mesh is not None:
+        platforms |= {device.platform for device in mesh.devices.flat}
+    for platform in sorted(platforms - {"cpu", "gpu"}):
+        raise ValueError(
+            f"release is True on a {platform}, whose float64 may be coarser than 2^-53; run "
+            "releases on a CPU or a GPU"
+        )
+    flags = _flags()
+    for name, is_on in flags.items():
+        if is_on and "enable_fast_" in name:
+            raise ValueError(
+                f"release is True with {name} in XLA_FLAGS, under which nan may pass for a number; "
+                "leave it out before Python starts"
+            )
+    deterministic = "--xla_gpu_deterministic_ops"
+    if "gpu" in platforms and not flags.get(deterministic, False):
         raise ValueError(
             "release is True on a gpu, whose sums differ from one time to the next; set "
-            f"XLA_FLAGS={exact}=true before Python starts, since XLA reads it once"
+            f"XLA_FLAGS={deterministic}=true before Python starts, since XLA reads it once"
         )
 
 
@@ -182,5 +196,9 @@ def _flags() -> dict[str, bool]:
     text = os.environ.get("XLA_FLAGS", "")
     if text and text[0] != "-" and not text[0].isspace():  # The name of a file of flags.
         text = Path(text).read_text(encoding="utf-8") if Path(text).is_file() else ""
-    pairs = (word.partition("=") for word in shlex.split(text))
-    return {name: not equal or on.lower() in ("true", "1") for name, equal, on in pairs}
+    flags = {}
+    for word in shlex.split(text):
+        name, equal, value = word.partition("=")
+        # A flag without a value is on.
+        flags[name] = not equal or value.lower() in ("true", "1")
+    return flags

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _numerics, _validate
 from dpjax.data.partition import blocks, local
@@ -18,10 +18,11 @@ from dpjax.engine.memory import RunMemory
 from dpjax.engine.processes import agent_mesh, mine, place, place_own, whole
 from dpjax.engine.statics import make_statics
 from dpjax.engine.step import Data, Statics
+from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
 from dpjax.plans import statements
 from dpjax.plans.plan import Plan
-from dpjax.protocols import State
+from dpjax.protocols import Arrays, Models, Privatizer, State, Updates
 from dpjax.topology import gossip, mixing
 
 __all__: list[str] = []
@@ -41,10 +42,10 @@ class Inputs:
     """
 
     statics: Statics
-    arrays: Any
+    arrays: Arrays
     data: Data
-    batch_keys: Any
-    models: Any
+    batch_keys: PRNGKeyArray
+    models: Models
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -68,11 +69,10 @@ class Inputs:
         Raises:
             ValueError: For plans that cannot run together, or models that the run cannot protect.
         """
-        task, mesh = problems[0], agent_mesh(plans[0].agents, devices)
+        mesh = agent_mesh(plans[0].agents, devices)
         statics = make_statics(plans, problems, mesh)
-        memory = RunMemory(mesh, statics.agents, len(seeds), len(plans))
-        memory.check_models(task)
-        models = _initial_models(task, keys.stacked(seeds, "initial"))
+        RunMemory(mesh, statics.agents, len(seeds), len(plans)).check_models(problems[0])
+        models = _initial_models(problems[0], keys.stacked(seeds, "initial"))
         batch_keys = keys.stacked(seeds, "batches", phase)
         arrays = stacked_arrays(
             plans, mesh, statics.privatizer, models, tables=statics.method.mixes_by_tables
@@ -126,11 +126,11 @@ class Inputs:
                     return share, 2**power
         return share, None
 
-    def start(self, values: Any, plans: int) -> Any:
+    def start(self, values: Models | None, plans: int) -> Models:
         """Models to start from, leaves [S, V, n, ...], on the agents' devices.
 
         Args:
-            values: The given ones; None for the problem's.
+            values: A caller's own; None for the problem's.
             plans: V.
 
         Raises:
@@ -140,7 +140,8 @@ class Inputs:
             lambda leaf: (len(leaf), plans, self.statics.agents, *leaf.shape[2:]), self.models
         )
         if values is not None:
-            if shapes != (actual := jax.tree.map(np.shape, values)):
+            actual = jax.tree.map(np.shape, values)
+            if actual != shapes:
                 raise ValueError(
                     f"start has shapes {actual}, this run's models {shapes}; give one a run"
                 )
@@ -148,14 +149,18 @@ class Inputs:
                 _validate.finite_array("start", leaf)
             return jax.tree.map(lambda x, model: jnp.array(x, model.dtype), values, self.models)
 
-        def spread(models: Any) -> Any:
-            of_agents = lambda leaf, shape: jnp.broadcast_to(leaf[:, None], shape)  # noqa: E731
-            return place(jax.tree.map(of_agents, models, shapes), self.statics.mesh, 2)
+        def spread(models: Models) -> Models:
+            agents_models = jax.tree.map(
+                lambda leaf, shape: jnp.broadcast_to(leaf[:, None], shape), models, shapes
+            )
+            return place(agents_models, self.statics.mesh, 2)
 
+        if self.statics.mesh is None:
+            return spread(self.models)
         # Compiled, so that no device holds the models of all.
-        return (spread if self.statics.mesh is None else jax.jit(spread))(self.models)
+        return jax.jit(spread)(self.models)
 
-    def initial(self, start: Any, noise_keys: Any) -> State:
+    def initial(self, start: Models, noise_keys: PRNGKeyArray) -> State:
         """The state before the first round.
 
         Args:
@@ -165,38 +170,44 @@ class Inputs:
         Raises:
             ValueError: Where it does not fit in memory, with its bytes and those there are.
         """
-        given = self.statics, self.arrays, start, self.batch_keys, noise_keys
-        shapes = program.initial.trace(*given).out_info
+        arguments = self.statics, self.arrays, start, self.batch_keys, noise_keys
+        shapes = program.initial.trace(*arguments).out_info
         self.memory.check_state(shapes, program.keeps_noise(shapes))
-        return program.initial(*given)
+        return program.initial(*arguments)
 
-    def _agents_models(self) -> Any:
+    def _agents_models(self) -> Models:
+        """Shapes of the models of all agents."""
         n = self.statics.agents
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[2:]), leaf.dtype), self.models
         )
 
-    def _payload(self) -> Any:
+    def _payload(self) -> Updates:
         return jax.eval_shape(self.statics.method.payload, self._agents_models())
 
     def _check_precision(self, plans: tuple[Plan, ...]) -> None:
         """Refuse narrow parameters where the private payload is rounded before the noise."""
-        records = plans[0].config.protect.clips == "record"
-        # These are sums of clipped records, updated models, and gradients without a clip.
-        summed = records or self.statics.method.sensitivity is not None
-        summed |= any(plan.config.protect.gradient_gap is not None for plan in plans)
-        trees = ([self.models] if records else []) + ([self._payload()] if summed else [])
+        trees = []
+        sums_records = plans[0].config.protect.clips == "record"
+        if sums_records:
+            trees.append(self.models)
+        unclipped = any(plan.config.protect.gradient_gap is not None for plan in plans)
+        # A clip comes after all rounding; these have none, or a sum behind it.
+        if sums_records or unclipped or self.statics.method.sensitivity is not None:
+            trees.append(self._payload())
         for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
             if jnp.finfo(leaf.dtype).bits < 32:
-                text = "to which what is private is rounded before the noise; use float32"
-                raise ValueError(f"params{jax.tree_util.keystr(path[1:])} are {leaf.dtype}, {text}")
+                raise ValueError(
+                    f"params{jax.tree_util.keystr(path[1:])} are {leaf.dtype}, to which what is "
+                    "private is rounded before the noise; use float32"
+                )
 
 
 def stacked_arrays(
     plans: tuple[Plan, ...],
-    mesh: Any = None,
-    privatizer: Any = None,
-    models: Any = (),
+    mesh: Mesh | None = None,
+    privatizer: Privatizer | None = None,
+    models: Models = (),
     tables: bool = False,
 ) -> dict[str, Any]:
     """Stack the arrays that differ between plans.
@@ -221,24 +232,23 @@ def stacked_arrays(
     shared = tables and all(_same(plan.mixing, first) for plan in plans)
     layout = gossip.neighbours(first, kind) if shared else None
 
-    def of_plan(plan: Plan, name: str, one: np.ndarray) -> np.ndarray:
-        array = plan.arrays.get(name, np.zeros_like(one))
-        wide = max(np.ndim(each.arrays.get(name, 0)) for each in plans)
-        # A diagonal beside factors that have more.
-        return np.diag(array) if name == "factor" and array.ndim < wide else array
-
-    stacked = {
-        name: np.stack([of_plan(plan, name, one) for plan in plans]).astype(kind)
-        for name, one in like.items()
-    }
+    stacked: dict[str, Any] = {}
+    for name, example in like.items():
+        arrays = [plan.arrays.get(name, np.zeros_like(example)) for plan in plans]
+        if name == "factor":
+            dimensions = max(np.ndim(plan.arrays.get(name, 0)) for plan in plans)
+            # A diagonal beside factors that have more.
+            arrays = [np.diag(a) if a.ndim < dimensions else a for a in arrays]
+        stacked[name] = np.stack(arrays).astype(kind)
     if layout is None:
         stacked["mixing"] = np.stack([mixing.dense(plan.mixing) for plan in plans]).astype(kind)
     if privatizer is not None:
-        stacked = privatizer.compact(stacked)
-    placed: dict[str, Any] = {
-        name: place(array, mesh, array.ndim - 2 if array.ndim > 2 else None)
-        for name, array in stacked.items()
-    }
+        stacked = dict(privatizer.compact(stacked))
+    placed: dict[str, Any] = {}
+    for name, array in stacked.items():
+        # Rows of matrices over agents, behind the axis of plans.
+        axis = array.ndim - 2 if array.ndim > 2 else None
+        placed[name] = place(array, mesh, axis)
     if layout is not None:
         divided = layout if mesh is None else gossip.partitioned(layout, mesh)
 
@@ -249,12 +259,14 @@ def stacked_arrays(
     return placed
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Whether two mixing matrices, dense or sparse, are equal in every entry."""
-    if one is other:
+    if first is second:
         return True
-    sparse = [scipy.sparse.issparse(each) for each in (one, other)]
-    return not (one != other).nnz if all(sparse) else not any(sparse) and np.array_equal(one, other)
+    sparse = scipy.sparse.issparse(first)
+    if sparse != scipy.sparse.issparse(second):
+        return False
+    return not (first != second).nnz if sparse else np.array_equal(first, second)
 
 
 def _data_of(problem: Problem) -> Data:
@@ -262,7 +274,7 @@ def _data_of(problem: Problem) -> Data:
     return Data(problem.x, problem.y, partition.indices, partition.counts, problem.evaluation)
 
 
-def stacked_data(problems: tuple[Problem, ...], mesh: Any = None) -> Data:
+def stacked_data(problems: tuple[Problem, ...], mesh: Mesh | None = None) -> Data:
     """Put the data on the devices.
 
     Args:
@@ -273,43 +285,53 @@ def stacked_data(problems: tuple[Problem, ...], mesh: Any = None) -> Data:
         The data. With several problems every leaf has the seeds as its leading axis, except frozen
         values, which all seeds share.
     """
-    data, over = [_data_of(problem) for problem in problems], int(len(problems) > 1)
+    data = [_data_of(problem) for problem in problems]
+    # The agents' axis, behind that of seeds where there is one.
+    axis = int(len(problems) > 1)
     records: dict[str, Any] = {}
     if mesh is not None or problems[0].local:
-        firsts, records = _by_device(problems, mesh, over)
-        data = [one._replace(x=(), y=(), first=i) for one, i in zip(data, firsts, strict=True)]
-    axes = Data(None, None, over, over, None, over)
+        firsts, records = _by_device(problems, mesh, axis)
+        for number, first in enumerate(firsts):
+            data[number] = data[number]._replace(x=(), y=(), first=first)
+    axes = Data(None, None, axis, axis, None, axis)
     joint = jax.tree.map(_joined, *data)
     placed = Data(*(place(part, mesh, axis) for part, axis in zip(joint, axes, strict=True)))
     return placed._replace(**records, frozen=place(problems[0].frozen, mesh, None))
 
 
-def _joined(*leaves: Any) -> Any:
+def _joined(*leaves: np.ndarray) -> np.ndarray:
     """Arrays of the seeds' problems, stacked on the host: compiling so many would take long."""
     return leaves[0] if len(leaves) == 1 else np.stack(leaves)
 
 
-def _by_device(problems: Any, mesh: Mesh | None, over: int) -> tuple[Any, dict[str, Any]]:
+def _by_device(
+    problems: tuple[Problem, ...], mesh: Mesh | None, axis: int
+) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Where each agent's records begin, for each problem, and x and y by device."""
     devices = 1 if mesh is None else mesh.size
-    firsts, rows = zip(*(blocks(one.partition, devices) for one in problems), strict=True)
-    most = max(each.shape[1] for each in rows)
-    own = []
-    for problem, each in zip(problems, rows, strict=True):
-        at = np.pad(each[mine(mesh)], ((0, 0), (0, most - each.shape[1]))).ravel()
-        at = np.searchsorted(local(problem.partition), at) if problem.local else at
-        own.append((problem.x[at], problem.y[at]))
-    x, y = (place_own(_joined(*each), mesh, over) for each in zip(*own, strict=True))
-    return firsts, {"x": x, "y": y}
+    layouts = [blocks(problem.partition, devices) for problem in problems]
+    # Devices hold equally many records, for all seeds.
+    length = max(rows.shape[1] for _, rows in layouts)
+    xs = []
+    ys = []
+    for problem, (_, rows) in zip(problems, layouts, strict=True):
+        own_rows = np.pad(rows[mine(mesh)], ((0, 0), (0, length - rows.shape[1]))).ravel()
+        if problem.local:
+            own_rows = np.searchsorted(local(problem.partition), own_rows)
+        xs.append(problem.x[own_rows])
+        ys.append(problem.y[own_rows])
+    x = place_own(_joined(*xs), mesh, axis)
+    y = place_own(_joined(*ys), mesh, axis)
+    return [first for first, _ in layouts], {"x": x, "y": y}
 
 
-def _initial_models(task: Problem, seed_keys: Any) -> Any:
+def _initial_models(problem: Problem, seed_keys: PRNGKeyArray) -> Models:
     """Initial models, leaves [S, n, ...] from the seed's key and the agent's number, or [S, 1]."""
-    if not task.init_per_agent:
-        return jax.tree.map(lambda leaf: leaf[:, None], jax.vmap(task.init)(seed_keys))
+    if not problem.init_per_agent:
+        return jax.tree.map(lambda leaf: leaf[:, None], jax.vmap(problem.init)(seed_keys))
 
-    def of_agent(key: Any, agent: Any) -> Any:
-        return task.init(jax.random.fold_in(key, agent))
+    def of_agent(key: PRNGKeyArray, agent: Array) -> Params:
+        return problem.init(jax.random.fold_in(key, agent))
 
     of_seed = jax.vmap(of_agent, in_axes=(None, 0))
-    return jax.vmap(of_seed, in_axes=(0, None))(seed_keys, jnp.arange(task.agents))
+    return jax.vmap(of_seed, in_axes=(0, None))(seed_keys, jnp.arange(problem.agents))

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 
 from dpjax import _validate
 from dpjax.learning.problem import Problem
+from dpjax.protocols import State
 from dpjax.transforms.rounds import WIDEST
 
 __all__: list[str] = []
@@ -17,12 +18,12 @@ class Usage(NamedTuple):
     """Bytes of a process or a device.
 
     Attributes:
-        held: In use now.
+        in_use: Now.
         peak: The most so far.
         limit: All that there are.
     """
 
-    held: int
+    in_use: int
     peak: int
     limit: int
 
@@ -73,7 +74,7 @@ class RunMemory(NamedTuple):
             most=sum(usage.limit for usage in self._device_usages()) or None,
         )
 
-    def check_state(self, state: Any, keeps_noise: bool) -> None:
+    def check_state(self, state: State, keeps_noise: bool) -> None:
         """Refuse a first state that does not fit.
 
         Args:
@@ -94,7 +95,7 @@ class RunMemory(NamedTuple):
         part = f"the first state, {secret_size / 2**30:,.2f} of them for noise kept over rounds"
         self._require(-(-size // self.devices), part, remedy)
 
-    def check_programs(self, programs: Iterable[Any], state: Any) -> tuple[int, int]:
+    def check_programs(self, programs: Iterable[Any], state: State) -> tuple[int, int]:
         """Compile the rounds of a run, and refuse them where they do not fit.
 
         Args:
@@ -128,16 +129,17 @@ class RunMemory(NamedTuple):
             # On CPUs all devices share the host's memory.
             machine = "machine"
             added *= len(self._local_devices())
-        held, _, limit = self.usage()
-        if held + added > limit:
-            sizes = [f"{size / 2**30:,.2f}" for size in (held + added, held, added, limit)]
+        in_use, _, limit = self.usage()
+        total = in_use + added
+        if total > limit:
+            sizes = [f"{size / 2**30:,.2f}" for size in (total, in_use, added, limit)]
             raise ValueError(
                 f"seeds has {_validate.counted(self.seeds, 'seed')}, with "
                 f"{_validate.counted(self.plans, 'plan')} of {self.agents} agents, whose rounds "
                 f"take {sizes[0]} GiB ({sizes[1]} held and {sizes[2]} more in {part}); this "
                 f"{machine} has {sizes[3]} GiB: {remedy}"
             )
-        return held, added
+        return in_use, added
 
     def _local_devices(self) -> Sequence[jax.Device]:
         return jax.local_devices()[:1] if self.mesh is None else self.mesh.local_devices

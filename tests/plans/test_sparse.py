@@ -12,6 +12,7 @@ import pytest
 import scipy.sparse
 
 from dpjax import _agents
+from dpjax.accounting import finite, precision
 from dpjax.engine import run
 from dpjax.engine.inputs import Inputs
 from dpjax.learning.quadratics import quadratics
