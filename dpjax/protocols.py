@@ -29,7 +29,6 @@ __all__ = [
     "Draw",
     "Emission",
     "Exchange",
-    "IntegerEncoded",
     "Look",
     "Method",
     "Networked",
@@ -167,33 +166,6 @@ class Received(NamedTuple):
     sent: Message
 
 
-class IntegerEncoded(NamedTuple):
-    """A privatizer whose noisy payload has another form than the payload, such as integers.
-
-    ``opened`` decodes sums of noisy payloads without any secret. The public key belongs to the
-    round and is the same for all participants; no noise may depend on it.
-
-    Attributes:
-        init: ``init(payload) -> state``.
-        update: ``update(payload, state, key) -> (noisy, state)``, with the round's public key.
-        opened: ``opened(total, key, like) -> tree``: decodes a sum of noisy payloads, without the
-            agents' axis; ``like`` has the shapes and dtypes of one agent's payload.
-
-    Example:
-        >>> import jax
-        >>> from dpjax.protocols import IntegerEncoded
-        >>> from dpjax.encoding.integers import SumCode
-        >>> from dpjax.transforms import noise
-        >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
-        >>> isinstance(noise.discrete(code, key=jax.random.key(0), rounds=5), IntegerEncoded)
-        True
-    """
-
-    init: Callable[[Updates], _Tree]
-    update: Callable[[Updates, _Tree, PRNGKeyArray], tuple[Message, _Tree]]
-    opened: Callable[[Message, PRNGKeyArray, Updates], Updates]
-
-
 class Draw(NamedTuple):
     """A batch of every agent.
 
@@ -292,7 +264,8 @@ class Round(NamedTuple):
         divisor: The sampler's divisor of sums; 1 where one gradient of each agent is clipped.
         key: A public key of this round, for public randomness; in `Method.start` one of the run.
         round: Rounds done before this one.
-        opened: ``opened(total)`` decodes a sum of `IntegerEncoded` payloads; None for others.
+        opened: ``opened(total)`` decodes a sum of encoded payloads (`Privatizer.opened`); None for
+            others.
 
     Example:
         >>> from dpjax.protocols import Round
@@ -386,7 +359,7 @@ class Aggregator(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether it adds up integers alone, as `IntegerEncoded` noise makes them."""
+        """Whether it adds up integers alone, as `Privatizer.opened` decodes them."""
         return False
 
     def min_survivors(self, agents: int) -> int:
@@ -643,13 +616,11 @@ class Privatizer(Protocol):
         {'factor': 1.0}
     """
 
-    def transformation(
-        self, arrays: Arrays, key: PRNGKeyArray
-    ) -> optax.GradientTransformation | IntegerEncoded:
-        """The transformation that adds noise to a payload; only its state holds a key.
+    def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
+        """The transformation that adds noise to a payload; only its state holds a secret key.
 
-        An `IntegerEncoded` one gives the payload another form. Methods decode its sums by
-        `Round.mean` alone, and its noise design has ``integer_encoded = True``.
+        ``update(payload, state, params, key=...)`` receives the round's public key, which is the
+        same for all participants, and on which no noise may depend.
 
         Integer scalars in that state count rounds. Everything else but keys is past noise, which is
         drawn again on resume.
@@ -674,6 +645,17 @@ class Privatizer(Protocol):
         Args:
             arrays: One plan's, by name.
             agents: Numbers of the agents, whose payloads are the leading axis then.
+        """
+        return None
+
+    @property
+    def opened(self) -> Callable[[Message, PRNGKeyArray, Updates], Updates] | None:
+        """For noisy payloads of another form than the payload, such as integers; else None.
+
+        ``opened(total, key, like)`` decodes a sum of noisy payloads without any secret, by the
+        round's public key. The sum has no axis of agents, and ``like`` has the shapes and dtypes of
+        one agent's payload. Methods decode by `Round.mean` alone, and the noise design has
+        ``integer_encoded = True``.
         """
         return None
 

@@ -141,7 +141,7 @@ def _algorithm(make):
     )
 
 
-def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arrays):
+def composed(matrix, gradient, optimizer, *, privatizer=None, opened=None, method=None, **arrays):
     """A method on given gradients, ``gradient(model, batch)`` of one agent, without any clip.
 
     Args:
@@ -149,6 +149,7 @@ def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arr
         gradient: One agent's gradient.
         optimizer: An optax chain with the negative step.
         privatizer: An optax transformation that adds the noise; None adds none.
+        opened: Decodes its sums, where they have a form of their own.
         method: What agents compute, keep and send; None is D-SGD.
         arrays: Of the method, beside the mixing matrix.
     """
@@ -161,6 +162,7 @@ def composed(matrix, gradient, optimizer, *, privatizer=None, method=None, **arr
         {"mixing": jnp.asarray(matrix), **arrays},
         query=query,
         privatizer=privatizer,
+        opened=opened,
         optimizer=optimizer,
         divisor=1,
     )

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -26,7 +27,7 @@ from dpjax._agents import AGENTS
 from dpjax._programs import compiled
 from dpjax.engine.processes import place, whole
 from dpjax.engine.step import LOST, NOT_FINITE, Data, Rounds, Secret, Statics
-from dpjax.protocols import IntegerEncoded, PublicState, State
+from dpjax.protocols import PublicState, State
 
 __all__: list[str] = []
 
@@ -262,16 +263,15 @@ def secret(
     def link(key: PRNGKeyArray) -> Any:
         transformation = statics.link(first_plan, key)
         assert transformation is not None
-        return transformation
+        return optax.with_extra_args_support(transformation)
 
     def before(key: PRNGKeyArray) -> Any:
         return link(key).init(zeros)
 
     def later(key: PRNGKeyArray, past: Any) -> Any:
-        added = link(key)
         # Noise depends on no public key, so any will do.
-        public = (key,) if isinstance(added, IntegerEncoded) else ()
-        return added.update(zeros, past, *public)[1]
+        _, noise = link(key).update(zeros, past, key=key)
+        return noise
 
     # Mapped inside the loop, as rounds are: compilers add the terms of a product in an order that
     # depends on its shape, and a loop that is mapped would lose the float64 of a release.

@@ -25,7 +25,6 @@ from dpjax.protocols import (
     Batch,
     Carry,
     Draw,
-    IntegerEncoded,
     Message,
     Method,
     Models,
@@ -149,12 +148,13 @@ def make_rounds(
     arrays: Arrays,
     *,
     query: Query,
-    privatizer: optax.GradientTransformation | IntegerEncoded | None,
+    privatizer: optax.GradientTransformation | None,
     optimizer: optax.GradientTransformation,
     divisor: float,
     draw: Callable[[State], RoundDraw],
     start: Start | None = None,
     batches: PRNGKeyArray | None = None,
+    opened: Callable[[Message, PRNGKeyArray, Updates], Updates] | None = None,
     lost: Callable[[Int[Array, ""], Updates], Array] | None = None,
     checked: bool = False,
 ) -> Rounds:
@@ -174,6 +174,7 @@ def make_rounds(
         draw: Of a state, what its round draws.
         start: For `Rounds.init`, which alone reads it.
         batches: As in `Secret`.
+        opened: As `Privatizer.opened`.
         lost: ``lost(round, payload)``, the share of entries for which the noise is too fine; None
             where the payload is bounded.
         checked: Whether a round reports messages that are not finite.
@@ -181,17 +182,15 @@ def make_rounds(
     Returns:
         The rounds.
     """
-    encoded = privatizer if isinstance(privatizer, IntegerEncoded) else None
+    link = None if privatizer is None else optax.with_extra_args_support(privatizer)
 
     def context(drawn: RoundDraw, state: State) -> Round:
-        opened = None
-        if encoded is not None:
-            payload = jax.eval_shape(method.payload, state.models)
-            like = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), payload
-            )
-            opened = lambda total: encoded.opened(total, drawn.key, like)  # noqa: E731
-        return Round(arrays, drawn.batch, query, optimizer, divisor, drawn.key, state.round, opened)
+        ctx = Round(arrays, drawn.batch, query, optimizer, divisor, drawn.key, state.round)
+        if opened is None:
+            return ctx
+        payload = jax.eval_shape(method.payload, state.models)
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), payload)
+        return ctx._replace(opened=lambda total: opened(total, drawn.key, like))
 
     def init() -> State:
         assert start is not None
@@ -199,7 +198,7 @@ def make_rounds(
         round = jnp.zeros((), jnp.int32)
         ctx = Round(arrays, None, query, optimizer, divisor, start.key, round)
         memory = method.start(ctx, models)
-        noise = () if privatizer is None else privatizer.init(method.payload(models))
+        noise = () if link is None else link.init(method.payload(models))
         return State(models, memory, Secret(noise, batches), round)
 
     def sent_by(state: State, drawn: RoundDraw) -> Outgoing:
@@ -208,9 +207,8 @@ def make_rounds(
         emission = method.emit(ctx, public_state)
         noisy = emission.private
         noise = state.secret.noise
-        if privatizer is not None:
-            public = () if encoded is None else (drawn.key,)
-            noisy, noise = privatizer.update(noisy, noise, *public)
+        if link is not None:
+            noisy, noise = link.update(noisy, noise, key=drawn.key)
         # The private payload is out of the method's reach from here on.
         shown = emission._replace(private=(), metrics={})
         message, carry = method.send(ctx, public_state, shown, noisy)
@@ -346,9 +344,7 @@ class Statics(NamedTuple):
         """The query of models that lack the frozen leaves."""
         return self.query if frozen is None else self.query.merging(frozen)
 
-    def link(
-        self, arrays: Arrays, noise_key: PRNGKeyArray
-    ) -> optax.GradientTransformation | IntegerEncoded | None:
+    def link(self, arrays: Arrays, noise_key: PRNGKeyArray) -> optax.GradientTransformation | None:
         """The transformation that adds one plan's noise; None where no plan has any."""
         if self.privatizer is None:
             return None
@@ -376,13 +372,18 @@ class Statics(NamedTuple):
             frozen: `Data.frozen`.
             changes: More arguments of `make_rounds`, and parts that replace those of the run.
         """
-        lost = None if self.privatizer is None else self.privatizer.lost
+        lost = None
+        opened = None
+        if self.privatizer is not None:
+            lost = self.privatizer.lost
+            opened = self.privatizer.opened
         parts = {
             "query": self.query_of(frozen),
             "privatizer": self.link(arrays, noise_key),
             "optimizer": self.optimizer.chain(arrays),
             "divisor": self.divisor,
             "batches": self.secret_batches(noise_key),
+            "opened": opened,
             "lost": None if lost is None else functools.partial(lost, arrays),
             "checked": self.release,
         }

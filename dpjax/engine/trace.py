@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._programs import compiled
@@ -18,7 +18,7 @@ from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.protocols import IntegerEncoded, PublicState, State
+from dpjax.protocols import Models, PublicState, State, Updates
 
 __all__ = ["Passed", "empirical_sensitivity", "trace"]
 
@@ -231,23 +231,24 @@ class _Recorded(NamedTuple):
     round: Any
 
 
-def _recording(link: Any, replayed: Any) -> Any:
+def _recording(
+    link: optax.GradientTransformation | None, replayed: Updates
+) -> optax.GradientTransformation:
     """A privatizer (or none) that records its inputs and outputs, or returns replayed ones."""
+    inner = optax.with_extra_args_support(optax.identity() if link is None else link)
 
-    def init(payload: Any) -> _Recorded:
-        inner = () if link is None else link.init(payload)
-        noisy = payload
-        if isinstance(link, IntegerEncoded):
-            shapes, _ = jax.eval_shape(link.update, payload, inner, jax.random.key(0))
-            noisy = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-        return _Recorded(inner, payload, noisy, jnp.zeros((), jnp.int32))
+    def init(payload: Updates) -> _Recorded:
+        state = inner.init(payload)
+        noisy, _ = jax.eval_shape(lambda: inner.update(payload, state, key=jax.random.key(0)))
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), noisy)
+        return _Recorded(state, payload, zeros, jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: _Recorded, *key: Any) -> tuple[Any, _Recorded]:
-        noisy, inner = (updates, ()) if link is None else link.update(updates, state.inner, *key)
+    def update(
+        payload: Updates, state: _Recorded, params: Models = None, *, key: PRNGKeyArray
+    ) -> tuple[Updates, _Recorded]:
+        noisy, inner_state = inner.update(payload, state.inner, key=key)
         if replayed is not None:
             noisy = jax.tree.map(lambda leaf: leaf[state.round], replayed)
-        return noisy, _Recorded(inner, updates, noisy, state.round + 1)
+        return noisy, _Recorded(inner_state, payload, noisy, state.round + 1)
 
-    if isinstance(link, IntegerEncoded):
-        return IntegerEncoded(init, update, link.opened)
-    return optax.GradientTransformation(init, update)
+    return optax.GradientTransformationExtraArgs(init, update)

@@ -36,11 +36,12 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import (
     Amplification,
     Arrays,
-    IntegerEncoded,
+    Message,
     Method,
     Networked,
     Privatizer,
     Sampler,
+    Updates,
 )
 from dpjax.topology import mixing as mixing_
 from dpjax.topology import nodes
@@ -479,12 +480,19 @@ class DrawnNoise(Privatizer):
         lost: As `dpjax.protocols.Privatizer.lost`.
         link_of_agents: ``link_of_agents(arrays, key, *options, agents)`` is the noise of some
             agents alone; None where there is none.
+        decode: ``decode(*options, total, key, like)``, see `dpjax.protocols.Privatizer.opened`.
     """
 
-    link: Callable[..., optax.GradientTransformation | IntegerEncoded]
+    link: Callable[..., optax.GradientTransformation]
     options: tuple[Any, ...]
     lost: Callable[[Any, Any, Any], Any] | None = None
     link_of_agents: Callable[..., optax.GradientTransformation] | None = None
+    decode: Callable[..., Updates] | None = None
+
+    @property
+    def opened(self) -> Callable[[Message, PRNGKeyArray, Updates], Updates] | None:
+        """What decodes sums, where they have a form of their own."""
+        return None if self.decode is None else functools.partial(self.decode, *self.options)
 
     def for_agents(
         self, arrays: Arrays, agents: Sequence[int]
@@ -494,9 +502,7 @@ class DrawnNoise(Privatizer):
             return None
         return DrawnNoise(self.link_of_agents, (*self.options, tuple(agents)), self.lost), arrays
 
-    def transformation(
-        self, arrays: Any, key: PRNGKeyArray
-    ) -> optax.GradientTransformation | IntegerEncoded:
+    def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan."""
         return self.link(arrays, key, *self.options)
 

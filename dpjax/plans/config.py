@@ -101,7 +101,7 @@ class Config:
 
     @property
     def integer_encoded(self) -> bool:
-        """Whether noise makes integers of the payload, see `dpjax.protocols.IntegerEncoded`."""
+        """Whether noise makes integers of the payload, see `dpjax.protocols.Privatizer.opened`."""
         return getattr(self.noise, "integer_encoded", False)
 
     @property

@@ -17,7 +17,7 @@ from dpjax.encoding.lattice import SumCode
 from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
 from dpjax.plans.compatibility import NoiseTerms
 from dpjax.plans.links import SUMMED, InShares
-from dpjax.protocols import IntegerEncoded, Look
+from dpjax.protocols import Look
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Discrete"]
@@ -228,8 +228,12 @@ class Lattice(Calibrated):
 
     def privatizer(self, target: Target) -> DrawnNoise:
         """How it is drawn."""
-        return DrawnNoise(_encoded, (target.rounds, self.code))
+        return DrawnNoise(_encoded, (target.rounds, self.code), decode=_decoded)
 
 
-def _encoded(arrays: Any, key: PRNGKeyArray, rounds: int, code: SumCode) -> IntegerEncoded:
+def _encoded(arrays: Any, key: PRNGKeyArray, rounds: int, code: SumCode) -> Any:
     return noise_.discrete(code, key=key, rounds=rounds)
+
+
+def _decoded(rounds: int, code: SumCode, total: Any, key: PRNGKeyArray, like: Any) -> Any:
+    return noise_.opened(code, total, key, like)

@@ -30,12 +30,13 @@ from dpjax import _numerics, _validate
 from dpjax._numerics import double_precision
 from dpjax.encoding import simulated
 from dpjax.encoding.lattice import SumCode
-from dpjax.protocols import IntegerEncoded
 from dpjax.topology.links import incidence
 from dpjax.transforms import rounds as rounds_
 from dpjax.transforms import variates
 
-__all__ = ["correlated", "discrete", "pairwise", "scheduled", "simulated_keys", "zero_sum"]
+__all__ = [
+    *("correlated", "discrete", "opened", "pairwise", "scheduled", "simulated_keys", "zero_sum"),
+]
 
 Kind = Literal["laplace", "normal"]
 Over = Literal["messages", "with_own_copy"]
@@ -526,7 +527,9 @@ def pairwise(
     return _link(all_keys, rounds, add)
 
 
-def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded:
+def discrete(
+    code: SumCode, *, key: PRNGKeyArray, rounds: int
+) -> optax.GradientTransformationExtraArgs:
     """Make whole numbers of agent-stacked payloads, with each agent's discrete Gaussian noise.
 
     Leaves in tree order are one vector [n, k], rotated by the round's public signs, rounded, and
@@ -547,7 +550,8 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded
         rounds: Rounds the noise is accounted for.
 
     Returns:
-        A privatizer with state `NoiseState`.
+        An optax transformation with state `NoiseState`, whose ``update(payload, state, key=...)``
+        takes the round's public key; `opened` decodes sums of what it returns.
 
     Raises:
         ValueError: For another generator's key; in ``init`` and ``update`` for payloads that have
@@ -561,8 +565,8 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded
         >>> noise_key, public = jax.random.split(jax.random.key(0, impl="threefry2x32"))
         >>> add = noise.discrete(code, key=noise_key, rounds=10)
         >>> x = np.full((2, 3), 0.25, np.float32)
-        >>> sent, state = add.update(x, add.init(x), public)
-        >>> total = add.opened(sent.sum(0, dtype=np.uint32), public, x[0])
+        >>> sent, state = add.update(x, add.init(x), key=public)
+        >>> total = noise.opened(code, sent.sum(0, dtype=np.uint32), public, x[0])
         >>> sent.dtype.name, bool(abs(total - 0.5).max() < 0.05)
         ('uint32', True)
     """
@@ -574,28 +578,42 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> IntegerEncoded
         return NoiseState(key, jnp.int32(0))
 
     def update(
-        payload: Updates, state: NoiseState, public: PRNGKeyArray
+        payload: Updates,
+        state: NoiseState,
+        params: optax.Params | None = None,
+        *,
+        key: PRNGKeyArray,
     ) -> tuple[Array, NoiseState]:
+        del params
         values = _entries(code, payload)
         _check_round(state.round, rounds)
-        signs = simulated.public_signs(code, public)
-        key = jax.random.fold_in(state.key, state.round)
-        integers, _ = simulated.noisy(code, values, signs, key)
+        # This argument is the round's public key, of which the signs are made and nothing else.
+        signs = simulated.public_signs(code, key)
+        integers, _ = simulated.noisy(code, values, signs, jax.random.fold_in(*state[:2]))
         # Past the last round nothing may go out: integers have no NaN.
         integers = jnp.where(state.round < rounds, integers, 0)
         sent = jax.lax.bitcast_convert_type(integers, jnp.uint32)
         return sent, NoiseState(state.key, state.round + 1)
 
-    def opened(total: Array, public: PRNGKeyArray, like: Updates) -> Updates:
-        reals = simulated.decode(code, total, simulated.public_signs(code, public))
-        leaves, structure = jax.tree.flatten(like)
-        ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-        parts = []
-        for part, leaf in zip(jnp.split(reals, ends), leaves, strict=True):
-            parts.append(part.reshape(leaf.shape).astype(leaf.dtype))
-        return jax.tree.unflatten(structure, parts)
+    return optax.GradientTransformationExtraArgs(init, update)
 
-    return IntegerEncoded(init, update, opened)
+
+def opened(code: SumCode, total: Array, key: PRNGKeyArray, like: Updates) -> Updates:
+    """Decode a sum of messages of `discrete`; see `dpjax.protocols.Privatizer.opened`.
+
+    Args:
+        code: What all agree on.
+        total: [K] sum of noisy payloads.
+        key: The round's public key.
+        like: Shapes and dtypes of one agent's payload.
+    """
+    reals = simulated.decode(code, total, simulated.public_signs(code, key))
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    parts = []
+    for part, leaf in zip(jnp.split(reals, ends), leaves, strict=True):
+        parts.append(part.reshape(leaf.shape).astype(leaf.dtype))
+    return jax.tree.unflatten(structure, parts)
 
 
 def _entries(code: SumCode, payload: Updates) -> Float[Array, "n k"]:

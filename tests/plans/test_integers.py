@@ -1,6 +1,7 @@
 """Whole numbers with noise in shares of a secure sum: their loss derived again, broken twins."""
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -318,10 +319,10 @@ def test_any_method_reads_sums_of_whole_numbers_by_its_mean(missing):
     gradients = np.random.default_rng(0).normal(size=(N, 8)).astype(np.float32) / 10
     key = jax.random.key(3, impl="threefry2x32")
 
-    def models(privatizer):
+    def models(privatizer, opened=None):
         algorithm = composed(
             COMPLETE, lambda model, batch: batch, optax.identity(),
-            method=Momentum(Trusted(2, missing)), privatizer=privatizer,
+            method=Momentum(Trusted(2, missing)), privatizer=privatizer, opened=opened,
         )  # fmt: skip
         state = algorithm.init(jnp.zeros((N, 8)))
         step = jax.jit(algorithm.step)
@@ -330,7 +331,8 @@ def test_any_method_reads_sums_of_whole_numbers_by_its_mean(missing):
         return np.asarray(state.models), info
 
     bare, _ = models(None)
-    noisy, info = models(noise.discrete(fine, key=key, rounds=2))
+    decoded = functools.partial(noise.opened, fine)
+    noisy, info = models(noise.discrete(fine, key=key, rounds=2), decoded)
     assert info.messages.dtype == jnp.uint32 and info.messages.shape == (8,)
     np.testing.assert_allclose(noisy, bare, atol=2e-4)
     assert np.abs(noisy - bare).max() > 1e-6

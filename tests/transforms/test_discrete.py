@@ -31,7 +31,7 @@ def split(values):
 def sent_of(code, payload, key, public, round):
     add = noise_.discrete(code, key=key, rounds=5)
     state = add.init(payload)._replace(round=round)
-    return add.update(payload, state, public)
+    return add.update(payload, state, key=public)
 
 
 def sent(code=CODE, payload=None, key=NOISE, public=PUBLIC, round=0):
@@ -45,7 +45,7 @@ public_signs = jax.jit(functools.partial(simulated.public_signs, CODE))
 
 @functools.partial(jax.jit, static_argnums=0)
 def opened(code, total, public, like):
-    return noise_.discrete(code, key=NOISE, rounds=5).opened(jnp.asarray(total), public, like)
+    return noise_.opened(code, jnp.asarray(total), public, like)
 
 
 def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
@@ -185,7 +185,7 @@ def test_rounds_are_counted_and_nothing_goes_out_after_the_last():
     add = noise_.discrete(CODE, key=NOISE, rounds=5)
     state = add.init(split(vectors()))._replace(round=jnp.int32(5))
     with pytest.raises(ValueError, match="accounted for 5 rounds"):
-        add.update(split(vectors()), state, PUBLIC)
+        add.update(split(vectors()), state, key=PUBLIC)
 
 
 def test_other_payloads_are_refused():
