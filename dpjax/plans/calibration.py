@@ -1,6 +1,7 @@
 """What a noise design is made for, noise as it will run, and what that guarantees.
 
-The guarantee is audited: computed again from the very arrays that will be run.
+The guarantee is audited: computed again from the very arrays that will be run. Authors of noise
+read `Target` and return a `Calibrated`.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ from dpjax.topology.mixing import HashableMatrix, Mixing
 from dpjax.transforms import noise as noise_
 from dpjax.transforms import rounds as rounds_
 
-__all__: list[str] = []
+__all__ = ["Calibrated", "Target"]
 
 _REMEDY = "make the plan from one config with plan.make"
 _AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from dpjax import _validate
 
-__all__ = ["METHODS", "NoiseTerms"]
+__all__ = ["METHODS"]
 
 OUTSIDER = (("outsider", "any"),)
 INDEPENDENT_KEYS = tuple((attacker, "any") for attacker in ("outsider", "node", "coalition"))

@@ -323,7 +323,7 @@ def _check_payload(method: Method, emitted: Any, payload: Any, totals: list[Any]
     ):
         raise ValueError(
             f"method emits a private payload that is none of the {len(totals)} answers of the "
-            "query as it was given, so that nothing says how far one record can move it; emit the "
+            "query as it was given, so nothing says how far one record can move it. Emit the "
             "answer's total, encode before the clip, or state a sensitivity"
         )
     _check_shapes("emit gives {}, payload says {}: make them one", emitted, payload)

@@ -182,10 +182,10 @@ def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
     if not cost.delta <= finite.LIMIT * delta:
         raise ValueError(
             f"delta is {delta:g}, of which noise of finite precision would take {cost.delta:.2g} "
-            f"over the {draws}, more than {finite.LIMIT:.0%}; run fewer rounds or a smaller model, "
-            "or choose a design with noise that cancels less (condition number of its factor "
-            f"{np.linalg.cond(plan.factor.astype(np.float64)):.2g}; "
-            "noise.Whisper(max_variance=20) bounds it)"
+            f"over the {draws}, more than {finite.LIMIT:.0%}. Run fewer rounds or a smaller model, "
+            "or choose noise that cancels less: the condition number of this factor is "
+            f"{np.linalg.cond(plan.factor.astype(np.float64)):.2g}, and "
+            "noise.Whisper(max_variance=20) bounds it"
         )
     if plan.guarantee.unsound:  # The paper's rule stays as false as it was.
         return cost
@@ -200,8 +200,8 @@ def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
         # A grid is a power of two, and may be finer by half under a little more noise.
         enough = min(2 * share, (1 + share) / 2)
         raise ValueError(
-            f"reserve is {budget.reserve:g} of epsilon {_validate.shown(budget.epsilon)}; noise "
-            f"of finite precision takes {up(share, 2)} of it over the {draws}; give "
+            f"reserve is {budget.reserve:g} of epsilon {_validate.shown(budget.epsilon)}, of which "
+            f"noise of finite precision takes {up(share, 2)} over the {draws}. Give "
             f"Budget(..., reserve={up(enough, 2)}), run fewer rounds or train a smaller model"
         )
     return cost

@@ -35,7 +35,13 @@ from dpjax.transforms import rounds as rounds_
 from dpjax.transforms import variates
 
 __all__ = [
-    *("correlated", "discrete", "opened", "pairwise", "scheduled", "simulated_keys", "zero_sum"),
+    "correlated",
+    "discrete",
+    "opened",
+    "pairwise",
+    "scheduled",
+    "simulated_keys",
+    "zero_sum",
 ]
 
 Kind = Literal["laplace", "normal"]

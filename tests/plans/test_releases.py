@@ -301,7 +301,7 @@ def test_no_plan_states_more_than_was_asked_or_wastes_a_thousandth(
 def test_a_release_whose_cost_takes_more_of_delta_is_refused(tmp_path, network, small, monkeypatch):
     made = plan.make(make_config(release=True, design="prefix_sum"), network)
     assert statements.with_precision_cost(made, 1000).guarantee.added_epsilon > 0
-    with pytest.raises(ValueError, match="more than 1%; run fewer rounds or a smaller model"):
+    with pytest.raises(ValueError, match="more than 1%. Run fewer rounds or a smaller model"):
         statements.with_precision_cost(made, 10**14)
     # In a run before there is a key, let alone a message.
     monkeypatch.setattr(finite, "LIMIT", 1e-12)
