@@ -66,11 +66,11 @@ def iterate(
         lip: L.
         m: mu.
     """
-    n, far, sigma = _network(mixing, step_sizes, q1, beta)
+    n, drift, sigma = _network(mixing, step_sizes, q1, beta)
     path = [np.asarray(start, np.float64)]
     with np.errstate(over="ignore", invalid="ignore"):
         for k in range(len(step_sizes) - 1):
-            matrix = transition(step_sizes[k + 1], n, sigma, far, q1, lip, m)
+            matrix = transition(step_sizes[k + 1], n, sigma, drift, q1, lip, m)
             state = matrix @ path[-1]
             state += _pushed(step_sizes[k : k + 2], scales[k : k + 2], n, p, sigma, lip, m)
             path.append(np.where(np.isnan(state), np.inf, state))
@@ -78,7 +78,7 @@ def iterate(
 
 
 def transition(
-    step: float, n: int, sigma: float, far: float, q1: float, lip: float, m: float
+    step: float, n: int, sigma: float, drift: float, q1: float, lip: float, m: float
 ) -> Float[Array, "3 3"]:
     """Return A_k of (23); sigma is max_k |W~(k) - its limit|, far is |W - I|."""
     s = sigma**2
@@ -94,7 +94,7 @@ def transition(
             ],
             [
                 4 * n * (3 + s) * small / gap,
-                (3 + s) * (far**2 + 4 * small) / gap,
+                (3 + s) * (drift**2 + 4 * small) / gap,
                 (3 + s) / 4 + 3 * (3 + s) * small / gap,
             ],
         ]
@@ -104,16 +104,16 @@ def transition(
 def _pushed(alpha: Array, nu: Array, n: int, p: int, sigma: float, lip: float, m: float) -> Array:
     """b_k of (24) from (alpha_k, alpha_{k+1}) and (nu_k, nu_{k+1})."""
     (a, b) = alpha
-    (before, now) = nu**2
+    (before, current) = nu**2
     gap = 1 - sigma**2
     shared = 6 * lip * a + n * p * lip * b + 2 * lip**2 * a * b
     shared += 6 * lip**2 * (7 + 2 * lip * a) * b**2 / gap
     return np.array(
         [
-            2 * p * (1 + 2 * lip * b + lip**2 * b / m) * now,
-            2 * n * p * (9 + 6 * lip * b + 18 * lip**2 * b**2 / gap) * now
+            2 * p * (1 + 2 * lip * b + lip**2 * b / m) * current,
+            2 * n * p * (9 + 6 * lip * b + 18 * lip**2 * b**2 / gap) * current
             + 2 * n * p * (15 + 4 * lip * b + shared) * before,
-            2 * n * p * (9 + 6 * lip * b + 28 * lip**2 * b**2 / gap) * now
+            2 * n * p * (9 + 6 * lip * b + 28 * lip**2 * b**2 / gap) * current
             + 4 * n * p * (19 + 5 * lip * b + shared) * before,
         ]
     )
@@ -126,13 +126,13 @@ def conditions(
 
     Those on steps are asked of every round: the paper waits until the steps have fallen below them.
     """
-    _, far, sigma = _network(mixing, step_sizes, q1, beta)
+    _, drift, sigma = _network(mixing, step_sizes, q1, beta)
     s = sigma**2
     gap = max(1 - sigma**2, 0.0)
     largest = float(step_sizes.max()) ** 2
     widths = (2 + s) * (3 + s)
-    c4 = 4 * lip**2 * q1**2 + 2 * lip**2 * far**2
-    c5 = gap**4 / (48 * (THETA + 1) * widths) - q1**2 * far**2
+    c4 = 4 * lip**2 * q1**2 + 2 * lip**2 * drift**2
+    c5 = gap**4 / (48 * (THETA + 1) * widths) - q1**2 * drift**2
     c6 = m**2 * (THETA - 1) * gap**4
     c6 /= 24 * (THETA + 1) * (THETA + 2) * widths * lip**2 * q1**4
     root = np.sqrt(max(c4**2 + 32 * c5 * lip**4, 0.0))
@@ -140,7 +140,7 @@ def conditions(
         "gamma beta <= 1": step_sizes[0] * beta <= 1,
         "alpha <= 2 / (mu + L)": step_sizes.max() <= 2 / (m + lip),
         "(26)": largest <= gap**2 / (24 * (3 + s) * lip**2),
-        "(30)": q1**2 < gap**4 / (12 * widths * far**2),
+        "(30)": q1**2 < gap**4 / (12 * widths * drift**2),
         "(35)": largest <= m**2 * gap**2 / (24 * (THETA + 1) * (2 + s) * lip**4),
         "(37)": c5 >= 0,
         "(38)": largest <= (root - c4) / (16 * lip**4),

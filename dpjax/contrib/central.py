@@ -172,17 +172,18 @@ class Central:
             rounds=rounds,
         )
         strategy = _toeplitz(base.pattern, separation) if bands else None
-        made = functools.partial(plan.make, mixing=np.eye(1), counts=[count])
+        planned = functools.partial(plan.make, mixing=np.eye(1), counts=[count])
         if together is None:
             chains = [rule.chain(step) for step in steps]
         else:
-            factor = float(made(base, strategy=strategy).factor[0, 0])
+            factor = float(planned(base, strategy=strategy).factor[0, 0])
             deviation = factor * self.clip_norm / batch
             strategy, filter = _together(base.pattern, separation, deviation, 1 / batch, together)
             behind = functools.partial(_behind, filter, rule)
             chains = [Chain(behind, step) for step in steps]
         return [
-            made(dataclasses.replace(base, optimizer=chain), strategy=strategy) for chain in chains
+            planned(dataclasses.replace(base, optimizer=chain), strategy=strategy)
+            for chain in chains
         ]
 
 
@@ -211,11 +212,11 @@ def _together(
     lags = assumed.norm**2 / size * assumed.correlation ** np.arange(rounds)
     lags[0] += fresh / size
     sums = np.tri(rounds)
-    both = filtered.solve(
+    joint = filtered.solve(
         filtered.covariance(lags, rounds), deviation**2, pattern, gram=sums.T @ sums, bands=bands,
         tolerance=1e-2,
     )  # fmt: skip
-    return both.strategy, both.filter / both.filter[-1].sum()
+    return joint.strategy, joint.filter / joint.filter[-1].sum()
 
 
 def _behind(

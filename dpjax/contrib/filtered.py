@@ -74,8 +74,8 @@ def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> Square:
     Returns:
         [T, T] Toeplitz matrix.
     """
-    given = np.asarray(lags, np.float64)
-    return scipy.linalg.toeplitz(np.pad(given[:rounds], (0, max(0, rounds - len(given)))))
+    values = np.asarray(lags, np.float64)
+    return scipy.linalg.toeplitz(np.pad(values[:rounds], (0, max(0, rounds - len(values)))))
 
 
 def error(
@@ -122,11 +122,11 @@ def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Squa
     """
     root = np.linalg.cholesky(signal + (noise + noise.T) / 2)
     weight = None if gram is None else _root(gram)
-    whole = signal if weight is None else weight @ signal
-    kept = np.tril(_over(whole, root))
+    weighted = signal if weight is None else weight @ signal
+    projected = np.tril(_over(weighted, root))
     if weight is not None:
-        kept = scipy.linalg.solve_triangular(weight, kept, lower=True)
-    return np.tril(scipy.linalg.solve_triangular(root, kept.T, lower=True, trans="T").T)
+        projected = scipy.linalg.solve_triangular(weight, projected, lower=True)
+    return np.tril(scipy.linalg.solve_triangular(root, projected.T, lower=True, trans="T").T)
 
 
 def solve(
@@ -137,7 +137,7 @@ def solve(
     gram: Square | None = None,
     bands: int | None = None,
     tolerance: float = 1e-4,
-    most: int = 60,
+    max_iterations: int = 60,
 ) -> JointSolution:
     """Choose filter and strategy together.
 
@@ -154,7 +154,7 @@ def solve(
         gram: [T, T] H, positive definite; None is I.
         bands: Diagonals of a Toeplitz strategy; None is any strategy.
         tolerance: Relative gap at which to stop; a hundredth of it is the least fall of the error.
-        most: Most rounds of the alternation.
+        max_iterations: Most rounds of the alternation.
 
     Returns:
         The pair of least error that was found, and its certificate.
@@ -164,24 +164,24 @@ def solve(
     strategy = np.eye(rounds) / np.sqrt(participation.epochs)
     errors: list[float] = []
     bound = 0.0
-    for _ in range(most):
+    for _ in range(max_iterations):
         inverse = strategy_.inverse_of(strategy)
         matrix = wiener(signal, variance * inverse @ inverse.T, gram=gram)
         errors.append(error(matrix, strategy, signal, variance, participation, gram=gram))
         workload = matrix.T @ gram @ matrix
         bound = max(bound, _bound(matrix, strategy, signal, gram, variance, participation))
         if bands is None:
-            found = temporal.solve(
+            candidate = temporal.solve(
                 workload, participation, tolerance=tolerance / 100, max_iterations=_EVALUATIONS
             ).strategy
         else:
-            found = banded.toeplitz(np.eye(1), participation, bands, gram=workload)
-        value = error(matrix, found, signal, variance, participation, gram=gram)
-        bound = max(bound, _bound(matrix, found, signal, gram, variance, participation))
+            candidate = banded.toeplitz(np.eye(1), participation, bands, gram=workload)
+        value = error(matrix, candidate, signal, variance, participation, gram=gram)
+        bound = max(bound, _bound(matrix, candidate, signal, gram, variance, participation))
         if not value < errors[-1]:
             break
         before = errors[-1]
-        strategy = found
+        strategy = candidate
         errors.append(value)
         if value <= bound * (1 + tolerance) or value > before * (1 - tolerance / 100):
             break
@@ -230,10 +230,10 @@ def _bound(
         parts = whitening[: row + 1] * z[row]
         summed = np.stack([parts[:, turn == c].sum(axis=1) for c in range(separation)], axis=1)
         gathered += summed.T @ summed
-    own = np.sum(weight * z, axis=0)
-    kept = np.array([own[turn == c].sum() for c in range(separation)])
+    products = np.sum(weight * z, axis=0)
+    sums = np.array([products[turn == c].sum() for c in range(separation)])
     system = variance * gathered + np.diag(levels)
-    return variance * float(kept @ np.linalg.solve(system, kept)) / rounds
+    return variance * float(sums @ np.linalg.solve(system, sums)) / rounds
 
 
 def _over(matrix: Square, root: Square) -> Square:

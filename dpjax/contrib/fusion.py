@@ -319,8 +319,10 @@ class Cost:
 
 
 def _residuals(params: Any, evaluation: Any) -> dict[str, Any]:
-    each = jnp.sum(jnp.square(params - evaluation[None]), axis=-1)
+    squares = jnp.sum(jnp.square(params - evaluation[None]), axis=-1)
     mean = jnp.sum(jnp.square(jnp.mean(params, axis=0) - evaluation))
     return {
-        "residual": jnp.sum(each), "residual_per_agent": jnp.mean(each), "mean_residual": mean,
-    }  # fmt: skip
+        "residual": jnp.sum(squares),
+        "residual_per_agent": jnp.mean(squares),
+        "mean_residual": mean,
+    }

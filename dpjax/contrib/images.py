@@ -76,8 +76,8 @@ def check_dataset(dataset: str, argument: str = "dataset") -> None:
         >>> images.check_dataset("digits")
     """
     folder = cache.folder()
-    own = dataset not in catalog.SETS and (folder / f"{dataset}.npz").is_file()
-    if dataset not in DATASETS and not own:
+    is_custom = dataset not in catalog.SETS and (folder / f"{dataset}.npz").is_file()
+    if dataset not in DATASETS and not is_custom:
         raise ValueError(
             f"{argument} is {dataset!r}; choose from {', '.join(DATASETS)}, or name an npz file of "
             f"your own in {folder}"

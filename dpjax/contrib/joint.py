@@ -84,6 +84,6 @@ def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal
             run[t] = run[t - 1]
         run[t, :, t, :] += np.eye(n)
         run[t] = np.tensordot(schedule[t % len(schedule)], run[t], axes=1)
-    whole = run.reshape(rounds * n, rounds * n)
+    covariance = run.reshape(rounds * n, rounds * n)
     when = Participation(n * rounds, k, n * b)
-    return temporal.solve(whole.T @ whole, when, factor=whole)
+    return temporal.solve(covariance.T @ covariance, when, factor=covariance)

@@ -110,19 +110,19 @@ def over_rounds(
     _validate.one_of("backend", backend, get_args(Backend))
     count = dense if backend == "dense" else None
     rounds = zip(*_checked(x, y), strict=True)
-    return np.array([leakage.mutual_information(*each, k, count=count) for each in rounds])
+    return np.array([leakage.mutual_information(*pair, k, count=count) for pair in rounds])
 
 
 def _checked(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Both as float64 [R, N, d], of the same rounds and trials."""
-    one = leakage.checked("x", x, 3)
+    left = leakage.checked("x", x, 3)
     other = leakage.checked("y", y, 3)
-    if one.shape[:2] != other.shape[:2]:
+    if left.shape[:2] != other.shape[:2]:
         raise ValueError(
             f"y has shape {np.shape(y)} beside x of {np.shape(x)}; give both of the same trials "
             "and rounds"
         )
-    return one, other
+    return left, other
 
 
 def normaliser(trials: int, k: int = 3, convention: Convention = "exact") -> float:
@@ -207,8 +207,8 @@ def normalised(
         (True, True, 0.05)
     """
     x, y = _checked(x, y)
-    whole = normaliser(x.shape[1], k, convention)
-    if whole <= 0:
+    scale = normaliser(x.shape[1], k, convention)
+    if scale <= 0:
         raise ValueError(
             f"k is {k} with {x.shape[1]} trials, whose {convention} normaliser is 0; give more "
             "trials, or a smaller k"
@@ -221,7 +221,7 @@ def normalised(
         seed = _validate.integer("seed", seed, least=0)
     elif jitter != "none" or permutations:
         raise ValueError("seed is None; give a whole number for jitter and permutations")
-    same = [(each.min(axis=1) == each.max(axis=1)).all(axis=1) for each in (x, y)]
+    same = [(array.min(axis=1) == array.max(axis=1)).all(axis=1) for array in (x, y)]
     constant = same[0] | same[1]
     if coordinates == "standardised":
         x = standardised(x)
@@ -230,16 +230,16 @@ def normalised(
         x = jittered(x, (seed, _JITTER_X), ties_only=jitter == "ties")
         y = jittered(y, (seed, _JITTER_Y), ties_only=jitter == "ties")
     information = over_rounds(x, y, k, backend=backend)
-    rounds = information / whole
+    rounds = information / scale
     null = None
     if seed is not None and permutations:
         dealt = [
             over_rounds(x, y[:, order], k, backend=backend)
             for order in _orders(x.shape[1], permutations, seed)
         ]
-        null = _null(np.stack(dealt) / whole, float(rounds.max()), level)
+        null = _null(np.stack(dealt) / scale, float(rounds.max()), level)
     best = int(rounds.argmax())
-    return Leakage(float(rounds[best]), best, rounds, information, whole, constant, null)
+    return Leakage(float(rounds[best]), best, rounds, information, scale, constant, null)
 
 
 def _orders(trials: int, permutations: int, seed: int) -> Iterator[np.ndarray]:
@@ -248,21 +248,21 @@ def _orders(trials: int, permutations: int, seed: int) -> Iterator[np.ndarray]:
         yield np.random.default_rng((seed, _PERMUTATION, index)).permutation(trials)
 
 
-def _null(found: np.ndarray, value: float, level: float) -> Null:
+def _null(values: np.ndarray, value: float, level: float) -> Null:
     """What permutations [B, R] say."""
-    maxima = found.max(axis=1)
+    maxima = values.max(axis=1)
 
-    def quantile(of: np.ndarray) -> np.ndarray:
-        return np.quantile(of, level, axis=0, method="higher")
+    def quantile(sample: np.ndarray) -> np.ndarray:
+        return np.quantile(sample, level, axis=0, method="higher")
 
     return Null(
-        mean=found.mean(axis=0),
-        quantile=quantile(found),
+        mean=values.mean(axis=0),
+        quantile=quantile(values),
         maximum_mean=float(maxima.mean()),
         maximum_quantile=float(quantile(maxima)),
-        p_value=float((1 + (maxima >= value).sum()) / (1 + len(found))),
+        p_value=float((1 + (maxima >= value).sum()) / (1 + len(values))),
         level=level,
-        permutations=len(found),
+        permutations=len(values),
     )
 
 
@@ -319,8 +319,8 @@ def dense(x: np.ndarray, y: np.ndarray, k: int) -> leakage.Counts:
     entries = ENTRIES.get(jax.default_backend(), ENTRIES["gpu"])
     blocks = -(-trials * trials // entries)
     with double_precision():
-        found = _blocks(jnp.asarray(x), jnp.asarray(y), k, -(-trials // min(blocks, trials)))
-        return leakage.Counts(*(np.asarray(each) for each in found))
+        blocked = _blocks(jnp.asarray(x), jnp.asarray(y), k, -(-trials // min(blocks, trials)))
+        return leakage.Counts(*(np.asarray(part) for part in blocked))
 
 
 @functools.partial(jax.jit, static_argnames="size")
@@ -332,21 +332,21 @@ def _blocks(x: jax.Array, y: jax.Array, k: int, size: int) -> tuple[jax.Array, .
     def block(rows: jax.Array) -> tuple[jax.Array, ...]:
         in_x = _distances(x, rows)
         in_y = _distances(y, rows)
-        both = jnp.where(rows[:, None] == others, jnp.inf, jnp.maximum(in_x, in_y))
+        joint = jnp.where(rows[:, None] == others, jnp.inf, jnp.maximum(in_x, in_y))
 
         def further(_: int, distance: jax.Array) -> jax.Array:
             # On to the next larger distance, where fewer than k are within this one.
             edge = distance[:, None]
-            following = jnp.where(both > edge, both, jnp.inf).min(axis=1)
-            return jnp.where((both <= edge).sum(axis=1) < k, following, distance)
+            following = jnp.where(joint > edge, joint, jnp.inf).min(axis=1)
+            return jnp.where((joint <= edge).sum(axis=1) < k, following, distance)
 
         distance = jax.lax.fori_loop(0, k, further, jnp.full(size, -jnp.inf))
         edge = distance[:, None]
         return (in_x < edge).sum(axis=1) - 1, (in_y < edge).sum(axis=1) - 1, distance
 
     rows = jnp.minimum(jnp.arange(-(-trials // size) * size), trials - 1)
-    found = jax.lax.map(block, rows.reshape(-1, size))
-    return tuple(each.reshape(-1)[:trials] for each in found)
+    counts = jax.lax.map(block, rows.reshape(-1, size))
+    return tuple(part.reshape(-1)[:trials] for part in counts)
 
 
 def _distances(x: jax.Array, rows: jax.Array) -> jax.Array:

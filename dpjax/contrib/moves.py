@@ -164,7 +164,7 @@ def pp_doagt(
     Reference:
         Huang, Wu, Shi, Dey and Shi (2024).
     """
-    steps, gap, own, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
+    steps, gap, weight, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
     rounds = len(steps)
     result = np.zeros((rounds, 2))
     gaps = np.zeros(rounds)
@@ -180,12 +180,12 @@ def pp_doagt(
             gaps[k] = gap + slope * result[k, 0]
             last = s
             large_last = large_s
-            s = own * s
-            large_s = own * large_s
+            s = weight * s
+            large_s = weight * large_s
             s[k] += steps[k]
             large_s[k] += steps[k]
-            x = own * x - (s - last)
-            large_x = own * large_x + large_s + large_last
+            x = weight * x - (s - last)
+            large_x = weight * large_x + large_s + large_last
     return result
 
 
@@ -215,7 +215,7 @@ def diff_tv_ab(
     Reference:
         Yang, He and Yang (2025).
     """
-    steps, gap, own, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
+    steps, gap, weight, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
     rounds = len(steps)
     result = np.zeros((rounds, 2))
     gaps = np.zeros(rounds)
@@ -229,22 +229,22 @@ def diff_tv_ab(
             # The gradient at x(k): the message after the one that moves x tells nothing of it yet.
             result[k, 0] = _summed(x, large_x, slack, gaps)
             gaps[k] = gap + slope * result[k, 0]
-            y = own * y
-            large_y = own * large_y
+            y = weight * y
+            large_y = weight * large_y
             y[k] += 1.0
             large_y[k] += 1.0
             if k:
                 y[k - 1] -= 1.0
                 large_y[k - 1] += 1.0
             result[k, 1] = _summed(y, large_y, slack, gaps)
-            x = own * x - steps[k] * y
-            large_x = own * large_x + steps[k] * large_y
+            x = weight * x - steps[k] * y
+            large_x = weight * large_x + steps[k] * large_y
     return result
 
 
-def _summed(of: np.ndarray, large: np.ndarray, slack: float, gaps: np.ndarray) -> float:
+def _summed(terms: np.ndarray, large: np.ndarray, slack: float, gaps: np.ndarray) -> float:
     """Return sum |of| gaps rounded up; infinite where a coefficient or a gap was too large."""
-    value = float((np.abs(of) + slack * large) @ gaps)
+    value = float((np.abs(terms) + slack * large) @ gaps)
     if math.isnan(value):
         return math.inf
     return max(value, _TINY) if large.any() and gaps.any() else value
@@ -287,16 +287,16 @@ def printed_sensitivity(
     gap = _validate.positive("gradient_gap", gradient_gap)
     step = _validate.positive("step_size", step_size)
     weakening = _validate.number("weakening", weakening)
-    own, other = (_validate.number("constants", value) for value in constants)
-    if min(own, other, weakening) < 0:
+    weight, other = (_validate.number("constants", value) for value in constants)
+    if min(weight, other, weakening) < 0:
         raise ValueError(f"constants is {constants}, weakening {weakening:g}; give numbers >= 0")
     if method in ("tracking", "dpop"):
         return gap * step
     factor = {
         "pp_doagt": 3 * step,
-        "xuan2023": (2 * own + 1) * step,
+        "xuan2023": (2 * weight + 1) * step,
         "wang2024": (2 - weakening) * (step + 1),
-    }.get(method, 2 * own + 2)
+    }.get(method, 2 * weight + 2)
     return factor * (gap + other)
 
 
@@ -311,10 +311,10 @@ def _arguments(
     step_sizes: Any, gradient_gap: float, own_weight: float, smoothness: float
 ) -> tuple[np.ndarray, float, float, float]:
     gap = _validate.positive("gradient_gap", gradient_gap)
-    own = _validate.number("own_weight", own_weight)
+    weight = _validate.number("own_weight", own_weight)
     slope = _validate.number("smoothness", smoothness)
-    if not 0 <= own <= 1:
-        raise ValueError(f"own_weight is {own:g}; give the agent's weight for itself, in [0, 1]")
+    if not 0 <= weight <= 1:
+        raise ValueError(f"own_weight is {weight:g}; give the agent's weight for itself, in [0, 1]")
     if slope < 0:
         raise ValueError(f"smoothness is {slope:g}; give a bound >= 0, 0 for clipped gradients")
-    return _steps(step_sizes), gap, own, slope
+    return _steps(step_sizes), gap, weight, slope

@@ -58,8 +58,8 @@ class FixedPoint:
     def __post_init__(self) -> None:
         """Refuse what no float64 becomes."""
         limits = {"value_bits": (2, 512), "fraction_bits": (0, 511), "weight_bits": (1, 64)}
-        for name, (least, most) in limits.items():
-            checked = _validate.integer(name, getattr(self, name), least=least, most=most)
+        for name, (lowest, highest) in limits.items():
+            checked = _validate.integer(name, getattr(self, name), least=lowest, most=highest)
             object.__setattr__(self, name, checked)
         if self.fraction_bits >= self.value_bits:
             raise ValueError(
@@ -115,10 +115,10 @@ class FixedPoint:
         """
         floats = np.asarray(values, np.float64)
         if not np.isfinite(floats).all():
-            at = int(np.argmin(np.isfinite(floats)))
+            position = int(np.argmin(np.isfinite(floats)))
             raise ValueError(
-                f"{name} holds {floats[at]} at entry {at}, which has no fixed-point number; take a "
-                "smaller step size if the run diverges"
+                f"{name} holds {floats[position]} at entry {position}, which has no fixed-point "
+                "number; take a smaller step size if the run diverges"
             )
         # Beyond float64's range is beyond any here; ldexp is exact within, and round ties to even.
         with np.errstate(over="ignore"):
@@ -126,13 +126,13 @@ class FixedPoint:
         half = 2.0 ** (self.value_bits - 1)
         out = (np.rint(scaled) < -half) | (np.rint(scaled) >= half)
         if out.any():
-            at = int(np.argmax(out))
+            position = int(np.argmax(out))
             raise ValueError(
-                f"{name} holds {floats[at]} at entry {at}, beyond {self.largest:.6g}, the largest "
-                f"of value_bits {self.value_bits} with fraction_bits {self.fraction_bits}; give "
-                "more value_bits or fewer fraction_bits"
+                f"{name} holds {floats[position]} at entry {position}, beyond {self.largest:.6g}, "
+                f"the largest of value_bits {self.value_bits} with fraction_bits "
+                f"{self.fraction_bits}; give more value_bits or fewer fraction_bits"
             )
-        return [round(each) for each in scaled.tolist()]
+        return [round(number) for number in scaled.tolist()]
 
     def weights(self, name: str, weights: Float[np.ndarray, " n"]) -> list[int]:
         """Return B of every weight.
@@ -145,22 +145,22 @@ class FixedPoint:
             ValueError: For a weight outside of 0 to 1.
         """
         floats = np.asarray(weights, np.float64)
-        wrong = ~((floats >= 0) & (floats <= 1))
-        if wrong.any():
-            at = int(np.argmax(wrong))
+        outside = ~((floats >= 0) & (floats <= 1))
+        if outside.any():
+            position = int(np.argmax(outside))
             raise ValueError(
-                f"{name} holds {floats[at]} at entry {at}; draw weights from 0 to 1, and scale "
-                "what is larger by the step"
+                f"{name} holds {floats[position]} at entry {position}; draw weights from 0 to 1, "
+                "and scale what is larger by the step"
             )
-        return [round(each) for each in np.ldexp(floats, self.weight_bits).tolist()]
+        return [round(number) for number in np.ldexp(floats, self.weight_bits).tolist()]
 
-    def product(self, whole: int) -> float:
+    def product(self, number: int) -> float:
         """Return the real of A: A / 2^(f+w), rounded once.
 
         Args:
-            whole: A weight times a difference of values.
+            number: A weight times a difference of values.
         """
-        return whole / 2 ** (self.fraction_bits + self.weight_bits)
+        return number / 2 ** (self.fraction_bits + self.weight_bits)
 
 
 def libraries() -> tuple[Any, Any]:
@@ -191,9 +191,9 @@ def check_key_size(key_size: Any, code: FixedPoint, allow_weak: bool) -> int:
     Raises:
         ValueError: For a key that is weak, odd, or too short for a product.
     """
-    least = 128 if allow_weak else LEAST_BITS
-    remedy = f"give an even number of bits from {least} to {MOST_BITS}; 2048 is the default"
-    size = _validate.integer("key_size", key_size, least=least, most=MOST_BITS, remedy=remedy)
+    minimum = 128 if allow_weak else LEAST_BITS
+    remedy = f"give an even number of bits from {minimum} to {MOST_BITS}; 2048 is the default"
+    size = _validate.integer("key_size", key_size, least=minimum, most=MOST_BITS, remedy=remedy)
     if size % 2:
         raise ValueError(f"key_size is {size}; {remedy}")
     # n has its upper half for what is negative, and is at least 2^(size-1).
@@ -255,7 +255,8 @@ class Obfuscators:
         if self._primes is None:
             return power(1 + secrets.randbelow(self._modulus - 1), self._modulus, self._square)
         p, q = self._primes
-        by_p, by_q = (power(1 + secrets.randbelow(each - 1), each, each**2) for each in (p, q))
+        by_p = power(1 + secrets.randbelow(p - 1), p, p**2)
+        by_q = power(1 + secrets.randbelow(q - 1), q, q**2)
         return by_p + p**2 * ((by_q - by_p) * self._inverse % q**2)
 
 
@@ -351,14 +352,14 @@ class Agent:
         Raises:
             ValueError: For what fixed-point numbers do not hold.
         """
-        whole = self._code.weights(f"weights of agent {self.number}", weights)
-        known = self._code.values(f"model of agent {self.number}", values)
-        every = np.zeros(len(known)) if grains is None else grains
-        self._values = known
-        self._exponents = {other: whole[other] for other in self._others}
+        exponents = self._code.weights(f"weights of agent {self.number}", weights)
+        entries = self._code.values(f"model of agent {self.number}", values)
+        spreads = np.zeros(len(entries)) if grains is None else grains
+        self._values = entries
+        self._exponents = {other: exponents[other] for other in self._others}
         self._factors = {other: float(weights[other]) for other in self._others}
         self._answered = set()
-        self._spans = [self._code.span(float(each)) << self._code.weight_bits for each in every]
+        self._spans = [self._code.span(float(grain)) << self._code.weight_bits for grain in spreads]
         self._sum = np.zeros(len(self._values))
 
     def request(self) -> list[int]:
@@ -418,16 +419,16 @@ class Agent:
                 than a weight times a difference.
         """
         self._known()
-        self._checked("answerer", answerer, ciphertexts, own=True)
-        decoded = [self._decrypted(each) for each in ciphertexts]
-        beyond = [each for each in decoded if abs(each) >= 2 ** (self._code.product_bits - 1)]
+        self._checked("answerer", answerer, ciphertexts, to_itself=True)
+        decoded = [self._decrypted(number) for number in ciphertexts]
+        beyond = [number for number in decoded if abs(number) >= 2 ** (self._code.product_bits - 1)]
         if beyond:
             raise ValueError(
                 f"answerer is {answerer}, whose answer decrypts to {_validate.shown(beyond[0])}, "
                 f"of more than {self._code.product_bits} bits; it was changed on its way, or made "
                 "under another key or code: let all agents have the same code"
             )
-        pulls = np.array([self._code.product(each) for each in decoded])
+        pulls = np.array([self._code.product(number) for number in decoded])
         self._sum += self._factors[answerer] * pulls
 
     def pulled(self) -> Float[np.ndarray, " d"]:
@@ -441,7 +442,7 @@ class Agent:
         return self._values
 
     def _checked(
-        self, name: str, other: int, ciphertexts: list[int], own: bool = False
+        self, name: str, other: int, ciphertexts: list[int], to_itself: bool = False
     ) -> tuple[Any, Obfuscators]:
         if other not in self._others:
             raise ValueError(f"{name} is {other}, a stranger to agent {self.number}; meet it first")
@@ -451,8 +452,10 @@ class Agent:
                 f"{len(self._known())} coordinates; send one for each"
             )
         public, pool = self._others[other]
-        square = self._public.nsquare if own else public.nsquare
-        if any(type(each) is not int or not 0 < each < square for each in ciphertexts):
+        square = self._public.nsquare if to_itself else public.nsquare
+        if any(
+            type(ciphertext) is not int or not 0 < ciphertext < square for ciphertext in ciphertexts
+        ):
             raise ValueError(
                 f"ciphertexts of agent {other} hold what is no whole number from 1 to n^2 - 1; "
                 "send ciphertexts under the asker's key"
@@ -460,14 +463,14 @@ class Agent:
         return public, pool
 
     @staticmethod
-    def _encrypted(public: Any, whole: int, obfuscator: int) -> int:
+    def _encrypted(public: Any, number: int, obfuscator: int) -> int:
         """The ciphertext of a whole number, negative ones in the upper half of Z_n."""
-        nude = 1 + public.n * (whole % public.n)
+        nude = 1 + public.n * (number % public.n)
         return int(nude * obfuscator % public.nsquare)
 
     def _decrypted(self, ciphertext: int) -> int:
-        whole = int(self._private.raw_decrypt(ciphertext))
-        return whole - self.modulus if whole > self.modulus // 2 else whole
+        number = int(self._private.raw_decrypt(ciphertext))
+        return number - self.modulus if number > self.modulus // 2 else number
 
 
 class Crossed(NamedTuple):
@@ -605,9 +608,9 @@ class PaillierExchange:
                 agent.receive(other, answer)
                 numbers += len(request) + len(answer)
                 if self._watch:
-                    there = agent.number, other
-                    self.seen.append(Ciphertexts(*there, "request", tuple(request)))
-                    self.seen.append(Ciphertexts(*there[::-1], "answer", tuple(answer)))
+                    place = agent.number, other
+                    self.seen.append(Ciphertexts(*place, "request", tuple(request)))
+                    self.seen.append(Ciphertexts(*place[::-1], "answer", tuple(answer)))
         self.traffic.append(Crossed(round, numbers, numbers * (2 * self.key_size // 8)))
         pulled = np.stack([agent.pulled() for agent in self.agents])
         ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]

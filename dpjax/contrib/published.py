@@ -134,11 +134,11 @@ def mafalda(view: View, participation: Participation, *, gradients: Gradients = 
     loss = view.loss(participation, gradients=gradients)
     once = view.loss(Participation(participation.rounds, 1, 1), gradients=gradients)
     printed = loss.mu**2
-    least = np.maximum(np.where(once.upper_bound, 0.0, once.mu**2), printed / participation.epochs)
+    bounds = np.maximum(np.where(once.upper_bound, 0.0, once.mu**2), printed / participation.epochs)
     if gradients == "view" and participation.rounds * view.agents <= LARGEST:
-        least = np.maximum(least, _equal_gradients(view, participation))
+        bounds = np.maximum(bounds, _equal_gradients(view, participation))
     # A millionth: far above rounding, far below what the slip costs.
-    false = (printed < np.sqrt(least) * (1 - 1e-6)) & ~loss.upper_bound
+    false = (printed < np.sqrt(bounds) * (1 - 1e-6)) & ~loss.upper_bound
     return Claim(printed**2, false)
 
 

@@ -46,7 +46,7 @@ class Replayable(Protocol):
     def sent(self, state: State) -> np.ndarray:
         """Return [n, P, p]: the P variables that each agent sends, before the noise."""
 
-    def after(self, state: State, step: int, shown: np.ndarray, gradient: Gradient) -> State:
+    def after(self, state: State, step: int, noisy: np.ndarray, gradient: Gradient) -> State:
         """Return the state after a round whose noisy messages are ``shown``, [n, P, p]."""
 
 
@@ -79,21 +79,21 @@ def moved(
         [0.0, 0.5, 0.25]
     """
     noise = _validate.finite_array("noise", noise, ndim=4)
-    one = rule.first(gradient)
+    state = rule.first(gradient)
     other = rule.first(neighbour)
-    found = []
+    distances = []
     for k, added in enumerate(noise):
-        here = rule.sent(one)
-        there = rule.sent(other)
-        if here.shape != added.shape:
+        messages = rule.sent(state)
+        neighbours = rule.sent(other)
+        if messages.shape != added.shape:
             raise ValueError(
-                f"noise has shape {noise.shape}; give [T, {', '.join(map(str, here.shape))}]"
+                f"noise has shape {noise.shape}; give [T, {', '.join(map(str, messages.shape))}]"
             )
-        found.append(np.abs(here - there).sum(axis=-1))
-        shown = here + added
-        one = rule.after(one, k, shown, gradient)
-        other = rule.after(other, k, shown, neighbour)
-    return np.stack(found)
+        distances.append(np.abs(messages - neighbours).sum(axis=-1))
+        noisy = messages + added
+        state = rule.after(state, k, noisy, gradient)
+        other = rule.after(other, k, noisy, neighbour)
+    return np.stack(distances)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class DescentRule:
         mixing: [n, n] W.
         step_sizes: [T] alpha_k.
         start: [n, p] x(0).
-        own: Which state of its own an agent averages: "noisy", (45), or "true", (47).
+        own_state: Which state of its own an agent averages: "noisy", (45), or "true", (47).
         point: Where it takes its gradient: at the "noisy" state, (45), or at the "true" one, (48).
 
     Reference:
@@ -114,7 +114,7 @@ class DescentRule:
         >>> import numpy as np
         >>> from dpjax.contrib import replay
         >>> mixing, steps, start = np.full((2, 2), 0.5), [1.0, 1.0, 1.0], np.zeros((2, 1))
-        >>> rule = replay.DescentRule(mixing, steps, start, own="true")
+        >>> rule = replay.DescentRule(mixing, steps, start, own_state="true")
         >>> shift, noise = np.array([[1.0], [0.0]]), np.zeros((3, 2, 1, 1))
         >>> found = replay.moved(rule, lambda x: 0 * x, lambda x: 0 * x + shift, noise)
         >>> found[:, :, 0].tolist()
@@ -124,12 +124,12 @@ class DescentRule:
     mixing: Any
     step_sizes: Any
     start: Any
-    own: Literal["noisy", "true"] = "noisy"
+    own_state: Literal["noisy", "true"] = "noisy"
     point: Literal["noisy", "true"] = "noisy"
 
     def __post_init__(self) -> None:
         """Refuse choices that there are not."""
-        _validate.one_of("own", self.own, ("noisy", "true"))
+        _validate.one_of("own_state", self.own_state, ("noisy", "true"))
         _validate.one_of("point", self.point, ("noisy", "true"))
 
     def first(self, gradient: Gradient) -> State:
@@ -140,16 +140,16 @@ class DescentRule:
         """The models."""
         return state[0][:, None]
 
-    def after(self, state: State, step: int, shown: np.ndarray, gradient: Gradient) -> State:
+    def after(self, state: State, step: int, noisy: np.ndarray, gradient: Gradient) -> State:
         """A round."""
         (x,) = state
-        z = shown[:, 0]
+        z = noisy[:, 0]
         w = np.asarray(self.mixing, np.float64)
         mixed = w @ z
-        if self.own == "true":
+        if self.own_state == "true":
             mixed = mixed + np.diag(w)[:, None] * (x - z)
-        at = z if self.point == "noisy" else x
-        return (mixed - self.step_sizes[step] * gradient(at),)
+        evaluated = z if self.point == "noisy" else x
+        return (mixed - self.step_sizes[step] * gradient(evaluated),)
 
 
 class Measured(NamedTuple):
@@ -208,43 +208,43 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
         (True, 0.5)
     """
     share = _validate.probability("confidence", confidence)
-    one, other = (
-        _validate.finite_array(name, given).reshape(len(given), -1).astype(np.float64)
-        for name, given in (("messages", messages), ("neighbours", neighbours))
+    trial, other = (
+        _validate.finite_array(name, array).reshape(len(array), -1).astype(np.float64)
+        for name, array in (("messages", messages), ("neighbours", neighbours))
     )
-    runs, size = one.shape
-    if other.shape != one.shape:
+    runs, size = trial.shape
+    if other.shape != trial.shape:
         raise ValueError(
-            f"neighbours has {other.shape} numbers, messages {one.shape}; record the same runs"
+            f"neighbours has {other.shape} numbers, messages {trial.shape}; record the same runs"
         )
     if runs < 4 * size:
         raise ValueError(
             f"messages has {runs} runs of {size} numbers; give {4 * size} runs at least"
         )
-    apart = other - one
-    d = apart.mean(axis=0)
-    if np.sqrt(((apart - d) ** 2).sum(axis=1).mean()) > 0.02 * np.linalg.norm(d):
+    differences = other - trial
+    d = differences.mean(axis=0)
+    if np.sqrt(((differences - d) ** 2).sum(axis=1).mean()) > 0.02 * np.linalg.norm(d):
         raise ValueError(
             "neighbours differs from messages by amounts that depend on the noise; give gradients "
             "that do not react to it, or replay the messages (engine.trace.empirical_sensitivity)"
         )
     if not d.any():
         return Measured(0.0, 0.0, 0.0)
-    centred = one - one.mean(axis=0)
+    centred = trial - trial.mean(axis=0)
     spread = centred.std(axis=0)
     # Entries in units of their own noise; those that have none are told apart at once.
-    bare = spread <= _BARE * (np.abs(one).max(axis=0) + np.abs(d))
+    bare = spread <= _BARE * (np.abs(trial).max(axis=0) + np.abs(d))
     if (np.abs(d[bare]) > _BARE * np.abs(d).max()).any():
         return Measured(np.inf, np.inf, np.inf)
     scaled = centred[:, ~bare] / spread[~bare]
     d = d[~bare] / spread[~bare]
     values, vectors = np.linalg.eigh(scaled.T @ scaled / runs)
-    held = values > _FLAT * values[-1]
+    strong = values > _FLAT * values[-1]
     along = vectors.T @ d
-    if np.linalg.norm(along[~held]) > _LEFT * np.linalg.norm(d):
+    if np.linalg.norm(along[~strong]) > _LEFT * np.linalg.norm(d):
         return Measured(np.inf, np.inf, np.inf)
-    squared = float(np.sum(along[held] ** 2 / values[held])) / runs
-    free = runs - held.sum()
+    squared = float(np.sum(along[strong] ** 2 / values[strong])) / runs
+    free = runs - strong.sum()
     tails = np.array([0.5, (1 - share) / 2, (1 + share) / 2])
     mu, low, high = np.sqrt(squared * 2 * special.gammaincinv(free / 2, tails))
     return Measured(float(mu), float(low), float(high))

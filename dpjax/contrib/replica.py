@@ -89,9 +89,9 @@ class Replica:
             raise ValueError(f"the plan has {self.rounds} rounds, and all were received")
         check_delivered("received is", received, self._expected)
         inputs = self._inputs
-        given = inputs.arrays, inputs.batch_keys, inputs.data.frozen
+        followed = inputs.arrays, inputs.batch_keys, inputs.data.frozen
         self._state = _replayed(
-            inputs.statics, *given, self._state, jnp.int32(self.round), received
+            inputs.statics, *followed, self._state, jnp.int32(self.round), received
         )
         self.round += 1
 
@@ -124,12 +124,12 @@ class Replica:
         Raises:
             ValueError: For one of other shapes or dtypes.
         """
-        told, given = (
+        expected, offered = (
             jax.tree.map(lambda leaf: (np.shape(leaf), np.asarray(leaf).dtype), tree)
             for tree in (self.state, state)
         )
-        if told != given:
-            raise ValueError(f"state is {_validate.shown(given)}; give one of {told}")
+        if expected != offered:
+            raise ValueError(f"state is {_validate.shown(offered)}; give one of {expected}")
         self.round = _validate.integer("round", round, least=0)
         self._state = jax.tree.map(jnp.asarray, state)
 
@@ -143,16 +143,16 @@ class Replica:
             Bytes that were received.
         """
         update = feed.since(self.round)
-        taken = update.size
+        size = update.size
         if update.state is not None:
             self.adopt(update.state, update.round)
         for received in update.sums:
             self.receive(received)
         if self.fingerprint() != update.fingerprint:
-            whole = feed.whole()
-            self.adopt(whole.state, whole.round)
-            taken += whole.size
-        return taken
+            answer = feed.whole()
+            self.adopt(answer.state, answer.round)
+            size += answer.size
+        return size
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,10 @@ class Feed:
 
     def whole(self) -> Update:
         """The whole state."""
-        one = self.replica
-        return Update(one.round, one.fingerprint(), (), one.state, one.size + DIGEST)
+        replica = self.replica
+        return Update(
+            replica.round, replica.fingerprint(), (), replica.state, replica.size + DIGEST
+        )
 
 
 def _bytes(tree: Any) -> int:
@@ -229,13 +231,13 @@ def _received(inputs: Inputs) -> Any:
     """Shapes of what the exchange delivers; refused where agents keep something of a round."""
     statics = inputs.statics
 
-    def one(arrays: Any, data: Data, models: Any, key: Any) -> Any:
+    def first_round(arrays: Any, data: Data, models: Any, key: Any) -> Any:
         sent = statics.first_round(arrays, data, models, key)
         return sent.carry, statics.method.exchange(arrays, jnp.int32(0), sent.message).value
 
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
     models = jax.tree.map(lambda leaf: leaf[0, 0], inputs.start(None, 1))
-    carry, value = jax.eval_shape(one, arrays, inputs.data, models, inputs.batch_keys[0])
+    carry, value = jax.eval_shape(first_round, arrays, inputs.data, models, inputs.batch_keys[0])
     if jax.tree.leaves(carry):
         raise ValueError(
             f"method is {type(statics.method).__name__}, whose agents keep something of a round to "
@@ -255,11 +257,11 @@ def _replayed(
     received: Any,
 ) -> Any:
     """Models and memory after a round."""
-    one = jax.tree.map(lambda leaf: leaf[0], arrays)
+    plan_arrays = jax.tree.map(lambda leaf: leaf[0], arrays)
     # The privatizer reads sums of another form, by public keys; no noise is drawn here.
     drawn = RoundDraw(jax.random.fold_in(batch_keys[0], round), None)
-    rounds = statics.rounds(one, batch_keys[0], lambda _: drawn, frozen=frozen)
+    rounds = statics.rounds(plan_arrays, batch_keys[0], lambda _: drawn, frozen=frozen)
     models, memory = state
-    now = State(models, memory, (), round)
-    new = rounds.incoming(now, Outgoing((), (), {}, Secret(())), received)
+    current = State(models, memory, (), round)
+    new = rounds.incoming(current, Outgoing((), (), {}, Secret(())), received)
     return new.models, new.memory

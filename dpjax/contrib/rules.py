@@ -60,7 +60,7 @@ def read_filter(text: str) -> Literal["adaptive", "wiener"] | Coefficients | Non
         return tuple(filters.PUBLISHED[text])  # type: ignore[return-value]
     numbers = text.split(";")
     try:
-        b, a = ([float(each) for each in part.split(",") if each.strip()] for part in numbers)
+        b, a = ([float(word) for word in part.split(",") if word.strip()] for part in numbers)
     except ValueError:
         names = ", ".join(["none", *_LEARNED, *filters.PUBLISHED])
         raise ValueError(

@@ -548,10 +548,10 @@ class _Setting(NamedTuple):
             *(start.basis, start.mask, np.moveaxis(rows, 0, 1), self.start_variance, factor),
         )
         with double_precision():
-            given = tuple(jnp.asarray(array) for array in arrays)
+            constants = tuple(jnp.asarray(array) for array in arrays)
 
             def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-                value, slope = _log_error(jnp.asarray(x), given, gaussian)
+                value, slope = _log_error(jnp.asarray(x), constants, gaussian)
                 slope = np.asarray(slope, np.float64)
                 if not np.isfinite(float(value)) or not np.isfinite(slope).all():
                     return 1e6, np.zeros_like(slope)  # The line search steps back.
@@ -568,7 +568,7 @@ class _Setting(NamedTuple):
         return np.asarray(end.x, np.float64), int(end.nfev)
 
 
-def log_error(point: jax.Array, given: tuple[jax.Array, ...], gaussian: bool) -> jax.Array:
+def log_error(point: jax.Array, constants: tuple[jax.Array, ...], gaussian: bool) -> jax.Array:
     """Return the logarithm of bias plus least noise.
 
     Args:
@@ -577,7 +577,7 @@ def log_error(point: jax.Array, given: tuple[jax.Array, ...], gaussian: bool) ->
             the variance of x(0), and 2 (gap / epsilon)^2, or (gap / mu)^2.
         gaussian: Which noise.
     """
-    w, h, e, u, basis, mask, rows, start_variance, factor = given
+    w, h, e, u, basis, mask, rows, start_variance, factor = constants
     logs = basis @ point[:-1]
     beta = jnp.exp(point[-1])
     steps = mask * jnp.exp(logs)
@@ -598,13 +598,13 @@ def log_error(point: jax.Array, given: tuple[jax.Array, ...], gaussian: bool) ->
     (e, _), _ = jax.lax.scan(forwards, (e, u), steps)
     _, weights = jax.lax.scan(backwards, (rows, jnp.zeros_like(rows)), steps, reverse=True)
     # Powers of the logarithm: those of a step of 0 have no slope.
-    shown = weights[1:]
+    sent = weights[1:]
     power = 1.0 if gaussian else 2 / 3
     sizes = mask[:-1] * jnp.exp(power * logs[:-1])
     if gaussian:
-        noise = (sizes * jnp.sqrt(shown)).sum() ** 2
+        noise = (sizes * jnp.sqrt(sent)).sum() ** 2
     else:
-        noise = (sizes * jnp.cbrt(shown)).sum() ** 3
+        noise = (sizes * jnp.cbrt(sent)).sum() ** 3
     return jnp.log((e**2).sum() + start_variance * weights[0] + factor * noise)
 
 
@@ -627,17 +627,17 @@ def _scales(
 ) -> np.ndarray | None:
     """The best scales, 0 after rounds without a step; None where float64 does not hold them."""
     scales = np.zeros(len(steps))
-    shown = steps[:-1] > 0
-    a = steps[:-1][shown]
-    w = weights[1:][shown]
+    sent = steps[:-1] > 0
+    a = steps[:-1][sent]
+    w = weights[1:][sent]
     if not len(a):
         return scales
     with np.errstate(all="ignore"):
         # Roots of each: quotients and products of steps and weights themselves may overflow.
         roots = np.sqrt(a) / np.sqrt(np.sqrt(w)) if gaussian else np.cbrt(a) / np.cbrt(w)
         parts = a / roots
-        most = parts.max()
-        total = most * np.linalg.norm(parts / most) if gaussian else parts.sum()
-        scales[1:][shown] = ratio * total * roots * _UP
-    met = np.concatenate([[ratio, total, ratio * total], roots, scales[1:][shown]])
+        peak = parts.max()
+        total = peak * np.linalg.norm(parts / peak) if gaussian else parts.sum()
+        scales[1:][sent] = ratio * total * roots * _UP
+    met = np.concatenate([[ratio, total, ratio * total], roots, scales[1:][sent]])
     return scales if ((met >= _LEAST) & (met <= _MOST)).all() else None

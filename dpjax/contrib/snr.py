@@ -38,12 +38,14 @@ def normalised(
         rounds: T; None is the limit of many rounds.
     """
     c = np.asarray(autocorrelation, float)
-    made = checked(b, a)
+    coefficients = checked(b, a)
     if rounds is None:
-        kappa = impulse_response(*made, max(len(c), 100_000 if made.a else len(made.b)))
+        kappa = impulse_response(
+            *coefficients, max(len(c), 100_000 if coefficients.a else len(coefficients.b))
+        )
         weights = np.ones(len(kappa))
     else:
-        kappa = impulse_response(*made, rounds)
+        kappa = impulse_response(*coefficients, rounds)
         weights = np.arange(rounds, 0, -1.0)
     c = np.pad(c[: len(kappa)], (0, max(0, len(kappa) - len(c))))
     return float(weights @ (c * kappa)) / float(weights @ kappa**2)

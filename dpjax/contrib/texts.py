@@ -127,29 +127,29 @@ def _records(folder: Path, name: str, columns: Columns) -> tuple[list[list[str]]
             f"{folder} holds no {name}.tsv; put the task's files there, as GLUE distributes them, "
             "plain or as .tsv.gz"
         )
-    wanted = [*columns.texts, columns.label]
-    found: list[list[str]] = [[] for _ in wanted]
+    names = [*columns.texts, columns.label]
+    fields: list[list[str]] = [[] for _ in names]
     with _files.reading(path, "give a whole file"), tokens.opened(path, newline="") as file:
         lines = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
         header = next(lines, [])
-        missing = [each for each in wanted if each not in header]
+        missing = [column for column in names if column not in header]
         if missing:
             raise ValueError(
                 f"{path} names no column {missing[0]!r} in its first line; give the file of "
-                f"this task, with {', '.join(wanted)}"
+                f"this task, with {', '.join(names)}"
             )
-        places = [header.index(each) for each in wanted]
+        places = [header.index(column) for column in names]
         for number, line in enumerate(lines, start=2):
             if len(line) != len(header) or not line[places[-1]].strip():
                 raise ValueError(
                     f"{path}, line {number}, has {len(line)} of {len(header)} columns or no "
                     "label; give a whole file with labels"
                 )
-            for column, place in zip(found, places, strict=True):
+            for column, place in zip(fields, places, strict=True):
                 column.append(line[place].strip())
-    if not found[0]:
+    if not fields[0]:
         raise ValueError(f"{path} holds no record; give a whole file")
-    return found[:-1], found[-1]
+    return fields[:-1], fields[-1]
 
 
 def _obtain(folder: Path) -> None:

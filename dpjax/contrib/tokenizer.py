@@ -74,21 +74,21 @@ class Tokenizer:
             if seconds is None:
                 row = [START, *first[: length - special], END]
             else:
-                one, two = _cut(first, others[index], length - special)
-                row = [START, *one, END, END, *two, END]
+                head, tail = _cut(first, others[index], length - special)
+                row = [START, *head, END, END, *tail, END]
             rows[index, : len(row)] = row
         return rows
 
     def decode(self, tokens: Sequence[int] | Int[np.ndarray, " t"]) -> str:
         """Return the text of tokens, without the special ones."""
-        text: str = self._backend.decode([int(each) for each in tokens if each >= _FIRST])
+        text: str = self._backend.decode([int(token) for token in tokens if token >= _FIRST])
         return text
 
     def _tokens(self, name: str, texts: Sequence[str]) -> list[list[int]]:
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{name} is {_validate.shown(texts)}; give a list of texts")
         encoded = self._backend.encode_batch(list(texts), add_special_tokens=False)
-        return [each.ids for each in encoded]
+        return [encoding.ids for encoding in encoded]
 
     @functools.cached_property
     def _backend(self) -> Any:
@@ -107,10 +107,11 @@ class Tokenizer:
 
     def __post_init__(self) -> None:
         """Refuse a vocabulary that some text has no tokens in."""
-        known = {each for each in self.vocabulary if len(each) == 1}
-        if len(known) < 256:
+        alphabet = {letter for letter in self.vocabulary if len(letter) == 1}
+        if len(alphabet) < 256:
             raise ValueError(
-                f"vocabulary spells {len(known)} of 256 bytes; give the files of a byte-level one"
+                f"vocabulary spells {len(alphabet)} of 256 bytes; give the files of a byte-level "
+                "one"
             )
         if min(self.vocabulary.values()) < _FIRST:
             raise ValueError(f"vocabulary uses numbers below {_FIRST}, which are special tokens'")
@@ -154,9 +155,9 @@ def load(folder: str | Path) -> Tokenizer:
     special = {"<s>", "<pad>", "</s>", "<unk>", "<mask>"}
     tokens = {token: number for token, number in numbers.items() if token not in special}
     with _files.reading(folder, "give all files of one tokenizer, whole"):
-        made = {left + right for left, right in pairs}
+        unions = {left + right for left, right in pairs}
         for token in tokens:
-            if len(token) > 1 and token not in made and not _UNUSED.fullmatch(token):
+            if len(token) > 1 and token not in unions and not _UNUSED.fullmatch(token):
                 raise ValueError(f"no merge makes {token!r}")
         return Tokenizer(tokens, pairs)
 
