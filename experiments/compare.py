@@ -401,7 +401,7 @@ def sent(made: plan.Plan, task: Problem) -> tuple[int, float]:
         sketch = getattr(method, "sketch", None)
         numbers = getattr(sketch, "k", parameters)
         return parameters, 4.0 * numbers * made.config.rounds
-    found = traffic.of(made, task)
+    found = traffic.per_round(made, task)
     return parameters, found.bytes * found.links / made.agents * made.config.rounds
 
 

@@ -268,7 +268,7 @@ def sent(
 ) -> dict[str, Any]:
     """Bytes over all links in a round, entries of a message, and hops of a round."""
     if system == "dsgd":
-        counted = traffic.of(one, task)
+        counted = traffic.per_round(one, task)
         return {
             "entries": counted.numbers, "bytes": counted.bytes * counted.links, "hops": 1
         }  # fmt: skip

@@ -317,7 +317,7 @@ def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[d
             b, a = FILTERS["sgd" if name == "private" else name] if name in (
                 *FILTERS, "private",
             ) else ((), ())  # fmt: skip
-            said = snr.normalised(b, a, c) if len(b) else math.nan
+            said = snr.signal_to_noise(b, a, c) if len(b) else math.nan
             rows.append(where | {"kind": "error", "mean_square": error, "ratio": said})
         rows += longer(config, kept, c, power, where)
     return rows
@@ -373,7 +373,7 @@ def near(config: Config, kept: Recorded, where: dict[str, Any]) -> list[dict[str
         if name in FILTERS or name == "private":
             m = values[config.skip :]
             missed = 1 - float(np.sum(m * full) ** 2 / (np.sum(m**2) * np.sum(full**2)))
-            ratio = snr.normalised(*FILTERS["sgd" if name == "private" else name], c)
+            ratio = snr.signal_to_noise(*FILTERS["sgd" if name == "private" else name], c)
             row = where | {"kind": "full error", "series": name}
             rows.append(row | {"missed": missed, "ratio": ratio})
     return rows
@@ -392,7 +392,7 @@ def longer(
         missed = (out - kept.gradient)[max(config.skip, taps) :]
         row = where | {"kind": "taps", "series": "best by the ratio", "taps": taps}
         error = float(np.mean(missed**2)) / power
-        rows.append(row | {"ratio": snr.normalised(*made, c), "mean_square": error})
+        rows.append(row | {"ratio": snr.signal_to_noise(*made, c), "mean_square": error})
     return rows
 
 
@@ -438,7 +438,7 @@ def design(config: Config, folder: Path) -> list[dict[str, Any]]:
                         "strategy, then filter": (after, alone),
                     }
                     made = {
-                        key: filtered.error(*pair, signal, variance, pattern, gram=gram)
+                        key: filtered.filtered_error(*pair, signal, variance, pattern, gram=gram)
                         for key, pair in pairs.items()
                     }
                     made |= {"filter alone": both.errors[0], "together": both.error}

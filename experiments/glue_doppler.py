@@ -149,7 +149,7 @@ PRESETS = {
 def learner(config: Config) -> Any:
     """The data, and the function that makes the one agent's problem of two parts of them."""
     spelling = tokenizer.load(cache.folder() / "bpe")
-    data = texts.read(config.task, spelling, config.length)
+    data = texts.read_task(config.task, spelling, config.length)
     classes = int(data.y_train.max()) + 1
     if config.weights is None:
         model = roberta.RoBERTa(

@@ -186,7 +186,7 @@ class Setting:
 
     def optimal(self, shape: Any) -> tuple[plan.Plan, Any]:
         """The plan of tracking whose steps and noise were chosen together; its predicted error."""
-        parts = fusion.optimal(
+        parts = fusion.optimal_parts(
             self.data, self.matrix, epsilon=self.epsilon, gradient_gap=self.config.gradient_gap,
             rounds=self.config.rounds, shape=shape, iterations=60,
         )  # fmt: skip
@@ -250,7 +250,7 @@ def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path
         )  # fmt: skip
         # The time of one run alone: seeds side by side share their overhead.
         alone = lab.run(made, setting.problem, seeds=(0,), eval_every=config.rounds // 2)
-        sent = traffic.of(made, setting.problem)
+        sent = traffic.per_round(made, setting.problem)
         columns = setting.columns(method, steps, made)
         for norm, name in (("all agents", "residual"), ("an agent", "residual_per_agent")):
             found = result.metrics[name][:, :, 0] < config.below

@@ -129,7 +129,7 @@ def drawn(
         if spread is None:
             return fusion.make(AGENTS, seed, 1, 1)
         values = spread / 2 * np.random.default_rng(seed).standard_normal((AGENTS, 1))
-        return fusion.of(np.ones((AGENTS, 1, 1)), values, 0.01, np.zeros(1))
+        return fusion.costs_of(np.ones((AGENTS, 1, 1)), values, 0.01, np.zeros(1))
 
     return (one(0),) * trials if kind == "fixed" else tuple(one(seed) for seed in range(trials))
 

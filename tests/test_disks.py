@@ -79,8 +79,8 @@ READERS = {
     "download": lambda name: load.load("housing", cache=name),
     "network": cache.facebook_ego,
     "design": design.Design.load,
-    "task": lambda name: texts.read("sst2", Letters, 4, folder=name, download=False),
-    "made task": lambda name: texts.read("sst2", Letters, 4, folder=name),
+    "task": lambda name: texts.read_task("sst2", Letters, 4, folder=name, download=False),
+    "made task": lambda name: texts.read_task("sst2", Letters, 4, folder=name),
     "tokenizer": tokenizer.load,
     "weights": weights.read,
 }

@@ -74,7 +74,7 @@ def sent(method):
     # Without noise: what is sent is the same, and other agents' data count for nothing in it.
     config = dataclasses.replace(setting(1).config_of(method, 1.0, 1.0), rounds=2).using(None)
     small = plan.make(config, mixing.metropolis_hastings(graphs.ring(4)))
-    return traffic.of(small, fusion.problem(fusion.make(4, seed=0))).numbers
+    return traffic.per_round(small, fusion.problem(fusion.make(4, seed=0))).numbers
 
 
 def differences_of_moves(text):

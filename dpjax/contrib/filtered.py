@@ -30,7 +30,7 @@ from dpjax.mechanism import banded, temporal
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
 
-__all__ = ["JointSolution", "covariance", "error", "solve", "wiener"]
+__all__ = ["JointSolution", "covariance", "filtered_error", "solve", "wiener"]
 
 Square = Float[np.ndarray, "t t"]
 
@@ -78,7 +78,7 @@ def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> Square:
     return scipy.linalg.toeplitz(np.pad(values[:rounds], (0, max(0, rounds - len(values)))))
 
 
-def error(
+def filtered_error(
     filter: Square,
     strategy: Square,
     signal: Square,
@@ -143,9 +143,9 @@ def solve(
 
     Alternates between `wiener` and `temporal.solve`, from white noise, until the bound is within
     the tolerance or the error falls no more. The first half-step is a filter alone, with white
-    noise; `error` with the identity in place of the filter tells what a strategy alone reaches.
-    With ``bands`` strategies are those of `banded.toeplitz`, which sampled batches amplify; the
-    bound is over all.
+    noise; `filtered_error` with the identity in place of the filter tells what a strategy alone
+    reaches. With ``bands`` strategies are those of `banded.toeplitz`, amplified by sampled batches;
+    the bound is over all.
 
     Args:
         signal: [T, T] S, positive definite; `covariance` of a list of lags.
@@ -167,7 +167,7 @@ def solve(
     for _ in range(max_iterations):
         inverse = strategy_.inverse_of(strategy)
         matrix = wiener(signal, variance * inverse @ inverse.T, gram=gram)
-        errors.append(error(matrix, strategy, signal, variance, participation, gram=gram))
+        errors.append(filtered_error(matrix, strategy, signal, variance, participation, gram=gram))
         workload = matrix.T @ gram @ matrix
         bound = max(bound, _bound(matrix, strategy, signal, gram, variance, participation))
         if bands is None:
@@ -176,7 +176,7 @@ def solve(
             ).strategy
         else:
             candidate = banded.toeplitz(np.eye(1), participation, bands, gram=workload)
-        value = error(matrix, candidate, signal, variance, participation, gram=gram)
+        value = filtered_error(matrix, candidate, signal, variance, participation, gram=gram)
         bound = max(bound, _bound(matrix, candidate, signal, gram, variance, participation))
         if not value < errors[-1]:
             break

@@ -25,7 +25,7 @@ from dpjax.learning.problem import Problem
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.scheduled import ScheduledLaplace
 
-__all__ = ["Fusion", "Parts", "make", "of", "optimal", "problem"]
+__all__ = ["Fusion", "Parts", "make", "costs_of", "optimal_parts", "problem"]
 
 
 class Fusion(NamedTuple):
@@ -113,10 +113,10 @@ def make(
         raise ValueError(f"truth has shape {hidden.shape}; give [{p}], one entry a dimension")
     matrices = generator.uniform(low, high, (n, m, p))
     values = matrices @ hidden + noise * generator.standard_normal((n, m))
-    return of(matrices, values, omega, hidden)
+    return costs_of(matrices, values, omega, hidden)
 
 
-def of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
+def costs_of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
     """Return the costs of given measurements.
 
     Args:
@@ -134,7 +134,7 @@ def of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
     Example:
         >>> import numpy as np
         >>> from dpjax.contrib import fusion
-        >>> fusion.of(np.ones((2, 1, 1)), np.array([[1.0], [3.0]]), 0.0, [2.0]).minimiser
+        >>> fusion.costs_of(np.ones((2, 1, 1)), np.array([[1.0], [3.0]]), 0.0, [2.0]).minimiser
         array([2.])
     """
     for name, array in (("matrices", matrices), ("values", values)):
@@ -169,7 +169,7 @@ class Parts(NamedTuple):
     predicted: schedules.Error
 
 
-def optimal(
+def optimal_parts(
     costs: Fusion,
     mixing: Float[np.ndarray, "n n"],
     *,
@@ -206,7 +206,7 @@ def optimal(
         >>> import numpy as np
         >>> from dpjax.contrib import fusion
         >>> costs, few = fusion.make(4, seed=0), dict(iterations=10, pulses=(2,))
-        >>> parts = fusion.optimal(
+        >>> parts = fusion.optimal_parts(
         ...     costs, np.full((4, 4), 0.25), epsilon=1.0, gradient_gap=1.0, rounds=20, **few
         ... )
         >>> parts.predicted.bias < parts.predicted.total

@@ -32,7 +32,7 @@ from dpjax.mechanism import laplace
 from dpjax.mechanism.participation import Participation
 
 __all__ = [
-    *("Budget", "Claim", "Numerator", "PaperLimits", "budget", "geometric", "mafalda"),
+    *("RivalBudget", "Claim", "Numerator", "PaperLimits", "budget", "geometric", "mafalda"),
     *("muffliato_pndp", "paper_limits"),
 ]
 
@@ -158,7 +158,7 @@ def _equal_gradients(view: View, participation: Participation) -> Float[np.ndarr
     return np.asarray(sums.max(axis=0))
 
 
-class Budget(NamedTuple):
+class RivalBudget(NamedTuple):
     """A budget by a paper's own formula.
 
     Attributes:
@@ -292,7 +292,7 @@ def budget(
     gradient_bound: float | None = None,
     dimension: int | None = None,
     constant: float = 0.0,
-) -> Budget:
+) -> RivalBudget:
     """Return a method's budget by its own paper's formula, for noise nu_1 q2^(k-1).
 
         tracking     gap gamma q2 / (nu_1 (q2 - q1))                      as printed
@@ -344,7 +344,7 @@ def budget(
         constant = _validate.number("constant", constant)
         gap = moves.printed_sensitivity("pp_doagt", gap, 1.0, constants=(0.0, constant))
     value = gap / scale if method == "diff_tv_ab" else geometric(scale, gap, gamma, q1, q2) * q2
-    return Budget(value, method != "tracking", _REMARKS[method])
+    return RivalBudget(value, method != "tracking", _REMARKS[method])
 
 
 def _needed(name: str, value: float | None, method: str) -> float:

@@ -107,7 +107,7 @@ class Optimum(NamedTuple):
     evaluations: int
 
 
-class Problem(NamedTuple):
+class TrackedQuadratics(NamedTuple):
     """Checked arrays of a quadratic problem and a run on it."""
 
     mixing: np.ndarray
@@ -151,13 +151,15 @@ class Problem(NamedTuple):
         return squares
 
 
-def problem_of(mixing: Any, hessians: Any, linear: Any, step_sizes: Any, beta: float) -> Problem:
+def problem_of(
+    mixing: Any, hessians: Any, linear: Any, step_sizes: Any, beta: float
+) -> TrackedQuadratics:
     """Return a run on a problem as float64 arrays; no linear terms are zeros."""
     w = np.asarray(mixing, np.float64)
     h = np.asarray(hessians, np.float64)
     b = np.zeros(h.shape[:2]) if linear is None else np.asarray(linear, np.float64)
     minimiser = np.linalg.solve(h.sum(axis=0), b.sum(axis=0))
-    return Problem(w, h, b, minimiser, np.asarray(step_sizes, np.float64), float(beta))
+    return TrackedQuadratics(w, h, b, minimiser, np.asarray(step_sizes, np.float64), float(beta))
 
 
 def variances(schedule: Schedule) -> Float[np.ndarray, " T"]:
@@ -493,7 +495,7 @@ def _pulses(rounds: int, count: int, hessian: np.ndarray, beta: float, width: in
 class _Setting(NamedTuple):
     """A problem and a budget: what gives steps their noise and their error."""
 
-    problem: Problem
+    problem: TrackedQuadratics
     start: Any
     start_variance: float
     budget: float
@@ -573,7 +575,7 @@ def log_error(point: jax.Array, constants: tuple[jax.Array, ...], gaussian: bool
 
     Args:
         point: [J + 1] of a start.
-        given: W, H, e and u before the first message, basis and mask of the steps, rows [n, r, p],
+        constants: W, H, e and u before the first message, basis and mask of the steps, rows [n, r, p],
             the variance of x(0), and 2 (gap / epsilon)^2, or (gap / mu)^2.
         gaussian: Which noise.
     """
@@ -612,7 +614,11 @@ _log_error = jax.jit(jax.value_and_grad(log_error), static_argnums=2)
 
 
 def _error(
-    run: Problem, start: Any, start_variance: float, weights: np.ndarray, spread: np.ndarray
+    run: TrackedQuadratics,
+    start: Any,
+    start_variance: float,
+    weights: np.ndarray,
+    spread: np.ndarray,
 ) -> Error:
     bias = run.bias(start, start_variance, weights[0])
     with np.errstate(over="ignore", invalid="ignore"):

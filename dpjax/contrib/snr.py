@@ -21,10 +21,10 @@ from jaxtyping import Complex, Float
 from dpjax import _validate
 from dpjax.mechanism.filters import Coefficients, Filter, checked, impulse_response
 
-__all__ = ["Response", "frequency_response", "normalised", "optimal_fir", "proportional_fir"]
+__all__ = ["Response", "frequency_response", "signal_to_noise", "optimal_fir", "proportional_fir"]
 
 
-def normalised(
+def signal_to_noise(
     b: Coefficients, a: Coefficients, autocorrelation: Coefficients, rounds: int | None = None
 ) -> float:
     """Return the normalised signal-to-noise ratio of a filter.

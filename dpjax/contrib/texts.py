@@ -18,7 +18,7 @@ from dpjax.contrib import tokenizer as tokens
 from dpjax.data import cache, canonical, load
 from dpjax.data.load import Dataset
 
-__all__ = ["TASKS", "read"]
+__all__ = ["TASKS", "read_task"]
 
 
 class Columns(NamedTuple):
@@ -57,7 +57,7 @@ class _Encoder(Protocol):
     ) -> Int[np.ndarray, "n t"]: ...
 
 
-def read(
+def read_task(
     task: str,
     tokenizer: _Encoder,
     length: int,

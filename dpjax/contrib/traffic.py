@@ -12,7 +12,7 @@ from dpjax.engine.inputs import Inputs
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 
-__all__ = ["Traffic", "of"]
+__all__ = ["Traffic", "per_round"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Traffic:
         return self.numbers * self.links
 
 
-def of(plan: Plan, problem: Problem) -> Traffic:
+def per_round(plan: Plan, problem: Problem) -> Traffic:
     """Count what the agents of a plan send, from the shapes of its messages; nothing is run.
 
     Every gossip step counts, and every receiver: a broadcast to d neighbours is d messages.
@@ -63,7 +63,7 @@ def of(plan: Plan, problem: Problem) -> Traffic:
         ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
         ... )
         >>> made = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
-        >>> traffic.of(made, quadratics(6))
+        >>> traffic.per_round(made, quadratics(6))
         Traffic(numbers=2.0, bytes=8.0, links=12)
     """
     inputs = Inputs.of(*arguments.check_run(plan, problem, (0,)))

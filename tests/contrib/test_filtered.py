@@ -72,7 +72,9 @@ def test_error_is_the_definition_whatever_the_scale_of_the_strategy():
     noise = 0.7 * max(classes) * inverse @ inverse.T
     expected = squared_error(matrix, ar1(6), noise, weight) / 6
     for scale in (1.0, 100.0):
-        got = filtered.error(matrix, scale * strategy, ar1(6), 0.7, pattern, gram=weight.T @ weight)
+        got = filtered.filtered_error(
+            matrix, scale * strategy, ar1(6), 0.7, pattern, gram=weight.T @ weight
+        )
         assert got == pytest.approx(expected, rel=1e-9)
 
 
@@ -116,7 +118,7 @@ def test_both_are_the_optimum_of_a_semidefinite_program(
     assert all(
         later <= earlier for earlier, later in zip(both.errors, both.errors[1:], strict=False)
     )
-    again = filtered.error(
+    again = filtered.filtered_error(
         both.filter, both.strategy, ar1(rounds, rho), variance, pattern, gram=weight.T @ weight
     )
     assert again == pytest.approx(both.error, rel=1e-9)
@@ -161,7 +163,7 @@ def test_bands_are_the_best_that_a_search_over_their_numbers_finds():
     def value(numbers):
         inverse = np.linalg.inv(made(numbers))
         matrix = filtered.wiener(signal, variance * inverse @ inverse.T, gram=gram)
-        return filtered.error(matrix, made(numbers), signal, variance, pattern, gram=gram)
+        return filtered.filtered_error(matrix, made(numbers), signal, variance, pattern, gram=gram)
 
     found = optimize.minimize(value, [0.3, 0.1], method="Nelder-Mead", options={"xatol": 1e-8})
     np.testing.assert_allclose(both.strategy, made(found.x), atol=1e-3)
@@ -196,9 +198,9 @@ def test_both_are_better_than_either(sums):
     signal, none = ar1(rounds, 0.95), np.eye(rounds)
     both = filtered.solve(signal, variance, pattern, gram=gram)
     alone = temporal.solve(gram, pattern).strategy
-    strategy = filtered.error(none, alone, signal, variance, pattern, gram=gram)
+    strategy = filtered.filtered_error(none, alone, signal, variance, pattern, gram=gram)
     white = filtered.wiener(signal, variance * none, gram=gram)
     assert both.errors[0] == pytest.approx(
-        filtered.error(white, none, signal, variance, pattern, gram=gram)
+        filtered.filtered_error(white, none, signal, variance, pattern, gram=gram)
     )
     assert both.error < 0.9 * min(strategy, both.errors[0])

@@ -37,7 +37,7 @@ HEAD = "sentence\tlabel\n"
 
 def test_one_text_a_record(tmp_path: Path) -> None:
     put(tmp_path, train=HEAD + 'a "fine film \t1\n no\t0\nso-so\t1\n', dev=HEAD + "é\t0\n")
-    data = texts.read("sst2", Letters(), 12, folder=tmp_path)
+    data = texts.read_task("sst2", Letters(), 12, folder=tmp_path)
     assert spelt(data.x_train) == ['a "fine film', "no", "so-so"]
     assert data.y_train.tolist() == [1, 0, 1] and data.y_train.dtype == np.int32
     assert data.x_test is not None and spelt(data.x_test) == ["é"]
@@ -48,7 +48,7 @@ def test_pairs_other_columns_and_named_classes(tmp_path: Path) -> None:
     head = "index\tsentence1\tsentence2\tx\tgold_label\n"
     rows = "0\ta\tb\t-\tneutral\n1\tc\td\t-\tentailment\n2\te\tf\t-\tcontradiction\n"
     put(tmp_path, train=head + rows, dev_matched=head + "0\tg\th\t-\tneutral\n")
-    data = texts.read("mnli", Letters(), 8, folder=tmp_path)
+    data = texts.read_task("mnli", Letters(), 8, folder=tmp_path)
     assert spelt(data.x_train) == ["a|b", "c|d", "e|f"]
     assert data.y_train.tolist() == [2, 1, 0]
     assert data.y_test is not None and data.y_test.tolist() == [2]
@@ -60,10 +60,10 @@ def test_compressed_files_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("train", "dev"):
         packed = gzip.compress((HEAD + "yes\t1\nno\t0\n").encode())
         (tmp_path / "sst2" / f"{name}.tsv.gz").write_bytes(packed)
-    assert spelt(texts.read("sst2", Letters(), 4).x_train) == ["yes", "no"]
+    assert spelt(texts.read_task("sst2", Letters(), 4).x_train) == ["yes", "no"]
     (tmp_path / "sst2" / "dev.tsv.gz").write_bytes(packed[:-9])
     with pytest.raises(ValueError, match="dev.tsv.gz cannot be read"):
-        texts.read("sst2", Letters(), 4)
+        texts.read_task("sst2", Letters(), 4)
 
 
 @pytest.mark.parametrize(
@@ -79,26 +79,26 @@ def test_compressed_files_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_no_task_is_refused(tmp_path: Path, train: str, said: str) -> None:
     put(tmp_path, train=train, dev=HEAD + "a\t1\n")
     with pytest.raises(ValueError, match=said):
-        texts.read("sst2", Letters(), 4, folder=tmp_path)
+        texts.read_task("sst2", Letters(), 4, folder=tmp_path)
 
 
 def test_missing_files_and_other_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="task is 'stsb'"):
-        texts.read("stsb", Letters(), 4, folder=tmp_path)
+        texts.read_task("stsb", Letters(), 4, folder=tmp_path)
     with pytest.raises(ValueError, match="holds no train.tsv; put the task's files"):
-        texts.read("sst2", Letters(), 4, folder=tmp_path, download=False)
+        texts.read_task("sst2", Letters(), 4, folder=tmp_path, download=False)
     with pytest.raises(ValueError, match="holds no train.tsv"):
-        texts.read("rte", Letters(), 4, folder=tmp_path)
+        texts.read_task("rte", Letters(), 4, folder=tmp_path)
     put(tmp_path, train=HEAD + "a\t1\n")
     with pytest.raises(ValueError, match="holds no dev.tsv"):
-        texts.read("sst2", Letters(), 4, folder=tmp_path)
+        texts.read_task("sst2", Letters(), 4, folder=tmp_path)
 
 
 def test_the_sentiment_treebank(data_folder: Path) -> None:
     pytest.importorskip("tokenizers")
     if not (data_folder / "sst2").is_dir() or not (data_folder / "bpe").is_dir():
         pytest.skip("sst2 and bpe are not in the data cache")
-    data = texts.read("sst2", tokenizer.load(data_folder / "bpe"), 16)
+    data = texts.read_task("sst2", tokenizer.load(data_folder / "bpe"), 16)
     assert data.x_train.shape == (67349, 16) and data.y_train.mean() == pytest.approx(
         0.5578, abs=1e-3
     )
@@ -110,4 +110,4 @@ def test_the_sentiment_treebank(data_folder: Path) -> None:
 def test_what_reads_nothing_is_refused(given: dict) -> None:
     (name,) = given
     with pytest.raises(ValueError, match=f"{name} is"):
-        texts.read(**({"task": "sst2", "tokenizer": Letters(), "length": 4} | given))
+        texts.read_task(**({"task": "sst2", "tokenizer": Letters(), "length": 4} | given))

@@ -124,10 +124,10 @@ def test_texts_are_made_by_a_builder_and_kept(
 ) -> None:
     monkeypatch.setattr(texts, "_BUILDER", "tiny_texts")
     monkeypatch.setattr(cache, "reach", lambda *_: None)
-    data = texts.read("sst2", Letters(), 12, folder=tmp_path / "sst2")
+    data = texts.read_task("sst2", Letters(), 12, folder=tmp_path / "sst2")
     spelt = sorted("".join(map(chr, row)).strip() for row in data.x_train)
     assert spelt == sorted(SENTENCES[:3])
     assert data.y_test is not None and data.y_test.tolist() == [1]
     monkeypatch.setattr(load, "built", None)
-    again = texts.read("sst2", Letters(), 12, folder=tmp_path / "sst2")
+    again = texts.read_task("sst2", Letters(), 12, folder=tmp_path / "sst2")
     assert again.sha256 == data.sha256

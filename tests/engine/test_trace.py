@@ -80,10 +80,10 @@ def test_what_cannot_be_traced_is_refused():
 def test_messages_are_counted_by_number_byte_and_link():
     task = make_problem(N)
     sizes = sum(leaf.size for leaf in jax.tree.leaves(task.init(jax.random.key(0))))
-    once = traffic.of(made(), task)
+    once = traffic.per_round(made(), task)
     assert (once.numbers, once.bytes, once.links) == (sizes, 4 * sizes, 2 * N)
     # Every gossip step is a message of its own.
-    assert traffic.of(made(method=DSGD(gossip_steps=3)), task).numbers == 3 * sizes
+    assert traffic.per_round(made(method=DSGD(gossip_steps=3)), task).numbers == 3 * sizes
     assert once.total == sizes * 2 * N
 
 

@@ -110,7 +110,7 @@ def test_the_ratio_grows_without_bound_even_where_gradients_do_not_last():
         ratios = []
         for taps in (1, 16, 256, 4096):
             padded = np.pad(c, (0, max(0, taps - len(c))))[:taps]
-            ratios.append(snr.normalised(*snr.optimal_fir(padded), padded))
+            ratios.append(snr.signal_to_noise(*snr.optimal_fir(padded), padded))
         # By a square root of the taps, at least: (sum c + sqrt(n sum c^2)) / 2.
         assert all(b > 1.5 * a for a, b in zip(ratios, ratios[1:], strict=False))
         least = (np.sum(c) + np.sqrt(4096 * np.sum(np.square(c)))) / 2
@@ -125,7 +125,7 @@ def test_the_ratio_grows_where_the_error_has_turned():
         lags = 0.9 ** np.arange(taps)
         gradient = np.asarray(b) @ linalg.toeplitz(lags) @ b
         errors.append(1 - 2 * np.dot(b, lags) + gradient + np.sum(np.square(b)))
-        ratios.append(snr.normalised(b, (), c))
+        ratios.append(snr.signal_to_noise(b, (), c))
     assert ratios == sorted(ratios)
     assert errors[1] < 0.4 < 0.6 < errors[2] < errors[3] < errors[0] == pytest.approx(1)
 

@@ -94,7 +94,7 @@ def make_glue(path: Path) -> None:
 
 
 def read_glue(path: Path) -> Any:
-    return texts.read("sst2", Letters(), 9, folder=path.parent, download=False)
+    return texts.read_task("sst2", Letters(), 9, folder=path.parent, download=False)
 
 
 def make_tokenizer(path: Path) -> None:

@@ -225,7 +225,7 @@ def masked(array, place=0):
         ),
         ("covariance", lambda: noise.Covariance(masked(np.eye(3)), "mine")),
         ("train", lambda: split.standardise(masked(X), X)),
-        ("values", lambda: fusion.of(np.ones((2, 1, 1)), masked([[1.0], [3.0]]), 0.0, [2.0])),
+        ("values", lambda: fusion.costs_of(np.ones((2, 1, 1)), masked([[1.0], [3.0]]), 0.0, [2.0])),
     ],
 )
 def test_masked_entries_are_refused(name, make):

@@ -60,10 +60,10 @@ def test_the_printed_stability_test_refuses_what_the_paper_uses():
 def test_the_printed_ratio_of_momentum_counts_its_first_term_twice():
     taus = np.arange(400)
     printed = 1.9 * (0.5 + (0.9**taus * DECAYING).sum())
-    true = snr.normalised(*filters.PUBLISHED["momentum"], DECAYING)
+    true = snr.signal_to_noise(*filters.PUBLISHED["momentum"], DECAYING)
     assert printed == pytest.approx(4.34, abs=0.01)
     assert true == pytest.approx(3.39, abs=0.01)
-    assert snr.normalised((1.0,), (), DECAYING) == 0.5
+    assert snr.signal_to_noise((1.0,), (), DECAYING) == 0.5
 
 
 @pytest.mark.parametrize("rounds", [1, 7, 300])
@@ -72,7 +72,7 @@ def test_the_ratio_is_its_double_sum(rounds):
     kappa = signal.lfilter(b, [1, *a], np.eye(1, rounds)[0])
     kept = sum(DECAYING[k] * kappa[k] for t in range(rounds) for k in range(t + 1))
     noise = sum(kappa[k] ** 2 for t in range(rounds) for k in range(t + 1))
-    assert snr.normalised(b, a, DECAYING, rounds) == pytest.approx(kept / noise, rel=1e-10)
+    assert snr.signal_to_noise(b, a, DECAYING, rounds) == pytest.approx(kept / noise, rel=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_the_ratio_is_its_double_sum(rounds):
 )
 def test_taps_in_closed_form_beat_proportional_ones_and_a_search(c, best, paper):
     made = snr.optimal_fir(c)
-    value = snr.normalised(*made, c)
+    value = snr.signal_to_noise(*made, c)
     assert value == pytest.approx(best, abs=1e-3)
     assert value == pytest.approx((sum(c) + np.sqrt(len(c) * np.dot(c, c))) / 2, rel=1e-12)
-    assert snr.normalised(*snr.proportional_fir(c), c) == pytest.approx(paper, abs=1e-3)
+    assert snr.signal_to_noise(*snr.proportional_fir(c), c) == pytest.approx(paper, abs=1e-3)
 
     def negative(free):
         b = np.append(free, 1 - free.sum())

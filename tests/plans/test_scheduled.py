@@ -311,7 +311,7 @@ def test_rounds_without_noise_are_those_whose_payload_does_not_move():
 def test_optimal_parts_leave_the_error_that_they_predict():
     costs, rounds = fusion.make(N, seed=1, high=3.0), 40
     few = dict(iterations=30, pulses=(1, 2), probes=None)
-    parts = fusion.optimal(
+    parts = fusion.optimal_parts(
         costs, MATRIX, epsilon=2.0, gradient_gap=1.0, rounds=rounds, shape="pulses", **few
     )
     made = plan.make(
@@ -361,7 +361,7 @@ def neighbours():
     change = np.linalg.solve(2 * one.matrices[0].T, np.array([GAP, 0.0]))
     values = one.values.copy()
     values[0] += change
-    other = fusion.of(one.matrices, values, one.omega, one.truth)
+    other = fusion.costs_of(one.matrices, values, one.omega, one.truth)
     return fusion.problem(one), fusion.problem(other)
 
 
