@@ -53,18 +53,21 @@ class Shift:
         Raises:
             ValueError: For a shape of other axes, or a size that cannot be reflected so far.
         """
-        if jnp.ndim(x) != 3 or min(jnp.shape(x)[:2]) <= self.pixels:
+        sides = jnp.shape(x)[:2]
+        if jnp.ndim(x) != 3 or min(sides) <= self.pixels:
             raise ValueError(
                 f"x has the shape {jnp.shape(x)}; give [height, width, channels] of more than "
                 f"{self.pixels} pixels each way, or fewer pixels to shift by"
             )
         if self.mirror:
-            turn, key = (jax.random.fold_in(key, number) for number in (0, 1))
-            x = jnp.where(jax.random.bernoulli(turn), jnp.flip(x, axis=1), x)
+            mirrored = jax.random.bernoulli(jax.random.fold_in(key, 0))
+            key = jax.random.fold_in(key, 1)
+            x = jnp.where(mirrored, jnp.flip(x, axis=1), x)
         around = [(self.pixels, self.pixels)] * 2 + [(0, 0)]
         mode: Any = "reflect" if self.filling == "reflect" else "constant"
+        padded = jnp.pad(x, around, mode)
         begin = jax.random.randint(key, (2,), 0, 2 * self.pixels + 1)
-        return jax.lax.dynamic_slice(jnp.pad(x, around, mode), (*begin, 0), jnp.shape(x))
+        return jax.lax.dynamic_slice(padded, (*begin, 0), jnp.shape(x))
 
 
 standard = Shift(mirror=True)

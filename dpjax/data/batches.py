@@ -70,12 +70,16 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
     strata = jnp.arange(batch_size, dtype=jnp.int32)[None]
     quotient = counts // batch_size
     remainder = counts % batch_size
-    # floor(j c / B) without the overflow of j c: c = whole B + rest.
-    low = strata * quotient + (strata * remainder) // batch_size
-    width = quotient + ((strata + 1) * remainder) // batch_size - (strata * remainder) // batch_size
+    # floor(j c / B) without the overflow of j c: c = quotient B + remainder.
+    begin = (strata * remainder) // batch_size
+    end = ((strata + 1) * remainder) // batch_size
+    low = strata * quotient + begin
+    width = quotient + end - begin
     # 24 bits are exact in float32 and far cheaper than an integer remainder.
     share = (bits[:, 1:] >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
-    inside = jnp.minimum((share * width.astype(jnp.float32)).astype(jnp.int32), width - 1)
+    inside = (share * width.astype(jnp.float32)).astype(jnp.int32)
+    # The product may round up to the width, which is the next stratum's.
+    inside = jnp.minimum(inside, width - 1)
     shift = (bits[:, :1] % counts.astype(jnp.uint32)).astype(jnp.int32)
     position = low + inside + shift
     return jnp.where(position >= counts, position - counts, position)

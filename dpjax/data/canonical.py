@@ -128,7 +128,8 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
         targets = titles.get(f"y_{part}", f"y_{part}")
         x = _fit(path, examples, arrays[f"x_{part}"])
         y = _fit(path, targets, arrays[f"y_{part}"])
-        if y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or not len(x):
+        paired = y.ndim == 1 and x.ndim >= 2 and len(x) == len(y)
+        if not paired or not len(x):
             raise ValueError(
                 f"{path} holds {examples} of shape {x.shape} and {targets} of shape {y.shape}; "
                 "give one row and one label for each record"
@@ -143,7 +144,9 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
             remedy = f"give one name or number a train record, {checked['y_train'].shape}"
             raise ValueError(f"{path} holds owner of shape {owner.shape}; {remedy}")
         if owner.dtype.kind == "f":
-            exact = (owner == np.floor(owner)) & (abs(owner) <= 2 ** np.finfo(owner.dtype).nmant)
+            # Beyond it neighbouring whole numbers are one float.
+            largest = 2 ** np.finfo(owner.dtype).nmant
+            exact = (owner == np.floor(owner)) & (abs(owner) <= largest)
             if not exact.all():
                 position = _validate.first(~exact)
                 remedy = "save names as whole numbers or texts"
@@ -243,7 +246,9 @@ def labels(values: np.ndarray) -> np.ndarray:
     values = np.asarray(values)
     if values.dtype == bool:
         values = values.astype(np.int8)
-    integral = np.issubdtype(values.dtype, np.integer) or bool(np.all(values == np.round(values)))
+    integral = np.issubdtype(values.dtype, np.integer)
+    # Labels of LIBSVM's files are floats.
+    integral = integral or bool(np.all(values == np.round(values)))
     limits = np.iinfo(np.int32)
     if not values.size:
         return values.astype(np.float32)

@@ -264,4 +264,8 @@ def built(
 
 def _columns(source: Any, fields: Sequence[str]) -> list[np.ndarray]:
     records = [source[index] for index in range(len(source))]
-    return [np.stack([np.asarray(record[field]) for record in records]) for field in fields]
+    columns = []
+    for field in fields:
+        cells = [np.asarray(record[field]) for record in records]
+        columns.append(np.stack(cells))
+    return columns

@@ -55,10 +55,13 @@ def blocks(partition: Partition, devices: int) -> tuple[np.ndarray, np.ndarray]:
     n = len(counts)
     size = -(-len(counts) // devices)
     totals = np.bincount(np.arange(n) // size, counts, devices).astype(int)
-    first = np.cumsum(counts) - counts - np.repeat(np.cumsum(totals) - totals, size)[:n]
+    # Records are numbered from 0 on every device.
+    device_starts = np.repeat(np.cumsum(totals) - totals, size)[:n]
+    first = np.cumsum(counts) - counts - device_starts
     rows = np.full((devices, totals.max()), -1)
     is_record = np.arange(indices.shape[1]) < counts[:, None]
-    rows[np.arange(rows.shape[1]) < totals[:, None]] = indices[is_record]
+    is_filled = np.arange(rows.shape[1]) < totals[:, None]
+    rows[is_filled] = indices[is_record]
     return first.astype(np.int32), rows
 
 
@@ -258,7 +261,8 @@ def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
     if sum(sizes) != n_records or not sizes:
         raise ValueError(f"sizes sum to {sum(sizes)} of {n_records} records; make them sum to that")
     rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
-    return _pack(np.split(rng.permutation(n_records), np.cumsum(sizes)[:-1]))
+    order = rng.permutation(n_records)
+    return _pack(np.split(order, np.cumsum(sizes)[:-1]))
 
 
 def dirichlet(
@@ -297,8 +301,10 @@ def dirichlet(
         shards: list[list[np.ndarray]] = [[] for _ in range(n)]
         for number in range(classes.max() + 1):
             rows = rng.permutation(np.flatnonzero(classes == number))
-            cuts = np.cumsum(rng.dirichlet(np.full(n, alpha)))[:-1] * len(rows)
-            for shard, part in zip(shards, np.split(rows, np.round(cuts).astype(int)), strict=True):
+            shares = rng.dirichlet(np.full(n, alpha))
+            cuts = np.cumsum(shares)[:-1] * len(rows)
+            parts = np.split(rows, np.round(cuts).astype(int))
+            for shard, part in zip(shards, parts, strict=True):
                 shard.append(part)
         agent_rows = [np.concatenate(shard) for shard in shards]
         if min(map(len, agent_rows)) >= minimum:

@@ -38,7 +38,8 @@ def split(
     fraction = _validate.probability("fraction", fraction)
     _validate.check_rows("", x, y)
     # Rows of lists and data frames are not taken by numbers.
-    x, y = (np.asarray(_validate.unmasked(*named)) for named in (("x", x), ("y", y)))
+    x = np.asarray(_validate.unmasked("x", x))
+    y = np.asarray(_validate.unmasked("y", y))
     if not x.ndim or not y.ndim:
         raise ValueError(f"x has shape {x.shape} and y {y.shape}; give one entry a record each")
     if len(x) != len(y):

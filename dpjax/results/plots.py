@@ -364,8 +364,10 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
     alike = twice[(cells == cells.iloc[0]).all(axis=1)]
     # Measurements are floats, and stand after the settings.
     floats = [name for name in frame if frame[name].dtype.kind == "f"]
-    later = set(floats) & set(frame.columns[list(frame.columns).index(y) :])
-    names = [name for name in frame if name not in later | {y, "guarantee"}]
+    columns = list(frame.columns)
+    after_y = set(columns[columns.index(y) :])
+    measured = set(floats) & after_y | {y, "guarantee"}
+    names = [name for name in columns if name not in measured]
     varying = [str(name) for name in names if alike[name].map(str).nunique() > 1]
     # One that stands before y has a value of its own in nearly every row.
     many = [name for name in floats if 4 * twice[name].nunique() > len(twice)]
@@ -381,9 +383,8 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
             f"choose one value of {', '.join(varying)} first (where {varying[0]}="
             f"{first[varying[0]]}, say)"
         )
-    raise ValueError(
-        f"records hold several rows for {', '.join(f'{k} = {first[k]}' for k in keys)}; {remedy}"
-    )
+    values = ", ".join(f"{key} = {first[key]}" for key in keys)
+    raise ValueError(f"records hold several rows for {values}; {remedy}")
 
 
 def _named(frame: "pandas.DataFrame", column: str) -> str:
@@ -444,7 +445,8 @@ def _scale(ax: Any, across: Any, log_x: bool, log_y: bool) -> None:
             ticks = values[:1]
             for value in values[1:]:
                 # Labels of near values would lie on each other.
-                if value >= ticks[-1] * (values[-1] / values[0]) ** 0.12:
+                nearest = ticks[-1] * (values[-1] / values[0]) ** 0.12
+                if value >= nearest:
                     ticks.append(value)
             ax.xaxis.set_major_locator(FixedLocator(ticks))
             ax.xaxis.set_minor_locator(NullLocator())
@@ -462,8 +464,10 @@ def _plain_decades(axis: Any) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    spans = (1000, (1,)), (20, (1, 3)), (5, (1, 2, 3, 5, 7)), (0, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7))
-    subs = next(steps for ratio, steps in spans if high > ratio * low)
+    subs: tuple[float, ...] = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7)
+    for ratio, steps in ((5, (1, 2, 3, 5, 7)), (20, (1, 3)), (1000, (1,))):
+        if high > ratio * low:
+            subs = steps
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
     axis.set_minor_formatter(NullFormatter())
@@ -554,8 +558,9 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
         # "T = 5" stays on one line, and lines of so many letters fit the sheet.
         tied = caption.replace(" = ", "\xa0=\xa0")
         length = int(16 * (width - 0.3))
+        lines = textwrap.wrap(tied, length, break_on_hyphens=False)
         text = figure.supxlabel(
-            "\n".join(textwrap.wrap(tied, length, break_on_hyphens=False)).replace("\xa0", " "),
+            "\n".join(lines).replace("\xa0", " "),
             x=0.15 / width,
             ha="left",
             fontsize=7.5,
@@ -563,8 +568,10 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
             parse_math=False,  # A dollar sign would start a formula.
         )
         # The sheet grows by what is written above and below, so that the panels keep their size.
-        written = [_extent(figure, artist).height for artist in (text, *_legends(figure, width))]
-        figure.set_size_inches(width, height + sum(written) / figure.dpi + 0.1 * len(written))
+        artists = (text, *_legends(figure, width))
+        heights = [_extent(figure, artist).height for artist in artists]
+        added = sum(heights) / figure.dpi + 0.1 * len(heights)
+        figure.set_size_inches(width, height + added)
         figure.set_layout_engine("constrained")
         figure.canvas.draw()  # now, in this style, and once for all
         figure.set_layout_engine("none")

@@ -256,7 +256,8 @@ def _commit() -> dict[str, Any]:
 
 def _plain(name: str, value: Any) -> Any:
     """The value as strict JSON can hold it."""
-    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy and JAX
+    if hasattr(value, "tolist"):  # NumPy and JAX
+        value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(f"{name}.{key}", entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -278,7 +279,11 @@ def _rich(value: Any) -> Any:
         return [_rich(entry) for entry in value]
     if isinstance(value, dict):
         # A guarantee's own form already writes infinity as a string: it stays as it is.
-        return {k: v if k in ("guarantee", "guarantees") else _rich(v) for k, v in value.items()}
+        entries = {}
+        for name, entry in value.items():
+            own_form = name in ("guarantee", "guarantees")
+            entries[name] = entry if own_form else _rich(entry)
+        return entries
     return value
 
 

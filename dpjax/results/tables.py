@@ -170,19 +170,24 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
         names = [name for name in group if name not in keys and name not in ("seed", "guarantee")]
         # Measurements are floats, and tell all rows apart.
         names = [name for name in names if group[name].dtype.kind != "f"]
-        differing = [
-            name for name in names
-            if participations.groupby(group[name].map(str)).nunique().max() == 1
-        ]  # fmt: skip
+        differing = []
+        for name in names:
+            # Rows of one value of such a column have one participation.
+            by_value = participations.groupby(group[name].map(str))
+            if by_value.nunique().max() == 1:
+                differing.append(name)
         column = "give rows a column"
         if differing:
             value = group[differing[0]].iloc[0]
             column = f"one value of {', '.join(differing)} (where {differing[0]}={value}, say)"
         raise ValueError(
-            f"frame has rows with {', '.join(f'{k} = {v}' for k, v in keys.items())} whose "
-            f"guarantees are for {'; '.join(several)}; choose some of the files "
-            f"first, or {column} that tells them apart"
+            f"frame has rows with {_pairs(keys)} whose guarantees are for {'; '.join(several)}; "
+            f"choose some of the files first, or {column} that tells them apart"
         )
+
+
+def _pairs(keys: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in keys.items())
 
 
 def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any], value: str) -> None:
@@ -190,15 +195,19 @@ def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any], valu
     if "seed" not in group.columns:
         return
     # Floats and the value are measured; whatever their dtype, these two are not.
-    names = [name for name in group if name in ("seed", "round") or group[name].dtype.kind != "f"]
-    settings = group[[name for name in names if name not in (value, "guarantee")]].map(str)
+    names = []
+    for name in group:
+        is_setting = name in ("seed", "round") or group[name].dtype.kind != "f"
+        if is_setting and name not in (value, "guarantee"):
+            names.append(name)
+    settings = group[names].map(str)
     twice = group[settings.duplicated()]
     if len(twice):
-        where = ", ".join(f"{k} = {v}" for k, v in keys.items())
+        seed = twice["seed"].iloc[0]
         raise ValueError(
-            f"frame has several rows with {where}, seed = {twice['seed'].iloc[0]} that only floats "
-            "tell apart; name their column in by, or write the rows of every run with a column of "
-            "its own, result.rows(run='first')"
+            f"frame has several rows with {_pairs(keys)}, seed = {seed} that only floats tell "
+            "apart; name their column in by, or write the rows of every run with a column of its "
+            "own, result.rows(run='first')"
         )
 
 
@@ -233,8 +242,9 @@ def _column(name: str, values: list[Any]) -> list[str]:
     floats = [float(v) for v in values if isinstance(v, float | np.floating)]
     # Settings (0.05, 10) are shown as they are, measurements with four digits each.
     short = all(f"{v:.4g}" == f"{v:.15g}" for v in floats)
-    numbers = [_is_number(v) for v in values]
-    right = any(numbers) and all(n or v is None for n, v in zip(numbers, values, strict=True))
+    are_numbers = [_is_number(v) for v in values]
+    texts = [v for v in values if v is not None and not _is_number(v)]
+    right = any(are_numbers) and not texts
     cells = [name, *(_cell(value, short) for value in values)]
     width = max(map(len, cells))
     cells.insert(1, "-" * width)
@@ -242,7 +252,9 @@ def _column(name: str, values: list[Any]) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool | np.bool_)
+    if isinstance(value, bool | np.bool_):
+        return False
+    return isinstance(value, int | float | np.number)
 
 
 def _cell(value: Any, short: bool) -> str:

@@ -144,9 +144,10 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
     products: dict[type, Any] = {Neighbours: _gathered, Partitioned: _exchanged}
     product = products.get(type(mixing), _dot)
 
-    def one(path: tuple, leaf: Array) -> Array:
+    def mixed(path: tuple, leaf: Array) -> Array:
         leaf = jnp.asarray(leaf)
-        if leaf.ndim == 0 or leaf.shape[0] != n or not jnp.issubdtype(leaf.dtype, jnp.floating):
+        stacked = leaf.ndim > 0 and leaf.shape[0] == n
+        if not stacked or not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ValueError(
                 f"tree{jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype {leaf.dtype}; "
                 f"give floating leaves with a leading axis of n={n} agents"
@@ -154,7 +155,7 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
         dtype = _numerics.wide_dtype(leaf)
         return product(mixing, leaf.astype(dtype)).astype(leaf.dtype)
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return jax.tree_util.tree_map_with_path(mixed, tree)
 
 
 def polynomial(
@@ -178,7 +179,9 @@ def polynomial(
         return (coefficient * values + 2 * mix(mixing, current) - before, current), None
 
     start = coefficients[-1] * values, jnp.zeros_like(values)
-    (current, before), _ = jax.lax.scan(step, start, coefficients[-2:0:-1])
+    # Clenshaw's rule begins with the highest degree; the constant term has one product less.
+    descending = coefficients[-2:0:-1]
+    (current, before), _ = jax.lax.scan(step, start, descending)
     return coefficients[0] * values + mix(mixing, current) - before
 
 
@@ -257,7 +260,8 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     by_matrix = [np.diff(matrix.indptr) for matrix in rows]
     counts = np.max([np.ones(n), *by_matrix], axis=0).astype(np.int64)
     # Widths are 1, 2, 3, 4, 6, 8, 12, ...: a row is padded by less than half of its entries.
-    widths = np.unique([width for p in range(7) for width in (2**p, 3 * 2**p // 2)])
+    powers = 2 ** np.arange(7)
+    widths = np.unique([powers, 3 * powers // 2])
     exact = np.unique(counts[counts <= _WIDEST])
     widths = exact if len(exact) <= 4 else widths
     bucket = np.searchsorted(widths, np.where(counts > _WIDEST, np.inf, counts))
@@ -276,32 +280,37 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
             all_tables.append(np.stack(part) if mixing.ndim == 3 else part[0])
     wide = [matrix[np.flatnonzero(counts > _WIDEST)].toarray().astype(dtype) for matrix in rows]
     # Numpy arrays, which a caller puts on its devices.
-    heavy_rows: Any = np.stack(wide) if mixing.ndim == 3 else wide[0]
-    place: Any = np.argsort(order).astype(np.int32) if len(np.unique(bucket)) > 1 else None
+    heavy_rows: Any = wide[0]
+    if mixing.ndim == 3:
+        heavy_rows = np.stack(wide)
+    place: Any = None
+    if len(np.unique(bucket)) > 1:
+        place = np.argsort(order).astype(np.int32)
     return Neighbours(tuple(senders), tuple(weights), heavy_rows, place)
 
 
-def partitioned(whole: Neighbours, mesh: Mesh) -> Partitioned:
+def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
     """Return the tables of a mesh of devices, the agents in their order in equal blocks.
 
-    Every row adds up the products of `whole` in the same order.
+    Every row adds up the products of `source` in the same order.
 
     Args:
-        whole: From `neighbours`.
+        source: From `neighbours`.
         mesh: Devices, one axis.
     """
-    n = whole.agents
+    n = source.agents
     devices = mesh.size
     block = -(-n // devices)
-    wide = np.asarray(whole.wide)
-    if whole.order is None:
+    wide = np.asarray(source.wide)
+    if source.order is None:
         agents = np.arange(n)
     else:
-        agents = np.argsort(np.asarray(whole.order))
-    rows = np.split(agents, np.cumsum([part.shape[-2] for part in whole.senders]))
+        agents = np.argsort(np.asarray(source.order))
+    lengths = [part.shape[-2] for part in source.senders]
+    rows = np.split(agents, np.cumsum(lengths))
     owners = [members // block for members in rows]
     needed = np.zeros((devices, n), bool)
-    for owner, part in zip(owners, whole.senders, strict=False):
+    for owner, part in zip(owners, source.senders, strict=False):
         needed[np.broadcast_to(owner[:, None], part.shape), part] = True
     heavy = (wide != 0).any(axis=tuple(range(wide.ndim - 2)))
     np.logical_or.at(needed, owners[-1], heavy)
@@ -309,29 +318,36 @@ def partitioned(whole: Neighbours, mesh: Mesh) -> Partitioned:
 
     row, column = np.nonzero(heavy)
     moved = np.zeros((*wide.shape[:-1], length), wide.dtype)
-    moved[..., row, place[owners[-1][row], column]] = wide[..., row, column]
-    senders = [place[o[:, None], s] for o, s in zip(owners, whole.senders, strict=False)]
+    local_column = place[owners[-1][row], column]
+    moved[..., row, local_column] = wide[..., row, column]
+    # Numbers of agents become places on the device that reads them.
+    senders = []
+    for owner, part in zip(owners, source.senders, strict=False):
+        senders.append(place[owner[:, None], part])
     order: Any = np.tile(np.arange(block, dtype=np.int32), devices)
     first = 0
     tables: list[Any] = []
-    for members, owner, *parts in zip(
-        rows, owners, [*senders, moved], [*whole.weights, moved], strict=True
-    ):
+    columns = ([*senders, moved], [*source.weights, moved])
+    for members, owner, *parts in zip(rows, owners, *columns, strict=True):
         counts = np.bincount(owner, minlength=devices)
         size = int(counts.max())
-        offset = np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+        starts = np.cumsum(counts) - counts
+        offset = np.arange(len(owner)) - starts[owner]
         order[members] = first + offset
         first = first + size
         # Devices with fewer rows have some of weight zero, which no agent reads.
-        filled = [np.zeros((*p.shape[:-2], devices * size, p.shape[-1]), p.dtype) for p in parts]
-        for out, part in zip(filled, parts, strict=True):
-            out[..., owner * size + offset, :] = part
+        filled = []
+        for part in parts:
+            table = np.zeros((*part.shape[:-2], devices * size, part.shape[-1]), part.dtype)
+            table[..., owner * size + offset, :] = part
+            filled.append(table)
         tables.append(filled)
-    *few, (local, _) = tables
-    plain = first == block and (order == np.tile(np.arange(block), devices)).all()
-    local_tables = Neighbours(
-        tuple(s for s, _ in few), tuple(w for _, w in few), local, None if plain else order
-    )
+    *narrow, (heavy_rows, _) = tables
+    if first == block and (order == np.tile(np.arange(block), devices)).all():
+        order = None
+    local_senders = tuple(table[0] for table in narrow)
+    local_weights = tuple(table[1] for table in narrow)
+    local_tables = Neighbours(local_senders, local_weights, heavy_rows, order)
     return Partitioned(local_tables, sends, n, mesh, steps)
 
 
@@ -355,15 +371,20 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
         for i in range(devices):
             j = (i + shift) % devices
             rows = np.flatnonzero(needed[j, i * block : (i + 1) * block])
-            if len(rows):
-                free = (s for s in steps if all(a != i and b != j for a, b in s))
-                step = next(free, None)
-                if step is None:
-                    steps.append(step := {})
-                step[i, j] = rows
+            if not len(rows):
+                continue
+            for step in steps:
+                if all(a != i and b != j for a, b in step):
+                    break
+            else:
+                step = {}
+                steps.append(step)
+            step[i, j] = rows
     sizes = [max(map(len, step.values())) for step in steps]
     if sum(sizes) >= (devices - 1) * block:
-        return None, (), np.tile(np.arange(n, dtype=np.int32), (devices, 1)), devices * block
+        # `all_gather` moves no more rows than these steps.
+        everywhere = np.tile(np.arange(n, dtype=np.int32), (devices, 1))
+        return None, (), everywhere, devices * block
     place = np.zeros((devices, n), np.int32)
     numbers = np.arange(n)
     place[numbers // block, numbers] = numbers % block
@@ -387,14 +408,15 @@ def _exchanged(mixing: Partitioned, values: Array) -> Array:
     def local(tables: Neighbours, sends: tuple[Array, ...], values: Array) -> Array:
         if mixing.steps is None:
             return _gathered(tables, jax.lax.all_gather(values, axis, tiled=True))
-        received = [
-            jax.lax.ppermute(values.at[rows].get(mode="promise_in_bounds"), axis, pairs)
-            for rows, pairs in zip(sends, mixing.steps, strict=True)
-        ]
+        received = []
+        for rows, pairs in zip(sends, mixing.steps, strict=True):
+            sent = values.at[rows].get(mode="promise_in_bounds")
+            received.append(jax.lax.ppermute(sent, axis, pairs))
         return _gathered(tables, jnp.concatenate([values, *received]))
 
     padding = mixing.mesh.size * mixing.block - mixing.agents
-    padded = jnp.pad(values, ((0, padding), *[(0, 0)] * (values.ndim - 1)))
+    others = [(0, 0)] * (values.ndim - 1)
+    padded = jnp.pad(values, ((0, padding), *others))
     sharded = jax.shard_map(local, mesh=mixing.mesh, in_specs=spec, out_specs=spec)
     return sharded(mixing.tables, mixing.sends, padded)[: mixing.agents]
 

@@ -317,9 +317,13 @@ def _row(path: Path, number: int, line: str) -> list[str]:
 
 def _check_rows(path: Path, rows: list[list[str]]) -> None:
     """Refuse rows of numbers that may be something else than edges and their weights."""
-    numbered = [row for row in rows if len(row) > 2 and all(map(str.isdecimal, row[1:3]))]
+    numbered = []
+    for row in rows:
+        if len(row) > 2 and all(map(str.isdecimal, row[1:3])):
+            numbered.append(row)
     # A node has one row of neighbours, and an edge one number, so these begin differently.
-    separate = len({row[0] for row in rows}) == len(rows) == len(numbered)
+    firsts = {row[0] for row in rows}
+    separate = len(firsts) == len(rows) == len(numbered)
     separate = separate and all(row[1] != row[2] for row in numbered)
     if separate or (numbered and len(set(map(len, rows))) > 1):
         raise ValueError(
@@ -328,7 +332,8 @@ def _check_rows(path: Path, rows: list[list[str]]) -> None:
         )
     others = {name for row in rows[1:] for name in row[:2]}
     titles = "".join(others).isdecimal() and not "".join(rows[0][:2]).isdecimal()
-    if titles or rows[0] == [str(len(others)), str(len(rows) - 1)]:
+    counts = [str(len(others)), str(len(rows) - 1)]
+    if titles or rows[0] == counts:
         raise ValueError(
             f"path is {str(path)!r}, whose first line {' '.join(rows[0])!r} may be titles, or the "
             "counts of nodes and edges; begin it with #, or write this edge in another line"
@@ -390,14 +395,15 @@ def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:
     """
     if path is None:
         cache = os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/dpjax"
-        named = [root for root in (os.environ.get("DPJAX_DATA"), cache) if root]
-        roots = [Path(root).expanduser() for root in named]
+        folders = [folder for folder in (os.environ.get("DPJAX_DATA"), cache) if folder]
+        roots = [Path(folder).expanduser() for folder in folders]
         files = [root / folder / _EGO for root in roots for folder in (".", "graphs")]
         path = next((file for file in files if os.path.isfile(file)), None)
         if path is None:
+            places = ", ".join(map(str, roots))
             raise ValueError(
-                f"{_EGO} is in none of {', '.join(map(str, roots))}; run `dpjax data` to fetch it, "
-                "set DPJAX_DATA to the folder that holds it, or give its path"
+                f"{_EGO} is in none of {places}; run `dpjax data` to fetch it, set DPJAX_DATA to "
+                "the folder that holds it, or give its path"
             )
     graph = from_edgelist(path)
     shape = (graph.number_of_nodes(), graph.number_of_edges())
@@ -457,9 +463,11 @@ def parse(spec: str) -> nx.Graph:
             ) from None
     function, types, required = _NUMBERED[name]
     if not required <= len(words) <= len(types):
+        choice = str(required)
+        if required != len(types):
+            choice = f"{required} to {len(types)}"
         raise ValueError(
-            f"graph is {spec!r} with {len(words)} numbers after {name!r}; give "
-            + (f"{required} to {len(types)}" if required != len(types) else f"{required}")
+            f"graph is {spec!r} with {len(words)} numbers after {name!r}; give {choice}"
         )
     try:
         arguments = [convert(word) for convert, word in zip(types, words, strict=False)]

@@ -409,9 +409,10 @@ def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
     adjacency: Any
     if _validate.flag("sparse", sparse):
         links = nx.to_scipy_sparse_array(graph, nodelist=order, weight=None).tocoo()
-        off = (links.row != links.col) & (links.data != 0)
-        pairs = (np.ones(int(off.sum())), (links.row[off], links.col[off]))
-        adjacency = scipy.sparse.csr_array(pairs, shape=(n, n))
+        proper = (links.row != links.col) & (links.data != 0)
+        ends = (links.row[proper], links.col[proper])
+        ones = np.ones(int(proper.sum()))
+        adjacency = scipy.sparse.csr_array((ones, ends), shape=(n, n))
         adjacency.data[:] = 1.0  # Several links of one pair are one.
     else:
         purpose = "a mixing matrix [n, n] and its support"
@@ -444,7 +445,8 @@ def _require_connected(support: Any, name: str, names: Sequence[str] | None = No
     if names is None:
         names = [str(i) for i in range(n)]
     members_text = ", ".join(nodes.title(names, int(i)) for i in members[:_LISTED])
-    members_text += f" and {len(members) - _LISTED} more" if len(members) > _LISTED else ""
+    if len(members) > _LISTED:
+        members_text += f" and {len(members) - _LISTED} more"
     hint = ""
     if nodes.named(names) and len(members) == 2:
         hint = " (a header line of a file is read as an edge: begin it with #, or delete it)"

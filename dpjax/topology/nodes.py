@@ -148,11 +148,10 @@ def find_all(names: Sequence[str], words: Sequence[str], argument: str) -> tuple
 
 def _counted(names: Sequence[str], word: str) -> set[int]:
     """The index that a word is, if it is one; 007 is none."""
-    if not (word.isascii() and word.isdecimal() and len(word) < 10):
+    decimal = word.isascii() and word.isdecimal() and len(word) < 10
+    if not decimal or word != str(int(word)):
         return set()
-    if word == str(int(word)):
-        return {int(word)} & set(range(len(names)))
-    return set()
+    return {int(word)} & set(range(len(names)))
 
 
 def _refuse(names: Sequence[str], reason: str) -> NoReturn:
