@@ -27,7 +27,7 @@ from _common import claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
-from dpjax.algorithms.sketches import Count, FixedFrame, Given, Learned
+from dpjax.algorithms.sketches import Count, FixedFrame, GivenFrame, Learned
 from dpjax.contrib import networks
 from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
@@ -202,7 +202,7 @@ def _settings(config: Config, name: str, k: int, public: Any) -> list[Setting]:
     if name == "fixed":
         sketch: Any = FixedFrame(k, is_orthonormal=False)
     else:
-        sketch = None if public is None else Given(public)
+        sketch = None if public is None else GivenFrame(public)
     return [adam(f"floor {one:g}", Federated(trusted, sketch=sketch), one) for one in config.floors]
 
 

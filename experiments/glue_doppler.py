@@ -159,7 +159,7 @@ def learner(config: Config) -> Any:
         start = model.init(jax.random.key(0), jnp.asarray(data.x_train[:1]))
     else:
         model = roberta.RoBERTa(classes)
-        start = roberta.load(config.weights, model, key=jax.random.key(0))
+        start = roberta.load_roberta(config.weights, model, key=jax.random.key(0))
     given = {"params": start} if config.weights or config.frozen else {}
     if config.frozen:
         given["frozen"] = lambda path: any(part in path for part in config.frozen)

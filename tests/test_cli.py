@@ -512,7 +512,9 @@ def test_a_command_line_that_does_not_parse_is_status_2(
 
 
 def test_data_lists_what_is_here(capsys: Capture, elsewhere: Path) -> None:
-    canonical.write(elsewhere / "cache" / "own.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
+    canonical.write_archive(
+        elsewhere / "cache" / "own.npz", {"x": np.ones((2, 1)), "y": np.arange(2)}
+    )
     assert cli.main(["data", "list"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"a9a +can be fetched", text) and re.search(r"own +here, ", text)
@@ -528,8 +530,8 @@ def test_data_that_is_not_whole_is_not_here(
 ) -> None:
     """Other records, a cut file, an unpacked archive, and an edge list of another network."""
     folder = elsewhere / "cache"
-    canonical.write(folder / "a9a.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
-    canonical.read(folder / "a9a.npz")  # As a user's own file: whole, and noted so.
+    canonical.write_archive(folder / "a9a.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
+    canonical.read_archive(folder / "a9a.npz")  # As a user's own file: whole, and noted so.
     (folder / "mnist.npz").write_bytes(b"PK")
     (folder / "housing.npz").mkdir()
     (folder / "facebook_ego.edgelist").write_text("a b\n")
@@ -545,10 +547,14 @@ def test_data_that_is_not_whole_is_not_here(
 
 def test_data_check_finds_the_bad_file(capsys: Capture, elsewhere: Path) -> None:
     assert cli.main(["data", "check"]) == 0
-    canonical.write(elsewhere / "cache" / "own.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
+    canonical.write_archive(
+        elsewhere / "cache" / "own.npz", {"x": np.ones((2, 1)), "y": np.arange(2)}
+    )
     assert cli.main(["data", "check"]) == 0
     assert "own: whole" in capsys.readouterr().out
-    canonical.write(elsewhere / "cache" / "a9a.npz", {"x": np.ones((2, 1)), "y": np.arange(2)})
+    canonical.write_archive(
+        elsewhere / "cache" / "a9a.npz", {"x": np.ones((2, 1)), "y": np.arange(2)}
+    )
     (elsewhere / "cache" / "w8a.npz").write_bytes(b"PK")
     assert cli.main(["data", "check"]) == 1
     text = capsys.readouterr().out

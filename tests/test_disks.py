@@ -39,7 +39,7 @@ WRITERS = {
     "design.npz": lambda path: MADE.save(path),
     "solution.npz": lambda path: minimize_trace(np.eye(2)).save(path),
     "run.jsonl": lambda path: records.write(path, ROWS, {}),
-    "data.npz": lambda path: canonical.write(path, DATA),
+    "data.npz": lambda path: canonical.write_archive(path, DATA),
     "figure.svg": figure,
 }
 
@@ -72,8 +72,8 @@ READERS = {
     "graph": graphs.parse,
     "edge list": graphs.from_edgelist,
     "records": records.read,
-    "data": canonical.read,
-    "archive": lambda name: canonical.read(f"{name}.npz"),
+    "data": canonical.read_archive,
+    "archive": lambda name: canonical.read_archive(f"{name}.npz"),
     "cache": lambda name: load.load("a9a", cache=name, download=False),
     "name": load.load,
     "download": lambda name: load.load("housing", cache=name),
@@ -82,7 +82,7 @@ READERS = {
     "task": lambda name: texts.read_task("sst2", Letters, 4, folder=name, download=False),
     "made task": lambda name: texts.read_task("sst2", Letters, 4, folder=name),
     "tokenizer": tokenizer.load,
-    "weights": weights.read,
+    "weights": weights.read_tensors,
 }
 
 

@@ -110,7 +110,7 @@ class Federated(Method):
                 "Trusted(), or one of your own that inherits protocols.Aggregator"
             )
         if self.sketch is not None:
-            sketches.check(self.sketch)
+            sketches.check_sketch(self.sketch)
         if not 0 <= _validate.number("centre", self.centre) < 1:
             raise ValueError(f"centre is {self.centre!r}; give a decay from 0 to below 1")
         _validate.fields(self, _validate.integer, "local_steps")

@@ -22,7 +22,7 @@ from dpjax.protocols import Memory, Models, Updates
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.sketch import CountSketch, Frame
 
-__all__ = ["Count", "FixedFrame", "Given", "Learned", "LinearSketch", "noise_floor"]
+__all__ = ["Count", "FixedFrame", "GivenFrame", "Learned", "LinearSketch", "noise_floor"]
 
 _FORGOTTEN = 1e-17
 
@@ -172,7 +172,7 @@ class Count(_Known):
 
 
 @dataclass(frozen=True, eq=False)
-class Given(_Known):
+class GivenFrame(_Known):
     """A given frame, such as an oracle's from public gradients.
 
     Attributes:
@@ -183,8 +183,8 @@ class Given(_Known):
 
     Example:
         >>> import numpy as np
-        >>> from dpjax.algorithms.sketches import Given
-        >>> Given(np.eye(5)[:, :2]).k
+        >>> from dpjax.algorithms.sketches import GivenFrame
+        >>> GivenFrame(np.eye(5)[:, :2]).k
         2
     """
 
@@ -199,7 +199,7 @@ class Given(_Known):
 
     def __eq__(self, other: Any) -> bool:
         """Whether the numbers are equal."""
-        return isinstance(other, Given) and np.array_equal(self.columns, other.columns)
+        return isinstance(other, GivenFrame) and np.array_equal(self.columns, other.columns)
 
     def __hash__(self) -> int:
         """The hash of the numbers."""
@@ -207,7 +207,7 @@ class Given(_Known):
 
     def __repr__(self) -> str:
         """Its size."""
-        return f"Given(columns={self.columns.shape})"
+        return f"GivenFrame(columns={self.columns.shape})"
 
     @property
     def k(self) -> int:
@@ -383,7 +383,7 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
     return variance * float(optimum.fun)
 
 
-def check(sketch: Any) -> None:
+def check_sketch(sketch: Any) -> None:
     """Check that a value is a sketch.
 
     Raises:

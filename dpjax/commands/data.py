@@ -76,7 +76,7 @@ def _fault(path: Path) -> Exception | None:
             graphs.facebook_ego(path)
         else:
             remedy = "delete it and put or fetch a whole one"
-            canonical.read(path, entry.sha256, remedy, in_any_order=entry.in_any_order)
+            canonical.read_archive(path, entry.sha256, remedy, in_any_order=entry.in_any_order)
     except (ValueError, OSError) as error:
         return error
     return None

@@ -289,7 +289,7 @@ def _replaced(config: Config, point: Mapping[str, Any]) -> Config:
 
 def _task(problems: Sequence[Problem], mixing: Any, options: Mapping[str, Any]) -> list[Any]:
     """What the rows depend on beside the configs."""
-    matrix = mixing_.check(mixing, stochastic=None, connected=False)
+    matrix = mixing_.check_mixing(mixing, stochastic=None, connected=False)
     functions = _functions(problems[0])
     traced = [jax.jit(function).trace(*arguments) for function, *arguments in functions]
     program = checkpoint.computation(traced, release=False)

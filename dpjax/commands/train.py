@@ -147,7 +147,7 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
         )
     # A model may be in a file beside the settings, which hides no installed module.
     sys.path.append(str(path.resolve().parent))
-    plans, task = read(settings)
+    plans, task = read_settings(settings)
     storage: dict[str, Any] = {"checkpoint": f"{folder}.checkpoint", "key_file": f"{folder}.key"}
     # Under another name until all is there: whoever finds the folder finds a whole result, and the
     # same command writes that of a release which was stopped here.
@@ -192,7 +192,7 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
     return 0
 
 
-def read(settings: Mapping[str, Any]) -> tuple[list[plan_.Plan], Problem]:
+def read_settings(settings: Mapping[str, Any]) -> tuple[list[plan_.Plan], Problem]:
     """The plans and the problem of settings.
 
     Args:

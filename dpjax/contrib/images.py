@@ -127,5 +127,5 @@ def read(
 def _pretrained(weights: Path, classes: int, layout: Layout) -> tuple[nn.Module, Any]:
     """The network of the file on enlarged pictures, and its parameters."""
     body = vit.ViT(classes, layout=layout)
-    loaded = vit.load(weights, body, key=jax.random.key(0))
+    loaded = vit.load_vit(weights, body, key=jax.random.key(0))
     return networks.Pixels(body, side=224), {"params": {"body": loaded["params"]}}

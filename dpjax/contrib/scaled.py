@@ -85,7 +85,7 @@ class Scaled:
 
     def __post_init__(self) -> None:
         """Check the sketch and the rule."""
-        sketches.check(self.sketch)
+        sketches.check_sketch(self.sketch)
         rule: Any = self.quantile
         if not isinstance(rule, Quantile):
             raise ValueError(

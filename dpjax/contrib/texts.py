@@ -100,7 +100,7 @@ def read_task(
         arrays[f"y_{part}"] = np.array([classes.index(label) for label in labels], np.int32)
     return Dataset(
         task, arrays["x_train"], arrays["y_train"], arrays["x_test"], arrays["y_test"],
-        f"GLUE, {task}, from {place}", canonical.combined(arrays),
+        f"GLUE, {task}, from {place}", canonical.combined_digest(arrays),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ __all__: list[str] = []
 _LARGEST = 46_340
 
 
-def check(
+def check_batch_size(
     counts: Int[np.ndarray, " n"], batch_size: int, agents: Sequence[str] | None = None
 ) -> None:
     """Refuse a batch size that some agent cannot fill with distinct records.
@@ -59,7 +59,7 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
 
     Args:
         key: The round's key.
-        counts: [n] records of each agent, each at least ``batch_size`` (see `check`).
+        counts: [n] records of each agent, each at least ``batch_size`` (see `check_batch_size`).
         batch_size: Records B an agent draws.
 
     Returns:

@@ -33,7 +33,7 @@ class Dataset(NamedTuple):
         x_test: [M, ...] test examples; None where there are none.
         y_test: [M] their labels; None where there are none.
         source: Where it comes from.
-        sha256: Of the records, see `canonical.read`.
+        sha256: Of the records, see `canonical.read_archive`.
         owner: [N] names or numbers of the train records' agents; None where there are none.
     """
 
@@ -47,7 +47,7 @@ class Dataset(NamedTuple):
     owner: np.ndarray | None = None
 
 
-def digest(x: np.ndarray, y: np.ndarray) -> str:
+def record_digest(x: np.ndarray, y: np.ndarray) -> str:
     """Return the sha256 of records: x, then y, in C order, each in its smallest exact type.
 
     Args:
@@ -71,7 +71,7 @@ def unordered(x: np.ndarray, y: np.ndarray) -> str:
         y: [N] labels.
 
     Returns:
-        Hexadecimal sha256; records are hashed as `digest` does.
+        Hexadecimal sha256; records are hashed as `record_digest` does.
     """
     examples = np.ascontiguousarray(_small(x))
     targets = np.ascontiguousarray(_small(y))
@@ -94,7 +94,7 @@ def _small(array: np.ndarray) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("<"))
 
 
-def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arrays:
+def check_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arrays:
     """Return the arrays of a data set, if they are fit to learn from.
 
     Args:
@@ -134,7 +134,7 @@ def check(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arr
                 f"{path} holds {examples} of shape {x.shape} and {targets} of shape {y.shape}; "
                 "give one row and one label for each record"
             )
-        checked |= {f"x_{part}": x, f"y_{part}": labels(y)}
+        checked |= {f"x_{part}": x, f"y_{part}": as_labels(y)}
     shapes = {checked[name].shape[1:] for name in ("x_train", "x_test") if name in checked}
     if len(shapes) > 1:
         raise ValueError(f"{path} holds train and test records of shapes {shapes}; make them alike")
@@ -166,7 +166,7 @@ def _fit(path: str | os.PathLike[str], name: str, values: np.ndarray) -> np.ndar
     return array
 
 
-def read(
+def read_archive(
     path: str | os.PathLike[str],
     expected: tuple[str | None, str | None] = (None, None),
     remedy: str = "make the file again",
@@ -182,45 +182,45 @@ def read(
         in_any_order: Known digests of the same records in whatever order, which do as well.
 
     Returns:
-        The arrays by name and the sha256 of all records, as `combined` gives it.
+        The arrays by name and the sha256 of all records, as `combined_digest` gives it.
 
     Raises:
         FileNotFoundError: When there is no such file.
         ValueError: For a file that is truncated, has missing or unfit arrays, or other records.
     """
     with _files.reading(path, remedy):
-        arrays = check(path, _files.archive(path))
+        arrays = check_arrays(path, _files.archive(path))
     digests = _digests(arrays)
     for part, want, shuffled in zip(_PARTS, expected, in_any_order, strict=True):
         if want is None or digests.get(part) == want:
             continue
         if part not in digests or unordered(*_records(arrays, part)) != shuffled:
             raise ValueError(f"{path} holds other {part} records than the published ones; {remedy}")
-    return arrays, combined(arrays, digests)
+    return arrays, combined_digest(arrays, digests)
 
 
-def write(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
+def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
     """Write a data set in the canonical form, complete or not at all.
 
     Args:
         path: The npz file; one that is there is replaced.
-        arrays: As for `check`.
+        arrays: As for `check_arrays`.
 
     Returns:
         The path.
     """
-    checked = check(path, arrays)
+    checked = check_arrays(path, arrays)
     path = Path(path)
     with _files.writing("path", path):
         _files.replace(path, lambda file: np.savez_compressed(file, **checked))  # type: ignore[arg-type]
     return path
 
 
-def combined(arrays: Arrays, digests: Mapping[str, str] | None = None) -> str:
+def combined_digest(arrays: Arrays, digests: Mapping[str, str] | None = None) -> str:
     """Return the sha256 of all records: of the train records where there are no others.
 
     Args:
-        arrays: From `check`.
+        arrays: From `check_arrays`.
         digests: Of each part, where they are known.
     """
     texts = list((_digests(arrays) if digests is None else digests).values())
@@ -234,10 +234,12 @@ def _records(arrays: Arrays, part: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _digests(arrays: Arrays) -> dict[str, str]:
-    return {part: digest(*_records(arrays, part)) for part in _PARTS if f"x_{part}" in arrays}
+    return {
+        part: record_digest(*_records(arrays, part)) for part in _PARTS if f"x_{part}" in arrays
+    }
 
 
-def labels(values: np.ndarray) -> np.ndarray:
+def as_labels(values: np.ndarray) -> np.ndarray:
     """Return labels as int32 where all are whole numbers, else as float32.
 
     Raises:

@@ -15,8 +15,8 @@ class Known(NamedTuple):
 
     Attributes:
         source: Where it comes from, and whom to cite.
-        sha256: Digest of the train and of the test records (`canonical.digest`); None where there
-            are none or it is not fixed.
+        sha256: Digest of the train and of the test records (`canonical.record_digest`); None where
+            there are none or it is not fixed.
         urls: Of the LIBSVM file of the train records, then of the test records, as far as they
             can be fetched: addresses of the same records, tried in turn.
         features: Number of features of those.

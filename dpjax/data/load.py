@@ -58,7 +58,7 @@ def load(
     entry = catalog.SETS.get(name)
     if entry is not None and entry.bundled:
         arrays = bundled(name)
-        return _dataset(name, arrays, entry.source, canonical.combined(arrays))
+        return _dataset(name, arrays, entry.source, canonical.combined_digest(arrays))
     path = root / f"{name}.npz"
     if os.sep in name or (entry is None and not os.path.exists(path)):
         stems = {file.stem for file in root.glob("*.npz")}
@@ -73,7 +73,9 @@ def load(
     if entry.obtainable:
         again = "delete the file and fetch it again"
     try:
-        arrays, sha256 = canonical.read(path, entry.sha256, again, in_any_order=entry.in_any_order)
+        arrays, sha256 = canonical.read_archive(
+            path, entry.sha256, again, in_any_order=entry.in_any_order
+        )
     except ValueError:
         if new:
             path.unlink()
@@ -127,7 +129,7 @@ def _obtain(name: str, entry: catalog.Known, path: Path, download: bool) -> None
                 arrays = _from_library(entry, path)
         except OSError as error:
             raise ValueError(f"{path} does not exist, and {error}; {by_hand}") from None
-        canonical.write(path, arrays)
+        canonical.write_archive(path, arrays)
 
 
 def _first_records(data: Dataset, train: int, test: int) -> canonical.Arrays:
@@ -190,7 +192,7 @@ def libsvm(path: Path, features: int | None) -> tuple[Float[np.ndarray, "N d"], 
 
     with _files.reading(path, "give a whole LIBSVM file"):
         sparse, targets = datasets.load_svmlight_file(path, n_features=features, zero_based=False)
-    return sparse.toarray().astype(np.float32), canonical.labels(targets)
+    return sparse.toarray().astype(np.float32), canonical.as_labels(targets)
 
 
 def bundled(name: str) -> dict[str, np.ndarray]:

@@ -133,7 +133,7 @@ class Random(_Sampler):
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than a batch has."""
-        batches.check(counts, self.batch_size, agents)
+        batches.check_batch_size(counts, self.batch_size, agents)
 
     def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
         """Draw a round's records; no place is padding."""

@@ -321,7 +321,7 @@ def _checked(mixing: Mixing) -> HashableMatrix:
     """The mixing matrix with its digest; one that has it was checked."""
     if isinstance(mixing, HashableMatrix):
         return mixing
-    return HashableMatrix(mixing_.check(mixing, stochastic=None))
+    return HashableMatrix(mixing_.check_mixing(mixing, stochastic=None))
 
 
 def _digest(numbers: Vector | None) -> str | None:

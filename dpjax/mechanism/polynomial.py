@@ -138,7 +138,7 @@ def design(
         [24.9, 24.1, 23.4]
     """
     degree = _validate.integer("degree", degree, most=32)
-    matrix = rounded(mixing_.check(mixing, stochastic=None))
+    matrix = rounded(mixing_.check_mixing(mixing, stochastic=None))
     n = matrix.matrix.shape[0]
     limits = spatial.bounds(precision_bound, n)
     steps = np.ones(1) if step_sizes is None else _validate.finite_array("step_sizes", step_sizes)

@@ -39,6 +39,7 @@ times as long on a CPU. Below it are batches of 256."""
 
 Weights = Callable[[Array], Array]
 _Apply = Callable[..., Array]
+_Shaped = Array | jax.ShapeDtypeStruct
 
 
 class _Call(NamedTuple):
@@ -326,7 +327,7 @@ class Gradients:
         factors = _validate.finite_array("coefficients", coefficients, ndim=1)
         return dataclasses.replace(self, coefficients=tuple(map(float, factors)))
 
-    def chosen(self, params: VariableDict, x: Array | jax.ShapeDtypeStruct) -> dict[str, str]:
+    def chosen(self, params: VariableDict, x: _Shaped) -> dict[str, str]:
         """Return the layers that were found, each with what is done about its gradient.
 
         Args:
@@ -372,7 +373,7 @@ class Gradients:
             return params
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
 
-    def error(self, params: VariableDict, x: Array, places: int) -> float:
+    def error(self, params: VariableDict, x: _Shaped, places: int) -> float:
         """Return how wrong the sum may be before it is rounded, over the summed norms of its terms.
 
         Args:
@@ -410,7 +411,7 @@ class Gradients:
         layer = _numerics.layer_numbers(points[0])
         unit = _unit(leaves)
         parts = [self._differentiated(point, calls, x, y) for point in points]
-        formed, pairs = products.combined(self.coefficients, [part[:2] for part in parts])
+        formed, pairs = products.combined_points(self.coefficients, [part[:2] for part in parts])
         lost = {}
         for number in parts[0][2]:
             lost[number] = sum(part[2][number] for part in parts)
@@ -511,7 +512,7 @@ class Gradients:
             formed |= zip(call.leaves, call.product.parameters(of_kernel, values), strict=True)
         return formed, pairs, lost
 
-    def _calls(self, params: VariableDict, x: Array | jax.ShapeDtypeStruct) -> list[_Call]:
+    def _calls(self, params: VariableDict, x: _Shaped) -> list[_Call]:
         """The layers whose gradients are products, by reading the program of one example."""
         params = self.like(params)
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]

@@ -88,7 +88,7 @@ class Product:
         return list(jax.vmap(pull)(formed.reshape(-1, *kernel.shape)))
 
 
-def combined(coefficients: Sequence[float] | None, parts: Sequence[Any]) -> Any:
+def combined_points(coefficients: Sequence[float] | None, parts: Sequence[Any]) -> Any:
     """Formed gradients and products of several points, as those of a linear combination.
 
     Products are added up by putting their positions in a row.

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from dpjax.models import weights
 from dpjax.models.layers import attend
 
-__all__ = ["RoBERTa", "load"]
+__all__ = ["RoBERTa", "load_roberta"]
 
 _START = nn.initializers.normal(0.02)
 
@@ -127,7 +127,9 @@ class _Head(nn.Module):
         return _dense(self.classes, "out_proj")(x)
 
 
-def load(path: str | Path, model: RoBERTa, *, key: PRNGKeyArray | None = None) -> dict[str, Any]:
+def load_roberta(
+    path: str | Path, model: RoBERTa, *, key: PRNGKeyArray | None = None
+) -> dict[str, Any]:
     """Read a model's parameters from a safetensors file in the layout of Hugging Face.
 
     ``roberta.embeddings...``, ``roberta.encoder.layer.N...`` and ``classifier...``. The head of
@@ -146,7 +148,9 @@ def load(path: str | Path, model: RoBERTa, *, key: PRNGKeyArray | None = None) -
     """
     example = jnp.zeros((1, 2), jnp.int32)
     unused = ("lm_head.", "roberta.pooler.", "roberta.embeddings.position_ids")
-    return weights.load(path, model, example, _name, head="head", key=key, ignored=unused)
+    return weights.load_parameters(
+        path, model, example, _name, head="head", key=key, ignored=unused
+    )
 
 
 _EMBEDDINGS = {

@@ -12,7 +12,7 @@ from dpjax.models import weights
 from dpjax.models.conv import Conv, Layout
 from dpjax.models.layers import attend
 
-__all__ = ["ViT", "load"]
+__all__ = ["ViT", "load_vit"]
 
 _START = nn.initializers.truncated_normal(0.02)
 
@@ -100,7 +100,7 @@ class ViT(nn.Module):
         return nn.Dense(self.classes, kernel_init=_START, name="head")(summary)
 
 
-def load(
+def load_vit(
     path: str | Path, model: ViT, image: int = 224, *, key: PRNGKeyArray | None = None
 ) -> dict[str, Any]:
     """Read a model's parameters from a safetensors file in the layout of timm.
@@ -123,7 +123,7 @@ def load(
     """
     image = _validate.integer("image", image)
     example = jnp.zeros((1, image, image, 3))
-    return weights.load(path, model, example, _name, head="head", key=key)
+    return weights.load_parameters(path, model, example, _name, head="head", key=key)
 
 
 _INNER = {"qkv": "attn.qkv", "proj": "attn.proj", "fc1": "mlp.fc1", "fc2": "mlp.fc2"}

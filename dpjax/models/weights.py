@@ -15,7 +15,7 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _files
 
-__all__ = ["load"]
+__all__ = ["load_parameters"]
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias": "bias"}
 """PyTorch's names of flax's parameters; others keep their own."""
@@ -23,7 +23,7 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias":
 _DTYPES = re.compile("BF16|F(16|32|64)|[IU](8|16|32|64)|BOOL")
 
 
-def read(path: str | Path) -> dict[str, np.ndarray]:
+def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
     """Return the tensors of a safetensors file.
 
     Args:
@@ -41,7 +41,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
         >>> from safetensors.numpy import save_file
         >>> from dpjax.models import weights
         >>> save_file({"head.bias": np.zeros(3, np.float32)}, "some.safetensors")
-        >>> weights.read("some.safetensors")["head.bias"].shape
+        >>> weights.read_tensors("some.safetensors")["head.bias"].shape
         (3,)
     """
     if not os.path.isfile(path):
@@ -68,7 +68,7 @@ def read(path: str | Path) -> dict[str, np.ndarray]:
     }
 
 
-def load(
+def load_parameters(
     path: str | Path,
     model: nn.Module,
     example: Any,
@@ -99,7 +99,7 @@ def load(
     Raises:
         ValueError: For tensors that are missing, unknown, not finite or of another shape, by name.
     """
-    tensors = read(path)
+    tensors = read_tensors(path)
     shapes = jax.eval_shape(model.init, jax.random.key(0), example)["params"]
     shapes = flatten_dict(shapes)
     params = {}

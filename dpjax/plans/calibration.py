@@ -153,7 +153,7 @@ class Target:
             raise ValueError(
                 f"config is {_validate.shown(config)}; give make_plan(dp.Config(...), W)"
             )
-        mixing = mixing_.check(self.mixing, stochastic=config.method.stochastic)
+        mixing = mixing_.check_mixing(self.mixing, stochastic=config.method.stochastic)
         if not scipy.sparse.issparse(mixing):
             mixing.flags.writeable = False
         _validate.assign(self, mixing=mixing)

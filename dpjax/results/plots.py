@@ -177,9 +177,9 @@ def lines(
     keys = list(dict.fromkeys([series, x]))
     means = tables.means(frame, keys, y)
     # Runs without privacy are repeated for every budget, and become one level.
-    _refuse_mixtures(frame[np.isfinite(tables.numbers(frame, x))], keys, y)
+    _refuse_mixtures(frame[np.isfinite(tables.number_column(frame, x))], keys, y)
     for name, log, column, cells in (("log_x", log_x, x, x), ("log_y", log_y, y, "mean")):
-        if log and not (tables.numbers(means, cells) > 0).any():
+        if log and not (tables.number_column(means, cells) > 0).any():
             raise ValueError(f"{name} is {log}, and no {column} is above 0; leave it out")
     seeded = "seed" in frame.columns and frame["seed"].notna().any()
     with style():

@@ -67,7 +67,7 @@ def means(frame: "pandas.DataFrame", names: list[str], value: str) -> "pandas.Da
     import pandas
 
     comparable(frame, names)
-    numbers(frame, value)
+    number_column(frame, value)
     rows = []
     for key, group in frame.groupby(names, sort=False, dropna=False):
         _refuse_participations(group, dict(zip(names, key, strict=True)))
@@ -117,7 +117,7 @@ def text(
     return "\n".join("  ".join(line).rstrip() for line in zip(*table, strict=True))
 
 
-def numbers(frame: "pandas.DataFrame", name: str) -> np.ndarray:
+def number_column(frame: "pandas.DataFrame", name: str) -> np.ndarray:
     """A column of numbers, nan where a cell is empty.
 
     Args:

@@ -176,7 +176,7 @@ def survivors(
                [0.33, 0.33, 0.33],
                [0.  , 0.33, 0.67]])
     """
-    matrix = check(_validate.square("mixing", mixing), stochastic="rows")
+    matrix = check_mixing(_validate.square("mixing", mixing), stochastic="rows")
     leaving = _validate.agents("departed", departed)
     n = len(matrix)
     if any(agent >= n for agent in leaving):
@@ -188,7 +188,7 @@ def survivors(
     lost[:, stay] = 0.0
     remaining = matrix[np.ix_(stay, stay)]
     remaining[np.diag_indices(len(stay))] += lost.sum(axis=1)[stay]
-    return check(remaining, stochastic="rows", name="mixing of the survivors")
+    return check_mixing(remaining, stochastic="rows", name="mixing of the survivors")
 
 
 def spectral_gap(mixing: Any) -> float:
@@ -216,7 +216,7 @@ def spectral_gap(mixing: Any) -> float:
     matrix: Any = mixing if sparse else _validate.finite_array("mixing", mixing)
     tolerance = _validate.SUM_TOLERANCE
     columns = matrix.ndim >= 2 and np.allclose(matrix.sum(axis=-2), 1.0, atol=tolerance)
-    matrix = check(matrix, stochastic="columns" if columns else "rows", connected=False)
+    matrix = check_mixing(matrix, stochastic="columns" if columns else "rows", connected=False)
     period = 1
     if matrix.ndim == 3:
         period = matrix.shape[0]
@@ -237,7 +237,7 @@ def spectral_gap(mixing: Any) -> float:
     return float(max(0.0, 1.0 - np.sort(np.abs(values))[-2] ** (1.0 / period)))
 
 
-def check(
+def check_mixing(
     mixing: Any,
     *,
     stochastic: Stochastic | None = "rows",
@@ -363,7 +363,7 @@ def fingerprint(*arrays: Any) -> str:
     digest = hashlib.sha256()
     for array in arrays:
         if scipy.sparse.issparse(array):
-            rows = check(array, stochastic=None, connected=False)
+            rows = check_mixing(array, stochastic=None, connected=False)
             indices = (part.astype("<i8") for part in (rows.indptr, rows.indices))
             digest.update(f"sparse {rows.shape}".encode())
             for part in (*indices, rows.data.astype("<f8")):
@@ -448,7 +448,7 @@ def _require_connected(support: Any, name: str, names: Sequence[str] | None = No
     if len(members) > _LISTED:
         members_text += f" and {len(members) - _LISTED} more"
     hint = ""
-    if nodes.named(names) and len(members) == 2:
+    if nodes.have_names(names) and len(members) == 2:
         hint = " (a header line of a file is read as an edge: begin it with #, or delete it)"
     raise ValueError(
         f"{name} is not connected: {members_text} and the other {n - len(members)} of "

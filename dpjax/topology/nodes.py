@@ -61,7 +61,7 @@ def order(graph: nx.Graph) -> list[Any]:
     return list(graph)
 
 
-def named(names: Sequence[str]) -> bool:
+def have_names(names: Sequence[str]) -> bool:
     """Return whether names tell more than indices do."""
     return any(name != str(index) for index, name in enumerate(names))
 
@@ -157,7 +157,7 @@ def _counted(names: Sequence[str], word: str) -> set[int]:
 def _refuse(names: Sequence[str], reason: str) -> NoReturn:
     """Refuse, with what there is to choose from."""
     several = f"0 .. {len(names) - 1}"
-    if named(names):
+    if have_names(names):
         listed = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
         several = f"a label ({listed}), or {_INDEX}0 .. {_INDEX}{len(names) - 1}"
     raise ValueError(f"{reason}; give {several}")

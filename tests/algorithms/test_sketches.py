@@ -41,7 +41,7 @@ SKETCHES = {
     "learned": sketches.Learned(K, probes=2),
     "fixed": sketches.FixedFrame(K),
     "count": sketches.Count(K, rows=2),
-    "given": sketches.Given(GIVEN),
+    "given": sketches.GivenFrame(GIVEN),
 }
 
 
@@ -355,16 +355,16 @@ def test_what_does_not_fit_is_refused_before_any_work():
     with pytest.raises(ValueError, match="share is 0"):
         sketches.Learned(4, share=0)
     with pytest.raises(ValueError, match="columns"):
-        sketches.Given([[np.nan]])
+        sketches.GivenFrame([[np.nan]])
     with pytest.raises(ValueError, match="columns has 1e.300, beyond float32"):
-        sketches.Given([[1e300]])
+        sketches.GivenFrame([[1e300]])
     for rule in (UpdateRule("galore"), UpdateRule("sgd", "adaptive")):
         with pytest.raises(ValueError, match="noise_variance is None|one number a round"):
             plan.make(config(dome(4, Trusted(1)), rule.chain(0.1)), COMPLETE)
 
 
 def test_given_frames_are_equal_by_their_numbers():
-    same, other = sketches.Given(GIVEN.copy()), sketches.Given(GIVEN[:, :2])
+    same, other = sketches.GivenFrame(GIVEN.copy()), sketches.GivenFrame(GIVEN[:, :2])
     assert same == SKETCHES["given"] and hash(same) == hash(SKETCHES["given"]) and same != other
     assert "12, 4" in repr(same)
 

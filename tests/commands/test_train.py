@@ -89,21 +89,21 @@ def settings(*pairs: tuple[str, str]) -> None:
 
 def test_records_go_to_the_sites_that_own_them() -> None:
     parsed = train.tomllib.loads(SETTINGS)
-    (plan,), task = train.read(parsed)
+    (plan,), task = train.read_settings(parsed)
     assert task.partition.names == tuple(SITES)
     np.testing.assert_array_equal(task.partition.counts, [20, 12, 8])
     np.testing.assert_array_equal(plan.guarantee.per_agent_epsilon, [1, 2, 3])
     save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=np.unique(OWNER, return_inverse=True)[1])
-    dealt = train.read(parsed | {"data": {"name": "own"}})[1].partition
+    dealt = train.read_settings(parsed | {"data": {"name": "own"}})[1].partition
     assert dealt.names == tuple(SITES) and set(dealt.counts) == {13, 14}
     numbered = {"network": {"graph": "complete:3"}, "budget": {"epsilon": [1, 2, 3], "delta": 1e-5}}
-    again = train.read(parsed | numbered)[1]
+    again = train.read_settings(parsed | numbered)[1]
     np.testing.assert_array_equal(again.partition.indices, task.partition.indices)
 
 
 def test_owners_stay_with_records_that_are_split(capsys: Capture) -> None:
     save(x=X, y=Y, owner=OWNER)
-    task = train.read(train.tomllib.loads(SETTINGS))[1]
+    task = train.read_settings(train.tomllib.loads(SETTINGS))[1]
     assert "no test records in own: 8 records held out, by seed 0" in capsys.readouterr().out
     rows = [int(np.flatnonzero((X.astype(np.float32) == x).all(axis=1))[0]) for x in task.x]
     for site, shard, count in zip(SITES, *task.partition[:2], strict=True):
@@ -152,18 +152,20 @@ def test_a_site_has_one_name_in_two_forms_of_unicode() -> None:
         owner = np.where(OWNER == "North", held, OWNER)
         save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=owner)
         Path("edges.txt").write_text(f'{edges} South\nSouth "St Mary"\n', encoding="utf-8")
-        (plan,), task = train.read(train.tomllib.loads(SETTINGS.replace("North", f'"{budget}"')))
+        (plan,), task = train.read_settings(
+            train.tomllib.loads(SETTINGS.replace("North", f'"{budget}"'))
+        )
         assert task.partition.names == (composed, *SITES[1:])
         np.testing.assert_array_equal(plan.guarantee.per_agent_epsilon, [1, 2, 3])
     twice = SETTINGS.replace("North = 1.0", f'"{composed}" = 1.0, "{decomposed}" = 4.0')
     with pytest.raises(ValueError, match="epsilon is of .*; give one for each of"):
-        train.read(train.tomllib.loads(twice))
+        train.read_settings(train.tomllib.loads(twice))
 
 
 @pytest.mark.parametrize("owner", [OWNER.astype("S8"), OWNER])
 def test_texts_of_one_byte_a_letter_are_names_too(owner: np.ndarray) -> None:
     save(x_train=X, y_train=Y, x_test=X, y_test=Y, owner=owner)
-    task = train.read(train.tomllib.loads(SETTINGS))[1]
+    task = train.read_settings(train.tomllib.loads(SETTINGS))[1]
     np.testing.assert_array_equal(task.partition.counts, [20, 12, 8])
 
 

@@ -79,11 +79,11 @@ def test_strata_of_large_counts_do_not_overflow() -> None:
 
 
 def test_check_names_the_agent_with_too_few_records() -> None:
-    batches.check(COUNTS, 8)
+    batches.check_batch_size(COUNTS, 8)
     with pytest.raises(ValueError, match="batch_size is 9, but agent 0 has 8 records"):
-        batches.check(COUNTS, 9)
+        batches.check_batch_size(COUNTS, 9)
     with pytest.raises(ValueError, match="batch_size is 0"):
-        batches.check(COUNTS, 0)
+        batches.check_batch_size(COUNTS, 0)
 
 
 def taking_part(counts: np.ndarray, size: int, separation: int, rounds: int) -> list[np.ndarray]:

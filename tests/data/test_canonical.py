@@ -23,29 +23,31 @@ def without(*names: str) -> dict[str, np.ndarray]:
 
 
 def test_a_file_is_written_and_read(tmp_path: Path) -> None:
-    path = canonical.write(tmp_path / "a.npz", GOOD)
-    arrays, sha256 = canonical.read(path)
+    path = canonical.write_archive(tmp_path / "a.npz", GOOD)
+    arrays, sha256 = canonical.read_archive(path)
     assert set(arrays) == set(GOOD)
     for name, array in arrays.items():
         np.testing.assert_array_equal(array, GOOD[name])
     assert arrays["y_train"].dtype == np.int32
-    assert sha256 == canonical.combined(arrays) == canonical.read(path)[1]
+    assert sha256 == canonical.combined_digest(arrays) == canonical.read_archive(path)[1]
 
 
 def test_train_records_alone_do(tmp_path: Path) -> None:
     x, y = GOOD["x_train"], GOOD["y_train"]
-    arrays, sha256 = canonical.read(canonical.write(tmp_path / "a.npz", {"x": x, "y": y}))
-    assert set(arrays) == {"x_train", "y_train"} and sha256 == canonical.digest(x, y)
+    arrays, sha256 = canonical.read_archive(
+        canonical.write_archive(tmp_path / "a.npz", {"x": x, "y": y})
+    )
+    assert set(arrays) == {"x_train", "y_train"} and sha256 == canonical.record_digest(x, y)
 
 
 def test_the_digest_is_of_the_smallest_exact_type() -> None:
     x, y = np.array([[0.0, 1.0], [1.0, 0.0]], np.float32), np.array([-1, 1], np.int32)
     want = hashlib.sha256(bytes([0, 1, 1, 0]) + np.array([-1, 1], np.int8).tobytes()).hexdigest()
-    assert canonical.digest(x, y) == want
-    assert canonical.digest(x.astype(np.uint8), y.astype(np.int8)) == want
+    assert canonical.record_digest(x, y) == want
+    assert canonical.record_digest(x.astype(np.uint8), y.astype(np.int8)) == want
     # What does not fit into a byte is never rounded to what does.
-    assert canonical.digest(x + np.float32(1e-3), y) != want
-    assert canonical.digest(x + 256, y) != want
+    assert canonical.record_digest(x + np.float32(1e-3), y) != want
+    assert canonical.record_digest(x + 256, y) != want
 
 
 @pytest.mark.parametrize(
@@ -75,30 +77,30 @@ def test_unfit_arrays_are_named_and_never_written(
 ) -> None:
     path = tmp_path / "a.npz"
     with pytest.raises(ValueError, match=message):
-        canonical.write(path, arrays)
+        canonical.write_archive(path, arrays)
     assert not list(tmp_path.iterdir())
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match=message):
-        canonical.read(path)
+        canonical.read_archive(path)
 
 
 @pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
 def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
-    path = canonical.write(tmp_path / "a.npz", GOOD)
+    path = canonical.write_archive(tmp_path / "a.npz", GOOD)
     content = path.read_bytes()
     path.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
     with pytest.raises(ValueError, match=r"a.npz cannot be read .*; get it anew"):
-        canonical.read(path, remedy="get it anew")
+        canonical.read_archive(path, remedy="get it anew")
 
 
 @pytest.mark.mutant
 def test_flipped_bits_are_caught(tmp_path: Path) -> None:
-    path = canonical.write(tmp_path / "a.npz", GOOD)
+    path = canonical.write_archive(tmp_path / "a.npz", GOOD)
     content = bytearray(path.read_bytes())
     content[content.index(b"x_train.npy") + 40] ^= 0xFF
     path.write_bytes(content)
     with pytest.raises(ValueError, match="cannot be read"):
-        canonical.read(path)
+        canonical.read_archive(path)
 
 
 def test_no_archive_is_named(tmp_path: Path) -> None:
@@ -106,32 +108,34 @@ def test_no_archive_is_named(tmp_path: Path) -> None:
     with path.open("wb") as file:
         np.save(file, np.zeros(3))
     with pytest.raises(ValueError, match="bare array"):
-        canonical.read(path)
+        canonical.read_archive(path)
     np.savez(path, x=np.array([{}], object), y=np.zeros(1))
     with pytest.raises(ValueError, match="cannot be read"):
-        canonical.read(path)
+        canonical.read_archive(path)
     with pytest.raises(FileNotFoundError):
-        canonical.read(tmp_path / "none.npz")
+        canonical.read_archive(tmp_path / "none.npz")
 
 
 def test_other_records_than_the_known_ones_are_refused(tmp_path: Path) -> None:
-    path = canonical.write(tmp_path / "a.npz", GOOD)
-    train = canonical.digest(GOOD["x_train"], GOOD["y_train"])
-    test = canonical.digest(GOOD["x_test"], GOOD["y_test"])
-    canonical.read(path, (train, test))
-    canonical.read(path, (train, None))
+    path = canonical.write_archive(tmp_path / "a.npz", GOOD)
+    train = canonical.record_digest(GOOD["x_train"], GOOD["y_train"])
+    test = canonical.record_digest(GOOD["x_test"], GOOD["y_test"])
+    canonical.read_archive(path, (train, test))
+    canonical.read_archive(path, (train, None))
     with pytest.raises(ValueError, match="other test records than the published ones"):
-        canonical.read(path, (train, train))
+        canonical.read_archive(path, (train, train))
     changed = GOOD | {"y_train": -GOOD["y_train"]}
-    canonical.write(path, changed)
+    canonical.write_archive(path, changed)
     with pytest.raises(ValueError, match="other train records"):
-        canonical.read(path, (train, test))
-    canonical.write(path, without("x_test", "y_test"))
+        canonical.read_archive(path, (train, test))
+    canonical.write_archive(path, without("x_test", "y_test"))
     with pytest.raises(ValueError, match="other test records"):
-        canonical.read(path, (train, test))
+        canonical.read_archive(path, (train, test))
 
 
 def test_images_stay_bytes(tmp_path: Path) -> None:
     x, y = RNG.integers(0, 255, (4, 2, 2, 3), np.uint8), np.arange(4, dtype=np.int64)
-    arrays, _ = canonical.read(canonical.write(tmp_path / "a.npz", {"x_train": x, "y_train": y}))
+    arrays, _ = canonical.read_archive(
+        canonical.write_archive(tmp_path / "a.npz", {"x_train": x, "y_train": y})
+    )
     assert arrays["x_train"].dtype == np.uint8 and arrays["y_train"].dtype == np.int32

@@ -19,8 +19,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
     served = {"https://one/tiny": TRAIN, "https://one/tiny.t": TEST}
     x = np.array([[1, 0, 0], [0, 1, 1], [0, 0, 1]])
     digests = (
-        canonical.digest(x, np.array([-1, 1, -1])),
-        canonical.digest(np.array([[1, 1, 0]]), np.array([1])),
+        canonical.record_digest(x, np.array([-1, 1, -1])),
+        canonical.record_digest(np.array([[1, 1, 0]]), np.array([1])),
     )
     urls = (("https://one/tiny", "https://two/tiny"), ("https://one/tiny.t",))
     known = catalog.Known("made up", digests, urls, 3)
@@ -163,7 +163,7 @@ def test_the_small_cifar_is_cut_from_the_published_one(
 
 
 def test_a_user_s_file_is_named_by_its_stem(tmp_path: Path) -> None:
-    canonical.write(tmp_path / "own.npz", {"x": np.ones((2, 1)), "y": np.array([0, 1])})
+    canonical.write_archive(tmp_path / "own.npz", {"x": np.ones((2, 1)), "y": np.array([0, 1])})
     data = load.load("own", cache=tmp_path)
     assert data.name == "own" and data.x_test is None and data.y_test is None
     with pytest.raises(ValueError, match="cifar100, housing, own"):

@@ -18,7 +18,7 @@ from dpjax.models.linear import Linear
 )
 def test_of_labels(labels, message):
     with pytest.raises(ValueError, match=message):
-        canonical.labels(np.array(labels))
+        canonical.as_labels(np.array(labels))
 
 
 def problem_with(loss="cross_entropy", **changes):
@@ -87,5 +87,5 @@ def test_standardising_does_not_overflow():
 
 
 def test_labels_keep_their_kind():
-    assert canonical.labels(np.array([1.0, 2.0**31 - 1])).dtype == np.int32
-    assert canonical.labels(np.array([0.5, 3e9])).dtype == np.float32
+    assert canonical.as_labels(np.array([1.0, 2.0**31 - 1])).dtype == np.int32
+    assert canonical.as_labels(np.array([0.5, 3e9])).dtype == np.float32

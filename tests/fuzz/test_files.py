@@ -61,7 +61,7 @@ def make_records(path: Path) -> None:
 def make_data(path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(12, 3)).astype(np.float32), rng.integers(0, 2, 12)
-    canonical.write(path, {"x_train": x, "y_train": y, "x_test": x[:4], "y_test": y[:4]})
+    canonical.write_archive(path, {"x_train": x, "y_train": y, "x_test": x[:4], "y_test": y[:4]})
 
 
 def same_arrays(a: Any, b: Any) -> bool:
@@ -155,7 +155,7 @@ KINDS = [
         same_fields,
     ),
     Kind("records.jsonl", make_records, records.read, lambda a, b: a.equals(b)),
-    Kind("data.npz", make_data, canonical.read, same_arrays),
+    Kind("data.npz", make_data, canonical.read_archive, same_arrays),
     Kind("data.libsvm", make_libsvm, lambda path: load.libsvm(path, 7)),
     Kind("train.tsv", make_glue, read_glue),
     Kind("dev.tsv.gz", make_glue, read_glue, same_records),
@@ -164,7 +164,7 @@ KINDS = [
         Kind(f"{name}.gz", make_tokenizer, read_tokenizer, same_fields)
         for name in ("encoder.json", "vocab.bpe", "dict.txt")
     ),
-    Kind("own.safetensors", make_weights, weights.read),
+    Kind("own.safetensors", make_weights, weights.read_tensors),
     Kind(
         "graph.edges", lambda path: path.write_text("a b\nb c # x\n c,a\n") and None, graphs.parse
     ),

@@ -217,7 +217,7 @@ def masked(array, place=0):
         ("counts", lambda: own(partition=SHARDS._replace(counts=masked(SHARDS.counts)))),
         ("labels", lambda: partition.dirichlet(masked(Y), 2, 1.0, 0)),
         ("x", lambda: split.split(masked(X), Y, 0.5, 0)),
-        ("y of own.npz", lambda: canonical.check("own.npz", {"x": X, "y": masked(Y)})),
+        ("y of own.npz", lambda: canonical.check_arrays("own.npz", {"x": X, "y": masked(Y)})),
         ("mixing", lambda: plan.make(make_config(), masked(np.full((3, 3), 1 / 3)))),
         (
             "counts",

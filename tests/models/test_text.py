@@ -166,7 +166,7 @@ def numpy_vit(tensors, image, heads, depth, patch):
 
 def test_roberta_reads_its_file_and_is_the_numpy_one(save):
     tensors = normal(roberta_layout(SMALL))
-    params = roberta.load(save(tensors), SMALL)
+    params = roberta.load_roberta(save(tensors), SMALL)
     got = run(params, TOKENS)
     want = [numpy_roberta(tensors, row, SMALL.heads, SMALL.depth) for row in TOKENS]
     assert got.dtype == jnp.float32 and got.shape == (3, 3)
@@ -180,7 +180,7 @@ def test_roberta_reads_its_file_and_is_the_numpy_one(save):
 
 def test_vit_reads_its_file_and_is_the_numpy_one(save):
     tensors = normal(vit_layout(SMALL_VIT, 8))
-    params = vit.load(save(tensors), SMALL_VIT, 8)
+    params = vit.load_vit(save(tensors), SMALL_VIT, 8)
     x = np.random.default_rng(3).normal(size=(2, 8, 8, 3)).astype(np.float32)
     want = [numpy_vit(tensors, image, 4, 2, 4) for image in x.astype(np.float64)]
     got = jax.jit(SMALL_VIT.apply)(params, x)
@@ -219,7 +219,7 @@ def test_roberta_is_that_of_transformers(save):
         torch.logsumexp(want, 1).sum().backward()
         name = "roberta.encoder.layer.0.attention.self.key.weight"
         slope = dict(theirs.named_parameters())[name].grad.numpy()
-    params = roberta.load(path, SMALL)
+    params = roberta.load_roberta(path, SMALL)
     np.testing.assert_allclose(run(params, TOKENS), want.detach(), rtol=1e-4, atol=2e-5)
 
     def loss(params):
@@ -313,10 +313,10 @@ def test_a_new_head_is_drawn_and_the_rest_is_the_file_s(save):
     tensors = normal(roberta_layout(SMALL.clone(classes=7)))
     path = save(tensors)
     with pytest.raises(ValueError, match="shapes by classifier.out_proj.bias"):
-        roberta.load(path, SMALL)
-    params = roberta.load(path, SMALL, key=jax.random.key(5))["params"]
+        roberta.load_roberta(path, SMALL)
+    params = roberta.load_roberta(path, SMALL, key=jax.random.key(5))["params"]
     assert params["head"]["out_proj"]["kernel"].shape == (32, 3)
-    again = roberta.load(path, SMALL, key=jax.random.key(5))["params"]
+    again = roberta.load_roberta(path, SMALL, key=jax.random.key(5))["params"]
     np.testing.assert_array_equal(
         again["head"]["dense"]["kernel"], params["head"]["dense"]["kernel"]
     )
@@ -327,10 +327,10 @@ def test_a_new_head_is_drawn_and_the_rest_is_the_file_s(save):
     pretrained["lm_head.bias"] = np.zeros(50, np.float32)
     pretrained["roberta.pooler.dense.bias"] = np.zeros(32, np.float32)
     pretrained["roberta.embeddings.position_ids"] = np.arange(20)[None]
-    params = roberta.load(save(pretrained), SMALL, key=jax.random.key(5))
+    params = roberta.load_roberta(save(pretrained), SMALL, key=jax.random.key(5))
     assert run(params, TOKENS).shape == (3, 3)
     with pytest.raises(ValueError, match="lacks classifier.dense.bias"):
-        roberta.load(save(pretrained), SMALL)
+        roberta.load_roberta(save(pretrained), SMALL)
 
 
 def test_files_that_do_not_fit_are_refused_by_name(save):
@@ -345,16 +345,16 @@ def test_files_that_do_not_fit_are_refused_by_name(save):
     ]:
         tensors = {key: each for key, each in (good | change).items() if each is not None}
         with pytest.raises(ValueError, match=message):
-            roberta.load(save(tensors), SMALL)
+            roberta.load_roberta(save(tensors), SMALL)
 
 
 def test_what_is_no_file_of_weights_is_refused(tmp_path):
     with pytest.raises(ValueError, match="does not exist; give a safetensors file"):
-        weights.read(tmp_path / "nothing.safetensors")
+        weights.read_tensors(tmp_path / "nothing.safetensors")
     pytest.importorskip("safetensors", reason="needs dpjax[pretrained]")
     (tmp_path / "other").write_bytes(b"no such thing as this")
     with pytest.raises(ValueError, match="cannot be read .*; give a whole safetensors file"):
-        weights.read(tmp_path / "other")
+        weights.read_tensors(tmp_path / "other")
 
 
 @pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2"])
@@ -364,14 +364,14 @@ def test_files_in_float8_are_refused(tmp_path, kind):
     path = tmp_path / "narrow.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(ValueError, match=f"holds head of dtype {kind}.*save it as float32"):
-        weights.read(path)
+        weights.read_tensors(path)
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
 def test_half_precision_files_become_float32(save, kind):
     tensors = normal(roberta_layout(SMALL))
     halves = {name: each.astype(jnp.dtype(kind)) for name, each in tensors.items()}
-    params = roberta.load(save(halves), SMALL)
+    params = roberta.load_roberta(save(halves), SMALL)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
     name = "roberta.embeddings.word_embeddings.weight"
     want = halves[name].astype(np.float32)

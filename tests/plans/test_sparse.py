@@ -65,7 +65,7 @@ def test_bad_sparse_matrices_are_refused(change, message) -> None:
         matrix[i, j] = value
     for kind in (np.asarray, scipy.sparse.coo_array, scipy.sparse.csc_array):
         with pytest.raises(ValueError, match=message):
-            mixing.check(kind(matrix))
+            mixing.check_mixing(kind(matrix))
 
 
 def test_sparse_matrices_of_other_kinds_are_refused() -> None:
@@ -75,9 +75,11 @@ def test_sparse_matrices_of_other_kinds_are_refused() -> None:
         (scipy.sparse.csr_array(np.triu(np.full((3, 3), 0.5))), "row 0 summing to 1.5"),
     ]:
         with pytest.raises(ValueError, match=message):
-            mixing.check(wrong)
+            mixing.check_mixing(wrong)
     with pytest.raises(ValueError, match="not symmetric"):
-        mixing.check(both(graphs.star(4), mixing.push_sum)[1], stochastic=None, symmetric=True)
+        mixing.check_mixing(
+            both(graphs.star(4), mixing.push_sum)[1], stochastic=None, symmetric=True
+        )
     with pytest.raises(ValueError, match=r"mixing is sparse; give a dense array, mixing\.toarray"):
         mixing.survivors(both(graphs.ring(5))[1], [0])
 

@@ -16,7 +16,9 @@ from dpjax.topology import gossip, graphs, mixing, nodes
 @given(st.integers(1, 20), st.floats(0.3, 1.0), st.integers(0, 100))
 def test_metropolis_hastings_is_the_formula(n: int, p: float, seed: int) -> None:
     graph = graphs.erdos_renyi(n, p, seed)
-    matrix = mixing.check(mixing.metropolis_hastings(graph), stochastic="double", symmetric=True)
+    matrix = mixing.check_mixing(
+        mixing.metropolis_hastings(graph), stochastic="double", symmetric=True
+    )
     for i, j in graph.edges:
         assert matrix[i, j] == 1 / (1 + max(graph.degree[i], graph.degree[j]))
     assert np.count_nonzero(np.triu(matrix, 1)) == graph.number_of_edges()
@@ -36,9 +38,9 @@ def test_uniform_neighbors_and_push_sum_on_a_digraph() -> None:
     rows, columns = mixing.uniform_neighbors(graph), mixing.push_sum(graph)
     np.testing.assert_allclose(rows, [[1 / 2, 0, 1 / 2], [1 / 2, 1 / 2, 0], [1 / 3] * 3])
     np.testing.assert_allclose(columns[:, 0], [1 / 3] * 3)
-    mixing.check(columns, stochastic="columns")
+    mixing.check_mixing(columns, stochastic="columns")
     with pytest.raises(ValueError, match="row 0 summing to"):
-        mixing.check(columns)
+        mixing.check_mixing(columns)
 
 
 def test_one_round_of_push_sum_recovers_the_mean_in_the_limit() -> None:
@@ -93,17 +95,17 @@ def test_one_way_streets_are_refused() -> None:
 )
 def test_check_names_what_is_wrong(matrix, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        mixing.check(matrix)
+        mixing.check_mixing(matrix)
 
 
 def test_check_double_and_symmetric() -> None:
     rows = np.array([[0.5, 0.5], [0.25, 0.75]])
     with pytest.raises(ValueError, match="column 0"):
-        mixing.check(rows, stochastic="double")
+        mixing.check_mixing(rows, stochastic="double")
     with pytest.raises(ValueError, match="not symmetric"):
-        mixing.check(rows, symmetric=True)
+        mixing.check_mixing(rows, symmetric=True)
     with pytest.raises(ValueError, match="W has"):
-        mixing.check(2 * rows, name="W")
+        mixing.check_mixing(2 * rows, name="W")
 
 
 def test_a_schedule_needs_only_a_connected_union() -> None:
@@ -111,10 +113,10 @@ def test_a_schedule_needs_only_a_connected_union() -> None:
     for step, (i, j, k) in zip(pairs, [(0, 1, 2), (1, 2, 0)], strict=True):
         step[np.ix_([i, j], [i, j])] = 0.5
         step[k, k] = 1.0
-    checked = mixing.check(pairs, stochastic="double", symmetric=True)
+    checked = mixing.check_mixing(pairs, stochastic="double", symmetric=True)
     assert 0 < mixing.spectral_gap(checked) < 1
     with pytest.raises(ValueError, match="not connected"):
-        mixing.check(pairs[:1])
+        mixing.check_mixing(pairs[:1])
     picked = jax.jit(lambda round: gossip.at(checked, round))(5)
     np.testing.assert_allclose(picked, checked[1], rtol=1e-6)
     assert gossip.at(checked[0], 7).shape == (3, 3)
@@ -143,7 +145,9 @@ def test_fingerprint_sees_every_bit_and_only_values() -> None:
 
 def test_survivors_keep_a_doubly_stochastic_matrix() -> None:
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(12, 0.4, 1))
-    rest = mixing.check(mixing.survivors(matrix, [3, 7]), stochastic="double", symmetric=True)
+    rest = mixing.check_mixing(
+        mixing.survivors(matrix, [3, 7]), stochastic="double", symmetric=True
+    )
     stay = np.delete(np.arange(12), [3, 7])
     between = matrix[np.ix_(stay, stay)]
     np.testing.assert_array_equal(

@@ -28,8 +28,8 @@ def test_labels_follow_the_rows_of_the_matrix(tmp_path: Path) -> None:
     assert (
         mixing.uniform_neighbors(backwards)[0, 2] == 0 < mixing.uniform_neighbors(backwards)[0, 1]
     )
-    assert nodes.labels(graphs.ring(3)) == ("0", "1", "2") and not nodes.named(("0", "1", "2"))
-    assert nodes.labels(graphs.florentine())[3] == "Peruzzi" and nodes.named(ONE_BASED)
+    assert nodes.labels(graphs.ring(3)) == ("0", "1", "2") and not nodes.have_names(("0", "1", "2"))
+    assert nodes.labels(graphs.florentine())[3] == "Peruzzi" and nodes.have_names(ONE_BASED)
 
 
 def test_a_label_is_its_node_and_a_number_of_two_nodes_is_none() -> None:
