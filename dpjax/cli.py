@@ -28,6 +28,18 @@ _COMMANDS = {
     "secagg": "Secure sums over TCP: serve, join.",
 }
 """Commands, and their lines in the help of all."""
+_FUNCTIONS = {
+    "init": "train:init_command",
+    "train": "train:train_command",
+    "design": "design:design_command",
+    "account": "account:account_command",
+    "plot": "plot:plot_command",
+    "data": "data:data_command",
+    "secagg": "secagg:secagg_command",
+    "serve": "secagg:serve_command",
+    "join": "secagg:join_command",
+}
+"""Their modules and functions, and those of the actions of secagg."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,9 +127,8 @@ def _overview() -> str:
 
 def _command(name: str) -> Callable[..., int]:
     """Import a command's function: tyro reads options from its signature, help from its words."""
-    home = {"init": "train", "serve": "secagg", "join": "secagg"}.get(name, name)
-    module = importlib.import_module(f"dpjax.commands.{home}")
-    return getattr(module, f"{name}_command")
+    module, _, function = _FUNCTIONS[name].partition(":")
+    return getattr(importlib.import_module(f"dpjax.commands.{module}"), function)
 
 
 @contextlib.contextmanager

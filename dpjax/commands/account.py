@@ -7,7 +7,7 @@ rounds are scaled to sensitivity 1, so that sigma alone decides their loss to an
 import math
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +30,7 @@ __all__ = ["Account", "account", "distances", "tighter_losses"]
 
 Algorithm = Literal["dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"]
 Trust = Literal["ldp", "pndp", "secldp"]
+ZeroSum = Literal["messages", "with_own_copy"]
 
 _SCALED = "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / "
 NOISE: dict[str, str] = {
@@ -88,9 +89,9 @@ class Account(NamedTuple):
     attackers: tuple[tuple[int, ...], ...]
     participation: Participation
     sigma: float
-    rows: list[dict[str, Any]]
+    rows: list[records.Row]
 
-    def worst(self, gradients: Gradients = "any") -> dict[str, Any]:
+    def worst(self, gradients: Gradients = "any") -> records.Row:
         """The row of the largest loss.
 
         Args:
@@ -121,7 +122,7 @@ def account(
     gradients: Gradients = "any",
     gossip_steps: int = 1,
     shared: float | None = None,
-    zero_sum: Literal["messages", "with_own_copy"] | None = None,
+    zero_sum: ZeroSum | None = None,
 ) -> Account:
     """What an algorithm costs every agent; or the least noise that keeps a budget.
 
@@ -186,7 +187,7 @@ def account(
     shift = budget.sensitivity(relation, 1.0)
     delta = _validate.probability("delta", delta)
     model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
-    groups: list[Any] = []
+    groups: list[Sequence[int]] = []
     if np.iterable(attackers):
         groups = list(attackers)
     elif attackers is None:
@@ -216,7 +217,7 @@ def account(
         while float(gdp.epsilon(mu / sigma * MARGIN, delta)) > epsilon:
             sigma *= 1 + 1e-10
     sigma = _validate.positive("sigma", sigma)
-    rows: list[dict[str, Any]] = []
+    rows: list[records.Row] = []
     for kind, stated in losses.items():
         for view, loss in zip(attacker_views, stated, strict=True):
             rows += _rows(mixing, kind, view, loss._replace(mu=loss.mu * (shift / sigma)), delta)
@@ -230,7 +231,7 @@ def _model(
     pattern: Participation,
     gossip_steps: int,
     shared: float | None,
-    zero_sum: Any,
+    zero_sum: ZeroSum | None,
 ) -> views.LinearAlgorithm:
     """The algorithm at clip 1 and noise 1."""
     _validate.one_of("algorithm", algorithm, NOISE)
@@ -337,7 +338,7 @@ def _rows(
     view: views.View,
     loss: views.ViewLoss,
     delta: float,
-) -> Iterable[dict[str, Any]]:
+) -> Iterable[records.Row]:
     """A row for each victim of a set of attackers."""
     attackers = tuple(map(int, view.attackers))
     away = distances(mixing, attackers) if attackers else None
@@ -468,7 +469,7 @@ def _attackers(
     return [(agent,) for agent in range(len(names))]
 
 
-def _typed(options: Mapping[str, Any]) -> str:
+def _typed(options: inputs.Terms) -> str:
     """A command line with these options."""
     words = ["dpjax", "account"]
     for name, value in options.items():
@@ -478,7 +479,7 @@ def _typed(options: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _lines(spent: Account, terms: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+def _lines(spent: Account, terms: inputs.Terms, names: Sequence[str]) -> list[str]:
     """The report: by distance, and by agent in a small network."""
     pattern = spent.participation
     algorithm = terms["algorithm"]
@@ -528,7 +529,7 @@ def _lines(spent: Account, terms: Mapping[str, Any], names: Sequence[str]) -> li
     ]
 
 
-def _by_distance(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+def _by_distance(rows: list[records.Row], names: Sequence[str]) -> list[records.Row]:
     """Mean, least and largest loss over the victims (of every attacker) at each distance."""
     several = len({row["attackers"] for row in rows}) > 1
     table = []
@@ -550,7 +551,7 @@ def _by_distance(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[
     return table
 
 
-def _by_agent(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+def _by_agent(rows: list[records.Row], names: Sequence[str]) -> list[records.Row]:
     """The largest loss of every agent of a small network."""
     if len(names) > inputs.FEW:
         return []
@@ -571,7 +572,7 @@ def _by_agent(rows: list[dict[str, Any]], names: Sequence[str]) -> list[dict[str
     return table
 
 
-def _parties(spent: Account, terms: Mapping[str, Any], agents: int, outside: Account) -> list[str]:
+def _parties(spent: Account, terms: inputs.Terms, agents: int, outside: Account) -> list[str]:
     """Who else is protected, a sentence a party: all but those whom the tables are about.
 
     Guarantee: sentences with an epsilon are of an outsider's loss, for gradients of any kind.

@@ -22,7 +22,7 @@ from dpjax.plans import noise
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
-from dpjax.results import tables
+from dpjax.results import records, tables
 from dpjax.topology import nodes
 
 __all__ = ["design"]
@@ -150,8 +150,7 @@ def design_command(
     links, matrix, title = inputs.network(graph, mixing, seed)
     path = inputs.free(out, "dpjax-design.npz")
     names = nodes.labels(links)
-    records = batch_size or 1
-    terms["batch_size"] = records
+    terms["batch_size"] = batch_size or 1
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "delta is")  # A note says it.
         plans = _plans(matrix, chosen_kind, all_designs, terms)
@@ -161,7 +160,7 @@ def design_command(
     assert solution is not None
     saved = plan.save(path, names)
     print(title)
-    inputs.note_delta(terms["delta"], len(matrix), relation, records)
+    inputs.note_delta(terms["delta"], len(matrix), relation, batch_size or 1)
     print(f"relation: {relation} ({inputs.HIDDEN[relation]})")
     print(f"guarantee: {wording.statement(plan.guarantee, process=False)}")
     figures = spatial.figures(plan.covariance(), matrix)
@@ -208,7 +207,7 @@ def _plans(
     matrix: Float[np.ndarray, "n n"],
     chosen_kind: str,
     all_designs: bool,
-    terms: Mapping[str, Any],
+    terms: inputs.Terms,
 ) -> dict[str, plan_.Plan]:
     """The chosen design and those to compare it with, without slow ones for many agents."""
     plans: dict[str, plan_.Plan] = {}
@@ -225,7 +224,9 @@ def _plans(
     return plans
 
 
-def _progress(kind: str, covariance: Float[np.ndarray, "n n"], matrix: Any) -> None:
+def _progress(
+    kind: str, covariance: Float[np.ndarray, "n n"], matrix: Float[np.ndarray, "n n"]
+) -> None:
     """Say that a design for many agents is made, and what it costs."""
     if len(matrix) > MANY:
         energy = spatial.energy(covariance, matrix)
@@ -246,7 +247,7 @@ def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
     return "Polynomial of W (dp.noise.Polynomial)", covariance, forecast
 
 
-def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[dict[str, Any]]:
+def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[records.Row]:
     """What every agent adds and is promised, from the covariance alone."""
     config = plan.config
     covariance = plan.covariance()

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -20,6 +20,8 @@ __all__: list[str] = []
 
 Command: TypeAlias = Callable[..., int]
 """What the command line calls with its options, for an exit status."""
+Terms: TypeAlias = Mapping[str, Any]
+"""Arguments of a Python function that a command hands over, by name."""
 Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
 Weights = Literal["metropolis", "uniform"]
 

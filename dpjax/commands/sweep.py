@@ -11,13 +11,14 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from dpjax import _files, _numerics, _validate, _workers
 from dpjax.accounting.guarantee import Guarantee
@@ -28,6 +29,7 @@ from dpjax.engine.state import RunSchedule, RunState
 from dpjax.engine.statics import shared_parts
 from dpjax.learning import parameters
 from dpjax.learning.problem import Problem
+from dpjax.mechanism.design import Design
 from dpjax.plans import compatibility
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Chain
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = ["Sweep", "sweep"]
+
+Point: TypeAlias = Mapping[str, Any]
+"""The values of a point of a grid, by field."""
+_Work: TypeAlias = Mapping[Path, tuple[Sequence[Config], Sequence[Point]]]
+_Options: TypeAlias = Mapping[str, Any]
+_Mixing: TypeAlias = Float[np.ndarray, "*p n n"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +71,7 @@ class Sweep:
         [{'optimizer.step_size': 0.2}]
     """
 
-    points: tuple[Mapping[str, Any], ...]
+    points: tuple[Point, ...]
     frame: "pandas.DataFrame" = dataclasses.field(repr=False)
 
     def to_frame(self) -> "pandas.DataFrame":
@@ -90,7 +98,7 @@ class Sweep:
 
     def best(
         self, metric: str, over: str | Collection[str], *, largest: bool = False
-    ) -> list[Mapping[str, Any]]:
+    ) -> list[Point]:
         """The best points, one for each combination of the other fields: a grid for `sweep`.
 
         The search is not accounted for in any guarantee, which is one run's.
@@ -113,7 +121,7 @@ class Sweep:
         _validate.one_of("metric", metric, self.frame)
         last = self.frame.groupby(["point", "seed"]).tail(1)
         losses = (-last[metric] if largest else last[metric]).fillna(math.inf)
-        best: list[tuple[Mapping[str, Any], int]] = []
+        best: list[tuple[Point, int]] = []
         for index in losses.groupby(last["point"]).mean().sort_values(kind="stable").index:
             point = self.points[index]
             others = {name: point[name] for name in point if name not in searched}
@@ -124,8 +132,8 @@ class Sweep:
 
 def sweep(
     config: Config,
-    grid: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]],
-    mixing: Any,
+    grid: Mapping[str, Sequence[Any]] | Sequence[Point],
+    mixing: _Mixing,
     problem: Problem | Sequence[Problem],
     *,
     seeds: Sequence[int],
@@ -191,7 +199,7 @@ def sweep(
     """
     import pandas
 
-    points: dict[Config, Mapping[str, Any]] = {}
+    points: dict[Config, Point] = {}
     for point in _combinations(grid):
         points.setdefault(_replaced(config, point), point)
     if any(config.release for config in points):
@@ -242,7 +250,7 @@ def sweep(
     return Sweep(tuple(points.values()), frame.drop(columns="plan"))
 
 
-def _same(point: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def _same(point: Point, other: Point) -> bool:
     """Whether two points have equal values, of which some may be arrays."""
 
     def equal(a: Any, b: Any) -> bool:
@@ -251,7 +259,7 @@ def _same(point: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return point.keys() == other.keys() and all(equal(point[name], other[name]) for name in point)
 
 
-def _combinations(grid: Any) -> list[Mapping[str, Any]]:
+def _combinations(grid: Any) -> list[Point]:
     """The points of a grid."""
     lists = grid.values() if isinstance(grid, Mapping) else [None]
     if all(isinstance(values, Collection) and not isinstance(values, str) for values in lists):
@@ -265,7 +273,7 @@ def _combinations(grid: Any) -> list[Mapping[str, Any]]:
     return list(grid)
 
 
-def _replaced(config: Config, point: Mapping[str, Any]) -> Config:
+def _replaced(config: Config, point: Point) -> Config:
     """The config with the values of a point."""
     changes: dict[str, Any] = {}
     for name in sorted(point):  # Whole parts come before their own fields.
@@ -287,7 +295,7 @@ def _replaced(config: Config, point: Mapping[str, Any]) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def _task(problems: Sequence[Problem], mixing: Any, options: Mapping[str, Any]) -> list[Any]:
+def _task(problems: Sequence[Problem], mixing: _Mixing, options: _Options) -> list[Any]:
     """What the rows depend on beside the configs."""
     matrix = mixing_.check_mixing(mixing, stochastic=None, connected=False)
     functions = _functions(problems[0])
@@ -298,7 +306,7 @@ def _task(problems: Sequence[Problem], mixing: Any, options: Mapping[str, Any]) 
 
 
 def _computation(
-    group: Sequence[Config], mixing: Any, problems: Sequence[Problem], options: Mapping[str, Any]
+    group: Sequence[Config], mixing: _Mixing, problems: Sequence[Problem], options: _Options
 ) -> str:
     """Digests of what functions and custom classes in a group's configs compute.
 
@@ -323,12 +331,12 @@ def _computation(
     return " ".join(digests)
 
 
-def _plans(group: Sequence[Config], mixing: Any, problems: Sequence[Problem]) -> list[Plan]:
+def _plans(group: Sequence[Config], mixing: _Mixing, problems: Sequence[Problem]) -> list[Plan]:
     """The plans of a group; the noise of a budget is designed once."""
     counts: Any = problems[0].partition.counts
     if any(not np.array_equal(problem.partition.counts, counts) for problem in problems):
         counts = None
-    designs: dict[Any, Any] = {}
+    designs: dict[Hashable, Design | None] = {}
     plans = []
     for config in group:
         design = designs.get(config.budget)
@@ -366,8 +374,8 @@ def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
 
 
 def _fill(
-    work: Mapping[Path, Any], mixing: Any, problems: Sequence[Problem],
-    options: Mapping[str, Any], team: _workers.Team | None = None,
+    work: _Work, mixing: _Mixing, problems: Sequence[Problem],
+    options: _Options, team: _workers.Team | None = None,
     say: Callable[[str], None] = lambda text: None, progress: bool = False,
 ) -> None:  # fmt: skip
     """Run the groups whose files are missing, and write their rows; workers say nothing."""
@@ -383,8 +391,8 @@ def _fill(
 
 
 def _run(
-    path: Path, group: Sequence[Config], columns: Sequence[Mapping[str, Any]], mixing: Any,
-    problems: Sequence[Problem], options: Mapping[str, Any],
+    path: Path, group: Sequence[Config], columns: Sequence[Point], mixing: _Mixing,
+    problems: Sequence[Problem], options: _Options,
 ) -> None:  # fmt: skip
     """Run the configs of a group and write their rows."""
     folder = path.parent / "checkpoints" / path.stem
@@ -404,7 +412,7 @@ def _run(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _columns(config: Config, point: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(config: Config, point: Point) -> dict[str, Any]:
     """The values of a point's fields as a table holds them; nan where the config lacks the part."""
     columns = {}
     for name in point:

@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import flax.linen as nn
 import numpy as np
@@ -88,7 +88,9 @@ name = "Sgd"
 step_size = 1.0
 """
 
-_MODELS: dict[str, Any] = {
+_Section: TypeAlias = Mapping[str, Any]
+"""A part of the file of settings, as `tomllib` reads it."""
+_MODELS: dict[str, type[nn.Module]] = {
     "MLP": mlp.MLP, "Linear": linear.Linear, "SmallCNN": cnn.SmallCNN, "CNN2": cnn.CNN2,
     "CNN5": cnn.CNN5,
 }  # fmt: skip
@@ -192,7 +194,7 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
     return 0
 
 
-def read_settings(settings: Mapping[str, Any]) -> tuple[list[plan_.Plan], Problem]:
+def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
     """The plans and the problem of settings.
 
     Args:
@@ -238,7 +240,7 @@ def read_settings(settings: Mapping[str, Any]) -> tuple[list[plan_.Plan], Proble
         return plans, task
 
 
-def _budget(section: Mapping[str, Any], sites: tuple[str, ...]) -> protect.Budget:
+def _budget(section: _Section, sites: tuple[str, ...]) -> protect.Budget:
     """The budget, whose epsilon may name the sites."""
     budget = dict(section)
     epsilon = section.get("epsilon")
@@ -260,7 +262,7 @@ def _titles(section: str, keys: Iterable[str]) -> dict[str, str]:
     return {key: f"{_SECTIONS[section]} {key}" for key in keys}
 
 
-def _part_titles(*configs: Mapping[str, Any]) -> dict[str, str]:
+def _part_titles(*configs: _Section) -> dict[str, str]:
     """What errors call the arguments of configs' parts, and of a run."""
     titles = _SECTIONS | {
         "mixing": "[network] mixing", "partition": "[data] partition",
@@ -291,7 +293,7 @@ def _naming(titles: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, Problem, tuple[str, ...]]:
+def _task(settings: _Section) -> tuple[np.ndarray, Problem, tuple[str, ...]]:
     """The mixing matrix, model and data over its agents, and the agents' names."""
     network = {"mixing": "metropolis", "seed": 0} | settings["network"]
     keys = {"graph", "mixing", "seed"}
@@ -353,7 +355,7 @@ def _task(settings: Mapping[str, Any]) -> tuple[np.ndarray, Problem, tuple[str, 
 
 
 def _dealt(
-    data: Mapping[str, Any], records: load.Dataset, source: str, sites: tuple[str, ...]
+    data: _Section, records: load.Dataset, source: str, sites: tuple[str, ...]
 ) -> tuple[Any, Any, partition.Partition]:
     """Training and test records, and the agents who hold the former."""
     seed = data["seed"]
@@ -384,7 +386,7 @@ def _numbered(sites: tuple[str, ...]) -> bool:
     return sites == tuple(map(str, range(len(sites))))
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str) -> type[nn.Module]:
     """A class of the user's own."""
     module, colon, attribute = str(name).partition(":")
     if not colon:
@@ -400,14 +402,14 @@ def _imported(name: str) -> Any:
     return model
 
 
-def _noise(section: Mapping[str, Any]) -> Any:
+def _noise(section: _Section) -> Any:
     """A design, or None for a baseline."""
     if section == {"name": "None"}:
         return None
     return _part("noise", section, vars(noise))
 
 
-def _part(section: str, section_values: Mapping[str, Any], classes: Mapping[str, Any]) -> Any:
+def _part(section: str, section_values: _Section, classes: _Section) -> Any:
     """A part by its class's name and its arguments."""
     values = dict(section_values)
     names = [name for name in classes["__all__"] if inspect.isclass(classes[name])]
@@ -416,7 +418,7 @@ def _part(section: str, section_values: Mapping[str, Any], classes: Mapping[str,
     return _called(section, classes[name], values)
 
 
-def _called(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+def _called(section: str, kind: Callable[..., Any], values: _Section) -> Any:
     """What a class makes of arguments; lists become tuples."""
     parameters = inspect.signature(kind).parameters
     _keys(section, values, set(parameters) - {"parent"})
@@ -432,7 +434,7 @@ def _called(section: str, kind: Callable[..., Any], values: Mapping[str, Any]) -
         return kind(**{name: _tuples(value) for name, value in values.items()})
 
 
-def _keys(section: str, values: Mapping[str, Any], names: set[str]) -> None:
+def _keys(section: str, values: _Section, names: set[str]) -> None:
     for name in values:
         _validate.one_of(f"setting of {_SECTIONS[section]}", name, sorted(names))
 

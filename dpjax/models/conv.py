@@ -132,7 +132,7 @@ def shifted(
     return parts
 
 
-def lecun_normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+def _lecun_normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
     """Return a kernel as flax's default start draws it, to the bit.
 
     Drawn as one row: of four axes the random bits take several times as long to compile.
@@ -198,7 +198,7 @@ class Conv(nn.Module):
         standardization = _validate.one_of("standardize", self.standardize, choices)
         per_channel: Any = (self.features,), jnp.float32
         shape = (*self.kernel_size, x.shape[-1] // self.groups, self.features)
-        kernel = self.param("kernel", lecun_normal, shape, jnp.float32)
+        kernel = self.param("kernel", _lecun_normal, shape, jnp.float32)
         if standardization == "plain":
             kernel = standardized(kernel)
         elif standardization == "scaled":

@@ -84,7 +84,7 @@ def multiclass_accuracy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -
     return (jnp.argmax(logits, axis=-1) == label).astype(logits.dtype)
 
 
-def by_class(outputs: Array, labels: Array) -> tuple[Array, Array, Array]:
+def _by_class(outputs: Array, labels: Array) -> tuple[Array, Array, Array]:
     """Scores [M, c], whether a record is of the class, and whether it is taken for it.
 
     Args:
@@ -114,7 +114,7 @@ def auc(outputs: Array, labels: Array) -> Float[Array, ""]:
         >>> float(losses.auc(scores, labels))
         0.75
     """
-    scores, member, _ = by_class(outputs, labels)
+    scores, member, _ = _by_class(outputs, labels)
 
     def of_class(score: Array, is_member: Array) -> tuple[Array, Array]:
         ordered = jnp.sort(score)
@@ -147,7 +147,7 @@ def f1(outputs: Array, labels: Array) -> Float[Array, ""]:
         >>> float(losses.f1(jnp.array([0.1, -0.4, 0.3, 0.8]), jnp.array([-1, -1, 1, 1])))
         0.800000011920929
     """
-    _, member, predicted = by_class(outputs, labels)
+    _, member, predicted = _by_class(outputs, labels)
     hits = jnp.sum(member & predicted, axis=0)
     either = jnp.sum(member, axis=0) + jnp.sum(predicted, axis=0)
     scores = 2 * hits / jnp.maximum(either, 1)
@@ -169,7 +169,7 @@ def balanced_accuracy(outputs: Array, labels: Array) -> Float[Array, ""]:
         >>> float(losses.balanced_accuracy(scores, labels))
         0.75
     """
-    _, member, predicted = by_class(outputs, labels)
+    _, member, predicted = _by_class(outputs, labels)
     if outputs.ndim == 1:
         member = jnp.concatenate([~member, member], axis=1)
         predicted = jnp.concatenate([~predicted, predicted], axis=1)

@@ -25,12 +25,17 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata as packages
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from dpjax import _files
 
 if TYPE_CHECKING:
     import pandas
+
+Cell: TypeAlias = Any
+"""A plain value: None, text, a number, or lists and dicts of these."""
+Row: TypeAlias = dict[str, Cell]
+_Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 __all__ = ["metadata", "read", "read_metadata", "renamed", "write"]
 
@@ -43,8 +48,8 @@ _VERSIONS = ("dpjax", "jax", "jaxlib", "numpy", "optax", "flax")
 
 def write(
     path: str | os.PathLike[str],
-    rows: Iterable[Mapping[str, Any]],
-    metadata: Mapping[str, Any],
+    rows: Iterable[Mapping[str, Cell]],
+    metadata: Mapping[str, Cell],
 ) -> Path:
     """Write rows to a new file, whole or not at all.
 
@@ -131,7 +136,7 @@ def read(
     """
     import pandas
 
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for path, head, lines in _files_in(paths, file):
         rows += _rows(path, head, lines)
     return pandas.DataFrame(rows)
@@ -139,7 +144,7 @@ def read(
 
 def read_metadata(
     path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], file: str = "*"
-) -> dict[str, Any]:
+) -> Row:
     """Read a file's metadata alone.
 
     Args:
@@ -191,8 +196,8 @@ def renamed(text: bytes, file: str | None = None) -> bytes:
 
 
 def metadata(
-    command: str | None = None, seed: int | Sequence[int] | None = None, **extra: Any
-) -> dict[str, Any]:
+    command: str | None = None, seed: int | Sequence[int] | None = None, **extra: Cell
+) -> Row:
     """What is to be known of a run besides its rows.
 
     Args:
@@ -236,7 +241,7 @@ def _version(name: str) -> str | None:
     return None
 
 
-def _commit() -> dict[str, Any]:
+def _commit() -> Row:
     """The commit that the package's own checkout is at, if it is one."""
     package = Path(__file__).resolve().parents[1]
 
@@ -254,7 +259,7 @@ def _commit() -> dict[str, Any]:
     return {"commit": None, "dirty": None}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: Any) -> Cell:
     """The value as strict JSON can hold it."""
     if hasattr(value, "tolist"):  # NumPy and JAX
         value = value.tolist()
@@ -271,7 +276,7 @@ def _plain(name: str, value: Any) -> Any:
     raise ValueError(f"{name} is a {type(value).__name__}, {value!r}; give plain values")
 
 
-def _rich(value: Any) -> Any:
+def _rich(value: Cell) -> Cell:
     """The inverse of `_plain`, as far as there is one."""
     if isinstance(value, str):
         return _FLOATS.get(value, value)
@@ -287,11 +292,11 @@ def _rich(value: Any) -> Any:
     return value
 
 
-def _dump(value: Any) -> str:
+def _dump(value: Cell) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-def _digest(head: Mapping[str, Any], rows: bytes) -> str:
+def _digest(head: Mapping[str, Cell], rows: bytes) -> str:
     """The SHA-256 of metadata and rows."""
     written = {name: head[name] for name in head if name != "digest"}
     # Escapes and infinities, so that every text that was parsed has a digest.
@@ -312,10 +317,10 @@ def _check_digest(path: Path, lines: list[bytes]) -> None:
         )
 
 
-def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def _parse(path: Path, number: int, line: bytes) -> Row:
     """One line of a file, which must be a whole JSON object."""
 
-    def refuse(constant: str) -> Any:
+    def refuse(constant: str) -> NoReturn:
         raise ValueError(f"{constant} is not JSON")
 
     try:
@@ -332,7 +337,7 @@ def _parse(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return value
 
 
-def _head(path: Path, line: bytes) -> dict[str, Any]:
+def _head(path: Path, line: bytes) -> Row:
     """The metadata, checked."""
     head = _parse(path, 1, line).get("metadata")
     head = head if isinstance(head, dict) else {}
@@ -354,7 +359,7 @@ def _head(path: Path, line: bytes) -> dict[str, Any]:
     return _rich({name: head[name] for name in head if name != "digest"})
 
 
-def _files_in(paths: Any, pattern: str) -> Iterator[tuple[Path, dict[str, Any], list[bytes]]]:
+def _files_in(paths: _Paths, pattern: str) -> Iterator[tuple[Path, Row, list[bytes]]]:
     """Path, metadata and lines of each file that is wanted, those in archives too."""
     names: list[str] = []
     read: set[tuple[Path, str]] = set()
@@ -384,7 +389,7 @@ def _files_in(paths: Any, pattern: str) -> Iterator[tuple[Path, dict[str, Any], 
         raise ValueError(f"file is {pattern!r}, of which there is none; there are {sample}")
 
 
-def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str, Any]]:
+def _rows(path: Path, head: Row, lines: list[bytes]) -> list[Row]:
     """The rows of a file, checked."""
     rows = [_rich(_parse(path, number, line)) for number, line in enumerate(lines[1:], start=2)]
     if len(rows) == head["rows"]:
@@ -407,7 +412,7 @@ def _rows(path: Path, head: dict[str, Any], lines: list[bytes]) -> list[dict[str
     return [({"experiment": head["experiment"]} if "experiment" in head else {}) | r for r in rows]
 
 
-def _meant(paths: Any) -> Iterator[Path]:
+def _meant(paths: _Paths) -> Iterator[Path]:
     """The files meant, each folder's in the order of their names."""
     if isinstance(paths, str | os.PathLike):
         listed = [paths]

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpjax import _validate
 from dpjax.results import captions
+from dpjax.results.records import Cell
 
 if TYPE_CHECKING:
     import pandas
@@ -76,7 +77,7 @@ def means(frame: "pandas.DataFrame", names: list[str], value: str) -> "pandas.Da
 
 
 def text(
-    rows: "pandas.DataFrame | Iterable[Mapping[str, Any]]", columns: Sequence[str] | None = None
+    rows: "pandas.DataFrame | Iterable[Mapping[str, Cell]]", columns: Sequence[str] | None = None
 ) -> str:
     """Rows as aligned text with four significant digits.
 
@@ -160,7 +161,7 @@ def comparable(frame: "pandas.DataFrame", names: Sequence[str]) -> None:
                 )
 
 
-def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -> None:
+def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Cell]) -> None:
     """Refuse a mean over guarantees of different (k, b), which none of them would describe."""
     if "guarantee" not in group.columns:
         return
@@ -186,11 +187,11 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Any]) -
         )
 
 
-def _pairs(keys: Mapping[str, Any]) -> str:
+def _pairs(keys: Mapping[str, Cell]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in keys.items())
 
 
-def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any], value: str) -> None:
+def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Cell], value: str) -> None:
     """Refuse a mean over several runs of one seed that no column tells apart."""
     if "seed" not in group.columns:
         return
@@ -211,7 +212,7 @@ def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Any], valu
         )
 
 
-def moments(values: Any) -> tuple[float, float, int]:
+def moments(values: Sequence[float]) -> tuple[float, float, int]:
     """Mean, its standard error, and how many."""
     array = np.asarray(values, dtype=np.float64)
     count = array.size
@@ -231,13 +232,13 @@ def moments(values: Any) -> tuple[float, float, int]:
     return float(array.mean()), error, count
 
 
-def measured(values: Any) -> str:
+def measured(values: Sequence[float]) -> str:
     """Mean +- standard error."""
     mean, error, _ = moments(values)
     return f"{mean:.4g}" + ("" if np.isnan(error) else f" +- {error:.2g}")
 
 
-def _column(name: str, values: list[Any]) -> list[str]:
+def _column(name: str, values: list[Cell]) -> list[str]:
     """Header, rule and cells of one width; numbers go to the right."""
     floats = [float(v) for v in values if isinstance(v, float | np.floating)]
     # Settings (0.05, 10) are shown as they are, measurements with four digits each.
@@ -251,13 +252,13 @@ def _column(name: str, values: list[Any]) -> list[str]:
     return [cell.rjust(width) if right else cell.ljust(width) for cell in cells]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Cell) -> bool:
     if isinstance(value, bool | np.bool_):
         return False
     return isinstance(value, int | float | np.number)
 
 
-def _cell(value: Any, short: bool) -> str:
+def _cell(value: Cell, short: bool) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | np.bool_):
