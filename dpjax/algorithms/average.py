@@ -7,9 +7,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from dpjax import _validate
+from dpjax.algorithms.exchange import RoundNumber
 from dpjax.protocols import (
     Carry,
     Emission,
@@ -113,7 +114,7 @@ class Average(Method):
     reads_private_models: ClassVar[Any] = property(attrgetter("method.reads_private_models"))
     min_entries: ClassVar[Any] = property(attrgetter("method.min_entries"))
 
-    def weight(self, round: int | Int[Array, ""]) -> Float[Array, ""]:
+    def weight(self, round: RoundNumber) -> Float[Array, ""]:
         """Weight w of the newest models after a round.
 
         Args:

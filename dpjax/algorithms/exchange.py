@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from dpjax.topology.mixing import Mixing
 from dpjax.transforms import masks
 
 __all__ = ["Gossip", "Masked", "Server", "Sum", "Trusted"]
+
+RoundNumber: TypeAlias = int | Int[Array, ""]
+"""Rounds done before, traced or not."""
 
 _MASKS = 2**32 - 1
 """Folded into a seed's key; runs fold small numbers of purposes into theirs."""
@@ -37,7 +40,7 @@ class Gossip(Exchange):
         """Check the number of steps."""
         _validate.fields(self, _validate.integer, "steps")
 
-    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
+    def __call__(self, arrays: Arrays, round: RoundNumber, message: Message) -> Received:
         """Mix a message with ``arrays["mixing"]``, [n, n] or a schedule [P, n, n]."""
         matrix = gossip.at(arrays["mixing"], round)
         if self.steps == 1:
@@ -75,7 +78,7 @@ class PerLinkMessages(Exchange):
     sender: tuple[int, ...]
     receiver: tuple[int, ...]
 
-    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
+    def __call__(self, arrays: Arrays, round: RoundNumber, message: Message) -> Received:
         """Combine messages [L, ...] with ``arrays["mixing"]``, [n, n]."""
         matrix = arrays["mixing"]
         sender = np.array(self.sender)
@@ -145,7 +148,7 @@ class Trusted(Aggregator):
         """
         return agents - self.dropouts
 
-    def at(self, round: int | Int[Array, ""]) -> Callable[[Message], tuple[Message, Array]]:
+    def at(self, round: RoundNumber) -> Callable[[Message], tuple[Message, Array]]:
         """The aggregator of a round.
 
         Args:
@@ -171,7 +174,7 @@ class Trusted(Aggregator):
         """The sum."""
         return total
 
-    def _presence(self, agents: int, round: int | Int[Array, ""]) -> Bool[Array, " n"]:
+    def _presence(self, agents: int, round: RoundNumber) -> Bool[Array, " n"]:
         """The present agents of a round."""
         by_turns = self.missing and isinstance(self.missing[0], tuple)
         turns: Any = self.missing if by_turns else (self.missing,)
@@ -180,9 +183,7 @@ class Trusted(Aggregator):
             row[[agent for agent in absent if agent < agents]] = False
         return jnp.asarray(table)[jnp.asarray(round) % len(table)]
 
-    def _total(
-        self, messages: Message, present: Bool[Array, " n"], round: int | Int[Array, ""]
-    ) -> Message:
+    def _total(self, messages: Message, present: Bool[Array, " n"], round: RoundNumber) -> Message:
         """The sum over the agents that are present, [n] bools."""
 
         def total(leaf: Array) -> Array:
@@ -233,9 +234,7 @@ class Masked(Trusted):
             _validate.fields(self, _validate.integer, "degree", least=2, most=2**31 - 2)
         _validate.fields(self, _validate.integer, "seed", least=0, most=2**31 - 2)
 
-    def _total(
-        self, messages: Message, present: Bool[Array, " n"], round: int | Int[Array, ""]
-    ) -> Message:
+    def _total(self, messages: Message, present: Bool[Array, " n"], round: RoundNumber) -> Message:
         """The sum of masked messages, unmasked."""
         root = jax.random.key(self.seed, impl=_numerics.THREEFRY)
         key = jax.random.fold_in(jax.random.fold_in(root, _MASKS), round)
@@ -287,7 +286,7 @@ class Server(Exchange):
 
     aggregate: Aggregator = Sum()
 
-    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
+    def __call__(self, arrays: Arrays, round: RoundNumber, message: Message) -> Received:
         """Aggregate the messages of all agents; the value is ``(sum, present)``."""
         total, present = self.aggregate.at(round)(message)
         return Received((total, present), self.aggregate.observed(message, total))

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from dpjax import _validate
+from dpjax.algorithms.exchange import RoundNumber
 from dpjax.algorithms.tracking import Apart, KeepsMessage, Steps
 from dpjax.protocols import (
     Arrays,
@@ -67,7 +68,7 @@ class PushPull(Exchange):
 
     directed: bool = False
 
-    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Pair) -> Received:
+    def __call__(self, arrays: Arrays, round: RoundNumber, message: Pair) -> Received:
         """Mix a pair with ``arrays["mixing"]``."""
         pull = gossip.at(arrays["mixing"], round)
         push = pull

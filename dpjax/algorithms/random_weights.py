@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
+from dpjax.algorithms.exchange import RoundNumber
 from dpjax.algorithms.references import Unbounded
 from dpjax.protocols import (
     Arrays,
@@ -44,7 +45,7 @@ class PerLink(Exchange):
 
     per_link: ClassVar[bool] = True
 
-    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
+    def __call__(self, arrays: Arrays, round: RoundNumber, message: Message) -> Received:
         """Add up messages [sender, receiver, ...] for each receiver."""
         value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), message)
 
@@ -187,7 +188,7 @@ class Pulls(Exchange):
     ``dpjax.contrib.paillier`` implements that exchange.
     """
 
-    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Shielded) -> Received:
+    def __call__(self, arrays: Arrays, round: RoundNumber, message: Shielded) -> Received:
         """Weigh differences; no message is visible."""
         product = message.weights * message.weights.T
 

@@ -9,7 +9,7 @@ Methods at a server take a sketch as a part (`dpjax.algorithms.federated.Federat
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,6 +23,10 @@ from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.sketch import CountSketch, Frame
 
 __all__ = ["Count", "FixedFrame", "GivenFrame", "Learned", "LinearSketch", "noise_floor"]
+
+Scalar: TypeAlias = Float[Array, ""]
+Vector: TypeAlias = Float[Array, " d"]
+"""A gradient of all parameters, in a row."""
 
 _FORGOTTEN = 1e-17
 
@@ -57,9 +61,7 @@ class LinearSketch(Protocol):
     def projection(self, state: Memory) -> Frame | CountSketch:
         """A of this round."""
 
-    def noise(
-        self, state: Memory, variance: Float[Array, ""], present: Float[Array, ""]
-    ) -> Float[Array, " d"]:
+    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> Vector:
         """The variance of the noise in the decoded mean, by coordinate.
 
         Args:
@@ -88,9 +90,7 @@ class _Known:
         """The projection of the first round."""
         return state
 
-    def noise(
-        self, state: Memory, variance: Float[Array, ""], present: Float[Array, ""]
-    ) -> Float[Array, " d"]:
+    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> Vector:
         """(a^2 / B) diag(A A')."""
         return state.diagonal() * (variance / present)
 
@@ -305,9 +305,7 @@ class Learned:
         """S_t."""
         return Frame(state.sketch.frame)
 
-    def noise(
-        self, state: LearnedState, variance: Float[Array, ""], present: Float[Array, ""]
-    ) -> Float[Array, " d"]:
+    def noise(self, state: LearnedState, variance: Scalar, present: Scalar) -> Vector:
         """(a^2 / B) diag(S_t S_t'), or what the paper prints: a^2 diag(S_t-1 S_t-1').
 
         For q = (1/B) sum (s_i + z_i), z_i ~ N(0, a^2 I_k) and s the mean of the s_i, over the

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from dpjax import _validate
 from dpjax.accounting import budget, gdp, parties, views, wording
@@ -106,7 +106,7 @@ class Account(NamedTuple):
 
 
 def account(
-    mixing: Float[np.ndarray, "n n"],
+    mixing: inputs.Matrix,
     algorithm: Algorithm = "dsgd",
     *,
     relation: inputs.Relation,
@@ -227,7 +227,7 @@ def account(
 
 def _model(
     algorithm: str,
-    mixing: Float[np.ndarray, "n n"],
+    mixing: inputs.Matrix,
     pattern: Participation,
     gossip_steps: int,
     shared: float | None,
@@ -308,7 +308,7 @@ def tighter_losses(
     return losses
 
 
-def distances(mixing: Float[np.ndarray, "n n"], attackers: Sequence[int]) -> Int[np.ndarray, " n"]:
+def distances(mixing: inputs.Matrix, attackers: Sequence[int]) -> Int[np.ndarray, " n"]:
     """Links that a message passes from each agent to the nearest attacker.
 
     Args:
@@ -333,7 +333,7 @@ def distances(mixing: Float[np.ndarray, "n n"], attackers: Sequence[int]) -> Int
 
 
 def _rows(
-    mixing: Float[np.ndarray, "n n"],
+    mixing: inputs.Matrix,
     kind: str,
     view: views.View,
     loss: views.ViewLoss,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _files, _validate
 from dpjax.accounting import budget as budget_
@@ -29,7 +28,7 @@ __all__ = ["design"]
 
 KINDS = {part.label: part.title for part in noise.PARTS if part.title}
 """Designs that are compared, and their titles."""
-_Compared: TypeAlias = tuple[str, Float[np.ndarray, "n n"], forecast_.Forecast | None]
+_Compared: TypeAlias = tuple[str, inputs.Matrix, forecast_.Forecast | None]
 """A design's title, its covariance, and what its noise leaves to learn."""
 MANY = 300
 """Above so many agents slow designs take minutes."""
@@ -46,7 +45,7 @@ FIGURES = {
 
 
 def design(
-    mixing: Float[np.ndarray, "n n"],
+    mixing: inputs.Matrix,
     kind: str = "whisper_horizon",
     *,
     relation: inputs.Relation,
@@ -204,7 +203,7 @@ def design_command(
 
 
 def _plans(
-    matrix: Float[np.ndarray, "n n"],
+    matrix: inputs.Matrix,
     chosen_kind: str,
     all_designs: bool,
     terms: inputs.Terms,
@@ -224,9 +223,7 @@ def _plans(
     return plans
 
 
-def _progress(
-    kind: str, covariance: Float[np.ndarray, "n n"], matrix: Float[np.ndarray, "n n"]
-) -> None:
+def _progress(kind: str, covariance: inputs.Matrix, matrix: inputs.Matrix) -> None:
     """Say that a design for many agents is made, and what it costs."""
     if len(matrix) > MANY:
         energy = spatial.energy(covariance, matrix)

@@ -22,6 +22,7 @@ Command: TypeAlias = Callable[..., int]
 """What the command line calls with its options, for an exit status."""
 Terms: TypeAlias = Mapping[str, Any]
 """Arguments of a Python function that a command hands over, by name."""
+Matrix: TypeAlias = Float[np.ndarray, "n n"]
 Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
 Weights = Literal["metropolis", "uniform"]
 
@@ -69,9 +70,7 @@ def with_arguments(function: Callable[..., Any]) -> Callable[[Callable[..., int]
     return extend
 
 
-def network(
-    graph: str, mixing: Weights, seed: int
-) -> tuple[nx.Graph, Float[np.ndarray, "n n"], str]:
+def network(graph: str, mixing: Weights, seed: int) -> tuple[nx.Graph, Matrix, str]:
     """Return the graph, its mixing matrix, and a line about both.
 
     Args:

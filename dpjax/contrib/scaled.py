@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms import sketches
@@ -40,15 +40,15 @@ class ScaledProjection(NamedTuple):
     rule: Quantile
     size: Any
 
-    def encode(self, vector: Float[Array, " d"]) -> Array:
+    def encode(self, vector: sketches.Vector) -> Array:
         """The vector before the clip."""
         return self.rule.encode(self.size, self.inner.encode(vector))
 
-    def decode(self, coordinates: Array) -> Float[Array, " d"]:
+    def decode(self, coordinates: Array) -> sketches.Vector:
         """A c y."""
         return self.inner.decode(self.rule.decode(self.size, coordinates))
 
-    def diagonal(self) -> Float[Array, " d"]:
+    def diagonal(self) -> sketches.Vector:
         """diag(A c^2 A'): the variance of decoded noise over that of a number's."""
         return self.inner.diagonal() * jnp.square(self.rule.gain(self.size))
 
@@ -111,8 +111,8 @@ class Scaled:
         return ScaledProjection(self.sketch.projection(state.sketch), self.quantile, state.size)
 
     def noise(
-        self, state: ScaledState, variance: Float[Array, ""], present: Float[Array, ""]
-    ) -> Float[Array, " d"]:
+        self, state: ScaledState, variance: sketches.Scalar, present: sketches.Scalar
+    ) -> sketches.Vector:
         """(a^2 / B) diag(A c^2 A')."""
         return self.projection(state).diagonal() * (variance / present)
 

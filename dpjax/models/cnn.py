@@ -1,10 +1,9 @@
 """Two small networks with tanh that the literature of private learning trains from scratch."""
 
 import flax.linen as nn
-from jaxtyping import Array, Float
 
-from dpjax.models.conv import Conv, Layout
-from dpjax.models.layers import average, group_norm, max_pool
+from dpjax.models.conv import Conv, Images, Layout
+from dpjax.models.layers import Logits, average, group_norm, max_pool
 
 __all__ = ["CNN2", "CNN5", "SmallCNN"]
 
@@ -37,7 +36,7 @@ class CNN5(nn.Module):
     layout: Layout = "conv"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
+    def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         for index, features in enumerate((32, 64, 128, 256)):
             x = nn.tanh(Conv(features, padding=1, layout=self.layout, name=f"Conv_{index}")(x))
@@ -74,7 +73,7 @@ class CNN2(nn.Module):
     layout: Layout = "conv"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
+    def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         for index, features in enumerate((16, 32)):
             x = Conv(features, (5, 5), 1, "SAME", layout=self.layout, name=f"Conv_{index}")(x)
@@ -109,7 +108,7 @@ class SmallCNN(nn.Module):
     layout: Layout = "conv"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
+    def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         first = Conv(16, (8, 8), 2, "SAME", layout=self.layout, name="Conv_0")
         second = Conv(32, (4, 4), 2, "VALID", layout=self.layout, name="Conv_1")

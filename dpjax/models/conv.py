@@ -1,7 +1,7 @@
 """Convolutions, in one place: two layouts of the same sum, and standardised kernels."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -13,6 +13,8 @@ from dpjax import _validate
 
 __all__ = ["Conv", "convolve"]
 
+Images: TypeAlias = Float[Array, "*b h w c"]
+"""Images, or what layers make of them: height, width, channels."""
 Layout = Literal["conv", "patches"]
 Padding = Literal["SAME", "VALID"] | int
 LAYOUTS = ("conv", "patches")
@@ -20,7 +22,7 @@ LAYOUTS = ("conv", "patches")
 
 
 def convolve(
-    x: Float[Array, "*b h w c"],
+    x: Images,
     kernel: Float[Array, "kh kw i o"],
     strides: int = 1,
     padding: Padding = "SAME",
@@ -102,7 +104,7 @@ def padding_of(
 
 
 def shifted(
-    x: Float[Array, "*b h w c"],
+    x: Images,
     window: tuple[int, ...],
     strides: int,
     pads: list[tuple[int, int]],
@@ -192,7 +194,7 @@ class Conv(nn.Module):
     standardize: Literal["no", "plain", "scaled"] = "no"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b p q o"]:
+    def __call__(self, x: Images) -> Float[Array, "*b p q o"]:
         """Return the convolved images."""
         choices = ("no", "plain", "scaled")
         standardization = _validate.one_of("standardize", self.standardize, choices)

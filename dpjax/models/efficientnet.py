@@ -3,10 +3,10 @@
 from typing import Any
 
 import flax.linen as nn
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from dpjax.models.conv import Conv, Layout
-from dpjax.models.layers import average, group_norm
+from dpjax.models.conv import Conv, Images, Layout
+from dpjax.models.layers import Logits, average, group_norm
 
 __all__ = ["EfficientNet"]
 
@@ -87,7 +87,7 @@ class EfficientNet(nn.Module):
     layout: Layout = "conv"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
+    def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         first = Conv(
             32, (3, 3), self.stem_strides, use_bias=False, layout=self.layout, name="first"

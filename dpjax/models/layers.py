@@ -1,13 +1,18 @@
 """Layers that several networks share; each looks at one example alone."""
 
+from typing import TypeAlias
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dpjax.models.conv import shifted
+from dpjax.models.conv import Images, shifted
 
 __all__: list[str] = []
+
+Logits: TypeAlias = Float[Array, "*b k"]
+"""Scores of classes."""
 
 
 def group_norm(
@@ -28,7 +33,7 @@ def group_norm(
     )
 
 
-def max_pool(x: Float[Array, "*b h w c"], window: int, strides: int) -> Float[Array, "*b p q c"]:
+def max_pool(x: Images, window: int, strides: int) -> Float[Array, "*b p q c"]:
     """Return the largest number of each window.
 
     Of equal numbers the first one has the gradient, as in ``flax.linen.max_pool``, whose gradient
@@ -43,7 +48,7 @@ def max_pool(x: Float[Array, "*b h w c"], window: int, strides: int) -> Float[Ar
     return largest
 
 
-def average(x: Float[Array, "*b h w c"]) -> Float[Array, "*b c"]:
+def average(x: Images) -> Float[Array, "*b c"]:
     """Return the mean over height and width."""
     return jnp.mean(x, axis=(-3, -2))
 

@@ -6,11 +6,11 @@ from typing import Literal
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from dpjax import _validate
-from dpjax.models.conv import Conv, Layout
-from dpjax.models.layers import average, group_norm, max_pool
+from dpjax.models.conv import Conv, Images, Layout
+from dpjax.models.layers import Logits, average, group_norm, max_pool
 
 __all__ = ["ResNet", "WideResNet"]
 
@@ -75,7 +75,7 @@ class WideResNet(nn.Module):
     layout: Layout = "conv"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
+    def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         if _validate.integer("depth", self.depth, least=10) % 6 != 4:
             raise ValueError(f"depth is {self.depth}; give 6 k + 4, as 16 or 40")
@@ -152,7 +152,7 @@ class ResNet(nn.Module):
     layout: Layout = "conv"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "*b h w c"]) -> Float[Array, "*b k"]:
+    def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         large = _validate.one_of("stem", self.stem, ("large", "small")) == "large"
         if large:

@@ -5,10 +5,10 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax.models import weights
-from dpjax.models.layers import attend
+from dpjax.models.layers import Logits, attend
 
 __all__ = ["RoBERTa", "load_roberta"]
 
@@ -83,7 +83,7 @@ class RoBERTa(nn.Module):
     padding: int = 1
 
     @nn.compact
-    def __call__(self, tokens: Int[Array, "b t"]) -> Float[Array, "b k"]:
+    def __call__(self, tokens: Int[Array, "b t"]) -> Logits:
         """Return the logits of texts.
 
         Args:

@@ -5,12 +5,12 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.models import weights
-from dpjax.models.conv import Conv, Layout
-from dpjax.models.layers import attend
+from dpjax.models.conv import Conv, Images, Layout
+from dpjax.models.layers import Logits, attend
 
 __all__ = ["ViT", "load_vit"]
 
@@ -78,7 +78,7 @@ class ViT(nn.Module):
     layout: Layout = "conv"
 
     @nn.compact
-    def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b k"]:
+    def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         if x.shape[-3] % self.patch or x.shape[-2] % self.patch:
             raise ValueError(f"patch is {self.patch}; give a divisor of the image's {x.shape}")
