@@ -115,7 +115,7 @@ def _obtain(name: str, entry: catalog.Known, path: Path, download: bool) -> None
         by_hand = f"get {urls} and put {names} into {path.parent} (DPJAX_DATA), or {by_hand}"
     if entry.part_of is not None:
         parent = load(entry.part_of, cache=path.parent, download=download)
-        canonical.write(path, _first_records(parent, *entry.sizes))
+        canonical.write_archive(path, _first_records(parent, *entry.sizes))
         return
     if not download and not (raws and all(map(os.path.exists, raws))):
         raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")

@@ -275,7 +275,7 @@ def reachable_release(models, message, gradient, sigma, h):
 
 def attacked(release, trials, seed):
     """Shares of coordinates that could have come from the true gradient, and from the other."""
-    chain = FixedFrame(release)
+    chain = Fixed(release)
     sigma = chain.plan.factor[0, 0]
     rng = np.random.default_rng(seed)
     direction = rng.normal(size=SIZE)
