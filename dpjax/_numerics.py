@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.custom_batching
@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 __all__: list[str] = []
+
+_Tree: TypeAlias = Any
 
 # --- Threefry ---
 # Written out so that compilers fuse it with what follows: on a CPU JAX hashes in a loop that
@@ -70,7 +72,8 @@ def threefry_bits(key: PRNGKeyArray, shape: tuple[int, int]) -> UInt32[Array, "r
     rows, columns = shape
     if str(jax.random.key_impl(key)) != THREEFRY or rows * columns >= 2**32:
         return jax.random.bits(key, shape, jnp.uint32)
-    row, column = (jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in (0, 1))
+    row = jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
+    column = jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
     counter = row * np.uint32(columns) + column
     high, low = threefry(key, jnp.zeros_like(counter), counter)
     return high ^ low
@@ -174,12 +177,12 @@ def through_memory(
         second: The others, of the same shape.
     """
     with double_precision():
-        both = first.astype(jnp.uint64) | (second.astype(jnp.uint64) << np.uint64(32))
-        both = jax.lax.optimization_barrier(both)
-        return both.astype(jnp.uint32), (both >> np.uint64(32)).astype(jnp.uint32)
+        high = second.astype(jnp.uint64) << np.uint64(32)
+        words = jax.lax.optimization_barrier(first.astype(jnp.uint64) | high)
+        return words.astype(jnp.uint32), (words >> np.uint64(32)).astype(jnp.uint32)
 
 
-def from_memory(fn: Callable[..., Any], *args: Any) -> Any:
+def from_memory(fn: Callable[..., _Tree], *args: _Tree) -> _Tree:
     """fn(*args), with every number of args computed once, whatever uses it.
 
     A compiler that fuses may form a number anew in each use, and round it differently. On GPUs a
@@ -190,8 +193,8 @@ def from_memory(fn: Callable[..., Any], *args: Any) -> Any:
         args: Trees of arrays.
     """
 
-    def looped(*args: Any) -> Any:
-        def body(i: Any, result: Any) -> Any:
+    def looped(*args: _Tree) -> _Tree:
+        def body(i: Array, result: _Tree) -> _Tree:
             return jax.lax.cond(i == 0, fn, lambda *_: result, *args)
 
         result = jax.eval_shape(fn, *args)
@@ -199,7 +202,7 @@ def from_memory(fn: Callable[..., Any], *args: Any) -> Any:
             start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), result)
             return jax.lax.fori_loop(0, 2, body, start)  # One turn alone would be unrolled.
 
-    def fenced(*args: Any) -> Any:
+    def fenced(*args: _Tree) -> _Tree:
         return fn(*jax.lax.optimization_barrier(args))
 
     return jax.lax.platform_dependent(*args, cpu=looped, default=fenced)
@@ -210,7 +213,7 @@ def sum_error(terms: int) -> float:
     return (terms + 4) * UNIT
 
 
-def wide_dtype(tree: Any) -> Any:
+def wide_dtype(tree: _Tree) -> Any:
     """The parameters' dtype, at least float32.
 
     Raises:
@@ -218,31 +221,32 @@ def wide_dtype(tree: Any) -> Any:
     """
     # The same where JAX is set to promote nothing by itself.
     with jax.numpy_dtype_promotion("standard"):
-        kind = jnp.result_type(jnp.float32, *(leaf.dtype for leaf in jax.tree.leaves(tree)))
+        dtypes = [leaf.dtype for leaf in jax.tree.leaves(tree)]
+        kind = jnp.result_type(jnp.float32, *dtypes)
     if jnp.issubdtype(kind, jnp.complexfloating):
         raise ValueError(f"leaves are {kind}; give real and imaginary parts as leaves of their own")
     return kind
 
 
-def wide_zeros(like: Any) -> Any:
+def wide_zeros(like: _Tree) -> _Tree:
     """Zeros in float64, in the shapes of a tree of arrays or shapes."""
     with double_precision():
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float64), like)
 
 
-def wide_sum(total: Any, more: Any) -> Any:
+def wide_sum(total: _Tree, terms: _Tree) -> _Tree:
     """The sum of two trees of float64 arrays."""
     with double_precision():
-        return jax.tree.map(lambda sum_, term: sum_ + term.astype(sum_.dtype), total, more)
+        return jax.tree.map(lambda sum_, term: sum_ + term.astype(sum_.dtype), total, terms)
 
 
-def rounded_sum(total: Any, like: Any) -> Any:
+def rounded_sum(total: _Tree, like: _Tree) -> _Tree:
     """A tree of float64 arrays, rounded once to the dtypes of another tree."""
     with double_precision():
         return jax.tree.map(lambda leaf, to: leaf.astype(to.dtype), total, like)
 
 
-def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Any], tree: Any) -> Any:
+def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Array], tree: _Tree) -> _Tree:
     """Return a tree of leaves [b, ...] with other entries where a mask is True.
 
     Args:
@@ -251,13 +255,14 @@ def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Any], tree: Any) -
         tree: The leaves.
     """
 
-    def one(leaf: Array) -> Array:
-        return jnp.where(mask.reshape(-1, *[1] * (leaf.ndim - 1)), inside(leaf), leaf)
+    def of_leaf(leaf: Array) -> Array:
+        column = mask.reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.where(column, inside(leaf), leaf)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(of_leaf, tree)
 
 
-def row_sum(rows: Any) -> Array:
+def row_sum(rows: Array) -> Array:
     """The sum over the leading axis of a float64 array, its rows added up in groups of eight.
 
     On CPUs a quarter of the time of one reduction over rows, which compilers do not vectorise.
@@ -266,9 +271,11 @@ def row_sum(rows: Any) -> Array:
         rows: [b, ...], b at least 1.
     """
     with double_precision():
-        while (count := len(rows)) > 1:
+        while len(rows) > 1:
+            count = len(rows)
             size = -(-count // 8)
-            rows = jnp.pad(rows, [(0, -count % size)] + [(0, 0)] * (rows.ndim - 1))
+            padding = [(0, -count % size)] + [(0, 0)] * (rows.ndim - 1)
+            rows = jnp.pad(rows, padding)
             groups = (rows[start : start + size] for start in range(0, count, size))
             rows = functools.reduce(jnp.add, groups)
         return rows[0]
@@ -311,26 +318,32 @@ def _summed(terms: Float[Array, " d"]) -> Float[Array, ""]:
 # --- Layers of a tree of parameters: the leaves of one parent (kernel and bias of Dense_0, say) ---
 
 
-def layer_numbers(tree: Any) -> tuple[int, ...]:
+def layer_numbers(tree: _Tree) -> tuple[int, ...]:
     """Return each leaf's layer, numbered from 0 in the order of the leaves.
 
     Args:
         tree: Parameters, or a gradient; None is no leaf.
     """
-    known: dict[Any, int] = {}
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
-    return tuple(known.setdefault(path[:-1], len(known)) for path in paths)
+    numbers: dict[jax.tree_util.KeyPath, int] = {}
+    layers = []
+    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
+        layers.append(numbers.setdefault(path[:-1], len(numbers)))
+    return tuple(layers)
 
 
-def layer_groups(tree: Any) -> list[list[int]]:
+def layer_groups(tree: _Tree) -> list[list[int]]:
     """Return the numbers of the leaves of each layer."""
-    of = layer_numbers(tree)
-    return [[leaf for leaf, its in enumerate(of) if its == layer] for layer in sorted(set(of))]
+    groups: dict[int, list[int]] = {}
+    for leaf, layer in enumerate(layer_numbers(tree)):
+        groups.setdefault(layer, []).append(leaf)
+    return list(groups.values())
 
 
 def layer_share(clip_norm: float, layers: int) -> float:
     """Return C / sqrt(layers), rounded down: layers of this norm have C together at most."""
-    return clip_norm / math.sqrt(layers) * (1 - 2**-50) if layers > 1 else clip_norm
+    if layers <= 1:
+        return clip_norm
+    return clip_norm / math.sqrt(layers) * (1 - 2**-50)
 
 
 def check_leaf(path: Any, leaf: Any, count: int | None, expected: str) -> None:

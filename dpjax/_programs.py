@@ -65,7 +65,7 @@ def jaxprs(value: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
 
 def constants(closed: Any) -> Iterator[Any]:
     """Every array that a program holds, at any depth: constants and literals."""
-    for jaxpr, held in jaxprs(closed):
-        yield from held
+    for jaxpr, arrays in jaxprs(closed):
+        yield from arrays
         for equation in jaxpr.eqns:
             yield from (atom.val for atom in equation.invars if hasattr(atom, "val"))

@@ -49,9 +49,10 @@ def said(error: Exception) -> str:
 def number(name: str, value: Any, *, remedy: str = _FINITE, holds: Any = math.isfinite) -> float:
     """Return ``value`` as a finite float of which ``holds``, else raise ValueError."""
     try:
-        wrong = isinstance(value, str | bytes | bool | np.bool_) or np.iscomplexobj(value)
+        is_text = isinstance(value, str | bytes | bool | np.bool_)
         # Some versions of NumPy take an array of one number for that number.
-        result = math.nan if wrong or np.ndim(value) else float(value)
+        is_number = not is_text and not np.iscomplexobj(value) and not np.ndim(value)
+        result = float(value) if is_number else math.nan
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not (math.isfinite(result) and holds(result)):
@@ -61,11 +62,12 @@ def number(name: str, value: Any, *, remedy: str = _FINITE, holds: Any = math.is
 
 def numbers(name: str, value: Any) -> tuple[float, ...] | None:
     """Return a sequence of numbers as finite floats, at least one; None for what is no sequence."""
-    if not isinstance(value, list | tuple) and not (isinstance(value, np.ndarray) and value.ndim):
+    is_array = isinstance(value, np.ndarray) and value.ndim > 0
+    if not is_array and not isinstance(value, list | tuple):
         return None
     if not len(value):
         raise ValueError(f"{name} is empty; give at least one number")
-    return tuple(number(name, one) for one in value)
+    return tuple(number(name, entry) for entry in value)
 
 
 def positive(name: str, value: Any, *, remedy: str = "give a finite number above 0") -> float:
@@ -101,13 +103,17 @@ def integer(
     name: str, value: Any, *, least: int = 1, most: int | None = None, remedy: str | None = None
 ) -> int:
     """Return ``value`` as an int from ``least`` to ``most``, else raise ValueError."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    top = 2**63 - 1 if most is None else most  # arrays hold no more
-    if not whole or not least <= value <= top:
-        above = most is None and not (whole and value > top)
-        limits = f"of at least {least}" if above else f"from {least} to {top}"
-        raise ValueError(f"{name} is {shown(value)}; {remedy or f'give a whole number {limits}'}")
-    return int(value)
+    is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    largest = 2**63 - 1 if most is None else most  # arrays hold no more
+    if is_integer and least <= value <= largest:
+        return int(value)
+    if remedy is None:
+        # The limit of arrays is worth a word only where it is what was exceeded.
+        is_too_large = is_integer and value > largest
+        has_limit = most is not None or is_too_large
+        limits = f"from {least} to {largest}" if has_limit else f"of at least {least}"
+        remedy = f"give a whole number {limits}"
+    raise ValueError(f"{name} is {shown(value)}; {remedy}")
 
 
 def fields(part: Any, check: Callable[..., Any], *names: str, **limits: Any) -> None:
@@ -126,10 +132,11 @@ def entries(name: str, values: Any) -> list[Any]:
 
 def agents(name: str, values: Any, *, most: int = 2**31 - 2) -> list[int]:
     """Return agents' indices as ints from 0 to ``most``, else raise ValueError."""
-    values = entries(name, values)
-    if named := [value for value in values if isinstance(value, str)]:
-        raise ValueError(f"{name} names {shown(named[0])}; give indices, by topology.nodes.find")
-    return [integer(name, value, least=0, most=most) for value in values]
+    indices = entries(name, values)
+    for index in indices:
+        if isinstance(index, str):
+            raise ValueError(f"{name} names {shown(index)}; give indices, by topology.nodes.find")
+    return [integer(name, index, least=0, most=most) for index in indices]
 
 
 def refuse(rules: Mapping[str, Any]) -> None:
@@ -165,7 +172,10 @@ def flattened(name: str, array: np.ndarray) -> str:
     """Return what to do about labels that are not one number a record; empty where that is open."""
     if array.shape[1:] == (1,):
         return f"; give np.ravel({name})"
-    if array.ndim == 2 and (np.sort(array, axis=1) == [0] * (array.shape[1] - 1) + [1]).all():
+    if array.ndim != 2:
+        return ""
+    one_hot = np.eye(1, array.shape[1], array.shape[1] - 1)
+    if (np.sort(array, axis=1) == one_hot).all():
         return f"; they are one-hot: give class numbers, np.argmax({name}, 1)"
     return ""
 
@@ -175,8 +185,8 @@ def unmasked(name: str, value: Any) -> Any:
 
     Converted to a plain array, these would be what they were before somebody masked them.
     """
-    several = isinstance(value, list | tuple)
-    if any(np.ma.is_masked(part) for part in (value if several else (value,))):
+    arrays = value if isinstance(value, list | tuple) else (value,)
+    if any(np.ma.is_masked(array) for array in arrays):
         raise ValueError(f"{name} is a masked array with masked entries; leave out or fill these")
     return value
 
@@ -192,10 +202,11 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
     if callable(getattr(value, "toarray", None)):
         raise ValueError(f"{name} is sparse; give a dense array, {name}.toarray()")
     try:
-        raw = np.asarray(value)
-        named = raw.dtype.name in ("bfloat16", "object") and value is not None
-        if raw.dtype.kind not in "fiub" and not named:
-            raise TypeError(f"dtype {raw.dtype}")
+        dtype = np.asarray(value).dtype
+        # Numbers of these may be kept under a name that NumPy does not count as numeric.
+        may_be_numbers = dtype.name in ("bfloat16", "object") and value is not None
+        if dtype.kind not in "fiub" and not may_be_numbers:
+            raise TypeError(f"dtype {dtype}")
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not an array of numbers ({error}); give one") from None
@@ -203,9 +214,12 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
         raise ValueError(f"{name} has shape {array.shape}; give an array of {ndim} dimensions")
     if array.size == 0:
         raise ValueError(f"{name} has shape {array.shape}; give at least one entry")
-    if not np.isfinite(array).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-        raise ValueError(f"{name} holds {array[where]} at {where}; remove or replace such entries")
+    strays = np.argwhere(~np.isfinite(array))
+    if len(strays):
+        position = tuple(strays[0].tolist())
+        raise ValueError(
+            f"{name} holds {array[position]} at {position}; remove or replace such entries"
+        )
     return array
 
 
@@ -229,10 +243,11 @@ def check_columns(name: str, value: Any, trained: tuple[Any, ...] | None) -> Non
 
 def check_rows(name: str, x: Any, y: Any) -> None:
     """Refuse labels whose index is not that of the examples, which position would join wrongly."""
-    one: Any = getattr(x, "index", None)
-    two: Any = getattr(y, "index", None)
+    x_index: Any = getattr(x, "index", None)
+    y_index: Any = getattr(y, "index", None)
     # Lists have a method of this name.
-    if not hasattr(one, "equals") or not hasattr(two, "equals") or one.equals(two):
+    has_indices = hasattr(x_index, "equals") and hasattr(y_index, "equals")
+    if not has_indices or x_index.equals(y_index):
         return
     raise ValueError(
         f"{name}y has another index than {name}x; give y.loc[x.index], or y.to_numpy() where rows "
@@ -249,16 +264,23 @@ def single(name: str, value: Any) -> np.ndarray:
 
 def check_range(name: str, array: np.ndarray) -> None:
     """Refuse numbers that become infinite, or other numbers, in the 32 bits of a run."""
-    kind = array.dtype.kind
-    most = float(np.finfo(np.float32).max) if kind == "f" else 2**31 - 1
-    if kind not in "fiu" or array.itemsize <= 2 or not array.size:
+    if array.dtype.kind not in "fiu" or array.itemsize <= 2 or not array.size:
         return
-    low, high = array.min(), array.max()
-    if high > most or low < -most - (kind == "i"):
+    if array.dtype.kind == "f":
+        dtype = "float32"
+        largest = float(np.finfo(np.float32).max)
+        smallest = -largest
+    else:
+        dtype = "int32"
+        largest = 2**31 - 1
+        smallest = -(2**31)
+    extreme = array.max()
+    if extreme <= largest:
+        extreme = array.min()
+    if not smallest <= extreme <= largest:
         raise ValueError(
-            f"{name} reaches {high if high > most else low}, beyond what "
-            f"{'float32' if kind == 'f' else 'int32'} can hold, {most:.10g}; scale it, or number "
-            "labels from 0"
+            f"{name} reaches {extreme}, beyond what {dtype} can hold, {largest:.10g}; scale it, or "
+            "number labels from 0"
         )
 
 
@@ -273,7 +295,8 @@ def square(name: str, value: Any) -> np.ndarray:
 def symmetric(name: str, value: Any) -> np.ndarray:
     """Return ``value`` as a finite symmetric float64 matrix, else raise ValueError."""
     matrix = square(name, value)
-    if np.abs(matrix - matrix.T).max() > 1e-10 * np.abs(matrix).max():
+    asymmetry = np.abs(matrix - matrix.T).max()
+    if asymmetry > 1e-10 * np.abs(matrix).max():
         raise ValueError(f"{name} is not symmetric; give ({name} + {name}.T) / 2")
     return matrix
 
@@ -304,22 +327,26 @@ def check_weights(name: str, matrix: Any, sums: Collection[str]) -> None:
         matrix: Matrix, or a schedule of them.
         sums: Which sums must be 1.
     """
-    if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2] or not matrix.shape[-1]:
-        raise ValueError(f"{name} has shape {matrix.shape}; give [n, n] or a schedule [P, n, n]")
-    if sums and (at := first(matrix < 0)):
-        raise ValueError(f"{name} holds {float(matrix[at])!r} at {at}; give weights >= 0")
+    shape = matrix.shape
+    if len(shape) not in (2, 3) or shape[-1] != shape[-2] or not shape[-1]:
+        raise ValueError(f"{name} has shape {shape}; give [n, n] or a schedule [P, n, n]")
+    negative = first(matrix < 0) if sums else ()
+    if negative:
+        weight = float(matrix[negative])
+        raise ValueError(f"{name} holds {weight!r} at {negative}; give weights >= 0")
     for kind in sums:
         totals = matrix.sum(axis=-1 if kind == "row" else -2)
-        if at := first(np.abs(totals - 1.0) > SUM_TOLERANCE):
+        stray = first(np.abs(totals - 1.0) > SUM_TOLERANCE)
+        if stray:
             raise ValueError(
-                f"{name} has {kind} {at[-1]} summing to {float(totals[at])!r}; give a "
+                f"{name} has {kind} {stray[-1]} summing to {float(totals[stray])!r}; give a "
                 f"matrix in float64 whose {kind}s sum to 1, within {SUM_TOLERANCE:g}"
             )
 
 
-def first(wrong: Any) -> tuple[int, ...]:
-    """The place of the first true entry of a dense or sparse array; empty where there is none."""
-    return tuple(int(axis[0]) for axis in wrong.nonzero() if len(axis))
+def first(flags: Any) -> tuple[int, ...]:
+    """The position of the first true entry of a dense or sparse array; empty without one."""
+    return tuple(int(axis[0]) for axis in flags.nonzero() if len(axis))
 
 
 def assign(part: Any, **values: Any) -> None:
@@ -380,11 +407,12 @@ def memory(
     Raises:
         ValueError: With the bytes that it takes and those that there are.
     """
-    size, most = math.prod(map(int, shape)) * item, memory_limit() if most is None else most
-    if size > most:
+    size = math.prod(map(int, shape)) * item
+    limit = memory_limit() if most is None else most
+    if size > limit:
         raise ValueError(
             f"{name} is {value!r}, for which {what} takes {size / 2**30:,.1f} GiB; this machine "
-            f"has {most / 2**30:,.1f} GiB: give a smaller one"
+            f"has {limit / 2**30:,.1f} GiB: give a smaller one"
         )
 
 

@@ -35,11 +35,11 @@ def delta_text(delta: float, digits: int = 6) -> str:
         delta: A probability.
         digits: Significant digits; more where it takes more to tell it from 1.
     """
-    shown = up(delta, digits)
-    while delta < 1 <= float(shown):
+    text = up(delta, digits)
+    while delta < 1 <= float(text):
         digits += 1
-        shown = up(delta, digits)
-    return shown
+        text = up(delta, digits)
+    return text
 
 
 def loose_delta(delta: float, units: int, unit: str, *, more: bool = False) -> str:

@@ -575,8 +575,8 @@ def log_error(point: jax.Array, constants: tuple[jax.Array, ...], gaussian: bool
 
     Args:
         point: [J + 1] of a start.
-        constants: W, H, e and u before the first message, basis and mask of the steps, rows [n, r, p],
-            the variance of x(0), and 2 (gap / epsilon)^2, or (gap / mu)^2.
+        constants: W, H, e and u before the first message, basis and mask of the steps, rows
+            [n, r, p], the variance of x(0), and 2 (gap / epsilon)^2, or (gap / mu)^2.
         gaussian: Which noise.
     """
     w, h, e, u, basis, mask, rows, start_variance, factor = constants

@@ -27,10 +27,10 @@ class ConstantInit:
     """
 
     leaves: tuple[jax.Array, ...]
-    structure: Any
+    structure: jax.tree_util.PyTreeDef
 
     @classmethod
-    def of(cls, params: Any) -> "ConstantInit":
+    def of(cls, params: Params) -> "ConstantInit":
         """The start from such values.
 
         Args:
@@ -39,7 +39,7 @@ class ConstantInit:
         leaves, structure = jax.tree.flatten(params)
         return cls(tuple(leaves), structure)
 
-    def __call__(self, key: PRNGKeyArray | None = None) -> Any:
+    def __call__(self, key: PRNGKeyArray | None = None) -> Params:
         """Return them in containers of the caller's own, whatever the key."""
         del key
         return self.structure.unflatten(self.leaves)
@@ -53,47 +53,49 @@ class ConstantInit:
         return hash(self.structure)
 
 
-def equal_trees(one: Any, other: Any) -> bool:
+def equal_trees(first: Params, second: Params) -> bool:
     """Whether two trees hold the same numbers.
 
     Args:
-        one: A pytree of arrays.
-        other: Another.
+        first: A pytree of arrays.
+        second: Another.
     """
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=False)
-    return _alike(one, other) and all(
-        a is b or (a.dtype == b.dtype and np.array_equal(a, b)) for a, b in pairs
-    )
+    if not _same_structure(first, second):
+        return False
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+        # Seeds mostly share their frozen leaves: no comparison of large arrays.
+        if a is not b and (a.dtype != b.dtype or not np.array_equal(a, b)):
+            return False
+    return True
 
 
-def _alike(one: Any, other: Any) -> bool:
-    structures: Any = list(map(jax.tree.structure, (one, other)))
-    return structures[0] == structures[1]
+def _same_structure(first: Params, second: Params) -> bool:
+    structure: Any = jax.tree.structure(first)
+    return bool(structure == jax.tree.structure(second))
 
 
-def starting_values(params: Any, wanted: Any) -> Any:
+def starting_values(params: Params, shapes: Params) -> Params:
     """Return parameters to start from as a run holds them: arrays of at most 32 bits a number.
 
     Args:
         params: Of one agent.
-        wanted: Shapes and dtypes of the model's parameters.
+        shapes: Shapes and dtypes of the model's parameters.
 
     Raises:
         ValueError: For another model's parameters, or numbers that are not finite.
     """
-    ours, theirs = (
-        {name: np.shape(leaf) for name, leaf in _named(tree).items()} for tree in (params, wanted)
-    )
-    if ours != theirs or not _alike(params, wanted):
-        name, _ = min(ours.items() ^ theirs.items(), default=("its structure", None))
+    actual = _named_shapes(params)
+    expected = _named_shapes(shapes)
+    if actual != expected or not _same_structure(params, shapes):
+        name, _ = min(actual.items() ^ expected.items(), default=("its structure", None))
         raise ValueError(
-            f"params differs from the model in {name} ({ours.get(name)} and {theirs.get(name)}); "
-            "give all parameters of this model, as its init returns them"
+            f"params differs from the model in {name} ({actual.get(name)} and "
+            f"{expected.get(name)}); give all parameters of this model, as its init returns them"
         )
     return fixed_values("params", params)
 
 
-def fixed_values(name: str, params: Any) -> Any:
+def fixed_values(name: str, params: Params) -> Params:
     """Return values as arrays that nobody can change, at most 32 bits a number.
 
     Args:
@@ -104,28 +106,33 @@ def fixed_values(name: str, params: Any) -> Any:
         ValueError: For leaves that are not finite real numbers.
     """
 
-    def one(path: Any, leaf: Any) -> jax.Array:
+    def of_leaf(path: jax.tree_util.KeyPath, leaf: Any) -> jax.Array:
         leaf_name = f"{name} {_path(path)}"
         _validate.finite_array(leaf_name, leaf)
         _validate.check_range(leaf_name, np.asarray(leaf))
         kind = jnp.result_type(leaf)
         if kind.itemsize > 4:
             kind = jnp.dtype(jnp.float32 if jnp.issubdtype(kind, jnp.floating) else jnp.int32)
-        return (jnp.asarray if isinstance(leaf, jax.Array) else jnp.array)(leaf, kind)
+        # Arrays of JAX cannot be changed, those of NumPy can.
+        return jnp.asarray(leaf, kind) if isinstance(leaf, jax.Array) else jnp.array(leaf, kind)
 
-    return jax.tree_util.tree_map_with_path(one, params)
+    return jax.tree_util.tree_map_with_path(of_leaf, params)
 
 
-def _named(tree: Any) -> dict[str, Any]:
+def _named(tree: Params) -> dict[str, Any]:
     """Leaves by their path, "params/Dense_0/kernel" say."""
     return {_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def _path(path: Any) -> str:
+def _named_shapes(tree: Params) -> dict[str, tuple[int, ...]]:
+    return {name: np.shape(leaf) for name, leaf in _named(tree).items()}
+
+
+def _path(path: jax.tree_util.KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def split_trained(params: Any, frozen: Any) -> tuple[Any, Any]:
+def split_trained(params: Params, frozen: Any) -> tuple[Params, Params]:
     """Split parameters into trained and frozen ones, each with None in the other's places.
 
     Args:
@@ -143,8 +150,9 @@ def split_trained(params: Any, frozen: Any) -> tuple[Any, Any]:
         flags = jax.tree.broadcast(flags, params)
     except ValueError as error:
         raise ValueError(f"frozen does not fit the parameters ({error})") from None
-    chosen = jax.tree.leaves(flags)
-    if not all(isinstance(flag, bool | np.bool_) for flag in chosen) or len(set(chosen)) < 2:
+    leaf_flags = jax.tree.leaves(flags)
+    are_bools = all(isinstance(flag, bool | np.bool_) for flag in leaf_flags)
+    if not are_bools or len(set(leaf_flags)) < 2:
         raise ValueError(
             f"frozen is {_validate.shown(flags)}; give a function of a leaf's path to True or "
             "False, or a tree of bools over the parameters, and freeze some of them"
@@ -153,17 +161,17 @@ def split_trained(params: Any, frozen: Any) -> tuple[Any, Any]:
     return trained, jax.tree.map(lambda leaf, flag: leaf if flag else None, params, flags)
 
 
-def check_trained(trained: Any, wanted: Any) -> None:
+def check_trained(trained: Params, shapes: Params) -> None:
     """Refuse trained leaves that are no parameters of the model, or other numbers than its own.
 
     Args:
         trained: Of one agent, with None in the places of frozen leaves.
-        wanted: Shapes and dtypes of all that the model's ``init`` returns.
+        shapes: Shapes and dtypes of all that the model's ``init`` returns.
 
     Raises:
         ValueError: Naming the leaf.
     """
-    models = _named(wanted)
+    named_shapes = _named(shapes)
     for name, leaf in _named(trained).items():
         collection = name.partition("/")[0]
         if collection != "params":
@@ -173,15 +181,16 @@ def check_trained(trained: Any, wanted: Any) -> None:
                 "is no collection of parameters; give params and frozen=lambda path: "
                 f"path.startswith({collection!r})"
             )
-        kind = models[name].dtype if models[name].dtype.itemsize <= 4 else jnp.dtype(jnp.float32)
-        if leaf.dtype not in (kind, models[name].dtype):
+        dtype = named_shapes[name].dtype
+        kind = dtype if dtype.itemsize <= 4 else jnp.dtype(jnp.float32)
+        if leaf.dtype not in (kind, dtype):
             raise ValueError(
                 f"params {name} are {leaf.dtype} and the model's {kind}, in which it would not be "
                 f"trained; give them as {kind}, or freeze them"
             )
 
 
-def merge(trained: Any, frozen: Any) -> Any:
+def merge(trained: Params, frozen: Params) -> Params:
     """Return all parameters, from what `split_trained` made of them.
 
     Args:
@@ -195,7 +204,7 @@ def merge(trained: Any, frozen: Any) -> Any:
     )
 
 
-def check_split(init: Callable[[Any], Any], frozen: Any) -> None:
+def check_split(init: Callable[[PRNGKeyArray], Params], frozen: Params) -> None:
     """Refuse frozen values that are not in the places that an ``init`` leaves free.
 
     Args:
@@ -206,10 +215,13 @@ def check_split(init: Callable[[Any], Any], frozen: Any) -> None:
         ValueError: For anything else than one value in every place.
     """
     trained = jax.eval_shape(init, jax.random.key(0))
-    places = [jax.tree.map(_missing, tree, is_leaf=_missing) for tree in (trained, frozen)]
-    flags = list(map(jax.tree.leaves, places))
-    one_each = _alike(*places) and not any(map(bool.__eq__, *flags))
-    if not one_each or all(flags[0]):
+    is_frozen = jax.tree.map(_missing, trained, is_leaf=_missing)
+    is_trained = jax.tree.map(_missing, frozen, is_leaf=_missing)
+    frozen_flags = jax.tree.leaves(is_frozen)
+    fits = _same_structure(is_frozen, is_trained)
+    # Every leaf has one value, a trained or a frozen one.
+    fits = fits and not any(map(bool.__eq__, frozen_flags, jax.tree.leaves(is_trained)))
+    if not fits or all(frozen_flags):
         raise ValueError(
             "frozen has other places than init leaves free; give both one tree, None in init's "
             "where frozen has a value and the other way round, and train something"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _numerics, _programs, _validate
 from dpjax._validate import fixed
@@ -16,11 +16,14 @@ from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
 from dpjax.learning import parameters, query
 from dpjax.learning.examples import labelled
+from dpjax.learning.parameters import Params
 
 __all__ = ["Problem"]
 
 
-def _check_closure(name: str, function: Any, arguments: Any, x: np.ndarray) -> Any:
+def _check_closure(
+    name: str, function: Callable[..., Any], arguments: tuple[Any, ...], x: np.ndarray
+) -> Any:
     """Refuse a function of one record that holds records: every term would move with theirs.
 
     The clip bounds a record's own term. Where other terms are made of that record too, as when
@@ -41,12 +44,16 @@ def _check_closure(name: str, function: Any, arguments: Any, x: np.ndarray) -> A
         ValueError: Naming the function, and the array that it holds.
     """
     program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    held = [each for each in _programs.constants(program) if np.ndim(each) > 1]
-    held = [each for each in held if np.shape(each)[1:] == x.shape[1:]]
-    records = {row.tobytes() for row in x} if held else set()
-    for array in held:
+    arrays = []
+    for constant in _programs.constants(program):
+        if np.ndim(constant) > 1 and np.shape(constant)[1:] == x.shape[1:]:
+            arrays.append(constant)
+    # Hashed where there is something to compare with.
+    records = {row.tobytes() for row in x} if arrays else set()
+    for array in arrays:
         rows = {row.tobytes() for row in np.asarray(array).astype(x.dtype)}
-        if len(rows & records) > 1 and 2 * len(rows & records) >= len(rows):
+        common = len(rows & records)
+        if common > 1 and 2 * common >= len(rows):
             raise ValueError(
                 f"{name} holds an array {np.shape(array)} of the training records, each of which "
                 "would move the terms of others; give a function of one record and public values"
@@ -112,20 +119,20 @@ class Problem:
         Problem('problem', 3 agents, 3 records of (3,))
     """
 
-    init: Callable[[PRNGKeyArray], Any]
-    loss: Callable[[Any, Any, Any], Any]
+    init: Callable[[PRNGKeyArray], Params]
+    loss: Callable[[Params, Any, Any], Any]
     metrics: Callable[..., dict[str, Any]]
     x: np.ndarray
     y: np.ndarray
     partition: Partition
     evaluation: Any
     name: str = "problem"
-    batch_loss: Callable[[Any, Any, Any], Any] | None = None
-    weighted: Callable[[Any, Any, Any, Any], Any] | None = None
+    batch_loss: Callable[[Params, Any, Any], Any] | None = None
+    weighted: Callable[..., Params] | None = None
     evaluation_data: Literal["private", "public"] = "private"
-    frozen: Any = None
-    predict: Callable[[Any, Any], Any] | None = None
-    augment: Callable[[PRNGKeyArray, Any], Any] | None = None
+    frozen: Params = None
+    predict: Callable[[Params, Any], Any] | None = None
+    augment: Callable[[PRNGKeyArray, Array], Array] | None = None
     augmentation_multiplicity: int = 1
     init_per_agent: bool = False
     columns: tuple[Any, ...] | None = None
@@ -133,9 +140,9 @@ class Problem:
 
     def __repr__(self) -> str:
         """Its size in one line: data are not for terminals and logs."""
-        rows, agents = len(self.x), len(self.partition.counts)
-        held = f"{_validate.counted(agents, 'agent')}, {_validate.counted(rows, 'record')}"
-        return f"Problem({self.name!r}, {held} of {self.x.shape[1:]})"
+        agents = _validate.counted(self.agents, "agent")
+        records = _validate.counted(len(self.x), "record")
+        return f"Problem({self.name!r}, {agents}, {records} of {self.x.shape[1:]})"
 
     def __post_init__(self) -> None:
         """Refuse data that would fail or mislead later."""
@@ -145,17 +152,20 @@ class Problem:
         _validate.flag("init_per_agent", self.init_per_agent)
         _validate.flag("local", self.local)
         for name in ("init", "loss", "metrics"):
-            if not callable(value := getattr(self, name)):
+            value = getattr(self, name)
+            if not callable(value):
                 raise ValueError(f"{name} is {_validate.shown(value)}; give a function")
         columns = _validate.columns(self.x) if self.columns is None else self.columns
         # Copies that nobody can change after the check.
         x, y = map(fixed, labelled("", self.x, self.y))
         partition = partition_.checked_partition(self.partition, None if self.local else len(x))
-        if self.local and len(x) != (owned := len(partition_.local(partition))):
-            raise ValueError(
-                f"x has {len(x)} records, the agents on this process's devices have {owned}; give "
-                "those of dpjax.data.partition.local, in its order"
-            )
+        if self.local:
+            count = len(partition_.local(partition))
+            if len(x) != count:
+                raise ValueError(
+                    f"x has {len(x)} records, the agents on this process's devices have {count}; "
+                    "give those of dpjax.data.partition.local, in its order"
+                )
         values = {"x": x, "y": y, "columns": columns, "partition": partition}
         if self.frozen is not None:
             parameters.check_split(self.init, self.frozen)
@@ -164,7 +174,8 @@ class Problem:
         for leaf in jax.tree.leaves(self.evaluation):
             _validate.unmasked("evaluation", leaf)
         self._check_functions()
-        if self.weighted is not None and (self.frozen is not None or self.augmentation is not None):
+        alters_gradients = self.frozen is not None or self.augmentation is not None
+        if self.weighted is not None and alters_gradients:
             raise ValueError(
                 "weighted is given with frozen values or augment, of which it would not know; "
                 "leave it None"
@@ -172,10 +183,11 @@ class Problem:
 
     def _check_functions(self) -> None:
         """Refuse functions of one record that hold others, and what cannot be trained."""
-        one, y = jax.eval_shape(lambda x, y: (x[0], y[0]), self.x, self.y)
+        x, y = jax.eval_shape(lambda x, y: (x[0], y[0]), self.x, self.y)
         key = jax.eval_shape(lambda: jax.random.key(0, impl=_numerics.THREEFRY))
-        if self.augmentation is not None:
-            _check_closure("augment", self.augment, (key, one), self.x)
+        augmentation = self.augmentation
+        if augmentation is not None:
+            _check_closure("augment", augmentation.augment, (key, x), self.x)
         trained = jax.eval_shape(self.init, jax.random.key(0))
         leaves = jax.tree.leaves(trained)
         floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
@@ -185,10 +197,10 @@ class Problem:
                 "arrays to train, and move others to frozen"
             )
         params = parameters.merge(trained, self.frozen)
-        _check_loss("loss", _check_closure("loss", self.loss, (params, one, y), self.x))
+        _check_loss("loss", _check_closure("loss", self.loss, (params, x, y), self.x))
         if self.batch_loss is not None:
-            two = (jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for a in (one, y))
-            _check_loss("batch_loss", jax.eval_shape(self.batch_loss, params, *two))
+            batch = (jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for a in (x, y))
+            _check_loss("batch_loss", jax.eval_shape(self.batch_loss, params, *batch))
 
     @property
     def augmentation(self) -> query.Augmentation | None:
@@ -205,8 +217,9 @@ class Problem:
 
         Of records that they hold apart it has the shape and dtype of one.
         """
-        digest, held = hashlib.sha256(), slice(0 if self.local else None)
-        for array in (self.x[held], self.y[held], *self.partition[:2]):
+        digest = hashlib.sha256()
+        shared = slice(0 if self.local else None)
+        for array in (self.x[shared], self.y[shared], *self.partition[:2]):
             array = np.ascontiguousarray(array)
             digest.update(f"{array.dtype.str}{array.shape}".encode())
             digest.update(array.data)

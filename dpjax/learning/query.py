@@ -333,7 +333,7 @@ class RecordQuery:
     """
 
     loss: _Loss
-    weighted: Callable[[Params, Array, Array, Array], Updates] | None
+    weighted: Callable[..., Updates] | None
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None

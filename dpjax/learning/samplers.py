@@ -25,11 +25,11 @@ class _Sampler(Sampler):
 
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
-        for one in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            if one.type is int or (one.type == int | None and value is not None):
-                value = _validate.integer(one.name, value, most=2**31 - 2)
-                object.__setattr__(self, one.name, value)
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.type is int or (field.type == int | None and value is not None):
+                value = _validate.integer(field.name, value, most=2**31 - 2)
+                object.__setattr__(self, field.name, value)
 
 
 class _Counted(_Sampler):
@@ -329,14 +329,15 @@ class Poisson(_Counted):
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than are expected in batches of all groups."""
-        least = int(np.argmin(counts))
-        if counts[least] < self.expected * self.separation:
-            agent = f"agent {least}" if agents is None else agents[least]
+        smallest = int(np.argmin(counts))
+        count = counts[smallest]
+        if count < self.expected * self.separation:
+            agent = f"agent {smallest}" if agents is None else agents[smallest]
             groups = "" if self.separation == 1 else f" in {self.separation} groups"
             raise ValueError(
                 f"expected is {self.expected:g}, but {agent} has "
-                f"{_validate.counted(counts[least], 'record')}{groups}; "
-                f"lower it to {counts[least] / self.separation:g} at most"
+                f"{_validate.counted(count, 'record')}{groups}; lower it to "
+                f"{count / self.separation:g} at most"
             )
 
     def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -354,15 +355,15 @@ class Poisson(_Counted):
         Raises:
             ValueError: Where ``records`` is None.
         """
-        most_records = self.places
+        places = self.places
         counts = jnp.asarray(counts, jnp.int32)[:, None]
         # Slightly fewer than asked for, so that float32 does not draw more often than it says.
         share = self.expected * self.separation * (1 - 2.0**-20)
         rate = jnp.float32(share) / counts.astype(jnp.float32)
-        most = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
-        bits = _numerics.threefry_bits(key, (counts.shape[0], most_records))
-        positions = jnp.arange(most_records, dtype=jnp.int32)[None, :]
-        drawn = (bits < most) & (positions < counts)
+        threshold = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
+        bits = _numerics.threefry_bits(key, (counts.shape[0], places))
+        positions = jnp.arange(places, dtype=jnp.int32)[None, :]
+        drawn = (bits < threshold) & (positions < counts)
         if self.separation > 1:
             turn = jnp.mod(jnp.asarray(round, jnp.int32), self.separation)
             drawn &= jnp.mod(positions, self.separation) == turn
