@@ -19,7 +19,7 @@ from dpjax import _validate
 __all__: list[str] = []
 
 Content = bytes | Callable[[BinaryIO], None]
-_Path = str | os.PathLike[str]
+PathLike = str | os.PathLike[str]
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -66,7 +66,7 @@ def say(line: str) -> None:
     print(line, file=Notes(), flush=True)
 
 
-def npz(path: _Path) -> Path:
+def npz(path: PathLike) -> Path:
     """Return where a path's archive is, to write or to read: ``.npz`` is appended to bare names.
 
     Args:
@@ -84,7 +84,7 @@ def npz(path: _Path) -> Path:
     return file if file.suffix else file.with_suffix(".npz")
 
 
-def archive(path: _Path) -> dict[str, np.ndarray]:
+def archive(path: PathLike) -> dict[str, np.ndarray]:
     """Return all arrays of an npz file.
 
     Args:
@@ -174,7 +174,7 @@ def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
 
 
 @contextlib.contextmanager
-def reading(path: _Path, remedy: str) -> Iterator[None]:
+def reading(path: PathLike, remedy: str) -> Iterator[None]:
     """Name the file when what reads it fails, whatever it raises: damage takes every shape.
 
     Args:
@@ -210,7 +210,7 @@ def brief(error: object) -> str:
 
 
 @contextlib.contextmanager
-def writing(name: str, path: _Path) -> Iterator[None]:
+def writing(name: str, path: PathLike) -> Iterator[None]:
     """Name the path when the system refuses to write there: read-only, full, no folder.
 
     Args:
@@ -254,7 +254,7 @@ class Lock:
         ValueError: Where it cannot be written, or its file system has no locks.
     """
 
-    def __init__(self, name: str, path: _Path, at: Path | None = None, *, passing: bool = False):
+    def __init__(self, name: str, path: PathLike, at: Path | None = None, *, passing: bool = False):
         self._name, self._path, self._process = name, os.fspath(path), os.getpid()
         self._at, self._passing = Path(at or path).absolute(), passing
         with writing(name, path):

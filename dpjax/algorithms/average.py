@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import RoundNumber
+from dpjax.algorithms.exchange import RoundNumber, Transition, Transmission
 from dpjax.protocols import (
     Carry,
     Emission,
@@ -146,13 +146,13 @@ class Average(Method):
 
     def send(
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
-    ) -> tuple[Message, Carry]:
+    ) -> Transmission:
         """The method's."""
         return self.method.send(ctx, _inner(public_state), emission, noisy)
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """The method's models, added to the average."""
         new = PublicState(*self.method.absorb(ctx, _inner(public_state), carry, received))
         weight = self.weight(ctx.round)

@@ -10,7 +10,8 @@ from jaxtyping import Array
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.protocols import Carry, Emission, Message, Models, PublicState, Round, Updates
+from dpjax.algorithms.exchange import Transmission
+from dpjax.protocols import Emission, Models, PublicState, Round, Updates
 
 __all__ = ["DiSK"]
 
@@ -124,7 +125,7 @@ class DiSK(DSGD):
 
     def send(
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
-    ) -> tuple[Message, Carry]:
+    ) -> Transmission:
         """The updated models; the agent keeps its memory for the next round."""
 
         def filtered(old: Array, new: Array) -> Array:

@@ -1,11 +1,12 @@
 """Decentralized SGD: private gradients, an optimizer behind the noise, gossip."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import Gossip
-from dpjax.protocols import Carry, Emission, Message, Method, Models, PublicState, Round, Updates
+from dpjax.algorithms.exchange import Gossip, Transmission
+from dpjax.protocols import Emission, Method, Models, PublicState, Round, Updates
+from dpjax.topology.mixing import Stochastic
 
 __all__ = ["DSGD"]
 
@@ -37,7 +38,7 @@ class DSGD(Method):
 
     gossip_steps: int = 1
 
-    stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
+    stochastic: ClassVar[Stochastic] = "rows"
     by_agent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class DSGD(Method):
 
     def send(
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
-    ) -> tuple[Message, Carry]:
+    ) -> Transmission:
         """The updated models; the agent keeps the optimizer's state."""
         return ctx.step(public_state.models, ctx.mean(noisy), public_state.memory)
 

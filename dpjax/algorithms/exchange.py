@@ -11,13 +11,27 @@ import optax
 from jaxtyping import Array, Bool, Int
 
 from dpjax import _numerics, _validate
-from dpjax.protocols import Aggregator, Arrays, Combine, Exchange, Message, Received
+from dpjax.protocols import (
+    Aggregator,
+    Arrays,
+    Carry,
+    Combine,
+    Exchange,
+    Memory,
+    Message,
+    Models,
+    Received,
+)
 from dpjax.topology import gossip
 from dpjax.topology.mixing import Mixing
 from dpjax.transforms import masks
 
 __all__ = ["Gossip", "Masked", "Server", "Sum", "Trusted"]
 
+Transmission: TypeAlias = tuple[Message, Carry]
+"""A message, and what its sender keeps of the round."""
+Transition: TypeAlias = tuple[Models, Memory]
+"""Models and memory after a round."""
 RoundNumber: TypeAlias = int | Int[Array, ""]
 """Rounds done before, traced or not."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from dpjax import _validate
 from dpjax.algorithms import sketches
-from dpjax.algorithms.exchange import Server, Sum
+from dpjax.algorithms.exchange import Server, Sum, Transition
 from dpjax.protocols import (
     Aggregator,
     Carry,
@@ -24,6 +24,7 @@ from dpjax.protocols import (
     Round,
     Updates,
 )
+from dpjax.topology.mixing import Stochastic
 from dpjax.transforms.lowpass import SHARES
 from dpjax.transforms.sketch import flat
 
@@ -100,7 +101,7 @@ class Federated(Method):
     local_steps: int = 1
     local_step_size: float = 1.0
 
-    stochastic: ClassVar[Literal["rows", "columns", "double"]] = "rows"
+    stochastic: ClassVar[Stochastic] = "rows"
 
     def __post_init__(self) -> None:
         """Check the parts of the method."""
@@ -159,7 +160,7 @@ class Federated(Method):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """The server's step for all cohort slots; none where no sum was opened."""
         total, present = received
         models, memory = public_state

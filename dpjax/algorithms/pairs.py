@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import RoundNumber
+from dpjax.algorithms.exchange import RoundNumber, Transition
 from dpjax.algorithms.tracking import Apart, KeepsMessage, Steps
 from dpjax.protocols import (
     Arrays,
@@ -19,7 +19,6 @@ from dpjax.protocols import (
     Combine,
     Emission,
     Exchange,
-    Memory,
     Message,
     Models,
     PublicState,
@@ -28,7 +27,7 @@ from dpjax.protocols import (
     Updates,
 )
 from dpjax.topology import gossip
-from dpjax.topology.mixing import Mixing
+from dpjax.topology.mixing import Mixing, Stochastic
 
 __all__ = ["PPDOAGT", "DiffTVAB", "GradientTracking"]
 
@@ -103,7 +102,7 @@ class _PairSent(KeepsMessage):
         _validate.flag("directed", self.directed)
 
     @property
-    def stochastic(self) -> Literal["rows", "columns", "double"]:
+    def stochastic(self) -> Stochastic:
         """Rows alone on directed graphs."""
         return "rows" if self.directed else "double"
 
@@ -162,7 +161,7 @@ class GradientTracking(_PairSent):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """Step from the mixed models along the agent's own tracker."""
         message, (tracker, gradient) = carry
         models, state = ctx.step(received.model, tracker, public_state.memory.optimizer)
@@ -245,7 +244,7 @@ class PPDOAGT(_PairSent):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """Mix with the agent's own values as they are, and step."""
         noisy, gradient = carry
         models, memory = public_state

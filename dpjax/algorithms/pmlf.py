@@ -9,7 +9,8 @@ import optax
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.protocols import Carry, Emission, Message, Models, PublicState, Round, Updates
+from dpjax.algorithms.exchange import Transmission
+from dpjax.protocols import Emission, Models, PublicState, Round, Updates
 
 __all__ = ["PMLF"]
 
@@ -96,7 +97,7 @@ class PMLF(DSGD):
 
     def send(
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
-    ) -> tuple[Message, Carry]:
+    ) -> Transmission:
         """The updated models; this round's models are added to the past ones."""
         before = public_state.memory.optimizer
         models, optimizer = ctx.step(public_state.models, ctx.mean(noisy), before)

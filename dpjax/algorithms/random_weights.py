@@ -11,14 +11,13 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import RoundNumber
+from dpjax.algorithms.exchange import RoundNumber, Transition
 from dpjax.algorithms.references import Unbounded
 from dpjax.protocols import (
     Arrays,
     Carry,
     Emission,
     Exchange,
-    Memory,
     Message,
     Method,
     Models,
@@ -147,7 +146,7 @@ class CorrelatedRandomness(Unbounded, Method):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """Sums of shares are the model, or the tracker."""
         trackers, optimizer, tracker, gradient = carry
         models = optax.tree.where(trackers, public_state.models, received)
@@ -291,7 +290,7 @@ class EncryptedOnLinks(Unbounded, Method):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """Add the weighted differences, and step."""
         updates, state = carry
         models = jax.tree.map(jnp.add, public_state.models, received)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,10 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from dpjax.algorithms.exchange import Gossip
+from dpjax.algorithms.exchange import Gossip, Transition
 from dpjax.algorithms.tracking import Apart, KeepsMessage, Steps
-from dpjax.protocols import Carry, Emission, Memory, Message, Models, PublicState, Round, Updates
-from dpjax.topology.mixing import Mixing
+from dpjax.protocols import Carry, Emission, Message, Models, PublicState, Round, Updates
+from dpjax.topology.mixing import Mixing, Stochastic
 
 __all__ = ["EXTRA", "NIDS"]
 
@@ -24,7 +24,7 @@ class Unbounded:
     They release nothing, because nothing has noise.
     """
 
-    stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
+    stochastic: ClassVar[Stochastic] = "double"
     reads_private_models: ClassVar[bool] = True
 
     def sensitivity(
@@ -94,7 +94,7 @@ class EXTRA(_Reference):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """Mix, and subtract half of the round before."""
         models, old = public_state
         message, (step, state) = carry
@@ -138,7 +138,7 @@ class NIDS(_Reference):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """The mean of the agent's own point and the mix; the first step is not mixed."""
         message, (moved, step, state) = carry
         mean = jax.tree.map(lambda point, mixed: 0.5 * (point + mixed), moved, received)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,10 @@ import optax
 from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import Gossip
+from dpjax.algorithms.exchange import Gossip, Transition, Transmission
 from dpjax.protocols import (
     Carry,
     Emission,
-    Memory,
     Message,
     Method,
     Models,
@@ -23,7 +22,7 @@ from dpjax.protocols import (
     Round,
     Updates,
 )
-from dpjax.topology.mixing import Mixing
+from dpjax.topology.mixing import Mixing, Stochastic
 
 __all__ = ["DGD", "DPOP", "Tracking"]
 
@@ -52,7 +51,7 @@ class KeepsMessage(Method):
 
     def send(
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
-    ) -> tuple[Message, Carry]:
+    ) -> Transmission:
         """The noisy payload, which the agent keeps too."""
         return noisy, (noisy, emission.carry)
 
@@ -64,7 +63,7 @@ class KeepsMessage(Method):
 class ModelSent(KeepsMessage):
     """Base of `Tracking`, `DPOP` and `DGD`: the model is private, its noisy form is sent."""
 
-    stochastic: ClassVar[Literal["rows", "columns", "double"]] = "double"
+    stochastic: ClassVar[Stochastic] = "double"
     exchange: ClassVar[Gossip] = Gossip()
     by_agent: ClassVar[bool] = True
 
@@ -78,7 +77,7 @@ class ModelSent(KeepsMessage):
 
     def send(
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
-    ) -> tuple[Message, Carry]:
+    ) -> Transmission:
         """The noisy model, which the agent keeps too."""
         return noisy, noisy
 
@@ -141,7 +140,7 @@ class Tracking(ModelSent):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """Track disagreement, and step along it and the gradient at the message."""
 
         def disagreement(y: Array, z: Array, mean: Array) -> Array:
@@ -188,7 +187,7 @@ class DPOP(ModelSent):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """Step from the mix, back into the box."""
         before = public_state.memory.optimizer
         box = self.box
@@ -221,7 +220,7 @@ class DGD(ModelSent):
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
-    ) -> tuple[Models, Memory]:
+    ) -> Transition:
         """Step from the mix along the gradient at the agent's own model."""
         gradient = ctx.gradient(public_state.models)
         models, optimizer = ctx.step(received, gradient, public_state.memory.optimizer)

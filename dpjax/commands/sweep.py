@@ -139,8 +139,8 @@ def sweep(
     seeds: Sequence[int],
     eval_every: int | None = None,
     devices: int | None = None,
-    folder: str | os.PathLike[str] | None = None,
-    parallel: int | str | os.PathLike[str] = 1,
+    folder: _files.PathLike | None = None,
+    parallel: int | _files.PathLike = 1,
     progress: bool = False,
 ) -> Sweep:
     """Run a config with every combination of values of its fields.

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from dpjax import _files
+
 __all__ = ["tensorboard", "wandb"]
 
 
 def tensorboard(
-    folder: str | os.PathLike[str], labels: Sequence[str] | None = None
+    folder: _files.PathLike, labels: Sequence[str] | None = None
 ) -> Callable[[Any], None]:
     """Write metrics and epsilon of every plan to a folder that TensorBoard shows.
 

@@ -55,9 +55,7 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def fetch(
-    url: str | Sequence[str], path: str | os.PathLike[str], *, sha256: str | None = None
-) -> Path:
+def fetch(url: str | Sequence[str], path: _files.PathLike, *, sha256: str | None = None) -> Path:
     """Download a file of some megabytes; where from is said on standard error.
 
     Args:
@@ -126,7 +124,7 @@ def _unreachable(url: str, error: Exception) -> str:
     return f"{url} cannot be reached ({_files.brief(getattr(error, 'reason', None) or error)})"
 
 
-def facebook_ego(root: str | os.PathLike[str] | None = None) -> Path:
+def facebook_ego(root: _files.PathLike | None = None) -> Path:
     """Return the edge list of the ego network, fetched if the cache lacks it.
 
     What is kept is the largest component, each edge once, in the order of the published file, so

@@ -7,7 +7,6 @@ records' digest where it is known.
 """
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -94,7 +93,7 @@ def _small(array: np.ndarray) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("<"))
 
 
-def check_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Arrays:
+def check_arrays(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Arrays:
     """Return the arrays of a data set, if they are fit to learn from.
 
     Args:
@@ -156,7 +155,7 @@ def check_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray])
     return checked
 
 
-def _fit(path: str | os.PathLike[str], name: str, values: np.ndarray) -> np.ndarray:
+def _fit(path: _files.PathLike, name: str, values: np.ndarray) -> np.ndarray:
     array = np.asarray(_validate.unmasked(f"{name} of {path}", values))
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds {name} of type {array.dtype}; give numbers")
@@ -167,7 +166,7 @@ def _fit(path: str | os.PathLike[str], name: str, values: np.ndarray) -> np.ndar
 
 
 def read_archive(
-    path: str | os.PathLike[str],
+    path: _files.PathLike,
     expected: tuple[str | None, str | None] = (None, None),
     remedy: str = "make the file again",
     *,
@@ -199,7 +198,7 @@ def read_archive(
     return arrays, combined_digest(arrays, digests)
 
 
-def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> Path:
+def write_archive(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Path:
     """Write a data set in the canonical form, complete or not at all.
 
     Args:

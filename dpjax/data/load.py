@@ -18,9 +18,7 @@ from dpjax.data.split import standardise
 __all__ = ["Dataset", "load"]
 
 
-def load(
-    name: str, *, cache: str | os.PathLike[str] | None = None, download: bool = True
-) -> Dataset:
+def load(name: str, *, cache: _files.PathLike | None = None, download: bool = True) -> Dataset:
     """Return a data set by name, from the cache or, if need be, from its public address.
 
     Args:
@@ -231,7 +229,7 @@ def bundled(name: str) -> dict[str, np.ndarray]:
 
 
 def built(
-    name: str, folder: str | os.PathLike[str], fields: Sequence[str], parts: Sequence[str]
+    name: str, folder: _files.PathLike, fields: Sequence[str], parts: Sequence[str]
 ) -> list[list[np.ndarray]]:
     """Return fields of a data set's records, downloaded and prepared if need be.
 

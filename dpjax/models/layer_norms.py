@@ -417,9 +417,7 @@ class Gradients:
             lost[number] = sum(part[2][number] for part in parts)
         routes = {number: pair[0] for number, pair in pairs.items()}
 
-        def summed(
-            formed: dict[int, Array], pairs: dict[int, tuple[Array, ...]], lost: dict[int, Array]
-        ) -> list[Array]:
+        def summed(formed: Updates, pairs: Updates, lost: Updates) -> list[Array]:
             zeros = jnp.zeros(len(x), _numerics.wide_dtype(leaves))
             squares = [zeros] * (max(layer, default=-1) + 1)
             for number, gradient in formed.items():
@@ -468,9 +466,7 @@ class Gradients:
         products_of = {number for call in calls for number in call.leaves}
         wide = _numerics.wide_dtype(leaves)
 
-        def example(
-            plain: list[Array | None], zeros: list[Array], x: Array, y: Array
-        ) -> tuple[Array, list[Array]]:
+        def example(plain: Updates, zeros: list[Array], x: Array, y: Array) -> Updates:
             merged = [leaves[i] if leaf is None else leaf for i, leaf in enumerate(plain)]
             outputs, inputs = _with_zeros(
                 self.apply, jax.tree.unflatten(tree, merged), x[None], numbers, zeros
@@ -481,9 +477,7 @@ class Gradients:
         numbers = [call.number for call in calls]
         zeros = [jnp.zeros(call.out.shape, call.out.dtype) for call in calls]
 
-        def differentiated(
-            x: Array, y: Array
-        ) -> tuple[tuple[list[Array], list[Array]], list[Array]]:
+        def differentiated(x: Array, y: Array) -> Updates:
             return jax.grad(example, (0, 1), has_aux=True)(plain, zeros, x, y)
 
         (gradients, derivatives), inputs = _agents.apart(differentiated, x, y)

@@ -1,12 +1,12 @@
 """RoBERTa with a classification head, from a random start or from a file in the public layout."""
 
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from dpjax import _files
 from dpjax.models import weights
 from dpjax.models.layers import Logits, attend
 
@@ -128,7 +128,7 @@ class _Head(nn.Module):
 
 
 def load_roberta(
-    path: str | Path, model: RoBERTa, *, key: PRNGKeyArray | None = None
+    path: _files.PathLike, model: RoBERTa, *, key: PRNGKeyArray | None = None
 ) -> dict[str, Any]:
     """Read a model's parameters from a safetensors file in the layout of Hugging Face.
 

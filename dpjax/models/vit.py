@@ -1,13 +1,12 @@
 """Vision transformers, from a random start or from a file in the layout of timm."""
 
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from dpjax import _validate
+from dpjax import _files, _validate
 from dpjax.models import weights
 from dpjax.models.conv import Conv, Images, Layout
 from dpjax.models.layers import Logits, attend
@@ -101,7 +100,7 @@ class ViT(nn.Module):
 
 
 def load_vit(
-    path: str | Path, model: ViT, image: int = 224, *, key: PRNGKeyArray | None = None
+    path: _files.PathLike, model: ViT, image: int = 224, *, key: PRNGKeyArray | None = None
 ) -> dict[str, Any]:
     """Read a model's parameters from a safetensors file in the layout of timm.
 

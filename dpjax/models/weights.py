@@ -4,7 +4,6 @@ import importlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -23,7 +22,7 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "embedding": "weight", "bias":
 _DTYPES = re.compile("BF16|F(16|32|64)|[IU](8|16|32|64)|BOOL")
 
 
-def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
+def read_tensors(path: _files.PathLike) -> dict[str, np.ndarray]:
     """Return the tensors of a safetensors file.
 
     Args:
@@ -69,7 +68,7 @@ def read_tensors(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def load_parameters(
-    path: str | Path,
+    path: _files.PathLike,
     model: nn.Module,
     example: Any,
     name: Callable[[tuple[str, ...]], str],
@@ -140,7 +139,7 @@ def _turned(leaf: str, tensor: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(tensor.T if tensor.ndim == 2 else tensor.transpose(2, 3, 1, 0))
 
 
-def _refuse(path: str | Path, fault: str, names: Iterable[str]) -> None:
+def _refuse(path: _files.PathLike, fault: str, names: Iterable[str]) -> None:
     """Raise ValueError that lists the first names, if there are any."""
     names = sorted(names)
     if names:

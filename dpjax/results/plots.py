@@ -122,7 +122,7 @@ def lines(
     *,
     ax: Any = None,
     guarantee: Any = None,
-    path: str | os.PathLike[str] | None = None,
+    path: _files.PathLike | None = None,
     xlabel: str | None = None,
     ylabel: str | None = None,
     title: str | None = None,
@@ -223,7 +223,7 @@ def from_records(
     where: Iterable[str] = (),
     log_x: bool = False,
     log_y: bool = False,
-    out: str | os.PathLike[str] | None = None,
+    out: _files.PathLike | None = None,
     file: str = "*",
 ) -> Path:
     """Draw a figure from stored records.
@@ -578,7 +578,7 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     return caption
 
 
-def save(figure: Any, path: str | os.PathLike[str]) -> Path:
+def save(figure: Any, path: _files.PathLike) -> Path:
     """Write a figure, finished first, and replace the one before it.
 
     Args:

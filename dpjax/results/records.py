@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Cell: TypeAlias = Any
 """A plain value: None, text, a number, or lists and dicts of these."""
 Row: TypeAlias = dict[str, Cell]
-_Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+_Paths = _files.PathLike | Iterable[_files.PathLike]
 
 __all__ = ["metadata", "read", "read_metadata", "renamed", "write"]
 
@@ -47,7 +47,7 @@ _VERSIONS = ("dpjax", "jax", "jaxlib", "numpy", "optax", "flax")
 
 
 def write(
-    path: str | os.PathLike[str],
+    path: _files.PathLike,
     rows: Iterable[Mapping[str, Cell]],
     metadata: Mapping[str, Cell],
 ) -> Path:
@@ -110,9 +110,7 @@ def write(
     return path
 
 
-def read(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], file: str = "*"
-) -> "pandas.DataFrame":
+def read(paths: _files.PathLike | Iterable[_files.PathLike], file: str = "*") -> "pandas.DataFrame":
     """Read the rows of one file, of a folder's files or of several of either.
 
     Args:
@@ -142,9 +140,7 @@ def read(
     return pandas.DataFrame(rows)
 
 
-def read_metadata(
-    path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], file: str = "*"
-) -> Row:
+def read_metadata(path: _files.PathLike | Iterable[_files.PathLike], file: str = "*") -> Row:
     """Read a file's metadata alone.
 
     Args:

@@ -202,7 +202,7 @@ def florentine() -> nx.Graph:
     )
 
 
-def from_edgelist(path: str | os.PathLike[str], *, directed: bool = False) -> nx.Graph:
+def from_edgelist(path: _files.PathLike, *, directed: bool = False) -> nx.Graph:
     """Return the graph of a text file with one edge, two node names, a line.
 
     What could be read in two ways is refused. These are the rules:
@@ -376,7 +376,7 @@ def renumbered(graph: nx.Graph) -> nx.Graph:
     return near
 
 
-def facebook_ego(path: str | os.PathLike[str] | None = None) -> nx.Graph:
+def facebook_ego(path: _files.PathLike | None = None) -> nx.Graph:
     """Return ego network 414 of SNAP's ego-Facebook, 148 agents and 1,692 edges.
 
     Args:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpjax.results.tables import comparable, moments, numbers, summary, text
+from dpjax.results.tables import comparable, moments, number_column, summary, text
 
 if TYPE_CHECKING:
     import pandas
@@ -91,7 +91,7 @@ def paired(
     """
     names = [on] if isinstance(on, str) else list(on)
     comparable(frame, [*names, column])
-    frame = frame.assign(**{value: numbers(frame, value)})
+    frame = frame.assign(**{value: number_column(frame, value)})
     sides = []
     for entry in (better, worse):
         side = frame[frame[column] == entry]
