@@ -24,7 +24,7 @@ import numpy as np
 import optax
 
 from _common import launch, looks, tables
-from dpjax.contrib import filtered, images, snr
+from dpjax.contrib import filtered, images, resnet, snr
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
@@ -32,7 +32,7 @@ from dpjax.learning.query import RecordQuery
 from dpjax.learning.supervised import supervised
 from dpjax.mechanism import filters, temporal
 from dpjax.mechanism.participation import Participation
-from dpjax.models import cnn, mlp, resnet
+from dpjax.models import cnn, mlp
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
 from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass, wiener

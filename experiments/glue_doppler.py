@@ -17,13 +17,12 @@ import jax.numpy as jnp
 
 from _common import ablations, claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.contrib import texts, tokenizer
+from dpjax.contrib import roberta, texts, tokenizer
 from dpjax.contrib.central import Central
 from dpjax.contrib.rules import UpdateRule, read_filter
 from dpjax.data import cache, partition, split
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
-from dpjax.models import roberta
 from dpjax.plans import plan
 from dpjax.results import plots
 

@@ -7,11 +7,10 @@ import os
 import numpy as np
 import pytest
 
-from dpjax.contrib import texts, tokenizer
+from dpjax.contrib import texts, tokenizer, weights
 from dpjax.data import cache, canonical, load
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import minimize_trace
-from dpjax.models import weights
 from dpjax.results import plots, records
 from dpjax.topology import graphs, mixing
 

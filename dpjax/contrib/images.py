@@ -8,11 +8,10 @@ import jax
 import numpy as np
 
 from dpjax import _validate
-from dpjax.contrib import augmentation, networks
+from dpjax.contrib import augmentation, networks, vit
 from dpjax.data import cache, catalog, load, partition, split
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
-from dpjax.models import vit
 from dpjax.models.conv import Layout
 
 __all__ = ["DATASETS", "Images", "check_dataset", "read"]

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from dpjax import _validate
-from dpjax.models import cnn, efficientnet, mlp, resnet, vit
+from dpjax.contrib import efficientnet, resnet, vit
+from dpjax.models import cnn, mlp
 from dpjax.models.conv import Layout
 
 __all__ = ["NETWORKS", "Pixels", "network"]

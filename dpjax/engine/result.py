@@ -350,7 +350,7 @@ class Result:
 
         A tensor's name is its place, as in ``params.Dense_0.kernel``, in flax's layout: kernels are
         [inputs, outputs] and [height, width, inputs, outputs]. The metadata have the guarantee's
-        caption. `dpjax.models.weights.read_tensors` reads the file. Guarantee: that of `model`.
+        caption. `safetensors.numpy.load_file` reads the file. Guarantee: that of `model`.
 
         Args:
             path: The file, ending in .safetensors, which is replaced.

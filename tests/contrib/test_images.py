@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.contrib import augmentation, images, networks
-from dpjax.models import vit
+from dpjax.contrib import augmentation, images, networks, vit
 
 
 def test_bytes_become_numbers_from_minus_one_to_one():

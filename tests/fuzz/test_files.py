@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from dpjax.contrib import texts, tokenizer
+from dpjax.contrib import texts, tokenizer, weights
 from dpjax.data import canonical, load
 from dpjax.engine.keys import KeyFile
 from dpjax.mechanism import design
 from dpjax.mechanism.factorization import Solution, minimize_trace
-from dpjax.models import weights
 from dpjax.results import records
 from dpjax.topology import graphs, mixing
 

@@ -63,7 +63,7 @@ class WideResNet(nn.Module):
 
     Example:
         >>> import jax
-        >>> from dpjax.models import resnet
+        >>> from dpjax.contrib import resnet
         >>> model, x = resnet.WideResNet(depth=10), jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
         >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
         (2, 10)
@@ -140,7 +140,7 @@ class ResNet(nn.Module):
 
     Example:
         >>> import jax
-        >>> from dpjax.models import resnet
+        >>> from dpjax.contrib import resnet
         >>> model, x = resnet.ResNet(stem="small"), jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
         >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
         (2, 10)

@@ -76,7 +76,7 @@ class EfficientNet(nn.Module):
 
     Example:
         >>> import jax
-        >>> from dpjax.models import efficientnet
+        >>> from dpjax.contrib import efficientnet
         >>> model, x = efficientnet.EfficientNet(), jax.ShapeDtypeStruct((2, 64, 64, 3), "float32")
         >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
         (2, 10)

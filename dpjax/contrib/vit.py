@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _files, _validate
-from dpjax.models import weights
+from dpjax.contrib import weights
 from dpjax.models.conv import Conv, Images, Layout
 from dpjax.models.layers import Logits, attend
 
@@ -63,7 +63,7 @@ class ViT(nn.Module):
 
     Example:
         >>> import jax
-        >>> from dpjax.models import vit
+        >>> from dpjax.contrib import vit
         >>> model, x = vit.ViT(patch=4, depth=1), jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
         >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
         (2, 10)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax import _files
-from dpjax.models import weights
+from dpjax.contrib import weights
 from dpjax.models.layers import Logits, attend
 
 __all__ = ["RoBERTa", "load_roberta"]
@@ -67,7 +67,7 @@ class RoBERTa(nn.Module):
 
     Example:
         >>> import jax
-        >>> from dpjax.models import roberta
+        >>> from dpjax.contrib import roberta
         >>> model, x = roberta.RoBERTa(depth=1), jax.ShapeDtypeStruct((2, 6), "int32")
         >>> jax.eval_shape(model.init_with_output, jax.random.key(0), x)[0].shape
         (2, 2)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.models import cnn, conv, efficientnet, products, resnet, vit
+from dpjax.contrib import efficientnet, resnet, vit
+from dpjax.models import cnn, conv, products
 
 
 def size(model, *shape, dtype=jnp.float32):

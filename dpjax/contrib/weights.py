@@ -38,7 +38,7 @@ def read_tensors(path: _files.PathLike) -> dict[str, np.ndarray]:
     Example:
         >>> import numpy as np
         >>> from safetensors.numpy import save_file
-        >>> from dpjax.models import weights
+        >>> from dpjax.contrib import weights
         >>> save_file({"head.bias": np.zeros(3, np.float32)}, "some.safetensors")
         >>> weights.read_tensors("some.safetensors")["head.bias"].shape
         (3,)

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax.contrib import roberta, vit, weights
 from dpjax.data import partition
 from dpjax.learning.supervised import supervised
-from dpjax.models import roberta, vit, weights
 
 SMALL = roberta.RoBERTa(
     classes=3, vocabulary=50, positions=20, width=32, depth=2, heads=4, hidden=64
