@@ -10,6 +10,7 @@ import jax.extend
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from dpjax._numerics import shapes
 from dpjax._programs import jaxprs
 
 __all__: list[str] = []
@@ -35,8 +36,7 @@ def apart(function: _Function, *trees: _Tree) -> _Tree:
     leaves = jax.tree.leaves(trees)
     program, results = jax.make_jaxpr(jax.vmap(function), return_shape=True)(*trees)
     if _has_groups(program):
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), trees)
-        program, results = jax.make_jaxpr(function, return_shape=True)(*shapes)
+        program, results = jax.make_jaxpr(function, return_shape=True)(*shapes(trees))
 
         # One by one under a further map, too: over agents, plans or seeds.
         @jax.custom_batching.sequential_vmap
@@ -119,8 +119,8 @@ def in_blocks(function: _Function, models: _Tree, *trees: _Tree) -> _Tree:
         results = function(*jax.tree.map(cut, (models, *trees)))
         return jax.tree.map(put, total, results)
 
-    shapes = jax.eval_shape(function, models, *trees)
-    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    results = jax.eval_shape(function, models, *trees)
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), results)
     return jax.lax.fori_loop(0, -(-n // block), add, empty)
 
 

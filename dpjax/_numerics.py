@@ -26,14 +26,14 @@ _Tree: TypeAlias = Any
 
 THREEFRY = "threefry2x32"
 
+_Words: TypeAlias = UInt32[Array, "..."]
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
 
 @functools.partial(jax.jit, inline=True)
-def threefry(
-    key: PRNGKeyArray, high: UInt32[Array, "..."], low: UInt32[Array, "..."]
-) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
+def threefry(key: PRNGKeyArray, high: _Words, low: _Words) -> tuple[_Words, _Words]:
     """The two words of the hash of every counter.
 
     Args:
@@ -167,9 +167,7 @@ def one_lapack_thread() -> Any:
     return _pools().limit(limits=1, user_api="blas")
 
 
-def through_memory(
-    first: UInt32[Array, "..."], second: UInt32[Array, "..."]
-) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
+def through_memory(first: _Words, second: _Words) -> tuple[_Words, _Words]:
     """Two words of each hash, as one array: compilers would hash for each word and use otherwise.
 
     Args:
@@ -226,6 +224,21 @@ def wide_dtype(tree: _Tree) -> Any:
     if jnp.issubdtype(kind, jnp.complexfloating):
         raise ValueError(f"leaves are {kind}; give real and imaginary parts as leaves of their own")
     return kind
+
+
+def shapes(tree: _Tree, *leading: int, dropped: int = 1) -> _Tree:
+    """Shapes and dtypes of a tree, with other leading axes.
+
+    Args:
+        tree: Leaves are arrays or shapes.
+        leading: Lengths of the new axes.
+        dropped: How many of the old ones they replace.
+    """
+
+    def of_leaf(leaf: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((*leading, *leaf.shape[dropped:]), leaf.dtype)
+
+    return jax.tree.map(of_leaf, tree)
 
 
 def wide_zeros(like: _Tree) -> _Tree:

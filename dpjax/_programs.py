@@ -29,6 +29,7 @@ class Compiled:
         functools.update_wrapper(self, function)
         self._static = static
 
+        # Each program has a `jax.jit` of its own, which goes with it.
         @functools.lru_cache(maxsize=_PROGRAMS)
         def program(*statics: Any) -> Any:
             return jax.jit(functools.partial(function, *statics), **options)
@@ -57,6 +58,7 @@ def jaxprs(value: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
         for part in value:
             yield from jaxprs(part)
     elif hasattr(value, "eqns"):
+        # A closed jaxpr holds constants, an open one takes them as arguments.
         inner = getattr(value, "jaxpr", value)
         yield inner, getattr(value, "consts", ())
         for equation in inner.eqns:

@@ -207,6 +207,7 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
         may_be_numbers = dtype.name in ("bfloat16", "object") and value is not None
         if dtype.kind not in "fiub" and not may_be_numbers:
             raise TypeError(f"dtype {dtype}")
+        # A copy: whoever made the array may change it.
         array = np.array(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} is not an array of numbers ({error}); give one") from None
@@ -225,6 +226,7 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
 
 def columns(value: Any) -> tuple[Any, ...] | None:
     """Return the names of a data frame's columns, None for what has no names."""
+    # A method of this name belongs to something other than a data frame.
     names = getattr(value, "columns", None)
     return None if names is None or callable(names) else tuple(names)
 
@@ -274,6 +276,7 @@ def check_range(name: str, array: np.ndarray) -> None:
         dtype = "int32"
         largest = 2**31 - 1
         smallest = -(2**31)
+    # The largest first, as it is the more frequent one.
     extreme = array.max()
     if extreme <= largest:
         extreme = array.min()
@@ -362,6 +365,7 @@ def fixed(array: Any, dtype: Any = None) -> np.ndarray:
         array: An array, or what makes one.
         dtype: Of the copy; None keeps the array's.
     """
+    # A view without write access would still change with its base.
     copy = np.array(array, dtype)
     copy.flags.writeable = False
     return copy

@@ -359,7 +359,7 @@ def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
     trained = jax.eval_shape(problem.init, key)
     params = parameters.merge(trained, problem.frozen)
     example, x, y = problem.x[0], *(np.asarray(array[:2]) for array in (problem.x, problem.y))
-    agents = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape), leaf.dtype), trained)
+    agents = _numerics.shapes(trained, n, dropped=0)
     frozen = {} if problem.frozen is None else {"frozen": problem.frozen}
     yield problem.init, key
     yield problem.loss, params, example, y[0]

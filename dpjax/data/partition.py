@@ -130,6 +130,7 @@ def checked_partition(partition: Any, records: int | None = None) -> Partition:
             "of as many texts"
         )
     _validate.one_of("partition.origin", partition.origin, ("public", "private"))
+    # Rows are filled up behind their counts.
     owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
     values, times = np.unique(owned, return_counts=True)
     if times.max() > 1:

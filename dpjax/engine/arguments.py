@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,12 @@ from dpjax.topology import nodes
 
 __all__: list[str] = []
 
+Plans: TypeAlias = tuple[Plan, ...]
+Problems: TypeAlias = tuple[Problem, ...]
+Seeds: TypeAlias = tuple[int, ...]
 
-def check_run(
-    plans: Any, problem: Any, seeds: Any
-) -> tuple[tuple[Plan, ...], tuple[Problem, ...], tuple[int, ...]]:
+
+def check_run(plans: Any, problem: Any, seeds: Any) -> tuple[Plans, Problems, Seeds]:
     """Check that plans, problems and seeds fit.
 
     Args:
@@ -41,6 +43,7 @@ def check_run(
     if not plans or not all(isinstance(plan, Plan) for plan in plans):
         kinds = ", ".join(type(plan).__name__ for plan in plans)
         raise ValueError(f"plans is [{kinds}]; give one or more from plans.plan.make")
+    # A result tells plans apart by their labels alone.
     noises: dict[str, Noise | None] = {}
     for plan in plans:
         label = plan.config.label
@@ -51,6 +54,7 @@ def check_run(
                 "not tell apart; give each a name of its own, or run each alone"
             )
     problems, seeds = check_tasks(problem, seeds)
+    # Plans of a seed share its raw normals, of which a release may show one use.
     if any(plan.config.release for plan in plans) and len(plans) * len(seeds) != 1:
         raise ValueError(
             f"a release came with {len(plans)} plans and {len(seeds)} seeds, which would share raw "
@@ -61,7 +65,7 @@ def check_run(
     return plans, problems, seeds
 
 
-def check_tasks(problem: Any, seeds: Any) -> tuple[tuple[Problem, ...], tuple[int, ...]]:
+def check_tasks(problem: Any, seeds: Any) -> tuple[Problems, Seeds]:
     """Check problems and seeds alone, as `check_run` does.
 
     Args:
@@ -118,7 +122,7 @@ def _shapes(problem: Problem) -> Any:
     return jax.tree.map(np.shape, arrays)
 
 
-def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
+def _check_counts(plans: Plans, problem: Problem) -> None:
     """Refuse agents or records that plans are not for, and samplers that cannot draw these."""
     counts = problem.partition.counts
     names = problem.partition.names
@@ -128,6 +132,7 @@ def _check_counts(plans: tuple[Plan, ...], problem: Problem) -> None:
                 f"the plan is for {plan.agents} agents, the problem has {problem.agents}; "
                 "partition the data over the network's agents"
             )
+        # Rates and divisors follow from the counts that the plan was made for.
         if plan.counts is not None and not np.array_equal(plan.counts, counts):
             planned = _validate.shown(plan.counts.tolist())
             actual = _validate.shown(counts.tolist())
@@ -162,12 +167,14 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
     """
     if not any(plan.config.release for plan in plans):
         return
+    # The noise key stays in one process.
     if jax.process_count() > 1:
         raise ValueError(
             f"release is True in {jax.process_count()} processes, each of which would hold the "
             "noise key; run a release in one"
         )
     mesh = agent_mesh(plans[0].agents, devices)
+    # Where arrays lie by default, and where the agents are.
     platforms = {device.platform for device in jnp.zeros(()).devices()}
     if mesh is not None:
         platforms |= {device.platform for device in mesh.devices.flat}
@@ -176,6 +183,7 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
             f"release is True on a {platform}, whose float64 may be coarser than 2^-53; run "
             "releases on a CPU or a GPU"
         )
+    # Compilers that assume finite numbers drop the clip's checks for nan.
     flags = _flags()
     for name, is_on in flags.items():
         if is_on and "enable_fast_" in name:
@@ -183,6 +191,7 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
                 f"release is True with {name} in XLA_FLAGS, under which nan may pass for a number; "
                 "leave it out before Python starts"
             )
+    # Atomic additions come in another order each time, and a resumed round must send the same bits.
     deterministic = "--xla_gpu_deterministic_ops"
     if "gpu" in platforms and not flags.get(deterministic, False):
         raise ValueError(

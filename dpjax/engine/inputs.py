@@ -14,6 +14,7 @@ from jaxtyping import Array, PRNGKeyArray
 from dpjax import _numerics, _validate
 from dpjax.data.partition import blocks, local
 from dpjax.engine import keys, program
+from dpjax.engine.arguments import Plans, Problems, Seeds
 from dpjax.engine.memory import RunMemory
 from dpjax.engine.processes import agent_mesh, mine, place, place_own, whole
 from dpjax.engine.statics import make_statics
@@ -21,7 +22,6 @@ from dpjax.engine.step import Data, Statics
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
 from dpjax.plans import statements
-from dpjax.plans.plan import Plan
 from dpjax.protocols import Arrays, Models, Privatizer, State, Updates
 from dpjax.topology import gossip, mixing
 
@@ -51,9 +51,9 @@ class Inputs:
     @classmethod
     def of(
         cls,
-        plans: tuple[Plan, ...],
-        problems: tuple[Problem, ...],
-        seeds: tuple[int, ...],
+        plans: Plans,
+        problems: Problems,
+        seeds: Seeds,
         devices: int | None = None,
         phase: int = 0,
     ) -> "Inputs":
@@ -120,6 +120,7 @@ class Inputs:
         shapes = self._agents_models(), jax.eval_shape(batch, data, self.batch_keys[0])
         share = query.share(*shapes)
         if release and share > statements.LIMIT:
+            # Longer passes take less time.
             for power in range(17, -1, -1):
                 shorter = dataclasses.replace(query, microbatch=2**power)
                 if shorter.share(*shapes) <= statements.LIMIT:
@@ -177,15 +178,13 @@ class Inputs:
 
     def _agents_models(self) -> Models:
         """Shapes of the models of all agents."""
-        n = self.statics.agents
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((n, *leaf.shape[2:]), leaf.dtype), self.models
-        )
+        # In place of the axes of seeds and of agents, of which there may be one for all.
+        return _numerics.shapes(self.models, self.statics.agents, dropped=2)
 
     def _payload(self) -> Updates:
         return jax.eval_shape(self.statics.method.payload, self._agents_models())
 
-    def _check_precision(self, plans: tuple[Plan, ...]) -> None:
+    def _check_precision(self, plans: Plans) -> None:
         """Refuse narrow parameters where the private payload is rounded before the noise."""
         trees = []
         sums_records = plans[0].config.protect.clips == "record"
@@ -204,7 +203,7 @@ class Inputs:
 
 
 def stacked_arrays(
-    plans: tuple[Plan, ...],
+    plans: Plans,
     mesh: Mesh | None = None,
     privatizer: Privatizer | None = None,
     models: Models = (),
@@ -243,6 +242,7 @@ def stacked_arrays(
     if layout is None:
         stacked["mixing"] = np.stack([mixing.dense(plan.mixing) for plan in plans]).astype(kind)
     if privatizer is not None:
+        # It may know a smaller form, such as the bands of a strategy [T, T].
         stacked = dict(privatizer.compact(stacked))
     placed: dict[str, Any] = {}
     for name, array in stacked.items():
@@ -274,7 +274,7 @@ def _data_of(problem: Problem) -> Data:
     return Data(problem.x, problem.y, partition.indices, partition.counts, problem.evaluation)
 
 
-def stacked_data(problems: tuple[Problem, ...], mesh: Mesh | None = None) -> Data:
+def stacked_data(problems: Problems, mesh: Mesh | None = None) -> Data:
     """Put the data on the devices.
 
     Args:
@@ -305,7 +305,7 @@ def _joined(*leaves: np.ndarray) -> np.ndarray:
 
 
 def _by_device(
-    problems: tuple[Problem, ...], mesh: Mesh | None, axis: int
+    problems: Problems, mesh: Mesh | None, axis: int
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Where each agent's records begin, for each problem, and x and y by device."""
     devices = 1 if mesh is None else mesh.size

@@ -50,6 +50,7 @@ class RunMemory(NamedTuple):
 
     def usage(self) -> Usage:
         """The usage of this process, or of its fullest device."""
+        # The fullest one decides: devices hold equal parts, but other work may use them too.
         devices = self._device_usages()
         return max(devices) if devices else Usage(*_validate.resident(), _validate.memory_limit())
 
@@ -87,6 +88,7 @@ class RunMemory(NamedTuple):
         size = byte_count(state)
         secret_size = byte_count(state.secret)
         remedy = "run fewer seeds or plans at once, or use more devices"
+        # More than half of the state: fewer diagonals help more than fewer runs.
         if keeps_noise and 2 * secret_size > size:
             remedy = (
                 "give the noise over rounds few diagonals, such as bands=8, of which a run keeps 7 "
@@ -113,8 +115,10 @@ class RunMemory(NamedTuple):
         for program in programs:
             analysis = program.lower().compile().memory_analysis()
             if analysis is not None:  # Not every platform has one.
+                # An alias is an output in the place of an argument, which is held already.
                 size = analysis.temp_size_in_bytes + analysis.output_size_in_bytes
                 added = max(added, size - analysis.alias_size_in_bytes)
+        # Arrays that are still under way would not count as held.
         jax.block_until_ready(state)
         remedy = (
             "run fewer seeds or plans at once, give Protect(microbatch=...) for clipped records, "
@@ -135,7 +139,7 @@ class RunMemory(NamedTuple):
             sizes = [f"{size / 2**30:,.2f}" for size in (total, in_use, added, limit)]
             raise ValueError(
                 f"seeds has {_validate.counted(self.seeds, 'seed')}, with "
-                f"{_validate.counted(self.plans, 'plan')} of {self.agents} agents, whose rounds "
+                f"{_validate.counted(self.plans, 'plan')} of {self.agents} agents. Their rounds "
                 f"take {sizes[0]} GiB ({sizes[1]} held and {sizes[2]} more in {part}); this "
                 f"{machine} has {sizes[3]} GiB: {remedy}"
             )

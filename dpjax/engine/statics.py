@@ -6,16 +6,14 @@ import jax
 from jax.sharding import Mesh
 
 from dpjax import _validate
+from dpjax.engine.arguments import Plans, Problems
 from dpjax.engine.step import Statics
-from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 
 __all__: list[str] = []
 
 
-def make_statics(
-    plans: tuple[Plan, ...], problems: tuple[Problem, ...], mesh: Mesh | None = None
-) -> Statics:
+def make_statics(plans: Plans, problems: Problems, mesh: Mesh | None = None) -> Statics:
     """The static parts that all runs of a call share.
 
     Args:
@@ -59,12 +57,14 @@ def _check_shared(plan: Plan, noisy: Plan) -> None:
             continue
         # The config's own word for a part says more than the part.
         field = "label" if name == "noise" else name
-        values = [getattr(config, field, None) for config in (noisy.config, plan.config)]
-        if values[0] == values[1]:
-            values = [shared[name], value]
-        first, second = map(_validate.shown, values)
+        first = getattr(noisy.config, field, None)
+        second = getattr(plan.config, field, None)
+        if first == second:
+            first = shared[name]
+            second = value
         raise ValueError(
-            f"plans differ in {name} ({first} and {second}); use dp.sweep, or run each alone"
+            f"plans differ in {name} ({_validate.shown(first)} and {_validate.shown(second)}); use "
+            "dp.sweep, or run each alone"
         )
 
 

@@ -36,6 +36,7 @@ class ConstantInit:
         Args:
             params: Of one agent, arrays that nobody can change.
         """
+        # Containers such as dicts could be changed later; leaves and structure cannot.
         leaves, structure = jax.tree.flatten(params)
         return cls(tuple(leaves), structure)
 
@@ -147,6 +148,7 @@ def split_trained(params: Params, frozen: Any) -> tuple[Params, Params]:
         flags = frozen
         if callable(frozen):
             flags = jax.tree_util.tree_map_with_path(lambda path, _: frozen(_path(path)), params)
+        # A bool may stand for a whole branch.
         flags = jax.tree.broadcast(flags, params)
     except ValueError as error:
         raise ValueError(f"frozen does not fit the parameters ({error})") from None

@@ -168,6 +168,7 @@ class Problem:
                 )
         values = {"x": x, "y": y, "columns": columns, "partition": partition}
         if self.frozen is not None:
+            # What `init` leaves out must be frozen, and nothing else.
             parameters.check_split(self.init, self.frozen)
             values["frozen"] = parameters.fixed_values("frozen", self.frozen)
         _validate.assign(self, **values)
@@ -188,6 +189,7 @@ class Problem:
         augmentation = self.augmentation
         if augmentation is not None:
             _check_closure("augment", augmentation.augment, (key, x), self.x)
+        # Shapes alone: a pretrained model need not fit twice.
         trained = jax.eval_shape(self.init, jax.random.key(0))
         leaves = jax.tree.leaves(trained)
         floating = all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves)
@@ -199,7 +201,7 @@ class Problem:
         params = parameters.merge(trained, self.frozen)
         _check_loss("loss", _check_closure("loss", self.loss, (params, x, y), self.x))
         if self.batch_loss is not None:
-            batch = (jax.ShapeDtypeStruct((2, *a.shape), a.dtype) for a in (x, y))
+            batch = _numerics.shapes((x, y), 2, dropped=0)
             _check_loss("batch_loss", jax.eval_shape(self.batch_loss, params, *batch))
 
     @property
@@ -218,6 +220,7 @@ class Problem:
         Of records that they hold apart it has the shape and dtype of one.
         """
         digest = hashlib.sha256()
+        # Processes with other records must agree on the digest.
         shared = slice(0 if self.local else None)
         for array in (self.x[shared], self.y[shared], *self.partition[:2]):
             array = np.ascontiguousarray(array)

@@ -43,15 +43,17 @@ def quadratics(agents: int, *, start: str = "origin") -> Problem:
     matrices, centers, minimiser, minimum = _objectives(agents)
     values = np.zeros(2) if start == "origin" else minimiser
     # A record is (A_i, c_i), flattened.
-    x = np.concatenate([matrices.reshape(agents, 4), centers], axis=1).astype(np.float32)
+    flat = matrices.reshape(agents, 4)
+    x = np.concatenate([flat, centers], axis=1).astype(np.float32)
     rows = np.arange(agents, dtype=np.int32)
+    partition = Partition(rows[:, None], np.ones(agents, np.int32))
     return Problem(
         ConstantInit.of(jnp.asarray(values, jnp.float32)),
         _quadratic,
         _gaps,
         x,
         np.zeros(agents, np.float32),
-        Partition(rows[:, None], np.ones(agents, np.int32)),
+        partition,
         (x, np.float32(minimum)),
         f"quadratics from the {start}",
         evaluation_data="public",
@@ -73,7 +75,8 @@ def _objectives(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """
     number = np.arange(1, n + 1, dtype=np.float64)
     first = 2 * number <= n
-    centers = np.stack([np.where(first, -number, number), np.zeros(n)], axis=1)
+    positions = np.where(first, -number, number)
+    centers = np.stack([positions, np.zeros(n)], axis=1)
     diagonal = np.diag([15.0, 1.0])
     angle = np.deg2rad(15.0)
     cosine = np.cos(angle)

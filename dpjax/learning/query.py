@@ -376,14 +376,12 @@ class RecordQuery:
         """
         places = self._places(batch)
         x = batch[0]
-        params, records = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (models, x)
-        )
+        params = _numerics.shapes(models)
         if self.one_by_one:
             return clipping.share(places, params)
-        if self.capacity is not None:
-            # A batch that is not gathered holds all records, without an axis of agents.
-            records = jax.ShapeDtypeStruct((self.capacity, *x.shape[1:]), x.dtype)
+        # A batch that is not gathered holds all records, without an axis of agents.
+        leading = () if self.capacity is None else (self.capacity,)
+        records = _numerics.shapes(x, *leading)
         return clipping.weighted_share(self.weighted, params, records, places, self.microbatch)
 
     def _places(self, batch: Batch) -> int:

@@ -27,6 +27,7 @@ class _Sampler(Sampler):
         """Refuse what is no number of records or rounds."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
+            # Devices count rounds and records in int32.
             if field.type is int or (field.type == int | None and value is not None):
                 value = _validate.integer(field.name, value, most=2**31 - 2)
                 object.__setattr__(self, field.name, value)
@@ -85,6 +86,7 @@ class _Dealt(_Sampler):
         Raises:
             ValueError: For another number of rounds than epochs x separation.
         """
+        # Otherwise some records would take part more often than the pattern says.
         if self.epochs * self.separation != rounds:
             raise ValueError(
                 f"sampler deals {_validate.counted(self.epochs, 'epoch')} of "
@@ -175,6 +177,7 @@ class Full(_Counted):
         del key, round
         positions = jnp.arange(self.places, dtype=jnp.int32)[None, :]
         padding = positions >= jnp.asarray(counts, jnp.int32)[:, None]
+        # A padded slot points at record 0, whose weight is zero.
         return Draw(jnp.where(padding, 0, positions), padding)
 
     def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
@@ -342,6 +345,7 @@ class Poisson(_Counted):
 
     def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """[n] probability that a record is in the batch of a round of its group, rounded up."""
+        # Three operations err by half a unit each: a rate is never understated.
         share = self.expected * self.separation * (1 + 3 * _UNIT)
         return np.minimum(share / np.asarray(counts, np.float64), 1.0)
 

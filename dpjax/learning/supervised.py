@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from dpjax import _agents, _programs, _validate
+from dpjax import _agents, _numerics, _programs, _validate
 from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
 from dpjax.learning import parameters
@@ -68,6 +68,7 @@ def _labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
     else:
         fits = np.ones(y.shape, bool)
         kind = "one number a record, [N]"
+    # What follows finds the message that helps most.
     if y.ndim == 1 and fits.all():
         return y.astype(dtype)
     classes = np.unique(y).tolist()
@@ -103,7 +104,7 @@ def _check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -
         ValueError: For outputs that the loss does not take, or too few; for a model that needs more
             than parameters and examples.
     """
-    batch = jax.ShapeDtypeStruct((2, *x.shape[1:]), x.dtype)
+    batch = _numerics.shapes(x, 2)
     try:
         # With what ``init`` gave it and nothing else.
         params = jax.eval_shape(model.init, jax.random.key(0), batch)
@@ -157,7 +158,7 @@ def _records_at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None
     sizes = []
     # From two on, since some modules take one by another way.
     for records in (2, 3):
-        batch = jax.ShapeDtypeStruct((records, *x.shape[1:]), x.dtype)
+        batch = _numerics.shapes(x, records)
         params = jax.eval_shape(model.init, jax.random.key(0), batch)
         sizes.append(_sizes(jax.make_jaxpr(model.apply)(params, batch)))
     if len(sizes[0]) == len(sizes[1]):
@@ -266,9 +267,12 @@ def _weighted(loss: _Outputs, weights: tuple[float, ...] | None) -> _Outputs:
     table = np.array(weights, np.float32)
 
     def of_class(outputs: Array, y: Array) -> Array:
-        # Labels -1 and +1 are classes 0 and 1.
-        index = y if jnp.issubdtype(y.dtype, jnp.integer) else (y > 0).astype(jnp.int32)
-        return jnp.asarray(table, outputs.dtype)[index] * loss(outputs, y)
+        index = y
+        if not jnp.issubdtype(y.dtype, jnp.integer):
+            # Labels -1 and +1 are classes 0 and 1.
+            index = (y > 0).astype(jnp.int32)
+        weight = jnp.asarray(table, outputs.dtype)[index]
+        return weight * loss(outputs, y)
 
     return of_class
 
@@ -291,6 +295,7 @@ def _metrics(
     def metrics(models: Any, evaluation: Sequence[Array], frozen: Params = None) -> _Scores:
         records = len(evaluation[0])
         size = min(batch or records, records)
+        # The last part may be shorter.
         divisible = records - records % size
         batches = [leaf[:divisible].reshape(-1, size, *leaf.shape[1:]) for leaf in evaluation]
         rest = [leaf[divisible:] for leaf in evaluation]
@@ -307,9 +312,8 @@ def _metrics(
                 if divisible < records:
                     last_total, last_outputs = of_part(rest)
                     total = jax.tree.map(jnp.add, total, last_total)
-                    outputs = jax.tree.map(
-                        lambda *parts: jnp.concatenate(parts), outputs, last_outputs
-                    )
+                    pairs = outputs, last_outputs
+                    outputs = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *pairs)
             means = jax.tree.map(lambda value: value / records, total)
             for name in scores:
                 means[f"test_{name}"] = _SCORES[name](outputs, evaluation[1])
@@ -397,6 +401,7 @@ def supervised(
     if eval_batch is not None:
         eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
     local = callable(train)
+    # Each process reads the records of its own agents alone.
     if callable(train):
         train = train(partition_.local(partition_.checked_partition(partition)))
     columns, x, y, x_test, y_test = _arrays(loss, train, test)
@@ -416,6 +421,7 @@ def supervised(
             f"metrics has 'auc' and test y one class, {y_test[0]:g}; give test records of two "
             "classes, or leave it out"
         )
+    # By the model's outputs: a class may be missing among the labels.
     if class_weights is not None:
         class_weights = _checked_weights(class_weights, classes)
     parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights
@@ -424,6 +430,7 @@ def supervised(
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         functions = _module_functions.__wrapped__(model, *parts)
     functions = _started(functions, params, frozen)
+    # A model's own sum would read the record in the place of its variants.
     if augment is not None:
         functions = functions | {"weighted": None}
     return Problem(

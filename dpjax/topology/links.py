@@ -1,9 +1,13 @@
 """The links of a mixing matrix [n, n], or of a schedule [P, n, n]."""
 
+from typing import TypeAlias
+
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 __all__: list[str] = []
+
+_Agents: TypeAlias = Int[np.ndarray, " l"]
 
 
 def adjacency(mixing: Float[np.ndarray, "*p n n"]) -> Bool[np.ndarray, "n n"]:
@@ -29,9 +33,7 @@ def incidence(ends: Int[np.ndarray, "e 2"], agents: int) -> Float[np.ndarray, "n
     return signs
 
 
-def message_pairs(
-    mixing: Float[np.ndarray, "n n"],
-) -> tuple[Int[np.ndarray, " l"], Int[np.ndarray, " l"]]:
+def message_pairs(mixing: Float[np.ndarray, "n n"]) -> tuple[_Agents, _Agents]:
     """Return sender and receiver of every message of a round, an agent's own copy included."""
     matrix = np.asarray(mixing)
     own_copies = np.eye(len(matrix), dtype=bool)
@@ -41,9 +43,7 @@ def message_pairs(
     return sender, receiver
 
 
-def zero_sum_map(
-    sender: Int[np.ndarray, " l"], receiver: Int[np.ndarray, " l"], over: str
-) -> Float[np.ndarray, "l l"]:
+def zero_sum_map(sender: _Agents, receiver: _Agents, over: str) -> Float[np.ndarray, "l l"]:
     """The map of standard normals to Zip-DL's noise on messages, at a deviation of 1.
 
     Args:
