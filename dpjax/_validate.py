@@ -75,7 +75,7 @@ def positive(name: str, value: Any, *, remedy: str = "give a finite number above
     return number(name, value, remedy=remedy, holds=lambda x: x > 0)
 
 
-def share(name: str, value: Any) -> float:
+def fraction(name: str, value: Any) -> float:
     """Return ``value`` as a float above 0, at most 1, else raise ValueError."""
     remedy = "give a finite number above 0, at most 1"
     return number(name, value, remedy=remedy, holds=lambda x: 0 < x <= 1)

@@ -87,7 +87,7 @@ class Average(Method):
                 f"method is {_validate.shown(self.method)}; give a method of any network, such as "
                 "algorithms.dsgd.DSGD()"
             )
-        _validate.fields(self, _validate.share, "decay")
+        _validate.fields(self, _validate.fraction, "decay")
         _validate.fields(self, _validate.integer, "begin", least=0, most=2**31 - 2)
 
     def check_rounds(self, rounds: int) -> None:

@@ -77,7 +77,7 @@ class PMLF(DSGD):
         """Check the weights."""
         super().__post_init__()
         _validate.fields(self, _validate.integer, "length", least=2, most=_MOST)
-        _validate.fields(self, _validate.share, "beta")
+        _validate.fields(self, _validate.fraction, "beta")
 
     @property
     def weights(self) -> tuple[float, ...]:

@@ -277,7 +277,7 @@ class Learned:
     def __post_init__(self) -> None:
         """Check the arguments of `update` before a run."""
         _validate.fields(self, _validate.integer, "k")
-        _validate.fields(self, _validate.share, "forgetting", "share")
+        _validate.fields(self, _validate.fraction, "forgetting", "share")
         remedy = (
             f"k is {self.k}: give more columns, or fewer random ones, probes from 0 to {self.k}"
         )
@@ -364,7 +364,7 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
 
     variance = _validate.positive("variance", variance)
     k = _validate.integer("k", k)
-    forgetting = _validate.share("forgetting", forgetting)
+    forgetting = _validate.fraction("forgetting", forgetting)
     if rounds is None:
         if forgetting == 1:
             raise ValueError("rounds is None with forgetting 1, where noise adds up; give a number")

@@ -88,12 +88,12 @@ class Inputs:
     @property
     def entries(self) -> int:
         """Numbers in one model."""
-        return statements.entries(jax.tree.map(lambda leaf: leaf[0, 0], self.models))
+        return statements.parameter_count(jax.tree.map(lambda leaf: leaf[0, 0], self.models))
 
     @property
     def payload(self) -> int:
         """The most numbers to which an agent adds noise in a round."""
-        return -(-statements.entries(self._payload()) // self.statics.agents)
+        return -(-statements.parameter_count(self._payload()) // self.statics.agents)
 
     @property
     def memory(self) -> RunMemory:

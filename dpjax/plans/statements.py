@@ -40,7 +40,7 @@ class HopelessWarning(UserWarning):
     """
 
 
-def entries(params: Any) -> int:
+def parameter_count(params: Any) -> int:
     """Number of entries of one model.
 
     Args:

@@ -430,7 +430,7 @@ def wiener(
         raise ValueError(f"correlation is {correlation!r}; give one from 0 to below 1, or None")
     if power is not None:
         power = _validate.positive("power", power)
-    _validate.share("decay", decay)
+    _validate.fraction("decay", decay)
     _validate.positive("floor", floor)
     _validate.flag("fresh", fresh)
     _validate.flag("unit", unit)

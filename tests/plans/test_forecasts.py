@@ -390,7 +390,7 @@ def test_a_plan_tells_the_model_that_it_affords(network):
 
 def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys):
     task = make_problem(6)
-    assert statements.entries(jax.eval_shape(task.init, jax.random.key(0))) == 6
+    assert statements.parameter_count(jax.eval_shape(task.init, jax.random.key(0))) == 6
     hopeless = plan.make(make_config(epsilon=0.05, rounds=2), network)
     with pytest.warns(statements.HopelessWarning, match="nothing to learn; forecast for 6 param"):
         run(hopeless, task, seeds=[0])
