@@ -151,17 +151,18 @@ def banded(
     """
     from jax_privacy.matrix_factorization import dense
 
-    rounds, k = participation.rounds, participation.epochs
+    rounds = participation.rounds
+    k = participation.epochs
     bands = _bands(participation, bands)
     gram = workload.gram(mixing, rounds)
     root = factor_of(gram / np.trace(gram))  # the search is tuned to losses near 1
-    whole = not equal and (k == 1 or rounds == k * participation.separation)
+    exact = not equal and (k == 1 or rounds == k * participation.separation)
     with double_precision():
         optimum = dense.optimize(
             rounds,
-            epochs=k if whole else 1,
+            epochs=k if exact else 1,
             bands=bands,
-            equal_norm=not whole,
+            equal_norm=not exact,
             A=jax.device_put(root, device),
             max_optimizer_steps=_MOST,
             callback=_stalled(),
@@ -210,7 +211,8 @@ def toeplitz(
     from jax_privacy.matrix_factorization import optimization
     from jax_privacy.matrix_factorization import toeplitz as toeplitz_
 
-    rounds, bands = participation.rounds, _bands(participation, bands)
+    rounds = participation.rounds
+    bands = _bands(participation, bands)
     gram = workload.gram(mixing, rounds) if gram is None else gram
     gram = gram / np.trace(gram)  # the search is tuned to losses near 1
     with double_precision():
@@ -223,12 +225,12 @@ def toeplitz(
             # C^-1 = D R, D the norms of the columns, which are shorter in the last rounds.
             inverse = toeplitz_.inverse_coef(coefficients, rounds)
             squares = jnp.cumsum(coefficients**2)
-            less = 1.0 - jnp.sqrt(squares[:-1][::-1] / squares[-1])
+            shortening = 1.0 - jnp.sqrt(squares[:-1][::-1] / squares[-1])
             rows = jnp.where(lags >= 0, inverse[lags], 0.0)
             spectrum = jnp.fft.rfft(rows, 2 * rounds) * jnp.fft.rfft(inverse, 2 * rounds)
             products = late * jnp.fft.irfft(spectrum, 2 * rounds)[:, :rounds]
-            corner = less @ products[:, rounds - bands + 1 :] @ less
-            total = inverse @ sums @ inverse - 2.0 * jnp.sum(less @ products) + corner
+            corner = shortening @ products[:, rounds - bands + 1 :] @ shortening
+            total = inverse @ sums @ inverse - 2.0 * jnp.sum(shortening @ products) + corner
             return total * squares[-1]
 
         start = jnp.asarray(toeplitz_.optimal_max_error_strategy_coefs(bands), jnp.float64)

@@ -119,7 +119,8 @@ def lower_bound(
         gram: [n, n] M itself.
     """
     without = np.where(multipliers > 2e-8 * multipliers.max(), multipliers, 0.0)
-    best, chosen = 0.0, multipliers
+    best = 0.0
+    weights = multipliers
     for candidate in (multipliers,) if without.all() else (multipliers, without):
         roots = np.sqrt(candidate)
         if gram is not None:
@@ -129,8 +130,9 @@ def lower_bound(
             total = nuclear_norm(factor * roots, blur=_EPS)
         bound = total * total / math.fsum(roots**2) * (1.0 - 8 * _EPS)
         if bound > best:
-            best, chosen = bound, candidate
-    return best, chosen
+            best = bound
+            weights = candidate
+    return best, weights
 
 
 def nuclear_norm(matrix: Factor, *, blur: float) -> float:
@@ -178,14 +180,18 @@ def root_trace(gram: Matrix, half: Matrix | Vector) -> float:
         et al. (2012) for the products.
     """
     # Powers of four: scaling and its roots round nothing.
-    scale, width = _power(gram), _power(half)
+    scale = _power(gram)
+    width = _power(half)
     if not (scale > 0 and width > 0):
         return 0.0
-    n, matrix, outer = len(gram), gram / scale, half / width
+    n = len(gram)
+    matrix = gram / scale
+    outer = half / width
     matrix = (matrix + matrix.T) / 2
     if outer.ndim == 1:
         high = outer[:, None] * matrix * outer
-        low, error = np.zeros_like(high), 4 * _EPS * float(np.linalg.norm(high))
+        low = np.zeros_like(high)
+        error = 4 * _EPS * float(np.linalg.norm(high))
     else:
         first, rest, off = _product(outer.T, matrix)
         first = first + rest
@@ -194,9 +200,9 @@ def root_trace(gram: Matrix, half: Matrix | Vector) -> float:
         error += off * size
         error += 4 * _EPS * float(np.linalg.norm(np.abs(first) @ np.abs(outer))) * (1 + n * _EPS)
     values, vectors = np.linalg.eigh(high + low)
-    upper, lower, more = _product(vectors * values, vectors.T)
+    upper, lower, extra = _product(vectors * values, vectors.T)
     difference = (high - upper) + (low - lower)
-    error += more + float(np.linalg.norm(difference)) * (1 + 2 * n * n * _EPS)
+    error += extra + float(np.linalg.norm(difference)) * (1 + 2 * n * n * _EPS)
     # Of the columns of Q D as rounded, and of the differences.
     error += 4 * _EPS * (float(np.abs(values).sum()) + float(np.linalg.norm(low - lower)))
     error += 4 * _EPS * float(np.linalg.norm(high + low))
@@ -227,7 +233,8 @@ def factored_root_trace(
         Higham, Accuracy and stability of numerical algorithms, theorem 10.3 for Cholesky;
         Weyl's and Ostrowski's inequalities as in `root_trace`.
     """
-    (b, k, _), n = half.shape, len(factor)
+    (b, k, _) = half.shape
+    n = len(factor)
     parts = factor.reshape(n, b, k).transpose(1, 0, 2)
     product = np.matmul(parts, half).transpose(1, 0, 2).reshape(n, n)
     terms = float(np.linalg.norm(np.matmul(np.abs(parts), np.abs(half))))
@@ -253,8 +260,10 @@ def _product(left: Factor, right: Float[np.ndarray, "n k"]) -> tuple[np.ndarray,
     """A product as an exact part, a small one, and the Frobenius norm of what that one is off."""
     n = left.shape[1]
     digits = (53 - math.ceil(math.log2(n + 1))) // 2 - 1
-    first, last = _leading(left, digits), _leading(right.T, digits).T
-    rest, tail = left - first, right - last
+    first = _leading(left, digits)
+    last = _leading(right.T, digits).T
+    rest = left - first
+    tail = right - last
     # Sums of n products of whole numbers below 2^digits: nothing rounds.
     high = first @ last
     low = first @ tail + rest @ right

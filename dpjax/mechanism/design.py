@@ -167,8 +167,11 @@ class Design:
         arrays = {name: content.pop(name) for name in ("covariance", "multipliers")}
         arrays["precision_bound"] = np.asarray(content.pop("precision_bound"))
         content["options"] = dict(content["options"])
-        if taken := sorted({*arrays, *content} & {*(entries or {})}):
-            raise ValueError(f"entries has {taken[0]!r}, which is the design's; name it otherwise")
+        clashes = sorted({*arrays, *content} & {*(entries or {})})
+        if clashes:
+            raise ValueError(
+                f"entries has {clashes[0]!r}, which is the design's; name it otherwise"
+            )
         return store.write(path, "design", arrays | dict(entries or {}), content)
 
     @classmethod

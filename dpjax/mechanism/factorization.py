@@ -143,8 +143,8 @@ def minimize_trace(
     root = _root(gram, factor)
     # What bounds refer to: what was computed from it is rounded.
     problem = {
-        name: None if each is None else np.asarray(each, np.float64)
-        for name, each in (("gram", gram), ("factor", factor))
+        name: None if matrix is None else np.asarray(matrix, np.float64)
+        for name, matrix in (("gram", gram), ("factor", factor))
     }
     n = root.shape[1]
     tolerance = _validate.number("tolerance", tolerance)
@@ -195,12 +195,15 @@ def _within(
     limit: float, attempt: Callable[..., Solution | None], solution: Solution, low: float
 ) -> Solution:
     """The solution of the least regularization, from exp(low) on, that keeps the variance."""
-    high, best = np.log(1e6), None
+    high = np.log(1e6)
+    best = None
     for _ in range(_BISECTIONS):
-        middle, near = (low + high) / 2.0, best or solution
+        middle = (low + high) / 2.0
+        near = best or solution
         trial = attempt(float(np.exp(middle)), _revived(near.multipliers), near.iterations)
         if trial is not None and trial.variance_ratio <= limit:
-            best, high = trial, middle
+            best = trial
+            high = middle
             if trial.variance_ratio >= 0.999 * limit:
                 break
         else:
@@ -286,12 +289,12 @@ def _certified(
     certified = certificate.certify(root, precision)
     if certified is None:
         return None
-    bound, chosen = certificate.lower_bound(multipliers, **problem)
+    bound, weights = certificate.lower_bound(multipliers, **problem)
     # Rounded up also where a rounded factor of M was certified.
     value = max(certified.value, certificate.upper_trace(certified.covariance, **problem))
     precision, covariance, _, ratio = certified
     return Solution(
-        precision, covariance, chosen, value, bound, iterations, converged, r, variance_ratio=ratio
+        precision, covariance, weights, value, bound, iterations, converged, r, variance_ratio=ratio
     )
 
 

@@ -137,8 +137,8 @@ def _coefficients(name: str, value: Coefficients) -> np.ndarray:
     """One coefficient each, none allowed."""
     if isinstance(value, list | tuple | np.ndarray) and np.shape(value)[:1] == (0,):
         return np.zeros(0)
-    one = isinstance(value, float | int | np.number)
-    return _validate.finite_array(name, [value] if one else value, ndim=1)
+    is_scalar = isinstance(value, float | int | np.number)
+    return _validate.finite_array(name, [value] if is_scalar else value, ndim=1)
 
 
 def poles(a: Coefficients) -> Complex[np.ndarray, " p"]:

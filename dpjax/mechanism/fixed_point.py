@@ -105,7 +105,7 @@ def climb(
     factor: Float[Array, "n n"],
     start: Vector,
     tolerance: Scalar,
-    most: Int[Array, ""],
+    limit: Int[Array, ""],
 ) -> Iterate:
     """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``most`` steps."""
     n = start.shape[0]
@@ -131,6 +131,6 @@ def climb(
     def unfinished(state: Iterate) -> Bool[Array, ""]:
         going = (state.best_gap > tolerance) & (state.since_best < _PATIENCE)
         # Tolerance 0 asks for exactly `most` iterations, so that every agent does the same.
-        return (going | (tolerance <= 0)) & (state.iterations < most)
+        return (going | (tolerance <= 0)) & (state.iterations < limit)
 
     return jax.lax.while_loop(unfinished, partial(_advance, factor), state)

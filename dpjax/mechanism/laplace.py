@@ -71,7 +71,8 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     Returns:
         The quotient, a rounding for each number off; 0 or infinite beyond float64.
     """
-    value, power = 1.0, 0
+    value = 1.0
+    power = 0
     for sign, numbers in ((1, above), (-1, below)):
         for number in numbers:
             share, exponent = math.frexp(number)

@@ -46,7 +46,9 @@ _DENSE = 512
 """Up to so many agents energies and bounds come from dense matrices."""
 _ONE = np.ones(1, np.float32)
 """The polynomial 1."""
-_PROBES, _DRAWN, _STEPS = 32, 2**20, 32
+_PROBES = 32
+_DRAWN = 2**20
+_STEPS = 32
 """Least random vectors, their numbers together where there are more agents, and the steps of
 Lanczos' iteration from each."""
 _WORK = 2e9
@@ -230,7 +232,8 @@ def interval(matrix: Any) -> tuple[float, float]:
 
     It begins at -1/2 or below: on a short one, coefficients for [-1, 1] are large and cancel.
     """
-    sums, n = matrix.sum(axis=1), matrix.shape[0]
+    sums = matrix.sum(axis=1)
+    n = matrix.shape[0]
     margin = 4 * n * _EPS * float(sums.max())
     low = float((2 * matrix.diagonal() - sums).min())
     return min(low, -0.5) - margin, float(sums.max()) + margin
@@ -257,7 +260,8 @@ def least(
     wide = coefficients.astype(np.float64)
     if max(-low, high) > 1 + 1e-6:
         return 0.0
-    g, total = np.abs(chebyshev.chebval(x, wide)), np.abs(wide).sum()
+    g = np.abs(chebyshev.chebval(x, wide))
+    total = np.abs(wide).sum()
     if total > _CANCELLING * g.min():
         return 0.0
     # Clenshaw's and Horner's rules round by less, at |x| that exceeds 1 by rounding alone.
@@ -292,10 +296,15 @@ def operator(
 
 def _applied(matrix: Any, coefficients: np.ndarray, values: np.ndarray) -> np.ndarray:
     """g(W) X by Clenshaw's rule."""
-    now, before = coefficients[-1] * values, 0 * values
+    current = coefficients[-1] * values
+    previous = 0 * values
     for k in range(len(coefficients) - 2, -1, -1):
-        now, before = coefficients[k] * values + (1 + (k > 0)) * (matrix @ now) - before, now
-    return now
+        # T_1 follows from T_0 by one product, all others by twice a product less the one before.
+        product = (1 + (k > 0)) * (matrix @ current)
+        following = coefficients[k] * values + product - previous
+        previous = current
+        current = following
+    return current
 
 
 def _half(matrix: HashableMatrix) -> int:
@@ -312,7 +321,8 @@ def _half(matrix: HashableMatrix) -> int:
 @functools.lru_cache(maxsize=4)
 def _moments(matrix: HashableMatrix, half: int) -> Float[np.ndarray, "n q"]:
     """[W^k]_ii for k = 0 .. 2 half, from the rows of the first powers, some rows at a time."""
-    w, n = matrix.matrix, matrix.matrix.shape[0]
+    w = matrix.matrix
+    n = matrix.matrix.shape[0]
     moments = np.ones((n, 2 * half + 1))
     moments[:, 1] = w.diagonal()
     size = max(1, _ROWS // n)
@@ -322,8 +332,9 @@ def _moments(matrix: HashableMatrix, half: int) -> Float[np.ndarray, "n q"]:
         while len(powers) < half:
             powers.append(powers[-1] @ w)
         for k in range(2, 2 * half + 1):
-            one, other = powers[k // 2 - 1], powers[(k + 1) // 2 - 1]
-            moments[rows, k] = one.multiply(other).sum(axis=1)
+            left = powers[k // 2 - 1]
+            right = powers[(k + 1) // 2 - 1]
+            moments[rows, k] = left.multiply(right).sum(axis=1)
     return moments
 
 
@@ -344,12 +355,14 @@ def _polynomials(
     of_g, of_p = (chebyshev.chebvander(places, b.shape[1] - 1) for b in basis)
     energies = weights * energy(nodes**2)
     energies = energies / energies.sum()
-    quadratic, linear = (of_g.T * energies) @ of_g, weights @ of_p
+    quadratic = (of_g.T * energies) @ of_g
+    linear = weights @ of_p
     best = math.inf
-    chosen: tuple[Any, Any] = _ONE, _ONE
+    solution: tuple[Any, Any] = _ONE, _ONE
     for share in (math.inf, *_SHARES):
         if math.isinf(share):
-            g, p = np.eye(degree + 1)[0], np.eye(2 * half + 1)[0]
+            g = np.eye(degree + 1)[0]
+            p = np.eye(2 * half + 1)[0]
         else:
             rows = basis[0].T @ basis[0] / len(grid), basis[1].mean(axis=0)
             costs = quadratic + share * rows[0], linear + share * rows[1]
@@ -361,8 +374,9 @@ def _polynomials(
         certain = least(cosines, powers, interval)
         cost = (g @ quadratic @ g) * (linear @ p) / certain if certain > 0 else math.inf
         if cost < best:
-            best, chosen = cost, (cosines, powers / certain)
-    return chosen
+            best = cost
+            solution = (cosines, powers / certain)
+    return solution
 
 
 def _newton(
@@ -375,7 +389,9 @@ def _newton(
     m = of_g.shape[1]
     x = np.zeros(m + of_p.shape[1])
     ratio = math.sqrt(quadratic[0, 0] / linear[0])
-    x[0], x[m] = ratio**-0.5, 1.3 * ratio
+    # A feasible start: constant g, and p a little above its g^-2.
+    x[0] = ratio**-0.5
+    x[m] = 1.3 * ratio
     hessian = np.zeros((len(x), len(x)))
     hessian[:m, :m] = 2 * quadratic
 
@@ -383,7 +399,8 @@ def _newton(
         return float(x[:m] @ quadratic @ x[:m] + linear @ x[m:])
 
     def barrier(x: np.ndarray, rate: float) -> float:
-        g, p = of_g @ x[:m], of_p @ x[m:]
+        g = of_g @ x[:m]
+        p = of_p @ x[m:]
         if not (g > 0).all() or not (p * g**2 > 1).all():
             return math.inf
         return rate * cost(x) - float(np.log(p - g**-2.0).sum())
@@ -401,7 +418,8 @@ def _newton(
             sizes = np.sqrt(np.diag(curved))
             scaled = curved / np.outer(sizes, sizes) + 1e-14 * np.eye(len(x))
             step = -np.linalg.solve(scaled, gradient / sizes) / sizes
-            fall, length = float(-gradient @ step), 1.0
+            fall = float(-gradient @ step)
+            length = 1.0
             while barrier(x + length * step, rate) > barrier(x, rate) - 0.1 * length * fall:
                 length /= 2
                 if length < 1e-9:
@@ -429,7 +447,8 @@ def _estimates(
     tr(S)^2 / sum_i l_i, S^2 = A^1/2 M A^1/2, at a_i = l_i / b_i and l_i = M_ii / b_i. Its M has the
     first three powers of W^2 alone; the others would only raise it.
     """
-    w, squares = matrix.matrix, _moments(matrix, _half(matrix))[:, 2::2]
+    w = matrix.matrix
+    squares = _moments(matrix, _half(matrix))[:, 2::2]
     few = terms[-squares.shape[1] :]
     drawn = scales[:, None].astype(np.float64) * _applied(w, coefficients.astype(float), signs)
     top = interval(w)[1] ** 2 * (1 + 1e-9)
@@ -448,7 +467,7 @@ def _estimates(
 
     nodes, weights = _quadrature(apply, signs, _STEPS, node=-1e-12 * float(multipliers.max()))
     traces = (weights * np.sqrt(np.maximum(nodes, 0.0))).sum(axis=1)
-    errors = [4 * float(each.std(ddof=1)) / math.sqrt(len(each)) for each in (values, traces)]
+    errors = [4 * float(sample.std(ddof=1)) / math.sqrt(len(sample)) for sample in (values, traces)]
     lower = max(0.0, float(traces.mean()) - errors[1]) ** 2 / float(multipliers.sum())
     return float(values.mean()) + errors[0], lower
 
@@ -467,16 +486,19 @@ def _quadrature(
     sizes = np.linalg.norm(start, axis=0)
     columns = start.shape[1]
     tridiagonal = np.zeros((columns, steps, steps))
-    before, now, link = 0.0 * start, start / sizes, np.zeros(columns)
+    previous = 0.0 * start
+    current = start / sizes
+    link = np.zeros(columns)
     for j in range(steps):
-        after = apply(now) - link * before
-        tridiagonal[:, j, j] = (now * after).sum(axis=0)
+        after = apply(current) - link * previous
+        tridiagonal[:, j, j] = (current * after).sum(axis=0)
         if j + 1 < steps:
-            after -= tridiagonal[:, j, j] * now
+            after -= tridiagonal[:, j, j] * current
             link = np.linalg.norm(after, axis=0)
             link = np.where(link > 1e-10 * np.abs(tridiagonal[:, 0, 0]), link, 0.0)
             tridiagonal[:, j, j + 1] = tridiagonal[:, j + 1, j] = link
-            before, now = now, np.where(link > 0, after / np.where(link > 0, link, 1.0), 0.0)
+            previous = current
+            current = np.where(link > 0, after / np.where(link > 0, link, 1.0), 0.0)
     if node is not None:
         last = np.zeros((columns, steps - 1, 1))
         last[:, -1, 0] = 1.0

@@ -114,14 +114,18 @@ def design(
     max_iterations = _validate.integer("max_iterations", max_iterations)
     gram = workload.gram(mixing, checked(participation).rounds)
     time = temporal.solve(gram, participation, device=device)
-    strategy, history = time.strategy, [time.value]
-    covariance, covariance_bound = np.eye(np.shape(mixing)[-1]), 0.0
-    multipliers, converged = None, False
+    strategy = time.strategy
+    history = [time.value]
+    covariance = np.eye(np.shape(mixing)[-1])
+    covariance_bound = 0.0
+    multipliers = None
+    converged = False
     for _ in range(max_iterations):
         before = history[-1]
         root = factor_over_agents(mixing, strategy)
         space = minimize_trace(factor=root, warm_start=multipliers, device=device)
-        multipliers, covariance_bound = space.multipliers, space.lower_bound
+        multipliers = space.multipliers
+        covariance_bound = space.lower_bound
         if space.value < history[-1]:
             covariance = space.covariance
             history.append(space.value)

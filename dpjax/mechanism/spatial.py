@@ -165,7 +165,8 @@ def solve_whisper(
     """
     n = factor.shape[1]
     root = 1.0 / np.sqrt(bounds(precision_bound, n))
-    covariance, solutions = np.zeros((n, n)), []
+    covariance = np.zeros((n, n))
+    solutions = []
     for group in partition(subgroups, n):
         solution = minimize_trace(factor=factor[:, group] * root[group], **options)
         block = np.ix_(group, group)
@@ -200,32 +201,37 @@ def solve_pairwise(
     laplacian = np.diag(linked.sum(axis=1)) - linked.astype(float)
     root = np.sqrt(bounds)
     values, vectors = np.linalg.eigh(root[:, None] * laplacian * root)
-    values, squares = np.maximum(values, 0.0), vectors**2
-    alone = float(np.sum((factor / root) ** 2))
-    coupled = max(0.0, float(np.einsum("ij,jk,ik->", factor, laplacian, factor, optimize=True)))
-    most = LARGEST_COUPLING / max(float(values[-1]), float(bounds.min()))
+    values = np.maximum(values, 0.0)
+    squares = vectors**2
+    independent_energy = float(np.sum((factor / root) ** 2))
+    coupled_energy = float(np.einsum("ij,jk,ik->", factor, laplacian, factor, optimize=True))
+    # Rounding may make a sum of squares negative.
+    coupled_energy = max(0.0, coupled_energy)
+    largest = LARGEST_COUPLING / max(float(values[-1]), float(bounds.min()))
 
     def scale(t: float) -> float:
         return float(np.max(squares @ (1.0 / (1.0 + t * values))))
 
     def energy(t: float) -> float:
-        return scale(t) * (alone + t * coupled)
+        return scale(t) * (independent_energy + t * coupled_energy)
 
     # In log(1 + t / unit), so that small and large couplings are resolved alike.
-    unit = most / LARGEST_COUPLING
-    low, high = 0.0, float(np.log1p(LARGEST_COUPLING))
+    unit = largest / LARGEST_COUPLING
+    low = 0.0
+    high = float(np.log1p(LARGEST_COUPLING))
     for _ in range(120):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        left = high - _GOLDEN * (high - low)
+        right = low + _GOLDEN * (high - low)
         if energy(unit * np.expm1(left)) <= energy(unit * np.expm1(right)):
             high = right
         else:
             low = left
-    t = min((0.0, most, unit * float(np.expm1((low + high) / 2.0))), key=energy)
+    t = min((0.0, largest, unit * float(np.expm1((low + high) / 2.0))), key=energy)
     covariance = scale(t) * (1.0 + 1e-12) * (np.diag(1.0 / bounds) + t * laplacian)
     # The inverse of the rounded matrix, not of the ideal one, has to keep the bound.
     worst = float(np.max(np.linalg.inv(covariance).diagonal() / bounds))
     margin = max(worst, 1.0) * (1.0 + 8 * n * np.finfo(np.float64).eps * (1.0 + t * values[-1]))
-    return covariance * margin, bool(t >= 0.999 * most)
+    return covariance * margin, bool(t >= 0.999 * largest)
 
 
 def energy(

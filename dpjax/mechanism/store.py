@@ -37,9 +37,9 @@ def write(
     """
     path = _files.npz(path)
     header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
-    held = {name: _storable(array) for name, array in arrays.items()}
+    storable = {name: _storable(array) for name, array in arrays.items()}
     with _files.writing("path", path):
-        _files.replace(path, _files.packed(header, held))
+        _files.replace(path, _files.packed(header, storable))
     return path
 
 
@@ -54,19 +54,20 @@ def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, 
     where = f"path is {str(path)!r}"
     remedy = f"give a file that dpjax saved as a {kind}, or make it again"
     try:
-        header, held = _files.unpacked(path)
+        header, arrays = _files.unpacked(path)
         content = json.loads(header)
-        stored, fields = (content["kind"], content["format"]), content["fields"]
+        stored = (content["kind"], content["format"])
+        fields = content["fields"]
     except FileNotFoundError:
         raise FileNotFoundError(f"{where}, which does not exist; {remedy}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{where}, unreadable ({error}); {remedy}") from None
     if stored != (kind, _FORMAT):
         raise ValueError(f"{where}, a {stored[0]} of format {stored[1]}; {remedy}")
-    whole = {name: value for name, value in (held | fields).items() if name in names}
-    if missing := sorted(names - set(whole)):
+    content_fields = {name: value for name, value in (arrays | fields).items() if name in names}
+    if missing := sorted(names - set(content_fields)):
         raise ValueError(f"{where}, which lacks {missing[0]}; {remedy}")
-    return whole
+    return content_fields
 
 
 def _storable(value: Any) -> np.ndarray:

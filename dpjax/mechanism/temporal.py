@@ -67,7 +67,8 @@ _FALL = 1e-12  # a relative fall of the dual below this is rounding
 _PATIENCE = 60  # iterations without progress, after which rounding has the last word
 _FLOOR = 1e-13  # least eigenvalue of V kept, relative to the largest
 _LEAST_LEVEL = 1e-8  # of a class's multiplier, relative to the largest
-_DELICATE, _SINGULAR = 1e-8, 1e-10  # least over largest eigenvalue of H
+_DELICATE = 1e-8
+_SINGULAR = 1e-10  # least over largest eigenvalue of H
 # Shares of H's mean diagonal, added in turn where H is singular: the climb is slow along V's
 # vanishing directions unless it comes from a problem that is further from singular.
 _RIDGES = (1e-4, 1e-6, 1e-8)
@@ -324,7 +325,9 @@ def solve(
         ((4, 4), True)
     """
     gram = _validate.square("gram", gram)
-    rounds, k, b = checked(participation).rounds, participation.epochs, participation.separation
+    rounds = checked(participation).rounds
+    k = participation.epochs
+    b = participation.separation
     if tolerance is None:
         tolerance = 1e-9 if rounds <= _LONG else 1e-2
     tolerance = _validate.positive("tolerance", tolerance)
@@ -342,7 +345,8 @@ def solve(
         )
         strategy = normalized(strategy_of(single.precision), participation)
         value = objective(strategy, gram, participation)
-        bound, count = single.lower_bound, single.iterations
+        bound = single.lower_bound
+        count = single.iterations
         return TemporalSolution(strategy, value, bound, count, single.converged)
     if k == 1:
         participation = Participation(rounds, 1, rounds)
@@ -360,35 +364,42 @@ def _certified(
     participation: Participation,
     factor: Float[np.ndarray, "m t"] | None,
     tolerance: float,
-    most: int,
+    limit: int,
     device: Any,
 ) -> TemporalSolution:
     """The optimum of several epochs, and its certificate."""
-    rounds, k, b = participation.rounds, participation.epochs, participation.separation
+    rounds = participation.rounds
+    k = participation.epochs
+    b = participation.separation
     # Rounds class by class: c, c + b, c + 2b, ...
     order = np.arange(rounds).reshape(k, b).T.ravel()
     sorted_gram = gram[np.ix_(order, order)]
     long = rounds > _LONG and factor is None
     exact = _cholesky(sorted_gram) if long else factor_of(sorted_gram)
-    known = None if factor is None else _validate.finite_array("factor", factor, ndim=2)[:, order]
+    sorted_factor = None
+    if factor is not None:
+        sorted_factor = _validate.finite_array("factor", factor, ndim=2)[:, order]
     if not exact.any():
         raise ValueError("gram is zero; every strategy costs nothing: give a nonzero matrix")
     squares = np.sum(exact**2, axis=1)
     condition = 1.0 if long else float(squares.min() / squares.max())
-    start, iterations, bound = None, 0, 0.0
+    start = None
+    iterations = 0
+    bound = 0.0
     if condition >= _DELICATE:
         start = _coarse(gram, k, device)
     candidates: list[tuple[float, Strategy]] = []
     for ridge in _RIDGES if condition < _SINGULAR else (0.0,):
         climbed = regularized(exact, ridge)
-        best, count = _climb(climbed, k, tolerance, most, condition < _DELICATE, start, device)
-        start, iterations = best.logarithm, iterations + count
+        best, count = _climb(climbed, k, tolerance, limit, condition < _DELICATE, start, device)
+        start = best.logarithm
+        iterations = iterations + count
         if long:
             eigenvectors = np.asarray(best.left), np.asarray(best.roots)
             total = certificate.factored_root_trace(exact, best.half, *eigenvectors)
             bound = _dual(total, best.half)
         else:
-            bound = max(bound, _lower_bound(sorted_gram, known, best.half))
+            bound = max(bound, _lower_bound(sorted_gram, sorted_factor, best.half))
         if np.isfinite(best.gap):
             restored = np.empty(gram.shape)
             restored[np.ix_(order, order)] = np.asarray(best.precision)
@@ -396,7 +407,7 @@ def _certified(
             candidates.append((objective(strategy, gram, participation), strategy))
     if not candidates:
         raise ValueError("gram is too close to singular; add a small multiple of the identity")
-    value, strategy = min(candidates, key=lambda each: each[0])
+    value, strategy = min(candidates, key=lambda candidate: candidate[0])
     return TemporalSolution(strategy, value, bound, iterations, bool(best.gap <= tolerance))
 
 
@@ -436,7 +447,9 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
         2.0
     """
     matrix = _validate.finite_array("strategy", strategy, ndim=2)
-    rounds, k, b = checked(participation).rounds, participation.epochs, participation.separation
+    rounds = checked(participation).rounds
+    k = participation.epochs
+    b = participation.separation
     if matrix.shape[1] != rounds:
         raise ValueError(
             f"strategy has shape {matrix.shape}; give one column for each of the participation's "
@@ -449,17 +462,18 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
     patterns = (slice(start, start + (k - 1) * b + 1, b) for start in range(participation.starts))
     if rounds <= _LONG or participation.starts * k * k > rounds * rounds:
         gram = _products(matrix)
-        most = max(gram[pattern, pattern].sum() for pattern in patterns)
+        energy = max(gram[pattern, pattern].sum() for pattern in patterns)
     else:
-        most = max(_products(matrix[:, pattern]).sum() for pattern in patterns)
+        energy = max(_products(matrix[:, pattern]).sum() for pattern in patterns)
     # Sums, products of one term and the root round as well.
     margin = 1.0 + (k**2 + 8) * _EPS
-    return float(np.sqrt(most * margin)) * scale
+    return float(np.sqrt(energy * margin)) * scale
 
 
 def _products(matrix: Float[np.ndarray, "m t"]) -> Gram:
     """Return |C'C| and a bound on its rounding, which sums of one product do not have."""
-    size, support = np.abs(matrix), (matrix != 0).astype(np.float64)
+    size = np.abs(matrix)
+    support = (matrix != 0).astype(np.float64)
     terms = support.T @ support
     return np.abs(matrix.T @ matrix) + _EPS * np.where(terms > 1, terms, 0.0) * (size.T @ size)
 
@@ -481,7 +495,7 @@ def _climb(
     factor: Float[np.ndarray, "t t"],
     k: int,
     tolerance: float,
-    most: int,
+    limit: int,
     fine: bool = False,
     start: Blocks | None = None,
     device: Any = None,
@@ -499,32 +513,37 @@ def _climb(
     changes: list[tuple[np.ndarray, np.ndarray]] = []
     since = count = 0
     highest = 0.0
-    while count < most and since < _PATIENCE:
-        here = evaluate(point)
+    while count < limit and since < _PATIENCE:
+        current = evaluate(point)
         count += 1
-        if last is not None and not here.dual >= last.dual * (1.0 - _FALL) and changes:
-            point, changes, last = last.plain, [], None
+        if last is not None and not current.dual >= last.dual * (1.0 - _FALL) and changes:
+            point = last.plain
+            changes = []
+            last = None
             since += 1
             continue
         since += 1
         # The dual may climb for long while the gap, of a P that is not feasible yet, does not.
-        if here.dual > highest * (1.0 + tolerance):
-            highest, since = here.dual, 0
-        if best is None or here.gap < best.gap or not np.isfinite(best.gap):
-            best, since = here, 0
+        if current.dual > highest * (1.0 + tolerance):
+            highest = current.dual
+            since = 0
+        if best is None or current.gap < best.gap or not np.isfinite(best.gap):
+            best = current
+            since = 0
         if best.gap <= tolerance:
             break
-        step = here.plain - here.logarithm
+        step = current.plain - current.logarithm
         if last is not None:
-            moved = here.logarithm - last.logarithm
+            moved = current.logarithm - last.logarithm
             changes = [*changes[1 - _WINDOW :], (moved, step - (last.plain - last.logarithm))]
-        last, point = here, here.plain
+        last = current
+        point = current.plain
         if changes:
             turned = np.stack([change.ravel() for _, change in changes])
             weights = np.linalg.lstsq(turned.T, step.ravel(), rcond=1e-12)[0]
             correction = sum(w * (x + f) for w, (x, f) in zip(weights, changes, strict=True))
-            accelerated = here.plain - correction
-            if np.abs(accelerated - here.logarithm).max() <= _JUMP:
+            accelerated = current.plain - correction
+            if np.abs(accelerated - current.logarithm).max() <= _JUMP:
                 point = (accelerated + np.swapaxes(accelerated, 1, 2)) / 2.0
             else:
                 changes = []
@@ -550,7 +569,8 @@ def _coarse(gram: Gram, k: int, device: Any) -> Blocks | None:
     values = best.half @ best.half
     # Classes by the logarithm of their distance from both ends, near which V bends.
     new, old = ((np.arange(m) + 0.5) / m for m in (b, few))
-    new, old = np.log(new / (1.0 - new)), np.log(old / (1.0 - old))
+    new = np.log(new / (1.0 - new))
+    old = np.log(old / (1.0 - old))
     place = np.interp(new * old[-1] / new[-1], old, np.arange(few))
     below = np.minimum(place.astype(int), few - 2)
     share = (place - below)[:, None, None]
@@ -577,9 +597,15 @@ def _evaluator(
 
     def evaluate(point: Blocks) -> _Point:
         with double_precision():
-            found = _compiled(placed, jax.device_put(point, device), fine=fine)
-            small = ("half", "logarithm", "plain", "dual", "gap")
-            return found._replace(**{name: np.asarray(getattr(found, name)) for name in small})
+            evaluated = _compiled(placed, jax.device_put(point, device), fine=fine)
+            # The large arrays stay on the device.
+            return evaluated._replace(
+                half=np.asarray(evaluated.half),
+                logarithm=np.asarray(evaluated.logarithm),
+                plain=np.asarray(evaluated.plain),
+                dual=np.asarray(evaluated.dual),
+                gap=np.asarray(evaluated.gap),
+            )
 
     return evaluate
 
@@ -588,7 +614,8 @@ def _evaluate(factor: Any, point: Any, *, fine: bool) -> _Point:
     """The map in the arrays' own library: NumPy or JAX."""
     xp = np if isinstance(point, np.ndarray) else jnp
     scipy_ = scipy if xp is np else jax.scipy
-    rounds, (b, k, _) = len(factor), point.shape
+    rounds = len(factor)
+    (b, k, _) = point.shape
     blocks = _constant_diagonal(_apply("exp", point))
     levels = blocks[:, 0, 0]
     half = _apply("sqrt", blocks)

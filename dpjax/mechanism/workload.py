@@ -341,20 +341,21 @@ def _twice(
 
     G_{a+b} = G_a + (W^a)' G_b W^a  and, summed,  M_{a+b} = M_a + b G_a + (W^a)' M_b W^a.
     """
-    length, final, running, one = 1, first, first, power
+    length = 1
+    final = first
+    running = first
+    step = power
     for bit in bin(horizon)[3:]:
-        final, running = (
-            add(final, times(final, power)),
-            add(running, weight(length) * final, times(running, power)),
-        )
-        length, power = 2 * length, times(power, power)
+        running = add(running, weight(length) * final, times(running, power))
+        final = add(final, times(final, power))
+        length = 2 * length
+        power = times(power, power)
         if bit == "1":
             # One more round in front: a = 1, b = length.
-            final, running = (
-                add(first, times(final, one)),
-                add(weight(length + 1) * first, times(running, one)),
-            )
-            length, power = length + 1, times(power, one)
+            final = add(first, times(final, step))
+            running = add(weight(length + 1) * first, times(running, step))
+            length = length + 1
+            power = times(power, step)
     return final, running
 
 
