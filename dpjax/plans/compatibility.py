@@ -232,16 +232,16 @@ def custom(*parts: Any) -> tuple[str, ...]:
     """
     names: list[str] = []
     queue = [*reversed(parts)]
-    seen: dict[int, Any] = {}
+    visited: dict[int, Any] = {}
     while queue:
         part = _compiled(queue.pop())
-        if id(part) in seen:
+        if id(part) in visited:
             continue
-        seen[id(part)] = part  # Held, so that no other object has its number.
+        visited[id(part)] = part  # Held, so that no other object has its number.
         origin = part if isinstance(part, type) or inspect.isroutine(part) else type(part)
-        own = [kind for kind in getattr(origin, "__mro__", [origin]) if not _trusted(kind)]
-        names += map(_name, own[:1]) if own else _replaced(part)
-        queue += reversed(_held(part, bool(own)))
+        custom_kinds = [kind for kind in getattr(origin, "__mro__", [origin]) if not _trusted(kind)]
+        names += map(_name, custom_kinds[:1]) if custom_kinds else _replaced(part)
+        queue += reversed(_held(part, bool(custom_kinds)))
     return tuple(dict.fromkeys(names))
 
 
@@ -306,14 +306,14 @@ def _trusted(origin: Any) -> bool:
         return origin.__name__ not in _PROGRAMS
     # Classes that are made by a call have the module of what makes them, "abc" say.
     source = sys.modules.get(module)
-    known = getattr(source, origin.__name__, None) is origin
+    registered = getattr(source, origin.__name__, None) is origin
     # A user's file may have the name of one of Python's, "code.py" say.
     file = getattr(source, "__file__", None) or os.__file__
     inside = Path(file).is_relative_to(Path(os.__file__).parent)
-    return known and inside and package in sys.stdlib_module_names
+    return registered and inside and package in sys.stdlib_module_names
 
 
-def _held(part: Any, own: bool) -> list[Any]:
+def _held(part: Any, is_custom: bool) -> list[Any]:
     """What a part holds; in a user's own functions and plain classes nothing more is named."""
     if isinstance(part, Mapping):
         return [*part.values()]
@@ -321,7 +321,7 @@ def _held(part: Any, own: bool) -> list[Any]:
         return [*part]
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         return [getattr(part, field.name, None) for field in dataclasses.fields(part)]
-    if own or isinstance(part, type):
+    if is_custom or isinstance(part, type):
         return []
     if isinstance(part, functools.partial):
         return [part.func, *part.args, *part.keywords.values()]
@@ -329,13 +329,13 @@ def _held(part: Any, own: bool) -> list[Any]:
         return [*getattr(part, "__dict__", {}).values()]
     # Of functions, what compiled or wrapped ones stand for, and of what objects methods are.
     names = ("__wrapped__", "__self__", "fwd", "bwd", "jvp")
-    held = [getattr(part, name, None) for name in names]
+    values = [getattr(part, name, None) for name in names]
     function = getattr(part, "__func__", part)
-    held += getattr(function, "__defaults__", None) or ()
+    values += getattr(function, "__defaults__", None) or ()
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # Not yet assigned.
-            held.append(cell.cell_contents)
-    return held
+            values.append(cell.cell_contents)
+    return values
 
 
 def method(part: Any) -> MethodRow:
@@ -420,19 +420,19 @@ def check(config: Any) -> None:
     kinds = type(config.optimizer).__mro__
     plain = any(kind.__name__ == "Sgd" and packaged(kind) for kind in kinds)
     constant = plain and config.optimizer.decay == "constant"
-    joined = {"any": True, "plain": plain, "constant": constant}[steps]
+    accepted = {"any": True, "plain": plain, "constant": constant}[steps]
     aggregate = getattr(getattr(method_part, "exchange", None), "aggregate", None)
     unknown = _unknown_variance(config, row, terms)
     uses_noise = getattr(config.optimizer, "uses_noise", False)
-    wrong = _sampler_rules(config) | {
-        f"optimizer is {optimizer}, which method {name} does not join: {row.why}": not joined,
+    refusals = _sampler_rules(config) | {
+        f"optimizer is {optimizer}, which method {name} does not join: {row.why}": not accepted,
         f"optimizer is {optimizer}, which uses the noise's variance, but {unknown}: make the "
         "optimizer with a variance that you know, uses_noise=False": uses_noise and unknown,
         f"method has aggregate {aggregate}, which adds up whole numbers: give noise "
         "dp.noise.Discrete, or algorithms.exchange.Trusted": getattr(aggregate, "whole", 0)
         and not config.integer_encoded,
     }
-    _validate.refuse(wrong)
+    _validate.refuse(refusals)
     if noise_part is None:
         return
     protect = config.protect
@@ -443,9 +443,9 @@ def check(config: Any) -> None:
     norm = "l1" if terms.loss == "pure" else "l2"
     design = _design(noise_part)
     # Any correlated noise of a user's own is the user's word, whatever method it is given to.
-    own = design is None or (terms is CORRELATED and not packaged(type(noise_part)))
-    excluded = row.noises is not None and not own and design.__name__ not in row.noises  # type: ignore[union-attr]
-    wrong = {
+    is_custom = design is None or (terms is CORRELATED and not packaged(type(noise_part)))
+    excluded = row.noises is not None and not is_custom and design.__name__ not in row.noises  # type: ignore[union-attr]
+    refusals = {
         f"protect has gradient_gap {gap}, which says how far one gradient moves, and the method "
         "combines several: clip what it combines (clip_norm)": gap is not None
         and terms.by_round
@@ -462,14 +462,14 @@ def check(config: Any) -> None:
         ),
         f"noise is {kind}, which method {name} does not join: {row.why}": excluded,
     }
-    _validate.refuse(wrong)
+    _validate.refuse(refusals)
     check_noise(noise_part, method_part, protect)
-    wrong = {
+    refusals = {
         f"optimizer is {optimizer} with gradients 'view', whose loss is that of steps of constant "
         f"size: {terms.why}": protect.gradients == "view" and not constant,
         f"release is True with noise {kind}: {terms.why}": config.release and not terms.released,
     }
-    _validate.refuse(wrong)
+    _validate.refuse(refusals)
 
 
 _BUDGETS = {
@@ -479,12 +479,12 @@ _BUDGETS = {
 }
 
 
-def check_noise(part: Any, joined: Any, protect: Any, *, independent_keys: bool = False) -> None:
+def check_noise(part: Any, emitter: Any, protect: Any, *, independent_keys: bool = False) -> None:
     """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
 
     Args:
         part: A noise design; None for noise that is correlated over agents or rounds by a seed.
-        joined: The method.
+        emitter: The method.
         protect: What is protected, and from whom.
         independent_keys: Whether every agent draws such noise from a secret of its own.
 
@@ -493,22 +493,22 @@ def check_noise(part: Any, joined: Any, protect: Any, *, independent_keys: bool 
     """
     terms = noise(part)
     name = "Correlated" if part is None else type(part).__name__
-    kind = type(joined).__name__
+    kind = type(emitter).__name__
     attackers = INDEPENDENT_KEYS if independent_keys else terms.attackers
-    wrong = {
+    refusals = {
         f"method is {kind}, which noise {name} does not join: {terms.why}": (
-            terms.methods is not None and method(joined).part not in terms.methods
+            terms.methods is not None and method(emitter).part not in terms.methods
         ),
         f"method is {kind}, whose payload is no answer of the query, which noise {name} does not "
         "join: its loss is that of clipped sums; emit the query's total": (
-            terms.methods is None and joined.sensitivity is not None and not terms.by_round
+            terms.methods is None and emitter.sensitivity is not None and not terms.by_round
         ),
         f"protect has attacker {protect.attacker!r} and gradients {protect.gradients!r}, for "
         f"which noise {name} has no finite loss that is known: {terms.why}": (
             (protect.attacker, protect.gradients) not in attackers
         ),
     }
-    _validate.refuse(wrong)
+    _validate.refuse(refusals)
 
 
 def _sampler_rules(config: Any) -> dict[str, Any]:

@@ -652,10 +652,10 @@ def _check_design(design: Design, expected: dict[str, Any]) -> None:
     actual = {"kind": design.kind, "horizon": design.horizon}
     actual |= {name: design.options.get(name) for name in ("subgroups", "name")}
     for name, value in actual.items():
-        wanted = expected.get(name)
-        if value != wanted:
+        needed = expected.get(name)
+        if value != needed:
             raise ValueError(
-                f"design is {design.kind!r} of {name} {value!r}, the config's is {wanted!r}; "
+                f"design is {design.kind!r} of {name} {value!r}, the config's is {needed!r}; "
                 "make a design for this config"
             )
 

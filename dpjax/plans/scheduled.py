@@ -103,7 +103,8 @@ class _Scheduled:
             ValueError: For one epsilon an agent, an accountant or a
                 norm of other noise, or scales that float32 cannot hold.
         """
-        moves, profile = sensitivities(target), self.relative(target.rounds)
+        moves = sensitivities(target)
+        profile = self.relative(target.rounds)
         if not (moves > 0).any():
             raise ValueError(
                 f"method {type(target.config.method).__name__} shows no gradient in "
@@ -138,8 +139,8 @@ class _Scheduled:
         scales = wide.astype(np.float32)
         low = scales < wide
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
-        for one in (scales.max(), scales[scales > 0].min(initial=np.inf)):  # 0 is no noise.
-            _validate.spread("scale", float(one))
+        for extreme in (scales.max(), scales[scales > 0].min(initial=np.inf)):  # 0 is no noise.
+            _validate.spread("scale", float(extreme))
         return ScheduledNoise(self, scales, moves)
 
 
@@ -162,7 +163,8 @@ class ScheduledLaplace(_Scheduled):
         [1.0, 0.5, 0.25]
     """
 
-    label, kind = "laplace", "laplace"
+    label = "laplace"
+    kind = "laplace"
     look = Look("Laplace", "#AA4499", "h", "--")
     terms = dataclasses.replace(SCHEDULED, loss="pure")
 
@@ -186,7 +188,8 @@ class ScheduledGaussian(_Scheduled):
         [1.0, 0.5]
     """
 
-    label, kind = "normal", "normal"
+    label = "normal"
+    kind = "normal"
     look = Look("Gaussian, by schedule", "#117733", "d", "-.")
     terms = SCHEDULED
 
@@ -231,10 +234,10 @@ class ScheduledNoise(Calibrated):
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses, its moves those of the target."""
         total = self.part.total(sensitivities(target), self.scales.astype(np.float64))
-        each = np.full(target.agents, total)
+        losses = np.full(target.agents, total)
         if self.part.kind == "laplace":
-            return budget_.AgentLoss("pure", each, each, each)
-        return target.budget.spent(each)
+            return budget_.AgentLoss("pure", losses, losses, losses)
+        return target.budget.spent(losses)
 
     def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn."""
@@ -287,7 +290,8 @@ def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
             f"sampler has participation {target.pattern}; scales that change by round are "
             "accounted for what may take part in all of them: use Random or Full"
         )
-    protect, method = target.protect, target.config.method
+    protect = target.protect
+    method = target.config.method
     of_method = method.sensitivity
     if of_method is None:
         return np.full((target.rounds, 1), protect.sensitivity)
@@ -335,6 +339,8 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
         >>> round(scheduled.cost(config, [[0.5, 0.5], [0.5, 0.5]], scale=10.0), 9)
         1.0
     """
-    part, target = config.noise, Target(config, mixing, counts)
-    scale, profile = _validate.positive("scale", scale), part.relative(target.rounds)
+    part = config.noise
+    target = Target(config, mixing, counts)
+    scale = _validate.positive("scale", scale)
+    profile = part.relative(target.rounds)
     return float(np.max(part.at(scale, profile, sensitivities(target)).loss(target).epsilon))
