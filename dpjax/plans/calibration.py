@@ -31,7 +31,7 @@ from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.plans import compatibility, dependence
+from dpjax.plans import compatibility, custom, dependence
 from dpjax.plans.config import Config
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import (
@@ -759,54 +759,10 @@ def _check_custom(target: Target, noise: Calibrated, spent: _Spent) -> None:
             return
         stated = np.broadcast_to(loss.size, target.agents)
         moved *= np.sqrt(target.over_rounds(noise.strategy))
-    sums = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
-    formula = "s sqrt(k / 1' F F' 1)" if sums else "s sqrt(k [(F F')^-1]_ii)"
-    deviations = np.broadcast_to(_deviations(factor, sums), target.agents)
-    covered = stated * deviations
-    covered[list(protect.nodes or ())] = np.inf
-    worst = int(np.argmin(covered))
-    if covered[worst] < moved:
-        gained = moved / deviations[worst]
-        design = noise if compatibility.packaged(type(part)) else part
-        raise ValueError(
-            f"noise is {type(design).__name__}, which states mu {stated[worst]:.4g} for agent "
-            f"{worst}; by its own factor F an outsider gains {gained:.4g}: state at least "
-            f"{formula}, s = target.protect.sensitivity (twice the clip norm where data are "
-            "replaced) and k = target.over_rounds(strategy), its strategy or None"
-        )
-
-
-def _deviations(factor: np.ndarray, sums: bool) -> np.ndarray:
-    """Upper bounds on the deviations of noise in what an outsider sees of agents.
-
-    Of agent i that is message i less what the others' messages say of its noise, -P_ij / P_ii of
-    message j, with P = (F F')^-1: their deviation is 1 / sqrt(P_ii). Any other combination bounds
-    it, too. A factor of tables is rounded to float32, by its entries, which counts by agent. Of the
-    sum over agents it is one number.
-
-    Args:
-        factor: [n, q] F, or a diagonal [n].
-        sums: Whether it sees the sum over agents alone.
-
-    Raises:
-        ValueError: For noise that some combination of the messages has (almost) none of.
-    """
-    rounding = np.finfo(np.float32).eps
-    if factor.ndim == 1 and not sums:
-        return np.abs(factor.astype(np.float64)) * (1 + rounding)
-    scaled = np.diag(factor) if factor.ndim == 1 else factor
-    scaled = scaled.astype(np.float64)
-    sizes = np.ones(1)
-    weights = np.ones((1, len(scaled)))
-    if not sums:
-        precision.inverse_diagonal(scaled @ scaled.T)  # Refuses a singular one.
-        sizes = np.linalg.norm(scaled, axis=1)
-        scaled /= sizes[:, None]
-        inverse = np.linalg.inv(scaled @ scaled.T)
-        weights = inverse / np.diag(inverse)[:, None]
-    alone = np.linalg.norm(weights @ scaled, axis=1)
-    lost = np.linalg.norm(np.abs(weights) @ np.abs(scaled), axis=1)
-    return sizes * (alone + rounding * lost)
+    sum_only = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
+    design = type(noise if compatibility.packaged(type(part)) else part).__name__
+    attackers = list(protect.nodes or ())
+    custom.refuse_understated(design, factor, stated, moved, attackers, sum_only=sum_only)
 
 
 def _split(loss: Any) -> tuple[dict[str, Any], dict[str, Any]]:

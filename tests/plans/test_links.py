@@ -565,7 +565,7 @@ def test_noise_of_ones_own_states_at_least_an_outsiders_loss(network, attacker):
     scale, clip = float(made.noise.scale), made.config.protect.clip_norm
     assert made.guarantee.mu == pytest.approx(2 * clip * np.sqrt(T) / scale, rel=1e-6)
     assert made.guarantee.attacker == attacker and made.guarantee.custom == ("Plain",)
-    with pytest.raises(ValueError, match=r"Plain, which states mu .* by its own factor F an outsi"):
+    with pytest.raises(ValueError, match=r"Plain, which states mu .* By its own factor F an outsi"):
         decor(network, noise=Plain(shift=1.0), **changes)
     assert decor(network, noise=Plain(1.0), **changes | {"relation": "zero_out_record"})
     with pytest.raises(ValueError, match="covariance is singular"):
@@ -605,7 +605,7 @@ def test_a_loss_of_ones_own_is_compared_agent_by_agent(network, span, mixed):
     assert decor(network, noise=part, **changes).guarantee.custom == ("Uneven",)
     for share in (0.0, 0.5, 0.999):
         low = dataclasses.replace(part, first=share)
-        with pytest.raises(ValueError, match="Uneven, which states mu .* for agent 0; by its own"):
+        with pytest.raises(ValueError, match="Uneven, which states mu .* for agent 0. By its own"):
             decor(network, noise=low, **changes)
 
 
