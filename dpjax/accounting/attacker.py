@@ -130,7 +130,8 @@ class View:
         # Only an attacker's loss is no number; what overflows is infinite.
         upper = upper | np.isnan(mu)
         mu = np.where(np.isnan(mu), np.inf, mu)
-        mu[list(self.attackers)], upper[list(self.attackers)] = np.nan, False
+        mu[list(self.attackers)] = np.nan
+        upper[list(self.attackers)] = False
         return ViewLoss(mu, upper, gradients)
 
     def guaranteed(
@@ -231,7 +232,8 @@ def _losses(energies: Energies, participation: Participation) -> Judged:
 
 def _round_by_round(model: Model) -> Model:
     """The model with the state seen before and after every round: no memory is left."""
-    n, q = model.gradient.shape[-1], model.noise.shape[-1]
+    n = model.gradient.shape[-1]
+    q = model.noise.shape[-1]
     rounds = [model.at(t) for t in range(math.lcm(*map(len, model)))]
     gradient = np.stack([np.concatenate([here.gradient_output, here.gradient]) for here in rounds])
     noise = np.stack([np.concatenate([here.noise_output, here.noise]) for here in rounds])

@@ -180,7 +180,8 @@ def claimed_epsilon(
     delta = _validate.probability("delta", delta)
     if accountant == "gdp":
         return gdp.epsilon(mu, delta)
-    rho, log = np.asarray(gdp.zcdp(mu)), -np.log(delta)
+    rho = np.asarray(gdp.zcdp(mu))
+    log = -np.log(delta)
     if accountant == "rdp":
         value = (rho + 2 * np.sqrt(rho * log)) * (1 + 1e-14)
     else:
@@ -439,7 +440,8 @@ def whole(total: Any, *, release: bool) -> dict[str, Any]:
             f"epsilon is {total.epsilon!r} of a total by {total.accountant!r}; give one number for "
             "all agents"
         )
-    epsilon, delta = total.largest, total.delta
+    epsilon = total.largest
+    delta = total.delta
     reserves = release and total.accountant != "pure"
     # What finite precision adds is one number for all agents: the smallest total has to hold it.
     added = (total.reserve * np.min(total.epsilon), finite.LIMIT * delta) if reserves else (0, 0)
@@ -465,11 +467,11 @@ def limits(fields: Mapping[str, Any], delta: float) -> Float[np.ndarray, " n"]:
     Returns:
         [n] Gaussian-DP parameters; [1] the one number where all agents have the same.
     """
-    each = fields["per_agent_epsilon"]
-    if each is None:
+    epsilons = fields["per_agent_epsilon"]
+    if epsilons is None:
         return np.array([getattr(fields["loss"], "size", 0.0)])
     added = fields["added_epsilon"]
-    free = np.asarray(each) - added
+    free = np.asarray(epsilons) - added
     # A difference is rounded. Without one, a phase may take all of an agent's epsilon.
     free = free * (1 - 1e-15) if added else free
     return np.asarray(gdp.mu(free, delta - fields["added_delta"]))

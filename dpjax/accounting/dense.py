@@ -39,8 +39,9 @@ def materialize(
     Raises:
         ValueError: If they would take more than `LARGEST` bytes.
     """
-    m, n, q = (part.shape[k] for part, k in ((model[3], 1), (model[1], 2), (model[2], 2)))
-    _validate.memory("rounds", rounds, "a dense view", rounds * m, rounds * (n + q), most=LARGEST)
+    observed = rounds * model.state_output.shape[1]
+    columns = rounds * (model.gradient.shape[2] + model.noise.shape[2])
+    _validate.memory("rounds", rounds, "a dense view", observed, columns, most=LARGEST)
     return stacked(model, rounds)
 
 
@@ -103,35 +104,44 @@ def energies(
         >>> kalman.pattern_sums(found.values, once).tolist()  # 1 / 2^2
         [0.25]
     """
-    rounds, n = participation.rounds, a.shape[1] // participation.rounds
+    rounds = participation.rounds
+    n = a.shape[1] // participation.rounds
     scale = np.abs(b).max(axis=1, initial=0.0)
     # Rows that carry no noise at all must carry no gradient either.
     noisy = scale > 0
     leak = (a[~noisy] != 0).any(axis=0).astype(np.float64)
-    a, b = a[noisy] / scale[noisy, None], b[noisy] / scale[noisy, None]
+    a = a[noisy] / scale[noisy, None]
+    b = b[noisy] / scale[noisy, None]
     # Twice: squares of tiny entries vanish.
     norms = np.linalg.norm(b, axis=1, keepdims=True)
-    a, b = a / norms, b / norms
+    a = a / norms
+    b = b / norms
     u, singular, _ = np.linalg.svd(b, full_matrices=False)
     nonzero = singular > DROPPED
-    least = float(singular[nonzero].min(initial=np.inf))
-    condition = max(1.0, float(singular.max(initial=0.0)) / least)
+    smallest = float(singular[nonzero].min(initial=np.inf))
+    largest = float(singular.max(initial=0.0))
+    condition = max(1.0, largest / smallest)
     hidden = int(nonzero.sum()) < len(b)
     turned = u[:, nonzero].T @ a
     if hidden:
-        residual = np.abs(a - u[:, nonzero] @ turned).max(0) / np.maximum(np.abs(a).max(0), 1e-300)
+        # What no noise covers, relative to the column that it is part of.
+        uncovered = np.abs(a - u[:, nonzero] @ turned).max(0)
+        residual = uncovered / np.maximum(np.abs(a).max(0), 1e-300)
         leak = np.maximum(leak, np.where(residual >= LEAK, residual, 0.0))
     white = (turned / singular[nonzero, None]).reshape(-1, rounds, n)
     values = np.zeros((rounds, participation.epochs, n))
     for lag in range(participation.epochs):
         step = lag * participation.separation
+        late = white[:, step:]
+        early = white[:, : rounds - step]
         with np.errstate(over="ignore"):
-            values[step:, lag] = (white[:, step:] * white[:, : rounds - step]).sum(axis=0)
+            values[step:, lag] = (late * early).sum(axis=0)
     terms = np.abs(u[:, nonzero].T) @ np.abs(a) / singular[nonzero, None]
     rate = 8 * np.finfo(np.float64).eps * (1 + condition)
     blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
-    leak, margin = leak.reshape(rounds, n).max(0), rounding(values, blur, participation)
-    return Energies(values, leak, least < CERTAIN, condition, hidden=hidden, rounding=margin)
+    leak = leak.reshape(rounds, n).max(0)
+    margin = rounding(values, blur, participation)
+    return Energies(values, leak, smallest < CERTAIN, condition, hidden=hidden, rounding=margin)
 
 
 def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.ndarray, " n"]]:
@@ -147,7 +157,7 @@ def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.nda
     """
     echelons = [_echelon(*_stacked_modulo(model, rounds, prime), prime) for prime in _PRIMES]
     # Each is right but for a chance in 1e9; where they differ the larger rank is.
-    independent, shows = max(echelons, key=lambda each: int(each[0].sum()))
+    independent, shows = max(echelons, key=lambda echelon: int(echelon[0].sum()))
     count = np.cumsum(independent.reshape(rounds, -1).sum(axis=1))
     return count, np.asarray(shows.reshape(rounds, -1).any(axis=0))
 
@@ -191,23 +201,28 @@ def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[np.ndarray, 
         top, bottom = value.as_integer_ratio()
         return int(top * pow(bottom, -1, prime) % prime)
 
-    whole = np.frompyfunc(residue, 1, 1)
-    return stacked(Model(*(whole(part).astype(np.int64) for part in model)), rounds, prime=prime)
+    residues = np.frompyfunc(residue, 1, 1)
+    parts = [residues(part).astype(np.int64) for part in model]
+    return stacked(Model(*parts), rounds, prime=prime)
 
 
 def _echelon(a: np.ndarray, b: np.ndarray, prime: int) -> tuple[np.ndarray, np.ndarray]:
     """Rows of B that no earlier ones span, and columns of A that show without noise."""
-    width, both = b.shape[1], np.concatenate([b, a], axis=1) % prime
-    independent, shows = np.zeros(len(b), bool), np.zeros(a.shape[1], bool)
-    for i, row in enumerate(both):
+    width = b.shape[1]
+    rows = np.concatenate([b, a], axis=1) % prime
+    independent = np.zeros(len(b), bool)
+    shows = np.zeros(a.shape[1], bool)
+    for i, row in enumerate(rows):
         places = np.flatnonzero(row[:width])
         if not len(places):
             shows |= row[width:] != 0
             continue
         independent[i] = True
-        below = both[i + 1 :]
+        below = rows[i + 1 :]
         hit = np.flatnonzero(below[:, places[0]])
         if len(hit):
-            factor = below[hit, places[0]] * pow(int(row[places[0]]), -1, prime) % prime
+            # Of the field of so many elements: division is by the inverse.
+            inverse = pow(int(row[places[0]]), -1, prime)
+            factor = below[hit, places[0]] * inverse % prime
             below[hit] = (below[hit] - factor[:, None] * row) % prime
     return independent, shows

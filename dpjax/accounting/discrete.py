@@ -106,9 +106,11 @@ def tau(variance: int | float | Fraction, honest: int) -> float:
     """
     v = _variance(variance)
     n = _validate.integer("honest", honest)
-    terms = (math.exp(-2 * math.pi**2 * v * j / (j + 1)) for j in range(1, min(n, _TERMS)))
+    counts = range(1, min(n, _TERMS))
+    terms = [math.exp(-2 * math.pi**2 * v * j / (j + 1)) for j in counts]
     # Those left out are at most exp(-2 pi^2 v) / (1 - ...) each: j / (j + 1) >= T / (T + 1).
-    rest = max(0, n - _TERMS) * math.exp(-2 * math.pi**2 * v * _TERMS / (_TERMS + 1))
+    largest = math.exp(-2 * math.pi**2 * v * _TERMS / (_TERMS + 1))
+    rest = max(0, n - _TERMS) * largest
     return 10 * (math.fsum(terms) + rest) * _WIDE
 
 
@@ -135,7 +137,8 @@ def round_epsilon(
         0.0167
     """
     moved = _validate.positive("sensitivity", sensitivity)
-    v, n = _variance(variance), _validate.integer("honest", honest)
+    v = _variance(variance)
+    n = _validate.integer("honest", honest)
     k = _validate.integer("size", size)
     return (moved / math.sqrt(n * v) + tau(variance, n) * math.sqrt(k)) * _WIDE
 
@@ -187,8 +190,8 @@ def loss(
         raise ValueError(f"participations is {times} of {total} rounds; give at most as many")
     _validate.one_of("relation", relation, ("zero_out", "replace"))
     moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
-    one = round_epsilon(moved, variance, cohort.honest, size)
-    return losses.Concentrated(times * one**2 / 2 * MARGIN, total, times == total)
+    round_cost = round_epsilon(moved, variance, cohort.honest, size)
+    return losses.Concentrated(times * round_cost**2 / 2 * MARGIN, total, times == total)
 
 
 def largest_rho(epsilon: float, delta: float) -> float:
@@ -206,7 +209,8 @@ def largest_rho(epsilon: float, delta: float) -> float:
         >>> round(discrete.largest_rho(8.0, 1e-5), 4)
         1.2297
     """
-    e, d = _validate.positive("epsilon", epsilon), _validate.probability("delta", delta)
+    e = _validate.positive("epsilon", epsilon)
+    d = _validate.probability("delta", delta)
     return _bisected(lambda rho: losses.Concentrated(rho).epsilon(d) <= e, 0.0, e + 1.0)
 
 
@@ -249,7 +253,8 @@ def smallest_grid(
         >>> round(grid, 5)
         0.00907
     """
-    c, budget = _validate.positive("bound", bound), _validate.positive("rho", rho)
+    c = _validate.positive("bound", bound)
+    budget = _validate.positive("rho", rho)
     options: Any = {"rounds": participations, "participations": participations}
     options["relation"] = relation
 
@@ -257,14 +262,16 @@ def smallest_grid(
         square = max(1, lattice.limit(norm, size, beta))
         return loss(math.sqrt(square), variance, cohort, size, **options).rho
 
-    low, high = 1e-9, 1.0
+    low = 1e-9
+    high = 1.0
     if spent(low) > budget:
         raise ValueError(
             f"rho is {rho}, and rounding {size} coordinates under variance {variance} alone takes "
             f"{spent(low):.4g}; give more variance, more clients, or fewer coordinates"
         )
     while spent(high) <= budget:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     return c / _bisected(lambda norm: spent(norm) <= budget, low, high) * _WIDE
 
 
@@ -272,7 +279,10 @@ def _bisected(keeps: Callable[[float], bool], low: float, high: float) -> float:
     """The largest number from low to high that keeps a budget, to 13 digits from below."""
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if keeps(middle) else (low, middle)
+        if keeps(middle):
+            low = middle
+        else:
+            high = middle
         if high - low <= 1e-13 * high:
             break
     return low

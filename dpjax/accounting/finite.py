@@ -31,7 +31,8 @@ LIMIT = 0.01
 T = TypeVar("T")
 _UNIT = 2.0**-53
 _SLOPE = 12.0
-_COARSEST, _FINEST = 2.0**-3, 2.0**-12
+_COARSEST = 2.0**-3
+_FINEST = 2.0**-12
 _SHARE = 0.01
 
 
@@ -174,7 +175,8 @@ def grid(
         >>> finite.grid(np.eye(3), rounds=10).spacing
         0.125
     """
-    sums, n = _sums(factor, rounds, strategy, recursive=False), len(factor)
+    sums = _sums(factor, rounds, strategy, recursive=False)
+    n = len(factor)
     columns = factor if np.ndim(factor) == 1 else np.sum(factor, axis=0, dtype=np.float64)
     mean = float(np.square(columns, dtype=np.float64).sum()) / n**2
     mean *= rounds if strategy is None else sums.totals
@@ -248,35 +250,45 @@ def cost(
 
     sampled = ends * np.outer(sums.columns_c, sums.columns_f).ravel()
     # Rounding in sums over rounds, then over agents, for a unit of each normal.
-    sums_c, sums_f = (0 if strategy is None else rounds + 2), sums.terms + 3
+    sums_c = 0 if strategy is None else rounds + 2
+    sums_f = sums.terms + 3
     coloured = 1.01 * _UNIT * (sums_c * sums.columns_m + sums_f * sums.columns_c)
     coloured = ends * np.outer(coloured, sums.columns_f).ravel()
     added = ends * 2 * _UNIT * clip_norm
     reach = sampler.reach
     furthest = sampler.error * (1 + reach) + sampler.discreteness(reach)
-    each = furthest + 1.01 * _UNIT * (sums_c + sums_f) * reach
-    if within > 1 or ends * sums.rows * each + added > 0.005:
+    distances = furthest + 1.01 * _UNIT * (sums_c + sums_f) * reach
+    # Beyond, the mean of a cell's effects is not bounded by its first order.
+    farthest_move = ends * sums.rows * distances + added
+    if within > 1 or farthest_move > 0.005:
         return Cost(math.inf, math.inf, draws)
 
     log = -math.log(1e-6 * delta)
     # A normal beyond the reach, or a density of more than the slope.
     room = reach - within
-    beyond = 2 * draws * (_tail(room) + _tail(room - 0.5)) + 8 * mu**2 * _tail(room - mu)
-    beta = float(beyond + 4 * draws * _tail(_SLOPE)) * 1.01 + 4 * math.exp(-log)
-    most = sampled * furthest + coloured * reach
-    copies = draws // len(most)
-    eta, largest = math.inf, float(most.max())
+    tails = _tail(room) + _tail(room - 0.5)
+    beyond = 2 * draws * tails + 8 * mu**2 * _tail(room - mu)
+    steep = 4 * draws * _tail(_SLOPE)
+    beta = float(beyond + steep) * 1.01 + 4 * math.exp(-log)
+    errors = sampled * furthest + coloured * reach
+    copies = draws // len(errors)
+    eta = math.inf
+    largest = float(errors.max())
     for shift in (1 / 8, 1 / 4, 1 / 2, 1):
         mean = _mean(sampler, sampled, coloured, within, shift)
         for rate in (0.03, 0.1, 0.3, 1.0):
             moved = largest * ((mu / shift) ** 2 + log / rate)
-            eta = min(eta, copies * mean * math.expm1(rate) / rate + moved)
+            expected = copies * mean * math.expm1(rate) / rate
+            eta = min(eta, expected + moved)
     eta += added * draws
     # Fresh noise, by rounds and coordinates: errors of both signs add up like a random walk.
-    steps, one = rounds * parameters, float(most.sum()) + len(most) * added
-    walk = one * math.sqrt(steps) * (2 * mu / math.sqrt(2 * math.pi) + math.sqrt(2 * log))
-    if strategy is None and one < 0.1:
-        eta = min(eta, walk + 4 * steps * one**2 + beta)
+    steps = rounds * parameters
+    step_error = float(errors.sum()) + len(errors) * added
+    deviations = 2 * mu / math.sqrt(2 * math.pi) + math.sqrt(2 * log)
+    walk = step_error * math.sqrt(steps) * deviations
+    if strategy is None and step_error < 0.1:
+        drift = 4 * steps * step_error**2
+        eta = min(eta, walk + drift + beta)
     if eta > 1:
         return Cost(math.inf, math.inf, draws)
     return Cost(2 * eta, math.expm1(eta) * delta + beta, draws)
@@ -303,9 +315,9 @@ def of_group(records: int, mu: float, spent: tuple[float, float], delta: float) 
     Returns:
         The cost; infinite where sums of losses are too large for the bound.
     """
-    far = records * mu
-    beyond = 1.01 * 8 * far**2 * _tail(SAMPLER.reach - 1 - far)
-    eta = spent[0] / 2 * records**2 * (1 + (far - mu) / 8) + beyond
+    group_mu = records * mu
+    beyond = 1.01 * 8 * group_mu**2 * _tail(SAMPLER.reach - 1 - group_mu)
+    eta = spent[0] / 2 * records**2 * (1 + (group_mu - mu) / 8) + beyond
     if eta > 1:
         return Cost(math.inf, math.inf, 0)
     return Cost(2 * eta, math.expm1(eta) * delta + spent[1] + beyond, 0)
@@ -344,12 +356,13 @@ def _mean(
     zeroth = math.exp(shift**2 / 2)
     first = 2 * _density(shift) + shift * (1 - 2 * _tail(shift))
     first = (float(first) + within) * zeroth
-    rate, edge = within + shift, _quantile(sampler.finer)
+    rate = within + shift
+    edge = _quantile(sampler.finer)
     ends = ((sampler.half, edge), (sampler.finer_half, sampler.reach))
     # The density cancels against the slope of the quantile: what is left grows with `rate` alone.
-    cells = sum(
-        2 * half * math.exp(within**2 / 2) * math.expm1(rate * end) / rate for half, end in ends
-    )
+    cells = 0.0
+    for half, end in ends:
+        cells += 2 * half * math.exp(within**2 / 2) * math.expm1(rate * end) / rate
     # Beyond the edge, within a cell of the wider ones before it.
     wide = 2 * sampler.half / _density(edge) * zeroth * _tail(edge - rate)
     of_sampler = sampler.error * (zeroth + first) + 1.01 * (cells + wide)
@@ -361,8 +374,10 @@ def _sums(
 ) -> _Sums:
     factor = _validate.finite_array("factor", factor)
     rounds = _validate.integer("rounds", rounds)
-    if (diagonal := precision.diagonal_of(factor)) is None:
-        singular = np.linalg.matrix_rank(_validate.square("factor", factor)) < len(factor)
+    diagonal = precision.diagonal_of(factor)
+    if diagonal is None:
+        rank = np.linalg.matrix_rank(_validate.square("factor", factor))
+        singular = rank < len(factor)
     else:
         sizes = np.abs(diagonal)
         singular = (sizes <= sizes.max() * len(factor) * 2.0**-52).any()
@@ -374,14 +389,17 @@ def _sums(
     if diagonal is None:
         inverse = np.linalg.inv(factor)
     else:
-        factor, inverse = (diags_array(each, format="csr") for each in (diagonal, 1 / diagonal))
+        factor = diags_array(diagonal, format="csr")
+        inverse = diags_array(1 / diagonal, format="csr")
     c = np.ones((1, 1)) if strategy is None else strategy_.checked(strategy, rounds)
     c_inverse = strategy_.inverse_of(c)
     feedback = np.abs(c_inverse)
     if recursive:
         feedback = feedback @ np.abs(c) @ feedback
-    over_agents, over_rounds = inverse.T @ inverse, c.T @ c
-    largest = float(over_agents.diagonal().max() * over_rounds.diagonal().max())
+    over_agents = inverse.T @ inverse
+    over_rounds = c.T @ c
+    agent_variance = over_agents.diagonal().max()
+    largest = float(agent_variance * over_rounds.diagonal().max())
 
     def rows(left: Any, right: np.ndarray) -> float:
         return float(abs(left).sum(1).max() * np.abs(right).sum(1).max())

@@ -162,10 +162,10 @@ class Forecast:
         Returns:
             Parameters, a whole number; infinity without noise.
         """
-        wanted = self._wanted(ratio)
+        limit = self._wanted(ratio)
         if self.rate == 0:
             return math.inf
-        return float(math.floor((wanted / max(self.rate, self.disagreement_rate)) ** 2))
+        return float(math.floor((limit / max(self.rate, self.disagreement_rate)) ** 2))
 
     def epsilon(self, ratio: float | None = None) -> float:
         """The epsilon at which this design keeps a ratio; of the largest, where budgets differ.
@@ -178,10 +178,12 @@ class Forecast:
         """
         if self.rate == 0:
             return 0.0
-        less = self._worst / self._wanted(ratio)
+        factor = self._worst / self._wanted(ratio)
         if self.sampled is not None:
-            return self.sampled.scaled(less).epsilon(self.delta)
-        return float(budget.claimed_epsilon(self.mu * less, self.delta, accountant=self.accountant))
+            return self.sampled.scaled(factor).epsilon(self.delta)
+        return float(
+            budget.claimed_epsilon(self.mu * factor, self.delta, accountant=self.accountant)
+        )
 
     def agents_needed(self, ratio: float | None = None) -> int:
         """About how many agents keep a ratio of the average under the same budget and design.
@@ -230,8 +232,8 @@ class Forecast:
             f"tenth of the drift: for it the ratio is {_short(10 * self.ratio)}."
         )
         if self.level == "learns":
-            most = _validate.counted(self.affords(), "parameter")
-            return f"{text}\n  With this noise models of up to {most} can learn."
+            size_text = _validate.counted(self.affords(), "parameter")
+            return f"{text}\n  With this noise models of up to {size_text} can learn."
         if self.level == "poor":
             text += (
                 f"\n  From {self.good:g} to {HOPELESS[self.unit]:g} a model keeps from most to "
@@ -243,16 +245,16 @@ class Forecast:
 
     def _remedies(self) -> list[str]:
         if self.unit == "agent":
-            least = math.ceil(self._worst / GOOD["record"])
+            needed = math.ceil(self._worst / GOOD["record"])
             batches = (
-                f"records protected in place of agents, with batches of {least:,}, which divide "
-                f"the noise: to {GOOD['record']:g}, as records need{self._records(least, 1)}"
+                f"records protected in place of agents, with batches of {needed:,}, which divide "
+                f"the noise: to {GOOD['record']:g}, as records need{self._records(needed, 1)}"
             )
         else:
-            least = math.ceil(self.batch_size * self._worst / self.good)
+            needed = math.ceil(self.batch_size * self._worst / self.good)
             batches = (
-                f"batches of {least:,} in place of {self.batch_size:,.9g}"
-                f"{self._records(least, self.batch_size)}"
+                f"batches of {needed:,} in place of {self.batch_size:,.9g}"
+                f"{self._records(needed, self.batch_size)}"
             )
         partly = "a part of the way" if self.floor > self.good else "at best"
         shared = (
@@ -282,15 +284,15 @@ class Forecast:
             *([shared] if self.apart and self.floor < self.ratio / 2 else []),
         ]
 
-    def _records(self, least: int, batch_size: float) -> str:
+    def _records(self, needed: int, batch_size: float) -> str:
         """What larger batches take where agents have too few records for them."""
-        if least <= self.largest_batch:
+        if needed <= self.largest_batch:
             return ""
-        full = max(self.largest_batch, batch_size)
-        text = f"; these take about {_short(least / full)} times as many records"
-        if batch_size < full:
-            ratio = _short(self._worst * batch_size / full)
-            text += f" (batches of {full:,}, all records of the smallest agent, reach {ratio})"
+        largest = max(self.largest_batch, batch_size)
+        text = f"; these take about {_short(needed / largest)} times as many records"
+        if batch_size < largest:
+            ratio = _short(self._worst * batch_size / largest)
+            text += f" (batches of {largest:,}, all records of the smallest agent, reach {ratio})"
         return text
 
 
@@ -314,10 +316,11 @@ def weights(mixing: Any, rounds: int) -> Float[np.ndarray, "t n"] | Float[np.nda
     """
     schedule = [mixing] if mixing.ndim == 2 else mixing
     n = mixing.shape[-1]
-    if all(np.allclose(one.sum(axis=0), 1.0, rtol=0, atol=1e-12) for one in schedule):
+    if all(np.allclose(matrix.sum(axis=0), 1.0, rtol=0, atol=1e-12) for matrix in schedule):
         return np.full((1, n), 1 / n)
     _validate.memory("rounds", rounds, "the weight of every round and agent [T, n]", 3, rounds, n)
-    reached, current = np.empty((rounds, n)), np.full(n, 1 / n)
+    reached = np.empty((rounds, n))
+    current = np.full(n, 1 / n)
     for t in range(rounds - 1, -1, -1):
         current = current @ schedule[t % len(schedule)]
         reached[t] = current
@@ -375,7 +378,8 @@ def forecast(
     parameters = _validate.integer("parameters", parameters)
     colour = _operator(factor)
     steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
-    n, divisor = colour.shape[0], batch_size if budget.clips(relation) == "record" else 1
+    n = colour.shape[0]
+    divisor = batch_size if budget.clips(relation) == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
     drift = clip_norm * float((sent * filled).sum())
 
@@ -395,7 +399,7 @@ def forecast(
     starts = len(sent) - (epochs - 1) * separation
     moved = sum(sent[k * separation : k * separation + starts] for k in range(epochs))
     hidden = budget.sensitivity(relation, clip_norm) / divisor * np.max(moved, axis=0)
-    least = hidden / allowed if noise else np.zeros(n)
+    floors = hidden / allowed if noise else np.zeros(n)
     apart = scipy.sparse.issparse(colour)
     if isinstance(colour, np.ndarray):
         covariance = colour @ colour.T
@@ -412,8 +416,8 @@ def forecast(
         delta=delta,
         accountant="rdp" if accountant == "rdp" else "gdp",
         rate=noise / drift,
-        floor_rate=float(least.max()) / drift,
-        apart_rate=float(np.linalg.norm(least)) / drift,
+        floor_rate=float(floors.max()) / drift,
+        apart_rate=float(np.linalg.norm(floors)) / drift,
         apart=apart,
         disagreement_rate=spread / divisor / drift,
         sampled=sampled,

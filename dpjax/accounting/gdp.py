@@ -56,11 +56,15 @@ def _log_delta(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
         log_density = -0.5 * x * x - 0.5 * np.log(2 * np.pi)
         # m(x) - m(x + mu) cancels for small mu: integrate its derivative there instead.
         half = np.minimum(mu, 1.0)[..., None] / 2
-        integral = (_slope(x[..., None] + half * (1 + _NODES)) * _WEIGHTS).sum(-1) * half[..., 0]
+        nodes = x[..., None] + half * (1 + _NODES)
+        integral = (_slope(nodes) * _WEIGHTS).sum(-1) * half[..., 0]
         small = log_density + np.log(integral)
         tail = _mills(x + mu)
-        right = log_density + np.log(_mills(np.maximum(x, 0.0)) - tail)
-        left = np.log1p(-(special.ndtr(x) + np.exp(log_density) * tail))
+        difference = _mills(np.maximum(x, 0.0)) - tail
+        right = log_density + np.log(difference)
+        # Left of 0 delta is near 1: what it lacks is computed.
+        missing = special.ndtr(x) + np.exp(log_density) * tail
+        left = np.log1p(-missing)
     return np.where(mu < 1, small, np.where(x > 0, right, left))
 
 
@@ -80,12 +84,13 @@ def _arguments(**values: ArrayLike) -> list[np.ndarray]:
     """Broadcast float64 arguments, each checked against its range."""
     arrays = []
     for name, value in values.items():
-        least, most, remedy = _RANGES.get(name, (0.0, np.inf, "numbers >= 0"))
+        lower, upper, remedy = _RANGES.get(name, (0.0, np.inf, "numbers >= 0"))
         try:
             array = np.asarray(value, dtype=np.float64)
         except (TypeError, ValueError):
             array = np.full((), np.nan)
-        if not ((array >= least) & (array <= most)).all():
+        inside = (array >= lower) & (array <= upper)
+        if not inside.all():
             raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
         arrays.append(array)
     return list(np.broadcast_arrays(*arrays))
@@ -122,10 +127,12 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
     """
     m, e = _arguments(mu=mu, epsilon=epsilon)
     usual = (m > 0) & np.isfinite(m) & np.isfinite(e)
-    safe_m, safe_e = np.where(usual, m, 1.0), np.where(usual, e, 1.0)
+    safe_m = np.where(usual, m, 1.0)
+    safe_e = np.where(usual, e, 1.0)
     x = _threshold(safe_m, safe_e)
     with np.errstate(over="ignore", under="ignore"):
-        value = np.minimum(np.exp(_log_delta(safe_m, x) + _slack(safe_m, x)), 1.0)
+        log_value = _log_delta(safe_m, x) + _slack(safe_m, x)
+        value = np.minimum(np.exp(log_value), 1.0)
     # Below the normal range relative rounding is lost; the smallest normal number is above.
     value = np.maximum(value, _TINY)
     value = np.where(usual, value, np.where(np.isinf(m), 1.0, 0.0))
@@ -159,10 +166,12 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
     """
     m, d = _arguments(mu=mu, delta=delta)
     usual = (m > 0) & np.isfinite(m) & (d > 0)
-    m_, log_d = np.where(usual, m, 1.0), np.log(np.where(usual, d, 0.1))
+    m_ = np.where(usual, m, 1.0)
+    log_d = np.log(np.where(usual, d, 0.1))
     # epsilon = mu (x + mu/2): searching x avoids the difference epsilon/mu - mu/2. The upper end
     # holds since delta <= Phi(-x) <= exp(-x^2/2) / 2.
-    low, high = -m_ / 2, np.sqrt(-2 * log_d)
+    low = -m_ / 2
+    high = np.sqrt(-2 * log_d)
 
     def holds(x: np.ndarray) -> np.ndarray:
         return _log_delta(m_, x) + _slack(m_, x) <= log_d
@@ -171,11 +180,14 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
     for _ in range(_STEPS):
         middle = (low + high) / 2
         enough = holds(middle)
-        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        low = np.where(enough, low, middle)
+        high = np.where(enough, middle, high)
     with np.errstate(over="ignore"):
-        value = m_ * (high + m_ / 2) + 4 * _UNIT * m_ * (np.abs(high) + m_)
+        rounding = 4 * _UNIT * m_ * (np.abs(high) + m_)
+        value = m_ * (high + m_ / 2) + rounding
     value = np.where(at_zero, 0.0, np.maximum(value, 0.0))
-    return _result(np.where(usual, value, np.where(m == 0, 0.0, np.inf)))
+    unusual = np.where(m == 0, 0.0, np.inf)
+    return _result(np.where(usual, value, unusual))
 
 
 def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
@@ -205,7 +217,8 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
     e, d = _arguments(epsilon=epsilon, delta=delta)
     usual = np.isfinite(e) & (d > 0)
     # A smaller epsilon allows less, so cutting the largest ones, which overflow, is safe.
-    e_, d_ = np.where(usual, np.minimum(e, _MOST), 1.0), np.where(usual, d, 0.1)
+    e_ = np.where(usual, np.minimum(e, _MOST), 1.0)
+    d_ = np.where(usual, d, 0.1)
     log_d = np.log(d_)
 
     def holds(m: np.ndarray) -> np.ndarray:
@@ -215,17 +228,20 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
 
     # Two lower bounds: delta(mu, epsilon) <= mu phi(0), and the Renyi-DP conversion's.
     root = np.sqrt(-2 * log_d)
-    low = np.maximum(2 * d_, 2 * e_ / (np.sqrt(root**2 + 2 * e_) + root))
+    by_renyi = 2 * e_ / (np.sqrt(root**2 + 2 * e_) + root)
+    low = np.maximum(2 * d_, by_renyi)
     high = 2 * low
     for _ in range(1100):
         enough = holds(high)
         if not enough.any():
             break
-        low, high = np.where(enough, high, low), np.where(enough, 2 * high, high)
+        low = np.where(enough, high, low)
+        high = np.where(enough, 2 * high, high)
     for _ in range(_STEPS):
         middle = low + (high - low) / 2
         enough = holds(middle)
-        low, high = np.where(enough, middle, low), np.where(enough, high, middle)
+        low = np.where(enough, middle, low)
+        high = np.where(enough, high, middle)
     # Where nothing above the proven bound passed the test, its own rounding is taken off.
     value = np.where(holds(low), low, low * (1 - 1e-11))
     return _result(np.where(usual, value, np.where(np.isinf(e), np.inf, 0.0)))

@@ -42,9 +42,9 @@ class Guarantee(Record):
         super().__post_init__()
         if not self.phases:
             return
-        for one in self.phases:
-            if not isinstance(one, Guarantee) or one.phases or one.relation is None:
-                raise ValueError(f"phases has {one!r}; give the guarantees of single phases")
+        for phase in self.phases:
+            if not isinstance(phase, Guarantee) or phase.phases or phase.relation is None:
+                raise ValueError(f"phases has {phase!r}; give the guarantees of single phases")
         if self.gradients == "view" or self.nodes is not None:
             raise ValueError(
                 f"nodes is {self.nodes} and gradients is {self.gradients!r} under a total; agents "
@@ -52,8 +52,8 @@ class Guarantee(Record):
                 "gradients: plan for gradients='any' and attacker 'outsider' or 'node', or fix all "
                 "phases of a coalition beforehand (planned=True), without a total"
             )
-        epsilons = [one.per_agent_epsilon for one in (self, *self.phases)]
-        counts = {len(each) for each in epsilons if each}
+        epsilons = [phase.per_agent_epsilon for phase in (self, *self.phases)]
+        counts = {len(agents) for agents in epsilons if agents}
         if self.per_agent_epsilon and len(counts) > 1:
             raise ValueError(
                 f"phases and the total have epsilons of {sorted(counts)} agents; state them for "
@@ -83,10 +83,11 @@ class Guarantee(Record):
 
     def _repr_html_(self) -> str:
         """The caption, who is protected from whom, and the statement, for notebooks."""
-        caption, said = _html.escape(self.caption()), _html.escape(self.statement())
+        caption = _html.escape(self.caption())
+        sentences = _html.escape(self.statement())
         table = parties.table(self)._repr_html_()
-        said = f"<details><summary>In full</summary><p>{said}</p></details>"
-        return f"<p><b>{caption}</b></p><div class='wide'>{table}</div>{said}"
+        sentences = f"<details><summary>In full</summary><p>{sentences}</p></details>"
+        return f"<p><b>{caption}</b></p><div class='wide'>{table}</div>{sentences}"
 
     def for_records(self, records: int) -> float:
         """Epsilon, at the same delta, of several records that change together: of one person, say.
@@ -226,8 +227,8 @@ class Guarantee(Record):
         if self.relation is None:
             return self
         if self.curve is not None or self.phases:
-            what = f"curve is {self.curve} and phases are {len(self.phases)} already"
-            raise ValueError(f"{what}; use the plan's own guarantee")
+            fault = f"curve is {self.curve} and phases are {len(self.phases)} already"
+            raise ValueError(f"{fault}; use the plan's own guarantee")
         loss = self.loss
         if not isinstance(loss, losses.Gaussian):
             raise ValueError(
@@ -322,8 +323,8 @@ class Guarantee(Record):
         _validate.flag("planned", planned)
         if self.phases:
             of_total = ("loss", "epsilon", "per_agent_epsilon", "added_epsilon", "added_delta")
-            whole = {name: getattr(self, name) for name in of_total}
-            return _under(whole, (*self.phases, *(later.phases or (later,))))
+            total = {name: getattr(self, name) for name in of_total}
+            return _under(total, (*self.phases, *(later.phases or (later,))))
         if later.phases:
             raise ValueError(
                 f"phases of the later record are {len(later.phases)} under a total, which the "
@@ -345,8 +346,8 @@ class Guarantee(Record):
         runs = self._reserved(), later._reserved()
         base = _joined(*runs)
         patterns = [getattr(record.loss, "participation", None) for record in (self, later)]
-        apart = [pattern and pattern[1] for pattern in patterns]
-        if apart[0] != apart[1]:
+        separations = [pattern and pattern[1] for pattern in patterns]
+        if separations[0] != separations[1]:
             raise ValueError(
                 f"participation is {patterns[0]}, then {patterns[1]}; only equal separations "
                 "compose"
@@ -423,11 +424,11 @@ class Guarantee(Record):
         """
         if self.relation is None:
             raise ValueError("relation is None: this phase is not private, and no total covers it")
-        whole = budget.whole(total, release=self.release)
+        fields = budget.whole(total, release=self.release)
         if self.delta != total.delta:
             raise ValueError(f"delta is {self.delta}, and the total's {total.delta}; plan at that")
         if not self.phases:
-            return _under(whole, (self,))
+            return _under(fields, (self,))
         stated = self.per_agent_epsilon or self.epsilon
         if (stated, self.accountant) != (total.epsilon, total.accountant):
             raise ValueError(
@@ -463,11 +464,11 @@ class Guarantee(Record):
             >>> np.round(stated.survivors([1]).per_agent_epsilon, 3).tolist()
             [1.0, 1.5]
         """
-        phases = tuple(one.survivors(departed) for one in self.phases)
+        phases = tuple(phase.survivors(departed) for phase in self.phases)
         if self.per_agent_epsilon is None:
             return dataclasses.replace(self, phases=phases)
-        most = len(self.per_agent_epsilon) - 1
-        gone = _validate.agents("departed", departed, most=most)
+        last = len(self.per_agent_epsilon) - 1
+        gone = _validate.agents("departed", departed, most=last)
         stay = np.delete(self.per_agent_epsilon, gone).tolist()
         if not stay:
             raise ValueError(f"departed is {gone}, everyone; leave at least one agent")
@@ -495,14 +496,14 @@ class Guarantee(Record):
         return self._restated(self.loss, mus, added_epsilon=epsilon, added_delta=delta)
 
     def _restated(
-        self, loss: Any, mus: np.ndarray | None = None, most: Any = None, **changes: Any
+        self, loss: Any, mus: np.ndarray | None = None, limits: Any = None, **changes: Any
     ) -> "Guarantee":
         """The record with another loss, its epsilon at the same delta.
 
         Args:
             loss: The loss.
             mus: [n] bounds on each agent's, where they differ.
-            most: What agents' epsilons cannot be above.
+            limits: What agents' epsilons cannot be above.
             changes: Other fields.
         """
         if mus is not None:
@@ -511,10 +512,10 @@ class Guarantee(Record):
         if mus is None or len(mus) == 1:
             return dataclasses.replace(bare, epsilon=bare.exact_epsilon)
         mus = np.minimum(mus, loss.mu)
-        each = [bare.exact(losses.Gaussian(mu)) for mu in mus.tolist()]
-        each = each if most is None else list(map(min, each, most))
-        agents: Any = {"per_agent_epsilon": tuple(each), "per_agent_mu": tuple(mus.tolist())}
-        return dataclasses.replace(bare, epsilon=max(each), **agents)
+        epsilons = [bare.exact(losses.Gaussian(mu)) for mu in mus.tolist()]
+        epsilons = epsilons if limits is None else list(map(min, epsilons, limits))
+        agents: Any = {"per_agent_epsilon": tuple(epsilons), "per_agent_mu": tuple(mus.tolist())}
+        return dataclasses.replace(bare, epsilon=max(epsilons), **agents)
 
     def _part(self, rounds: int, share: float) -> "Guarantee":
         """The first rounds, which have spent a share of the mu^2 of a Gaussian loss."""
@@ -522,8 +523,8 @@ class Guarantee(Record):
         spent = self.loss.part(rounds, share)
         mus = agents_mus(self) * spent.scale(share)
         # Their mus are upper bounds, up to rounding.
-        most = None if self.unsound else self.per_agent_epsilon
-        return self._restated(spent, mus, most, unused=0)
+        limits = None if self.unsound else self.per_agent_epsilon
+        return self._restated(spent, mus, limits, unused=0)
 
 
 _OF_TOTAL = (
@@ -533,10 +534,10 @@ _OF_TOTAL = (
 """Fields of a total that are not its phases'."""
 
 
-def _under(whole: dict[str, Any], phases: tuple[Guarantee, ...]) -> Guarantee:
+def _under(fields: dict[str, Any], phases: tuple[Guarantee, ...]) -> Guarantee:
     """The record that states a total over phases; its constructor refuses those that pass it."""
-    loss = dataclasses.replace(whole["loss"], rounds=sum(one.rounds for one in phases))
-    changes = whole | {"loss": loss, "accountant": loss.kind, "phases": phases}
+    loss = dataclasses.replace(fields["loss"], rounds=sum(phase.rounds for phase in phases))
+    changes = fields | {"loss": loss, "accountant": loss.kind, "phases": phases}
     return _joined_all(phases)._open(**changes)
 
 
@@ -572,54 +573,59 @@ _MERGED: dict[str, Callable[[tuple[Any, Any]], Any]] = {
 """What two runs in a row state of fields in which they may differ."""
 
 
-def _joined(of: Guarantee, later: Guarantee) -> Guarantee:
+def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
     """What two runs in a row state beside their loss; refused where one record cannot state both.
 
     Args:
-        of: The record of the earlier run.
+        earlier: The record of the earlier run.
         later: That of the later one.
     """
-    if "view" in (of.gradients, later.gradients):
+    if "view" in (earlier.gradients, later.gradients):
         raise ValueError(
-            f"gradients is {of.gradients!r}, then {later.gradients!r}; a later phase tells of an "
-            "earlier one's gradients: make one plan for all rounds, or state gradients='any'"
+            f"gradients is {earlier.gradients!r}, then {later.gradients!r}; a later phase tells of "
+            "an earlier one's gradients: make one plan for all rounds, or state gradients='any'"
         )
     for name in ("relation", "delta", "release", "nodes", "norm"):
-        if getattr(of, name) != getattr(later, name):
-            both = f"{getattr(of, name)!r}, then {getattr(later, name)!r}"
-            raise ValueError(f"{name} is {both}; only equal ones compose")
-    if (of.gradient_gap is None) != (later.gradient_gap is None):
-        both = f"{of.gradient_gap}, then {later.gradient_gap}"
-        raise ValueError(f"gradient_gap is {both}; a clip and an assumption do not compose")
-    fields = {one: how((getattr(of, one), getattr(later, one))) for one, how in _MERGED.items()}
-    if fields["added_delta"] >= of.delta > 0:
+        if getattr(earlier, name) != getattr(later, name):
+            values = f"{getattr(earlier, name)!r}, then {getattr(later, name)!r}"
+            raise ValueError(f"{name} is {values}; only equal ones compose")
+    if (earlier.gradient_gap is None) != (later.gradient_gap is None):
+        values = f"{earlier.gradient_gap}, then {later.gradient_gap}"
+        raise ValueError(f"gradient_gap is {values}; a clip and an assumption do not compose")
+    fields = {
+        name: merge((getattr(earlier, name), getattr(later, name)))
+        for name, merge in _MERGED.items()
+    }
+    if fields["added_delta"] >= earlier.delta > 0:
         raise ValueError(
             f"added_delta is {fields['added_delta']}, which uses up delta; state the runs apart"
         )
-    fields |= {"attacker": _attacker(of, later), "lost_noise": _lost(of, later)}
-    rounds = losses.Gaussian(math.inf, of.rounds + later.rounds)  # Of no loss yet.
-    return of._open(**fields, loss=rounds, curve=None)
+    fields |= {"attacker": _attacker(earlier, later), "lost_noise": _lost(earlier, later)}
+    rounds = losses.Gaussian(math.inf, earlier.rounds + later.rounds)  # Of no loss yet.
+    return earlier._open(**fields, loss=rounds, curve=None)
 
 
-def _attacker(of: Guarantee, later: Guarantee) -> Any:
+def _attacker(earlier: Guarantee, later: Guarantee) -> Any:
     """The attacker of whom both runs say something: the union of its views is what it sees."""
-    if of.attacker == later.attacker:
-        return of.attacker
+    if earlier.attacker == later.attacker:
+        return earlier.attacker
     # Noise in shares is stated for whoever sees sums.
-    nodes = () if of.sum_only or later.sum_only else ("node",)
-    for one in (*nodes, "outsider", "aggregator"):
-        if all(one == run.attacker or parties.covers(run, one) for run in (of, later)):
-            return one
+    nodes = () if earlier.sum_only or later.sum_only else ("node",)
+    for attacker in (*nodes, "outsider", "aggregator"):
+        if all(
+            attacker == run.attacker or parties.covers(run, attacker) for run in (earlier, later)
+        ):
+            return attacker
     raise ValueError(
-        f"attacker is {of.attacker!r}, then {later.attacker!r}, and neither phase covers the other "
-        "one's; plan both for one attacker: an outsider's loss covers an aggregator, and single "
-        "nodes too where every agent's noise is its own"
+        f"attacker is {earlier.attacker!r}, then {later.attacker!r}, and neither phase covers the "
+        "other one's; plan both for one attacker: an outsider's loss covers an aggregator, and "
+        "single nodes too where every agent's noise is its own"
     )
 
 
-def _lost(of: Guarantee, later: Guarantee) -> tuple[int, float] | None:
+def _lost(earlier: Guarantee, later: Guarantee) -> tuple[int, float] | None:
     """From which round of both runs on noise was lost."""
-    if later.lost_noise is None or of.lost_noise is None:
-        first, offset = (of, 0) if later.lost_noise is None else (later, of.rounds)
+    if later.lost_noise is None or earlier.lost_noise is None:
+        first, offset = (earlier, 0) if later.lost_noise is None else (later, earlier.rounds)
         return first.lost_noise and (first.lost_noise[0] + offset, first.lost_noise[1])
-    return of.lost_noise[0], max(of.lost_noise[1], later.lost_noise[1])
+    return earlier.lost_noise[0], max(earlier.lost_noise[1], later.lost_noise[1])

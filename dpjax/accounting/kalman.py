@@ -99,9 +99,12 @@ class Model(NamedTuple):
             if array.ndim not in (2, 3):
                 raise ValueError(f"{name} has shape {array.shape}; give a matrix, or [P, ., .]")
             arrays.append(np.array(array if array.ndim == 3 else array[None], np.float64))
-        s, n, q, m = (arrays[k].shape[axis] for k, axis in ((0, 2), (1, 2), (2, 2), (3, 1)))
-        wanted = ((s, s), (s, n), (s, q), (m, s), (m, n), (m, q))
-        for name, array, shape in zip(names, arrays, wanted, strict=True):
+        s = arrays[0].shape[2]
+        n = arrays[1].shape[2]
+        q = arrays[2].shape[2]
+        m = arrays[3].shape[1]
+        shapes = ((s, s), (s, n), (s, q), (m, s), (m, n), (m, q))
+        for name, array, shape in zip(names, arrays, shapes, strict=True):
             if array.shape[1:] != shape:
                 raise ValueError(
                     f"{name} has shape {array.shape[1:]}, the others ask for {shape} (state {s}, "
@@ -160,7 +163,8 @@ def _filter_step(
 
     The estimate is of first order, and takes the errors that meet in a row for independent.
     """
-    (root, rounding), here = carry, model.at(t)
+    root, rounding = carry
+    here = model.at(t)
     observed = jnp.concatenate([here.state_output @ root, here.noise_output], axis=1)
     moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)
     width = _norms(root)
@@ -171,12 +175,17 @@ def _filter_step(
     unit = jnp.where(silent, 1.0, jnp.maximum(norms, blur / SHARP))
     scaled = observed / unit[:, None]
     short = observed.shape[0] - observed.shape[1]
-    if short > 0:  # So that U below is square.
-        scaled, moved = (jnp.pad(part, ((0, 0), (0, short))) for part in (scaled, moved))
+    if short > 0:
+        # So that U below is square.
+        columns = ((0, 0), (0, short))
+        scaled = jnp.pad(scaled, columns)
+        moved = jnp.pad(moved, columns)
     u, values, v = jnp.linalg.svd(scaled, full_matrices=False)
     nonzero = values > DROPPED
-    least = jnp.min(jnp.where(nonzero, values, values[0]))
-    ambiguous = (jnp.any(nonzero) & (least < CERTAIN)) | (jnp.max(blur / unit) > EXACT * least)
+    smallest = jnp.min(jnp.where(nonzero, values, values[0]))
+    relative_blur = jnp.max(blur / unit)
+    uncertain = jnp.any(nonzero) & (smallest < CERTAIN)
+    ambiguous = uncertain | (relative_blur > EXACT * smallest)
     rank = jnp.sum(nonzero)
     hidden = rank + jnp.sum(silent) < len(values)
     v = jnp.where(nonzero[:, None], v, 0.0)
@@ -184,21 +193,23 @@ def _filter_step(
     gain = moved @ v.T
     rest = moved - gain @ v
     again = rest @ v.T
-    rest, gain = rest - again @ v, gain + again
+    rest = rest - again @ v
+    gain = gain + again
     # R' is not unique in sign, which nothing depends on.
     root = jnp.linalg.qr(rest.T, mode="r").T
     inverse = jnp.where(nonzero, 1.0 / jnp.where(nonzero, values, 1.0), 0.0)
     whiten = inverse[:, None] * u.T / unit
     closed = here.transition - gain @ (whiten @ here.state_output)
-    bare = jnp.where(
-        hidden, jnp.where(nonzero[:, None], 0.0, u.T) / unit, jnp.diag(silent.astype(unit.dtype))
-    )
+    combinations = jnp.where(nonzero[:, None], 0.0, u.T) / unit
+    silent_rows = jnp.diag(silent.astype(unit.dtype))
+    bare = jnp.where(hidden, combinations, silent_rows)
     fresh = jnp.abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
     # Added as independent: sizes alone would grow without bound where the filter forgets.
     rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * _EPS * fresh
-    condition = jnp.where(rank > 0, values[0] / jnp.where(rank > 0, least, 1.0), 1.0)
+    divisor = jnp.where(rank > 0, smallest, 1.0)
+    condition = jnp.where(rank > 0, values[0] / divisor, 1.0)
     doubt = _Doubt(ambiguous, condition, rank, hidden)
-    rate = 8 * _EPS + jnp.where(rank > 0, jnp.max(blur / unit) / jnp.where(rank > 0, least, 1.0), 0)
+    rate = 8 * _EPS + jnp.where(rank > 0, relative_blur / divisor, 0)
     return (root, rounding), (_Step(closed, gain, whiten, bare, rate), doubt)
 
 
@@ -223,7 +234,8 @@ def _blurred(
     """
     sizes = Model(*map(jnp.abs, here))
     whiten, gain, later = map(jnp.abs, (step.whiten, step.gain, tail))
-    reached, from_state = whiten @ sizes.gradient_output, whiten @ sizes.state_output
+    reached = whiten @ sizes.gradient_output
+    from_state = whiten @ sizes.state_output
     terms = _norms(reached.T) + _norms((later @ (sizes.gradient + gain @ reached)).T)
     response = step.rate * terms + error @ jnp.abs(entering)
     moved = sizes.transition + gain @ from_state
@@ -254,21 +266,21 @@ def _silence(
     sizes = Model(*map(jnp.abs, here))
     whiten, gain, bare = map(jnp.abs, (step.whiten, step.gain, step.bare))
     reached = whiten @ sizes.gradient_output
-    direct, terms = jnp.abs(step.bare @ here.gradient_output), bare @ sizes.gradient_output
+    direct = jnp.abs(step.bare @ here.gradient_output)
+    terms = bare @ sizes.gradient_output
     # A hidden combination holds traces of rows that it has nothing to do with.
     terms = jnp.where(hidden, jnp.maximum(terms, reached.max(0)), terms)
     after = jnp.where(hidden, 0.0, jnp.abs(silence.tail @ entering).max(0))
     later = silence.terms @ (sizes.gradient + gain @ reached)
-    responses, sums = jnp.vstack([direct, after]), jnp.vstack([terms, later])
+    responses = jnp.vstack([direct, after])
+    sums = jnp.vstack([terms, later])
     share = responses / jnp.where(sums > 0, sums, 1.0)
     leak = jnp.where(sums == 0, 0.0, jnp.where(share < TRACE, TRACE, share))
     leak = jnp.where(jnp.isnan(leak), jnp.inf, leak).max(0)
     moved = sizes.transition + gain @ (whiten @ sizes.state_output)
-    new = _Silence(
-        _tail_step(step.closed, silence.tail, step.bare @ here.state_output),
-        (bare @ sizes.state_output).sum(0) + silence.terms @ moved,
-    )
-    return new, leak
+    tail = _tail_step(step.closed, silence.tail, step.bare @ here.state_output)
+    size_terms = (bare @ sizes.state_output).sum(0) + silence.terms @ moved
+    return _Silence(tail, size_terms), leak
 
 
 def _sweep(model: Model, rounds: int, keep: bool) -> Any:
@@ -282,19 +294,25 @@ def _sweep(model: Model, rounds: int, keep: bool) -> Any:
     hidden = doubts.hidden.any()
 
     def backwards(carry: Any, item: Any) -> Any:
-        (tail, silence, error), (step, t) = carry, item
+        tail, silence, error = carry
+        step, t = item
         here = model.at(t)
         response, entering = _response(here, step, tail)
         # Nothing is seen without noise, as a rule, and nothing follows from it.
-        silent = jnp.abs(step.bare) @ jnp.abs(jnp.hstack([here.state_output, here.gradient_output]))
+        seen_terms = jnp.abs(jnp.hstack([here.state_output, here.gradient_output]))
+        silent = jnp.abs(step.bare) @ seen_terms
+        shows = (silent != 0).any() | (silence.terms != 0).any() | hidden
         silence, leak = jax.lax.cond(
-            (silent != 0).any() | (silence.terms != 0).any() | hidden,
+            shows,
             lambda: _silence(here, step, silence, entering, hidden),
             lambda: (silence, jnp.zeros(n)),
         )
         error, blur = _blurred(here, step, tail, error, entering)
-        new = _tail_step(step.closed, tail, step.whiten @ here.state_output), silence, error
-        return new, (jnp.sum(response**2, 0), blur, leak, tail if keep else jnp.zeros((0, 0)))
+        new_tail = _tail_step(step.closed, tail, step.whiten @ here.state_output)
+        # Lagged energies alone need the factors, which take s^2 numbers a round.
+        stored = tail if keep else jnp.zeros((0, 0))
+        energy = jnp.sum(response**2, 0)
+        return (new_tail, silence, error), (energy, blur, leak, stored)
 
     # A triangle of s rows holds any number of rounds.
     nothing = jnp.zeros((size, size))
@@ -316,7 +334,9 @@ def _lagged(
 
         def visit(carry: Array, j: Array) -> tuple[Array, Array]:
             t = jnp.minimum(first + j * separation, rounds - 1)
-            step, here, tail = jax.tree.map(lambda leaf: leaf[t], steps), model.at(t), tails[t]
+            step = jax.tree.map(lambda leaf: leaf[t], steps)
+            here = model.at(t)
+            tail = tails[t]
             response, entering = _response(here, step, tail)
             later = jnp.concatenate([step.whiten @ here.state_output, tail @ step.closed])
             # Columns of the carry: error before round t of gradients in t - b, t - 2 b, ...
@@ -341,15 +361,19 @@ def _windows(closed: Array, length: int) -> Array:
         """Entry t + shift; the last one past the end, where nothing is read."""
         return stack[jnp.minimum(jnp.arange(rounds) + shift, rounds - 1)]
 
-    one = jnp.broadcast_to(jnp.eye(size), (1, size, size))
-    power, span = jnp.concatenate([closed[1:], one]), 1
-    result, done = jnp.broadcast_to(jnp.eye(size), (rounds, size, size)), 0
+    identity = jnp.broadcast_to(jnp.eye(size), (1, size, size))
+    power = jnp.concatenate([closed[1:], identity])
+    span = 1
+    result = jnp.broadcast_to(jnp.eye(size), (rounds, size, size))
+    done = 0
     while length:
         if length & 1:
-            result, done = behind(power, done) @ result, done + span
+            result = behind(power, done) @ result
+            done = done + span
         length >>= 1
         if length:
-            power, span = behind(power, span) @ power, 2 * span
+            power = behind(power, span) @ power
+            span = 2 * span
     return result
 
 
@@ -411,22 +435,25 @@ def energies(model: Model, participation: Participation) -> Energies:
         Guarantees for Decentralized Learning via Matrix Factorization", eq. (8).
     """
     rounds, epochs, separation = dataclasses.astuple(participation)
-    (s, n), m = model.gradient.shape[1:], model.state_output.shape[1]
+    s, n = model.gradient.shape[1:]
+    m = model.state_output.shape[1]
     numbers = rounds * (s * s + s * m + 2 * m * m) + 8 * (s + m) * (s + n)
     numbers += n * (4 * epochs * (s + m) + 2 * rounds * epochs)
     if epochs > 1:
         # Tails, windows, and two more while these are made.
         numbers += rounds * s * s * (1 if separation == 1 else 4)
-    what = f"a filter of {s} states, {m} observed rows and {n} agents"
-    _validate.memory("rounds", rounds, what, numbers, most=LARGEST)
+    filter_text = f"a filter of {s} states, {m} observed rows and {n} agents"
+    _validate.memory("rounds", rounds, filter_text, numbers, most=LARGEST)
     one_thread = jax.default_backend() == "cpu" and s <= SMALL
     with double_precision(), one_lapack_thread() if one_thread else contextlib.nullcontext():
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))
         values, blur, leak, doubt = jax.tree.map(
             np.asarray, sweeps(parts, rounds, epochs, separation)
         )
-    margin, hidden = rounding(values, blur, participation), bool(doubt.hidden)
-    rank, ambiguous = doubt.rank if hidden else None, bool(doubt.ambiguous)
+    margin = rounding(values, blur, participation)
+    hidden = bool(doubt.hidden)
+    rank = doubt.rank if hidden else None
+    ambiguous = bool(doubt.ambiguous)
     return Energies(values, leak, ambiguous, float(doubt.condition), rank, hidden, margin)
 
 
@@ -445,11 +472,14 @@ def rounding(
     Returns:
         [T, k, n] by the inequality of Cauchy and Schwarz.
     """
-    norms, margin = np.sqrt(values[:, 0]), np.zeros_like(values)
+    norms = np.sqrt(values[:, 0])
+    margin = np.zeros_like(values)
     for lag in range(participation.epochs):
         step = lag * participation.separation
-        late, early = slice(step, None), slice(None, len(blur) - step)
-        margin[late, lag] = blur[late] * (norms[early] + blur[early]) + norms[late] * blur[early]
+        late = slice(step, None)
+        early = slice(None, len(blur) - step)
+        of_late = blur[late] * (norms[early] + blur[early])
+        margin[late, lag] = of_late + norms[late] * blur[early]
     return margin
 
 
@@ -488,12 +518,12 @@ def _largest(values: Float[np.ndarray, "t k n"], participation: Participation) -
 
 
 def squares(
-    of: Energies, participation: Participation
+    energies_: Energies, participation: Participation
 ) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """Squared sensitivities with all that rounding may have hidden.
 
     Args:
-        of: From `energies`.
+        energies_: From `energies`.
         participation: The one they were made for.
 
     Returns:
@@ -502,18 +532,20 @@ def squares(
         sizes gradients can reach.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        rounding = 0.0 if of.rounding is None else of.rounding
-        whole = pattern_sums(np.abs(of.values) + rounding, participation)
-        return whole, whole > _largest(of.values, participation) * (1 + SHOWN) ** 2
+        rounding = 0.0 if energies_.rounding is None else energies_.rounding
+        bounds = pattern_sums(np.abs(energies_.values) + rounding, participation)
+        return bounds, bounds > _largest(energies_.values, participation) * (1 + SHOWN) ** 2
 
 
-def clear(of: Energies) -> Bool[np.ndarray, " n"]:
+def clear(energies_: Energies) -> Bool[np.ndarray, " n"]:
     """Return which agents' energies are exact.
 
     Args:
-        of: From `energies`.
+        energies_: From `energies`.
 
     Returns:
         [n] True where no singular value is open and no response without noise may be rounding.
     """
-    return ((of.leak == 0) | (of.leak >= LEAK)) & (not (of.ambiguous or of.hidden))
+    return ((energies_.leak == 0) | (energies_.leak >= LEAK)) & (
+        not (energies_.ambiguous or energies_.hidden)
+    )

@@ -86,15 +86,17 @@ def mutual_information(
     """
     from scipy import special
 
-    one, other = checked("x", x), checked("y", y)
-    trials, k = len(one), _validate.integer("k", k)
-    if len(other) != trials:
-        raise ValueError(f"y has {len(other)} trials beside x of {trials}; give both of the same")
+    left = checked("x", x)
+    right = checked("y", y)
+    trials = len(left)
+    k = _validate.integer("k", k)
+    if len(right) != trials:
+        raise ValueError(f"y has {len(right)} trials beside x of {trials}; give both of the same")
     if k >= trials:
         raise ValueError(f"k is {k} with {trials} trials; give more trials than k, or a smaller k")
-    if any((each == each[0]).all() for each in (one, other)):
+    if any((columns == columns[0]).all() for columns in (left, right)):
         return 0.0
-    near = (count or tree)(one, other, k)
+    near = (count or tree)(left, right, k)
     if near.distance.min() == 0:
         raise ValueError(
             f"x, y at trial {near.distance.argmin()} are the same as those of at least {k} others "
@@ -115,10 +117,10 @@ def tree(x: np.ndarray, y: np.ndarray, k: int) -> Counts:
     """
     from scipy import spatial
 
-    both = np.hstack([x, y])
+    points = np.hstack([x, y])
     # Every trial is its own nearest one.
-    workers = -1 if len(both) >= THREADS_FROM else 1
-    distance = spatial.cKDTree(both).query(both, [k + 1], p=np.inf, workers=workers)[0][:, 0]
+    workers = -1 if len(points) >= THREADS_FROM else 1
+    distance = spatial.cKDTree(points).query(points, [k + 1], p=np.inf, workers=workers)[0][:, 0]
     return Counts(_nearer(x, distance), _nearer(y, distance), distance)
 
 

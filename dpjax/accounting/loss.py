@@ -82,7 +82,8 @@ class Loss:
         Raises:
             ValueError: For two kinds that do not compose.
         """
-        first, second = self, later
+        first = self
+        second = later
         kinds = {self.kind, later.kind}
         amplified = isinstance(self, AmplifiedLoss) or isinstance(later, AmplifiedLoss)
         if kinds == {"gdp", "pld"}:

@@ -85,11 +85,11 @@ class _Summed(Loss):
             rounds: Rounds t.
             share: At most 1.
         """
-        whole: Any = self
+        loss: Any = self
         changes: Any = {self.parameter: self.size * self.scale(share) if share else 0.0}
         if self.participation is not None:
             changes["participation"] = _begun(self.participation, rounds)
-        return dataclasses.replace(whole, rounds=rounds, **changes)
+        return dataclasses.replace(loss, rounds=rounds, **changes)
 
     @classmethod
     def scale(cls, share: float) -> float:
@@ -132,7 +132,9 @@ class Gaussian(_Summed):
         (4.377, 0.5)
     """
 
-    kind, flag, squared = "gdp", "white", True
+    kind = "gdp"
+    flag = "white"
+    squared = True
     parameter = symbol = "mu"
     mu: float
     rounds: int = 1
@@ -171,7 +173,8 @@ class Gaussian(_Summed):
         return events.SelfComposedDpEvent(round_event, times)
 
     def _plus(self, later: "Gaussian") -> "Gaussian":
-        mu, rounds = math.hypot(self.mu, later.mu) * MARGIN, self.rounds + later.rounds
+        mu = math.hypot(self.mu, later.mu) * MARGIN
+        rounds = self.rounds + later.rounds
         return Gaussian(mu, rounds, False, _both(self, later), "phases")
 
     def concentrated(self) -> "Concentrated":
@@ -214,7 +217,9 @@ class Concentrated(_Summed):
         4.728
     """
 
-    kind, parameter, symbol = "zcdp", "rho", "rho"
+    kind = "zcdp"
+    parameter = "rho"
+    symbol = "rho"
     accounting = "accounted by concentrated DP (zCDP)"
     rho: float
     rounds: int = 1
@@ -238,7 +243,7 @@ class Concentrated(_Summed):
 
         centre = 0.5 * math.log(max(-math.log(delta), 1e-3) / self.rho)
         grid = np.linspace(centre - 6, centre + 6, 121)
-        values = [bound(one) for one in grid]
+        values = [bound(log_excess) for log_excess in grid]
         best = int(np.argmin(values))
         around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
         minimum = optimize.minimize_scalar(bound, bounds=around, method="bounded")
@@ -250,7 +255,8 @@ class Concentrated(_Summed):
         return events.ZCDpEvent(self.rho)
 
     def _plus(self, later: "Concentrated") -> "Concentrated":
-        rho, rounds = (self.rho + later.rho) * MARGIN, self.rounds + later.rounds
+        rho = (self.rho + later.rho) * MARGIN
+        rounds = self.rounds + later.rounds
         return Concentrated(rho, rounds, participation=_both(self, later))
 
 
@@ -271,7 +277,9 @@ class Pure(_Summed):
         2.0
     """
 
-    kind, parameter, symbol = "pure", "bound", "epsilon"
+    kind = "pure"
+    parameter = "bound"
+    symbol = "epsilon"
     accounting = "accounted by adding up epsilons"
     caveat = ", of noise in exact arithmetic"
     bound: float
@@ -303,5 +311,6 @@ def _begun(participation: tuple[int, int], rounds: int) -> tuple[int, int]:
 
 def _both(first: _Summed, later: _Summed) -> tuple[int, int] | None:
     """(epochs, separation) of two runs in a row; the separations are equal."""
-    one, other = first.participation, later.participation
-    return None if one is None or other is None else (one[0] + other[0], one[1])
+    earlier = first.participation
+    latter = later.participation
+    return None if earlier is None or latter is None else (earlier[0] + latter[0], earlier[1])

@@ -100,30 +100,32 @@ class Protection(tuple[Party, ...]):
 
     def _costs(self) -> list[str]:
         return [
-            "NOT protected" if one.epsilon is None else f"epsilon = {epsilon_text(one)}"
-            for one in self
+            "NOT protected" if party.epsilon is None else f"epsilon = {epsilon_text(party)}"
+            for party in self
         ]
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
         pairs = zip(self, self._costs(), strict=True)
-        rows = [{"party": one.party, "promise": cost, "why": one.why} for one, cost in pairs]
+        rows = [{"party": party.party, "promise": cost, "why": party.why} for party, cost in pairs]
         return _html.table(rows)
 
     def __str__(self) -> str:
         """The table: who, epsilon, why."""
-        cost = self._costs()
-        wide = max(len(one.party) for one in self), max(map(len, cost))
+        costs = self._costs()
+        party_width = max(len(row.party) for row in self)
+        cost_width = max(map(len, costs))
+        indent = " " * (party_width + cost_width + 4)
         lines = list[str]()
-        for one, text in zip(self, cost, strict=True):
-            first = f"{one.party:<{wide[0]}}  {text:<{wide[1]}}  "
+        for row, cost in zip(self, costs, strict=True):
+            first = f"{row.party:<{party_width}}  {cost:<{cost_width}}  "
             lines += textwrap.wrap(
-                one.why, _COLUMNS, initial_indent=first, subsequent_indent=" " * len(first)
+                row.why, _COLUMNS, initial_indent=first, subsequent_indent=indent
             )
         return "\n".join(lines)
 
 
-def table(of: Record, unprotected: str = "no noise is added") -> Protection:
+def table(record: Record, unprotected: str = "no noise is added") -> Protection:
     """Who is protected from whom: a row for each party, printed as a table.
 
     Guarantee: a row's epsilon is an upper bound at ``delta`` against that party, for the same
@@ -132,47 +134,48 @@ def table(of: Record, unprotected: str = "no noise is added") -> Protection:
     simulation or the key of a release is not protected from.
 
     Args:
-        of: The guarantee.
+        record: The guarantee.
         unprotected: Why nobody is protected, where there is no guarantee.
 
     Returns:
         Rows (party, epsilon, delta, why): an outsider, other participants, a stated coalition, an
         aggregator or server, whoever runs this process, whoever holds the seed.
     """
-    if of.relation is None:
-        return Protection(Party(one, None, 0.0, unprotected) for one in _NAMES.values())
-    outsider = (_NAMES["outsider"], *_outsider(of))
-    reasons = [outsider, *_participants(of), (_NAMES["aggregator"], *_aggregator(of))]
-    if of.lost_noise is not None:
-        why = f"from round {of.lost_noise[0]:,} on, entries of messages went out without noise"
+    if record.relation is None:
+        return Protection(Party(name, None, 0.0, unprotected) for name in _NAMES.values())
+    outsider = (_NAMES["outsider"], *_outsider(record))
+    reasons = [outsider, *_participants(record), (_NAMES["aggregator"], *_aggregator(record))]
+    if record.lost_noise is not None:
+        why = f"from round {record.lost_noise[0]:,} on, entries of messages went out without noise"
         reasons = [(party, False, why) for party, *_ in reasons]
     why = "the key of this release gives all noise away; it must stay secret"
-    if not of.release:
+    if not record.release:
         why = (
-            f"the seed of a simulation gives all noise{' and batches' * secret_batches(of)} "
-            f"away, and records hold it; the other rows are about {keepers(of)}"
+            f"the seed of a simulation gives all noise{' and batches' * secret_batches(record)} "
+            f"away, and records hold it; the other rows are about {keepers(record)}"
         )
     reasons.append((PROCESS, False, "it holds all agents' data and keys"))
     reasons.append(("whoever holds the seed", False, why))
     # The paper's rule may state less than what holds.
-    epsilon, assumptions = max(of.epsilon, of.exact_epsilon), _assumed(of)
-    each = None if of.unsound else of.per_agent_epsilon
+    epsilon = max(record.epsilon, record.exact_epsilon)
+    assumptions = _assumed(record)
+    epsilons = None if record.unsound else record.per_agent_epsilon
     return Protection(
-        Party(party, epsilon, of.delta, why + assumptions, each)
+        Party(party, epsilon, record.delta, why + assumptions, epsilons)
         if protected
-        else Party(party, None, of.delta, why)
+        else Party(party, None, record.delta, why)
         for party, protected, why in reasons
     )
 
 
-def epsilon_text(of: Record | Party, digits: int = 6) -> str:
+def epsilon_text(record: Record | Party, digits: int = 6) -> str:
     """Epsilon, or the range of agents' epsilons, rounded up.
 
     Args:
-        of: The guarantee, or a party that it protects from.
+        record: The guarantee, or a party that it protects from.
         digits: Of its numbers.
     """
-    return range_text(of.per_agent_epsilon or (of.epsilon,), digits)
+    return range_text(record.per_agent_epsilon or (record.epsilon,), digits)
 
 
 def range_text(values: Any, digits: int = 6) -> str:
@@ -182,159 +185,171 @@ def range_text(values: Any, digits: int = 6) -> str:
         values: [n] one an agent, or [1] one for all.
         digits: Of the numbers.
     """
-    least = up(min(values), digits)
+    smallest = up(min(values), digits)
     largest = up(max(values), digits)
-    return largest if min(values) == max(values) else f"{least} to {largest} by agent"
+    return largest if min(values) == max(values) else f"{smallest} to {largest} by agent"
 
 
-def whose(of: Record) -> str:
+def whose(record: Record) -> str:
     """Whose epsilon a single number is, where agents' differ."""
-    unequal = min(of.per_agent_epsilon or (of.epsilon,)) < of.epsilon
+    unequal = min(record.per_agent_epsilon or (record.epsilon,)) < record.epsilon
     return ", at the agent with the largest epsilon" * unequal
 
 
-def _assumed(of: Record) -> str:
+def _assumed(record: Record) -> str:
     """What every promise of a guarantee counts on, beside who knows which secret."""
-    said = ""
-    if of.gradients == "view":
-        said += ", for gradients that do not depend on what it cannot see"
-    if of.sum_only:
-        said += f", with at most {of.dropouts:,} missing from a sum and {of.colluders:,} colluding"
-    if of.gradient_gap is not None:
-        said += f"; the gradient gap {of.gradient_gap:g} is ASSUMED"
-    return f"{said}; {custom(of)}" if of.custom else said
+    text = ""
+    if record.gradients == "view":
+        text += ", for gradients that do not depend on what it cannot see"
+    if record.sum_only:
+        text += f", with at most {record.dropouts:,} missing from a sum"
+        text += f" and {record.colluders:,} colluding"
+    if record.gradient_gap is not None:
+        text += f"; the gradient gap {record.gradient_gap:g} is ASSUMED"
+    return f"{text}; {custom(record)}" if record.custom else text
 
 
-def custom(of: Record) -> str:
+def custom(record: Record) -> str:
     """Which parts of the user's own a guarantee relies on, as a verb and its object.
 
     Args:
-        of: The guarantee, of some.
+        record: The guarantee, of some.
     """
-    return f"relies on your own {', '.join(f'`{name}`' for name in of.custom)}"
+    return f"relies on your own {', '.join(f'`{name}`' for name in record.custom)}"
 
 
-def covers(of: Record, attacker: str) -> bool:
+def covers(record: Record, attacker: str) -> bool:
     """Whether a guarantee covers an attacker who is not the stated one.
 
     Args:
-        of: The guarantee.
+        record: The guarantee.
         attacker: "outsider", "node" (any single one) or "aggregator".
     """
-    return any(one.party == _NAMES.get(attacker) and one.epsilon is not None for one in table(of))
+    return any(
+        row.party == _NAMES.get(attacker) and row.epsilon is not None for row in table(record)
+    )
 
 
-def sentences(of: Record, process: bool) -> str:
+def sentences(record: Record, process: bool) -> str:
     """The rows as sentences, but for the stated attacker and for whoever holds the seed.
 
     Args:
-        of: The guarantee, whose statement says those two itself.
+        record: The guarantee, whose statement says those two itself.
         process: Whether one process holds all agents, as in every run of this package.
     """
-    named = {_named(of)} if process else {_named(of), PROCESS}
-    return " ".join(str(one) for one in table(of)[:-1] if one.party not in named)
+    named = {_named(record)} if process else {_named(record), PROCESS}
+    return " ".join(str(row) for row in table(record)[:-1] if row.party not in named)
 
 
 _Row = tuple[str, bool, str]
 _NAMES = {"outsider": "an outsider", "node": ANOTHER, "aggregator": "an aggregator or server"}
 
 
-def _named(of: Record) -> str:
+def _named(record: Record) -> str:
     """What the stated attacker is called in the table."""
-    if of.nodes is not None:
-        return f"the coalition of agents {', '.join(map(str, of.nodes))}"
-    return _NAMES.get(str(of.attacker), "the stated nodes together")
+    if record.nodes is not None:
+        return f"the coalition of agents {', '.join(map(str, record.nodes))}"
+    return _NAMES.get(str(record.attacker), "the stated nodes together")
 
 
-def phases(of: Record) -> int:
+def phases(record: Record) -> int:
     """How many phases a record covers at least; 0 of a run of its own."""
-    return len(of.phases) or 2 * (of.over_rounds == "phases")
+    return len(record.phases) or 2 * (record.over_rounds == "phases")
 
 
-def _of_others(of: Record) -> bool:
+def _of_others(record: Record) -> bool:
     """Whether the number leaves out what a coalition's own agents lose to anybody else."""
-    return of.attacker == "coalition" and of.secrets != "own"
+    return record.attacker == "coalition" and record.secrets != "own"
 
 
-def _outsider(of: Record) -> tuple[bool, str]:
-    if of.sum_only and of.attacker in ("outsider", "aggregator"):
+def _outsider(record: Record) -> tuple[bool, str]:
+    if record.sum_only and record.attacker in ("outsider", "aggregator"):
         return True, "it sees sums, and single messages under the masks of a secure sum alone"
-    if of.attacker == "outsider":
+    if record.attacker == "outsider":
         return True, "it sees every message, but no secret of the noise"
-    if _of_others(of):
-        return False, f"this number does not cover the data of {_named(of)}"
-    if of.attacker != "aggregator" and of.gradients == "any" and of.secrets in ("own", "links"):
+    if _of_others(record):
+        return False, f"this number does not cover the data of {_named(record)}"
+    if (
+        record.attacker != "aggregator"
+        and record.gradients == "any"
+        and record.secrets in ("own", "links")
+    ):
         return True, "it sees every message, but none of the secrets that agents know"
     return False, "it sees messages that the stated attacker does not see"
 
 
-def _participants(of: Record) -> list[_Row]:
+def _participants(record: Record) -> list[_Row]:
     """Other agents, of whom a release's one process and key say that they are apart from it."""
-    rows = _others(of)
-    if of.attacker == "coalition":
-        rows.insert(0, (_named(of), True, "it is the stated attacker of all other agents' data"))
-    protected = bool(rows) and of.lost_noise is None and all(row[1] for row in rows)
-    if phases(of) and protected and not of.release:
+    rows = _others(record)
+    if record.attacker == "coalition":
+        rows.insert(
+            0, (_named(record), True, "it is the stated attacker of all other agents' data")
+        )
+    protected = bool(rows) and record.lost_noise is None and all(row[1] for row in rows)
+    if phases(record) and protected and not record.release:
         # Elsewhere its row would repeat another participant's: a release draws new keys.
         why = "it knows its secrets; every later phase must draw its noise from new ones"
         rows.append(("a participant who has left", True, why))
-    apart = _APART if of.release else ""
-    return [(party, protected, why + apart * protected) for party, protected, why in rows]
+    condition = _APART if record.release else ""
+    return [(party, protected, why + condition * protected) for party, protected, why in rows]
 
 
-def _others(of: Record) -> list[_Row]:
+def _others(record: Record) -> list[_Row]:
     """Other agents: one row, or two where they differ."""
-    if of.secrets == "alone":
+    if record.secrets == "alone":
         return []
-    if of.attacker == "node" and of.secrets != "own":
+    if record.attacker == "node" and record.secrets != "own":
         return [(ANOTHER, True, "any single agent is the stated attacker")]
-    if not _outsider(of)[0]:
+    if not _outsider(record)[0]:
         return [(ANOTHER, False, "it may see more than the stated attacker does")]
-    if secret_batches(of):
+    if secret_batches(record):
         return [(ANOTHER, False, _DRAWN)]
-    why = (_MEMBER if of.secrets == "group" else _WHY[of.secrets]).format(colluders=of.colluders)
-    if of.release and of.secrets == "own":
+    why = (_MEMBER if record.secrets == "group" else _WHY[record.secrets]).format(
+        colluders=record.colluders
+    )
+    if record.release and record.secrets == "own":
         why = _RELEASED
-    if of.secrets in ("shared", "group"):
-        why = "in some phase " * (phases(of) > 1) + (_CORRELATED if of.release else why)
-    if of.secrets == "group":
-        mine, others = f"{ANOTHER} of its own group", f"{ANOTHER} of another group"
+    if record.secrets in ("shared", "group"):
+        why = "in some phase " * (phases(record) > 1) + (_CORRELATED if record.release else why)
+    if record.secrets == "group":
+        mine = f"{ANOTHER} of its own group"
+        others = f"{ANOTHER} of another group"
         return [(mine, False, why), (others, True, _OTHER_GROUP)]
-    protected = of.secrets == "own" or (of.secrets == "shares" and of.colluders > 0)
+    protected = record.secrets == "own" or (record.secrets == "shares" and record.colluders > 0)
     return [(ANOTHER, protected, why)]
 
 
-def _aggregator(of: Record) -> tuple[bool, str]:
-    covered, why = _outsider(of)
-    if of.attacker == "aggregator":
+def _aggregator(record: Record) -> tuple[bool, str]:
+    covered, why = _outsider(record)
+    if record.attacker == "aggregator":
         return True, "it sees the sums that are opened, and no single message"
-    if _of_others(of):
+    if _of_others(record):
         return False, why
     if not covered:
         return False, "the sum of all messages is not part of what the stated attacker sees"
     return True, "it sees no more than an outsider, unless it holds a secret of the noise"
 
 
-def keepers(of: Record) -> str:
+def keepers(record: Record) -> str:
     """Whom the rows of a simulation are about.
 
     Args:
-        of: Its guarantee.
+        record: Its guarantee.
     """
-    of_agents = secret_batches(of) and of.secrets != "alone"
-    return _KEEPERS["batches" if of_agents else of.secrets]
+    of_agents = secret_batches(record) and record.secrets != "alone"
+    return _KEEPERS["batches" if of_agents else record.secrets]
 
 
-def secret_batches(of: Record) -> bool:
+def secret_batches(record: Record) -> bool:
     """Whether a guarantee counts on batches that nobody knows.
 
     Args:
-        of: The guarantee.
+        record: The guarantee.
     """
-    return isinstance(of.loss, AmplifiedLoss)
+    return isinstance(record.loss, AmplifiedLoss)
 
 
-def group_epsilon(of: Record, records: int) -> float:
+def group_epsilon(record: Record, records: int) -> float:
     """Epsilon, at the guarantee's delta, of several records that change together.
 
     Guarantee: for any k records, at one agent or at several, against the guarantee's attacker.
@@ -344,7 +359,7 @@ def group_epsilon(of: Record, records: int) -> float:
     precision adds grows as `dpjax.accounting.finite.of_group` says.
 
     Args:
-        of: A guarantee per record, without a curve.
+        record: A guarantee per record, without a curve.
         records: k, at least 1.
 
     Returns:
@@ -353,20 +368,20 @@ def group_epsilon(of: Record, records: int) -> float:
     Reference:
         Dong, Roth and Su (2022), Theorem 2.14; Bun and Steinke (2016), Proposition 1.9.
     """
-    added = precision_cost(of)
+    added = precision_cost(record)
     if records > 1 and any(added):
-        loss: Any = of.loss
+        loss: Any = record.loss
         amplified = isinstance(loss, AmplifiedLoss)
         mu = loss.unamplified if amplified else math.sqrt(2 * loss.concentrated().rho)
-        cost = finite.of_group(records, mu, added, of.delta)
+        cost = finite.of_group(records, mu, added, record.delta)
         added = cost.epsilon, cost.delta
-    if added[1] >= of.delta > 0:
+    if added[1] >= record.delta > 0:
         return math.inf
-    bound = _of_group(of.loss, records, of.delta - added[1]) + added[0]
+    bound = _of_group(record.loss, records, record.delta - added[1]) + added[0]
     if records > 1:
         return bound
     # All costs of one record are in its epsilon, but for the paper's rule where it is false.
-    return min(bound, max(of.epsilon, of.exact_epsilon))
+    return min(bound, max(record.epsilon, record.exact_epsilon))
 
 
 @functools.lru_cache(maxsize=256)
@@ -379,9 +394,9 @@ def _of_group(loss: Loss, records: int, delta: float) -> float:
     # Sampling never makes a loss larger.
     best = losses.Gaussian(records * loss.unamplified * MARGIN).epsilon(delta)
 
-    def excess(one: float) -> float:
-        steps = math.log(math.fsum(math.exp(j * one) for j in range(records)))
-        return loss.epsilon(math.exp(math.log(delta) - steps - _ROUNDING)) - one
+    def excess(epsilon: float) -> float:
+        steps = math.log(math.fsum(math.exp(j * epsilon) for j in range(records)))
+        return loss.epsilon(math.exp(math.log(delta) - steps - _ROUNDING)) - epsilon
 
     # Any epsilon of one record that holds at the delta that it takes; the least by a root.
     low = loss.epsilon(delta)

@@ -21,8 +21,8 @@ def diagonal_of(factor: np.ndarray) -> np.ndarray | None:
     if factor.ndim != 2:
         return None
     diagonal = np.diagonal(factor)
-    alone = factor.shape[0] == factor.shape[1]
-    return diagonal if alone and np.count_nonzero(factor) == np.count_nonzero(diagonal) else None
+    square = factor.shape[0] == factor.shape[1]
+    return diagonal if square and np.count_nonzero(factor) == np.count_nonzero(diagonal) else None
 
 
 def inverse_diagonal(
@@ -121,7 +121,8 @@ def _from_covariance(matrix: np.ndarray) -> np.ndarray:
 
 def _from_diagonal(diagonal: np.ndarray) -> np.ndarray:
     """`_from_factor` of diag(f), in the same steps on vectors: all its products are diagonal."""
-    n, sizes = len(diagonal), np.abs(diagonal)
+    n = len(diagonal)
+    sizes = np.abs(diagonal)
     powers = _powers(sizes, "factor")
     scaled = sizes * powers
     inverse = 1.0 / scaled

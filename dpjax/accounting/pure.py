@@ -136,9 +136,9 @@ def mu_of_sensitivities(moves: Any, deviations: Any) -> float:
     return _summed(_of_moves(moves, deviations), 2)
 
 
-def _nonnegative(name: str, value: Any, most: int) -> np.ndarray:
+def _nonnegative(name: str, value: Any, dimensions: int) -> np.ndarray:
     array = _validate.finite_array(name, value)
-    if array.ndim > most or (array.ndim == 0 and most == 1):
+    if array.ndim > dimensions or (array.ndim == 0 and dimensions == 1):
         raise ValueError(f"{name} has shape {array.shape}; give one number a message")
     if array.min() < 0:
         raise ValueError(f"{name} holds {array.min():g}; give numbers >= 0")
@@ -176,9 +176,11 @@ def _of_moves(moves: Any, scales: Any) -> np.ndarray:
 
 def _quotients(moved: np.ndarray, gap: float, scales: np.ndarray) -> np.ndarray:
     """Return moved gap / scales within three roundings; nothing under- or overflows on the way."""
-    (a, more), (b, power), (c, less) = np.frexp(moved), math.frexp(gap), np.frexp(scales)
+    a, exponents = np.frexp(moved)
+    b, power = math.frexp(gap)
+    c, scale_exponents = np.frexp(scales)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
-        value = np.ldexp(a * b / c, more + power - less)
+        value = np.ldexp(a * b / c, exponents + power - scale_exponents)
     return np.where(moved > 0, np.maximum(value, _TINY), 0.0)
 
 

@@ -77,8 +77,8 @@ class Threat:
         bound = "clip_norm" if self.gradient_gap is None else "gradient_gap"
         remedy = f"give {bound}=1.0, say: a finite number above 0"
         _validate.positive(bound, getattr(self, bound), remedy=remedy)
-        whole = (self.clip_norm, self.relation) == (math.inf, "replace_agent")
-        if self.gradient_gap is not None and not whole:
+        unclipped = (self.clip_norm, self.relation) == (math.inf, "replace_agent")
+        if self.gradient_gap is not None and not unclipped:
             raise ValueError(
                 f"gradient_gap is {self.gradient_gap} with clip norm {self.clip_norm} and relation "
                 f"{self.relation!r}; a gap is assumed of whole agents that are not clipped"
@@ -210,8 +210,10 @@ class Record(Threat, Caveats):
     curve: stopping.Curve | None = None
     phases: "tuple[Self, ...]" = ()
 
-    rounds, mu = property(attrgetter("loss.rounds")), _loss("mu")
-    white, over_rounds = _loss("white", True), _loss("over_rounds")
+    rounds = property(attrgetter("loss.rounds"))
+    mu = _loss("mu")
+    white = _loss("white", True)
+    over_rounds = _loss("over_rounds")
 
     def __post_init__(self) -> None:
         """Refuse a record that contradicts itself."""
@@ -233,20 +235,21 @@ class Record(Threat, Caveats):
         rules = (self.loss.kind,) if self.mu is None else budget.ACCOUNTANTS
         _validate.one_of("accountant", self.accountant, rules)
         if self.per_agent_epsilon is not None:
-            each = tuple(float(value) for value in self.per_agent_epsilon)
+            epsilons = tuple(float(value) for value in self.per_agent_epsilon)
             # A nan fails every comparison.
-            fits = bool(each) and all(0 <= value <= self.epsilon for value in each)
-            if self.mu is None or not fits or max(each) != self.epsilon:
+            fits = bool(epsilons) and all(0 <= value <= self.epsilon for value in epsilons)
+            if self.mu is None or not fits or max(epsilons) != self.epsilon:
                 raise ValueError(
-                    f"per_agent_epsilon is {each}; epsilon {self.epsilon} is to be their maximum"
+                    f"per_agent_epsilon is {epsilons}; epsilon {self.epsilon} is to be their "
+                    "maximum"
                 )
-            object.__setattr__(self, "per_agent_epsilon", each)
+            object.__setattr__(self, "per_agent_epsilon", epsilons)
         if self.per_agent_mu is not None:
             self._check_agents()
         if self.unsound != (exact > self.epsilon) or (self.unsound and self.accountant != "paper"):
-            what = f"a {type(self.loss).__name__} loss" if self.mu is None else f"mu {self.mu}"
+            loss_text = f"a {type(self.loss).__name__} loss" if self.mu is None else f"mu {self.mu}"
             raise ValueError(
-                f"epsilon is {self.epsilon} with {what} and delta {self.delta}, whose exact "
+                f"epsilon is {self.epsilon} with {loss_text} and delta {self.delta}, whose exact "
                 f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
                 "where it is false)"
             )
@@ -338,8 +341,8 @@ class Record(Threat, Caveats):
         """
         if not self.phases:
             return self.loss
-        every = [_counted(one.loss, self.accountant) for one in self.phases]
-        return functools.reduce(lambda first, later: first.then(later), every)
+        phase_losses = [_counted(phase.loss, self.accountant) for phase in self.phases]
+        return functools.reduce(lambda first, later: first.then(later), phase_losses)
 
     @property
     def agents_spent(self) -> np.ndarray:
@@ -366,7 +369,8 @@ class Record(Threat, Caveats):
             TypeError: For missing or unknown fields.
             ValueError: For a record that contradicts itself.
         """
-        unit, names = fields.pop("unit", None), ("white", "over_rounds", "participation")
+        unit = fields.pop("unit", None)
+        names = ("white", "over_rounds", "participation")
         gaussian = {name: fields.pop(name) for name in names if name in fields}
         loss = losses.Gaussian(mu, rounds, **gaussian) if other_loss is None else other_loss
         if other_loss is not None and (mu is not None or rounds != loss.rounds):
@@ -435,32 +439,32 @@ _LATER = {
 """Fields that records leave out where they are a default, as those of before had none."""
 
 
-def agents_mus(of: Record) -> np.ndarray:
+def agents_mus(record: Record) -> np.ndarray:
     """[n] upper bounds on each agent's mu, [1] where all agents have the same.
 
     Args:
-        of: A guarantee of Gaussian noise.
+        record: A guarantee of Gaussian noise.
     """
-    if of.per_agent_epsilon is None:
-        return np.array([of.mu])
-    if of.per_agent_mu is not None:
-        return np.array(of.per_agent_mu)
-    epsilons = np.array(of.per_agent_epsilon)
-    mus = np.full(len(epsilons), of.mu)
-    rule: Any = of.accountant
+    if record.per_agent_epsilon is None:
+        return np.array([record.mu])
+    if record.per_agent_mu is not None:
+        return np.array(record.per_agent_mu)
+    epsilons = np.array(record.per_agent_epsilon)
+    mus = np.full(len(epsilons), record.mu)
+    rule: Any = record.accountant
     if rule != "gdp":
         # Each agent's mu is at most what its accountant allowed for its epsilon.
         above = np.maximum(epsilons, 1e-300)
-        allowed = budget.allowed_mu(above, of.delta, accountant=rule, allow_unsound=True)
+        allowed = budget.allowed_mu(above, record.delta, accountant=rule, allow_unsound=True)
         mus = np.minimum(mus, allowed)
-    if not of.unsound:
-        free = np.maximum(epsilons - of.added_epsilon, 0.0)
-        mus = np.minimum(mus, gdp.mu(free, of._delta))
+    if not record.unsound:
+        free = np.maximum(epsilons - record.added_epsilon, 0.0)
+        mus = np.minimum(mus, gdp.mu(free, record._delta))
     # Epsilons of an unsound rule can say less than the record's mu, which somebody loses.
-    return mus if mus.max() >= of.mu * (1 - 1e-9) else np.full(len(epsilons), of.mu)
+    return mus if mus.max() >= record.mu * (1 - 1e-9) else np.full(len(epsilons), record.mu)
 
 
-def precision_cost(of: Record) -> tuple[float, float]:
+def precision_cost(record: Record) -> tuple[float, float]:
     """What finite precision adds to epsilon, and the part of delta that it uses.
 
     Guarantee: of a release plan that still states nothing of both, no less than its run will. Runs
@@ -468,18 +472,26 @@ def precision_cost(of: Record) -> tuple[float, float]:
     where they take more of delta.
 
     Args:
-        of: The guarantee.
+        record: The guarantee.
     """
-    cost = of.added_epsilon, of.added_delta
-    if any(cost) or not of.release or of.unsound or of.mu is None or math.isinf(of.epsilon):
+    cost = record.added_epsilon, record.added_delta
+    if (
+        any(cost)
+        or not record.release
+        or record.unsound
+        or record.mu is None
+        or math.isinf(record.epsilon)
+    ):
         return cost
-    mus, epsilons = [of.mu], [of.epsilon]
-    if of.per_agent_mu and of.per_agent_epsilon:
-        mus, epsilons = list(of.per_agent_mu), list(of.per_agent_epsilon)
-    rule: Any = of.accountant
-    claimed = budget.claimed_epsilon(mus, of._delta, accountant=rule, allow_unsound=True)
+    mus = [record.mu]
+    epsilons = [record.epsilon]
+    if record.per_agent_mu and record.per_agent_epsilon:
+        mus = list(record.per_agent_mu)
+        epsilons = list(record.per_agent_epsilon)
+    rule: Any = record.accountant
+    claimed = budget.claimed_epsilon(mus, record._delta, accountant=rule, allow_unsound=True)
     reserve = float(np.min(np.array(epsilons) - claimed))
-    return (reserve, finite.LIMIT * of.delta) if reserve > 1e-6 * min(epsilons) else cost
+    return (reserve, finite.LIMIT * record.delta) if reserve > 1e-6 * min(epsilons) else cost
 
 
 def together(phases: Sequence[Record]) -> np.ndarray | None:
@@ -492,10 +504,10 @@ def together(phases: Sequence[Record]) -> np.ndarray | None:
         None where every phase has one budget for all agents, a loss is not Gaussian, or numbers
         of agents differ, so that the agents of one phase are not known in another.
     """
-    if any(one.mu is None for one in phases):
+    if any(phase.mu is None for phase in phases):
         return None
-    mus = [agents_mus(one) for one in phases]
-    if len({len(each) for each in mus} - {1}) != 1:
+    mus = [agents_mus(phase) for phase in phases]
+    if len({len(agent_mus) for agent_mus in mus} - {1}) != 1:
         return None
     return functools.reduce(lambda first, later: np.hypot(first, later) * MARGIN, mus)
 

@@ -41,10 +41,12 @@ from dpjax.protocols import Amplification, SampledNoise, SampledTarget
 __all__: list[str] = []
 
 # Losses within ten deviations of a round's noise have at least so many cells, and sums at most.
-_CELLS, _MOST_CELLS = 30_000, 2**20
+_CELLS = 30_000
+_MOST_CELLS = 2**20
 _REACH = 10.0
 # Shares of delta: what is truncated of it, and what cells add to it, or about.
-_SHARE, _INFLATION = 1e-9, 1e-3
+_SHARE = 1e-9
+_INFLATION = 1e-3
 # About exp(-20) of the transformed probabilities is outside their window.
 _OUTSIDE = 20.0
 _UNIT = float(np.finfo(np.float64).eps)
@@ -53,7 +55,8 @@ _UNIT = float(np.finfo(np.float64).eps)
 _FOURIER = 5 * _UNIT
 _UP = 1 + 1e-12
 # The range of ratios that are distinguished, and the least delta of which float64 holds the shares.
-_LEAST, _MOST = 1e-6, 1e3
+_LEAST = 1e-6
+_MOST = 1e3
 # Powers of two of delta that share a composition.
 _APART = 16
 _LEAST_DELTA = 1e-250
@@ -67,6 +70,9 @@ _STEEPEST = 8.0
 # Wider cells are not transformed: exp of them overflows.
 _WIDEST = 500.0
 _NONE = np.zeros(0)
+
+_Part = tuple[float, float, int]
+"""Rate, ratio and number of rounds alike of one agent."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +96,11 @@ class Phase:
 
     def __post_init__(self) -> None:
         """Refuse what is no probability or sensitivity, and keep plain numbers."""
-        for name, most in (("rates", 1.0), ("ratios", math.inf)):
-            values = tuple(float(one) for one in getattr(self, name))
-            if wrong := [one for one in values if not 0 <= one <= most]:
-                raise ValueError(f"{name} has {wrong[0]}; give numbers from 0 to {most:g}")
+        for name, limit in (("rates", 1.0), ("ratios", math.inf)):
+            values = tuple(float(value) for value in getattr(self, name))
+            outside = [value for value in values if not 0 <= value <= limit]
+            if outside:
+                raise ValueError(f"{name} has {outside[0]}; give numbers from 0 to {limit:g}")
             object.__setattr__(self, name, values)
         if not self.rates or len(self.rates) != len(self.ratios):
             raise ValueError(
@@ -106,7 +113,9 @@ class Phase:
     @property
     def times(self) -> int:
         """How often the ratios count."""
-        return min(self.rounds, 1) if self.whole else -(-self.rounds // self.separation)
+        if self.whole:
+            return min(self.rounds, 1)
+        return -(-self.rounds // self.separation)
 
 
 @dataclass(frozen=True)
@@ -151,11 +160,14 @@ class Pld(AmplifiedLoss):
 
     def __post_init__(self) -> None:
         """Refuse phases of different agents."""
-        phases = tuple(Phase(**one) if isinstance(one, Mapping) else one for one in self.phases)
-        sizes = {len(one.rates) for one in phases}
+        phases = []
+        for phase in self.phases:
+            # Records hold phases as their fields.
+            phases.append(Phase(**phase) if isinstance(phase, Mapping) else phase)
+        sizes = {len(phase.rates) for phase in phases}
         if len(sizes) != 1:
             raise ValueError(f"phases are of {sorted(sizes)} agents; give the same agents in each")
-        object.__setattr__(self, "phases", phases)
+        object.__setattr__(self, "phases", tuple(phases))
 
     @classmethod
     def of(cls, rates: ArrayLike, ratios: ArrayLike, rounds: int, separation: int = 1) -> "Pld":
@@ -167,8 +179,10 @@ class Pld(AmplifiedLoss):
             rounds: Rounds T.
             separation: Rounds from one in which a record may be drawn to the next.
         """
-        values = [tuple(np.asarray(one, np.float64).tolist()) for one in (rates, ratios)]
-        return cls((Phase(values[0], values[1], rounds, separation=separation),))
+        rate_values = tuple(np.asarray(rates, np.float64).tolist())
+        ratio_values = tuple(np.asarray(ratios, np.float64).tolist())
+        phase = Phase(rate_values, ratio_values, rounds, separation=separation)
+        return cls((phase,))
 
     @property
     def agents(self) -> int:
@@ -178,17 +192,23 @@ class Pld(AmplifiedLoss):
     @property
     def rounds(self) -> int:  # type: ignore[override]
         """Rounds of all phases."""
-        return sum(one.rounds for one in self.phases)
+        return sum(phase.rounds for phase in self.phases)
 
-    def _rows(self) -> list[tuple[tuple[float, float, int], ...]]:
+    def _rows(self) -> list[tuple[_Part, ...]]:
         """(rate, ratio, times) of each agent's phases."""
-        each = [zip(p.rates, p.ratios, [p.times] * self.agents, strict=True) for p in self.phases]
-        return list(zip(*each, strict=True))
+        columns = []
+        for phase in self.phases:
+            times = [phase.times] * self.agents
+            columns.append(zip(phase.rates, phase.ratios, times, strict=True))
+        return list(zip(*columns, strict=True))
 
     def epsilon(self, delta: float) -> float:
         """The epsilon of the agent that loses most, rounded up."""
-        delta, rows = checked_delta(delta), set(self._rows())
-        return max(_epsilon(row, delta) for row in rows if not _below_another(row, rows))
+        delta = checked_delta(delta)
+        rows = set(self._rows())
+        # The others cannot lose most, and an epsilon takes a tenth of a second.
+        worst = [row for row in rows if not _below_another(row, rows)]
+        return max(_epsilon(row, delta) for row in worst)
 
     def dp_event(self, events: ModuleType, delta: float) -> Any:
         """Poisson-sampled Gaussians, phase after phase, of the agent that loses most."""
@@ -231,12 +251,10 @@ class Pld(AmplifiedLoss):
 
     def rates_text(self) -> str:
         """Rate and noise multiplier, where every round and every agent has the same."""
-        pairs = {
-            pair
-            for phase in self.phases
-            for pair in zip(phase.rates, phase.ratios, strict=True)
-            if phase.rounds and not phase.whole
-        }
+        pairs = set[tuple[float, float]]()
+        for phase in self.phases:
+            if phase.rounds and not phase.whole:
+                pairs.update(zip(phase.rates, phase.ratios, strict=True))
         if len(pairs) != 1 or self.pattern is not None:
             return ""
         ((rate, ratio),) = pairs
@@ -249,16 +267,19 @@ class Pld(AmplifiedLoss):
         Args:
             factor: At least 0.
         """
-        each = [tuple(factor * ratio for ratio in one.ratios) for one in self.phases]
-        phases = zip(self.phases, each, strict=True)
-        return Pld(tuple(dataclasses.replace(one, ratios=ratios) for one, ratios in phases))
+        phases = []
+        for phase in self.phases:
+            ratios = tuple(factor * ratio for ratio in phase.ratios)
+            phases.append(dataclasses.replace(phase, ratios=ratios))
+        return Pld(tuple(phases))
 
     def _first(self, rounds: int) -> "Pld":
         """A whole phase is spent from its first round on."""
         phases = []
         for phase in self.phases:
-            phases.append(dataclasses.replace(phase, rounds=min(rounds, phase.rounds)))
-            rounds -= phases[-1].rounds
+            covered = min(rounds, phase.rounds)
+            phases.append(dataclasses.replace(phase, rounds=covered))
+            rounds -= covered
         return Pld(tuple(phases))
 
     def _plus(self, later: "Pld") -> "Pld":
@@ -327,12 +348,14 @@ def bound(
     chances = np.asarray(rates, np.float64)
     levels = np.unique(chances)
     if len(levels) > _LEVELS:
-        levels = np.unique(
-            np.quantile(chances, np.linspace(0, 1, _LEVELS + 1)[1:], method="higher")
-        )
-    ratios = np.array([_largest_ratio(float(q), rounds, epsilon, delta) for q in levels])
-    each = (ratios / sensitivity) ** 2 * (1 - 1e-12)
-    return each[0] * np.ones(()) if len(levels) == 1 else each[np.searchsorted(levels, chances)]
+        # Every agent takes the noise of the next higher level.
+        shares = np.linspace(0, 1, _LEVELS + 1)[1:]
+        levels = np.unique(np.quantile(chances, shares, method="higher"))
+    ratios = np.array([_largest_ratio(float(rate), rounds, epsilon, delta) for rate in levels])
+    bounds = (ratios / sensitivity) ** 2 * (1 - 1e-12)
+    if len(levels) == 1:
+        return bounds[0] * np.ones(())
+    return bounds[np.searchsorted(levels, chances)]
 
 
 @functools.lru_cache(maxsize=256)
@@ -340,20 +363,24 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
     """The largest ratio of one agent that keeps the budget, by bisection from below."""
 
     # Below the budget by more than the numerics waver where ratios differ in their last bits.
-    most = epsilon * (1 - _CLOSE)
+    allowed = epsilon * (1 - _CLOSE)
 
     def keeps(ratio: float) -> bool:
-        return _epsilon(((rate, ratio, rounds),), delta) <= most
+        return _epsilon(((rate, ratio, rounds),), delta) <= allowed
 
-    drawn = -math.expm1(rounds * math.log1p(-rate)) if rate < 1 else 1.0
-    if drawn <= delta:  # It covers whatever happens to a record: no noise would be asked for.
+    drawn = 1.0
+    if rate < 1:
+        drawn = -math.expm1(rounds * math.log1p(-rate))
+    # Such a delta covers whatever happens to a record: no noise would be asked for.
+    if drawn <= delta:
         raise ValueError(
             f"delta is {delta:g}, but a record is in any batch of {rounds} rounds with probability "
             f"{drawn:.3g} alone, so that no noise is needed and those drawn go unprotected; give a "
             "smaller delta, or larger batches"
         )
     # What holds without sampling holds with it.
-    low = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta)) / math.sqrt(rounds) * (1 - 1e-9)
+    allowed_mu = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta))
+    low = allowed_mu / math.sqrt(rounds) * (1 - 1e-9)
     if rate >= 1:
         return low
     high = 2 * low
@@ -371,29 +398,33 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
 
 def _below_another(row: tuple, rows: set) -> bool:
     """Whether another agent loses at least as much in every phase: rates and ratios both rise."""
-    return any(
-        other != row
-        and all(q <= p and r <= s for (q, r, _), (p, s, _) in zip(row, other, strict=True))
-        for other in rows
-    )
+    for other in rows:
+        pairs = zip(row, other, strict=True)
+        if other != row and all(low[0] <= up[0] and low[1] <= up[1] for low, up in pairs):
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
+def _epsilon(row: tuple[_Part, ...], delta: float) -> float:
     """The epsilon of one agent."""
-    parts = [(q, r, t) for q, r, t in row if q > 0 and r > 0 and t > 0]
+    parts = [part for part in row if min(part) > 0]
     # Without sampling all rounds are one Gaussian.
-    plain = _all_in([one for one in parts if one[0] == 1])
-    sampled = [one for one in parts if one[0] < 1]
+    plain = _all_in([part for part in parts if part[0] == 1])
+    sampled = []
+    for rate, ratio, times in parts:
+        if rate < 1:
+            # Tiny ratios are rounded up.
+            sampled.append((rate, max(ratio, _LEAST), times))
     if not sampled:
         return float(gdp.epsilon(plain, delta))
-    if any(math.isinf(r) for _, r, _ in parts):
+    largest = max(ratio for _, ratio, _ in sampled)
+    if math.isinf(max(largest, plain)):
         return math.inf
-    # Tiny ratios are rounded up; at the largest sampling hides nothing, and numbers overflow.
-    sampled = [(q, max(r, _LEAST), t) for q, r, t in sampled]
     # Each of these bounds holds, and amplification never makes a loss larger.
     unamplified = float(gdp.epsilon(_all_in(parts), delta))
-    if delta < _LEAST_DELTA or max(r for _, r, _ in sampled) > _MOST or plain > _MOST:
+    # At the largest ratios sampling hides nothing, and numbers overflow.
+    if delta < _LEAST_DELTA or largest > _MOST or plain > _MOST:
         return unamplified
     if plain:
         sampled.append((1.0, max(plain, _LEAST), 1))
@@ -401,31 +432,33 @@ def _epsilon(row: tuple[tuple[float, float, int], ...], delta: float) -> float:
     return min(unamplified, amplified * _UP)
 
 
-def _all_in(parts: Sequence[tuple[float, float, int]]) -> float:
+def _all_in(parts: Sequence[_Part]) -> float:
     """Gaussian-DP mu of records in every batch, rounded up; squares of no ratio underflow."""
-    return math.hypot(*(r * math.sqrt(t) for _, r, t in parts)) * _UP
+    sizes = [ratio * math.sqrt(times) for _, ratio, times in parts]
+    return math.hypot(*sizes) * _UP
 
 
-def _at_delta(parts: tuple[tuple[float, float, int], ...], delta: float) -> float:
+def _at_delta(parts: tuple[_Part, ...], delta: float) -> float:
     """Epsilon of all rounds in both directions, rounded up; it never rises with delta.
 
     All deltas from an anchor to the next one are read off the anchor's curves, which fall. Where
     curves change, just below the next anchor, epsilon is at least what it is there.
     """
     # Where a record is hardly ever drawn, losses have tails for which orders must fit delta.
-    apart = _APART if sum(q * t for q, _, t in parts) > 1 else 1
-    exponent = (math.frexp(delta)[1] - 1) // apart * apart
+    expected_draws = sum(rate * times for rate, _, times in parts)
+    spacing = _APART if expected_draws > 1 else 1
+    exponent = (math.frexp(delta)[1] - 1) // spacing * spacing
     epsilons = [curve.epsilon(delta) for curve in _curves(parts, 2.0**exponent)]
-    anchor = 2.0 ** (exponent + apart)
+    anchor = 2.0 ** (exponent + spacing)
     if 0.98 * anchor < delta and anchor < 1:
         epsilons += [curve.epsilon(anchor) for curve in _curves(parts, anchor)]
     return max(epsilons)
 
 
 @functools.lru_cache(maxsize=8)  # Statements of several records ask for many deltas.
-def _curves(parts: tuple[tuple[float, float, int], ...], least: float) -> tuple["_Curve", "_Curve"]:
+def _curves(parts: tuple[_Part, ...], anchor: float) -> tuple["_Curve", "_Curve"]:
     """Curves in both directions, from a least delta on."""
-    return _composed(parts, least, True), _composed(parts, least, False)
+    return _composed(parts, anchor, True), _composed(parts, anchor, False)
 
 
 class _Curve(NamedTuple):
@@ -463,10 +496,13 @@ class _Curve(NamedTuple):
         if last > 0:
             # Between two sums delta is linear in exp(e); slopes may be 0 in floating point.
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                allowed = np.exp(log_delta - self.log_mass + self.order * self.epsilons[last])
-                excess = np.maximum(self.means[last] - allowed, 0) / self.slopes[last]
-                reached = self.epsilons[last] + np.log1p(excess)
-            best = min(best, float(np.fmin(reached, self.epsilons[last - 1])))
+                sum_epsilon = self.epsilons[last]
+                allowed = np.exp(log_delta - self.log_mass + self.order * sum_epsilon)
+                missing = np.maximum(self.means[last] - allowed, 0)
+                excess = missing / self.slopes[last]
+                reached = sum_epsilon + np.log1p(excess)
+            between = float(np.fmin(reached, self.epsilons[last - 1]))
+            best = min(best, between)
         return max(best, 0.0)
 
 
@@ -484,7 +520,7 @@ class _Round(NamedTuple):
     times: int
 
 
-def _composed(parts: Sequence[tuple[float, float, int]], least: float, present: bool) -> _Curve:
+def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
     """Epsilon of all rounds in one direction at a least delta and above it, rounded up.
 
     With L the sum of the losses and K(a) = log E exp(a L), at every order a > 0
@@ -498,8 +534,8 @@ def _composed(parts: Sequence[tuple[float, float, int]], least: float, present: 
     from scipy import optimize
 
     count = sum(times for *_, times in parts)
-    log_least = math.log(least)
-    reach = _reach(count, least)
+    log_least = math.log(anchor)
+    reach = _reach(count, anchor)
     width = _cell(parts)
     rounds = [_discretised(part, width, reach, math.inf, present) for part in parts]
     moments = dict[float, float]()
@@ -516,36 +552,41 @@ def _composed(parts: Sequence[tuple[float, float, int]], least: float, present: 
         return moment(log_order) - math.exp(log_order) * epsilon
 
     span = max(float(part.losses[-1]) for part in rounds)
-    grid = np.linspace(math.log(0.01 / (span * math.sqrt(count))), math.log(1e6 / span), 12)
+    lowest_order = math.log(0.01 / (span * math.sqrt(count)))
+    grid = np.linspace(lowest_order, math.log(1e6 / span), 12)
 
     def lowest(value: Callable[[float], float]) -> tuple[float, float]:
         """Where a function of log orders is least, and the value there."""
-        best = int(np.argmin([value(log_order) for log_order in grid]))
-        around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        found = optimize.minimize_scalar(value, bounds=around, method="bounded")
-        return float(found.x), float(found.fun)
+        values = [value(log_order) for log_order in grid]
+        best = int(np.argmin(values))
+        below = grid[max(best - 1, 0)]
+        above = grid[min(best + 1, len(grid) - 1)]
+        around = (below, above)
+        minimum = optimize.minimize_scalar(value, bounds=around, method="bounded")
+        return float(minimum.x), float(minimum.fun)
 
     log_order, renyi = lowest(lambda x: (moment(x) - log_least) / math.exp(x))
-    bounds = np.array(list(moments)), np.array(list(moments.values()))
+    orders = np.array(list(moments))
+    bounds = (orders, np.array(list(moments.values())))
     # Losses that have a largest one have an order without end, and little is near that one.
     order = min(math.exp(log_order), _STEEPEST * (8 - log_least) / max(renyi, 1e-300))
-    curve = _transformed(parts, rounds, _Curve(*bounds, order), least, present)
+    curve = _transformed(parts, rounds, _Curve(*bounds, order), anchor, present)
     for _ in range(3):
-        epsilon = curve.epsilon(least)
+        epsilon = curve.epsilon(anchor)
         if 0 < epsilon < 0.7 * renyi:
             # The order was that of a larger epsilon.
             log_order, _ = lowest(functools.partial(chernoff, epsilon=epsilon))
             order = math.exp(log_order)
-            closer = _transformed(parts, rounds, _Curve(*bounds, order), least, present)
-            curve = min(curve, closer, key=lambda other: other.epsilon(least))
+            closer = _transformed(parts, rounds, _Curve(*bounds, order), anchor, present)
+            curve = min(curve, closer, key=lambda other: other.epsilon(anchor))
     return curve
 
 
 def _transformed(
-    parts: Sequence[tuple[float, float, int]],
+    parts: Sequence[_Part],
     rounds: list[_Round],
     curve: _Curve,
-    least: float,
+    anchor: float,
     present: bool,
 ) -> _Curve:
     """A curve by transforms at about its order; itself where these round too much.
@@ -556,21 +597,24 @@ def _transformed(
     from scipy import fft, signal
 
     count = sum(times for *_, times in parts)
-    log_share = math.log(_SHARE * least)
-    reach = _reach(count, least)
+    log_share = math.log(_SHARE * anchor)
+    reach = _reach(count, anchor)
     span = max(float(part.losses[-1]) for part in rounds)
     # Where a few rounds may lose much, an order's multiple is wide: a lower one is transformed.
     order = _rounded(curve.order / 1.3, math.floor)
     log_mass = _cumulant(rounds, order)
     # Chernoff's bounds on what the multiple has outside, and delta above.
-    beyond = (_cumulant(rounds, 1.5 * order) - log_mass + _OUTSIDE) / (order / 2)
-    below = (log_mass - _cumulant(rounds, order / 2) - _OUTSIDE) / (order / 2)
+    larger_mass = _cumulant(rounds, 1.5 * order)
+    smaller_mass = _cumulant(rounds, order / 2)
+    beyond = (larger_mass - log_mass + _OUTSIDE) / (order / 2)
+    below = (log_mass - smaller_mass - _OUTSIDE) / (order / 2)
     window = max((log_mass - log_share) / order, beyond) - below
     # Moved to the ends of cells, losses have up to width^2 / 6 more variance a round, or about.
-    width = _cell(parts)
-    width = min(width, math.sqrt(12 * _INFLATION / (count * order * (order + 1))))
+    widest = math.sqrt(12 * _INFLATION / (count * order * (order + 1)))
+    width = min(_cell(parts), widest)
     # Runs that hardly differ have the same cells.
-    width = max(_rounded(width, math.floor), _rounded((window + span) / _MOST_CELLS, math.ceil))
+    narrowest = _rounded((window + span) / _MOST_CELLS, math.ceil)
+    width = max(_rounded(width, math.floor), narrowest)
     size = fft.next_fast_len(math.ceil(window / width) + 1, real=True)
     unit = _FOURIER * math.log2(size)
     if count * unit * math.sqrt(size) > 0.5 or width > _WIDEST:
@@ -581,7 +625,8 @@ def _transformed(
     for part in rounds:
         logs = order * part.losses + part.logs
         masses = np.exp(logs - logs.max())
-        folded = np.bincount(np.arange(len(masses)) % size, masses / masses.sum(), minlength=size)
+        places = np.arange(len(masses)) % size
+        folded = np.bincount(places, masses / masses.sum(), minlength=size)
         spectrum *= fft.rfft(folded) ** part.times
     sums = np.maximum(fft.irfft(spectrum, size), 0)
     # No entry of a spectrum is above 1: powers multiply errors by their exponents, and add some.
@@ -593,21 +638,23 @@ def _transformed(
     lowest = sum(part.times * float(part.losses[0]) for part in rounds)
     top = math.ceil(((log_mass - log_share) / order - lowest) / width)
     # Down to the first epsilon that is none.
-    last = min(max(top - math.floor(-lowest / width), 1), size - 1)
+    last = max(top - math.floor(-lowest / width), 1)
+    last = min(last, size - 1)
     numbers = top - np.arange(last + 1)
     epsilons = lowest + width * numbers
     # E_a at each of them from the top down, by two sums that have positive terms alone.
     decay = math.exp(-(order + 1) * width)
     slopes = signal.lfilter([0, decay], [1, -decay], sums[numbers % size])
-    means = signal.lfilter([math.expm1(width)], [1, -math.exp(-order * width)], slopes) + off
+    falling = math.exp(-order * width)
+    means = signal.lfilter([math.expm1(width)], [1, -falling], slopes) + off
 
     def log_delta(place: int) -> float:
         return log_mass - order * float(epsilons[place]) + math.log(means[place])
 
     # Other deltas are not asked for.
-    first = bisect.bisect(range(size), math.log(0.5 * least), 0, last, key=log_delta)
-    most = math.log(least) + (_APART + 1) * math.log(2)
-    end = bisect.bisect(range(size), most, 0, last, key=log_delta)
+    first = bisect.bisect(range(size), math.log(0.5 * anchor), 0, last, key=log_delta)
+    last_delta = math.log(anchor) + (_APART + 1) * math.log(2)
+    end = bisect.bisect(range(size), last_delta, 0, last, key=log_delta)
     places = slice(max(first - 2, 0), end + 2)
     arrays = [array[places].copy() for array in (epsilons, means, slopes)]
     log_deltas = log_mass - order * arrays[0] + np.log(arrays[1])
@@ -616,9 +663,9 @@ def _transformed(
     return _Curve(curve.orders, curve.moments, order, log_mass, slack, *arrays)
 
 
-def _reach(count: int, least: float) -> float:
+def _reach(count: int, anchor: float) -> float:
     """Deviations beyond which a coordinate's probability over all rounds is a share of delta."""
-    return math.sqrt(2 * (math.log(count) - math.log(least) - math.log(_SHARE)))
+    return math.sqrt(2 * (math.log(count) - math.log(anchor) - math.log(_SHARE)))
 
 
 def _cumulant(rounds: list[_Round], order: float) -> float:
@@ -627,24 +674,26 @@ def _cumulant(rounds: list[_Round], order: float) -> float:
 
     total = 0.0
     for part in rounds:
-        rounding = 8 * _UNIT * (600 + order * float(np.abs(part.losses[[0, -1]]).max()))
-        total += part.times * (float(special.logsumexp(order * part.losses + part.logs)) + rounding)
+        furthest = float(np.abs(part.losses[[0, -1]]).max())
+        rounding = 8 * _UNIT * (600 + order * furthest)
+        cumulant = float(special.logsumexp(order * part.losses + part.logs))
+        total += part.times * (cumulant + rounding)
     return total
 
 
-def _cell(parts: Sequence[tuple[float, float, int]]) -> float:
+def _cell(parts: Sequence[_Part]) -> float:
     """The width of a loss's cells: a share of how far the widest of the rounds reaches."""
-    return max(r * (r / 2 + _REACH) for _, r, _ in parts) / _CELLS
+    reaches = [ratio * (ratio / 2 + _REACH) for _, ratio, _ in parts]
+    return max(reaches) / _CELLS
 
 
 def _rounded(value: float, to: Callable[[float], int]) -> float:
     """A positive number moved to an eighth root of a power of two."""
-    return 2.0 ** (to(8 * math.log2(value)) / 8)
+    eighths = to(8 * math.log2(value))
+    return 2.0 ** (eighths / 8)
 
 
-def _discretised(
-    part: tuple[float, float, int], width: float, reach: float, window: float, present: bool
-) -> _Round:
+def _discretised(part: _Part, width: float, reach: float, window: float, present: bool) -> _Round:
     """Losses on a grid, whose delta is a round's at each of its numbers.
 
     Between two of them the grid's delta is linear in exp(e) and the round's is convex, hence below.
@@ -656,11 +705,14 @@ def _discretised(
     sign = 1 if present else -1
     infimum = float(np.log1p(-rate)) if rate < 1 else 0.0
     # Where the record is there, x has the loss log(1 - q + q exp(r x - r^2 / 2)).
-    ends = math.log(rate) + ratio * (np.array([-reach, reach + ratio])[::sign] - ratio / 2)
-    low, high = sign * np.logaddexp(infimum if rate < 1 else -math.inf, ends) - sign * infimum
+    coordinates = np.array([-reach, reach + ratio])[::sign]
+    ends = math.log(rate) + ratio * (coordinates - ratio / 2)
+    absent_log = infimum if rate < 1 else -math.inf
+    low, high = sign * np.logaddexp(absent_log, ends) - sign * infimum
     # Losses far below zero, which do not come near epsilon again, are moved up.
     low = max(low, -window - sign * infimum)
-    steps = width * np.arange(math.floor(low / width), math.ceil(high / width) + 1)
+    numbers = np.arange(math.floor(low / width), math.ceil(high / width) + 1)
+    steps = width * numbers
     losses = sign * infimum + steps
     # r x - r^2 / 2 where x has these losses, exact near the infimum.
     logs = steps = sign * steps
@@ -669,15 +721,17 @@ def _discretised(
             logs = infimum + steps - math.log(rate) + np.log(-np.expm1(-steps))
     places = logs / ratio + ratio / 2
     scale = 0.0 if present else losses
-    there = np.exp(special.log_ndtr(sign * (ratio - places)) + scale)
-    gone = np.exp(special.log_ndtr(-sign * places) + logs + scale)
+    present_tail = np.exp(special.log_ndtr(sign * (ratio - places)) + scale)
+    absent_tail = np.exp(special.log_ndtr(-sign * places) + logs + scale)
     # Delta at every loss, and the probabilities that have these deltas.
     rounding = 16 * _UNIT * (8 + (reach + ratio) ** 2)
-    deltas = rate * (np.abs(there - gone) + (there + gone) * rounding)
+    margin = (present_tail + absent_tail) * rounding
+    deltas = rate * (np.abs(present_tail - absent_tail) + margin)
     slopes = np.diff(deltas) / math.expm1(width)
     heads = np.append(1 - deltas[0], -math.exp(width) * slopes)
     masses = np.maximum(heads + np.append(slopes, 0.0), 0) + 8 * _UNIT * np.abs(heads)
     # Above what floating point may have taken off a loss.
-    losses += 16 * _UNIT * (4 - infimum + float(np.abs(losses).max()))
+    furthest = float(np.abs(losses).max())
+    losses += 16 * _UNIT * (4 - infimum + furthest)
     with np.errstate(divide="ignore"):
         return _Round(losses, np.log(masses), times)

@@ -86,12 +86,12 @@ class Curve:
             rounds: That mark.
             delta: Delta that all marks share.
         """
-        whole = mu / self.roots[self.marks.index(rounds)]
+        total_mu = mu / self.roots[self.marks.index(rounds)]
         few = self.delta <= delta / len(self.marks) or len(set(self.roots)) == 1
-        if few or whole == 0 or not math.isfinite(whole):
+        if few or total_mu == 0 or not math.isfinite(total_mu):
             return self.delta <= delta
         # The same number from whichever mark it is asked, so that it is computed once.
-        return _spent(float(f"{whole:.9e}"), self) <= delta * (1 + 1e-6)
+        return _spent(float(f"{total_mu:.9e}"), self) <= delta * (1 + 1e-6)
 
     @property
     def roots(self) -> np.ndarray:
@@ -121,40 +121,50 @@ def supremum(
         The bound, at most 1.
     """
     keep = mus > 0
-    values, claims = mus[keep], epsilons[keep]
+    values = mus[keep]
+    claims = epsilons[keep]
     if not len(values):
         return 0.0
-    total, marks = float(values[-1]), len(values)
-    least = max(float(np.min(gdp.delta(values, claims))), 1e-300)
+    total = float(values[-1])
+    marks = len(values)
+    smallest = max(float(np.min(gdp.delta(values, claims))), 1e-300)
     # Mass this far out may count as certain harm; it is far below every payoff that matters.
-    reach = math.sqrt(-2 * math.log(1e-6 * least / marks))
+    reach = math.sqrt(-2 * math.log(1e-6 * smallest / marks))
     # Points are v_t / 2 + spacing * index: the walk's mean moves with the grid.
-    top = max(float(np.max(claims - values**2 / 2)) + 2 * total, total)
+    highest = float(np.max(claims - values**2 / 2))
+    top = max(highest + 2 * total, total)
     steps = np.diff(values**2, prepend=0.0)
     products = 2 * reach * (top + 4 * total) * float(np.sqrt(steps).sum())
     # Chords add a variance of h^2 / 6 a step. Up to each mark that is a share of what is spent, the
     # smaller the less likely the payoffs, whose logarithm moves by as many times that share.
-    share = 1.5e-3 / max(2.0, -math.log(least)) * max(1.0, marks / 100) ** 0.5
-    spent = np.maximum(values**2, _LEAST_SHARE * values[-1] ** 2) / np.arange(1, marks + 1)
+    share = 1.5e-3 / max(2.0, -math.log(smallest)) * max(1.0, marks / 100) ** 0.5
+    squares = np.maximum(values**2, _LEAST_SHARE * values[-1] ** 2)
+    spent = squares / np.arange(1, marks + 1)
     spacing = math.sqrt(6 * share * float(np.min(spent))) / fine
     spacing = max(spacing, math.sqrt(products / _MOST))
     # Steps far below a cell are made larger, which is worse: whatever spends more, earlier, is.
     steps = np.maximum(steps, (spacing / 32) ** 2)
     energies = np.cumsum(steps) * (1 + (marks + 4) * np.finfo(np.float64).eps)
-    index = np.arange(-math.ceil(4 * total / spacing), math.ceil(top / spacing) + 1)
+    lowest = -math.ceil(4 * total / spacing)
+    index = np.arange(lowest, math.ceil(top / spacing) + 1)
     best = _payoff(claims[-1], energies[-1] / 2 + spacing * index)
     for mark in range(marks - 1, -1, -1):
         first, kernel = _kernel(math.sqrt(steps[mark]), spacing, reach)
         last = first + len(kernel) - 1
-        above = 1 - (1 - best[-1]) * np.exp(-spacing * np.arange(1, max(last, 0) + 1))
-        padded = np.concatenate([np.full(max(-first, 0), best[0]), best, above])
+        # Below the grid the least value holds, above it the chord to 1.
+        beyond = np.arange(1, max(last, 0) + 1)
+        above = 1 - (1 - best[-1]) * np.exp(-spacing * beyond)
+        below = np.full(max(-first, 0), best[0])
+        padded = np.concatenate([below, best, above])
         harm = _tail(reach)
         margin = 1 + _MARGIN + (len(kernel) + 8) * np.finfo(np.float64).eps
         if mark == 0:
             start = max(-first, 0) - index[0] + first
-            return min(1.0, (float(padded[start : start + len(kernel)] @ kernel) + harm) * margin)
+            mean = float(padded[start : start + len(kernel)] @ kernel)
+            return min(1.0, (mean + harm) * margin)
         here = _payoff(claims[mark - 1], energies[mark - 1] / 2 + spacing * index)
-        best = np.minimum(np.maximum(here, (_means(padded, kernel) + harm) * margin), 1.0)
+        going_on = (_means(padded, kernel) + harm) * margin
+        best = np.minimum(np.maximum(here, going_on), 1.0)
     raise AssertionError("the first mark returns")
 
 
@@ -195,9 +205,11 @@ def _inner_delta(mus: tuple[float, ...], delta: float) -> float:
     values = np.asarray(mus)
     # The payoffs of all marks together bound the best rule's, whatever the grid.
     union = delta / len(mus) * (1 - 1e-12)
-    inner, proven = delta, union
+    inner = delta
+    proven = union
     for _ in range(12):
-        bound = supremum(values, np.asarray(gdp.epsilon(values, inner)))
+        epsilons = np.asarray(gdp.epsilon(values, inner))
+        bound = supremum(values, epsilons)
         if bound <= delta:
             proven = max(proven, inner)
             if inner == delta or bound >= (1 - _CLOSE) * delta:
@@ -216,7 +228,8 @@ def _spent(mu: float, curve: Curve) -> float:
 
 
 def _payoff(epsilon: float, loss: np.ndarray) -> np.ndarray:
-    return np.maximum(-np.expm1(np.minimum(epsilon - loss, 0.0)), 0.0)
+    excess = np.minimum(epsilon - loss, 0.0)
+    return np.maximum(-np.expm1(excess), 0.0)
 
 
 def _means(values: np.ndarray, kernel: np.ndarray) -> np.ndarray:
@@ -228,7 +241,8 @@ def _means(values: np.ndarray, kernel: np.ndarray) -> np.ndarray:
     total = np.zeros(count)
     for start in range(0, len(kernel), _PIECE):
         piece = kernel[start : start + _PIECE]
-        total += np.correlate(values[start : start + count + len(piece) - 1], piece, "valid")
+        end = start + count + len(piece) - 1
+        total += np.correlate(values[start:end], piece, "valid")
     return total
 
 

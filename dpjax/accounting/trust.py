@@ -80,9 +80,9 @@ def remember(strategy: Strategy) -> Memory:
     diagonal = np.diag(matrix)
     of_noise = strategy_.width(matrix) <= strategy_.width(inverse)
     weights = strategy_.bands(-matrix / diagonal[:, None] if of_noise else inverse)
-    constant = all(
-        np.ptp(np.diag(matrix, -lag)) <= 1e-15 * np.abs(matrix).max() for lag in range(rounds)
-    )
+    rounding = 1e-15 * np.abs(matrix).max()
+    diagonals = [np.diag(matrix, -lag) for lag in range(rounds)]
+    constant = all(np.ptp(entries) <= rounding for entries in diagonals)
     if constant:
         # Before its first rounds the past is zero, so the late weights serve from the start.
         return Memory(1 / diagonal[:1], weights[-1:], of_noise)
@@ -111,25 +111,31 @@ def model_of(
     Returns:
         The model.
     """
-    n, kind = len(source), source.dtype
+    n = len(source)
+    kind = source.dtype
     size = n * (1 + memory.weights.shape[1])
 
     def matrices(t: int) -> tuple[np.ndarray, ...]:
-        mixing, rows, scale, weights = (
-            part[t % len(part)] for part in (gossip.mixing, observed, memory.scale, memory.weights)
-        )
+        mixing = gossip.mixing[t % len(gossip.mixing)]
+        rows = observed[t % len(observed)]
+        scale = memory.scale[t % len(memory.scale)]
+        weights = memory.weights[t % len(memory.weights)]
         # u_t less the gradients, as a function of the state (x, past noises).
         from_model = np.diag(gossip.contraction * victims)
-        from_state = np.hstack([from_model, np.kron(weights[None], np.eye(n, dtype=kind))])
-        observe, power = [], np.eye(n, dtype=kind)
+        from_noise = np.kron(weights[None], np.eye(n, dtype=kind))
+        from_state = np.hstack([from_model, from_noise])
+        observe = []
+        power = np.eye(n, dtype=kind)
         for _ in range(gossip.steps):
             observe.append(rows @ power)
             power = victims[:, None] * (mixing @ power)
-        watch, power = np.concatenate(observe) * victims, power * victims
+        watch = np.concatenate(observe) * victims
+        power = power * victims
         # The newest noise enters, older ones move back; without memory there is none.
         newest = slice(n, min(2 * n, size))
         transition = np.eye(size, k=-n, dtype=kind)
-        transition[:n], transition[newest] = power @ from_state, 0
+        transition[:n] = power @ from_state
+        transition[newest] = 0
         gradient = np.zeros((size, n), kind)
         gradient[:n] = power
         noise = np.zeros((size, source.shape[1]), kind)
@@ -191,8 +197,8 @@ class LinearAlgorithm:
                 f"attackers are {list(nodes)}, who share the noise seed with all agents: the loss "
                 "is infinite; use ldp(), or give subgroups with a seed each"
             )
-        known = [k for k, owner in enumerate(self.owners) if owner & set(nodes)]
-        return self._view(nodes, self._observed(nodes), known)
+        known_columns = [k for k, owner in enumerate(self.owners) if owner & set(nodes)]
+        return self._view(nodes, self._observed(nodes), known_columns)
 
     def secldp(
         self,
@@ -228,12 +234,12 @@ class LinearAlgorithm:
                 f"protected holds the attackers {sorted(covered & inside)}, who know their own "
                 "secrets; leave them out"
             )
-        known = [
-            k
-            for k, (owner, secret) in enumerate(zip(self.owners, self.secret, strict=True))
-            if owner & inside or (secret and not owner <= covered)
-        ]
-        return self._view(nodes or (), self._observed(nodes), known)
+        known_columns = []
+        for column, owner in enumerate(self.owners):
+            outside = self.secret[column] and not owner <= covered
+            if owner & inside or outside:
+                known_columns.append(column)
+        return self._view(nodes or (), self._observed(nodes), known_columns)
 
     def _observed(self, nodes: Sequence[int] | None) -> np.ndarray:
         """Rows of the messages that reach the nodes, by round; all messages where None."""
@@ -248,25 +254,32 @@ class LinearAlgorithm:
         return rows if (reach != reach[0]).any() else rows[:1]
 
     def _unknown(
-        self, nodes: tuple[int, ...], known: Sequence[int]
+        self, nodes: tuple[int, ...], known_columns: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
         """The noise's map without known columns, and [n] 1 for victims, 0 for the nodes."""
-        source, victims = self.source.copy(), np.ones(self.agents)
-        source[:, list(known)], victims[list(nodes)] = 0.0, 0.0
+        source = self.source.copy()
+        victims = np.ones(self.agents)
+        source[:, list(known_columns)] = 0.0
+        victims[list(nodes)] = 0.0
         return source, victims
 
-    def _view(self, nodes: tuple[int, ...], observed: np.ndarray, known: Sequence[int]) -> View:
-        source, victims = self._unknown(nodes, known)
-        strategy, n = self.strategy, self.agents
+    def _view(
+        self, nodes: tuple[int, ...], observed: np.ndarray, known_columns: Sequence[int]
+    ) -> View:
+        source, victims = self._unknown(nodes, known_columns)
+        strategy = self.strategy
+        n = self.agents
         memory = NO_MEMORY if strategy is None else remember(strategy)
 
         def rational() -> Model:
             # In fractions, so that no product of the matrices given is rounded.
-            whole: Any = np.frompyfunc(Fraction, 1, 1)
+            fractions: Any = np.frompyfunc(Fraction, 1, 1)
             mixing, steps, contraction = self.gossip
-            gossip = GossipRounds(whole(mixing), steps, whole(contraction))
-            past = Memory(whole(memory.scale), whole(memory.weights), memory.of_noise)
-            return model_of(gossip, whole(source), whole(observed), whole(victims), past)
+            gossip = GossipRounds(fractions(mixing), steps, fractions(contraction))
+            past = Memory(fractions(memory.scale), fractions(memory.weights), memory.of_noise)
+            return model_of(
+                gossip, fractions(source), fractions(observed), fractions(victims), past
+            )
 
         def matrices(t: int, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             # Messages of u = g + xi, then xi = (C^-1 x source) z.
@@ -283,10 +296,11 @@ class LinearAlgorithm:
             energies = dense.energies(*matrices(participation.rounds, victims), participation)
             return stated(energies, participation, nodes, lambda: all_messages(participation)[0])
 
-        small = strategy is None or (
-            memory.weights.shape[1] + 1 < len(strategy)
-            and n * (1 + memory.weights.shape[1]) <= LARGEST_STATE
-        )
+        # A filter's state holds the models and as many past noises as there are weights.
+        past = memory.weights.shape[1]
+        small = strategy is None
+        if strategy is not None:
+            small = past + 1 < len(strategy) and n * (1 + past) <= LARGEST_STATE
         loss: Judge = by_rows
         if not nodes and np.array_equal(observed, np.eye(n)[None]):
             loss = all_messages
@@ -303,23 +317,35 @@ class ZipDL(LinearAlgorithm):
     def _observed(self, nodes: Sequence[int] | None) -> np.ndarray:
         """Which messages; an eavesdropper does not see own copies, which are not sent."""
         sender, receiver = message_pairs(self.gossip.mixing[0])
-        return np.flatnonzero(sender != receiver if nodes is None else np.isin(receiver, nodes))
+        if nodes is None:
+            return np.flatnonzero(sender != receiver)
+        return np.flatnonzero(np.isin(receiver, nodes))
 
-    def _view(self, nodes: tuple[int, ...], observed: np.ndarray, known: Sequence[int]) -> View:
-        noise, victims = self._unknown(nodes, known)
-        mixing, n = self.gossip.mixing[0], self.agents
+    def _view(
+        self, nodes: tuple[int, ...], observed: np.ndarray, known_columns: Sequence[int]
+    ) -> View:
+        noise, victims = self._unknown(nodes, known_columns)
+        mixing = self.gossip.mixing[0]
+        n = self.agents
         sender, receiver = message_pairs(mixing)
         gather = np.zeros((n, len(sender)))
         gather[receiver, np.arange(len(sender))] = mixing[receiver, sender]
-        senders, sent = np.eye(n)[sender[observed]], noise[observed]
+        senders = np.eye(n)[sender[observed]]
+        sent = noise[observed]
         # In units that make their noise whole numbers: those of a sender sum to zero exactly.
         units = np.maximum(np.count_nonzero(sent, axis=1), 1)[:, None]
 
         def model(hidden: np.ndarray, units: Any, sent_noise: np.ndarray) -> Model:
             flow = mixing * hidden[:, None]
-            shown, entering = senders * units, gather @ noise * hidden[:, None]
+            visible = senders * units
+            entering = gather @ noise * hidden[:, None]
             return Model.of(
-                flow * hidden, flow * victims, entering, shown * hidden, shown * victims, sent_noise
+                flow * hidden,
+                flow * victims,
+                entering,
+                visible * hidden,
+                visible * victims,
+                sent_noise,
             )
 
         def infinite(participation: Participation) -> Judged:
@@ -345,11 +371,13 @@ def _closed_form(
     mu_u^2 = [(S S')^+]_uu max over patterns of sum |(C'C)_st|, S the unknown noise's map. Agents
     without a source in common are judged apart, each in units of its own noise.
     """
-    energy, open_ = np.full(len(source), np.inf), np.zeros(len(source), bool)
+    energy = np.full(len(source), np.inf)
+    open_ = np.zeros(len(source), bool)
     noisy = np.flatnonzero(source.any(axis=1))
     touching = (source[noisy] != 0).astype(np.float64)
     _, part = scipy.sparse.csgraph.connected_components(touching @ touching.T)
-    once, judged = Participation(1, 1, 1), {}
+    once = Participation(1, 1, 1)
+    judged = {}
     with np.errstate(over="ignore", invalid="ignore"):
         for block in (noisy[part == k] for k in range(part.max(initial=-1) + 1)):
             used = source[block][:, source[block].any(axis=0)]
@@ -363,24 +391,26 @@ def _closed_form(
             else:
                 uncertain = energies.condition > 1 / kalman.CERTAIN
                 margin = 1e3 * np.finfo(float).eps * energies.condition * uncertain
-                energy[block], open_[block] = energies.values[0, 0] * (1.0 + margin), uncertain
+                energy[block] = energies.values[0, 0] * (1.0 + margin)
+                open_[block] = uncertain
         over_rounds: Any = participation.epochs
     if strategy is not None:
-        patterns, gram = participation.patterns, np.abs(strategy.T @ strategy)
+        patterns = participation.patterns
+        gram = np.abs(strategy.T @ strategy)
         over_rounds = gram[patterns[:, :, None], patterns[:, None, :]].sum((1, 2)).max()
     return np.sqrt(energy) * float(np.sqrt(over_rounds)), open_
 
 
-def nodes_of(name: str, chosen: Any, n: int) -> tuple[int, ...]:
+def nodes_of(name: str, numbers: Any, n: int) -> tuple[int, ...]:
     """Return one agent or several as a sorted tuple; ValueError for none, all, or no agent.
 
     Args:
         name: Of the argument, for the message.
-        chosen: An agent or several.
+        numbers: An agent or several.
         n: Number of agents.
     """
-    chosen = chosen if isinstance(chosen, Collection) else [chosen]
-    nodes = sorted(set(_validate.agents(name, chosen, most=n - 1)))
+    numbers = numbers if isinstance(numbers, Collection) else [numbers]
+    nodes = sorted(set(_validate.agents(name, numbers, most=n - 1)))
     if name == "attackers" and len(nodes) in (0, n):
         number = "all" if nodes else "none of"
         remedy = "give at least one, leave a victim"

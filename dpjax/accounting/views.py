@@ -169,7 +169,8 @@ def _agent_noise(
         if np.diag(matrix).min() < 0:
             raise ValueError(f"covariance has the variance {np.diag(matrix).min()}; give none < 0")
         return np.diag(np.sqrt(np.diag(matrix))), [frozenset([i]) for i in range(n)]
-    outside, source = matrix.copy(), np.zeros((n, n))
+    outside = matrix.copy()
+    source = np.zeros((n, n))
     owners: list[frozenset[int]] = []
     for group in partition(subgroups, n):
         columns = range(len(owners), len(owners) + len(group))
@@ -294,12 +295,12 @@ def linear(
             raise ValueError(f"known has shape {combinations.shape}; give [c, {n}]")
         # Named by itself: public. In every other combination a change shows, whatever else is
         # known: knowing more hides nothing.
-        alone = np.count_nonzero(combinations, axis=1) == 1
-        hidden = 1.0 - (combinations[alone] != 0).any(axis=0)
+        singles = np.count_nonzero(combinations, axis=1) == 1
+        hidden = 1.0 - (combinations[singles] != 0).any(axis=0)
         model = model._replace(
             gradient=model.gradient * hidden, gradient_output=model.gradient_output * hidden
         )
-        mixed = combinations[~alone] * hidden
+        mixed = combinations[~singles] * hidden
         if mixed.any():
             model = seeing(model, mixed, of="gradient_output")
     any_gradients = None

@@ -122,7 +122,7 @@ class BinLoss(AmplifiedLoss):
     @property
     def times(self) -> int:
         """In how many rounds a record takes part, at most."""
-        return -(-self.rounds // self.separation)
+        return math.ceil(self.rounds / self.separation)
 
     @property
     def draw_ratios(self) -> tuple[float, ...]:
@@ -294,12 +294,13 @@ class BallsInBins(Sampler):
 
     def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than bins, most of whose batches would be empty."""
-        least = int(np.argmin(counts))
-        if counts[least] < self.bins:
-            agent = f"agent {least}" if agents is None else agents[least]
+        index = int(np.argmin(counts))
+        fewest = counts[index]
+        if fewest < self.bins:
+            agent = f"agent {index}" if agents is None else agents[index]
             raise ValueError(
-                f"bins is {self.bins}, but {agent} has "
-                f"{_validate.counted(counts[least], 'record')}; lower it to {counts[least]} at most"
+                f"bins is {self.bins}, but {agent} has {_validate.counted(fewest, 'record')}; "
+                f"lower it to {fewest} at most"
             )
 
     def amplification(self, counts: Int[np.ndarray, " n"] | None = None) -> Bins:
