@@ -30,15 +30,13 @@ def terms(
     step_sizes: Array, scales: Array, n: int, p: int, lip: float, m: float, c1: float, c2: float
 ) -> Float[Array, " 4"]:
     """Return the terms of (25), whose sum is the bound: (34), before its last line."""
+    total = step_sizes.sum()
     squares = scales**2
-    return np.array(
-        [
-            np.exp(-m * step_sizes.sum()) * c1,
-            lip**2 / (n * m) * step_sizes.sum() * c2,
-            2 * p * squares.sum(),
-            (4 * p * lip + 2 * p * lip**2 / m) * (step_sizes * squares).sum(),
-        ]
-    )
+    start = np.exp(-m * total) * c1
+    disagreement = lip**2 / (n * m) * total * c2
+    noise = 2 * p * squares.sum()
+    moved = (4 * p * lip + 2 * p * lip**2 / m) * (step_sizes * squares).sum()
+    return np.array([start, disagreement, noise, moved])
 
 
 def iterate(
@@ -71,8 +69,10 @@ def iterate(
     with np.errstate(over="ignore", invalid="ignore"):
         for k in range(len(step_sizes) - 1):
             matrix = transition(step_sizes[k + 1], n, sigma, drift, q1, lip, m)
+            alpha = step_sizes[k : k + 2]
+            nu = scales[k : k + 2]
             state = matrix @ path[-1]
-            state += _pushed(step_sizes[k : k + 2], scales[k : k + 2], n, p, sigma, lip, m)
+            state += _pushed(alpha, nu, n, p, sigma, lip, m)
             path.append(np.where(np.isnan(state), np.inf, state))
     return np.stack(path)
 
@@ -80,43 +80,38 @@ def iterate(
 def transition(
     step: float, n: int, sigma: float, drift: float, q1: float, lip: float, m: float
 ) -> Float[Array, "3 3"]:
-    """Return A_k of (23); sigma is max_k |W~(k) - its limit|, far is |W - I|."""
+    """Return A_k of (23); sigma is max_k |W~(k) - its limit|, drift is |W - I|."""
     s = sigma**2
     gap = 1 - sigma**2
     small = (lip * step) ** 2
-    return np.array(
-        [
-            [1 - step * m, lip**2 * step / (n * m), 0.0],
-            [
-                4 * n * (2 + s) * small / gap,
-                (2 + s) / 3 + 4 * (2 + s) * small / gap,
-                (2 + s) * (q1**2 + 2 * small) / gap,
-            ],
-            [
-                4 * n * (3 + s) * small / gap,
-                (3 + s) * (drift**2 + 4 * small) / gap,
-                (3 + s) / 4 + 3 * (3 + s) * small / gap,
-            ],
-        ]
-    )
+    matrix = np.zeros((3, 3))
+    # The distance of the mean model from the minimiser.
+    matrix[0, 0] = 1 - step * m
+    matrix[0, 1] = lip**2 * step / (n * m)
+    # The agents' disagreement.
+    matrix[1, 0] = 4 * n * (2 + s) * small / gap
+    matrix[1, 1] = (2 + s) / 3 + 4 * (2 + s) * small / gap
+    matrix[1, 2] = (2 + s) * (q1**2 + 2 * small) / gap
+    # What a round moves the models by.
+    matrix[2, 0] = 4 * n * (3 + s) * small / gap
+    matrix[2, 1] = (3 + s) * (drift**2 + 4 * small) / gap
+    matrix[2, 2] = (3 + s) / 4 + 3 * (3 + s) * small / gap
+    return matrix
 
 
 def _pushed(alpha: Array, nu: Array, n: int, p: int, sigma: float, lip: float, m: float) -> Array:
     """b_k of (24) from (alpha_k, alpha_{k+1}) and (nu_k, nu_{k+1})."""
-    (a, b) = alpha
-    (before, current) = nu**2
+    a, b = alpha
+    before, current = nu**2
     gap = 1 - sigma**2
     shared = 6 * lip * a + n * p * lip * b + 2 * lip**2 * a * b
     shared += 6 * lip**2 * (7 + 2 * lip * a) * b**2 / gap
-    return np.array(
-        [
-            2 * p * (1 + 2 * lip * b + lip**2 * b / m) * current,
-            2 * n * p * (9 + 6 * lip * b + 18 * lip**2 * b**2 / gap) * current
-            + 2 * n * p * (15 + 4 * lip * b + shared) * before,
-            2 * n * p * (9 + 6 * lip * b + 28 * lip**2 * b**2 / gap) * current
-            + 4 * n * p * (19 + 5 * lip * b + shared) * before,
-        ]
-    )
+    mean = 2 * p * (1 + 2 * lip * b + lip**2 * b / m) * current
+    disagreement = 2 * n * p * (9 + 6 * lip * b + 18 * lip**2 * b**2 / gap) * current
+    disagreement += 2 * n * p * (15 + 4 * lip * b + shared) * before
+    movement = 2 * n * p * (9 + 6 * lip * b + 28 * lip**2 * b**2 / gap) * current
+    movement += 4 * n * p * (19 + 5 * lip * b + shared) * before
+    return np.array([mean, disagreement, movement])
 
 
 def conditions(
@@ -136,16 +131,15 @@ def conditions(
     c6 = m**2 * (THETA - 1) * gap**4
     c6 /= 24 * (THETA + 1) * (THETA + 2) * widths * lip**2 * q1**4
     root = np.sqrt(max(c4**2 + 32 * c5 * lip**4, 0.0))
-    holds = {
-        "gamma beta <= 1": step_sizes[0] * beta <= 1,
-        "alpha <= 2 / (mu + L)": step_sizes.max() <= 2 / (m + lip),
-        "(26)": largest <= gap**2 / (24 * (3 + s) * lip**2),
-        "(30)": q1**2 < gap**4 / (12 * widths * drift**2),
-        "(35)": largest <= m**2 * gap**2 / (24 * (THETA + 1) * (2 + s) * lip**4),
-        "(37)": c5 >= 0,
-        "(38)": largest <= (root - c4) / (16 * lip**4),
-        "(40)": largest <= (np.sqrt(1 + c6) - 1) * q1**2 / (4 * lip**2),
-    }
+    holds = {}
+    holds["gamma beta <= 1"] = step_sizes[0] * beta <= 1
+    holds["alpha <= 2 / (mu + L)"] = step_sizes.max() <= 2 / (m + lip)
+    holds["(26)"] = largest <= gap**2 / (24 * (3 + s) * lip**2)
+    holds["(30)"] = q1**2 < gap**4 / (12 * widths * drift**2)
+    holds["(35)"] = largest <= m**2 * gap**2 / (24 * (THETA + 1) * (2 + s) * lip**4)
+    holds["(37)"] = c5 >= 0
+    holds["(38)"] = largest <= (root - c4) / (16 * lip**4)
+    holds["(40)"] = largest <= (np.sqrt(1 + c6) - 1) * q1**2 / (4 * lip**2)
     return {name: bool(met) for name, met in holds.items()}
 
 
@@ -159,7 +153,10 @@ def largest_decay(mixing: Float[Array, "n n"]) -> float:
     for _ in range(60):
         middle = (low + high) / 2
         met = conditions(np.zeros(1), mixing, q1=middle, beta=0.0, lip=1.0, m=1.0)["(37)"]
-        low, high = (middle, high) if met else (low, middle)
+        if met:
+            low = middle
+        else:
+            high = middle
     return low
 
 
@@ -192,7 +189,9 @@ def remark_520(
         squares = first_scale(epsilon, gradient_gap, gamma, q1, q2, printed=True) ** 2
         noise = 2 * p * squares / (1 - q2**2)
         noise += (4 * p * lip + 2 * p * lip**2 / m) * gamma * squares / (1 - q1 * q2**2)
-        return float(np.exp(-m * total) * c1 + lip**2 / (n * m) * total * c2 + noise)
+        start = np.exp(-m * total) * c1
+        disagreement = lip**2 / (n * m) * total * c2
+        return float(start + disagreement + noise)
 
     generator = np.random.default_rng(seed)
     q1, q2 = np.sort(generator.uniform(0.01, 0.99, 2))
@@ -200,7 +199,8 @@ def remark_520(
     for _ in range(20):
         for i in range(3):
             # The ends of q1 and q2 move with each other.
-            low, high = ((0.0, 1.0), (1e-6, point[2] - 1e-9), (point[1] + 1e-9, 1 - 1e-9))[i]
+            ends = [(0.0, 1.0), (1e-6, point[2] - 1e-9), (point[1] + 1e-9, 1 - 1e-9)]
+            low, high = ends[i]
 
             def along(entry: float, i: int = i) -> float:
                 return accuracy([*point[:i], entry, *point[i + 1 :]])

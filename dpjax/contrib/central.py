@@ -157,16 +157,20 @@ class Central:
         capacity = self.capacity or max(16, math.ceil(self.batch_size / 8))
         part: Any = noise.PrefixSum(bands=separation) if bands else noise.Independent()
         rule = dataclasses.replace(rule, schedule=self.schedule, rounds=rounds)
+        if delta is None:
+            delta = count**-1.1
+        protection = protect.Protect(
+            "zero_out_record",
+            clip_norm=self.clip_norm,
+            clipping=self.clipping,
+            per_layer=self.per_layer,
+        )
+        sampler = samplers.Poisson(batch, capacity, separation=separation)
         base = plan.Config(
             noise=part,
-            budget=protect.Budget(epsilon, count**-1.1 if delta is None else delta),
-            protect=protect.Protect(
-                "zero_out_record",
-                clip_norm=self.clip_norm,
-                clipping=self.clipping,
-                per_layer=self.per_layer,
-            ),
-            sampler=samplers.Poisson(batch, capacity, separation=separation),
+            budget=protect.Budget(epsilon, delta),
+            protect=protection,
+            sampler=sampler,
             optimizer=rule.chain(steps[0]),
             method=method(rounds),
             rounds=rounds,
@@ -212,10 +216,10 @@ def _together(
     lags = assumed.norm**2 / size * assumed.correlation ** np.arange(rounds)
     lags[0] += fresh / size
     sums = np.tri(rounds)
+    signal = filtered.covariance(lags, rounds)
     joint = filtered.solve(
-        filtered.covariance(lags, rounds), deviation**2, pattern, gram=sums.T @ sums, bands=bands,
-        tolerance=1e-2,
-    )  # fmt: skip
+        signal, deviation**2, pattern, gram=sums.T @ sums, bands=bands, tolerance=1e-2
+    )
     return joint.strategy, joint.filter / joint.filter[-1].sum()
 
 

@@ -21,15 +21,15 @@ def shares(agents: int, probability: float, rounds: int, seed: int, count: int =
         >>> [f"{share:.3f}" for share in coupling.shares(20, 0.5, 5000, seed=0, count=2)]
         ['0.859', '0.495']
     """
-    shares_found: list[float] = []
+    energy_shares: list[float] = []
     for _ in range(count):
         graph = graphs.erdos_renyi(agents, probability, seed)
+        # The first seed of the next graph, so that no graph comes twice.
         seed = graph.graph["seed"] + 1
         matrix = mixing.metropolis_hastings(graph)
-        decor = spatial.energy(spatial.pairwise(matrix, 1.0), matrix, horizon=rounds)
-        ldp = spatial.energy(spatial.independent(matrix, 1.0), matrix, horizon=rounds)
-        shares_found.append(decor / ldp)
-    return shares_found
+        decor_energy = spatial.energy(spatial.pairwise(matrix, 1.0), matrix, horizon=rounds)
+        ldp_energy = spatial.energy(spatial.independent(matrix, 1.0), matrix, horizon=rounds)
+        energy_shares.append(decor_energy / ldp_energy)
 
 
 def remark(agents: int, probability: float, rounds: int, seed: int) -> str:

@@ -41,9 +41,13 @@ def gaussian_loss(
     total = rounds
     if times > total:
         raise ValueError(f"participations is {times} of {total} rounds; give at most as many")
-    moved = _validate.positive("sensitivity", sensitivity) * (2 if relation == "replace" else 1)
+    moved = _validate.positive("sensitivity", sensitivity)
+    if relation == "replace":
+        # One record goes and another comes.
+        moved *= 2
     noise = math.sqrt(cohort.honest * _validate.positive("variance", variance))
-    return losses.Gaussian(moved / noise * math.sqrt(times) * _WIDE, total, times == total)
+    mu = moved / noise * math.sqrt(times) * _WIDE
+    return losses.Gaussian(mu, total, times == total)
 
 
 def published_sigma(epsilon: float, delta: float) -> float:
@@ -60,7 +64,9 @@ def published_sigma(epsilon: float, delta: float) -> float:
     """
     e = _validate.positive("epsilon", epsilon)
     d = _validate.probability("delta", delta)
-    return max(1 / math.sqrt(e), 2 * math.sqrt(-2 * math.log(d)) / e) * _WIDE
+    floor = 1 / math.sqrt(e)
+    gaussian = 2 * math.sqrt(-2 * math.log(d)) / e
+    return max(floor, gaussian) * _WIDE
 
 
 def sigma(

@@ -75,7 +75,8 @@ def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> Square:
         [T, T] Toeplitz matrix.
     """
     values = np.asarray(lags, np.float64)
-    return scipy.linalg.toeplitz(np.pad(values[:rounds], (0, max(0, rounds - len(values)))))
+    missing = max(0, rounds - len(values))
+    return scipy.linalg.toeplitz(np.pad(values[:rounds], (0, missing)))
 
 
 def filtered_error(
@@ -220,7 +221,8 @@ def _bound(
     between = np.where(turn[:, None] == turn, 0.0, multipliers)
     spill = max(float(np.linalg.eigvalsh(between)[-1]), 0.0)
     diagonal = multipliers.diagonal()
-    levels = np.array([diagonal[turn == c].max() for c in range(separation)]) + spill
+    largest = [diagonal[turn == c].max() for c in range(separation)]
+    levels = np.array(largest) + spill
     # Each column of Z D L^-T, with L L' = S, is a sum over rounds; its part below is what counts.
     whitening = scipy.linalg.solve_triangular(
         np.linalg.cholesky(signal), np.eye(rounds), lower=True
@@ -228,7 +230,8 @@ def _bound(
     gathered = np.zeros((separation, separation))
     for row in range(rounds):
         parts = whitening[: row + 1] * z[row]
-        summed = np.stack([parts[:, turn == c].sum(axis=1) for c in range(separation)], axis=1)
+        columns = [parts[:, turn == c].sum(axis=1) for c in range(separation)]
+        summed = np.stack(columns, axis=1)
         gathered += summed.T @ summed
     products = np.sum(weight * z, axis=0)
     sums = np.array([products[turn == c].sum() for c in range(separation)])

@@ -139,7 +139,9 @@ def costs_of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
     """
     for name, array in (("matrices", matrices), ("values", values)):
         _validate.unmasked(name, array)
-    hessians = 2 * (np.swapaxes(matrices, 1, 2) @ matrices + omega * np.eye(matrices.shape[2]))
+    squares = np.swapaxes(matrices, 1, 2) @ matrices
+    ridge = omega * np.eye(matrices.shape[2])
+    hessians = 2 * (squares + ridge)
     linear = 2 * np.einsum("nmp,nm->np", matrices, values)
     total = hessians.sum(axis=0)
     if np.linalg.cond(total) > 1e12:
@@ -149,7 +151,8 @@ def costs_of(matrices: Any, values: Any, omega: float, truth: Any) -> Fusion:
         )
     minimiser = np.linalg.solve(total, linear.sum(axis=0))
     missed = values - matrices @ minimiser
-    minimum = float((missed**2).sum() / len(values) + omega * minimiser @ minimiser)
+    loss = (missed**2).sum() / len(values)
+    minimum = float(loss + omega * minimiser @ minimiser)
     return Fusion(matrices, values, omega, truth, hessians, linear, minimiser, minimum)
 
 
@@ -219,12 +222,10 @@ def optimal_parts(
     )  # fmt: skip
     steps = best.schedule.step_sizes
     scales = best.schedule.scales
-    return Parts(
-        Tracking(best.beta),
-        Sgd(float(steps.max()), decay=tuple(map(float, steps / steps.max()))),
-        ScheduledLaplace(tuple(map(float, scales / scales.max()))),
-        best.error,
-    )
+    decay = tuple(map(float, steps / steps.max()))
+    optimizer = Sgd(float(steps.max()), decay=decay)
+    noise = ScheduledLaplace(tuple(map(float, scales / scales.max())))
+    return Parts(Tracking(best.beta), optimizer, noise, best.error)
 
 
 def problem(
@@ -268,14 +269,19 @@ def problem(
     flat = costs.matrices.reshape(agents, measurements * dimension)
     rows = np.arange(agents, dtype=np.int32)
     start = _starts(dimension, dtype, _validate.flag("apart", apart))
+    # Each agent has one record: its matrix and its values, side by side.
+    records = np.concatenate([flat, costs.values], axis=1).astype(dtype)
+    labels = np.zeros(agents, dtype)
+    counts = np.ones(agents, np.int32)
+    minimiser = np.asarray(costs.minimiser, dtype)
     return Problem(
         start,
         Cost(measurements, dimension, float(costs.omega)),
         _residuals,
-        np.concatenate([flat, costs.values], axis=1).astype(dtype),
-        np.zeros(agents, dtype),
-        Partition(rows[:, None], np.ones(agents, np.int32)),
-        np.asarray(costs.minimiser, dtype),
+        records,
+        labels,
+        Partition(rows[:, None], counts),
+        minimiser,
         "sensor fusion",
         evaluation_data="public",
         init_per_agent=apart,
@@ -312,9 +318,9 @@ class Cost:
         """|v - M x|^2 + omega |x|^2 of a record (M flattened, v)."""
         del y
         matrix = x[: -self.measurements].reshape(self.measurements, self.dimension)
-        missed = x[-self.measurements :] - jnp.matmul(
-            matrix, params, precision=jax.lax.Precision.HIGHEST
-        )
+        # A GPU's default products would round the residual to ten bits.
+        predicted = jnp.matmul(matrix, params, precision=jax.lax.Precision.HIGHEST)
+        missed = x[-self.measurements :] - predicted
         return missed @ missed + self.omega * (params @ params)
 
 

@@ -83,7 +83,8 @@ def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal
         if t:
             run[t] = run[t - 1]
         run[t, :, t, :] += np.eye(n)
-        run[t] = np.tensordot(schedule[t % len(schedule)], run[t], axes=1)
+        matrix = schedule[t % len(schedule)]
+        run[t] = np.tensordot(matrix, run[t], axes=1)
     covariance = run.reshape(rounds * n, rounds * n)
     when = Participation(n * rounds, k, n * b)
     return temporal.solve(covariance.T @ covariance, when, factor=covariance)

@@ -233,11 +233,10 @@ def normalised(
     rounds = information / scale
     null = None
     if seed is not None and permutations:
-        dealt = [
-            over_rounds(x, y[:, order], k, backend=backend)
-            for order in _orders(x.shape[1], permutations, seed)
-        ]
-        null = _null(np.stack(dealt) / scale, float(rounds.max()), level)
+        shuffled = []
+        for order in _orders(x.shape[1], permutations, seed):
+            shuffled.append(over_rounds(x, y[:, order], k, backend=backend))
+        null = _null(np.stack(shuffled) / scale, float(rounds.max()), level)
     best = int(rounds.argmax())
     return Leakage(float(rounds[best]), best, rounds, information, scale, constant, null)
 
@@ -255,12 +254,15 @@ def _null(values: np.ndarray, value: float, level: float) -> Null:
     def quantile(sample: np.ndarray) -> np.ndarray:
         return np.quantile(sample, level, axis=0, method="higher")
 
+    # The value itself counts as one permutation, so that no p-value is 0.
+    extremes = 1 + (maxima >= value).sum()
+    p_value = float(extremes / (1 + len(values)))
     return Null(
         mean=values.mean(axis=0),
         quantile=quantile(values),
         maximum_mean=float(maxima.mean()),
         maximum_quantile=float(quantile(maxima)),
-        p_value=float((1 + (maxima >= value).sum()) / (1 + len(values))),
+        p_value=p_value,
         level=level,
         permutations=len(values),
     )
@@ -318,8 +320,9 @@ def dense(x: np.ndarray, y: np.ndarray, k: int) -> leakage.Counts:
     trials = len(x)
     entries = ENTRIES.get(jax.default_backend(), ENTRIES["gpu"])
     blocks = -(-trials * trials // entries)
+    size = -(-trials // min(blocks, trials))
     with double_precision():
-        blocked = _blocks(jnp.asarray(x), jnp.asarray(y), k, -(-trials // min(blocks, trials)))
+        blocked = _blocks(jnp.asarray(x), jnp.asarray(y), k, size)
         return leakage.Counts(*(np.asarray(part) for part in blocked))
 
 
@@ -332,18 +335,25 @@ def _blocks(x: jax.Array, y: jax.Array, k: int, size: int) -> tuple[jax.Array, .
     def block(rows: jax.Array) -> tuple[jax.Array, ...]:
         in_x = _distances(x, rows)
         in_y = _distances(y, rows)
-        joint = jnp.where(rows[:, None] == others, jnp.inf, jnp.maximum(in_x, in_y))
+        # A trial is no neighbour of itself.
+        itself = rows[:, None] == others
+        joint = jnp.where(itself, jnp.inf, jnp.maximum(in_x, in_y))
 
         def further(_: int, distance: jax.Array) -> jax.Array:
             # On to the next larger distance, where fewer than k are within this one.
             edge = distance[:, None]
             following = jnp.where(joint > edge, joint, jnp.inf).min(axis=1)
-            return jnp.where((joint <= edge).sum(axis=1) < k, following, distance)
+            within = (joint <= edge).sum(axis=1)
+            return jnp.where(within < k, following, distance)
 
         distance = jax.lax.fori_loop(0, k, further, jnp.full(size, -jnp.inf))
         edge = distance[:, None]
-        return (in_x < edge).sum(axis=1) - 1, (in_y < edge).sum(axis=1) - 1, distance
+        # Less one, the trial itself.
+        count_x = (in_x < edge).sum(axis=1) - 1
+        count_y = (in_y < edge).sum(axis=1) - 1
+        return count_x, count_y, distance
 
+    # Rows that fill up the last block repeat the last trial, and are cut off.
     rows = jnp.minimum(jnp.arange(-(-trials // size) * size), trials - 1)
     counts = jax.lax.map(block, rows.reshape(-1, size))
     return tuple(part.reshape(-1)[:trials] for part in counts)
@@ -351,5 +361,8 @@ def _blocks(x: jax.Array, y: jax.Array, k: int, size: int) -> tuple[jax.Array, .
 
 def _distances(x: jax.Array, rows: jax.Array) -> jax.Array:
     """From the trials of some rows to all, in the maximum norm."""
-    columns = (jnp.abs(x[rows, column, None] - x[:, column]) for column in range(x.shape[1]))
-    return functools.reduce(jnp.maximum, columns)
+    distance = jnp.abs(x[rows, 0, None] - x[:, 0])
+    # Column by column: all at once would take as many matrices.
+    for column in range(1, x.shape[1]):
+        distance = jnp.maximum(distance, jnp.abs(x[rows, column, None] - x[:, column]))
+    return distance

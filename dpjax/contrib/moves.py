@@ -134,7 +134,9 @@ def tracking(step_sizes: Any, gradient_gap: float) -> Float[np.ndarray, " T"]:
     steps = _steps(step_sizes)
     gap = _validate.positive("gradient_gap", gradient_gap)
     with np.errstate(under="ignore", over="ignore"):
-        raised = np.maximum(steps[:-1] * gap * (1 + 4 * _UNIT), np.finfo(np.float64).tiny)
+        # A move that underflows is still a move, and 0 would say that nothing was sent.
+        tiny = np.finfo(np.float64).tiny
+        raised = np.maximum(steps[:-1] * gap * (1 + 4 * _UNIT), tiny)
     return np.concatenate([[0.0], np.where(steps[:-1] > 0, raised, 0.0)])
 
 
@@ -292,11 +294,14 @@ def printed_sensitivity(
         raise ValueError(f"constants is {constants}, weakening {weakening:g}; give numbers >= 0")
     if method in ("tracking", "dpop"):
         return gap * step
-    factor = {
-        "pp_doagt": 3 * step,
-        "xuan2023": (2 * weight + 1) * step,
-        "wang2024": (2 - weakening) * (step + 1),
-    }.get(method, 2 * weight + 2)
+    if method == "pp_doagt":
+        factor = 3 * step
+    elif method == "xuan2023":
+        factor = (2 * weight + 1) * step
+    elif method == "wang2024":
+        factor = (2 - weakening) * (step + 1)
+    else:
+        factor = 2 * weight + 2
     return factor * (gap + other)
 
 

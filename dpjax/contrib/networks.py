@@ -46,7 +46,8 @@ class Pixels(nn.Module):
         """Return the logits of images."""
         x = x.astype(jnp.float32) / 127.5 - 1
         if self.side:
-            x = jax.image.resize(x, (len(x), self.side, self.side, x.shape[-1]), "bilinear")
+            shape = (len(x), self.side, self.side, x.shape[-1])
+            x = jax.image.resize(x, shape, "bilinear")
         return self.body(x)
 
 

@@ -593,10 +593,14 @@ class PaillierExchange:
         leaves, structure = jax.tree.flatten(model)
         leaves = [np.asarray(leaf) for leaf in leaves]
         n = len(self.agents)
-        flat = np.concatenate([leaf.astype(np.float64).reshape(n, -1) for leaf in leaves], axis=1)
+        rows = [leaf.astype(np.float64).reshape(n, -1) for leaf in leaves]
+        flat = np.concatenate(rows, axis=1)
         grains = np.concatenate([_leaf_grains(leaf) for leaf in leaves], axis=1)
+        weights = np.asarray(weights)
+        # Every model is checked before anything is sent.
         for agent in self.agents:
-            agent.begin(flat[agent.number], np.asarray(weights)[agent.number], grains[agent.number])
+            i = agent.number
+            agent.begin(flat[i], weights[i], grains[i])
         numbers = 0
         self.seen = []
         for agent in self.agents:
@@ -611,13 +615,15 @@ class PaillierExchange:
                     place = agent.number, other
                     self.seen.append(Ciphertexts(*place, "request", tuple(request)))
                     self.seen.append(Ciphertexts(*place[::-1], "answer", tuple(answer)))
-        self.traffic.append(Crossed(round, numbers, numbers * (2 * self.key_size // 8)))
+        # A ciphertext is a number modulo n^2, of twice the key's bits.
+        size = 2 * self.key_size // 8
+        self.traffic.append(Crossed(round, numbers, numbers * size))
         pulled = np.stack([agent.pulled() for agent in self.agents])
         ends = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
-        parts = zip(np.split(pulled, ends, axis=1), leaves, strict=True)
-        return jax.tree.unflatten(
-            structure, [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in parts]
-        )
+        sums = []
+        for part, leaf in zip(np.split(pulled, ends, axis=1), leaves, strict=True):
+            sums.append(part.reshape(leaf.shape).astype(leaf.dtype))
+        return jax.tree.unflatten(structure, sums)
 
 
 def _leaf_grains(leaf: np.ndarray) -> Float[np.ndarray, "n d"]:

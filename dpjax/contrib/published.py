@@ -134,7 +134,9 @@ def mafalda(view: View, participation: Participation, *, gradients: Gradients = 
     loss = view.loss(participation, gradients=gradients)
     once = view.loss(Participation(participation.rounds, 1, 1), gradients=gradients)
     printed = loss.mu**2
-    bounds = np.maximum(np.where(once.upper_bound, 0.0, once.mu**2), printed / participation.epochs)
+    # No less than one participation costs, nor than the most costly of all participations.
+    single = np.where(once.upper_bound, 0.0, once.mu**2)
+    bounds = np.maximum(single, printed / participation.epochs)
     if gradients == "view" and participation.rounds * view.agents <= LARGEST:
         bounds = np.maximum(bounds, _equal_gradients(view, participation))
     # A millionth: far above rounding, far below what the slip costs.
@@ -276,9 +278,9 @@ def geometric(
     gamma = _validate.positive("gamma", gamma)
     q1, q2 = laplace.decays(q1, q2)
     share = laplace.horizon_share(rounds, 1, q1, q2)
-    return max(
-        laplace.ratio([gap, gamma, share], [scale, q2 - q1]) * _UP, float(np.finfo(np.float64).tiny)
-    )
+    loss = laplace.ratio([gap, gamma, share], [scale, q2 - q1]) * _UP
+    # A loss that underflows is not 0.
+    return max(loss, float(np.finfo(np.float64).tiny))
 
 
 def budget(

@@ -171,6 +171,12 @@ class Measured(NamedTuple):
     high: float
 
 
+def _flat(name: str, messages: Any) -> np.ndarray:
+    """A row of numbers for each run."""
+    array = _validate.finite_array(name, messages)
+    return array.reshape(len(array), -1).astype(np.float64)
+
+
 def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Measured:
     """Return the Gaussian-DP mu of one pair of neighbours, from messages that were recorded.
 
@@ -208,10 +214,8 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
         (True, 0.5)
     """
     share = _validate.probability("confidence", confidence)
-    trial, other = (
-        _validate.finite_array(name, array).reshape(len(array), -1).astype(np.float64)
-        for name, array in (("messages", messages), ("neighbours", neighbours))
-    )
+    trial = _flat("messages", messages)
+    other = _flat("neighbours", neighbours)
     runs, size = trial.shape
     if other.shape != trial.shape:
         raise ValueError(
@@ -243,7 +247,9 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
     along = vectors.T @ d
     if np.linalg.norm(along[~strong]) > _LEFT * np.linalg.norm(d):
         return Measured(np.inf, np.inf, np.inf)
-    squared = float(np.sum(along[strong] ** 2 / values[strong])) / runs
+    signal = along[strong] ** 2 / values[strong]
+    squared = float(np.sum(signal)) / runs
+    # What is left of the runs, after as many means were taken, measures the variance.
     free = runs - strong.sum()
     tails = np.array([0.5, (1 - share) / 2, (1 + share) / 2])
     mu, low, high = np.sqrt(squared * 2 * special.gammaincinv(free / 2, tails))

@@ -72,7 +72,9 @@ class Replica:
         self.round = 0
         self.rounds = plan.config.rounds
         self._expected = _received(self._inputs)
-        state = self._inputs.initial(self._inputs.start(None, 1), self._inputs.batch_keys)
+        models = self._inputs.start(None, 1)
+        state = self._inputs.initial(models, self._inputs.batch_keys)
+        # Of one plan and one seed.
         self._state = jax.tree.map(lambda leaf: leaf[0, 0], (state.models, state.memory))
 
     def receive(self, received: Any) -> None:
@@ -124,10 +126,8 @@ class Replica:
         Raises:
             ValueError: For one of other shapes or dtypes.
         """
-        expected, offered = (
-            jax.tree.map(lambda leaf: (np.shape(leaf), np.asarray(leaf).dtype), tree)
-            for tree in (self.state, state)
-        )
+        expected = _shapes(self.state)
+        offered = _shapes(state)
         if expected != offered:
             raise ValueError(f"state is {_validate.shown(offered)}; give one of {expected}")
         self.round = _validate.integer("round", round, least=0)
@@ -221,6 +221,11 @@ class Feed:
         return Update(
             replica.round, replica.fingerprint(), (), replica.state, replica.size + DIGEST
         )
+
+
+def _shapes(tree: Any) -> Any:
+    """Shape and dtype of every leaf."""
+    return jax.tree.map(lambda leaf: (np.shape(leaf), np.asarray(leaf).dtype), tree)
 
 
 def _bytes(tree: Any) -> int:

@@ -125,14 +125,13 @@ class UpdateRule:
         if self.schedule == "cosine" and self.rounds is None:
             raise ValueError("rounds is None with a cosine schedule, which ends; give the rounds")
         for name in ("rounds", "rank"):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 _validate.assign(self, **{name: _validate.integer(name, value)})
-        _validate.assign(
-            self,
-            every=_validate.integer("every", self.every),
-            taps=_validate.integer("taps", self.taps, least=2, most=LAGS),
-            floor=_validate.positive("floor", self.floor),
-        )
+        every = _validate.integer("every", self.every)
+        taps = _validate.integer("taps", self.taps, least=2, most=LAGS)
+        floor = _validate.positive("floor", self.floor)
+        _validate.assign(self, every=every, taps=taps, floor=floor)
         if not 0 < _validate.number("beta", self.beta) < 1:
             raise ValueError(f"beta is {self.beta!r}; give a number between 0 and 1")
         learned = isinstance(self.filter, str) and self.filter in _LEARNED
@@ -207,12 +206,13 @@ class UpdateRule:
         warm = max(1, math.ceil(0.05 * self.rounds))
         rest = max(1, self.rounds - warm)
 
-        def at(count: Any) -> Any:
+        def step_at(count: Any) -> Any:
             rising = (count + 1) / warm
-            falling = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip((count - warm) / rest, 0, 1)))
+            share = jnp.clip((count - warm) / rest, 0, 1)
+            falling = 0.5 * (1 + jnp.cos(jnp.pi * share))
             return step_size * jnp.where(count < warm, rising, falling)
 
-        return at
+        return step_at
 
 
 def momentum(

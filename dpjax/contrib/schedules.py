@@ -135,9 +135,10 @@ class TrackedQuadratics(NamedTuple):
     def weights(self, rows: np.ndarray | None = None) -> np.ndarray:
         """As `weights`."""
         n, p = self.hessians.shape[:2]
-        e = np.eye(n * p).reshape(n * p, n, p) if rows is None else rows
+        if rows is None:
+            rows = np.eye(n * p).reshape(n * p, n, p)
         # [n, r, p]: mixing is then one matrix product.
-        e = np.ascontiguousarray(np.moveaxis(e, 0, 1))
+        e = np.ascontiguousarray(np.moveaxis(rows, 0, 1))
         u = np.zeros_like(e)
         squares = np.zeros(len(self.step_sizes))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -157,7 +158,10 @@ def problem_of(
     """Return a run on a problem as float64 arrays; no linear terms are zeros."""
     w = np.asarray(mixing, np.float64)
     h = np.asarray(hessians, np.float64)
-    b = np.zeros(h.shape[:2]) if linear is None else np.asarray(linear, np.float64)
+    if linear is None:
+        b = np.zeros(h.shape[:2])
+    else:
+        b = np.asarray(linear, np.float64)
     minimiser = np.linalg.solve(h.sum(axis=0), b.sum(axis=0))
     return TrackedQuadratics(w, h, b, minimiser, np.asarray(step_sizes, np.float64), float(beta))
 
@@ -245,7 +249,9 @@ def sketch(agents: int, dimension: int, probes: int, seed: int) -> Float[np.ndar
     p = dimension
     signs = np.random.default_rng(seed).choice((-1.0, 1.0), (probes, n, p))
     signs = (signs - signs.mean(axis=1, keepdims=True)) / np.sqrt(probes)
-    mean = np.broadcast_to(np.eye(p)[:, None], (p, n, p)) / np.sqrt(n)
+    # The mean of all agents, entry by entry, at the norm of an orthonormal row.
+    unit = np.eye(p)[:, None]
+    mean = np.broadcast_to(unit, (p, n, p)) / np.sqrt(n)
     return np.concatenate([mean, signs])
 
 
@@ -443,9 +449,12 @@ def optimal(
             name = f"{count} pulse{'s' if count > 1 else ''}"
             starts[name] = _pulses(rounds, count, mean, gain, width)
     n, p = problem.linear.shape
-    rows = sketch(n, p, probes, seed) if probes is not None else np.eye(n * p).reshape(-1, n, p)
-    plain = first * decay ** np.arange(rounds, dtype=np.float64), gain
-    return setting.best(starts, rows, plain, iterations)
+    if probes is None:
+        rows = np.eye(n * p).reshape(-1, n, p)
+    else:
+        rows = sketch(n, p, probes, seed)
+    geometric_steps = first * decay ** np.arange(rounds, dtype=np.float64)
+    return setting.best(starts, rows, (geometric_steps, gain), iterations)
 
 
 class _Start(NamedTuple):
@@ -456,7 +465,9 @@ class _Start(NamedTuple):
     point: np.ndarray
 
     def steps(self, point: np.ndarray) -> tuple[np.ndarray, float]:
-        return self.mask * np.exp(self.basis @ point[:-1]), float(np.exp(point[-1]))
+        steps = self.mask * np.exp(self.basis @ point[:-1])
+        gain = float(np.exp(point[-1]))
+        return steps, gain
 
 
 def _smooth(rounds: int, knots: int, gamma: float, q1: float, beta: float, width: int) -> _Start:
@@ -476,7 +487,8 @@ def _pulses(rounds: int, count: int, hessian: np.ndarray, beta: float, width: in
     curvatures = np.linalg.eigvalsh(hessian)
     low = curvatures[0]
     high = curvatures[-1]
-    nodes = np.cos((2 * np.arange(count) + 1) * np.pi / (2 * count))
+    odd = 2 * np.arange(count) + 1
+    nodes = np.cos(odd * np.pi / (2 * count))
     nodes = (high + low) / 2 - (high - low) / 2 * nodes
     if count == len(curvatures):
         nodes = curvatures
@@ -545,10 +557,10 @@ class _Setting(NamedTuple):
 
         gaussian = self.noise == "gaussian"
         factor = (1.0 if gaussian else 2.0) * (self.gap / self.budget) ** 2
-        arrays = (
-            *(self.problem.mixing, self.problem.hessians, *self.problem.first_errors(self.start)),
-            *(start.basis, start.mask, np.moveaxis(rows, 0, 1), self.start_variance, factor),
-        )
+        first_errors = self.problem.first_errors(self.start)
+        directions = np.moveaxis(rows, 0, 1)
+        arrays: list[Any] = [self.problem.mixing, self.problem.hessians, *first_errors]
+        arrays += [start.basis, start.mask, directions, self.start_variance, factor]
         with double_precision():
             constants = tuple(jnp.asarray(array) for array in arrays)
 
@@ -559,13 +571,10 @@ class _Setting(NamedTuple):
                     return 1e6, np.zeros_like(slope)  # The line search steps back.
                 return float(value), slope
 
+            bounds = [(entry - _REACH, entry + _REACH) for entry in start.point]
+            options = {"maxiter": iterations}
             end = optimize.minimize(
-                objective,
-                start.point,
-                jac=True,
-                method="L-BFGS-B",
-                bounds=[(entry - _REACH, entry + _REACH) for entry in start.point],
-                options={"maxiter": iterations},
+                objective, start.point, jac=True, method="L-BFGS-B", bounds=bounds, options=options
             )
         return np.asarray(end.x, np.float64), int(end.nfev)
 
@@ -588,12 +597,14 @@ def log_error(point: jax.Array, constants: tuple[jax.Array, ...], gaussian: bool
         e, u = state
         mixed = w @ e
         u = u + beta * (e - mixed)
-        return (mixed - alpha * (u + jnp.einsum("nij,nj->ni", h, e)), u), None
+        slope = jnp.einsum("nij,nj->ni", h, e)
+        return (mixed - alpha * (u + slope), u), None
 
     def backwards(state: Any, alpha: jax.Array) -> Any:
         e, u = state
         gained = beta * (u - alpha * e)
-        mixed = (w.T @ (e - gained).reshape(len(w), -1)).reshape(e.shape)
+        flat = (e - gained).reshape(len(w), -1)
+        mixed = (w.T @ flat).reshape(e.shape)
         after = mixed + gained - alpha * jnp.einsum("nri,nij->nrj", e, h)
         return (after, u - alpha * e), (after**2).sum()
 
@@ -607,7 +618,8 @@ def log_error(point: jax.Array, constants: tuple[jax.Array, ...], gaussian: bool
         noise = (sizes * jnp.sqrt(sent)).sum() ** 2
     else:
         noise = (sizes * jnp.cbrt(sent)).sum() ** 3
-    return jnp.log((e**2).sum() + start_variance * weights[0] + factor * noise)
+    bias = (e**2).sum() + start_variance * weights[0]
+    return jnp.log(bias + factor * noise)
 
 
 _log_error = jax.jit(jax.value_and_grad(log_error), static_argnums=2)
@@ -640,10 +652,16 @@ def _scales(
         return scales
     with np.errstate(all="ignore"):
         # Roots of each: quotients and products of steps and weights themselves may overflow.
-        roots = np.sqrt(a) / np.sqrt(np.sqrt(w)) if gaussian else np.cbrt(a) / np.cbrt(w)
+        if gaussian:
+            roots = np.sqrt(a) / np.sqrt(np.sqrt(w))
+        else:
+            roots = np.cbrt(a) / np.cbrt(w)
         parts = a / roots
         peak = parts.max()
-        total = peak * np.linalg.norm(parts / peak) if gaussian else parts.sum()
+        if gaussian:
+            total = peak * np.linalg.norm(parts / peak)
+        else:
+            total = parts.sum()
         scales[1:][sent] = ratio * total * roots * _UP
     met = np.concatenate([[ratio, total, ratio * total], roots, scales[1:][sent]])
     return scales if ((met >= _LEAST) & (met <= _MOST)).all() else None

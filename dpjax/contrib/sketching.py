@@ -86,4 +86,5 @@ def rounds_to_find(share: float, energy: float, variance: float, dimension: int,
     few = share * dimension * (1 + noise)
     many = dimension * noise * share / (1 - share)
     # Up to d numbers each tells of a direction of its own; from there on they add up.
-    return max(1, math.ceil((few if few <= dimension else many) / k))
+    numbers = few if few <= dimension else many
+    return max(1, math.ceil(numbers / k))

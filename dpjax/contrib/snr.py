@@ -40,15 +40,19 @@ def signal_to_noise(
     c = np.asarray(autocorrelation, float)
     coefficients = checked(b, a)
     if rounds is None:
-        kappa = impulse_response(
-            *coefficients, max(len(c), 100_000 if coefficients.a else len(coefficients.b))
-        )
+        # A recursive filter's response has no end; what comes later is below a rounding.
+        length = 100_000 if coefficients.a else len(coefficients.b)
+        kappa = impulse_response(*coefficients, max(len(c), length))
         weights = np.ones(len(kappa))
     else:
         kappa = impulse_response(*coefficients, rounds)
         weights = np.arange(rounds, 0, -1.0)
-    c = np.pad(c[: len(kappa)], (0, max(0, len(kappa) - len(c))))
-    return float(weights @ (c * kappa)) / float(weights @ kappa**2)
+    # Correlations that are not given are 0.
+    missing = max(0, len(kappa) - len(c))
+    c = np.pad(c[: len(kappa)], (0, missing))
+    gradient = float(weights @ (c * kappa))
+    noise = float(weights @ kappa**2)
+    return gradient / noise
 
 
 def proportional_fir(autocorrelation: Coefficients) -> Filter:
@@ -92,5 +96,6 @@ def frequency_response(b: Coefficients, a: Coefficients = (), points: int = 512)
     from scipy import signal
 
     frequencies = np.linspace(0, 0.5, _validate.integer("points", points, least=2))
-    _, response = signal.freqz(b, np.concatenate([[1.0], a]), worN=2 * np.pi * frequencies)
+    denominator = np.concatenate([[1.0], a])
+    _, response = signal.freqz(b, denominator, worN=2 * np.pi * frequencies)
     return Response(frequencies, response)

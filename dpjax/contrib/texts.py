@@ -94,14 +94,14 @@ def read_task(
         _obtain(place)
     parts = [_records(place, name, columns) for name in ("train", columns.dev)]
     classes = sorted({label for _, labels in parts for label in labels}, key=_order)
+    source = f"GLUE, {task}, from {place}"
     arrays: canonical.Arrays = {}
     for part, (texts, labels) in zip(("train", "test"), parts, strict=True):
         arrays[f"x_{part}"] = tokenizer.encode(texts[0], length, *texts[1:])
         arrays[f"y_{part}"] = np.array([classes.index(label) for label in labels], np.int32)
-    return Dataset(
-        task, arrays["x_train"], arrays["y_train"], arrays["x_test"], arrays["y_test"],
-        f"GLUE, {task}, from {place}", canonical.combined_digest(arrays),
-    )  # fmt: skip
+    train = (arrays["x_train"], arrays["y_train"])
+    test = (arrays["x_test"], arrays["y_test"])
+    return Dataset(task, *train, *test, source, canonical.combined_digest(arrays))
 
 
 def _order(label: str) -> tuple[float, str]:

@@ -225,5 +225,8 @@ def _cut(first: list[int], second: list[int], room: int) -> tuple[list[int], lis
     """The beginnings of a pair that fit: the longer one is cut until both are as long."""
     over = max(0, len(first) + len(second) - room)
     gap = len(first) - len(second)
-    from_first = min(over, max(0, gap)) + (over - min(over, abs(gap)) + 1) // 2
-    return first[: len(first) - from_first], second[: len(second) - (over - from_first)]
+    # First what makes them equally long, then half of the rest from each.
+    rest = over - min(over, abs(gap))
+    from_first = min(over, max(0, gap)) + (rest + 1) // 2
+    from_second = over - from_first
+    return first[: len(first) - from_first], second[: len(second) - from_second]
