@@ -29,7 +29,14 @@ Array = np.ndarray
 def terms(
     step_sizes: Array, scales: Array, n: int, p: int, lip: float, m: float, c1: float, c2: float
 ) -> Float[Array, " 4"]:
-    """Return the terms of (25), whose sum is the bound: (34), before its last line."""
+    """Return the terms of (25), whose sum is the bound: (34), before its last line.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.contrib import accuracy
+        >>> accuracy.terms(np.ones(2), np.ones(2), 4, 1, 1.0, 0.5, 1.0, 1.0).round(3).tolist()
+        [0.368, 1.0, 4.0, 16.0]
+    """
     total = step_sizes.sum()
     squares = scales**2
     start = np.exp(-m * total) * c1
@@ -63,6 +70,17 @@ def iterate(
         p: Entries of a model.
         lip: L.
         m: mu.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.contrib import accuracy
+        >>> from dpjax.topology import graphs, mixing
+        >>> matrix = mixing.metropolis_hastings(graphs.ring(4))
+        >>> accuracy.iterate(
+        ...     np.full(3, 0.1), np.ones(3), matrix, np.ones(3), q1=0.9, beta=0.5, p=1, lip=1.0,
+        ...     m=0.5,
+        ... ).shape
+        (3, 3)
     """
     n, drift, sigma = _network(mixing, step_sizes, q1, beta)
     path = [np.asarray(start, np.float64)]
@@ -80,7 +98,13 @@ def iterate(
 def transition(
     step: float, n: int, sigma: float, drift: float, q1: float, lip: float, m: float
 ) -> Float[Array, "3 3"]:
-    """Return A_k of (23); sigma is max_k |W~(k) - its limit|, drift is |W - I|."""
+    """Return A_k of (23); sigma is max_k |W~(k) - its limit|, drift is |W - I|.
+
+    Example:
+        >>> from dpjax.contrib import accuracy
+        >>> accuracy.transition(0.1, 4, 0.5, 1.0, q1=0.9, lip=1.0, m=0.1).shape
+        (3, 3)
+    """
     s = sigma**2
     gap = 1 - sigma**2
     small = (lip * step) ** 2
@@ -120,6 +144,15 @@ def conditions(
     """Return which conditions of Theorem 5.18 and of its proof hold, by their number in the paper.
 
     Those on steps are asked of every round: the paper waits until the steps have fallen below them.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.contrib import accuracy
+        >>> from dpjax.topology import graphs, mixing
+        >>> matrix = mixing.metropolis_hastings(graphs.ring(4))
+        >>> met = accuracy.conditions(np.full(3, 0.1), matrix, q1=0.9, beta=0.5, lip=1.0, m=0.5)
+        >>> met["gamma beta <= 1"], met["(37)"]
+        (True, False)
     """
     _, drift, sigma = _network(mixing, step_sizes, q1, beta)
     s = sigma**2
@@ -147,6 +180,13 @@ def largest_decay(mixing: Float[Array, "n n"]) -> float:
     """Return the largest q1 that (37) lets through on a network, by bisection: sigma grows with it.
 
     The paper's own are .92 and .97.
+
+    Example:
+        >>> from dpjax.contrib import accuracy
+        >>> from dpjax.topology import graphs, mixing
+        >>> matrix = mixing.metropolis_hastings(graphs.ring(4))
+        >>> round(accuracy.largest_decay(matrix), 4)
+        0.0188
     """
     low = 0.0
     high = 1.0
@@ -178,6 +218,12 @@ def remark_520(
 
     Returns:
         (gamma, q1, q2) where it ends, and (25) there.
+
+    Example:
+        >>> from dpjax.contrib import accuracy
+        >>> point, bound = accuracy.remark_520(1.0, 1.0, 4, 1, 1.0, 0.5, c1=1.0, c2=1.0, seed=0)
+        >>> point[0]
+        0.0
     """
     from scipy import optimize
 

@@ -62,6 +62,12 @@ def title(rule: UpdateRule) -> str:
 
     Args:
         rule: The rule.
+
+    Example:
+        >>> from dpjax.contrib.central import title
+        >>> from dpjax.contrib.rules import UpdateRule
+        >>> title(UpdateRule("momentum"))
+        'momentum'
     """
     name = TITLES[rule.base]
     if rule.filter is None:

@@ -40,6 +40,11 @@ def remark(agents: int, probability: float, rounds: int, seed: int) -> str:
         probability: The edge probability of the sweep over budgets.
         rounds: Rounds of the run.
         seed: First seed tried for each graph.
+
+    Example:
+        >>> from dpjax.contrib import coupling
+        >>> coupling.remark(8, 0.5, rounds=10, seed=0)[:44]
+        '8 agents; one graph for each edge probabilit'
     """
     first, *others = shares(agents, probability, rounds, seed)
     return (

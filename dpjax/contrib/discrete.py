@@ -61,6 +61,11 @@ def published_sigma(epsilon: float, delta: float) -> float:
 
     Raises:
         ValueError: For other numbers.
+
+    Example:
+        >>> from dpjax.contrib import discrete
+        >>> round(discrete.published_sigma(2.0, 1e-5), 3)
+        4.799
     """
     e = _validate.positive("epsilon", epsilon)
     d = _validate.probability("delta", delta)

@@ -73,6 +73,11 @@ def covariance(lags: Float[np.ndarray, " k"], rounds: int) -> Square:
 
     Returns:
         [T, T] Toeplitz matrix.
+
+    Example:
+        >>> from dpjax.contrib import filtered
+        >>> filtered.covariance([1.0, 0.5], 3).tolist()
+        [[1.0, 0.5, 0.0], [0.5, 1.0, 0.5], [0.0, 0.5, 1.0]]
     """
     values = np.asarray(lags, np.float64)
     missing = max(0, rounds - len(values))
@@ -97,6 +102,14 @@ def filtered_error(
         variance: v, variance of the noise in a coordinate at sensitivity 1, (sigma C / B)^2.
         participation: When a record appears, for sens(C).
         gram: [T, T] H; None is I.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.contrib import filtered
+        >>> from dpjax.mechanism.participation import Participation
+        >>> pattern = Participation(2, 1, 2)
+        >>> round(filtered.filtered_error(np.eye(2), np.eye(2), np.eye(2), 0.5, pattern), 3)
+        0.5
     """
     gram = np.eye(len(signal)) if gram is None else gram
     added = temporal.objective(strategy, filter.T @ gram @ filter, participation)
@@ -120,6 +133,12 @@ def wiener(signal: Square, noise: Square, *, gram: Square | None = None) -> Squa
 
     Returns:
         [T, T] F, lower triangular.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.contrib import filtered
+        >>> filtered.wiener(np.eye(2), np.eye(2)).round(3).tolist()
+        [[0.5, 0.0], [0.0, 0.5]]
     """
     root = np.linalg.cholesky(signal + (noise + noise.T) / 2)
     weight = None if gram is None else _root(gram)
@@ -159,6 +178,13 @@ def solve(
 
     Returns:
         The pair of least error that was found, and its certificate.
+
+    Example:
+        >>> from dpjax.contrib import filtered
+        >>> from dpjax.mechanism.participation import Participation
+        >>> signal = filtered.covariance([1.0, 0.5], 4)
+        >>> filtered.solve(signal, 1.0, Participation(4, 1, 4)).gap < 0.01
+        True
     """
     rounds = len(signal)
     gram = np.eye(rounds) if gram is None else gram

@@ -62,6 +62,14 @@ def unrestricted_bound(mixing: Mixing, participation: Participation) -> temporal
 
     Raises:
         ValueError: for another participation, a bad mixing matrix, or n T above 2000.
+
+    Example:
+        >>> from dpjax.contrib import joint
+        >>> from dpjax.mechanism.participation import Participation
+        >>> from dpjax.topology import graphs, mixing
+        >>> matrix = mixing.metropolis_hastings(graphs.ring(4))
+        >>> round(joint.unrestricted_bound(matrix, Participation(2, 1, 2)).value, 2)
+        2.31
     """
     schedule = workload.schedule_of(mixing)
     n = schedule.shape[-1]

@@ -104,6 +104,13 @@ def over_rounds(
 
     Raises:
         ValueError: As there.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.contrib import leakage
+        >>> x = np.random.default_rng(0).normal(size=(1, 50, 1))
+        >>> leakage.over_rounds(x, x).shape
+        (1,)
     """
     if backend is None:
         backend = "tree" if jax.default_backend() == "cpu" else "dense"

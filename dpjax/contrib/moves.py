@@ -64,6 +64,11 @@ def numbers_sent(method: str, dimension: int) -> int:
 
     Reference:
         Xie, Liu and Chai, Table 2, and Remark 3.3 for DPOP.
+
+    Example:
+        >>> from dpjax.contrib import moves
+        >>> moves.numbers_sent("tracking", 10), moves.numbers_sent("pp_doagt", 10)
+        (10, 20)
     """
     variables = VARIABLES[_validate.one_of("method", method, VARIABLES)]
     return variables * _validate.integer("dimension", dimension)
@@ -103,6 +108,11 @@ def moves(
 
     Reference:
         Xie, Liu and Chai, Definition 3 and (11), one round later: message k carries alpha_{k-1}.
+
+    Example:
+        >>> from dpjax.contrib import moves
+        >>> moves.moves("tracking", [0.1, 0.05], 1.0, 0.5, 0.0).shape
+        (2, 1)
     """
     _validate.one_of("method", method, ("tracking", "dpop", "pp_doagt", "diff_tv_ab"))
     if method == "pp_doagt":
@@ -130,6 +140,11 @@ def tracking(step_sizes: Any, gradient_gap: float) -> Float[np.ndarray, " T"]:
 
     Raises:
         ValueError: For steps that are not finite and >= 0, or a gap that is not above 0.
+
+    Example:
+        >>> from dpjax.contrib import moves
+        >>> [round(float(move), 3) for move in moves.tracking([0.1, 0.05, 0.025], 2.0)]
+        [0.0, 0.2, 0.1]
     """
     steps = _steps(step_sizes)
     gap = _validate.positive("gradient_gap", gradient_gap)
@@ -165,6 +180,11 @@ def pp_doagt(
 
     Reference:
         Huang, Wu, Shi, Dey and Shi (2024).
+
+    Example:
+        >>> from dpjax.contrib import moves
+        >>> moves.pp_doagt([0.1, 0.05], 1.0, own_weight=0.5).shape
+        (2, 2)
     """
     steps, gap, weight, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
     rounds = len(steps)
@@ -216,6 +236,11 @@ def diff_tv_ab(
 
     Reference:
         Yang, He and Yang (2025).
+
+    Example:
+        >>> from dpjax.contrib import moves
+        >>> moves.diff_tv_ab([0.1, 0.05], 1.0, own_weight=0.5).shape
+        (2, 2)
     """
     steps, gap, weight, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
     rounds = len(steps)
@@ -284,6 +309,11 @@ def printed_sensitivity(
 
     Reference:
         Xie, Liu and Chai, Table 3.
+
+    Example:
+        >>> from dpjax.contrib import moves
+        >>> moves.printed_sensitivity("tracking", gradient_gap=1.0, step_size=0.1)
+        0.1
     """
     _validate.one_of("method", method, VARIABLES)
     gap = _validate.positive("gradient_gap", gradient_gap)

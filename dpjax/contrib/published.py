@@ -83,6 +83,13 @@ def muffliato_pndp(mixing: Any, rounds: int, *, numerator: Numerator) -> Float[n
         Cyffers et al., Muffliato (2022), in the form of the code behind Fig. 2 of "Unified Privacy
         Guarantees for Decentralized Learning via Matrix Factorization", (W^s)_uw where a W that is
         not symmetric would have u's part in w's message at (W^s)_wu.
+
+    Example:
+        >>> from dpjax.contrib import published
+        >>> from dpjax.topology import graphs, mixing
+        >>> matrix = mixing.metropolis_hastings(graphs.ring(4))
+        >>> published.muffliato_pndp(matrix, 3, numerator="plain").shape
+        (4, 4)
     """
     matrix = _validate.stochastic("mixing", mixing, ("row",))
     if matrix.ndim != 2:
@@ -218,6 +225,11 @@ def paper_limits(delta: float) -> PaperLimits:
 
     Reference:
         Rodio et al., Whisper D-SGD, Proposition 1 and (10b).
+
+    Example:
+        >>> from dpjax.contrib import published
+        >>> published.paper_limits(1e-5)._fields
+        ('proposition', 'rdp', 'exact')
     """
     delta = _validate.probability("delta", delta)
     log = -np.log(delta)

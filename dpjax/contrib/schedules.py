@@ -227,6 +227,14 @@ def weights(
 
     Returns:
         [T] weights.
+
+    Example:
+        >>> import numpy as np
+        >>> from dpjax.contrib import schedules
+        >>> from dpjax.topology import graphs, mixing
+        >>> matrix = mixing.metropolis_hastings(graphs.ring(4))
+        >>> schedules.weights(matrix, np.ones((4, 1, 1)), [0.1, 0.1], 0.5).shape
+        (2,)
     """
     return problem_of(mixing, hessians, None, step_sizes, beta).weights(rows)
 
@@ -281,6 +289,11 @@ def first_deviation(
     Raises:
         ValueError: For numbers out of range, q1 not below q2, or a deviation that is no normal
             number of float64.
+
+    Example:
+        >>> from dpjax.contrib import schedules
+        >>> round(schedules.first_deviation(1.0, 1.0, gamma=0.1, q1=0.9, q2=0.95), 4)
+        0.3288
     """
     named = {"mu": mu, "gradient_gap": gradient_gap, "gamma": gamma}
     mu, gap, gamma = (_validate.positive(name, value) for name, value in named.items())
@@ -321,6 +334,12 @@ def geometric_gaussian(
 
     Returns:
         The schedule, float64.
+
+    Example:
+        >>> from dpjax.contrib import schedules
+        >>> schedule = schedules.geometric_gaussian(1.0, 1.0, gamma=0.1, q1=0.9, q2=0.95, rounds=3)
+        >>> schedule.step_sizes.round(3).tolist()
+        [0.1, 0.09, 0.081]
     """
     run = _validate.one_of("horizon", horizon, ("endless", "run")) == "run"
     first = first_deviation(mu, gradient_gap, gamma, q1, q2, rounds if run else None)
@@ -355,6 +374,11 @@ def best_scales(
 
     Returns:
         [T] Laplace scales, or standard deviations.
+
+    Example:
+        >>> from dpjax.contrib import schedules
+        >>> schedules.best_scales([0.1, 0.1, 0.0], [1.0, 1.0, 1.0], 1.0, 1.0).round(3).tolist()
+        [0.0, 0.2, 0.2]
     """
     steps = np.asarray(step_sizes, np.float64)
     w = np.asarray(weights, np.float64)

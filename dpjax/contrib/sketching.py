@@ -43,6 +43,11 @@ def printed_deviation(epsilon: float, delta: float, clip_norm: float) -> float:
 
     For zero-out it is enough below epsilon 1 (Dwork and Roth, Theorem A.1); above it the claim
     fails: 1e-5 becomes 2.3e-5 at epsilon 10. The exact noise is C / mu.
+
+    Example:
+        >>> from dpjax.contrib import sketching
+        >>> round(sketching.printed_deviation(1.0, 1e-5, clip_norm=1.0), 3)
+        4.845
     """
     return clip_norm * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
@@ -74,6 +79,11 @@ def findable(energy: float, variance: float, dimension: int, k: int, rounds: int
         dimension: d.
         k: Columns, at most d.
         rounds: T.
+
+    Example:
+        >>> from dpjax.contrib import sketching
+        >>> round(sketching.findable(1.0, 0.01, dimension=100, k=10, rounds=20), 3)
+        0.667
     """
     directions = min(dimension, k * rounds)
     noise = dimension * variance / energy
@@ -81,7 +91,13 @@ def findable(energy: float, variance: float, dimension: int, k: int, rounds: int
 
 
 def rounds_to_find(share: float, energy: float, variance: float, dimension: int, k: int) -> int:
-    """Return the least rounds after which `findable` is at least a share in (0, 1)."""
+    """Return the least rounds after which `findable` is at least a share in (0, 1).
+
+    Example:
+        >>> from dpjax.contrib import sketching
+        >>> sketching.rounds_to_find(0.5, 1.0, 0.01, dimension=100, k=10)
+        10
+    """
     noise = dimension * variance / energy
     few = share * dimension * (1 + noise)
     many = dimension * noise * share / (1 - share)

@@ -36,6 +36,11 @@ def signal_to_noise(
         a: a_1 .. a_p, without the leading 1.
         autocorrelation: c_0 (1/2), c_1, ..; 0 beyond those given.
         rounds: T; None is the limit of many rounds.
+
+    Example:
+        >>> from dpjax.contrib import snr
+        >>> round(snr.signal_to_noise((0.1,), (-0.9,), (1.0, 0.9, 0.81)), 3)
+        4.686
     """
     c = np.asarray(autocorrelation, float)
     coefficients = checked(b, a)
@@ -56,7 +61,13 @@ def signal_to_noise(
 
 
 def proportional_fir(autocorrelation: Coefficients) -> Filter:
-    """Return the paper's taps, b_k = c_k / sum c, said to maximise (7), which they do not."""
+    """Return the paper's taps, b_k = c_k / sum c, said to maximise (7), which they do not.
+
+    Example:
+        >>> from dpjax.contrib import snr
+        >>> snr.proportional_fir((1.0, 0.5)).b
+        (0.6666666666666666, 0.3333333333333333)
+    """
     c = np.asarray(autocorrelation, float)
     return checked(tuple(c / c.sum()))
 
@@ -66,6 +77,11 @@ def optimal_fir(autocorrelation: Coefficients) -> Filter:
 
     b = (c + rms(c)) / (sum c + n rms(c)) over n taps, at ratio (sum c + sqrt(n sum c^2)) / 2: with
     the constraint written into it the ratio is (c'b)(1'b) / b'b, a Rayleigh quotient of rank two.
+
+    Example:
+        >>> from dpjax.contrib import snr
+        >>> [round(float(b), 3) for b in snr.optimal_fir((1.0, 0.5)).b]
+        [0.581, 0.419]
     """
     c = np.asarray(autocorrelation, float)
     raised = c + float(np.sqrt(np.mean(c**2)))
@@ -91,6 +107,12 @@ def frequency_response(b: Coefficients, a: Coefficients = (), points: int = 512)
         b: b_0 .. b_q.
         a: a_1 .. a_p, without the leading 1.
         points: How many frequencies.
+
+    Example:
+        >>> from dpjax.contrib import snr
+        >>> response = snr.frequency_response((0.5, 0.5), points=3)
+        >>> [round(float(abs(gain)), 3) for gain in response.response]
+        [1.0, 0.707, 0.0]
     """
     # SciPy's signal loads its optimizers, which takes a second.
     from scipy import signal
