@@ -120,15 +120,18 @@ class Average(Method):
         Args:
             round: Rounds done before it.
         """
+        # Up to `begin` the newest models have weight 1, so that nothing earlier remains.
         count = jnp.maximum(jnp.asarray(round, jnp.int32) + 1 - self.begin, 1).astype(jnp.float32)
         if self.decay == 1:
             return 1 / count
+        # expm1: near decay 1 the difference 1 - decay^k would lose all digits.
         return (1 - self.decay) / -jnp.expm1(count * math.log(self.decay))
 
     def start(self, ctx: Round, models: Models) -> AveragedMemory:
         """The method's memory, and its released models before the first round."""
         inner = self.method.start(ctx, models)
         average = self.method.released(PublicState(models, inner))
+        # Known only here: what a method releases may depend on its memory.
         if not jax.tree.leaves(average):
             raise ValueError(
                 f"method is {type(self.method).__name__}, which releases nothing to average; give "
@@ -154,6 +157,7 @@ class Average(Method):
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
     ) -> Transition:
         """The method's models, added to the average."""
+        # The method reads its own memory, never the average: messages stay as they were.
         new = PublicState(*self.method.absorb(ctx, _inner(public_state), carry, received))
         weight = self.weight(ctx.round)
 

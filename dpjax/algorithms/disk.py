@@ -116,10 +116,12 @@ class DiSK(DSGD):
         before = public_state.memory.before
         c = self.ahead
         moved = jax.tree.map(lambda x, old: x + gamma * (x - old), public_state.models, before)
+        # c is 1, so that the gradient at the model has weight 0 and is left out.
         if self.gamma is None:
             answer = ctx.query(moved, ctx.batch)
         else:
             points = jax.tree.map(lambda *pair: jnp.stack(pair, axis=1), public_state.models, moved)
+            # One clip for the combination: two clipped gradients would add up to a norm of 2 C.
             answer = ctx.query.points((1 - c, c))(points, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
@@ -129,9 +131,11 @@ class DiSK(DSGD):
         """The updated models; the agent keeps its memory for the next round."""
 
         def filtered(old: Array, new: Array) -> Array:
+            # Round 0 has no estimate to filter with: g_0 = v_0, as in both public codes.
             return jnp.where(ctx.round == 0, new, old + self.gain * (new - old))
 
         estimate = jax.tree.map(filtered, public_state.memory.estimate, ctx.mean(noisy))
         before = public_state.models
+        # The filter is behind the noise, so the estimate costs no privacy.
         models, state = ctx.step(before, estimate, public_state.memory.optimizer)
         return models, FilterMemory(state, estimate, before)

@@ -57,6 +57,7 @@ class DSGD(Method):
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The gradients are private."""
+        # Clipped inside the query, before the noise that is calibrated for the clip.
         answer = ctx.query(public_state.models, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 

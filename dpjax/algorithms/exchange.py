@@ -57,6 +57,7 @@ class Gossip(Exchange):
     def __call__(self, arrays: Arrays, round: RoundNumber, message: Message) -> Received:
         """Mix a message with ``arrays["mixing"]``, [n, n] or a schedule [P, n, n]."""
         matrix = gossip.at(arrays["mixing"], round)
+        # Without a scan the message of one step has no axis of steps.
         if self.steps == 1:
             return Received(gossip.mix(matrix, message), message)
 
@@ -97,12 +98,14 @@ class PerLinkMessages(Exchange):
         matrix = arrays["mixing"]
         sender = np.array(self.sender)
         receiver = np.array(self.receiver)
+        # W_ij is the weight that receiver i gives to sender j.
         weights = jnp.asarray(matrix)[receiver, sender]
 
         def combine(leaf: Array) -> Array:
             wide = _numerics.wide_dtype(leaf)
             side = weights.astype(wide).reshape((-1, *[1] * (leaf.ndim - 1)))
             weighted = leaf.astype(wide) * side
+            # Messages of one receiver are added up in the order of the senders.
             return jax.ops.segment_sum(weighted, receiver, len(matrix)).astype(leaf.dtype)
 
         return Received(jax.tree.map(combine, message), message)
@@ -173,6 +176,7 @@ class Trusted(Aggregator):
             agents = len(jax.tree.leaves(messages)[0])
             presence = self._presence(agents, round)
             count = jnp.sum(presence, dtype=jnp.int32)
+            # Below the fewest survivors nobody can open the sum, as in secure aggregation.
             opened = (count > 0) & (count >= self.min_survivors(agents))
             total = self._total(messages, presence, round)
             total = optax.tree.where(opened, total, optax.tree.zeros_like(total))
@@ -194,6 +198,7 @@ class Trusted(Aggregator):
         turns: Any = self.missing if by_turns else (self.missing,)
         table = np.ones((len(turns), agents), bool)
         for row, absent in zip(table, turns, strict=True):
+            # A cohort may be smaller than the agents that are named.
             row[[agent for agent in absent if agent < agents]] = False
         return jnp.asarray(table)[jnp.asarray(round) % len(table)]
 
@@ -201,9 +206,12 @@ class Trusted(Aggregator):
         """The sum over the agents that are present, [n] bools."""
 
         def total(leaf: Array) -> Array:
+            # Selected, not multiplied: a missing agent's infinity times 0 would be nan.
             part = jnp.where(present.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+            # Whole numbers are added up modulo their range, as masks need.
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 return jnp.sum(part, axis=0, dtype=leaf.dtype)
+            # In float32 the sum of clipped terms would move by more than its sensitivity.
             with _numerics.double_precision():
                 return jnp.sum(part.astype(jnp.float64), axis=0).astype(leaf.dtype)
 
@@ -251,6 +259,7 @@ class Masked(Trusted):
     def _total(self, messages: Message, present: Bool[Array, " n"], round: RoundNumber) -> Message:
         """The sum of masked messages, unmasked."""
         root = jax.random.key(self.seed, impl=_numerics.THREEFRY)
+        # Masks of a round are drawn anew: a mask used twice would cancel between two sums.
         key = jax.random.fold_in(jax.random.fold_in(root, _MASKS), round)
         leaves, structure = jax.tree.flatten(messages)
         totals = []
@@ -266,6 +275,7 @@ class Masked(Trusted):
                     f"aggregate is {self} for {agents} agents, whose masks hide nothing of the "
                     "other; give 3 agents or more, or aggregate=Trusted"
                 )
+            # Leaves have masks of their own, for the same reason.
             leaf_key = jax.random.fold_in(key, number)
             degree = agents - 1 if self.degree is None else self.degree
             sent = masks.masked(leaf.reshape(agents, -1), leaf_key, degree)

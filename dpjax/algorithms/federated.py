@@ -169,6 +169,7 @@ class Federated(Method):
         gradient = self._decoded(memory, mean, model)
         variance = self._known_variance(ctx, memory, present, model)
         server = _stacked(model)
+        # Where no sum was opened, all of these stay as they were.
         _, sketch, centre, opened = memory
         updates, optimizer = ctx.optimizer.update(
             _stacked(gradient), memory.optimizer, server, **variance
@@ -214,6 +215,7 @@ class Federated(Method):
         if not self.centre:
             return None
         weight = 1 - jnp.float32(self.centre) ** memory.opened.astype(jnp.float32)
+        # Adam's correction of a mean that began at 0; before the first sum nothing is divided.
         share = 1 / jnp.where(memory.opened > 0, weight, 1)
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
 
@@ -225,6 +227,7 @@ class Federated(Method):
         """The variance of the noise in every coordinate, for an optimizer that uses it."""
         if SHARES not in ctx.arrays:
             return {}
+        # The variance of one client's share of the noise, over the clients that answered.
         share = jnp.mean(ctx.arrays[SHARES])
         present = jnp.maximum(present, 1)
         if self.sketch is None:

@@ -155,6 +155,7 @@ class GradientTracking(_PairSent):
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private; the tracker has the newest gradient."""
         models, old = public_state
+        # The gradient at the newest models, before they are sent.
         gradient = ctx.gradient(models)
         tracker = jax.tree.map(lambda b, g, h: b + (g - h), old.tracker, gradient, old.gradient)
         return Emission(Pair(models, tracker), carry=(tracker, gradient))
@@ -185,7 +186,9 @@ class GradientTracking(_PairSent):
         model = 0.0
         last = 0.0
         for k, step in enumerate(steps):
+            # How far this round's gradient moves, at models so far apart.
             change = answer(model) / divisor
+            # The tracker carries the newest gradient and takes back the one before.
             moves[k] = model, change + last
             model = step * moves[k, 1]
             last = change
@@ -249,6 +252,7 @@ class PPDOAGT(_PairSent):
         noisy, gradient = carry
         models, memory = public_state
         pull = gossip.at(ctx.arrays["mixing"], ctx.round)
+        # An agent knows its own values: in its mix they enter without noise.
         own_weight = jnp.diagonal(pull)
         pulled = _noiseless_self(own_weight, received.model, noisy.model, models)
         own_weight = 1 / jnp.sum(_shared(pull), axis=0) if self.directed else own_weight
@@ -276,7 +280,9 @@ class PPDOAGT(_PairSent):
         push = 1 / shared if self.directed else pull
         if np.ndim(mixing) == 3:
             return _bounded(answer, steps, divisor, pull, push)
+        # Agents of equal own weights move alike; they are counted once.
         keeps = np.unique(np.stack([pull.ravel(), push.ravel()]), axis=1)
+        # Each step is still in the model and the tracker some rounds later.
         model, tracker = _lags(keeps[0], keeps[1], len(steps))
         # gaps[i, -k - 1] is of round k, so that a slice holds the newest first.
         moves = np.zeros((len(steps), 2))
@@ -312,6 +318,7 @@ def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, 
     """
     model, tracker = np.zeros((2, len(pull), rounds))
     x, s, size = np.zeros((3, len(pull)))
+    # Rounded up: sums of so many terms may be off by this share of their size.
     slack = 8 * (rounds + 1) * np.finfo(np.float64).eps
     for j in range(rounds):
         new = push * s if j else np.ones(len(pull))
@@ -339,6 +346,7 @@ def _bounded(
     for k, step in enumerate(steps):
         moves[k] = model, tracker
         moved = step * answer(model) / divisor
+        # Weights differ by round, so signs cannot cancel as they do in `_lags`.
         model = largest[0] * model + (1 - smallest) * tracker + moved
         tracker = largest[1] * tracker + moved
     return moves

@@ -87,11 +87,13 @@ class PMLF(DSGD):
 
     def start(self, ctx: Round, models: Models) -> PastModels:
         """The optimizer's state, and the first models in place of earlier ones."""
+        # x_0 stands for the models before the first round, as in the authors' code.
         past = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], self.length - 1, axis=1), models)
         return PastModels(ctx.optimizer.init(models), past)
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The averages of gradients are private."""
+        # A record's weighted mean is clipped as one, so its term has a norm of at most C.
         answer = ctx.query.points(self.weights)(_all(public_state), ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
 
@@ -99,6 +101,7 @@ class PMLF(DSGD):
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
     ) -> Transmission:
         """The updated models; this round's models are added to the past ones."""
+        # The oldest model goes out of the window as this round's comes in.
         before = public_state.memory.optimizer
         models, optimizer = ctx.step(public_state.models, ctx.mean(noisy), before)
         return models, PastModels(

@@ -34,6 +34,7 @@ __all__ = ["CorrelatedRandomness", "Encrypted"]
 
 def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:
     """[sender, receiver, ...] values of senders times the weights of receivers."""
+    # Entry [j, i] is what j sends to i: W_ij x_j.
     side = weights.T.reshape((*weights.shape, *[1] * (leaf.ndim - 1))).astype(leaf.dtype)
     return side * leaf[:, None]
 
@@ -49,6 +50,7 @@ class PerLink(Exchange):
         value = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), message)
 
         def sent(leaf: Array) -> Array:
+            # What an agent sends itself crosses no link, and no attacker sees it.
             loop = jnp.eye(len(leaf), dtype=bool).reshape((*leaf.shape[:2], *[1] * (leaf.ndim - 2)))
             return jnp.where(loop, 0, leaf)
 
@@ -125,6 +127,7 @@ class CorrelatedRandomness(Unbounded, Method):
         tracker = optax.tree.where(ctx.round > 0, memory.tracker, gradient)
         last = optax.tree.where(ctx.round > 0, memory.gradient, gradient)
         steps, shares, changes = jax.random.split(jax.random.fold_in(ctx.key, 1), 3)
+        # Steps of mean 1, so that the expected step is the optimizer's.
         factor = jnp.where(random, 2 * jax.random.uniform(steps, (len(matrix),)), 1.0)
         updates, optimizer = ctx.optimizer.update(tracker, memory.optimizer, models)
 
@@ -133,6 +136,7 @@ class CorrelatedRandomness(Unbounded, Method):
             return _over_links(matrix, x + side * update)
 
         by_shares = jnp.where(random, _columns(shares, matrix), matrix)
+        # Without randomness an agent keeps its own change, as gradient tracking does.
         by_changes = jnp.where(random, _columns(changes, matrix), jnp.eye(len(matrix)))
 
         def tracked(y: Array, new: Array, old: Array) -> Array:
@@ -140,6 +144,7 @@ class CorrelatedRandomness(Unbounded, Method):
 
         second = jax.tree.map(tracked, tracker, gradient, last)
         private = optax.tree.where(trackers_next, second, jax.tree.map(moved, models, updates))
+        # Only rounds that mix models take a step.
         optimizer = optax.tree.where(trackers_next, memory.optimizer, optimizer)
         # The gradient of the round that mixes models is that of before; the next one's is new.
         return Emission(private, carry=(trackers_next, optimizer, tracker, gradient))
@@ -156,6 +161,7 @@ class CorrelatedRandomness(Unbounded, Method):
 
 def _columns(key: PRNGKeyArray, matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
     """Random weights on the links of a matrix whose columns sum to 1."""
+    # Bounded away from 0: each neighbour gets some of what is shared.
     weights = jax.random.uniform(key, matrix.shape, minval=0.05)
     weights = jnp.where(matrix != 0, weights, 0)
     return weights / jnp.sum(weights, axis=0)
@@ -189,6 +195,7 @@ class Pulls(Exchange):
 
     def __call__(self, arrays: Arrays, round: RoundNumber, message: Shielded) -> Received:
         """Weigh differences; no message is visible."""
+        # The two ends of a link draw a factor each; their product is symmetric and keeps the mean.
         product = message.weights * message.weights.T
 
         def pulled(leaf: Array) -> Array:
@@ -249,6 +256,7 @@ class Encrypted(Unbounded, Networked):
                 f"mixing has a weight at ({i}, {j}) and none at ({j}, {i}); encrypted exchanges "
                 "need links that go both ways: give an undirected network"
             )
+        # Products of two factors below 1 / sqrt(degree + 1) sum to less than 1 in a row.
         degrees = np.count_nonzero(matrix - np.diag(np.diagonal(matrix)), axis=1)
         return EncryptedOnLinks(1 / math.sqrt(int(degrees.max()) + 1))
 

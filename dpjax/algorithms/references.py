@@ -38,6 +38,7 @@ class Unbounded:
             divisor: What the sampler divides sums by.
             mixing: The mixing matrix.
         """
+        # No finite noise hides an infinite move, so plans with noise refuse these methods.
         return np.full((len(steps), 1), math.inf)
 
 
@@ -102,7 +103,9 @@ class EXTRA(_Reference):
         def after(
             x: Array, mixed: Array, new: Array, before: Array, mixed_before: Array, was: Array
         ) -> Array:
+            # (I + W) x_{k+1} - (I + W)/2 x_k, with the received mixes in place of products with W.
             later = x + mixed - 0.5 * (before + mixed_before) + new - was
+            # The first round is plain gradient descent from the mix; it has no round before.
             return jnp.where(ctx.round == 0, mixed + new, later)
 
         new = jax.tree.map(after, models, received, step, old.model, old.mixed, old.step)
@@ -131,6 +134,7 @@ class NIDS(_Reference):
         step, state = ctx.optimizer.update(ctx.mean(answer.total), old.optimizer, models)
 
         def ahead(x: Array, before: Array, new: Array, was: Array) -> Array:
+            # The first step has no round before it.
             return jnp.where(ctx.round == 0, x + new, 2 * x - before + new - was)
 
         moved = jax.tree.map(ahead, models, old.model, step, old.step)

@@ -195,6 +195,7 @@ class GivenFrame(_Known):
         columns = _validate.finite_array("columns", self.columns, ndim=2)
         if np.abs(columns).max() > np.finfo(np.float32).max:
             raise ValueError(f"columns has {np.abs(columns).max():.3g}, beyond float32; rescale it")
+        # Read-only: plans of one run compare and hash this array.
         object.__setattr__(self, "columns", fixed(columns, np.float32))
 
     def __eq__(self, other: Any) -> bool:
@@ -318,6 +319,7 @@ class Learned:
             S_t: B times too much.
         """
         if self.as_published:
+            # As the paper prints it: B times too large, and of the round before.
             return Frame(state.before).diagonal() * variance
         return self.projection(state).diagonal() * (variance / present)
 
@@ -329,6 +331,7 @@ class Learned:
         options = {name: getattr(self, name) for name in names}
         new = sketch_.update(state.sketch, gradient, key, **options)
         if self.aligned:
+            # Rotated, not changed: the space that the noise is projected on stays the same.
             new = new._replace(frame=sketch_.aligned(new.frame, state.sketch.frame))
         return LearnedState(new, state.sketch.frame if self.as_published else ())
 
@@ -368,6 +371,7 @@ def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None =
     if rounds is None:
         if forgetting == 1:
             raise ValueError("rounds is None with forgetting 1, where noise adds up; give a number")
+        # Older rounds weigh less than float64 can tell.
         rounds = math.ceil(math.log(_FORGOTTEN) / math.log(forgetting))
     weights = forgetting ** np.arange(_validate.integer("rounds", rounds), dtype=np.float64)
 

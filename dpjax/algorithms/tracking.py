@@ -92,6 +92,7 @@ class ModelSent(KeepsMessage):
             divisor: What the sampler divides sums by.
             mixing: The mixing matrix.
         """
+        # Message 1 is the common starting point: it moves by nothing.
         moves = np.zeros((len(steps), 1))
         moves[1:, 0] = answer(0.0) / divisor * np.asarray(steps)[:-1]
         return moves
@@ -147,7 +148,9 @@ class Tracking(ModelSent):
             return y + self.beta * (z - mean)
 
         memory = public_state.memory
+        # y_i += beta (z_i - zbar_i): sums to zero over agents where W is doubly stochastic.
         tracked = jax.tree.map(disagreement, memory.tracked, carry, received)
+        # The gradient is at the message z, which is public, and not at the private x.
         direction = jax.tree.map(jnp.add, tracked, ctx.gradient(carry))
         models, optimizer = ctx.step(received, direction, memory.optimizer)
         return models, Sent(optimizer, carry, tracked)
@@ -193,6 +196,7 @@ class DPOP(ModelSent):
         box = self.box
         models, optimizer = ctx.step(received, ctx.gradient(received), before)
         if box is not None:
+            # A box moves no coordinate further from its neighbour's; a ball may, in L1.
             models = jax.tree.map(lambda leaf: jnp.clip(leaf, -box, box), models)
         return models, Sent(optimizer, carry)
 
@@ -222,6 +226,7 @@ class DGD(ModelSent):
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
     ) -> Transition:
         """Step from the mix along the gradient at the agent's own model."""
+        # At the private model: neighbours' models differ, so the gradients' distance grows.
         gradient = ctx.gradient(public_state.models)
         models, optimizer = ctx.step(received, gradient, public_state.memory.optimizer)
         return models, Sent(optimizer, carry)
@@ -238,6 +243,7 @@ class DGD(ModelSent):
             mixing: The mixing matrix.
         """
         moves = np.zeros((len(steps), 1))
+        # A message moves by the last step, whose gradient moved with the message before.
         for k, step in enumerate(np.asarray(steps)[:-1], start=1):
             moves[k] = step * answer(float(moves[k - 1, 0])) / divisor
         return moves

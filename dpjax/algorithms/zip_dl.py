@@ -116,6 +116,7 @@ class ZipDLOnLinks(ZipDL, Method):
 
     def payload(self, models: Models) -> Updates:
         """One model for each link."""
+        # Each link carries a copy of its own, which gets noise of its own.
         senders = np.array(self.sender)
         return jax.tree.map(lambda leaf: leaf[senders], models)
 

@@ -184,6 +184,7 @@ def account(
             f"relation is 'replace_agent' with {epochs} of {rounds} rounds; an agent takes part in "
             "every round: leave out epochs and separation, or take a record's"
         )
+    # Views count a zeroed-out gradient of norm 1; a replaced one moves twice as far.
     shift = budget.sensitivity(relation, 1.0)
     delta = _validate.probability("delta", delta)
     model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
@@ -214,6 +215,7 @@ def account(
                 f"whatever the noise; take another algorithm{remedy}"
             )
         sigma = mu / float(gdp.mu(_validate.positive("epsilon", epsilon), delta)) * (1 + 1e-12)
+        # The conversions round: sigma grows until the stated epsilon is within the budget.
         while float(gdp.epsilon(mu / sigma * MARGIN, delta)) > epsilon:
             sigma *= 1 + 1e-10
     sigma = _validate.positive("sigma", sigma)
@@ -249,6 +251,7 @@ def _model(
     if not isinstance(part, noise.Correlated):
         return views.dsgd(mixing, gossip_steps=steps)
     strategy = part.strategy_for(mixing, pattern)
+    # So that sigma alone decides the loss to an eavesdropper.
     strategy = strategy / temporal.sensitivity(strategy, pattern)
     return views.dsgd(mixing, gossip_steps=steps, strategy=strategy)
 
@@ -343,6 +346,7 @@ def _rows(
     attackers = tuple(map(int, view.attackers))
     away = distances(mixing, attackers) if attackers else None
     victims = [u for u in range(len(mixing)) if u not in attackers]
+    # Epsilon is stated of a mu that is rounded up, never down.
     mu = loss.mu[victims] * MARGIN
     for u, value, epsilon in zip(victims, mu, np.ravel(gdp.epsilon(mu, delta)), strict=True):
         yield {
@@ -399,6 +403,7 @@ def account_command(
     links, matrix, title = inputs.network(graph, mixing, seed)
     path = inputs.free(out, "dpjax-account.jsonl")
     names = nodes.labels(links)
+    # Refused before the computation, which may take minutes.
     figure = path.with_suffix(".svg")
     if os.path.exists(figure):
         raise ValueError(
@@ -416,6 +421,7 @@ def account_command(
     print(f"relation: {relation} ({inputs.HIDDEN[relation]})")
     print(f"attacker: {_who(terms['trust'], spent, names, hidden)}")
     print("\n".join(_lines(spent, terms, names)))
+    # Tables are about one attacker; the sentences below are about all others.
     outside = {**terms, "trust": "ldp", "gradients": "any"}
     outsider = account(matrix, **outside | {"sigma": spent.sigma, "epsilon": None})
     print("\n".join(_parties(spent, terms, len(names), outsider)))

@@ -164,6 +164,7 @@ def design_command(
     print(f"guarantee: {wording.statement(plan.guarantee, process=False)}")
     figures = spatial.figures(plan.covariance(), matrix)
     others = spatial.figures(plans["independent"].covariance(), matrix)
+    # Members of a group can subtract the noise of the others.
     if plan.guarantee.secrets not in ("own", "alone"):
         ratio = others["network_mean_variance"] / figures["network_mean_variance"]
         print(
@@ -258,6 +259,7 @@ def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[records.Row]:
         accountant=config.budget.rule,
         allow_unsound=config.budget.allow_unsound,
     )
+    # An agent is no neighbour of its own.
     linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
     return [
         {

@@ -175,6 +175,7 @@ def _written(content: str, path: Path | None, empty: tuple[int, ...]) -> Iterato
         sums.append(array)
 
     with _files.writing("out", path):
+        # Made before any client is asked: a sum that cannot be written is lost.
         _files.create(path, lambda file: np.save(file, np.zeros(empty, np.int64)))
     try:
         yield write
@@ -182,4 +183,5 @@ def _written(content: str, path: Path | None, empty: tuple[int, ...]) -> Iterato
         if sums:
             print(f"{content}: {path}", flush=True)
         else:
+            # An empty file would look like a sum.
             path.unlink(missing_ok=True)

@@ -120,6 +120,7 @@ class Sweep:
             _validate.one_of("over", name, self.points[0])
         _validate.one_of("metric", metric, self.frame)
         last = self.frame.groupby(["point", "seed"]).tail(1)
+        # A run that diverged is the worst, whichever way is better.
         losses = (-last[metric] if largest else last[metric]).fillna(math.inf)
         best: list[tuple[Point, int]] = []
         for index in losses.groupby(last["point"]).mean().sort_values(kind="stable").index:
@@ -217,6 +218,7 @@ def sweep(
             raise ValueError("folder is None; name one that all machines of the cluster share")
         columns_of = {config: _columns(config, points[config]) for config in points}
         text, number = collections.Counter(map(repr, columns_of.values())).most_common(1)[0]
+        # Two points under one text would be one row, and a mean over both.
         if number > 1:
             raise ValueError(
                 f"grid has {number} points that rows show as {text}; give functions and designs of "
@@ -230,6 +232,7 @@ def sweep(
             text = json.dumps(plan_.described([task, group, columns], "grid"), sort_keys=True)
             if folder is not None:
                 text += _computation(group, mixing, problems, options)
+            # The file's name: another config, network, problem or version has another file.
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             work[place / f"{digest}.jsonl"] = group, columns
         fill = functools.partial(_fill, work, mixing, problems, options)
@@ -290,6 +293,7 @@ def _replaced(config: Config, point: Point) -> Config:
         changes[field] = value
         if inner:
             changes[field] = dataclasses.replace(parts[field], **{inner: value})
+    # A run without noise keeps no budget, whatever the grid says of it.
     if changes.get("noise", config.noise) is None:
         changes |= {"noise": None, "budget": None}
     return dataclasses.replace(config, **changes)

@@ -142,6 +142,7 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
     if os.path.lexists(folder):
         remedy = "name another folder or delete it"
         raise ValueError(f"{place} is {str(folder)!r}, which exists; {remedy}")
+    # A simulation in its place would look like the release, and its key would be lost.
     if not settings.get("release", False) and os.path.exists(f"{folder}.key"):
         raise ValueError(
             f"{place} is {str(folder)!r}, where a release is unfinished, as {folder}.key says; "
@@ -219,6 +220,7 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
             remedy = f"write it as a section {_SECTIONS[name]}"
             raise ValueError(f"{name} is {settings[name]!r}; {remedy}")
     matrix, task, sites = _task(settings)
+    # D-SGD is what a file without the section means.
     method = settings.get("method", {"name": "DSGD"})
     designs = [_noise(section) for section in settings.get("noise", [])]
     parts: dict[str, Any] = {
@@ -339,6 +341,7 @@ def _task(settings: _Section) -> tuple[np.ndarray, Problem, tuple[str, ...]]:
         kind = (_MODELS.get(name) if isinstance(name, str) else None) or _imported(name)
     for field in ("outputs", "classes"):
         if loss == "cross_entropy" and field in inspect.signature(kind).parameters:
+            # Labels are data: that their number is public is said in the template.
             model.setdefault(field, int(max(train[1].max(), test[1].max())) + 1)
     titles |= _titles("model", {"loss", "metrics", "class_weights"}) | {"model": "[model]"}
     try:
@@ -388,6 +391,7 @@ def _numbered(sites: tuple[str, ...]) -> bool:
 
 def _imported(name: str) -> type[nn.Module]:
     """A class of the user's own."""
+    # As entry points name a class: module:Class.
     module, colon, attribute = str(name).partition(":")
     if not colon:
         names = ", ".join(_MODELS)

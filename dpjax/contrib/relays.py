@@ -68,6 +68,7 @@ class Relayed(Aggregator):
         last = len(parents) - 1
         parents = tuple(_validate.integer("parents", p, least=0, most=last) for p in parents)
         object.__setattr__(self, "parents", parents)
+        # The root is its own parent.
         if sum(child == parent for child, parent in enumerate(parents)) != 1:
             raise ValueError(f"parents is {parents}, with not one root; give spanning(mixing)")
         if not self._descendants()[self.root].all():
@@ -95,6 +96,7 @@ class Relayed(Aggregator):
 
     def observed(self, messages: Message, total: Message) -> Message:
         """Partial sums on their way up, and the total."""
+        # A relay sees the sum of its subtree, and all see the total on its way down.
         return {"up": self._partial(messages), "down": total}
 
     def _partial(self, messages: Message) -> Message:
@@ -114,6 +116,7 @@ class Relayed(Aggregator):
             above = agent
             for _ in self.parents:
                 above = self.parents[above]
+                # Climbed once for every agent: beyond the root this stays at the root.
                 inside[above, agent] = 1
         return inside
 
@@ -141,6 +144,7 @@ def spanning(mixing: Float[np.ndarray, "n n"]) -> tuple[int, ...]:
     graph = networkx.from_numpy_array(adjacency(matrix))
     if not networkx.is_connected(graph):
         raise ValueError("mixing has agents that no path joins; give a connected network")
+    # From the centre the tree has the fewest levels.
     edges = networkx.bfs_edges(graph, networkx.center(graph)[0])
     parents = {agent: parent for parent, agent in edges}
     return tuple(parents.get(agent, agent) for agent in graph)

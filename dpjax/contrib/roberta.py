@@ -94,8 +94,10 @@ class RoBERTa(nn.Module):
         """
         self._check(tokens)
         visible = tokens != self.padding
+        # Numbers of places count from padding + 1, as in the published weights.
         places = jnp.cumsum(visible, axis=-1) * visible + self.padding
         x = _embed(self.vocabulary, self.width, "words")(tokens)
+        # One type of text; the published weights have a vector for it.
         x = x + _embed(1, self.width, "types")(jnp.zeros_like(tokens))
         x = x + _embed(self.positions, self.width, "places")(places)
         x = _norm("norm")(x)
@@ -106,6 +108,7 @@ class RoBERTa(nn.Module):
     def _check(self, tokens: Array) -> None:
         if not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise ValueError(f"tokens are {tokens.dtype}; give integers, as the tokenizer does")
+        # Places of words begin behind that of padding.
         longest = self.positions - self.padding - 1
         if tokens.ndim != 2 or tokens.shape[1] > longest:
             raise ValueError(

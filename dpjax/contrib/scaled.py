@@ -50,6 +50,7 @@ class ScaledProjection(NamedTuple):
 
     def diagonal(self) -> sketches.Vector:
         """diag(A c^2 A'): the variance of decoded noise over that of a number's."""
+        # Noise is multiplied by the scale that decodes it, so its variance by the square.
         return self.inner.diagonal() * jnp.square(self.rule.gain(self.size))
 
 
@@ -120,6 +121,7 @@ class Scaled:
         self, state: Memory, gradient: Array, key: PRNGKeyArray, mean: Updates | None = None
     ) -> Memory:
         """The sketch and the clip norm of the next round."""
+        # The clip norm's next value follows from counts that travel within the noisy sum.
         assert mean is not None
         inner = self.sketch.learn(state.sketch, gradient, key, mean)
         return ScaledState(inner, self.quantile.learn(state.size, mean))

@@ -54,6 +54,7 @@ def read_tensors(path: _files.PathLike) -> dict[str, np.ndarray]:
     with _files.reading(path, "give a whole safetensors file"):
         with safetensors.safe_open(str(path), framework="np") as file:
             for name in file.keys():
+                # numpy lacks eight-bit floats, and would fail without naming the tensor.
                 kind = file.get_slice(name).get_dtype()
                 if not _DTYPES.fullmatch(kind):
                     raise ValueError(
@@ -104,6 +105,7 @@ def load_parameters(
     params = {}
     names = {parts: _public(parts, name) for parts in shapes}
     if key is not None:
+        # Only the head is kept: compiled, the rest of the model is never drawn.
         fresh = jax.jit(lambda key: model.init(key, example)["params"][head])(key)
         for parts, leaf in flatten_dict(fresh).items():
             params[(head, *parts)] = np.asarray(leaf)
@@ -136,6 +138,7 @@ def _turned(leaf: str, tensor: np.ndarray) -> np.ndarray:
     """PyTorch's order of axes as flax's."""
     if leaf != "kernel" or tensor.ndim not in (2, 4):
         return tensor
+    # PyTorch has outputs first; of convolutions then inputs, height and width.
     return np.ascontiguousarray(tensor.T if tensor.ndim == 2 else tensor.transpose(2, 3, 1, 0))
 
 

@@ -51,6 +51,7 @@ def locked(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open(path.with_name(f".{path.name}.lock"), "wb")  # noqa: SIM115 - closed below
     with lock:
+        # Waits: two processes that fetch one file would write over each other.
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -74,6 +75,7 @@ def fetch(url: str | Sequence[str], path: _files.PathLike, *, sha256: str | None
     reasons = []
     if os.path.exists(path):
         return path
+    # Mirrors are tried in turn; their digests are the same.
     for address in [url] if isinstance(url, str) else url:
         try:
             with _opened(address, path) as reply:
@@ -116,6 +118,7 @@ def reach(url: str, path: Path) -> None:
 
 def _opened(url: str, path: Path, method: str = "GET") -> Any:
     _files.say(f"fetching {path.name} from {url}")
+    # Some servers refuse Python's own agent.
     request = urllib.request.Request(url, method=method, headers={"User-Agent": "dpjax"})
     return urllib.request.urlopen(request, timeout=_ANSWER)
 
@@ -161,6 +164,7 @@ def _largest_component(text: str) -> str:
     import networkx as nx
 
     edges = [tuple(line.split()[:2]) for line in text.splitlines() if line.strip()]
+    # Gossip needs a connected network; the published one has small parts beside it.
     component = max(nx.connected_components(nx.Graph(edges)), key=len)
     edge_of_pair: dict[frozenset[str], tuple[str, ...]] = {}
     for edge in edges:  # The published file has each edge in both directions.

@@ -82,6 +82,7 @@ def unordered(x: np.ndarray, y: np.ndarray) -> str:
 
 
 def _small(array: np.ndarray) -> np.ndarray:
+    # Pixels as bytes and as floats are the same records, and have the same digest.
     for kind in (np.uint8, np.int8):
         limits = np.iinfo(kind)
         if array.dtype == kind:
@@ -114,6 +115,7 @@ def check_arrays(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Arr
         titles = {"x_train": "x", "y_train": "y"}
         names = {title: name for name, title in titles.items()}
         arrays = {names.get(name, name): array for name, array in arrays.items()}
+    # One of the two alone is an oversight.
     tested = {"x_test", "y_test"} & set(arrays)
     for name in ("x_train", "y_train", *(("x_test", "y_test") if tested else ())):
         if name not in arrays:
@@ -193,6 +195,7 @@ def read_archive(
     for part, want, shuffled in zip(_PARTS, expected, in_any_order, strict=True):
         if want is None or digests.get(part) == want:
             continue
+        # Builders of one data set may shuffle it.
         if part not in digests or unordered(*_records(arrays, part)) != shuffled:
             raise ValueError(f"{path} holds other {part} records than the published ones; {remedy}")
     return arrays, combined_digest(arrays, digests)
@@ -251,6 +254,7 @@ def as_labels(values: np.ndarray) -> np.ndarray:
     # Labels of LIBSVM's files are floats.
     integral = integral or bool(np.all(values == np.round(values)))
     limits = np.iinfo(np.int32)
+    # No values are labels of either kind.
     if not values.size:
         return values.astype(np.float32)
     largest = max(values.max(), -values.min(), key=abs)

@@ -74,6 +74,7 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
         arrays, sha256 = canonical.read_archive(
             path, entry.sha256, again, in_any_order=entry.in_any_order
         )
+    # A new file that is not the published one would be taken for it the next time.
     except ValueError:
         if new:
             path.unlink()
@@ -86,6 +87,7 @@ def _own_file(name: str, root: Path) -> str:
     stem, suffix = os.path.splitext(os.path.basename(name))
     if suffix == ".npz":
         return f"put {stem}.npz into {root} and give its name without .npz"
+    # Most own data are tables; the lines below turn one into an archive.
     table = name if suffix else f"{name}.csv"
     return (
         f"put yours as {stem}.npz into {root}: NAME.npz is the one format that is read, and no "
@@ -144,6 +146,7 @@ def _first_records(data: Dataset, train: int, test: int) -> canonical.Arrays:
 def _from_libsvm(entry: catalog.Known, raws: list[Path]) -> canonical.Arrays:
     """Records of LIBSVM's files; those that were fetched are removed."""
     arrays: canonical.Arrays = {}
+    # Files that someone put there stay.
     fetched = [raw for raw in raws if not os.path.exists(raw)]
     try:
         for part, urls, raw in zip(("train", "test"), entry.urls, raws, strict=False):
@@ -213,9 +216,11 @@ def bundled(name: str) -> dict[str, np.ndarray]:
         return_X_y=True
     )
     if name == "breast_cancer":
+        # Labels -1 and +1, which the logistic loss takes.
         y = 2 * y - 1
     rng = np.random.default_rng(0)
     test = np.zeros(len(y), bool)
+    # A fifth of every class, so that small classes are tested as well.
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)
         test[rng.choice(rows, round(0.2 * len(rows)), replace=False)] = True
@@ -252,6 +257,7 @@ def built(
         raise OSError(f"tensorflow-datasets is not installed ({error})") from None
     try:
         tensorflow_datasets.disable_progress_bar()
+        # Files of array_record are read without TensorFlow.
         builder = tensorflow_datasets.builder(
             name, data_dir=os.fspath(folder), file_format="array_record"
         )

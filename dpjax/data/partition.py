@@ -54,6 +54,7 @@ def blocks(partition: Partition, devices: int) -> tuple[np.ndarray, np.ndarray]:
     counts = partition.counts
     n = len(counts)
     size = -(-len(counts) // devices)
+    # Records of a device, whose agents are consecutive.
     totals = np.bincount(np.arange(n) // size, counts, devices).astype(int)
     # Records are numbered from 0 on every device.
     device_starts = np.repeat(np.cumsum(totals) - totals, size)[:n]
@@ -87,6 +88,7 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
     if not isinstance(shards, Partition):
         kind = type(shards).__name__
         raise ValueError(f"partition is a {kind}; make it with dpjax.data.partition")
+    # A device's records belong to the process that owns the device.
     rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
     numbers = np.sort(rows[rows >= 0])
     if not numbers.size:
@@ -154,6 +156,7 @@ def _pack(shards: Sequence[np.ndarray], names: Sequence[str] | None = None) -> P
     indices = np.empty((len(shards), counts.max()), np.int32)
     for row, shard in zip(indices, shards, strict=True):
         row[: len(shard)] = shard
+        # Padding repeats a record; batches never draw beyond the counts.
         row[len(shard) :] = shard[0]
     return Partition(indices, counts, None if names is None else tuple(names))
 
@@ -208,6 +211,7 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
     if strange:
         raise ValueError(f"owners holds {strange[0]!r}, which is no agent; they are {names}")
     shards = [np.flatnonzero(record_owners == name) for name in names]
+    # An agent without records would have no gradient to hide.
     without = [name for name, shard in zip(names, shards, strict=True) if not len(shard)]
     if without:
         raise ValueError(f"labels holds {without[0]!r}, which owns no record; leave it out")

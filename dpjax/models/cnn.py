@@ -110,6 +110,7 @@ class SmallCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
+        # Named as flax would name them, whatever the order in which they are made.
         first = Conv(16, (8, 8), 2, "SAME", layout=self.layout, name="Conv_0")
         second = Conv(32, (4, 4), 2, "VALID", layout=self.layout, name="Conv_1")
         x = max_pool(nn.tanh(first(x)), 2, 1)

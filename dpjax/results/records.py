@@ -86,6 +86,7 @@ def write(
     lines = []
     for count, row in enumerate(rows):
         plain = {str(name): _plain(f"rows[{count}].{name}", row[name]) for name in row}
+        # Rows of a run share one guarantee, which is written once, in the head.
         guarantee = plain.get("guarantee")
         if isinstance(guarantee, dict):
             plain["guarantee"] = numbers.setdefault(_dump(guarantee), len(numbers))
@@ -369,6 +370,7 @@ def _files_in(paths: _Paths, pattern: str) -> Iterator[tuple[Path, Row, list[byt
         lines = content.splitlines(keepends=True) or [b""]
         while lines:
             head = _head(path, lines[0])
+            # An archive has one file after the other; the head says where each ends.
             size = head["rows"] + 1 if packed else len(lines)
             file_lines = lines[:size]
             lines = lines[size:]

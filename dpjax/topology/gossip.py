@@ -152,6 +152,7 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
                 f"tree{jax.tree_util.keystr(path)} has shape {leaf.shape} and dtype {leaf.dtype}; "
                 f"give floating leaves with a leading axis of n={n} agents"
             )
+        # Narrow floats are multiplied in float32, or cancelling noise would not cancel.
         dtype = _numerics.wide_dtype(leaf)
         return product(mixing, leaf.astype(dtype)).astype(leaf.dtype)
 
@@ -267,6 +268,7 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     bucket = np.searchsorted(widths, np.where(counts > _WIDEST, np.inf, counts))
     heavy = int((counts > _WIDEST).sum())
     entries = int(widths[bucket[counts <= _WIDEST]].sum())
+    # Rows of many senders are cheaper as rows of a dense product.
     if _ENTRY * entries + heavy * n >= n * n:
         return None
     order = np.argsort(bucket, kind="stable")
@@ -313,6 +315,7 @@ def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
     for owner, part in zip(owners, source.senders, strict=False):
         needed[np.broadcast_to(owner[:, None], part.shape), part] = True
     heavy = (wide != 0).any(axis=tuple(range(wide.ndim - 2)))
+    # Heavy rows read every agent of their weights, from all devices.
     np.logical_or.at(needed, owners[-1], heavy)
     steps, sends, place, length = _steps(needed, block)
 
@@ -373,6 +376,7 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
             rows = np.flatnonzero(needed[j, i * block : (i + 1) * block])
             if not len(rows):
                 continue
+            # Colours the edges: in one step no device sends or receives twice.
             for step in steps:
                 if all(a != i and b != j for a, b in step):
                     break

@@ -91,6 +91,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
         raise ValueError(f"p is {p!r}; give an edge probability in (0, 1]")
     _room("n", n, n, round(p * n * (n - 1) / 2))
     seed = _validate.integer("seed", seed, least=0)
+    # The seed that was used is kept: whoever repeats the run begins there.
     for trial in range(seed, seed + _DRAWS):
         graph = nx.gnp_random_graph(n, p, seed=trial)
         if nx.is_connected(graph):
@@ -271,6 +272,7 @@ def from_edgelist(path: _files.PathLike, *, directed: bool = False) -> nx.Graph:
         )
     names = list(dict.fromkeys(name for row in rows for name in row[:2]))
     if sorted(names) == sorted(str(i) for i in range(len(names))):
+        # Numbers 0..n-1 are the nodes themselves, whatever line names them first.
         names.sort(key=int)
     number_of = {name: i for i, name in enumerate(names)}
     graph: nx.Graph = nx.DiGraph() if directed else nx.Graph()

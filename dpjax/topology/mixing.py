@@ -220,10 +220,12 @@ def spectral_gap(mixing: Any) -> float:
     period = 1
     if matrix.ndim == 3:
         period = matrix.shape[0]
+        # A schedule contracts by the product over its period.
         product = np.eye(matrix.shape[-1])
         for step in matrix:
             product = step @ product
         matrix = product
+    # One agent has no second eigenvalue.
     if matrix.shape[0] == 1:
         return 1.0
     if scipy.sparse.issparse(matrix) and len(matrix.indptr) > _SMALL:
@@ -303,6 +305,7 @@ def _entries(name: str, value: Any) -> scipy.sparse.csr_array:
     if value.dtype.kind not in "fiub":
         raise ValueError(f"{name} is a sparse matrix of {value.dtype}; give one of numbers")
     matrix = scipy.sparse.csr_array(value, dtype=np.float64, copy=True)
+    # Equal matrices must have equal bits: runs and designs are tied to their digest.
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
     invalid = matrix.copy()
