@@ -96,7 +96,9 @@ class EfficientNet(nn.Module):
         for stage, (expansion, size, strides, features, count) in enumerate(_STAGES):
             for index in range(count):
                 name = f"block_{stage}_{index}"
-                step = strides if index == 0 else 1
+                step = 1
+                if index == 0:
+                    step = strides
                 x = _Inverted(expansion, size, step, features, self.layout, name=name)(x)
         last = Conv(1280, (1, 1), use_bias=False, layout=self.layout, name="last")
         x = average(nn.silu(group_norm(size=8, name="last_norm")(last(x))))

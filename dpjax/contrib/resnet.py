@@ -84,7 +84,9 @@ class WideResNet(nn.Module):
             features = 16 * self.width * 2**group
             for index in range((self.depth - 4) // 6):
                 first = index == 0
-                strides = 2 if first and group > 0 else 1
+                strides = 1
+                if first and group > 0:
+                    strides = 2
                 name = f"block_{group}_{index}"
                 x = _WideBlock(features, strides, first, self.layout, name=name)(x)
         x = average(group_norm(16, name="norm")(nn.relu(x)))
@@ -166,12 +168,15 @@ class ResNet(nn.Module):
         x = _standardized(64, size, strides, padding, layout=self.layout, name="first")(x)
         if large:
             # Zeros, as published, which minus infinity in a pool of its own would not be.
-            x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(1, 1), (1, 1), (0, 0)])
+            front = [(0, 0)] * (x.ndim - 3)
+            x = jnp.pad(x, [*front, (1, 1), (1, 1), (0, 0)])
             x = max_pool(x, 3, 2)
         for group, count in enumerate(self.blocks):
             for index in range(count):
                 first = index == 0
-                strides = 2 if first and group > 0 else 1
+                strides = 1
+                if first and group > 0:
+                    strides = 2
                 name = f"block_{group}_{index}"
                 x = _Bottleneck(64 * 2**group, strides, first, self.layout, name=name)(x)
         x = average(nn.relu(group_norm(32, name="norm")(x)))

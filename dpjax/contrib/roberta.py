@@ -39,8 +39,10 @@ class _Layer(nn.Module):
         query, key, value = (_dense(width, name)(x) for name in ("query", "key", "value"))
         attended = _dense(width, "attended")(attend(query, key, value, self.heads, visible))
         x = _norm("attended_norm")(x + attended)
-        inner = nn.gelu(_dense(self.hidden, "intermediate")(x), approximate=False)
-        return _norm("output_norm")(x + _dense(width, "output")(inner))
+        inner = _dense(self.hidden, "intermediate")(x)
+        inner = nn.gelu(inner, approximate=False)
+        inner = _dense(width, "output")(inner)
+        return _norm("output_norm")(x + inner)
 
 
 class RoBERTa(nn.Module):
@@ -180,4 +182,5 @@ def _name(path: tuple[str, ...]) -> str:
         return f"classifier.{path[1]}"
     if path[0] in _EMBEDDINGS:
         return f"roberta.embeddings.{_EMBEDDINGS[path[0]]}"
-    return f"roberta.encoder.layer.{path[0].removeprefix('layer_')}.{_INNER[path[1]]}"
+    number = path[0].removeprefix("layer_")
+    return f"roberta.encoder.layer.{number}.{_INNER[path[1]]}"

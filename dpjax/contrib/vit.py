@@ -79,7 +79,8 @@ class ViT(nn.Module):
     @nn.compact
     def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
-        if x.shape[-3] % self.patch or x.shape[-2] % self.patch:
+        height, width = x.shape[-3:-1]
+        if height % self.patch or width % self.patch:
             raise ValueError(f"patch is {self.patch}; give a divisor of the image's {x.shape}")
         if self.width % self.heads:
             raise ValueError(f"heads is {self.heads}; give a divisor of width={self.width}")

@@ -88,7 +88,10 @@ def _own_file(name: str, root: Path) -> str:
     if suffix == ".npz":
         return f"put {stem}.npz into {root} and give its name without .npz"
     # Most own data are tables; the lines below turn one into an archive.
-    table = name if suffix else f"{name}.csv"
+    if suffix:
+        table = name
+    else:
+        table = f"{name}.csv"
     return (
         f"put yours as {stem}.npz into {root}: NAME.npz is the one format that is read, and no "
         f"CSV. To convert: import numpy, pandas; table = pandas.read_csv({table!r}); "

@@ -39,11 +39,13 @@ class CNN5(nn.Module):
     def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         for index, features in enumerate((32, 64, 128, 256)):
-            x = nn.tanh(Conv(features, padding=1, layout=self.layout, name=f"Conv_{index}")(x))
+            convolution = Conv(features, padding=1, layout=self.layout, name=f"Conv_{index}")
+            x = nn.tanh(convolution(x))
             if index < 3:
                 x = max_pool(x, 2, 2)
             x = group_norm(16, name=f"GroupNorm_{index}")(x)
-        return average(Conv(self.classes, padding=1, layout=self.layout, name="Conv_4")(x))
+        last = Conv(self.classes, padding=1, layout=self.layout, name="Conv_4")
+        return average(last(x))
 
 
 class CNN2(nn.Module):
@@ -77,8 +79,10 @@ class CNN2(nn.Module):
         """Return the logits of images."""
         for index, features in enumerate((16, 32)):
             x = Conv(features, (5, 5), 1, "SAME", layout=self.layout, name=f"Conv_{index}")(x)
-            x = max_pool(nn.relu(group_norm(8, name=f"GroupNorm_{index}")(x)), 2, 2)
-        return nn.Dense(self.classes)(x.reshape(*x.shape[:-3], -1))
+            x = group_norm(8, name=f"GroupNorm_{index}")(x)
+            x = max_pool(nn.relu(x), 2, 2)
+        x = x.reshape(*x.shape[:-3], -1)
+        return nn.Dense(self.classes)(x)
 
 
 class SmallCNN(nn.Module):

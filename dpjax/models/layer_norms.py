@@ -490,7 +490,8 @@ class Gradients:
         for call, activation, derivative in zip(calls, inputs, derivatives, strict=True):
             reads = call.product.reads
             # What the layer multiplies: a narrow dtype may have no number of this size.
-            activation = activation if reads else activation.astype(call.out.dtype)
+            if not reads:
+                activation = activation.astype(call.out.dtype)
             bounded = functools.partial(_bounded, reads=reads)
             activation, derivative, finite = jax.vmap(bounded)(activation, derivative.astype(wide))
             lost[call.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
@@ -530,11 +531,14 @@ class Gradients:
 
     def _positions(self, call: _Call) -> int:
         """Positions of one example, of all points."""
-        return len(self.coefficients or (1,)) * math.prod(call.out.shape) // call.product.shape[1]
+        points = len(self.coefficients or (1,))
+        return points * math.prod(call.out.shape) // call.product.shape[1]
 
     def _route(self, call: _Call) -> str:
         positions = self._positions(call)
-        rule = "norm" if call.product.pays(positions) else "formed"
+        rule = "formed"
+        if call.product.pays(positions):
+            rule = "norm"
         route = self.routes.get("/".join(call.path), rule)
         if route == "norm" and not call.product.by_norm(positions):
             return "formed"

@@ -199,7 +199,8 @@ def _shifted_gram(
     """
     high, wide, channels = x.shape[-3:]
     gram, terms = _gram(x.reshape(-1, channels))
-    gram = jnp.pad(gram.reshape(high, wide, high, wide), [*pads, *pads])
+    gram = gram.reshape(high, wide, high, wide)
+    gram = jnp.pad(gram, [*pads, *pads])
     for axis, places in enumerate(window):
         length = gram.shape[axis] - places + 1
         parts = []
@@ -215,7 +216,9 @@ def _blocks(size: int) -> tuple[int, int]:
     """Number and length of the partial sums: a short bound on rounding costs little time."""
     fewest = -(-size // _BLOCK)
     divisors = [number for number in range(fewest, 2 * fewest) if size % number == 0]
-    number = divisors[0] if divisors else fewest
+    number = fewest
+    if divisors:
+        number = divisors[0]
     return number, -(-size // number)
 
 
@@ -286,7 +289,9 @@ def _convolution(module: conv.Conv, shape: _Shape, kind: DTypeLike) -> Product |
     plain = _patches(module, module.strides, module.padding, module.groups, shape, kind)
     if plain is None or module.standardize == "no":
         return plain
-    names = ("kernel", "gain") if module.standardize == "scaled" else ("kernel",)
+    names: tuple[str, ...] = ("kernel",)
+    if module.standardize == "scaled":
+        names = ("kernel", "gain")
     return replace(plain, names=names, back=conv.standardized)
 
 
@@ -319,14 +324,16 @@ def _patches(
     window = _flat(module.kernel_size)
     if len(shape) < 3 or len(window) != 2:
         return None
-    pads = conv.padding_of((shape[-3], shape[-2]), window, strides, padding)
+    image = (shape[-3], shape[-2])
+    pads = conv.padding_of(image, window, strides, padding)
     size = math.prod(window) * shape[-1] // groups
 
     def rows(x: Array) -> Array:
         parts = conv.shifted(x.astype(kind), window, strides, pads)
         if groups == 1:
             return jnp.concatenate(parts, axis=-1).reshape(-1, size)
-        grouped = [part.reshape(-1, groups, shape[-1] // groups) for part in parts]
+        channels = shape[-1] // groups
+        grouped = [part.reshape(-1, groups, channels) for part in parts]
         return jnp.concatenate(grouped, axis=-1)
 
     def gram(x: Array, dtype: DTypeLike) -> tuple[Array, int]:
@@ -335,7 +342,9 @@ def _patches(
     plain = groups == 1 and strides == 1
     single = math.prod(shape[:-3]) == 1
     # Of one pixel a patch, the Gram of patches is that of pixels anyway.
-    by_pixels = gram if plain and single and math.prod(window) > 1 else None
+    by_pixels = None
+    if plain and single and math.prod(window) > 1:
+        by_pixels = gram
     return Product(("kernel",), (size, module.features), rows, groups, gram=by_pixels)
 
 

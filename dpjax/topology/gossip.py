@@ -177,7 +177,8 @@ def polynomial(
     # A loop: in one program compilers would compute each product anew for every link of the next.
     def step(carry: tuple[Array, Array], coefficient: Array) -> tuple[tuple[Array, Array], None]:
         current, before = carry
-        return (coefficient * values + 2 * mix(mixing, current) - before, current), None
+        following = coefficient * values + 2 * mix(mixing, current) - before
+        return (following, current), None
 
     start = coefficients[-1] * values, jnp.zeros_like(values)
     # Clenshaw's rule begins with the highest degree; the constant term has one product less.
@@ -256,15 +257,21 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     n = mixing.shape[-1]
     if n <= _DENSE:
         return None
-    schedule = mixing if mixing.ndim == 3 else [mixing]
+    if mixing.ndim == 3:
+        schedule = mixing
+    else:
+        schedule = [mixing]
     rows = [scipy.sparse.csr_array(matrix) for matrix in schedule]
     by_matrix = [np.diff(matrix.indptr) for matrix in rows]
-    counts = np.max([np.ones(n), *by_matrix], axis=0).astype(np.int64)
+    # A row without entries has one of weight zero.
+    counts = np.max([np.ones(n), *by_matrix], axis=0)
+    counts = counts.astype(np.int64)
     # Widths are 1, 2, 3, 4, 6, 8, 12, ...: a row is padded by less than half of its entries.
     powers = 2 ** np.arange(7)
     widths = np.unique([powers, 3 * powers // 2])
     exact = np.unique(counts[counts <= _WIDEST])
-    widths = exact if len(exact) <= 4 else widths
+    if len(exact) <= 4:
+        widths = exact
     bucket = np.searchsorted(widths, np.where(counts > _WIDEST, np.inf, counts))
     heavy = int((counts > _WIDEST).sum())
     entries = int(widths[bucket[counts <= _WIDEST]].sum())
@@ -280,7 +287,8 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
         tables = [_table(matrix, members, width, dtype) for matrix in rows]
         for all_tables, part in zip((senders, weights), zip(*tables, strict=True), strict=True):
             all_tables.append(np.stack(part) if mixing.ndim == 3 else part[0])
-    wide = [matrix[np.flatnonzero(counts > _WIDEST)].toarray().astype(dtype) for matrix in rows]
+    heavy_members = np.flatnonzero(counts > _WIDEST)
+    wide = [matrix[heavy_members].toarray().astype(dtype) for matrix in rows]
     # Numpy arrays, which a caller puts on its devices.
     heavy_rows: Any = wide[0]
     if mixing.ndim == 3:
@@ -341,12 +349,14 @@ def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
         # Devices with fewer rows have some of weight zero, which no agent reads.
         filled = []
         for part in parts:
-            table = np.zeros((*part.shape[:-2], devices * size, part.shape[-1]), part.dtype)
+            *front, _, width = part.shape
+            table = np.zeros((*front, devices * size, width), part.dtype)
             table[..., owner * size + offset, :] = part
             filled.append(table)
         tables.append(filled)
     *narrow, (heavy_rows, _) = tables
-    if first == block and (order == np.tile(np.arange(block), devices)).all():
+    in_order = np.tile(np.arange(block), devices)
+    if first == block and (order == in_order).all():
         order = None
     local_senders = tuple(table[0] for table in narrow)
     local_weights = tuple(table[1] for table in narrow)
@@ -373,7 +383,8 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
     for shift in range(1, devices):
         for i in range(devices):
             j = (i + shift) % devices
-            rows = np.flatnonzero(needed[j, i * block : (i + 1) * block])
+            of_sender = needed[j, i * block : (i + 1) * block]
+            rows = np.flatnonzero(of_sender)
             if not len(rows):
                 continue
             # Colours the edges: in one step no device sends or receives twice.
@@ -398,7 +409,8 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
         send = np.zeros((devices, size), np.int32)
         for (i, j), rows in step.items():
             send[i, : len(rows)] = rows
-            place[j, i * block + rows] = length + np.arange(len(rows))
+            agents = i * block + rows
+            place[j, agents] = length + np.arange(len(rows))
         sends.append(send.reshape(-1))
         length += size
     return tuple(tuple(step) for step in steps), tuple(sends), place, length
@@ -470,4 +482,5 @@ def _table(
     data = np.append(matrix.data, 0)
     filled = np.minimum(positions, len(indices) - 1)
     senders = np.where(counts[:, None] > 0, indices[filled], members[:, None])
-    return senders.astype(np.int32), np.where(used, data[filled], 0).astype(dtype)
+    weights = np.where(used, data[filled], 0)
+    return senders.astype(np.int32), weights.astype(dtype)

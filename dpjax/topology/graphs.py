@@ -185,7 +185,8 @@ def exponential(n: int) -> nx.DiGraph:
     graph = nx.DiGraph()
     graph.add_nodes_from(range(n))
     hops = [1 << k for k in range((n - 1).bit_length())]
-    graph.add_edges_from((i, (i + hop) % n) for i in range(n) for hop in hops)
+    for i in range(n):
+        graph.add_edges_from((i, (i + hop) % n) for hop in hops)
     return graph
 
 
@@ -261,7 +262,8 @@ def from_edgelist(path: _files.PathLike, *, directed: bool = False) -> nx.Graph:
         if row:
             rows.append(row)
             data = _DATA.search(line.rstrip())
-            weighted += len(row) > 2 or (data is not None and data[0] != "{}")
+            has_data = data is not None and data[0] != "{}"
+            weighted += len(row) > 2 or has_data
     if not rows:
         raise ValueError(f"path is {str(path)!r}, which holds no edge; give two names a line")
     _check_rows(path, rows)
@@ -271,13 +273,15 @@ def from_edgelist(path: _files.PathLike, *, directed: bool = False) -> nx.Graph:
             "); agents average by who is joined, or by a mixing matrix of your own"
         )
     names = list(dict.fromkeys(name for row in rows for name in row[:2]))
-    if sorted(names) == sorted(str(i) for i in range(len(names))):
+    numbers = [str(i) for i in range(len(names))]
+    if sorted(names) == sorted(numbers):
         # Numbers 0..n-1 are the nodes themselves, whatever line names them first.
         names.sort(key=int)
     number_of = {name: i for i, name in enumerate(names)}
     graph: nx.Graph = nx.DiGraph() if directed else nx.Graph()
     graph.add_nodes_from((i, {"label": name}) for name, i in number_of.items())
-    graph.add_edges_from((number_of[row[0]], number_of[row[1]]) for row in rows)
+    for first, second, *_ in rows:
+        graph.add_edge(number_of[first], number_of[second])
     return graph
 
 
@@ -294,7 +298,9 @@ def _row(path: Path, number: int, line: str) -> list[str]:
         bare = re.sub(" +", " ", _COMMENT.sub("", bare)).strip()
     fields = [field.strip() for field in bare.split(separator)]
     words = [next(quoted, "").strip() if field == '"' else field for field in fields]
-    plain = _NAME_BESIDE_TABS if separator == "\t" else _NAME
+    plain = _NAME
+    if separator == "\t":
+        plain = _NAME_BESIDE_TABS
     named = all(field == '"' or plain.fullmatch(field) for field in fields[:2])
     visible = all(word and word.isprintable() for word in words[:2])
     if not visible or len(words) < 2 or words[0] == words[1]:
@@ -333,7 +339,8 @@ def _check_rows(path: Path, rows: list[list[str]]) -> None:
             f"line's node; write weights with a decimal point, or none; {_NEIGHBOURS}"
         )
     others = {name for row in rows[1:] for name in row[:2]}
-    titles = "".join(others).isdecimal() and not "".join(rows[0][:2]).isdecimal()
+    first = "".join(rows[0][:2])
+    titles = "".join(others).isdecimal() and not first.isdecimal()
     counts = [str(len(others)), str(len(rows) - 1)]
     if titles or rows[0] == counts:
         raise ValueError(
@@ -373,7 +380,8 @@ def renumbered(graph: nx.Graph) -> nx.Graph:
     order = nodes.order(graph)
     links = nx.to_scipy_sparse_array(graph, order, format="csr")
     olds = csgraph.reverse_cuthill_mckee(links).tolist()
-    near = nx.relabel_nodes(graph, {order[old]: new for new, old in enumerate(olds)})
+    numbers = {order[old]: new for new, old in enumerate(olds)}
+    near = nx.relabel_nodes(graph, numbers)
     nx.set_node_attributes(near, {new: names[old] for new, old in enumerate(olds)}, "label")
     return near
 

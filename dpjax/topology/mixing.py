@@ -83,10 +83,12 @@ def metropolis_hastings(graph: nx.Graph, *, sparse: bool = False) -> Any:
     degree = sends.sum(axis=1)
     if sparse:
         links = sends.tocoo()
+        ends = (links.row, links.col)
         weights = 1.0 / (1.0 + np.maximum(degree[links.row], degree[links.col]))
-        off = scipy.sparse.csr_array((weights, (links.row, links.col)), shape=links.shape)
+        off = scipy.sparse.csr_array((weights, ends), shape=links.shape)
         return off + scipy.sparse.diags_array(1.0 - off.sum(axis=1), format="csr")
-    mixing = np.where(sends, 1.0 / (1.0 + np.maximum.outer(degree, degree)), 0.0)
+    weights = 1.0 / (1.0 + np.maximum.outer(degree, degree))
+    mixing = np.where(sends, weights, 0.0)
     np.fill_diagonal(mixing, 1.0 - mixing.sum(axis=1))
     return mixing
 
@@ -236,7 +238,9 @@ def spectral_gap(mixing: Any) -> float:
         values = np.linalg.eigvalsh(matrix)
     else:
         values = np.linalg.eigvals(matrix)
-    return float(max(0.0, 1.0 - np.sort(np.abs(values))[-2] ** (1.0 / period)))
+    second = np.sort(np.abs(values))[-2]
+    # The rate of a round, of those of a whole period.
+    return float(max(0.0, 1.0 - second ** (1.0 / period)))
 
 
 def check_mixing(
@@ -377,7 +381,9 @@ def fingerprint(*arrays: Any) -> str:
         flat = values.reshape(-1)
         # In blocks: a second copy of a large matrix takes longer than its digest.
         for start in range(0, len(flat), _HASHED):
-            digest.update((flat[start : start + _HASHED] + 0.0).astype("<f8", copy=False).data)
+            # Adding 0 makes -0 and 0 one number.
+            part = flat[start : start + _HASHED] + 0.0
+            digest.update(part.astype("<f8", copy=False).data)
     return digest.hexdigest()
 
 
