@@ -28,6 +28,7 @@ from dpjax.protocols import (
     Updates,
 )
 from dpjax.topology import gossip
+from dpjax.topology.mixing import Matrix
 
 __all__ = ["CorrelatedRandomness", "Encrypted"]
 
@@ -232,7 +233,7 @@ class Encrypted(Unbounded, Networked):
         0.5774
     """
 
-    def on(self, mixing: Float[np.ndarray, "n n"]) -> "EncryptedOnLinks":
+    def on(self, mixing: Matrix) -> "EncryptedOnLinks":
         """The method on a network's links: factors are drawn below a root of 1 / (degree + 1).
 
         Args:

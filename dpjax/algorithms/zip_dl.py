@@ -11,7 +11,7 @@ from dpjax.algorithms.exchange import PerLinkMessages
 from dpjax.algorithms.tracking import Apart, Steps
 from dpjax.protocols import Emission, Method, Models, Networked, PublicState, Round, Updates
 from dpjax.topology.links import message_pairs
-from dpjax.topology.mixing import Mixing
+from dpjax.topology.mixing import Matrix, Mixing
 
 __all__ = ["ZipDL"]
 
@@ -30,7 +30,7 @@ class Links(NamedTuple):
     weight: Float[np.ndarray, " l"]
 
 
-def links(mixing: Float[np.ndarray, "n n"]) -> Links:
+def links(mixing: Matrix) -> Links:
     """Return the links of a mixing matrix.
 
     Args:
@@ -68,7 +68,7 @@ class ZipDL(Networked):
 
     stochastic: ClassVar[Literal["rows"]] = "rows"
 
-    def on(self, mixing: Float[np.ndarray, "n n"]) -> "ZipDLOnLinks":
+    def on(self, mixing: Matrix) -> "ZipDLOnLinks":
         """The method on a network's links.
 
         Args:

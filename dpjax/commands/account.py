@@ -25,6 +25,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise
 from dpjax.results import plots, records, tables
 from dpjax.topology import nodes
+from dpjax.topology.mixing import Matrix
 
 __all__ = ["Account", "account", "distances", "tighter_losses"]
 
@@ -106,7 +107,7 @@ class Account(NamedTuple):
 
 
 def account(
-    mixing: inputs.Matrix,
+    mixing: Matrix,
     algorithm: Algorithm = "dsgd",
     *,
     relation: inputs.Relation,
@@ -229,7 +230,7 @@ def account(
 
 def _model(
     algorithm: str,
-    mixing: inputs.Matrix,
+    mixing: Matrix,
     pattern: Participation,
     gossip_steps: int,
     shared: float | None,
@@ -311,7 +312,7 @@ def tighter_losses(
     return losses
 
 
-def distances(mixing: inputs.Matrix, attackers: Sequence[int]) -> Int[np.ndarray, " n"]:
+def distances(mixing: Matrix, attackers: Sequence[int]) -> Int[np.ndarray, " n"]:
     """Links that a message passes from each agent to the nearest attacker.
 
     Args:
@@ -336,7 +337,7 @@ def distances(mixing: inputs.Matrix, attackers: Sequence[int]) -> Int[np.ndarray
 
 
 def _rows(
-    mixing: inputs.Matrix,
+    mixing: Matrix,
     kind: str,
     view: views.View,
     loss: views.ViewLoss,

@@ -23,12 +23,13 @@ from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.results import records, tables
 from dpjax.topology import nodes
+from dpjax.topology.mixing import Matrix
 
 __all__ = ["design"]
 
 KINDS = {part.label: part.title for part in noise.PARTS if part.title}
 """Designs that are compared, and their titles."""
-_Compared: TypeAlias = tuple[str, inputs.Matrix, forecast_.Forecast | None]
+_Compared: TypeAlias = tuple[str, Matrix, forecast_.Forecast | None]
 """A design's title, its covariance, and what its noise leaves to learn."""
 MANY = 300
 """Above so many agents slow designs take minutes."""
@@ -45,7 +46,7 @@ FIGURES = {
 
 
 def design(
-    mixing: inputs.Matrix,
+    mixing: Matrix,
     kind: str = "whisper_horizon",
     *,
     relation: inputs.Relation,
@@ -204,7 +205,7 @@ def design_command(
 
 
 def _plans(
-    matrix: inputs.Matrix,
+    matrix: Matrix,
     chosen_kind: str,
     all_designs: bool,
     terms: inputs.Terms,
@@ -224,7 +225,7 @@ def _plans(
     return plans
 
 
-def _progress(kind: str, covariance: inputs.Matrix, matrix: inputs.Matrix) -> None:
+def _progress(kind: str, covariance: Matrix, matrix: Matrix) -> None:
     """Say that a design for many agents is made, and what it costs."""
     if len(matrix) > MANY:
         energy = spatial.energy(covariance, matrix)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import networkx as nx
-import numpy as np
-from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting.rounding import loose_delta
 from dpjax.topology import graphs
 from dpjax.topology import mixing as matrices
+from dpjax.topology.mixing import Matrix
 
 __all__: list[str] = []
 
@@ -22,7 +21,6 @@ Command: TypeAlias = Callable[..., int]
 """What the command line calls with its options, for an exit status."""
 Terms: TypeAlias = Mapping[str, Any]
 """Arguments of a Python function that a command hands over, by name."""
-Matrix: TypeAlias = Float[np.ndarray, "n n"]
 Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
 Weights = Literal["metropolis", "uniform"]
 

@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import networkx
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from dpjax import _validate
 from dpjax.protocols import Aggregator, Message
 from dpjax.topology import gossip
 from dpjax.topology.links import adjacency
+from dpjax.topology.mixing import Matrix
 
 __all__ = ["Relayed", "spanning"]
 
@@ -109,7 +110,7 @@ class Relayed(Aggregator):
             )
         return gossip.mix(jnp.asarray(self._descendants(), jnp.float32), messages)
 
-    def _descendants(self) -> Float[np.ndarray, "n n"]:
+    def _descendants(self) -> Matrix:
         """The agents in each partial sum."""
         inside = np.eye(len(self.parents))
         for agent in range(len(self.parents)):
@@ -121,7 +122,7 @@ class Relayed(Aggregator):
         return inside
 
 
-def spanning(mixing: Float[np.ndarray, "n n"]) -> tuple[int, ...]:
+def spanning(mixing: Matrix) -> tuple[int, ...]:
     """Return a spanning tree of a network with the fewest levels: breadth first from a centre.
 
     The tree is public, like the network. Ties go to the first agent.

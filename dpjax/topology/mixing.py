@@ -28,9 +28,9 @@ __all__ = [
     "uniform_neighbors",
 ]
 
-Mixing: TypeAlias = Float[np.ndarray, "*p n n"] | scipy.sparse.csr_array
+Matrix: TypeAlias = Float[np.ndarray, "n n"]
+Mixing: TypeAlias = Matrix | Float[np.ndarray, "p n n"] | scipy.sparse.csr_array
 """A mixing matrix W, dense or sparse, or a schedule of P of them."""
-
 Stochastic = Literal["rows", "columns", "double"]
 
 _LISTED = 6
@@ -152,9 +152,7 @@ def push_sum(graph: nx.Graph, *, sparse: bool = False) -> Any:
     return receives / receives.sum(axis=0, keepdims=True)
 
 
-def survivors(
-    mixing: Float[np.ndarray, "n n"], departed: Sequence[int]
-) -> Float[np.ndarray, "k k"]:
+def survivors(mixing: Matrix, departed: Sequence[int]) -> Float[np.ndarray, "k k"]:
     """Return the mixing of those who stay: the departed's weights go to each one's own model.
 
     Symmetric doubly stochastic matrices stay so.
