@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dpjax import _files, _validate
+from dpjax.data.catalog import Digests
 
 __all__: list[str] = []
 
@@ -169,10 +170,10 @@ def _fit(path: _files.PathLike, name: str, values: np.ndarray) -> np.ndarray:
 
 def read_archive(
     path: _files.PathLike,
-    expected: tuple[str | None, str | None] = (None, None),
+    expected: Digests = (None, None),
     remedy: str = "make the file again",
     *,
-    in_any_order: tuple[str | None, str | None] = (None, None),
+    in_any_order: Digests = (None, None),
 ) -> tuple[Arrays, str]:
     """Read a file in the canonical form, checked.
 

@@ -1,8 +1,11 @@
 """The data sets known by name: where they come from and what they must hold."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 __all__: list[str] = []
+
+Digests: TypeAlias = tuple[str | None, str | None]
+"""Of the train and of the test records; None for records without one."""
 
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary/"
 _GITHUB = "https://raw.githubusercontent.com/"
@@ -31,12 +34,12 @@ class Known(NamedTuple):
     """
 
     source: str
-    sha256: tuple[str | None, str | None] = (None, None)
+    sha256: Digests = (None, None)
     urls: tuple[tuple[str, ...], ...] = ()
     features: int | None = None
     bundled: bool = False
     library: str | None = None
-    in_any_order: tuple[str | None, str | None] = (None, None)
+    in_any_order: Digests = (None, None)
     host: str | None = None
     part_of: str | None = None
     sizes: tuple[int, int] = (0, 0)

@@ -1,6 +1,6 @@
 """Splitting records in two, and scaling both parts."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -9,10 +9,11 @@ from dpjax.data.canonical import Dataset
 
 __all__ = ["split", "standardise", "with_test"]
 
+Records: TypeAlias = tuple[Any, Any]
+"""Examples and labels, one a row."""
 
-def split(
-    x: np.ndarray, y: np.ndarray, fraction: float, seed: int
-) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+
+def split(x: np.ndarray, y: np.ndarray, fraction: float, seed: int) -> tuple[Records, Records]:
     """Split records at random.
 
     Args:
@@ -56,7 +57,7 @@ def split(
     return (x[train], y[train]), (x[test], y[test])
 
 
-def with_test(data: Dataset, fraction: float, seed: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def with_test(data: Dataset, fraction: float, seed: int) -> tuple[Records, Records]:
     """Return a data set's training and test records, splitting off the latter where it has none.
 
     Args:

@@ -455,9 +455,7 @@ class Gradients:
 
     def _differentiated(
         self, params: VariableDict, calls: list[_Call], x: Array, y: Array
-    ) -> tuple[
-        dict[int, Array], dict[int, tuple[products.Product, *tuple[Any, ...]]], dict[int, Array]
-    ]:
+    ) -> tuple[Updates, Updates, Updates]:
         """By a parameter's number: gradients that are formed, products that are not, what is lost.
 
         Of a product whose entries might not be finite zeros are left, and its square is infinite.

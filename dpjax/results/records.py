@@ -111,7 +111,7 @@ def write(
     return path
 
 
-def read(paths: _files.PathLike | Iterable[_files.PathLike], file: str = "*") -> "pandas.DataFrame":
+def read(paths: _Paths, file: str = "*") -> "pandas.DataFrame":
     """Read the rows of one file, of a folder's files or of several of either.
 
     Args:
@@ -141,7 +141,7 @@ def read(paths: _files.PathLike | Iterable[_files.PathLike], file: str = "*") ->
     return pandas.DataFrame(rows)
 
 
-def read_metadata(path: _files.PathLike | Iterable[_files.PathLike], file: str = "*") -> Row:
+def read_metadata(path: _Paths, file: str = "*") -> Row:
     """Read a file's metadata alone.
 
     Args:
