@@ -30,6 +30,7 @@ def shares(agents: int, probability: float, rounds: int, seed: int, count: int =
         decor_energy = spatial.energy(spatial.pairwise(matrix, 1.0), matrix, horizon=rounds)
         ldp_energy = spatial.energy(spatial.independent(matrix, 1.0), matrix, horizon=rounds)
         energy_shares.append(decor_energy / ldp_energy)
+    return energy_shares
 
 
 def remark(agents: int, probability: float, rounds: int, seed: int) -> str:
