@@ -15,6 +15,8 @@ from dpjax.data import partition as partition
 from dpjax.engine.estimate import Estimate as Estimate
 from dpjax.engine.estimate import estimate as estimate
 from dpjax.engine.round import rounds as rounds
+from dpjax.engine.run import Checkpoint as Checkpoint
+from dpjax.engine.run import Continuation as Continuation
 from dpjax.engine.run import Result as Result
 from dpjax.engine.run import run as run
 from dpjax.learning import samplers as samplers

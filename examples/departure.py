@@ -36,7 +36,8 @@ def main(rounds=100, gone=4):
     later = dataclasses.replace(config, budget=dp.Budget(left.epsilon, left.delta))
     made = dp.make_plan(later, dp.mixing.survivors(weights, [gone]))
     start = jax.tree.map(lambda leaf: leaf[:, :, stay], first.params)
-    second = dp.run(made, task(stay), seeds=[0], start=start, phase=1, spent=spent)
+    onward = dp.Continuation(start, number=1, guarantees=spent)
+    second = dp.run(made, task(stay), seeds=[0], continuation=onward)
     for name, result in {"nine sites": first, "eight sites": second}.items():
         print(f"{name}: test accuracy {result.metrics['test_accuracy'][-1].mean():.3f}")
     print(f"the first phase left epsilon {left.epsilon:.3f} for the second")

@@ -182,7 +182,6 @@ def train(
             seeds=seeds,
             eval_every=config.every,
             chunk_blocks=math.ceil(config.rounds / config.every),
-            checkpoint_seconds=math.inf,
             checkpoint=folder / "_".join(map(str, seeds)),
         )
         rates.append(result.rounds_per_second)

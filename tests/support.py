@@ -14,7 +14,8 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
-from dpjax.engine.run import run
+from dpjax.engine import run as run_
+from dpjax.engine.run import Checkpoint, Continuation
 from dpjax.engine.step import RoundDraw, Start, make_rounds
 from dpjax.learning.samplers import Cyclic, Random
 from dpjax.learning.supervised import supervised
@@ -28,6 +29,20 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Answer
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(plans, task, *, checkpoint=None, start=None, **options):
+    """A run, with the fields of `Checkpoint` and `Continuation` among its options."""
+    fields = {"checkpoint_seconds": "seconds", "key_file": "key_file"}
+    stored = {field: options.pop(name) for name, field in fields.items() if name in options}
+    fields = {"phase": "number", "spent": "guarantees", "planned": "planned"}
+    onward = {field: options.pop(name) for name, field in fields.items() if name in options}
+    if start is not None or onward:
+        onward = {"number": 1, "guarantees": None} | onward
+        options["continuation"] = Continuation(start, **onward)
+    if stored:
+        checkpoint = Checkpoint(checkpoint, **stored)
+    return run_.run(plans, task, checkpoint=checkpoint, **options)
 
 
 def load_script(name, folder="experiments"):

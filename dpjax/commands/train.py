@@ -21,6 +21,7 @@ from dpjax.accounting.rounding import up
 from dpjax.algorithms import methods
 from dpjax.commands import inputs
 from dpjax.data import catalog, load, partition, split
+from dpjax.engine.run import Checkpoint
 from dpjax.engine.run import run as run_
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
@@ -151,7 +152,9 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
     # A model may be in a file beside the settings, which hides no installed module.
     sys.path.append(str(path.resolve().parent))
     plans, task = read_settings(settings)
-    storage: dict[str, Any] = {"checkpoint": f"{folder}.checkpoint", "key_file": f"{folder}.key"}
+    storage = None
+    if plans[0].config.release:
+        storage = Checkpoint(f"{folder}.checkpoint", key_file=f"{folder}.key")
     # Under another name until all is there: whoever finds the folder finds a whole result, and the
     # same command writes that of a release which was stopped here.
     part = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
@@ -159,10 +162,14 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
         part.mkdir(parents=True)
         part.rmdir()
     options: dict[str, Any] = {"eval_every": settings.get("eval_every"), "progress": True}
-    if plans[0].config.release:
-        options |= storage
     with _naming(_part_titles(*(vars(plan.config) for plan in plans))):
-        result = run_(plans, task, seeds=settings.get("seeds", [0]), **options)
+        result = run_(
+            plans,
+            task,
+            seeds=settings.get("seeds", [0]),
+            checkpoint=storage,
+            **options,
+        )
     try:
         with _files.writing(place, folder):
             part.mkdir()

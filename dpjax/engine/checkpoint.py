@@ -9,12 +9,14 @@ it is lowered for the compiler, with all its constants.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jaxlib
@@ -27,6 +29,45 @@ from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan, described
 
 __all__: list[str] = []
+
+_PathLike: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run keeps on disk: its newest state, and a release its noise key.
+
+    Attributes:
+        folder: Folder to save to and resume from; None keeps no state.
+        seconds: Least time between two saved states; the last one is always saved.
+        key_file: Where a release keeps its noise key; mode 0600, not inside the folder.
+
+    Raises:
+        ValueError: For values that are no paths, or no number of seconds of at least 0.
+
+    Example:
+        >>> from dpjax.engine.run import Checkpoint
+        >>> Checkpoint("folder", key_file="noise.key").seconds
+        20.0
+    """
+
+    folder: _PathLike | None = None
+    seconds: float = 20.0
+    key_file: _PathLike | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no path, and no time."""
+        for name, kind in (("folder", "folder"), ("key_file", "file")):
+            path = getattr(self, name)
+            text = str(path)
+            if not isinstance(path, str | os.PathLike | None) or "\0" in text or not text.strip():
+                shown = _validate.shown(path)
+                raise ValueError(f"{name} is {shown}; name a {kind}, or leave it out")
+        if not isinstance(self.seconds, float) or self.seconds != math.inf:
+            remedy = "give seconds of at least 0, or math.inf for the last state alone"
+            if _validate.number("seconds", self.seconds, remedy=remedy) < 0:
+                raise ValueError(f"seconds is {self.seconds!r}; {remedy}")
+
 
 _SETTINGS = (
     "jax_enable_x64", "jax_threefry_partitionable", "jax_default_matmul_precision",
@@ -256,8 +297,7 @@ class Storage:
 
     Args:
         identity: From `of_run`, a flat dict of strings; a folder of another run is refused.
-        checkpoint: Folder, made when missing, else empty or this run's; None keeps no state.
-        key_file: Where a release keeps its noise key; None for a simulation.
+        kept: The folder, made when missing, else empty or this run's; and a release's key file.
 
     Attributes:
         folder: Of the state, or None.
@@ -270,8 +310,9 @@ class Storage:
             else; where folder or key file are in use, or cannot be used.
     """
 
-    def __init__(self, identity: dict[str, str], checkpoint: Any = None, key_file: Any = None):
-        self.folder = None if checkpoint is None else Path(checkpoint).absolute()
+    def __init__(self, identity: dict[str, str], kept: Checkpoint):
+        key_file = kept.key_file
+        self.folder = None if kept.folder is None else Path(kept.folder).absolute()
         self.begun = self.ended = False
         self._identity, self.key_file = identity, None
         with contextlib.ExitStack() as stack:
@@ -414,33 +455,26 @@ def _stored(folder: Path | None) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     return header, arrays
 
 
-def check_storage(plans: Sequence[Plan], checkpoint: Any, key_file: Any) -> None:
+def check_storage(plans: Sequence[Plan], storage: Checkpoint) -> None:
     """Check that a release, and only a release, has a file for its key, apart from checkpoints.
 
     Args:
         plans: The plans.
-        checkpoint: Folder, or None.
-        key_file: File, or None.
+        storage: Folder and key file.
 
     Raises:
         ValueError: For a missing or superfluous key file, or one inside the checkpoint.
     """
-    for name, path in (("checkpoint", checkpoint), ("key_file", key_file)):
-        if (
-            not isinstance(path, str | os.PathLike | None)
-            or "\0" in str(path)
-            or not str(path).strip()
-        ):
-            kind = name.replace("checkpoint", "folder").replace("key_file", "file")
-            raise ValueError(f"{name} is {_validate.shown(path)}; name a {kind}, or leave it out")
+    folder = storage.folder
+    key_file = storage.key_file
     if not any(plan.config.release for plan in plans):
         if key_file is not None:
             raise ValueError(f"key_file is {key_file} but no plan has release=True; leave it out")
         return
     if key_file is None or os.path.isdir(key_file):
         raise ValueError(f"key_file is {key_file} for a release; name a file to keep its key in")
-    if checkpoint is not None and Path(checkpoint).resolve() in Path(key_file).resolve().parents:
+    if folder is not None and Path(folder).resolve() in Path(key_file).resolve().parents:
         raise ValueError(
-            f"key_file {key_file} lies inside checkpoint {checkpoint}, which may be copied or "
+            f"key_file {key_file} lies inside checkpoint {folder}, which may be copied or "
             "shared; keep the key apart"
         )

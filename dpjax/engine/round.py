@@ -15,7 +15,7 @@ from dpjax import _validate
 from dpjax._programs import compiled
 from dpjax.data.partition import local
 from dpjax.engine import arguments, checkpoint, keys
-from dpjax.engine.checkpoint import Storage
+from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Info, Members, Outgoing, Rounds, Statics
 from dpjax.learning.problem import Problem
@@ -129,7 +129,8 @@ def rounds(
     plans, problems, seeds = arguments.check_run(plan, problem, [seed])
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
-    checkpoint.check_storage(plans, None, key_file)
+    kept = Checkpoint(key_file=key_file)
+    checkpoint.check_storage(plans, kept)
     arguments.check_device(plans, None)
     data = Inputs.of(plans, problems, seeds)
     rounding = data.rounding(release=plan.config.release)
@@ -150,7 +151,7 @@ def rounds(
             "each; give release=False, or leave agents out"
         )
     run = _Run(arrays, data.data, data.batch_keys[0], keys.throwaway(1)[0], last)
-    storage = _storage(plans, problems, seeds, data, _Loop(data.statics, run, models), key_file)
+    storage = _storage(plans, problems, seeds, data, _Loop(data.statics, run, models), kept)
     run = run._replace(noise_key=storage.noise_keys()[0])
     return _Loop(data.statics, run, models, storage).rounds
 
@@ -242,7 +243,7 @@ def _storage(
     seeds: tuple[int, ...],
     data: Inputs,
     loop: _Loop,
-    key_file: str | os.PathLike[str],
+    kept: Checkpoint,
 ) -> Storage:
     """The key file, for the programs that this loop runs, on these data."""
     state = loop.init()
@@ -253,7 +254,7 @@ def _storage(
     identity = checkpoint.of_run(
         plans, problems, seeds, options, values, programs, data.memory.devices
     )
-    return Storage(identity, None, key_file)
+    return Storage(identity, kept)
 
 
 def _rounds_of_agents(

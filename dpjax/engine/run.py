@@ -1,11 +1,11 @@
 """Run plans on a problem, with progress, callbacks, checkpoints, resuming and early stops."""
 
 import contextlib
-import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
@@ -16,7 +16,7 @@ from dpjax import _files, _validate
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import arguments, host, processes, program, result
 from dpjax.engine import checkpoint as checkpoint_
-from dpjax.engine.checkpoint import Storage
+from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.host import HostDriver, Transport
 from dpjax.engine.result import Progress, Result
 from dpjax.engine.state import Meter, RunSchedule, RunState
@@ -25,8 +25,74 @@ from dpjax.plans import statements
 from dpjax.plans.plan import Plan
 from dpjax.plans.scheduled import LostNoiseWarning
 from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule, with_precision_cost
+from dpjax.protocols import Models
 
-__all__ = ["Result", "run"]
+__all__ = ["Checkpoint", "Continuation", "Result", "run"]
+
+
+@dataclass(frozen=True, eq=False)
+class Continuation:
+    """What a run carries on from: the models of an earlier phase, and what phases have spent.
+
+    Attributes:
+        start: Parameters to start from, leaves [S, V, n, ...] as in `Result.params`, in place of
+            the problem's; for example where a run continues after an agent has left.
+        number: Number of this run among several in a row, above 0. A simulation derives the noise
+            and batches of a phase from seed and number, so it must be above the one in
+            ``guarantees``. A release draws a new key for every run.
+        guarantees: Those of the earlier phases, one for each plan (`Result.guarantees`). The result
+            states both together: mu^2 adds up. Where they state a total that was fixed before the
+            first phase (`Guarantee.within`), the result states that total, and a phase that passes
+            it is refused.
+        planned: True where this phase, its length and its noise were fixed before the first one
+            began; needed unless ``guarantees`` state a total. The joint guarantee does not cover a
+            phase that was added because of released messages.
+
+    Raises:
+        ValueError: For a number below 1.
+
+    Example:
+        >>> import dpjax as dp
+        >>> dp.Continuation(start=None, number=2, guarantees=[]).number
+        2
+    """
+
+    start: Models
+    number: int
+    guarantees: Sequence[Guarantee]
+    planned: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse the number of a first phase, whose noise would be repeated."""
+        _validate.integer("number", self.number, least=1, most=2**31 - 1)
+
+    def check(self, plans: Sequence[Plan]) -> None:
+        """Refuse guarantees that do not compose with what the plans will spend.
+
+        Args:
+            plans: Those of the run.
+
+        Raises:
+            ValueError: For guarantees that are not one a plan, or a number that they have had.
+        """
+        spent = self.guarantees
+        listed = isinstance(spent, list | tuple)
+        if not listed or len(spent) != len(plans) or not _all_guarantees(spent):
+            raise ValueError(
+                f"guarantees is {_validate.shown(spent)} for {len(plans)} plans; give one "
+                "guarantee a plan, those of the earlier phase's result"
+            )
+        # Older records do not say their number.
+        first = max(max(before.phase + 1, len(before.phases)) for before in spent)
+        if self.number < first and not all(plan.config.release for plan in plans):
+            raise ValueError(
+                f"number is {self.number} and guarantees has had phases up to {first - 1}, whose "
+                f"noise a simulation would draw again from one seed; give {first} or more"
+            )
+
+
+def _all_guarantees(values: Sequence[Any]) -> bool:
+    return all(isinstance(value, Guarantee) for value in values)
 
 
 def run(
@@ -37,15 +103,10 @@ def run(
     eval_every: int | None = None,
     chunk_blocks: int = 1,
     devices: int | None = None,
-    checkpoint: str | os.PathLike | None = None,
-    checkpoint_seconds: float = 20.0,
-    key_file: str | os.PathLike | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     progress: bool = False,
     callback: Callable[[Progress], bool | None] | None = None,
-    start: Any = None,
-    phase: int = 0,
-    spent: Sequence[Guarantee] | None = None,
-    planned: bool = False,
+    continuation: Continuation | None = None,
     stop_at: int | None = None,
     stopping: Stopping = "plan",
     transport: Transport | None = None,
@@ -55,8 +116,8 @@ def run(
     Guarantee: each plan's own, for each of its runs alone. Plans and seeds run together are
     simulations: with one seed all plans share batches and raw normals, so their messages must not
     be published together. A release (``config.release``) is one plan and one seed; its noise key
-    comes from the operating system, lives in ``key_file`` and is deleted when the run ends.
-    Metrics and the callback's values are computed on unprotected data and are not private.
+    comes from the operating system, lives in the key file of ``checkpoint`` and is deleted when the
+    run ends. Metrics and the callback's values are of unprotected data, and are not private.
 
     A run that a callback stopped states its plan's whole guarantee. Its stop may depend on all
     released messages, and the smaller loss of the first rounds holds only if their number was fixed
@@ -84,24 +145,12 @@ def run(
             checkpoint and asks the callback. Arguments that differ, but for functions of the
             problem, and errors of the first process end the run in all. Of records that each
             process loads by itself (`Problem.local`) shapes and dtypes are compared.
-        checkpoint: Folder to save to and resume from; None keeps nothing.
-        checkpoint_seconds: Least time between two checkpoints; the last state is always saved.
-        key_file: Where a release keeps its noise key; mode 0600, not inside ``checkpoint``.
+        checkpoint: Where to save the state and a release's noise key, and to resume from; a folder
+            alone stands for ``Checkpoint(folder)``. None keeps nothing.
         progress: Show a progress bar with rounds/s and the time left.
         callback: Called with `Progress` at every chunk's end; True stops the run. One that only
             observes returns None.
-        start: Parameters to start from, leaves [S, V, n, ...] as in `Result.params`, in place of
-            the problem's; for example where a run continues after an agent has left.
-        phase: Number of this run among several in a row, above 0 where ``start`` is given. A
-            simulation derives the noise and batches of a phase from seed and phase, so the number
-            must be above the one in ``spent``. A release draws a new key for every run.
-        spent: The guarantees of the earlier phases, one for each plan (`Result.guarantees`);
-            needed with ``start``. The result states both together: mu^2 adds up. Where they state
-            a total that was fixed before the first phase (`Guarantee.within`), the result states
-            that total, and a phase that passes it is refused.
-        planned: True where this phase, its length and its noise were fixed before the first one
-            began; needed with ``start`` unless ``spent`` states a total. The joint guarantee does
-            not cover a phase that was added because of released messages.
+        continuation: Where this run continues earlier ones; None begins.
         stop_at: Rounds to do, fixed before the run, in place of all. The result states the loss
             of these rounds. A checkpoint or key file of another number is refused.
         stopping: The statement of a run that its callback stops. "plan" is the plan's whole
@@ -147,18 +196,29 @@ def run(
     """
     with processes.together() as calls:
         tasks = plans, problems, seeds = arguments.check_run(plans, problem, seeds)
-        checkpoint_.check_storage(plans, checkpoint, key_file)
-        _check_options(checkpoint_seconds, progress, callback)
+        kept = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        checkpoint_.check_storage(plans, kept)
+        _check_options(progress, callback, continuation)
         schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
-        phase = _check_phase(plans, phase, start, spent)
+        start: Models = None
+        phase = 0
+        spent = None
+        planned = False
+        if continuation is not None:
+            continuation.check(plans)
+            start = continuation.start
+            phase = continuation.number
+            spent = continuation.guarantees
+            planned = continuation.planned
         driver: ScanDriver | HostDriver = ScanDriver()
         if transport is not None:
-            driver = host.make_driver(transport, plans, seeds, devices, checkpoint)
-        options = {**schedule.options, "phase": phase, "stopping": stopping, **driver.options}
+            driver = host.make_driver(transport, plans, seeds, devices, kept.folder)
+        options: dict[str, Any] = {**schedule.options, **driver.options}
+        options |= {"phase": phase, "stopping": stopping}
         if jax.process_count() > 1:
-            given = {"devices": devices, "planned": planned, "spent": spent}
-            given |= _given(problems, start, checkpoint=checkpoint, callback=callback)
-            calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | given))
+            others = _compared(problems, start, checkpoint=kept.folder, callback=callback)
+            others |= {"devices": devices, "planned": planned, "spent": spent}
+            calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | others))
     options |= checkpoint_.check_alike(calls)
     at = RunState.first(tasks, schedule, devices, phase, start)
     data = at.inputs
@@ -166,22 +226,22 @@ def run(
     rounding = data.rounding(release=any(plan.config.release for plan in plans))
     plans = tuple(with_precision_cost(plan, data.payload, *rounding, problems) for plan in plans)
     rule = stopping_rule(
-        plans, schedule.ends, stopping=stopping, callback=callback is not None, before=spent,
-        planned=planned, phase=phase, private=data.statics.method.measures_private
+        plans, schedule.ends, stopping=stopping, callback=callback is not None,
+        before=spent, planned=planned, phase=phase, private=data.statics.method.measures_private
         or any(one.evaluation_data == "private" for one in problems),
     )  # fmt: skip
     _say(progress, statements.forecast(plans, data.entries, problems[0].partition.counts))
     identity, traced = {}, driver.traced(at)
-    if checkpoint is not None or key_file is not None:
+    if kept.folder is not None or kept.key_file is not None:
         identity = _identity(plans, problems, seeds, options, at, start is not None, traced)
-    with contextlib.closing(Storage(identity, checkpoint, key_file)) as storage:
+    with contextlib.closing(Storage(identity, kept)) as storage:
         if not storage.ended:
             data.memory.check_programs(traced, at.state)  # Before a release has a key.
         at.open(storage)
         _say(progress, at.done and f"resumed at round {at.done:,}")
         meter = Meter(len(plans) * len(seeds))
         try:
-            _drive(driver, at, meter, rule, callback, checkpoint_seconds, progress)
+            _drive(driver, at, meter, rule, callback, kept.seconds, progress)
         except KeyboardInterrupt as error:
             error.add_note(f"interrupted at round {at.done}; {at.stored}")
             raise
@@ -212,7 +272,7 @@ def _say(progress: bool, line: Any) -> None:
         _files.say(line)
 
 
-def _given(problems: Any, start: Any, **optional: Any) -> dict[str, Any]:
+def _compared(problems: Sequence[Problem], start: Models, **optional: Any) -> dict[str, Any]:
     """What several processes compare of other arguments: whether the optional ones are there."""
     return {
         "start": None if start is None else checkpoint_.digest(start),
@@ -339,38 +399,11 @@ def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
     )
 
 
-def _check_options(checkpoint_seconds: Any, progress: Any, callback: Any) -> None:
+def _check_options(progress: Any, callback: Any, continuation: Any) -> None:
     """Check the options of a run that do not concern its rounds."""
-    remedy = "give seconds of at least 0, or math.inf for the last state alone"
-    if not isinstance(checkpoint_seconds, float) or checkpoint_seconds != math.inf:
-        if _validate.number("checkpoint_seconds", checkpoint_seconds, remedy=remedy) < 0:
-            raise ValueError(f"checkpoint_seconds is {checkpoint_seconds!r}; {remedy}")
     _validate.flag("progress", progress)
+    if not isinstance(continuation, Continuation | None):
+        shown = _validate.shown(continuation)
+        raise ValueError(f"continuation is {shown}; give a Continuation, or None")
     if callback is not None and not callable(callback):
         raise ValueError(f"callback is {callback!r}; give a function of Progress, or None")
-
-
-def _check_phase(plans: Sequence[Plan], phase: Any, start: Any, spent: Any) -> int:
-    """Check a run that carries on: what was spent before must compose with what it will spend."""
-    phase = _validate.integer("phase", phase, least=0, most=2**31 - 1)
-    if len({start is not None, phase > 0, spent is not None}) > 1:
-        raise ValueError(
-            f"phase is {phase}; a run that carries on has a start, a phase above 0, so that no "
-            "noise is repeated, and what was spent before, and any other has none of them"
-        )
-    if spent is None:
-        return phase
-    known = isinstance(spent, list | tuple) and all(isinstance(one, Guarantee) for one in spent)
-    if not known or len(spent) != len(plans):
-        raise ValueError(
-            f"spent is {_validate.shown(spent)} for {len(plans)} plans; give one guarantee a plan, "
-            "those of the earlier phase's result"
-        )
-    # Older records do not say their number.
-    first = max(max(before.phase + 1, len(before.phases)) for before in spent)
-    if phase < first and not all(plan.config.release for plan in plans):
-        raise ValueError(
-            f"phase is {phase} and spent has had phases up to {first - 1}, whose noise a "
-            f"simulation would draw again from one seed; give {first} or more"
-        )
-    return phase

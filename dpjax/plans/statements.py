@@ -294,10 +294,10 @@ def stopping_rule(
         )
     if planned != (before is not None) and not totals:
         raise ValueError(
-            f"planned is {planned} and spent is {'given' if before is not None else 'None'}; say "
+            f"planned is {planned} in a {'later' if before is not None else 'first'} phase; say "
             "planned=True where this phase, its length and its noise were fixed before the first "
             "one began, and only then. Others are covered where a total was fixed before the "
-            "first one: give spent=[first.within(total)], first the first phase's guarantee"
+            "first one: give guarantees=[first.within(total)], first the first phase's guarantee"
         )
     whole = []
     for plan in plans:

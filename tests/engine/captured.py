@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpjax.engine.keys import KeyFile
-from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, run
 
 
 def plain(weights):

@@ -10,10 +10,9 @@ import sys
 import jax
 import numpy as np
 
-from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, run
 
 
 def main(out, checkpoint, key_file, kill_at):

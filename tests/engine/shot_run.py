@@ -23,10 +23,9 @@ import jax
 import numpy as np
 
 from dpjax.engine import program
-from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, run
 
 DESIGNS = {"simulation": "whisper", "release": "whisper", "release_over_rounds": "anti_pgd"}
 ROUNDS = 12

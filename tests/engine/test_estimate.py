@@ -14,7 +14,7 @@ from dpjax.engine import estimate as estimate_
 from dpjax.engine import keys, program
 from dpjax.engine.trace import trace
 from dpjax.plans import plan
-from tests.support import make_config
+from tests.support import make_config, run
 
 HELD, LIMIT = 10**9, 10**12
 
@@ -84,7 +84,7 @@ def test_a_release_of_two_runs_is_refused_as_by_the_run(network, small, tmp_path
     with pytest.raises(ValueError, match=message):
         dp.estimate(made, small, seeds=range(seeds))
     with pytest.raises(ValueError, match=message):
-        dp.run(made, small, seeds=range(seeds), key_file=tmp_path / "key")
+        run(made, small, seeds=range(seeds), key_file=tmp_path / "key")
     assert not list(tmp_path.iterdir())
 
 
@@ -203,10 +203,10 @@ def test_a_run_that_does_not_fit_is_refused_with_its_numbers(
     machine(HELD + added - 1)
     message = rf"seeds has 1 seed, .*\(0\.93 held and {added / 2**30:.2f} more .*microbatch"
     for call in (lambda: dp.estimate(made, small, **options),
-                 lambda: dp.run(made, small, **options, **files)):  # fmt: skip
+                 lambda: run(made, small, **options, **files)):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             call()
     # A refused release has no key yet, so nothing of it is to be accounted for.
     assert not (tmp_path / "key").exists()
     machine(HELD + added)
-    assert dp.run(made, small, **options, **files).ended
+    assert run(made, small, **options, **files).ended

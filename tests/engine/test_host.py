@@ -14,7 +14,6 @@ from dpjax.data import partition
 from dpjax.engine import host
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.keys import KeyFile
-from dpjax.engine.run import run
 from dpjax.learning import samplers
 from dpjax.learning.supervised import supervised
 from dpjax.models.mlp import MLP
@@ -22,7 +21,7 @@ from dpjax.plans import plan
 from dpjax.plans.links import PairKeys
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms import clipping
-from tests.support import make_config
+from tests.support import make_config, run
 
 ROUNDS = 10
 RECORDS = {"relation": "zero_out_record"}

@@ -14,11 +14,10 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import checkpoint, keys
-from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.plans.optimizers import Chain
 from tests.engine import captured
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,10 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from dpjax.engine.run import run
 from dpjax.plans import plan
 from tests.engine import shot_run
-from tests.support import make_config
+from tests.support import make_config, run
 
 ROOT = Path(__file__).resolve().parents[2]
 

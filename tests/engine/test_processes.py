@@ -60,7 +60,7 @@ def refusals(number, folder):
         for name, value in {
             "epsilon": 1000.0, "noise": dp.noise.Pairwise(), "graph": "path", "scale": 2.0,
             "seeds": [1], "eval_every": 2, "chunk_blocks": 2, "stop_at": 2, "stopping": "curve",
-            "checkpoint": foreign, "callback": fails, "phase": -1,
+            "checkpoint": foreign, "callback": fails, "progress": 1,
         }.items()
     ]
     # Own records, then others in the second process, or all records there.
@@ -93,8 +93,8 @@ def test_two_processes_give_the_numbers_of_one_and_refuse_together(tmp_path, cap
     for loaded, agents in ((first.pop(0), slice(8)), (second.pop(0), slice(8, 16))):
         assert loaded == sorted(shards.indices[agents][held[agents]])
     assert first == second
-    *texts, phase, fine, resumed, mixed, foreign = first
-    assert "phase is -1" in phase and "holds notes and no" in foreign and fine is None
+    *texts, progress, fine, resumed, mixed, foreign = first
+    assert "progress is 1" in progress and "holds notes and no" in foreign and fine is None
     assert re.search("belongs to another run, which differs in records of processes;", resumed)
     assert re.match("process 1 .* differs in data;", mixed)
     names = "budget", "noise", "plans", "data", "seeds", "eval_every", "chunk_blocks", "stop_at"
@@ -104,7 +104,7 @@ def test_two_processes_give_the_numbers_of_one_and_refuse_together(tmp_path, cap
 
 @pytest.mark.slow
 def test_a_killed_process_ends_both_and_the_same_command_goes_on(tmp_path):
-    often = "checkpoint=folder, checkpoint_seconds=0.0"
+    often = "checkpoint=dp.Checkpoint(folder, seconds=0.0)"
     script = EXAMPLE.read_text().replace("rounds=50", "rounds=8_000")
     script = script.replace("checkpoint=folder", often)
     copy = tmp_path / "long.py"

@@ -18,7 +18,7 @@ import pytest
 from dpjax import _files
 from dpjax.data import partition
 from dpjax.engine import keys
-from dpjax.engine.run import Result, run
+from dpjax.engine.run import Checkpoint, Result, run
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
@@ -368,7 +368,8 @@ def test_no_noise_key_is_in_the_file(tmp_path, network, small):
     def peek(_):
         words.extend(json.loads((tmp_path / "noise.key").read_text())["key"])
 
-    left = run(release, small, seeds=[0], key_file=tmp_path / "noise.key", callback=peek)
+    kept = Checkpoint(key_file=tmp_path / "noise.key")
+    left = run(release, small, seeds=[0], checkpoint=kept, callback=peek)
     simulated = run(plan.make(make_config(rounds=4), network), small, seeds=[0])
     simulation = np.asarray(jax.random.key_data(keys.derive(0, "noise")))
     for name, one, key in (("r", left, words[:2]), ("s", simulated, simulation)):

@@ -17,11 +17,10 @@ import pytest
 
 from dpjax.engine import program
 from dpjax.engine.keys import KeyFile
-from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import rounds
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -318,9 +317,9 @@ def test_what_does_not_compose_is_refused_before_anything_is_sent(tmp_path, netw
     for spent, text in (
         ([simulated], "release is False"),
         ([made.guarantee, made.guarantee], "for 1 plans; give one guarantee a plan"),
-        ([], r"spent is \[\] for 1 plans"),
-        (made.guarantee, "spent is Guarantee.* for 1 plans"),
-        ([1.5], r"spent is \[1.5\] for 1 plans; give one guarantee a plan"),
+        ([], r"guarantees is \[\] for 1 plans"),
+        (made.guarantee, "guarantees is Guarantee.* for 1 plans"),
+        ([1.5], r"guarantees is \[1.5\] for 1 plans; give one guarantee a plan"),
     ):
         with pytest.raises(ValueError, match=text):
             run(
@@ -333,33 +332,33 @@ def test_what_does_not_compose_is_refused_before_anything_is_sent(tmp_path, netw
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"checkpoint": ""}, "checkpoint is ''; name a folder, or leave it out"),
-        ({"checkpoint": "  "}, "checkpoint is '  '"),
-        ({"checkpoint": 3}, "checkpoint is 3"),
-        ({"checkpoint": True}, "checkpoint is True"),
-        ({"checkpoint": b"c"}, "checkpoint is b'c'"),
-        ({"checkpoint": "a\0b"}, "checkpoint is 'a"),
+        ({"checkpoint": ""}, "folder is ''; name a folder, or leave it out"),
+        ({"checkpoint": "  "}, "folder is '  '"),
+        ({"checkpoint": 3}, "folder is 3"),
+        ({"checkpoint": True}, "folder is True"),
+        ({"checkpoint": b"c"}, "folder is b'c'"),
+        ({"checkpoint": "a\0b"}, "folder is 'a"),
         ({"checkpoint": "x" * 300}, "checkpoint is .*x', which cannot be written"),
         ({"key_file": ""}, "key_file is ''; name a file"),
         ({"key_file": 1.5}, "key_file is 1.5"),
         ({"key_file": "x" * 300}, "key_file is .*x', which cannot be written"),
-        ({"checkpoint_seconds": float("nan")}, "checkpoint_seconds is nan; give seconds"),
-        ({"checkpoint_seconds": -1}, "checkpoint_seconds is -1"),
-        ({"checkpoint_seconds": "20"}, "checkpoint_seconds is '20'"),
-        ({"checkpoint_seconds": True}, "checkpoint_seconds is True"),
+        ({"checkpoint_seconds": float("nan")}, "seconds is nan; give seconds"),
+        ({"checkpoint_seconds": -1}, "seconds is -1"),
+        ({"checkpoint_seconds": "20"}, "seconds is '20'"),
+        ({"checkpoint_seconds": True}, "seconds is True"),
         ({"progress": 1}, "progress is 1"),
         ({"callback": 3}, "callback is 3"),
         ({"chunk_blocks": 1.0}, "chunk_blocks is 1.0"),
         ({"eval_every": np.float64(5)}, "eval_every is"),
         ({"eval_every": True}, "eval_every is True"),
-        ({"phase": "1"}, "phase is '1'"),
-        ({"phase": 10**5000}, "phase is "),
+        ({"phase": "1"}, "number is '1'"),
+        ({"phase": 10**5000}, "number is "),
         ({"seeds": "0"}, "seeds is '0'"),
         ({"seeds": 0}, "seeds is 0"),
         ({"seeds": [2**32]}, "seeds is 4294967296; give a whole number from 0"),
         ({"seeds": [10**5000]}, "seeds is"),
         ({"devices": True}, "devices is True"),
-        ({"start": "abc", "phase": 1}, "phase is 1; a run that carries on has a start"),
+        ({"start": "abc", "phase": 1}, "guarantees is None for 1 plans"),
     ],
 )
 def test_bad_options_come_first(tmp_path, monkeypatch, network, small, options, text):

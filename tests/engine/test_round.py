@@ -19,7 +19,7 @@ from dpjax.protocols import Emission
 from dpjax.topology import links
 from dpjax.transforms import noise
 from dpjax.transforms.optimizers import scale_by_adam
-from tests.support import make_problem, with_factor
+from tests.support import make_problem, run, with_factor
 
 N = 6
 T = 6
@@ -166,7 +166,7 @@ def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
     rounds = dp.rounds(plan, task, key_file=path)
     state = models_of(rounds)
     assert float(rounds.step(state)[1].metrics["not_finite"]) == 1
-    same_bits(state.models, dp.run(plan, task, seeds=[0], key_file=tmp_path / "run.key"))
+    same_bits(state.models, run(plan, task, seeds=[0], key_file=tmp_path / "run.key"))
     # No other loop may use the key meanwhile, and no other problem at all.
     with pytest.raises(ValueError, match="which another process uses"):
         dp.rounds(plan, task, key_file=path)

@@ -19,7 +19,6 @@ from dpjax.contrib import fusion
 from dpjax.data import batches, partition
 from dpjax.engine import host, keys, program, trace
 from dpjax.engine import run as run_
-from dpjax.engine.run import run
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import noise, optimizers, plan
@@ -27,7 +26,7 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.scheduled import ScheduledGaussian
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
-from tests.support import make_config, make_problem
+from tests.support import make_config, make_problem, run
 
 
 @pytest.fixture(scope="module")
@@ -419,14 +418,14 @@ def test_phases_carry_on_with_fresh_noise_and_batches(network, small):
     correlation = np.corrcoef([origin, *drawn])
     assert np.abs(correlation[np.triu_indices(3, 1)]).max() < 0.9
     for kwargs in ({"start": zero}, {"phase": 1}, {"start": zero, "phase": 1}):
-        with pytest.raises(ValueError, match="phase is"):
+        with pytest.raises(ValueError, match="guarantees is None for 1 plans"):
             run(made, small, seeds=[0], **kwargs)
     with pytest.raises(ValueError, match="start has shapes"):
         run(made, small, seeds=[0, 1], start=zero, phase=1, spent=spent, planned=True)
-    with pytest.raises(ValueError, match="planned is False"):
+    with pytest.raises(ValueError, match="planned is False in a later phase"):
         run(made, small, seeds=[0], start=zero, phase=1, spent=spent)
-    with pytest.raises(ValueError, match="planned is True"):
-        run(made, small, seeds=[0], planned=True)
+    with pytest.raises(ValueError, match="continuation is 1; give a Continuation"):
+        run(made, small, seeds=[0], continuation=1)
 
 
 def test_loop_over_records_is_the_vmap(network, small, monkeypatch):

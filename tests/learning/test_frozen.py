@@ -13,13 +13,12 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import host, inputs, program
 from dpjax.engine.program import Blocks
-from dpjax.engine.run import run
 from dpjax.engine.statics import make_statics
 from dpjax.learning.query import AgentQuery, RecordQuery
 from dpjax.learning.supervised import supervised
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan
-from tests.support import make_config
+from tests.support import make_config, run
 
 AGENTS, RECORDS, FEATURES, HIDDEN = 6, 12, 5, 7
 X = np.random.default_rng(0).normal(size=(AGENTS * RECORDS, FEATURES)).astype(np.float32)

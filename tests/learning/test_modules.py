@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from dpjax.data import partition
-from dpjax.engine.run import run
 from dpjax.learning import examples
 from dpjax.learning.supervised import _records_at_once, supervised
 from dpjax.models import layer_norms, losses, mlp
 from dpjax.models.linear import Linear
 from dpjax.plans import plan
-from tests.support import cut_and_resumed, make_config, with_norms
+from tests.support import cut_and_resumed, make_config, run, with_norms
 
 AGENTS, RECORDS, LENGTH, WORDS = 6, 12, 4, 11
 

@@ -9,10 +9,9 @@ import optax
 import pytest
 
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.engine.run import run
 from dpjax.plans import optimizers, plan
 from dpjax.protocols import Emission, Exchange, Method, Received, Sampler
-from tests.support import make_config, retargeted
+from tests.support import make_config, retargeted, run
 
 frozen = dataclasses.dataclass(frozen=True)
 

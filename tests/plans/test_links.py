@@ -29,7 +29,6 @@ from dpjax.algorithms import (
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.engine import inputs
-from dpjax.engine.run import run
 from dpjax.engine.statics import make_statics
 from dpjax.engine.trace import trace
 from dpjax.learning.samplers import Poisson
@@ -43,7 +42,7 @@ from dpjax.results import plots
 from dpjax.topology import graphs, mixing
 from dpjax.topology.links import link_pairs
 from dpjax.transforms import noise as noise_
-from tests.support import algorithm_of, make_config, make_problem, retargeted
+from tests.support import algorithm_of, make_config, make_problem, retargeted, run
 
 METHODS = (
     average,

@@ -22,7 +22,6 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import inputs, keys, program
-from dpjax.engine.run import run
 from dpjax.engine.statics import make_statics
 from dpjax.engine.step import Data
 from dpjax.learning import samplers
@@ -33,7 +32,7 @@ from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.protocols import Answer, Draw, Privatizer
 from dpjax.topology import graphs, mixing
 from tests.plans.draws import audit
-from tests.support import algorithm_of, cut_and_resumed, make_config, make_problem
+from tests.support import algorithm_of, cut_and_resumed, make_config, make_problem, run
 
 N, ROUNDS, RECORDS = 6, 4, 24
 MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))

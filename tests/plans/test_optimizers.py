@@ -13,11 +13,10 @@ from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.engine import keys, program
-from dpjax.engine.run import run
 from dpjax.plans import optimizers, plan
 from dpjax.transforms.lowpass import FILTERS, NoiseVariance, lowpass
 from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
-from tests.support import diagonal, make_config
+from tests.support import diagonal, make_config, run
 
 
 def filtered(step):

@@ -11,7 +11,6 @@ import pytest
 from dpjax.accounting.sampled import Pld
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import keys
-from dpjax.engine.run import run
 from dpjax.learning.query import RecordQuery, UngatheredBatch
 from dpjax.learning.samplers import Poisson
 from dpjax.plans import plan as plan_
@@ -19,7 +18,7 @@ from dpjax.plans.links import PairKeys
 from dpjax.plans.protect import Protect
 from dpjax.topology import graphs, mixing
 from tests.plans.draws import audit
-from tests.support import make_config, make_problem, retargeted
+from tests.support import make_config, make_problem, retargeted, run
 
 RING = mixing.metropolis_hastings(graphs.ring(4))
 EQUAL = np.full(4, 24)

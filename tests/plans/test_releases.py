@@ -18,7 +18,6 @@ from dpjax.accounting.rounding import up
 from dpjax.data import partition
 from dpjax.data.partition import Partition
 from dpjax.engine import arguments, keys, program
-from dpjax.engine.run import run
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
@@ -27,7 +26,7 @@ from dpjax.models.linear import Linear
 from dpjax.plans import plan, protect, statements
 from dpjax.topology import mixing
 from dpjax.transforms import clipping, noise
-from tests.support import composed, make_config, make_problem
+from tests.support import composed, make_config, make_problem, run
 from tests.transforms import rounding
 
 
@@ -129,7 +128,9 @@ def test_a_phase_given_twice_repeats_noise_in_a_simulation_alone(tmp_path, netwo
         if release:
             run(made, small, seeds=[0], **options, **key[1])
         else:
-            with pytest.raises(ValueError, match=r"phase is 1 and spent .* up to 1, .*give 2"):
+            with pytest.raises(
+                ValueError, match=r"number is 1 and guarantees .* up to 1, .*give 2"
+            ):
                 run(made, small, seeds=[0], **options)
         noise[release] = np.abs(drawn[0] - drawn[1]) > 1e-3 * np.abs(drawn[0])
     assert not noise[False].any() and noise[True].mean() > 0.9
@@ -148,13 +149,13 @@ def test_no_phase_repeats_the_noise_of_an_earlier_one_under_a_total(network, sma
     second = carried(5, stated)
     assert second[0].phase == 5 and [one.phase for one in second[0].phases] == [0, 5]
     assert Guarantee.from_dict(second[0].to_dict()) == second[0]
-    with pytest.raises(ValueError, match=r"phase is 5 and spent .* up to 5, .*give 6"):
+    with pytest.raises(ValueError, match=r"number is 5 and guarantees .* up to 5, .*give 6"):
         carried(5, second)
     assert len(carried(6, second)[0].phases) == 3
     # A record of before phases were numbered.
     older = [one.replace(phase=0) for one in second[0].phases]
     older = older[0].within(total).followed_by(older[1], planned=False)
-    with pytest.raises(ValueError, match="phase is 1 .* give 2"):
+    with pytest.raises(ValueError, match="number is 1 .* give 2"):
         carried(1, [older])
 
 

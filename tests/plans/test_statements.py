@@ -298,7 +298,7 @@ def test_a_phase_that_was_not_planned_states_the_total_that_was_fixed(made):
     # What is done counts, where that was fixed before the phase.
     short = {"callback": False, "before": [full], "stopping": "plan", "planned": False}
     assert stopping_rule([made], [1], **short).at(1)[0].rounds == 21
-    with pytest.raises(ValueError, match=r"give spent=\[first.within\(total\)\]"):
+    with pytest.raises(ValueError, match=r"give guarantees=\[first.within\(total\)\]"):
         fixed(made, before=[made.guarantee])
 
 
