@@ -323,8 +323,8 @@ class Storage:
                 lock = _files.Lock("key_file", key_file, beside, passing=True)
                 stack.callback(lock.close)
                 self.key_file = keys.KeyFile(key_file, fingerprint(identity))
-            with processes.together():
-                if self.folder is not None and processes.leads():
+            with processes.all_gather_errors_and_values():
+                if self.folder is not None and processes.is_first():
                     self._open(self.folder, stack)
             self._locks = stack.pop_all()
 
@@ -364,8 +364,8 @@ class Storage:
         """
         assert self.folder is not None
         header = {"format": _FORMAT, "identity": self._identity, "rounds": rounds, "ended": ended}
-        with processes.together():
-            if processes.leads():
+        with processes.all_gather_errors_and_values():
+            if processes.is_first():
                 leaves = enumerate(jax.tree.leaves(tree))
                 arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in leaves}
                 with _files.writing("checkpoint", self.folder):
@@ -385,8 +385,8 @@ class Storage:
         Raises:
             ValueError: If it is damaged.
         """
-        with processes.together() as headers:
-            stored = self._read() if processes.leads() else None
+        with processes.all_gather_errors_and_values() as headers:
+            stored = self._read() if processes.is_first() else None
             headers.append(None if stored is None else stored[0])
         if (header := headers[0]) is None:
             return None

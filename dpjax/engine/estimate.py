@@ -125,7 +125,7 @@ def estimate(
     """
 
     def say(line: str) -> None:
-        if progress and processes.leads():
+        if progress and processes.is_first():
             _files.say(f"estimate: {line}")
 
     _validate.flag("progress", progress)

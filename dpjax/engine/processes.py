@@ -149,7 +149,7 @@ def whole(tree: Any) -> Any:
     return jax.tree.map(one, tree, is_leaf=lambda leaf: isinstance(leaf, Padded))
 
 
-def leads() -> bool:
+def is_first() -> bool:
     """Whether this process keeps files, reports, and decides for all; true where it is alone."""
     return jax.process_index() == 0
 
@@ -173,7 +173,7 @@ def shared(tree: Any) -> Any:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[list[Any]]:
+def all_gather_errors_and_values() -> Iterator[list[Any]]:
     """A block that ends alike on all processes: an error on one of them is raised on all.
 
     All processes enter it, and inside it none waits for another. Alone nothing is sent.

@@ -130,7 +130,7 @@ def _guarantees(result: Any) -> Iterator[str]:
     for terms, guarantee in zip(result.terms, result.guarantees, strict=True):
         card, each = guarantee._repr_html_(), guarantee.per_agent_epsilon or ()
         if min(each, default=math.inf) < guarantee.epsilon:
-            pairs = zip(result.agents or range(len(each)), map(up, each), strict=True)
+            pairs = zip(result.agent_names or range(len(each)), map(up, each), strict=True)
             table = _html.table({"agent": name, "epsilon": one} for name, one in pairs)
             card += f"<details><summary>Epsilon by agent</summary>{table}</details>"
         cards.setdefault(card, []).append(terms["label"])

@@ -99,7 +99,7 @@ class Result:
         terms: Columns of each plan in rows, by name.
         frozen: SHA-256 of the frozen values; empty where there were none.
         problem: The problem's name.
-        agents: [n] the agents' names, where the partition has them.
+        agent_names: [n] names of the agents, where the partition has them.
     """
 
     plans: tuple[Plan, ...]
@@ -114,7 +114,7 @@ class Result:
     terms: tuple[dict[str, Any], ...] = ()
     frozen: str = ""
     problem: str = ""
-    agents: tuple[str, ...] = ()
+    agent_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Take the terms from the plans."""
@@ -417,7 +417,7 @@ class Result:
             "ended": self.ended,
             "frozen": self.frozen,
             "problem": self.problem,
-            "agents": self.agents,
+            "agents": self.agent_names,
             "tree": tree,
             "dtypes": [leaf.dtype.name for leaf in leaves],
         }
@@ -483,7 +483,7 @@ class Result:
             frozen=header["frozen"],
             # Older files lack these two.
             problem=header.get("problem", ""),
-            agents=tuple(header.get("agents", ())),
+            agent_names=tuple(header.get("agents", ())),
             terms=tuple(each | {"epsilon": float(each["epsilon"])} for each in terms),
         )
 

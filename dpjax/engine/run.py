@@ -194,7 +194,7 @@ def run(
         >>> [f"{gap:.2f}" for gap in result.metrics["mean_gap"][-1].ravel()]
         ['0.00', '0.00']
     """
-    with processes.together() as calls:
+    with processes.all_gather_errors_and_values() as calls:
         tasks = plans, problems, seeds = arguments.check_run(plans, problem, seeds)
         kept = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         checkpoint_.check_storage(plans, kept)
@@ -262,13 +262,13 @@ def run(
         ended=at.done == schedule.total,
         frozen=result.frozen_digest(problems[0].frozen),
         problem=problems[0].name,
-        agents=problems[0].partition.names or (),
+        agent_names=problems[0].partition.names or (),
     )
 
 
 def _say(progress: bool, line: Any) -> None:
     """Print a line if there is one, once for all processes."""
-    if progress and line and processes.leads():
+    if progress and line and processes.is_first():
         _files.say(line)
 
 
@@ -338,7 +338,7 @@ def _drive(
 ) -> None:
     """Advance a run to its end, chunk by chunk."""
     saved_at, warned, total = time.monotonic(), False, at.schedule.total
-    progress = progress and processes.leads()
+    progress = progress and processes.is_first()
     notes: Any = _files.Notes() if progress else None
     with tqdm(
         total=total, initial=at.done, disable=not progress, unit=" rounds",
@@ -360,9 +360,9 @@ def _drive(
             if not warned and any(lost):
                 warned = True
                 _warn_of_lost(lost)
-            with processes.together() as answers:
+            with processes.all_gather_errors_and_values() as answers:
                 answer = None
-                if callback is not None and processes.leads():
+                if callback is not None and processes.is_first():
                     guarantees = rule.at(at.done, decided=True, lost=lost)
                     answer = callback(Progress(at.done, at.latest(), guarantees, meter.rate))
                 due = time.monotonic() - saved_at >= checkpoint_seconds

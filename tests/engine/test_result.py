@@ -116,7 +116,11 @@ def test_names_of_agents_travel_with_their_epsilons(tmp_path, network, small):
     made = plan.make(make_config(epsilon=(1.0, 2.0, 3.0, 3.0, 2.0, 1.5)), network)
     result = run(made, task, seeds=[0], eval_every=20)
     again = Result.load(result.save(tmp_path / "r"))
-    assert (again.problem, again.agents) == (result.problem, result.agents) == ("ward", names)
+    assert (
+        (again.problem, again.agent_names)
+        == (result.problem, result.agent_names)
+        == ("ward", names)
+    )
     assert "1 to 3 by agent" in again.summary()
     shown = " ".join(text_of(again.report(tmp_path / "r.html").read_text()).split())
     assert shown.startswith("dpjax: ward") and "A 1 B 2 C 3 D 3 E 2 F 1.5" in shown
