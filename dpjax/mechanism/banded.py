@@ -65,6 +65,7 @@ def banded_inverse(participation: Participation, bands: int) -> Strategy:
     if bands > rounds:
         raise ValueError(f"bands is {bands}; give at most {rounds}, the number of rounds")
     order = np.arange(1, bands)
+    # The binomial series of (1 - x)^(1/2).
     coefficients = np.cumprod(np.concatenate([[1.0], (order - 1.5) / order]))
     return normalized(_inverse_toeplitz(coefficients, rounds), participation)
 
@@ -156,6 +157,7 @@ def banded(
     bands = _bands(participation, bands)
     gram = workload.gram(mixing, rounds)
     root = factor_of(gram / np.trace(gram))  # the search is tuned to losses near 1
+    # Then the sensitivity is exact for unequal columns, too.
     exact = not equal and (k == 1 or rounds == k * participation.separation)
     with double_precision():
         optimum = dense.optimize(

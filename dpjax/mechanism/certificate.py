@@ -121,6 +121,7 @@ def lower_bound(
     without = np.where(multipliers > 2e-8 * multipliers.max(), multipliers, 0.0)
     best = 0.0
     weights = multipliers
+    # Either choice is a bound; multipliers at their floor stand for 0.
     for candidate in (multipliers,) if without.all() else (multipliers, without):
         roots = np.sqrt(candidate)
         if gram is not None:
@@ -154,9 +155,11 @@ def nuclear_norm(matrix: Factor, *, blur: float) -> float:
         return 0.0
     matrix = matrix / scale
     left, _, right = np.linalg.svd(matrix, full_matrices=False)
+    # The polar factor of X: its inner product with X is |X|_*.
     turned = left @ right
     small = turned @ turned.T if len(turned) <= turned.shape[1] else turned.T @ turned
     squares = float(np.sum(turned**2)) * (1 + turned.size * _EPS)
+    # |Z|_2^2 is at most 1 plus what Z'Z is off the identity.
     excess = float(np.linalg.norm(small - np.eye(len(small)))) + turned.size * _EPS
     excess += max(turned.shape) * _EPS * squares
     off = math.sqrt(squares) * float(np.linalg.norm(matrix)) * (blur + 4 * _EPS)
@@ -206,6 +209,7 @@ def root_trace(gram: Matrix, half: Matrix | Vector) -> float:
     # Of the columns of Q D as rounded, and of the differences.
     error += 4 * _EPS * (float(np.abs(values).sum()) + float(np.linalg.norm(low - lower)))
     error += 4 * _EPS * float(np.linalg.norm(high + low))
+    # Computed eigenvectors are not quite orthogonal.
     skew = float(np.linalg.norm(vectors.T @ vectors - np.eye(n))) + 2 * n * n * _EPS
     certain = np.maximum(values - np.abs(values) * skew - error, 0.0)
     total = math.fsum(np.sqrt(certain)) * (1 - 4 * _EPS)
@@ -259,6 +263,7 @@ def _power(matrix: np.ndarray) -> float:
 def _product(left: Factor, right: Float[np.ndarray, "n k"]) -> tuple[np.ndarray, np.ndarray, float]:
     """A product as an exact part, a small one, and the Frobenius norm of what that one is off."""
     n = left.shape[1]
+    # Halves of so few digits that sums of n of their products are exact.
     digits = (53 - math.ceil(math.log2(n + 1))) // 2 - 1
     first = _leading(left, digits)
     last = _leading(right.T, digits).T

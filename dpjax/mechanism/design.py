@@ -142,6 +142,7 @@ class Design:
             )
         needed = spatial.bounds(precision_bound, self.n)
         limits = spatial.bounds(self.precision_bound, self.n)
+        # Bounds of one budget may differ by rounding.
         if not np.allclose(needed, limits, rtol=1e-12, atol=0.0):
             raise ValueError(
                 f"precision_bound is {precision_bound!r}, the design's {self.precision_bound!r}; "
@@ -167,6 +168,7 @@ class Design:
         arrays = {name: content.pop(name) for name in ("covariance", "multipliers")}
         arrays["precision_bound"] = np.asarray(content.pop("precision_bound"))
         content["options"] = dict(content["options"])
+        # Entries of the same name would overwrite the design's.
         clashes = sorted({*arrays, *content} & {*(entries or {})})
         if clashes:
             raise ValueError(

@@ -166,6 +166,7 @@ def minimize_trace(
                 'gram leaves Clarabel with a singular precision; use solver="fixed_point"'
             )
         return replace(exact, converged=exact.value <= exact.lower_bound * (1.0 + 1e-6))
+    # One size for several problems compiles the solver once.
     size = n if pad_to is None else _validate.integer("pad_to", pad_to, least=n)
     start = _start(root, warm_start)
 
@@ -183,6 +184,7 @@ def minimize_trace(
 
     plain = attempt(0.0, start, 0)
     solution = plain
+    # The optimum is not attained, or P is singular: add a multiple of the identity.
     if solution is None or not solution.gap <= _ATTAINED:
         spent = 0 if plain is None else plain.iterations
         solution = _better(plain, attempt(regularization, start, spent))
@@ -198,12 +200,14 @@ def _within(
     high = np.log(1e6)
     best = None
     for _ in range(_BISECTIONS):
+        # In the logarithm, as the regularization spans orders of magnitude.
         middle = (low + high) / 2.0
         near = best or solution
         trial = attempt(float(np.exp(middle)), _revived(near.multipliers), near.iterations)
         if trial is not None and trial.variance_ratio <= limit:
             best = trial
             high = middle
+            # Near enough: noise is least at the limit.
             if trial.variance_ratio >= 0.999 * limit:
                 break
         else:
@@ -231,6 +235,7 @@ def _root(gram: Matrix | None, factor: Factor | None) -> Factor:
     root = factor_of(gram) if gram is not None else _validate.finite_array("factor", factor, ndim=2)
     if not root.any():
         raise ValueError("gram is zero; every covariance costs nothing: give a nonzero matrix")
+    # Orthogonal transformations keep F'F, with fewer rows.
     if root.shape[0] > root.shape[1]:
         root = np.asarray(np.linalg.qr(root, mode="r"))
     return root

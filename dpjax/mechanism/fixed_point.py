@@ -70,6 +70,7 @@ def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
     diagonal, dual, gap = _evaluate(factor, x)
     plain = _floored(x + jnp.clip(jnp.log(jnp.maximum(diagonal, 1e-300)), -20.0, 20.0))
     step = plain - x
+    # A step of Anderson's that lowers the dual is taken back.
     fell = ~(dual >= state.dual * (1.0 - _FALL)) & ~state.fresh
 
     push = ~state.fresh
@@ -77,8 +78,10 @@ def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
     steps_x = jnp.where(push, state.steps_x.at[slot].set(x - state.last_x), state.steps_x)
     steps_f = jnp.where(push, state.steps_f.at[slot].set(step - state.last_step), state.steps_f)
     stored = state.stored + push.astype(state.stored.dtype)
+    # Anderson's acceleration: the combination of past steps that cancels this one.
     weights = jnp.linalg.lstsq(steps_f.T, step, rcond=1e-12)[0]
     accelerated = _floored(plain - weights @ (steps_x + steps_f))
+    # An accelerated step that long has left where its model holds.
     wild = ~(jnp.max(jnp.abs(accelerated - x)) <= _JUMP)
     clear = fell | wild
 
@@ -107,7 +110,7 @@ def climb(
     tolerance: Scalar,
     limit: Int[Array, ""],
 ) -> Iterate:
-    """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``most`` steps."""
+    """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``limit`` steps."""
     n = start.shape[0]
     zeros = jnp.zeros(n, start.dtype)
     window = jnp.zeros((WINDOW, n), start.dtype)
@@ -130,7 +133,7 @@ def climb(
 
     def unfinished(state: Iterate) -> Bool[Array, ""]:
         going = (state.best_gap > tolerance) & (state.since_best < _PATIENCE)
-        # Tolerance 0 asks for exactly `most` iterations, so that every agent does the same.
+        # Tolerance 0 asks for exactly `limit` iterations, so that every agent does the same.
         return (going | (tolerance <= 0)) & (state.iterations < limit)
 
     return jax.lax.while_loop(unfinished, partial(_advance, factor), state)

@@ -150,10 +150,12 @@ def design(
     def energy(u: np.ndarray) -> np.ndarray:
         return np.polyval(np.r_[terms, 0.0], u)
 
+    # Few agents need more probes for the same error of the traces.
     count = _PROBES if n <= _DENSE else max(_PROBES, _DRAWN // n)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (n, count))
     nodes, weights = _quadrature(lambda v: matrix.matrix @ v, signs, max(_STEPS, degree + 2))
     objective = nodes.ravel(), weights.ravel(), energy, interval(matrix.matrix), _half(matrix)
+    # A degree whose coefficients cancel in float32 leaves the constant alone: try the next one.
     while True:
         coefficients, precision = _polynomials(*objective, degree)
         if len(coefficients) > 1 or degree == 1:
@@ -166,6 +168,7 @@ def design(
     _validate.spread("noise", scales.max())
     scales = scales.astype(np.float32)
     if n <= _DENSE:
+        # Exact figures, where a dense matrix fits.
         root = workload.factor(mixing_.dense(mixing), step_sizes=step_sizes)
         value = float(np.square(root @ dense(matrix, coefficients, scales)).sum())
         scaled = root / np.sqrt(limits)
@@ -194,6 +197,7 @@ def rounded(mixing: Any) -> HashableMatrix:
             "mixing is not symmetric and doubly stochastic, as noise of polynomials needs; give "
             "metropolis_hastings(graph), (W + W.T) / 2 of a doubly stochastic W, or noise.Whisper()"
         )
+    # Its digest stands for it, so that nobody may change it.
     for part in (matrix.data, matrix.indices, matrix.indptr):
         part.flags.writeable = False
     return HashableMatrix(matrix)
@@ -217,6 +221,7 @@ def inverse_diagonal(
         [n] bounds; infinite where p and g prove nothing.
     """
     certain = least(coefficients, precision, interval(matrix.matrix))
+    # p g^2 may be below 0 somewhere, and then p bounds no inverse.
     if not certain > 0:
         return np.full(len(scales), np.inf)
     moments = _moments(matrix, max(1, len(precision) // 2))[:, : len(precision)]
@@ -258,10 +263,12 @@ def least(
     low, high = interval
     x = (low + high) / 2 + (high - low) / 2 * np.cos((np.arange(count) + 0.5) * (math.pi / count))
     wide = coefficients.astype(np.float64)
+    # Beyond [-1, 1] Chebyshev polynomials grow, and rounding with them.
     if max(-low, high) > 1 + 1e-6:
         return 0.0
     g = np.abs(chebyshev.chebval(x, wide))
     total = np.abs(wide).sum()
+    # The coefficients cancel: float32 sums would lose the digits of g.
     if total > _CANCELLING * g.min():
         return 0.0
     # Clenshaw's and Horner's rules round by less, at |x| that exceeds 1 by rounding alone.
@@ -322,9 +329,10 @@ def _half(matrix: HashableMatrix) -> int:
 def _moments(matrix: HashableMatrix, half: int) -> Float[np.ndarray, "n q"]:
     """[W^k]_ii for k = 0 .. 2 half, from the rows of the first powers, some rows at a time."""
     w = matrix.matrix
-    n = matrix.matrix.shape[0]
+    n = w.shape[0]
     moments = np.ones((n, 2 * half + 1))
     moments[:, 1] = w.diagonal()
+    # Some rows at a time: the square of a sparse matrix is a dense one.
     size = max(1, _ROWS // n)
     for start in range(0, n, size):
         rows = slice(start, start + size)
@@ -332,6 +340,7 @@ def _moments(matrix: HashableMatrix, half: int) -> Float[np.ndarray, "n q"]:
         while len(powers) < half:
             powers.append(powers[-1] @ w)
         for k in range(2, 2 * half + 1):
+            # [W^k]_ii = sum_j [W^a]_ij [W^b]_ij for a + b = k, as W is symmetric.
             left = powers[k // 2 - 1]
             right = powers[(k + 1) // 2 - 1]
             moments[rows, k] = left.multiply(right).sum(axis=1)
@@ -348,6 +357,7 @@ def _polynomials(
 ) -> tuple[Coefficients, Precision]:
     """The best float32 g and p >= g^-2 for several shares; constants are among them."""
     low, high = interval
+    # Chebyshev points, where a polynomial of this degree cannot hide a peak.
     grid = np.cos(np.linspace(0, math.pi, 16 * (degree + 2 * half) + 1))
     basis = chebyshev.chebvander(grid, degree), chebyshev.chebvander(grid, 2 * half)
     weights = weights / weights.sum()
@@ -360,6 +370,7 @@ def _polynomials(
     best = math.inf
     solution: tuple[Any, Any] = _ONE, _ONE
     for share in (math.inf, *_SHARES):
+        # The share of all weight is independent noise, constant polynomials.
         if math.isinf(share):
             g = np.eye(degree + 1)[0]
             p = np.eye(2 * half + 1)[0]
@@ -372,6 +383,7 @@ def _polynomials(
         cosines = cosines.astype(np.float32)
         powers: Any = Chebyshev(p, **window).convert(domain=[-1, 1], kind=Polynomial).coef
         certain = least(cosines, powers, interval)
+        # Energy at the scale that the certificate asks for.
         cost = (g @ quadratic @ g) * (linear @ p) / certain if certain > 0 else math.inf
         if cost < best:
             best = cost
@@ -414,12 +426,15 @@ def _newton(
             slopes = np.hstack([2 * g[:, None] ** -3.0 * of_g, of_p]) / slack[:, None]
             gradient = rate * np.r_[2 * quadratic @ x[:m], linear] - slopes.sum(axis=0)
             curved = rate * hessian + slopes.T @ slopes
+            # g^-2 is convex: its curvature adds to that of the barrier.
             curved[:m, :m] += of_g.T @ (of_g * (6 * g**-4.0 / slack)[:, None])
             sizes = np.sqrt(np.diag(curved))
+            # Scaled to a unit diagonal, which the ridge then bounds from below.
             scaled = curved / np.outer(sizes, sizes) + 1e-14 * np.eye(len(x))
             step = -np.linalg.solve(scaled, gradient / sizes) / sizes
             fall = float(-gradient @ step)
             length = 1.0
+            # Backtracking: the barrier is infinite outside the feasible set.
             while barrier(x + length * step, rate) > barrier(x, rate) - 0.1 * length * fall:
                 length /= 2
                 if length < 1e-9:
@@ -451,6 +466,7 @@ def _estimates(
     squares = _moments(matrix, _half(matrix))[:, 2::2]
     few = terms[-squares.shape[1] :]
     drawn = scales[:, None].astype(np.float64) * _applied(w, coefficients.astype(float), signs)
+    # A node above the spectrum makes Radau's rule an upper bound.
     top = interval(w)[1] ** 2 * (1 + 1e-9)
     nodes, weights = _quadrature(
         lambda v: w @ (w @ v), drawn, min(_STEPS, len(terms) + 1), node=top
@@ -495,6 +511,7 @@ def _quadrature(
         if j + 1 < steps:
             after -= tridiagonal[:, j, j] * current
             link = np.linalg.norm(after, axis=0)
+            # A link of rounding alone ends the recursion: the space is used up.
             link = np.where(link > 1e-10 * np.abs(tridiagonal[:, 0, 0]), link, 0.0)
             tridiagonal[:, j, j + 1] = tridiagonal[:, j + 1, j] = link
             previous = current

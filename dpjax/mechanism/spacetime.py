@@ -126,6 +126,7 @@ def design(
         space = minimize_trace(factor=root, warm_start=multipliers, device=device)
         multipliers = space.multipliers
         covariance_bound = space.lower_bound
+        # Rounding may make a half-step worse: then the last covariance stays.
         if space.value < history[-1]:
             covariance = space.covariance
             history.append(space.value)
@@ -138,6 +139,7 @@ def design(
         if time.value < history[-1]:
             strategy = time.strategy
             history.append(time.value)
+    # The bound over agents is then of an older strategy: solve for the last one.
     if not converged:
         covariance_bound = minimize_trace(
             factor=factor_over_agents(mixing, strategy), warm_start=multipliers
@@ -184,6 +186,7 @@ def _spectral(matrix: Matrix, inverse: Strategy) -> Matrix:
     total = np.zeros(len(values))
     response = np.zeros((len(values), len(inverse)))
     for row in inverse:
+        # The noise of this round joins what earlier rounds left, and W applies.
         response = values[:, None] * (response + row)
         total += np.sum(response**2, axis=1)
     return np.sqrt(total)[:, None] * vectors.T
@@ -199,6 +202,7 @@ def _by_powers(schedule: Float[np.ndarray, "p n n"], over_rounds: workload.Gram)
     delayed = np.where(a <= s, over_rounds[s, np.maximum(s - a, 0)], 0.0)
     delayed[:, 0] /= 2.0
     total = np.zeros((n, n))
+    # A block of rows at a time bounds the memory of all powers.
     size = max(1, min(n, _BLOCK // (rounds * n)))
     for first in range(0, n, size):
         picked = slice(first, min(first + size, n))

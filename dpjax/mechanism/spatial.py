@@ -198,6 +198,7 @@ def solve_pairwise(
     """
     n = bounds.shape[0]
     linked = adjacency(mixing)
+    # Published: s I + c L, for one bound.
     laplacian = np.diag(linked.sum(axis=1)) - linked.astype(float)
     root = np.sqrt(bounds)
     values, vectors = np.linalg.eigh(root[:, None] * laplacian * root)
@@ -219,6 +220,7 @@ def solve_pairwise(
     unit = largest / LARGEST_COUPLING
     low = 0.0
     high = float(np.log1p(LARGEST_COUPLING))
+    # Golden sections: the energy is quasi-convex along the ray.
     for _ in range(120):
         left = high - _GOLDEN * (high - low)
         right = low + _GOLDEN * (high - low)
@@ -274,6 +276,7 @@ def figures(covariance: Covariance, mixing: Mixing) -> dict[str, float]:
     n = matrix.shape[0]
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
     cost = energy(matrix, mixing)
+    # No finite loss: an outsider sees some combination bare.
     singular = values[0] <= n * np.finfo(np.float64).eps * values[-1]
     loss = np.inf if singular else float(np.max((vectors**2) @ (1.0 / values)))
     largest = float(matrix.diagonal().max())

@@ -393,7 +393,7 @@ def _certified(
         climbed = regularized(exact, ridge)
         best, count = _climb(climbed, k, tolerance, limit, condition < _DELICATE, start, device)
         start = best.logarithm
-        iterations = iterations + count
+        iterations += count
         if long:
             eigenvectors = np.asarray(best.left), np.asarray(best.roots)
             total = certificate.factored_root_trace(exact, best.half, *eigenvectors)
@@ -539,10 +539,12 @@ def _climb(
         last = current
         point = current.plain
         if changes:
+            # The combination of past changes that cancels this step best.
             turned = np.stack([change.ravel() for _, change in changes])
             weights = np.linalg.lstsq(turned.T, step.ravel(), rcond=1e-12)[0]
             correction = sum(w * (x + f) for w, (x, f) in zip(weights, changes, strict=True))
             accelerated = current.plain - correction
+            # Symmetric again, as rounding may have tilted it.
             if np.abs(accelerated - current.logarithm).max() <= _JUMP:
                 point = (accelerated + np.swapaxes(accelerated, 1, 2)) / 2.0
             else:
@@ -590,6 +592,7 @@ def _evaluator(
     factor: Float[np.ndarray, "t t"], fine: bool, device: Any
 ) -> Callable[[Blocks], _Point]:
     """Return the map as a function of log V: NumPy's for few rounds, else JAX's on its device."""
+    # Compiling takes longer than such a solve.
     if len(factor) < _COMPILED and device is None:
         return functools.partial(_evaluate, factor, fine=fine)
     with double_precision():
@@ -599,13 +602,9 @@ def _evaluator(
         with double_precision():
             evaluated = _compiled(placed, jax.device_put(point, device), fine=fine)
             # The large arrays stay on the device.
-            return evaluated._replace(
-                half=np.asarray(evaluated.half),
-                logarithm=np.asarray(evaluated.logarithm),
-                plain=np.asarray(evaluated.plain),
-                dual=np.asarray(evaluated.dual),
-                gap=np.asarray(evaluated.gap),
-            )
+            small = ("half", "logarithm", "plain", "dual", "gap")
+            arrays = {name: np.asarray(getattr(evaluated, name)) for name in small}
+            return evaluated._replace(**arrays)
 
     return evaluate
 

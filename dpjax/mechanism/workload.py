@@ -91,6 +91,7 @@ def prefix_sum(rounds: int) -> Gram:
         ValueError: for rounds below 1, or more than memory holds.
     """
     _validate.rounds_in_memory(_validate.integer("rounds", rounds))
+    # Round t's sum has noise s in it from s on: T - max(s, t) sums have both.
     index = np.arange(rounds)
     return len(index) - np.maximum.outer(index, index).astype(np.float64)
 
@@ -127,9 +128,11 @@ def _reversing(matrix: Matrix) -> Vector | None:
     order, before = scipy.sparse.csgraph.breadth_first_order(support, 0)
     for i, j in zip(before[order[1:]], order[1:], strict=True):
         weights[j] = weights[i] * matrix[i, j] / matrix[j, i]
+    # A wide spread of d costs the digits that eigenvalues would bring.
     if not weights.min() > 0 or weights.max() > _LARGEST_SPREAD * weights.min():
         return None
     weights = weights / weights.max()
+    # Detailed balance, to what the products round.
     flow = weights[:, None] * matrix
     return weights if (np.abs(flow - flow.T) <= _REVERSIBLE * np.abs(flow)).all() else None
 
@@ -142,6 +145,7 @@ def _reversible(
 ) -> Gram:
     """G_ab = sum_ij l_i^a (U' D^1/2 R D^1/2 U)_ij (U' D^-1 U)_ij l_j^b."""
     halves = np.sqrt(weights)
+    # D^1/2 W D^-1/2 is symmetric where D W is.
     similar = halves[:, None] * matrix / halves
     values, vectors = np.linalg.eigh((similar + similar.T) / 2.0)
     left = vectors.T * halves
@@ -348,13 +352,13 @@ def _twice(
     for bit in bin(horizon)[3:]:
         running = add(running, weight(length) * final, times(running, power))
         final = add(final, times(final, power))
-        length = 2 * length
+        length *= 2
         power = times(power, power)
         if bit == "1":
             # One more round in front: a = 1, b = length.
             final = add(first, times(final, step))
             running = add(weight(length + 1) * first, times(running, step))
-            length = length + 1
+            length += 1
             power = times(power, step)
     return final, running
 
@@ -368,6 +372,7 @@ def _discounted(
     damped = discount * matrix
     if horizon is not None:
         return _doubled(damped, horizon, readout)[0]
+    # The sum to infinity converges below a spectral radius of 1 alone.
     radius = float(np.abs(np.linalg.eigvals(damped)).max())
     if radius >= 1:
         raise ValueError(
@@ -393,6 +398,7 @@ def _backwards(
     for s in range(horizon - 1, -1, -1):
         matrix = schedule[s % len(schedule)]
         rows = later @ matrix if final_model else np.concatenate([read @ matrix, later @ matrix])
+        # An orthogonal factor keeps the digits that a product F'F would halve.
         later = _compress(rows)
         total = _compress(total, (1.0 if etas is None else abs(etas[s])) * later)
     return total
