@@ -76,7 +76,7 @@ READERS = {
     "cache": lambda name: load.load("a9a", cache=name, download=False),
     "name": load.load,
     "download": lambda name: load.load("housing", cache=name),
-    "network": cache.facebook_ego,
+    "network": cache.fetch_facebook_ego,
     "design": design.Design.load,
     "task": lambda name: texts.read_task("sst2", Letters, 4, folder=name, download=False),
     "made task": lambda name: texts.read_task("sst2", Letters, 4, folder=name),
@@ -122,4 +122,4 @@ def test_a_download_onto_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(cache.urllib.request, "urlopen", lambda *_, **__: Reply())
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ValueError, match="No space left"):
-        cache.facebook_ego(tmp_path)
+        cache.fetch_facebook_ego(tmp_path)

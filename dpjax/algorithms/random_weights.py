@@ -58,7 +58,7 @@ class PerLink(Exchange):
         return Received(value, jax.tree.map(sent, message))
 
 
-class Correlated(NamedTuple):
+class TrackerMemory(NamedTuple):
     """An agent's memory in `CorrelatedRandomness`.
 
     Attributes:
@@ -108,10 +108,10 @@ class CorrelatedRandomness(Unbounded, Method):
         """Check the number of iterations."""
         _validate.fields(self, _validate.integer, "until", least=0, most=2**30)
 
-    def start(self, ctx: Round, models: Models) -> Correlated:
+    def start(self, ctx: Round, models: Models) -> TrackerMemory:
         """Nothing tracked, no gradient yet."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return Correlated(ctx.optimizer.init(models), zeros, zeros)
+        return TrackerMemory(ctx.optimizer.init(models), zeros, zeros)
 
     def payload(self, models: Models) -> Updates:
         """A message for every receiver."""
@@ -157,7 +157,7 @@ class CorrelatedRandomness(Unbounded, Method):
         trackers, optimizer, tracker, gradient = carry
         models = optax.tree.where(trackers, public_state.models, received)
         tracker = optax.tree.where(trackers, received, tracker)
-        return models, Correlated(optimizer, tracker, gradient)
+        return models, TrackerMemory(optimizer, tracker, gradient)
 
 
 def _columns(key: PRNGKeyArray, matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:

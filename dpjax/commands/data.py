@@ -85,7 +85,7 @@ def _fault(path: Path) -> Exception | None:
 def _fetch(name: str) -> int:
     """Bring a data set into the cache, or verify the one that is there."""
     if name == cache.EGO:
-        path = cache.facebook_ego()
+        path = cache.fetch_facebook_ego()
         graphs.facebook_ego(path)
         print(path)
         return 0

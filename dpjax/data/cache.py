@@ -127,7 +127,7 @@ def _unreachable(url: str, error: Exception) -> str:
     return f"{url} cannot be reached ({_files.brief(getattr(error, 'reason', None) or error)})"
 
 
-def facebook_ego(root: _files.PathLike | None = None) -> Path:
+def fetch_facebook_ego(root: _files.PathLike | None = None) -> Path:
     """Return the edge list of the ego network, fetched if the cache lacks it.
 
     What is kept is the largest component, each edge once, in the order of the published file, so
