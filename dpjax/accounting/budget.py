@@ -144,7 +144,9 @@ def allowed_mu(
     if accountant == "gdp":
         mu = np.asarray(gdp.mu(values, delta))
     elif accountant == "rdp":
-        mu = np.sqrt(2) * values / (np.sqrt(log + values) + np.sqrt(log)) * (1 - 1e-14)
+        # The root of mu^2 / 2 + mu sqrt(2 log(1 / delta)) = epsilon, without a difference.
+        roots = np.sqrt(log + values) + np.sqrt(log)
+        mu = np.sqrt(2) * values / roots * (1 - 1e-14)
     else:
         mu = values / (2 * np.sqrt(log)) * (1 - 1e-14)
         if not allow_unsound:
@@ -444,16 +446,20 @@ def whole(total: Any, *, release: bool) -> dict[str, Any]:
     delta = total.delta
     reserves = release and total.accountant != "pure"
     # What finite precision adds is one number for all agents: the smallest total has to hold it.
-    added = (total.reserve * np.min(total.epsilon), finite.LIMIT * delta) if reserves else (0, 0)
+    added_epsilon = 0.0
+    added_delta = 0.0
+    if reserves:
+        added_epsilon = float(total.reserve * np.min(total.epsilon))
+        added_delta = float(finite.LIMIT * delta)
     fields = {"epsilon": epsilon, "per_agent_epsilon": total.each}
-    fields |= {"added_epsilon": float(added[0]), "added_delta": float(added[1])}
+    fields |= {"added_epsilon": added_epsilon, "added_delta": added_delta}
     loss: Loss = losses.Pure(epsilon, 0)
     if total.accountant == "gdp":
         mu = limits(fields | {"per_agent_epsilon": (epsilon,)}, delta)
         loss = losses.Gaussian(mu.item(), 0, False, None, "phases")
     elif total.accountant == "zcdp":
-        free = (epsilon - fields["added_epsilon"]) * (1 - 1e-15)
-        loss = losses.Concentrated(discrete.largest_rho(free, delta - fields["added_delta"]), 0)
+        free = (epsilon - added_epsilon) * (1 - 1e-15)
+        loss = losses.Concentrated(discrete.largest_rho(free, delta - added_delta), 0)
     return fields | {"loss": loss}
 
 

@@ -269,6 +269,7 @@ def smallest_grid(
             f"rho is {rho}, and rounding {size} coordinates under variance {variance} alone takes "
             f"{spent(low):.4g}; give more variance, more clients, or fewer coordinates"
         )
+    # The loss rises with the norm, up to steps of the lattice.
     while spent(high) <= budget:
         low = high
         high = 2 * high
@@ -283,6 +284,7 @@ def _bisected(keeps: Callable[[float], bool], low: float, high: float) -> float:
             low = middle
         else:
             high = middle
+        # Below, halving no longer moves either end.
         if high - low <= 1e-13 * high:
             break
     return low

@@ -207,17 +207,19 @@ class Forecast:
         """One line: the ratio and what it means."""
         if self.rate == 0:
             return "no noise"
-        between = f" ({_short(self.disagreement)} between agents)"
-        return (
-            f"d = {self.parameters:,}: noise {_short(self.ratio)} times the largest drift"
-            f"{between * (self.disagreement > self.ratio)}, {_MEANING[self.level]}"
-        )
+        text = f"d = {self.parameters:,}: noise {_short(self.ratio)} times the largest drift"
+        # The larger of the two decides the level.
+        if self.disagreement > self.ratio:
+            text += f" ({_short(self.disagreement)} between agents)"
+        return f"{text}, {_MEANING[self.level]}"
 
     def statement(self) -> str:
         """A few lines: the forecast and, unless it learns, what would help, with numbers."""
         if self.rate == 0:
             return "forecast: no noise is added"
-        batches = f" and batches of {self.batch_size:,.9g}" * (self.unit == "record")
+        batches = ""
+        if self.unit == "record":
+            batches = f" and batches of {self.batch_size:,.9g}"
         size = _validate.counted(self.parameters, "parameter")
         text = (
             f"forecast for {size}{batches}: noise in the average model is "
@@ -245,6 +247,7 @@ class Forecast:
 
     def _remedies(self) -> list[str]:
         if self.unit == "agent":
+            # A batch divides the noise of a record's sum by its size.
             needed = math.ceil(self._worst / GOOD["record"])
             batches = (
                 f"records protected in place of agents, with batches of {needed:,}, which divide "
@@ -276,13 +279,12 @@ class Forecast:
             epsilon += f", which is vacuous: odds may change by more than e^{parties.VACUOUS:g}"
         size = self.affords()
         smaller = f"a smaller model, of at most {_validate.counted(size, 'parameter')}"
-        return [
-            *([smaller] if size >= 1 else []),
-            agents,
-            epsilon,
-            batches,
-            *([shared] if self.apart and self.floor < self.ratio / 2 else []),
-        ]
+        remedies = [agents, epsilon, batches]
+        if size >= 1:
+            remedies.insert(0, smaller)
+        if self.apart and self.floor < self.ratio / 2:
+            remedies.append(shared)
+        return remedies
 
     def _records(self, needed: int, batch_size: float) -> str:
         """What larger batches take where agents have too few records for them."""
@@ -381,6 +383,7 @@ def forecast(
     n = colour.shape[0]
     divisor = batch_size if budget.clips(relation) == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
+    # All gradients of one direction, each as long as its clip allows.
     drift = clip_norm * float((sent * filled).sum())
 
     def over_rounds(responses: np.ndarray) -> float:
@@ -389,15 +392,21 @@ def forecast(
             responses = scipy.linalg.solve_triangular(strategy, responses, lower=True, trans="T")
         return float(np.linalg.norm(responses))
 
-    if len(reach) == 1:  # One product of rounds and agents: a column in place of n.
-        noise = over_rounds(steps[:, None]) * float(np.linalg.norm(colour.T @ reach.T)) / divisor
+    if len(reach) == 1:
+        # One product of rounds and agents: a column in place of n.
+        agent_noise = float(np.linalg.norm(colour.T @ reach.T))
+        noise = over_rounds(steps[:, None]) * agent_noise / divisor
     else:
         noise = over_rounds((colour.T @ sent.T).T) / divisor
+    # No design gives an agent less noise than its own budget asks for.
     allowed = np.full(n, mu) if budgets is None else np.asarray(budgets, np.float64)
     # The largest sum over the rounds of a pattern, any start.
     epochs, separation = patterns
     starts = len(sent) - (epochs - 1) * separation
-    moved = sum(sent[k * separation : k * separation + starts] for k in range(epochs))
+    moved: Any = 0
+    for epoch in range(epochs):
+        first = epoch * separation
+        moved = moved + sent[first : first + starts]
     hidden = budget.sensitivity(relation, clip_norm) / divisor * np.max(moved, axis=0)
     floors = hidden / allowed if noise else np.zeros(n)
     apart = scipy.sparse.issparse(colour)

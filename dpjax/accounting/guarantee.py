@@ -61,13 +61,15 @@ class Guarantee(Record):
             )
         theirs = _joined_all(self.phases).fields()
         count = _validate.counted(len(self.phases), "phase")
-        for name, mine in self.fields().items():
-            if name not in _OF_TOTAL and mine != theirs[name]:
-                raise ValueError(f"{name} is {mine!r}, and {theirs[name]!r} of its {count}")
-        used, limit = np.broadcast_arrays(self.agents_spent, budget.limits(vars(self), self.delta))
+        for name, value in self.fields().items():
+            if name not in _OF_TOTAL and value != theirs[name]:
+                raise ValueError(f"{name} is {value!r}, and {theirs[name]!r} of its {count}")
+        # One number stands for all agents where none has a budget of its own.
+        limits = budget.limits(vars(self), self.delta)
+        used, limit = np.broadcast_arrays(self.agents_spent, limits)
         if (used > limit).any():
             agent = int(np.argmax(used - limit))
-            where = f" at agent {agent}" * (len(used) > 1)
+            where = f" at agent {agent}" if len(used) > 1 else ""
             raise ValueError(
                 f"{self.spent.symbol} of {count} is {used[agent]:.6g} together{where}, more than "
                 f"the total's {limit[agent]:.6g} (epsilon {parties.epsilon_text(self)} at delta "
@@ -189,6 +191,7 @@ class Guarantee(Record):
         Raises:
             ValueError: For more rounds than are covered, or a guarantee with a curve or a total.
         """
+        # A curve holds at its marks and nowhere between.
         if self.curve is not None:
             raise ValueError(f"curve has marks {self.curve.marks}; use stopped(rounds)")
         if self.phases:
@@ -243,6 +246,7 @@ class Guarantee(Record):
         reserved = self._reserved()
         if reserved is not self:
             return reserved.stopping_at(marks, shares=shares)
+        # What finite precision costs grows with epsilon, which grows with the cost.
         mus = agents_mus(self)
 
         def curved(added: float) -> tuple[Guarantee, float]:
@@ -279,6 +283,7 @@ class Guarantee(Record):
         if self.curve is None:
             if rounds > self.rounds:
                 raise ValueError(f"rounds is {rounds}, the guarantee covers {self.rounds}")
+            # That the run ended there may tell of the data, so all planned rounds count.
             return dataclasses.replace(self, unused=self.rounds - rounds)
         if rounds not in self.curve.marks or self.rounds != self.curve.marks[-1]:
             raise ValueError(
@@ -325,6 +330,7 @@ class Guarantee(Record):
             of_total = ("loss", "epsilon", "per_agent_epsilon", "added_epsilon", "added_delta")
             total = {name: getattr(self, name) for name in of_total}
             return _under(total, (*self.phases, *(later.phases or (later,))))
+        # Two totals of the same agents would count phases twice.
         if later.phases:
             raise ValueError(
                 f"phases of the later record are {len(later.phases)} under a total, which the "
@@ -341,6 +347,7 @@ class Guarantee(Record):
                     f"curve has marks {record.curve.marks}; their plans' own guarantees cover "
                     "phases in a row: compose those, or state a total by within(total)"
                 )
+        # A run without noise has no guarantee, whatever the other one states.
         if self.relation is None or later.relation is None:
             return Guarantee.none(self.rounds + later.rounds)
         runs = self._reserved(), later._reserved()
@@ -483,12 +490,14 @@ class Guarantee(Record):
 
     def _open(self, **changes: Any) -> "Guarantee":
         """The record with changes, its epsilon still to be stated."""
-        bare: Any = {"epsilon": math.inf, "accountant": "gdp"}
-        bare |= {"per_agent_epsilon": None, "per_agent_mu": None}
-        return dataclasses.replace(self, unsound=False, **bare | changes)
+        # Nothing understates an infinite epsilon, so every loss fits beside it.
+        bare = dict[str, Any](epsilon=math.inf, accountant="gdp", unsound=False)
+        bare |= dict.fromkeys(("per_agent_epsilon", "per_agent_mu"))
+        return dataclasses.replace(self, **bare | changes)
 
     def _reserved(self) -> "Guarantee":
         """A release plan's record with the most that its run may add; else the record itself."""
+        # A plan does not know its run's cost, only what the budget reserves for it.
         epsilon, delta = precision_cost(self)
         if delta == self.added_delta:
             return self
@@ -511,11 +520,16 @@ class Guarantee(Record):
         bare = self._open(accountant=loss.kind, loss=loss, **changes)
         if mus is None or len(mus) == 1:
             return dataclasses.replace(bare, epsilon=bare.exact_epsilon)
-        mus = np.minimum(mus, loss.mu)
-        epsilons = [bare.exact(losses.Gaussian(mu)) for mu in mus.tolist()]
-        epsilons = epsilons if limits is None else list(map(min, epsilons, limits))
-        agents: Any = {"per_agent_epsilon": tuple(epsilons), "per_agent_mu": tuple(mus.tolist())}
-        return dataclasses.replace(bare, epsilon=max(epsilons), **agents)
+        agent_mus = np.minimum(mus, loss.mu).tolist()
+        epsilons = [bare.exact(losses.Gaussian(mu)) for mu in agent_mus]
+        if limits is not None:
+            epsilons = list(map(min, epsilons, limits))
+        return dataclasses.replace(
+            bare,
+            epsilon=max(epsilons),
+            per_agent_epsilon=tuple(epsilons),
+            per_agent_mu=tuple(agent_mus),
+        )
 
     def _part(self, rounds: int, share: float) -> "Guarantee":
         """The first rounds, which have spent a share of the mu^2 of a Gaussian loss."""
@@ -536,29 +550,35 @@ _OF_TOTAL = (
 
 def _under(fields: dict[str, Any], phases: tuple[Guarantee, ...]) -> Guarantee:
     """The record that states a total over phases; its constructor refuses those that pass it."""
-    loss = dataclasses.replace(fields["loss"], rounds=sum(phase.rounds for phase in phases))
+    rounds = sum(phase.rounds for phase in phases)
+    loss = dataclasses.replace(fields["loss"], rounds=rounds)
     changes = fields | {"loss": loss, "accountant": loss.kind, "phases": phases}
     return _joined_all(phases)._open(**changes)
 
 
 def _joined_all(phases: Sequence[Guarantee]) -> Guarantee:
     """What phases under a total state beside their losses, and what finite precision adds."""
-    first = phases[0]._open(curve=None, loss=losses.Gaussian(math.inf, phases[0].rounds))
+    no_loss = losses.Gaussian(math.inf, phases[0].rounds)
+    first = phases[0]._open(curve=None, loss=no_loss)
     return functools.reduce(_joined, phases[1:], first)
 
 
 def _least(values: tuple[Any, Any]) -> Any:
     """The loss is known of neighbours that keep what both assume."""
-    return min((value for value in values if value is not None), default=None)
+    stated = [value for value in values if value is not None]
+    return min(stated, default=None)
 
 
 def _weaker(secrets: tuple[Any, Any]) -> Any:
     """Who knows the secrets of two phases; None where neither says it of both."""
     first, later = secrets
-    if first == later:  # Who is in which group is not recorded, and may have changed.
+    if first == later:
+        # Who is in which group is not recorded, and may have changed.
         return None if first == "group" else first
+    if "own" not in secrets:
+        return None
     other = later if first == "own" else first
-    return other if "own" in secrets and other != "alone" else None
+    return None if other == "alone" else other
 
 
 _MERGED: dict[str, Callable[[tuple[Any, Any]], Any]] = {
@@ -580,6 +600,7 @@ def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
         earlier: The record of the earlier run.
         later: That of the later one.
     """
+    # Later models depend on gradients that the attacker could not see.
     if "view" in (earlier.gradients, later.gradients):
         raise ValueError(
             f"gradients is {earlier.gradients!r}, then {later.gradients!r}; a later phase tells of "
@@ -592,17 +613,19 @@ def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
     if (earlier.gradient_gap is None) != (later.gradient_gap is None):
         values = f"{earlier.gradient_gap}, then {later.gradient_gap}"
         raise ValueError(f"gradient_gap is {values}; a clip and an assumption do not compose")
-    fields = {
-        name: merge((getattr(earlier, name), getattr(later, name)))
-        for name, merge in _MERGED.items()
-    }
+    fields = {}
+    for name, merge in _MERGED.items():
+        pair = (getattr(earlier, name), getattr(later, name))
+        fields[name] = merge(pair)
     if fields["added_delta"] >= earlier.delta > 0:
         raise ValueError(
             f"added_delta is {fields['added_delta']}, which uses up delta; state the runs apart"
         )
-    fields |= {"attacker": _attacker(earlier, later), "lost_noise": _lost(earlier, later)}
-    rounds = losses.Gaussian(math.inf, earlier.rounds + later.rounds)  # Of no loss yet.
-    return earlier._open(**fields, loss=rounds, curve=None)
+    fields["attacker"] = _attacker(earlier, later)
+    fields["lost_noise"] = _lost(earlier, later)
+    # Whoever joins them states the loss.
+    no_loss = losses.Gaussian(math.inf, earlier.rounds + later.rounds)
+    return earlier._open(**fields, loss=no_loss, curve=None)
 
 
 def _attacker(earlier: Guarantee, later: Guarantee) -> Any:
@@ -612,9 +635,8 @@ def _attacker(earlier: Guarantee, later: Guarantee) -> Any:
     # Noise in shares is stated for whoever sees sums.
     nodes = () if earlier.sum_only or later.sum_only else ("node",)
     for attacker in (*nodes, "outsider", "aggregator"):
-        if all(
-            attacker == run.attacker or parties.covers(run, attacker) for run in (earlier, later)
-        ):
+        runs = (earlier, later)
+        if all(attacker == run.attacker or parties.covers(run, attacker) for run in runs):
             return attacker
     raise ValueError(
         f"attacker is {earlier.attacker!r}, then {later.attacker!r}, and neither phase covers the "
@@ -625,7 +647,9 @@ def _attacker(earlier: Guarantee, later: Guarantee) -> Any:
 
 def _lost(earlier: Guarantee, later: Guarantee) -> tuple[int, float] | None:
     """From which round of both runs on noise was lost."""
-    if later.lost_noise is None or earlier.lost_noise is None:
-        first, offset = (earlier, 0) if later.lost_noise is None else (later, earlier.rounds)
-        return first.lost_noise and (first.lost_noise[0] + offset, first.lost_noise[1])
-    return earlier.lost_noise[0], max(earlier.lost_noise[1], later.lost_noise[1])
+    if later.lost_noise is None:
+        return earlier.lost_noise
+    first, share = later.lost_noise
+    if earlier.lost_noise is None:
+        return first + earlier.rounds, share
+    return earlier.lost_noise[0], max(earlier.lost_noise[1], share)

@@ -42,6 +42,7 @@ class Loss:
     def __init_subclass__(cls) -> None:
         """Enter what records may store."""
         super().__init_subclass__()
+        # Bases without a name of their own are no loss that a record holds.
         if "kind" in vars(cls):
             KINDS[cls.kind] = cls
 
@@ -67,6 +68,7 @@ class Loss:
         Raises:
             ValueError: For more rounds than are covered.
         """
+        # A longer run has rounds of which nothing is known here.
         if _validate.integer("rounds", rounds, least=0) > self.rounds:
             raise ValueError(
                 f"rounds is {rounds}, the loss covers {self.rounds}; account for the longer run"
@@ -86,10 +88,12 @@ class Loss:
         second = later
         kinds = {self.kind, later.kind}
         amplified = isinstance(self, AmplifiedLoss) or isinstance(later, AmplifiedLoss)
+        # Of sampled batches a Gaussian is the case in which every record is drawn.
         if kinds == {"gdp", "pld"}:
             agents = max(getattr(loss, "agents", 0) for loss in (self, later))
             first = self.sampled(agents)
             second = later.sampled(agents)
+        # Gaussian and pure losses imply concentrated ones, and not the other way.
         elif "zcdp" in kinds and not amplified:
             first = self.concentrated()
             second = later.concentrated()
@@ -204,6 +208,7 @@ def draw_ratios(target: SampledTarget, noise: SampledNoise) -> Float[np.ndarray,
         noise: The noise as it will run.
     """
     moved = draw_sensitivity(target, noise.strategy)
+    # mu_i = s sqrt([R^-1]_ii), rounded up.
     return moved * np.sqrt(noise.inverse_diagonal()) * MARGIN
 
 

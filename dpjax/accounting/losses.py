@@ -70,8 +70,10 @@ class _Summed(Loss):
 
     def share(self, rounds: int) -> float:
         """The share of the loss, or of its square, that the first rounds have spent at most."""
+        # Nothing was sent yet.
         if rounds == 0:
             return 0.0
+        # What part of correlated noise the first rounds show is not known here.
         if not getattr(self, self.flag):
             return 1.0
         if self.participation is None:
@@ -179,6 +181,7 @@ class Gaussian(_Summed):
 
     def concentrated(self) -> "Concentrated":
         """The same loss as zCDP: rho = mu^2 / 2, rounded up."""
+        # A unit that is not in all rounds may be in the first ones.
         even = self.white and self.participation is None
         return Concentrated(float(gdp.zcdp(self.mu)), self.rounds, even)
 
@@ -238,14 +241,19 @@ class Concentrated(_Summed):
         def bound(log_excess: float) -> float:
             # With alpha = 1 + a: rho alpha + log(1 - 1/alpha) + (log(1/delta) - log alpha) / a.
             a = math.exp(log_excess)
-            terms = (self.rho * (1 + a), -math.log1p(1 / a), -(math.log(delta) + math.log1p(a)) / a)
+            tail = -(math.log(delta) + math.log1p(a)) / a
+            terms = (self.rho * (1 + a), -math.log1p(1 / a), tail)
             return sum(terms) + 1e-14 * sum(map(abs, terms))
 
+        # Without log alpha the best a is sqrt(log(1 / delta) / rho).
         centre = 0.5 * math.log(max(-math.log(delta), 1e-3) / self.rho)
         grid = np.linspace(centre - 6, centre + 6, 121)
         values = [bound(log_excess) for log_excess in grid]
         best = int(np.argmin(values))
-        around = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        # Every order is safe, so that a local minimum costs tightness alone.
+        below = grid[max(best - 1, 0)]
+        above = grid[min(best + 1, len(grid) - 1)]
+        around = (below, above)
         minimum = optimize.minimize_scalar(bound, bounds=around, method="bounded")
         return max(0.0, min(values[best], bound(float(minimum.x))))
 
@@ -313,4 +321,6 @@ def _both(first: _Summed, later: _Summed) -> tuple[int, int] | None:
     """(epochs, separation) of two runs in a row; the separations are equal."""
     earlier = first.participation
     latter = later.participation
-    return None if earlier is None or latter is None else (earlier[0] + latter[0], earlier[1])
+    if earlier is None or latter is None:
+        return None
+    return earlier[0] + latter[0], earlier[1]

@@ -143,8 +143,10 @@ def table(record: Record, unprotected: str = "no noise is added") -> Protection:
     """
     if record.relation is None:
         return Protection(Party(name, None, 0.0, unprotected) for name in _NAMES.values())
+    # From the weakest view to the strongest.
     outsider = (_NAMES["outsider"], *_outsider(record))
     reasons = [outsider, *_participants(record), (_NAMES["aggregator"], *_aggregator(record))]
+    # A message without noise tells everybody.
     if record.lost_noise is not None:
         why = f"from round {record.lost_noise[0]:,} on, entries of messages went out without noise"
         reasons = [(party, False, why) for party, *_ in reasons]
@@ -160,12 +162,13 @@ def table(record: Record, unprotected: str = "no noise is added") -> Protection:
     epsilon = max(record.epsilon, record.exact_epsilon)
     assumptions = _assumed(record)
     epsilons = None if record.unsound else record.per_agent_epsilon
-    return Protection(
-        Party(party, epsilon, record.delta, why + assumptions, epsilons)
-        if protected
-        else Party(party, None, record.delta, why)
-        for party, protected, why in reasons
-    )
+    rows = []
+    for party, protected, why in reasons:
+        if protected:
+            rows.append(Party(party, epsilon, record.delta, why + assumptions, epsilons))
+        else:
+            rows.append(Party(party, None, record.delta, why))
+    return Protection(rows)
 
 
 def epsilon_text(record: Record | Party, digits: int = 6) -> str:
@@ -267,6 +270,7 @@ def _outsider(record: Record) -> tuple[bool, str]:
         return True, "it sees sums, and single messages under the masks of a secure sum alone"
     if record.attacker == "outsider":
         return True, "it sees every message, but no secret of the noise"
+    # An outsider sees the coalition's own messages, too.
     if _of_others(record):
         return False, f"this number does not cover the data of {_named(record)}"
     if (
@@ -296,12 +300,15 @@ def _participants(record: Record) -> list[_Row]:
 
 def _others(record: Record) -> list[_Row]:
     """Other agents: one row, or two where they differ."""
+    # With one agent there is nobody else to protect from.
     if record.secrets == "alone":
         return []
+    # The stated loss is that of the worst node.
     if record.attacker == "node" and record.secrets != "own":
         return [(ANOTHER, True, "any single agent is the stated attacker")]
     if not _outsider(record)[0]:
         return [(ANOTHER, False, "it may see more than the stated attacker does")]
+    # Whoever serves or joins an agent may know its batches.
     if secret_batches(record):
         return [(ANOTHER, False, _DRAWN)]
     why = (_MEMBER if record.secrets == "group" else _WHY[record.secrets]).format(
@@ -375,6 +382,7 @@ def group_epsilon(record: Record, records: int) -> float:
         mu = loss.unamplified if amplified else math.sqrt(2 * loss.concentrated().rho)
         cost = finite.of_group(records, mu, added, record.delta)
         added = cost.epsilon, cost.delta
+    # Nothing is left of delta for the noise itself.
     if added[1] >= record.delta > 0:
         return math.inf
     bound = _of_group(record.loss, records, record.delta - added[1]) + added[0]
@@ -389,6 +397,7 @@ def _of_group(loss: Loss, records: int, delta: float) -> float:
     """Epsilon of several records at delta, in exact arithmetic."""
     if not isinstance(loss, AmplifiedLoss):
         summed: Any = loss
+        # rho is quadratic in how far data move, mu and epsilon are linear.
         power = 2 if loss.kind == "zcdp" else 1
         return type(summed)(records**power * summed.size * MARGIN).epsilon(delta)
     # Sampling never makes a loss larger.

@@ -89,12 +89,16 @@ def _invert(matrix: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray, floa
     except np.linalg.LinAlgError:
         raise _singular(name) from None
     residual = np.abs(np.eye(n) - matrix @ inverse)
-    residual += (n + 3) * _UNIT * (np.abs(matrix) @ np.abs(inverse) + np.eye(n))
+    # What the product above rounds, by the sizes of its terms.
+    sizes = np.abs(matrix) @ np.abs(inverse) + np.eye(n)
+    residual += (n + 3) * _UNIT * sizes
     residual *= 1 + 8 * n * _UNIT
     total = float(np.linalg.norm(residual))
     if not total < 0.5:
         raise _singular(name)
-    size = float(np.linalg.norm(inverse)) / (1 - total) * (1 + 8 * n * _UNIT)
+    # |A^-1| <= |Y| / (1 - |R|), by the Neumann series of A Y = I - R.
+    norm = float(np.linalg.norm(inverse))
+    size = norm / (1 - total) * (1 + 8 * n * _UNIT)
     return inverse, np.linalg.norm(residual, axis=0), size
 
 
@@ -104,8 +108,9 @@ def _from_covariance(matrix: np.ndarray) -> np.ndarray:
     matrix = matrix * powers[:, None] * powers
     # A Cholesky factorisation of a matrix lowered by more than its rounding proves definiteness;
     # the scaled diagonal is at most 2.
+    shift = 8 * (n + 1) * n * _UNIT * np.eye(n)
     try:
-        np.linalg.cholesky(matrix - 8 * (n + 1) * n * _UNIT * np.eye(n))
+        np.linalg.cholesky(matrix - shift)
     except np.linalg.LinAlgError:
         raise _singular("covariance") from None
     inverse, columns, size = _invert(matrix, "covariance")
@@ -113,7 +118,8 @@ def _from_covariance(matrix: np.ndarray) -> np.ndarray:
     # For positive definite A: |e_i' A^-1 G e_i| <= sqrt(|A^-1| [A^-1]_ii) |G e_i|, which leaves a
     # quadratic inequality for sqrt([A^-1]_ii).
     half = np.sqrt(size) * columns / 2
-    bound = (half + np.sqrt(half**2 + np.abs(computed))) ** 2 * (1 + 16 * _UNIT)
+    root = half + np.sqrt(half**2 + np.abs(computed))
+    bound = root**2 * (1 + 16 * _UNIT)
     if not (computed > 0).all() or (bound > 1.01 * computed).any():
         raise _singular("covariance")
     return bound * powers**2
@@ -126,12 +132,14 @@ def _from_diagonal(diagonal: np.ndarray) -> np.ndarray:
     powers = _powers(sizes, "factor")
     scaled = sizes * powers
     inverse = 1.0 / scaled
-    residual = np.abs(1.0 - scaled * inverse) + (n + 3) * _UNIT * (scaled * inverse + 1.0)
+    product = scaled * inverse
+    residual = np.abs(1.0 - product) + (n + 3) * _UNIT * (product + 1.0)
     residual *= 1 + 8 * n * _UNIT
     total = float(np.linalg.norm(residual))
     if not total < 0.5:
         raise _singular("factor")
-    size = float(np.linalg.norm(inverse)) / (1 - total) * (1 + 8 * n * _UNIT)
+    norm = float(np.linalg.norm(inverse))
+    size = norm / (1 - total) * (1 + 8 * n * _UNIT)
     bound = (inverse + size * residual) * (1 + 4 * n * _UNIT)
     if (bound > 1.005 * inverse).any():
         raise _singular("factor")

@@ -155,7 +155,8 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
     """
     own = _validate.positive("own", own)
     shared = _validate.positive("shared", shared)
-    return dsgd(mixing, covariance=own * np.eye(np.shape(mixing)[-1]), edge_noise=shared, **options)
+    covariance = own * np.eye(np.shape(mixing)[-1])
+    return dsgd(mixing, covariance=covariance, edge_noise=shared, **options)
 
 
 def _agent_noise(
@@ -165,18 +166,22 @@ def _agent_noise(
     matrix = np.eye(n) if covariance is None else _validate.square("covariance", covariance)
     if len(matrix) != n or np.abs(matrix - matrix.T).max() > 1e-12 * np.abs(matrix).max():
         raise ValueError(f"covariance has shape {matrix.shape}; give a symmetric {(n, n)} matrix")
-    if (matrix == np.diag(np.diag(matrix))).all() and subgroups is None:
-        if np.diag(matrix).min() < 0:
-            raise ValueError(f"covariance has the variance {np.diag(matrix).min()}; give none < 0")
-        return np.diag(np.sqrt(np.diag(matrix))), [frozenset([i]) for i in range(n)]
+    variances = np.diag(matrix)
+    if subgroups is None and (matrix == np.diag(variances)).all():
+        if variances.min() < 0:
+            raise ValueError(f"covariance has the variance {variances.min()}; give none < 0")
+        # Independent noise needs no factorisation: every agent owns a column.
+        return np.diag(np.sqrt(variances)), [frozenset([agent]) for agent in range(n)]
     outside = matrix.copy()
     source = np.zeros((n, n))
     owners: list[frozenset[int]] = []
     for group in partition(subgroups, n):
         columns = range(len(owners), len(owners) + len(group))
-        source[np.ix_(group, columns)] = _factor(matrix[np.ix_(group, group)])
-        outside[np.ix_(group, group)] = 0.0
+        block = np.ix_(group, group)
+        source[np.ix_(group, columns)] = _factor(matrix[block])
+        outside[block] = 0.0
         owners += [frozenset(group)] * len(group)
+    # Noise that is shared across groups has no owner.
     if outside.any():
         raise ValueError("covariance couples different subgroups; design it with these subgroups")
     return source, owners
@@ -191,12 +196,14 @@ def _factor(covariance: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
             "only to an agent without noise"
         )
     unit = np.where(spread > 0, spread, 1.0)
-    values, vectors = np.linalg.eigh((covariance + covariance.T) / 2 / unit[:, None] / unit)
+    symmetric = (covariance + covariance.T) / 2
+    values, vectors = np.linalg.eigh(symmetric / unit[:, None] / unit)
     if values[0] < -1e-12 * values[-1]:
         raise ValueError(f"covariance has the eigenvalue {values[0]:.3g}; give none below 0")
     # Noise that rounding alone would make hides nothing.
     rounding = 4 * len(values) * np.finfo(float).eps * values[-1]
-    return unit[:, None] * vectors * np.sqrt(np.maximum(values - rounding, 0.0))
+    deviations = np.sqrt(np.maximum(values - rounding, 0.0))
+    return unit[:, None] * vectors * deviations
 
 
 def zip_dl(

@@ -113,6 +113,7 @@ def _accounting(record: Record) -> str:
     exact = record.attacker in ("outsider", "aggregator")
     if parties.phases(record) or record.unused or not exact:
         rule = rule.replace("accounted exactly", "an upper bound")
+    # Amplified losses say their rates, where these are alike.
     text = f"; {rule}"
     if isinstance(loss, AmplifiedLoss):
         text += loss.rates_text()
@@ -137,17 +138,21 @@ def _limits(record: Record) -> str:
     phases = parties.phases(record)
     if record.phases:
         text += _total_text(record)
+    # Budgets by agent compose by the agents' numbers.
     by_agent = record.per_agent_epsilon is not None
     by_agent |= any(phase.per_agent_epsilon is not None for phase in record.phases)
     if phases > 1 and by_agent:
         text += ". Agent i is the same one in all phases, as its user states"
+    # The lower clip norm keeps the sensitivity in spite of rounding.
     if record.sum_rounding > 0:
         text += f". Rounding moves a sum of records by at most {up(record.sum_rounding, 2)} of the "
         text += "clip norm, so a run clips records to a norm that is smaller by this much"
     if record.curve is not None:
+        # By any rule that reads messages alone.
         marks = _validate.counted(len(record.curve.marks), "round")
         text += f". It holds at whichever of {marks}, fixed beforehand, the run ended, also where "
         text += "what was released decided it"
+    # A run that went on without noise states how far it is covered.
     if record.lost_noise is not None:
         first, share = record.lost_noise
         text += f". NOT covered: from round {first:,} on up to {up(100 * share, 2)} % of a "
@@ -176,6 +181,7 @@ def caption(record: Record, digits: int = 4) -> str:
         return f"not private, T = {record.rounds}"
     epsilon = epsilon_text(record, digits)
     text = f"(epsilon = {epsilon}, delta = {delta_text(record.delta, digits)})-DP"
+    # Rules that are not exact are followed by what is.
     if record.unsound or record.accountant in ("rdp", "paper"):
         false = "FALSE: " if record.unsound else ""
         largest = "largest " if parties.whose(record) else ""
@@ -281,16 +287,18 @@ def records(record: Record, attacker: str = "the same attacker") -> str:
     if record.curve is not None:
         return " What several records of one person cost together is not stated with a curve."
     costs = {k: parties.group_epsilon(record, k) for k in (2, 5)}
-    numbers = ", ".join(
-        f"{k} records cost at most epsilon = {up(cost)}"
-        if cost < math.inf
-        else f"for {k} records no finite epsilon follows"
-        for k, cost in costs.items()
-    )
+    clauses = []
+    for count, cost in costs.items():
+        if cost < math.inf:
+            clauses.append(f"{count} records cost at most epsilon = {up(cost)}")
+        else:
+            clauses.append(f"for {count} records no finite epsilon follows")
+    numbers = ", ".join(clauses)
     if record.release and math.inf in costs.values():
         numbers += ", as noise of finite precision may take all of delta there"
         # Only a run knows what its finite precision cost.
         numbers += "" if record.added_delta else "; the run's result may state one"
+    # Odds that may change so much promise nothing.
     vacuous = [k for k, cost in costs.items() if parties.VACUOUS < cost < math.inf]
     if vacuous:
         which = "both are vacuous" if len(vacuous) == 2 else f"that of {vacuous[0]} is vacuous"

@@ -99,6 +99,7 @@ class BinLoss(AmplifiedLoss):
         "with every record in one bin of rounds that is drawn once, apart from all others, and "
         "kept secret, accounted numerically from above (balls in bins)"
     )
+    # Of the b bins only those that the attacker cannot tell apart hide a record.
     bins: int
     ratios: tuple[float, ...]
     separation: int
@@ -187,6 +188,7 @@ class Bins(Amplification):
             target: What the noise is for.
             strategy: [T, T] C over rounds; None is fresh noise.
         """
+        # Columns of C that are this far apart have no row in common.
         diagonals = target.diagonals(strategy)
         spacings = [d for d in range(1, self.separation + 1) if self.separation % d == 0]
         # No wider one than the bins: more diagonals are refused.
@@ -264,6 +266,7 @@ class BallsInBins(Sampler):
         Raises:
             ValueError: For rounds that are no multiple of the bins.
         """
+        # Else some bins would have a round more, and another loss.
         if rounds % self.bins:
             raise ValueError(
                 f"rounds is {rounds} for sampler {self}; give a multiple of {self.bins}, in which "
@@ -382,6 +385,7 @@ def _epsilon(bins: int, mu: float, delta: float) -> float:
 def _mean(bins: int, ratio: float) -> _Mean:
     """The mean of as many lognormals as bins, by doubling and adding one."""
     single = _lognormal(ratio)
+    # R_n, the mean of n: R_2n is the mean of two, R_2n+1 that of R_2n and one more.
     mean = single
     count = 1
     for digit in f"{bins:b}"[1:]:
@@ -451,6 +455,7 @@ def _ends(
     logs: Float[np.ndarray, " m"], values: Float[np.ndarray, " m"], masses: Float[np.ndarray, " m"]
 ) -> tuple[float, float]:
     """Logarithms between which all but the tails lie, of the mass below and of the mean above."""
+    # The value 0 has no logarithm, and next to no mass.
     finite = logs[np.isfinite(logs)]
     lowest = float(finite.min())
     width = (float(finite.max()) - lowest) / _CELLS
