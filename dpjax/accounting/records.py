@@ -13,6 +13,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import budget, finite, gdp, losses, stopping
+from dpjax.accounting.balls_in_bins import BinLoss as BinLoss  # So that stored ones are read.
 from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss
 from dpjax.accounting.rounding import MARGIN
 
@@ -219,6 +220,7 @@ class Record(Threat, Caveats):
         """Refuse a record that contradicts itself."""
         Threat.__post_init__(self)
         Caveats.__post_init__(self)
+        # The loss is stated at what is left of delta.
         if self.added_delta and not self.added_delta < self.delta:
             raise ValueError(f"added_delta is {self.added_delta}; give less than {self.delta}")
         exact = self.exact_epsilon  # Refuses a bad delta.
@@ -232,6 +234,7 @@ class Record(Threat, Caveats):
                     f"{', '.join(budget.RELATIONS)}, or use Guarantee.none"
                 )
             return
+        # A Gaussian loss is stated by one of several rules, every other by its own.
         rules = (self.loss.kind,) if self.mu is None else budget.ACCOUNTANTS
         _validate.one_of("accountant", self.accountant, rules)
         if self.per_agent_epsilon is not None:
@@ -278,13 +281,13 @@ class Record(Threat, Caveats):
         """Refuse a loss that does not hold against the threat, or at a curve's marks."""
         threat = f"relation is {self.relation!r} and attacker {self.attacker!r}"
         loss = self.loss
-        if isinstance(loss, AmplifiedLoss) and not (
-            self.relation == loss.relation and self.attacker == loss.attacker
-        ):
+        stated = (self.relation, self.attacker)
+        if isinstance(loss, AmplifiedLoss) and stated != (loss.relation, loss.attacker):
             raise ValueError(
                 f"{threat}; a {type(loss).__name__} loss is of {loss.relation} and an "
                 f"{loss.attacker} alone"
             )
+        # An agent has gradients whatever its records do.
         if self.participation is not None and self.unit == "agent":
             dealt = self.participation
             raise ValueError(f"participation is {dealt}; an agent takes part in every round")
@@ -369,6 +372,7 @@ class Record(Threat, Caveats):
             TypeError: For missing or unknown fields.
             ValueError: For a record that contradicts itself.
         """
+        # Stored for readers of the file; the relation implies it.
         unit = fields.pop("unit", None)
         names = ("white", "over_rounds", "participation")
         gaussian = {name: fields.pop(name) for name in names if name in fields}
@@ -415,13 +419,18 @@ class Record(Threat, Caveats):
             ValueError: For missing or unknown fields, or a record that contradicts itself.
         """
         values = {_OLDER.get(key, key): _rich(value) for key, value in record.items()}
+        # Which agents colluded was not stored then.
         if values.get("attacker") == "nodes":
             values["attacker"] = "coalition"
         try:
-            if (curve := values.get("curve")) is not None:
+            curve = values.get("curve")
+            if curve is not None:
                 values["curve"] = stopping.Curve(**curve)
-            if (loss := values.get("other_loss")) is not None:
-                values["other_loss"] = KINDS[loss.pop("kind")](**loss)
+            loss = values.get("other_loss")
+            if loss is not None:
+                # A loss of a user's own is known once its module is imported.
+                kind = KINDS[loss.pop("kind")]
+                values["other_loss"] = kind(**loss)
             values["phases"] = tuple(map(cls.from_dict, values.get("phases", ())))
             return cls.of(**values)
         except (AttributeError, KeyError, TypeError) as error:
@@ -449,6 +458,7 @@ def agents_mus(record: Record) -> np.ndarray:
         return np.array([record.mu])
     if record.per_agent_mu is not None:
         return np.array(record.per_agent_mu)
+    # Older records hold each agent's epsilon alone.
     epsilons = np.array(record.per_agent_epsilon)
     mus = np.full(len(epsilons), record.mu)
     rule: Any = record.accountant
@@ -458,10 +468,13 @@ def agents_mus(record: Record) -> np.ndarray:
         allowed = budget.allowed_mu(above, record.delta, accountant=rule, allow_unsound=True)
         mus = np.minimum(mus, allowed)
     if not record.unsound:
+        # The exact rule may allow less than the accountant did.
         free = np.maximum(epsilons - record.added_epsilon, 0.0)
         mus = np.minimum(mus, gdp.mu(free, record._delta))
     # Epsilons of an unsound rule can say less than the record's mu, which somebody loses.
-    return mus if mus.max() >= record.mu * (1 - 1e-9) else np.full(len(epsilons), record.mu)
+    if mus.max() < record.mu * (1 - 1e-9):
+        return np.full(len(epsilons), record.mu)
+    return mus
 
 
 def precision_cost(record: Record) -> tuple[float, float]:
@@ -475,13 +488,10 @@ def precision_cost(record: Record) -> tuple[float, float]:
         record: The guarantee.
     """
     cost = record.added_epsilon, record.added_delta
-    if (
-        any(cost)
-        or not record.release
-        or record.unsound
-        or record.mu is None
-        or math.isinf(record.epsilon)
-    ):
+    # Simulations pay nothing, and a run's record states what it has paid.
+    if any(cost) or not record.release or record.unsound:
+        return cost
+    if record.mu is None or math.isinf(record.epsilon):
         return cost
     mus = [record.mu]
     epsilons = [record.epsilon]
@@ -491,7 +501,9 @@ def precision_cost(record: Record) -> tuple[float, float]:
     rule: Any = record.accountant
     claimed = budget.claimed_epsilon(mus, record._delta, accountant=rule, allow_unsound=True)
     reserve = float(np.min(np.array(epsilons) - claimed))
-    return (reserve, finite.LIMIT * record.delta) if reserve > 1e-6 * min(epsilons) else cost
+    if reserve > 1e-6 * min(epsilons):
+        return reserve, finite.LIMIT * record.delta
+    return cost
 
 
 def together(phases: Sequence[Record]) -> np.ndarray | None:
@@ -507,7 +519,9 @@ def together(phases: Sequence[Record]) -> np.ndarray | None:
     if any(phase.mu is None for phase in phases):
         return None
     mus = [agents_mus(phase) for phase in phases]
-    if len({len(agent_mus) for agent_mus in mus} - {1}) != 1:
+    # Phases of one number for all agents join those of several.
+    counts = {len(agent_mus) for agent_mus in mus} - {1}
+    if len(counts) != 1:
         return None
     return functools.reduce(lambda first, later: np.hypot(first, later) * MARGIN, mus)
 
@@ -517,12 +531,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_dict()
     if dataclasses.is_dataclass(value):
-        kind = getattr(value, "kind", None)
-        value = vars(value) | ({} if kind is None else {"kind": kind})
+        fields = dict(vars(value))
+        if isinstance(value, Loss):
+            fields["kind"] = value.kind
+        value = fields
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
+    # Strict JSON has no infinity.
     return "inf" if value == math.inf else value
 
 

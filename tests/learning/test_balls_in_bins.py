@@ -17,6 +17,7 @@ from dpjax.plans import noise, plan
 from dpjax.plans.protect import Protect
 from dpjax.plans.samplers import BallsInBins, Cyclic, Poisson
 from dpjax.topology import graphs, mixing
+from tests.plans import draws
 from tests.support import make_config, make_problem, retargeted
 
 RING = mixing.metropolis_hastings(graphs.ring(4))
@@ -62,6 +63,10 @@ def test_a_record_is_in_one_bin_the_same_in_every_cycle():
     # Batches vary in size, and another key deals other bins.
     assert len(set(found.sum(axis=2).ravel())) > 3
     assert (found != presence(sampler, COUNTS, T, seed=4)).any()
+
+
+def test_an_audit_of_draws_finds_its_pattern():
+    draws.audit(BallsInBins(BINS, 5, records=60), COUNTS, T)
 
 
 def test_bins_are_even_and_records_apart():

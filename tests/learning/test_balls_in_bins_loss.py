@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -202,6 +204,18 @@ def test_the_first_rounds_cost_as_many_rounds_of_a_bin_as_were_begun():
     assert stated.scaled(2.0).ratios == (1.0, 0.8)
     with pytest.raises(ValueError, match="covers 20"):
         stated.after(21)
+
+
+def test_a_stored_loss_is_read_where_nothing_else_was_imported():
+    stored = "{'kind': 'balls_in_bins', 'bins': 4, 'ratios': (1.0,), 'separation': 4, 'rounds': 4}"
+    command = (
+        "from dpjax.accounting.guarantee import Guarantee; print(Guarantee.from_dict(dict("
+        "epsilon=9.0, delta=1e-5, mu=None, relation='zero_out_record', attacker='outsider', "
+        f"rounds=4, clip_norm=1.0, accountant='balls_in_bins', release=False, other_loss={stored}"
+        ")).loss)"
+    )
+    told = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert told.stdout.startswith("BinLoss(bins=4"), told.stderr
 
 
 def test_what_does_not_compose_or_is_no_loss_is_refused():

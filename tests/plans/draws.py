@@ -188,7 +188,9 @@ def _repeated(
 @functools.partial(jax.jit, static_argnames="sampler")
 def _drawn(sampler: Sampler, key: PRNGKeyArray, round: Any, counts: Any) -> Draw:
     """What is drawn in a round, compiled as a run draws it: operation by operation takes longer."""
-    return sampler.draw(jax.random.fold_in(key, round), round, counts)
+    if sampler.key_of == "round":
+        key = jax.random.fold_in(key, round)
+    return sampler.draw(key, round, counts)
 
 
 def _check_rates(

@@ -59,6 +59,12 @@ METHODS = DESIGNS | {
         "noise": noise.PrefixSum(bands=2),
         "epsilon": 2.0,
     },
+    "dsgd-bins": {
+        "relation": "zero_out_record",
+        "sampler": samplers.BallsInBins(2, 4),
+        "design": "independent",
+        "epsilon": 2.0,
+    },
     "dsgd-full": {"relation": "zero_out_record", "sampler": samplers.Full()},
     "disk": {"method": DiSK(), "design": "whisper"},
     "pmlf-poisson": {
@@ -431,7 +437,8 @@ def test_no_record_is_drawn_twice_or_beyond_what_is_stated(name):
     def rounds_of(sampler):
         taken = np.zeros((len(counts), counts.max(), ROUNDS), int)
         for t in range(ROUNDS):
-            drawn = sampler.draw(jax.random.fold_in(KEY, t), t, jnp.asarray(counts))
+            key = KEY if one.config.sampler.key_of == "run" else jax.random.fold_in(KEY, t)
+            drawn = sampler.draw(key, t, jnp.asarray(counts))
             rows = np.asarray(drawn.rows)
             skip = np.zeros_like(rows, bool) if drawn.padding is None else np.asarray(drawn.padding)
             for i in range(len(counts)):
