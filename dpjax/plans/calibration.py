@@ -157,13 +157,16 @@ class Target:
         if not scipy.sparse.issparse(mixing):
             mixing.flags.writeable = False
         _validate.assign(self, mixing=mixing)
-        optimizer, encoded = config.optimizer.shared(), config.integer_encoded
+        optimizer = config.optimizer.shared()
+        encoded = config.integer_encoded
         method: Any = self.method  # Hashable, as all parts are.
         dependence.check(method, optimizer, mixing.shape, encoded)
         self._check_counts()
         if config.budget is None:
             return
-        each, n, nodes = config.budget.each, self.agents, config.protect.nodes
+        each = config.budget.each
+        n = self.agents
+        nodes = config.protect.nodes
         if each is not None and len(each) != n:
             raise ValueError(
                 f"epsilon has {_validate.counted(len(each), 'entry', 'entries')} for "
@@ -450,7 +453,8 @@ class Factored(OverAgents):
 
     def check(self, target: Target) -> None:
         """Refuse another factor than float32 [n, n], or another strategy than [T, T]."""
-        shape, n = self.factor.shape, target.agents
+        shape = self.factor.shape
+        n = target.agents
         if shape not in ((n, n), (n,)) or self.factor.dtype != np.float32:
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
         check_strategy(self.strategy, target.rounds)
@@ -590,7 +594,8 @@ def guarantee_of(target: Target, noise: Calibrated) -> Guarantee:
         target: What the noise was made for.
         noise: The noise as it will run.
     """
-    budget, spent = target.budget, _spent(target, noise)
+    budget = target.budget
+    spent = _spent(target, noise)
     return Guarantee(
         epsilon=budget.largest,
         per_agent_epsilon=budget.each,
@@ -635,7 +640,8 @@ def _spent(target: Target, noise: Calibrated) -> _Spent:
         even = dealt is not None or target.pattern.epochs == rounds
         total = losses.Concentrated(size, rounds, even, dealt)
     else:
-        white, reason = noise.white(target), None
+        white = noise.white(target)
+        reason = None
         if not white and noise.strategy is not None:
             reason = "correlated"
         elif not white and compatibility.noise(target.config.noise).by_round:
@@ -647,11 +653,15 @@ def _spent(target: Target, noise: Calibrated) -> _Spent:
 
 def _terms(target: Target, noise: Calibrated) -> dict[str, Any]:
     """What a guarantee is about, as its fields: all but the loss."""
-    config, protect, part = target.config, target.protect, target.config.noise
+    config = target.config
+    protect = target.protect
+    part = target.config.noise
     # A class of a user's own inherits no promise.
     states = compatibility.packaged(type(part)) or "secrets" in vars(type(part))
     secrets = getattr(noise, "secrets", None) if states or isinstance(noise, Factored) else None
-    return {one.name: getattr(protect, one.name) for one in dataclasses.fields(records.Threat)} | {
+    return {
+        field.name: getattr(protect, field.name) for field in dataclasses.fields(records.Threat)
+    } | {
         "delta": target.budget.delta,
         "accountant": config.accountant,
         "release": config.release,
@@ -703,7 +713,8 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         _check_custom(target, noise, spent)
         if config.release:
             noise.grid(target)  # Refuses noise that only simulations draw.
-    (runs, expected), (claims, claimed) = _split(spent.loss), _split(stated.loss)
+    runs, expected = _split(spent.loss)
+    claims, claimed = _split(stated.loss)
     for name, value in (_terms(target, noise) | expected).items():
         other = claimed.get(name, getattr(stated, name, None))
         # A run adds those of its problem.
@@ -713,7 +724,8 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
     runs = {"epsilon": spent.epsilon, **runs}
     claims["epsilon"] = stated.per_agent_epsilon or stated.epsilon
     if stated.per_agent_mu is not None:
-        runs["per_agent_mu"], claims["per_agent_mu"] = spent.mus, stated.per_agent_mu
+        runs["per_agent_mu"] = spent.mus
+        claims["per_agent_mu"] = stated.per_agent_mu
     for name, amount in runs.items():
         pair = np.broadcast_arrays(amount, claims.get(name, -1.0), np.zeros(target.agents))
         worst = int(np.argmax(pair[0] - pair[1]))
@@ -784,12 +796,15 @@ def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -
     Warns:
         UserWarning: Once.
     """
-    unit, sampler, more = str(config.protect.unit), config.sampler, False
+    unit = str(config.protect.unit)
+    sampler = config.sampler
+    more = False
     units: int | None = agents * getattr(sampler, "clients", 1) if unit == "client" else agents
     if unit == "record":
         units = None if counts is None else int(np.sum(counts))
         if counts is None and type(sampler) is Random:  # Of distinct records.
-            units, more = agents * sampler.batch_size, True
+            units = agents * sampler.batch_size
+            more = True
     if config.budget is not None and units is not None:
         wrong = loose_delta(config.budget.delta, units, unit, more=more)
         if wrong:

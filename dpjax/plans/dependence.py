@@ -53,18 +53,20 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
         ValueError: For a marked value that is handed to the host.
     """
     # References from outside may hold what an earlier round has written.
-    known: dict[Any, bool] = {each: True for each in jaxpr.constvars if _written(each)}
-    known.update(zip(jaxpr.invars, marked, strict=True))
+    depends: dict[Any, bool] = {
+        constant: True for constant in jaxpr.constvars if _written(constant)
+    }
+    depends.update(zip(jaxpr.invars, marked, strict=True))
 
     def of(atom: Any) -> bool:
-        return not isinstance(atom, core.Literal) and known.get(atom, False)
+        return not isinstance(atom, core.Literal) and depends.get(atom, False)
 
     for equation in jaxpr.eqns:
         inputs = [of(atom) for atom in equation.invars]
         if any(inputs):
-            known.update(zip(equation.outvars, _outputs(equation, inputs), strict=True))
+            depends.update(zip(equation.outvars, _outputs(equation, inputs), strict=True))
             # What is written to in place may hold any of it from here on.
-            known.update((atom, True) for atom in equation.invars if _written(atom))
+            depends.update((atom, True) for atom in equation.invars if _written(atom))
     return [of(atom) for atom in jaxpr.outvars]
 
 
@@ -92,8 +94,8 @@ def _check_host(equation: Any, within: bool) -> None:
             "what agents compute"
         )
     for program in _programs(equation.params.values()) if within else ():
-        for one in program.eqns:
-            _check_host(one, within)
+        for equation in program.eqns:
+            _check_host(equation, within)
 
 
 def _written(atom: Any) -> bool:
@@ -104,8 +106,10 @@ def _written(atom: Any) -> bool:
 def _programs(values: Iterable[Any]) -> list[core.Jaxpr]:
     """The programs among an equation's parameters, one by one or in tuples."""
     parts = itertools.chain.from_iterable(v if isinstance(v, tuple | list) else [v] for v in values)
-    held: list[Any] = [one for one in parts if isinstance(one, core.Jaxpr | core.ClosedJaxpr)]
-    return [getattr(one, "jaxpr", one) for one in held]
+    programs: list[Any] = [
+        value for value in parts if isinstance(value, core.Jaxpr | core.ClosedJaxpr)
+    ]
+    return [getattr(value, "jaxpr", value) for value in programs]
 
 
 def _followed(equation: Any, marked: list[bool]) -> list[bool] | None:
@@ -114,7 +118,9 @@ def _followed(equation: Any, marked: list[bool]) -> list[bool] | None:
     How many inputs of a loop are constant, carried or stacked is read off shapes, since the
     parameters that count them differ between versions of JAX.
     """
-    name, parameters, width = equation.primitive.name, equation.params, len(equation.outvars)
+    name = equation.primitive.name
+    parameters = equation.params
+    width = len(equation.outvars)
     programs = _programs(parameters.values())
     if name == "scan":
         (body,) = programs
@@ -122,7 +128,8 @@ def _followed(equation: Any, marked: list[bool]) -> list[bool] | None:
             [outside.aval.ndim - inside.aval.ndim for outside, inside in zip(*pairs, strict=True)]
             for pairs in ((equation.invars, body.invars), (equation.outvars, body.outvars))
         )
-        carried, others = outputs.count(0), stacked.count(1)
+        carried = outputs.count(0)
+        others = stacked.count(1)
         fixed = len(marked) - carried - others
         in_order = [0] * (fixed + carried) + [1] * others, [0] * carried + [1] * (width - carried)
         return _loop(body, fixed, carried, marked) if (stacked, outputs) == in_order else None
@@ -132,23 +139,24 @@ def _followed(equation: Any, marked: list[bool]) -> list[bool] | None:
         ended = _loop(body, len(body.invars) - width, width, marked[tests:])
         return None if any(reached(test, [*marked[:tests], *ended])) else ended
     if name == "cond" and not marked[0]:
-        each = [reached(branch, marked[1:]) for branch in _programs(parameters["branches"])]
-        return [any(outputs) for outputs in zip(*each, strict=True)]
+        branches = [reached(branch, marked[1:]) for branch in _programs(parameters["branches"])]
+        return [any(outputs) for outputs in zip(*branches, strict=True)]
     # Of others the inner program may mean something else: a reduction's combines two numbers.
     if name in _CALLS:
-        (one,) = programs
-        return reached(one, marked)
+        (program,) = programs
+        return reached(program, marked)
     return None
 
 
 def _loop(body: core.Jaxpr, fixed: int, carried: int, marked: list[bool]) -> list[bool]:
     """Outputs of a loop: what is carried, until nothing is added, and what is stacked."""
-    both: Any = zip(body.invars[fixed:][:carried], body.outvars[:carried], strict=True)
+    pairs: Any = zip(body.invars[fixed:][:carried], body.outvars[:carried], strict=True)
     if fixed < 0 or any(
-        (a.aval.shape, a.aval.dtype) != (b.aval.shape, b.aval.dtype) for a, b in both
+        (a.aval.shape, a.aval.dtype) != (b.aval.shape, b.aval.dtype) for a, b in pairs
     ):
         raise ValueError("what a loop carries has another shape where it comes out")
-    start, others = marked[fixed:][:carried], marked[fixed + carried :]
+    start = marked[fixed:][:carried]
+    others = marked[fixed + carried :]
     while True:
         outputs = reached(body, [*marked[:fixed], *start, *others])
         new = [a or b for a, b in zip(start, outputs, strict=False)]
@@ -188,14 +196,16 @@ def check(
             f"method is {type(method).__name__}, which lacks emit or exchange; write both, or "
             "inherit dpjax.algorithms.dsgd.DSGD, which has them"
         )
-    n, like = mixing[-1], jax.ShapeDtypeStruct
+    n = mixing[-1]
+    like = jax.ShapeDtypeStruct
     arrays: dict[str, Any] = {"mixing": like(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
     if getattr(optimizer, "uses_noise", False) and compatibility.in_sums(method):
         arrays[SHARES] = like((n,), jnp.float32)
     models: Any = {"w": like((n, max(2, method.min_entries)), jnp.float32)}
     batch = like((n, 1, 1), jnp.float32), like((n, 1), jnp.float32), like((n, 1), jnp.bool)
-    query, chain = _Query(), optimizer.chain(arrays)
+    query = _Query()
+    chain = optimizer.chain(arrays)
     noisy = payload = jax.eval_shape(method.payload, models)
     if integer_encoded:
         entries = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(payload))
@@ -223,13 +233,16 @@ def check(
     memory = jax.eval_shape(start, arrays, models, key)
     _check_keys(models=models, memory=memory)
     inputs = ((models, memory), batch, arrays, key, like((), jnp.int32), noisy)
-    closed, (state, shown) = jax.make_jaxpr(one, return_shape=True)(*inputs)
-    _check_keys(models=state[0], memory=state[1], **shown._asdict())
+    closed, (state, outgoing) = jax.make_jaxpr(one, return_shape=True)(*inputs)
+    _check_keys(models=state[0], memory=state[1], **outgoing._asdict())
     _check_shapes("method or optimizer turns a state of {} into {}: keep shapes", inputs[0], state)
-    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shown)]
+    names = [
+        jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outgoing)
+    ]
     parts = inputs[0], inputs[1], inputs[2:]
     states, data, public = (len(jax.tree.leaves(part)) for part in parts)
-    marked, new = None, [False] * states
+    marked = None
+    new = [False] * states
     while new != marked:
         marked = new
         outputs = reached(closed.jaxpr, [*marked, *[True] * data, *[False] * public])
@@ -244,7 +257,8 @@ def check(
 
 def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, payload: Any) -> Any:
     """The state after a round, and what leaves an agent in it."""
-    emission, query = method.emit(ctx, public_state), ctx.query
+    emission = method.emit(ctx, public_state)
+    query = ctx.query
     assert isinstance(query, _Query)
     _check_payload(method, emission.private, payload, query.totals)
     hidden = Emission((), emission.public, emission.carry)
@@ -274,7 +288,8 @@ class _Query:
 
     def __init__(self, combined: bool = False):
         self.combined = combined
-        self.totals, self.asked = list[Any](), list[Any]()
+        self.totals = list[Any]()
+        self.asked = list[Any]()
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
@@ -286,8 +301,9 @@ class _Query:
         # A model or an encoder that knows other records moves all terms by one of them.
         encoded: Any = ()
         if encode is not None:
-            one = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), total)
-            encoded, total = encode(one), jax.vmap(encode)(total)
+            term = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), total)
+            encoded = encode(term)
+            total = jax.vmap(encode)(total)
         self.totals.append(total)
         self.asked.append({"models": models, "encoded": encoded})
         return Answer(total)
@@ -295,7 +311,8 @@ class _Query:
     def points(self, weights: Sequence[float] | None = None) -> "_Query":
         """At several models, remembered together: any shapes will do, sums for weighted ones."""
         wide = _Query(weights is not None)
-        wide.totals, wide.asked = self.totals, self.asked
+        wide.totals = self.totals
+        wide.asked = self.asked
         return wide
 
     def local_steps(self, steps: int, step_size: float) -> "_Query":

@@ -104,11 +104,14 @@ class Export:
         Raises:
             ValueError: For labels that are not n different ones.
         """
-        n, guarantee, stated = self.plan.mixing.shape[-1], self.plan.guarantee, self.stated
+        n = self.plan.mixing.shape[-1]
+        guarantee = self.plan.guarantee
+        stated = self.stated
         names = [str(i) for i in range(n)] if labels is None else [*map(_validate.name, labels)]
         if len(names) != n or len(set(names)) != n:
             raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
-        strategy, noise = self.plan.strategy, self.plan.noise
+        strategy = self.plan.strategy
+        noise = self.plan.noise
         entries: dict[str, Any] = {
             "how_to_use": self.instructions(),
             "labels": np.array(names),
@@ -133,12 +136,18 @@ class Export:
 
     def instructions(self) -> str:
         """What a training loop has to do for the guarantee to be its own, in words."""
-        guarantee, stated, config = self.plan.guarantee, self.stated, self.plan.config
-        groups, shape = calibration.groups(self.plan.factor), self.plan.mixing.shape
+        guarantee = self.plan.guarantee
+        stated = self.stated
+        config = self.plan.config
+        groups = calibration.groups(self.plan.factor)
+        shape = self.plan.mixing.shape
         n = shape[-1]
-        alone, phase = len(set(groups)) == n, len(stated.phases)
-        full, of_records = isinstance(self.plan.sampler, Full), config.protect.clips == "record"
-        steps, precision = getattr(config.method, "gossip_steps", 1), self.precision
+        own_seeds = len(set(groups)) == n
+        phase = len(stated.phases)
+        full_batches = isinstance(self.plan.sampler, Full)
+        of_records = config.protect.clips == "record"
+        steps = getattr(config.method, "gossip_steps", 1)
+        precision = self.precision
         epochs, separation = config.participation or (0, 0)
         paragraphs = {
             "head": True,
@@ -147,7 +156,7 @@ class Export:
             "round": True,
             "record" if of_records else "agent": True,
             "order": epochs,
-            "full": full,
+            "full": full_batches,
             "normals": True,
             "white" if self.plan.strategy is None else "correlated": True,
             "add": True,
@@ -156,15 +165,15 @@ class Export:
             "gossip": steps > 1,
             "precision": precision,
             "seed": True,
-            "alone" if alone else "shared": True,
+            "alone" if own_seeds else "shared": True,
             "count": True,
             "later" if phase > 1 else "first": True,
             "limits": True,
         }
         parts = re.split(r"^\[(\w+)\]\n", TEXT.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
         texts = dict(zip(parts[::2], parts[1::2], strict=True))
-        chosen = "".join(texts[name] for name, used in paragraphs.items() if used)
-        return string.Template(chosen.rstrip()).substitute(
+        text = "".join(texts[name] for name, used in paragraphs.items() if used)
+        return string.Template(text.rstrip()).substitute(
             sites=n,
             rounds_text=_validate.counted(guarantee.rounds, "round"),
             last=guarantee.rounds - 1,
@@ -177,13 +186,15 @@ class Export:
             total=parties.epsilon_text(stated),
             clip=config.protect.clip_norm,
             divisor=self.plan.sampler.divisor,
-            size="the largest number of records of any site" if full else "one number for the run",
+            size="the largest number of records of any site"
+            if full_batches
+            else "one number for the run",
             epochs=epochs,
             separation=separation,
             matrix="mixing" if len(shape) == 2 else f"mixing[t mod {shape[0]}]",
             steps=steps,
             precision=precision,
-            knows="its own" if alone else "that of its group",
+            knows="its own" if own_seeds else "that of its group",
         )
 
     @property
@@ -194,19 +205,22 @@ class Export:
         apart. That is too far from a thousandth of the clip norm, or of what remains of the noise
         in the average of all sites. None where float32 is enough.
         """
-        factor, noisy, remaining = self.plan.factor.astype(np.float64), 1.0, 1.0
+        factor = self.plan.factor.astype(np.float64)
+        noisy = 1.0
+        remaining = 1.0
         if self.plan.strategy is not None:
             inverse = strategy_.inverse_of(self.plan.strategy)
             noisy = float(np.linalg.norm(inverse, axis=1).max())
             remaining = float(np.linalg.norm(inverse.sum(axis=0))) / np.sqrt(len(inverse))
         largest = float(np.linalg.norm(factor, axis=1).max()) * noisy
         mean = float(np.linalg.norm(factor.mean(axis=0))) * remaining
-        apart, clip_norm = 4 * largest * 2.0**-23, self.plan.config.protect.clip_norm
-        if apart <= min(clip_norm, mean) / 1000:
+        spacing = 4 * largest * 2.0**-23
+        clip_norm = self.plan.config.protect.clip_norm
+        if spacing <= min(clip_norm, mean) / 1000:
             return None
         return (
             f"messages need float64: some noise has a deviation of {largest:,.4g}, and float32 "
-            f"numbers of that size are {apart:.2g} apart, more than a thousandth of the clip norm "
-            f"{clip_norm:g} or of the noise in the average, {mean:.2g}. Draw, add, send and "
+            f"numbers of that size are {spacing:.2g} apart, more than a thousandth of the clip "
+            f"norm {clip_norm:g} or of the noise in the average, {mean:.2g}. Draw, add, send and "
             "average in float64"
         )

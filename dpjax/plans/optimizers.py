@@ -18,8 +18,10 @@ from dpjax.transforms.lowpass import LAGS, SHARES, NoiseVariance, passed
 
 __all__ = ["Chain", "Sgd"]
 
-_SMALLEST, _LARGEST = 1e-37, 1e37
-_SCALE, _PROFILE = "noise_variance", "noise_profile"
+_SMALLEST = 1e-37
+_LARGEST = 1e37
+_SCALE = "noise_variance"
+_PROFILE = "noise_profile"
 NOISE_ARRAYS = (_SCALE, _PROFILE, SHARES)
 """Arrays by which an optimizer knows the noise."""
 
@@ -87,7 +89,8 @@ class Sgd:
 
     def chain(self, arrays: Any) -> optax.GradientTransformation:
         """The transformation, its step size from the arrays."""
-        step, decay = arrays["step_size"], self.decay
+        step = arrays["step_size"]
+        decay = self.decay
         if decay == "constant":
             return optax.scale(-step)
         if decay == "sqrt":
@@ -112,7 +115,8 @@ class Sgd:
 
 def _power(ratio: float, count: Any, dtype: Any) -> Any:
     """ratio^count within three roundings: digits of the count look up powers made in float64."""
-    digits, places = [], np.arange(256, dtype=np.float64)
+    digits = []
+    places = np.arange(256, dtype=np.float64)
     for position in range(4):
         table = jnp.asarray(ratio ** (places * 256.0**position), dtype)
         digits.append(table[(count >> (8 * position)) & 255])
@@ -203,9 +207,9 @@ class Chain:
         if self._scheduled:
             return self
         # Not made anew: it was tried when it was made, and plans ask for this often.
-        one = copy.copy(self)
-        _validate.assign(one, step_size=1.0)
-        return one
+        duplicate = copy.copy(self)
+        _validate.assign(duplicate, step_size=1.0)
+        return duplicate
 
     def arrays(self) -> Mapping[str, np.ndarray]:
         """The step size, where it is a number."""
@@ -245,7 +249,8 @@ def _plain_step(value: Any) -> float:
 
 def _step(schedule: optax.Schedule, round: int) -> float:
     """The step size of a schedule in a round, refused where a run cannot take it."""
-    name, remedy = f"step_size({round})", "give a schedule of finite steps, the first at least 0"
+    name = f"step_size({round})"
+    remedy = "give a schedule of finite steps, the first at least 0"
     try:
         value = schedule(round)
     except Exception as error:
@@ -271,8 +276,8 @@ def _each(
         if jax.tree.leaves(trees)[0].shape[0] > 1:
             return jax.vmap(function)(*trees)
         # One agent is no batch: branches stay branches.
-        one = function(*jax.tree.map(lambda leaf: leaf[0], trees))
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], one)
+        result = function(*jax.tree.map(lambda leaf: leaf[0], trees))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result)
 
     def init(models: Any) -> Any:
         return over_agents(lambda scale, one: of_agent(scale).init(one), scales, models)

@@ -220,7 +220,8 @@ class Plan:
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:
         """What may differ between plans of one call, by name; runs round to their models' dtype."""
-        optimizer, noise = self.config.optimizer, self.noise
+        optimizer = self.config.optimizer
+        noise = self.noise
         arrays = {"mixing": self.mixing}
         if noise is not None:
             arrays |= noise.arrays
@@ -312,14 +313,18 @@ class Plan:
                 f"{self.why_no_forecast}, of which no forecast is known: give a plan of clipped "
                 "gradients (clip_norm) with Gaussian noise of one scale, as designs of plans.noise"
             )
-        config, loss, budget = self.config, self.guarantee.loss, self.config.budget
-        mu, sampled = self.guarantee.mu, None
+        config = self.config
+        loss = self.guarantee.loss
+        budget = self.config.budget
+        mu = self.guarantee.mu
+        sampled = None
         accountant: Any = "gdp" if budget is None else budget.accountant
         if isinstance(loss, AmplifiedLoss):
             mu, sampled = loss.unamplified, loss
         elif isinstance(loss, losses.Concentrated):
             # Of real noise that has this rho: what is forecast is no guarantee.
-            mu, accountant = math.sqrt(2 * loss.rho), "rdp"
+            mu = math.sqrt(2 * loss.rho)
+            accountant = "rdp"
         assert mu is not None
         counts = self.counts if counts is None else counts
         return forecast.forecast(
@@ -525,9 +530,9 @@ def described(part: Any, name: str = "config") -> Any:
     if part is None or type(part) in (str, bool, int, float):
         return part
     if isinstance(part, tuple | list):
-        return [described(one, f"{name}[{index}]") for index, one in enumerate(part)]
+        return [described(entry, f"{name}[{index}]") for index, entry in enumerate(part)]
     if isinstance(part, Mapping):
-        pairs = {str(key): described(one, f"{name}[{key!r}]") for key, one in part.items()}
+        pairs = {str(key): described(entry, f"{name}[{key!r}]") for key, entry in part.items()}
         return dict(sorted(pairs.items()))
     if isinstance(part, np.ndarray) and part.dtype.hasobject:
         return described(part.tolist(), name)
@@ -535,13 +540,13 @@ def described(part: Any, name: str = "config") -> Any:
     if isinstance(part, functools.partial):
         fields = {"partial": part.func, "arguments": part.args, "keywords": part.keywords}
     elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        named = {one.name: getattr(part, one.name) for one in dataclasses.fields(part)}
+        named = {entry.name: getattr(part, entry.name) for entry in dataclasses.fields(part)}
         kind = type(part)
         fields = {
             "part": kind.__name__ if compatibility.packaged(kind) else _text(kind, name)
         } | named
     if fields:
-        return {key: described(one, f"{name}.{key}") for key, one in fields.items()}
+        return {key: described(entry, f"{name}.{key}") for key, entry in fields.items()}
     return _text(part, name)
 
 

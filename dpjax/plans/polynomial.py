@@ -119,7 +119,8 @@ class CalibratedPolynomial(OverAgents, Calibrated):
     @property
     def factor(self) -> Float[np.ndarray, "n n"] | None:
         """S g(W) as a matrix, for tables; None beyond 2,048 agents."""
-        scales, coefficients = self.solution.scales, self.solution.coefficients
+        scales = self.solution.scales
+        coefficients = self.solution.coefficients
         if len(scales) > _DENSE:
             return None
         return polynomial.dense(self.matrix, coefficients, scales).astype(np.float32)
@@ -169,8 +170,8 @@ class ColouredByGossip(Coloured):
         """The noise of one plan; W has float32 entries also where the models are float64."""
 
         def single(part: Any) -> Any:
-            whole = not jnp.issubdtype(part.dtype, jnp.floating)
-            return part if whole else jax.lax.reduce_precision(part, 8, 23)
+            is_integer = not jnp.issubdtype(part.dtype, jnp.floating)
+            return part if is_integer else jax.lax.reduce_precision(part, 8, 23)
 
         mixing = jax.tree.map(single, arrays["mixing"])
 

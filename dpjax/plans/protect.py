@@ -103,7 +103,8 @@ class Protect(Threat):
 
     def _check_bound(self) -> None:
         """Refuse what float32 cannot clip to, or what bounds gradients in a norm that it cannot."""
-        gap, smoothness = self.gradient_gap, self.smoothness
+        gap = self.gradient_gap
+        smoothness = self.smoothness
         name = "clip_norm" if gap is None else "gradient_gap"
         bound = _validate.single_precision(name, getattr(self, name), 1e-9, 1e9)
         _validate.assign(self, **{name: bound})

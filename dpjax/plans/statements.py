@@ -130,7 +130,8 @@ def with_precision_cost(
         ValueError: Where the cost takes more than 1 % of delta, or more than the reserve, or
             rounding more than 1 % of the clip norm.
     """
-    config, protect = plan.config, plan.config.protect
+    config = plan.config
+    protect = plan.config.protect
     if config.release and rounding > LIMIT:
         remedy = f"give Protect(..., microbatch={enough})"
         if enough is None:
@@ -162,7 +163,9 @@ def with_precision_cost(
 
 def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
     """What noise on a grid costs a release, refused where it takes too much."""
-    config, protect, delta = plan.config, plan.config.protect, plan.guarantee.delta
+    config = plan.config
+    protect = plan.config.protect
+    delta = plan.guarantee.delta
     assert plan.guarantee.mu is not None and plan.noise is not None and config.budget is not None
     # The noise is added to one clipped gradient, or to the sum of a batch of them.
     terms = math.ceil(plan.sampler.divisor) if protect.clips == "record" else 1
@@ -240,15 +243,17 @@ class StoppingRule:
             decided: True where a callback may have decided it.
             lost: `Guarantee.lost_noise` of each plan; None where none was lost.
         """
-        now = [whole.stopped(done) for whole in self.whole]
-        for k, bare in enumerate(lost or [None] * len(now)):
-            if now[k].relation is not None:
-                now[k] = now[k].replace(private_stop=self.private and decided, lost_noise=bare)
+        stated = [whole.stopped(done) for whole in self.whole]
+        for k, bare in enumerate(lost or [None] * len(stated)):
+            if stated[k].relation is not None:
+                stated[k] = stated[k].replace(
+                    private_stop=self.private and decided, lost_noise=bare
+                )
         if self.before is None:
-            return tuple(now)
+            return tuple(stated)
         return tuple(
             first.followed_by(second, planned=self.planned)
-            for first, second in zip(self.before, now, strict=True)
+            for first, second in zip(self.before, stated, strict=True)
         )
 
 
@@ -320,9 +325,9 @@ def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
     """What the rounds up to each end spend at most, for noise correlated over rounds."""
     if plan.strategy is None:
         return None
-    whole = plan.target.over_rounds(plan.strategy)
+    total = plan.target.over_rounds(plan.strategy)
     parts = calibration.partial_energies(plan.strategy, plan.config.pattern, ends)
     # A run cut short by stop_at has after all stated its whole plan's loss.
-    shares = np.minimum(np.maximum.accumulate(parts) / whole * MARGIN, 1.0)
+    shares = np.minimum(np.maximum.accumulate(parts) / total * MARGIN, 1.0)
     shares[-1] = 1.0
     return [float(share) for share in shares]
