@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
+from dpjax.accounting.balls_in_bins import BallsInBins
 from dpjax.accounting.sampled import CoinFlips
 from dpjax.data import batches
-from dpjax.learning.balls_in_bins import BallsInBins
 from dpjax.protocols import Draw, Sampler
 
 __all__ = ["BallsInBins", "Clients", "Cyclic", "Full", "Poisson", "Random"]

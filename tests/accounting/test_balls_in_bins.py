@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 from dpjax.accounting import gdp
+from dpjax.accounting.balls_in_bins import BinLoss, Bins
 from dpjax.accounting.loss import KINDS
 from dpjax.accounting.losses import Gaussian
-from dpjax.learning.balls_in_bins import BinLoss, Bins
 
 DELTA = 1e-5
 

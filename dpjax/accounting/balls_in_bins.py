@@ -88,7 +88,7 @@ class BinLoss(AmplifiedLoss):
         rounds: Rounds T.
 
     Example:
-        >>> from dpjax.learning.balls_in_bins import BinLoss
+        >>> from dpjax.accounting.balls_in_bins import BinLoss
         >>> loss = BinLoss(bins=10, ratios=(1.0,), separation=10, rounds=10)
         >>> round(loss.epsilon(1e-5), 2), round(loss.unamplified, 2)
         (2.19, 1.0)
