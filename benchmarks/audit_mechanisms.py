@@ -58,13 +58,13 @@ from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import (
     compatibility,
-    integers,
     links,
     noise,
     optimizers,
     plan,
     protect,
     scheduled,
+    sums,
 )
 from dpjax.protocols import Draw, Privatizer
 from dpjax.results import records
@@ -111,7 +111,7 @@ NOISES: dict[str, tuple[Any, ...]] = {name: (part,) for name, part in noise.DESI
     "laplace": (scheduled.ScheduledLaplace(0.8),),
     "normal": (scheduled.ScheduledGaussian(0.8),),
     "aggregate": (noise.SumShares(dropouts=1, colluders=1),),
-    "discrete": (integers.Discrete(size=2, dropouts=1, colluders=1, variance=2_500),),
+    "discrete": (sums.Discrete(size=2, dropouts=1, colluders=1, variance=2_500),),
 }
 """The same of noise designs, by label."""
 SAMPLERS: dict[str, tuple[tuple[Any, tuple[int, ...]], ...]] = {
@@ -667,7 +667,7 @@ def _of_zero_out(made: Any) -> Any:
 
 
 def _summed(made: Any) -> bool:
-    return isinstance(made.config.noise, noise.SumShares | integers.Discrete)
+    return isinstance(made.config.noise, noise.SumShares | sums.Discrete)
 
 
 _QUIET = ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8))

@@ -30,7 +30,8 @@ from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
-from dpjax.plans import integers, plan, protect
+from dpjax.plans import plan, protect
+from dpjax.plans.sums import Discrete
 from dpjax.results import plots
 from dpjax.secagg import graph, tcp, transport
 from dpjax.topology import graphs, mixing
@@ -116,7 +117,7 @@ def configured(
     masked = Masked(config.dropouts, missing, degree=degree(config))
     return plan.Config(
         method=method(k, masked),
-        noise=integers.Discrete(k or size, config.dropouts, config.colluders),
+        noise=Discrete(k or size, config.dropouts, config.colluders),
         budget=protect.Budget(config.epsilon, config.delta, accountant="zcdp"),
         protect=protect.Protect("zero_out_client", config.clip_norm, attacker="aggregator"),
         sampler=samplers.Clients(config.clients, config.examples, config.epochs),

@@ -226,7 +226,7 @@ class Masked(Trusted):
     their neighbours. Each also has a self mask. The server adds up the received vectors. It
     subtracts the self masks of the present agents, and the masks that they share with missing ones.
     The result is the exact sum modulo 2^32, with the bits of `Trusted`. Only integers can be masked
-    (`dpjax.plans.integers`).
+    (`dpjax.plans.sums`).
 
     Guarantee: as `Trusted`: it releases the sum of enough agents. An eavesdropper sees the sums,
     and for each agent a vector that is uniform modulo 2^32 and independent of all others, if

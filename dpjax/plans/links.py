@@ -1,4 +1,4 @@
-"""Noise of one shape times one scale: in shares of a sum, and on links.
+"""Noise of one shape times one scale, and noise on links.
 
 The loss is one over the scale. On links two ends share secrets (DECOR), or noises sum to zero
 (Zip-DL): whichever agent is the attacker, what it cannot take away is calibrated by
@@ -6,24 +6,19 @@ The loss is one over the scale. On links two ends share secrets (DECOR), or nois
 """
 
 import abc
-import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import discrete, records, views
-from dpjax.accounting.rounding import MARGIN
+from dpjax.accounting import records, views
 from dpjax.algorithms import zip_dl
-from dpjax.algorithms.exchange import Server
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
 from dpjax.plans.compatibility import KEYS_APART, SIMULATED, NoiseTerms
@@ -33,71 +28,10 @@ from dpjax.topology.links import link_pairs, zero_sum_map
 from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
 
-__all__ = ["PairKeys", "SumShares", "ZeroSum"]
+__all__ = ["PairKeys", "ZeroSum"]
 
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 products of scales and shapes round by."""
-
-
-SUMMED = NoiseTerms(
-    attackers=(("aggregator", "any"),),
-    methods=("Federated",),
-    released=False,
-    why=(
-        "its loss is that of sums of which nobody sees a part: give "
-        f"method=Federated(aggregate=...) and attacker='aggregator'; {SIMULATED}"
-    ),
-)
-"""Of noise in shares of a sum."""
-
-
-class InShares:
-    """Noise of which every agent adds a share, for sums whose parts nobody sees."""
-
-    dropouts: int
-    colluders: int
-    sum_only: ClassVar[bool] = True
-    """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
-
-    def __post_init__(self) -> None:
-        """Refuse what is no number of agents."""
-        limits = {"least": 0, "most": 2**31 - 2}
-        _validate.fields(self, _validate.integer, "dropouts", "colluders", **limits)
-
-    def cohort(self, agents: int) -> discrete.Cohort:
-        """The agents of a round.
-
-        Args:
-            agents: Number of agents n.
-
-        Raises:
-            ValueError: Where none is left to hide the others.
-        """
-        return discrete.Cohort(agents, self.dropouts, self.colluders)
-
-    def check_sums(self, target: Target) -> None:
-        """Refuse an exchange that shows single messages, or opens sums of too few.
-
-        Args:
-            target: What the noise is for.
-
-        Raises:
-            ValueError: Naming the exchange and the remedy.
-        """
-        exchange = getattr(target.config.method, "exchange", None)
-        if not isinstance(exchange, Server) or not exchange.aggregate.sum_only:
-            raise ValueError(
-                f"method has exchange {exchange}, which shows single messages, with noise {self}, "
-                "of which each has a share; give an aggregate that shows the sum alone, or "
-                "noise.Independent() and attacker='outsider'"
-            )
-        agents, survivors = target.agents, max(exchange.aggregate.min_survivors(target.agents), 0)
-        if survivors < agents - self.dropouts:
-            remedy = f"dropouts={agents - survivors}, or " if survivors else ""
-            raise ValueError(
-                f"aggregate opens sums of {survivors} of {agents} agents with noise {self}; give "
-                f"{remedy}an aggregate that aborts earlier"
-            )
 
 
 class ScaledNoise(abc.ABC):
@@ -218,67 +152,6 @@ class CalibratedScale(Calibrated):
     def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn."""
         return self.part.drawn(target)
-
-
-@dataclass(frozen=True)
-class SumShares(ScaledNoise, InShares):
-    """Gaussian noise in shares: every agent adds its own, and the sum has what privacy asks for.
-
-    Guarantee: of n agents at most ``dropouts`` are missing from a sum that is opened (the method's
-    aggregate aborts below n - dropouts, before anything is seen), and at most ``colluders`` of
-    those who are in it show their messages to the aggregator. Then the shares of the others,
-    n - dropouts - colluders at least, are unknown to it. Each has deviation a, so that with
-    sensitivity s (C, or 2 C where data are replaced) a unit that takes part in k rounds loses
-    mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives the sum of
-    every round and no single message, whatever gradients depend on. To an "outsider", who reads all
-    links, it loses no more, and the same is stated: single messages go masked over these, which is
-    what a sum-only aggregate promises: this one sees the sums that are opened and no shares.
-    Exact arithmetic; real noise, in simulations. A round counts if its sum may have been revealed,
-    whether it finished or not.
-
-    Attributes:
-        dropouts: Agents that may be missing from a sum, at most.
-        colluders: Agents that may show the aggregator what they know, at most.
-
-    Reference:
-        DOME, Algorithm 1, a^2 = N E sigma^2 C^2 / B, which leaves the shares of missing clients out
-        of the sum; here they are made up for beforehand.
-
-    Example:
-        >>> from dpjax.plans.noise import SumShares
-        >>> SumShares(dropouts=5).label
-        'aggregate'
-    """
-
-    dropouts: int = 0
-    colluders: int = 0
-
-    label, secrets = "aggregate", "shares"
-    look = Look("in a secure sum", "#882255", "8", ":")
-    terms = dataclasses.replace(
-        SUMMED,
-        attackers=(("aggregator", "any"), ("outsider", "any")),
-        why=SUMMED.why.replace("'aggregator'", "'aggregator' or 'outsider'"),
-    )
-
-    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
-        """Loss mu of every agent at a deviation of 1."""
-        self.check_sums(target)
-        root = math.sqrt(target.over_rounds(None) / self.cohort(target.agents).honest)
-        return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
-
-    def source(self, target: Target) -> Float[np.ndarray, "n n"]:
-        """Every agent's own normals."""
-        return np.eye(target.agents)
-
-    def drawn(self, target: Target) -> DrawnNoise:
-        """Independent normals."""
-        return DrawnNoise(_shares, (target.rounds, target.agents))
-
-
-def _shares(arrays: Any, key: PRNGKeyArray, rounds: int, agents: int) -> Any:
-    deviations = jnp.full(agents, 1.0, jnp.float32) * arrays["noise_scale"]
-    return noise_.correlated(deviations, key=key, rounds=rounds)
 
 
 @dataclass(frozen=True)

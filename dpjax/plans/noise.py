@@ -24,10 +24,10 @@ from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
 from dpjax.plans.calibration import Factored, Target, check_strategy
 from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, NoiseTerms
-from dpjax.plans.integers import Discrete
-from dpjax.plans.links import PairKeys, SumShares, ZeroSum
+from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.polynomial import Polynomial
 from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
+from dpjax.plans.sums import Discrete, SumShares
 from dpjax.protocols import Look, Noise
 from dpjax.topology.mixing import HashableMatrix, Mixing
 

@@ -4,7 +4,7 @@
     run(plan, problem, seeds=[0], transport=SecureSums(terms))
 
 A round's message is whole numbers of 32 bits [n, K], a row a client, as a method over a server
-sends them with `dpjax.plans.integers.Discrete`; what comes back is their sum modulo 2^b over who
+sends them with `dpjax.plans.sums.Discrete`; what comes back is their sum modulo 2^b over who
 was left, and how many these were. Only NumPy is needed, and the extra ``secure``.
 """
 

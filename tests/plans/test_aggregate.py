@@ -22,10 +22,10 @@ from dpjax.learning.samplers import Clients, Cyclic, Poisson, Random
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear
 from dpjax.plans import noise, plan
-from dpjax.plans.integers import Discrete
 from dpjax.plans.noise import SumShares
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.sums import Discrete
 from dpjax.protocols import Aggregator
 from dpjax.topology import graphs, mixing
 

@@ -23,11 +23,11 @@ from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.learning import samplers
 from dpjax.plans import compatibility, noise, plan, scheduled, statements
-from dpjax.plans.integers import Discrete
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.noise import SumShares
 from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.sums import Discrete
 from dpjax.topology import graphs, mixing
 from tests.plans import test_aggregate
 from tests.support import make_config

@@ -20,8 +20,8 @@ from dpjax.algorithms.exchange import Masked  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan  # noqa: E402
-from dpjax.plans.integers import Discrete  # noqa: E402
 from dpjax.plans.protect import Budget  # noqa: E402
+from dpjax.plans.sums import Discrete  # noqa: E402
 from dpjax.secagg import local, tcp, transport  # noqa: E402
 from dpjax.secagg.terms import Abort  # noqa: E402
 from dpjax.secagg.transport import Journal  # noqa: E402

@@ -21,9 +21,9 @@ from dpjax.engine.run import run
 from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.learning.samplers import Random
 from dpjax.plans import plan
-from dpjax.plans.integers import Discrete, Lattice
 from dpjax.plans.noise import SumShares
 from dpjax.plans.protect import Budget, Protect
+from dpjax.plans.sums import CalibratedCode, Discrete
 from dpjax.protocols import Emission, Method, Round
 from dpjax.transforms import noise
 from tests.plans.test_aggregate import (
@@ -229,7 +229,7 @@ def test_a_plan_of_other_numbers_is_refused():
     ]:
         with pytest.raises(ValueError, match=message):
             dataclasses.replace(
-                one, noise=Lattice(one.config.noise, dataclasses.replace(code, **change))
+                one, noise=CalibratedCode(one.config.noise, dataclasses.replace(code, **change))
             )
     for dealt, message in [
         (None, "participation is None"),

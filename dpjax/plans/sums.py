@@ -1,4 +1,8 @@
-"""Noise of whole numbers for a secure sum: what crosses the network is what is accounted for."""
+"""Noise in shares of a sum: real, for simulations, and of whole numbers, as a protocol sends them.
+
+Every agent adds a share, and nobody sees a part of the sum. Of whole numbers what crosses the
+network is what is accounted for.
+"""
 
 import dataclasses
 import math
@@ -6,27 +10,152 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import discrete, losses, records
+from dpjax.accounting.rounding import MARGIN
+from dpjax.algorithms.exchange import Server
 from dpjax.encoding import lattice
 from dpjax.encoding.lattice import SumCode
 from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
-from dpjax.plans.compatibility import NoiseTerms
-from dpjax.plans.links import SUMMED, InShares
+from dpjax.plans.compatibility import SIMULATED, NoiseTerms
+from dpjax.plans.links import ScaledNoise
 from dpjax.protocols import Look
 from dpjax.transforms import noise as noise_
 
-__all__ = ["Discrete"]
+__all__ = ["Discrete", "SumShares"]
 
 _LEAST = 4
 """Variance of one client's noise, in squared grid units: below, sums are not quite what they are
 taken for, and at 1 that costs more than the noise is worth."""
 _LONGER = 1.01
 """What rounding may make of a vector's length, where the variance is left to the budget."""
+
+
+SUMMED = NoiseTerms(
+    attackers=(("aggregator", "any"),),
+    methods=("Federated",),
+    released=False,
+    why=(
+        "its loss is that of sums of which nobody sees a part: give "
+        f"method=Federated(aggregate=...) and attacker='aggregator'; {SIMULATED}"
+    ),
+)
+"""Of noise in shares of a sum."""
+
+
+class InShares:
+    """Noise of which every agent adds a share, for sums whose parts nobody sees."""
+
+    dropouts: int
+    colluders: int
+    sum_only: ClassVar[bool] = True
+    """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of agents."""
+        limits = {"least": 0, "most": 2**31 - 2}
+        _validate.fields(self, _validate.integer, "dropouts", "colluders", **limits)
+
+    def cohort(self, agents: int) -> discrete.Cohort:
+        """The agents of a round.
+
+        Args:
+            agents: Number of agents n.
+
+        Raises:
+            ValueError: Where none is left to hide the others.
+        """
+        return discrete.Cohort(agents, self.dropouts, self.colluders)
+
+    def check_sums(self, target: Target) -> None:
+        """Refuse an exchange that shows single messages, or opens sums of too few.
+
+        Args:
+            target: What the noise is for.
+
+        Raises:
+            ValueError: Naming the exchange and the remedy.
+        """
+        exchange = getattr(target.config.method, "exchange", None)
+        if not isinstance(exchange, Server) or not exchange.aggregate.sum_only:
+            raise ValueError(
+                f"method has exchange {exchange}, which shows single messages, with noise {self}, "
+                "of which each has a share; give an aggregate that shows the sum alone, or "
+                "noise.Independent() and attacker='outsider'"
+            )
+        agents, survivors = target.agents, max(exchange.aggregate.min_survivors(target.agents), 0)
+        if survivors < agents - self.dropouts:
+            remedy = f"dropouts={agents - survivors}, or " if survivors else ""
+            raise ValueError(
+                f"aggregate opens sums of {survivors} of {agents} agents with noise {self}; give "
+                f"{remedy}an aggregate that aborts earlier"
+            )
+
+
+@dataclass(frozen=True)
+class SumShares(ScaledNoise, InShares):
+    """Gaussian noise in shares: every agent adds its own, and the sum has what privacy asks for.
+
+    Guarantee: of n agents at most ``dropouts`` are missing from a sum that is opened (the method's
+    aggregate aborts below n - dropouts, before anything is seen), and at most ``colluders`` of
+    those who are in it show their messages to the aggregator. Then the shares of the others,
+    n - dropouts - colluders at least, are unknown to it. Each has deviation a, so that with
+    sensitivity s (C, or 2 C where data are replaced) a unit that takes part in k rounds loses
+    mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives the sum of
+    every round and no single message, whatever gradients depend on. To an "outsider", who reads all
+    links, it loses no more, and the same is stated: single messages go masked over these, which is
+    what a sum-only aggregate promises: this one sees the sums that are opened and no shares.
+    Exact arithmetic; real noise, in simulations. A round counts if its sum may have been revealed,
+    whether it finished or not.
+
+    Attributes:
+        dropouts: Agents that may be missing from a sum, at most.
+        colluders: Agents that may show the aggregator what they know, at most.
+
+    Reference:
+        DOME, Algorithm 1, a^2 = N E sigma^2 C^2 / B, which leaves the shares of missing clients out
+        of the sum; here they are made up for beforehand.
+
+    Example:
+        >>> from dpjax.plans.sums import SumShares
+        >>> SumShares(dropouts=5).label
+        'aggregate'
+    """
+
+    dropouts: int = 0
+    colluders: int = 0
+
+    label, secrets = "aggregate", "shares"
+    look = Look("in a secure sum", "#882255", "8", ":")
+    terms = dataclasses.replace(
+        SUMMED,
+        attackers=(("aggregator", "any"), ("outsider", "any")),
+        why=SUMMED.why.replace("'aggregator'", "'aggregator' or 'outsider'"),
+    )
+
+    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+        """Loss mu of every agent at a deviation of 1."""
+        self.check_sums(target)
+        root = math.sqrt(target.over_rounds(None) / self.cohort(target.agents).honest)
+        return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
+
+    def source(self, target: Target) -> Float[np.ndarray, "n n"]:
+        """Every agent's own normals."""
+        return np.eye(target.agents)
+
+    def drawn(self, target: Target) -> DrawnNoise:
+        """Independent normals."""
+        return DrawnNoise(_shares, (target.rounds, target.agents))
+
+
+def _shares(arrays: Any, key: PRNGKeyArray, rounds: int, agents: int) -> Any:
+    deviations = jnp.full(agents, 1.0, jnp.float32) * arrays["noise_scale"]
+    return noise_.correlated(deviations, key=key, rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -67,7 +196,7 @@ class Discrete(InShares):
         learning with secure aggregation.
 
     Example:
-        >>> from dpjax.plans.integers import Discrete
+        >>> from dpjax.plans.sums import Discrete
         >>> Discrete(size=124, dropouts=3).label
         'discrete'
     """
@@ -91,7 +220,7 @@ class Discrete(InShares):
             limits = {"least": _LEAST, "most": lattice.MOST}
             _validate.fields(self, _validate.integer, "variance", **limits)
 
-    def calibrate(self, target: Target) -> "Lattice":
+    def calibrate(self, target: Target) -> "CalibratedCode":
         """Choose grid and modulus for a budget.
 
         Args:
@@ -140,7 +269,7 @@ class Discrete(InShares):
                 "protect whole clients or agents, whose records are clipped as one"
             )
 
-    def _on_grid(self, target: Target, variance: int) -> "Lattice":
+    def _on_grid(self, target: Target, variance: int) -> "CalibratedCode":
         """The noise of a variance, on the finest grid that keeps the budget."""
         budget, clip_norm = target.budget, target.protect.clip_norm
         grid = discrete.smallest_grid(
@@ -151,7 +280,8 @@ class Discrete(InShares):
             relation=relation(target),
         )
         while True:
-            noise = Lattice(self, SumCode(self.size, clip_norm, grid, target.agents, variance))
+            code = SumCode(self.size, clip_norm, grid, target.agents, variance)
+            noise = CalibratedCode(self, code)
             if float(noise.loss(target).epsilon[0]) <= budget.largest:
                 return noise
             grid *= 1 + 1e-9
@@ -167,7 +297,7 @@ def relation(target: Target) -> Literal["zero_out", "replace"]:
 
 
 @dataclass(frozen=True, eq=False)
-class Lattice(Calibrated):
+class CalibratedCode(Calibrated):
     """Whole numbers and their noise, at the grid that keeps a budget.
 
     Guarantee: `loss` is that of `Discrete`, from the very code that runs.
