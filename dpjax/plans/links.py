@@ -12,24 +12,27 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import records, views
+from dpjax.accounting.trust import LinearAlgorithm
 from dpjax.algorithms import zip_dl
 from dpjax.mechanism.participation import Participation
 from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
 from dpjax.plans.compatibility import KEYS_APART, SIMULATED, NoiseTerms
 from dpjax.plans.protect import Protect
-from dpjax.protocols import Look, Privatizer
+from dpjax.protocols import Arrays, Look, Privatizer, Updates
 from dpjax.topology.links import link_pairs, zero_sum_map
 from dpjax.topology.mixing import HashableMatrix
 from dpjax.transforms import noise as noise_
 
 __all__ = ["PairKeys", "ZeroSum"]
 
+_Losses = Float[np.ndarray, " n"]
+_Source = Float[np.ndarray, "n q"]
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 products of scales and shapes round by."""
 
@@ -70,11 +73,11 @@ class ScaledNoise(abc.ABC):
     """As `dpjax.plans.calibration.Calibrated.secrets`."""
 
     @abc.abstractmethod
-    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+    def unit(self, target: Target) -> _Losses:
         """Loss mu of every agent at scale 1, an upper bound; 0 for attackers."""
 
     @abc.abstractmethod
-    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
+    def source(self, target: Target) -> _Source:
         """Map of a round's normals to the agents' sums at scale 1, in units of what is clipped."""
 
     @abc.abstractmethod
@@ -94,7 +97,7 @@ class ScaledNoise(abc.ABC):
             ValueError: For an attacker to whom some agent's loss is
                 infinite at every scale.
         """
-        unit, budget = self.unit(target), target.budget
+        unit = self.unit(target)
         worst = int(np.argmax(unit))
         if not np.isfinite(unit[worst]):
             raise ValueError(
@@ -102,11 +105,14 @@ class ScaledNoise(abc.ABC):
                 "sees its gradients without noise, at any scale; give ZeroSum(over="
                 "'with_own_copy'), another attacker, or a network with more links"
             )
-        scale = np.float32(_validate.spread("scale", float(np.max(unit / budget.allowed_mu()))))
+        budget = target.budget
+        smallest = float(np.max(unit / budget.allowed_mu()))
+        scale = np.float32(_validate.spread("scale", smallest))
         noise = CalibratedScale(self, scale, self.source(target))
+        # Rounding to float32 may have taken the scale below the budget's.
         while (noise.loss(target).epsilon > np.asarray(budget.epsilon)).any():
-            more = np.nextafter(noise.scale, np.float32(np.inf))
-            noise = CalibratedScale(self, more, noise.source)
+            scale = np.nextafter(noise.scale, np.float32(np.inf))
+            noise = CalibratedScale(self, scale, noise.source)
         return noise
 
 
@@ -124,7 +130,7 @@ class CalibratedScale(Calibrated):
 
     part: ScaledNoise
     scale: np.float32
-    source: Float[np.ndarray, "n q"]
+    source: _Source
 
     @property
     def secrets(self) -> records.Secrets | None:
@@ -137,7 +143,7 @@ class CalibratedScale(Calibrated):
         return {"noise_scale": np.asarray(self.scale)}
 
     @property
-    def factor(self) -> Float[np.ndarray, "n q"]:
+    def factor(self) -> _Source:
         """Map of a round's fresh normals to the agents' noisy sums."""
         return (float(self.scale) * self.source).astype(np.float32)
 
@@ -186,7 +192,8 @@ class PairKeys(ScaledNoise):
 
     shared: float = 1.0
 
-    label, secrets = "pair_keys", "links"
+    label = "pair_keys"
+    secrets = "links"
     look = Look("DECOR, keys at both ends", "#44AA99", "<", (0, (5, 1.5, 1, 1.5, 1, 1.5)))
     terms = NoiseTerms(
         attackers=KEYS_APART,
@@ -203,43 +210,48 @@ class PairKeys(ScaledNoise):
         """Refuse what is no ratio of variances."""
         _validate.fields(self, _validate.single_precision, "shared", least=1e-12, most=1e12)
 
-    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+    def unit(self, target: Target) -> _Losses:
         """Loss mu of every agent at own noise 1."""
         steps = 1
         if target.protect.gradients == "view":
             # Under "any" whatever is made of the noisy sums is post-processing.
             steps = target.config.method.gossip_steps  # type: ignore[union-attr]
-        options = (("shared", self.shared), ("gossip_steps", steps))
-        each = _largest(
-            views.decor, options, HashableMatrix(target.dense), target.protect, target.pattern
-        )
-        return each * (target.protect.sensitivity * _ROUNDING)
+        losses = _largest_losses(views.decor, target, shared=self.shared, gossip_steps=steps)
+        return losses * (target.protect.sensitivity * _ROUNDING)
 
-    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
+    def source(self, target: Target) -> _Source:
         """Own noise beside that of links."""
         return views.decor(target.dense, 1.0, self.shared).source
 
     def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn, its keys all from one: a simulation."""
-        pairs = tuple((int(i), int(j)) for i, j in link_pairs(target.dense))
+        pairs = tuple(map(tuple, link_pairs(target.dense).tolist()))
         options = (target.rounds, target.agents, pairs, self.shared)
         return DrawnNoise(_pair_keys, options, link_of_agents=_pair_keys)
 
 
 def _pair_keys(
-    arrays: Any,
+    arrays: Arrays,
     key: PRNGKeyArray,
     rounds: int,
     agents: int,
-    edges: Any,
+    edges: tuple[tuple[int, int], ...],
     shared: float,
-    chosen: tuple[int, ...] | None = None,
-) -> Any:
+    members: tuple[int, ...] | None = None,
+) -> Privatizer:
+    # Of a network without links, too, an array of pairs.
     pairs = np.array(edges, np.int64).reshape(-1, 2)
-    agent_keys, of_links = noise_.simulated_keys(key, agents, len(pairs))
-    keys = {"own_keys": agent_keys, "edge_keys": of_links}
-    scale = arrays["noise_scale"]
-    return noise_.pairwise(pairs, 1.0, shared, **keys, rounds=rounds, scale=scale, agents=chosen)
+    agent_keys, link_keys = noise_.simulated_keys(key, agents, len(pairs))
+    return noise_.pairwise(
+        pairs,
+        1.0,
+        shared,
+        own_keys=agent_keys,
+        edge_keys=link_keys,
+        rounds=rounds,
+        scale=arrays["noise_scale"],
+        agents=members,
+    )
 
 
 @dataclass(frozen=True)
@@ -268,7 +280,8 @@ class ZeroSum(ScaledNoise):
 
     over: noise_.Over = "with_own_copy"
 
-    label, secrets = "zip_dl", "links"
+    label = "zip_dl"
+    secrets = "links"
     look = Look("Zip-DL", "#CC6677", ">", "--")
     terms = NoiseTerms(
         attackers=(("node", "view"), ("coalition", "view")),
@@ -286,29 +299,35 @@ class ZeroSum(ScaledNoise):
         """Refuse another rule."""
         _validate.one_of("over", self.over, ("messages", "with_own_copy"))
 
-    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+    def unit(self, target: Target) -> _Losses:
         """Loss mu of every agent at a deviation of 1, in units of the model."""
-        options, network = (("zero_sum", self.over),), HashableMatrix(target.dense)
-        each = _largest(views.zip_dl, options, network, target.protect, target.pattern)
-        return each * (target.protect.sensitivity * self._sensitivity(target) * _ROUNDING)
+        losses = _largest_losses(views.zip_dl, target, zero_sum=self.over)
+        moves = target.protect.sensitivity * self._sensitivity(target)
+        return losses * (moves * _ROUNDING)
 
-    def source(self, target: Target) -> Float[np.ndarray, "n q"]:
+    def source(self, target: Target) -> _Source:
         """What the messages' noise adds to the models after the exchange, over the step."""
-        sent = zip_dl.links(target.dense)
-        gather = np.zeros((target.agents, len(sent.sender)))
-        gather[sent.receiver, np.arange(len(sent.sender))] = sent.weight
-        noise = zero_sum_map(sent.sender, sent.receiver, self.over)
+        links = zip_dl.links(target.dense)
+        # What each message adds to its receiver's model.
+        messages = len(links.sender)
+        gather = np.zeros((target.agents, messages))
+        gather[links.receiver, np.arange(messages)] = links.weight
+        noise = zero_sum_map(links.sender, links.receiver, self.over)
         return gather @ noise / self._sensitivity(target)
 
     def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn."""
-        sent = zip_dl.links(target.dense)
-        ends = tuple(sent.sender.tolist()), tuple(sent.receiver.tolist())
-        return DrawnNoise(_zero_sum, (target.rounds, *ends, self.over), _lost_zero_sum)
+        links = zip_dl.links(target.dense)
+        # Tuples: what a privatizer is made of is compared and hashed.
+        sender = tuple(links.sender.tolist())
+        receiver = tuple(links.receiver.tolist())
+        options = (target.rounds, sender, receiver, self.over)
+        return DrawnNoise(_zero_sum, options, _lost_zero_sum)
 
     def _sensitivity(self, target: Target) -> float:
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
         first = target.config.optimizer.first
+        # Whichever is larger: the run rounds it to the nearest, up or down.
         step = max(first, float(np.float32(first)))
         method: Any = target.config.method
         moves = method.sensitivity(lambda _: 1.0, np.array([step]), target.divisor, target.dense)
@@ -316,33 +335,51 @@ class ZeroSum(ScaledNoise):
 
 
 def _zero_sum(
-    arrays: Any, key: PRNGKeyArray, rounds: int, sender: Any, receiver: Any, over: noise_.Over
-) -> Any:
-    ends = np.array(sender, np.int64), np.array(receiver, np.int64)
-    return noise_.zero_sum(*ends, arrays["noise_scale"], key=key, rounds=rounds, over=over)
+    arrays: Arrays,
+    key: PRNGKeyArray,
+    rounds: int,
+    sender: tuple[int, ...],
+    receiver: tuple[int, ...],
+    over: noise_.Over,
+) -> Privatizer:
+    senders = np.array(sender, np.int64)
+    receivers = np.array(receiver, np.int64)
+    scale = arrays["noise_scale"]
+    return noise_.zero_sum(senders, receivers, scale, key=key, rounds=rounds, over=over)
 
 
-def _lost_zero_sum(arrays: Any, round: Any, payload: Any) -> Any:
+def _lost_zero_sum(arrays: Arrays, round: Array, payload: Updates) -> Array:
     """How likely the largest entry of a message is to go out without its noise, at most."""
     # Of k normals whose sum is taken away each keeps 1 - 1/k of its variance.
     return noise_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
 
 
+def _largest_losses(
+    view: Callable[..., LinearAlgorithm], target: Target, **options: float | str
+) -> _Losses:
+    """[n] largest loss to the target's attackers, at clip 1, noise 1 and zero-out."""
+    network = HashableMatrix(target.dense)
+    pairs = tuple(options.items())
+    return _cached_losses(view, pairs, network, target.protect, target.pattern)
+
+
+# One Kalman filter an attacker: budgets of one network share them.
 @functools.lru_cache(maxsize=64)
-def _largest(
-    view: Callable[..., Any],
-    options: tuple[tuple[str, Any], ...],
+def _cached_losses(
+    view: Callable[..., LinearAlgorithm],
+    options: tuple[tuple[str, float | str], ...],
     network: HashableMatrix,
     protect: Protect,
     pattern: Participation,
-) -> Float[np.ndarray, " n"]:
-    """[n] largest loss to the attackers, at clip 1, noise 1 and zero-out; 0 for attackers."""
-    algorithm, n = view(network.matrix, **dict(options)), network.matrix.shape[-1]
+) -> _Losses:
+    algorithm = view(network.matrix, **dict(options))
     if protect.attacker == "outsider":
-        every = [algorithm.ldp()]
+        attackers = [algorithm.ldp()]
     elif protect.attacker == "coalition":
-        every = [algorithm.pndp(protect.nodes)]
+        attackers = [algorithm.pndp(protect.nodes)]
     else:
-        every = [algorithm.pndp(node) for node in range(n)]
-    losses = [each.guaranteed(pattern, gradients=protect.gradients) for each in every]
-    return fixed(np.nan_to_num(np.fmax.reduce(losses), nan=0.0, posinf=np.inf))
+        attackers = [algorithm.pndp(node) for node in range(network.matrix.shape[-1])]
+    losses = [attack.guaranteed(pattern, gradients=protect.gradients) for attack in attackers]
+    # NaN is an attacker's own loss, none of which counts.
+    largest = np.fmax.reduce(losses)
+    return fixed(np.nan_to_num(largest, nan=0.0, posinf=np.inf))

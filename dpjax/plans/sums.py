@@ -8,11 +8,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
@@ -24,7 +24,7 @@ from dpjax.encoding.lattice import SumCode
 from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
 from dpjax.plans.compatibility import SIMULATED, NoiseTerms
 from dpjax.plans.links import ScaledNoise
-from dpjax.protocols import Look
+from dpjax.protocols import Arrays, Look, Privatizer, Updates
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Discrete", "SumShares"]
@@ -88,7 +88,9 @@ class InShares:
                 "of which each has a share; give an aggregate that shows the sum alone, or "
                 "noise.Independent() and attacker='outsider'"
             )
-        agents, survivors = target.agents, max(exchange.aggregate.min_survivors(target.agents), 0)
+        agents = target.agents
+        survivors = max(exchange.aggregate.min_survivors(agents), 0)
+        # Of fewer survivors a sum has fewer shares than privacy asks for.
         if survivors < agents - self.dropouts:
             remedy = f"dropouts={agents - survivors}, or " if survivors else ""
             raise ValueError(
@@ -130,7 +132,8 @@ class SumShares(ScaledNoise, InShares):
     dropouts: int = 0
     colluders: int = 0
 
-    label, secrets = "aggregate", "shares"
+    label = "aggregate"
+    secrets = "shares"
     look = Look("in a secure sum", "#882255", "8", ":")
     terms = dataclasses.replace(
         SUMMED,
@@ -153,7 +156,7 @@ class SumShares(ScaledNoise, InShares):
         return DrawnNoise(_shares, (target.rounds, target.agents))
 
 
-def _shares(arrays: Any, key: PRNGKeyArray, rounds: int, agents: int) -> Any:
+def _shares(arrays: Arrays, key: PRNGKeyArray, rounds: int, agents: int) -> Privatizer:
     deviations = jnp.full(agents, 1.0, jnp.float32) * arrays["noise_scale"]
     return noise_.correlated(deviations, key=key, rounds=rounds)
 
@@ -240,11 +243,13 @@ class Discrete(InShares):
         while variance <= lattice.MOST:
             try:
                 noise = self._on_grid(target, variance)
-            except ValueError:  # Rounding alone takes the budget, or the grid is too fine.
+            except ValueError:
+                # Rounding alone takes the budget, or the grid is too fine.
                 pass
             else:
                 if noise.code.sensitivity <= _LONGER * noise.code.bound:
                     return noise
+            # More noise in grid units is a finer grid, whose rounding costs less.
             variance *= 2
         raise ValueError(
             f"budget is {target.budget}, for which no grid rounds {self.size} entries finely "
@@ -271,28 +276,28 @@ class Discrete(InShares):
 
     def _on_grid(self, target: Target, variance: int) -> "CalibratedCode":
         """The noise of a variance, on the finest grid that keeps the budget."""
-        budget, clip_norm = target.budget, target.protect.clip_norm
+        budget = target.budget
+        clip_norm = target.protect.clip_norm
         grid = discrete.smallest_grid(
-            *(clip_norm, discrete.largest_rho(budget.largest, budget.delta)),
-            *(self.cohort(target.agents), 1 << (self.size - 1).bit_length()),
+            clip_norm,
+            discrete.largest_rho(budget.largest, budget.delta),
+            self.cohort(target.agents),
+            1 << (self.size - 1).bit_length(),
             variance=variance,
             participations=target.pattern.epochs,
-            relation=relation(target),
+            relation=_relation(target),
         )
         while True:
             code = SumCode(self.size, clip_norm, grid, target.agents, variance)
             noise = CalibratedCode(self, code)
             if float(noise.loss(target).epsilon[0]) <= budget.largest:
                 return noise
+            # Rounded whole numbers may lose a little more than the search states.
             grid *= 1 + 1e-9
 
 
-def relation(target: Target) -> Literal["zero_out", "replace"]:
-    """What becomes of a unit's vectors.
-
-    Args:
-        target: What noise is for.
-    """
+def _relation(target: Target) -> Literal["zero_out", "replace"]:
+    """What becomes of a unit's vectors."""
     return "zero_out" if target.protect.relation.startswith("zero_out") else "replace"
 
 
@@ -335,9 +340,10 @@ class CalibratedCode(Calibrated):
         """
         self.part.check(target)
         code = self.code
+        # A variance that the budget chose is what the code has.
         variance = self.part.variance or max(code.variance, _LEAST)
-        wanted = self.part.size, target.agents, target.protect.clip_norm, variance
-        if (code.size, code.clients, code.bound, code.variance) != wanted:
+        expected = self.part.size, target.agents, target.protect.clip_norm, variance
+        if (code.size, code.clients, code.bound, code.variance) != expected:
             raise ValueError(
                 f"code is {code} for noise {self.part}, {target.agents} agents and clip norm "
                 f"{target.protect.clip_norm:g}; make the plan from one config with plan.make"
@@ -346,24 +352,27 @@ class CalibratedCode(Calibrated):
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker."""
         spent: losses.Concentrated = discrete.loss(
-            *(math.sqrt(self.code.limit), self.code.variance),
-            *(self.part.cohort(target.agents), self.code.padded),
+            math.sqrt(self.code.limit),
+            self.code.variance,
+            self.part.cohort(target.agents),
+            self.code.padded,
             rounds=target.rounds,
             participations=target.pattern.epochs,
-            relation=relation(target),
+            relation=_relation(target),
         )
-        every = np.ones(target.agents)
-        epsilon = spent.epsilon(target.budget.delta) * every
-        return budget_.AgentLoss("zcdp", spent.rho * every, epsilon, epsilon)
+        # The same for all agents, who have equal shares.
+        ones = np.ones(target.agents)
+        epsilon = spent.epsilon(target.budget.delta) * ones
+        return budget_.AgentLoss("zcdp", spent.rho * ones, epsilon, epsilon)
 
     def privatizer(self, target: Target) -> DrawnNoise:
         """How it is drawn."""
         return DrawnNoise(_encoded, (target.rounds, self.code), decode=_decoded)
 
 
-def _encoded(arrays: Any, key: PRNGKeyArray, rounds: int, code: SumCode) -> Any:
+def _encoded(arrays: Arrays, key: PRNGKeyArray, rounds: int, code: SumCode) -> Privatizer:
     return noise_.discrete(code, key=key, rounds=rounds)
 
 
-def _decoded(rounds: int, code: SumCode, total: Any, key: PRNGKeyArray, like: Any) -> Any:
+def _decoded(rounds: int, code: SumCode, total: Array, key: PRNGKeyArray, like: Updates) -> Updates:
     return noise_.opened(code, total, key, like)
