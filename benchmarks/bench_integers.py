@@ -49,7 +49,9 @@ def opendp(count: int, variance: int) -> Any:
 def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], float]]:
     """Calls by source, each of them so many numbers."""
     key, shape = jax.random.key(0), (clients, size)
-    ours = jax.jit(functools.partial(simulated.discrete_gaussians, shape=shape, variance=variance))
+    ours = jax.jit(
+        functools.partial(simulated.discrete_gaussian_rows, shape=shape, variance=variance)
+    )
     plain = jax.jit(functools.partial(variates.normals, shape=shape, dtype=jnp.float32))
     stream = integers.Stream(bytes(32))
     one = functools.partial(integers.discrete_gaussians, stream, size, variance)
@@ -68,7 +70,7 @@ def encodings(code: integers.SumCode, clients: int) -> dict[str, Callable[[], fl
     drawn = np.random.default_rng(0).normal(size=(clients, code.size))
     vectors = code.bound * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     signs, key = code.signs(b"bench"), jax.random.key(0)
-    ours = jax.jit(simulated.encode, static_argnums=0)
+    ours = jax.jit(simulated.encode_rows, static_argnums=0)
     given, stream = jnp.asarray(vectors, jnp.float32), integers.Stream(bytes(32))
     return {
         "threefry": functools.partial(clocked, lambda: ours(code, given, signs, key)),

@@ -4,7 +4,7 @@ Vectors are whole numbers of at most 2^17 in size, modulo 2^32, the same for all
 dropout are .05, and that many clients leave after they have shared their secrets.
 
 - ``protocol`` rows: all parties in one process, without a network. ``dpjax`` is
-  `dpjax.secagg.local.summed`, whose messages are made into bytes and read again; ``flower`` is
+  `dpjax.secagg.local.over_memory`, whose messages are made into bytes and read again; ``flower`` is
   SecAgg+ of flwr (the extra `bench`): the stages of its `SecAggPlusWorkflow` and the clients'
   functions of its `secaggplus_mod`, with a grid that hands objects over. Degree and threshold are
   the same. Flower's sum is checked, too; rounding of reals, making its messages into bytes and
@@ -79,7 +79,7 @@ def check(values: np.ndarray, survivors: Iterable[int], total: np.ndarray) -> No
 
 def dpjax_sum(terms: Terms, values: np.ndarray, leaves: dict[int, str]) -> dict[str, float]:
     """A sum by the protocol."""
-    carried = local.summed(terms, values, leaves)
+    carried = local.over_memory(terms, values, leaves)
     check(values, carried.total.survivors, carried.total.values)
     assert carried.server is not None and carried.clients is not None
     return {
@@ -309,7 +309,7 @@ def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
     leaves, degree = leaves_of(terms, ("mask",)), terms.graph(clients).degree
     present = jnp.ones(clients, bool).at[jnp.asarray(list(leaves))].set(False)
     start = forget_peak()
-    mask = jax.jit(masks.masked, static_argnums=2)
+    mask = jax.jit(masks.masked_vectors, static_argnums=2)
     unmask = jax.jit(masks.unmasked_sum, static_argnums=3)
     sent = mask(whole, key, degree)
     total = np.asarray(unmask(sent, present, key, degree)).view(np.int32)

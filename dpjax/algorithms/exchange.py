@@ -278,7 +278,7 @@ class Masked(Trusted):
             # Leaves have masks of their own, for the same reason.
             leaf_key = jax.random.fold_in(key, number)
             degree = agents - 1 if self.degree is None else self.degree
-            sent = masks.masked(leaf.reshape(agents, -1), leaf_key, degree)
+            sent = masks.masked_vectors(leaf.reshape(agents, -1), leaf_key, degree)
             total = masks.unmasked_sum(sent, present, leaf_key, degree)
             totals.append(total.reshape(leaf.shape[1:]))
         return jax.tree.unflatten(structure, totals)

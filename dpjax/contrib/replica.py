@@ -8,7 +8,7 @@ sent then.
 
 Guarantee: none of its own and none lost: everything here is a function of sums that were opened.
 Equal bits are promised on one platform, with one build and number of threads
-(`dpjax.transforms.sketch.fingerprint`); elsewhere the hash decides.
+(`dpjax.transforms.sketch.state_fingerprint`); elsewhere the hash decides.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from dpjax.engine.step import Data, Outgoing, RoundDraw, Secret, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
 from dpjax.protocols import State
-from dpjax.transforms.sketch import fingerprint
+from dpjax.transforms.sketch import state_fingerprint
 
 __all__ = ["Feed", "Replica", "Update"]
 
@@ -114,7 +114,7 @@ class Replica:
 
     def fingerprint(self) -> str:
         """Hash of every bit of the state, 64 hexadecimal digits."""
-        return fingerprint(self.state)
+        return state_fingerprint(self.state)
 
     def adopt(self, state: Any, round: int) -> None:
         """Take a whole state in place of one's own.

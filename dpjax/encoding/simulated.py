@@ -39,7 +39,7 @@ from dpjax._numerics import double_precision
 from dpjax.encoding import lattice
 from dpjax.encoding.lattice import SumCode
 
-__all__ = ["decode", "discrete_gaussians", "encode", "noisy"]
+__all__ = ["decode_total", "discrete_gaussian_rows", "encode_rows", "noisy_rows"]
 
 _SIGNS = 2**32 - 2
 """Folded into a round's public key: above every number of a cohort slot, agent or gossip step."""
@@ -115,7 +115,7 @@ def signs(code: SumCode, key: PRNGKeyArray) -> _Signs:
     return 1 - 2 * bits.reshape(-1)[: code.padded].astype(jnp.float32)
 
 
-def noisy(
+def noisy_rows(
     code: SumCode, values: _Vectors, signs: _Signs, key: PRNGKeyArray
 ) -> tuple[_Integers, _Sent]:
     """Return every client's whole numbers and noise, as they are.
@@ -137,19 +137,19 @@ def noisy(
         >>> from dpjax.encoding.integers import SumCode
         >>> from dpjax.encoding import simulated
         >>> code, signs = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4), np.ones(4)
-        >>> rows, _ = simulated.noisy(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
-        >>> bool(abs(simulated.decode(code, rows.sum(0), signs) - 0.5).max() < 0.05)
+        >>> rows, _ = simulated.noisy_rows(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
+        >>> bool(abs(simulated.decode_total(code, rows.sum(0), signs) - 0.5).max() < 0.05)
         True
     """
-    integers, sent = encode(code, values, signs, jax.random.fold_in(key, 0))
+    integers, sent = encode_rows(code, values, signs, jax.random.fold_in(key, 0))
     if code.variance:
         noise_key = jax.random.fold_in(key, 1)
         shape = len(integers), code.padded
-        integers = integers + discrete_gaussians(noise_key, shape, code.variance)
+        integers = integers + discrete_gaussian_rows(noise_key, shape, code.variance)
     return integers, sent
 
 
-def encode(
+def encode_rows(
     code: SumCode, values: _Vectors, signs: _Signs, key: PRNGKeyArray
 ) -> tuple[_Integers, _Sent]:
     """Return the whole numbers of every client's vector, without noise.
@@ -172,7 +172,7 @@ def encode(
         >>> from dpjax.encoding import simulated
         >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
         >>> x, signs = np.full((2, 3), 0.25), np.ones(4)
-        >>> rows, sent = simulated.encode(code, x, signs, jax.random.key(0))
+        >>> rows, sent = simulated.encode_rows(code, x, signs, jax.random.key(0))
         >>> rows.shape, rows.dtype.name, sent.tolist()
         ((2, 4), 'int32', [True, True])
     """
@@ -233,7 +233,7 @@ class _Rounding(NamedTuple):
     short: _Sent
 
 
-def decode(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Float[Array, " k"]:
+def decode_total(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Float[Array, " k"]:
     """Return the sum of vectors that whole numbers stand for, in float32.
 
     Args:
@@ -249,8 +249,8 @@ def decode(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Float[Ar
         >>> from dpjax.encoding.integers import SumCode
         >>> from dpjax.encoding import simulated
         >>> code, signs = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4), np.ones(4)
-        >>> rows, _ = simulated.encode(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
-        >>> bool(abs(simulated.decode(code, rows.sum(0), signs) - 0.5).max() < 0.01)
+        >>> rows, _ = simulated.encode_rows(code, np.full((2, 3), 0.25), signs, jax.random.key(0))
+        >>> bool(abs(simulated.decode_total(code, rows.sum(0), signs) - 0.5).max() < 0.01)
         True
     """
     spare = np.uint32(32 - code.bits)
@@ -263,7 +263,7 @@ def decode(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Float[Ar
     return jax.lax.optimization_barrier(reals * unit)[: code.size]
 
 
-def discrete_gaussians(
+def discrete_gaussian_rows(
     key: PRNGKeyArray, shape: tuple[int, int], variance: int | Fraction
 ) -> Int32[Array, "r c"]:
     """Draw independent discrete Gaussian variables.
@@ -290,7 +290,7 @@ def discrete_gaussians(
     Example:
         >>> import jax
         >>> from dpjax.encoding import simulated
-        >>> simulated.discrete_gaussians(jax.random.key(0), (2, 4), 4).shape
+        >>> simulated.discrete_gaussian_rows(jax.random.key(0), (2, 4), 4).shape
         (2, 4)
     """
     _numerics.check_key(key)

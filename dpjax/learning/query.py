@@ -378,7 +378,7 @@ class RecordQuery:
         x = batch[0]
         params = _numerics.shapes(models)
         if self.one_by_one:
-            return clipping.share(places, params)
+            return clipping.rounding_share(places, params)
         # A batch that is not gathered holds all records, without an axis of agents.
         leading = () if self.capacity is None else (self.capacity,)
         records = _numerics.shapes(x, *leading)

@@ -50,16 +50,16 @@ import numpy as np
 from dpjax import _validate
 from dpjax.secagg import primitives
 from dpjax.secagg.messages import (
-    Answer,
     Confirm,
     Confirmed,
     Delivery,
     Hello,
     Keys,
-    Masked,
+    MaskedVector,
     Request,
     Roster,
     Shares,
+    UnmaskingShares,
     encoded,
 )
 from dpjax.secagg.terms import Abort, Terms
@@ -182,7 +182,7 @@ class Client:
         shares = primitives.split_secret(number, points, self._graph.threshold)
         return {j: primitives.share_bytes(shares[j + 1]) for j in self._keys}
 
-    def mask(self, delivery: Delivery) -> Masked:
+    def mask(self, delivery: Delivery) -> MaskedVector:
         """Return its vector under its self mask and those with neighbours that finished sharing.
 
         What does not open is kept as missing: its sender gets no share from here.
@@ -213,7 +213,7 @@ class Client:
         self_mask_key = primitives.self_key(self._seed, self.number, self._session)
         assert self._values is not None
         bits = self.terms.bits
-        vector = primitives.masked(self._values, self_mask_key, keys, self.number, bits)
+        vector = primitives.masked_vector(self._values, self_mask_key, keys, self.number, bits)
         if "confirm" in self._stages:
             # Made now: the channels' secrets are forgotten below.
             for j in self._shares:
@@ -223,7 +223,7 @@ class Client:
         self._forget_masking()
         # From here on the sum may be opened, whatever the client does.
         self.exposed = True
-        return Masked(self.nonce, primitives.packed(vector, bits))
+        return MaskedVector(self.nonce, primitives.packed_vector(vector, bits))
 
     def confirm(self, request: Request) -> Confirm:
         """Return a digest of a request, sealed for surviving neighbours; ``semi_malicious`` alone.
@@ -244,7 +244,7 @@ class Client:
             sealed[j] = primitives.sealed(sending, plain, self._confirm_words(self.number, j))
         return Confirm(request.nonce, sealed)
 
-    def unmask(self, message: Request | Confirmed) -> Answer:
+    def unmask(self, message: Request | Confirmed) -> UnmaskingShares:
         """Return its shares of survivors' seeds and of dropouts' mask keys, once.
 
         Args:
@@ -268,7 +268,7 @@ class Client:
         seeds = {j: seed for j, (seed, _) in shares.items() if j in request.survivors}
         keys = {j: key for j, (_, key) in shares.items() if j in request.dropouts}
         self._forget()
-        return Answer(request.nonce, seeds, keys)
+        return UnmaskingShares(request.nonce, seeds, keys)
 
     def _agreed_on(self, confirmed: Confirmed) -> Request:
         """The consistency check: its request, if enough neighbours confirmed the same; else end."""

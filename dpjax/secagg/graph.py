@@ -124,10 +124,12 @@ def parameters(
         (30, 17)
     """
     n = _validate.integer("clients", clients, least=3, most=MOST_CLIENTS)
-    return of_counts(n, share(n, "corrupt", corrupt), share(n, "dropout", dropout), adversary)
+    colluders = allowed_clients(n, "corrupt", corrupt)
+    dropouts = allowed_clients(n, "dropout", dropout)
+    return of_counts(n, colluders, dropouts, adversary)
 
 
-def share(clients: int, name: str, fraction: float) -> int:
+def allowed_clients(clients: int, name: str, fraction: float) -> int:
     """Return the whole number of clients that a fraction allows, of the decimal as it is written.
 
     Args:

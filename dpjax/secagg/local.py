@@ -17,10 +17,10 @@ from dpjax import _validate
 from dpjax.secagg import tcp
 from dpjax.secagg.client import Client
 from dpjax.secagg.messages import Keys, Message, decoded, encoded
-from dpjax.secagg.server import Server, Total
+from dpjax.secagg.server import SumServer, Total
 from dpjax.secagg.terms import Abort, Terms
 
-__all__ = ["STAGES", "over_tcp", "summed"]
+__all__ = ["STAGES", "over_tcp", "over_memory"]
 
 STAGES = ("enrol", "share", "mask", "unmask")
 """When a client may leave: it sends nothing in that stage and after. Under ``semi_malicious``
@@ -34,7 +34,7 @@ class Carried(NamedTuple):
         total: The sum and its survivors, by their rows.
         received: Bytes from clients.
         sent: Bytes to clients.
-        server: The process's own seconds for the server; of `summed` alone.
+        server: The process's own seconds for the server; of `over_memory` alone.
         clients: Those of all clients together.
 
     Example:
@@ -42,7 +42,7 @@ class Carried(NamedTuple):
         >>> from dpjax.secagg import local
         >>> from dpjax.secagg.terms import Terms
         >>> terms = Terms(clients=4, length=2, bits=32, bound=9, corrupt=0, dropout=0.25)
-        >>> local.summed(terms, np.ones((4, 2), int)).total.values.tolist()
+        >>> local.over_memory(terms, np.ones((4, 2), int)).total.values.tolist()
         [4, 4]
     """
 
@@ -53,7 +53,7 @@ class Carried(NamedTuple):
     clients: float | None = None
 
 
-def summed(
+def over_memory(
     terms: Terms,
     rows: np.ndarray,
     leaves: Mapping[int, str] | None = None,
@@ -80,7 +80,7 @@ def summed(
         >>> from dpjax.secagg import local
         >>> from dpjax.secagg.terms import Terms
         >>> terms = Terms(clients=4, length=2, bits=32, bound=9, corrupt=0, dropout=0.25)
-        >>> local.summed(terms, np.arange(8).reshape(4, 2), {3: "mask"}).total.values
+        >>> local.over_memory(terms, np.arange(8).reshape(4, 2), {3: "mask"}).total.values
         array([6, 9])
     """
     # Seconds of this process alone: waiting for a busy processor is not the protocol's.
@@ -88,7 +88,7 @@ def summed(
     began = clock()
     clients, stays = _parties(terms, rows, leaves)
     spent = clock() - began
-    server = Server(terms, generator)
+    server = SumServer(terms, generator)
     received = 0
     sent = 0
 

@@ -6,11 +6,11 @@
     Roster      ->                 the client's number, its neighbours and their keys
                 <-    Shares       for every neighbour, sealed, a share of both secrets
     Delivery    ->                 what the neighbours sealed for it
-                <-    Masked       its vector under masks
+                <-    MaskedVector   its vector under masks
     Request     ->                 who survived and who dropped out
                 <-    Confirm      a digest of the request, sealed for surviving neighbours
     Confirmed   ->                 what the neighbours confirmed to it
-                <-    Answer       shares of survivors' seeds and of dropouts' keys
+                <-    UnmaskingShares   of survivors' seeds and of dropouts' keys
     Closed      ->                 the sum, or why there is none
 
 `Confirm` and `Confirmed` are sent under ``semi_malicious`` alone. Each message carries the number
@@ -74,7 +74,7 @@ class Delivery(NamedTuple):
     sealed: dict[int, bytes]
 
 
-class Masked(NamedTuple):
+class MaskedVector(NamedTuple):
     """A vector under its masks."""
 
     nonce: bytes
@@ -89,7 +89,7 @@ class Request(NamedTuple):
     dropouts: frozenset[int]
 
 
-class Answer(NamedTuple):
+class UnmaskingShares(NamedTuple):
     """Shares of survivors' seeds, and of dropouts' mask keys."""
 
     nonce: bytes
@@ -121,7 +121,7 @@ class Confirmed(NamedTuple):
 
 
 Message = (
-    Hello | Keys | Roster | Shares | Delivery | Masked | Request | Answer | Closed
+    Hello | Keys | Roster | Shares | Delivery | MaskedVector | Request | UnmaskingShares | Closed
     | Confirm | Confirmed
 )  # fmt: skip
 KINDS: tuple[type, ...] = get_args(Message)

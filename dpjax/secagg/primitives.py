@@ -292,7 +292,7 @@ def low_bits(bits: int) -> np.uint64:
     return np.uint64(2**bits - 1)
 
 
-def masked(
+def masked_vector(
     values: _Residues, self_mask_key: bytes, pairs: _Keys, number: int, bits: int
 ) -> _Residues:
     """Return a client's values under its own mask and those with its neighbours.
@@ -307,10 +307,10 @@ def masked(
         bits: b.
     """
     self_mask = expand(self_mask_key, len(values), bits)
-    return combined(values + self_mask, pairs, number, bits)
+    return with_pair_masks(values + self_mask, pairs, number, bits)
 
 
-def combined(values: _Residues, pairs: _Keys, number: int, bits: int) -> _Residues:
+def with_pair_masks(values: _Residues, pairs: _Keys, number: int, bits: int) -> _Residues:
     """Return the values with the masks of pairs on them, as client ``number`` puts them.
 
     Args:
@@ -328,12 +328,12 @@ def combined(values: _Residues, pairs: _Keys, number: int, bits: int) -> _Residu
     return total & low_bits(bits)
 
 
-def width(bits: int) -> int:
+def number_width(bits: int) -> int:
     """Return how many bytes a number takes in a message."""
     return (bits + 7) // 8
 
 
-def packed(values: _Residues, bits: int) -> bytes:
+def packed_vector(values: _Residues, bits: int) -> bytes:
     """Return the numbers as bytes, the fewest whole ones that hold b bits, lowest first.
 
     Args:
@@ -342,11 +342,11 @@ def packed(values: _Residues, bits: int) -> bytes:
     """
     # The lowest byte first, so that the highest ones can be cut off.
     words = np.ascontiguousarray(values, "<u8").view(np.uint8).reshape(-1, 8)
-    return words[:, : width(bits)].tobytes()
+    return words[:, : number_width(bits)].tobytes()
 
 
-def unpacked(data: bytes, length: int, bits: int) -> _Residues:
-    """Return the numbers that `packed` made bytes of.
+def unpacked_vector(data: bytes, length: int, bits: int) -> _Residues:
+    """Return the numbers that `packed_vector` made bytes of.
 
     Args:
         data: Bytes.
@@ -357,7 +357,7 @@ def unpacked(data: bytes, length: int, bits: int) -> _Residues:
         ValueError: For another number of bytes, and numbers of 2^bits or more.
     """
     # The last byte may hold more bits than the modulus: checked below.
-    size = width(bits)
+    size = number_width(bits)
     if len(data) != size * length:
         raise ValueError(f"vector has {len(data)} bytes; send {length} numbers of {size} each")
     words = np.zeros((length, 8), np.uint8)

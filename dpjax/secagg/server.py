@@ -17,18 +17,18 @@ import numpy as np
 from dpjax.secagg import graph, primitives
 from dpjax.secagg.messages import (
     NONCE_BYTES,
-    Answer,
     Closed,
     Confirm,
     Confirmed,
     Delivery,
     Hello,
     Keys,
-    Masked,
+    MaskedVector,
     Message,
     Request,
     Roster,
     Shares,
+    UnmaskingShares,
 )
 from dpjax.secagg.terms import Abort, Rejected, Terms
 
@@ -54,7 +54,7 @@ class Total(NamedTuple):
     survivors: tuple[int, ...]
 
 
-class Server:
+class SumServer:
     """The server in one aggregation.
 
     Guarantee: `total` gives the exact sum of the vectors of the survivors, who are at least the
@@ -189,7 +189,12 @@ class Server:
         Raises:
             Rejected: For what does not belong here; nothing is changed then.
         """
-        kinds = {"share": Shares, "mask": Masked, "confirm": Confirm, "unmask": Answer}
+        kinds = {
+            "share": Shares,
+            "mask": MaskedVector,
+            "confirm": Confirm,
+            "unmask": UnmaskingShares,
+        }
         expected = kinds.get(self.stage)
         if expected is None or not isinstance(message, expected) or number not in self._asked:
             kind = type(message).__name__
@@ -204,22 +209,22 @@ class Server:
             neighbours = self._survivors & set(self._near[number])
             if set(message.confirmations) != neighbours:
                 raise Rejected(f"confirmations of client {number} are not for its neighbours")
-        if isinstance(message, Masked):
+        if isinstance(message, MaskedVector):
             # Added up at once: a thousand vectors would take too much memory.
             self._sum += self._vector(number, message)
-            message = Masked(message.nonce, b"")
-        if isinstance(message, Answer):
+            message = MaskedVector(message.nonce, b"")
+        if isinstance(message, UnmaskingShares):
             self._count(number, message)
         self._came[number] = message
 
-    def _vector(self, number: int, message: Masked) -> np.ndarray:
+    def _vector(self, number: int, message: MaskedVector) -> np.ndarray:
         """A client's masked numbers."""
         try:
-            return primitives.unpacked(message.vector, self.terms.length, self.terms.bits)
+            return primitives.unpacked_vector(message.vector, self.terms.length, self.terms.bits)
         except ValueError as error:
             raise Rejected(f"client {number}: {error}") from None
 
-    def _count(self, number: int, message: Answer) -> None:
+    def _count(self, number: int, message: UnmaskingShares) -> None:
         """Take note of whose secrets lack fewer shares now."""
         # One secret of each neighbour: a seed of a survivor, or a mask key of a dropout.
         near = set(self._near[number])
@@ -290,7 +295,7 @@ class Server:
                 what clients committed to.
         """
         self._leave("unmask")
-        answers = {i: m for i, m in self._came.items() if isinstance(m, Answer)}
+        answers = {i: m for i, m in self._came.items() if isinstance(m, UnmaskingShares)}
         bits = self.terms.bits
         total = self._sum
         for i in sorted(self._survivors):
@@ -307,7 +312,8 @@ class Server:
                 keys = {j: answers[j].keys for j in near if j in answers}
                 private = self._rebuilt(f"mask key of dropout {i}", _of_client(keys, i))
                 # The dropout's own masks are what its neighbours' lack to cancel.
-                total = primitives.combined(total, self._pair_keys(i, private, near), i, bits)
+                pair_keys = self._pair_keys(i, private, near)
+                total = primitives.with_pair_masks(total, pair_keys, i, bits)
         values = signed(total & primitives.low_bits(bits), bits)
         # A vector that was not masked as it was said leaves a mask in the sum.
         largest = len(self._survivors) * (self.terms.bound or 2**bits)
@@ -329,7 +335,7 @@ class Server:
             return Closed(self.hello.nonce, reason[:2000] or "aborted", frozenset(), b"")
         # Modulo 2^bits: the messages have no signs.
         residues = total.values.astype(np.uint64) & primitives.low_bits(self.terms.bits)
-        vector = primitives.packed(residues, self.terms.bits)
+        vector = primitives.packed_vector(residues, self.terms.bits)
         return Closed(self.hello.nonce, "", frozenset(total.survivors), vector)
 
     def _pair_keys(self, number: int, private: bytes, near: list[int]) -> dict[int, bytes]:

@@ -34,7 +34,7 @@ from dpjax.secagg.messages import (
     decoded,
     encoded,
 )
-from dpjax.secagg.server import Server, Total, signed
+from dpjax.secagg.server import SumServer, Total, signed
 from dpjax.secagg.terms import Abort, Rejected, Terms
 
 __all__ = ["Limits", "Listener", "join"]
@@ -137,7 +137,7 @@ async def write_frame(writer: asyncio.StreamWriter, data: bytes, seconds: float)
 class Listener:
     """The server's end: it listens at a port and holds one aggregation after another.
 
-    Guarantee: that of `dpjax.secagg.server.Server`. Whatever clients send or leave out, an
+    Guarantee: that of `dpjax.secagg.server.SumServer`. Whatever clients send or leave out, an
     aggregation ends within its time limits, in the exact sum of the survivors or in `Abort`.
     Enrolled clients are never displaced. Besides them twice as many connections as clients, and
     16, may be open; then a new one replaces the oldest.
@@ -187,11 +187,11 @@ class Listener:
         self._enrolling = asyncio.Event()
         self._changed = asyncio.Event()
         # The aggregation that each takes part in; None while it waits for one.
-        self._connections: dict[asyncio.Task[None], Server | None] = {}
+        self._connections: dict[asyncio.Task[None], SumServer | None] = {}
         # Not enrolled, the first one first.
         self._silent: dict[asyncio.Task[None], None] = {}
         self._writers: dict[int, asyncio.StreamWriter] = {}
-        self._server: Server | None = None
+        self._server: SumServer | None = None
         self._socket: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -225,7 +225,7 @@ class Listener:
         """
         if self._server is not None:
             raise ValueError("aggregate is running; wait for it, or listen at another port")
-        server = self._server = Server(self.terms, self._generator)
+        server = self._server = SumServer(self.terms, self._generator)
         self._enrolling.set()
         last: Closed | None = None
         try:
@@ -322,7 +322,7 @@ class Listener:
             await _closed(writer, self.limits.send)
 
     async def _enrol(
-        self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, server: SumServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> int:
         """Greet a client and take in its keys; its number."""
         async with asyncio.timeout(min(self.limits.enrol, self.limits.send)):
@@ -337,7 +337,7 @@ class Listener:
         self._changed.set()
         return number
 
-    async def _listen(self, server: Server, number: int, reader: asyncio.StreamReader) -> None:
+    async def _listen(self, server: SumServer, number: int, reader: asyncio.StreamReader) -> None:
         """Hand on messages; a few that do not belong are passed over, what is none ends it."""
         misplaced = 0
         while misplaced < _MOST_MISPLACED:
@@ -476,7 +476,7 @@ def _result(client: Client, closed: Closed) -> Total:
     if closed.reason or len(closed.survivors) < terms.minimum:
         client.end(f"the server ended the aggregation: {closed.reason or 'too few survivors'}")
     try:
-        residues = primitives.unpacked(closed.total, terms.length, terms.bits)
+        residues = primitives.unpacked_vector(closed.total, terms.length, terms.bits)
     except ValueError as error:
         client.end(f"the sum is none: {error}")
     return Total(signed(residues, terms.bits), tuple(sorted(closed.survivors)))

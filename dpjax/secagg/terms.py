@@ -95,7 +95,7 @@ class Terms:
         _validate.fields(self, check, "length", most=2**28)
         _validate.fields(self, check, "bits", least=2, most=primitives.MOST_BITS)
         for name in ("corrupt", "dropout"):
-            graph.share(self.clients, name, getattr(self, name))
+            graph.allowed_clients(self.clients, name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))
         if self.bound is not None:
             _validate.fields(self, check, "bound", most=2**63 - 1)
@@ -116,12 +116,12 @@ class Terms:
     def minimum(self) -> int:
         """The fewest survivors whose sum is opened: clients less dropouts."""
         # A sum of one is its input.
-        return max(2, self.clients - graph.share(self.clients, "dropout", self.dropout))
+        return max(2, self.clients - graph.allowed_clients(self.clients, "dropout", self.dropout))
 
     @property
     def colluders(self) -> int:
         """The most clients whose knowledge the server may have."""
-        return graph.share(self.clients, "corrupt", self.corrupt)
+        return graph.allowed_clients(self.clients, "corrupt", self.corrupt)
 
     @property
     def stages(self) -> tuple[str, ...]:
@@ -159,4 +159,4 @@ class Terms:
 
     def vector_bytes(self) -> int:
         """Return how many bytes a vector takes in a message."""
-        return self.length * primitives.width(self.bits)
+        return self.length * primitives.number_width(self.bits)

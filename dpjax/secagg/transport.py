@@ -260,7 +260,7 @@ class SecureSums:
         """The sum of a round's rows, by the protocol."""
         leaves = {} if self.leaves is None else dict(self.leaves(round))
         if self.over == "memory":
-            return local.summed(self.terms, rows, leaves)
+            return local.over_memory(self.terms, rows, leaves)
         return local.over_tcp(self.terms, rows, leaves, limits=self.limits)
 
     def _nothing(self) -> _Sum:

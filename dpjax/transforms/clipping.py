@@ -5,8 +5,8 @@ and the clip norm is lowered by a bound on all rounding, a relative `slack`. In 
 (d + 17) 2^-24 up to d = 4,096 entries, and about 2 sqrt(d) 2^-24 for larger leaves. So the float32
 (or bfloat16) results have an L2 norm of at most ``clip_norm`` in exact arithmetic, and accounting
 needs no correction. For sums of clipped records the clip norm is lowered once more, by what
-rounding can add to the distance of two neighbouring sums (`share`). `_clip` scales given gradients;
-`wide_clipped_sum` weights those that a model sums by itself.
+rounding can add to the distance of two neighbouring sums (`rounding_share`). `_clip` scales
+gradients; `wide_clipped_sum` weights those that a model sums by itself.
 """
 
 import math
@@ -206,7 +206,7 @@ def _clipped(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:
     return jax.tree.map(lambda leaf, wide: (wide * scale).astype(leaf.dtype), tree, finite)
 
 
-def check(clip_norm: float, method: str, stability: float) -> tuple[float, float]:
+def _check(clip_norm: float, method: str, stability: float) -> tuple[float, float]:
     """Return clip norm and stability as plain numbers, refused where nothing can be clipped so.
 
     Args:
@@ -280,7 +280,7 @@ def per_agent(
         >>> np.linalg.norm(clipped, axis=1).round(3).tolist()
         [1.0, 0.5]
     """
-    clip_norm, stability = check(clip_norm, method, stability)
+    clip_norm, stability = _check(clip_norm, method, stability)
     if _validate.flag("per_layer", per_layer) and norm != "l2":
         raise ValueError(f"per_layer is True with norm {norm!r}; layers are clipped in 'l2' alone")
     _validate.one_of("norm", norm, _NORMS)
@@ -348,9 +348,10 @@ def per_example(
 
     Guarantee: zeroing out one record of the batch changes the computed and rounded sum by an L2
     norm of at most ``clip_norm``, and replacing it by at most twice that. Marking a record as
-    padding zeroes it out. Each of the B terms is clipped to C / (1 + r), where r = `share` bounds
-    all rounding of two such sums, whatever the order of additions: terms are added in float64, and
-    the sum is rounded once, r = 2 B 2^-24 for parameters in float32 (2^-8 for 2^-24 in bfloat16).
+    padding zeroes it out. Each of the B terms is clipped to C / (1 + r), where r = `rounding_share`
+    bounds all rounding of two such sums, whatever the order of additions: terms are added in
+    float64, and the sum is rounded once, r = 2 B 2^-24 for parameters in float32 (2^-8 for 2^-24
+    in bfloat16).
     A gradient that is not finite adds zero.
 
     Args:
@@ -390,7 +391,7 @@ def per_example(
         >>> [round(float(entry), 3) for entry in total]
         [0.6, 1.3]
     """
-    clip_norm, stability = check(clip_norm, method, stability)
+    clip_norm, stability = _check(clip_norm, method, stability)
     _validate.flag("per_layer", per_layer)
     if not callable(loss_fn):
         raise ValueError(
@@ -464,7 +465,7 @@ def wide_per_example(
     return fn
 
 
-def share(count: int, tree: Updates, error: float | None = None) -> float:
+def rounding_share(count: int, tree: Updates, error: float | None = None) -> float:
     """The share r of the clip norm by which rounding can separate two sums of clipped records.
 
     r = 2 B (u + e). A sum of B records of norm C' has norm at most B C'. It is rounded once, to the
@@ -487,7 +488,7 @@ def lowered(clip_norm: float, tree: Updates, count: int, error: float | None = N
 
     Args:
         clip_norm: C.
-        tree: As in `share`, and all others.
+        tree: As in `rounding_share`, and all others.
         count: Number B of records.
         error: e.
 
@@ -500,7 +501,7 @@ def lowered(clip_norm: float, tree: Updates, count: int, error: float | None = N
     lost = _tiny(leaves) + count * float(jnp.finfo(_numerics.wide_dtype(leaves)).tiny)
     # Two sums: each loses as much.
     spread = 2 * math.sqrt(_size(leaves)) * lost
-    bound = (clip_norm - spread) / (1 + share(count, tree, error))
+    bound = (clip_norm - spread) / (1 + rounding_share(count, tree, error))
     return _above_rounding(bound, clip_norm, leaves, "parameters") * (1 - 2**-50)
 
 
@@ -603,7 +604,7 @@ def clipped_sum(
         >>> gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
         >>> total = clipping.clipped_sum(gradients, 0.1)(model.init(jax.random.key(0), x), x, y)
     """
-    clip_norm, _ = check(clip_norm, method, STABILITY)
+    clip_norm, _ = _check(clip_norm, method, STABILITY)
     _validate.flag("per_layer", per_layer)
     if not callable(weighted) or (per_layer and not hasattr(weighted, "by_layer")):
         member = " with by_layer, as models.layer_norms.Gradients has," if per_layer else ""
@@ -678,7 +679,7 @@ def wide_clipped_sum(
 def weighted_share(
     weighted: Any, params: Params, x: _Records, count: int, microbatch: int | None
 ) -> float:
-    """The share of the clip norm by which rounding of such a sum lowers it, see `share`.
+    """The share of the clip norm by which rounding of such a sum lowers it, see `rounding_share`.
 
     Args:
         weighted: As in `clipped_sum`.
@@ -690,7 +691,7 @@ def weighted_share(
     size = _pass_size(weighted, params, x) if microbatch is None else microbatch
     size = len(x) if size is None else min(size, len(x))
     x = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
-    return share(count, _like(weighted, params), _error(weighted, params, x, count))
+    return rounding_share(count, _like(weighted, params), _error(weighted, params, x, count))
 
 
 def _packaged(weighted: Any) -> bool:
@@ -708,7 +709,7 @@ def _pass_size(weighted: Any, params: Params, x: Array) -> int | None:
 
 
 def _error(weighted: Any, params: Params, x: Array, count: int) -> float:
-    """The error of a sum of clipped records before it is rounded, see `share`."""
+    """The error of a sum of clipped records before it is rounded, see `rounding_share`."""
     if _packaged(weighted):
         return weighted.error(params, x, count)
     leaves = jax.tree.leaves(params)

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
 
 from dpjax import _numerics, _validate
 
-__all__ = ["masked", "unmasked_sum"]
+__all__ = ["masked_vectors", "unmasked_sum"]
 
 # Purposes of a sum's key.
 _ORDER = 0
@@ -35,7 +35,7 @@ _Words = UInt32[Array, "n d"]
 _Row = UInt32[Array, " d"]
 
 
-def masked(values: _Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> _Words:
+def masked_vectors(values: _Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> _Words:
     """Return every client's vector under its self mask and one with every neighbour.
 
     Guarantee: to whoever does not know the key the rows are uniform modulo 2^bits and independent,
@@ -58,7 +58,7 @@ def masked(values: _Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> _W
         >>> import jax.numpy as jnp
         >>> from dpjax.transforms import masks
         >>> values = jnp.arange(10, dtype=jnp.uint32).reshape(5, 2)
-        >>> sent = masks.masked(values, jax.random.key(0), degree=2, bits=8)
+        >>> sent = masks.masked_vectors(values, jax.random.key(0), degree=2, bits=8)
         >>> sent.shape, str(sent.dtype)
         ((5, 2), 'uint32')
     """
@@ -90,9 +90,9 @@ def unmasked_sum(
     clients.
 
     Args:
-        masked: [n, d] what `masked` returned; rows of missing clients may hold anything.
+        masked: [n, d] what `masked_vectors` returned; rows of missing clients may hold anything.
         present: [n] whose vectors are in the sum.
-        key: The key of `masked`.
+        key: The key of `masked_vectors`.
         degree: k, static.
         bits: b, static.
 
@@ -100,14 +100,14 @@ def unmasked_sum(
         [d] uint32 below 2^bits.
 
     Raises:
-        ValueError: As `masked`, and for a presence that is not one a client.
+        ValueError: As `masked_vectors`, and for a presence that is not one a client.
 
     Example:
         >>> import jax
         >>> import jax.numpy as jnp
         >>> from dpjax.transforms import masks
         >>> values = jnp.arange(10, dtype=jnp.uint32).reshape(5, 2)
-        >>> sent = masks.masked(values, jax.random.key(0), degree=2, bits=8)
+        >>> sent = masks.masked_vectors(values, jax.random.key(0), degree=2, bits=8)
         >>> present = jnp.array([True, True, False, True, False])
         >>> masks.unmasked_sum(sent, present, jax.random.key(0), degree=2, bits=8).tolist()
         [8, 11]

@@ -157,7 +157,7 @@ def correlated(
     def grouped(paths: _Paths) -> list[_Group]:
         # A release computes all leaves in float64, in which it is rounded to the grid.
         wide = np.float64 if released else None
-        return groups(paths, n, f"the n={n} agents of the factor", wide)
+        return _groups(paths, n, f"the n={n} agents of the factor", wide)
 
     def start(params: Params) -> _Past:
         packed = grouped(jax.tree_util.tree_leaves_with_path(params))
@@ -263,7 +263,7 @@ def scheduled(
         # Past the last round the last scale would be taken: NaN instead.
         scale = jnp.take(jnp.asarray(scales), state.round, mode="clip")
         scale = jnp.where(jnp.isnan(valid), jnp.nan, scale)
-        for index, group in enumerate(groups(paths, n, f"the n={n} agents of the first leaf")):
+        for index, group in enumerate(_groups(paths, n, f"the n={n} agents of the first leaf")):
             key = _draw_key(state.key, state.round, index)
             drawn = draw(key, (n, group.entries), group.dtype, rows)
             noise = _scaled(scale.astype(group.dtype), drawn, state.round)
@@ -595,7 +595,7 @@ def discrete(
         _check_round(state.round, rounds)
         # This argument is the round's public key, of which the signs are made and nothing else.
         signs = simulated.public_signs(code, key)
-        integers, _ = simulated.noisy(code, values, signs, jax.random.fold_in(*state[:2]))
+        integers, _ = simulated.noisy_rows(code, values, signs, jax.random.fold_in(*state[:2]))
         # Past the last round nothing may go out: integers have no NaN.
         integers = jnp.where(state.round < rounds, integers, 0)
         sent = jax.lax.bitcast_convert_type(integers, jnp.uint32)
@@ -613,7 +613,7 @@ def opened(code: SumCode, total: Array, key: PRNGKeyArray, like: Updates) -> Upd
         key: The round's public key.
         like: Shapes and dtypes of one agent's payload.
     """
-    reals = simulated.decode(code, total, simulated.public_signs(code, key))
+    reals = simulated.decode_total(code, total, simulated.public_signs(code, key))
     leaves, structure = jax.tree.flatten(like)
     ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
     parts = []
@@ -722,7 +722,7 @@ class _Group(NamedTuple):
         return sum(self.sizes)
 
 
-def groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Group]:
+def _groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Group]:
     """Pack leaves into draws.
 
     Args:

@@ -17,7 +17,7 @@ depend on public (a key, public data) or privatised values alone.
 Probes are new random directions in every round, orthogonal to the kept ones. In a loop whose
 gradients are S S' g only probes reveal directions that the sketch misses, and directions that
 entered by chance would stay for ever without forgetting. A round costs O(d k^2). The same inputs
-give the same bits on one platform, build and number of threads: see `fingerprint`.
+give the same bits on one platform, build and number of threads: see `state_fingerprint`.
 
 `Quantile` and `ellipsoid` are stages between encode and clip, and follow released values:
 
@@ -69,7 +69,7 @@ __all__ = [
     "Quantile",
     "Sketch",
     "aligned",
-    "fingerprint",
+    "state_fingerprint",
     "flat",
     "orthonormal",
     "start",
@@ -429,7 +429,7 @@ def flat(tree: Updates) -> tuple[_Vector, Callable[[_Vector], Updates]]:
     return vector, back
 
 
-def fingerprint(state: Any) -> str:
+def state_fingerprint(state: Any) -> str:
     """Return a hash of every bit of a pytree of arrays, as 64 hexadecimal digits.
 
     Two sides that replay the same rounds compare these, and send the whole state where they differ.
@@ -445,7 +445,7 @@ def fingerprint(state: Any) -> str:
         >>> import jax
         >>> from dpjax.transforms import sketch
         >>> first, second = (sketch.start(100, 4, jax.random.key(0)) for _ in range(2))
-        >>> sketch.fingerprint(first) == sketch.fingerprint(second)
+        >>> sketch.state_fingerprint(first) == sketch.state_fingerprint(second)
         True
     """
     digest = hashlib.sha256()

@@ -130,7 +130,7 @@ def test_too_few_open_no_sum_in_the_round_in_which_they_are():
 def test_masks_are_new_in_every_round_and_hide_what_they_cover(monkeypatch):
     """What would cross: uniform words, none of them twice; without masks it is the numbers."""
     sent = []
-    plain = jax.jit(masks.masked, static_argnames="degree")
+    plain = jax.jit(masks.masked_vectors, static_argnames="degree")
     opened_sum = jax.jit(masks.unmasked_sum, static_argnames="degree")
 
     def noted(values, key, degree):
@@ -241,7 +241,7 @@ def test_a_bare_sum_is_refused_whoever_adds_it_up(aggregate):
 
 
 def test_no_key_of_masks_is_one_of_a_run(monkeypatch):
-    used, masked = [], jax.jit(masks.masked, static_argnames="degree")
+    used, masked = [], jax.jit(masks.masked_vectors, static_argnames="degree")
     opened_sum = jax.jit(masks.unmasked_sum, static_argnames="degree")
 
     def watched(values, key, degree):

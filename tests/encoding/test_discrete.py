@@ -36,7 +36,9 @@ def of_client(variance, seed=1, count=DRAWS):
 
 @functools.cache
 def in_jit(variance, seed=3, shape=(40, 1500)):
-    drawn = jax.jit(simulated.discrete_gaussians, static_argnums=(1, 2))(key(seed), shape, variance)
+    drawn = jax.jit(simulated.discrete_gaussian_rows, static_argnums=(1, 2))(
+        key(seed), shape, variance
+    )
     assert drawn.dtype == jnp.int32 and drawn.shape == shape
     return np.asarray(drawn)
 
@@ -205,15 +207,15 @@ def test_events_that_words_leave_open_wait_for_the_next() -> None:
 @pytest.mark.x64
 def test_a_number_depends_on_key_row_and_column_alone() -> None:
     whole = in_jit(4)
-    draw = jax.jit(simulated.discrete_gaussians, static_argnums=(1, 2))
+    draw = jax.jit(simulated.discrete_gaussian_rows, static_argnums=(1, 2))
     np.testing.assert_array_equal(draw(key(), (3, 33), 4), whole[:3, :33])
     keys = jnp.stack([key(3), key(4)])
-    one = jax.jit(jax.vmap(lambda k: simulated.discrete_gaussians(k, (2, 40), 4)))(keys)
+    one = jax.jit(jax.vmap(lambda k: simulated.discrete_gaussian_rows(k, (2, 40), 4)))(keys)
     np.testing.assert_array_equal(one[0], whole[:2, :40])
     np.testing.assert_array_equal(one[1], in_jit(4, 4)[:2, :40])
 
     def body(carry, seed):
-        return carry, simulated.discrete_gaussians(jax.random.key(seed), (2, 40), 4)
+        return carry, simulated.discrete_gaussian_rows(jax.random.key(seed), (2, 40), 4)
 
     seeds = jnp.array([3, 4], jnp.uint32)
     np.testing.assert_array_equal(jax.lax.scan(body, 0, seeds)[1][1], one[1])
@@ -224,8 +226,8 @@ def test_a_number_depends_on_key_row_and_column_alone() -> None:
 
 
 def test_nothing_is_drawn_for_no_rows() -> None:
-    assert simulated.discrete_gaussians(key(), (0, 3), 4).shape == (0, 3)
-    assert simulated.discrete_gaussians(key(), (3, 0), 4).shape == (3, 0)
+    assert simulated.discrete_gaussian_rows(key(), (0, 3), 4).shape == (0, 3)
+    assert simulated.discrete_gaussian_rows(key(), (3, 0), 4).shape == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -240,9 +242,9 @@ def test_nothing_is_drawn_for_no_rows() -> None:
         (lambda: integers.Stream(b"short"), "give 32 bytes"),
         (lambda: integers.Stream("no bytes, whatever length it has"), "give 32 bytes"),
         (lambda: integers.Stream(bytes(32), -1), "purpose is -1"),
-        (lambda: simulated.discrete_gaussians(jax.random.key(0, impl="rbg"), (3, 2), 4), "key"),
+        (lambda: simulated.discrete_gaussian_rows(jax.random.key(0, impl="rbg"), (3, 2), 4), "key"),
         (
-            lambda: simulated.discrete_gaussians(key(), (3, 2), 4.0),
+            lambda: simulated.discrete_gaussian_rows(key(), (3, 2), 4.0),
             "give a whole number or a Fraction",
         ),
         (lambda: integers.variance_above(0), "variance is 0"),

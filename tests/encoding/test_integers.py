@@ -16,8 +16,8 @@ from dpjax.encoding import integers, lattice, simulated  # noqa: E402
 from dpjax.encoding.integers import SumCode  # noqa: E402
 from tests.encoding.lattice import Script  # noqa: E402
 
-encode = jax.jit(simulated.encode, static_argnums=0)
-noisy = jax.jit(simulated.noisy, static_argnums=0)
+encode = jax.jit(simulated.encode_rows, static_argnums=0)
+noisy = jax.jit(simulated.noisy_rows, static_argnums=0)
 CODE = SumCode(size=100, bound=1.0, grid=0.05, clients=50, variance=4)
 
 
@@ -146,7 +146,7 @@ def test_sums_of_noisy_vectors_are_those_of_vectors() -> None:
         error = integers.decode(code, whole, signs) - x.sum(0)
         assert 0.7 * spread < error.std() < 1.3 * spread and np.abs(error).max() < 5 * spread
     found = integers.decode(code, np.asarray(theirs), signs)
-    decode = jax.jit(simulated.decode, static_argnums=0)
+    decode = jax.jit(simulated.decode_total, static_argnums=0)
     np.testing.assert_allclose(decode(code, theirs, signs), found, atol=1e-5)
 
 

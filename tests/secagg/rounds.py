@@ -6,7 +6,7 @@ import numpy as np
 
 from dpjax.secagg.client import Client
 from dpjax.secagg.messages import decoded, encoded
-from dpjax.secagg.server import Server
+from dpjax.secagg.server import SumServer
 from dpjax.secagg.terms import Abort, Terms
 
 STAGES = ("enrol", "share", "mask", "unmask")
@@ -42,7 +42,9 @@ class Round:
         seed: Of the graph.
     """
 
-    def __init__(self, terms, values, leaves=None, late=(), client=Client, server=Server, seed=0):
+    def __init__(
+        self, terms, values, leaves=None, late=(), client=Client, server=SumServer, seed=0
+    ):
         self.leaves, self.late = dict(leaves or {}), set(late)
         self.server = server(terms, random.Random(seed))
         self.clients = [client(terms, row) for row in values]

@@ -12,7 +12,7 @@ pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
 from dpjax.secagg import primitives  # noqa: E402
 from dpjax.secagg.client import Client, request_digest  # noqa: E402
-from dpjax.secagg.messages import Confirmed, Masked, Request  # noqa: E402
+from dpjax.secagg.messages import Confirmed, MaskedVector, Request  # noqa: E402
 from dpjax.secagg.terms import Abort, Rejected  # noqa: E402
 from tests.secagg.rounds import ALL_STAGES, Round, Trusting, terms_for, vectors  # noqa: E402
 
@@ -75,13 +75,13 @@ def opened(round, target, left):
         return primitives.join_shares(dict(list(shares.items())[:threshold])).to_bytes(32, "big")
 
     terms, session = server.terms, server._session
-    sent = [each for each in round.seen if isinstance(each, Masked)][target]
-    total = primitives.unpacked(sent.vector, terms.length, terms.bits)
+    sent = [each for each in round.seen if isinstance(each, MaskedVector)][target]
+    total = primitives.unpacked_vector(sent.vector, terms.length, terms.bits)
     own = primitives.self_key(rebuilt("seeds", target), target, session)
     total = total - primitives.expand(own, terms.length, terms.bits)
     for j in server._near[target]:
         keys = server._pair_keys(j, rebuilt("keys", j), [target])
-        total = primitives.combined(total, keys, j, terms.bits)
+        total = primitives.with_pair_masks(total, keys, j, terms.bits)
     return (total & primitives.low_bits(terms.bits)).astype(np.uint32).view(np.int32)
 
 

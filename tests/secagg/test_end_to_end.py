@@ -29,7 +29,7 @@ def summed(variance, modular):
     whole = whole & (2**code.bits - 1) if modular else whole
     sizes = (code.bits, None) if modular else (32, code.largest)
     terms = Terms(CLIENTS, code.padded, *sizes, corrupt=0.0, dropout=0.25)
-    total = local.summed(terms, whole, {2: "mask", 5: "unmask"}).total
+    total = local.over_memory(terms, whole, {2: "mask", 5: "unmask"}).total
     present = [0, 1, 3, 4, 5, 6, 7]
     assert total.survivors == tuple(present)
     plain = whole[present].astype(np.int64).sum(axis=0)

@@ -21,7 +21,7 @@ def test_both_give_the_sum_of_the_survivors_by_row(leaves):
     terms = terms_for(9, dropout=0.25, length=64)
     values = vectors(terms)
     rows = [i for i in range(9) if leaves.get(i) in (None, "unmask")]
-    without = local.summed(terms, values, leaves)
+    without = local.over_memory(terms, values, leaves)
     over = local.over_tcp(terms, values, leaves, limits=LIMITS)
     for total in (without.total, over.total):
         assert total.survivors == tuple(rows)
@@ -38,21 +38,21 @@ def test_confirmations_are_a_stage_of_their_own():
     terms = terms_for(9, dropout=0.25, length=64, adversary="semi_malicious")
     values = vectors(terms)
     leaves = {0: "confirm", 7: "unmask"}
-    without = local.summed(terms, values, leaves)
+    without = local.over_memory(terms, values, leaves)
     over = local.over_tcp(terms, values, leaves, limits=LIMITS)
     for total in (without.total, over.total):
         assert total.survivors == tuple(range(9))
         np.testing.assert_array_equal(total.values, values.sum(axis=0))
     # 48 bytes for each neighbour, and a few around them.
     degree = terms.graph(9).degree
-    told = local.summed(terms, values).received - local.summed(plain, values).received
+    told = local.over_memory(terms, values).received - local.over_memory(plain, values).received
     told -= 9 * (degree - plain.graph(9).degree) * (messages.SEALED_BYTES + 3 + 36)  # shares
     assert 9 * degree * 50 < told < 9 * (degree * 51 + 24)
-    assert local.summed(terms, values, {0: "mask"}).total.survivors == tuple(range(1, 9))
+    assert local.over_memory(terms, values, {0: "mask"}).total.survivors == tuple(range(1, 9))
     assert terms.stages == ("enrol", "share", "mask", "confirm", "unmask")
     assert plain.stages == local.STAGES
     with pytest.raises(ValueError, match="leaves is 'confirm'"):
-        local.summed(plain, values, {0: "confirm"})
+        local.over_memory(plain, values, {0: "confirm"})
 
 
 def test_sums_over_tcp_work_where_an_event_loop_runs():
@@ -68,7 +68,7 @@ def test_sums_over_tcp_work_where_an_event_loop_runs():
 def test_too_many_that_leave_are_an_abort_either_way():
     terms = terms_for(6, dropout=0.17)
     leaves = {0: "mask", 1: "mask"}
-    for act in (local.summed, local.over_tcp):
+    for act in (local.over_memory, local.over_tcp):
         with pytest.raises(Abort, match="4 clients sent a vector"):
             act(terms, vectors(terms), leaves)
 
@@ -91,7 +91,7 @@ def test_a_thousand_clients_over_tcp_a_twentieth_of_whom_leave_at_all_stages():
     assert received < 1000 * 21000 and sent < 1000 * 22000
 
 
-@pytest.mark.parametrize("act", [local.summed, local.over_tcp])
+@pytest.mark.parametrize("act", [local.over_memory, local.over_tcp])
 def test_rows_and_stages_that_cannot_be_are_refused(act):
     terms = terms_for(3)
     values = vectors(terms)

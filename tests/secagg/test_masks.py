@@ -93,7 +93,7 @@ def test_masks_cancel(bits):
     pairs = [{j: key(("pair", min(i, j), max(i, j))) for j in range(4) if j != i} for i in range(4)]
     total = np.zeros(33, np.uint64)
     for i in range(4):
-        sent = primitives.masked(values[i], own[i], pairs[i], i, bits)
+        sent = primitives.masked_vector(values[i], own[i], pairs[i], i, bits)
         assert sent.max() < 2**bits
         assert bits == 1 or (sent != values[i]).mean() > 0.4
         total += sent - primitives.expand(own[i], 33, bits)
@@ -103,7 +103,7 @@ def test_masks_cancel(bits):
 
 def test_a_masked_vector_alone_is_uniform_whatever_is_in_it():
     for values in (np.zeros(2**16, np.uint64), np.full(2**16, 7, np.uint64)):
-        sent = primitives.masked(values, key("own"), {1: key("a"), 2: key("b")}, 0, 8)
+        sent = primitives.masked_vector(values, key("own"), {1: key("a"), 2: key("b")}, 0, 8)
         counts = np.bincount(sent.astype(int), minlength=256)
         assert stats.chisquare(counts).pvalue > 1e-4
         pairs = np.bincount((sent[::2] * 16 % 256 + sent[1::2] % 16).astype(int), minlength=256)
@@ -117,14 +117,14 @@ def test_a_masked_vector_alone_is_uniform_whatever_is_in_it():
 @pytest.mark.parametrize("bits", [1, 8, 9, 16, 20, 33, 64])
 def test_bytes_hold_the_numbers(bits):
     drawn = primitives.expand(key(bits), 17, bits)
-    data = primitives.packed(drawn, bits)
+    data = primitives.packed_vector(drawn, bits)
     assert len(data) == 17 * -(-bits // 8)
-    np.testing.assert_array_equal(primitives.unpacked(data, 17, bits), drawn)
+    np.testing.assert_array_equal(primitives.unpacked_vector(data, 17, bits), drawn)
     with pytest.raises(ValueError, match="vector has"):
-        primitives.unpacked(data[:-1], 17, bits)
+        primitives.unpacked_vector(data[:-1], 17, bits)
     if bits % 8:
         with pytest.raises(ValueError, match="vector holds"):
-            primitives.unpacked(b"\xff" * len(data), 17, bits)
+            primitives.unpacked_vector(b"\xff" * len(data), 17, bits)
 
 
 def test_keys_are_apart_by_purpose_session_and_parties():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st  # noqa: E402
 from dpjax.secagg import primitives  # noqa: E402
 from dpjax.secagg.client import Client  # noqa: E402
 from dpjax.secagg.messages import Confirmed  # noqa: E402
-from dpjax.secagg.server import Server, signed  # noqa: E402
+from dpjax.secagg.server import SumServer, signed  # noqa: E402
 from dpjax.secagg.terms import Abort, Rejected, Terms  # noqa: E402
 from tests.secagg.rounds import STAGES, Round, Trusting, terms_for, vectors  # noqa: E402
 
@@ -201,7 +201,7 @@ def test_messages_twice_late_early_and_of_strangers_change_nothing(masking):
 
 def test_keys_that_are_of_low_order_in_use_or_of_other_terms_do_not_enrol():
     terms = terms_for(4)
-    server = Server(terms)
+    server = SumServer(terms)
     keys = Client(terms, vectors(terms)[0]).greet(server.hello)
     assert server.enrol(keys) == 0
     other = Client(terms, vectors(terms)[1]).greet(server.hello)
@@ -283,7 +283,7 @@ def test_a_client_refuses_another_aggregation_and_what_comes_out_of_order():
     with pytest.raises(Abort, match="out of order") as caught:
         client.unmask(request)
     assert not caught.value.exposed
-    other = Server(terms_for(6, bound=999))
+    other = SumServer(terms_for(6, bound=999))
     with pytest.raises(Abort, match="terms are not"):
         Client(terms, vectors(terms)[0]).greet(other.hello)
 
@@ -444,7 +444,7 @@ def opened(client):
     server = made.server
     seed = server._rebuilt("seed", seeds)
     private = server._rebuilt("key", keys)
-    vector = primitives.unpacked(sent[5].vector, terms.length, terms.bits)
+    vector = primitives.unpacked_vector(sent[5].vector, terms.length, terms.bits)
     pair_keys = server._pair_keys(5, private, list(server._near[5]))
     vector = vector - primitives.expand(
         primitives.self_key(seed, 5, server._session), terms.length, 32
@@ -491,7 +491,7 @@ def test_secrets_are_drawn_anew_for_every_aggregation():
     clients = [Client(terms, vectors(terms)[0]) for _ in range(4)]
     drawn = [c for each in clients for c in (*each._channel, *each._mask, each._seed)]
     assert len(set(drawn)) == 20
-    hellos = {Server(terms).hello.nonce for _ in range(4)}
+    hellos = {SumServer(terms).hello.nonce for _ in range(4)}
     assert len(hellos) == 4
     assert primitives.key_pair() != primitives.key_pair()
 
@@ -503,7 +503,7 @@ def test_a_masked_vector_is_uniform_over_aggregations():
     for _ in range(4):
         made = Round(terms, values)
         made.run()
-        sent = next(m for m in made.seen if type(m).__name__ == "Masked")
+        sent = next(m for m in made.seen if type(m).__name__ == "MaskedVector")
         counts += np.bincount(np.frombuffer(sent.vector, np.uint8), minlength=256)
     from scipy import stats
 

@@ -350,11 +350,13 @@ def test_no_vector_crosses_unmasked(monkeypatch):
     np.testing.assert_array_equal(total.values, values.sum(axis=0))
     everything = b"".join(crossed)
     for row in values:
-        plain = primitives.packed(row.astype(np.uint64) & primitives.low_bits(32), 32)
+        plain = primitives.packed_vector(row.astype(np.uint64) & primitives.low_bits(32), 32)
         for at in range(0, len(plain) - 16, 16):
             assert plain[at : at + 16] not in everything
     # The search finds what is there: the sum crosses in plain.
-    sum_bytes = primitives.packed(total.values.astype(np.uint64) & primitives.low_bits(32), 32)
+    sum_bytes = primitives.packed_vector(
+        total.values.astype(np.uint64) & primitives.low_bits(32), 32
+    )
     assert sum_bytes[:16] in everything
 
 

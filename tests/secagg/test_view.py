@@ -74,8 +74,8 @@ def view(monkeypatch, clients, bits, inputs, leaves=None, late=(), self_masks=Tr
     modulus = 2**bits
     want = sum(inputs[row] for row in made.survivors()) % modulus
     assert (total.values % modulus == want).all()
-    sent = [m.vector for m in made.seen if type(m).__name__ == "Masked"]
-    parts = [primitives.unpacked(vector, source.size, bits) for vector in sent]
+    sent = [m.vector for m in made.seen if type(m).__name__ == "MaskedVector"]
+    parts = [primitives.unpacked_vector(vector, source.size, bits) for vector in sent]
     rebuilt = list(dict.fromkeys(source.asked))
     parts += [source.expand(key, source.size, bits) for key in rebuilt]
     code = np.zeros(source.size, np.uint64)

@@ -39,7 +39,7 @@ def sent(code=CODE, payload=None, key=NOISE, public=PUBLIC, round=0):
     return np.asarray(sent_of(code, payload, key, public, jnp.int32(round))[0])
 
 
-encoded = jax.jit(functools.partial(simulated.encode, CODE))
+encoded = jax.jit(functools.partial(simulated.encode_rows, CODE))
 public_signs = jax.jit(functools.partial(simulated.public_signs, CODE))
 
 
@@ -70,7 +70,7 @@ def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     signs = public_signs(PUBLIC)
     own = jax.random.fold_in(NOISE, 0)
     rounded, _ = encoded(vectors(), signs, jax.random.fold_in(own, 0))
-    draw = jax.jit(simulated.discrete_gaussians, static_argnums=(1, 2))
+    draw = jax.jit(simulated.discrete_gaussian_rows, static_argnums=(1, 2))
     noise = draw(jax.random.fold_in(own, 1), rounded.shape, 4)
     np.testing.assert_array_equal(sent().view(np.int32), np.asarray(rounded + noise))
     squares = np.square(np.asarray(rounded, np.int64)).sum(1)
@@ -93,11 +93,13 @@ def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
         def floats(key, shape, variance):
             return jnp.round(jax.random.normal(key, shape) * np.sqrt(variance)).astype(jnp.int32)
 
-        monkeypatch.setattr(simulated, "discrete_gaussians", floats)
+        monkeypatch.setattr(simulated, "discrete_gaussian_rows", floats)
     code = SumCode(size=2**15, bound=BOUND, grid=1 / 64, clients=24, variance=4)
     zeros = np.zeros((code.clients, code.size), np.float32)
     # Under another name: what is compiled is kept by it.
-    made = jax.jit(lambda key: simulated.noisy(code, zeros, simulated.signs(code, PUBLIC), key)[0])
+    made = jax.jit(
+        lambda key: simulated.noisy_rows(code, zeros, simulated.signs(code, PUBLIC), key)[0]
+    )
     noise = np.asarray(made(NOISE)).ravel()
     around = np.arange(-40, 41)
     law = np.exp(-(around**2) / 8)
@@ -201,4 +203,4 @@ def test_the_code_promotes_no_ranks():
     code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
     with jax.numpy_rank_promotion("raise"):
         signs = simulated.signs(code, jax.random.key(0))
-        simulated.noisy(code, jnp.ones((2, 3)), signs, jax.random.key(1))
+        simulated.noisy_rows(code, jnp.ones((2, 3)), signs, jax.random.key(1))

@@ -13,7 +13,7 @@ from scipy import stats
 from dpjax._numerics import double_precision
 from dpjax.transforms import masks, variates
 
-MASKED = jax.jit(masks.masked, static_argnames=("degree", "bits"))
+MASKED = jax.jit(masks.masked_vectors, static_argnames=("degree", "bits"))
 SUM = jax.jit(masks.unmasked_sum, static_argnames=("degree", "bits"))
 SHAPES = [(4, 5, 3, 7), (5, 4, 2, 1), (9, 7, 4, 32)]
 """Clients, entries, degree, bits: everybody with everybody for an even number, and rings."""
@@ -169,7 +169,7 @@ def test_keys_of_two_rounds_give_masks_of_their_own():
 def test_numbers_are_the_same_in_double_precision_and_over_keys():
     values = drawn(5, 9)
     keys = jnp.stack([key(0), key(1)])
-    one = jax.jit(jax.vmap(lambda k: masks.masked(values, k, 2)))(keys)
+    one = jax.jit(jax.vmap(lambda k: masks.masked_vectors(values, k, 2)))(keys)
     with double_precision():
         wide = MASKED(values, key(1), degree=2)
         total = SUM(wide, jnp.ones(5, bool), key(1), degree=2)
@@ -203,7 +203,7 @@ def test_ten_thousand_clients():
 def test_what_cannot_be_masked_is_refused(change, message):
     given = {"values": drawn(5, 3), "key": key(), "degree": 2, "bits": 32} | change
     with pytest.raises(ValueError, match=message):
-        masks.masked(**given)
+        masks.masked_vectors(**given)
 
 
 @pytest.mark.parametrize("present", [jnp.ones(4, bool), jnp.ones(5, jnp.int32)])

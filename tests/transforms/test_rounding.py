@@ -108,13 +108,13 @@ def test_the_share_is_that_of_the_derivation():
     """Two sums of B records of C / (1 + r), each wrong by u + e of all their norms at most."""
     single = jnp.zeros(3, jnp.float32)
     for places in (1, 256, 8_200, 83_000):
-        r = Fraction(clipping.share(places, single))
+        r = Fraction(clipping.rounding_share(places, single))
         unit, error = Fraction(1, 2**24), Fraction(places + 4, 2**53)
         term = 1 / (1 + r)
         apart = term + 2 * places * term * (unit * (1 + error) + error)
         assert Fraction(999_999, 10**6) < apart <= 1
-    assert clipping.share(83_000, single) < 0.01 < clipping.share(84_000, single)
-    assert clipping.share(10, jnp.zeros(3, jnp.bfloat16)) > 0.03
+    assert clipping.rounding_share(83_000, single) < 0.01 < clipping.rounding_share(84_000, single)
+    assert clipping.rounding_share(10, jnp.zeros(3, jnp.bfloat16)) > 0.03
     assert math.isclose(clipping.lowered(1.0, single, 8_200), 1 / 1.000978, rel_tol=1e-5)
 
 
@@ -264,7 +264,7 @@ def test_products_of_one_position_are_as_exact_as_is_said(places):
     found, stated = cancelling(places, positions=1)
     assert found <= stated
     assert (stated > 2.0**-24) == (places <= 256)
-    assert clipping.share(places, jnp.zeros(1, jnp.float32), stated) < 0.0081
+    assert clipping.rounding_share(places, jnp.zeros(1, jnp.float32), stated) < 0.0081
 
 
 @pytest.mark.parametrize("norm", ["l2", "l1"])

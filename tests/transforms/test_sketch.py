@@ -391,7 +391,7 @@ state = sketch.start(20_000, 8, jax.random.key(3))
 for round, coordinates in enumerate(received):
     key = jax.random.fold_in(jax.random.key(4), round)
     state = step(state, jnp.matmul(state.frame, coordinates), key)
-print(sketch.fingerprint(state))
+print(sketch.state_fingerprint(state))
 """
 
 
@@ -415,13 +415,13 @@ def test_another_process_replays_the_same_bits():
 
 def test_a_fingerprint_sees_every_bit():
     state = sketch.start(9, 2, jax.random.key(0))
-    hashed = sketch.fingerprint(state)
+    hashed = sketch.state_fingerprint(state)
     basis = np.array(state.basis)
     basis[3, 1] = np.nextafter(basis[3, 1], F32(2))
-    assert sketch.fingerprint(state._replace(basis=basis)) != hashed
-    assert sketch.fingerprint(state._replace(kept=jnp.int32(1))) != hashed
+    assert sketch.state_fingerprint(state._replace(basis=basis)) != hashed
+    assert sketch.state_fingerprint(state._replace(kept=jnp.int32(1))) != hashed
     swapped = state._replace(basis=state.basis.T)
-    assert sketch.fingerprint(swapped) != hashed
+    assert sketch.state_fingerprint(swapped) != hashed
 
 
 def test_flat_trees():
