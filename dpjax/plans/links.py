@@ -375,7 +375,7 @@ def _cached_losses(
     algorithm = view(network.matrix, **dict(options))
     if protect.attacker == "outsider":
         attackers = [algorithm.ldp()]
-    elif protect.attacker == "coalition":
+    elif protect.nodes is not None:
         attackers = [algorithm.pndp(protect.nodes)]
     else:
         attackers = [algorithm.pndp(node) for node in range(network.matrix.shape[-1])]
