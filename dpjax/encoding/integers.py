@@ -279,9 +279,11 @@ def decode(code: SumCode, total: _Integers | UInt32[np.ndarray, " K"], signs: _S
         )
     # Residues modulo 2^b as the numbers around zero.
     half = 1 << (code.bits - 1)
-    signed = ((array.astype(np.int64) + half) & (2 * half - 1)) - half
-    reals = signed.astype(np.float64) * code.grid
-    return (lattice.hadamard(reals) / math.sqrt(code.padded) * signs)[: code.size]
+    residues = (array.astype(np.int64) + half) & (2 * half - 1)
+    reals = (residues - half).astype(np.float64) * code.grid
+    # H is its own inverse over sqrt(K), and so are the signs.
+    rotated = lattice.hadamard(reals) / math.sqrt(code.padded)
+    return (rotated * signs)[: code.size]
 
 
 def rotation(code: SumCode, vector: _Vector, signs: _Signs) -> Float[np.ndarray, " K"]:

@@ -109,10 +109,12 @@ def signs(code: SumCode, key: PRNGKeyArray) -> _Signs:
         code: What all agree on, static.
         key: A public key of this round alone, which the vectors do not depend on.
     """
-    words = jax.random.bits(key, (-(-code.padded // 32),), jnp.uint32)
+    count = -(-code.padded // 32)
+    words = jax.random.bits(key, (count,), jnp.uint32)
     places = jnp.arange(32, dtype=jnp.uint32)
     bits = words[:, None] >> places[None, :] & np.uint32(1)
-    return 1 - 2 * bits.reshape(-1)[: code.padded].astype(jnp.float32)
+    bits = bits.reshape(-1)[: code.padded]
+    return 1 - 2 * bits.astype(jnp.float32)
 
 
 def noisy_rows(
@@ -351,28 +353,21 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
     # u = floor(p w / 2^32), uniform where the rest is not below 2^32 mod p: Lemire (2019).
     uniform, excess = _product(high, top)
     drawn = starts & (excess >= np.uint32(2**32 % law.numerator))
-    sign = jnp.where(low >> np.uint32(31) == 1, np.int32(-1), np.int32(1))
+    first_bit = low >> np.uint32(31)
+    sign = jnp.where(first_bit == 1, np.int32(-1), np.int32(1))
 
-    # Two events, each by a word: of probability rest / divisor, and of 1 / k.
     doubled = (uniform << 1) | (excess >> 31), excess << 1
-    passes, misses, remainder = _compared(doubled, lane.first, twice)
-    second_product = _product(low, lane.length)
-    second_passes, second_misses, second = _compared(second_product, lane.second, lane.length)
-    # As numbers of one kind: a flag's place is its bit.
-    flags = (misses | second_misses).astype(jnp.uint32)
-    flags = flags + passes.astype(jnp.uint32) * np.uint32(2)
-    flags = flags + second_passes.astype(jnp.uint32) * np.uint32(4)
-    flags = jax.lax.optimization_barrier(flags)
-    fails = flags & 1 == 1
-    passes = flags & 2 == 2
-    second_passes = flags & 4 == 4
+    events = _events(lane, doubled, low, twice)
+    fails = events.fails
     odd = lane.length & 1 == 1
 
     # v + 1, or the end of counting.
     counts_on = counts & fails & odd
     runs = jnp.where(drawn, np.uint32(0), lane.runs + counts_on.astype(jnp.uint32))
     counted = counts & fails & ~odd
-    size = ((lane.uniform + top * lane.runs) // np.uint32(law.step)).astype(jnp.int32)
+    total = lane.uniform + top * lane.runs
+    size = (total // np.uint32(law.step)).astype(jnp.int32)
+    # Once: its uses would divide again.
     size = jax.lax.optimization_barrier(size)
     away = jnp.abs(size - np.int32(law.centre)).astype(jnp.uint32)
     too_long = counts_on & (runs >= np.uint32(_LONGEST))
@@ -396,13 +391,14 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
     # A new run; at a rest of one its first event is certain, and left out.
     fresh = drawn | (fails & (counts | keeps))
     rest = jnp.minimum(exponent, twice)
-    length = jnp.where(fresh, 1 + (rest == twice).astype(jnp.uint32), lane.length)
-    longer = ~fresh & passes & second_passes
+    start = 1 + (rest == twice).astype(jnp.uint32)
+    length = jnp.where(fresh, start, lane.length)
+    longer = ~fresh & events.first_passes & events.second_passes
     length = jnp.where(longer, length + 1, length)
     again = fresh | longer
     # An event that a word leaves open goes on with its remainder.
-    first = jnp.where(again, rest, jnp.where(passes, twice, remainder))
-    second = jnp.where(second_passes, lane.length, second)
+    first = jnp.where(events.first_passes, twice, events.first_rest)
+    second = jnp.where(events.second_passes, lane.length, events.second_rest)
 
     stage = jnp.where(drawn, _COUNT, lane.stage)
     stage = jnp.where(proposed, _KEEP, stage)
@@ -415,11 +411,42 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
         uniform=jnp.where(drawn, uniform, lane.uniform),
         runs=runs,
         exponent=exponent,
-        first=first,
+        first=jnp.where(again, rest, first),
         second=jnp.where(again, np.uint32(1), second),
         length=length,
         value=jnp.where(drawn, sign, value),
     )
+
+
+class _Events(NamedTuple):
+    """What a hash decides of the two events of every lane.
+
+    Attributes:
+        fails: Where one of them does not happen.
+        first_passes: Where that of probability rest / divisor happens.
+        second_passes: Where that of probability 1 / k happens.
+        first_rest: Remainder of the first, where its word leaves it open.
+        second_rest: Remainder of the second.
+    """
+
+    fails: Array
+    first_passes: Array
+    second_passes: Array
+    first_rest: _Words
+    second_rest: _Words
+
+
+def _events(lane: _Lane, doubled: tuple[_Words, _Words], low: _Words, twice: np.uint32) -> _Events:
+    """Decide both events, each by a word: of probability rest / divisor, and of 1 / k."""
+    first_passes, first_misses, first_rest = _compared(doubled, lane.first, twice)
+    product = _product(low, lane.length)
+    second_passes, second_misses, second_rest = _compared(product, lane.second, lane.length)
+    # As numbers of one kind: a flag's place is its bit.
+    flags = (first_misses | second_misses).astype(jnp.uint32)
+    flags = flags + first_passes.astype(jnp.uint32) * np.uint32(2)
+    flags = flags + second_passes.astype(jnp.uint32) * np.uint32(4)
+    flags = jax.lax.optimization_barrier(flags)
+    return _Events(flags & 1 == 1, flags & 2 == 2, flags & 4 == 4, first_rest, second_rest)
 
 
 def _compared(
@@ -464,5 +491,6 @@ def _short(code: SumCode, integers: _Integers) -> _Sent:
     with double_precision():
         squares = jnp.square(integers.astype(jnp.int64))
         # Their sum may be beyond 64 bits; that of their upper parts is not, and bounds it.
-        upper = jnp.sum(squares >> _UPPER, axis=1) <= np.int64(code.limit >> _UPPER)
-        return upper & (jnp.sum(squares, axis=1) <= np.int64(code.limit))
+        limit = code.limit
+        upper = jnp.sum(squares >> _UPPER, axis=1) <= np.int64(limit >> _UPPER)
+        return upper & (jnp.sum(squares, axis=1) <= np.int64(limit))

@@ -161,8 +161,11 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
     """
     coefficients = filters.checked(b, a)
     order = max(len(coefficients.b) - 1, len(coefficients.a))
-    taps = jnp.zeros(order + 1).at[: len(coefficients.b)].set(jnp.asarray(coefficients.b))
-    feedback = jnp.zeros(order).at[: len(coefficients.a)].set(jnp.asarray(coefficients.a))
+    # Of one length, so that a step knows neither p nor q.
+    forward = jnp.asarray(coefficients.b)
+    backward = jnp.asarray(coefficients.a)
+    taps = jnp.zeros(order + 1).at[: len(forward)].set(forward)
+    feedback = jnp.zeros(order).at[: len(backward)].set(backward)
 
     def step(delayed: Sequence[Array] | Array, value: Array) -> tuple[Array, list[Array]]:
         # Direct form II transposed needs max(p, q) copies, and not p + q past values.
@@ -290,6 +293,7 @@ def adaptive(
             squared.append(_product(old, old) - size * covariance(before, 0))
         products = state.products + weight * (jnp.stack(crossed) - state.products)
         squares = state.squares + weight * (jnp.stack(squared) - state.squares)
+        # Clamped only now: clamped terms would have means above zero under noise alone.
         excess = products - jnp.maximum(squares, 0) / 2
         c = jnp.maximum(excess, 0) / jnp.maximum(squares[0], floor)
         # The formula at k = 0 would keep the noise and filter nothing.
@@ -435,6 +439,7 @@ def wiener(
     _validate.flag("fresh", fresh)
     _validate.flag("unit", unit)
     of_round = per_round(noise)
+    # Without the sampling part, products one round apart and none are enough.
     lags = 3 if fresh else 2
 
     def init(params: Params) -> _WienerState:
@@ -470,6 +475,7 @@ def wiener(
         ahead = jnp.where(t > 0, predicted, p)
         gain = ahead / (ahead + r)
         memory = rho * (1 - gain)
+        # What a gradient of ones becomes: below one while the filter shrinks.
         ones = memory * state.ones + gain
 
         def mixed(old: Array, new: Array) -> Array:
@@ -489,6 +495,7 @@ def _model(
     moments: Float[Array, " lags"], noise: _Scalar, floor: float, fresh: bool
 ) -> tuple[_Scalar, _Scalar, _Scalar]:
     """p, rho and the variance of the noise, from moments."""
+    # Under large noise the estimate may be zero or less, and a gain of zero would never leave.
     smallest = floor * noise + _TINY
     power = jnp.maximum(moments[0], smallest)
     if not fresh:

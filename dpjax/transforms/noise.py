@@ -299,6 +299,7 @@ def lost(payload: Updates, scale: _Scalar, kind: Kind) -> _Scalar:
         >>> round(float(noise.lost(jnp.array([[1.0, 1e5]]), jnp.float32(0.0044), "laplace")), 3)
         0.588
     """
+    # Noise of less than half the spacing at an entry leaves it as it is.
     half = jnp.float32(0)
     for leaf in jax.tree.leaves(payload):
         wide = leaf.astype(_numerics.wide_dtype(leaf))
@@ -382,6 +383,7 @@ def zero_sum(
     count = len(sender)
     n = int(np.max(sender)) + 1
     noised = (sender != receiver) | (over == "with_own_copy")
+    # A sender of no noised message divides by 1, and has no noise.
     counts = np.maximum(np.bincount(sender[noised], minlength=n), 1)
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
@@ -755,6 +757,7 @@ def _add_to_leaves(
     leaves: list[Array], group: _Group, noise: Array, grid: float | None = None
 ) -> None:
     """Add to every leaf of a group its columns of the noise, [n, entries], on a release's grid."""
+    # Where each leaf's columns begin, but for the first.
     columns = np.cumsum(group.sizes)[:-1]
     for position, part in zip(group.leaves, jnp.split(noise, columns, 1), strict=True):
         leaf = leaves[position]
@@ -776,6 +779,7 @@ def _draw(
     """Normals of a group by round; they depend on key and round, and not on a vmap."""
 
     def draw(round: _Round) -> Array:
+        # By key and round alone: a resumed run draws the same numbers.
         key_ = _draw_key(key, round, group)
         if released:
             return variates.release_normals(key_, shape)
@@ -820,6 +824,7 @@ def _checked_factor(factor: Array | np.ndarray, rows: Sequence[int] | None) -> A
             if not np.issubdtype(factor.dtype, np.float32):
                 factor = _validate.square("factor", factor)
             _validate.square("factor", factor)
+        # Products in float32 must neither vanish nor overflow.
         largest = float(np.abs(factor).max(initial=0.0))
         if largest > 0 and not 1e-30 <= largest <= 1e30:
             raise ValueError(

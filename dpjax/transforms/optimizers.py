@@ -216,6 +216,7 @@ def scale_by_galore(
         >>> update.shape
         (6, 4)
     """
+    # None is a quarter of each matrix's shorter side, which only a matrix knows.
     if rank is not None:
         rank = _validate.integer("rank", rank)
     every = _validate.integer("every", every)
@@ -248,6 +249,7 @@ def scale_by_galore(
         def keep(_: None) -> _GaloreState:
             return _GaloreState(state.bases, adam_state)
 
+        # A conditional, so that eigenvectors are computed in these rounds alone.
         due = (state.adam.rounds + 1) % every == 0
         after = jax.lax.cond(due, change, keep, None)
         return jax.tree.unflatten(structure, scaled), after

@@ -253,6 +253,7 @@ def aligned(columns: _Columns, before: _Columns) -> _Columns:
         >>> sketch.aligned(frame[:, ::-1], frame).tolist()
         [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     """
+    # The polar factor of S' S_before, by its singular vectors.
     turn = _dot(columns.T, before)
     left, _, right = jnp.linalg.svd(turn, full_matrices=False)
     return _dot(columns, _dot(left, right))
@@ -370,6 +371,7 @@ def update(
         rows, weights = _printed(sketch, gradient)
     else:
         rows, weights = _rank_one(sketch, gradient, forgetting)
+    # A gradient that is not finite leaves what is known as it was.
     rows = jnp.where(sound, rows, sketch.basis.T)
     weights = jnp.where(sound, weights, sketch.weights)
     if as_published:
@@ -608,6 +610,7 @@ def _orthonormal(rows: _Rows) -> _Rows:
         # QR may turn a column round: with its triangle's sign orthonormal ones stay.
         signs = jnp.where(jnp.diag(triangle)[None, :] < 0, -1, 1)
         return (columns * signs.astype(rows.dtype)).T
+    # L^-1 makes rows of Gram matrix L L' orthonormal; a step more takes off what rounding left.
     triangle = jnp.linalg.cholesky(_dot(rows, rows.T))
     unit = jnp.eye(k, dtype=rows.dtype)
     inverse = jax.scipy.linalg.solve_triangular(triangle, unit, lower=True)

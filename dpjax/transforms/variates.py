@@ -131,10 +131,12 @@ def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = Non
     count, columns = shape
     if jnp.dtype(dtype) == jnp.float64:
         low, high = words(key, shape, rows)
-        # Odd multiples of 2**-53 in (-1, 1).
-        signed = jax.lax.bitcast_convert_type(high, jnp.int32).astype(jnp.float64) * 2.0**21
-        steps = signed + (low >> np.uint32(11)).astype(jnp.float64)
-        return np.sqrt(2.0) * jax.lax.erf_inv((steps + 0.5) * 2.0**-52)
+        # Odd multiples of 2**-53 in (-1, 1): 53 bits, of which the first word holds the sign.
+        signed = jax.lax.bitcast_convert_type(high, jnp.int32).astype(jnp.float64)
+        lowest = (low >> np.uint32(11)).astype(jnp.float64)
+        steps = signed * 2.0**21 + lowest
+        uniforms = (steps + 0.5) * 2.0**-52
+        return np.sqrt(2.0) * jax.lax.erf_inv(uniforms)
     if jnp.dtype(dtype) != jnp.float32:
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; give float32 or float64")
     half = -(-columns // 2)
@@ -164,7 +166,8 @@ def normals_of_words(bits: _Words) -> _Numbers:
         True
     """
     # Odd multiples of 2**-24 in (-1, 1), exact in float32.
-    steps = (jax.lax.bitcast_convert_type(bits, jnp.int32) >> 8).astype(jnp.float32)
+    signed = jax.lax.bitcast_convert_type(bits, jnp.int32)
+    steps = (signed >> 8).astype(jnp.float32)
     uniforms = (steps + np.float32(0.5)) * np.float32(2.0**-23)
     return np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniforms)
 
@@ -204,8 +207,10 @@ def laplaces_of_words(high: _Words, low: _Words, dtype: jnp.dtype) -> _Numbers:
     """
     scalar = np.dtype(dtype).type
     # Scaled by powers of two, so that no compiler rounds a product and a sum otherwise.
-    upper = (high & np.uint32(2**30 - 1)).astype(dtype) * scalar(2.0**-31)
-    lower = (low.astype(dtype) + scalar(0.5)) * scalar(2.0**-63)
+    upper = (high & np.uint32(2**30 - 1)).astype(dtype)
+    upper = upper * scalar(2.0**-31)
+    lower = low.astype(dtype) + scalar(0.5)
+    lower = lower * scalar(2.0**-63)
     tail = upper + lower
     beyond = (high >> np.uint32(30)) & np.uint32(1) == 1
     magnitude = -jnp.where(beyond, jnp.log(tail), jnp.log1p(-tail))
@@ -317,5 +322,6 @@ def quantile(signed: _Numbers, *, smallest: float = 2.0**-129) -> _Numbers:
         above = above * argument + by_range(inner, tail, outer)
     for inner, tail, outer in reversed(list(zip(_CENTRE[1], _TAIL[1], _FAR[1], strict=True))):
         below = below * argument + by_range(inner, tail, outer)
-    value = above / below * jnp.where(centre, q, 1.0)
+    ratio = above / below
+    value = ratio * jnp.where(centre, q, 1.0)
     return jnp.where(signed < 0, -value, value)
