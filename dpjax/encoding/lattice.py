@@ -74,10 +74,10 @@ class Proposal(NamedTuple):
         return math.isqrt((2**32 - 2 * self.numerator) // self.denominator)
 
 
-Variance = int | Fraction
+_Variance = int | Fraction
 
 
-def proposal(variance: Variance) -> Proposal:
+def proposal(variance: _Variance) -> Proposal:
     """Return the numbers of a variance.
 
     Args:
@@ -86,7 +86,7 @@ def proposal(variance: Variance) -> Proposal:
     Raises:
         ValueError: For floats, variances out of range, and fractions of too many digits.
     """
-    if isinstance(variance, bool) or not isinstance(variance, Variance):
+    if isinstance(variance, bool) or not isinstance(variance, _Variance):
         raise ValueError(
             f"variance is {_validate.shown(variance)}; give a whole number or a Fraction "
             "(dpjax.encoding.integers.variance_above makes one of a float)"
@@ -127,7 +127,7 @@ def variance_above(value: float | Fraction) -> Fraction:
     if not 0 < number <= MOST:
         raise ValueError(f"variance is {_validate.shown(value)}; give one above 0, to 2^20")
     # A float would round a fraction, perhaps down.
-    exact = Fraction(value if isinstance(value, Variance) else number)
+    exact = Fraction(value if isinstance(value, _Variance) else number)
     exact = max(exact, LEAST)
     # The numerator is below 2^20 after rounding up.
     denominator = 2 ** max(0, 19 - math.floor(math.log2(exact)))
@@ -157,7 +157,7 @@ def limit(norm: float, size: int, beta: float) -> int:
 
 
 def wrap_bits(
-    clients: int, norm: float, square: int, size: int, variance: Variance, failure: float
+    clients: int, norm: float, square: int, size: int, variance: _Variance, failure: float
 ) -> int:
     """Return how many bits a coordinate of the noisy sum has.
 
@@ -215,7 +215,7 @@ class SumCode:
     bound: float
     grid: float
     clients: int
-    variance: Variance = 0
+    variance: _Variance = 0
     beta: float = math.exp(-0.5)
 
     def __post_init__(self) -> None:

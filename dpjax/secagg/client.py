@@ -50,6 +50,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.secagg import primitives
 from dpjax.secagg.messages import (
+    ByNumber,
     Confirm,
     Confirmed,
     Delivery,
@@ -110,7 +111,7 @@ class Client:
         self._channel = primitives.key_pair()
         self._mask = primitives.key_pair()
         self._seed = secrets.token_bytes(primitives.KEY_BYTES)
-        self._agreed: dict[int, bytes] = {}
+        self._agreed: ByNumber = {}
         # By neighbour that finished sharing; None where what it sealed did not open.
         self._shares: dict[int, _Shares | None] = {}
         self._confirm_keys: dict[int, tuple[bytes, bytes]] = {}
@@ -174,7 +175,7 @@ class Client:
         commitment = primitives.commitment(self._seed, self.number, self._session)
         return Shares(self.nonce, commitment, sealed)
 
-    def _split(self, secret: bytes) -> dict[int, bytes]:
+    def _split(self, secret: bytes) -> ByNumber:
         """A share of a secret for each neighbour."""
         # The share at 0 would be the secret itself, and numbers begin there.
         points = [j + 1 for j in self._keys]

@@ -33,6 +33,10 @@ _CONFIRMATION_BYTES = 32 + 16
 _MOST_REASON = 2000
 
 
+ByNumber = dict[int, bytes]
+"""Keys, shares and what is sealed, by the numbers of clients."""
+
+
 class Hello(NamedTuple):
     """The server's first word: which aggregation, under which terms."""
 
@@ -56,7 +60,7 @@ class Roster(NamedTuple):
     number: int
     enrolled: int
     transcript: bytes
-    neighbours: dict[int, bytes]
+    neighbours: ByNumber
 
 
 class Shares(NamedTuple):
@@ -64,14 +68,14 @@ class Shares(NamedTuple):
 
     nonce: bytes
     commitment: bytes
-    sealed: dict[int, bytes]
+    sealed: ByNumber
 
 
 class Delivery(NamedTuple):
     """What the neighbours that finished sharing sealed for a client."""
 
     nonce: bytes
-    sealed: dict[int, bytes]
+    sealed: ByNumber
 
 
 class MaskedVector(NamedTuple):
@@ -93,8 +97,8 @@ class UnmaskingShares(NamedTuple):
     """Shares of survivors' seeds, and of dropouts' mask keys."""
 
     nonce: bytes
-    seeds: dict[int, bytes]
-    keys: dict[int, bytes]
+    seeds: ByNumber
+    keys: ByNumber
 
 
 class Closed(NamedTuple):
@@ -110,14 +114,14 @@ class Confirm(NamedTuple):
     """A digest of a client's request, sealed for its surviving neighbours."""
 
     nonce: bytes
-    confirmations: dict[int, bytes]
+    confirmations: ByNumber
 
 
 class Confirmed(NamedTuple):
     """What the neighbours sealed for a client of their requests."""
 
     nonce: bytes
-    confirmations: dict[int, bytes]
+    confirmations: ByNumber
 
 
 Message = (
@@ -211,14 +215,14 @@ def _text(name: str, value: Any) -> str:
     return value
 
 
-def _by_number(size: int) -> Callable[[str, Any], dict[int, bytes]]:
+def _by_number(size: int) -> Callable[[str, Any], ByNumber]:
     """A reader of strings of bytes by clients' numbers."""
     read_bytes = _bytes(size)
 
-    def read(name: str, value: Any) -> dict[int, bytes]:
+    def read(name: str, value: Any) -> ByNumber:
         if type(value) is not list or len(value) % 2:
             raise Rejected(f"{name} is no list of numbers and bytes")
-        pairs: dict[int, bytes] = {}
+        pairs: ByNumber = {}
         before = -1
         for key, data in zip(value[::2], value[1::2], strict=True):
             number = _number(name, key)

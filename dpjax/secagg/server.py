@@ -17,6 +17,7 @@ import numpy as np
 from dpjax.secagg import graph, primitives
 from dpjax.secagg.messages import (
     NONCE_BYTES,
+    ByNumber,
     Closed,
     Confirm,
     Confirmed,
@@ -338,7 +339,7 @@ class SumServer:
         vector = primitives.packed_vector(residues, self.terms.bits)
         return Closed(self.hello.nonce, "", frozenset(total.survivors), vector)
 
-    def _pair_keys(self, number: int, private: bytes, near: list[int]) -> dict[int, bytes]:
+    def _pair_keys(self, number: int, private: bytes, near: list[int]) -> ByNumber:
         """The keys of a dropout's masks with its surviving neighbours."""
         public = self._keys[number][1]
         if primitives.key_pair(private).public != public:
@@ -349,7 +350,7 @@ class SumServer:
             keys[j] = primitives.mask_key(private, (number, public), peer, self._session)
         return keys
 
-    def _rebuilt(self, name: str, shares: dict[int, bytes]) -> bytes:
+    def _rebuilt(self, name: str, shares: ByNumber) -> bytes:
         """A secret, from shares by their points."""
         threshold = self.graph.threshold
         if len(shares) < threshold:
@@ -380,7 +381,7 @@ class SumServer:
             self.end(f"the stage {stage} ended at {self.stage}")
 
 
-def _of_client(answers: Mapping[int, Mapping[int, bytes]], number: int) -> dict[int, bytes]:
+def _of_client(answers: Mapping[int, Mapping[int, bytes]], number: int) -> ByNumber:
     """The shares of a client's secret by their points, from what each neighbour answered."""
     return {j + 1: shares[number] for j, shares in answers.items() if number in shares}
 

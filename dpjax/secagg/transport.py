@@ -31,6 +31,8 @@ __all__ = ["RoundTraffic", "SecureSums", "absent", "taking_turns", "terms_of"]
 
 _Leaves = Mapping[int, str]
 """The stage in which a client leaves, by its number."""
+_Missing = tuple[tuple[int, ...], ...]
+"""Who is missing from the sum of every round."""
 _Values = UInt32[np.ndarray, " K"]
 _Sum = tuple[_Values, np.float32]
 """The sum of a round's messages, and how many it is of."""
@@ -228,7 +230,7 @@ class SecureSums:
             self._journal.opened(round, values, present)
         return values, np.float32(present)
 
-    def missing(self) -> tuple[tuple[int, ...], ...]:
+    def missing(self) -> _Missing:
         """Who was missing from the sum of every round so far, late clients among them.
 
         All where it was aborted or spent: `dpjax.algorithms.exchange.Masked` and `Trusted` take
@@ -358,7 +360,7 @@ def taking_turns(
     return leaves
 
 
-def absent(leaves: Callable[[int], _Leaves], rounds: int) -> tuple[tuple[int, ...], ...]:
+def absent(leaves: Callable[[int], _Leaves], rounds: int) -> _Missing:
     """Return who is missing from the sums of rounds: who left before its vector was sent.
 
     Args:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float
-from optax import Params, Updates
+from optax import GradientTransformation, Params, Updates
 
 from dpjax import _agents, _numerics, _validate
 
@@ -241,7 +241,7 @@ def per_agent(
     *,
     per_layer: bool = False,
     norm: _Norm = "l2",
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Clip each agent's whole gradient, one norm an agent over all leaves, or one a layer.
 
     flat: g_i min(1, C / |g_i|).   automatic: g_i C / (|g_i| + stability).

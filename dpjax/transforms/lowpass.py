@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, Int
-from optax import Params, Updates
+from optax import GradientTransformation, Params, Updates
 
 from dpjax import _validate
 from dpjax.mechanism import filters
@@ -130,7 +129,7 @@ class _LowpassState(NamedTuple):
     ones: Float[Array, " k"]
 
 
-def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransformation:
+def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> GradientTransformation:
     """Filter updates over rounds, corrected for the zero start.
 
     m_t = - sum_k a_k m_{t-k} + sum_k b_k g_{t-k}, divided by the same recursion on ones. A filter
@@ -201,7 +200,7 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> optax.GradientTransf
         trees = tuple(jax.tree.unflatten(structure, tree) for tree in delayed)
         return jax.tree.unflatten(structure, filtered), _LowpassState(trees, jnp.stack(ones))
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)
 
 
 class _AdaptiveState(NamedTuple):
@@ -226,7 +225,7 @@ def adaptive(
     *,
     proportional: bool = False,
     floor: float = 1e-3,
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Filter by a finite response whose taps follow the gradients' autocorrelation.
 
     From noisy gradients of earlier rounds and this one, c_0 = 1/2 and
@@ -311,7 +310,7 @@ def adaptive(
         after = _AdaptiveState(window[:-1], products, squares, t + 1)
         return jax.tree.map(filtered, *window), after
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)
 
 
 def _entries(tree: Updates) -> int:
@@ -374,7 +373,7 @@ def wiener(
     fresh: bool = True,
     unit: bool = False,
     floor: float = 1e-3,
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Filter updates by the causal filter of least mean square error for an AR(1) gradient.
 
     With x_t = rho x_{t-1} + w_t of variance p in every coordinate, observed as y_t = x_t + n_t,
@@ -488,7 +487,7 @@ def wiener(
             estimate = jax.tree.map(lambda leaf: leaf / ones.astype(leaf.dtype), estimate)
         return estimate, after
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)
 
 
 def _model(
@@ -520,7 +519,7 @@ class _MatrixState(NamedTuple):
     rounds: _Round
 
 
-def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
+def by_matrix(matrix: Float[np.ndarray, "t t"]) -> GradientTransformation:
     """Apply a causal filter over rounds that is given as a matrix, m_t = sum_{s<=t} F_ts y_s.
 
     ``dpjax.contrib.filtered`` uses it for filters that change by round. Memory is one copy
@@ -571,4 +570,4 @@ def by_matrix(matrix: Float[np.ndarray, "t t"]) -> optax.GradientTransformation:
         after = _MatrixState(jax.tree.unflatten(structure, past), state.rounds + 1)
         return jax.tree.unflatten(structure, filtered), after
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)

@@ -22,9 +22,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
-from optax import Params, Updates
+from optax import GradientTransformation, GradientTransformationExtraArgs, Params, Updates
 
 from dpjax import _numerics, _validate
 from dpjax._numerics import double_precision
@@ -59,6 +58,7 @@ _Scalar = Float[Array, ""]
 PACK = 65_536
 """The most entries of an agent in leaves that share one draw."""
 
+_EXACT = jax.lax.Precision.HIGHEST
 _DRAWS = {"laplace": variates.laplaces, "normal": variates.normals}
 
 
@@ -87,7 +87,7 @@ def correlated(
     grid: float | None = None,
     spread: Callable[[Array], Array] | None = None,
     rows: Sequence[int] | None = None,
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
 
     Z_t [n, d] is standard normal, fresh in every round t and coordinate. The product runs at full
@@ -185,7 +185,7 @@ def correlated(
                 if weights.ndim == 1:
                     noise = _scaled(colour[:, None], drawn, state.round)
                 else:
-                    noise = jnp.matmul(colour, drawn, precision=jax.lax.Precision.HIGHEST)
+                    noise = jnp.matmul(colour, drawn, precision=_EXACT)
                 _add_to_leaves(leaves, group, noise, grid)
         return leaves, tuple(past)
 
@@ -199,7 +199,7 @@ def scheduled(
     rounds: int,
     kind: Kind,
     rows: Sequence[int] | None = None,
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Add fresh noise of scale scales[t] to every entry of agent-stacked updates in round t.
 
     "laplace" is noise of density exp(-|v| / scale) / (2 scale), "normal" that of standard
@@ -327,7 +327,7 @@ def zero_sum(
     key: PRNGKeyArray,
     rounds: int,
     over: Over = "with_own_copy",
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Add noise to every message of a sender, such that the noises sum to zero.
 
     The noises of a sender's m messages are z_k - mean(z), z_k standard normals times
@@ -446,7 +446,7 @@ def pairwise(
     rounds: int,
     scale: float | Array = 1.0,
     agents: Sequence[int] | None = None,
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Add noise of every agent, and for every link +z at one end and -z at the other.
 
     Agent i adds sqrt(own) z_i + sum over its links of +-sqrt(shared) z_e, + at the end that the
@@ -528,16 +528,14 @@ def pairwise(
             draw = functools.partial(_draw_row, index=index, size=leaf.size // n, dtype=dtype)
             colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)
             drawn = jax.vmap(draw)(keys).reshape(-1, *leaf.shape[1:])
-            noise = jnp.tensordot(colour, drawn, axes=1, precision=jax.lax.Precision.HIGHEST)
+            noise = jnp.tensordot(colour, drawn, axes=1, precision=_EXACT)
             leaves.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
         return leaves, ()
 
     return _link(all_keys, rounds, add)
 
 
-def discrete(
-    code: SumCode, *, key: PRNGKeyArray, rounds: int
-) -> optax.GradientTransformationExtraArgs:
+def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> GradientTransformationExtraArgs:
     """Make whole numbers of agent-stacked payloads, with each agent's discrete Gaussian noise.
 
     Leaves in tree order are one vector [n, k], rotated by the round's public signs, rounded, and
@@ -588,7 +586,7 @@ def discrete(
     def update(
         payload: Updates,
         state: NoiseState,
-        params: optax.Params | None = None,
+        params: Params | None = None,
         *,
         key: PRNGKeyArray,
     ) -> tuple[Array, NoiseState]:
@@ -597,13 +595,14 @@ def discrete(
         _check_round(state.round, rounds)
         # This argument is the round's public key, of which the signs are made and nothing else.
         signs = simulated.public_signs(code, key)
-        integers, _ = simulated.noisy_rows(code, values, signs, jax.random.fold_in(*state[:2]))
+        noise_key = jax.random.fold_in(state.key, state.round)
+        integers, _ = simulated.noisy_rows(code, values, signs, noise_key)
         # Past the last round nothing may go out: integers have no NaN.
         integers = jnp.where(state.round < rounds, integers, 0)
         sent = jax.lax.bitcast_convert_type(integers, jnp.uint32)
         return sent, NoiseState(state.key, state.round + 1)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return GradientTransformationExtraArgs(init, update)
 
 
 def opened(code: SumCode, total: Array, key: PRNGKeyArray, like: Updates) -> Updates:
@@ -670,7 +669,7 @@ def _link(
     rounds: int,
     add: Callable[[_Paths, NoiseState, Array], _Added],
     start: Callable[[Params], _Past] = lambda params: (),
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """The transformation whose updates ``add(paths, state, valid)`` makes; NaN past the end."""
 
     def init(params: Params) -> NoiseState:
@@ -685,7 +684,7 @@ def _link(
         updates = jax.tree.unflatten(jax.tree.structure(updates), leaves)
         return updates, NoiseState(state.key, state.round + 1, past)
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)
 
 
 def _check_round(round: _Round, rounds: int) -> None:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
-from optax import OptState, Params, Updates
+from optax import GradientTransformation, OptState, Params, Updates
 
 from dpjax import _validate
 from dpjax.mechanism import filters
@@ -50,7 +50,7 @@ def scale_by_adam(
     b2: float = 0.999,
     floor: float = 1e-8,
     filter: tuple[Sequence[float], Sequence[float]] | None = None,
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Divide a filtered gradient by the root of its second moment, corrected for the noise.
 
     The update is m / sqrt(max(v - noise, floor)). m is the bias-corrected first moment: an average
@@ -175,7 +175,7 @@ def scale_by_galore(
     b2: float = 0.999,
     floor: float = 1e-8,
     filter: tuple[Sequence[float], Sequence[float]] | None = None,
-) -> optax.GradientTransformation:
+) -> GradientTransformation:
     """Run `scale_by_adam` on each matrix's projection on its leading singular vectors.
 
     Leaves of two axes and more are matrices of their last axis against the others. Those with a
@@ -254,7 +254,7 @@ def scale_by_galore(
         after = jax.lax.cond(due, change, keep, None)
         return jax.tree.unflatten(structure, scaled), after
 
-    return optax.GradientTransformation(init, update)
+    return GradientTransformation(init, update)
 
 
 def _matrix(leaf: Array) -> _Matrix:
