@@ -272,8 +272,8 @@ def test_no_two_entries_share_a_draw(kind, monkeypatch):
     """Every counter of every key that is hashed, over rounds, agents and leaves, counted."""
     seen = []
 
-    def noted(key, shape, dtype):
-        high, low = variates.words(key, shape)
+    def noted(key, shape, dtype, rows=None):
+        high, low = variates.words(key, shape, rows)
         seen.append((np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low))
         return jnp.zeros(shape, dtype)
 
