@@ -534,7 +534,7 @@ def _plain(value: Any) -> Any:
         fields = dict(vars(value))
         if isinstance(value, Loss):
             fields["kind"] = value.kind
-        value = fields
+        return {name: _plain(entry) for name, entry in fields.items()}
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
     if isinstance(value, dict):
