@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -129,31 +128,40 @@ def rounds(
     plans, problems, seeds = arguments.check_run(plan, problem, [seed])
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
-    kept = Checkpoint(key_file=key_file)
-    checkpoint.check_storage(plans, kept)
+    place = Checkpoint(key_file=key_file)
+    checkpoint.check_storage(plans, place)
     arguments.check_device(plans, None)
     data = Inputs.of(plans, problems, seeds)
     rounding = data.rounding(release=plan.config.release)
     # Refuses a release whose numbers are too coarse for its budget.
     statements.with_precision_cost(plan, data.payload, *rounding, problems)
-    arrays = jax.tree.map(lambda leaf: leaf[0], data.arrays)
+    statics = data.statics
+    run = _Run(
+        jax.tree.map(lambda leaf: leaf[0], data.arrays),
+        data.data,
+        data.batch_keys[0],
+        keys.throwaway(1)[0] if plan.config.release else keys.derive(seed, "noise"),
+        jnp.int32(plan.config.rounds),
+    )
     models = jax.tree.map(lambda leaf: leaf[0, 0], data.start(None, 1))
-    last = jnp.int32(plan.config.rounds)
-    if key_file is None:
-        noise_key = keys.derive(seed, "noise")
-        run = _Run(arrays, data.data, data.batch_keys[0], noise_key, last)
-        if agents is not None:
-            return _rounds_of_agents(plan, problem, data.statics, run, models, agents)
-        return _Loop(data.statics, run, models).rounds
     if agents is not None:
-        raise ValueError(
-            f"agents is {_validate.shown(agents)} of a release, whose groups would need a key file "
-            "each; give release=False, or leave agents out"
-        )
-    run = _Run(arrays, data.data, data.batch_keys[0], keys.throwaway(1)[0], last)
-    storage = _storage(plans, problems, seeds, data, _Loop(data.statics, run, models), kept)
-    run = run._replace(noise_key=storage.noise_keys()[0])
-    return _Loop(data.statics, run, models, storage).rounds
+        return _rounds_of_agents(plan, problem, statics, run, models, agents)
+    if not plan.config.release:
+        return _functions(statics, run, models)
+    # The key file is of these very programs: others would put its noise on other gradients.
+    state = _initial(statics, run, models)
+    programs = [program.trace(statics, run, state) for program in (_outgoing, _step)]
+    values = ((data.models, None), data.arrays, state.memory)
+    options = {"driver": "rounds"}
+    identity = checkpoint.of_run(
+        plans, problems, seeds, options, values, programs, data.memory.devices
+    )
+    storage = Storage(identity, place)
+    functions = _functions(statics, run._replace(noise_key=storage.noise_keys()[0]), models)
+    for function in functions:
+        # Its lock lasts as long as any of them can be called.
+        vars(function)["storage"] = storage
+    return functions
 
 
 class _Run(NamedTuple):
@@ -166,38 +174,14 @@ class _Run(NamedTuple):
     last: Int[Array, ""]
 
 
-@dataclass(frozen=True, eq=False)
-class _Loop:
-    """The compiled functions of one plan and one seed.
-
-    Attributes:
-        statics: What is static.
-        run: Arguments of every program.
-        models: Models to start from, leaves [n, ...].
-        storage: The locked key file of a release, which no other loop can use meanwhile.
-    """
-
-    statics: Statics
-    run: _Run
-    models: Models
-    storage: Storage | None = None
-
-    @property
-    def rounds(self) -> Rounds:
-        """The functions that a user calls."""
-        return Rounds(self.init, self.outgoing, self.incoming, self.step)
-
-    def init(self) -> State:
-        return _initial(self.statics, self.run, self.models)
-
-    def outgoing(self, state: State) -> Outgoing:
-        return _outgoing(self.statics, self.run, state)
-
-    def incoming(self, state: State, sent: Outgoing, received: Message) -> State:
-        return _incoming(self.statics, self.run, state, sent, received)
-
-    def step(self, state: State) -> tuple[State, Info]:
-        return _step(self.statics, self.run, state)
+def _functions(statics: Statics, run: _Run, models: Models) -> Rounds:
+    """The compiled functions of one plan and one seed."""
+    return Rounds(
+        functools.partial(_initial, statics, run, models),
+        functools.partial(_outgoing, statics, run),
+        functools.partial(_incoming, statics, run),
+        functools.partial(_step, statics, run),
+    )
 
 
 @compiled()
@@ -237,26 +221,6 @@ def _planned(run: _Run, state: State) -> State:
     return state._replace(models=jax.tree.map(until_last, state.models))
 
 
-def _storage(
-    plans: tuple[Plan, ...],
-    problems: tuple[Problem, ...],
-    seeds: tuple[int, ...],
-    data: Inputs,
-    loop: _Loop,
-    kept: Checkpoint,
-) -> Storage:
-    """The key file, for the programs that this loop runs, on these data."""
-    state = loop.init()
-    programs = [_outgoing.trace(loop.statics, loop.run, state)]
-    programs.append(_step.trace(loop.statics, loop.run, state))
-    values = ((data.models, None), data.arrays, state.memory)
-    options = {"driver": "rounds"}
-    identity = checkpoint.of_run(
-        plans, problems, seeds, options, values, programs, data.memory.devices
-    )
-    return Storage(identity, kept)
-
-
 def _rounds_of_agents(
     plan: Plan,
     problem: Problem,
@@ -266,51 +230,55 @@ def _rounds_of_agents(
     agents: Sequence[int],
 ) -> Rounds:
     """The rounds of some agents, from values that hold nothing of the others."""
-    chosen = _validate.agents("agents", agents, most=plan.agents - 1)
-    if not chosen or len(set(chosen)) != len(chosen):
+    if plan.config.release:
+        raise ValueError(
+            f"agents is {_validate.shown(agents)} of a release, whose groups would need a key file "
+            "each; give release=False, or leave agents out"
+        )
+    members = _validate.agents("agents", agents, most=plan.agents - 1)
+    if not members or len(set(members)) != len(members):
         raise ValueError(f"agents is {_validate.shown(agents)}; give one or more, each once")
-    senders = [plan.senders[agent] for agent in chosen]
+    senders = [plan.senders[agent] for agent in members]
     method = plan.method
-    combine = method.exchange.for_agents(plan.mixing, chosen, senders)
+    combine = method.exchange.for_agents(plan.mixing, members, senders)
     if not method.by_agent or combine is None:
         raise ValueError(
-            f"agents is {chosen} for method {method}, whose rounds need all agents; leave agents "
+            f"agents is {members} for method {method}, whose rounds need all agents; leave agents "
             "out, or give DSGD(gossip_steps=1), Tracking or GradientTracking"
         )
-    arrays: Arrays = rows_of(run.arrays, chosen)
+    arrays: Arrays = rows_of(run.arrays, members)
     # Their rows of W are in what combines messages.
     arrays = {name: array for name, array in arrays.items() if name != "mixing"}
     privatizer = statics.privatizer
     if privatizer is not None:
-        noise = privatizer.for_agents(arrays, chosen)
+        noise = privatizer.for_agents(arrays, members)
         if noise is None:
             raise ValueError(
-                f"agents is {chosen} for noise {plan.config.noise}, which is drawn for all agents "
+                f"agents is {members} for noise {plan.config.noise}, which is drawn for all agents "
                 "together; leave agents out, or give noise over agents by a factor, such as "
                 "Independent or Whisper"
             )
         privatizer, arrays = noise
     statics = statics._replace(
-        agents=len(chosen), privatizer=privatizer, members=Members(tuple(chosen), plan.agents)
+        agents=len(members), privatizer=privatizer, members=Members(tuple(members), plan.agents)
     )
-    data = _records_of(problem, chosen)._replace(frozen=run.data.frozen)
-    own = run._replace(arrays=arrays, data=data)
-    start = jax.tree.map(lambda leaf: leaf[np.array(chosen)], models)
+    data = _records_of(problem, members)._replace(frozen=run.data.frozen)
+    start = jax.tree.map(lambda leaf: leaf[np.array(members)], models)
     # Once and outside of any program: keys of other links follow from the noise key, and none of
     # them may enter one.
-    link = statics.link(arrays, own.noise_key)
-    first = statics.initial(arrays, start, own.batch_key, own.noise_key, privatizer=link)
-    draw = functools.partial(statics.draw, data, own.batch_key)
-    parts = {"frozen": data.frozen, "privatizer": link, "batches": first.secret.batches}
-    functions = statics.rounds(arrays, own.noise_key, draw, **parts)
+    link = statics.link(arrays, run.noise_key)
+    first = statics.initial(arrays, start, run.batch_key, run.noise_key, privatizer=link)
+    draw = functools.partial(statics.draw, data, run.batch_key)
+    parts = {"frozen": data.frozen, "privatizer": link}
+    functions = statics.rounds(arrays, run.noise_key, draw, **parts)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         value = combine(state.round, sent.message, received)
-        return _planned(own, functions.incoming(state, sent, value))
+        return _planned(run, functions.incoming(state, sent, value))
 
     def step(state: State) -> tuple[State, Info]:
         raise ValueError(
-            f"step needs messages of agents that are not among {chosen}; call outgoing and incoming"
+            f"step needs messages of others than agents {members}; call outgoing and incoming"
         )
 
     return Rounds(lambda: first, jax.jit(functions.outgoing), jax.jit(incoming), step)

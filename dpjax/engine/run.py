@@ -66,34 +66,6 @@ class Continuation:
         """Refuse the number of a first phase, whose noise would be repeated."""
         _validate.integer("number", self.number, least=1, most=2**31 - 1)
 
-    def check(self, plans: Sequence[Plan]) -> None:
-        """Refuse guarantees that do not compose with what the plans will spend.
-
-        Args:
-            plans: Those of the run.
-
-        Raises:
-            ValueError: For guarantees that are not one a plan, or a number that they have had.
-        """
-        spent = self.guarantees
-        listed = isinstance(spent, list | tuple)
-        if not listed or len(spent) != len(plans) or not _all_guarantees(spent):
-            raise ValueError(
-                f"guarantees is {_validate.shown(spent)} for {len(plans)} plans; give one "
-                "guarantee a plan, those of the earlier phase's result"
-            )
-        # Older records do not say their number.
-        first = max(max(before.phase + 1, len(before.phases)) for before in spent)
-        if self.number < first and not all(plan.config.release for plan in plans):
-            raise ValueError(
-                f"number is {self.number} and guarantees has had phases up to {first - 1}, whose "
-                f"noise a simulation would draw again from one seed; give {first} or more"
-            )
-
-
-def _all_guarantees(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, Guarantee) for value in values)
-
 
 def run(
     plans: Plan | Sequence[Plan],
@@ -200,16 +172,7 @@ def run(
         checkpoint_.check_storage(plans, kept)
         _check_options(progress, callback, continuation)
         schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
-        start: Models = None
-        phase = 0
-        spent = None
-        planned = False
-        if continuation is not None:
-            continuation.check(plans)
-            start = continuation.start
-            phase = continuation.number
-            spent = continuation.guarantees
-            planned = continuation.planned
+        start, phase, spent, planned = _earlier(plans, continuation)
         driver: ScanDriver | HostDriver = ScanDriver()
         if transport is not None:
             driver = host.make_driver(transport, plans, seeds, devices, kept.folder)
@@ -407,3 +370,27 @@ def _check_options(progress: Any, callback: Any, continuation: Any) -> None:
         raise ValueError(f"continuation is {shown}; give a Continuation, or None")
     if callback is not None and not callable(callback):
         raise ValueError(f"callback is {callback!r}; give a function of Progress, or None")
+
+
+def _earlier(
+    plans: Sequence[Plan], continuation: Continuation | None
+) -> tuple[Models, int, Sequence[Guarantee] | None, bool]:
+    """Start, number, guarantees and plannedness, whose guarantees compose with the plans'."""
+    if continuation is None:
+        return None, 0, None, False
+    spent = continuation.guarantees
+    number = continuation.number
+    listed = isinstance(spent, list | tuple) and all(isinstance(past, Guarantee) for past in spent)
+    if not listed or len(spent) != len(plans):
+        raise ValueError(
+            f"guarantees is {_validate.shown(spent)} for {len(plans)} plans; give one guarantee a "
+            "plan, those of the earlier phase's result"
+        )
+    # Older records do not say their number.
+    first = max(max(past.phase + 1, len(past.phases)) for past in spent)
+    if number < first and not all(plan.config.release for plan in plans):
+        raise ValueError(
+            f"number is {number} and guarantees has had phases up to {first - 1}, whose noise a "
+            f"simulation would draw again from one seed; give {first} or more"
+        )
+    return continuation.start, number, spent, continuation.planned

@@ -209,13 +209,10 @@ class Plan:
 
         Of a schedule, W_ij may be 0 in some rounds.
         """
-        matrices = [self.mixing] if self.mixing.ndim == 2 else self.mixing
-        pairs = {pair for matrix in matrices for pair in zip(*matrix.nonzero(), strict=True)}
-        senders: list[list[int]] = [[] for _ in range(self.agents)]
-        for receiver, sender in sorted(pairs):
-            if receiver != sender:
-                senders[receiver].append(int(sender))
-        return tuple(map(tuple, senders))
+        schedule = self.mixing.ndim == 3
+        links = scipy.sparse.csr_array(self.mixing.any(axis=0) if schedule else self.mixing)
+        rows = np.split(links.indices, links.indptr[1:-1])
+        return tuple(tuple(sorted({*row.tolist()} - {i})) for i, row in enumerate(rows))
 
     @functools.cached_property
     def arrays(self) -> Mapping[str, np.ndarray]:

@@ -217,13 +217,14 @@ def combining(mixing: Any, agents: Sequence[int], senders: Sequence[Sequence[int
         A function of the round's number, of trees of the agents' own values [m, ...] and of the
         senders' [m, senders, ...].
     """
-    matrices = [mixing] if mixing.ndim == 2 else list(mixing)
-    widest = max(map(len, senders))
-    weights = np.zeros((len(matrices), len(agents), 1 + widest))
-    for period, matrix in enumerate(matrices):
-        for row, agent in enumerate(agents):
-            for column, sender in enumerate((agent, *senders[row])):
-                weights[period, row, column] = matrix[agent, sender]
+    rows = mixing[..., list(agents), :] if mixing.ndim == 3 else mixing[list(agents)]
+    if scipy.sparse.issparse(rows):
+        rows = rows.toarray()
+    rows = rows.reshape(-1, len(agents), mixing.shape[-1])
+    weights = np.zeros((len(rows), len(agents), 1 + max(map(len, senders))))
+    for row, agent in enumerate(agents):
+        heard = [agent, *senders[row]]
+        weights[:, row, : len(heard)] = rows[:, row, heard]
 
     def combine(round: Int[Array, ""], sent: Tree, received: Tree) -> Tree:
         def mixed(own: Array, others: Array) -> Array:
