@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax._programs import compiled
 from dpjax.data.partition import local
-from dpjax.engine import arguments, checkpoint, keys
+from dpjax.engine import arguments, checkpoint, keys, program
 from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Info, Members, Outgoing, Rounds, Statics
@@ -54,6 +54,9 @@ def rounds(
     where every round sends its message once, or again unchanged. Whoever steps one state twice with
     different ``received`` values sends the noise of the next round with two payloads, which no
     guarantee covers. Metrics are not private.
+
+    A stored state (of all agents) goes on by ``init(stored)``, which draws the secret of its round again; with any
+    other secret its models are NaN.
 
     ``state.secret`` must not be stored or sent: whoever has it subtracts the noise. A simulation
     draws it from the seed. A release draws its noise key from the operating system and keeps it in
@@ -150,7 +153,7 @@ def rounds(
         return _functions(statics, run, models)
     # The key file is of these very programs: others would put its noise on other gradients.
     state = _initial(statics, run, models)
-    programs = [program.trace(statics, run, state) for program in (_outgoing, _step)]
+    programs = [function.trace(statics, run, state) for function in (_outgoing, _step)]
     values = ((data.models, None), data.arrays, state.memory)
     options = {"driver": "rounds"}
     identity = checkpoint.of_run(
@@ -184,14 +187,26 @@ def _functions(statics: Statics, run: _Run, models: Models) -> Rounds:
     )
 
 
+def _initial(statics: Statics, run: _Run, models: Models, stored: State | None = None) -> State:
+    first = _first(statics, run, models)
+    if stored is None:
+        return first
+    # A run stacks its states over seeds and plans.
+    stacked = jax.tree.map(lambda leaf: leaf[None], run.arrays)
+    models = jax.tree.map(lambda leaf: leaf[None, None], models)
+    secret = program.secret(statics, stacked, models, run.noise_key[None], stored.round)
+    of_seed = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], secret)
+    return State(stored.models, stored.memory, of_seed, stored.round)
+
+
 @compiled()
-def _initial(statics: Statics, run: _Run, models: Models) -> State:
+def _first(statics: Statics, run: _Run, models: Models) -> State:
     return statics.initial(run.arrays, models, run.batch_key, run.noise_key)
 
 
 @compiled()
 def _outgoing(statics: Statics, run: _Run, state: State) -> Outgoing:
-    return _rounds(statics, run).outgoing(state)
+    return _rounds(statics, run).outgoing(_planned(run, state))
 
 
 @compiled()
@@ -203,7 +218,7 @@ def _incoming(
 
 @compiled()
 def _step(statics: Statics, run: _Run, state: State) -> tuple[State, Info]:
-    new, info = _rounds(statics, run).step(state)
+    new, info = _rounds(statics, run).step(_planned(run, state))
     return _planned(run, new), info
 
 
@@ -213,12 +228,16 @@ def _rounds(statics: Statics, run: _Run) -> Rounds:
 
 
 def _planned(run: _Run, state: State) -> State:
-    """The state, its models NaN past the last round, for which there is no noise."""
+    """The state, its models NaN past the last round, and where its noise is of another round.
 
-    def until_last(leaf: Array) -> Array:
-        return jnp.where(state.round <= run.last, leaf, jnp.nan)
-
-    return state._replace(models=jax.tree.map(until_last, state.models))
+    A stored state with the secret of a new one would send noise that went out already.
+    """
+    valid = state.round <= run.last
+    for leaf in jax.tree.leaves(state.secret):
+        if program.is_counter(leaf):
+            valid &= leaf == state.round
+    models = jax.tree.map(lambda leaf: jnp.where(valid, leaf, jnp.nan), state.models)
+    return state._replace(models=models)
 
 
 def _rounds_of_agents(
@@ -281,7 +300,10 @@ def _rounds_of_agents(
             f"step needs messages of others than agents {members}; call outgoing and incoming"
         )
 
-    return Rounds(lambda: first, jax.jit(functions.outgoing), jax.jit(incoming), step)
+    def outgoing(state: State) -> Outgoing:
+        return functions.outgoing(_planned(run, state))
+
+    return Rounds(lambda: first, jax.jit(outgoing), jax.jit(incoming), step)
 
 
 def _records_of(problem: Problem, agents: Sequence[int]) -> Data:

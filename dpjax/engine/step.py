@@ -100,7 +100,8 @@ class Rounds(NamedTuple):
     The batch and the noise of a round follow from the seed and from ``state.round``.
 
     Attributes:
-        init: ``init() -> State`` before the first round.
+        init: ``init() -> State`` before the first round. That of `dpjax.rounds` also takes a stored
+            state, whose secret is not read: ``init(stored)`` goes on from it.
         outgoing: ``outgoing(state) -> Outgoing``, up to the message.
         incoming: ``incoming(state, sent, received) -> State``, from the message on; ``state`` is
             the one that `outgoing` had.
@@ -113,7 +114,7 @@ class Rounds(NamedTuple):
         ('init', 'outgoing', 'incoming', 'step')
     """
 
-    init: Callable[[], State]
+    init: Callable[..., State]
     outgoing: Callable[[State], Outgoing]
     incoming: Callable[[State, Outgoing, Message], State]
     step: Callable[[State], tuple[State, Info]]
