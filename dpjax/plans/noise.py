@@ -64,7 +64,7 @@ Laplace = ScheduledLaplace
 _TRIES = 40
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 _ONE_AGENT = HashableMatrix(np.ones((1, 1)))
-"""The network of strategies that depend on none: sums over rounds are one agent's models."""
+"""The network of strategies that depend on none."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,8 @@ class Whisper(Correlated):
 
     def __post_init__(self) -> None:
         """Refuse what is no horizon, limit or grouping, and keep plain numbers."""
-        if self.horizon is not None and not self._for_run:
+        for_run = isinstance(self.horizon, str) and self.horizon == "run"
+        if self.horizon is not None and not for_run:
             remedy = f'give "run", None for one step, or a whole number from 1 to {2**31 - 2}'
             limits = {"most": 2**31 - 2, "remedy": remedy}
             _validate.fields(self, _validate.integer, "horizon", **limits)
@@ -243,10 +244,6 @@ class Whisper(Correlated):
                 raise ValueError(f"subgroups is {shown}; give sequences of agents, or None")
             groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
             _validate.assign(self, subgroups=groups)
-
-    @property
-    def _for_run(self) -> bool:
-        return isinstance(self.horizon, str) and self.horizon == "run"
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -266,7 +263,7 @@ class Whisper(Correlated):
         return "Whisper, one step" if self.horizon is None else "Whisper, horizon"
 
     def _rounds(self, target: Target) -> int | None:
-        return target.rounds if self._for_run else self.horizon  # type: ignore[return-value]
+        return target.rounds if self.horizon == "run" else self.horizon
 
     def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
         """The design for the horizon, and for step sizes where these differ."""
@@ -334,13 +331,11 @@ class _Banded(Correlated):
         self, mixing: Mixing, participation: Participation, equal: bool = False
     ) -> Strategy:
         """The best strategy of these diagonals."""
+        # Sums over rounds are one agent's models.
+        over = mixing if self.of_network else _ONE_AGENT.matrix
         if self.bands is None:
-            return self.optimum(mixing, participation)
-        return banded.banded(mixing, participation, self.bands, equal=equal)
-
-    def optimum(self, mixing: Mixing, participation: Participation) -> Strategy:
-        """The best strategy of all diagonals."""
-        raise NotImplementedError
+            return temporal.mafalda(over, participation)
+        return banded.banded(over, participation, self.bands, equal=equal)
 
 
 @dataclass(frozen=True)
@@ -358,10 +353,6 @@ class PrefixSum(_Banded):
     label = "prefix_sum"
     look = Look("D-MF", "#999933", "X", "--")
 
-    def optimum(self, mixing: Mixing, participation: Participation) -> Strategy:
-        """The optimum for sums over rounds."""
-        return temporal.prefix_sum(participation)
-
 
 @dataclass(frozen=True)
 class Mafalda(_Banded):
@@ -376,10 +367,6 @@ class Mafalda(_Banded):
     label = "mafalda"
     look = Look("MAFALDA", "#882255", "p")
     of_network = True
-
-    def optimum(self, mixing: Mixing, participation: Participation) -> Strategy:
-        """The optimum for the network."""
-        return temporal.mafalda(mixing, participation)
 
 
 @dataclass(frozen=True)
