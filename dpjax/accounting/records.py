@@ -532,8 +532,10 @@ def _plain(value: Any) -> Any:
         return value.to_dict()
     if dataclasses.is_dataclass(value):
         fields = dict(vars(value))
-        if isinstance(value, Loss):
-            fields["kind"] = value.kind
+        # By its kind a loss finds its class again.
+        kind = getattr(value, "kind", None)
+        if kind is not None:
+            fields["kind"] = kind
         return {name: _plain(entry) for name, entry in fields.items()}
     if isinstance(value, tuple | list):
         return [_plain(entry) for entry in value]
