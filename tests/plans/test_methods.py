@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from dpjax.accounting import views
-from dpjax.accounting.sampled import Pld
+from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
@@ -282,7 +282,7 @@ def mu_of_what_is_sent(one, flip=lambda privatizer: privatizer):
 def stated_mu(one):
     """Of sampled batches: what their noise would be worth if they were known."""
     loss = one.guarantee.loss
-    return loss.unamplified if isinstance(loss, Pld) else one.guarantee.mu
+    return loss.unamplified if isinstance(loss, AmplifiedLoss) else one.guarantee.mu
 
 
 @pytest.mark.parametrize("name", few(*KINDS, among=PRIVATE))
@@ -381,9 +381,11 @@ def test_without_noise_and_clip_it_is_the_plain_method(name):
     data = Data(*(jnp.asarray(part) for part in (task.x, task.y, *task.partition[:2])), 0)
     for t in range(ROUNDS):
         key = keys.derive(3, "batches")
-        if statics.sampler.capacity is not None:
+        if statics.sampler.amplification() is not None:
             key = jax.random.fold_in(keys.derive(3, "noise"), 2**32 - 1)
-        drawn = statics.sampler.draw(jax.random.fold_in(key, t), t, data.counts)
+        if statics.sampler.key_of == "round":
+            key = jax.random.fold_in(key, t)
+        drawn = statics.sampler.draw(key, t, data.counts)
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1)
         skip = np.zeros(rows.shape, bool) if drawn.padding is None else drawn.padding
         step = of_agents(models, data.x[rows], data.y[rows], np.asarray(skip))
