@@ -15,11 +15,8 @@ from tests.support import make_config, make_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dpjax"
-ASIDE = (
-    *("_", "engine/arguments.py", "engine/memory.py"),
-    *("models/", "learning/supervised.py", "accounting/", "plans/statements.py"),
-)
-"""What serves all packages, checks, the user's model and loss, and what is stated of a plan."""
+ASIDE = ("_validate.py", "_numerics.py", "_agents.py", "_programs.py", "models/", "accounting/", "plans/statements.py")
+"""Checks of all packages, the user's model and loss, and what is stated of a plan."""
 
 
 def files(function, *values):
