@@ -203,8 +203,9 @@ class Bins(Amplification):
         budget = target.budget
         largest = _largest_ratio(self.hidden(target, strategy), budget.largest, budget.delta)
         # MARGINs cover what sums and roots of the loss round.
-        ratio = largest / (math.sqrt(target.pattern.epochs) * rounding.MARGIN)
-        return np.asarray((ratio / (moved * rounding.MARGIN)) ** 2 * (1 - 1e-12))
+        round_ratio = largest / (math.sqrt(target.pattern.epochs) * rounding.MARGIN)
+        deviation = round_ratio / (moved * rounding.MARGIN)
+        return np.asarray(deviation**2 * (1 - 1e-12))
 
     def loss(self, target: SampledTarget, noise: SampledNoise) -> BinLoss:
         """What every agent loses, in each round of a record's bin by its ratio."""
@@ -433,18 +434,22 @@ def _upper_normal(end: float) -> float:
 def _averaged(first: _Mean, first_count: int, second: _Mean, second_count: int) -> _Mean:
     """The mean of two independent means of so many, on a grid of its own."""
     count = first_count + second_count
-    shares = (first_count / count, second_count / count)
-    values = np.add.outer(shares[0] * first.values, shares[1] * second.values).ravel()
+    first_share = first_count / count
+    second_share = second_count / count
+    values = np.add.outer(first_share * first.values, second_share * second.values).ravel()
     masses = np.multiply.outer(first.masses, second.masses).ravel()
-    lost = shares[0] * first.lost + shares[1] * second.lost
+    lost = first_share * first.lost + second_share * second.lost
     with np.errstate(divide="ignore"):
         logs = np.log(values)
     low, high = _ends(logs, values, masses)
     width = (high - low) / (_NODES - 1)
     grid = np.append(0.0, np.exp(low + width * np.arange(_NODES)))
     # What is above the grid counts as its top, and the rest as lost.
-    lost += float(masses @ np.maximum(values - grid[-1], 0.0))
-    cells = np.clip(np.floor((logs - low) / width) + 1, 0, _NODES - 1).astype(np.intp)
+    excess = np.maximum(values - grid[-1], 0.0)
+    lost += float(masses @ excess)
+    # The first cell is the one from 0 to the grid's lowest positive number.
+    numbers = np.floor((logs - low) / width) + 1
+    cells = np.clip(numbers, 0, _NODES - 1).astype(np.intp)
     right = np.clip((values - grid[cells]) / np.diff(grid)[cells], 0.0, 1.0) * masses
     shared = np.bincount(cells, masses - right, minlength=_NODES + 1)
     shared += np.bincount(cells + 1, right, minlength=_NODES + 1)
@@ -461,7 +466,8 @@ def _ends(
     width = (float(finite.max()) - lowest) / _CELLS
     cells = np.clip((logs - lowest) / width, 0, _CELLS - 1).astype(np.intp)
     below = np.cumsum(np.bincount(cells, masses, minlength=_CELLS))
-    above = np.cumsum(np.bincount(cells, masses * values, minlength=_CELLS)[::-1])[::-1]
+    weighted = np.bincount(cells, masses * values, minlength=_CELLS)
+    above = np.cumsum(weighted[::-1])[::-1]
     first = int(np.searchsorted(below, _TAIL))
     last = int(np.count_nonzero(above > _TAIL))
     return lowest + width * first, lowest + width * max(last, first + 1)
@@ -474,7 +480,8 @@ def _largest_ratio(bins: int, epsilon: float, delta: float) -> float:
 
     allowed = epsilon * (1 - _CLOSE)
     # What holds where the bins are known holds where they are secret.
-    low = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta)) * (1 - 1e-9)
+    known_mu = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta))
+    low = known_mu * (1 - 1e-9)
 
     def excess(log_ratio: float) -> float:
         return _epsilon(bins, math.exp(log_ratio), delta) / allowed - 1

@@ -15,7 +15,15 @@ from tests.support import make_config, make_problem
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dpjax"
-ASIDE = ("_validate.py", "_numerics.py", "_agents.py", "_programs.py", "models/", "accounting/", "plans/statements.py")
+ASIDE = (
+    "_validate.py",
+    "_numerics.py",
+    "_agents.py",
+    "_programs.py",
+    "models/",
+    "accounting/",
+    "plans/statements.py",
+)
 """Checks of all packages, the user's model and loss, and what is stated of a plan."""
 
 
