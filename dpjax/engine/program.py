@@ -57,7 +57,10 @@ class Blocks:
     @property
     def data(self) -> Int[np.ndarray, " e"]:
         """The rounds of each block, as data: then blocks of all lengths are one program."""
-        return np.array([self.every] * self.whole + [self.tail] * bool(self.tail), np.int32)
+        lengths = [self.every] * self.whole
+        if self.tail:
+            lengths.append(self.tail)
+        return np.array(lengths, np.int32)
 
 
 def is_counter(leaf: Any) -> bool:
@@ -119,11 +122,13 @@ def over_runs(sequential: bool, function: Any, in_axes: Any, out_axes: Any, *val
     stacked = jax.tree.leaves(_of_each_leaf(lambda _: True, lambda _: False, in_axes, values))
 
     def body(item: Any) -> Any:
-        item = iter(item)
-        full = [next(item) if each else leaf for leaf, each in zip(leaves, stacked, strict=True)]
-        return function(*jax.tree.unflatten(structure, full))
+        mapped = iter(item)
+        arguments = []
+        for leaf, is_mapped in zip(leaves, stacked, strict=True):
+            arguments.append(next(mapped) if is_mapped else leaf)
+        return function(*jax.tree.unflatten(structure, arguments))
 
-    items = [leaf for leaf, each in zip(leaves, stacked, strict=True) if each]
+    items = [leaf for leaf, is_mapped in zip(leaves, stacked, strict=True) if is_mapped]
     return _of_each_leaf(lambda x: x, lambda x: x[0], out_axes, jax.lax.map(body, items))
 
 
@@ -156,8 +161,10 @@ def each_run(
         axes: Function of a state's axes that returns the axes of the others and of the results.
     """
     arrays, data, state, batch_keys, noise_keys = inputs
-    plans, seeds = state_axes(state, "plans"), state_axes(state, "seeds")
-    (plans_in, plans_out), (seeds_in, seeds_out) = axes(plans), axes(seeds)
+    plans = state_axes(state, "plans")
+    seeds = state_axes(state, "seeds")
+    plans_in, plans_out = axes(plans)
+    seeds_in, seeds_out = axes(seeds)
     sequential = statics.sequential
     # Over devices, JAX has no gradient of a convolution whose kernels are mapped, images not.
     plan_by_plan = sequential or statics.mesh is not None
@@ -196,8 +203,8 @@ def initial(
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
     arrays, models = whole((arrays, models))
-    one = jax.tree.map(lambda leaf: leaf[0, 0], models)
-    shapes = statics.template(arrays, one, noise_keys[0])
+    first_models = jax.tree.map(lambda leaf: leaf[0, 0], models)
+    shapes = statics.template(arrays, first_models, noise_keys[0])
 
     def of_seed(models: Any, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> State:
         def of_plan(arrays: Any, models: Any) -> State:
@@ -343,8 +350,9 @@ def advance(
     )
     if blocks.tail:
         state, last = block(state, blocks.tail)
-        join = lambda each, one: jnp.concatenate([each, one[None]])  # noqa: E731
-        measured = jax.tree.map(join, measured, last)
+        measured = jax.tree.map(
+            lambda blocks, block: jnp.concatenate([blocks, block[None]]), measured, last
+        )
     return _over_devices(statics, state), measured
 
 
@@ -426,8 +434,8 @@ def models_of(statics: Statics, state: State) -> Any:
         state: Stacked.
     """
     measured = statics.method.measured
-    both = jax.vmap(jax.vmap(lambda models, memory: measured(PublicState(models, memory))))
-    return both(state.models, state.memory)
+    of_run = lambda models, memory: measured(PublicState(models, memory))  # noqa: E731
+    return jax.vmap(jax.vmap(of_run))(state.models, state.memory)
 
 
 def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, Any]]:
@@ -441,8 +449,8 @@ def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, A
 def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
     """The reports of a round; traced once for all runs of a kind, and never run."""
     arrays, data = whole((arrays, data))
-    one = jax.tree.map(lambda leaf: leaf[0], arrays)
-    return dict(statics.first_round(one, data, models, key).metrics)
+    first_plan = jax.tree.map(lambda leaf: leaf[0], arrays)
+    return dict(statics.first_round(first_plan, data, models, key).metrics)
 
 
 def reports(
@@ -458,8 +466,8 @@ def reports(
         key: Any key.
     """
     shapes = _of_round.trace(statics, arrays, data, models, key).out_info
-    known = [name for name in statics.query.metrics if name in shapes]
-    return (*known, *sorted(set(shapes) - set(known)))
+    of_query = [name for name in statics.query.metrics if name in shapes]
+    return (*of_query, *sorted(set(shapes) - set(of_query)))
 
 
 def metric_names(

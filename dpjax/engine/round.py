@@ -55,8 +55,8 @@ def rounds(
     different ``received`` values sends the noise of the next round with two payloads, which no
     guarantee covers. Metrics are not private.
 
-    A stored state (of all agents) goes on by ``init(stored)``, which draws the secret of its round again; with any
-    other secret its models are NaN.
+    A stored state (of all agents) goes on by ``init(stored)``, which draws the secret of its round
+    again; with any other secret its models are NaN.
 
     ``state.secret`` must not be stored or sent: whoever has it subtracts the noise. A simulation
     draws it from the seed. A release draws its noise key from the operating system and keeps it in
