@@ -183,46 +183,47 @@ def run(
             others |= {"devices": devices, "planned": planned, "spent": spent}
             calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | others))
     options |= checkpoint_.check_alike(calls)
-    at = RunState.first(tasks, schedule, devices, phase, start)
-    data = at.inputs
+    runs = RunState.first(tasks, schedule, devices, phase, start)
+    data = runs.inputs
     # Only now is it known how many numbers a release draws; no message is out yet.
     rounding = data.rounding(release=any(plan.config.release for plan in plans))
     plans = tuple(with_precision_cost(plan, data.payload, *rounding, problems) for plan in plans)
     rule = stopping_rule(
         plans, schedule.ends, stopping=stopping, callback=callback is not None,
         before=spent, planned=planned, phase=phase, private=data.statics.method.measures_private
-        or any(one.evaluation_data == "private" for one in problems),
+        or any(task.evaluation_data == "private" for task in problems),
     )  # fmt: skip
     _say(progress, statements.forecast(plans, data.entries, problems[0].partition.counts))
-    identity, traced = {}, driver.traced(at)
+    identity: dict[str, str] = {}
+    traced = driver.traced(runs)
     if kept.folder is not None or kept.key_file is not None:
-        identity = _identity(plans, problems, seeds, options, at, start is not None, traced)
+        identity = _identity(plans, problems, seeds, options, runs, start is not None, traced)
     with contextlib.closing(Storage(identity, kept)) as storage:
         if not storage.ended:
-            data.memory.check_programs(traced, at.state)  # Before a release has a key.
-        at.open(storage)
-        _say(progress, at.done and f"resumed at round {at.done:,}")
+            data.memory.check_programs(traced, runs.state)  # Before a release has a key.
+        runs.open(storage)
+        _say(progress, runs.done and f"resumed at round {runs.done:,}")
         meter = Meter(len(plans) * len(seeds))
         try:
-            _drive(driver, at, meter, rule, callback, kept.seconds, progress)
+            _drive(driver, runs, meter, rule, callback, kept.seconds, progress)
         except KeyboardInterrupt as error:
-            error.add_note(f"interrupted at round {at.done}; {at.stored}")
+            error.add_note(f"interrupted at round {runs.done}; {runs.stored}")
             raise
         if storage.key_file is not None:
             storage.key_file.delete()
     # Nothing is published under "view": agents keep their own models, and phases are refused.
     private = any(plan.config.protect.gradients == "view" for plan in plans)
-    measured = schedule.marks <= at.done
+    measured = schedule.marks <= runs.done
     return Result(
         plans=plans,
         seeds=seeds,
         rounds=schedule.marks[measured],
-        metrics={name: value[measured] for name, value in at.metrics.items()},
-        guarantees=rule.at(at.done, decided=at.decided, lost=at.lost_noise()),
-        params=processes.collected(program.final_models(data.statics, private, at.state)),
+        metrics={name: value[measured] for name, value in runs.metrics.items()},
+        guarantees=rule.at(runs.done, decided=runs.decided, lost=runs.lost_noise()),
+        params=processes.collected(program.final_models(data.statics, private, runs.state)),
         seconds=sum(seconds for _, seconds in meter.chunks),
         rounds_per_second=meter.rate,
-        ended=at.done == schedule.total,
+        ended=runs.done == schedule.total,
         frozen=result.frozen_digest(problems[0].frozen),
         problem=problems[0].name,
         agent_names=problems[0].partition.names or (),
@@ -239,17 +240,18 @@ def _compared(problems: Sequence[Problem], start: Models, **optional: Any) -> di
     """What several processes compare of other arguments: whether the optional ones are there."""
     return {
         "start": None if start is None else checkpoint_.digest(start),
-        "evaluation_data": [one.evaluation_data for one in problems],
+        "evaluation_data": [task.evaluation_data for task in problems],
         **{name: value is not None for name, value in optional.items()},
     }
 
 
 def _identity(
-    plans: Any, problems: Any, seeds: Any, options: Any, at: RunState, started: bool, traced: Any
+    plans: Any, problems: Any, seeds: Any, options: Any, runs: RunState, started: bool, traced: Any
 ) -> dict[str, str]:
     """The identity of a run that is stored; without a start, models follow from the problem's."""
-    custom, data = at.state.models if started else None, at.inputs
-    values = processes.collected(((data.models, custom), data.arrays, at.state.memory))
+    data = runs.inputs
+    custom = runs.state.models if started else None
+    values = processes.collected(((data.models, custom), data.arrays, runs.state.memory))
     return checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.memory.devices)
 
 
@@ -262,23 +264,25 @@ class ScanDriver:
 
     options: ClassVar[dict[str, str]] = {}
 
-    def advance(self, at: RunState) -> None:
+    def advance(self, runs: RunState) -> None:
         """Do the rounds of a chunk; nothing is stored before its end.
 
         Args:
-            at: The state of the runs.
+            runs: The state of the runs.
         """
-        at.state, new = program.advance(*at.arguments, _as_argument(at.schedule.blocks(at.done)))
-        at.record(at.schedule.ahead(at.done), processes.collected(new))
+        runs.state, new = program.advance(
+            *runs.arguments, _as_argument(runs.schedule.blocks(runs.done))
+        )
+        runs.record(runs.schedule.ahead(runs.done), processes.collected(new))
 
-    def traced(self, at: RunState) -> list[Any]:
+    def traced(self, runs: RunState) -> list[Any]:
         """The program of every chunk's length, traced.
 
         Args:
-            at: The state before the first round.
+            runs: The state before the first round.
         """
-        variants = map(_as_argument, at.schedule.variants)
-        return [program.advance.trace(*at.arguments, blocks) for blocks in variants]
+        variants = map(_as_argument, runs.schedule.variants)
+        return [program.advance.trace(*runs.arguments, blocks) for blocks in variants]
 
 
 def _as_argument(blocks: program.Blocks) -> Any:
@@ -292,7 +296,7 @@ def _as_argument(blocks: program.Blocks) -> Any:
 
 def _drive(
     driver: ScanDriver | HostDriver,
-    at: RunState,
+    runs: RunState,
     meter: Meter,
     rule: StoppingRule,
     callback: Callable[[Progress], bool | None] | None,
@@ -300,58 +304,62 @@ def _drive(
     progress: bool,
 ) -> None:
     """Advance a run to its end, chunk by chunk."""
-    saved_at, warned, total = time.monotonic(), False, at.schedule.total
+    saved_at = time.monotonic()
+    warned = False
+    total = runs.schedule.total
     progress = progress and processes.is_first()
     notes: Any = _files.Notes() if progress else None
     with tqdm(
-        total=total, initial=at.done, disable=not progress, unit=" rounds",
+        total=total, initial=runs.done, disable=not progress, unit=" rounds",
         desc=_validate.counted(meter.runs, "run"), smoothing=0,
         mininterval=0.5 if progress and notes.isatty() else 30, file=notes,
     ) as bar:  # fmt: skip
-        while not at.ended:
-            length = at.schedule.ahead(at.done)
+        while not runs.ended:
+            length = runs.schedule.ahead(runs.done)
             began = time.monotonic()
-            driver.advance(at)
+            driver.advance(runs)
             meter.chunks.append((length, time.monotonic() - began))
             if progress:
-                bar.set_postfix_str(_latest(at.latest()), refresh=False)
+                bar.set_postfix_str(_latest(runs.latest()), refresh=False)
             bar.update(length)
             if progress and len(meter.chunks) == 1:
                 # The rate and the time left concern later chunks, which are compiled.
-                bar.start_t, bar.initial = bar.last_print_t, at.done
-            lost = at.lost_noise()
+                bar.start_t = bar.last_print_t
+                bar.initial = runs.done
+            lost = runs.lost_noise()
             if not warned and any(lost):
                 warned = True
                 _warn_of_lost(lost)
             with processes.all_gather_errors_and_values() as answers:
                 answer = None
                 if callback is not None and processes.is_first():
-                    guarantees = rule.at(at.done, decided=True, lost=lost)
-                    answer = callback(Progress(at.done, at.latest(), guarantees, meter.rate))
+                    guarantees = rule.at(runs.done, decided=True, lost=lost)
+                    answer = callback(Progress(runs.done, runs.latest(), guarantees, meter.rate))
                 due = time.monotonic() - saved_at >= checkpoint_seconds
                 answers.append((answer is not None, bool(answer), due))
             decided, stops, due = answers[0]
-            at.decided = at.decided or decided
-            at.ended = stops or at.done == total
-            if at.ended or due:
-                at.save()
+            runs.decided = runs.decided or decided
+            runs.ended = stops or runs.done == total
+            if runs.ended or due:
+                runs.save()
                 saved_at = time.monotonic()
 
 
 def _latest(metrics: dict[str, np.ndarray]) -> str:
     """Metrics beside the bar: of several runs the least and the largest."""
     # Of those that have not diverged, if there are any.
-    ends = (
-        (name, np.fmin.reduce(each, axis=None), np.fmax.reduce(each, axis=None))
-        for name, each in metrics.items()
-    )
-    several = max((each.size for each in metrics.values()), default=1) > 1
-    return ", ".join(f"{n} {a:.4g}" + f" to {b:.4g}" * several for n, a, b in ends)
+    texts = []
+    for name, values in metrics.items():
+        text = f"{name} {np.fmin.reduce(values, axis=None):.4g}"
+        if values.size > 1:
+            text += f" to {np.fmax.reduce(values, axis=None):.4g}"
+        texts.append(text)
+    return ", ".join(texts)
 
 
 def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
     """Warn that noise is finer than the numbers to which it is added."""
-    plan, round, share = next((v, *pair) for v, pair in enumerate(lost) if pair is not None)
+    plan, round, share = next((v, *loss) for v, loss in enumerate(lost) if loss is not None)
     warnings.warn(
         f"noise of plan {plan} is finer than the numbers that it is added to: from round "
         f"{round:,} on up to {share:.2g} of a message's entries have gone out without noise, which "
