@@ -22,7 +22,7 @@ from dpjax.engine.checkpoint import Storage, digest
 from dpjax.engine.state import RunState, not_finite
 from dpjax.engine.step import Outgoing, Rounds, Statics, finite_leaves
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Message, State
+from dpjax.protocols import Arrays, Message, State
 from dpjax.topology import mixing
 
 __all__ = ["Transport", "local"]
@@ -63,13 +63,13 @@ def local(plan: Plan) -> Transport:
     """
 
     @jax.jit
-    def value(message: Any, round: Any) -> Any:
+    def value(message: Message, round: Any) -> Any:
         kind = _numerics.wide_dtype(message)
         given = {**plan.arrays, "mixing": mixing.dense(plan.mixing)}
         arrays = {name: jnp.asarray(array, kind) for name, array in given.items()}
         return plan.method.exchange(arrays, round, message).value
 
-    def transport(message: Any, round: int) -> Any:
+    def transport(message: Message, round: int) -> Any:
         return jax.device_get(value(message, jnp.int32(round)))
 
     # No message leaves the process.
@@ -131,7 +131,7 @@ class HostDriver:
             measured, run.sums = jax.device_get(values), jax.tree.map(jnp.zeros_like, sums)
         run.record(1, measured)
 
-    def _received(self, message: Any, round: int, expected: Any, storage: Storage) -> Any:
+    def _received(self, message: Message, round: int, expected: Any, storage: Storage) -> Any:
         """The result of the transport; its errors get a note on how to continue."""
         try:
             received = self.transport(message, round)
@@ -230,10 +230,10 @@ def _measured(statics: Statics, length: int, data: Any, state: State, sums: Any)
     return jax.tree.map(lambda leaf: leaf[None], values)
 
 
-def _delivered(statics: Statics, arrays: Any, message: Any) -> Any:
+def _delivered(statics: Statics, arrays: Arrays, message: Message) -> Any:
     """Shapes of the result of the method's exchange."""
 
-    def value(arrays: Any, message: Any) -> Any:
+    def value(arrays: Arrays, message: Message) -> Any:
         one = jax.tree.map(lambda leaf: leaf[0], arrays)
         return statics.method.exchange(one, jnp.int32(0), message).value
 
@@ -287,7 +287,7 @@ def make_driver(
     return HostDriver(transport, survivors)
 
 
-def check_delivered(subject: str, received: Any, expected: Any) -> None:
+def check_delivered(subject: str, received: Message, expected: Any) -> None:
     """Refuse values unlike those of the method's exchange.
 
     Args:

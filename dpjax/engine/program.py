@@ -27,7 +27,7 @@ from dpjax._agents import AGENTS
 from dpjax._programs import compiled
 from dpjax.engine.processes import place, whole
 from dpjax.engine.step import LOST, NOT_FINITE, Data, Rounds, Secret, Statics
-from dpjax.protocols import PublicState, State
+from dpjax.protocols import Arrays, Memory, Models, PublicState, State
 
 __all__: list[str] = []
 
@@ -173,7 +173,7 @@ def each_run(
         # Once for all plans, which may run one after the other.
         drawn = statics.draw(data, batch_key, state)
 
-        def of_plan(state: State, arrays: Any, *others: Any) -> Any:
+        def of_plan(state: State, arrays: Arrays, *others: Any) -> Any:
             rounds = statics.rounds(arrays, noise_key, lambda _: drawn, frozen=data.frozen)
             return function(rounds, state, *others)
 
@@ -188,7 +188,11 @@ def each_run(
 
 @compiled()
 def initial(
-    statics: Statics, arrays: Any, models: Any, batch_keys: PRNGKeyArray, noise_keys: PRNGKeyArray
+    statics: Statics,
+    arrays: Arrays,
+    models: Models,
+    batch_keys: PRNGKeyArray,
+    noise_keys: PRNGKeyArray,
 ) -> State:
     """Build the stacked initial state.
 
@@ -206,8 +210,8 @@ def initial(
     first_models = jax.tree.map(lambda leaf: leaf[0, 0], models)
     shapes = statics.template(arrays, first_models, noise_keys[0])
 
-    def of_seed(models: Any, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> State:
-        def of_plan(arrays: Any, models: Any) -> State:
+    def of_seed(models: Models, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> State:
+        def of_plan(arrays: Arrays, models: Models) -> State:
             return statics.initial(arrays, models, batch_key, noise_key)
 
         return jax.vmap(of_plan, out_axes=state_axes(shapes, "plans"))(arrays, models)
@@ -239,7 +243,7 @@ def final_models(statics: Statics, private: bool, state: State) -> Any:
     if private:
         return place(models_of(statics, state), statics.mesh, 2, statics.agents)
 
-    def released(models: Any, memory: Any) -> Any:
+    def released(models: Models, memory: Memory) -> Any:
         return statics.method.released(PublicState(models, memory))
 
     models = jax.vmap(jax.vmap(released))(state.models, state.memory)
@@ -248,7 +252,7 @@ def final_models(statics: Statics, private: bool, state: State) -> Any:
 
 @compiled()
 def secret(
-    statics: Statics, arrays: Any, models: Any, noise_keys: PRNGKeyArray, rounds: Any = None
+    statics: Statics, arrays: Arrays, models: Models, noise_keys: PRNGKeyArray, rounds: Any = None
 ) -> Any:
     """The secret slot of the stacked state under the noise of other keys.
 
@@ -298,7 +302,7 @@ def secret(
 @compiled(donate_argnames="state")
 def advance(
     statics: Statics,
-    arrays: Any,
+    arrays: Arrays,
     data: Data,
     state: State,
     batch_keys: PRNGKeyArray,
@@ -356,7 +360,7 @@ def advance(
     return _over_devices(statics, state), measured
 
 
-def _consensus(models: Any) -> Float[Array, ""]:
+def _consensus(models: Models) -> Float[Array, ""]:
     """Mean squared distance of the agents' models from their average."""
     leaves = [leaf - jnp.mean(leaf, axis=0, keepdims=True) for leaf in jax.tree.leaves(models)]
     return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
@@ -438,7 +442,7 @@ def models_of(statics: Statics, state: State) -> Any:
     return jax.vmap(jax.vmap(of_run))(state.models, state.memory)
 
 
-def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, Any]]:
+def _measures(statics: Statics, frozen: Models) -> Callable[[Any, Any], dict[str, Any]]:
     """The metrics of models that lack frozen leaves."""
     if frozen is None:
         return statics.metrics
@@ -446,7 +450,9 @@ def _measures(statics: Statics, frozen: Any) -> Callable[[Any, Any], dict[str, A
 
 
 @compiled()
-def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray) -> Any:
+def _of_round(
+    statics: Statics, arrays: Arrays, data: Data, models: Models, key: PRNGKeyArray
+) -> Any:
     """The reports of a round; traced once for all runs of a kind, and never run."""
     arrays, data = whole((arrays, data))
     first_plan = jax.tree.map(lambda leaf: leaf[0], arrays)
@@ -454,7 +460,7 @@ def _of_round(statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGK
 
 
 def reports(
-    statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray
+    statics: Statics, arrays: Arrays, data: Data, models: Models, key: PRNGKeyArray
 ) -> tuple[str, ...]:
     """Names of a round's reports: first those of the query, then those of the method.
 
@@ -471,7 +477,7 @@ def reports(
 
 
 def metric_names(
-    statics: Statics, arrays: Any, data: Data, models: Any, key: PRNGKeyArray
+    statics: Statics, arrays: Arrays, data: Data, models: Models, key: PRNGKeyArray
 ) -> tuple[str, ...]:
     """Names of the metrics that `advance` returns, without tracing it.
 

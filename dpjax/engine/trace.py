@@ -18,7 +18,7 @@ from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Statics
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Models, PublicState, State, Updates
+from dpjax.protocols import Arrays, Message, Models, PublicState, State, Updates
 
 __all__ = ["Passed", "empirical_sensitivity", "trace"]
 
@@ -41,7 +41,7 @@ class Passed(NamedTuple):
 
     private: Any
     noisy: Any
-    message: Any
+    message: Message
     before: PublicState
     after: PublicState
 
@@ -183,12 +183,12 @@ def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Inputs,
 
 @compiled(static=3)
 def _traced(
-    statics: Statics, read: Read, length: int, arrays: Any, data: Data, models: Any,
+    statics: Statics, read: Read, length: int, arrays: Arrays, data: Data, models: Models,
     batch_keys: Any, noise_keys: Any, sent: Any,
 ) -> Any:  # fmt: skip
     """What is read of every round, [S, T, ...]; ``sent`` replaces the noisy payloads."""
 
-    def of_seed(models: Any, batch_key: Any, noise_key: Any, noisy: Any, data: Data) -> Any:
+    def of_seed(models: Models, batch_key: Any, noise_key: Any, noisy: Any, data: Data) -> Any:
         recording = _recording(statics.link(arrays, noise_key), noisy)
         draw = functools.partial(statics.draw, data, batch_key)
         parts = {"frozen": data.frozen, "privatizer": recording}
