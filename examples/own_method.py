@@ -23,8 +23,7 @@ class Push(dp.methods.DSGD):
     stochastic = "columns"  # An agent divides what it sends.
 
     def start(self, ctx, models):
-        agents = len(jax.tree.leaves(models)[0])
-        return ctx.optimizer.init(models), models, jnp.ones(agents, "f4")
+        return ctx.optimizer.init(models), models, jnp.ones(len(jax.tree.leaves(models)[0]), "f4")
 
     def emit(self, ctx, public_state):  # Models are x / w; the weights are public.
         total, metrics = ctx.query(public_state.models, ctx.batch)
