@@ -81,10 +81,10 @@ def fraction(name: str, value: Any) -> float:
     return number(name, value, remedy=remedy, holds=lambda x: 0 < x <= 1)
 
 
-def single_precision(name: str, value: Any, least: float, most: float) -> float:
-    """Return ``value`` as a float from ``least`` to ``most``, which float32 can work with."""
-    remedy = f"give a finite number above 0, from {least:g} to {most:g}, as float32 needs"
-    return number(name, value, remedy=remedy, holds=lambda x: least <= x <= most)
+def single_precision(name: str, value: Any, minimum: float, maximum: float) -> float:
+    """Return ``value`` as a float from ``minimum`` to ``maximum``, which float32 can work with."""
+    remedy = f"give a finite number above 0, from {minimum:g} to {maximum:g}, as float32 needs"
+    return number(name, value, remedy=remedy, holds=lambda x: minimum <= x <= maximum)
 
 
 def probability(
@@ -100,18 +100,23 @@ def spread(name: str, value: Any) -> float:
 
 
 def integer(
-    name: str, value: Any, *, least: int = 1, most: int | None = None, remedy: str | None = None
+    name: str,
+    value: Any,
+    *,
+    minimum: int = 1,
+    maximum: int | None = None,
+    remedy: str | None = None,
 ) -> int:
-    """Return ``value`` as an int from ``least`` to ``most``, else raise ValueError."""
+    """Return ``value`` as an int from ``minimum`` to ``maximum``, else raise ValueError."""
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    largest = 2**63 - 1 if most is None else most  # arrays hold no more
-    if is_integer and least <= value <= largest:
+    largest = 2**63 - 1 if maximum is None else maximum  # arrays hold no more
+    if is_integer and minimum <= value <= largest:
         return int(value)
     if remedy is None:
         # The limit of arrays is worth a word only where it is what was exceeded.
         is_too_large = is_integer and value > largest
-        has_limit = most is not None or is_too_large
-        limits = f"from {least} to {largest}" if has_limit else f"of at least {least}"
+        has_limit = maximum is not None or is_too_large
+        limits = f"from {minimum} to {largest}" if has_limit else f"of at least {minimum}"
         remedy = f"give a whole number {limits}"
     raise ValueError(f"{name} is {shown(value)}; {remedy}")
 
@@ -130,13 +135,13 @@ def entries(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def agents(name: str, values: Any, *, most: int = 2**31 - 2) -> list[int]:
-    """Return agents' indices as ints from 0 to ``most``, else raise ValueError."""
+def agents(name: str, values: Any, *, maximum: int = 2**31 - 2) -> list[int]:
+    """Return agents' indices as ints from 0 to ``maximum``, else raise ValueError."""
     indices = entries(name, values)
     for index in indices:
         if isinstance(index, str):
             raise ValueError(f"{name} names {shown(index)}; give indices, by topology.nodes.find")
-    return [integer(name, index, least=0, most=most) for index in indices]
+    return [integer(name, index, minimum=0, maximum=maximum) for index in indices]
 
 
 def refuse(rules: Mapping[str, Any]) -> None:
@@ -391,31 +396,33 @@ def resident() -> tuple[int, int]:
     except (OSError, KeyError):  # Not Linux; the most is all that is known, on macOS in bytes.
         import resource
 
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return (most,) * 2 if sys.platform == "darwin" else (most * 1024,) * 2
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if sys.platform != "darwin":
+            peak *= 1024
+        return peak, peak
 
 
 def memory(
-    name: str, value: object, what: str, *shape: int, item: int = 8, most: int | None = None
+    name: str, value: object, purpose: str, *shape: int, item: int = 8, maximum: int | None = None
 ) -> None:
     """Refuse an array that this machine cannot hold, before it is allocated.
 
     Args:
         name: The argument that decides the size.
         value: Its value.
-        what: The array, as in "a strategy [T, T]".
+        purpose: The array, as in "a strategy [T, T]".
         shape: Its shape; several arrays at once by a leading number.
         item: Bytes an entry.
-        most: Bytes that there are; None is `memory_limit`.
+        maximum: Bytes that there are; None is `memory_limit`.
 
     Raises:
         ValueError: With the bytes that it takes and those that there are.
     """
     size = math.prod(map(int, shape)) * item
-    limit = memory_limit() if most is None else most
+    limit = memory_limit() if maximum is None else maximum
     if size > limit:
         raise ValueError(
-            f"{name} is {value!r}, for which {what} takes {size / 2**30:,.1f} GiB; this machine "
+            f"{name} is {value!r}, for which {purpose} takes {size / 2**30:,.1f} GiB; this machine "
             f"has {limit / 2**30:,.1f} GiB: give a smaller one"
         )
 

@@ -108,8 +108,8 @@ class BinLoss(AmplifiedLoss):
     def __post_init__(self) -> None:
         """Refuse what is no number of bins or rounds, and what is no sensitivity."""
         _validate.integer("separation", self.separation)
-        _validate.integer("bins", self.bins, most=self.separation)
-        _validate.integer("rounds", self.rounds, least=0)
+        _validate.integer("bins", self.bins, maximum=self.separation)
+        _validate.integer("rounds", self.rounds, minimum=0)
         ratios = tuple(float(ratio) for ratio in self.ratios)
         if not ratios or not all(0 <= ratio for ratio in ratios):
             raise ValueError(f"ratios is {ratios}; give a number >= 0 for each agent")
@@ -251,10 +251,10 @@ class BallsInBins(Sampler):
 
     def __post_init__(self) -> None:
         """Refuse what is no number of bins or records."""
-        _validate.fields(self, _validate.integer, "bins", most=2**16)
-        _validate.fields(self, _validate.integer, "capacity", most=2**31 - 2)
+        _validate.fields(self, _validate.integer, "bins", maximum=2**16)
+        _validate.fields(self, _validate.integer, "capacity", maximum=2**31 - 2)
         if self.records is not None:
-            _validate.fields(self, _validate.integer, "records", most=2**31 - 2)
+            _validate.fields(self, _validate.integer, "records", maximum=2**31 - 2)
 
     @property
     def divisor(self) -> float:

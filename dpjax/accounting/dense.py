@@ -41,7 +41,7 @@ def materialize(
     """
     observed = rounds * model.state_output.shape[1]
     columns = rounds * (model.gradient.shape[2] + model.noise.shape[2])
-    _validate.memory("rounds", rounds, "a dense view", observed, columns, most=LARGEST)
+    _validate.memory("rounds", rounds, "a dense view", observed, columns, maximum=LARGEST)
     return stacked(model, rounds)
 
 

@@ -70,8 +70,8 @@ class Cohort:
     def __post_init__(self) -> None:
         """Refuse a cohort without an honest survivor."""
         clients = _validate.integer("clients", self.clients)
-        gone = _validate.integer("dropouts", self.dropouts, least=0)
-        gone += _validate.integer("colluders", self.colluders, least=0)
+        gone = _validate.integer("dropouts", self.dropouts, minimum=0)
+        gone += _validate.integer("colluders", self.colluders, minimum=0)
         if gone >= clients:
             raise ValueError(
                 f"clients is {clients}, of whom {gone} may drop out or collude; ask more clients"

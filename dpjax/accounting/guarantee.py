@@ -475,7 +475,7 @@ class Guarantee(Record):
         if self.per_agent_epsilon is None:
             return dataclasses.replace(self, phases=phases)
         last = len(self.per_agent_epsilon) - 1
-        gone = _validate.agents("departed", departed, most=last)
+        gone = _validate.agents("departed", departed, maximum=last)
         stay = np.delete(self.per_agent_epsilon, gone).tolist()
         if not stay:
             raise ValueError(f"departed is {gone}, everyone; leave at least one agent")

@@ -443,7 +443,7 @@ def energies(model: Model, participation: Participation) -> Energies:
         # Tails, windows, and two more while these are made.
         numbers += rounds * s * s * (1 if separation == 1 else 4)
     filter_text = f"a filter of {s} states, {m} observed rows and {n} agents"
-    _validate.memory("rounds", rounds, filter_text, numbers, most=LARGEST)
+    _validate.memory("rounds", rounds, filter_text, numbers, maximum=LARGEST)
     one_thread = jax.default_backend() == "cpu" and s <= SMALL
     with double_precision(), one_lapack_thread() if one_thread else contextlib.nullcontext():
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))

@@ -69,7 +69,7 @@ class Loss:
             ValueError: For more rounds than are covered.
         """
         # A longer run has rounds of which nothing is known here.
-        if _validate.integer("rounds", rounds, least=0) > self.rounds:
+        if _validate.integer("rounds", rounds, minimum=0) > self.rounds:
             raise ValueError(
                 f"rounds is {rounds}, the loss covers {self.rounds}; account for the longer run"
             )

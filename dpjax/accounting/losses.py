@@ -49,13 +49,13 @@ class _Summed(Loss):
         """Refuse what is no loss, and participations that are none."""
         if self.size is None or not self.size >= 0:
             raise ValueError(f"{self.parameter} is {self.size}; give a number >= 0")
-        _validate.integer("rounds", self.rounds, least=0)
+        _validate.integer("rounds", self.rounds, minimum=0)
         _validate.flag(self.flag, getattr(self, self.flag))
         pair: Any = self.participation
         if pair is not None:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise ValueError(f"participation is {pair!r}; give (epochs, separation), or None")
-            _validate.integer("participation[0]", pair[0], least=0, most=self.rounds)
+            _validate.integer("participation[0]", pair[0], minimum=0, maximum=self.rounds)
             _validate.integer("participation[1]", pair[1])
 
     @property

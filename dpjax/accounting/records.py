@@ -150,7 +150,7 @@ class Caveats:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number >= 0")
         for name in ("unused", "dropouts", "colluders", "phase"):
-            object.__setattr__(self, name, _validate.integer(name, getattr(self, name), least=0))
+            object.__setattr__(self, name, _validate.integer(name, getattr(self, name), minimum=0))
         if self.secrets is not None:
             _validate.one_of("secrets", self.secrets, get_args(Secrets))
         if self.lost_noise is not None:
@@ -226,7 +226,7 @@ class Record(Threat, Caveats):
         exact = self.exact_epsilon  # Refuses a bad delta.
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon is {self.epsilon}; give a number >= 0")
-        _validate.integer("unused", self.unused, least=0, most=self.rounds)
+        _validate.integer("unused", self.unused, minimum=0, maximum=self.rounds)
         if self.relation is None:
             if not self.epsilon == self.mu == math.inf or self.release:
                 raise ValueError(

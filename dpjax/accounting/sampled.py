@@ -106,7 +106,7 @@ class Phase:
             raise ValueError(
                 f"{len(self.rates)} rates for {len(self.ratios)} ratios; give one each an agent"
             )
-        _validate.integer("rounds", self.rounds, least=0)
+        _validate.integer("rounds", self.rounds, minimum=0)
         _validate.flag("whole", self.whole)
         _validate.integer("separation", self.separation)
 

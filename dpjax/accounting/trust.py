@@ -410,7 +410,7 @@ def nodes_of(name: str, numbers: Any, n: int) -> tuple[int, ...]:
         n: Number of agents.
     """
     numbers = numbers if isinstance(numbers, Collection) else [numbers]
-    nodes = sorted(set(_validate.agents(name, numbers, most=n - 1)))
+    nodes = sorted(set(_validate.agents(name, numbers, maximum=n - 1)))
     if name == "attackers" and len(nodes) in (0, n):
         number = "all" if nodes else "none of"
         remedy = "give at least one, leave a victim"

@@ -88,7 +88,7 @@ class Average(Method):
                 "algorithms.dsgd.DSGD()"
             )
         _validate.fields(self, _validate.fraction, "decay")
-        _validate.fields(self, _validate.integer, "begin", least=0, most=2**31 - 2)
+        _validate.fields(self, _validate.integer, "begin", minimum=0, maximum=2**31 - 2)
 
     def check_rounds(self, rounds: int) -> None:
         """Refuse a run that ends before the average begins, or that the method refuses.

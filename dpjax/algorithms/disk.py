@@ -86,11 +86,11 @@ class DiSK(DSGD):
     def __post_init__(self) -> None:
         """Check the parameters of the filter."""
         super().__post_init__()
-        _validate.fields(self, _validate.single_precision, "kappa", least=_SMALLEST, most=1e37)
+        _validate.fields(self, _validate.single_precision, "kappa", minimum=_SMALLEST, maximum=1e37)
         if self.kappa >= 1:
             raise ValueError(f"kappa is {self.kappa}; give a number below 1, or the method DSGD()")
         if self.gamma is not None:
-            limits = dict(least=_SMALLEST, most=1 / _SMALLEST)
+            limits = dict(minimum=_SMALLEST, maximum=1 / _SMALLEST)
             _validate.fields(self, _validate.single_precision, "gamma", **limits)
         _validate.one_of("weights", self.weights, ("paper", "opacus"))
 

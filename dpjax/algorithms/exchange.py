@@ -154,7 +154,7 @@ class Trusted(Aggregator):
 
     def __post_init__(self) -> None:
         """Check the number of dropouts and the missing agents."""
-        _validate.fields(self, _validate.integer, "dropouts", least=0, most=2**31 - 2)
+        _validate.fields(self, _validate.integer, "dropouts", minimum=0, maximum=2**31 - 2)
         _validate.fields(self, _agents, "missing")
 
     def min_survivors(self, agents: int) -> int:
@@ -253,8 +253,8 @@ class Masked(Trusted):
         """Check the number of neighbours."""
         super().__post_init__()
         if self.degree is not None:
-            _validate.fields(self, _validate.integer, "degree", least=2, most=2**31 - 2)
-        _validate.fields(self, _validate.integer, "seed", least=0, most=2**31 - 2)
+            _validate.fields(self, _validate.integer, "degree", minimum=2, maximum=2**31 - 2)
+        _validate.fields(self, _validate.integer, "seed", minimum=0, maximum=2**31 - 2)
 
     def _total(self, messages: Message, present: Bool[Array, " n"], round: RoundNumber) -> Message:
         """The sum of masked messages, unmasked."""

@@ -115,7 +115,7 @@ class Federated(Method):
         if not 0 <= _validate.number("centre", self.centre) < 1:
             raise ValueError(f"centre is {self.centre!r}; give a decay from 0 to below 1")
         _validate.fields(self, _validate.integer, "local_steps")
-        limits = dict(least=1e-30, most=1e30)
+        limits = dict(minimum=1e-30, maximum=1e30)
         _validate.fields(self, _validate.single_precision, "local_step_size", **limits)
 
     @property

@@ -76,7 +76,7 @@ class PMLF(DSGD):
     def __post_init__(self) -> None:
         """Check the weights."""
         super().__post_init__()
-        _validate.fields(self, _validate.integer, "length", least=2, most=_MOST)
+        _validate.fields(self, _validate.integer, "length", minimum=2, maximum=_MOST)
         _validate.fields(self, _validate.fraction, "beta")
 
     @property

@@ -106,7 +106,7 @@ class CorrelatedRandomness(Unbounded, Method):
 
     def __post_init__(self) -> None:
         """Check the number of iterations."""
-        _validate.fields(self, _validate.integer, "until", least=0, most=2**30)
+        _validate.fields(self, _validate.integer, "until", minimum=0, maximum=2**30)
 
     def start(self, ctx: Round, models: Models) -> TrackerMemory:
         """Nothing tracked, no gradient yet."""

@@ -282,7 +282,9 @@ class Learned:
         remedy = (
             f"k is {self.k}: give more columns, or fewer random ones, probes from 0 to {self.k}"
         )
-        _validate.fields(self, _validate.integer, "probes", least=0, most=self.k, remedy=remedy)
+        _validate.fields(
+            self, _validate.integer, "probes", minimum=0, maximum=self.k, remedy=remedy
+        )
         _validate.fields(self, _validate.flag, "as_published", "aligned")
         if self.floor is not None:
             _validate.fields(self, _validate.positive, "floor")

@@ -133,7 +133,7 @@ class Tracking(ModelSent):
 
     def __post_init__(self) -> None:
         """Check that float32 holds beta."""
-        _validate.fields(self, _validate.single_precision, "beta", least=1e-9, most=1e9)
+        _validate.fields(self, _validate.single_precision, "beta", minimum=1e-9, maximum=1e9)
 
     def start(self, ctx: Round, models: Models) -> Sent:
         """The optimizer's state, and a tracker of zeros."""
@@ -186,7 +186,7 @@ class DPOP(ModelSent):
     def __post_init__(self) -> None:
         """Check the box."""
         if self.box is not None:
-            _validate.fields(self, _validate.single_precision, "box", least=1e-9, most=1e9)
+            _validate.fields(self, _validate.single_precision, "box", minimum=1e-9, maximum=1e9)
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message

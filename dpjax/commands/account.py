@@ -331,7 +331,7 @@ def distances(mixing: Matrix, attackers: Sequence[int]) -> Int[np.ndarray, " n"]
     from scipy.sparse import csgraph
 
     links = (mixing != 0).astype(float)
-    nodes = _validate.agents("attackers", attackers, most=len(mixing) - 1)
+    nodes = _validate.agents("attackers", attackers, maximum=len(mixing) - 1)
     hops = csgraph.dijkstra(links, indices=nodes, unweighted=True, min_only=True)
     return np.where(np.isinf(hops), -1, hops).astype(int)
 

@@ -81,7 +81,7 @@ def network(graph: str, mixing: Weights, seed: int) -> tuple[nx.Graph, Matrix, s
     """
     if not isinstance(graph, str):
         raise ValueError(f"graph is {graph!r}; give text, such as 'ring:8' or the path of a file")
-    _validate.integer("seed", seed, least=0)
+    _validate.integer("seed", seed, minimum=0)
     spec = graph
     if graph.startswith("er:") and graph.count(":") == 2:
         spec = f"{graph}:{seed}"

@@ -67,7 +67,7 @@ def serve_command(
             once and written again after each sum.
     """
     terms, limits = _agreed(**agreed)
-    _validate.integer("rounds", rounds, least=1)
+    _validate.integer("rounds", rounds, minimum=1)
     with _written("sums", out, (0, terms.length)) as write:
         return asyncio.run(_serve(terms, host, port, limits, rounds, write))
 

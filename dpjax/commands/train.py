@@ -325,7 +325,7 @@ def _task(settings: _Section) -> tuple[np.ndarray, Problem, tuple[str, ...]]:
             unread["test"] = f"{records.name} has its own test records"
         for name in unread.keys() & settings["data"].keys():
             raise ValueError(f"{name} is {data[name]!r}, and {unread[name]}; leave it out")
-        _validate.integer("seed", data["seed"], least=0)
+        _validate.integer("seed", data["seed"], minimum=0)
         _validate.one_of("partition", data["partition"], ("iid", "dirichlet", "owner"))
     if records.name in catalog.SETS:
         source = records.name

@@ -119,7 +119,7 @@ class Central:
         """Refuse what is no length of training."""
         _validate.positive("epochs", self.epochs)
         _validate.positive("batch_size", self.batch_size)
-        _validate.integer("capacity", self.capacity, least=0)
+        _validate.integer("capacity", self.capacity, minimum=0)
 
     def plans(
         self,
@@ -158,7 +158,7 @@ class Central:
             raise ValueError("steps is empty; give at least one step size")
         count = _validate.integer("count", count)
         batch = min(count, _validate.positive("larger", larger) * self.batch_size)
-        separation = max(1, _validate.integer("bands", bands, least=0))
+        separation = max(1, _validate.integer("bands", bands, minimum=0))
         rounds = separation * math.ceil(self.epochs * count / batch / separation)
         capacity = self.capacity or max(16, math.ceil(self.batch_size / 8))
         part: Any = noise.PrefixSum(bands=separation) if bands else noise.Independent()

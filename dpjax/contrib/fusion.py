@@ -106,7 +106,7 @@ def make(
         raise ValueError(f"noise is {noise:g}, omega {omega:g}; give numbers >= 0")
     if low >= high:
         raise ValueError(f"low is {low:g} and high {high:g}; give low < high")
-    generator = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    generator = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
     drawn = generator.standard_normal(p)
     hidden = drawn if truth is None else _validate.finite_array("truth", truth, ndim=1)
     if hidden.shape != (p,):

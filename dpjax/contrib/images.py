@@ -107,7 +107,7 @@ def read(
         >>> len(digits.train[1]), len(digits.test[1])
         (100, 359)
     """
-    records = _validate.integer("records", records, least=0)
+    records = _validate.integer("records", records, minimum=0)
     _validate.one_of("model", model, networks.NETWORKS)
     train, test = split.with_test(load.load(dataset), 0.2, seed=1)
     x, y = (part[: records or None] for part in train)

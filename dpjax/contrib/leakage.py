@@ -159,7 +159,7 @@ def normaliser(trials: int, k: int = 3, convention: Convention = "exact") -> flo
         [7.594, 7.261]
     """
     trials = _validate.integer("trials", trials)
-    k = _validate.integer("k", k, most=trials - 1)
+    k = _validate.integer("k", k, maximum=trials - 1)
     _validate.one_of("convention", convention, get_args(Convention))
     return float(special.digamma(trials) - special.digamma(k + (convention == "jittered")))
 
@@ -222,10 +222,10 @@ def normalised(
         )
     _validate.one_of("coordinates", coordinates, get_args(Coordinates))
     _validate.one_of("jitter", jitter, get_args(Jitter))
-    permutations = _validate.integer("permutations", permutations, least=0)
+    permutations = _validate.integer("permutations", permutations, minimum=0)
     level = _validate.probability("level", level)
     if seed is not None:
-        seed = _validate.integer("seed", seed, least=0)
+        seed = _validate.integer("seed", seed, minimum=0)
     elif jitter != "none" or permutations:
         raise ValueError("seed is None; give a whole number for jitter and permutations")
     same = [(array.min(axis=1) == array.max(axis=1)).all(axis=1) for array in (x, y)]
@@ -303,7 +303,7 @@ def jittered(
     if values.ndim not in (2, 3):
         raise ValueError(f"x has shape {values.shape}; give [N, d], or [R, N, d] of R rounds")
     parts = seed if isinstance(seed, tuple) else (seed,)
-    parts = tuple(_validate.integer("seed", part, least=0) for part in parts)
+    parts = tuple(_validate.integer("seed", part, minimum=0) for part in parts)
     low, high = np.quantile(values, [0.25, 0.75], axis=-2, keepdims=True)
     spread = np.where(high > low, high - low, values.std(axis=-2, keepdims=True))
     # Rounding leaves a constant coordinate a standard deviation.

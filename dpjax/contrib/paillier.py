@@ -59,7 +59,7 @@ class FixedPoint:
         """Refuse what no float64 becomes."""
         limits = {"value_bits": (2, 512), "fraction_bits": (0, 511), "weight_bits": (1, 64)}
         for name, (lowest, highest) in limits.items():
-            checked = _validate.integer(name, getattr(self, name), least=lowest, most=highest)
+            checked = _validate.integer(name, getattr(self, name), minimum=lowest, maximum=highest)
             object.__setattr__(self, name, checked)
         if self.fraction_bits >= self.value_bits:
             raise ValueError(
@@ -193,7 +193,9 @@ def check_key_size(key_size: Any, code: FixedPoint, allow_weak: bool) -> int:
     """
     minimum = 128 if allow_weak else LEAST_BITS
     remedy = f"give an even number of bits from {minimum} to {MOST_BITS}; 2048 is the default"
-    size = _validate.integer("key_size", key_size, least=minimum, most=MOST_BITS, remedy=remedy)
+    size = _validate.integer(
+        "key_size", key_size, minimum=minimum, maximum=MOST_BITS, remedy=remedy
+    )
     if size % 2:
         raise ValueError(f"key_size is {size}; {remedy}")
     # n has its upper half for what is negative, and is at least 2^(size-1).

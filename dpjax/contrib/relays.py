@@ -67,7 +67,7 @@ class Relayed(Aggregator):
         if not isinstance(parents, list | tuple) or not parents:
             raise ValueError(f"parents is {_validate.shown(parents)}; give spanning(mixing)")
         last = len(parents) - 1
-        parents = tuple(_validate.integer("parents", p, least=0, most=last) for p in parents)
+        parents = tuple(_validate.integer("parents", p, minimum=0, maximum=last) for p in parents)
         object.__setattr__(self, "parents", parents)
         # The root is its own parent.
         if sum(child == parent for child, parent in enumerate(parents)) != 1:

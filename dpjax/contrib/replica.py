@@ -130,7 +130,7 @@ class Replica:
         offered = _shapes(state)
         if expected != offered:
             raise ValueError(f"state is {_validate.shown(offered)}; give one of {expected}")
-        self.round = _validate.integer("round", round, least=0)
+        self.round = _validate.integer("round", round, minimum=0)
         self._state = jax.tree.map(jnp.asarray, state)
 
     def follow(self, feed: "Feed") -> int:
@@ -207,7 +207,7 @@ class Feed:
             ValueError: For more rounds than there were.
         """
         done = self.replica.round
-        round = _validate.integer("round", round, least=0)
+        round = _validate.integer("round", round, minimum=0)
         if round > done:
             raise ValueError(f"round is {round} of a server that has done {done}; begin again")
         sums = tuple(self._sums[round - done :]) if round < done else ()

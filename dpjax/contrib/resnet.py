@@ -77,7 +77,7 @@ class WideResNet(nn.Module):
     @nn.compact
     def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
-        if _validate.integer("depth", self.depth, least=10) % 6 != 4:
+        if _validate.integer("depth", self.depth, minimum=10) % 6 != 4:
             raise ValueError(f"depth is {self.depth}; give 6 k + 4, as 16 or 40")
         x = _scaled(16, layout=self.layout, name="first")(x)
         for group in range(3):

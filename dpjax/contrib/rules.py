@@ -129,7 +129,7 @@ class UpdateRule:
             if value is not None:
                 _validate.assign(self, **{name: _validate.integer(name, value)})
         every = _validate.integer("every", self.every)
-        taps = _validate.integer("taps", self.taps, least=2, most=LAGS)
+        taps = _validate.integer("taps", self.taps, minimum=2, maximum=LAGS)
         floor = _validate.positive("floor", self.floor)
         _validate.assign(self, every=every, taps=taps, floor=floor)
         if not 0 < _validate.number("beta", self.beta) < 1:

@@ -117,7 +117,7 @@ def frequency_response(b: Coefficients, a: Coefficients = (), points: int = 512)
     # SciPy's signal loads its optimizers, which takes a second.
     from scipy import signal
 
-    frequencies = np.linspace(0, 0.5, _validate.integer("points", points, least=2))
+    frequencies = np.linspace(0, 0.5, _validate.integer("points", points, minimum=2))
     denominator = np.concatenate([[1.0], a])
     _, response = signal.freqz(b, denominator, worN=2 * np.pi * frequencies)
     return Response(frequencies, response)

@@ -64,7 +64,7 @@ class Tokenizer:
             ValueError: For texts that are none, or a length without room for one token a text.
         """
         special = 2 if seconds is None else 4
-        length = _validate.integer("length", length, least=special + special // 2)
+        length = _validate.integer("length", length, minimum=special + special // 2)
         firsts = self._tokens("texts", texts)
         others = [] if seconds is None else self._tokens("seconds", seconds)
         if seconds is not None and len(others) != len(firsts):

@@ -238,7 +238,7 @@ def iid(n_records: int, n: int, seed: int) -> Partition:
         array([3, 3, 2, 2], dtype=int32)
     """
     n_records, n, _ = _enough(n_records, n, 1)
-    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
     return _pack(np.array_split(rng.permutation(n_records), n))
 
 
@@ -265,7 +265,7 @@ def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
     sizes = [_validate.integer("sizes", size) for size in _validate.entries("sizes", sizes)]
     if sum(sizes) != n_records or not sizes:
         raise ValueError(f"sizes sum to {sum(sizes)} of {n_records} records; make them sum to that")
-    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
     order = rng.permutation(n_records)
     return _pack(np.split(order, np.cumsum(sizes)[:-1]))
 
@@ -301,7 +301,7 @@ def dirichlet(
     classes = _classes(labels)
     total, n, minimum = _enough(len(classes), n, minimum)
     alpha = _validate.positive("alpha", alpha)
-    rng = np.random.default_rng(_validate.integer("seed", seed, least=0))
+    rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
     for _ in range(_DRAWS):
         shards: list[list[np.ndarray]] = [[] for _ in range(n)]
         for number in range(classes.max() + 1):

@@ -74,7 +74,7 @@ def discrete_gaussians(stream: Stream, count: int, variance: int | Fraction) -> 
         >>> integers.discrete_gaussians(integers.Stream(bytes(32)), 6, 4).shape
         (6,)
     """
-    count = _validate.integer("count", count, least=0)
+    count = _validate.integer("count", count, minimum=0)
     law = lattice.proposal(variance)
     parts = [np.zeros(0, np.int64)]
     missing = count

@@ -220,10 +220,10 @@ class SumCode:
 
     def __post_init__(self) -> None:
         """Refuse what has no whole numbers."""
-        _validate.integer("size", self.size, most=2**24)
+        _validate.integer("size", self.size, maximum=2**24)
         _validate.positive("bound", self.bound)
         _validate.positive("grid", self.grid)
-        _validate.integer("clients", self.clients, most=2**24)
+        _validate.integer("clients", self.clients, maximum=2**24)
         if self.variance != 0:
             proposal(self.variance)
         if not 0 <= _validate.number("beta", self.beta) <= 0.75:

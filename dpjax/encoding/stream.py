@@ -69,7 +69,7 @@ class Stream:
                 f"seed is {type(seed).__name__} of {length}; give 32 bytes, of "
                 "secrets.token_bytes(32)"
             )
-        number = _validate.integer("purpose", purpose, least=0, most=2**63 - 1)
+        number = _validate.integer("purpose", purpose, minimum=0, maximum=2**63 - 1)
         # The first four bytes count blocks of 64 bytes, from 0.
         self._encryptor = chacha20(seed, bytes(4) + number.to_bytes(12, "little"))
         self._ready = np.zeros(0, np.uint32)

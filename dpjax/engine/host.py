@@ -260,7 +260,7 @@ def make_driver(
     opened = getattr(transport, "min_survivors", survivors)
     colluders, defended = plan.guarantee.colluders, getattr(transport, "colluders", None)
     if defended is not None:
-        _validate.integer("colluders", defended, least=0)
+        _validate.integer("colluders", defended, minimum=0)
     refusals = {
         f"transport is {_validate.shown(transport)}; give a function of a message and a round": (
             not callable(transport)

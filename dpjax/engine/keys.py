@@ -66,9 +66,9 @@ def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
     Returns:
         [S] keys.
     """
-    checked = [_validate.integer("seed", seed, least=0, most=2**32 - 1) for seed in seeds]
+    checked = [_validate.integer("seed", seed, minimum=0, maximum=2**32 - 1) for seed in seeds]
     _validate.one_of("purpose", purpose, PURPOSES)
-    phase = _validate.integer("phase", phase, least=0)
+    phase = _validate.integer("phase", phase, minimum=0)
 
     def of_seed(seed: Any) -> PRNGKeyArray:
         key = jax.random.key(seed, impl=_IMPLEMENTATION)

@@ -67,7 +67,7 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
     if devices is None:
         return None
     _validate.integer(
-        "devices", devices, most=len(available),
+        "devices", devices, maximum=len(available),
         remedy=f"this process has {len(available)}, choose 1 to {len(available)} (on CPUs the "
         "variable JAX_NUM_CPU_DEVICES, set before JAX starts, is how many it has)",
     )  # fmt: skip

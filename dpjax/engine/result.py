@@ -296,7 +296,7 @@ class Result:
             model = jax.tree.map(_average, models)
         else:
             most = len(jax.tree.leaves(models)[0]) - 1
-            number = _validate.integer("agent", agent, least=0, most=most)
+            number = _validate.integer("agent", agent, minimum=0, maximum=most)
             model = jax.tree.map(lambda leaf: leaf[number], models)
         return model if problem is None else _complete(problem, model, self.frozen)
 

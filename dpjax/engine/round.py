@@ -127,7 +127,7 @@ def rounds(
         >>> state.models.shape
         (1, 2)
     """
-    seed = _validate.integer("seed", seed, least=0, most=2**32 - 1)
+    seed = _validate.integer("seed", seed, minimum=0, maximum=2**32 - 1)
     plans, problems, seeds = arguments.check_run(plan, problem, [seed])
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
@@ -254,7 +254,7 @@ def _rounds_of_agents(
             f"agents is {_validate.shown(agents)} of a release, whose groups would need a key file "
             "each; give release=False, or leave agents out"
         )
-    members = _validate.agents("agents", agents, most=plan.agents - 1)
+    members = _validate.agents("agents", agents, maximum=plan.agents - 1)
     if not members or len(set(members)) != len(members):
         raise ValueError(f"agents is {_validate.shown(agents)}; give one or more, each once")
     senders = [plan.senders[agent] for agent in members]

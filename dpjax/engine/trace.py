@@ -173,7 +173,7 @@ def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Inputs,
         raise ValueError("plan is a release, whose noise stays secret; give a simulation")
     length = plans[0].config.rounds
     if rounds is not None:
-        length = _validate.integer("rounds", rounds, most=length)
+        length = _validate.integer("rounds", rounds, maximum=length)
     inputs = Inputs.of(plans, problems, seeds)
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
     start = jax.tree.map(lambda leaf: leaf[:, 0], inputs.start(None, 1))

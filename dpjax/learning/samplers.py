@@ -29,7 +29,7 @@ class _Sampler(Sampler):
             value = getattr(self, field.name)
             # Devices count rounds and records in int32.
             if field.type is int or (field.type == int | None and value is not None):
-                value = _validate.integer(field.name, value, most=2**31 - 2)
+                value = _validate.integer(field.name, value, maximum=2**31 - 2)
                 object.__setattr__(self, field.name, value)
 
 
@@ -310,7 +310,7 @@ class Poisson(_Counted):
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
         super().__post_init__()
-        _validate.fields(self, _validate.single_precision, "expected", least=1e-6, most=2**31)
+        _validate.fields(self, _validate.single_precision, "expected", minimum=1e-6, maximum=2**31)
 
     @property
     def divisor(self) -> float:

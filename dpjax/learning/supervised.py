@@ -399,7 +399,7 @@ def supervised(
     """
     _validate.one_of("loss", loss, _LOSSES)
     if eval_batch is not None:
-        eval_batch = _validate.integer("eval_batch", eval_batch, most=2**31 - 2)
+        eval_batch = _validate.integer("eval_batch", eval_batch, maximum=2**31 - 2)
     local = callable(train)
     # Each process reads the records of its own agents alone.
     if callable(train):

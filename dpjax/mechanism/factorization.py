@@ -167,7 +167,7 @@ def minimize_trace(
             )
         return replace(exact, converged=exact.value <= exact.lower_bound * (1.0 + 1e-6))
     # One size for several problems compiles the solver once.
-    size = n if pad_to is None else _validate.integer("pad_to", pad_to, least=n)
+    size = n if pad_to is None else _validate.integer("pad_to", pad_to, minimum=n)
     start = _start(root, warm_start)
 
     def attempt(r: float, start: Vector, spent: int) -> Solution | None:

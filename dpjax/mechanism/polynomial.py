@@ -139,7 +139,7 @@ def design(
         >>> [round(polynomial.design(W, 1.0, degree=m).value, 1) for m in (1, 4, 8)]
         [24.9, 24.1, 23.4]
     """
-    degree = _validate.integer("degree", degree, most=32)
+    degree = _validate.integer("degree", degree, maximum=32)
     matrix = rounded(mixing_.check_mixing(mixing, stochastic=None))
     n = matrix.matrix.shape[0]
     limits = spatial.bounds(precision_bound, n)

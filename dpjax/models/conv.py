@@ -99,7 +99,7 @@ def padding_of(
         _validate.one_of("padding", padding, ("SAME", "VALID"))
         pads = jax.lax.padtype_to_pads(size, window, (strides, strides), padding)
         return [(int(before), int(after)) for before, after in pads]
-    zeros = _validate.integer("padding", padding, least=0)
+    zeros = _validate.integer("padding", padding, minimum=0)
     return [(zeros, zeros)] * 2
 
 

@@ -64,7 +64,7 @@ class Config:
         _validate.number("optimizer.first", self.optimizer.first)
         _validate.flag("release", self.release)
         # Below what an int32 counter of rounds can hold.
-        rounds = _validate.integer("rounds", self.rounds, most=2**31 - 2)
+        rounds = _validate.integer("rounds", self.rounds, maximum=2**31 - 2)
         _validate.assign(self, rounds=rounds)
         if (self.noise is None) != (self.budget is None):
             present, missing = ("budget", "noise") if self.noise is None else ("noise", "budget")

@@ -208,7 +208,7 @@ class PairKeys(ScaledNoise):
 
     def __post_init__(self) -> None:
         """Refuse what is no ratio of variances."""
-        _validate.fields(self, _validate.single_precision, "shared", least=1e-12, most=1e12)
+        _validate.fields(self, _validate.single_precision, "shared", minimum=1e-12, maximum=1e12)
 
     def unit(self, target: Target) -> _Losses:
         """Loss mu of every agent at own noise 1."""

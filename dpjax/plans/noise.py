@@ -232,7 +232,7 @@ class Whisper(Correlated):
         for_run = isinstance(self.horizon, str) and self.horizon == "run"
         if self.horizon is not None and not for_run:
             remedy = f'give "run", None for one step, or a whole number from 1 to {2**31 - 2}'
-            limits = {"most": 2**31 - 2, "remedy": remedy}
+            limits = {"maximum": 2**31 - 2, "remedy": remedy}
             _validate.fields(self, _validate.integer, "horizon", **limits)
         if self.max_variance is not None:
             _validate.fields(self, _validate.number, "max_variance")

@@ -76,10 +76,10 @@ class Polynomial:
 
     def __post_init__(self) -> None:
         """Refuse what is no degree or horizon."""
-        _validate.fields(self, _validate.integer, "degree", most=32)
+        _validate.fields(self, _validate.integer, "degree", maximum=32)
         if self.horizon not in (None, "run"):
             remedy = 'give "run", None for one step, or a whole number from 1 to 100000'
-            _validate.fields(self, _validate.integer, "horizon", most=100_000, remedy=remedy)
+            _validate.fields(self, _validate.integer, "horizon", maximum=100_000, remedy=remedy)
 
     def calibrate(self, target: Target) -> "CalibratedPolynomial":
         """Make the noise for a budget on a network.

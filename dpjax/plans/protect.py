@@ -94,7 +94,7 @@ class Protect(Threat):
         self._check_bound()
         if self.microbatch is None:
             return
-        _validate.fields(self, _validate.integer, "microbatch", most=2**31 - 2)
+        _validate.fields(self, _validate.integer, "microbatch", maximum=2**31 - 2)
         if self.unit == "agent":
             raise ValueError(
                 f"microbatch is {self.microbatch} under relation {self.relation!r}; it divides "

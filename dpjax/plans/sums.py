@@ -58,7 +58,7 @@ class InShares:
 
     def __post_init__(self) -> None:
         """Refuse what is no number of agents."""
-        limits = {"least": 0, "most": 2**31 - 2}
+        limits = {"minimum": 0, "maximum": 2**31 - 2}
         _validate.fields(self, _validate.integer, "dropouts", "colluders", **limits)
 
     def cohort(self, agents: int) -> discrete.Cohort:
@@ -218,9 +218,9 @@ class Discrete(InShares):
     def __post_init__(self) -> None:
         """Refuse what is no vector, no number of agents, or too little noise for a grid."""
         super().__post_init__()
-        _validate.fields(self, _validate.integer, "size", most=2**24)
+        _validate.fields(self, _validate.integer, "size", maximum=2**24)
         if self.variance is not None:
-            limits = {"least": _LEAST, "most": lattice.MOST}
+            limits = {"minimum": _LEAST, "maximum": lattice.MOST}
             _validate.fields(self, _validate.integer, "variance", **limits)
 
     def calibrate(self, target: Target) -> "CalibratedCode":

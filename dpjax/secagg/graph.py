@@ -123,7 +123,7 @@ def parameters(
         >>> sizes.degree, sizes.threshold
         (30, 17)
     """
-    n = _validate.integer("clients", clients, least=3, most=MOST_CLIENTS)
+    n = _validate.integer("clients", clients, minimum=3, maximum=MOST_CLIENTS)
     colluders = allowed_clients(n, "corrupt", corrupt)
     dropouts = allowed_clients(n, "dropout", dropout)
     return of_counts(n, colluders, dropouts, adversary)

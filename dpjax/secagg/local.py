@@ -193,7 +193,7 @@ def _parties(
         )
     stays = [len(terms.stages)] * len(values)
     for row, stage in (leaves or {}).items():
-        row = _validate.integer("leaves", row, least=0, most=len(values) - 1)
+        row = _validate.integer("leaves", row, minimum=0, maximum=len(values) - 1)
         _validate.one_of("leaves", stage, terms.stages)
         stays[row] = terms.stages.index(stage)
     return [Client(terms, vector) for vector in values], stays

@@ -179,7 +179,7 @@ class Listener:
         self.terms = terms
         self.limits = limits or Limits()
         self.host = host
-        self.port = _validate.integer("port", port, least=0, most=65535)
+        self.port = _validate.integer("port", port, minimum=0, maximum=65535)
         self.received = 0
         self.sent = 0
         self._generator = generator
@@ -399,7 +399,7 @@ async def join(
         [9, 4]
     """
     limits = limits or Limits()
-    port = _validate.integer("port", port, least=1, most=65535)
+    port = _validate.integer("port", port, minimum=1, maximum=65535)
     client = Client(terms, values)
     try:
         total = await take_part(client, host, port, limits)

@@ -91,14 +91,14 @@ class Terms:
     def __post_init__(self) -> None:
         """Refuse what cannot be summed or hidden."""
         check = _validate.integer
-        _validate.fields(self, check, "clients", least=3, most=graph.MOST_CLIENTS)
-        _validate.fields(self, check, "length", most=2**28)
-        _validate.fields(self, check, "bits", least=2, most=primitives.MOST_BITS)
+        _validate.fields(self, check, "clients", minimum=3, maximum=graph.MOST_CLIENTS)
+        _validate.fields(self, check, "length", maximum=2**28)
+        _validate.fields(self, check, "bits", minimum=2, maximum=primitives.MOST_BITS)
         for name in ("corrupt", "dropout"):
             graph.allowed_clients(self.clients, name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))
         if self.bound is not None:
-            _validate.fields(self, check, "bound", most=2**63 - 1)
+            _validate.fields(self, check, "bound", maximum=2**63 - 1)
             if not self._fits(self.bound):
                 raise ValueError(
                     f"bound is {self.bound}, and a sum of {self.clients} entries may reach "

@@ -141,7 +141,7 @@ class SecureSums:
         self.limits = limits
         self.crossed: list[RoundTraffic] = []
         self._journal = None if journal is None else Journal(journal, terms.digest())
-        self._spent = {_validate.integer("spent", round, least=0) for round in spent}
+        self._spent = {_validate.integer("spent", round, minimum=0) for round in spent}
         # Spent rounds have been asked for, in another process.
         self._asked = set(self._spent)
 
@@ -312,7 +312,7 @@ def terms_of(
     """
 
     def fraction(name: str, count: int) -> float:
-        count = _validate.integer(name, count, least=0)
+        count = _validate.integer(name, count, minimum=0)
         if not count:
             return 0.0
         # Half a client more: fractions of whole numbers are rounded down, and floats are not exact.
@@ -346,7 +346,7 @@ def taking_turns(
         >>> leaves(0), leaves(1)
         ({0: 'enrol', 1: 'share'}, {2: 'mask', 3: 'unmask'})
     """
-    dropouts = _validate.integer("dropouts", dropouts, least=0, most=clients)
+    dropouts = _validate.integer("dropouts", dropouts, minimum=0, maximum=clients)
     if not stages:
         raise ValueError(f"stages is {stages!r}; give at least one of {local.STAGES}")
     for stage in stages:

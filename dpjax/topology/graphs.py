@@ -90,7 +90,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
     if p > 1:
         raise ValueError(f"p is {p!r}; give an edge probability in (0, 1]")
     _room("n", n, n, round(p * n * (n - 1) / 2))
-    seed = _validate.integer("seed", seed, least=0)
+    seed = _validate.integer("seed", seed, minimum=0)
     # The seed that was used is kept: whoever repeats the run begins there.
     for trial in range(seed, seed + _DRAWS):
         graph = nx.gnp_random_graph(n, p, seed=trial)
@@ -118,7 +118,7 @@ def ring(n: int) -> nx.Graph:
         >>> list(graphs.ring(4).edges)
         [(0, 1), (0, 3), (1, 2), (2, 3)]
     """
-    n = _validate.integer("n", n, least=3)
+    n = _validate.integer("n", n, minimum=3)
     return nx.cycle_graph(_room("n", n, n, n))
 
 
@@ -142,7 +142,7 @@ def star(n: int) -> nx.Graph:
         >>> list(graphs.star(4).edges)
         [(0, 1), (0, 2), (0, 3)]
     """
-    n = _validate.integer("n", n, least=2)
+    n = _validate.integer("n", n, minimum=2)
     return nx.star_graph(_room("n", n, n, n) - 1)
 
 
@@ -180,7 +180,7 @@ def exponential(n: int) -> nx.DiGraph:
         >>> sorted(graphs.exponential(8).successors(0))
         [1, 2, 4]
     """
-    n = _validate.integer("n", n, least=2)
+    n = _validate.integer("n", n, minimum=2)
     _room("n", n, n, n * (n - 1).bit_length())
     graph = nx.DiGraph()
     graph.add_nodes_from(range(n))

@@ -74,7 +74,7 @@ class NoiseVariance(NamedTuple):
         Raises:
             ValueError: For a lag outside 0 .. `LAGS` - 1.
         """
-        lag = _validate.integer("lag", lag, least=0, most=LAGS - 1)
+        lag = _validate.integer("lag", lag, minimum=0, maximum=LAGS - 1)
         if self.profile is not None:
             return self.scale * jnp.asarray(self.profile)[round, lag]
         return self.scale if lag == 0 else self.scale * 0.0
@@ -264,7 +264,7 @@ def adaptive(
         >>> filtered.shape
         (4,)
     """
-    taps = _validate.integer("taps", taps, least=2)
+    taps = _validate.integer("taps", taps, minimum=2)
     _validate.positive("floor", floor)
     _validate.flag("proportional", proportional)
     covariance = noise if callable(noise) else _constant(noise, taps)

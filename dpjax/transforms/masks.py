@@ -187,8 +187,8 @@ def _checked(
     if clients < 3 or not columns:
         raise ValueError(f"{name} is {[clients, columns]}; give 3 clients or more, and an entry")
     remedy = f"give an even number below {clients - 1}, or {clients - 1}"
-    k = _validate.integer("degree", degree, least=2, most=clients - 1, remedy=remedy)
+    k = _validate.integer("degree", degree, minimum=2, maximum=clients - 1, remedy=remedy)
     if k % 2 and k != clients - 1:
         raise ValueError(f"degree is {k}; {remedy}")
-    b = _validate.integer("bits", bits, most=32)
+    b = _validate.integer("bits", bits, maximum=32)
     return clients, columns, np.uint32(2**b - 1)

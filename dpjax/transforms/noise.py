@@ -143,7 +143,7 @@ def correlated(
         ([0.0, 0.0, 0.0], 1)
     """
     # Rounds are counted in int32, and one more than the last must fit.
-    rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
+    rounds = _validate.integer("rounds", rounds, maximum=2**31 - 2)
     _numerics.check_key(key)
     weights = _checked_factor(factor, rows)
     n = weights.shape[0]
@@ -244,7 +244,7 @@ def scheduled(
         >>> add.update(states, state)[0].tolist()
         [[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
     """
-    rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
+    rounds = _validate.integer("rounds", rounds, maximum=2**31 - 2)
     draw = _DRAWS[_validate.one_of("kind", kind, tuple(_DRAWS))]
     _numerics.check_key(key)
     if not isinstance(scales, jax.core.Tracer):
@@ -430,7 +430,7 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
     """
     _numerics.check_key(root, "root")
     agents = _validate.integer("agents", agents)
-    edges = _validate.integer("edges", edges, least=0)
+    edges = _validate.integer("edges", edges, minimum=0)
     agent_root = jax.random.fold_in(root, 0)
     edge_root = jax.random.fold_in(root, 1)
     return _numerics.row_keys(agent_root, agents), _numerics.row_keys(edge_root, edges)
@@ -576,7 +576,7 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> GradientTransf
         >>> sent.dtype.name, bool(abs(total - 0.5).max() < 0.05)
         ('uint32', True)
     """
-    rounds = _validate.integer("rounds", rounds, most=2**31 - 2)
+    rounds = _validate.integer("rounds", rounds, maximum=2**31 - 2)
     _numerics.check_key(key)
 
     def init(payload: Updates) -> NoiseState:

@@ -510,9 +510,9 @@ class Quantile:
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
         check = _validate.single_precision
-        _validate.fields(self, check, "clip_norm", "first", least=1e-9, most=1e9)
-        _validate.fields(self, check, "rate", least=1e-6, most=1.0)
-        _validate.fields(self, check, "quantile", "share", least=1e-3, most=1 - 1e-3)
+        _validate.fields(self, check, "clip_norm", "first", minimum=1e-9, maximum=1e9)
+        _validate.fields(self, check, "rate", minimum=1e-6, maximum=1.0)
+        _validate.fields(self, check, "quantile", "share", minimum=1e-3, maximum=1 - 1e-3)
 
     def start(self, dtype: DTypeLike = jnp.float32) -> _Size:
         """Return the state before anything is released.

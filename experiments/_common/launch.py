@@ -124,7 +124,7 @@ def _check_number(name: str, kind: str, value: Any, least: Mapping[str, int]) ->
         return
     if re.search(r"\bint\b", kind):
         zero = "seed" in name or "records" in name
-        _validate.integer(name, value, least=least.get(name, 0 if zero else 1))
+        _validate.integer(name, value, minimum=least.get(name, 0 if zero else 1))
     elif re.search(r"\bfloat\b", kind):
         share = name in ("delta", "validation")
         number = (_validate.probability if share else _validate.positive)(name, value)

@@ -179,7 +179,7 @@ def search(
     if not trials:
         raise ValueError("trials is empty; give at least one")
     measurements = _validate.integer("measurements", measurements)
-    moves = _validate.integer("moves", moves, least=0)
+    moves = _validate.integer("moves", moves, minimum=0)
     tuning: list[tuple[Trial, Result]] = []
     best = (-math.inf, 0, trials[0].steps[0])
     tried = [trial.steps for trial in trials]
