@@ -6,19 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpjax.models import (
-    cnn,
-    conv,
-    efficientnet,
-    layer_norms,
-    layers,
-    linear,
-    losses,
-    mlp,
-    resnet,
-    roberta,
-    vit,
-)
+from dpjax.contrib import efficientnet, resnet, roberta, vit
+from dpjax.models import cnn, conv, layer_norms, layers, linear, losses, mlp
 from dpjax.models.layer_norms import Gradients
 from tests.support import with_norms
 
