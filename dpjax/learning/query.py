@@ -418,7 +418,7 @@ class RecordQuery:
         """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""
         assert self.capacity is not None
         size = self.capacity
-        positions = batch.rows if batch.at is None else batch.at
+        positions = batch.rows if batch.positions is None else batch.positions
 
         def of_microbatch(number: Array) -> Updates:
             cut = functools.partial(
@@ -531,7 +531,7 @@ class UngatheredBatch(NamedTuple):
         rows: [n, places] which of them are in an agent's batch, those first.
         padding: [n, places] True where a place holds no record.
         key: The round's, for variants of records; None where there are none.
-        at: [n, places] where ``x`` and ``y`` have these rows; None where they lie in order.
+        positions: [n, places] where ``x`` and ``y`` have these rows; None where they lie in order.
     """
 
     x: Array
@@ -539,4 +539,4 @@ class UngatheredBatch(NamedTuple):
     rows: Int[Array, "n places"]
     padding: Bool[Array, "n places"]
     key: PRNGKeyArray | None = None
-    at: Int[Array, "n places"] | None = None
+    positions: Int[Array, "n places"] | None = None

@@ -163,7 +163,7 @@ def _records_at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None
         sizes.append(_sizes(jax.make_jaxpr(model.apply)(params, batch)))
     if len(sizes[0]) == len(sizes[1]):
         # Not weights that are turned round or cast, which are as large for any number of records.
-        widest = max((more - less for less, more in zip(*sizes, strict=True)), default=1)
+        widest = max((three - two for two, three in zip(*sizes, strict=True)), default=1)
     else:  # Another program for another number: all of it bounds what grows.
         widest = max(sizes[1])
     allowed = max(1, _EVALUATED // (agents * max(1, widest)))

@@ -164,12 +164,12 @@ class Target:
         self._check_counts()
         if config.budget is None:
             return
-        each = config.budget.each
+        per_agent = config.budget.each
         n = self.agents
         nodes = config.protect.nodes
-        if each is not None and len(each) != n:
+        if per_agent is not None and len(per_agent) != n:
             raise ValueError(
-                f"epsilon has {_validate.counted(len(each), 'entry', 'entries')} for "
+                f"epsilon has {_validate.counted(len(per_agent), 'entry', 'entries')} for "
                 f"{_validate.counted(n, 'agent')}; give one an agent"
             )
         if nodes is not None and not (max(nodes) < n and len(nodes) < n):
@@ -194,16 +194,17 @@ class Target:
             if (names := counts.names) is not None:
                 titles = [nodes.title(names, index) for index in range(len(names))]
             counts = counts.counts
-        whole = _validate.finite_array("counts", counts, ndim=1)
-        if len(whole) != self.agents or (whole != np.round(whole)).any() or (whole < 1).any():
+        numbers = _validate.finite_array("counts", counts, ndim=1)
+        whole_numbers = (numbers == np.round(numbers)) & (numbers >= 1)
+        if len(numbers) != self.agents or not whole_numbers.all():
             raise ValueError(
                 f"counts is {_validate.shown(counts)} for {self.agents} agents; give the number of "
                 "records of each"
             )
-        records = fixed(whole, np.int64)
+        records = fixed(numbers, np.int64)
         _validate.assign(self, counts=records)
         sampler.check(records, titles)
-        sampler.with_max_records(int(whole.max()))
+        sampler.with_max_records(int(records.max()))
 
     @property
     def budget(self) -> Budget:
@@ -226,7 +227,8 @@ class Target:
     @property
     def sampler(self) -> Sampler:
         """Which records take part; it knows how many there are where it must."""
-        sampler, counts = self.config.sampler, self.counts
+        sampler = self.config.sampler
+        counts = self.counts
         return sampler if counts is None else sampler.with_max_records(int(counts.max()))
 
     @functools.cached_property
@@ -411,8 +413,10 @@ class OverAgents:
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to an outsider."""
-        shift, over_rounds = target.protect.sensitivity, target.over_rounds(self.strategy)
-        return target.budget.spent(budget_.mu_of(self.inverse_diagonal(), shift, over_rounds))
+        over_rounds = target.over_rounds(self.strategy)
+        diagonal = self.inverse_diagonal()
+        mu = budget_.mu_of(diagonal, target.protect.sensitivity, over_rounds)
+        return target.budget.spent(mu)
 
     def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
         """Upper bounds on [R^-1]_ii."""
@@ -545,14 +549,14 @@ class Coloured(Privatizer):
     ) -> "tuple[Privatizer, Arrays] | None":
         """Their rows of F, and the columns of the raw normals of their groups."""
         factor = np.asarray(arrays["factor"])
-        chosen = list(agents)
-        rows = tuple(chosen)
+        numbers = list(agents)
+        rows = tuple(numbers)
         if (diagonal := precision.diagonal_of(factor)) is not None:
-            part = diagonal[chosen]
+            part = diagonal[numbers]
         else:
             group = groups(factor)
-            rows = tuple(np.flatnonzero(np.isin(group, group[chosen])).tolist())
-            part = factor[np.ix_(chosen, rows)]
+            rows = tuple(np.flatnonzero(np.isin(group, group[numbers])).tolist())
+            part = factor[np.ix_(numbers, rows)]
         return dataclasses.replace(self, rows=rows), {**arrays, "factor": part}
 
     def compact(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -631,7 +635,9 @@ def _spent(target: Target, noise: Calibrated) -> _Spent:
                 "and a strategy over rounds of few bands or none"
             )
         return _Spent(target.amplification.loss(target, noise))
-    loss, rounds, dealt = noise.loss(target), target.rounds, target.config.participation
+    loss = noise.loss(target)
+    rounds = target.rounds
+    dealt = target.config.participation
     size = float(np.max(loss.size))
     if loss.kind == "pure":
         total: Loss = losses.Pure(size, rounds)
@@ -796,16 +802,21 @@ def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -
     Warns:
         UserWarning: Once.
     """
+    if config.budget is None:
+        return
     unit = str(config.protect.unit)
     sampler = config.sampler
-    more = False
-    units: int | None = agents * getattr(sampler, "clients", 1) if unit == "client" else agents
-    if unit == "record":
-        units = None if counts is None else int(np.sum(counts))
-        if counts is None and type(sampler) is Random:  # Of distinct records.
-            units = agents * sampler.batch_size
-            more = True
-    if config.budget is not None and units is not None:
-        wrong = loose_delta(config.budget.delta, units, unit, more=more)
-        if wrong:
-            warnings.warn(wrong, UserWarning, stacklevel=stacklevel)
+    # A batch of distinct records says that there are at least as many.
+    counts_batches = unit == "record" and counts is None
+    if counts_batches and type(sampler) is not Random:
+        return
+    units = agents
+    if counts_batches:
+        units *= sampler.batch_size  # type: ignore[attr-defined]
+    elif unit == "record":
+        units = int(np.sum(counts))
+    elif unit == "client":
+        units *= getattr(sampler, "clients", 1)
+    warning = loose_delta(config.budget.delta, units, unit, more=counts_batches)
+    if warning:
+        warnings.warn(warning, UserWarning, stacklevel=stacklevel)

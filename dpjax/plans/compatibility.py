@@ -513,16 +513,18 @@ def check_noise(part: Any, emitter: Any, protect: Any, *, independent_keys: bool
 
 def _sampler_rules(config: Any) -> dict[str, Any]:
     """What a sampler asks of other parts, by what it claims of its batches."""
-    part, protect = config.sampler, config.protect
-    shown, relation = _validate.shown(part), f"relation {protect.relation!r}"
+    part = config.sampler
+    protect = config.protect
+    text = _validate.shown(part)
+    relation = f"relation {protect.relation!r}"
     amplification = part.amplification()
     if amplification is None:
         clients = getattr(part, "turns", None) is not None
         return {
-            f"sampler is {shown} with {relation}, but knows no clients: use samplers.Clients": (
+            f"sampler is {text} with {relation}, but knows no clients: use samplers.Clients": (
                 protect.unit == "client" and not clients
             ),
-            f"sampler is {shown} with {relation}; an agent takes part in every round: protect "
+            f"sampler is {text} with {relation}; an agent takes part in every round: protect "
             "records, or use Random": part.participation is not None and protect.unit == "agent",
         }
     # Designs that do not say so may depend on earlier rounds, or be no covariance.
@@ -550,7 +552,7 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
         "one epsilon an agent: give one for all": budget and budget.each is not None,
         "release=True: give release=False, which must not be published": config.release,
     }
-    return {f"sampler is {shown}: {claim} {why}, or use Random": on for why, on in rules.items()}
+    return {f"sampler is {text}: {claim} {why}, or use Random": on for why, on in rules.items()}
 
 
 def _unknown_variance(config: Any, row: MethodRow, terms: NoiseTerms) -> str:

@@ -31,7 +31,7 @@ _CALLS = {
 _HOST = {"debug_print", "infeed", "outfeed"}
 """Equations that hand inputs to the host, where nobody follows them, beside each callback."""
 
-_Shown = collections.namedtuple("_Shown", "public message sent released asked")
+_Shown = collections.namedtuple("_Shown", "public message sent released models_and_encoders")
 """What leaves an agent, in the order in which it is judged."""
 
 
@@ -277,8 +277,9 @@ def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, pa
             "it, and it returns (message, carry); absorb returns (models, memory)"
         ) from error
     # Gradients at an agent's own model move with it, which such a method's sensitivity says.
-    asked = [] if method.sensitivity is not None and method.reads_private_models else query.asked
-    return tuple(new), _Shown(emission.public, message, received.sent, released, asked)
+    says_distance = method.sensitivity is not None and method.reads_private_models
+    read = [] if says_distance else query.read
+    return tuple(new), _Shown(emission.public, message, received.sent, released, read)
 
 
 class _Query:
@@ -289,7 +290,7 @@ class _Query:
     def __init__(self, combined: bool = False):
         self.combined = combined
         self.totals = list[Any]()
-        self.asked = list[Any]()
+        self.read = list[Any]()
 
     def __call__(
         self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
@@ -305,14 +306,14 @@ class _Query:
             encoded = encode(term)
             total = jax.vmap(encode)(total)
         self.totals.append(total)
-        self.asked.append({"models": models, "encoded": encoded})
+        self.read.append({"models": models, "encoded": encoded})
         return Answer(total)
 
     def points(self, weights: Sequence[float] | None = None) -> "_Query":
         """At several models, remembered together: any shapes will do, sums for weighted ones."""
         wide = _Query(weights is not None)
         wide.totals = self.totals
-        wide.asked = self.asked
+        wide.read = self.read
         return wide
 
     def local_steps(self, steps: int, step_size: float) -> "_Query":

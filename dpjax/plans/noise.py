@@ -240,8 +240,8 @@ class Whisper(Correlated):
         if groups is not None:
             nested = isinstance(groups, list | tuple)
             if not nested or not all(isinstance(group, list | tuple) for group in groups):
-                shown = _validate.shown(groups)
-                raise ValueError(f"subgroups is {shown}; give sequences of agents, or None")
+                text = _validate.shown(groups)
+                raise ValueError(f"subgroups is {text}; give sequences of agents, or None")
             groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
             _validate.assign(self, subgroups=groups)
 

@@ -98,8 +98,8 @@ class Sgd:
                 lambda count: -step / jnp.sqrt(count.astype(step.dtype) + 1.0)
             )
         if isinstance(decay, tuple):
-            each = jnp.asarray(decay, step.dtype)
-            return optax.scale_by_schedule(lambda t: -step * each[jnp.minimum(t, len(decay) - 1)])
+            steps = jnp.asarray(decay, step.dtype)
+            return optax.scale_by_schedule(lambda t: -step * steps[jnp.minimum(t, len(decay) - 1)])
         return optax.scale_by_schedule(lambda count: -step * _power(decay, count, step.dtype))
 
     def relative(self, rounds: int) -> np.ndarray:
@@ -280,14 +280,14 @@ def _each(
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result)
 
     def init(models: Any) -> Any:
-        return over_agents(lambda scale, one: of_agent(scale).init(one), scales, models)
+        return over_agents(lambda scale, model: of_agent(scale).init(model), scales, models)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        def one(scale: Any, updates: Any, state: Any, params: Any, extra: Any) -> Any:
+        def updated(scale: Any, updates: Any, state: Any, params: Any, extra: Any) -> Any:
             link = optax.with_extra_args_support(of_agent(scale))
             return link.update(updates, state, params, **extra)
 
-        return over_agents(one, scales, updates, state, params, extra)
+        return over_agents(updated, scales, updates, state, params, extra)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -93,8 +93,9 @@ class Plan:
                     arrays[field.name] = fixed(value)
             noise = dataclasses.replace(noise, **arrays)  # type: ignore[type-var]
         stated = self.guarantee
-        if own := compatibility.custom(type(self), stated):
-            stated = stated.replace(custom=tuple(dict.fromkeys(stated.custom + own)))
+        names = compatibility.custom(type(self), stated)
+        if names:
+            stated = stated.replace(custom=tuple(dict.fromkeys(stated.custom + names)))
         _validate.assign(self, noise=noise, guarantee=stated)
         # A second computation on purpose, from the very arrays that run.
         calibration.audit(self.target, noise, stated)
@@ -226,9 +227,10 @@ class Plan:
             arrays |= noise_arrays(
                 optimizer, noise.factor, noise.strategy, self.target.divisor, in_sums=in_sums
             )
-        if taken := optimizer.arrays().keys() & (_RESERVED | arrays.keys()):
+        clashes = optimizer.arrays().keys() & (_RESERVED | arrays.keys())
+        if clashes:
             raise ValueError(
-                f"optimizer has an array {min(taken)!r}, which is the plan's; name it otherwise"
+                f"optimizer has an array {min(clashes)!r}, which is the plan's; name it otherwise"
             )
         arrays |= optimizer.arrays()
         # A sparse matrix is read-only already.
@@ -317,7 +319,8 @@ class Plan:
         sampled = None
         accountant: Any = "gdp" if budget is None else budget.accountant
         if isinstance(loss, AmplifiedLoss):
-            mu, sampled = loss.unamplified, loss
+            mu = loss.unamplified
+            sampled = loss
         elif isinstance(loss, losses.Concentrated):
             # Of real noise that has this rho: what is forecast is no guarantee.
             mu = math.sqrt(2 * loss.rho)

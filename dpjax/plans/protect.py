@@ -223,8 +223,8 @@ class Budget:
     def __post_init__(self) -> None:
         """Refuse what is no budget, and keep plain numbers."""
         epsilon: Any = _validate.numbers("epsilon", self.epsilon)
-        for one in epsilon or [self.epsilon]:
-            _validate.positive("epsilon", one)
+        for number in epsilon or [self.epsilon]:
+            _validate.positive("epsilon", number)
         _validate.one_of("accountant", self.accountant, (*budget.ACCOUNTANTS, "pure", "zcdp"))
         if self.accountant == "pure":
             delta = _validate.number("delta", self.delta)

@@ -68,15 +68,15 @@ def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
         # Others have been checked when they were made.
         if plan.counts is None and plan.config.protect.unit == "record":
             calibration.check_delta(plan.config, plan.agents, counts, stacklevel=4)
-    known = [plan for plan in plans if not plan.why_no_forecast]
-    pairs = [(plan.forecast(parameters, counts=counts), plan) for plan in known]
+    gaussian = [plan for plan in plans if not plan.why_no_forecast]
+    pairs = [(plan.forecast(parameters, counts=counts), plan) for plan in gaussian]
     private = [(noise, plan) for noise, plan in pairs if noise.rate > 0]
     if not private:
         return ""
     private.sort(key=lambda pair: max(pair[0].ratio, pair[0].disagreement))
     hopeless = [noise for noise, _ in private if noise.level == "hopeless"]
     if hopeless:
-        many = f"{len(hopeless)} of {len(known)} plans: " if len(known) > 1 else ""
+        many = f"{len(hopeless)} of {len(gaussian)} plans: " if len(gaussian) > 1 else ""
         text = f"noise leaves nothing to learn; {many}{hopeless[0].statement()}"
         warnings.warn(text, HopelessWarning, stacklevel=3)
     line = f"forecast: {private[0][0].caption()}"
@@ -218,13 +218,13 @@ class StoppingRule:
     callback that could read metrics of private data, the record says that it is not covered.
 
     Attributes:
-        whole: What each of the V plans states after all of the run's rounds.
+        totals: What each of the V plans states after all of the run's rounds.
         before: What earlier phases have spent, one a plan; None in a first phase.
         planned: Whether all phases were fixed before the first one.
         private: Whether a callback reads metrics of private data.
     """
 
-    whole: tuple[Guarantee, ...]
+    totals: tuple[Guarantee, ...]
     before: tuple[Guarantee, ...] | None = None
     planned: bool = False
     private: bool = False
@@ -243,7 +243,7 @@ class StoppingRule:
             decided: True where a callback may have decided it.
             lost: `Guarantee.lost_noise` of each plan; None where none was lost.
         """
-        stated = [whole.stopped(done) for whole in self.whole]
+        stated = [total.stopped(done) for total in self.totals]
         for k, bare in enumerate(lost or [None] * len(stated)):
             if stated[k].relation is not None:
                 stated[k] = stated[k].replace(
@@ -291,7 +291,7 @@ def stopping_rule(
     """
     _validate.one_of("stopping", stopping, get_args(Stopping))
     _validate.flag("planned", planned)
-    totals = before is not None and all(one.phases for one in before)
+    totals = before is not None and all(spent.phases for spent in before)
     if stopping == "curve" and (not callback or (before is not None and not totals)):
         raise ValueError(
             f"stopping is 'curve' {'in a later phase' if before is not None else 'and no callback'}"
@@ -304,17 +304,19 @@ def stopping_rule(
             "one began, and only then. Others are covered where a total was fixed before the "
             "first one: give guarantees=[first.within(total)], first the first phase's guarantee"
         )
-    whole = []
+    stated = []
     for plan in plans:
-        one = plan.guarantee
-        if one.relation is not None:
-            one = one.replace(phase=phase)
+        guarantee = plan.guarantee
+        if guarantee.relation is not None:
+            guarantee = guarantee.replace(phase=phase)
         if ends[-1] != plan.config.rounds:
-            one = one.after(ends[-1])
-        if stopping == "curve" and one.relation is not None:
-            one = one.stopping_at(ends, shares=_shares(plan, ends))
-        whole.append(one)
-    result = StoppingRule(tuple(whole), None if before is None else tuple(before), planned, private)
+            guarantee = guarantee.after(ends[-1])
+        if stopping == "curve" and guarantee.relation is not None:
+            guarantee = guarantee.stopping_at(ends, shares=_shares(plan, ends))
+        stated.append(guarantee)
+    result = StoppingRule(
+        tuple(stated), None if before is None else tuple(before), planned, private
+    )
     # Phases that do not compose or pass a total, or whose finite precision uses up delta, are
     # refused here.
     result.at(ends[-1])

@@ -231,7 +231,8 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
             batch = data.statics.batch(given, KEY, KEY, np.int32(3))
             if sampler != "poisson":
                 return batch
-            x, y = _agents.gathered(batch.rows if batch.at is None else batch.at, *batch[:2])
+            at = batch.rows if batch.positions is None else batch.positions
+            x, y = _agents.gathered(at, *batch[:2])
             return query.keyed(batch.key, x, batch.rows), y, batch.padding
 
         return data.data, jax.device_get(drawn(data.data))

@@ -343,8 +343,8 @@ def test_a_plan_states_what_each_agent_loses_and_anybody_may_leave():
 
 def test_a_curve_is_of_the_ends_of_chunks(made):
     curve = fixed(made, stopping="curve", callback=True)
-    assert curve.whole[0].curve.marks == (5, 10, 20)
-    assert curve.at(10) == (curve.whole[0].stopped(10),)
+    assert curve.totals[0].curve.marks == (5, 10, 20)
+    assert curve.at(10) == (curve.totals[0].stopped(10),)
     assert curve.at(10)[0].epsilon < fixed(made, callback=True).at(10)[0].epsilon
     with pytest.raises(ValueError, match="marks are"):
         curve.at(7)
