@@ -22,6 +22,7 @@ from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
 from dpjax.algorithms.exchange import Masked, Trusted
+from dpjax.contrib import departures
 from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
 from dpjax.engine import host
@@ -158,8 +159,8 @@ def tune_and_compare(config: Config, k: int, lab: launch.Lab, folder: Path) -> l
     """Tune in jit, with noise and without, and run the best of those without: their rows."""
     learn, whole, test = problems(config)
     matrix = mixing.metropolis_hastings(graphs.complete(config.agents))
-    leaves = transport.taking_turns(config.agents, config.dropouts)
-    missing = transport.absent(leaves, config.rounds)
+    leaves = departures.taking_turns(config.agents, config.dropouts)
+    missing = departures.absent(leaves, config.rounds)
     base = configured(config, k, whole[0].shape[1] + 1, missing)
     # Masks hide whole numbers alone; without noise there are none.
     trusted = method(k, Trusted(config.dropouts, missing))
@@ -195,14 +196,14 @@ def train(
     del folder  # Not resumed: traffic is that of one process.
     learn, whole, test = problems(config)
     matrix = mixing.metropolis_hastings(graphs.complete(config.agents))
-    leaves = transport.taking_turns(config.agents, config.dropouts)
+    leaves = departures.taking_turns(config.agents, config.dropouts)
 
     def tuned(missing: tuple[tuple[int, ...], ...]) -> plan.Plan:
         base = configured(config, k, whole[0].shape[1] + 1, missing)
         (made,) = tune.grid(base, [step], matrix)
         return made
 
-    made = tuned(transport.absent(leaves, config.rounds))
+    made = tuned(departures.absent(leaves, config.rounds))
     task = learn(whole, test)
     options = {"seeds": [seed], "eval_every": every(config), "devices": None}
     code = made.noise.code  # type: ignore[union-attr]

@@ -21,7 +21,6 @@ from dpjax.learning import samplers
 from dpjax.mechanism import banded
 from dpjax.plans import noise, plan, protect
 from dpjax.plans.optimizers import Chain
-from dpjax.transforms import lowpass
 
 __all__ = ["TITLES", "Assumed", "Central", "title"]
 
@@ -233,4 +232,4 @@ def _behind(
     filter: np.ndarray, rule: UpdateRule, step_size: Any, noise: Any = 0.0
 ) -> optax.GradientTransformation:
     """A rule behind a filter over rounds."""
-    return optax.chain(lowpass.by_matrix(filter), rule(step_size, noise))
+    return optax.chain(filtered.by_matrix(filter), rule(step_size, noise))

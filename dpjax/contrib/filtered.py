@@ -22,15 +22,20 @@ without privacy, it is data, and no guarantee covers the choice.
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jaxtyping import Float
+from jaxtyping import Array, Float, Int
+from optax import GradientTransformation, Params, Updates
 
+from dpjax import _validate
 from dpjax.mechanism import banded, temporal
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
+from dpjax.transforms import rounds
 
-__all__ = ["JointSolution", "covariance", "filtered_error", "solve", "wiener"]
+__all__ = ["JointSolution", "by_matrix", "covariance", "filtered_error", "solve", "wiener"]
 
 Square = Float[np.ndarray, "t t"]
 
@@ -273,3 +278,69 @@ def _over(matrix: Square, root: Square) -> Square:
 def _root(gram: Square) -> Square:
     """W with W'W = H, lower triangular, so that W F is causal where F is."""
     return temporal.strategy_of(gram)
+
+
+class _MatrixState(NamedTuple):
+    """The state of a matrix filter: a copy of the model for every round of its memory.
+
+    Attributes:
+        past: Leaves [width, ...] of inputs, that of round t at t mod width.
+        rounds: Rounds done.
+    """
+
+    past: Updates
+    rounds: Int[Array, ""]
+
+
+def by_matrix(matrix: Square) -> GradientTransformation:
+    """Apply a causal filter over rounds that is given as a matrix, m_t = sum_{s<=t} F_ts y_s.
+
+    `solve` gives such filters, which change by round. Memory is one copy
+    of the model for each round that F reaches back: cut F to a band where that is too much, and
+    compute the cost by `filtered_error`.
+
+    Args:
+        matrix: [T, T] F, lower triangular. Beyond T rounds the last row is used.
+
+    Returns:
+        The transformation.
+
+    Raises:
+        ValueError: For another matrix.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.contrib.filtered import by_matrix
+        >>> link = by_matrix([[1.0, 0.0], [0.5, 0.5]])
+        >>> first, state = link.update(jnp.array([4.0]), link.init(jnp.zeros(1)))
+        >>> link.update(jnp.array([2.0]), state)[0].tolist()
+        [3.0]
+    """
+    square = _validate.square("matrix", matrix)
+    if not strategy_.is_triangular(square):
+        raise ValueError("matrix is not lower triangular; a filter sees no round before it is over")
+    # This is the recursion of noise over rounds, with inputs in place of normals.
+    bands = strategy_.bands(square) if square.any() else np.zeros((len(square), 0))
+    route = rounds.Route("moving", np.diag(square), bands)
+
+    def init(params: Params) -> _MatrixState:
+        past = jax.tree.map(lambda leaf: route.start(leaf.shape, leaf.dtype)[0], params)
+        return _MatrixState(past, jnp.int32(0))
+
+    def update(
+        updates: Updates, state: _MatrixState, params: Params | None = None
+    ) -> tuple[Updates, _MatrixState]:
+        def step(value: Array, past: Array) -> tuple[Array, tuple[Array, ...]]:
+            return route.step(lambda _: value, (past,), state.rounds)
+
+        inputs, structure = jax.tree.flatten(updates)
+        filtered = []
+        past: list[Array] = []
+        for value, old in zip(inputs, jax.tree.leaves(state.past), strict=True):
+            output, buffers = step(value, old)
+            filtered.append(output)
+            past += buffers
+        after = _MatrixState(jax.tree.unflatten(structure, past), state.rounds + 1)
+        return jax.tree.unflatten(structure, filtered), after
+
+    return GradientTransformation(init, update)

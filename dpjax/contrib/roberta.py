@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax import _files
 from dpjax.contrib import weights
-from dpjax.models.layers import Logits, attend
+from dpjax.contrib.attention import attend
+from dpjax.models.layers import Logits
 
 __all__ = ["RoBERTa", "load_roberta"]
 

@@ -1,18 +1,176 @@
-"""A sketch with a clip norm that is learned from released values."""
+"""A sketch with a clip norm that is learned from released values.
 
+A scale stands between encode and clip, and follows released values:
+
+    encode   u = s / (c D)           s [k]: a record's sketch; D [k] public, c a rule's
+    clip     |u| <= C                the plan's clip norm, which never changes
+    noise    mean of u + z           the plan's noise, which never changes
+    decode   s^ = c D (mean + z)     before the step
+
+In units of sketches the clip is an ellipsoid c C D and the noise has deviations c D a: both change
+together. Let c and D be functions of public numbers and of values released in earlier rounds. Given
+these rounds, a round is a Gaussian mechanism whose sensitivity over noise is C / a for all c and D,
+and the plan's loss is that of all rounds. A scale that depends on this round's gradients would
+change every record's term with one record, which no clip bounds; `dpjax.plans.dependence` refuses
+a method that does so. Noise D z on gradients that were
+clipped in L2, as the paper prints it, has sensitivity C / min(D) and not C.
+
+Reference:
+    Andrew, Thakkar, McMahan, Ramaswamy, Differentially private learning with adaptive clipping
+    (2021).
+"""
+
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms import sketches
 from dpjax.protocols import Memory, Updates
-from dpjax.transforms.sketch import CountSketch, Frame, Quantile
+from dpjax.transforms.sketch import CountSketch, Frame
 
-__all__ = ["Scaled"]
+__all__ = ["Quantile", "Scaled"]
+
+_Scalar = Float[Array, ""]
+_Coordinates = Float[Array, " k"]
+_Extended = Float[Array, " k+1"]
+"""A sketch and the entry that says whether its record is within the clip norm."""
+
+_FARTHEST = 1e6
+"""By how much a clip norm may leave its first value."""
+_RANGE = 4.0
+"""How far what a round shows, around 1, is read at most."""
+
+
+class _Size(NamedTuple):
+    """What `Quantile` knows: a function of released numbers.
+
+    Attributes:
+        bound: c C, the clip norm in the sketch's units.
+    """
+
+    bound: _Scalar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantile:
+    """A clip norm under which a stated share of all records stays, learned from one number more.
+
+    Every record adds an entry that says whether its sketch is within the clip norm,
+
+        u = (C sqrt(1 - share^2) clip(s / (c C), 1),  +- share C)
+
+    whose norm is at most C, so that the whole is one vector for the plan's clip and noise. The
+    average of that entry tells the fraction b within, with noise, and
+
+        c <- c exp(rate (quantile - b))
+
+    Against a fixed clip norm, noise on the sketch grows by 1 / sqrt(1 - share^2), half a percent at
+    .1; that on b has the deviation v^(1/2) / (2 share C), and log c walks by ``rate`` times it a
+    round: where it is above 1, as with few agents under noise of their own, take a larger share and
+    a rate so much smaller.
+
+    Attributes:
+        clip_norm: C of `dpjax.plans.protect.Protect`; another number costs accuracy, not privacy.
+        first: The clip norm of the first round, in the sketch's units.
+        rate: Step of log c, above 0, at most 1.
+        quantile: Records to be left unclipped, in (0, 1).
+        share: What the entry takes of C, in (0, 1).
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from dpjax.contrib import scaled
+        >>> rule = scaled.Quantile(clip_norm=1.0, first=10.0, share=0.6)
+        >>> [round(float(x), 2) for x in rule.encode(rule.start(), jnp.array([30.0, 40.0]))]
+        [0.48, 0.64, -0.6]
+    """
+
+    clip_norm: float
+    first: float
+    rate: float = 0.2
+    quantile: float = 0.5
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse numbers out of range."""
+        check = _validate.single_precision
+        _validate.fields(self, check, "clip_norm", "first", minimum=1e-9, maximum=1e9)
+        _validate.fields(self, check, "rate", minimum=1e-6, maximum=1.0)
+        _validate.fields(self, check, "quantile", "share", minimum=1e-3, maximum=1 - 1e-3)
+
+    def start(self, dtype: DTypeLike = jnp.float32) -> _Size:
+        """Return the state before anything is released.
+
+        Args:
+            dtype: Of the sketches.
+        """
+        return _Size(jnp.asarray(self.first, dtype))
+
+    def size(self, k: int) -> int:
+        """Return how many numbers are clipped, noised and sent for a sketch of k."""
+        return k + 1
+
+    def gain(self, state: _Size) -> _Scalar:
+        """Return what decoded noise is multiplied by: c over sqrt(1 - share^2).
+
+        Args:
+            state: From `start` or `learn`.
+        """
+        return state.bound / np.asarray(self._norm, state.bound.dtype)
+
+    def encode(self, state: _Size, vector: _Coordinates) -> _Extended:
+        """Return what is to be clipped to C, and already is but for rounding.
+
+        A vector that is not finite becomes nan, which the clip leaves out.
+
+        Args:
+            state: Of this round: it knows earlier rounds alone.
+            vector: One record's sketch, over a public shape where noise is shaped.
+        """
+        # Of numbers scaled by the largest, squares neither vanish nor overflow.
+        top = jnp.maximum(jnp.max(jnp.abs(vector)), jnp.finfo(vector.dtype).tiny)
+        norm = top * jnp.sqrt(jnp.sum(jnp.square(vector / top)))
+        scaled = vector / jnp.maximum(norm, state.bound) * np.asarray(self._norm, vector.dtype)
+        entry = np.asarray(self.share * self.clip_norm, vector.dtype)
+        within = jnp.where(norm <= state.bound, entry, -entry)
+        encoded = jnp.concatenate([scaled, within[None]])
+        return jnp.where(jnp.isfinite(vector).all(), encoded, jnp.nan)
+
+    def decode(self, state: _Size, mean: _Extended) -> _Coordinates:
+        """Return a noisy average in the sketch's units, without the entry.
+
+        Args:
+            state: As given to `encode`.
+            mean: Average of clipped vectors with its noise.
+        """
+        return mean[:-1] * self.gain(state)
+
+    def learn(self, state: _Size, mean: _Extended) -> _Size:
+        """Return the state of the next round.
+
+        Args:
+            state: As given to `encode`.
+            mean: As given to `decode`; one with numbers that are not finite teaches nothing.
+        """
+        entry = np.asarray(self.share * self.clip_norm, mean.dtype)
+        # Noise may show more records than there are, or fewer than none.
+        inside = (1 + mean[-1] / entry) / 2
+        excess = np.asarray(self.quantile, mean.dtype) - jnp.clip(inside, -_RANGE, _RANGE)
+        bound = state.bound * jnp.exp(np.asarray(self.rate, mean.dtype) * excess)
+        low = np.asarray(self.first / _FARTHEST, bound.dtype)
+        high = np.asarray(self.first * _FARTHEST, bound.dtype)
+        bound = jnp.clip(bound, low, high)
+        return _Size(jnp.where(jnp.isfinite(inside), bound, state.bound))
+
+    @property
+    def _norm(self) -> float:
+        """What the entry leaves of C for the sketch."""
+        return self.clip_norm * math.sqrt(1 - self.share**2)
 
 
 class ScaledState(NamedTuple):
@@ -61,7 +219,7 @@ class Scaled:
         client    u = A' (g - m) / c, clipped to C        server    g^ = A c q + m
 
     c follows a quantile of the norms of A' (g - m), which takes one more number in a message:
-    `dpjax.transforms.sketch`.
+    see the module.
 
     Guarantee: none by itself; it is the plan's, at the plan's clip norm and noise. c is a function
     of sums of earlier rounds. Given these, one unit's message has norm C at most.
@@ -74,9 +232,8 @@ class Scaled:
         ValueError: For an unknown sketch or rule.
 
     Example:
-        >>> from dpjax.contrib.scaled import Scaled
         >>> from dpjax.algorithms.sketches import Learned
-        >>> from dpjax.transforms.sketch import Quantile
+        >>> from dpjax.contrib.scaled import Quantile, Scaled
         >>> Scaled(Learned(16), Quantile(clip_norm=0.1, first=1.0)).k
         17
     """
@@ -89,9 +246,7 @@ class Scaled:
         sketches.check_sketch(self.sketch)
         rule: Any = self.quantile
         if not isinstance(rule, Quantile):
-            raise ValueError(
-                f"quantile is {_validate.shown(rule)}; give transforms.sketch.Quantile"
-            )
+            raise ValueError(f"quantile is {_validate.shown(rule)}; give contrib.scaled.Quantile")
 
     @property
     def k(self) -> int:

@@ -8,8 +8,9 @@ from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _files, _validate
 from dpjax.contrib import weights
+from dpjax.contrib.attention import attend
 from dpjax.models.conv import Conv, Images, Layout
-from dpjax.models.layers import Logits, attend
+from dpjax.models.layers import Logits
 
 __all__ = ["ViT", "load_vit"]
 

@@ -1,4 +1,4 @@
-"""Linear sketches of a vector, R^d to R^k and back: fixed, learned, and scaled before the clip.
+"""Linear sketches of a vector, R^d to R^k and back: fixed and learned.
 
     encode   y = A' g          what is clipped, noised and sent
     decode   g^ = A (y + z)    A [d, k]
@@ -17,22 +17,7 @@ depend on public (a key, public data) or privatised values alone.
 Probes are new random directions in every round, orthogonal to the kept ones. In a loop whose
 gradients are S S' g only probes reveal directions that the sketch misses, and directions that
 entered by chance would stay for ever without forgetting. A round costs O(d k^2). The same inputs
-give the same bits on one platform, build and number of threads: see `state_fingerprint`.
-
-`Quantile` and `ellipsoid` are stages between encode and clip, and follow released values:
-
-    encode   u = s / (c D)           s [k]: a record's sketch; D [k] from `ellipsoid`, c a rule's
-    clip     |u| <= C                the plan's clip norm, which never changes
-    noise    mean of u + z           the plan's noise, which never changes
-    decode   s^ = c D (mean + z)     before the step
-
-In units of sketches the clip is an ellipsoid c C D and the noise has deviations c D a: both change
-together. Let c and D be functions of public numbers and of values released in earlier rounds. Given
-these rounds, a round is a Gaussian mechanism whose sensitivity over noise is C / a for all c and D,
-and the plan's loss is that of all rounds. A scale that depends on this round's gradients would
-change every record's term with one record, which no clip bounds; `dpjax.plans.dependence` refuses
-a method that does so. Noise D z on gradients that were
-clipped in L2, as the paper prints it, has sensitivity C / min(D) and not C.
+give the same bits on one platform, build and number of threads.
 
 All functions are pure and can be compiled, scanned and vmapped; callers check arguments.
 
@@ -41,14 +26,11 @@ Reference:
     Correlation-Aware Sketching, Algorithm 2, Theorem 3.3 and equation (40); Yang, Hsieh, Wang,
     History PCA (2018), forgetting. Chen, Choquette-Choo, Kairouz, Suresh, The Fundamental Price of
     Secure Aggregation in Differentially Private Federated Learning (2022): the sparse projection.
-    Charikar, Chen, Farach-Colton (2002): count sketches. Andrew, Thakkar, McMahan, Ramaswamy,
-    Differentially private learning with adaptive clipping (2021), for quantiles.
+    Charikar, Chen, Farach-Colton (2002): count sketches.
 """
 
 import dataclasses
 import functools
-import hashlib
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -56,20 +38,16 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from optax import Updates
 
-from dpjax import _validate
 from dpjax.transforms.variates import normals, words
 
 __all__ = [
     "CountSketch",
     "Frame",
-    "Quantile",
     "Sketch",
     "aligned",
-    "state_fingerprint",
     "flat",
     "orthonormal",
     "start",
@@ -84,14 +62,8 @@ _Rows = Float[Array, "k d"]
 """Directions as rows, whose products are several times as fast on a CPU."""
 _Weights = Float[Array, " k"]
 _Scalar = Float[Array, ""]
-_Extended = Float[Array, " k+1"]
-"""A sketch and the entry that says whether its record is within the clip norm."""
 _WIDE = 8
 """From d = 8 k on, random directions are so far from dependent that a Gram matrix serves."""
-_FARTHEST = 1e6
-"""By how much a clip norm may leave its first value."""
-_RANGE = 4.0
-"""How far what a round shows, around 1, is read at most."""
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["columns"], meta_fields=[])
@@ -429,159 +401,6 @@ def flat(tree: Updates) -> tuple[_Vector, Callable[[_Vector], Updates]]:
     if not vector.size:
         raise ValueError("tree has no entries; give at least one")
     return vector, back
-
-
-def state_fingerprint(state: Any) -> str:
-    """Return a hash of every bit of a pytree of arrays, as 64 hexadecimal digits.
-
-    Two sides that replay the same rounds compare these, and send the whole state where they differ.
-    Equal bits are promised for one platform, build and number of threads, and for the same
-    compiled function: a loop unrolled or vmapped may round otherwise. With 100,000 entries one core
-    and two gave other bits; the variable NPROC, set to the same number on all sides before JAX
-    starts, makes them equal, whatever cores there are.
-
-    Args:
-        state: A `Sketch`, or any pytree of arrays.
-
-    Example:
-        >>> import jax
-        >>> from dpjax.transforms import sketch
-        >>> first, second = (sketch.start(100, 4, jax.random.key(0)) for _ in range(2))
-        >>> sketch.state_fingerprint(first) == sketch.state_fingerprint(second)
-        True
-    """
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        array = np.ascontiguousarray(leaf)
-        label = f"{jax.tree_util.keystr(path)} {array.dtype.name} {array.shape};"
-        digest.update(label.encode() + array.tobytes())
-    return digest.hexdigest()
-
-
-class _Size(NamedTuple):
-    """What `Quantile` knows: a function of released numbers.
-
-    Attributes:
-        bound: c C, the clip norm in the sketch's units.
-    """
-
-    bound: _Scalar
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Quantile:
-    """A clip norm under which a stated share of all records stays, learned from one number more.
-
-    Every record adds an entry that says whether its sketch is within the clip norm,
-
-        u = (C sqrt(1 - share^2) clip(s / (c C), 1),  +- share C)
-
-    whose norm is at most C, so that the whole is one vector for the plan's clip and noise. The
-    average of that entry tells the fraction b within, with noise, and
-
-        c <- c exp(rate (quantile - b))
-
-    Against a fixed clip norm, noise on the sketch grows by 1 / sqrt(1 - share^2), half a percent at
-    .1; that on b has the deviation v^(1/2) / (2 share C), and log c walks by ``rate`` times it a
-    round: where it is above 1, as with few agents under noise of their own, take a larger share and
-    a rate so much smaller.
-
-    Attributes:
-        clip_norm: C of `dpjax.plans.protect.Protect`; another number costs accuracy, not privacy.
-        first: The clip norm of the first round, in the sketch's units.
-        rate: Step of log c, above 0, at most 1.
-        quantile: Records to be left unclipped, in (0, 1).
-        share: What the entry takes of C, in (0, 1).
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from dpjax.transforms import sketch
-        >>> rule = sketch.Quantile(clip_norm=1.0, first=10.0, share=0.6)
-        >>> [round(float(x), 2) for x in rule.encode(rule.start(), jnp.array([30.0, 40.0]))]
-        [0.48, 0.64, -0.6]
-    """
-
-    clip_norm: float
-    first: float
-    rate: float = 0.2
-    quantile: float = 0.5
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        check = _validate.single_precision
-        _validate.fields(self, check, "clip_norm", "first", minimum=1e-9, maximum=1e9)
-        _validate.fields(self, check, "rate", minimum=1e-6, maximum=1.0)
-        _validate.fields(self, check, "quantile", "share", minimum=1e-3, maximum=1 - 1e-3)
-
-    def start(self, dtype: DTypeLike = jnp.float32) -> _Size:
-        """Return the state before anything is released.
-
-        Args:
-            dtype: Of the sketches.
-        """
-        return _Size(jnp.asarray(self.first, dtype))
-
-    def size(self, k: int) -> int:
-        """Return how many numbers are clipped, noised and sent for a sketch of k."""
-        return k + 1
-
-    def gain(self, state: _Size) -> _Scalar:
-        """Return what decoded noise is multiplied by: c over sqrt(1 - share^2).
-
-        Args:
-            state: From `start` or `learn`.
-        """
-        return state.bound / np.asarray(self._norm, state.bound.dtype)
-
-    def encode(self, state: _Size, vector: _Coordinates) -> _Extended:
-        """Return what is to be clipped to C, and already is but for rounding.
-
-        A vector that is not finite becomes nan, which the clip leaves out.
-
-        Args:
-            state: Of this round: it knows earlier rounds alone.
-            vector: One record's sketch, over `ellipsoid` where noise is shaped.
-        """
-        # Of numbers scaled by the largest, squares neither vanish nor overflow.
-        top = jnp.maximum(jnp.max(jnp.abs(vector)), jnp.finfo(vector.dtype).tiny)
-        norm = top * jnp.sqrt(jnp.sum(jnp.square(vector / top)))
-        scaled = vector / jnp.maximum(norm, state.bound) * np.asarray(self._norm, vector.dtype)
-        entry = np.asarray(self.share * self.clip_norm, vector.dtype)
-        within = jnp.where(norm <= state.bound, entry, -entry)
-        encoded = jnp.concatenate([scaled, within[None]])
-        return jnp.where(jnp.isfinite(vector).all(), encoded, jnp.nan)
-
-    def decode(self, state: _Size, mean: _Extended) -> _Coordinates:
-        """Return a noisy average in the sketch's units, without the entry.
-
-        Args:
-            state: As given to `encode`.
-            mean: Average of clipped vectors with its noise.
-        """
-        return mean[:-1] * self.gain(state)
-
-    def learn(self, state: _Size, mean: _Extended) -> _Size:
-        """Return the state of the next round.
-
-        Args:
-            state: As given to `encode`.
-            mean: As given to `decode`; one with numbers that are not finite teaches nothing.
-        """
-        entry = np.asarray(self.share * self.clip_norm, mean.dtype)
-        # Noise may show more records than there are, or fewer than none.
-        inside = (1 + mean[-1] / entry) / 2
-        excess = np.asarray(self.quantile, mean.dtype) - jnp.clip(inside, -_RANGE, _RANGE)
-        bound = state.bound * jnp.exp(np.asarray(self.rate, mean.dtype) * excess)
-        low = np.asarray(self.first / _FARTHEST, bound.dtype)
-        high = np.asarray(self.first * _FARTHEST, bound.dtype)
-        bound = jnp.clip(bound, low, high)
-        return _Size(jnp.where(jnp.isfinite(inside), bound, state.bound))
-
-    @property
-    def _norm(self) -> float:
-        """What the entry leaves of C for the sketch."""
-        return self.clip_norm * math.sqrt(1 - self.share**2)
 
 
 def _dot(left: Array, right: Array) -> Array:

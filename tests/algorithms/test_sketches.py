@@ -15,7 +15,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.contrib.rules import UpdateRule
-from dpjax.contrib.scaled import Scaled
+from dpjax.contrib.scaled import Quantile, Scaled
 from dpjax.data import partition
 from dpjax.engine.host import local
 from dpjax.engine.run import run
@@ -306,14 +306,14 @@ class Mine(sketches.FixedFrame):
     """A user's sketch."""
 
 
-QUANTILE = sketch_.Quantile(clip_norm=CLIP, first=1.0)
+QUANTILE = Quantile(clip_norm=CLIP, first=1.0)
 
 
 def delegated(name):
     return lambda self, *args, **options: getattr(sketches.FixedFrame(4), name)(*args, **options)
 
 
-SKETCH = {"k": 4, "entries": 4}
+SKETCH = {"k": 4, "min_entries": 4}
 SKETCH |= {name: delegated(name) for name in ("start", "projection", "noise", "learn")}
 Bare = type("Bare", (), SKETCH)
 Pair = type("Pair", (collections.namedtuple("Pair", "width"),), SKETCH)
@@ -326,7 +326,7 @@ def test_a_users_part_of_a_packaged_method_is_named(part):
     made = plan.make(config(Federated(Trusted(1), part), Sgd(0.1)), COMPLETE)
     names = [type(part).__name__]
     if isinstance(part, Scaled):
-        names.append("Mine")
+        names += ["Mine", "Quantile"]
     assert made.guarantee.custom == tuple(names)
     packaged = plan.make(config(dome(4, Trusted(1)), Sgd(0.1)), COMPLETE)
     assert packaged.guarantee.custom == ()

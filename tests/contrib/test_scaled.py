@@ -11,18 +11,17 @@ import pytest
 from dpjax.algorithms import sketches
 from dpjax.algorithms.federated import Federated
 from dpjax.contrib.rules import UpdateRule
-from dpjax.contrib.scaled import Scaled
+from dpjax.contrib.scaled import Quantile, Scaled
 from dpjax.engine.run import run
 from dpjax.plans import dependence, noise, plan
 from dpjax.plans.optimizers import Sgd
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping
-from dpjax.transforms import sketch as transforms_sketch
 from tests.support import make_config, make_problem
 
 N, D, C = 4, 6, 0.5
 NETWORK = mixing.metropolis_hastings(graphs.complete(N))
-RULE = transforms_sketch.Quantile(clip_norm=C, first=50.0, rate=0.5)
+RULE = Quantile(clip_norm=C, first=50.0, rate=0.5)
 CASES = {
     "clip norm": Scaled(sketches.Learned(4, probes=2), RULE),
     "fixed": Scaled(sketches.FixedFrame(4), RULE),
@@ -100,7 +99,7 @@ def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
 @pytest.mark.slow
 def test_a_run_learns_its_clip_norm_at_the_same_loss():
     """From a hundred times too large, where noise is all there is; the guarantee is the plan's."""
-    rule = transforms_sketch.Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)
+    rule = Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)
     problem, losses, epsilons = make_problem(N), [], set()
     for quantile in (rule, dataclasses.replace(rule, rate=1e-6)):
         sketch = Scaled(sketches.Learned(5), quantile)

@@ -20,7 +20,7 @@ from dpjax.mechanism import workload
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.topology import graphs, mixing
-from dpjax.transforms.lowpass import FILTERS, by_matrix
+from dpjax.transforms.lowpass import FILTERS
 from tests.support import load_script
 
 
@@ -164,7 +164,7 @@ def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
         protect=protect.Protect("zero_out_record", clip_norm=1.0),
         sampler=samplers.Cyclic(2, 3, 10),
         optimizer=optimizers.Chain(
-            lambda step: optax.chain(by_matrix(both.filter), optax.sgd(step)), 0.5
+            lambda step: optax.chain(filtered.by_matrix(both.filter), optax.sgd(step)), 0.5
         ),
         rounds=6,
     )

@@ -17,6 +17,7 @@ pytest.importorskip("cryptography", reason="the extra `secure` is not installed"
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
 from dpjax.algorithms.exchange import Masked  # noqa: E402
+from dpjax.contrib import departures  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan  # noqa: E402
@@ -34,7 +35,7 @@ def another_process():
     transport._ASKED.clear()
 
 
-LEAVES = transport.taking_turns(N, 2)
+LEAVES = departures.taking_turns(N, 2)
 PART = Discrete(5, dropouts=2, colluders=1)
 LIMITS = tcp.Limits(enrol=0.5, stage=20.0, send=5.0)
 
@@ -46,7 +47,7 @@ def made(missing=()):
     return plan.make(given, COMPLETE)
 
 
-ONE = made(transport.absent(LEAVES, T))
+ONE = made(departures.absent(LEAVES, T))
 TERMS = transport.terms_of(ONE.noise.code, dropouts=2, colluders=1)
 
 
@@ -64,7 +65,7 @@ def compiled():
 @pytest.mark.parametrize("over", [pytest.param("memory", marks=pytest.mark.slow), "tcp"])
 def test_a_run_over_the_protocol_has_the_models_of_the_run_under_masks(compiled, over):
     sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS, skip=over == "tcp")
-    found, planned = models(ONE, transport=sums), transport.absent(LEAVES, T)
+    found, planned = models(ONE, transport=sums), departures.absent(LEAVES, T)
     # Whoever left before its vector went out is missing; in "unmask" it is in the sum.
     assert all(set(gone) <= set(late) for gone, late in zip(planned, sums.missing(), strict=True))
     # Over TCP a client may be late on a machine with other work: it is missing, too.
@@ -517,6 +518,6 @@ def test_other_terms_and_schedules_are_refused():
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; give"):
             transport.SecureSums(**{"terms": TERMS} | wrong)
     with pytest.raises(ValueError, match="give at least one of"):
-        transport.taking_turns(N, 1, ())
+        departures.taking_turns(N, 1, ())
     with pytest.raises(ValueError, match="stages is 'late'"):
-        transport.taking_turns(N, 1, ("late",))
+        departures.taking_turns(N, 1, ("late",))

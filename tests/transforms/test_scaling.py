@@ -10,16 +10,17 @@ import pytest
 from scipy import optimize
 
 from dpjax.algorithms.exchange import Server
+from dpjax.contrib.scaled import Quantile
 from dpjax.plans import dependence
 from dpjax.plans.optimizers import Sgd
 from dpjax.protocols import Emission, Method
-from dpjax.transforms import clipping, sketch
+from dpjax.transforms import clipping
 
 F32 = np.float32
 C = 0.5
 RULES = [
-    sketch.Quantile(clip_norm=C, first=3.0),
-    sketch.Quantile(clip_norm=C, first=1e-3, share=0.9),
+    Quantile(clip_norm=C, first=3.0),
+    Quantile(clip_norm=C, first=1e-3, share=0.9),
 ]
 
 
@@ -160,7 +161,7 @@ def test_a_quantile_is_found_from_noisy_averages(quantile):
     records = lengths(np.random.default_rng(2), 600, 50, 6, 0.5)
     truth = np.quantile(np.linalg.norm(records, axis=-1), quantile)
     for first in (1e-2, 1e2):
-        rule = sketch.Quantile(clip_norm=C, first=first, quantile=quantile)
+        rule = Quantile(clip_norm=C, first=first, quantile=quantile)
         bounds = learned(rule, records, 0.02)[-300:]
         assert np.exp(np.log(bounds).mean()) == pytest.approx(truth, rel=0.07)
         # Its twin, that learns the opposite, would be at another quantile.
@@ -229,11 +230,11 @@ def test_the_plan_s_check_tells_a_scale_of_sums_from_one_of_gradients():
 
 def test_refusals():
     for wrong, named in (
-        (lambda: sketch.Quantile(clip_norm=0.0, first=1.0), "clip_norm"),
-        (lambda: sketch.Quantile(clip_norm=1.0, first=np.inf), "first"),
-        (lambda: sketch.Quantile(clip_norm=1.0, first=1.0, quantile=1.0), "quantile"),
-        (lambda: sketch.Quantile(clip_norm=1.0, first=1.0, share=0.0), "share"),
-        (lambda: sketch.Quantile(clip_norm=1.0, first=1.0, rate=2.0), "rate"),
+        (lambda: Quantile(clip_norm=0.0, first=1.0), "clip_norm"),
+        (lambda: Quantile(clip_norm=1.0, first=np.inf), "first"),
+        (lambda: Quantile(clip_norm=1.0, first=1.0, quantile=1.0), "quantile"),
+        (lambda: Quantile(clip_norm=1.0, first=1.0, share=0.0), "share"),
+        (lambda: Quantile(clip_norm=1.0, first=1.0, rate=2.0), "rate"),
     ):
         with pytest.raises(ValueError, match=named):
             wrong()
@@ -241,7 +242,7 @@ def test_refusals():
 
 def test_a_long_sketch_that_is_not_finite_is_left_out():
     """Whatever the largest of its numbers is said to be."""
-    rule = sketch.Quantile(clip_norm=C, first=3.0)
+    rule = Quantile(clip_norm=C, first=3.0)
     encode = jax.jit(lambda vector: rule.encode(rule.start(), vector))
     for bad in (np.nan, np.inf):
         assert np.isnan(encode(jnp.ones(8_192).at[5_000].set(bad))).all()

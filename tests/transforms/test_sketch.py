@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dpjax._numerics import double_precision
+from dpjax.contrib import replica
 from dpjax.transforms import sketch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -384,6 +385,7 @@ def test_a_round_costs_in_proportion_to_the_dimension():
 
 REPLAY = """
 import jax, jax.numpy as jnp, numpy as np
+from dpjax.contrib import replica
 from dpjax.transforms import sketch
 step = jax.jit(sketch.update)
 received = np.random.default_rng(5).normal(size=(40, 8)).astype(np.float32)
@@ -391,7 +393,7 @@ state = sketch.start(20_000, 8, jax.random.key(3))
 for round, coordinates in enumerate(received):
     key = jax.random.fold_in(jax.random.key(4), round)
     state = step(state, jnp.matmul(state.frame, coordinates), key)
-print(sketch.state_fingerprint(state))
+print(replica.state_fingerprint(state))
 """
 
 
@@ -415,13 +417,13 @@ def test_another_process_replays_the_same_bits():
 
 def test_a_fingerprint_sees_every_bit():
     state = sketch.start(9, 2, jax.random.key(0))
-    hashed = sketch.state_fingerprint(state)
+    hashed = replica.state_fingerprint(state)
     basis = np.array(state.basis)
     basis[3, 1] = np.nextafter(basis[3, 1], F32(2))
-    assert sketch.state_fingerprint(state._replace(basis=basis)) != hashed
-    assert sketch.state_fingerprint(state._replace(kept=jnp.int32(1))) != hashed
+    assert replica.state_fingerprint(state._replace(basis=basis)) != hashed
+    assert replica.state_fingerprint(state._replace(kept=jnp.int32(1))) != hashed
     swapped = state._replace(basis=state.basis.T)
-    assert sketch.state_fingerprint(swapped) != hashed
+    assert replica.state_fingerprint(swapped) != hashed
 
 
 def test_flat_trees():

@@ -11,7 +11,6 @@ from dpjax.contrib import filtered
 from dpjax.transforms.lowpass import (
     FILTERS,
     NoiseVariance,
-    by_matrix,
     lowpass,
     wiener,
 )
@@ -164,14 +163,14 @@ def test_a_filter_of_every_round_is_its_matrix(width):
     matrix = np.tril(rng.normal(size=(8, 8))) - np.tril(rng.normal(size=(8, 8)), -width - 1)
     matrix = np.tril(np.triu(matrix, -width))
     tree = {"w": rng.normal(size=(8, 2, 3)).astype(np.float32), "b": (np.ones((8,), np.float32),)}
-    got, state = stream(by_matrix(matrix), tree)
+    got, state = stream(filtered.by_matrix(matrix), tree)
     for leaf, given in zip(jax.tree.leaves(got), jax.tree.leaves(tree), strict=True):
         np.testing.assert_allclose(leaf, np.tensordot(matrix, given, 1), rtol=1e-4, atol=1e-5)
     assert sum(leaf.size for leaf in jax.tree.leaves(state.past)) == width * 7
 
 
 def test_a_diagonal_filter_keeps_nothing():
-    got, state = stream(by_matrix(np.diag([1.0, 2.0, 3.0])), np.ones((4, 2), np.float32))
+    got, state = stream(filtered.by_matrix(np.diag([1.0, 2.0, 3.0])), np.ones((4, 2), np.float32))
     np.testing.assert_array_equal(np.asarray(got)[:, 0], [1, 2, 3, 3])
     assert jax.tree.leaves(state.past)[0].size == 0
 
@@ -189,9 +188,9 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match="noise is -1"):
         wiener(-1.0)
     with pytest.raises(ValueError, match="matrix is not lower triangular"):
-        by_matrix(np.ones((2, 2)))
+        filtered.by_matrix(np.ones((2, 2)))
 
 
 def test_a_filter_of_nothing_gives_nothing():
-    got, _ = stream(by_matrix(np.zeros((3, 3))), np.ones((4, 2), np.float32))
+    got, _ = stream(filtered.by_matrix(np.zeros((3, 3))), np.ones((4, 2), np.float32))
     np.testing.assert_array_equal(np.asarray(got), np.zeros((4, 2)))
