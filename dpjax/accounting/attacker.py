@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
 
 from dpjax import _validate
 from dpjax.accounting import dense, kalman
+from dpjax.accounting.arrays import Flags, Matrix, Numbers, Vector
 from dpjax.accounting.kalman import Energies, Model
 from dpjax.mechanism.participation import Participation, checked
 
@@ -33,12 +33,12 @@ class ViewLoss(NamedTuple):
         gradients: "view" or "any", as asked for.
     """
 
-    mu: Float[np.ndarray, " n"]
-    upper_bound: Bool[np.ndarray, " n"]
+    mu: Vector
+    upper_bound: Flags
     gradients: str
 
 
-Judged = tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]
+Judged = tuple[Vector, Flags]
 """Losses mu, and where they are bounds; entries of attackers mean nothing."""
 Judge = Callable[[Participation], Judged]
 
@@ -64,11 +64,11 @@ class View:
     agents: int
     attackers: tuple[int, ...]
     rounds: int | None
-    _matrices: Callable[[int], tuple[np.ndarray, np.ndarray]]
+    _matrices: Callable[[int], tuple[Numbers, Numbers]]
     _loss: Judge
     _all_messages: Judge | None
 
-    def materialize(self, rounds: int) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a c"]]:
+    def materialize(self, rounds: int) -> tuple[Matrix, Matrix]:
         """The view as O = A G + B Z, rows and columns by round first.
 
         Columns of what the attacker knows are zero.
@@ -86,9 +86,7 @@ class View:
         self._check_rounds(rounds)
         return self._matrices(rounds)
 
-    def gdp(
-        self, participation: Participation, *, gradients: Gradients = "any"
-    ) -> Float[np.ndarray, " n"]:
+    def gdp(self, participation: Participation, *, gradients: Gradients = "any") -> Vector:
         """Gaussian-DP loss mu of every victim; see `loss`, whose ``mu`` it is.
 
         Args:
@@ -134,9 +132,7 @@ class View:
         upper[list(self.attackers)] = False
         return ViewLoss(mu, upper, gradients)
 
-    def guaranteed(
-        self, participation: Participation, *, gradients: Gradients = "any"
-    ) -> Float[np.ndarray, " n"]:
+    def guaranteed(self, participation: Participation, *, gradients: Gradients = "any") -> Vector:
         """What may be stated: the least known bound, rounded up.
 
         The plain bound sums absolute values and can exceed the loss of a larger view; then that
@@ -181,7 +177,7 @@ def of_model(
     def loss(participation: Participation) -> Judged:
         system = model()
 
-        def larger() -> np.ndarray:
+        def larger() -> Numbers:
             """Loss of views that hold this one: of the state as well, and of all messages."""
             wide = _round_by_round(system)
             estimate = kalman.energies(wide, participation)
@@ -199,7 +195,7 @@ def stated(
     energies: Energies,
     participation: Participation,
     attackers: tuple[int, ...],
-    larger: Callable[[], Float[np.ndarray, " n"]],
+    larger: Callable[[], Vector],
     exactly: bool = False,
 ) -> Judged:
     """The loss of these energies; of a larger view where they leave it open.
@@ -243,7 +239,7 @@ def _round_by_round(model: Model) -> Model:
     )
 
 
-def seeing(model: Model, rows: Float[np.ndarray, "r c"], *, of: str) -> Model:
+def seeing(model: Model, rows: Matrix, *, of: str) -> Model:
     """The same model with more rows seen, without noise, in each round.
 
     Args:
@@ -255,7 +251,7 @@ def seeing(model: Model, rows: Float[np.ndarray, "r c"], *, of: str) -> Model:
         A model that observes strictly more.
     """
 
-    def below(name: str) -> np.ndarray:
+    def below(name: str) -> Numbers:
         part = getattr(model, name)
         block = rows if name == of else np.zeros((len(rows), part.shape[-1]))
         return np.concatenate([part, np.broadcast_to(block, (len(part), *block.shape))], axis=1)

@@ -43,10 +43,11 @@ from typing import ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
 from dpjax.accounting import gdp, rounding
+from dpjax.accounting.arrays import Indices, Matrix, Numbers, Vector
 from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
 from dpjax.protocols import Amplification, Draw, SampledNoise, SampledTarget, Sampler
 
@@ -181,7 +182,7 @@ class Bins(Amplification):
     )
     separation: int
 
-    def hidden(self, target: SampledTarget, strategy: Float[np.ndarray, "t t"] | None) -> int:
+    def hidden(self, target: SampledTarget, strategy: Matrix | None) -> int:
         """The bins that are left where the attacker knows the bin modulo the diagonals.
 
         Args:
@@ -195,9 +196,7 @@ class Bins(Amplification):
         spacing = next((d for d in spacings if d >= diagonals), self.separation)
         return self.separation // spacing
 
-    def bound(
-        self, target: SampledTarget, strategy: Float[np.ndarray, "t t"] | None
-    ) -> Float[np.ndarray, ""]:
+    def bound(self, target: SampledTarget, strategy: Matrix | None) -> Numbers:
         """The bound on [R^-1]_ii that keeps the target's budget, the same for all agents."""
         moved = draw_sensitivity(target, strategy)
         budget = target.budget
@@ -275,7 +274,7 @@ class BallsInBins(Sampler):
             )
         return rounds // self.bins, self.bins
 
-    def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+    def fill_share(self, counts: Indices, rounds: int) -> Numbers:
         """The share of records in the largest expected batch, [n]."""
         del rounds
         return np.asarray(counts) / self._most_records
@@ -296,7 +295,7 @@ class BallsInBins(Sampler):
             )
         return dataclasses.replace(self, records=records)
 
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+    def check(self, counts: Indices, agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than bins, most of whose batches would be empty."""
         index = int(np.argmin(counts))
         fewest = counts[index]
@@ -307,7 +306,7 @@ class BallsInBins(Sampler):
                 f"lower it to {fewest} at most"
             )
 
-    def amplification(self, counts: Int[np.ndarray, " n"] | None = None) -> Bins:
+    def amplification(self, counts: Indices | None = None) -> Bins:
         """What the secret bins take off the loss, whatever the counts."""
         del counts
         return Bins(self.bins)
@@ -353,8 +352,8 @@ class _Mean(NamedTuple):
         lost: What the mean has above the largest value.
     """
 
-    values: Float[np.ndarray, " m"]
-    masses: Float[np.ndarray, " m"]
+    values: Vector
+    masses: Vector
     lost: float
 
 
@@ -413,7 +412,7 @@ def _lognormal(ratio: float) -> _Mean:
     return _Mean(values, shared, _upper_normal(ends[-1] - ratio))
 
 
-def _normal_cells(ends: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
+def _normal_cells(ends: Vector) -> Vector:
     """Probabilities of a standard normal below the first end, and between each two."""
     from scipy import special
 
@@ -456,9 +455,7 @@ def _averaged(first: _Mean, first_count: int, second: _Mean, second_count: int) 
     return _Mean(grid, shared, lost)
 
 
-def _ends(
-    logs: Float[np.ndarray, " m"], values: Float[np.ndarray, " m"], masses: Float[np.ndarray, " m"]
-) -> tuple[float, float]:
+def _ends(logs: Vector, values: Vector, masses: Vector) -> tuple[float, float]:
     """Logarithms between which all but the tails lie, of the mass below and of the mean above."""
     # The value 0 has no logarithm, and next to no mass.
     finite = logs[np.isfinite(logs)]

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import discrete, finite, gdp, losses, precision
+from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.accounting.loss import Loss
 from dpjax.accounting.rounding import MARGIN
 
@@ -117,7 +117,7 @@ def allowed_mu(
     *,
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
-) -> float | Float[np.ndarray, "..."]:
+) -> float | Numbers:
     """The Gaussian-DP mu that an accountant allows for a budget, rounded down.
 
     Guarantee: a mu-GDP mechanism of the returned mu is (epsilon, delta)-DP. With
@@ -160,7 +160,7 @@ def claimed_epsilon(
     *,
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
-) -> float | Float[np.ndarray, "..."]:
+) -> float | Numbers:
     """The epsilon that an accountant states for a mu-GDP mechanism, rounded up.
 
     Guarantee: at least the exact epsilon, but for ``accountant="paper"`` with
@@ -193,7 +193,7 @@ def claimed_epsilon(
     return float(value) if value.ndim == 0 else value
 
 
-def _refuse_false_claim(mu: np.ndarray, delta: float, claimed: np.ndarray) -> None:
+def _refuse_false_claim(mu: Numbers, delta: float, claimed: Numbers) -> None:
     exact = np.asarray(gdp.epsilon(mu, delta))
     # At mu near 0 both are 0 up to rounding.
     if (exact > claimed).any():
@@ -215,7 +215,7 @@ def precision_bound(
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
     sensitivity_squared: float | None = None,
-) -> float | Float[np.ndarray, "..."]:
+) -> float | Numbers:
     """The bound b on [R^-1]_ii that keeps T rounds within a budget.
 
     b = mu^2 / (s^2 T), with s = `sensitivity` and mu = `allowed_mu`; or with sens(C)^2 for T.
@@ -259,9 +259,7 @@ def precision_bound(
     return float(bound) if bound.ndim == 0 else bound
 
 
-def bound_of(
-    mu: Float[np.ndarray, "*n"], shift: float, over_rounds: float
-) -> Float[np.ndarray, "*n"]:
+def bound_of(mu: Numbers, shift: float, over_rounds: float) -> Numbers:
     """Return b = mu^2 / (s^2 T), rounded down; sens(C)^2 is T for noise over rounds.
 
     Args:
@@ -272,9 +270,7 @@ def bound_of(
     return (mu / shift) ** 2 / over_rounds * (1 - 1e-15)
 
 
-def mu_of(
-    diagonal: Float[np.ndarray, " n"], shift: float, over_rounds: float
-) -> Float[np.ndarray, " n"]:
+def mu_of(diagonal: Vector, shift: float, over_rounds: float) -> Vector:
     """Return mu = s sqrt(T [R^-1]_ii), rounded up; `bound_of` bounds the diagonal by it.
 
     Args:
@@ -314,12 +310,12 @@ class AgentLoss:
     """
 
     kind: Literal["gdp", "zcdp", "pure"]
-    size: np.ndarray
-    epsilon: np.ndarray
-    exact_epsilon: np.ndarray
+    size: Numbers
+    epsilon: Numbers
+    exact_epsilon: Numbers
 
     @classmethod
-    def of_mu(cls, mu: Float[np.ndarray, " n"], delta: float, **rule: Any) -> "AgentLoss":
+    def of_mu(cls, mu: Vector, delta: float, **rule: Any) -> "AgentLoss":
         """The loss of agents whose Gaussian-DP parameters are known.
 
         Args:
@@ -337,14 +333,14 @@ class AgentLoss:
 
 
 def loss(
-    covariance: Float[np.ndarray, "n n"] | None,
+    covariance: Matrix | None,
     delta: float,
     *,
     rounds: int | None = None,
     clip_norm: float,
     relation: Relation,
     accountant: Accountant = "gdp",
-    factor: Float[np.ndarray, "n n"] | None = None,
+    factor: Matrix | None = None,
     allow_unsound: bool = False,
     sensitivity_squared: float | None = None,
 ) -> AgentLoss:
@@ -463,7 +459,7 @@ def whole(total: Any, *, release: bool) -> dict[str, Any]:
     return fields | {"loss": loss}
 
 
-def limits(fields: Mapping[str, Any], delta: float) -> Float[np.ndarray, " n"]:
+def limits(fields: Mapping[str, Any], delta: float) -> Vector:
     """Return the loss that all phases may have together at each agent, rounded down.
 
     Args:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from dpjax import _validate
+from dpjax.accounting.arrays import Flags, Indices, Matrix, Numbers
 from dpjax.accounting.kalman import CERTAIN, DROPPED, LEAK, TRACE, Energies, Model, rounding
 from dpjax.mechanism.participation import Participation
 
@@ -24,9 +24,7 @@ LARGEST_RANK = 2e8
 _PRIMES = (2147483647, 2147483629)
 
 
-def materialize(
-    model: Model, rounds: int
-) -> tuple[Float[np.ndarray, "a b"], Float[np.ndarray, "a c"]]:
+def materialize(model: Model, rounds: int) -> tuple[Matrix, Matrix]:
     """Stack ``rounds`` rounds of a model.
 
     Args:
@@ -45,7 +43,7 @@ def materialize(
     return stacked(model, rounds)
 
 
-def stacked(model: Model, rounds: int, prime: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def stacked(model: Model, rounds: int, prime: int | None = None) -> tuple[Numbers, Numbers]:
     """A and B of `materialize`, for floats or whole numbers.
 
     Args:
@@ -54,7 +52,7 @@ def stacked(model: Model, rounds: int, prime: int | None = None) -> tuple[np.nda
         prime: Modulo which entries are taken, int64; None takes them as they are.
     """
 
-    def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def product(left: Numbers, right: Numbers) -> Numbers:
         if prime is None:
             return np.tensordot(left, right, 1)
         total = np.zeros((len(left), *right.shape[1:]), right.dtype)
@@ -81,8 +79,8 @@ def stacked(model: Model, rounds: int, prime: int | None = None) -> tuple[np.nda
 
 
 def energies(
-    a: Float[np.ndarray, "a b"],
-    b: Float[np.ndarray, "a c"],
+    a: Matrix,
+    b: Matrix,
     participation: Participation,
 ) -> Energies:
     """`dpjax.accounting.kalman.energies` by the singular values of B.
@@ -144,7 +142,7 @@ def energies(
     return Energies(values, leak, smallest < CERTAIN, condition, hidden=hidden, rounding=margin)
 
 
-def ranks(model: Model, rounds: int) -> tuple[Int[np.ndarray, " t"], Bool[np.ndarray, " n"]]:
+def ranks(model: Model, rounds: int) -> tuple[Indices, Flags]:
     """Rank of what is seen, and who shows without noise.
 
     Args:
@@ -193,7 +191,7 @@ def _work(model: Model, rounds: int) -> float:
     return float(used.sum() * rounds) ** 2 * columns / 2
 
 
-def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[np.ndarray, np.ndarray]:
+def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[Numbers, Numbers]:
     """A and B modulo a prime."""
 
     @functools.cache
@@ -206,7 +204,7 @@ def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[np.ndarray, 
     return stacked(Model(*parts), rounds, prime=prime)
 
 
-def _echelon(a: np.ndarray, b: np.ndarray, prime: int) -> tuple[np.ndarray, np.ndarray]:
+def _echelon(a: Numbers, b: Numbers, prime: int) -> tuple[Numbers, Numbers]:
     """Rows of B that no earlier ones span, and columns of A that show without noise."""
     width = b.shape[1]
     rows = np.concatenate([b, a], axis=1) % prime

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Float
 from scipy import special
 from scipy.sparse import diags_array
 
 from dpjax import _validate
 from dpjax.accounting import precision
+from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.mechanism import strategy as strategy_
 
 __all__ = ["cost", "grid"]
@@ -138,9 +138,9 @@ class _Sums(NamedTuple):
     ``totals`` is signed: the squared column sums of C^-1, summed.
     """
 
-    columns_f: Float[np.ndarray, " n"]
-    columns_c: Float[np.ndarray, " t"]
-    columns_m: Float[np.ndarray, " t"]
+    columns_f: Vector
+    columns_c: Vector
+    columns_m: Vector
     totals: float
     rows: float
     within: float
@@ -149,9 +149,7 @@ class _Sums(NamedTuple):
     terms: int
 
 
-def grid(
-    factor: Float[np.ndarray, "n n"], rounds: int, strategy: Float[np.ndarray, "t t"] | None = None
-) -> Grid:
+def grid(factor: Matrix, rounds: int, strategy: Matrix | None = None) -> Grid:
     """Choose the grid of a release from its noise.
 
     The largest power of two that is at most an eighth of the least conditional deviation, adds at
@@ -193,9 +191,9 @@ def grid(
 
 
 def cost(
-    factor: Float[np.ndarray, "n n"],
+    factor: Matrix,
     rounds: int,
-    strategy: Float[np.ndarray, "t t"] | None = None,
+    strategy: Matrix | None = None,
     *,
     spacing: float,
     parameters: int,
@@ -350,7 +348,7 @@ def grown(
 
 
 def _mean(
-    sampler: NormalSampler, sampled: np.ndarray, coloured: np.ndarray, within: float, shift: float
+    sampler: NormalSampler, sampled: Numbers, coloured: Numbers, within: float, shift: float
 ) -> float:
     """Sum of the mean effects of normals that are each moved by up to ``shift``."""
     zeroth = math.exp(shift**2 / 2)
@@ -369,9 +367,7 @@ def _mean(
     return float(sampled.sum()) * of_sampler + float(coloured.sum()) * first
 
 
-def _sums(
-    factor: np.ndarray, rounds: int, strategy: np.ndarray | None, *, recursive: bool
-) -> _Sums:
+def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: bool) -> _Sums:
     factor = _validate.finite_array("factor", factor)
     rounds = _validate.integer("rounds", rounds)
     diagonal = precision.diagonal_of(factor)
@@ -401,7 +397,7 @@ def _sums(
     agent_variance = over_agents.diagonal().max()
     largest = float(agent_variance * over_rounds.diagonal().max())
 
-    def rows(left: Any, right: np.ndarray) -> float:
+    def rows(left: Any, right: Numbers) -> float:
         return float(abs(left).sum(1).max() * np.abs(right).sum(1).max())
 
     return _Sums(

@@ -41,11 +41,11 @@ from typing import Any, Literal
 import numpy as np
 import scipy.linalg
 import scipy.sparse.linalg
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import budget, parties, precision
+from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.accounting.loss import AmplifiedLoss
 
 __all__ = ["Forecast"]
@@ -303,7 +303,7 @@ def _short(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}g}" if value < 10**digits else f"{value:,.0f}"
 
 
-def weights(mixing: Any, rounds: int) -> Float[np.ndarray, "t n"] | Float[np.ndarray, "1 n"]:
+def weights(mixing: Any, rounds: int) -> Matrix | Matrix:
     """How far what agents send in each round reaches the average of the final models.
 
     a_T = W' 1/n for the last round, a_t = W_t' a_t+1 before; rows sum to 1.
@@ -333,8 +333,8 @@ def forecast(
     parameters: int,
     *,
     factor: Any,
-    reach: Float[np.ndarray, "t n"],
-    step_sizes: Float[np.ndarray, " t"],
+    reach: Matrix,
+    step_sizes: Vector,
     patterns: tuple[int, int],
     clip_norm: float,
     relation: budget.Relation,
@@ -342,7 +342,7 @@ def forecast(
     mu: float,
     delta: float,
     accountant: budget.Accountant = "gdp",
-    strategy: Float[np.ndarray, "t t"] | None = None,
+    strategy: Matrix | None = None,
     budgets: ArrayLike | None = None,
     filled: ArrayLike = 1.0,
     sampled: AmplifiedLoss | None = None,
@@ -386,7 +386,7 @@ def forecast(
     # All gradients of one direction, each as long as its clip allows.
     drift = clip_norm * float((sent * filled).sum())
 
-    def over_rounds(responses: np.ndarray) -> float:
+    def over_rounds(responses: Numbers) -> float:
         """|C^-T Y|, whose square is the variance of sum_t y_t' (C^-1 Z)_t."""
         if strategy is not None:
             responses = scipy.linalg.solve_triangular(strategy, responses, lower=True, trans="T")
@@ -437,8 +437,8 @@ def forecast(
 def disagreement(
     factor: Any,
     mixing: Any,
-    step_sizes: Float[np.ndarray, " t"],
-    strategy: Float[np.ndarray, "t t"] | None = None,
+    step_sizes: Vector,
+    strategy: Matrix | None = None,
     gossip_steps: int = 1,
 ) -> float:
     """Return the root mean square of the noise in agents' models around their average at the end.

@@ -10,10 +10,10 @@ everything here is solved in the logarithm of delta.
 """
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax.accounting.arrays import Numbers
 
 __all__ = ["delta", "epsilon", "mu", "rdp", "zcdp"]
 
@@ -31,24 +31,24 @@ _RANGES = {
     "alpha": (1 + _UNIT, np.inf, "orders above 1"),
 }
 
-Result = float | Float[np.ndarray, "..."]
+Result = float | Numbers
 
 
-def _mills(z: np.ndarray) -> np.ndarray:
+def _mills(z: Numbers) -> Numbers:
     """Mills' ratio Phi(-z) / phi(z)."""
     from scipy import special
 
     return np.sqrt(np.pi / 2) * special.erfcx(z / np.sqrt(2))
 
 
-def _slope(z: np.ndarray) -> np.ndarray:
+def _slope(z: Numbers) -> Numbers:
     """Return 1 - z m(z) = -m'(z), positive; its series where the difference would cancel."""
     square = 1 / np.maximum(z, 50.0) ** 2
     series = square * (1 - square * (3 - square * (15 - square * 105)))
     return np.where(z > 50, series, 1 - z * _mills(np.minimum(z, 50.0)))
 
 
-def _log_delta(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _log_delta(mu: Numbers, x: Numbers) -> Numbers:
     """Log of delta for mu > 0 and x = epsilon / mu - mu / 2 >= -mu / 2, relative error < 1e-12."""
     from scipy import special
 
@@ -68,19 +68,19 @@ def _log_delta(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
     return np.where(mu < 1, small, np.where(x > 0, right, left))
 
 
-def _threshold(mu: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+def _threshold(mu: Numbers, epsilon: Numbers) -> Numbers:
     """Return x = epsilon / mu - mu / 2, cut where a larger one only makes delta smaller still."""
     with np.errstate(over="ignore"):
         return np.minimum(epsilon / mu - mu / 2, _FAR)
 
 
-def _slack(mu: np.ndarray, x: np.ndarray) -> np.ndarray:
+def _slack(mu: Numbers, x: Numbers) -> Numbers:
     """Bound on the error of `_log_delta`, the rounding of x in its argument included."""
     with np.errstate(over="ignore"):
         return _MARGIN + 4 * _UNIT * (1 + np.abs(x)) * (np.abs(x) + mu)
 
 
-def _arguments(**values: ArrayLike) -> list[np.ndarray]:
+def _arguments(**values: ArrayLike) -> list[Numbers]:
     """Broadcast float64 arguments, each checked against its range."""
     arrays = []
     for name, value in values.items():
@@ -96,7 +96,7 @@ def _arguments(**values: ArrayLike) -> list[np.ndarray]:
     return list(np.broadcast_arrays(*arrays))
 
 
-def _result(value: np.ndarray) -> Result:
+def _result(value: Numbers) -> Result:
     return float(value) if value.ndim == 0 else value
 
 
@@ -173,7 +173,7 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
     low = -m_ / 2
     high = np.sqrt(-2 * log_d)
 
-    def holds(x: np.ndarray) -> np.ndarray:
+    def holds(x: Numbers) -> Numbers:
         return _log_delta(m_, x) + _slack(m_, x) <= log_d
 
     at_zero = holds(low)
@@ -221,7 +221,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
     d_ = np.where(usual, d, 0.1)
     log_d = np.log(d_)
 
-    def holds(m: np.ndarray) -> np.ndarray:
+    def holds(m: Numbers) -> Numbers:
         x = _threshold(m, e_)
         # Four times the slack of `epsilon`, so that the two agree.
         return _log_delta(m, x) + 4 * _slack(m, x) <= log_d
@@ -294,7 +294,7 @@ def zcdp(mu: ArrayLike) -> Result:
     return _result(_half_square(*_arguments(mu=mu)))
 
 
-def _half_square(m: np.ndarray, times: np.ndarray | float = 1.0) -> np.ndarray:
+def _half_square(m: Numbers, times: Numbers | float = 1.0) -> Numbers:
     """``times m^2 / 2``, above its own rounding and underflow; 0 where m is."""
     shift = np.where(m == 0, 1.0, m)
     with np.errstate(over="ignore", under="ignore"):

@@ -11,6 +11,7 @@ import numpy as np
 
 from dpjax import _html, _validate
 from dpjax.accounting import budget, finite, losses, parties, stopping, wording
+from dpjax.accounting.arrays import Numbers
 from dpjax.accounting.records import Record, agents_mus, precision_cost, together
 
 __all__ = ["Guarantee"]
@@ -505,7 +506,7 @@ class Guarantee(Record):
         return self._restated(self.loss, mus, added_epsilon=epsilon, added_delta=delta)
 
     def _restated(
-        self, loss: Any, mus: np.ndarray | None = None, limits: Any = None, **changes: Any
+        self, loss: Any, mus: Numbers | None = None, limits: Any = None, **changes: Any
     ) -> "Guarantee":
         """The record with another loss, its epsilon at the same delta.
 

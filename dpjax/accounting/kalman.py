@@ -31,10 +31,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax._numerics import double_precision, one_lapack_thread
+from dpjax.accounting.arrays import Flags, Indices, Matrix, Numbers, Vector
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["pattern_sums"]
@@ -59,6 +60,9 @@ SMALL = 400
 LARGEST = 6 * 2**30
 """Bytes of working memory."""
 
+_Periodic = Float[Any, "p i j"]
+_Products = Float[np.ndarray, "t k n"]
+
 
 class Model(NamedTuple):
     """A linear-Gaussian model; every array is constant or has a leading axis, its period.
@@ -72,12 +76,12 @@ class Model(NamedTuple):
         noise_output: [P, m, q] D.
     """
 
-    transition: Float[Any, "p s s"]
-    gradient: Float[Any, "p s n"]
-    noise: Float[Any, "p s q"]
-    state_output: Float[Any, "p m s"]
-    gradient_output: Float[Any, "p m n"]
-    noise_output: Float[Any, "p m q"]
+    transition: _Periodic
+    gradient: _Periodic
+    noise: _Periodic
+    state_output: _Periodic
+    gradient_output: _Periodic
+    noise_output: _Periodic
 
     def at(self, t: Any) -> "Model":
         """Matrices of round t, without the period."""
@@ -408,13 +412,13 @@ class Energies(NamedTuple):
             are exact.
     """
 
-    values: Float[np.ndarray, "t k n"]
-    leak: Float[np.ndarray, " n"]
+    values: _Products
+    leak: Vector
     ambiguous: bool
     condition: float
-    rank: Int[np.ndarray, " t"] | None = None
+    rank: Indices | None = None
     hidden: bool = False
-    rounding: Float[np.ndarray, "t k n"] | None = None
+    rounding: _Products | None = None
 
 
 def energies(model: Model, participation: Participation) -> Energies:
@@ -458,10 +462,10 @@ def energies(model: Model, participation: Participation) -> Energies:
 
 
 def rounding(
-    values: Float[np.ndarray, "t k n"],
-    blur: Float[np.ndarray, "t n"],
+    values: _Products,
+    blur: Matrix,
     participation: Participation,
-) -> Float[np.ndarray, "t k n"]:
+) -> _Products:
     """Return how far inner products are from those of the exact responses.
 
     Args:
@@ -483,9 +487,7 @@ def rounding(
     return margin
 
 
-def pattern_sums(
-    values: Float[np.ndarray, "t k n"], participation: Participation
-) -> Float[np.ndarray, " n"]:
+def pattern_sums(values: _Products, participation: Participation) -> Vector:
     """Largest sum over a pattern of |inner products|, a bound on the squared sensitivity.
 
     Exact where they are non-negative, and for one participation.
@@ -508,7 +510,7 @@ def pattern_sums(
     return _largest(np.abs(values), participation)
 
 
-def _largest(values: Float[np.ndarray, "t k n"], participation: Participation) -> np.ndarray:
+def _largest(values: _Products, participation: Participation) -> Numbers:
     """Largest sum over a pattern's pairs of rounds."""
     weights = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]
     # Of the j-th appearance only the lags up to j lie in the pattern.
@@ -517,9 +519,7 @@ def _largest(values: Float[np.ndarray, "t k n"], participation: Participation) -
     return np.asarray(sums.max(axis=0))
 
 
-def squares(
-    energies_: Energies, participation: Participation
-) -> tuple[Float[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
+def squares(energies_: Energies, participation: Participation) -> tuple[Vector, Flags]:
     """Squared sensitivities with all that rounding may have hidden.
 
     Args:
@@ -537,7 +537,7 @@ def squares(
         return bounds, bounds > _largest(energies_.values, participation) * (1 + SHOWN) ** 2
 
 
-def clear(energies_: Energies) -> Bool[np.ndarray, " n"]:
+def clear(energies_: Energies) -> Flags:
     """Return which agents' energies are exact.
 
     Args:

@@ -27,10 +27,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
+from dpjax.accounting.arrays import Indices, Numbers, Vector
 
 __all__ = ["mutual_information"]
 
@@ -49,9 +49,9 @@ class Counts(NamedTuple):
         distance: [N] to the k-th nearest other trial in both together.
     """
 
-    x: Int[np.ndarray, " n"]
-    y: Int[np.ndarray, " n"]
-    distance: Float[np.ndarray, " n"]
+    x: Indices
+    y: Indices
+    distance: Vector
 
 
 def mutual_information(
@@ -107,7 +107,7 @@ def mutual_information(
     return float(psi[k - 1] + psi[trials - 1] - (psi[near.x] + psi[near.y]).mean())
 
 
-def tree(x: np.ndarray, y: np.ndarray, k: int) -> Counts:
+def tree(x: Numbers, y: Numbers, k: int) -> Counts:
     """Count by k-d trees.
 
     Args:
@@ -124,7 +124,7 @@ def tree(x: np.ndarray, y: np.ndarray, k: int) -> Counts:
     return Counts(_nearer(x, distance), _nearer(y, distance), distance)
 
 
-def _nearer(x: np.ndarray, distance: np.ndarray) -> np.ndarray:
+def _nearer(x: Numbers, distance: Numbers) -> Numbers:
     """Other trials nearer than ``distance`` [N]."""
     # It counts whole branches, four times as fast as scipy's, and compares the same differences.
     from sklearn.neighbors import KDTree
@@ -133,7 +133,7 @@ def _nearer(x: np.ndarray, distance: np.ndarray) -> np.ndarray:
     return KDTree(x, metric="chebyshev").query_radius(x, within, count_only=True) - 1
 
 
-def checked(name: str, value: ArrayLike, ndim: int = 2) -> np.ndarray:
+def checked(name: str, value: ArrayLike, ndim: int = 2) -> Numbers:
     """Float64 trials of one round, or of several.
 
     Args:

@@ -4,9 +4,9 @@ from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax.accounting.arrays import Matrix, Vector
 from dpjax.accounting.rounding import MARGIN
 from dpjax.protocols import SampledNoise, SampledTarget
 
@@ -190,7 +190,7 @@ class AmplifiedLoss(Loss):
         return ""
 
 
-def draw_sensitivity(target: SampledTarget, strategy: Float[np.ndarray, "t t"] | None) -> float:
+def draw_sensitivity(target: SampledTarget, strategy: Matrix | None) -> float:
     """Return how far one draw of a record moves all rounds' messages, at noise 1.
 
     Args:
@@ -200,7 +200,7 @@ def draw_sensitivity(target: SampledTarget, strategy: Float[np.ndarray, "t t"] |
     return target.protect.sensitivity * target.single_draw_sensitivity(strategy)
 
 
-def draw_ratios(target: SampledTarget, noise: SampledNoise) -> Float[np.ndarray, " n"]:
+def draw_ratios(target: SampledTarget, noise: SampledNoise) -> Vector:
     """Return the same of every agent in units of its noise, rounded up.
 
     Args:

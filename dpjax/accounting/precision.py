@@ -1,16 +1,16 @@
 """The diagonal of an inverse covariance, with a proven bound on its rounding."""
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax.accounting.arrays import Matrix, Numbers, Vector
 
 __all__: list[str] = []
 
 _UNIT = float(np.finfo(np.float64).eps)
 
 
-def diagonal_of(factor: np.ndarray) -> np.ndarray | None:
+def diagonal_of(factor: Numbers) -> Numbers | None:
     """The diagonal [n] of a matrix that has nothing else, or that is given as one; else None.
 
     Args:
@@ -26,10 +26,10 @@ def diagonal_of(factor: np.ndarray) -> np.ndarray | None:
 
 
 def inverse_diagonal(
-    covariance: Float[np.ndarray, "n n"] | None = None,
+    covariance: Matrix | None = None,
     *,
-    factor: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"] | None = None,
-) -> Float[np.ndarray, " n"]:
+    factor: Matrix | Vector | None = None,
+) -> Vector:
     """An upper bound on the diagonal of R^-1, tight to rounding.
 
     For an approximate inverse Y of A and the residual G = I - A Y, columnwise
@@ -74,14 +74,14 @@ def _singular(name: str) -> ValueError:
     )
 
 
-def _powers(size: np.ndarray, name: str) -> np.ndarray:
+def _powers(size: Numbers, name: str) -> Numbers:
     """Powers of two near 1 / size, which scale without rounding."""
     if not (size > 0).all():
         raise _singular(name)
     return 2.0 ** -np.round(np.log2(size))
 
 
-def _invert(matrix: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray, float]:
+def _invert(matrix: Numbers, name: str) -> tuple[Numbers, Numbers, float]:
     """Approximate inverse Y, column norms of the residual's bound, and a bound on |A^-1|_2."""
     n = len(matrix)
     try:
@@ -102,7 +102,7 @@ def _invert(matrix: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray, floa
     return inverse, np.linalg.norm(residual, axis=0), size
 
 
-def _from_covariance(matrix: np.ndarray) -> np.ndarray:
+def _from_covariance(matrix: Numbers) -> Numbers:
     n = len(matrix)
     powers = _powers(np.sqrt(np.abs(np.diag(matrix))), "covariance")
     matrix = matrix * powers[:, None] * powers
@@ -125,7 +125,7 @@ def _from_covariance(matrix: np.ndarray) -> np.ndarray:
     return bound * powers**2
 
 
-def _from_diagonal(diagonal: np.ndarray) -> np.ndarray:
+def _from_diagonal(diagonal: Numbers) -> Numbers:
     """`_from_factor` of diag(f), in the same steps on vectors: all its products are diagonal."""
     n = len(diagonal)
     sizes = np.abs(diagonal)
@@ -146,7 +146,7 @@ def _from_diagonal(diagonal: np.ndarray) -> np.ndarray:
     return (bound * powers) ** 2 * (1 + 4 * _UNIT)
 
 
-def _from_factor(factor: np.ndarray) -> np.ndarray:
+def _from_factor(factor: Numbers) -> Numbers:
     n = len(factor)
     powers = _powers(np.linalg.norm(factor, axis=1), "factor")
     inverse, columns, size = _invert(factor * powers[:, None], "factor")

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import _validate
+from dpjax.accounting.arrays import Numbers
 from dpjax.accounting.rounding import MARGIN
 
 __all__ = ["epsilon", "epsilon_of_sensitivities"]
@@ -136,7 +137,7 @@ def mu_of_sensitivities(moves: Any, deviations: Any) -> float:
     return _summed(_of_moves(moves, deviations), 2)
 
 
-def _nonnegative(name: str, value: Any, dimensions: int) -> np.ndarray:
+def _nonnegative(name: str, value: Any, dimensions: int) -> Numbers:
     array = _validate.finite_array(name, value)
     if array.ndim > dimensions or (array.ndim == 0 and dimensions == 1):
         raise ValueError(f"{name} has shape {array.shape}; give one number a message")
@@ -145,7 +146,7 @@ def _nonnegative(name: str, value: Any, dimensions: int) -> np.ndarray:
     return array
 
 
-def _of_steps(step_sizes: Any, scales: Any, gradient_gap: float) -> np.ndarray:
+def _of_steps(step_sizes: Any, scales: Any, gradient_gap: float) -> Numbers:
     """Return quotients of all messages but the first."""
     scales = _nonnegative("scales", scales, 1)
     gap = _validate.positive("gradient_gap", gradient_gap)
@@ -158,7 +159,7 @@ def _of_steps(step_sizes: Any, scales: Any, gradient_gap: float) -> np.ndarray:
     return _quotients(steps[: len(scales) - 1], gap, scales[1:])
 
 
-def _of_moves(moves: Any, scales: Any) -> np.ndarray:
+def _of_moves(moves: Any, scales: Any) -> Numbers:
     """Return [K, P] quotients."""
     moved = _nonnegative("moves", moves, 2)
     scales = _nonnegative("scales", scales, 2)
@@ -174,7 +175,7 @@ def _of_moves(moves: Any, scales: Any) -> np.ndarray:
     return _quotients(rows, 1.0, spread)
 
 
-def _quotients(moved: np.ndarray, gap: float, scales: np.ndarray) -> np.ndarray:
+def _quotients(moved: Numbers, gap: float, scales: Numbers) -> Numbers:
     """Return moved gap / scales within three roundings; nothing under- or overflows on the way."""
     a, exponents = np.frexp(moved)
     b, power = math.frexp(gap)
@@ -184,7 +185,7 @@ def _quotients(moved: np.ndarray, gap: float, scales: np.ndarray) -> np.ndarray:
     return np.where(moved > 0, np.maximum(value, _TINY), 0.0)
 
 
-def _summed(lost: np.ndarray, power: int) -> float:
+def _summed(lost: Numbers, power: int) -> float:
     """Return (sum of powers)^(1/power), rounded up."""
     with np.errstate(over="ignore", under="ignore"):
         powers = np.where(lost > 0, np.maximum(lost**power, _TINY), 0.0)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import budget, finite, gdp, losses, stopping
+from dpjax.accounting.arrays import Numbers
 from dpjax.accounting.balls_in_bins import BinLoss as BinLoss  # So that stored ones are read.
 from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss
 from dpjax.accounting.rounding import MARGIN
@@ -348,7 +349,7 @@ class Record(Threat, Caveats):
         return functools.reduce(lambda first, later: first.then(later), phase_losses)
 
     @property
-    def agents_spent(self) -> np.ndarray:
+    def agents_spent(self) -> Numbers:
         """[n] sizes of what the phases have cost each agent, [1] where all count alike.
 
         Upper bounds. Agent i is the same one in all phases; where phases have different numbers of
@@ -448,7 +449,7 @@ _LATER = {
 """Fields that records leave out where they are a default, as those of before had none."""
 
 
-def agents_mus(record: Record) -> np.ndarray:
+def agents_mus(record: Record) -> Numbers:
     """[n] upper bounds on each agent's mu, [1] where all agents have the same.
 
     Args:
@@ -506,7 +507,7 @@ def precision_cost(record: Record) -> tuple[float, float]:
     return cost
 
 
-def together(phases: Sequence[Record]) -> np.ndarray | None:
+def together(phases: Sequence[Record]) -> Numbers | None:
     """[n] upper bounds on each agent's mu of all phases, where budgets of some are by agent.
 
     Args:

@@ -30,11 +30,11 @@ from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import gdp
+from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
 from dpjax.protocols import Amplification, SampledNoise, SampledTarget
 
@@ -306,9 +306,7 @@ class CoinFlips(Amplification):
     )
     rates: tuple[float, ...] | None = None
 
-    def bound(
-        self, target: SampledTarget, strategy: Float[np.ndarray, "t t"] | None
-    ) -> Float[np.ndarray, "*n"]:
+    def bound(self, target: SampledTarget, strategy: Matrix | None) -> Numbers:
         """The bound on [R^-1]_ii that keeps the target's budget; see `bound`."""
         assert self.rates is not None
         moved = draw_sensitivity(target, strategy)
@@ -325,7 +323,7 @@ class CoinFlips(Amplification):
 
 def bound(
     rates: ArrayLike, rounds: int, epsilon: float, delta: float, *, sensitivity: float
-) -> Float[np.ndarray, "*n"]:
+) -> Numbers:
     """The bound b_i on [R^-1]_ii that keeps sampled rounds within a budget.
 
     Guarantee: noise over agents with [R^-1]_ii <= b_i, white over rounds, keeps epsilon at delta
@@ -476,15 +474,15 @@ class _Curve(NamedTuple):
         log_deltas: [m] logarithms of these deltas, rising.
     """
 
-    orders: Float[np.ndarray, " k"]
-    moments: Float[np.ndarray, " k"]
+    orders: Vector
+    moments: Vector
     order: float
     log_mass: float = 0.0
     slack: float = 0.0
-    epsilons: Float[np.ndarray, " m"] = _NONE
-    means: Float[np.ndarray, " m"] = _NONE
-    slopes: Float[np.ndarray, " m"] = _NONE
-    log_deltas: Float[np.ndarray, " m"] = _NONE
+    epsilons: Vector = _NONE
+    means: Vector = _NONE
+    slopes: Vector = _NONE
+    log_deltas: Vector = _NONE
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at a delta, at least the one that the curve was made for."""
@@ -515,8 +513,8 @@ class _Round(NamedTuple):
         times: How many rounds.
     """
 
-    losses: Float[np.ndarray, " m"]
-    logs: Float[np.ndarray, " m"]
+    losses: Vector
+    logs: Vector
     times: int
 
 

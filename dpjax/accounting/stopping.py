@@ -28,10 +28,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting import gdp
+from dpjax.accounting.arrays import Numbers, Vector
 from dpjax.accounting.rounding import MARGIN
 
 __all__: list[str] = []
@@ -94,14 +94,12 @@ class Curve:
         return _spent(float(f"{total_mu:.9e}"), self) <= delta * (1 + 1e-6)
 
     @property
-    def roots(self) -> np.ndarray:
+    def roots(self) -> Numbers:
         """[M] each mark's mu over the whole run's, rounded up as `Guarantee` does."""
         return np.minimum(1.0, np.sqrt(np.asarray(self.shares)) * MARGIN)
 
 
-def supremum(
-    mus: Float[np.ndarray, " marks"], epsilons: Float[np.ndarray, " marks"], *, fine: float = 1.0
-) -> float:
+def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
     """Return an upper bound on sup over stopping times of E(1 - exp(eps_tau - L_tau))_+.
 
     With r = exp(-L), a martingale, the value V_t(r) of the best rule from mark t on is convex and
@@ -168,7 +166,7 @@ def supremum(
     raise AssertionError("the first mark returns")
 
 
-def inner_delta(mus: Sequence[float] | Float[np.ndarray, " marks"], delta: float) -> float:
+def inner_delta(mus: Sequence[float] | Vector, delta: float) -> float:
     """Return d such that eps_t = epsilon(mu_t, d) holds at every mark at once, with ``delta``.
 
     Guarantee: what is seen until a mark chosen from what was released, by any rule, is
@@ -227,12 +225,12 @@ def _spent(mu: float, curve: Curve) -> float:
     return supremum(mus, np.asarray(gdp.epsilon(mus, curve.delta)))
 
 
-def _payoff(epsilon: float, loss: np.ndarray) -> np.ndarray:
+def _payoff(epsilon: float, loss: Numbers) -> Numbers:
     excess = np.minimum(epsilon - loss, 0.0)
     return np.maximum(-np.expm1(excess), 0.0)
 
 
-def _means(values: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+def _means(values: Numbers, kernel: Numbers) -> Numbers:
     """Return the kernel's sums over the values, each a sum of positive terms.
 
     In pieces: the dot products of longer ones are given to several threads, one by one.
@@ -252,7 +250,7 @@ def _tail(reach: float) -> float:
 
 
 @functools.lru_cache(maxsize=16)
-def _kernel(deviation: float, spacing: float, reach: float) -> tuple[int, np.ndarray]:
+def _kernel(deviation: float, spacing: float, reach: float) -> tuple[int, Numbers]:
     """Probabilities of steps by whole cells, and the first step's number of cells.
 
     A step N(0, deviation^2) that ends a share of the way through a cell goes to the cell's ends

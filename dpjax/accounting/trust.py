@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse.csgraph
-from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting import dense, kalman
+from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.accounting.attacker import Judge, Judged, View, of_model, stated
 from dpjax.accounting.kalman import Model
 from dpjax.mechanism import strategy as strategy_
@@ -43,8 +43,8 @@ class Memory(NamedTuple):
             noise (the inverse of C has few).
     """
 
-    scale: Float[np.ndarray, " p"]
-    weights: Float[np.ndarray, "p w"]
+    scale: Vector
+    weights: Matrix
     of_noise: bool
 
 
@@ -57,9 +57,9 @@ class GossipRounds(NamedTuple):
         contraction: [n] diagonal of D.
     """
 
-    mixing: Float[np.ndarray, "p n n"]
+    mixing: Numbers
     steps: int
-    contraction: Float[np.ndarray, " n"]
+    contraction: Vector
 
 
 NO_MEMORY = Memory(np.ones(1), np.zeros((1, 0)), True)
@@ -91,9 +91,9 @@ def remember(strategy: Strategy) -> Memory:
 
 def model_of(
     gossip: GossipRounds,
-    source: Float[np.ndarray, "n q"],
-    observed: Float[np.ndarray, "p m n"],
-    victims: Float[np.ndarray, " n"],
+    source: Matrix,
+    observed: Numbers,
+    victims: Vector,
     memory: Memory = NO_MEMORY,
 ) -> Model:
     """State-space model of what an attacker does not know.
@@ -115,7 +115,7 @@ def model_of(
     kind = source.dtype
     size = n * (1 + memory.weights.shape[1])
 
-    def matrices(t: int) -> tuple[np.ndarray, ...]:
+    def matrices(t: int) -> tuple[Numbers, ...]:
         mixing = gossip.mixing[t % len(gossip.mixing)]
         rows = observed[t % len(observed)]
         scale = memory.scale[t % len(memory.scale)]
@@ -164,7 +164,7 @@ class LinearAlgorithm:
     """
 
     gossip: GossipRounds
-    source: Float[np.ndarray, "n q"]
+    source: Matrix
     owners: tuple[frozenset[int], ...]
     secret: tuple[bool, ...]
     strategy: Strategy | None = None
@@ -241,7 +241,7 @@ class LinearAlgorithm:
                 known_columns.append(column)
         return self._view(nodes or (), self._observed(nodes), known_columns)
 
-    def _observed(self, nodes: Sequence[int] | None) -> np.ndarray:
+    def _observed(self, nodes: Sequence[int] | None) -> Numbers:
         """Rows of the messages that reach the nodes, by round; all messages where None."""
         if nodes is None:
             return np.eye(self.agents)[None]
@@ -255,7 +255,7 @@ class LinearAlgorithm:
 
     def _unknown(
         self, nodes: tuple[int, ...], known_columns: Sequence[int]
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[Numbers, Numbers]:
         """The noise's map without known columns, and [n] 1 for victims, 0 for the nodes."""
         source = self.source.copy()
         victims = np.ones(self.agents)
@@ -264,7 +264,7 @@ class LinearAlgorithm:
         return source, victims
 
     def _view(
-        self, nodes: tuple[int, ...], observed: np.ndarray, known_columns: Sequence[int]
+        self, nodes: tuple[int, ...], observed: Numbers, known_columns: Sequence[int]
     ) -> View:
         source, victims = self._unknown(nodes, known_columns)
         strategy = self.strategy
@@ -281,7 +281,7 @@ class LinearAlgorithm:
                 gossip, fractions(source), fractions(observed), fractions(victims), past
             )
 
-        def matrices(t: int, unknown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def matrices(t: int, unknown: Numbers) -> tuple[Numbers, Numbers]:
             # Messages of u = g + xi, then xi = (C^-1 x source) z.
             a, b = dense.materialize(model_of(self.gossip, source, observed, unknown), t)
             if strategy is not None:
@@ -314,7 +314,7 @@ class LinearAlgorithm:
 class ZipDL(LinearAlgorithm):
     """Zip-DL, waiting for a trust model; made by `zip_dl`. Its sources are those of messages."""
 
-    def _observed(self, nodes: Sequence[int] | None) -> np.ndarray:
+    def _observed(self, nodes: Sequence[int] | None) -> Numbers:
         """Which messages; an eavesdropper does not see own copies, which are not sent."""
         sender, receiver = message_pairs(self.gossip.mixing[0])
         if nodes is None:
@@ -322,7 +322,7 @@ class ZipDL(LinearAlgorithm):
         return np.flatnonzero(np.isin(receiver, nodes))
 
     def _view(
-        self, nodes: tuple[int, ...], observed: np.ndarray, known_columns: Sequence[int]
+        self, nodes: tuple[int, ...], observed: Numbers, known_columns: Sequence[int]
     ) -> View:
         noise, victims = self._unknown(nodes, known_columns)
         mixing = self.gossip.mixing[0]
@@ -335,7 +335,7 @@ class ZipDL(LinearAlgorithm):
         # In units that make their noise whole numbers: those of a sender sum to zero exactly.
         units = np.maximum(np.count_nonzero(sent, axis=1), 1)[:, None]
 
-        def model(hidden: np.ndarray, units: Any, sent_noise: np.ndarray) -> Model:
+        def model(hidden: Numbers, units: Any, sent_noise: Numbers) -> Model:
             flow = mixing * hidden[:, None]
             visible = senders * units
             entering = gather @ noise * hidden[:, None]
@@ -352,7 +352,7 @@ class ZipDL(LinearAlgorithm):
             # Seeing every message and own copy, the zero sum takes the noise away.
             return np.full(n, np.inf), np.zeros(n, bool)
 
-        def matrices(rounds: int) -> tuple[np.ndarray, np.ndarray]:
+        def matrices(rounds: int) -> tuple[Numbers, Numbers]:
             return dense.materialize(model(np.ones(n), 1, sent), rounds)
 
         # An attacker receives all that its own model is made of, and knows it.
@@ -362,7 +362,7 @@ class ZipDL(LinearAlgorithm):
 
 
 def _closed_form(
-    source: Float[np.ndarray, "n q"],
+    source: Matrix,
     strategy: Strategy | None,
     participation: Participation,
 ) -> Judged:

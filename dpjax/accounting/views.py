@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.accounting import dense
+from dpjax.accounting.arrays import Matrix, Numbers
 from dpjax.accounting.attacker import View, ViewLoss, of_model, seeing
 from dpjax.accounting.kalman import Model
 from dpjax.accounting.trust import GossipRounds, LinearAlgorithm, ZipDL
@@ -161,7 +161,7 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
 
 def _agent_noise(
     covariance: Any, subgroups: Sequence[Sequence[int]] | None, n: int
-) -> tuple[np.ndarray, list[frozenset[int]]]:
+) -> tuple[Numbers, list[frozenset[int]]]:
     """Factor of the covariance with the owners of each column."""
     matrix = np.eye(n) if covariance is None else _validate.square("covariance", covariance)
     if len(matrix) != n or np.abs(matrix - matrix.T).max() > 1e-12 * np.abs(matrix).max():
@@ -187,7 +187,7 @@ def _agent_noise(
     return source, owners
 
 
-def _factor(covariance: Float[np.ndarray, "k k"]) -> Float[np.ndarray, "k k"]:
+def _factor(covariance: Matrix) -> Matrix:
     """S with S S' <= R and no more than rounding below it, in units of each agent's own noise."""
     spread = np.sqrt(np.maximum(np.diag(covariance), 0.0))
     if (covariance[spread == 0] != 0).any() or not spread.any():
