@@ -51,9 +51,9 @@ from dpjax.algorithms import (
     zip_dl,
 )
 from dpjax.contrib import relays, replay
+from dpjax.contrib.trace import trace
 from dpjax.data.partition import Partition
 from dpjax.engine import keys
-from dpjax.engine.trace import trace
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.plans import (

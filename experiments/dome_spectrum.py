@@ -27,8 +27,8 @@ from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
 from dpjax.contrib import networks, sketching
 from dpjax.contrib.rules import UpdateRule
+from dpjax.contrib.trace import Passed, trace
 from dpjax.data import load, partition, split
-from dpjax.engine.trace import Passed, trace
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised

@@ -26,7 +26,7 @@ from _common import launch, looks, tables
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
 from dpjax.algorithms.tracking import Tracking
 from dpjax.contrib import fusion, leakage
-from dpjax.engine.trace import Passed, trace
+from dpjax.contrib.trace import Passed, trace
 from dpjax.learning import samplers
 from dpjax.mechanism import laplace
 from dpjax.plans import plan, protect

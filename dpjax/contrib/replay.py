@@ -8,7 +8,7 @@ sensitivity means; the largest move over pairs of problems and messages is bound
 
 `DescentRule` is the paper's gradient descent with its two choices: an agent's own state in the
 average, and the point of its gradient, each noisy or true. Methods of the package are replayed by
-`dpjax.engine.trace.empirical_sensitivity`.
+`dpjax.contrib.trace.empirical_sensitivity`.
 
 `measured` needs no rule: it takes the messages of two runs with the same noise, from whatever code
 made them, and says how well the best linear test tells the two data sets apart.
@@ -200,7 +200,7 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
     Raises:
         ValueError: For fewer runs than four times the numbers of one, arrays of other shapes, or
             differences that depend on the noise by more than a fiftieth: gradients that react to
-            noise need replayed messages (`dpjax.engine.trace.empirical_sensitivity`).
+            noise need replayed messages (`dpjax.contrib.trace.empirical_sensitivity`).
 
     Reference:
         Dong, Roth and Su (2022), Gaussian differential privacy, for mu.
@@ -230,7 +230,7 @@ def measured(messages: Any, neighbours: Any, *, confidence: float = 0.95) -> Mea
     if np.sqrt(((differences - d) ** 2).sum(axis=1).mean()) > 0.02 * np.linalg.norm(d):
         raise ValueError(
             "neighbours differs from messages by amounts that depend on the noise; give gradients "
-            "that do not react to it, or replay the messages (engine.trace.empirical_sensitivity)"
+            "that do not react to it, or replay the messages (contrib.trace.empirical_sensitivity)"
         )
     if not d.any():
         return Measured(0.0, 0.0, 0.0)

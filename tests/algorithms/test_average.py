@@ -12,9 +12,9 @@ from dpjax.algorithms.average import Average
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import PerLinkMessages
 from dpjax.algorithms.zip_dl import ZipDL
+from dpjax.contrib.trace import trace
 from dpjax.engine import host
 from dpjax.engine.run import run
-from dpjax.engine.trace import trace
 from dpjax.plans import plan
 from dpjax.protocols import Emission
 from dpjax.topology import graphs, mixing

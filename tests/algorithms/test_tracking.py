@@ -15,8 +15,8 @@ from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.contrib import fusion
 from dpjax.contrib.moves import pp_doagt
+from dpjax.contrib.trace import empirical_sensitivity, trace
 from dpjax.engine.run import run
-from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.learning import samplers
 from dpjax.plans import noise, plan, protect
 from dpjax.plans.optimizers import Sgd

@@ -10,9 +10,9 @@ import pytest
 
 import dpjax as dp
 from dpjax import _validate
+from dpjax.contrib.trace import trace
 from dpjax.engine import estimate as estimate_
 from dpjax.engine import keys, program
-from dpjax.engine.trace import trace
 from dpjax.plans import plan
 from tests.support import make_config, run
 

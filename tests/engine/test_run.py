@@ -15,9 +15,9 @@ import pytest
 from dpjax._programs import Compiled
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.tracking import Tracking
-from dpjax.contrib import fusion
+from dpjax.contrib import fusion, trace
 from dpjax.data import batches, partition
-from dpjax.engine import host, keys, program, trace
+from dpjax.engine import host, keys, program
 from dpjax.engine import run as run_
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem

@@ -15,9 +15,9 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated
+from dpjax.contrib.trace import trace
 from dpjax.data import partition
 from dpjax.engine.run import run
-from dpjax.engine.trace import trace
 from dpjax.learning.samplers import Clients, Cyclic, Poisson, Random
 from dpjax.learning.supervised import supervised
 from dpjax.models.linear import Linear

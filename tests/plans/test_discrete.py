@@ -17,8 +17,8 @@ from dpjax.accounting import losses
 from dpjax.accounting.discrete import Cohort
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Masked, Server, Sum, Trusted
+from dpjax.contrib.trace import empirical_sensitivity, trace
 from dpjax.engine.run import run
-from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.learning.samplers import Random
 from dpjax.plans import plan
 from dpjax.plans.noise import SumShares

@@ -28,9 +28,9 @@ from dpjax.algorithms import (
 )
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
+from dpjax.contrib.trace import trace
 from dpjax.engine import inputs
 from dpjax.engine.statics import make_statics
-from dpjax.engine.trace import trace
 from dpjax.learning.samplers import Poisson
 from dpjax.plans import calibration, compatibility, noise, plan, scheduled
 from dpjax.plans.calibration import DrawnNoise

@@ -21,9 +21,9 @@ from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.tracking import DPOP, ModelSent, Sent, Tracking
 from dpjax.contrib import fusion
 from dpjax.contrib import moves as moves_
+from dpjax.contrib.trace import empirical_sensitivity, trace
 from dpjax.engine.run import run
 from dpjax.engine.state import RunSchedule, RunState
-from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.learning import samplers
 from dpjax.mechanism import laplace
 from dpjax.plans import noise, plan, protect, scheduled

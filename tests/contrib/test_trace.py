@@ -9,8 +9,8 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.contrib import fusion, traffic
+from dpjax.contrib.trace import empirical_sensitivity, trace
 from dpjax.engine.run import run
-from dpjax.engine.trace import empirical_sensitivity, trace
 from dpjax.plans import plan
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem

@@ -34,7 +34,7 @@ class Passed(NamedTuple):
         after: And after it.
 
     Example:
-        >>> from dpjax.engine.trace import Passed
+        >>> from dpjax.contrib.trace import Passed
         >>> Passed._fields
         ('private', 'noisy', 'message', 'before', 'after')
     """
@@ -79,7 +79,7 @@ def trace(
             of more than fits in memory.
 
     Example:
-        >>> from dpjax.engine.trace import trace
+        >>> from dpjax.contrib.trace import trace
         >>> from dpjax.learning import samplers
         >>> from dpjax.learning.quadratics import quadratics
         >>> from dpjax.plans import optimizers, plan, protect
@@ -135,7 +135,7 @@ def empirical_sensitivity(
 
     Example:
         >>> import dpjax as dp
-        >>> from dpjax.engine import trace
+        >>> from dpjax.contrib import trace
         >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
         >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
         >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
