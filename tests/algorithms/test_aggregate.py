@@ -137,7 +137,7 @@ def test_masks_are_new_in_every_round_and_hide_what_they_cover(monkeypatch):
         sent.append(plain(values, key, degree))
         return sent[-1]
 
-    monkeypatch.setattr(masks, "masked", noted)
+    monkeypatch.setattr(masks, "masked_vectors", noted)
     monkeypatch.setattr(masks, "unmasked_sum", opened_sum)
     zeros = jnp.zeros((N, 4000), jnp.uint32)
     for round in range(2):
@@ -248,7 +248,7 @@ def test_no_key_of_masks_is_one_of_a_run(monkeypatch):
         used.append(jax.random.key_data(key).tolist())
         return masked(values, key, degree)
 
-    monkeypatch.setattr(masks, "masked", watched)
+    monkeypatch.setattr(masks, "masked_vectors", watched)
     monkeypatch.setattr(masks, "unmasked_sum", opened_sum)
     for round in range(3):
         Masked(seed=0).at(round)(jnp.ones((N, 2), jnp.uint32))
