@@ -40,10 +40,10 @@ import numpy as np
 
 import _moving as moving
 from _timing import Bench, turns
-from dpjax.algorithms import sketches
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated
 from dpjax.algorithms.sketches import Learned
+from dpjax.contrib import sketching
 from dpjax.contrib.rules import UpdateRule
 from dpjax.contrib.trace import Passed, trace
 from dpjax.data import load, partition, split
@@ -116,7 +116,7 @@ def loop(
     k, rank, noise = case["k"], case["rank"], case["noise"]
     level = None
     if case["floor"] != "none":
-        level = sketches.noise_floor(noise**2, k, case["forgetting"])
+        level = sketching.noise_floor(noise**2, k, case["forgetting"])
     if case.get("as_published"):
         rules = [functools.partial(sketch.update, share=case["share"], as_published=True)]
     else:

@@ -7,7 +7,6 @@ A_t and m_t follow from sums of earlier rounds and from public keys, and every c
 Methods at a server take a sketch as a part (`dpjax.algorithms.federated.Federated`).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -22,13 +21,11 @@ from dpjax.protocols import Memory, Models, Updates
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.sketch import CountSketch, Frame
 
-__all__ = ["Count", "FixedFrame", "GivenFrame", "Learned", "LinearSketch", "noise_floor"]
+__all__ = ["Count", "FixedFrame", "GivenFrame", "Learned", "LinearSketch"]
 
 Scalar: TypeAlias = Float[Array, ""]
 Vector: TypeAlias = Float[Array, " d"]
 """A gradient of all parameters, in a row."""
-
-_FORGOTTEN = 1e-17
 
 
 @runtime_checkable
@@ -198,6 +195,7 @@ class GivenFrame(_Known):
         # Read-only: plans of one run compare and hash this array.
         object.__setattr__(self, "columns", fixed(columns, np.float32))
 
+    # By its numbers: arrays have no hash, and compare by entry.
     def __eq__(self, other: Any) -> bool:
         """Whether the numbers are equal."""
         return isinstance(other, GivenFrame) and np.array_equal(self.columns, other.columns)
@@ -252,8 +250,8 @@ class Learned:
         share: The smallest share of the weights that the kept directions hold.
         as_published: Take the paper's lines: its UpdateSketch, and a correction of the second
             moment by a^2 diag(S_t-1 S_t-1'), which is B times too large and of the round before.
-        floor: Weight that noise alone reaches (`noise_floor`, for a plan's noise): directions not
-            above it are dropped. None drops none.
+        floor: Weight that noise alone reaches (`dpjax.contrib.sketching.noise_floor`): directions
+            not above it are dropped. None drops none.
         aligned: Whether a frame's columns are rotated towards those of the last frame, so that
             noise of a strategy over rounds cancels as far as the spaces agree
             (``benchmarks/_moving.py``).
@@ -336,55 +334,6 @@ class Learned:
             # Rotated, not changed: the space that the noise is projected on stays the same.
             new = new._replace(frame=sketch_.aligned(new.frame, state.sketch.frame))
         return LearnedState(new, state.sketch.frame if self.as_published else ())
-
-
-def noise_floor(variance: float, k: int, forgetting: float, rounds: int | None = None) -> float:
-    """Return the largest eigenvalue that noise alone gives sum_s f^(t - s) z_s z_s', z ~ N(0, v I).
-
-    It is the upper edge of the spectrum where k and the rounds within memory are many,
-
-        min over 0 < x < 1 of   v ( sum_s w_s / (1 - w_s x) + k / x ),      w_s = f^(t - s),
-
-    and v (sqrt(T) + sqrt(k))^2 without forgetting. For 8 to 64 columns noise exceeds it in about
-    one round of ten, and 1.3 times it hardly ever. It depends on public numbers alone.
-
-    Args:
-        variance: Variance v of the noise in a coordinate of the average.
-        k: Columns of the sketch.
-        forgetting: f, above 0, at most 1.
-        rounds: T; None for more rounds than the memory holds, with f below 1.
-
-    Raises:
-        ValueError: For parameters out of range, or no forgetting without rounds.
-
-    Example:
-        >>> from dpjax.algorithms import sketches
-        >>> round(sketches.noise_floor(1.0, 4, 1.0, rounds=100), 6)
-        144.0
-
-    Reference:
-        Marchenko and Pastur (1967); with weights, the R-transform of a sum of free projections.
-    """
-    from scipy import optimize
-
-    variance = _validate.positive("variance", variance)
-    k = _validate.integer("k", k)
-    forgetting = _validate.fraction("forgetting", forgetting)
-    if rounds is None:
-        if forgetting == 1:
-            raise ValueError("rounds is None with forgetting 1, where noise adds up; give a number")
-        # Older rounds weigh less than float64 can tell.
-        rounds = math.ceil(math.log(_FORGOTTEN) / math.log(forgetting))
-    weights = forgetting ** np.arange(_validate.integer("rounds", rounds), dtype=np.float64)
-
-    def edge(x: float) -> float:
-        return float(np.sum(weights / (1 - weights * x)) + k / x)
-
-    # Convex: largest at both ends.
-    optimum = optimize.minimize_scalar(
-        edge, bounds=(0.0, 1.0), method="bounded", options={"xatol": 1e-10}
-    )
-    return variance * float(optimum.fun)
 
 
 def check_sketch(sketch: Any) -> None:

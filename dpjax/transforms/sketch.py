@@ -313,7 +313,7 @@ def update(
             sees its own sketch alone learns nothing new.
         share: The r <= k - p leading directions that hold this share of the sum of the weights are
             kept; above 0, at most 1. A tenth left out can be a whole direction, never seen again.
-        floor: Weight that noise alone reaches (`dpjax.algorithms.sketches.noise_floor`), from
+        floor: Weight that noise alone reaches (`dpjax.contrib.sketching.noise_floor`), from
             public or privatised numbers only: directions not above it are dropped. One dropped in
             a loop is learned anew from probes, which weak gradients never manage: without a floor
             more was found, by the same measurements.

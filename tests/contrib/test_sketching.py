@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dpjax.accounting import gdp
-from dpjax.algorithms import sketches
 from dpjax.contrib import sketching
 from dpjax.transforms import sketch
 
@@ -68,7 +67,7 @@ def test_noise_alone_reaches_the_floor(k, forgetting):
     for _ in range(300):
         z = np.sqrt(v) * weights[:, None] * rng.normal(size=(count, k))
         largest.append(np.linalg.norm(z, 2) ** 2)
-    floor = sketches.noise_floor(v, k, forgetting)
+    floor = sketching.noise_floor(v, k, forgetting)
     assert 0.8 < np.mean(largest) / floor < 1.0
     assert np.mean(np.array(largest) > floor) < 0.25
     assert np.mean(np.array(largest) > 1.3 * floor) < 0.05
@@ -79,9 +78,9 @@ def test_noise_alone_reaches_the_floor(k, forgetting):
 def test_without_forgetting_it_is_marchenko_and_pastur_s_edge():
     for rounds, k in ((1, 1), (100, 9), (25, 100)):
         edge = (np.sqrt(rounds) + np.sqrt(k)) ** 2
-        assert sketches.noise_floor(2.0, k, 1.0, rounds) == pytest.approx(2 * edge, rel=1e-6)
-    far = sketches.noise_floor(1.0, 8, 0.9, rounds=2000)
-    assert sketches.noise_floor(1.0, 8, 0.9) == pytest.approx(far, rel=1e-9)
+        assert sketching.noise_floor(2.0, k, 1.0, rounds) == pytest.approx(2 * edge, rel=1e-6)
+    far = sketching.noise_floor(1.0, 8, 0.9, rounds=2000)
+    assert sketching.noise_floor(1.0, 8, 0.9) == pytest.approx(far, rel=1e-9)
 
 
 def frames(rng, trials, d, k):
@@ -234,4 +233,4 @@ def test_dome_s_own_loop_finds_no_more():
 def test_refusals():
     for wrong in ((1.0, 3, 1.0), (1.0, 3, 1.1, 5), (0.0, 3, 0.9)):
         with pytest.raises(ValueError):
-            sketches.noise_floor(*wrong)
+            sketching.noise_floor(*wrong)
