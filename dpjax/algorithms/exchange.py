@@ -35,6 +35,17 @@ Transition: TypeAlias = tuple[Models, Memory]
 RoundNumber: TypeAlias = int | Int[Array, ""]
 """Rounds done before, traced or not."""
 
+
+def beside(weights: Array, leaf: Array) -> Array:
+    """Weights of the first axes, shaped to multiply a leaf.
+
+    Args:
+        weights: [n] or [n, n].
+        leaf: [n, ...] or [n, n, ...].
+    """
+    return weights.reshape((*weights.shape, *[1] * (leaf.ndim - weights.ndim)))
+
+
 _MASKS = 2**32 - 1
 """Folded into a seed's key; runs fold small numbers of purposes into theirs."""
 
@@ -103,8 +114,7 @@ class PerLinkMessages(Exchange):
 
         def combine(leaf: Array) -> Array:
             wide = _numerics.wide_dtype(leaf)
-            side = weights.astype(wide).reshape((-1, *[1] * (leaf.ndim - 1)))
-            weighted = leaf.astype(wide) * side
+            weighted = leaf.astype(wide) * beside(weights.astype(wide), leaf)
             # Messages of one receiver are added up in the order of the senders.
             return jax.ops.segment_sum(weighted, receiver, len(matrix)).astype(leaf.dtype)
 
@@ -207,7 +217,7 @@ class Trusted(Aggregator):
 
         def total(leaf: Array) -> Array:
             # Selected, not multiplied: a missing agent's infinity times 0 would be nan.
-            part = jnp.where(present.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, 0)
+            part = jnp.where(beside(present, leaf), leaf, 0)
             # Whole numbers are added up modulo their range, as masks need.
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 return jnp.sum(part, axis=0, dtype=leaf.dtype)

@@ -153,6 +153,7 @@ class Federated(Method):
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The encoded gradients are private."""
         query = ctx.query
+        # One step needs no loop: it is the gradient itself.
         if self.local_steps > 1:
             query = query.local_steps(self.local_steps, self.local_step_size)
         answer = query(public_state.models, ctx.batch, self._encoder(public_state.memory))
@@ -192,6 +193,7 @@ class Federated(Method):
         """The map of one gradient before the clip."""
         if self.sketch is None and not self.centre:
             return None
+        # Both follow from earlier sums, so that the clipped term has a norm of at most C.
         centre = self._centre(memory)
         projection = None if self.sketch is None else self.sketch.projection(memory.sketch)
 

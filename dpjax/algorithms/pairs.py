@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Bool, Float
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import RoundNumber, Transition
+from dpjax.algorithms.exchange import RoundNumber, Transition, beside
 from dpjax.algorithms.tracking import Apart, KeepsMessage, Steps
 from dpjax.protocols import (
     Arrays,
@@ -283,20 +283,18 @@ class PPDOAGT(_PairSent):
         # Agents of equal own weights move alike; they are counted once.
         keeps = np.unique(np.stack([pull.ravel(), push.ravel()]), axis=1)
         # Each step is still in the model and the tracker some rounds later.
-        model, tracker = _lags(keeps[0], keeps[1], len(steps))
+        lags = _lags(keeps[0], keeps[1], len(steps))
         # gaps[i, -k - 1] is of round k, so that a slice holds the newest first.
         moves = np.zeros((len(steps), 2))
         gaps = np.zeros((keeps.shape[1], len(steps)))
         for k, step in enumerate(steps):
             past = gaps[:, len(steps) - k :]
             with np.errstate(invalid="ignore", over="ignore"):
-                moved = np.einsum("ik,ik->i", model[:, :k], past)
-                tracked = np.einsum("ik,ik->i", tracker[:, :k], past)
+                distances = np.einsum("aik,ik->ai", lags[..., :k], past)
             # No part of what moves without bound is no number.
-            moved[np.isnan(moved)] = np.inf
-            tracked[np.isnan(tracked)] = np.inf
-            moves[k] = moved.max(), tracked.max()
-            gaps[:, -k - 1] = [step * answer(distance) / divisor for distance in moved]
+            distances[np.isnan(distances)] = np.inf
+            moves[k] = distances.max(axis=1)
+            gaps[:, -k - 1] = [step * answer(distance) / divisor for distance in distances[0]]
         return moves
 
 
@@ -304,19 +302,18 @@ def _noiseless_self(weight: Array, mixed: Updates, sent: Updates, exact: Updates
     """A mix in which agents' own values enter without noise."""
 
     def replaced(mixed: Array, sent: Array, exact: Array) -> Array:
-        side = weight.reshape((-1, *[1] * (exact.ndim - 1))).astype(exact.dtype)
-        return mixed + side * (exact - sent)
+        return mixed + beside(weight, exact).astype(exact.dtype) * (exact - sent)
 
     return jax.tree.map(replaced, mixed, sent, exact)
 
 
-def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sizes of what a step j rounds ago is in an agent's model and in its sum of steps.
+def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> np.ndarray:
+    """Sizes of what a step j rounds ago is in an agent's model and in its sum of steps, [2, m, T].
 
     s+ = push s + a g and x+ = pull x - (s+ - s), so that a g is push^j of s, and of x what
-    this makes of it; signs cancel. Rounded up by more than the sums' rounding; [m, t] each.
+    this makes of it; signs cancel. Rounded up by more than the sums' rounding.
     """
-    model, tracker = np.zeros((2, len(pull), rounds))
+    lags = np.zeros((2, len(pull), rounds))
     x, s, size = np.zeros((3, len(pull)))
     # Rounded up: sums of so many terms may be off by this share of their size.
     slack = 8 * (rounds + 1) * np.finfo(np.float64).eps
@@ -325,9 +322,9 @@ def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> tuple[np.ndarray, 
         x = pull * x - (new - s)
         size = pull * size + new + s
         s = new
-        model[:, j] = np.abs(x) + slack * size
-        tracker[:, j] = s * (1 + slack)
-    return model, tracker
+        lags[0, :, j] = np.abs(x) + slack * size
+        lags[1, :, j] = s * (1 + slack)
+    return lags
 
 
 def _bounded(

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.algorithms.exchange import RoundNumber, Transition
+from dpjax.algorithms.exchange import RoundNumber, Transition, beside
 from dpjax.algorithms.references import Unbounded
 from dpjax.protocols import (
     Arrays,
@@ -36,8 +36,8 @@ __all__ = ["CorrelatedRandomness", "Encrypted"]
 def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:
     """[sender, receiver, ...] values of senders times the weights of receivers."""
     # Entry [j, i] is what j sends to i: W_ij x_j.
-    side = weights.T.reshape((*weights.shape, *[1] * (leaf.ndim - 1))).astype(leaf.dtype)
-    return side * leaf[:, None]
+    values = leaf[:, None]
+    return beside(weights.T, values).astype(leaf.dtype) * values
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class PerLink(Exchange):
 
         def sent(leaf: Array) -> Array:
             # What an agent sends itself crosses no link, and no attacker sees it.
-            loop = jnp.eye(len(leaf), dtype=bool).reshape((*leaf.shape[:2], *[1] * (leaf.ndim - 2)))
-            return jnp.where(loop, 0, leaf)
+            loop = jnp.eye(len(leaf), dtype=bool)
+            return jnp.where(beside(loop, leaf), 0, leaf)
 
         return Received(value, jax.tree.map(sent, message))
 
@@ -133,8 +133,7 @@ class CorrelatedRandomness(Unbounded, Method):
         updates, optimizer = ctx.optimizer.update(tracker, memory.optimizer, models)
 
         def moved(x: Array, update: Array) -> Array:
-            side = factor.reshape((-1, *[1] * (x.ndim - 1))).astype(x.dtype)
-            return _over_links(matrix, x + side * update)
+            return _over_links(matrix, x + beside(factor, x).astype(x.dtype) * update)
 
         by_shares = jnp.where(random, _columns(shares, matrix), matrix)
         # Without randomness an agent keeps its own change, as gradient tracking does.
@@ -287,14 +286,14 @@ class EncryptedOnLinks(Unbounded, Method):
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and weights are private."""
         matrix = gossip.at(ctx.arrays["mixing"], ctx.round)
-        answer = ctx.query(public_state.models, ctx.batch)
-        updates, state = ctx.optimizer.update(
-            ctx.mean(answer.total), public_state.memory, public_state.models
-        )
+        models, memory = public_state
+        answer = ctx.query(models, ctx.batch)
+        updates, state = ctx.optimizer.update(ctx.mean(answer.total), memory, models)
         key = jax.random.fold_in(ctx.key, 1)
         drawn = self.largest * jax.random.uniform(key, matrix.shape, jnp.float32)
         links = (matrix != 0) & ~jnp.eye(len(matrix), dtype=bool)
-        shielded = Shielded(public_state.models, jnp.where(links, drawn, jnp.float32(0)))
+        # Where there is no link nothing is pulled, and an agent does not pull at itself.
+        shielded = Shielded(models, jnp.where(links, drawn, jnp.float32(0)))
         return Emission(shielded, carry=(updates, state), metrics=answer.metrics)
 
     def absorb(
