@@ -200,7 +200,7 @@ def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[Numbers, Num
         return int(top * pow(bottom, -1, prime) % prime)
 
     residues = np.frompyfunc(residue, 1, 1)
-    parts = [residues(part).astype(np.int64) for part in model]
+    parts = [np.asarray(residues(part)).astype(np.int64) for part in model]
     return stacked(Model(*parts), rounds, prime=prime)
 
 
