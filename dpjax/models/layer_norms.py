@@ -95,38 +95,6 @@ def _numbered(of_call: Callable[..., Array]) -> Callable[..., Array]:
     return intercept
 
 
-def _marking(
-    calls: dict[int, _Call], places: Mapping[tuple[str, ...], int], leaves: Sequence[Array]
-) -> Callable[..., Array]:
-    """Return an interceptor that notes calls of known layers and marks where they begin and end.
-
-    Args:
-        calls: Gets them, by number.
-        places: The numbers of parameters, by their places.
-        leaves: The parameters.
-    """
-
-    def of_call(number: int, module: nn.Module, call: _Apply, x: Array) -> Array:
-        marked = checkpoint_name(x, f"{_MARK} {number} begins")
-        out = checkpoint_name(call(marked), f"{_MARK} {number} ends")
-        product = products.product(module, marked, out)
-        values = module.variables.get("params", {})
-        indices = {name: places.get(("params", *module.path, name), -1) for name in values}
-        # Not values that a lifted transform has made of the parameters.
-        direct = True
-        for name, leaf in indices.items():
-            direct = direct and leaf >= 0 and values[name] is leaves[leaf]
-        if product is not None and direct:
-            numbers = tuple(indices[name] for name in product.names)
-            bare = module.clone(parent=None, name=None)
-            calls[number] = _Call(
-                number, module.path, numbers, _shape(marked), _shape(out), product, bare, indices
-            )
-        return out
-
-    return _numbered(of_call)
-
-
 def _shape(x: Array) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
@@ -152,12 +120,10 @@ def _alone(program: Any, call: _Call) -> bool:
         ends.append(index)
     for leaf in call.leaves:
         variable = program.invars[leaf]
-        uses = []
-        for i, equation in enumerate(program.eqns):
-            if any(operand is variable for operand in equation.invars):
-                uses.append(i)
+        uses = [i for i, equation in enumerate(program.eqns) if variable in equation.invars]
         inside = all(ends[0] < i < ends[1] for i in uses)
-        if not uses or not inside or any(result is variable for result in program.outvars):
+        # What nobody uses has no product, and another use adds to the gradient.
+        if not uses or not inside or variable in program.outvars:
             return False
     return _plain(program, ends[0], ends[1], call)
 
@@ -184,36 +150,6 @@ def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
     # Printed, variables have names by the order in which they come.
     between = isolated.replace(invars=invars, outvars=[last], eqns=program.eqns[begin + 1 : end])
     return str(isolated) == str(between)
-
-
-def _with_zeros(
-    apply: Callable[..., Any],
-    params: VariableDict,
-    x: Array,
-    numbers: Sequence[int],
-    zeros: list[Array],
-) -> tuple[Array, list[Array]]:
-    """Return outputs with zeros added to those of layers, and what came into these.
-
-    Args:
-        apply: ``apply(params, x)``.
-        params: Of one agent.
-        x: One example, with an axis of length one.
-        numbers: Of the layers' calls, as `_marking` counts them.
-        zeros: One a layer, like its output.
-    """
-    inputs: list[Any] = [None] * len(numbers)
-    places = {number: index for index, number in enumerate(numbers)}
-
-    def of_call(number: int, module: nn.Module, call: _Apply, x: Array) -> Array:
-        index = places.get(number)
-        if index is None:
-            return call(x)
-        inputs[index] = x
-        return call(x) + zeros[index]
-
-    with nn.intercept_methods(_numbered(of_call)):
-        return apply(params, x), inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -360,8 +296,8 @@ class Gradients:
         """The parameters of every point."""
         if self.coefficients is None:
             return [params]
-        number = range(len(self.coefficients))
-        return [jax.tree.map(lambda leaf, j=j: leaf[j], params) for j in number]
+        points = range(len(self.coefficients))
+        return [jax.tree.map(lambda leaf, j=j: leaf[j], params) for j in points]
 
     def like(self, params: VariableDict) -> VariableDict:
         """Return a tree of the sum's shapes and dtypes.
@@ -383,7 +319,7 @@ class Gradients:
         """
         calls = [call for call in self._calls(params, x) if self._route(call) == "norm"]
         unit = _unit(jax.tree.leaves(params))
-        return _errors([self._positions(call) for call in calls], len(x), places, unit)
+        return _error([self._positions(call) for call in calls], len(x), places, unit)
 
     def wide(
         self,
@@ -412,39 +348,39 @@ class Gradients:
         unit = _unit(leaves)
         parts = [self._differentiated(point, calls, x, y) for point in points]
         formed, pairs = products.combined_points(self.coefficients, [part[:2] for part in parts])
-        lost = {}
-        for number in parts[0][2]:
-            lost[number] = sum(part[2][number] for part in parts)
-        routes = {number: pair[0] for number, pair in pairs.items()}
+        # A record is lost where it is at any of the points.
+        lost = jax.tree.map(lambda *terms: sum(terms), *(part[2] for part in parts))
 
-        def summed(formed: Updates, pairs: Updates, lost: Updates) -> list[Array]:
+        def summed(formed: Updates, factors: Updates, lost: Updates) -> list[Array]:
             zeros = jnp.zeros(len(x), _numerics.wide_dtype(leaves))
             squares = [zeros] * (max(layer, default=-1) + 1)
             for number, gradient in formed.items():
                 square = jax.vmap(_numerics.square_sum)(gradient.reshape(len(x), -1))
                 squares[layer[number]] += square
-            for number, arrays in pairs.items():
-                bound = functools.partial(products.square_bound, routes[number])
+            for number, arrays in factors.items():
+                bound = functools.partial(products.square_bound, pairs[number][0])
                 squares[layer[number]] += jax.vmap(bound)(*arrays)
             for number, infinite in lost.items():
                 squares[layer[number]] += infinite
             stacked = jnp.stack(squares, axis=1)
-            positions = [arrays[0].shape[1] for arrays in pairs.values()]
-            error = _errors(positions, len(x), places, unit)
+            positions = [arrays[0].shape[1] for arrays in factors.values()]
+            error = _error(positions, len(x), places, unit)
             norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
-            factors = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
+            # A record of an infinite norm, or of none, has no share in the sum.
+            shares = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
             if not by_layer:
-                factors = factors[:, None]
-            factors = jnp.broadcast_to(factors, stacked.shape)
+                shares = shares[:, None]
+            shares = jnp.broadcast_to(shares, stacked.shape)
             sums = {}
             for number, gradient in formed.items():
                 # Finite ones need no second look, which is a pass over the largest arrays.
                 finite = number in lost and gradient.ndim == 3 and self.coefficients is None
-                sums[number] = _weighted(factors[:, layer[number]], gradient, finite=finite)
-            for number, (rows, derivative, _) in pairs.items():
+                sums[number] = _weighted(shares[:, layer[number]], gradient, finite=finite)
+            for number, (rows, derivative, _) in factors.items():
                 single = _single(rows.shape[1], len(x), places, unit)
-                weight = factors[:, layer[number], None, None]
-                sums[number] = _contracted(routes[number], rows, derivative, weight, single=single)
+                weight = shares[:, layer[number], None, None]
+                product = pairs[number][0]
+                sums[number] = _contracted(product, rows, derivative, weight, single=single)
             with _numerics.double_precision():
                 return [sums[i].reshape(leaf.shape) for i, leaf in enumerate(leaves)]
 
@@ -461,19 +397,27 @@ class Gradients:
         Of a product whose entries might not be finite zeros are left, and its square is infinite.
         """
         leaves, tree = jax.tree.flatten(params)
-        products_of = {number for call in calls for number in call.leaves}
         wide = _numerics.wide_dtype(leaves)
+        zeros = {call.number: jnp.zeros(call.out.shape, call.out.dtype) for call in calls}
+        plain: list[Array | None] = list(leaves)
+        for call in calls:
+            for number in call.leaves:
+                plain[number] = None
 
-        def example(plain: Updates, zeros: list[Array], x: Array, y: Array) -> Updates:
+        def example(plain: Updates, zeros: Updates, x: Array, y: Array) -> Updates:
+            inputs = {}
+
+            def of_call(number: int, module: nn.Module, call: _Apply, x: Array) -> Array:
+                if number not in zeros:
+                    return call(x)
+                inputs[number] = x
+                # The derivative by these zeros is that by what comes out.
+                return call(x) + zeros[number]
+
             merged = [leaves[i] if leaf is None else leaf for i, leaf in enumerate(plain)]
-            outputs, inputs = _with_zeros(
-                self.apply, jax.tree.unflatten(tree, merged), x[None], numbers, zeros
-            )
+            with nn.intercept_methods(_numbered(of_call)):
+                outputs = self.apply(jax.tree.unflatten(tree, merged), x[None])
             return self.loss(outputs[0], y), inputs
-
-        plain = [None if i in products_of else leaf for i, leaf in enumerate(leaves)]
-        numbers = [call.number for call in calls]
-        zeros = [jnp.zeros(call.out.shape, call.out.dtype) for call in calls]
 
         def differentiated(x: Array, y: Array) -> Updates:
             return jax.grad(example, (0, 1), has_aux=True)(plain, zeros, x, y)
@@ -485,46 +429,68 @@ class Gradients:
                 formed[number] = gradient.astype(wide)
         pairs = {}
         lost = {}
-        for call, activation, derivative in zip(calls, inputs, derivatives, strict=True):
-            reads = call.product.reads
-            # What the layer multiplies: a narrow dtype may have no number of this size.
-            if not reads:
+        for call in calls:
+            product = call.product
+            activation = inputs[call.number]
+            if not product.reads:
+                # What the layer multiplies: a narrow dtype may have no number of this size.
                 activation = activation.astype(call.out.dtype)
-            bounded = functools.partial(_bounded, reads=reads)
-            activation, derivative, finite = jax.vmap(bounded)(activation, derivative.astype(wide))
-            lost[call.leaves[0]] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
-            rows = jax.vmap(call.product.rows)(activation)
-            if jnp.issubdtype(rows.dtype, jnp.floating):
-                rows = rows.astype(wide)
+                activation = activation.astype(wide)
+            derivative = derivatives[call.number].astype(wide)
+            activation, derivative, finite = jax.vmap(_bounded)(activation, derivative)
+            first = call.leaves[0]
+            lost[first] = jnp.where(finite, 0, jnp.asarray(jnp.inf, wide))
+            rows = jax.vmap(product.rows)(activation)
             flat = derivative.reshape(*rows.shape[:2], -1)
             if self._route(call) == "norm":
-                pairs[call.leaves[0]] = call.product, rows, flat, activation
+                pairs[first] = product, rows, flat, activation
                 continue
-            of_kernel = jax.vmap(call.product.gradient)(rows, flat)
+            of_kernel = jax.vmap(product.gradient)(rows, flat)
             values = [leaves[number] for number in call.leaves]
-            formed |= zip(call.leaves, call.product.parameters(of_kernel, values), strict=True)
+            formed |= zip(call.leaves, product.parameters(of_kernel, values), strict=True)
         return formed, pairs, lost
 
     def _calls(self, params: VariableDict, x: _Shaped) -> list[_Call]:
         """The layers whose gradients are products, by reading the program of one example."""
         params = self.like(params)
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-        places = {tuple(name.split("/")): number for number, name in enumerate(names)}
+        places = {}
+        for number, (path, _) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
+            places[jax.tree_util.keystr(path, simple=True, separator="/")] = number
         for route in self.routes:
-            prefix = ("params", *route.split("/"))
-            if not any(leaf[: len(prefix)] == prefix for leaf in places):
+            if not any(f"{name}/".startswith(f"params/{route}/") for name in places):
                 raise ValueError(f"routes names {route!r}, where no parameters are; see `chosen`")
         leaves, tree = jax.tree.flatten(params)
-        calls: dict[int, _Call] = {}
+        calls = []
 
         def example(leaves: list[Array], x: Array) -> Array:
-            with nn.intercept_methods(_marking(calls, places, leaves)):
+            def of_call(number: int, module: nn.Module, call: _Apply, x: Array) -> Array:
+                # The marks show in the program where the layer begins and ends.
+                marked = checkpoint_name(x, f"{_MARK} {number} begins")
+                out = checkpoint_name(call(marked), f"{_MARK} {number} ends")
+                product = products.product(module, marked)
+                values = module.variables.get("params", {})
+                indices = {}
+                # Not values that a lifted transform has made of the parameters.
+                direct = True
+                for name, value in values.items():
+                    index = places.get("/".join(("params", *module.path, name)), -1)
+                    direct = direct and index >= 0 and value is leaves[index]
+                    indices[name] = index
+                if product is not None and direct:
+                    numbers = tuple(indices[name] for name in product.names)
+                    bare = module.clone(parent=None, name=None)
+                    shapes = _shape(marked), _shape(out)
+                    calls.append(
+                        _Call(number, module.path, numbers, *shapes, product, bare, indices)
+                    )
+                return out
+
+            with nn.intercept_methods(_numbered(of_call)):
                 return self.apply(jax.tree.unflatten(tree, leaves), x[None])
 
         single = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
         program = jax.make_jaxpr(example)([*map(_shape, leaves)], single).jaxpr
-        routed = [call for call in calls.values() if self._route(call) != "plain"]
+        routed = [call for call in calls if self._route(call) != "plain"]
         return [call for call in routed if _alone(program, call)]
 
     def _positions(self, call: _Call) -> int:
@@ -543,23 +509,24 @@ class Gradients:
         return route
 
 
-def _bounded(activation: Array, derivative: Array, *, reads: bool) -> tuple[Array, Array, Array]:
+def _bounded(activation: Array, derivative: Array) -> tuple[Array, Array, Array]:
     """One example's input and derivative, and whether no entry of their product overflows.
 
-    Zeros where one might: infinity times a weight of zero is nan. Of an input that ``reads`` rows
-    the numbers say nothing of the size.
+    Zeros where one might: infinity times a weight of zero is nan. Of an input of whole numbers,
+    which are those of rows, the size says nothing.
     """
     # Finiteness first: the largest of many numbers need not be nan where one of them is.
     bounded = jnp.isfinite(derivative).all()
     derivative = jnp.where(bounded, derivative, 0)
     top = jnp.max(jnp.abs(derivative), initial=0)
-    if not reads:
+    if jnp.issubdtype(activation.dtype, jnp.floating):
         # By itself alone: what many models share, as a batch, stays shared.
-        finite = jnp.isfinite(activation.astype(top.dtype)).all()
+        finite = jnp.isfinite(activation).all()
         activation = jnp.where(finite, activation, 0)
-        largest = jnp.max(jnp.abs(activation.astype(top.dtype)), initial=0)
+        largest = jnp.max(jnp.abs(activation), initial=0)
         bounded &= finite
         top = top * jnp.maximum(largest, 1)
+    # An eighth leaves room for the rounding of the sums.
     bounded &= top * derivative.size < jnp.finfo(top.dtype).max / 8
     return activation, jnp.where(bounded, derivative, 0), bounded
 
@@ -578,24 +545,22 @@ def _single(positions: int, records: int, places: int, unit: float) -> bool:
     return positions == 1 and 2 * places * (records + 4) * unit <= _COARSE
 
 
-def _error(positions: int, records: int, places: int, unit: float) -> float:
-    """How wrong a product over examples may be, over the summed lengths of its terms.
+def _error(positions: Sequence[int], records: int, places: int, unit: float) -> float:
+    """How wrong the sum may be: the worst of the products, and passes added up in float64.
 
-    Several positions may cancel: |a_1||d_1| + |a_2||d_2| + ... is at most 2 / sqrt(u) times the
-    norm's bound, which `products.square_bound` adds that much to, and float64 has digits for both.
+    A product over examples is compared with the summed lengths of its terms. Several positions may
+    cancel: |a_1||d_1| + |a_2||d_2| + ... is at most 2 / sqrt(u) times the norm's bound, which
+    `products.square_bound` adds that much to, and float64 has digits for both.
     """
-    if _single(positions, records, places, unit):
-        return (records + 4) * unit
-    cancelled = 1.0
-    if positions > 1:
-        cancelled = 2 / math.sqrt(unit)
-    return (records * positions + 4) * _numerics.UNIT * cancelled
-
-
-def _errors(positions: Sequence[int], records: int, places: int, unit: float) -> float:
-    """How wrong the sum may be: the worst of the products, and passes added up in float64."""
-    bounds = (_error(count, records, places, unit) for count in positions)
-    return max(bounds, default=0.0) + _numerics.sum_error(places)
+    worst = 0.0
+    for count in positions:
+        # One position cannot cancel.
+        cancelled = 1.0 if count <= 1 else 2 / math.sqrt(unit)
+        bound = (records * count + 4) * _numerics.UNIT * cancelled
+        if _single(count, records, places, unit):
+            bound = (records + 4) * unit
+        worst = max(worst, bound)
+    return worst + _numerics.sum_error(places)
 
 
 def _contracted(
@@ -603,18 +568,15 @@ def _contracted(
 ) -> Array:
     """The weighted sum over examples of a layer's products, in float64."""
     flat = rows.reshape(-1, *rows.shape[2:])
-    if single:
-        scaled = jnp.where(weight > 0, derivative * weight, 0)
-        total = product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
-        with _numerics.double_precision():
-            return total.astype(jnp.float64)
+    kind = derivative.dtype if single else jnp.float64
     with _numerics.double_precision():
-        scaled = derivative.astype(jnp.float64) * weight.astype(jnp.float64)
+        scaled = derivative.astype(kind) * weight.astype(kind)
         # What combines several points may have made a derivative infinite.
         scaled = jnp.where(weight > 0, scaled, 0)
         if jnp.issubdtype(flat.dtype, jnp.floating):
-            flat = flat.astype(jnp.float64)
-        return product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
+            flat = flat.astype(kind)
+        total = product.gradient(flat, scaled.reshape(-1, scaled.shape[-1]))
+        return total.astype(jnp.float64)
 
 
 def _weighted(

@@ -4,7 +4,9 @@ One example gives A' D: A [t, d], what came in at t positions (of a convolution,
 D [t, p], the derivatives of the loss by what came out.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -12,7 +14,6 @@ from typing import Any, Literal, TypeAlias
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from dpjax import _numerics
@@ -36,12 +37,12 @@ class Product:
     Attributes:
         names: Its parameters that the product gives, the kernel first.
         shape: (d, p) of the kernel as a matrix.
-        rows: From one example's input to A; in groups of channels [t, groups, d]; for an embedding
-            [t], which row was read.
+        rows: From one example's input, in the dtype of products, to A; in groups of channels
+            [t, groups, d]; for an embedding [t], which row was read.
         groups: Of channels that do not mix.
         reads: Whether its input is numbers of rows.
-        gram: From one example's input and a dtype to A A' and a number of rounding errors, see
-            `_bounded`, where that is less work than from A; or None.
+        gram: From one example's input to A A' and a number of rounding errors, see `_error`, where
+            that is less work than from A; or None.
         back: From the parameters to the effective kernel, or None where the kernel is that.
     """
 
@@ -50,7 +51,7 @@ class Product:
     rows: Callable[[Array], Array]
     groups: int = 1
     reads: bool = False
-    gram: Callable[[Array, DTypeLike], tuple[Array, int]] | None = None
+    gram: Callable[[Array], tuple[Array, int]] | None = None
     back: Callable[..., Array] | None = None
 
     def by_norm(self, positions: int) -> bool:
@@ -76,6 +77,7 @@ class Product:
                 # Of many models and one batch [lanes, d], half the time of [d, lanes] on a CPU.
                 return jax.lax.dot_general(derivative, rows, over, precision=_HIGHEST).T
             return jax.lax.dot_general(rows, derivative, over, precision=_HIGHEST)
+        # Groups of channels do not mix, so each has a product of its own.
         grouped = derivative.reshape(len(rows), self.groups, -1)
         return jnp.einsum("tgi,tgo->igo", rows, grouped, precision=_HIGHEST).reshape(self.shape)
 
@@ -102,14 +104,14 @@ def combined_points(coefficients: Sequence[float] | None, parts: Sequence[Any]) 
         return parts[0]
     formed = {}
     for number in parts[0][0]:
-        terms = [c * part[0][number] for c, part in zip(coefficients, parts, strict=True)]
-        formed[number] = sum(terms)
+        gradients = [part[0][number] for part in parts]
+        formed[number] = sum(map(operator.mul, coefficients, gradients))
     pairs = {}
     for number, (product, *_) in parts[0][1].items():
         factors = [part[1][number] for part in parts]
-        scaled = [c * factor[2] for c, factor in zip(coefficients, factors, strict=True)]
+        scaled = map(operator.mul, coefficients, [factor[2] for factor in factors])
         rows = jnp.concatenate([factor[1] for factor in factors], axis=1)
-        derivative = jnp.concatenate(scaled, axis=1)
+        derivative = jnp.concatenate([*scaled], axis=1)
         # What one point's positions have to do with another's is in A alone.
         pairs[number] = product, rows, derivative, None
     return formed, pairs
@@ -132,20 +134,22 @@ def square_bound(
         activation: The input that A is made of; None takes A A' from A.
     """
     kind = jnp.finfo(derivative.dtype)
-    positions = len(derivative)
-    outer, outer_error = _bounded(*_gram(derivative), derivative.shape[1])
+    outer, terms = _gram(derivative)
+    outer_error = _error(outer, terms, derivative.shape[1])
     if rows.ndim == 1:
         inner = (rows[:, None] == rows[None, :]).astype(derivative.dtype)
+        # Ones and zeros are exact.
         inner_error = jnp.zeros_like(inner)
-    elif activation is None or product.gram is None:
-        inner, inner_error = _bounded(*_gram(rows), rows.shape[1])
     else:
-        gram, terms = product.gram(activation, rows.dtype)
-        inner, inner_error = _bounded(gram, terms, rows.shape[1])
+        if activation is None or product.gram is None:
+            inner, terms = _gram(rows)
+        else:
+            inner, terms = product.gram(activation)
+        inner_error = _error(inner, terms, rows.shape[1])
     size = jnp.abs(inner)
     # By the errors of both factors, then of their product and its sums.
     errors = inner_error * (jnp.abs(outer) + outer_error) + size * outer_error
-    rounding = (2 * positions + 4) * _unit(kind)
+    rounding = (2 * len(derivative) + 4) * _unit(kind)
     errors = errors + rounding * size * jnp.abs(outer) + float(kind.tiny)
     # Two sums, which are not to be merged into one of t^2 terms: as in `_numerics`.
     by_position = jnp.sum(inner * outer + errors, axis=1)
@@ -157,8 +161,8 @@ def _unit(kind: jnp.finfo) -> float:
     return 1.25 * float(kind.eps) / 2
 
 
-def _bounded(gram: Float[Array, "t t"], terms: int, size: int) -> tuple[Array, Array]:
-    """A product of a matrix with itself turned round, and by how much it may be wrong.
+def _error(gram: Float[Array, "t t"], terms: int, size: int) -> Array:
+    """By how much a product of a matrix with its transpose may be wrong.
 
     Args:
         gram: The product.
@@ -170,11 +174,11 @@ def _bounded(gram: Float[Array, "t t"], terms: int, size: int) -> tuple[Array, A
     lengths = jnp.sqrt(jnp.diagonal(gram) + terms * smallest)
     # Cauchy-Schwarz bounds the sum of absolute addends of an entry by the two lengths.
     share = (terms + 4) * _unit(kind)
-    return gram, share * lengths[:, None] * lengths[None] + size * smallest
+    return share * lengths[:, None] * lengths[None] + size * smallest
 
 
 def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
-    """The product of a matrix with itself turned round, and the rounding errors of an addend."""
+    """The product of a matrix with its transpose, and the rounding errors of an addend."""
     positions, size = matrix.shape
     if positions == 1:
         square = _numerics.square_sum(matrix[0])
@@ -215,24 +219,22 @@ def _shifted_gram(
 def _blocks(size: int) -> tuple[int, int]:
     """Number and length of the partial sums: a short bound on rounding costs little time."""
     fewest = -(-size // _BLOCK)
-    divisors = [number for number in range(fewest, 2 * fewest) if size % number == 0]
-    number = fewest
-    if divisors:
-        number = divisors[0]
+    # Blocks of equal length need no padding.
+    divisors = (number for number in range(fewest, 2 * fewest) if size % number == 0)
+    number = next(divisors, fewest)
     return number, -(-size // number)
 
 
-def product(module: nn.Module, x: Array, out: Array) -> Product | None:
+def product(module: nn.Module, x: Array) -> Product | None:
     """Return how a layer's gradient is a product, or None where its options make it none.
 
     Args:
         module: A layer of a `known` type.
         x: Its input, of one example with an axis of length one in front: shape and dtype.
-        out: Its output.
     """
     if getattr(module, "promote_dtype", None) is not getattr(type(module), "promote_dtype", None):
         return None
-    return _KNOWN[type(module)](module, x.shape, out.dtype)
+    return _KNOWN[type(module)](module, x.shape)
 
 
 def known(module: nn.Module) -> bool:
@@ -240,7 +242,7 @@ def known(module: nn.Module) -> bool:
     return type(module) in _KNOWN
 
 
-def _dense(module: nn.Dense | nn.DenseGeneral, shape: _Shape, kind: DTypeLike) -> Product | None:
+def _dense(module: nn.Dense | nn.DenseGeneral, shape: _Shape) -> Product | None:
     axes = _flat(getattr(module, "axis", -1))
     features = _flat(module.features)
     last = list(range(len(shape) - len(axes), len(shape)))
@@ -252,41 +254,37 @@ def _dense(module: nn.Dense | nn.DenseGeneral, shape: _Shape, kind: DTypeLike) -
         return None
     size = math.prod(shape[-len(axes) :])
     kernel = (size, math.prod(features))
-    return Product(("kernel",), kernel, lambda x: x.astype(kind).reshape(-1, size))
+    return Product(("kernel",), kernel, lambda x: x.reshape(-1, size))
 
 
-def _linear(module: Linear, shape: _Shape, kind: DTypeLike) -> Product:
+def _linear(module: Linear, shape: _Shape) -> Product:
     size = shape[-1]
-    return Product(("weight",), (size, 1), lambda x: x.astype(kind).reshape(-1, size))
+    return Product(("weight",), (size, 1), lambda x: x.reshape(-1, size))
 
 
 def _flat(value: Any) -> tuple[Any, ...]:
-    """The numbers of a tree of sequences; one that is none is the only one."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return tuple(number for entry in value for number in _flat(entry))
-    return (value,)
+    """The leaves of a tree of sequences; what is none is the only one."""
+    # None is an entry, as flax's "as usual".
+    return tuple(jax.tree.leaves(value, is_leaf=lambda entry: entry is None))
 
 
-def _embed(module: nn.Embed, shape: _Shape, kind: DTypeLike) -> Product:
+def _embed(module: nn.Embed, shape: _Shape) -> Product:
     count = module.num_embeddings
 
     def rows(x: Int[Array, "*t"]) -> Int[Array, " t"]:
         # Narrow kinds do not hold the count.
         if x.dtype.itemsize < 4:
             x = x.astype(jnp.int32)
-        # A table of one row is read whatever the number; negative ones count from the end.
-        if count == 1:
-            flat = jnp.zeros_like(x)
-        else:
-            flat = jnp.where(x < 0, x + count, x)
+        # Negative numbers count from the end; a table of one row is read whatever the number.
+        flat = jnp.where(x < 0, x + count, x) if count > 1 else jnp.zeros_like(x)
         # Of all others no row was read: one behind the last takes what they would add.
         return jnp.where((flat < 0) | (flat >= count), count, flat).reshape(-1)
 
     return Product(("embedding",), (count, module.features), rows, reads=True)
 
 
-def _convolution(module: conv.Conv, shape: _Shape, kind: DTypeLike) -> Product | None:
-    plain = _patches(module, module.strides, module.padding, module.groups, shape, kind)
+def _convolution(module: conv.Conv, shape: _Shape) -> Product | None:
+    plain = _patches(module, module.strides, module.padding, module.groups, shape)
     if plain is None or module.standardize == "no":
         return plain
     names: tuple[str, ...] = ("kernel",)
@@ -295,7 +293,7 @@ def _convolution(module: conv.Conv, shape: _Shape, kind: DTypeLike) -> Product |
     return replace(plain, names=names, back=conv.standardized)
 
 
-def _flax_convolution(module: nn.Conv, shape: _Shape, kind: DTypeLike) -> Product | None:
+def _flax_convolution(module: nn.Conv, shape: _Shape) -> Product | None:
     strides = {1 if stride is None else stride for stride in _flat(module.strides)}
     paddings = set(_flat(module.padding))
     dilations = {*_flat(module.input_dilation), *_flat(module.kernel_dilation)}
@@ -309,7 +307,7 @@ def _flax_convolution(module: nn.Conv, shape: _Shape, kind: DTypeLike) -> Produc
     special = (module.mask, module.conv_general_dilated, module.conv_general_dilated_cls)
     if any(option is not None for option in special):
         return None
-    return _patches(module, strides.pop(), paddings.pop(), module.feature_group_count, shape, kind)
+    return _patches(module, strides.pop(), paddings.pop(), module.feature_group_count, shape)
 
 
 def _patches(
@@ -318,7 +316,6 @@ def _patches(
     padding: Literal["SAME", "VALID"] | int,
     groups: int,
     shape: _Shape,
-    kind: DTypeLike,
 ) -> Product | None:
     """A convolution as a product of its patches."""
     window = _flat(module.kernel_size)
@@ -329,26 +326,21 @@ def _patches(
     size = math.prod(window) * shape[-1] // groups
 
     def rows(x: Array) -> Array:
-        parts = conv.shifted(x.astype(kind), window, strides, pads)
+        parts = conv.shifted(x, window, strides, pads)
         if groups == 1:
             return jnp.concatenate(parts, axis=-1).reshape(-1, size)
         channels = shape[-1] // groups
         grouped = [part.reshape(-1, groups, channels) for part in parts]
         return jnp.concatenate(grouped, axis=-1)
 
-    def gram(x: Array, dtype: DTypeLike) -> tuple[Array, int]:
-        return _shifted_gram(x.astype(kind).astype(dtype), window, pads)
-
-    plain = groups == 1 and strides == 1
-    single = math.prod(shape[:-3]) == 1
+    gram = None
     # Of one pixel a patch, the Gram of patches is that of pixels anyway.
-    by_pixels = None
-    if plain and single and math.prod(window) > 1:
-        by_pixels = gram
-    return Product(("kernel",), (size, module.features), rows, groups, gram=by_pixels)
+    if groups == strides == math.prod(shape[:-3]) == 1 < math.prod(window):
+        gram = functools.partial(_shifted_gram, window=window, pads=pads)
+    return Product(("kernel",), (size, module.features), rows, groups, gram=gram)
 
 
-_KNOWN: dict[type, Callable[[Any, _Shape, DTypeLike], Product | None]] = {
+_KNOWN: dict[type, Callable[[Any, _Shape], Product | None]] = {
     nn.Dense: _dense,
     nn.DenseGeneral: _dense,
     nn.Embed: _embed,

@@ -235,5 +235,5 @@ def test_the_plain_and_the_standardised_layer_are_two_kinds():
     x = jnp.ones((1, 4, 4, 2))
     plain, standardized = (conv.Conv(3, standardize=how) for how in ("no", "scaled"))
     for layer, names in ((plain, ("kernel",)), (standardized, ("kernel", "gain"))):
-        product = products.product(layer, x, jnp.ones((1, 4, 4, 3)))
+        product = products.product(layer, x)
         assert product.names == names

@@ -138,13 +138,14 @@ def test_layers_are_numbered_by_call(monkeypatch):
             return nn.Dense(3)(nn.tanh(nn.Dense(8)(x)) + other)
 
     assert error(Placed()) < 1e-5
-    # The broken twin taps the first layer that comes.
-    with_zeros = layer_norms._with_zeros
+    # The broken copy takes the layer before.
+    calls_of = Gradients._calls
 
-    def first(apply, params, x, numbers, zeros):
-        return with_zeros(apply, params, x, [number - 1 for number in numbers], zeros)
+    def shifted(gradients, params, x):
+        calls = calls_of(gradients, params, x)
+        return [call._replace(number=call.number - 1) for call in calls]
 
-    monkeypatch.setattr(layer_norms, "_with_zeros", first)
+    monkeypatch.setattr(Gradients, "_calls", shifted)
     with pytest.raises((AssertionError, TypeError, ValueError)):
         assert error(Placed()) < 1e-5
 
