@@ -100,10 +100,7 @@ def schedule_of(
     mixing: Float[np.ndarray, "*p n n"], connected: bool = True
 ) -> Float[np.ndarray, "p n n"]:
     """Return W as a schedule [P, n, n]; ValueError unless stochastic by rows or by columns."""
-    matrix = mixing_.dense(mixing_.check_mixing(mixing, stochastic=None, connected=connected))
-    # Push-sum's columns sum to 1; whatever is neither is refused for its rows.
-    columns = np.allclose(matrix.sum(axis=-2), 1.0, rtol=0.0, atol=1e-8)
-    mixing_.check_mixing(matrix, stochastic="columns" if columns else "rows", connected=False)
+    matrix = mixing_.dense(mixing_.check_stochastic(mixing, connected=connected))
     return matrix[None] if matrix.ndim == 2 else matrix
 
 

@@ -5,22 +5,30 @@ not zero. Both give the same numbers to rounding. Over devices the tables are `P
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
+from scipy.sparse import csr_array, issparse
 
 from dpjax import _numerics, _validate
+from dpjax.topology.mixing import Mixing
 
 __all__ = ["Neighbours", "mix"]
 
 Tree = TypeVar("Tree")
+Round: TypeAlias = Int[Array, ""] | int
+Values: TypeAlias = Float[Array, "n d"]
+Numbers: TypeAlias = np.ndarray | Array
+Tables: TypeAlias = tuple[Numbers, ...]
+"""Numpy's arrays until they are placed on devices, then JAX's."""
+Steps: TypeAlias = tuple[tuple[tuple[int, int], ...], ...] | None
+"""The pairs (sender, receiver) of devices in every step; None where all devices hear all."""
 
 _DENSE = 64
 """Up to so many agents the layout is dense."""
@@ -58,10 +66,10 @@ class Neighbours:
         array([0.33, 0.33, 0.  ], dtype=float32)
     """
 
-    senders: tuple[Int[Array, "*p m k"], ...]
-    weights: tuple[Float[Array, "*p m k"], ...]
-    wide: Float[Array, "*p h n"]
-    order: Int[Array, " n"] | None
+    senders: Tables
+    weights: Tables
+    wide: Numbers
+    order: Numbers | None
 
     @property
     def agents(self) -> int:
@@ -88,10 +96,10 @@ class Partitioned:
     """
 
     tables: Neighbours
-    sends: tuple[Int[Array, "*v m"], ...]
+    sends: Tables
     agents: int = field(metadata={"static": True})
     mesh: Mesh = field(metadata={"static": True})
-    steps: tuple[tuple[tuple[int, int], ...], ...] | None = field(metadata={"static": True})
+    steps: Steps = field(metadata={"static": True})
 
     @property
     def block(self) -> int:
@@ -106,7 +114,11 @@ class Partitioned:
         return sum(rows.shape[-1] for rows in self.sends) // self.mesh.size
 
 
-def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> Tree:
+Weights: TypeAlias = Float[Array, "*p n n"] | Neighbours | Partitioned
+"""A mixing matrix, or a schedule, in any layout."""
+
+
+def mix(mixing: Weights, tree: Tree) -> Tree:
     """Return ``mixing @ leaf`` over the leading axis of every leaf.
 
     The product runs at full float32 precision on every device: on GPUs the default one has
@@ -132,16 +144,16 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
         >>> gossip.mix(np.full((2, 2), 0.5), models)["weights"].tolist()
         [[2.0], [2.0]]
     """
-    if not isinstance(mixing, Neighbours | Partitioned) and not hasattr(mixing, "shape"):
+    if isinstance(mixing, Neighbours | Partitioned):
+        n = mixing.agents
+    elif hasattr(mixing, "shape"):
+        n = mixing.shape[-1]
+    else:
         text = _validate.shown(mixing)
         raise ValueError(
             f"mixing is {text}; give the matrix of a graph, mixing.metropolis_hastings(graph)"
         )
-    if isinstance(mixing, Neighbours | Partitioned):
-        n = mixing.agents
-    else:
-        n = mixing.shape[-1]
-    products: dict[type, Any] = {Neighbours: _gathered, Partitioned: _exchanged}
+    products: dict[type, Callable] = {Neighbours: _gathered, Partitioned: _exchanged}
     product = products.get(type(mixing), _dot)
 
     def mixed(path: tuple, leaf: Array) -> Array:
@@ -159,11 +171,7 @@ def mix(mixing: Float[Array, "n n"] | Neighbours | Partitioned, tree: Tree) -> T
     return jax.tree_util.tree_map_with_path(mixed, tree)
 
 
-def polynomial(
-    mixing: Float[Array, "n n"] | Neighbours,
-    coefficients: Float[Array, " m"],
-    values: Float[Array, "n d"],
-) -> Float[Array, "n d"]:
+def polynomial(mixing: Weights, coefficients: Float[Array, " m"], values: Values) -> Values:
     """Return sum_k coefficients[k] T_k(W) values, T_k Chebyshev's polynomials, by Clenshaw's rule.
 
     Args:
@@ -175,7 +183,8 @@ def polynomial(
         return coefficients[0] * values
 
     # A loop: in one program compilers would compute each product anew for every link of the next.
-    def step(carry: tuple[Array, Array], coefficient: Array) -> tuple[tuple[Array, Array], None]:
+    # B_k = c_k X + 2 W B_{k+1} - B_{k+2}, from the highest degree down.
+    def step(carry: tuple[Values, Values], coefficient: Array) -> tuple:
         current, before = carry
         following = coefficient * values + 2 * mix(mixing, current) - before
         return (following, current), None
@@ -187,22 +196,29 @@ def polynomial(
     return coefficients[0] * values + mix(mixing, current) - before
 
 
-def at(mixing: Any, round: Int[Array, ""] | int) -> Any:
+def at(mixing: Weights, round: Round) -> Any:
     """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
     if isinstance(mixing, Partitioned):
-        return dataclasses.replace(mixing, tables=at(mixing.tables, round))
-    if not isinstance(mixing, Neighbours):
-        if mixing.ndim == 2:
-            return jnp.asarray(mixing)
-        return _entry(mixing, round)
-    if mixing.wide.ndim == 2:
-        return mixing
-    by_round = mixing.senders, mixing.weights, mixing.wide
+        return dataclasses.replace(mixing, tables=_tables_at(mixing.tables, round))
+    if isinstance(mixing, Neighbours):
+        return _tables_at(mixing, round)
+    if mixing.ndim == 2:
+        return jnp.asarray(mixing)
+    return _entry(mixing, round)
+
+
+def _tables_at(tables: Neighbours, round: Round) -> Neighbours:
+    if tables.wide.ndim == 2:
+        return tables
+    by_round = (tables.senders, tables.weights, tables.wide)
     senders, weights, wide = jax.tree.map(lambda part: _entry(part, round), by_round)
-    return Neighbours(senders, weights, wide, mixing.order)
+    # Every matrix of a schedule has the same rows in one table, so that the order stays.
+    return Neighbours(senders, weights, wide, tables.order)
 
 
-def combining(mixing: Any, agents: Sequence[int], senders: Sequence[Sequence[int]]) -> Any:
+def combining(
+    mixing: Mixing, agents: Sequence[int], senders: Sequence[Sequence[int]]
+) -> Callable[..., Tree]:
     """Return the mix of some agents alone: ``combine(round, sent, received)``.
 
     Agent i has W_ii times its own value, plus W_ij times that of each sender j. Places beyond an
@@ -217,16 +233,15 @@ def combining(mixing: Any, agents: Sequence[int], senders: Sequence[Sequence[int
         A function of the round's number, of trees of the agents' own values [m, ...] and of the
         senders' [m, senders, ...].
     """
-    rows = mixing[..., list(agents), :] if mixing.ndim == 3 else mixing[list(agents)]
-    if scipy.sparse.issparse(rows):
-        rows = rows.toarray()
+    picked = list(agents)
+    rows = csr_array(mixing)[picked].toarray() if issparse(mixing) else mixing[..., picked, :]
     rows = rows.reshape(-1, len(agents), mixing.shape[-1])
     weights = np.zeros((len(rows), len(agents), 1 + max(map(len, senders))))
     for row, agent in enumerate(agents):
         heard = [agent, *senders[row]]
         weights[:, row, : len(heard)] = rows[:, row, heard]
 
-    def combine(round: Int[Array, ""], sent: Tree, received: Tree) -> Tree:
+    def combine(round: Round, sent: Tree, received: Tree) -> Tree:
         def mixed(own: Array, others: Array) -> Array:
             dtype = _numerics.wide_dtype(own)
             # float32 first, as in a run: its weights are rounded once.
@@ -242,7 +257,7 @@ def combining(mixing: Any, agents: Sequence[int], senders: Sequence[Sequence[int
     return combine
 
 
-def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
+def neighbours(mixing: Mixing, dtype: DTypeLike) -> Neighbours | None:
     """Return the tables of a matrix where these are faster than the dense product, else None.
 
     They are where n > 64 and 32 times the entries of all tables, padding included, are below n^2:
@@ -258,46 +273,45 @@ def neighbours(mixing: Any, dtype: Any) -> Neighbours | None:
     n = mixing.shape[-1]
     if n <= _DENSE:
         return None
-    if mixing.ndim == 3:
-        schedule = mixing
-    else:
-        schedule = [mixing]
-    rows = [scipy.sparse.csr_array(matrix) for matrix in schedule]
-    by_matrix = [np.diff(matrix.indptr) for matrix in rows]
+    is_schedule = mixing.ndim == 3
+    matrices = [csr_array(matrix) for matrix in (mixing if is_schedule else [mixing])]
     # A row without entries has one of weight zero.
-    counts = np.max([np.ones(n), *by_matrix], axis=0)
-    counts = counts.astype(np.int64)
+    counts = np.ones(n, np.int64)
+    for matrix in matrices:
+        counts = np.maximum(counts, np.diff(matrix.indptr))
+    heavy = counts > _WIDEST
     # Widths are 1, 2, 3, 4, 6, 8, 12, ...: a row is padded by less than half of its entries.
     powers = 2 ** np.arange(7)
     widths = np.unique([powers, 3 * powers // 2])
-    exact = np.unique(counts[counts <= _WIDEST])
+    exact = np.unique(counts[~heavy])
     if len(exact) <= 4:
         widths = exact
-    bucket = np.searchsorted(widths, np.where(counts > _WIDEST, np.inf, counts))
-    heavy = int((counts > _WIDEST).sum())
-    entries = int(widths[bucket[counts <= _WIDEST]].sum())
+    # Heavy rows are in the bucket behind all widths.
+    bucket = np.searchsorted(widths, np.where(heavy, np.inf, counts))
+    buckets = np.unique(bucket)
+    entries = widths[bucket[~heavy]].sum()
     # Rows of many senders are cheaper as rows of a dense product.
-    if _ENTRY * entries + heavy * n >= n * n:
+    if _ENTRY * entries + heavy.sum() * n >= n * n:
         return None
-    order = np.argsort(bucket, kind="stable")
-    senders: list[Any] = []
-    weights: list[Any] = []
-    for index in np.unique(bucket[counts <= _WIDEST]):
-        members = np.flatnonzero(bucket == index)
-        width = widths[index]
-        tables = [_table(matrix, members, width, dtype) for matrix in rows]
-        for all_tables, part in zip((senders, weights), zip(*tables, strict=True), strict=True):
-            all_tables.append(np.stack(part) if mixing.ndim == 3 else part[0])
-    heavy_members = np.flatnonzero(counts > _WIDEST)
-    wide = [matrix[heavy_members].toarray().astype(dtype) for matrix in rows]
+
     # Numpy arrays, which a caller puts on its devices.
-    heavy_rows: Any = wide[0]
-    if mixing.ndim == 3:
-        heavy_rows = np.stack(wide)
-    place: Any = None
-    if len(np.unique(bucket)) > 1:
-        place = np.argsort(order).astype(np.int32)
-    return Neighbours(tuple(senders), tuple(weights), heavy_rows, place)
+    def stacked(parts: Iterable[np.ndarray]) -> np.ndarray:
+        stack = np.stack(list(parts))
+        return stack if is_schedule else stack[0]
+
+    senders = []
+    weights = []
+    for index in buckets[buckets < len(widths)]:
+        members = np.flatnonzero(bucket == index)
+        tables = [_table(matrix, members, widths[index], dtype) for matrix in matrices]
+        senders.append(stacked(table[0] for table in tables))
+        weights.append(stacked(table[1] for table in tables))
+    wide = stacked(matrix[np.flatnonzero(heavy)].toarray().astype(dtype) for matrix in matrices)
+    order = None
+    if len(buckets) > 1:
+        # The inverse of the permutation that sorts agents by bucket.
+        order = np.argsort(np.argsort(bucket, kind="stable")).astype(np.int32)
+    return Neighbours(tuple(senders), tuple(weights), wide, order)
 
 
 def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
@@ -336,9 +350,10 @@ def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
     senders = []
     for owner, part in zip(owners, source.senders, strict=False):
         senders.append(place[owner[:, None], part])
-    order: Any = np.tile(np.arange(block, dtype=np.int32), devices)
+    order = np.tile(np.arange(block, dtype=np.int32), devices)
+    in_order = order.copy()
     first = 0
-    tables: list[Any] = []
+    tables = []
     columns = ([*senders, moved], [*source.weights, moved])
     for members, owner, *parts in zip(rows, owners, *columns, strict=True):
         counts = np.bincount(owner, minlength=devices)
@@ -355,17 +370,16 @@ def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
             table[..., owner * size + offset, :] = part
             filled.append(table)
         tables.append(filled)
-    *narrow, (heavy_rows, _) = tables
-    in_order = np.tile(np.arange(block), devices)
-    if first == block and (order == in_order).all():
-        order = None
-    local_senders = tuple(table[0] for table in narrow)
-    local_weights = tuple(table[1] for table in narrow)
-    local_tables = Neighbours(local_senders, local_weights, heavy_rows, order)
+    local_senders, local_weights = zip(*tables, strict=True)
+    *narrow, heavy_rows = local_senders
+    is_sorted = first == block and (order == in_order).all()
+    local_tables = Neighbours(
+        tuple(narrow), local_weights[:-1], heavy_rows, None if is_sorted else order
+    )
     return Partitioned(local_tables, sends, n, mesh, steps)
 
 
-def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any, ...], Any, int]:
+def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Steps, Tables, np.ndarray, int]:
     """Steps that bring every device the rows that it needs, and where a device has a row.
 
     Pairs of devices are edges of a graph, coloured by steps: each pair takes the first step in
@@ -380,12 +394,11 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Any, tuple[Any,
         number of a device's rows.
     """
     devices, n = needed.shape
-    steps: list[dict[tuple[int, int], np.ndarray]] = []
+    steps: list[dict] = []
     for shift in range(1, devices):
         for i in range(devices):
             j = (i + shift) % devices
-            of_sender = needed[j, i * block : (i + 1) * block]
-            rows = np.flatnonzero(of_sender)
+            rows = np.flatnonzero(needed[j, i * block : (i + 1) * block])
             if not len(rows):
                 continue
             # Colours the edges: in one step no device sends or receives twice.
@@ -422,7 +435,7 @@ def _exchanged(mixing: Partitioned, values: Array) -> Array:
     (axis,) = mixing.mesh.axis_names
     spec = PartitionSpec(*mixing.mesh.axis_names)
 
-    def local(tables: Neighbours, sends: tuple[Array, ...], values: Array) -> Array:
+    def local(tables: Neighbours, sends: Tables, values: Array) -> Array:
         if mixing.steps is None:
             return _gathered(tables, jax.lax.all_gather(values, axis, tiled=True))
         received = []
@@ -438,13 +451,14 @@ def _exchanged(mixing: Partitioned, values: Array) -> Array:
     return sharded(mixing.tables, mixing.sends, padded)[: mixing.agents]
 
 
-def _entry(schedule: Array, round: Int[Array, ""] | int) -> Array:
+def _entry(schedule: Array, round: Round) -> Array:
     index = jnp.asarray(round) % schedule.shape[0]
     return jax.lax.dynamic_index_in_dim(jnp.asarray(schedule), index, keepdims=False)
 
 
-def _dot(weights: Any, values: Array) -> Array:
-    weights = jnp.asarray(weights).astype(values.dtype)
+def _dot(matrix: Numbers, values: Array) -> Array:
+    # The default precision of GPUs has ten-bit mantissas.
+    weights = jnp.asarray(matrix).astype(values.dtype)
     return jnp.tensordot(weights, values, axes=1, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -452,15 +466,9 @@ def _gathered(mixing: Neighbours, values: Array) -> Array:
     """Sums of gathered rows: no index is out of bounds, and no loop over entries is left."""
     parts = []
     for senders, weights in zip(mixing.senders, mixing.weights, strict=True):
-        total: Any = 0
-        for j in range(senders.shape[-1]):
-            weight = jnp.asarray(weights)[:, j].astype(values.dtype)
-            weight = weight.reshape((-1, *[1] * (values.ndim - 1)))
-            sent = values.at[jnp.asarray(senders)[:, j]].get(mode="promise_in_bounds")
-            if j == 0:
-                total = weight * sent
-            else:
-                total = total + weight * sent
+        total = _term(senders, weights, 0, values)
+        for j in range(1, senders.shape[-1]):
+            total = total + _term(senders, weights, j, values)
         parts.append(total)
     if mixing.wide.shape[0]:
         parts.append(_dot(mixing.wide, values))
@@ -469,19 +477,23 @@ def _gathered(mixing: Neighbours, values: Array) -> Array:
     return jnp.concatenate(parts).at[jnp.asarray(mixing.order)].get(mode="promise_in_bounds")
 
 
+def _term(senders: Numbers, weights: Numbers, j: int, values: Array) -> Array:
+    """What each row's sender number j adds to it."""
+    weight = jnp.asarray(weights)[:, j].astype(values.dtype)
+    weight = weight.reshape((-1, *[1] * (values.ndim - 1)))
+    return weight * values.at[jnp.asarray(senders)[:, j]].get(mode="promise_in_bounds")
+
+
 def _table(
-    matrix: scipy.sparse.csr_array, members: np.ndarray, width: int, dtype: Any
+    matrix: csr_array, members: np.ndarray, width: int, dtype: DTypeLike
 ) -> tuple[np.ndarray, np.ndarray]:
     """Senders and weights [m, k] of some rows of at most k entries."""
-    starts = matrix.indptr[members]
-    counts = np.diff(matrix.indptr)[members]
-    place = np.arange(width)
-    used = place < counts[:, None]
+    rows = matrix[members]
+    used = np.arange(width) < np.diff(rows.indptr)[:, None]
+    weights = np.zeros(used.shape, dtype)
+    weights[used] = rows.data
     # Padding repeats the first sender, whose value is read anyway; an empty row reads its own.
-    positions = starts[:, None] + np.where(used, place, 0)
-    indices = np.append(matrix.indices, 0)
-    data = np.append(matrix.data, 0)
-    filled = np.minimum(positions, len(indices) - 1)
-    senders = np.where(counts[:, None] > 0, indices[filled], members[:, None])
-    weights = np.where(used, data[filled], 0)
-    return senders.astype(np.int32), weights.astype(dtype)
+    senders = np.repeat(members[:, None], width, axis=1)
+    senders[used] = rows.indices
+    senders = np.where(used, senders, senders[:, :1])
+    return senders.astype(np.int32), weights

@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import networkx as nx
@@ -89,7 +88,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
     p = _validate.positive("p", p, remedy="give an edge probability in (0, 1]")
     if p > 1:
         raise ValueError(f"p is {p!r}; give an edge probability in (0, 1]")
-    _room("n", n, n, round(p * n * (n - 1) / 2))
+    _require_memory("n", n, n, round(p * n * (n - 1) / 2))
     seed = _validate.integer("seed", seed, minimum=0)
     # The seed that was used is kept: whoever repeats the run begins there.
     for trial in range(seed, seed + _DRAWS):
@@ -104,10 +103,16 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
     )
 
 
-def _room(name: str, value: int, nodes: int, edges: int) -> int:
-    """The value, unless its graph exceeds this machine's memory."""
+def _require_memory(name: str, value: int, nodes: int, edges: int) -> None:
+    """Refuse a graph that exceeds this machine's memory, before it is made."""
     _validate.memory(name, value, "the graph", _EDGE * edges + _NODE * nodes, item=1)
-    return value
+
+
+def _size(n: int, least: int) -> int:
+    """The number of agents of a graph that has about as many edges."""
+    n = _validate.integer("n", n, least=least)
+    _require_memory("n", n, n, n)
+    return n
 
 
 def ring(n: int) -> nx.Graph:
@@ -118,8 +123,8 @@ def ring(n: int) -> nx.Graph:
         >>> list(graphs.ring(4).edges)
         [(0, 1), (0, 3), (1, 2), (2, 3)]
     """
-    n = _validate.integer("n", n, minimum=3)
-    return nx.cycle_graph(_room("n", n, n, n))
+    # Two agents would have two links between them, which networkx counts once.
+    return nx.cycle_graph(_size(n, minimum=3))
 
 
 def complete(n: int) -> nx.Graph:
@@ -131,7 +136,8 @@ def complete(n: int) -> nx.Graph:
         190
     """
     n = _validate.integer("n", n)
-    return nx.complete_graph(_room("n", n, n, n * (n - 1) // 2))
+    _require_memory("n", n, n, n * (n - 1) // 2)
+    return nx.complete_graph(n)
 
 
 def star(n: int) -> nx.Graph:
@@ -142,8 +148,8 @@ def star(n: int) -> nx.Graph:
         >>> list(graphs.star(4).edges)
         [(0, 1), (0, 2), (0, 3)]
     """
-    n = _validate.integer("n", n, minimum=2)
-    return nx.star_graph(_room("n", n, n, n) - 1)
+    # networkx counts the leaves alone.
+    return nx.star_graph(_size(n, minimum=2) - 1)
 
 
 def path(n: int) -> nx.Graph:
@@ -154,8 +160,7 @@ def path(n: int) -> nx.Graph:
         >>> list(graphs.path(4).edges)
         [(0, 1), (1, 2), (2, 3)]
     """
-    n = _validate.integer("n", n)
-    return nx.path_graph(_room("n", n, n, n))
+    return nx.path_graph(_size(n, least=1))
 
 
 def grid(rows: int, columns: int) -> nx.Graph:
@@ -168,7 +173,9 @@ def grid(rows: int, columns: int) -> nx.Graph:
     """
     rows = _validate.integer("rows", rows)
     columns = _validate.integer("columns", columns)
-    _room("rows and columns", rows * columns, rows * columns, 2 * rows * columns)
+    agents = rows * columns
+    # An agent has a link to the right and one below.
+    _require_memory("rows and columns", agents, agents, 2 * agents)
     return nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, columns))
 
 
@@ -181,12 +188,13 @@ def exponential(n: int) -> nx.DiGraph:
         [1, 2, 4]
     """
     n = _validate.integer("n", n, minimum=2)
-    _room("n", n, n, n * (n - 1).bit_length())
+    # Hops double until the next would lead around the whole circle.
+    count = (n - 1).bit_length()
+    _require_memory("n", n, n, n * count)
     graph = nx.DiGraph()
     graph.add_nodes_from(range(n))
-    hops = [1 << k for k in range((n - 1).bit_length())]
     for i in range(n):
-        graph.add_edges_from((i, (i + hop) % n) for hop in hops)
+        graph.add_edges_from((i, (i + 2**k) % n) for k in range(count))
     return graph
 
 
@@ -261,9 +269,9 @@ def from_edgelist(path: _files.PathLike, *, directed: bool = False) -> nx.Graph:
         row = _row(path, number, line)
         if row:
             rows.append(row)
-            data = _DATA.search(line.rstrip())
-            has_data = data is not None and data[0] != "{}"
-            weighted += len(row) > 2 or has_data
+            # networkx writes {} behind an edge without weights.
+            data = _DATA.findall(line.rstrip())
+            weighted += len(row) > 2 or data not in ([], ["{}"])
     if not rows:
         raise ValueError(f"path is {str(path)!r}, which holds no edge; give two names a line")
     _check_rows(path, rows)
@@ -298,9 +306,8 @@ def _row(path: Path, number: int, line: str) -> list[str]:
         bare = re.sub(" +", " ", _COMMENT.sub("", bare)).strip()
     fields = [field.strip() for field in bare.split(separator)]
     words = [next(quoted, "").strip() if field == '"' else field for field in fields]
-    plain = _NAME
-    if separator == "\t":
-        plain = _NAME_BESIDE_TABS
+    # Tabs leave no doubt where a name ends, which may then hold spaces and commas.
+    plain = _NAME_BESIDE_TABS if separator == "\t" else _NAME
     named = all(field == '"' or plain.fullmatch(field) for field in fields[:2])
     visible = all(word and word.isprintable() for word in words[:2])
     if not visible or len(words) < 2 or words[0] == words[1]:
@@ -325,10 +332,7 @@ def _row(path: Path, number: int, line: str) -> list[str]:
 
 def _check_rows(path: Path, rows: list[list[str]]) -> None:
     """Refuse rows of numbers that may be something else than edges and their weights."""
-    numbered = []
-    for row in rows:
-        if len(row) > 2 and all(map(str.isdecimal, row[1:3])):
-            numbered.append(row)
+    numbered = [row for row in rows if len(row) > 2 and all(map(str.isdecimal, row[1:3]))]
     # A node has one row of neighbours, and an edge one number, so these begin differently.
     firsts = {row[0] for row in rows}
     separate = len(firsts) == len(rows) == len(numbered)
@@ -404,11 +408,13 @@ def facebook_ego(path: _files.PathLike | None = None) -> nx.Graph:
         McAuley and Leskovec, "Learning to discover social circles in ego networks", 2012.
     """
     if path is None:
-        cache = os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/dpjax"
-        folders = [folder for folder in (os.environ.get("DPJAX_DATA"), cache) if folder]
+        folders = [os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/dpjax"]
+        # The user's own folder comes before the cache, which `dpjax data` fills.
+        if os.environ.get("DPJAX_DATA"):
+            folders.insert(0, os.environ["DPJAX_DATA"])
         roots = [Path(folder).expanduser() for folder in folders]
         files = [root / folder / _EGO for root in roots for folder in (".", "graphs")]
-        path = next((file for file in files if os.path.isfile(file)), None)
+        path = next(filter(os.path.isfile, files), None)
         if path is None:
             places = ", ".join(map(str, roots))
             raise ValueError(
@@ -425,7 +431,7 @@ def facebook_ego(path: _files.PathLike | None = None) -> nx.Graph:
     return graph
 
 
-_NUMBERED: dict[str, tuple[Callable[..., nx.Graph], tuple[type, ...], int]] = {
+_NUMBERED: dict[str, tuple] = {
     # name: (function, argument types, how many of them may not be left out)
     "er": (erdos_renyi, (int, float, int), 2),
     "ring": (ring, (int,), 1),
@@ -473,9 +479,7 @@ def parse(spec: str) -> nx.Graph:
             ) from None
     function, types, required = _NUMBERED[name]
     if not required <= len(words) <= len(types):
-        choice = str(required)
-        if required != len(types):
-            choice = f"{required} to {len(types)}"
+        choice = required if required == len(types) else f"{required} to {len(types)}"
         raise ValueError(
             f"graph is {spec!r} with {len(words)} numbers after {name!r}; give {choice}"
         )

@@ -5,12 +5,15 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from dpjax.topology.mixing import DenseMixing, Matrix
+
 __all__: list[str] = []
 
 _Agents: TypeAlias = Int[np.ndarray, " l"]
+_Ends: TypeAlias = Int[np.ndarray, "e 2"]
 
 
-def adjacency(mixing: Float[np.ndarray, "*p n n"]) -> Bool[np.ndarray, "n n"]:
+def adjacency(mixing: DenseMixing) -> Bool[np.ndarray, "n n"]:
     """Return which pairs of agents ever exchange something, in either direction."""
     matrix = np.asarray(mixing)
     n = matrix.shape[-1]
@@ -19,12 +22,12 @@ def adjacency(mixing: Float[np.ndarray, "*p n n"]) -> Bool[np.ndarray, "n n"]:
     return (used | used.T) & ~np.eye(n, dtype=bool)
 
 
-def link_pairs(mixing: Float[np.ndarray, "*p n n"]) -> Int[np.ndarray, "e 2"]:
+def link_pairs(mixing: DenseMixing) -> _Ends:
     """Return the links (i, j), i < j, in lexical order."""
     return np.argwhere(np.triu(adjacency(mixing)))
 
 
-def incidence(ends: Int[np.ndarray, "e 2"], agents: int) -> Float[np.ndarray, "n e"]:
+def incidence(ends: _Ends, agents: int) -> Float[np.ndarray, "n e"]:
     """Return 1 at a link's first end and -1 at its second, a column each."""
     signs = np.zeros((agents, len(ends)))
     columns = np.arange(len(ends))
@@ -33,7 +36,7 @@ def incidence(ends: Int[np.ndarray, "e 2"], agents: int) -> Float[np.ndarray, "n
     return signs
 
 
-def message_pairs(mixing: Float[np.ndarray, "n n"]) -> tuple[_Agents, _Agents]:
+def message_pairs(mixing: Matrix) -> tuple[_Agents, _Agents]:
     """Return sender and receiver of every message of a round, an agent's own copy included."""
     matrix = np.asarray(mixing)
     own_copies = np.eye(len(matrix), dtype=bool)
@@ -43,7 +46,7 @@ def message_pairs(mixing: Float[np.ndarray, "n n"]) -> tuple[_Agents, _Agents]:
     return sender, receiver
 
 
-def zero_sum_map(sender: _Agents, receiver: _Agents, over: str) -> Float[np.ndarray, "l l"]:
+def zero_sum_map(sender: _Agents, receiver: _Agents, over: str) -> Matrix:
     """The map of standard normals to Zip-DL's noise on messages, at a deviation of 1.
 
     Args:

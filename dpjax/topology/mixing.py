@@ -11,10 +11,9 @@ from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 import numpy as np
-import scipy.sparse
-import scipy.sparse.csgraph as csgraph
-import scipy.sparse.linalg
 from jaxtyping import Float
+from scipy.sparse import csgraph, csr_array, diags_array, eye_array, issparse
+from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
 
 from dpjax import _validate
 from dpjax.topology import nodes
@@ -29,7 +28,9 @@ __all__ = [
 ]
 
 Matrix: TypeAlias = Float[np.ndarray, "n n"]
-Mixing: TypeAlias = Matrix | Float[np.ndarray, "p n n"] | scipy.sparse.csr_array
+DenseMixing: TypeAlias = Float[np.ndarray, "*p n n"]
+"""A dense mixing matrix W, or a schedule of P of them."""
+Mixing: TypeAlias = DenseMixing | csr_array
 """A mixing matrix W, dense or sparse, or a schedule of P of them."""
 Stochastic = Literal["rows", "columns", "double"]
 
@@ -45,15 +46,10 @@ _HASHED = 2**17
 _SMALL = 500
 """Sparse matrices of fewer agents have their eigenvalues computed densely."""
 
-_SUMS: dict[str | None, tuple[str, ...]] = {
-    None: (),
-    "rows": ("row",),
-    "columns": ("column",),
-    "double": ("row", "column"),
-}
+_SUMS = {None: (), "rows": ("row",), "columns": ("column",), "double": ("row", "column")}
 
 
-def metropolis_hastings(graph: nx.Graph, *, sparse: bool = False) -> Any:
+def metropolis_hastings(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
     """Return the Metropolis-Hastings weights, symmetric and doubly stochastic.
 
     W_ij = 1 / (1 + max(deg_i, deg_j)) on edges, and the diagonal takes what is left.
@@ -82,18 +78,18 @@ def metropolis_hastings(graph: nx.Graph, *, sparse: bool = False) -> Any:
         )
     degree = sends.sum(axis=1)
     if sparse:
-        links = sends.tocoo()
-        ends = (links.row, links.col)
-        weights = 1.0 / (1.0 + np.maximum(degree[links.row], degree[links.col]))
-        off = scipy.sparse.csr_array((weights, ends), shape=links.shape)
-        return off + scipy.sparse.diags_array(1.0 - off.sum(axis=1), format="csr")
+        links = csr_array(sends).tocoo()
+        row, column = links.coords
+        weights = 1.0 / (1.0 + np.maximum(degree[row], degree[column]))
+        off = csr_array((weights, links.coords), shape=links.shape)
+        return off + diags_array(1.0 - off.sum(axis=1), format="csr")
     weights = 1.0 / (1.0 + np.maximum.outer(degree, degree))
     mixing = np.where(sends, weights, 0.0)
     np.fill_diagonal(mixing, 1.0 - mixing.sum(axis=1))
     return mixing
 
 
-def uniform_neighbors(graph: nx.Graph, *, sparse: bool = False) -> Any:
+def uniform_neighbors(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
     """Return W = (A + I) / (deg + 1), row-stochastic: equal weights on what an agent receives.
 
     On a directed graph an edge u -> v means that u sends to v, and row v averages over v and
@@ -119,11 +115,11 @@ def uniform_neighbors(graph: nx.Graph, *, sparse: bool = False) -> Any:
     """
     receives = _receives(graph, sparse)
     if sparse:
-        return scipy.sparse.diags_array(1.0 / receives.sum(axis=1), format="csr") @ receives
+        return diags_array(1.0 / receives.sum(axis=1), format="csr") @ receives
     return receives / receives.sum(axis=1, keepdims=True)
 
 
-def push_sum(graph: nx.Graph, *, sparse: bool = False) -> Any:
+def push_sum(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
     """Return the column-stochastic matrix by which each agent splits equally what it sends.
 
     W_ij = 1 / (1 + out-degree of j) when j sends to i or j = i. The models must be divided by
@@ -148,7 +144,7 @@ def push_sum(graph: nx.Graph, *, sparse: bool = False) -> Any:
     """
     receives = _receives(graph, sparse)
     if sparse:
-        return receives @ scipy.sparse.diags_array(1.0 / receives.sum(axis=0), format="csr")
+        return receives @ diags_array(1.0 / receives.sum(axis=0), format="csr")
     return receives / receives.sum(axis=0, keepdims=True)
 
 
@@ -191,7 +187,7 @@ def survivors(mixing: Matrix, departed: Sequence[int]) -> Float[np.ndarray, "k k
     return check_mixing(remaining, stochastic="rows", name="mixing of the survivors")
 
 
-def spectral_gap(mixing: Any) -> float:
+def spectral_gap(mixing: Mixing) -> float:
     """Return 1 minus the second largest modulus of an eigenvalue: the rate of consensus.
 
     For a schedule [P, n, n] it is that of one period's product, per round. A directed W may be
@@ -212,15 +208,11 @@ def spectral_gap(mixing: Any) -> float:
         >>> round(mixing.spectral_gap(mixing.metropolis_hastings(graphs.ring(12))), 3)
         0.089
     """
-    sparse = scipy.sparse.issparse(mixing)
-    matrix: Any = mixing if sparse else _validate.finite_array("mixing", mixing)
-    tolerance = _validate.SUM_TOLERANCE
-    columns = matrix.ndim >= 2 and np.allclose(matrix.sum(axis=-2), 1.0, atol=tolerance)
-    matrix = check_mixing(matrix, stochastic="columns" if columns else "rows", connected=False)
+    matrix = check_stochastic(mixing, connected=False)
     period = 1
     if matrix.ndim == 3:
-        period = matrix.shape[0]
-        # A schedule contracts by the product over its period.
+        period = len(matrix)
+        # A schedule contracts by the product W_P .. W_1 over its period.
         product = np.eye(matrix.shape[-1])
         for step in matrix:
             product = step @ product
@@ -228,27 +220,35 @@ def spectral_gap(mixing: Any) -> float:
     # One agent has no second eigenvalue.
     if matrix.shape[0] == 1:
         return 1.0
-    if scipy.sparse.issparse(matrix) and len(matrix.indptr) > _SMALL:
+    # Arnoldi's iteration needs more agents than it costs products.
+    if issparse(matrix) and matrix.shape[0] >= _SMALL:
         return max(0.0, 1.0 - _second(matrix))
     matrix = dense(matrix)
+    # Symmetric solvers are faster, and keep eigenvalues real.
     symmetric = np.array_equal(matrix, matrix.T)
-    if symmetric:
-        values = np.linalg.eigvalsh(matrix)
-    else:
-        values = np.linalg.eigvals(matrix)
-    second = np.sort(np.abs(values))[-2]
+    eigenvalues = np.linalg.eigvalsh if symmetric else np.linalg.eigvals
+    second = np.sort(np.abs(eigenvalues(matrix)))[-2]
     # The rate of a round, of those of a whole period.
     return float(max(0.0, 1.0 - second ** (1.0 / period)))
 
 
+def check_stochastic(mixing: Mixing, *, connected: bool = True) -> Mixing:
+    """Return a float64 copy of W; ValueError unless it is stochastic by rows or by columns."""
+    matrix = check_mixing(mixing, stochastic=None, connected=connected)
+    # Push-sum's columns sum to 1; whatever is neither is refused for its rows.
+    tolerance = _validate.SUM_TOLERANCE
+    columns = np.allclose(matrix.sum(axis=-2), 1.0, rtol=0.0, atol=tolerance)
+    return check_mixing(matrix, stochastic="columns" if columns else "rows", connected=False)
+
+
 def check_mixing(
-    mixing: Any,
+    mixing: Mixing,
     *,
     stochastic: Stochastic | None = "rows",
     symmetric: bool = False,
     connected: bool = True,
     name: str = "mixing",
-) -> Any:
+) -> Mixing:
     """Return a validated float64 copy of a mixing matrix or of a schedule of them.
 
     The copy of a sparse matrix is a read-only ``csr_array`` of sorted entries, none of them 0.
@@ -272,8 +272,8 @@ def check_mixing(
         raise ValueError(
             f"{name} is None; give the matrix of a graph, mixing.metropolis_hastings(graph)"
         )
-    sparse = scipy.sparse.issparse(mixing)
-    matrix: Any = _entries(name, mixing) if sparse else _validate.finite_array(name, mixing)
+    copy = _entries if issparse(mixing) else _validate.finite_array
+    matrix = copy(name, mixing)
     _validate.check_weights(name, matrix, _SUMS[stochastic])
     sizes = abs(matrix)
     position = _validate.first((sizes > 0) != (sizes >= _SMALLEST))
@@ -283,30 +283,25 @@ def check_mixing(
             "devices and not on others; give 0, or at least 1.2e-38"
         )
     if symmetric:
-        if matrix.ndim == 2:
-            other = matrix.T
-        else:
-            other = matrix.transpose(0, 2, 1)
-        position = _validate.first(abs(matrix - other) > 1e-12)
+        transpose = matrix.T if matrix.ndim == 2 else matrix.transpose(0, 2, 1)
+        position = _validate.first(abs(matrix - transpose) > 1e-12)
         if position:
             raise ValueError(
                 f"{name} is not symmetric at {position}; give a symmetric matrix, such as "
                 f"metropolis_hastings(graph)"
             )
     if connected:
-        if matrix.ndim == 2:
-            support = sizes
-        else:
-            support = sizes.sum(axis=0)
-        _require_connected(scipy.sparse.csr_array(support), name)
+        # A schedule connects whom any of its matrices connects.
+        support = sizes if matrix.ndim == 2 else sizes.sum(axis=0)
+        _require_connected(csr_array(support), name)
     return matrix
 
 
-def _entries(name: str, value: Any) -> scipy.sparse.csr_array:
+def _entries(name: str, value: csr_array) -> csr_array:
     """A read-only float64 copy of a sparse matrix: its entries in order, finite, none of them 0."""
     if value.dtype.kind not in "fiub":
         raise ValueError(f"{name} is a sparse matrix of {value.dtype}; give one of numbers")
-    matrix = scipy.sparse.csr_array(value, dtype=np.float64, copy=True)
+    matrix = csr_array(value, dtype=np.float64, copy=True)
     # Equal matrices must have equal bits: runs and designs are tied to their digest.
     matrix.sum_duplicates()
     matrix.eliminate_zeros()
@@ -321,32 +316,29 @@ def _entries(name: str, value: Any) -> scipy.sparse.csr_array:
     return matrix
 
 
-def dense(mixing: Any, name: str = "mixing") -> Float[np.ndarray, "*p n n"]:
+def dense(mixing: Mixing, name: str = "mixing") -> DenseMixing:
     """Return the matrix as a dense array, which it may be already.
 
     Raises:
         ValueError: for a sparse one whose dense form exceeds this machine's memory.
     """
-    if not scipy.sparse.issparse(mixing):
+    if not issparse(mixing):
         return mixing
     n = mixing.shape[-1]
     purpose = "what is asked needs a dense matrix [n, n] and several as large, which"
     _validate.memory(name, f"a sparse matrix of {n} agents", purpose, 4, n, n)
-    return mixing.toarray()
+    return csr_array(mixing).toarray()
 
 
-def _second(matrix: scipy.sparse.csr_array) -> float:
+def _second(matrix: csr_array) -> float:
     """The second largest modulus of an eigenvalue of a sparse stochastic matrix."""
-    symmetric = not (matrix != matrix.T).nnz
-    if symmetric:
-        solve = scipy.sparse.linalg.eigsh
-    else:
-        solve = scipy.sparse.linalg.eigs
+    asymmetric = (matrix != matrix.T).nnz
+    solve = eigs if asymmetric else eigsh
     # A fixed start: the same number at every call.
     start = np.random.default_rng(0).standard_normal(matrix.shape[0])
     try:
         values = solve(matrix, k=2, which="LM", v0=start, return_eigenvectors=False)
-    except scipy.sparse.linalg.ArpackNoConvergence:
+    except ArpackNoConvergence:
         raise ValueError(
             f"mixing of {matrix.shape[0]} agents has a second eigenvalue too close to another one "
             "for sparse iterations; give mixing.toarray() if memory allows it"
@@ -367,12 +359,13 @@ def fingerprint(*arrays: Any) -> str:
     """
     digest = hashlib.sha256()
     for array in arrays:
-        if scipy.sparse.issparse(array):
-            rows = check_mixing(array, stochastic=None, connected=False)
-            indices = (part.astype("<i8") for part in (rows.indptr, rows.indices))
+        if issparse(array):
+            rows = _entries("mixing", array)
             digest.update(f"sparse {rows.shape}".encode())
-            for part in (*indices, rows.data.astype("<f8")):
-                digest.update(part.tobytes())
+            # One byte order and size, so that the digest is the same on any platform.
+            digest.update(rows.indptr.astype("<i8").tobytes())
+            digest.update(rows.indices.astype("<i8").tobytes())
+            digest.update(rows.data.astype("<f8").tobytes())
             continue
         values = np.asarray(array, dtype=np.float64)
         digest.update(repr(values.shape).encode())
@@ -394,6 +387,7 @@ class HashableMatrix:
         fingerprint: Of its bits.
     """
 
+    # Compared by the fingerprint alone, which takes no time.
     matrix: Any = field(compare=False, repr=False)
     fingerprint: str = field(init=False)
 
@@ -404,23 +398,21 @@ class HashableMatrix:
     @property
     def dense(self) -> "HashableMatrix":
         """The same matrix as a dense array; refused beyond memory."""
-        if scipy.sparse.issparse(self.matrix):
+        if issparse(self.matrix):
             return HashableMatrix(dense(self.matrix))
         return self
 
 
-def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
+def _adjacency(graph: nx.Graph, sparse: bool) -> Mixing:
     """Return the 0/1 matrix, entry (u, v) for an edge u -> v, without self-loops."""
     order = nodes.order(graph)
     n = len(order)
-    adjacency: Any
     if _validate.flag("sparse", sparse):
-        links = nx.to_scipy_sparse_array(graph, nodelist=order, weight=None).tocoo()
-        proper = (links.row != links.col) & (links.data != 0)
-        ends = (links.row[proper], links.col[proper])
-        ones = np.ones(int(proper.sum()))
-        adjacency = scipy.sparse.csr_array((ones, ends), shape=(n, n))
-        adjacency.data[:] = 1.0  # Several links of one pair are one.
+        adjacency = nx.to_scipy_sparse_array(graph, nodelist=order, weight=None, dtype=float)
+        # Several links of one pair count once, and links of an agent to itself not at all.
+        adjacency.data[:] = 1.0
+        adjacency = adjacency - diags_array(adjacency.diagonal(), format="csr")
+        adjacency.eliminate_zeros()
     else:
         purpose = "a mixing matrix [n, n] and its support"
         _validate.memory("graph", f"of {n} agents without sparse=True", purpose, 3, n, n)
@@ -430,16 +422,16 @@ def _adjacency(graph: nx.Graph, sparse: bool = False) -> Any:
     return adjacency.astype(float)
 
 
-def _receives(graph: nx.Graph, sparse: bool) -> Any:
+def _receives(graph: nx.Graph, sparse: bool) -> Mixing:
     """Entry (v, u) is 1 where u sends to v, or is v."""
     sends = _adjacency(graph, sparse)
     n = graph.number_of_nodes()
     if sparse:
-        return (sends.T + scipy.sparse.eye_array(n)).tocsr()
+        return (sends.T + eye_array(n)).tocsr()
     return sends.T + np.eye(n)
 
 
-def _require_connected(support: Any, name: str, names: Sequence[str] | None = None) -> None:
+def _require_connected(support: Mixing, name: str, names: Sequence[str] | None = None) -> None:
     """Refuse unless everyone reaches everyone, naming the smallest part that does not."""
     parts, part_of = csgraph.connected_components(support, connection="strong")
     if parts == 1:

@@ -5,7 +5,7 @@ one node and the index of another is refused, never guessed at.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeAlias
 
 import networkx as nx
 
@@ -13,6 +13,8 @@ from dpjax import _validate
 
 __all__ = ["find", "labels"]
 
+Names: TypeAlias = Sequence[str]
+"""Names of nodes, in the order of the rows of the mixing matrix."""
 _INDEX = "index:"
 _LABEL = "label:"
 
@@ -38,7 +40,7 @@ def labels(graph: nx.Graph) -> tuple[str, ...]:
     return tuple(map(_validate.name, names))
 
 
-def order(graph: nx.Graph) -> list[Any]:
+def order(graph: nx.Graph) -> list:
     """Return the nodes in the order of the rows of the mixing matrix.
 
     Args:
@@ -61,12 +63,12 @@ def order(graph: nx.Graph) -> list[Any]:
     return list(graph)
 
 
-def have_names(names: Sequence[str]) -> bool:
+def have_names(names: Names) -> bool:
     """Return whether names tell more than indices do."""
     return any(name != str(index) for index, name in enumerate(names))
 
 
-def title(names: Sequence[str], index: int) -> str:
+def title(names: Names, index: int) -> str:
     """Return a node's title in a text: its name, and its index where the two differ.
 
     Args:
@@ -78,7 +80,7 @@ def title(names: Sequence[str], index: int) -> str:
     return f"agent {names[index]} (index {index})"
 
 
-def find(names: Sequence[str], word: str, argument: str = "node") -> int:
+def find(names: Names, word: str, argument: str = "node") -> int:
     """Return the index of the node that a word means.
 
     A word is a label, or an index where no label is a number; ``label:3`` and ``index:3`` say
@@ -106,10 +108,9 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
     word = _validate.name(word).strip()
     name = word.removeprefix(_LABEL)
     called = {index for index, label in enumerate(names) if label in (name, word)}
-    if name != word:
-        counted = set()
-    else:
-        counted = _counted(names, word.removeprefix(_INDEX))
+    # A word that begins with "label:" means no index.
+    counted = set() if name != word else _counted(names, word.removeprefix(_INDEX))
+    # A bare number that is no label: where other labels are numbers, it may be a mistyped one.
     if counted and not called and name == word.removeprefix(_INDEX):
         if any(label.isdecimal() for label in names):
             remedy = f"{_INDEX}{word} is {title(names, *counted)}"
@@ -126,7 +127,7 @@ def find(names: Sequence[str], word: str, argument: str = "node") -> int:
     return matches[0]
 
 
-def find_all(names: Sequence[str], words: Sequence[str], argument: str) -> tuple[int, ...]:
+def find_all(names: Names, words: Sequence[str], argument: str) -> tuple[int, ...]:
     """Return the indices of the nodes that several words mean.
 
     Args:
@@ -146,7 +147,7 @@ def find_all(names: Sequence[str], words: Sequence[str], argument: str) -> tuple
     return tuple(indices)
 
 
-def _counted(names: Sequence[str], word: str) -> set[int]:
+def _counted(names: Names, word: str) -> set[int]:
     """The index that a word is, if it is one; 007 is none."""
     decimal = word.isascii() and word.isdecimal() and len(word) < 10
     if not decimal or word != str(int(word)):
@@ -154,7 +155,7 @@ def _counted(names: Sequence[str], word: str) -> set[int]:
     return {int(word)} & set(range(len(names)))
 
 
-def _refuse(names: Sequence[str], reason: str) -> NoReturn:
+def _refuse(names: Names, reason: str) -> NoReturn:
     """Refuse, with what there is to choose from."""
     several = f"0 .. {len(names) - 1}"
     if have_names(names):
