@@ -65,6 +65,11 @@ Memory: TypeAlias = _Tree
 Carry: TypeAlias = _Tree
 """The values that agents keep from send to absorb, within one round."""
 
+Counts: TypeAlias = Int[np.ndarray, " n"]
+"""Numbers of records, one an agent."""
+
+_Strategy: TypeAlias = Float[np.ndarray, "t t"]
+
 Arrays: TypeAlias = Mapping[str, _Tree]
 """Arrays that differ between the plans of a run, by name, such as the mixing matrix."""
 
@@ -626,7 +631,7 @@ class Privatizer(Protocol):
         drawn again on resume.
         """
 
-    def compact(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+    def compact(self, arrays: Arrays) -> Arrays:
         """A smaller form of the arrays of all plans of a run, with the same bits of noise.
 
         Args:
@@ -762,10 +767,10 @@ class SampledTarget(Protocol):
     def rounds(self) -> int:
         """Rounds T."""
 
-    def diagonals(self, strategy: Float[np.ndarray, "t t"] | None) -> int:
+    def diagonals(self, strategy: _Strategy | None) -> int:
         """How many diagonals a strategy has, as a run applies it; 1 of fresh noise."""
 
-    def single_draw_sensitivity(self, strategy: Float[np.ndarray, "t t"] | None) -> float:
+    def single_draw_sensitivity(self, strategy: _Strategy | None) -> float:
         """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1."""
 
 
@@ -773,7 +778,7 @@ class SampledNoise(Protocol):
     """What Gaussian noise over agents tells an `Amplification`."""
 
     @property
-    def strategy(self) -> Float[np.ndarray, "t t"] | None:
+    def strategy(self) -> _Strategy | None:
         """C over rounds; None is fresh noise."""
 
     def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
@@ -805,9 +810,7 @@ class Amplification:
     gradients: ClassVar[tuple[str, ...]] = ("any",)
     remedy: ClassVar[str] = "give a covariance over agents that is fresh in every round"
 
-    def bound(
-        self, target: SampledTarget, strategy: Float[np.ndarray, "t t"] | None
-    ) -> Float[np.ndarray, "*n"]:
+    def bound(self, target: SampledTarget, strategy: _Strategy | None) -> Float[np.ndarray, "*n"]:
         """The bound b on [R^-1]_ii that keeps the target's budget: 0-d, or one entry an agent.
 
         Args:
@@ -861,11 +864,11 @@ class Sampler(Protocol):
         """(epochs, separation) of the rounds in which one record may take part; by default all."""
         return rounds, 1
 
-    def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+    def fill_share(self, counts: Counts, rounds: int) -> np.ndarray:
         """The share of records in each batch, [n] or [T, n]; by default batches are full."""
         return np.ones(len(counts))
 
-    def amplification(self, counts: Int[np.ndarray, " n"] | None = None) -> Amplification | None:
+    def amplification(self, counts: Counts | None = None) -> Amplification | None:
         """What batches that stay secret take off the loss; None, the default, is nothing.
 
         A sampler that returns one draws from a key that derives from the noise's key, so that its
@@ -881,7 +884,7 @@ class Sampler(Protocol):
         """The sampler for agents with at most so many records; by default itself."""
         return self
 
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+    def check(self, counts: Counts, agents: Sequence[str] | None = None) -> None:
         """Refuse unsuitable numbers of records; ``agents`` names the agents in messages."""
         return
 
@@ -910,7 +913,7 @@ class Optimizer(Protocol):
     def first(self) -> float:
         """Step size of the first round, for stored records."""
 
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The arrays that may differ between plans of one run."""
 
     def shared(self) -> "Optimizer":

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +13,12 @@ from dpjax import _numerics, _validate
 from dpjax.accounting.balls_in_bins import BallsInBins
 from dpjax.accounting.sampled import CoinFlips
 from dpjax.data import batches
-from dpjax.protocols import Draw, Sampler
+from dpjax.protocols import Counts, Draw, Sampler
 
 __all__ = ["BallsInBins", "Clients", "Cyclic", "Full", "Poisson", "Random"]
+
+_Round: TypeAlias = Int[Array, ""]
+_AgentCounts: TypeAlias = Int[Array, " n"]
 
 _UNIT = float(np.finfo(np.float64).eps)
 
@@ -96,16 +99,16 @@ class _Dealt(_Sampler):
             )
         return self.epochs, self.separation
 
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+    def check(self, counts: Counts, agents: Sequence[str] | None = None) -> None:
         """Refuse agents with more records than a cycle has places."""
         batches.check_cyclic(counts, self.batch_size, self.separation, agents)
 
-    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+    def draw(self, key: PRNGKeyArray, round: _Round, counts: _AgentCounts) -> Draw:
         """The round's records, whatever the key."""
         del key
         return Draw(*batches.cyclic(round, counts, self.batch_size, self.separation))
 
-    def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+    def fill_share(self, counts: Counts, rounds: int) -> np.ndarray:
         """How much of each batch is records, [T, n]."""
         turn = np.arange(rounds)[:, None] % self.separation
         # Record r is in the rounds r mod b, r mod b + b, ...
@@ -133,11 +136,11 @@ class Random(_Sampler):
         """Sums are divided by the batch size."""
         return self.batch_size
 
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+    def check(self, counts: Counts, agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than a batch has."""
         batches.check_batch_size(counts, self.batch_size, agents)
 
-    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+    def draw(self, key: PRNGKeyArray, round: _Round, counts: _AgentCounts) -> Draw:
         """Draw a round's records; no place is padding."""
         del round
         return Draw(batches.draw(key, counts, self.batch_size), None)
@@ -168,7 +171,7 @@ class Full(_Counted):
         """Sums are divided by the largest number of records; nan before a plan has said it."""
         return float("nan") if self.records is None else self.records
 
-    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+    def draw(self, key: PRNGKeyArray, round: _Round, counts: _AgentCounts) -> Draw:
         """All records, whatever the key and the round.
 
         Raises:
@@ -180,7 +183,7 @@ class Full(_Counted):
         # A padded slot points at record 0, whose weight is zero.
         return Draw(jnp.where(padding, 0, positions), padding)
 
-    def fill_share(self, counts: Int[np.ndarray, " n"], rounds: int) -> np.ndarray:
+    def fill_share(self, counts: Counts, rounds: int) -> np.ndarray:
         """How much of the largest batch is records, [n]."""
         del rounds
         return np.asarray(counts) / self.places
@@ -330,7 +333,7 @@ class Poisson(_Counted):
             )
         return rounds // self.separation, self.separation
 
-    def check(self, counts: Int[np.ndarray, " n"], agents: Sequence[str] | None = None) -> None:
+    def check(self, counts: Counts, agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than are expected in batches of all groups."""
         smallest = int(np.argmin(counts))
         count = counts[smallest]
@@ -343,17 +346,17 @@ class Poisson(_Counted):
                 f"{count / self.separation:g} at most"
             )
 
-    def rates(self, counts: Int[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    def rates(self, counts: Counts) -> Float[np.ndarray, " n"]:
         """[n] probability that a record is in the batch of a round of its group, rounded up."""
         # Three operations err by half a unit each: a rate is never understated.
         share = self.expected * self.separation * (1 + 3 * _UNIT)
         return np.minimum(share / np.asarray(counts, np.float64), 1.0)
 
-    def amplification(self, counts: Int[np.ndarray, " n"] | None = None) -> CoinFlips:
+    def amplification(self, counts: Counts | None = None) -> CoinFlips:
         """What the coins take off the loss."""
         return CoinFlips(None if counts is None else tuple(self.rates(counts).tolist()))
 
-    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+    def draw(self, key: PRNGKeyArray, round: _Round, counts: _AgentCounts) -> Draw:
         """Draw a round's records, those of the batch first; all other places are padding.
 
         Raises:

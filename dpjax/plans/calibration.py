@@ -7,22 +7,22 @@ read `Target` and return a `Calibrated`.
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import optax
 import scipy.sparse
 import scipy.sparse.csgraph
-from jaxtyping import Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import finite, losses, precision, records
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.accounting.loss import AmplifiedLoss, Loss
+from dpjax.accounting.loss import Loss
 from dpjax.accounting.rounding import loose_delta
 from dpjax.data.partition import Partition
 from dpjax.learning.samplers import Random
@@ -37,6 +37,7 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import (
     Amplification,
     Arrays,
+    Counts,
     Message,
     Method,
     Networked,
@@ -52,12 +53,22 @@ from dpjax.transforms import rounds as rounds_
 
 __all__ = ["Calibrated", "Target"]
 
+PerAgent: TypeAlias = Float[np.ndarray, " n"]
+"""One number an agent."""
+Bound: TypeAlias = Float[np.ndarray, "*n"]
+"""One number for all agents, 0-d, or one an agent."""
+Factor: TypeAlias = Float[np.ndarray, "n q"] | PerAgent
+"""A map of normals to the agents' noise, or the diagonal of one."""
+
+_Fields: TypeAlias = dict[str, Any]
+"""Values of any types by their names."""
+
 _REMEDY = "make the plan from one config with plan.make"
 _AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
 """Fields of losses that may be stated larger than they are; all others must agree."""
 
 
-def check_strategy(strategy: np.ndarray | None, rounds: int) -> None:
+def check_strategy(strategy: Strategy | None, rounds: int) -> None:
     """Refuse a strategy that a run of ``rounds`` rounds cannot apply.
 
     Args:
@@ -68,8 +79,9 @@ def check_strategy(strategy: np.ndarray | None, rounds: int) -> None:
         ValueError: Unless it is float64 and `dpjax.mechanism.strategy.checked` takes it.
     """
     if strategy is not None:
-        if np.asarray(strategy).dtype != np.float64:
-            raise ValueError(f"strategy is {np.asarray(strategy).dtype}; give float64")
+        dtype = np.asarray(strategy).dtype
+        if dtype != np.float64:
+            raise ValueError(f"strategy is {dtype}; give float64")
         strategy_.checked(strategy, rounds)
 
 
@@ -91,10 +103,10 @@ def partial_energies(
         those in float32 and in float64.
     """
     applied = _applied(strategy)
-    largest = [
-        max(temporal.sensitivity(matrix[:mark], participation) for matrix in applied)
-        for mark in marks
-    ]
+    largest = []
+    for mark in marks:
+        energies = [temporal.sensitivity(matrix[:mark], participation) for matrix in applied]
+        largest.append(max(energies))
     return (np.asarray(largest) * _margin(strategy)) ** 2
 
 
@@ -144,7 +156,7 @@ class Target:
 
     config: Config
     mixing: Mixing
-    counts: Int[np.ndarray, " n"] | None = None
+    counts: Counts | None = None
 
     def __post_init__(self) -> None:
         """Refuse what does not fit the network, on copies that nobody can change afterwards."""
@@ -159,8 +171,7 @@ class Target:
         _validate.assign(self, mixing=mixing)
         optimizer = config.optimizer.shared()
         encoded = config.integer_encoded
-        method: Any = self.method  # Hashable, as all parts are.
-        dependence.check(method, optimizer, mixing.shape, encoded)
+        dependence.check(self.method, optimizer, mixing.shape, encoded)  # type: ignore[arg-type]
         self._check_counts()
         if config.budget is None:
             return
@@ -266,20 +277,20 @@ class Target:
         """What the sampler's secret batches take off the loss; None is nothing."""
         return self.config.sampler.amplification(self.counts)
 
-    def over_rounds(self, strategy: np.ndarray | None) -> float:
+    def over_rounds(self, strategy: Strategy | None) -> float:
         """Squared sensitivity over rounds, of the strategy as a run applies it, at clip 1."""
         if strategy is None:
             return float(self.pattern.epochs)
         return _energy(HashableMatrix(strategy), self.pattern)
 
-    def bound(self, strategy: np.ndarray | None) -> Float[np.ndarray, "*n"]:
+    def bound(self, strategy: Strategy | None) -> Bound:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
         if self.amplification is not None:
             return self.amplification.bound(self, strategy)
         sensitivity = self.protect.sensitivity
         return budget_.bound_of(self.budget.allowed_mu(), sensitivity, self.over_rounds(strategy))
 
-    def single_draw_sensitivity(self, strategy: np.ndarray | None) -> float:
+    def single_draw_sensitivity(self, strategy: Strategy | None) -> float:
         """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1.
 
         Where coins are flipped for a record in every so many rounds alone, and C has no more
@@ -306,7 +317,7 @@ class Target:
         norms = [float(np.linalg.norm(matrix, axis=0).max()) for matrix in _applied(strategy)]
         return max(norms) * _margin(strategy)
 
-    def diagonals(self, strategy: np.ndarray | None) -> int:
+    def diagonals(self, strategy: Strategy | None) -> int:
         """How many diagonals a strategy has, as a run applies it.
 
         Args:
@@ -314,11 +325,9 @@ class Target:
         """
         if strategy is None:
             return 1
-        diagonals = 1
-        for matrix in _applied(strategy):
-            rows, columns = np.nonzero(matrix)
-            diagonals = max(diagonals, 1 + int((rows - columns).max()))
-        return diagonals
+        # Rounding of coefficients may drop the outer ones in float32 alone.
+        lags = [np.subtract(*np.nonzero(matrix)).max() for matrix in _applied(strategy)]
+        return 1 + int(max(lags))
 
 
 @runtime_checkable
@@ -336,12 +345,12 @@ class Calibrated(Protocol):
     """
 
     @property
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """What may differ between plans of one run, float32, by name."""
         ...
 
     @property
-    def factor(self) -> Float[np.ndarray, "n q"] | Float[np.ndarray, " n"] | None:
+    def factor(self) -> Factor | None:
         """Map of a round's fresh normals to the agents' noisy sums, for forecasts and tables.
 
         [n, q], in units of what is clipped; correlated noise over agents is drawn with it. Or [n],
@@ -396,7 +405,7 @@ class Calibrated(Protocol):
         ...
 
 
-def _design(noise: Any) -> str:
+def _design(noise: object) -> str:
     """What a user calls noise: the class of its design, where it holds one."""
     return type(getattr(noise, "part", noise)).__name__
 
@@ -404,7 +413,7 @@ def _design(noise: Any) -> str:
 class OverAgents:
     """Gaussian noise that is correlated over agents: what it costs an outsider."""
 
-    strategy: Any
+    strategy: Strategy | None
     """[T, T] float64 C over rounds; None is the identity."""
 
     def white(self, target: Target) -> bool:
@@ -418,7 +427,7 @@ class OverAgents:
         mu = budget_.mu_of(diagonal, target.protect.sensitivity, over_rounds)
         return target.budget.spent(mu)
 
-    def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+    def inverse_diagonal(self) -> PerAgent:
         """Upper bounds on [R^-1]_ii."""
         raise NotImplementedError
 
@@ -438,7 +447,7 @@ class Factored(OverAgents):
         design: The design over agents.
     """
 
-    factor: Float[np.ndarray, "n n"] | Float[np.ndarray, " n"]
+    factor: Factor
     strategy: Strategy | None
     design: design_.Design
 
@@ -451,7 +460,7 @@ class Factored(OverAgents):
         return "shared" if count == 1 else "group"
 
     @property
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The factor."""
         return {"factor": self.factor}
 
@@ -463,7 +472,7 @@ class Factored(OverAgents):
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
         check_strategy(self.strategy, target.rounds)
 
-    def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+    def inverse_diagonal(self) -> PerAgent:
         """[R^-1]_ii of R = F F'."""
         return precision.inverse_diagonal(factor=self.factor)
 
@@ -493,8 +502,8 @@ class DrawnNoise(Privatizer):
     """
 
     link: Callable[..., optax.GradientTransformation]
-    options: tuple[Any, ...]
-    lost: Callable[[Any, Any, Any], Any] | None = None
+    options: tuple[Hashable, ...]
+    lost: Callable[[Arrays, Array, Updates], Array] | None = None
     link_of_agents: Callable[..., optax.GradientTransformation] | None = None
     decode: Callable[..., Updates] | None = None
 
@@ -532,7 +541,7 @@ class Coloured(Privatizer):
     grid: float | None = None
     rows: tuple[int, ...] | None = None
 
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+    def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; ``arrays["factor"]`` is its F [n, n], or the diagonal [n]."""
         strategy = None if self.strategy is None else self.strategy.matrix
         return noise_.correlated(
@@ -559,7 +568,7 @@ class Coloured(Privatizer):
             part = factor[np.ix_(numbers, rows)]
         return dataclasses.replace(self, rows=rows), {**arrays, "factor": part}
 
-    def compact(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def compact(self, arrays: Arrays) -> Arrays:
         """Diagonals in the place of factors [V, n, n] that are diagonal in all plans of a run."""
         factor = arrays["factor"]
         if factor.ndim == 2:
@@ -570,7 +579,7 @@ class Coloured(Privatizer):
         return {**arrays, "factor": diagonal}
 
 
-def groups(factor: np.ndarray) -> Int[np.ndarray, " n"]:
+def groups(factor: np.ndarray) -> Counts:
     """Which agents share a seed: those who use the same normals, directly or through others.
 
     Args:
@@ -621,8 +630,8 @@ class _Spent(NamedTuple):
     """
 
     loss: Loss
-    epsilon: Any = 0.0
-    exact: Any = 0.0
+    epsilon: np.ndarray | float = 0.0
+    exact: np.ndarray | float = 0.0
     mus: tuple[float, ...] | None = None
 
 
@@ -657,7 +666,7 @@ def _spent(target: Target, noise: Calibrated) -> _Spent:
     return _Spent(total, loss.epsilon, loss.exact_epsilon, mus)
 
 
-def _terms(target: Target, noise: Calibrated) -> dict[str, Any]:
+def _terms(target: Target, noise: Calibrated) -> _Fields:
     """What a guarantee is about, as its fields: all but the loss."""
     config = target.config
     protect = target.protect
@@ -716,7 +725,7 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
     # The package's classes compute it from the factor, but for what a design of a user's own says.
     packaged = compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)
     if not (packaged and compatibility.packaged(type(noise))):
-        _check_custom(target, noise, spent)
+        custom.check(target, noise, spent.loss)
         if config.release:
             noise.grid(target)  # Refuses noise that only simulations draw.
     runs, expected = _split(spent.loss)
@@ -742,55 +751,14 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
             )
 
 
-def _check_custom(target: Target, noise: Calibrated, spent: _Spent) -> None:
-    """Refuse a loss that a custom design states below an outsider's to its own factor F.
-
-    An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
-    attacker under gradients "any" as much of those who are not its own. Whoever sees the sum over
-    agents alone gains s sqrt(k / 1' F F' 1).
-
-    Args:
-        target: The config on its network.
-        noise: Noise of a user's own class, or of a design of a user's own.
-        spent: What it states.
-
-    Raises:
-        ValueError: Naming the design, the agent, both losses and the formula.
-    """
-    part = target.config.noise
-    protect = target.protect
-    factor = noise.factor
-    if noise.strategy is not None and noise.white(target):
-        raise ValueError(
-            f"noise is {type(noise).__name__}, whose white() is True beside a strategy: what t "
-            "rounds of correlated noise spend is no share t / T; return strategy is None"
-        )
-    if protect.gradients == "view" or factor is None:
-        return
-    moved = protect.sensitivity
-    if isinstance(spent.loss, AmplifiedLoss):
-        stated = np.asarray(spent.loss.draw_ratios)
-        moved *= target.single_draw_sensitivity(noise.strategy)
-    else:
-        loss = noise.loss(target)
-        if loss.kind != "gdp":
-            return
-        stated = np.broadcast_to(loss.size, target.agents)
-        moved *= np.sqrt(target.over_rounds(noise.strategy))
-    sum_only = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
-    design = type(noise if compatibility.packaged(type(part)) else part).__name__
-    attackers = list(protect.nodes or ())
-    custom.refuse_understated(design, factor, stated, moved, attackers, sum_only=sum_only)
-
-
-def _split(loss: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _split(loss: Loss) -> tuple[_Fields, _Fields]:
     """How large a loss is, and all else that it says."""
     phases = getattr(loss, "phases", (loss,))
     fields = dict(vars(phases[0]), kind=loss.kind, phases=len(phases))
     return {name: fields.pop(name) for name in _AMOUNTS if name in fields}, fields
 
 
-def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -> None:
+def check_delta(config: Config, agents: int, counts: Counts | None, stacklevel: int = 3) -> None:
     """Warn of a delta above one over the number of units that are protected, where it is known.
 
     Args:
@@ -806,17 +774,17 @@ def check_delta(config: Config, agents: int, counts: Any, stacklevel: int = 3) -
         return
     unit = str(config.protect.unit)
     sampler = config.sampler
-    # A batch of distinct records says that there are at least as many.
-    counts_batches = unit == "record" and counts is None
-    if counts_batches and type(sampler) is not Random:
-        return
     units = agents
-    if counts_batches:
-        units *= sampler.batch_size  # type: ignore[attr-defined]
-    elif unit == "record":
-        units = int(np.sum(counts))
-    elif unit == "client":
+    if unit == "client":
         units *= getattr(sampler, "clients", 1)
-    warning = loose_delta(config.budget.delta, units, unit, more=counts_batches)
+    elif unit == "record" and counts is not None:
+        units = int(np.sum(counts))
+    elif unit == "record":
+        # Batches of distinct records say that there are as many at least; others say nothing.
+        if type(sampler) is not Random:
+            return
+        units *= sampler.batch_size
+    at_least = unit == "record" and counts is None
+    warning = loose_delta(config.budget.delta, units, unit, more=at_least)
     if warning:
         warnings.warn(warning, UserWarning, stacklevel=stacklevel)

@@ -18,11 +18,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dpjax import _validate
+from dpjax.protocols import Method, Noise
+
+if TYPE_CHECKING:
+    from dpjax.accounting.records import Threat
+    from dpjax.plans.config import Config
 
 __all__ = ["METHODS"]
+
+_Rules: TypeAlias = dict[str, object]
+"""Texts of refusals, each with what is true where it holds."""
 
 OUTSIDER = (("outsider", "any"),)
 INDEPENDENT_KEYS = tuple((attacker, "any") for attacker in ("outsider", "node", "coalition"))
@@ -219,7 +227,7 @@ _ON_THE_HEAP = 1 << 9
 """The flag of types that code in Python makes."""
 
 
-def custom(*parts: Any) -> tuple[str, ...]:
+def custom(*parts: object) -> tuple[str, ...]:
     """Return the names of classes and functions that are a user's own, in parts and what they hold.
 
     Guarantee: whatever is reached from a part through fields, containers, partial arguments, bound
@@ -232,7 +240,7 @@ def custom(*parts: Any) -> tuple[str, ...]:
     """
     names: list[str] = []
     queue = [*reversed(parts)]
-    visited: dict[int, Any] = {}
+    visited: dict[int, object] = {}
     while queue:
         part = _compiled(queue.pop())
         if id(part) in visited:
@@ -245,7 +253,7 @@ def custom(*parts: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _compiled(part: Any) -> Any:
+def _compiled(part: object) -> object:
     """What a copy of a compiled function stands for; all other parts as they are.
 
     Such a copy, from a pickle, has lost its name and `__wrapped__`: its state alone has the source.
@@ -256,14 +264,14 @@ def _compiled(part: Any) -> Any:
     return state.get("fun", part) if isinstance(state, dict) else part
 
 
-def _module(origin: Any) -> str:
+def _module(origin: object) -> str:
     """Where a class or function was written: `functools.wraps` copies another's module."""
     if inspect.isfunction(origin):
         return origin.__globals__.get("__name__") or "__main__"
     return getattr(origin, "__module__", None) or "builtins"
 
 
-def _name(origin: Any) -> str:
+def _name(origin: object) -> str:
     """The name of a class or function; with its module where it has none of its own."""
     name = getattr(origin, "__name__", "function")
     qualified = getattr(origin, "__qualname__", name)
@@ -276,7 +284,7 @@ def _name(origin: Any) -> str:
     return re.sub(r"[^\w.<>-]", "_", f"{_module(origin)}.{qualified}")
 
 
-def _replaced(part: Any) -> list[str]:
+def _replaced(part: object) -> list[str]:
     """Names of what an instance of a dataclass has in the place of what its class says."""
     kind = type(part)
     if not dataclasses.is_dataclass(kind):
@@ -293,7 +301,7 @@ def _replaced(part: Any) -> list[str]:
     return sorted(names)
 
 
-def _trusted(origin: Any) -> bool:
+def _trusted(origin: object) -> bool:
     """Whether a class or function is of a trusted package, or of Python."""
     if not hasattr(origin, "__name__"):
         return False
@@ -313,7 +321,7 @@ def _trusted(origin: Any) -> bool:
     return registered and inside and package in sys.stdlib_module_names
 
 
-def _held(part: Any, is_custom: bool) -> list[Any]:
+def _held(part: object, is_custom: bool) -> list[object]:
     """What a part holds; in a user's own functions and plain classes nothing more is named."""
     if isinstance(part, Mapping):
         return [*part.values()]
@@ -338,24 +346,22 @@ def _held(part: Any, is_custom: bool) -> list[Any]:
     return values
 
 
-def method(part: Any) -> MethodRow:
+def method(part: object) -> MethodRow:
     """Return the row of a method; one that wraps another joins what that one does.
 
     Args:
         part: A method, or one placed on a network.
     """
     rows = {row.part: row for row in METHODS}
-    row = _CUSTOM
-    for kind in type(part).__mro__:
-        if kind.__name__ in rows and packaged(kind):
-            row = rows[kind.__name__]
-            break
+    # The nearest class counts: a method that joins other parts than its base has its own row.
+    names = [kind.__name__ for kind in _packaged_kinds(part) if kind.__name__ in rows]
+    row = rows[names[0]] if names else _CUSTOM
     if row.wraps is None:
         return row
     return dataclasses.replace(method(getattr(part, row.wraps)), part=row.part)
 
 
-def in_sums(part: Any) -> bool:
+def in_sums(part: object) -> bool:
     """Return whether a method gives its optimizer means over agents, and their noise with each.
 
     Args:
@@ -364,18 +370,20 @@ def in_sums(part: Any) -> bool:
     return method(part).noisy_means == "sums"
 
 
-def _design(part: Any) -> type | None:
+def _packaged_kinds(part: object) -> list[type]:
+    """The classes of the package that a part's class is, or inherits, the nearest first."""
+    return [kind for kind in type(part).__mro__ if packaged(kind)]
+
+
+def _design(part: Noise) -> type | None:
     """The nearest class of the package that has terms of a noise design; None of a user's own.
 
     A user's class cannot state terms: these promise who is protected.
     """
-    for kind in type(part).__mro__:
-        if packaged(kind) and hasattr(kind, "terms"):
-            return kind
-    return None
+    return next((kind for kind in _packaged_kinds(part) if hasattr(kind, "terms")), None)
 
 
-def noise(part: Any) -> NoiseTerms:
+def noise(part: Noise | None) -> NoiseTerms:
     """Return the terms of a noise design; one of a user's own goes by the secrets that it states.
 
     Args:
@@ -398,7 +406,7 @@ def noise(part: Any) -> NoiseTerms:
     )
 
 
-def check(config: Any) -> None:
+def check(config: "Config") -> None:
     """Refuse parts that do not go together.
 
     Args:
@@ -417,8 +425,8 @@ def check(config: Any) -> None:
     if terms.by_round and method_part.sensitivity is not None and steps == "any":
         # How far models move is known of plain steps alone.
         steps = "plain"
-    kinds = type(config.optimizer).__mro__
-    plain = any(kind.__name__ == "Sgd" and packaged(kind) for kind in kinds)
+    # By name: the module of optimizers is above this one.
+    plain = any(kind.__name__ == "Sgd" for kind in _packaged_kinds(config.optimizer))
     constant = plain and config.optimizer.decay == "constant"
     accepted = {"any": True, "plain": plain, "constant": constant}[steps]
     aggregate = getattr(getattr(method_part, "exchange", None), "aggregate", None)
@@ -479,7 +487,9 @@ _BUDGETS = {
 }
 
 
-def check_noise(part: Any, emitter: Any, protect: Any, *, independent_keys: bool = False) -> None:
+def check_noise(
+    part: Noise | None, emitter: Method, protect: "Threat", *, independent_keys: bool = False
+) -> None:
     """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
 
     Args:
@@ -511,7 +521,7 @@ def check_noise(part: Any, emitter: Any, protect: Any, *, independent_keys: bool
     _validate.refuse(refusals)
 
 
-def _sampler_rules(config: Any) -> dict[str, Any]:
+def _sampler_rules(config: "Config") -> _Rules:
     """What a sampler asks of other parts, by what it claims of its batches."""
     part = config.sampler
     protect = config.protect
@@ -555,7 +565,7 @@ def _sampler_rules(config: Any) -> dict[str, Any]:
     return {f"sampler is {text}: {claim} {why}, or use Random": on for why, on in rules.items()}
 
 
-def _unknown_variance(config: Any, row: MethodRow, terms: NoiseTerms) -> str:
+def _unknown_variance(config: "Config", row: MethodRow, terms: NoiseTerms) -> str:
     """Why the plan does not know the noise's variance; "" where it does."""
     if row.noisy_means is None:
         return (

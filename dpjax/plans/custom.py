@@ -4,60 +4,83 @@ A custom design is its author's word, but for this: nobody loses less than an ou
 noisy sums, and what that one gains follows from the factor alone.
 """
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax.accounting import precision
+from dpjax.accounting.loss import AmplifiedLoss, Loss
+from dpjax.plans import compatibility
+
+if TYPE_CHECKING:
+    from dpjax.plans.calibration import Calibrated, Factor, PerAgent, Target
 
 __all__: list[str] = []
 
 
-def refuse_understated(
-    design: str,
-    factor: Float[np.ndarray, "n q"] | Float[np.ndarray, " n"],
-    stated: Float[np.ndarray, " n"],
-    moved: float,
-    attackers: Sequence[int],
-    *,
-    sum_only: bool,
-) -> None:
-    """Refuse a loss below an outsider's to a factor F.
+def check(target: "Target", noise: "Calibrated", loss: Loss) -> None:
+    """Refuse a loss that a custom design states below an outsider's to its own factor F.
+
+    An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
+    attacker under gradients "any" as much of those who are not its own. Whoever sees the sum over
+    agents alone gains s sqrt(k / 1' F F' 1).
 
     Args:
-        design: Name of the class that states it.
-        factor: [n, q] F, or a diagonal [n].
-        stated: [n] mu.
-        moved: How far all rounds' messages move, at noise 1.
-        attackers: Agents of whom nothing is to hide.
-        sum_only: Whether attackers see the sum over agents alone.
+        target: The config on its network.
+        noise: Noise of a user's own class, or of a design of a user's own.
+        loss: What it states.
 
     Raises:
         ValueError: Naming the design, the agent, both losses and the formula.
     """
-    deviations = np.broadcast_to(_deviations(factor, sum_only), stated.shape)
+    part = target.config.noise
+    protect = target.protect
+    factor = noise.factor
+    strategy = noise.strategy
+    if strategy is not None and noise.white(target):
+        raise ValueError(
+            f"noise is {type(noise).__name__}, whose white() is True beside a strategy: what t "
+            "rounds of correlated noise spend is no share t / T; return strategy is None"
+        )
+    # Under "view" an attacker gains less, and noise without one map has no formula.
+    if protect.gradients == "view" or factor is None:
+        return
+    moved = protect.sensitivity
+    if isinstance(loss, AmplifiedLoss):
+        stated = np.asarray(loss.draw_ratios)
+        moved *= target.single_draw_sensitivity(strategy)
+    else:
+        spent = noise.loss(target)
+        if spent.kind != "gdp":
+            return
+        stated = spent.size
+        moved *= np.sqrt(target.over_rounds(strategy))
+    sum_only = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
+    deviations = np.broadcast_to(_deviations(factor, sum_only), target.agents)
     covered = stated * deviations
-    covered[attackers] = np.inf
+    # Attackers lose nothing to themselves.
+    covered[list(protect.nodes or ())] = np.inf
     worst = int(np.argmin(covered))
     if covered[worst] >= moved:
         return
+    design = type(noise if compatibility.packaged(type(part)) else part).__name__
     formula = "s sqrt(k / 1' F F' 1)" if sum_only else "s sqrt(k [(F F')^-1]_ii)"
+    mu = np.broadcast_to(stated, target.agents)[worst]
     raise ValueError(
-        f"noise is {design}, which states mu {stated[worst]:.4g} for agent {worst}. By its own "
+        f"noise is {design}, which states mu {mu:.4g} for agent {worst}. By its own "
         f"factor F an outsider gains {moved / deviations[worst]:.4g}: state at least {formula}, "
         "s = target.protect.sensitivity (twice the clip norm where data are replaced) and "
         "k = target.over_rounds(strategy), its strategy or None"
     )
 
 
-def _deviations(factor: np.ndarray, sum_only: bool) -> Float[np.ndarray, " n"]:
+def _deviations(factor: "Factor", sum_only: bool) -> "PerAgent":
     """Upper bounds on the deviations of noise in what an outsider sees of agents.
 
-    Of agent i that is message i less what the others' messages say of its noise, -P_ij / P_ii of
-    message j, with P = (F F')^-1: their deviation is 1 / sqrt(P_ii). Any other combination bounds
-    it, too. A factor of tables is rounded to float32, by its entries, which counts by agent. Of the
-    sum over agents it is one number.
+    Of agent i that is message i less what the others' messages say of its noise, w_ij = -P_ij /
+    P_ii of message j, with P = (F F')^-1: the deviation d_i is 1 / sqrt(P_ii). Of the sum over
+    agents it is one number. A factor of tables is rounded to float32, by a share r of its entries,
+    which moves d_i by at most r sum_j |w_ij| |F_j|, and |w_ij| <= sqrt(P_jj / P_ii) = d_i / d_j.
 
     Args:
         factor: [n, q] F, or a diagonal [n].
@@ -67,19 +90,14 @@ def _deviations(factor: np.ndarray, sum_only: bool) -> Float[np.ndarray, " n"]:
         ValueError: For noise that some combination of the messages has (almost) none of.
     """
     rounding = np.finfo(np.float32).eps
-    if factor.ndim == 1 and not sum_only:
-        return np.abs(factor.astype(np.float64)) * (1 + rounding)
-    scaled = np.diag(factor) if factor.ndim == 1 else factor
-    scaled = scaled.astype(np.float64)
-    sizes = np.ones(1)
-    weights = np.ones((1, len(scaled)))
-    if not sum_only:
-        # Refuses a singular one: its weights would be rounding alone.
-        precision.inverse_diagonal(scaled @ scaled.T)
-        sizes = np.linalg.norm(scaled, axis=1)
-        scaled /= sizes[:, None]
-        inverse = np.linalg.inv(scaled @ scaled.T)
-        weights = inverse / np.diag(inverse)[:, None]
-    deviations = np.linalg.norm(weights @ scaled, axis=1)
-    lost = np.linalg.norm(np.abs(weights) @ np.abs(scaled), axis=1)
-    return sizes * (deviations + rounding * lost)
+    wide = factor.astype(np.float64)
+    if sum_only:
+        matrix = np.diag(wide) if wide.ndim == 1 else wide
+        lost = np.linalg.norm(np.abs(matrix).sum(axis=0))
+        return np.asarray(np.linalg.norm(matrix.sum(axis=0)) + rounding * lost)
+    if wide.ndim == 1:
+        return np.abs(wide) * (1 + rounding)
+    # Refuses a singular one, of which the bound would be rounding alone.
+    deviations = 1 / np.sqrt(precision.inverse_diagonal(wide @ wide.T))
+    sizes = np.linalg.norm(wide, axis=1)
+    return deviations * (1 + rounding * np.sum(sizes / deviations))

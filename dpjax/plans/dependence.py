@@ -10,18 +10,36 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jaxtyping import Array
 
 from dpjax.plans import compatibility
-from dpjax.protocols import Answer, Emission, Method, Optimizer, PublicState, Round
+from dpjax.protocols import (
+    Answer,
+    Arrays,
+    Batch,
+    Emission,
+    Memory,
+    Message,
+    Method,
+    Models,
+    Optimizer,
+    PublicState,
+    Round,
+    Updates,
+)
 from dpjax.transforms.lowpass import SHARES
 
 __all__: list[str] = []
 
+
+_Marks: TypeAlias = list[bool]
+"""Which of some inputs or outputs depend on data."""
+_Atom: TypeAlias = core.Var | core.Literal
 
 _CALLS = {
     *("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "composite"),
@@ -39,7 +57,7 @@ class _OnHost(ValueError):
     """What depends on data is handed to the host."""
 
 
-def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
+def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> _Marks:
     """Return which outputs of a jaxpr depend on marked inputs.
 
     Args:
@@ -53,12 +71,11 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
         ValueError: For a marked value that is handed to the host.
     """
     # References from outside may hold what an earlier round has written.
-    depends: dict[Any, bool] = {
-        constant: True for constant in jaxpr.constvars if _written(constant)
-    }
+    depends = {constant: True for constant in jaxpr.constvars if _written(constant)}
     depends.update(zip(jaxpr.invars, marked, strict=True))
 
-    def of(atom: Any) -> bool:
+    def of(atom: _Atom) -> bool:
+        # Literals are no keys: those of arrays have no hash.
         return not isinstance(atom, core.Literal) and depends.get(atom, False)
 
     for equation in jaxpr.eqns:
@@ -66,11 +83,11 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> list[bool]:
         if any(inputs):
             depends.update(zip(equation.outvars, _outputs(equation, inputs), strict=True))
             # What is written to in place may hold any of it from here on.
-            depends.update((atom, True) for atom in equation.invars if _written(atom))
+            depends.update(dict.fromkeys(filter(_written, equation.invars), True))
     return [of(atom) for atom in jaxpr.outvars]
 
 
-def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
+def _outputs(equation: core.JaxprEqn, marked: _Marks) -> _Marks:
     """Which outputs of one equation depend on its marked inputs."""
     _check_host(equation, within=False)
     try:
@@ -78,7 +95,8 @@ def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
     except _OnHost:
         raise
     except (AttributeError, KeyError, TypeError, ValueError):
-        outputs = None  # another version of JAX, with another layout
+        # Another version of JAX, with another layout of its parameters.
+        outputs = None
     if outputs is not None and len(outputs) == len(equation.outvars):
         return outputs
     # Its programs may mean anything, or data decide which one is run.
@@ -86,7 +104,7 @@ def _outputs(equation: Any, marked: list[bool]) -> list[bool]:
     return [True] * len(equation.outvars)
 
 
-def _check_host(equation: Any, within: bool) -> None:
+def _check_host(equation: core.JaxprEqn, within: bool) -> None:
     name = equation.primitive.name
     if name in _HOST or "callback" in name:
         raise _OnHost(
@@ -98,21 +116,22 @@ def _check_host(equation: Any, within: bool) -> None:
             _check_host(equation, within)
 
 
-def _written(atom: Any) -> bool:
+def _written(atom: _Atom) -> bool:
     """Whether it is a reference, which equations write to in place."""
     return "Ref" in type(atom.aval).__name__
 
 
 def _programs(values: Iterable[Any]) -> list[core.Jaxpr]:
     """The programs among an equation's parameters, one by one or in tuples."""
-    parts = itertools.chain.from_iterable(v if isinstance(v, tuple | list) else [v] for v in values)
-    programs: list[Any] = [
-        value for value in parts if isinstance(value, core.Jaxpr | core.ClosedJaxpr)
-    ]
-    return [getattr(value, "jaxpr", value) for value in programs]
+    programs = []
+    for value in values:
+        for part in value if isinstance(value, tuple | list) else [value]:
+            if isinstance(part, core.Jaxpr | core.ClosedJaxpr):
+                programs.append(getattr(part, "jaxpr", part))
+    return programs
 
 
-def _followed(equation: Any, marked: list[bool]) -> list[bool] | None:
+def _followed(equation: core.JaxprEqn, marked: _Marks) -> _Marks | None:
     """Outputs of an equation whose programs are known to mean what its name says, or None.
 
     How many inputs of a loop are constant, carried or stacked is read off shapes, since the
@@ -148,12 +167,10 @@ def _followed(equation: Any, marked: list[bool]) -> list[bool] | None:
     return None
 
 
-def _loop(body: core.Jaxpr, fixed: int, carried: int, marked: list[bool]) -> list[bool]:
+def _loop(body: core.Jaxpr, fixed: int, carried: int, marked: _Marks) -> _Marks:
     """Outputs of a loop: what is carried, until nothing is added, and what is stacked."""
-    pairs: Any = zip(body.invars[fixed:][:carried], body.outvars[:carried], strict=True)
-    if fixed < 0 or any(
-        (a.aval.shape, a.aval.dtype) != (b.aval.shape, b.aval.dtype) for a, b in pairs
-    ):
+    inside = [atom.aval.str_short() for atom in body.invars[fixed:][:carried]]
+    if fixed < 0 or inside != [atom.aval.str_short() for atom in body.outvars[:carried]]:
         raise ValueError("what a loop carries has another shape where it comes out")
     start = marked[fixed:][:carried]
     others = marked[fixed + carried :]
@@ -198,11 +215,11 @@ def check(
         )
     n = mixing[-1]
     like = jax.ShapeDtypeStruct
-    arrays: dict[str, Any] = {"mixing": like(mixing, jnp.float32)}
+    arrays = {"mixing": like(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
     if getattr(optimizer, "uses_noise", False) and compatibility.in_sums(method):
         arrays[SHARES] = like((n,), jnp.float32)
-    models: Any = {"w": like((n, max(2, method.min_entries)), jnp.float32)}
+    models = {"w": like((n, max(2, method.min_entries)), jnp.float32)}
     batch = like((n, 1, 1), jnp.float32), like((n, 1), jnp.float32), like((n, 1), jnp.bool)
     query = _Query()
     chain = optimizer.chain(arrays)
@@ -211,51 +228,54 @@ def check(
         entries = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(payload))
         noisy = like((n, entries), jnp.uint32)
 
-    def opened(total: Any) -> Any:
-        def of_all(leaf: Any) -> Any:
-            return jnp.full(leaf.shape[1:], jnp.sum(total), leaf.dtype)
+    def opened(total: Message) -> Updates:
+        # Every entry of a decoded sum may depend on all of what was summed.
+        of_all = jnp.sum(total)
+        return jax.tree.map(lambda leaf: jnp.full(leaf.shape[1:], of_all, leaf.dtype), payload)
 
-        return jax.tree.map(of_all, payload)
+    decode = opened if integer_encoded else None
 
-    def context(arrays: Any, key: Any, round: Any, batch: Any) -> Round:
-        return Round(
-            arrays, batch, query, chain, 1.0, key, round, opened if integer_encoded else None
-        )
+    def start(arrays: Arrays, models: Models, key: Array) -> Memory:
+        return method.start(Round(arrays, None, query, chain, 1.0, key, 0, decode), models)
 
-    def start(arrays: Any, models: Any, key: Any) -> Any:
-        return method.start(context(arrays, key, 0, None), models)
-
-    def one(state: Any, batch: Any, arrays: Any, key: Any, round: Any, noisy: Any) -> Any:
-        ctx = context(arrays, key, round, batch)
-        return _round(method, ctx, PublicState(*state), noisy, payload)
+    def round_of(
+        state: PublicState, batch: Batch, arrays: Arrays, key: Array, round: Array, noisy: Updates
+    ) -> tuple[PublicState, _Shown]:
+        ctx = Round(arrays, batch, query, chain, 1.0, key, round, decode)
+        return _round(method, ctx, state, noisy, payload)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     memory = jax.eval_shape(start, arrays, models, key)
     _check_keys(models=models, memory=memory)
-    inputs = ((models, memory), batch, arrays, key, like((), jnp.int32), noisy)
-    closed, (state, outgoing) = jax.make_jaxpr(one, return_shape=True)(*inputs)
-    _check_keys(models=state[0], memory=state[1], **outgoing._asdict())
+    inputs = (PublicState(models, memory), batch, arrays, key, like((), jnp.int32), noisy)
+    closed, (state, outgoing) = jax.make_jaxpr(round_of, return_shape=True)(*inputs)
+    _check_keys(**state._asdict(), **outgoing._asdict())
     _check_shapes("method or optimizer turns a state of {} into {}: keep shapes", inputs[0], state)
     names = [
         jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(outgoing)
     ]
-    parts = inputs[0], inputs[1], inputs[2:]
-    states, data, public = (len(jax.tree.leaves(part)) for part in parts)
-    marked = None
+    states = len(jax.tree.leaves(inputs[0]))
+    data = [True] * len(jax.tree.leaves(batch))
+    public = [False] * len(jax.tree.leaves(inputs[2:]))
+    marked: _Marks = []
     new = [False] * states
+    # Data in the state of one round may reach a message of the next: until nothing is added.
     while new != marked:
         marked = new
-        outputs = reached(closed.jaxpr, [*marked, *[True] * data, *[False] * public])
-        if leaks := list(itertools.compress(names, outputs[states:])):
+        outputs = reached(closed.jaxpr, marked + data + public)
+        leak = next(itertools.compress(names, outputs[states:]), None)
+        if leak is not None:
             raise ValueError(
-                f"method shows {leaks[0]}, which depends on data by another way than the noisy "
+                f"method shows {leak}, which depends on data by another way than the noisy "
                 "payload; put it into Emission.private, keep it with the agent, or ask the "
                 "query at models and by encoders that know no data"
             )
         new = [a or b for a, b in zip(marked, outputs[:states], strict=True)]
 
 
-def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, payload: Any) -> Any:
+def _round(
+    method: Method, ctx: Round, public_state: PublicState, noisy: Updates, payload: Updates
+) -> tuple[PublicState, _Shown]:
     """The state after a round, and what leaves an agent in it."""
     emission = method.emit(ctx, public_state)
     query = ctx.query
@@ -265,8 +285,8 @@ def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, pa
     try:
         message, carry = method.send(ctx, public_state, hidden, noisy)
         received = method.exchange(ctx.arrays, ctx.round, message)
-        new = method.absorb(ctx, public_state, carry, received.value)
-        released = method.released(PublicState(*new))
+        state = PublicState(*method.absorb(ctx, public_state, carry, received.value))
+        released = method.released(state)
     except Exception as error:
         if compatibility.packaged(type(method)):
             raise
@@ -279,7 +299,7 @@ def _round(method: Method, ctx: Round, public_state: PublicState, noisy: Any, pa
     # Gradients at an agent's own model move with it, which such a method's sensitivity says.
     says_distance = method.sensitivity is not None and method.reads_private_models
     read = [] if says_distance else query.read
-    return tuple(new), _Shown(emission.public, message, received.sent, released, read)
+    return state, _Shown(emission.public, message, received.sent, released, read)
 
 
 class _Query:
@@ -289,18 +309,19 @@ class _Query:
 
     def __init__(self, combined: bool = False):
         self.combined = combined
-        self.totals = list[Any]()
-        self.read = list[Any]()
+        self.totals = list[Updates]()
+        self.read = list[Models]()
 
     def __call__(
-        self, models: Any, batch: Any, encode: Callable[[Any], Any] | None = None
+        self, models: Models, batch: Batch, encode: Callable[[Updates], Updates] | None = None
     ) -> Answer:
+        # Any number that depends on every record, and on each through every entry.
         data = sum(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(batch))
         total = jax.tree.map(lambda leaf: leaf * jnp.asarray(data, leaf.dtype), models)
         if self.combined:
             total = jax.tree.map(lambda leaf: leaf.sum(1), total)
         # A model or an encoder that knows other records moves all terms by one of them.
-        encoded: Any = ()
+        encoded: Updates = ()
         if encode is not None:
             term = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), total)
             encoded = encode(term)
@@ -322,7 +343,7 @@ class _Query:
         return self
 
 
-def _check_keys(**slots: Any) -> None:
+def _check_keys(**slots: Memory) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(slots):
         if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ValueError(
@@ -332,7 +353,9 @@ def _check_keys(**slots: Any) -> None:
             )
 
 
-def _check_payload(method: Method, emitted: Any, payload: Any, totals: list[Any]) -> None:
+def _check_payload(
+    method: Method, emitted: Updates, payload: Updates, totals: list[Updates]
+) -> None:
     """Refuse a payload of other shapes, or that is not one answer, the very arrays."""
     leaves = jax.tree.leaves(emitted)
     answers = [jax.tree.leaves(total) for total in totals]
@@ -347,7 +370,7 @@ def _check_payload(method: Method, emitted: Any, payload: Any, totals: list[Any]
     _check_shapes("emit gives {}, payload says {}: make them one", emitted, payload)
 
 
-def _check_shapes(text: str, *trees: Any) -> None:
+def _check_shapes(text: str, *trees: Memory) -> None:
     shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in trees]
     if shapes[0] != shapes[1]:
         raise ValueError(text.format(*shapes))

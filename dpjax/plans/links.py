@@ -7,7 +7,7 @@ The loss is one over the scale. On links two ends share secrets (DECOR), or nois
 
 import abc
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from dpjax.accounting import records, views
 from dpjax.accounting.trust import LinearAlgorithm
 from dpjax.algorithms import zip_dl
 from dpjax.mechanism.participation import Participation
-from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
+from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import KEYS_APART, SIMULATED, NoiseTerms
 from dpjax.plans.protect import Protect
 from dpjax.protocols import Arrays, Look, Privatizer, Updates
@@ -31,7 +31,6 @@ from dpjax.transforms import noise as noise_
 
 __all__ = ["PairKeys", "ZeroSum"]
 
-_Losses = Float[np.ndarray, " n"]
 _Source = Float[np.ndarray, "n q"]
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 products of scales and shapes round by."""
@@ -73,7 +72,7 @@ class ScaledNoise(abc.ABC):
     """As `dpjax.plans.calibration.Calibrated.secrets`."""
 
     @abc.abstractmethod
-    def unit(self, target: Target) -> _Losses:
+    def unit(self, target: Target) -> PerAgent:
         """Loss mu of every agent at scale 1, an upper bound; 0 for attackers."""
 
     @abc.abstractmethod
@@ -138,7 +137,7 @@ class CalibratedScale(Calibrated):
         return self.part.secrets
 
     @property
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The scale."""
         return {"noise_scale": np.asarray(self.scale)}
 
@@ -210,7 +209,7 @@ class PairKeys(ScaledNoise):
         """Refuse what is no ratio of variances."""
         _validate.fields(self, _validate.single_precision, "shared", minimum=1e-12, maximum=1e12)
 
-    def unit(self, target: Target) -> _Losses:
+    def unit(self, target: Target) -> PerAgent:
         """Loss mu of every agent at own noise 1."""
         steps = 1
         if target.protect.gradients == "view":
@@ -299,7 +298,7 @@ class ZeroSum(ScaledNoise):
         """Refuse another rule."""
         _validate.one_of("over", self.over, ("messages", "with_own_copy"))
 
-    def unit(self, target: Target) -> _Losses:
+    def unit(self, target: Target) -> PerAgent:
         """Loss mu of every agent at a deviation of 1, in units of the model."""
         losses = _largest_losses(views.zip_dl, target, zero_sum=self.over)
         moves = target.protect.sensitivity * self._sensitivity(target)
@@ -356,7 +355,7 @@ def _lost_zero_sum(arrays: Arrays, round: Array, payload: Updates) -> Array:
 
 def _largest_losses(
     view: Callable[..., LinearAlgorithm], target: Target, **options: float | str
-) -> _Losses:
+) -> PerAgent:
     """[n] largest loss to the target's attackers, at clip 1, noise 1 and zero-out."""
     network = HashableMatrix(target.dense)
     pairs = tuple(options.items())
@@ -371,7 +370,7 @@ def _cached_losses(
     network: HashableMatrix,
     protect: Protect,
     pattern: Participation,
-) -> _Losses:
+) -> PerAgent:
     algorithm = view(network.matrix, **dict(options))
     if protect.attacker == "outsider":
         attackers = [algorithm.ldp()]

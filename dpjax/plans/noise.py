@@ -22,7 +22,7 @@ from dpjax.mechanism import design as design_
 from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.plans.calibration import Factored, Target, check_strategy
+from dpjax.plans.calibration import Bound, Factored, Target, check_strategy
 from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, NoiseTerms
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.polynomial import Polynomial
@@ -157,7 +157,7 @@ class Correlated:
         """
         raise NotImplementedError
 
-    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+    def over_agents(self, target: Target, bound: Bound) -> Design:
         """The design over agents: by default every agent's noise is its own."""
         return design_.independent(target.network, bound)
 
@@ -195,7 +195,7 @@ class Pairwise(Correlated):
     title = "DECOR (pairwise)"
     terms = SHARED_SEED
 
-    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+    def over_agents(self, target: Target, bound: Bound) -> Design:
         """Noise that cancels over links."""
         return design_.pairwise(target.network, bound)
 
@@ -265,7 +265,7 @@ class Whisper(Correlated):
     def _rounds(self, target: Target) -> int | None:
         return target.rounds if self.horizon == "run" else self.horizon
 
-    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+    def over_agents(self, target: Target, bound: Bound) -> Design:
         """The design for the horizon, and for step sizes where these differ."""
         options: dict[str, Any] = {}
         if self.max_variance is not None:
@@ -456,7 +456,7 @@ class SpaceTime(Correlated):
         """The joint design's part over rounds."""
         return np.asarray(_joint(HashableMatrix(mixing), participation).strategy)
 
-    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+    def over_agents(self, target: Target, bound: Bound) -> Design:
         """The joint design's part over agents; its value is tr R.
 
         The joint objective has no part of its own over agents.
@@ -545,7 +545,7 @@ class Covariance(Correlated):
         check_strategy(self.strategy, target.rounds)
         return self.strategy
 
-    def over_agents(self, target: Target, bound: Float[np.ndarray, "*n"]) -> Design:
+    def over_agents(self, target: Target, bound: Bound) -> Design:
         """The least multiple of R that keeps the bound: its shape matters, not its scale."""
         matrix = self.matrix
         n = target.agents
@@ -647,7 +647,7 @@ def _check_design(design: Design, expected: dict[str, Any]) -> None:
             )
 
 
-def _rounded(covariance: np.ndarray, bound: Float[np.ndarray, "*n"]) -> np.ndarray:
+def _rounded(covariance: np.ndarray, bound: Bound) -> np.ndarray:
     """Round a factor of a covariance to float32, keeping [R^-1]_ii <= b_i.
 
     The factor is the triangular one: where noise cancels, its small pivots keep all their digits,

@@ -1,7 +1,7 @@
 """What turns noisy means into updates: post-processing, and the only place of step sizes."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,7 +83,7 @@ class Sgd:
         """The part without what `arrays` holds: what plans of one run share."""
         return Sgd(1.0, self.decay)
 
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The step size, which may differ between plans of one run."""
         return {"step_size": np.array(self.step_size, np.float32)}
 
@@ -211,7 +211,7 @@ class Chain:
         _validate.assign(duplicate, step_size=1.0)
         return duplicate
 
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The step size, where it is a number."""
         return {} if self._scheduled else {"step_size": np.array(self.step_size, np.float32)}
 

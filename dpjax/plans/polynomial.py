@@ -1,6 +1,6 @@
 """Noise of a diagonal and a polynomial of W: correlated noise for networks of many agents."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -8,17 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import records
 from dpjax.mechanism import polynomial
 from dpjax.mechanism.polynomial import PolynomialNoise
-from dpjax.plans.calibration import Calibrated, Coloured, OverAgents, Target
+from dpjax.plans.calibration import Calibrated, Coloured, OverAgents, PerAgent, Target
 from dpjax.plans.compatibility import NoiseTerms
 from dpjax.protocols import Arrays, Look
 from dpjax.topology import gossip
-from dpjax.topology.mixing import HashableMatrix
+from dpjax.topology.mixing import HashableMatrix, Matrix
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Polynomial"]
@@ -112,12 +112,12 @@ class CalibratedPolynomial(OverAgents, Calibrated):
     secrets: ClassVar[records.Secrets] = "shared"
 
     @property
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The scales S, and the coefficients of g."""
         return {"factor": self.solution.scales, "polynomial": self.solution.coefficients}
 
     @property
-    def factor(self) -> Float[np.ndarray, "n n"] | None:
+    def factor(self) -> Matrix | None:
         """S g(W) as a matrix, for tables; None beyond 2,048 agents."""
         scales = self.solution.scales
         coefficients = self.solution.coefficients
@@ -144,7 +144,7 @@ class CalibratedPolynomial(OverAgents, Calibrated):
         if self.matrix != polynomial.rounded(target.mixing):
             raise ValueError("noise is of another mixing matrix; make the plan with plan.make")
 
-    def inverse_diagonal(self) -> Float[np.ndarray, " n"]:
+    def inverse_diagonal(self) -> PerAgent:
         """Upper bounds on [R^-1]_ii."""
         solution = self.solution
         return polynomial.inverse_diagonal(

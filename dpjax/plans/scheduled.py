@@ -5,7 +5,7 @@ said how far its private payload moves in each round.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -215,7 +215,7 @@ class ScheduledNoise(Calibrated):
     secrets: ClassVar[records.Secrets] = "own"
 
     @property
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The scales."""
         return {"noise_scales": self.scales}
 

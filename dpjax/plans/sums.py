@@ -6,13 +6,12 @@ network is what is accounted for.
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
@@ -21,10 +20,11 @@ from dpjax.accounting.rounding import MARGIN
 from dpjax.algorithms.exchange import Server
 from dpjax.encoding import lattice
 from dpjax.encoding.lattice import SumCode
-from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
+from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import SIMULATED, NoiseTerms
 from dpjax.plans.links import ScaledNoise
 from dpjax.protocols import Arrays, Look, Privatizer, Updates
+from dpjax.topology.mixing import Matrix
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Discrete", "SumShares"]
@@ -141,13 +141,13 @@ class SumShares(ScaledNoise, InShares):
         why=SUMMED.why.replace("'aggregator'", "'aggregator' or 'outsider'"),
     )
 
-    def unit(self, target: Target) -> Float[np.ndarray, " n"]:
+    def unit(self, target: Target) -> PerAgent:
         """Loss mu of every agent at a deviation of 1."""
         self.check_sums(target)
         root = math.sqrt(target.over_rounds(None) / self.cohort(target.agents).honest)
         return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
 
-    def source(self, target: Target) -> Float[np.ndarray, "n n"]:
+    def source(self, target: Target) -> Matrix:
         """Every agent's own normals."""
         return np.eye(target.agents)
 
@@ -318,12 +318,12 @@ class CalibratedCode(Calibrated):
     secrets: ClassVar[records.Secrets] = "shares"
 
     @property
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The grid, for records: the program has it as a constant."""
         return {"noise_grid": np.asarray(self.code.grid)}
 
     @property
-    def factor(self) -> Float[np.ndarray, "n n"]:
+    def factor(self) -> Matrix:
         """Deviation of each agent's noise, in units of what is clipped; rounding is not in it."""
         deviation = self.code.grid * math.sqrt(self.code.variance)
         return np.diag(np.full(self.code.clients, deviation, np.float32))

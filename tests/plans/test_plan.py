@@ -94,7 +94,7 @@ def counting(monkeypatch, module, name):
 
 def test_a_plan_checks_and_hashes_its_network_once(network, monkeypatch):
     targets = counting(monkeypatch, calibration.Target, "__post_init__")
-    checks = counting(monkeypatch, mixing, "check")
+    checks = counting(monkeypatch, mixing, "check_mixing")
     weights = counting(monkeypatch, _validate, "check_weights")
     digests = counting(monkeypatch, mixing, "fingerprint")
     made = plan.make(make_config(design="whisper_horizon"), network)
