@@ -101,7 +101,9 @@ def read_task(
         arrays[f"y_{part}"] = np.array([classes.index(label) for label in labels], np.int32)
     train = (arrays["x_train"], arrays["y_train"])
     test = (arrays["x_test"], arrays["y_test"])
-    return Dataset(task, *train, *test, source, canonical.combined_digest(arrays))
+    return Dataset(
+        task, *train, *test, source, canonical.combined_digest(canonical.part_digests(arrays))
+    )
 
 
 def _order(label: str) -> tuple[float, str]:

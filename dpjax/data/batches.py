@@ -28,23 +28,16 @@ def check_batch_size(
     Raises:
         ValueError: Naming the agent with the fewest records.
     """
-    batch_size = _validate.integer("batch_size", batch_size)
     if batch_size > _LARGEST:
         raise ValueError(f"batch_size is {batch_size}; give at most {_LARGEST}")
-    counts = np.asarray(counts)
     poorest = int(counts.argmin())
+    agent = agents[poorest] if agents is not None else f"agent {poorest}"
     if counts[poorest] < batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but {_agent_name(agents, poorest)} has "
+            f"batch_size is {batch_size}, but {agent} has "
             f"{_validate.counted(counts[poorest], 'record')}; lower it to that, or "
             "give this agent more records"
         )
-
-
-def _agent_name(agents: Sequence[str] | None, index: int) -> str:
-    if agents is None:
-        return f"agent {index}"
-    return agents[index]
 
 
 def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Array, "n b"]:
@@ -102,14 +95,12 @@ def check_cyclic(
     Raises:
         ValueError: Naming the agent with the most records and the batch size it needs.
     """
-    batch_size = _validate.integer("batch_size", batch_size)
-    separation = _validate.integer("separation", separation)
-    counts = np.asarray(counts)
     richest = int(counts.argmax())
+    agent = agents[richest] if agents is not None else f"agent {richest}"
     needed = -(-int(counts[richest]) // separation)
     if needed > batch_size:
         raise ValueError(
-            f"batch_size is {batch_size}, but {_agent_name(agents, richest)} has "
+            f"batch_size is {batch_size}, but {agent} has "
             f"{_validate.counted(counts[richest], 'record')} in cycles of "
             f"{_validate.counted(separation, 'batch', 'batches')}; give batch_size={needed}, or a "
             "larger separation"
@@ -145,6 +136,7 @@ def cyclic(
     """
     counts = jnp.asarray(counts, jnp.int32)[:, None]
     places = jnp.arange(batch_size, dtype=jnp.int32)[None]
+    # Record r is in the batches of rounds that are r modulo b.
     position = jnp.mod(jnp.asarray(round, jnp.int32), separation) + places * separation
     padding = position >= counts
     return jnp.where(padding, 0, position), padding

@@ -110,36 +110,36 @@ def check_arrays(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Arr
         ValueError: For a missing array, lengths that differ, text, NaN or infinity.
     """
     names_there = ", ".join(arrays) or "nothing"
-    titles: dict[str, str] = {}
+    # Errors call arrays what the file does.
+    train = {"x_train": "x_train", "y_train": "y_train"}
     if "x_train" not in arrays and "x" in arrays:
-        # Errors call arrays what the file does.
-        titles = {"x_train": "x", "y_train": "y"}
-        names = {title: name for name, title in titles.items()}
-        arrays = {names.get(name, name): array for name, array in arrays.items()}
+        train = {"x_train": "x", "y_train": "y"}
+    parts = [train]
     # One of the two alone is an oversight.
-    tested = {"x_test", "y_test"} & set(arrays)
-    for name in ("x_train", "y_train", *(("x_test", "y_test") if tested else ())):
-        if name not in arrays:
-            raise ValueError(
-                f"{path} lacks {titles.get(name, name)} (it holds {names_there}); save x_train and "
-                "y_train, and x_test and y_test, or x and y if nobody has split the records"
-            )
+    if {"x_test", "y_test"} & set(arrays):
+        parts.append({"x_test": "x_test", "y_test": "y_test"})
     checked: Arrays = {}
-    for part in [part for part in _PARTS if f"x_{part}" in arrays]:
-        examples = titles.get(f"x_{part}", f"x_{part}")
-        targets = titles.get(f"y_{part}", f"y_{part}")
-        x = _fit(path, examples, arrays[f"x_{part}"])
-        y = _fit(path, targets, arrays[f"y_{part}"])
-        paired = y.ndim == 1 and x.ndim >= 2 and len(x) == len(y)
-        if not paired or not len(x):
+    for titles in parts:
+        for name, title in titles.items():
+            if title not in arrays:
+                raise ValueError(
+                    f"{path} lacks {title} (it holds {names_there}); save x_train and y_train, and "
+                    "x_test and y_test, or x and y if nobody has split the records"
+                )
+            checked[name] = _fit(path, title, arrays[title])
+        x, y = (checked[name] for name in titles)
+        if y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or not len(x):
+            examples, targets = titles.values()
             raise ValueError(
                 f"{path} holds {examples} of shape {x.shape} and {targets} of shape {y.shape}; "
                 "give one row and one label for each record"
             )
-        checked |= {f"x_{part}": x, f"y_{part}": as_labels(y)}
-    shapes = {checked[name].shape[1:] for name in ("x_train", "x_test") if name in checked}
-    if len(shapes) > 1:
-        raise ValueError(f"{path} holds train and test records of shapes {shapes}; make them alike")
+        if x.shape[1:] != checked["x_train"].shape[1:]:
+            shapes = checked["x_train"].shape[1:], x.shape[1:]
+            raise ValueError(
+                f"{path} holds train and test records of shapes {shapes}; make them alike"
+            )
+        checked[list(titles)[1]] = as_labels(y)
     if "owner" in arrays:
         owner = np.asarray(arrays["owner"])
         if owner.shape != checked["y_train"].shape:
@@ -148,9 +148,9 @@ def check_arrays(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Arr
         if owner.dtype.kind == "f":
             # Beyond it neighbouring whole numbers are one float.
             largest = 2 ** np.finfo(owner.dtype).nmant
-            exact = (owner == np.floor(owner)) & (abs(owner) <= largest)
-            if not exact.all():
-                position = _validate.first(~exact)
+            inexact = (owner != np.floor(owner)) | (abs(owner) > largest)
+            if inexact.any():
+                position = _validate.first(inexact)
                 remedy = "save names as whole numbers or texts"
                 raise ValueError(f"{path} holds owner {owner[position]} at {position}; {remedy}")
         kinds = {"f": np.int64, "S": np.str_}  # Numbers that a float column held; ASCII.
@@ -163,7 +163,8 @@ def _fit(path: _files.PathLike, name: str, values: np.ndarray) -> np.ndarray:
     if array.dtype.kind not in "fiub":
         raise ValueError(f"{path} holds {name} of type {array.dtype}; give numbers")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argwhere(~np.isfinite(array))[0][0])
+        # The first axis is over records.
+        row = _validate.first(~np.isfinite(array))[0]
         raise ValueError(f"{path} holds NaN or infinity in {name}, record {row}; remove or fill it")
     return array
 
@@ -192,14 +193,14 @@ def read_archive(
     """
     with _files.reading(path, remedy):
         arrays = check_arrays(path, _files.archive(path))
-    digests = _digests(arrays)
+    digests = part_digests(arrays)
     for part, want, shuffled in zip(_PARTS, expected, in_any_order, strict=True):
         if want is None or digests.get(part) == want:
             continue
         # Builders of one data set may shuffle it.
         if part not in digests or unordered(*_records(arrays, part)) != shuffled:
             raise ValueError(f"{path} holds other {part} records than the published ones; {remedy}")
-    return arrays, combined_digest(arrays, digests)
+    return arrays, combined_digest(digests)
 
 
 def write_archive(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Path:
@@ -219,14 +220,13 @@ def write_archive(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Pa
     return path
 
 
-def combined_digest(arrays: Arrays, digests: Mapping[str, str] | None = None) -> str:
+def combined_digest(digests: Mapping[str, str]) -> str:
     """Return the sha256 of all records: of the train records where there are no others.
 
     Args:
-        arrays: From `check_arrays`.
-        digests: Of each part, where they are known.
+        digests: Of each part, from `part_digests`.
     """
-    texts = list((_digests(arrays) if digests is None else digests).values())
+    texts = list(digests.values())
     if len(texts) == 1:
         return texts[0]
     return hashlib.sha256("".join(texts).encode()).hexdigest()
@@ -236,10 +236,14 @@ def _records(arrays: Arrays, part: str) -> tuple[np.ndarray, np.ndarray]:
     return arrays[f"x_{part}"], arrays[f"y_{part}"]
 
 
-def _digests(arrays: Arrays) -> dict[str, str]:
-    return {
-        part: record_digest(*_records(arrays, part)) for part in _PARTS if f"x_{part}" in arrays
-    }
+def part_digests(arrays: Arrays) -> dict[str, str]:
+    """Return the sha256 of the train records and, if any, of the test records.
+
+    Args:
+        arrays: From `check_arrays`.
+    """
+    parts = [part for part in _PARTS if f"x_{part}" in arrays]
+    return {part: record_digest(*_records(arrays, part)) for part in parts}
 
 
 def as_labels(values: np.ndarray) -> np.ndarray:
@@ -251,19 +255,19 @@ def as_labels(values: np.ndarray) -> np.ndarray:
     values = np.asarray(values)
     if values.dtype == bool:
         values = values.astype(np.int8)
-    integral = np.issubdtype(values.dtype, np.integer)
-    # Labels of LIBSVM's files are floats.
-    integral = integral or bool(np.all(values == np.round(values)))
-    limits = np.iinfo(np.int32)
     # No values are labels of either kind.
     if not values.size:
         return values.astype(np.float32)
-    largest = max(values.max(), -values.min(), key=abs)
-    if integral and not limits.min <= values.min() <= values.max() <= limits.max:
+    # Labels of LIBSVM's files are floats.
+    if not np.all(values == np.round(values)):
+        targets = _validate.finite_array("a label", values)
+        _validate.check_range("a label", targets)
+        return targets.astype(np.float32)
+    limits = np.iinfo(np.int32)
+    if values.min() < limits.min or values.max() > limits.max:
+        largest = max(values.max(), -values.min(), key=abs)
         raise ValueError(
             f"labels reach {largest:.10g}, beyond the {limits.max} of int32; number classes from "
             "0, or scale targets"
         )
-    if integral:
-        return values.astype(np.int32)
-    return _validate.single("a label", values)
+    return values.astype(np.int32)

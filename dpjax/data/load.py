@@ -1,5 +1,6 @@
 """Data sets by name: from the cache, their publishers, or the libraries that bring them."""
 
+import itertools
 import os
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from dpjax.data.canonical import Dataset
 from dpjax.data.split import standardise
 
 __all__ = ["Dataset", "load"]
+
+_NO_TEST: dict[str, Any] = {"x_test": None, "y_test": None}
 
 
 def load(name: str, *, cache: _files.PathLike | None = None, download: bool = True) -> Dataset:
@@ -47,22 +50,21 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
         >>> load.load("digits").x_train.shape
         (1438, 64)
     """
-    if cache is None:
-        root = cache_.folder()
-    else:
-        root = Path(cache).expanduser()
+    root = cache_.folder() if cache is None else Path(cache).expanduser()
     if not isinstance(name, str):
         raise ValueError(f"name is {name!r}; give one data set's, as text: 'digits', say")
     entry = catalog.SETS.get(name)
     if entry is not None and entry.bundled:
         arrays = bundled(name)
-        return _dataset(name, arrays, entry.source, canonical.combined_digest(arrays))
+        sha256 = canonical.combined_digest(canonical.part_digests(arrays))
+        return Dataset(name=name, source=entry.source, sha256=sha256, **(_NO_TEST | arrays))
     path = root / f"{name}.npz"
     if os.sep in name or (entry is None and not os.path.exists(path)):
         stems = {file.stem for file in root.glob("*.npz")}
         choices = ", ".join([*catalog.SETS, *sorted(stems - catalog.SETS.keys())])
         remedy = _own_file(name, root)
         raise ValueError(f"name is {name!r}; choose one of {choices}, or {remedy}")
+    # An own file has no published digest.
     entry = entry or catalog.Known(f"the file {path}")
     new = not os.path.exists(path)
     if new:
@@ -79,7 +81,7 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
         if new:
             path.unlink()
         raise
-    return _dataset(name, arrays, entry.source, sha256)
+    return Dataset(name=name, source=entry.source, sha256=sha256, **(_NO_TEST | arrays))
 
 
 def _own_file(name: str, root: Path) -> str:
@@ -88,10 +90,7 @@ def _own_file(name: str, root: Path) -> str:
     if suffix == ".npz":
         return f"put {stem}.npz into {root} and give its name without .npz"
     # Most own data are tables; the lines below turn one into an archive.
-    if suffix:
-        table = name
-    else:
-        table = f"{name}.csv"
+    table = name if suffix else f"{name}.csv"
     return (
         f"put yours as {stem}.npz into {root}: NAME.npz is the one format that is read, and no "
         f"CSV. To convert: import numpy, pandas; table = pandas.read_csv({table!r}); "
@@ -100,50 +99,32 @@ def _own_file(name: str, root: Path) -> str:
     )
 
 
-def _dataset(name: str, arrays: canonical.Arrays, source: str, sha256: str) -> Dataset:
-    x_test = arrays.get("x_test")
-    y_test = arrays.get("y_test")
-    train = (arrays["x_train"], arrays["y_train"])
-    owner = arrays.get("owner")
-    return Dataset(name, *train, x_test, y_test, source, sha256, owner)
-
-
 def _obtain(name: str, entry: catalog.Known, path: Path, download: bool) -> None:
     """Make the file of a data set: by a library, or of LIBSVM's files, fetched or put there."""
+    if entry.part_of is not None:
+        train, test = entry.sizes
+        counts = {"x_train": train, "y_train": train, "x_test": test, "y_test": test}
+        # In the order of the cache's file, whatever order the library has.
+        records = load(entry.part_of, cache=path.parent, download=download)._asdict()
+        first = {field: records[field][:count] for field, count in counts.items()}
+        canonical.write_archive(path, first)
+        return
     raws = [path.with_name(urls[0].rpartition("/")[2]) for urls in entry.urls]
     by_hand = f"put {path.name} from another cache into {path.parent} (DPJAX_DATA)"
     if raws:
-        urls = " and ".join(u[0] for u in entry.urls)
-        names = " and ".join(r.name for r in raws)
+        urls = " and ".join(addresses[0] for addresses in entry.urls)
+        names = " and ".join(raw.name for raw in raws)
         by_hand = f"get {urls} and put {names} into {path.parent} (DPJAX_DATA), or {by_hand}"
-    if entry.part_of is not None:
-        parent = load(entry.part_of, cache=path.parent, download=download)
-        canonical.write_archive(path, _first_records(parent, *entry.sizes))
-        return
     if not download and not (raws and all(map(os.path.exists, raws))):
         raise ValueError(f"{path} does not exist; allow the download, or {by_hand}")
     with cache_.locked(path):
         if os.path.exists(path):  # Another process was faster.
             return
         try:
-            if raws:
-                arrays = _from_libsvm(entry, raws)
-            else:
-                arrays = _from_library(entry, path)
+            arrays = _from_libsvm(entry, raws) if raws else _from_library(entry, path)
         except OSError as error:
             raise ValueError(f"{path} does not exist, and {error}; {by_hand}") from None
         canonical.write_archive(path, arrays)
-
-
-def _first_records(data: Dataset, train: int, test: int) -> canonical.Arrays:
-    """The first train and test records of a data set, in the order of the cache's file."""
-    assert data.x_test is not None and data.y_test is not None
-    return {
-        "x_train": data.x_train[:train],
-        "y_train": data.y_train[:train],
-        "x_test": data.x_test[:test],
-        "y_test": data.y_test[:test],
-    }
 
 
 def _from_libsvm(entry: catalog.Known, raws: list[Path]) -> canonical.Arrays:
@@ -169,12 +150,12 @@ def _from_library(entry: catalog.Known, path: Path) -> canonical.Arrays:
         if entry.library == "sklearn":
             from sklearn import datasets
 
+            # Nobody has split these records.
             x, y = datasets.fetch_california_housing(data_home=folder, return_X_y=True)
             return {"x": x, "y": y}
-        fields = ("image", "label")
-        parts = ("train", "test")
-        train, test = built(str(entry.library), folder, fields, parts)
-        return dict(zip(("x_train", "y_train", "x_test", "y_test"), (*train, *test), strict=True))
+        parts = built(str(entry.library), folder, ("image", "label"), ("train", "test"))
+    names = ("x_train", "y_train", "x_test", "y_test")
+    return dict(zip(names, itertools.chain(*parts), strict=True))
 
 
 def libsvm(path: Path, features: int | None) -> tuple[Float[np.ndarray, "N d"], np.ndarray]:
@@ -215,9 +196,8 @@ def bundled(name: str) -> dict[str, np.ndarray]:
     """
     from sklearn import datasets
 
-    x, y = {"breast_cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}[name](
-        return_X_y=True
-    )
+    loaders = {"breast_cancer": datasets.load_breast_cancer, "digits": datasets.load_digits}
+    x, y = loaders[name](return_X_y=True)
     if name == "breast_cancer":
         # Labels -1 and +1, which the logistic loss takes.
         y = 2 * y - 1
@@ -265,16 +245,13 @@ def built(
             name, data_dir=os.fspath(folder), file_format="array_record"
         )
         builder.download_and_prepare()
-        return [_columns(builder.as_data_source(part), fields) for part in parts]
+        tables = []
+        for part in parts:
+            source = builder.as_data_source(part)
+            records = [source[index] for index in range(len(source))]
+            # Records are read once: each may be decoded anew.
+            tables.append([np.stack([record[field] for record in records]) for field in fields])
+        return tables
     except Exception as error:  # whatever the builder, its network and its formats come up with
         lines = str(error).strip().splitlines() or [""]
         raise OSError(f"{type(error).__name__}: {lines[-1][:200]}") from error
-
-
-def _columns(source: Any, fields: Sequence[str]) -> list[np.ndarray]:
-    records = [source[index] for index in range(len(source))]
-    columns = []
-    for field in fields:
-        cells = [np.asarray(record[field]) for record in records]
-        columns.append(np.stack(cells))
-    return columns

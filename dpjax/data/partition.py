@@ -53,7 +53,7 @@ def blocks(partition: Partition, devices: int) -> tuple[np.ndarray, np.ndarray]:
     indices = partition.indices
     counts = partition.counts
     n = len(counts)
-    size = -(-len(counts) // devices)
+    size = -(-n // devices)
     # Records of a device, whose agents are consecutive.
     totals = np.bincount(np.arange(n) // size, counts, devices).astype(int)
     # Records are numbered from 0 on every device.
@@ -83,11 +83,8 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
         >>> partition.local(partition.iid(4, n=2, seed=0))
         array([0, 1, 2, 3])
     """
+    partition = checked_partition(partition)
     owners = np.array([device.process_index for device in jax.devices()])
-    shards: Any = partition
-    if not isinstance(shards, Partition):
-        kind = type(shards).__name__
-        raise ValueError(f"partition is a {kind}; make it with dpjax.data.partition")
     # A device's records belong to the process that owns the device.
     rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
     numbers = np.sort(rows[rows >= 0])
@@ -114,26 +111,28 @@ def checked_partition(partition: Any, records: int | None = None) -> Partition:
     remedy = "make it with dpjax.data.partition"
     if not isinstance(partition, Partition):
         raise ValueError(f"partition is a {type(partition).__name__}; {remedy}")
-    named = zip(partition._fields, partition[:2], strict=False)
-    indices, counts = (np.asarray(_validate.unmasked(*each)) for each in named)
+    indices = np.asarray(_validate.unmasked("indices", partition.indices))
+    counts = np.asarray(_validate.unmasked("counts", partition.counts))
     fits = indices.dtype.kind in "iu" and counts.dtype.kind in "iu" and indices.ndim == 2
     fits = fits and counts.shape == indices.shape[:1] and counts.size > 0
-    fits = fits and ((counts >= 1) & (counts <= indices.shape[1])).all()
+    # An agent without records would have no gradient to hide.
+    fits = fits and 1 <= counts.min() <= counts.max() <= indices.shape[1]
     if not fits:
         raise ValueError(
             f"partition has indices {indices.dtype}{list(indices.shape)} and counts "
             f"{_validate.shown(counts)}, which are no rows of {counts.size} agents; {remedy}"
         )
     names = partition.names
-    fits = isinstance(names, tuple) and all(isinstance(name, str) for name in names)
-    if names is not None and not (fits and len(names) == len(counts)):
-        raise ValueError(
-            f"partition has names {_validate.shown(names)} for {len(counts)} agents; give a tuple "
-            "of as many texts"
-        )
+    if names is not None:
+        fits = isinstance(names, tuple) and len(names) == len(counts)
+        if not fits or not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                f"partition has names {_validate.shown(names)} for {len(counts)} agents; give a "
+                "tuple of as many texts"
+            )
     _validate.one_of("partition.origin", partition.origin, ("public", "private"))
     # Rows are filled up behind their counts.
-    owned = np.concatenate([row[:count] for row, count in zip(indices, counts, strict=True)])
+    owned = indices[np.arange(indices.shape[1]) < counts[:, None]]
     values, times = np.unique(owned, return_counts=True)
     if times.max() > 1:
         raise ValueError(
@@ -146,9 +145,9 @@ def checked_partition(partition: Any, records: int | None = None) -> Partition:
             f"partition.indices reach from {indices.min()} to {indices.max()}, x has {records} "
             "rows; partition the same data"
         )
-    indices = _validate.fixed(indices, np.int32)
-    counts = _validate.fixed(counts, np.int32)
-    return partition._replace(indices=indices, counts=counts)
+    return partition._replace(
+        indices=_validate.fixed(indices, np.int32), counts=_validate.fixed(counts, np.int32)
+    )
 
 
 def _pack(shards: Sequence[np.ndarray], names: Sequence[str] | None = None) -> Partition:
@@ -303,15 +302,14 @@ def dirichlet(
     alpha = _validate.positive("alpha", alpha)
     rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
     for _ in range(_DRAWS):
-        shards: list[list[np.ndarray]] = [[] for _ in range(n)]
+        parts = []
         for number in range(classes.max() + 1):
             rows = rng.permutation(np.flatnonzero(classes == number))
             shares = rng.dirichlet(np.full(n, alpha))
             cuts = np.cumsum(shares)[:-1] * len(rows)
-            parts = np.split(rows, np.round(cuts).astype(int))
-            for shard, part in zip(shards, parts, strict=True):
-                shard.append(part)
-        agent_rows = [np.concatenate(shard) for shard in shards]
+            parts.append(np.split(rows, np.round(cuts).astype(int)))
+        # From classes of agents to agents of classes.
+        agent_rows = [np.concatenate(shard) for shard in zip(*parts, strict=True)]
         if min(map(len, agent_rows)) >= minimum:
             return _pack(agent_rows)._replace(origin="private")
     remedy = "raise alpha, or use fewer agents"

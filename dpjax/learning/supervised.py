@@ -403,7 +403,7 @@ def supervised(
     local = callable(train)
     # Each process reads the records of its own agents alone.
     if callable(train):
-        train = train(partition_.local(partition_.checked_partition(partition)))
+        train = train(partition_.local(partition))
     columns, x, y, x_test, y_test = _arrays(loss, train, test)
     classes = _check_outputs(model, loss, x, max(y.max(), y_test.max()))
     if eval_batch is None:

@@ -82,8 +82,6 @@ def test_check_names_the_agent_with_too_few_records() -> None:
     batches.check_batch_size(COUNTS, 8)
     with pytest.raises(ValueError, match="batch_size is 9, but agent 0 has 8 records"):
         batches.check_batch_size(COUNTS, 9)
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        batches.check_batch_size(COUNTS, 0)
 
 
 def taking_part(counts: np.ndarray, size: int, separation: int, rounds: int) -> list[np.ndarray]:

@@ -135,7 +135,7 @@ def test_the_small_images_are_the_first_of_all(tmp_path: Path) -> None:
     images = rng.integers(0, 256, size=(8, 2, 2, 3), dtype=np.uint8)
     labels = np.arange(8)
     parts = {"x_train": images, "y_train": labels, "x_test": images[::-1], "y_test": labels}
-    canonical.write(tmp_path / "parent.npz", parts)
+    canonical.write_archive(tmp_path / "parent.npz", parts)
     entry = catalog.Known("the first of a parent", part_of="parent", sizes=(5, 3))
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(catalog.SETS, "cut", entry)
