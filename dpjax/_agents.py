@@ -89,8 +89,10 @@ def one_by_one(params: _Tree) -> bool:
     return kernels and jax.default_backend() == "cpu"
 
 
-_MANY, _BLOCK = 2**24, 2**20
-"""Numbers from which on a CPU takes agents in blocks, and those of a block."""
+_MANY = 2**24
+"""Numbers from which on a CPU takes agents in blocks."""
+_BLOCK = 2**20
+"""Those of a block."""
 
 
 def in_blocks(function: _Function, models: _Tree, *trees: _Tree) -> _Tree:

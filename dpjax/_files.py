@@ -104,17 +104,17 @@ def archive(path: PathLike) -> dict[str, np.ndarray]:
             if isinstance(file, np.ndarray):
                 raise ValueError("it is a bare array, not an archive")
             with file:
-                held = {name: _entry(file, name) for name in file.files}
+                arrays = {name: _entry(file, name) for name in file.files}
     except FileNotFoundError:
         raise
     except Exception as error:  # zipfile, zlib, struct, tokenize: damage takes every shape
         raise ValueError(brief(error)) from None
-    if not all(isinstance(array, np.ndarray) for array in held.values()):
+    if not all(isinstance(array, np.ndarray) for array in arrays.values()):
         raise ValueError("it holds entries that are no arrays")
-    return held
+    return arrays
 
 
-def _entry(file: Any, name: str) -> Any:
+def _entry(file: Mapping[str, Any], name: str) -> Any:
     """An array of an open archive."""
     try:
         return file[name]
@@ -135,15 +135,16 @@ def packed(header: str, arrays: Mapping[str, np.ndarray]) -> Content:
         arrays: By name. Narrow floats, as models have them, are no numbers to NumPy alone: they are
             written as whole numbers of their size.
     """
-    plain: dict[str, Any] = {
-        name: array if array.dtype.kind != "V" else array.view(f"u{array.dtype.itemsize}")
-        for name, array in arrays.items()
-    }
+    plain: dict[str, Any] = dict(arrays)
+    for name, array in arrays.items():
+        # Narrow floats are raw bytes to NumPy.
+        if array.dtype.kind == "V":
+            plain[name] = array.view(f"u{array.dtype.itemsize}")
     digest = _digest(header, plain)
     return lambda file: np.savez(file, header=np.array(header), digest=digest, **plain)
 
 
-def unpacked(path: str | os.PathLike[str]) -> tuple[str, dict[str, np.ndarray]]:
+def unpacked(path: PathLike) -> tuple[str, dict[str, np.ndarray]]:
     """Return the header and the arrays of a file that `packed` wrote.
 
     Guarantee: they are what was written, by the digest, which is nobody's signature.
@@ -158,7 +159,8 @@ def unpacked(path: str | os.PathLike[str]) -> tuple[str, dict[str, np.ndarray]]:
     arrays = archive(path)
     if not {"header", "digest"} <= set(arrays):
         raise ValueError("it lacks a header or a digest")
-    header, digest = str(arrays.pop("header")), str(arrays.pop("digest"))
+    header = str(arrays.pop("header"))
+    digest = str(arrays.pop("digest"))
     if digest != _digest(header, arrays):
         raise ValueError("its content was changed")
     return header, arrays
@@ -242,7 +244,7 @@ class Lock:
     Args:
         name: The argument that named it.
         path: Its path.
-        at: The file that is locked, which is never replaced: the path by default; made where
+        file: The file that is locked, which is never replaced: the path by default; made where
             there is none.
         passing: Whether `close` deletes that file.
 
@@ -254,12 +256,18 @@ class Lock:
         ValueError: Where it cannot be written, or its file system has no locks.
     """
 
-    def __init__(self, name: str, path: PathLike, at: Path | None = None, *, passing: bool = False):
-        self._name, self._path, self._process = name, os.fspath(path), os.getpid()
-        self._at, self._passing = Path(at or path).absolute(), passing
+    def __init__(
+        self, name: str, path: PathLike, file: Path | None = None, *, passing: bool = False
+    ):
+        self._name = name
+        self._path = os.fspath(path)
+        self._file = Path(file or path).absolute()
+        self._passing = passing
+        # A fork copies this object, and the system's lock with it.
+        self._process = os.getpid()
         with writing(name, path):
-            self._at.parent.mkdir(parents=True, exist_ok=True)
-            self.handle = os.open(self._at, os.O_RDWR | os.O_CREAT, 0o600)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self.handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
             self._open = weakref.finalize(self, os.close, self.handle)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -274,7 +282,7 @@ class Lock:
     def _is_there(self) -> bool:
         """Whether the path still names the open file, which another holder may have deleted."""
         with contextlib.suppress(FileNotFoundError):
-            return os.path.samestat(os.fstat(self.handle), os.stat(self._at))
+            return os.path.samestat(os.fstat(self.handle), os.stat(self._file))
         return False
 
     def check(self) -> None:
@@ -298,7 +306,7 @@ class Lock:
         """Let others have it."""
         try:
             if self._passing and self._open.alive and self._process == os.getpid():
-                self._at.unlink(missing_ok=True)
+                self._file.unlink(missing_ok=True)
         finally:
             self._open()
 
@@ -353,6 +361,7 @@ def _beside(path: Path, content: Content, mode: int) -> Iterator[Path]:
                 content(file)
             else:
                 file.write(content)
+            # On disk before it has its name: a crash leaves the whole file or none.
             file.flush()
             os.fsync(file.fileno())
         yield beside

@@ -16,10 +16,15 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         rows: Column -> value.
     """
     rows = list(rows)
-    # A name may break after an underscore, and narrow pages show it before each value.
-    heads = [escape(str(name)).replace("_", "_<wbr>") for name in (rows[0] if rows else ())]
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    texts = [[(escape(str(name)), escape(str(row[name]))) for name in row] for row in rows]
-    lines = ["".join(f"<td data-name='{name}'>{one}</td>" for name, one in row) for row in texts]
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    heads = [escape(str(name)) for name in (rows[0] if rows else ())]
+    # A name may break after an underscore.
+    head = "".join(f"<th>{name}</th>".replace("_", "_<wbr>") for name in heads)
+    body = ""
+    for row in rows:
+        # Narrow pages show the name before each value.
+        cells = [
+            f"<td data-name='{escape(str(name))}'>{escape(str(value))}</td>"
+            for name, value in row.items()
+        ]
+        body += f"<tr>{''.join(cells)}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -47,7 +47,8 @@ def threefry(key: PRNGKeyArray, high: _Words, low: _Words) -> tuple[_Words, _Wor
     _one_key(key)
     first, second = jax.random.key_data(key)
     schedule = (first, second, first ^ second ^ _PARITY)
-    x, y = high + schedule[0], low + schedule[1]
+    x = high + schedule[0]
+    y = low + schedule[1]
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
             x = x + y
@@ -79,7 +80,7 @@ def threefry_bits(key: PRNGKeyArray, shape: tuple[int, int]) -> UInt32[Array, "r
     return high ^ low
 
 
-def fold_in(key: PRNGKeyArray, number: Any) -> PRNGKeyArray:
+def fold_in(key: PRNGKeyArray, number: int | Array) -> PRNGKeyArray:
     """`jax.random.fold_in`.
 
     Args:

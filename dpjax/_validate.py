@@ -1,5 +1,6 @@
 """Input checks: each failure names the argument, its value and the remedy."""
 
+import contextlib
 import math
 import os
 import re
@@ -16,7 +17,7 @@ __all__: list[str] = []
 _FINITE = "give a finite number"
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return ``value`` as a message shows it: short, also where it is a number of many digits."""
     try:
         text = repr(value)
@@ -46,15 +47,16 @@ def said(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def number(name: str, value: Any, *, remedy: str = _FINITE, holds: Any = math.isfinite) -> float:
+def number(
+    name: str, value: Any, *, remedy: str = _FINITE, holds: Callable[[float], bool] = math.isfinite
+) -> float:
     """Return ``value`` as a finite float of which ``holds``, else raise ValueError."""
-    try:
+    result = math.nan
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         is_text = isinstance(value, str | bytes | bool | np.bool_)
         # Some versions of NumPy take an array of one number for that number.
-        is_number = not is_text and not np.iscomplexobj(value) and not np.ndim(value)
-        result = float(value) if is_number else math.nan
-    except (TypeError, ValueError, OverflowError):
-        result = math.nan
+        if not is_text and not np.iscomplexobj(value) and not np.ndim(value):
+            result = float(value)
     if not (math.isfinite(result) and holds(result)):
         raise ValueError(f"{name} is {shown(value)}; {remedy}")
     return result
@@ -62,6 +64,7 @@ def number(name: str, value: Any, *, remedy: str = _FINITE, holds: Any = math.is
 
 def numbers(name: str, value: Any) -> tuple[float, ...] | None:
     """Return a sequence of numbers as finite floats, at least one; None for what is no sequence."""
+    # A string is no sequence of numbers, nor is an array without axes.
     is_array = isinstance(value, np.ndarray) and value.ndim > 0
     if not is_array and not isinstance(value, list | tuple):
         return None
@@ -70,31 +73,31 @@ def numbers(name: str, value: Any) -> tuple[float, ...] | None:
     return tuple(number(name, entry) for entry in value)
 
 
-def positive(name: str, value: Any, *, remedy: str = "give a finite number above 0") -> float:
+def positive(name: str, value: object, *, remedy: str = "give a finite number above 0") -> float:
     """Return ``value`` as a finite float above 0, else raise ValueError."""
     return number(name, value, remedy=remedy, holds=lambda x: x > 0)
 
 
-def fraction(name: str, value: Any) -> float:
+def fraction(name: str, value: object) -> float:
     """Return ``value`` as a float above 0, at most 1, else raise ValueError."""
     remedy = "give a finite number above 0, at most 1"
     return number(name, value, remedy=remedy, holds=lambda x: 0 < x <= 1)
 
 
-def single_precision(name: str, value: Any, minimum: float, maximum: float) -> float:
+def single_precision(name: str, value: object, minimum: float, maximum: float) -> float:
     """Return ``value`` as a float from ``minimum`` to ``maximum``, which float32 can work with."""
     remedy = f"give a finite number above 0, from {minimum:g} to {maximum:g}, as float32 needs"
     return number(name, value, remedy=remedy, holds=lambda x: minimum <= x <= maximum)
 
 
 def probability(
-    name: str, value: Any, *, remedy: str = "give a number strictly between 0 and 1"
+    name: str, value: object, *, remedy: str = "give a number strictly between 0 and 1"
 ) -> float:
     """Return ``value`` as a float strictly between 0 and 1, else raise ValueError."""
     return number(name, value, remedy=remedy, holds=lambda x: 0 < x < 1)
 
 
-def spread(name: str, value: Any) -> float:
+def spread(name: str, value: object) -> float:
     """Return a standard deviation that float32 noise can have, else raise ValueError."""
     return single_precision(name, value, 1e-30, 1e30)
 
@@ -121,13 +124,13 @@ def integer(
     raise ValueError(f"{name} is {shown(value)}; {remedy}")
 
 
-def fields(part: Any, check: Callable[..., Any], *names: str, **limits: Any) -> None:
+def fields(part: object, check: Callable[..., object], *names: str, **limits: object) -> None:
     """Put what ``check(name, value, **limits)`` returns into fields of a frozen dataclass."""
     for name in names:
         object.__setattr__(part, name, check(name, getattr(part, name), **limits))
 
 
-def entries(name: str, values: Any) -> list[Any]:
+def entries(name: str, values: object) -> list[object]:
     """Return the entries of a list, or of what is like one, else raise ValueError."""
     if isinstance(values, str | bytes) or not np.iterable(values):
         example = "" if values is None else f", [{shown(values)}]"
@@ -135,7 +138,7 @@ def entries(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def agents(name: str, values: Any, *, maximum: int = 2**31 - 2) -> list[int]:
+def agents(name: str, values: object, *, maximum: int = 2**31 - 2) -> list[int]:
     """Return agents' indices as ints from 0 to ``maximum``, else raise ValueError."""
     indices = entries(name, values)
     for index in indices:
@@ -144,21 +147,21 @@ def agents(name: str, values: Any, *, maximum: int = 2**31 - 2) -> list[int]:
     return [integer(name, index, minimum=0, maximum=maximum) for index in indices]
 
 
-def refuse(rules: Mapping[str, Any]) -> None:
+def refuse(rules: Mapping[str, object]) -> None:
     """Refuse the first broken one of rules, each a text and whether it is broken."""
     for text, broken in rules.items():
         if broken:
             raise ValueError(text)
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(name: str, value: object) -> bool:
     """Return ``value`` when it is True or False itself, else raise ValueError."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {shown(value)}; give True or False")
     return value
 
 
-def one_of(name: str, value: Any, options: Collection[str]) -> str:
+def one_of(name: str, value: object, options: Collection[str]) -> str:
     """Return ``value`` when it is one of ``options``, else raise ValueError that lists them."""
     if not isinstance(value, str) or value not in options:
         listed = ", ".join(options)
@@ -167,7 +170,7 @@ def one_of(name: str, value: Any, options: Collection[str]) -> str:
     return str(value)
 
 
-def name(value: Any) -> str:
+def name(value: object) -> str:
     """Return a name as text in one form: Unicode writes an u with dots as one letter or as two."""
     text = value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
     return unicodedata.normalize("NFC", text)
@@ -179,6 +182,7 @@ def flattened(name: str, array: np.ndarray) -> str:
         return f"; give np.ravel({name})"
     if array.ndim != 2:
         return ""
+    # Sorted, every row of a one-hot matrix is zeros and a one.
     one_hot = np.eye(1, array.shape[1], array.shape[1] - 1)
     if (np.sort(array, axis=1) == one_hot).all():
         return f"; they are one-hot: give class numbers, np.argmax({name}, 1)"
@@ -229,14 +233,14 @@ def finite_array(name: str, value: Any, *, ndim: int | None = None) -> np.ndarra
     return array
 
 
-def columns(value: Any) -> tuple[Any, ...] | None:
+def columns(value: object) -> tuple[object, ...] | None:
     """Return the names of a data frame's columns, None for what has no names."""
     # A method of this name belongs to something other than a data frame.
     names = getattr(value, "columns", None)
     return None if names is None or callable(names) else tuple(names)
 
 
-def check_columns(name: str, value: Any, trained: tuple[Any, ...] | None) -> None:
+def check_columns(name: str, value: object, trained: tuple[object, ...] | None) -> None:
     """Refuse a data frame whose columns are not ``trained``, in that order."""
     actual = columns(value)
     # Another number of columns is refused by its shape.
@@ -248,7 +252,7 @@ def check_columns(name: str, value: Any, trained: tuple[Any, ...] | None) -> Non
     )
 
 
-def check_rows(name: str, x: Any, y: Any) -> None:
+def check_rows(name: str, x: object, y: object) -> None:
     """Refuse labels whose index is not that of the examples, which position would join wrongly."""
     x_index: Any = getattr(x, "index", None)
     y_index: Any = getattr(y, "index", None)
@@ -260,13 +264,6 @@ def check_rows(name: str, x: Any, y: Any) -> None:
         f"{name}y has another index than {name}x; give y.loc[x.index], or y.to_numpy() where rows "
         "belong together as they stand"
     )
-
-
-def single(name: str, value: Any) -> np.ndarray:
-    """Return ``value`` as a float32 array without NaN or infinity, else raise ValueError."""
-    array = finite_array(name, value)
-    check_range(name, array)
-    return array.astype(np.float32)
 
 
 def check_range(name: str, array: np.ndarray) -> None:
@@ -292,7 +289,7 @@ def check_range(name: str, array: np.ndarray) -> None:
         )
 
 
-def square(name: str, value: Any) -> np.ndarray:
+def square(name: str, value: object) -> np.ndarray:
     """Return ``value`` as a finite square float64 matrix, else raise ValueError."""
     array = finite_array(name, value, ndim=2)
     if array.shape[0] != array.shape[1]:
@@ -300,7 +297,7 @@ def square(name: str, value: Any) -> np.ndarray:
     return array
 
 
-def symmetric(name: str, value: Any) -> np.ndarray:
+def symmetric(name: str, value: object) -> np.ndarray:
     """Return ``value`` as a finite symmetric float64 matrix, else raise ValueError."""
     matrix = square(name, value)
     asymmetry = np.abs(matrix - matrix.T).max()
@@ -314,7 +311,7 @@ def symmetric(name: str, value: Any) -> np.ndarray:
 SUM_TOLERANCE = 1e-8
 
 
-def stochastic(name: str, value: Any, sums: Collection[str]) -> np.ndarray:
+def stochastic(name: str, value: object, sums: Collection[str]) -> np.ndarray:
     """Return a float64 copy, [n, n] or [P, n, n], of weights >= 0 whose named sums are 1.
 
     Args:
@@ -357,13 +354,13 @@ def first(flags: Any) -> tuple[int, ...]:
     return tuple(int(axis[0]) for axis in flags.nonzero() if len(axis))
 
 
-def assign(part: Any, **values: Any) -> None:
+def assign(part: object, **values: object) -> None:
     """Set fields of a frozen dataclass in its ``__post_init__``, to the plain values checked."""
     for name, value in values.items():
         object.__setattr__(part, name, value)
 
 
-def fixed(array: Any, dtype: Any = None) -> np.ndarray:
+def fixed(array: object, dtype: Any = None) -> np.ndarray:
     """Return a copy that cannot be written to.
 
     Args:
@@ -379,6 +376,7 @@ def fixed(array: Any, dtype: Any = None) -> np.ndarray:
 def memory_limit() -> int:
     """Return the bytes of memory that this process may use: the machine's, or its container's."""
     available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # Of control groups of version 2, and of version 1; a container has one of them at most.
     for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             available = min(available, int(Path(file).read_text(encoding="utf-8")))

@@ -44,8 +44,11 @@ def shared(
     Raises:
         ValueError: If the team ended and a file is missing.
     """
-    pending, running, waiting = list(dict.fromkeys(paths)), True, False
+    pending = list(dict.fromkeys(paths))
+    running = True
+    waiting = False
     while True:
+        # What is there already is read while others are at the rest.
         for path in [path for path in pending if os.path.exists(path)]:
             pending.remove(path)
             yield path, False
@@ -79,6 +82,7 @@ def _claim(paths: list[Path]) -> tuple[Path, _files.Lock] | None:
     for path in sorted(paths, key=lambda path: os.path.exists(_beside(path))):
         with contextlib.suppress(_files.Busy):
             lock = _files.Lock("output", path, _beside(path), passing=True)
+            # Of a process that was killed there may be a longer text.
             os.ftruncate(lock.handle, 0)
             os.pwrite(lock.handle, f"process {os.getpid()} on {platform.node()}".encode(), 0)
             return path, lock
@@ -108,7 +112,9 @@ class Team:
         self, parallel: Any, work: Callable[[], None], folder: Path, say: Callable[[str], None]
     ):
         self.count, self._executor = check(parallel, folder)
-        self._work, self._folder, self._say = work, folder, say
+        self._work = work
+        self._folder = folder
+        self._say = say
         self._processes: list[Any] = []
         self._jobs: list[Any] = []
         self._ended: dict[int, str] = {}
@@ -117,7 +123,7 @@ class Team:
         """Leave the start to `running`."""
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Say who failed, and end what still runs or waits for a machine."""
         if self._jobs:
             self.running()
@@ -232,7 +238,9 @@ def _settings() -> bytes:
     settings["jax_default_device"] = getattr(device, "platform", device)
     if settings["jax_compilation_cache_dir"] is None:  # Workers have one of their own.
         del settings["jax_compilation_cache_dir"]
-    return pickle.dumps({n: (one, os.environ.get(n.upper())) for n, one in settings.items()})
+    return pickle.dumps(
+        {name: (value, os.environ.get(name.upper())) for name, value in settings.items()}
+    )
 
 
 def _begin(
@@ -240,6 +248,7 @@ def _begin(
 ) -> None:
     """What a worker calls; modules are found, and JAX is imported, as in the first process."""
 
+    # A process that is killed ends none of those that it started.
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)

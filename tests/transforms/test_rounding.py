@@ -100,7 +100,7 @@ def last_roundings(kind, places=200):
 def test_the_rounding_of_the_sum_is_within_the_clip_norm(kind, monkeypatch):
     """A broken copy clips records to C, and nothing is left for the last rounding."""
     assert 0.4 < last_roundings(kind) <= CLIP
-    monkeypatch.setattr(clipping, "share", lambda *given: 0.0)
+    monkeypatch.setattr(clipping, "rounding_share", lambda *given: 0.0)
     assert last_roundings(kind) > CLIP
 
 
