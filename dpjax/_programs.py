@@ -31,16 +31,16 @@ class Compiled:
 
         # Each program has a `jax.jit` of its own, which goes with it.
         @functools.lru_cache(maxsize=_PROGRAMS)
-        def program(*statics: Any) -> Any:
+        def program(*statics: object) -> Any:
             return jax.jit(functools.partial(function, *statics), **options)
 
         self._program = program
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Any:
         """Call the program of these static arguments."""
         return self._program(*arguments[: self._static])(*arguments[self._static :])
 
-    def trace(self, *arguments: Any) -> Any:
+    def trace(self, *arguments: object) -> Any:
         """Trace it, as ``jax.jit(function).trace`` does; a later call runs that trace."""
         return self._program(*arguments[: self._static]).trace(*arguments[self._static :])
 

@@ -69,9 +69,25 @@ Counts: TypeAlias = Int[np.ndarray, " n"]
 """Numbers of records, one an agent."""
 
 _Strategy: TypeAlias = Float[np.ndarray, "t t"]
+"""C over rounds."""
 
 Arrays: TypeAlias = Mapping[str, _Tree]
 """Arrays that differ between the plans of a run, by name, such as the mixing matrix."""
+
+
+_RoundNumber: TypeAlias = Int[Array, ""]
+"""Rounds done, traced."""
+
+_Scalar: TypeAlias = Float[Array, ""]
+
+_Metrics: TypeAlias = Mapping[str, _Scalar]
+"""Scalars to report by name, not private."""
+
+_Sum: TypeAlias = tuple[Message, _Scalar]
+"""A sum over the agents present, without their axis, and their number."""
+
+_Mixing: TypeAlias = Float[np.ndarray, "*p n n"]
+"""A mixing matrix or a schedule of them."""
 
 
 class State(NamedTuple):
@@ -95,7 +111,7 @@ class State(NamedTuple):
     models: Models
     memory: Memory
     secret: _Tree
-    round: Int[Array, ""]
+    round: _RoundNumber
 
 
 class PublicState(NamedTuple):
@@ -130,7 +146,7 @@ class Answer(NamedTuple):
     """
 
     total: Updates
-    metrics: Mapping[str, Float[Array, ""]] = {}
+    metrics: _Metrics = {}
 
 
 class Emission(NamedTuple):
@@ -151,7 +167,7 @@ class Emission(NamedTuple):
     private: Updates
     public: Message = ()
     carry: Carry = ()
-    metrics: Mapping[str, Float[Array, ""]] = {}
+    metrics: _Metrics = {}
 
 
 class Received(NamedTuple):
@@ -285,10 +301,10 @@ class Round(NamedTuple):
     optimizer: optax.GradientTransformation
     divisor: float
     key: PRNGKeyArray
-    round: Int[Array, ""]
+    round: _RoundNumber
     opened: Callable[[Message], Updates] | None = None
 
-    def mean(self, total: Message, present: Float[Array, ""] | None = None) -> Updates:
+    def mean(self, total: Message, present: _Scalar | None = None) -> Updates:
         """Return a sum over the divisor and the number of present agents: post-processing.
 
         It alone decodes a sum, in any form that the noise gave it; the result has the payload's
@@ -335,7 +351,7 @@ class Aggregator(Protocol):
         True
     """
 
-    def __call__(self, messages: Message) -> tuple[Message, Float[Array, ""]]:
+    def __call__(self, messages: Message) -> _Sum:
         """Return ``(sum, present)``: over the agents present, without the agents' axis.
 
         Args:
@@ -375,9 +391,7 @@ class Aggregator(Protocol):
         """
         return 0
 
-    def at(
-        self, round: int | Int[Array, ""]
-    ) -> Callable[[Message], tuple[Message, Float[Array, ""]]]:
+    def at(self, round: int | _RoundNumber) -> Callable[[Message], _Sum]:
         """The aggregator of a round, where rounds differ.
 
         Args:
@@ -386,7 +400,7 @@ class Aggregator(Protocol):
         return self
 
 
-Combine: TypeAlias = Callable[[Int[Array, ""], Message, Message], Message]
+Combine: TypeAlias = Callable[[_RoundNumber, Message, Message], Message]
 """``combine(round, sent, received) -> value`` of some agents alone.
 
 It returns what an exchange delivers to m agents, leaves [m, ...], from their own messages [m, ...]
@@ -405,7 +419,7 @@ class Exchange(Protocol):
         [[2.0], [2.0]]
     """
 
-    def __call__(self, arrays: Arrays, round: Int[Array, ""], message: Message) -> Received:
+    def __call__(self, arrays: Arrays, round: _RoundNumber, message: Message) -> Received:
         """Deliver a message.
 
         Args:
@@ -429,7 +443,7 @@ class Exchange(Protocol):
 
     def for_agents(
         self,
-        mixing: Float[np.ndarray, "*p n n"],
+        mixing: _Mixing,
         agents: Sequence[int],
         senders: Sequence[Sequence[int]],
     ) -> Combine | None:
@@ -579,7 +593,7 @@ class Networked(_Described, Protocol):
     def stochastic(self) -> Literal["rows", "columns", "double"]:
         """Which sums of its mixing matrix must be 1."""
 
-    def on(self, mixing: Float[np.ndarray, "*p n n"]) -> Method:
+    def on(self, mixing: _Mixing) -> Method:
         """The method on a network; hashable.
 
         Args:
@@ -667,7 +681,7 @@ class Privatizer(Protocol):
     @property
     def lost(
         self,
-    ) -> Callable[[Arrays, Int[Array, ""], Updates], Float[Array, ""]] | None:
+    ) -> Callable[[Arrays, _RoundNumber, Updates], _Scalar] | None:
         """Where nothing bounds the payload, ``lost(arrays, round, payload)``; else None.
 
         It returns the largest share of the payload's entries without noise, where the noise is
@@ -888,7 +902,7 @@ class Sampler(Protocol):
         """Refuse unsuitable numbers of records; ``agents`` names the agents in messages."""
         return
 
-    def draw(self, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " n"]) -> Draw:
+    def draw(self, key: PRNGKeyArray, round: _RoundNumber, counts: Int[Array, " n"]) -> Draw:
         """Draw a round's records.
 
         Args:
