@@ -35,10 +35,10 @@ Reference:
 """
 
 import dataclasses
-import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, exp, log, sqrt
 from typing import ClassVar, Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -124,7 +124,7 @@ class BinLoss(AmplifiedLoss):
     @property
     def times(self) -> int:
         """In how many rounds a record takes part, at most."""
-        return math.ceil(self.rounds / self.separation)
+        return ceil(self.rounds / self.separation)
 
     @property
     def draw_ratios(self) -> tuple[float, ...]:
@@ -143,7 +143,7 @@ class BinLoss(AmplifiedLoss):
     @property
     def unamplified(self) -> float:
         """Gaussian-DP mu of the same noise if the bins were known, rounded up."""
-        return max(self.ratios) * math.sqrt(self.times) * rounding.MARGIN
+        return max(self.ratios) * sqrt(self.times) * rounding.MARGIN
 
     def epsilon(self, delta: float) -> float:
         """The epsilon of the agent that loses most, rounded up."""
@@ -202,7 +202,7 @@ class Bins(Amplification):
         budget = target.budget
         largest = _largest_ratio(self.hidden(target, strategy), budget.largest, budget.delta)
         # MARGINs cover what sums and roots of the loss round.
-        round_ratio = largest / (math.sqrt(target.pattern.epochs) * rounding.MARGIN)
+        round_ratio = largest / (sqrt(target.pattern.epochs) * rounding.MARGIN)
         deviation = round_ratio / (moved * rounding.MARGIN)
         return np.asarray(deviation**2 * (1 - 1e-12))
 
@@ -377,11 +377,11 @@ def _epsilon(bins: int, mu: float, delta: float) -> float:
     lower_value = np.cumsum(weighted)[1:]
     with np.errstate(divide="ignore"):
         absent = np.max((lower_mass - allowed) / lower_value)
-    epsilon = math.log(max(present, absent, 0.5)) + _LOG_ROUNDING
+    epsilon = log(max(present, absent, 0.5)) + _LOG_ROUNDING
     return min(unamplified, max(epsilon, 0.0))
 
 
-@functools.lru_cache(maxsize=128)
+@lru_cache
 def _mean(bins: int, ratio: float) -> _Mean:
     """The mean of as many lognormals as bins, by doubling and adding one."""
     single = _lognormal(ratio)
@@ -470,7 +470,7 @@ def _ends(logs: Vector, values: Vector, masses: Vector) -> tuple[float, float]:
     return lowest + width * first, lowest + width * max(last, first + 1)
 
 
-@functools.lru_cache(maxsize=64)
+@lru_cache
 def _largest_ratio(bins: int, epsilon: float, delta: float) -> float:
     """The largest ratio of all rounds together that keeps the budget, from below."""
     from scipy import optimize
@@ -481,15 +481,15 @@ def _largest_ratio(bins: int, epsilon: float, delta: float) -> float:
     low = known_mu * (1 - 1e-9)
 
     def excess(log_ratio: float) -> float:
-        return _epsilon(bins, math.exp(log_ratio), delta) / allowed - 1
+        return _epsilon(bins, exp(log_ratio), delta) / allowed - 1
 
-    start = math.log(low)
-    end = start + math.log(2)
+    start = log(low)
+    end = start + log(2)
     while excess(end) < 0:
         start = end
-        end += math.log(2)
+        end += log(2)
     root = float(optimize.brentq(excess, start, end, xtol=_CLOSE / 4, rtol=_CLOSE / 4))
     # A root is on either side of the budget.
     while excess(root) > 0:
         root -= _CLOSE
-    return math.exp(max(root, math.log(low)))
+    return exp(max(root, log(low)))

@@ -13,14 +13,15 @@ import numpy as np
 from dpjax import _validate
 from dpjax.accounting.arrays import Flags, Indices, Matrix, Numbers
 from dpjax.accounting.kalman import CERTAIN, DROPPED, LEAK, TRACE, Energies, Model, rounding
+from dpjax.accounting.rounding import UNIT
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["energies"]
 
+# Bytes that A and B together may take.
 LARGEST = 3 * 2**30
-"""Bytes that A and B together may take."""
+# Multiplications that deciding a rank may take.
 LARGEST_RANK = 2e8
-"""Multiplications that deciding a rank may take."""
 _PRIMES = (2147483647, 2147483629)
 
 
@@ -135,7 +136,7 @@ def energies(
         with np.errstate(over="ignore"):
             values[step:, lag] = (late * early).sum(axis=0)
     terms = np.abs(u[:, nonzero].T) @ np.abs(a) / singular[nonzero, None]
-    rate = 8 * np.finfo(np.float64).eps * (1 + condition)
+    rate = 8 * UNIT * (1 + condition)
     blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
     leak = leak.reshape(rounds, n).max(0)
     margin = rounding(values, blur, participation)

@@ -19,10 +19,10 @@ Reference:
     few cases, are not used).
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from math import exp, fsum, pi, sqrt
 from typing import Any, Literal
 
 from dpjax import _validate
@@ -107,11 +107,11 @@ def tau(variance: int | float | Fraction, honest: int) -> float:
     v = _variance(variance)
     n = _validate.integer("honest", honest)
     counts = range(1, min(n, _TERMS))
-    terms = [math.exp(-2 * math.pi**2 * v * j / (j + 1)) for j in counts]
+    terms = [exp(-2 * pi**2 * v * j / (j + 1)) for j in counts]
     # Those left out are at most exp(-2 pi^2 v) / (1 - ...) each: j / (j + 1) >= T / (T + 1).
-    largest = math.exp(-2 * math.pi**2 * v * _TERMS / (_TERMS + 1))
+    largest = exp(-2 * pi**2 * v * _TERMS / (_TERMS + 1))
     rest = max(0, n - _TERMS) * largest
-    return 10 * (math.fsum(terms) + rest) * _WIDE
+    return 10 * (fsum(terms) + rest) * _WIDE
 
 
 def round_epsilon(
@@ -140,7 +140,7 @@ def round_epsilon(
     v = _variance(variance)
     n = _validate.integer("honest", honest)
     k = _validate.integer("size", size)
-    return (moved / math.sqrt(n * v) + tau(variance, n) * math.sqrt(k)) * _WIDE
+    return (moved / sqrt(n * v) + tau(variance, n) * sqrt(k)) * _WIDE
 
 
 def loss(
@@ -223,7 +223,7 @@ def smallest_grid(
     variance: int | Fraction,
     participations: int,
     relation: Relation,
-    beta: float = math.exp(-0.5),
+    beta: float = exp(-0.5),
 ) -> float:
     """Return the grid at which noise of so many squared grid units is what a budget takes.
 
@@ -260,7 +260,7 @@ def smallest_grid(
 
     def spent(norm: float) -> float:
         square = max(1, lattice.limit(norm, size, beta))
-        return loss(math.sqrt(square), variance, cohort, size, **options).rho
+        return loss(sqrt(square), variance, cohort, size, **options).rho
 
     low = 1e-9
     high = 1.0

@@ -10,8 +10,8 @@ only where z~ and z fall into different cells. docs/floating-point.md derives th
 so that (epsilon, delta') of M* gives M (epsilon + 2 eta, e^eta delta' + beta).
 """
 
-import math
 from collections.abc import Callable
+from math import exp, expm1, floor, inf, log, log2, pi, sqrt
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,8 +25,8 @@ from dpjax.mechanism import strategy as strategy_
 
 __all__ = ["cost", "grid"]
 
+# Largest share of delta that finite precision may use.
 LIMIT = 0.01
-"""Largest share of delta that finite precision may use."""
 
 T = TypeVar("T")
 _UNIT = 2.0**-53
@@ -37,7 +37,7 @@ _SHARE = 0.01
 
 
 def _density(z: float) -> float:
-    return math.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    return exp(-(z**2) / 2) / sqrt(2 * pi)
 
 
 def _tail(z: float) -> float:
@@ -77,16 +77,16 @@ class NormalSampler(NamedTuple):
         Half a cell, over the slope phi of the quantile at its outer end; infinite beyond `reach`.
         """
         if z > self.reach:
-            return math.inf
+            return inf
         edge = _quantile(self.finer)
         coarse = self.half / _density(min(z, edge))
         finer = self.finer_half / _density(z) if z > edge else 0.0
         # The outer end lies up to half a cell beyond z.
-        return float(max(coarse, finer)) * (1 + 2 * max(self.half / self.finer, 2.0**-30))
+        return max(coarse, finer) * (1 + 2 * max(self.half / self.finer, 2.0**-30))
 
 
+# That of `dpjax.transforms.variates`: 64 bits, 64 more below 2^-32, up to 11.3 deviations.
 SAMPLER = NormalSampler(2.0**-65, 2.0**-129, 2.0**-32, 2.0**-97, 2.0**-48)
-"""That of `dpjax.transforms.variates`: 64 bits, 64 more below 2^-32, up to 11.3 deviations."""
 
 
 class Grid(NamedTuple):
@@ -178,10 +178,10 @@ def grid(factor: Matrix, rounds: int, strategy: Matrix | None = None) -> Grid:
     columns = factor if np.ndim(factor) == 1 else np.sum(factor, axis=0, dtype=np.float64)
     mean = float(np.square(columns, dtype=np.float64).sum()) / n**2
     mean *= rounds if strategy is None else sums.totals
-    spacing = 2.0 ** math.floor(math.log2(sums.deviation * _COARSEST))
+    spacing = 2.0 ** floor(log2(sums.deviation * _COARSEST))
 
     def share(h: float) -> float:
-        return rounds * h**2 / 12 / n / mean if mean > 0 else math.inf
+        return rounds * h**2 / 12 / n / mean if mean > 0 else inf
 
     while share(spacing) > _SHARE and spacing / 2 >= sums.deviation * _FINEST:
         spacing /= 2
@@ -244,7 +244,7 @@ def cost(
     within = sums.within * spacing * 1.01
     slope = (mu + _SLOPE) * spacing / sums.deviation + spacing**2 * sums.precision * 1.01
     # Twice the error over the cell is what a cell's two ends gain or lose, by a density's slope.
-    ends = 2 / spacing * slope / -math.expm1(-slope) * 1.02
+    ends = 2 / spacing * slope / -expm1(-slope) * 1.02
 
     sampled = ends * np.outer(sums.columns_c, sums.columns_f).ravel()
     # Rounding in sums over rounds, then over agents, for a unit of each normal.
@@ -259,37 +259,37 @@ def cost(
     # Beyond, the mean of a cell's effects is not bounded by its first order.
     farthest_move = ends * sums.rows * distances + added
     if within > 1 or farthest_move > 0.005:
-        return Cost(math.inf, math.inf, draws)
+        return Cost(inf, inf, draws)
 
-    log = -math.log(1e-6 * delta)
+    log_rest = -log(1e-6 * delta)
     # A normal beyond the reach, or a density of more than the slope.
     room = reach - within
     tails = _tail(room) + _tail(room - 0.5)
     beyond = 2 * draws * tails + 8 * mu**2 * _tail(room - mu)
     steep = 4 * draws * _tail(_SLOPE)
-    beta = float(beyond + steep) * 1.01 + 4 * math.exp(-log)
+    beta = (beyond + steep) * 1.01 + 4 * exp(-log_rest)
     errors = sampled * furthest + coloured * reach
     copies = draws // len(errors)
-    eta = math.inf
+    eta = inf
     largest = float(errors.max())
     for shift in (1 / 8, 1 / 4, 1 / 2, 1):
         mean = _mean(sampler, sampled, coloured, within, shift)
         for rate in (0.03, 0.1, 0.3, 1.0):
-            moved = largest * ((mu / shift) ** 2 + log / rate)
-            expected = copies * mean * math.expm1(rate) / rate
+            moved = largest * ((mu / shift) ** 2 + log_rest / rate)
+            expected = copies * mean * expm1(rate) / rate
             eta = min(eta, expected + moved)
     eta += added * draws
     # Fresh noise, by rounds and coordinates: errors of both signs add up like a random walk.
     steps = rounds * parameters
     step_error = float(errors.sum()) + len(errors) * added
-    deviations = 2 * mu / math.sqrt(2 * math.pi) + math.sqrt(2 * log)
-    walk = step_error * math.sqrt(steps) * deviations
+    deviations = 2 * mu / sqrt(2 * pi) + sqrt(2 * log_rest)
+    walk = step_error * sqrt(steps) * deviations
     if strategy is None and step_error < 0.1:
         drift = 4 * steps * step_error**2
         eta = min(eta, walk + drift + beta)
     if eta > 1:
-        return Cost(math.inf, math.inf, draws)
-    return Cost(2 * eta, math.expm1(eta) * delta + beta, draws)
+        return Cost(inf, inf, draws)
+    return Cost(2 * eta, expm1(eta) * delta + beta, draws)
 
 
 def of_group(records: int, mu: float, spent: tuple[float, float], delta: float) -> Cost:
@@ -317,8 +317,8 @@ def of_group(records: int, mu: float, spent: tuple[float, float], delta: float) 
     beyond = 1.01 * 8 * group_mu**2 * _tail(SAMPLER.reach - 1 - group_mu)
     eta = spent[0] / 2 * records**2 * (1 + (group_mu - mu) / 8) + beyond
     if eta > 1:
-        return Cost(math.inf, math.inf, 0)
-    return Cost(2 * eta, math.expm1(eta) * delta + spent[1] + beyond, 0)
+        return Cost(inf, inf, 0)
+    return Cost(2 * eta, expm1(eta) * delta + spent[1] + beyond, 0)
 
 
 def grown(
@@ -340,7 +340,7 @@ def grown(
     added = added_delta
     while added < delta or added == 0:
         stated, cost = state(added)
-        growth = math.exp(min(max(0.0, cost - epsilon), 700.0))
+        growth = exp(min(max(0.0, cost - epsilon), 700.0))
         if added >= added_delta * growth:
             return stated
         added = 1.01 * added_delta * growth
@@ -351,16 +351,16 @@ def _mean(
     sampler: NormalSampler, sampled: Numbers, coloured: Numbers, within: float, shift: float
 ) -> float:
     """Sum of the mean effects of normals that are each moved by up to ``shift``."""
-    zeroth = math.exp(shift**2 / 2)
+    zeroth = exp(shift**2 / 2)
     first = 2 * _density(shift) + shift * (1 - 2 * _tail(shift))
-    first = (float(first) + within) * zeroth
+    first = (first + within) * zeroth
     rate = within + shift
     edge = _quantile(sampler.finer)
     ends = ((sampler.half, edge), (sampler.finer_half, sampler.reach))
     # The density cancels against the slope of the quantile: what is left grows with `rate` alone.
     cells = 0.0
     for half, end in ends:
-        cells += 2 * half * math.exp(within**2 / 2) * math.expm1(rate * end) / rate
+        cells += 2 * half * exp(within**2 / 2) * expm1(rate * end) / rate
     # Beyond the edge, within a cell of the wider ones before it.
     wide = 2 * sampler.half / _density(edge) * zeroth * _tail(edge - rate)
     of_sampler = sampler.error * (zeroth + first) + 1.01 * (cells + wide)
@@ -408,6 +408,6 @@ def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: 
         rows=rows(factor, feedback),
         within=rows(inverse, c),
         precision=rows(over_agents, over_rounds),
-        deviation=1 / math.sqrt(largest),
+        deviation=1 / sqrt(largest),
         terms=int((factor != 0).sum(1).max()),
     )

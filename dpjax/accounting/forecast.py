@@ -34,8 +34,8 @@ less its mean. Noise that cancels in the average, or networks that mix slowly, l
 few slow modes of W hold all of it, else of a few percent.
 """
 
-import math
 from dataclasses import dataclass
+from math import ceil, floor, inf, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -60,11 +60,11 @@ HOPELESS = {"agent": 4.5, "record": 2.0}
 """Noise over the largest drift, by unit, from which next to nothing is learned; measured likewise.
 """
 
+# How much is drawn for a disagreement: numbers in a round, in all where rounds share noise, and
+# rounds.
 _NUMBERS = 4096
 _STORED = 2**24
 _ROUNDS = 1000
-"""How much is drawn for a disagreement: numbers in a round, in all where rounds share noise, and
-rounds."""
 
 Level = Literal["learns", "poor", "hopeless"]
 
@@ -121,22 +121,22 @@ class Forecast:
     apart: bool
     disagreement_rate: float = 0.0
     sampled: AmplifiedLoss | None = None
-    largest_batch: float = math.inf
+    largest_batch: float = inf
 
     @property
     def ratio(self) -> float:
         """Root mean square of the noise in the average model over the largest drift."""
-        return self.rate * math.sqrt(self.parameters)
+        return self.rate * sqrt(self.parameters)
 
     @property
     def disagreement(self) -> float:
         """Root mean square of the noise in agents' own models around the average, likewise."""
-        return self.disagreement_rate * math.sqrt(self.parameters)
+        return self.disagreement_rate * sqrt(self.parameters)
 
     @property
     def floor(self) -> float:
         """The least ratio that any design has under this budget."""
-        return self.floor_rate * math.sqrt(self.parameters)
+        return self.floor_rate * sqrt(self.parameters)
 
     @property
     def level(self) -> Level:
@@ -164,8 +164,8 @@ class Forecast:
         """
         limit = self._wanted(ratio)
         if self.rate == 0:
-            return math.inf
-        return float(math.floor((limit / max(self.rate, self.disagreement_rate)) ** 2))
+            return inf
+        return float(floor((limit / max(self.rate, self.disagreement_rate)) ** 2))
 
     def epsilon(self, ratio: float | None = None) -> float:
         """The epsilon at which this design keeps a ratio; of the largest, where budgets differ.
@@ -194,7 +194,7 @@ class Forecast:
             ratio: Ratio not to exceed; None is `good`.
         """
         times = max(self.ratio / self._wanted(ratio), 1.0)
-        return math.ceil(self.agents * (times**2 if self.apart else times) * (1 - 1e-12))
+        return ceil(self.agents * (times**2 if self.apart else times) * (1 - 1e-12))
 
     @property
     def _worst(self) -> float:
@@ -248,13 +248,13 @@ class Forecast:
     def _remedies(self) -> list[str]:
         if self.unit == "agent":
             # A batch divides the noise of a record's sum by its size.
-            needed = math.ceil(self._worst / GOOD["record"])
+            needed = ceil(self._worst / GOOD["record"])
             batches = (
                 f"records protected in place of agents, with batches of {needed:,}, which divide "
                 f"the noise: to {GOOD['record']:g}, as records need{self._records(needed, 1)}"
             )
         else:
-            needed = math.ceil(self.batch_size * self._worst / self.good)
+            needed = ceil(self.batch_size * self._worst / self.good)
             batches = (
                 f"batches of {needed:,} in place of {self.batch_size:,.9g}"
                 f"{self._records(needed, self.batch_size)}"
@@ -347,7 +347,7 @@ def forecast(
     filled: ArrayLike = 1.0,
     sampled: AmplifiedLoss | None = None,
     spread: float = 0.0,
-    records: float = math.inf,
+    records: float = inf,
 ) -> Forecast:
     """Return the forecast of a run from the noise that it adds.
 

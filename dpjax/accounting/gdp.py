@@ -9,26 +9,27 @@ where m(z) = Phi(-z) / phi(z) is Mills' ratio. The right-hand form neither overf
 everything here is solved in the logarithm of delta.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting.arrays import Numbers
+from dpjax.accounting.rounding import TINY, UNIT
 
 __all__ = ["delta", "epsilon", "mu", "rdp", "zcdp"]
 
-_UNIT = float(np.finfo(np.float64).eps)
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 # Largest relative error of exp(_log_delta) met against 60-digit arithmetic is 4e-13; see the tests.
 _MARGIN = 1e-12
 _STEPS = 80
 # delta is below every float64 long before x = 1e4; beyond, x * x would overflow.
 _FAR = 1e4
-_TINY = float(np.finfo(np.float64).tiny)
 _MOST = 1e307
 _RANGES = {
-    "delta": (0.0, 1 - _UNIT / 2, "numbers in [0, 1)"),
-    "alpha": (1 + _UNIT, np.inf, "orders above 1"),
+    "delta": (0.0, 1 - UNIT / 2, "numbers in [0, 1)"),
+    "alpha": (1 + UNIT, np.inf, "orders above 1"),
 }
 
 Result = float | Numbers
@@ -77,7 +78,7 @@ def _threshold(mu: Numbers, epsilon: Numbers) -> Numbers:
 def _slack(mu: Numbers, x: Numbers) -> Numbers:
     """Bound on the error of `_log_delta`, the rounding of x in its argument included."""
     with np.errstate(over="ignore"):
-        return _MARGIN + 4 * _UNIT * (1 + np.abs(x)) * (np.abs(x) + mu)
+        return _MARGIN + 4 * UNIT * (1 + np.abs(x)) * (np.abs(x) + mu)
 
 
 def _arguments(**values: ArrayLike) -> list[Numbers]:
@@ -94,6 +95,16 @@ def _arguments(**values: ArrayLike) -> list[Numbers]:
             raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
         arrays.append(array)
     return list(np.broadcast_arrays(*arrays))
+
+
+def _bisected(holds: Callable[[Numbers], Numbers], inside: Numbers, outside: Numbers) -> Numbers:
+    """The last numbers that hold, between some that do and some that need not."""
+    for _ in range(_STEPS):
+        middle = inside + (outside - inside) / 2
+        enough = holds(middle)
+        inside = np.where(enough, middle, inside)
+        outside = np.where(enough, outside, middle)
+    return inside
 
 
 def _result(value: Numbers) -> Result:
@@ -134,7 +145,7 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
         log_value = _log_delta(safe_m, x) + _slack(safe_m, x)
         value = np.minimum(np.exp(log_value), 1.0)
     # Below the normal range relative rounding is lost; the smallest normal number is above.
-    value = np.maximum(value, _TINY)
+    value = np.maximum(value, TINY)
     value = np.where(usual, value, np.where(np.isinf(m), 1.0, 0.0))
     return _result(value)
 
@@ -177,13 +188,9 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
         return _log_delta(m_, x) + _slack(m_, x) <= log_d
 
     at_zero = holds(low)
-    for _ in range(_STEPS):
-        middle = (low + high) / 2
-        enough = holds(middle)
-        low = np.where(enough, low, middle)
-        high = np.where(enough, middle, high)
+    high = _bisected(holds, high, low)
     with np.errstate(over="ignore"):
-        rounding = 4 * _UNIT * m_ * (np.abs(high) + m_)
+        rounding = 4 * UNIT * m_ * (np.abs(high) + m_)
         value = m_ * (high + m_ / 2) + rounding
     value = np.where(at_zero, 0.0, np.maximum(value, 0.0))
     unusual = np.where(m == 0, 0.0, np.inf)
@@ -237,11 +244,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
             break
         low = np.where(enough, high, low)
         high = np.where(enough, 2 * high, high)
-    for _ in range(_STEPS):
-        middle = low + (high - low) / 2
-        enough = holds(middle)
-        low = np.where(enough, middle, low)
-        high = np.where(enough, high, middle)
+    low = _bisected(holds, low, high)
     # Where nothing above the proven bound passed the test, its own rounding is taken off.
     value = np.where(holds(low), low, low * (1 - 1e-11))
     return _result(np.where(usual, value, np.where(np.isinf(e), np.inf, 0.0)))
@@ -298,5 +301,5 @@ def _half_square(m: Numbers, times: Numbers | float = 1.0) -> Numbers:
     """``times m^2 / 2``, above its own rounding and underflow; 0 where m is."""
     shift = np.where(m == 0, 1.0, m)
     with np.errstate(over="ignore", under="ignore"):
-        value = np.maximum(times * shift * shift / 2 * (1 + 4 * _UNIT), _TINY)
+        value = np.maximum(times * shift * shift / 2 * (1 + 4 * UNIT), TINY)
     return np.asarray(np.where(m == 0, 0.0, value))

@@ -1,17 +1,17 @@
 """The record of what a run guarantees; every run stores one and every figure prints it."""
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from dpjax import _html, _validate
-from dpjax.accounting import budget, finite, losses, parties, stopping, wording
+from dpjax.accounting import budget, finite, parties, stopping, wording
 from dpjax.accounting.arrays import Numbers
+from dpjax.accounting.losses import Gaussian
 from dpjax.accounting.records import Record, agents_mus, precision_cost, together
 
 __all__ = ["Guarantee"]
@@ -167,7 +167,7 @@ class Guarantee(Record):
             The record.
         """
         fields: Any = dict.fromkeys(("relation", "attacker", "accountant"))
-        fields |= dict.fromkeys(("epsilon", "mu", "clip_norm"), math.inf)
+        fields |= dict.fromkeys(("epsilon", "mu", "clip_norm"), inf)
         return cls.of(**fields, delta=0.0, rounds=rounds, release=False)
 
     def after(self, rounds: int) -> "Guarantee":
@@ -200,7 +200,7 @@ class Guarantee(Record):
         loss = self.loss.after(rounds)
         if self.relation is None:
             return Guarantee.none(rounds)
-        if isinstance(self.loss, losses.Gaussian):
+        if isinstance(self.loss, Gaussian):
             return self._reserved()._part(rounds, self.loss.share(rounds))
         return self._restated(loss, unused=0)
 
@@ -234,7 +234,7 @@ class Guarantee(Record):
             fault = f"curve is {self.curve} and phases are {len(self.phases)} already"
             raise ValueError(f"{fault}; use the plan's own guarantee")
         loss = self.loss
-        if not isinstance(loss, losses.Gaussian):
+        if not isinstance(loss, Gaussian):
             raise ValueError(
                 f"loss is {type(loss).__name__}; curves are known for Gaussian losses alone: state "
                 "the plan's own guarantee, which holds wherever the run stops"
@@ -253,7 +253,7 @@ class Guarantee(Record):
         def curved(added: float) -> tuple[Guarantee, float]:
             remaining = self.delta - added
             inner = min(stopping.inner_delta(mu * free.roots, remaining) for mu in np.unique(mus))
-            curve = dataclasses.replace(free, delta=inner)
+            curve = replace(free, delta=inner)
             record = self._restated(loss, mus, added_delta=added, curve=curve)
             return record, record.epsilon
 
@@ -285,7 +285,7 @@ class Guarantee(Record):
             if rounds > self.rounds:
                 raise ValueError(f"rounds is {rounds}, the guarantee covers {self.rounds}")
             # That the run ended there may tell of the data, so all planned rounds count.
-            return dataclasses.replace(self, unused=self.rounds - rounds)
+            return replace(self, unused=self.rounds - rounds)
         if rounds not in self.curve.marks or self.rounds != self.curve.marks[-1]:
             raise ValueError(
                 f"rounds is {rounds}; marks are {self.curve.marks} of the whole run's guarantee"
@@ -474,7 +474,7 @@ class Guarantee(Record):
         """
         phases = tuple(phase.survivors(departed) for phase in self.phases)
         if self.per_agent_epsilon is None:
-            return dataclasses.replace(self, phases=phases)
+            return replace(self, phases=phases)
         last = len(self.per_agent_epsilon) - 1
         gone = _validate.agents("departed", departed, maximum=last)
         stay = np.delete(self.per_agent_epsilon, gone).tolist()
@@ -492,9 +492,9 @@ class Guarantee(Record):
     def _open(self, **changes: Any) -> "Guarantee":
         """The record with changes, its epsilon still to be stated."""
         # Nothing understates an infinite epsilon, so every loss fits beside it.
-        bare = dict[str, Any](epsilon=math.inf, accountant="gdp", unsound=False)
+        bare = dict[str, Any](epsilon=inf, accountant="gdp", unsound=False)
         bare |= dict.fromkeys(("per_agent_epsilon", "per_agent_mu"))
-        return dataclasses.replace(self, **bare | changes)
+        return replace(self, **bare | changes)
 
     def _reserved(self) -> "Guarantee":
         """A release plan's record with the most that its run may add; else the record itself."""
@@ -517,15 +517,15 @@ class Guarantee(Record):
             changes: Other fields.
         """
         if mus is not None:
-            loss = dataclasses.replace(loss, mu=min(loss.mu, float(mus.max())))
+            loss = replace(loss, mu=min(loss.mu, float(mus.max())))
         bare = self._open(accountant=loss.kind, loss=loss, **changes)
         if mus is None or len(mus) == 1:
-            return dataclasses.replace(bare, epsilon=bare.exact_epsilon)
+            return replace(bare, epsilon=bare.exact_epsilon)
         agent_mus = np.minimum(mus, loss.mu).tolist()
-        epsilons = [bare.exact(losses.Gaussian(mu)) for mu in agent_mus]
+        epsilons = [bare.exact(Gaussian(mu)) for mu in agent_mus]
         if limits is not None:
             epsilons = list(map(min, epsilons, limits))
-        return dataclasses.replace(
+        return replace(
             bare,
             epsilon=max(epsilons),
             per_agent_epsilon=tuple(epsilons),
@@ -534,7 +534,7 @@ class Guarantee(Record):
 
     def _part(self, rounds: int, share: float) -> "Guarantee":
         """The first rounds, which have spent a share of the mu^2 of a Gaussian loss."""
-        assert isinstance(self.loss, losses.Gaussian)
+        assert isinstance(self.loss, Gaussian)
         spent = self.loss.part(rounds, share)
         mus = agents_mus(self) * spent.scale(share)
         # Their mus are upper bounds, up to rounding.
@@ -542,24 +542,24 @@ class Guarantee(Record):
         return self._restated(spent, mus, limits, unused=0)
 
 
+# Fields of a total that are not its phases'.
 _OF_TOTAL = (
     *("epsilon", "per_agent_epsilon", "accountant", "phases", "added_epsilon", "added_delta"),
     *("mu", "white", "over_rounds", "other_loss"),
 )
-"""Fields of a total that are not its phases'."""
 
 
 def _under(fields: dict[str, Any], phases: tuple[Guarantee, ...]) -> Guarantee:
     """The record that states a total over phases; its constructor refuses those that pass it."""
     rounds = sum(phase.rounds for phase in phases)
-    loss = dataclasses.replace(fields["loss"], rounds=rounds)
+    loss = replace(fields["loss"], rounds=rounds)
     changes = fields | {"loss": loss, "accountant": loss.kind, "phases": phases}
     return _joined_all(phases)._open(**changes)
 
 
 def _joined_all(phases: Sequence[Guarantee]) -> Guarantee:
     """What phases under a total state beside their losses, and what finite precision adds."""
-    no_loss = losses.Gaussian(math.inf, phases[0].rounds)
+    no_loss = Gaussian(inf, phases[0].rounds)
     first = phases[0]._open(curve=None, loss=no_loss)
     return functools.reduce(_joined, phases[1:], first)
 
@@ -582,6 +582,7 @@ def _weaker(secrets: tuple[Any, Any]) -> Any:
     return None if other == "alone" else other
 
 
+# What two runs in a row state of fields in which they may differ.
 _MERGED: dict[str, Callable[[tuple[Any, Any]], Any]] = {
     **dict.fromkeys(("added_epsilon", "added_delta", "unused"), sum),
     **dict.fromkeys(("clip_norm", "sum_rounding", "phase"), max),
@@ -591,7 +592,6 @@ _MERGED: dict[str, Callable[[tuple[Any, Any]], Any]] = {
     "secrets": _weaker,
     "custom": lambda names: tuple(dict.fromkeys(names[0] + names[1])),
 }
-"""What two runs in a row state of fields in which they may differ."""
 
 
 def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
@@ -625,7 +625,7 @@ def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
     fields["attacker"] = _attacker(earlier, later)
     fields["lost_noise"] = _lost(earlier, later)
     # Whoever joins them states the loss.
-    no_loss = losses.Gaussian(math.inf, earlier.rounds + later.rounds)
+    no_loss = Gaussian(inf, earlier.rounds + later.rounds)
     return earlier._open(**fields, loss=no_loss, curve=None)
 
 

@@ -36,29 +36,29 @@ from jaxtyping import Array, Float
 from dpjax import _validate
 from dpjax._numerics import double_precision, one_lapack_thread
 from dpjax.accounting.arrays import Flags, Indices, Matrix, Numbers, Vector
+from dpjax.accounting.rounding import UNIT
 from dpjax.mechanism.participation import Participation
 
 __all__ = ["pattern_sums"]
 
+# Singular values above this, of rows in units of their own noise, are certainly there.
 CERTAIN = 1e-6
-"""Singular values above this, of rows in units of their own noise, are certainly there."""
+# Those below this may be rounding alone; between the two it is open.
 DROPPED = 1e-9
-"""Those below this may be rounding alone; between the two it is open."""
+# Rounding that a row may carry in units of its own noise; where it is more, it is the unit.
 SHARP = 1e-11
-"""Rounding that a row may carry in units of its own noise; where it is more, it is the unit."""
+# Relative rounding of the whitened innovations beyond which a loss is open.
 EXACT = 1e-9
-"""Relative rounding of the whitened innovations beyond which a loss is open."""
-_EPS = float(np.finfo(np.float64).eps)
 TRACE = 1e-300
 _LEAST = 1e-150  # Its square is no zero.
+# A response of this share of its terms where no noise is: the loss is infinite.
 LEAK = 1e-6
-"""A response of this share of its terms where no noise is: the loss is infinite."""
+# Relative rounding of a loss from which on it is stated.
 SHOWN = 1e-9
-"""Relative rounding of a loss from which on it is stated."""
+# Largest state for which one thread is faster.
 SMALL = 400
-"""Largest state for which one thread is faster."""
+# Bytes of working memory.
 LARGEST = 6 * 2**30
-"""Bytes of working memory."""
 
 _Periodic = Float[Any, "p i j"]
 _Products = Float[np.ndarray, "t k n"]
@@ -102,7 +102,7 @@ class Model(NamedTuple):
                 array = _validate.finite_array(name, part)
             if array.ndim not in (2, 3):
                 raise ValueError(f"{name} has shape {array.shape}; give a matrix, or [P, ., .]")
-            arrays.append(np.array(array if array.ndim == 3 else array[None], np.float64))
+            arrays.append(np.array(array, np.float64, ndmin=3))
         s = arrays[0].shape[2]
         n = arrays[1].shape[2]
         q = arrays[2].shape[2]
@@ -173,7 +173,7 @@ def _filter_step(
     moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)
     width = _norms(root)
     norms = _norms(observed)
-    blur = jnp.abs(here.state_output) @ (rounding + _EPS * width) + _EPS * norms
+    blur = jnp.abs(here.state_output) @ (rounding + UNIT * width) + UNIT * norms
     # A row without any noise is told from one whose noise is rounding.
     silent = (norms == 0) & (blur == 0)
     unit = jnp.where(silent, 1.0, jnp.maximum(norms, blur / SHARP))
@@ -209,11 +209,11 @@ def _filter_step(
     bare = jnp.where(hidden, combinations, silent_rows)
     fresh = jnp.abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
     # Added as independent: sizes alone would grow without bound where the filter forgets.
-    rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * _EPS * fresh
+    rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * UNIT * fresh
     divisor = jnp.where(rank > 0, smallest, 1.0)
     condition = jnp.where(rank > 0, values[0] / divisor, 1.0)
     doubt = _Doubt(ambiguous, condition, rank, hidden)
-    rate = 8 * _EPS + jnp.where(rank > 0, relative_blur / divisor, 0)
+    rate = 8 * UNIT + jnp.where(rank > 0, relative_blur / divisor, 0)
     return (root, rounding), (_Step(closed, gain, whiten, bare, rate), doubt)
 
 

@@ -34,10 +34,10 @@ from dpjax.accounting.arrays import Indices, Numbers, Vector
 
 __all__ = ["mutual_information"]
 
+# Beyond it squares, of which standard deviations are made, overflow.
 LARGEST = 1e150
-"""Beyond it squares, of which standard deviations are made, overflow."""
+# Trials from which k-d trees are asked by several threads, whose start takes milliseconds.
 THREADS_FROM = 2000
-"""Trials from which k-d trees are asked by several threads, whose start takes milliseconds."""
 
 
 class Counts(NamedTuple):

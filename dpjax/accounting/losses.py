@@ -9,10 +9,9 @@ Each kind composes with its own. A Gaussian also goes into `Pld` and `Concentrat
 into `Concentrated`; what is left is refused, with the form in which both can be stated.
 """
 
-import dataclasses
-import functools
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, hypot, inf, isinf, log, log1p, sqrt
 from types import ModuleType
 from typing import Any, ClassVar, Literal, Self
 
@@ -91,7 +90,7 @@ class _Summed(Loss):
         changes: Any = {self.parameter: self.size * self.scale(share) if share else 0.0}
         if self.participation is not None:
             changes["participation"] = _begun(self.participation, rounds)
-        return dataclasses.replace(loss, rounds=rounds, **changes)
+        return replace(loss, rounds=rounds, **changes)
 
     @classmethod
     def scale(cls, share: float) -> float:
@@ -100,13 +99,13 @@ class _Summed(Loss):
         Args:
             share: At most 1.
         """
-        return min(1.0, (math.sqrt(share) if cls.squared else share) * MARGIN)
+        return min(1.0, (sqrt(share) if cls.squared else share) * MARGIN)
 
     def _first(self, rounds: int) -> Self:
         return self.part(rounds, self.share(rounds))
 
 
-@functools.lru_cache(maxsize=256)  # Each record of one loss asks for it, at a millisecond each.
+@lru_cache  # Each record of one loss asks for it, at a millisecond each.
 def _epsilon(mu: float, delta: float) -> float:
     return float(gdp.epsilon(mu, delta))
 
@@ -164,18 +163,18 @@ class Gaussian(_Summed):
         del delta
         if self.mu == 0:
             return events.NoOpDpEvent()
-        if math.isinf(self.mu):
+        if isinf(self.mu):
             return events.NonPrivateDpEvent()
         times = self.rounds
         if self.participation is not None:
             times = self.participation[0]
         if not self.white or times < 2:
             return events.GaussianDpEvent(1 / self.mu)
-        round_event = events.GaussianDpEvent(math.sqrt(times) / self.mu)
+        round_event = events.GaussianDpEvent(sqrt(times) / self.mu)
         return events.SelfComposedDpEvent(round_event, times)
 
     def _plus(self, later: "Gaussian") -> "Gaussian":
-        mu = math.hypot(self.mu, later.mu) * MARGIN
+        mu = hypot(self.mu, later.mu) * MARGIN
         rounds = self.rounds + later.rounds
         return Gaussian(mu, rounds, False, _both(self, later), "phases")
 
@@ -192,7 +191,7 @@ class Gaussian(_Summed):
             agents: Agents n, all with this loss.
         """
         whole = not (self.white and self.participation is None and self.rounds)
-        ratio = self.mu if whole else self.mu / math.sqrt(self.rounds) * MARGIN
+        ratio = self.mu if whole else self.mu / sqrt(self.rounds) * MARGIN
         return Pld((Phase((1.0,) * agents, (ratio,) * agents, self.rounds, whole=whole),))
 
 
@@ -234,19 +233,19 @@ class Concentrated(_Summed):
         delta = checked_delta(delta)
         if self.rho == 0:
             return 0.0
-        if delta == 0 or math.isinf(self.rho):
-            return math.inf
+        if delta == 0 or isinf(self.rho):
+            return inf
         from scipy import optimize
 
         def bound(log_excess: float) -> float:
             # With alpha = 1 + a: rho alpha + log(1 - 1/alpha) + (log(1/delta) - log alpha) / a.
-            a = math.exp(log_excess)
-            tail = -(math.log(delta) + math.log1p(a)) / a
-            terms = (self.rho * (1 + a), -math.log1p(1 / a), tail)
+            a = exp(log_excess)
+            tail = -(log(delta) + log1p(a)) / a
+            terms = (self.rho * (1 + a), -log1p(1 / a), tail)
             return sum(terms) + 1e-14 * sum(map(abs, terms))
 
         # Without log alpha the best a is sqrt(log(1 / delta) / rho).
-        centre = 0.5 * math.log(max(-math.log(delta), 1e-3) / self.rho)
+        centre = 0.5 * log(max(-log(delta), 1e-3) / self.rho)
         grid = np.linspace(centre - 6, centre + 6, 121)
         values = [bound(log_excess) for log_excess in grid]
         best = int(np.argmin(values))

@@ -5,9 +5,9 @@ noise from which secret (`Secrets`): noise that an agent draws from a secret of 
 data from other agents as it does from an outsider; noise of a seed that agents share does not.
 """
 
-import functools
-import math
 import textwrap
+from functools import lru_cache
+from math import exp, fsum, inf, log, sqrt
 from typing import Any, NamedTuple
 
 from dpjax import _html
@@ -46,6 +46,7 @@ _RELEASED = "it knows no more than an outsider, also together with others"
 _APART = ", if it neither runs this process nor reads its key, which draws all agents' noise"
 PROCESS = "whoever runs this process"
 
+# Whom a simulation's rows are about; in a simulation itself one seed draws all noise.
 _KEEPERS: dict[str | None, str] = {
     "own": "agents who each keep a secret of their own",
     "group": "groups that each keep a seed of their own",
@@ -56,7 +57,6 @@ _KEEPERS: dict[str | None, str] = {
     "batches": "agents who keep noise and batches secret",
     None: "parties who do not know it",
 }
-"""Whom a simulation's rows are about; in a simulation itself one seed draws all noise."""
 
 
 class Party(NamedTuple):
@@ -379,12 +379,12 @@ def group_epsilon(record: Record, records: int) -> float:
     if records > 1 and any(added):
         loss: Any = record.loss
         amplified = isinstance(loss, AmplifiedLoss)
-        mu = loss.unamplified if amplified else math.sqrt(2 * loss.concentrated().rho)
+        mu = loss.unamplified if amplified else sqrt(2 * loss.concentrated().rho)
         cost = finite.of_group(records, mu, added, record.delta)
         added = cost.epsilon, cost.delta
     # Nothing is left of delta for the noise itself.
     if added[1] >= record.delta > 0:
-        return math.inf
+        return inf
     bound = _of_group(record.loss, records, record.delta - added[1]) + added[0]
     if records > 1:
         return bound
@@ -392,7 +392,7 @@ def group_epsilon(record: Record, records: int) -> float:
     return min(bound, max(record.epsilon, record.exact_epsilon))
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache
 def _of_group(loss: Loss, records: int, delta: float) -> float:
     """Epsilon of several records at delta, in exact arithmetic."""
     if not isinstance(loss, AmplifiedLoss):
@@ -404,8 +404,8 @@ def _of_group(loss: Loss, records: int, delta: float) -> float:
     best = losses.Gaussian(records * loss.unamplified * MARGIN).epsilon(delta)
 
     def excess(epsilon: float) -> float:
-        steps = math.log(math.fsum(math.exp(j * epsilon) for j in range(records)))
-        return loss.epsilon(math.exp(math.log(delta) - steps - _ROUNDING)) - epsilon
+        steps = log(fsum(exp(j * epsilon) for j in range(records)))
+        return loss.epsilon(exp(log(delta) - steps - _ROUNDING)) - epsilon
 
     # Any epsilon of one record that holds at the delta that it takes; the least by a root.
     low = loss.epsilon(delta)

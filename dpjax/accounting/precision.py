@@ -4,10 +4,9 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting.arrays import Matrix, Numbers, Vector
+from dpjax.accounting.rounding import UNIT
 
 __all__: list[str] = []
-
-_UNIT = float(np.finfo(np.float64).eps)
 
 
 def diagonal_of(factor: Numbers) -> Numbers | None:
@@ -57,7 +56,7 @@ def inverse_diagonal(
         raise ValueError("covariance and factor are both given or both None; give exactly one")
     if factor is not None:
         if (diagonal := diagonal_of(np.asarray(factor))) is not None:
-            return _from_diagonal(_validate.finite_array("factor", diagonal, ndim=1))
+            return _from_factor(_validate.finite_array("factor", diagonal, ndim=1))
         return _from_factor(_validate.square("factor", factor))
     assert covariance is not None
     matrix = _validate.square("covariance", covariance)
@@ -74,41 +73,47 @@ def _singular(name: str) -> ValueError:
     )
 
 
-def _powers(size: Numbers, name: str) -> Numbers:
+def _powers(size: Vector, name: str) -> Vector:
     """Powers of two near 1 / size, which scale without rounding."""
     if not (size > 0).all():
         raise _singular(name)
     return 2.0 ** -np.round(np.log2(size))
 
 
-def _invert(matrix: Numbers, name: str) -> tuple[Numbers, Numbers, float]:
+def _invert(matrix: Matrix, name: str) -> tuple[Matrix, Vector, float]:
     """Approximate inverse Y, column norms of the residual's bound, and a bound on |A^-1|_2."""
-    n = len(matrix)
     try:
         inverse = np.linalg.inv(matrix)
     except np.linalg.LinAlgError:
         raise _singular(name) from None
-    residual = np.abs(np.eye(n) - matrix @ inverse)
-    # What the product above rounds, by the sizes of its terms.
-    sizes = np.abs(matrix) @ np.abs(inverse) + np.eye(n)
-    residual += (n + 3) * _UNIT * sizes
-    residual *= 1 + 8 * n * _UNIT
+    sizes = np.abs(matrix) @ np.abs(inverse)
+    return inverse, *_bounds(inverse, matrix @ inverse, sizes, np.eye(len(matrix)), name)
+
+
+def _bounds(
+    inverse: Matrix, product: Matrix, sizes: Matrix, identity: Matrix, name: str
+) -> tuple[Vector, float]:
+    """Column norms of the bound on I - A Y, and a bound on |A^-1|_2, from A Y and |A| |Y|."""
+    n = inverse.shape[1]
+    rounding = 8 * n * UNIT
+    # What the product rounds, by the sizes of its terms.
+    residual = np.abs(identity - product) + (n + 3) * UNIT * (sizes + identity)
+    residual *= 1 + rounding
     total = float(np.linalg.norm(residual))
     if not total < 0.5:
         raise _singular(name)
     # |A^-1| <= |Y| / (1 - |R|), by the Neumann series of A Y = I - R.
-    norm = float(np.linalg.norm(inverse))
-    size = norm / (1 - total) * (1 + 8 * n * _UNIT)
-    return inverse, np.linalg.norm(residual, axis=0), size
+    size = float(np.linalg.norm(inverse)) / (1 - total) * (1 + rounding)
+    return np.linalg.norm(residual, axis=0), size
 
 
-def _from_covariance(matrix: Numbers) -> Numbers:
+def _from_covariance(matrix: Matrix) -> Vector:
     n = len(matrix)
     powers = _powers(np.sqrt(np.abs(np.diag(matrix))), "covariance")
     matrix = matrix * powers[:, None] * powers
     # A Cholesky factorisation of a matrix lowered by more than its rounding proves definiteness;
     # the scaled diagonal is at most 2.
-    shift = 8 * (n + 1) * n * _UNIT * np.eye(n)
+    shift = 8 * (n + 1) * n * UNIT * np.eye(n)
     try:
         np.linalg.cholesky(matrix - shift)
     except np.linalg.LinAlgError:
@@ -119,39 +124,26 @@ def _from_covariance(matrix: Numbers) -> Numbers:
     # quadratic inequality for sqrt([A^-1]_ii).
     half = np.sqrt(size) * columns / 2
     root = half + np.sqrt(half**2 + np.abs(computed))
-    bound = root**2 * (1 + 16 * _UNIT)
+    bound = root**2 * (1 + 16 * UNIT)
     if not (computed > 0).all() or (bound > 1.01 * computed).any():
         raise _singular("covariance")
     return bound * powers**2
 
 
-def _from_diagonal(diagonal: Numbers) -> Numbers:
-    """`_from_factor` of diag(f), in the same steps on vectors: all its products are diagonal."""
-    n = len(diagonal)
-    sizes = np.abs(diagonal)
-    powers = _powers(sizes, "factor")
-    scaled = sizes * powers
-    inverse = 1.0 / scaled
-    product = scaled * inverse
-    residual = np.abs(1.0 - product) + (n + 3) * _UNIT * (product + 1.0)
-    residual *= 1 + 8 * n * _UNIT
-    total = float(np.linalg.norm(residual))
-    if not total < 0.5:
-        raise _singular("factor")
-    norm = float(np.linalg.norm(inverse))
-    size = norm / (1 - total) * (1 + 8 * n * _UNIT)
-    bound = (inverse + size * residual) * (1 + 4 * n * _UNIT)
-    if (bound > 1.005 * inverse).any():
-        raise _singular("factor")
-    return (bound * powers) ** 2 * (1 + 4 * _UNIT)
-
-
-def _from_factor(factor: Numbers) -> Numbers:
-    n = len(factor)
-    powers = _powers(np.linalg.norm(factor, axis=1), "factor")
-    inverse, columns, size = _invert(factor * powers[:, None], "factor")
+def _from_factor(factor: Numbers) -> Vector:
+    """The bound by a factor [n, n], or by the diagonal [n] of one that has nothing else."""
+    if factor.ndim == 1:
+        powers = _powers(np.abs(factor), "factor")
+        # Products of diagonals are those of their entries, here in one row.
+        scaled = np.abs(factor * powers)[None]
+        inverse = 1.0 / scaled
+        product = scaled * inverse
+        columns, size = _bounds(inverse, product, product, np.ones_like(scaled), "factor")
+    else:
+        powers = _powers(np.linalg.norm(factor, axis=1), "factor")
+        inverse, columns, size = _invert(factor * powers[:, None], "factor")
     computed = np.linalg.norm(inverse, axis=0)
-    bound = (computed + size * columns) * (1 + 4 * n * _UNIT)
+    bound = (computed + size * columns) * (1 + 4 * len(factor) * UNIT)
     if (bound > 1.005 * computed).any():
         raise _singular("factor")
-    return (bound * powers) ** 2 * (1 + 4 * _UNIT)
+    return (bound * powers) ** 2 * (1 + 4 * UNIT)

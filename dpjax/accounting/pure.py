@@ -20,11 +20,9 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting.arrays import Numbers
-from dpjax.accounting.rounding import MARGIN
+from dpjax.accounting.rounding import MARGIN, TINY
 
 __all__ = ["epsilon", "epsilon_of_sensitivities"]
-
-_TINY = float(np.finfo(np.float64).tiny)
 
 
 def epsilon(step_sizes: Any, scales: Any, gradient_gap: float) -> float:
@@ -182,13 +180,13 @@ def _quotients(moved: Numbers, gap: float, scales: Numbers) -> Numbers:
     c, scale_exponents = np.frexp(scales)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
         value = np.ldexp(a * b / c, exponents + power - scale_exponents)
-    return np.where(moved > 0, np.maximum(value, _TINY), 0.0)
+    return np.where(moved > 0, np.maximum(value, TINY), 0.0)
 
 
 def _summed(lost: Numbers, power: int) -> float:
     """Return (sum of powers)^(1/power), rounded up."""
     with np.errstate(over="ignore", under="ignore"):
-        powers = np.where(lost > 0, np.maximum(lost**power, _TINY), 0.0)
+        powers = np.where(lost > 0, np.maximum(lost**power, TINY), 0.0)
         total = float(powers.sum())
     if math.isfinite(total):
         total = math.fsum(powers.flat)

@@ -2,20 +2,21 @@
 
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isinf
 from operator import attrgetter
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting import budget, finite, gdp, losses, stopping
+from dpjax.accounting import budget, finite, gdp, stopping
 from dpjax.accounting.arrays import Numbers
 from dpjax.accounting.balls_in_bins import BinLoss as BinLoss  # So that stored ones are read.
 from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss
+from dpjax.accounting.losses import Gaussian
 from dpjax.accounting.rounding import MARGIN
 
 __all__ = ["Threat"]
@@ -29,8 +30,8 @@ seed; all agents from one; noise on links; a share of a sum's noise each, from a
 one agent who holds all data. Under all but "links" and "shares" the stated loss is that of an
 outsider who sees every message, or more."""
 
+# What lists of custom parts can be split into: ``Net``, or ``module.<lambda>``.
 _NAME = re.compile(r"[^\s,`]+")
-"""What lists of custom parts can be split into: ``Net``, or ``module.<lambda>``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +71,12 @@ class Threat:
         """Refuse words that there are not, and gradients that nothing bounds."""
         if self.relation is None:
             return
-        words: dict[str, Any] = {"relation": budget.RELATIONS, "attacker": get_args(Attacker)}
-        words |= {"gradients": ("any", "view"), "norm": ("l2", "l1")}
+        words: dict[str, tuple[str, ...]] = {
+            "relation": budget.RELATIONS,
+            "attacker": get_args(Attacker),
+            "gradients": ("any", "view"),
+            "norm": ("l2", "l1"),
+        }
         for name, options in words.items():
             _validate.one_of(name, getattr(self, name), options)
         if self.nodes is not None and (self.attacker != "coalition" or not self.nodes):
@@ -79,7 +84,7 @@ class Threat:
         bound = "clip_norm" if self.gradient_gap is None else "gradient_gap"
         remedy = f"give {bound}=1.0, say: a finite number above 0"
         _validate.positive(bound, getattr(self, bound), remedy=remedy)
-        unclipped = (self.clip_norm, self.relation) == (math.inf, "replace_agent")
+        unclipped = (self.clip_norm, self.relation) == (inf, "replace_agent")
         if self.gradient_gap is not None and not unclipped:
             raise ValueError(
                 f"gradient_gap is {self.gradient_gap} with clip norm {self.clip_norm} and relation "
@@ -145,13 +150,13 @@ class Caveats:
 
     def __post_init__(self) -> None:
         """Refuse numbers out of range."""
-        for name in ("release", "unsound", "private_stop", "sum_only", "private_partition"):
-            _validate.flag(name, getattr(self, name))
+        flags = ("release", "unsound", "private_stop", "sum_only", "private_partition")
+        _validate.fields(self, _validate.flag, *flags)
         for name in ("added_epsilon", "added_delta", "sum_rounding"):
-            if not 0 <= getattr(self, name) < math.inf:
+            if not 0 <= getattr(self, name) < inf:
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number >= 0")
-        for name in ("unused", "dropouts", "colluders", "phase"):
-            object.__setattr__(self, name, _validate.integer(name, getattr(self, name), minimum=0))
+        counts = ("unused", "dropouts", "colluders", "phase")
+        _validate.fields(self, _validate.integer, *counts, minimum=0)
         if self.secrets is not None:
             _validate.one_of("secrets", self.secrets, get_args(Secrets))
         if self.lost_noise is not None:
@@ -229,7 +234,7 @@ class Record(Threat, Caveats):
             raise ValueError(f"epsilon is {self.epsilon}; give a number >= 0")
         _validate.integer("unused", self.unused, minimum=0, maximum=self.rounds)
         if self.relation is None:
-            if not self.epsilon == self.mu == math.inf or self.release:
+            if not self.epsilon == self.mu == inf or self.release:
                 raise ValueError(
                     f"relation is None with epsilon {self.epsilon}; give one of "
                     f"{', '.join(budget.RELATIONS)}, or use Guarantee.none"
@@ -290,8 +295,9 @@ class Record(Threat, Caveats):
             )
         # An agent has gradients whatever its records do.
         if self.participation is not None and self.unit == "agent":
-            dealt = self.participation
-            raise ValueError(f"participation is {dealt}; an agent takes part in every round")
+            raise ValueError(
+                f"participation is {self.participation}; an agent takes part in every round"
+            )
         if self.release and self.gradient_gap is not None:
             raise ValueError(f"gradient_gap is {self.gradient_gap} in a release; simulate with one")
         if self.release and (self.attacker == "aggregator" or self.gradients == "view"):
@@ -312,12 +318,12 @@ class Record(Threat, Caveats):
     @property
     def participation(self) -> tuple[int, int] | None:
         """(epochs, separation) of a Gaussian loss; None where a record may take part in all."""
-        return self.loss.participation if isinstance(self.loss, losses.Gaussian) else None
+        return self.loss.participation if isinstance(self.loss, Gaussian) else None
 
     @property
     def other_loss(self) -> Loss | None:
         """The loss where it is not Gaussian; None where mu says all."""
-        return None if isinstance(self.loss, losses.Gaussian) else self.loss
+        return None if isinstance(self.loss, Gaussian) else self.loss
 
     @property
     def exact_epsilon(self) -> float:
@@ -377,7 +383,7 @@ class Record(Threat, Caveats):
         unit = fields.pop("unit", None)
         names = ("white", "over_rounds", "participation")
         gaussian = {name: fields.pop(name) for name in names if name in fields}
-        loss = losses.Gaussian(mu, rounds, **gaussian) if other_loss is None else other_loss
+        loss = Gaussian(mu, rounds, **gaussian) if other_loss is None else other_loss
         if other_loss is not None and (mu is not None or rounds != loss.rounds):
             raise ValueError(
                 f"mu is {mu} and rounds {rounds} with a loss that covers {loss.rounds}"
@@ -430,23 +436,22 @@ class Record(Threat, Caveats):
             loss = values.get("other_loss")
             if loss is not None:
                 # A loss of a user's own is known once its module is imported.
-                kind = KINDS[loss.pop("kind")]
-                values["other_loss"] = kind(**loss)
+                values["other_loss"] = KINDS[loss.pop("kind")](**loss)
             values["phases"] = tuple(map(cls.from_dict, values.get("phases", ())))
             return cls.of(**values)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"record has unknown or missing fields ({error})") from None
 
 
+# Fields of older records; these also call a coalition "nodes", and do not say of which agents.
 _OLDER = {"sealed": "sum_only"}
-"""Fields of older records; these also call a coalition "nodes", and do not say of which agents."""
 _DEFAULTS: tuple[Any, ...] = (None, 0, [], "l2")
+# Fields that records leave out where they are a default, as those of before had none.
 _LATER = {
     "nodes", "other_loss", "norm", "gradient_gap", "smoothness", "dropouts", "colluders",
     "sum_only", "sum_rounding", "secrets", "over_rounds", "phases", "lost_noise", "unused", "phase",
     "custom", "private_partition", "per_agent_mu",
 }  # fmt: skip
-"""Fields that records leave out where they are a default, as those of before had none."""
 
 
 def agents_mus(record: Record) -> Numbers:
@@ -492,7 +497,7 @@ def precision_cost(record: Record) -> tuple[float, float]:
     # Simulations pay nothing, and a run's record states what it has paid.
     if any(cost) or not record.release or record.unsound:
         return cost
-    if record.mu is None or math.isinf(record.epsilon):
+    if record.mu is None or isinf(record.epsilon):
         return cost
     mus = [record.mu]
     epsilons = [record.epsilon]
@@ -543,7 +548,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     # Strict JSON has no infinity.
-    return "inf" if value == math.inf else value
+    return "inf" if value == inf else value
 
 
 def _rich(value: Any) -> Any:
@@ -552,7 +557,7 @@ def _rich(value: Any) -> Any:
         return {key: _rich(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
         return tuple(_rich(entry) for entry in value)
-    return math.inf if value == "inf" else value
+    return inf if value == "inf" else value
 
 
 def _counted(loss: Loss, kind: Any) -> Any:

@@ -8,6 +8,10 @@ __all__: list[str] = []
 MARGIN = 1 + 1e-15
 """Times this, a loss of a few float64 operations is not below what exact ones would give."""
 
+# From 1 to the next number of float64, and its smallest one of full precision.
+UNIT = 2.0**-52
+TINY = 2.0**-1022
+
 
 def up(value: float, digits: int = 6) -> str:
     """Return a loss as text, rounded up: what is printed is never below what is stated.

@@ -21,11 +21,10 @@ left is a round as above with r = |c| |x| over the noise, once in b rounds.
 """
 
 import bisect
-import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil, exp, expm1, floor, frexp, hypot, inf, isinf, log, log1p, log2, sqrt
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,6 +35,7 @@ from dpjax import _validate
 from dpjax.accounting import gdp
 from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
+from dpjax.accounting.rounding import UNIT
 from dpjax.protocols import Amplification, SampledNoise, SampledTarget
 
 __all__: list[str] = []
@@ -49,10 +49,9 @@ _SHARE = 1e-9
 _INFLATION = 1e-3
 # About exp(-20) of the transformed probabilities is outside their window.
 _OUTSIDE = 20.0
-_UNIT = float(np.finfo(np.float64).eps)
 # A Fourier transform errs by this times log2 of its size, relative to its argument's length as a
 # vector: Higham (2002), theorem 24.2.
-_FOURIER = 5 * _UNIT
+_FOURIER = 5 * UNIT
 _UP = 1 + 1e-12
 # The range of ratios that are distinguished, and the least delta of which float64 holds the shares.
 _LEAST = 1e-6
@@ -71,8 +70,8 @@ _STEEPEST = 8.0
 _WIDEST = 500.0
 _NONE = np.zeros(0)
 
+# Rate, ratio and number of rounds alike of one agent.
 _Part = tuple[float, float, int]
-"""Rate, ratio and number of rounds alike of one agent."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         """Refuse what is no probability or sensitivity, and keep plain numbers."""
-        for name, limit in (("rates", 1.0), ("ratios", math.inf)):
+        for name, limit in (("rates", 1.0), ("ratios", inf)):
             values = tuple(float(value) for value in getattr(self, name))
             outside = [value for value in values if not 0 <= value <= limit]
             if outside:
@@ -270,7 +269,7 @@ class Pld(AmplifiedLoss):
         phases = []
         for phase in self.phases:
             ratios = tuple(factor * ratio for ratio in phase.ratios)
-            phases.append(dataclasses.replace(phase, ratios=ratios))
+            phases.append(replace(phase, ratios=ratios))
         return Pld(tuple(phases))
 
     def _first(self, rounds: int) -> "Pld":
@@ -278,7 +277,7 @@ class Pld(AmplifiedLoss):
         phases = []
         for phase in self.phases:
             covered = min(rounds, phase.rounds)
-            phases.append(dataclasses.replace(phase, rounds=covered))
+            phases.append(replace(phase, rounds=covered))
             rounds -= covered
         return Pld(tuple(phases))
 
@@ -356,7 +355,7 @@ def bound(
     return bounds[np.searchsorted(levels, chances)]
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache
 def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> float:
     """The largest ratio of one agent that keeps the budget, by bisection from below."""
 
@@ -368,7 +367,7 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
 
     drawn = 1.0
     if rate < 1:
-        drawn = -math.expm1(rounds * math.log1p(-rate))
+        drawn = -expm1(rounds * log1p(-rate))
     # Such a delta covers whatever happens to a record: no noise would be asked for.
     if drawn <= delta:
         raise ValueError(
@@ -378,7 +377,7 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
         )
     # What holds without sampling holds with it.
     allowed_mu = float(gdp.mu(epsilon * (1 - 2 * _CLOSE), delta))
-    low = allowed_mu / math.sqrt(rounds) * (1 - 1e-9)
+    low = allowed_mu / sqrt(rounds) * (1 - 1e-9)
     if rate >= 1:
         return low
     high = 2 * low
@@ -386,7 +385,7 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
         low = high
         high = 2 * high
     for _ in range(_HALVINGS):
-        middle = math.sqrt(low * high)
+        middle = sqrt(low * high)
         if keeps(middle):
             low = middle
         else:
@@ -417,8 +416,8 @@ def _epsilon(row: tuple[_Part, ...], delta: float) -> float:
     if not sampled:
         return float(gdp.epsilon(plain, delta))
     largest = max(ratio for _, ratio, _ in sampled)
-    if math.isinf(max(largest, plain)):
-        return math.inf
+    if isinf(max(largest, plain)):
+        return inf
     # Each of these bounds holds, and amplification never makes a loss larger.
     unamplified = float(gdp.epsilon(_all_in(parts), delta))
     # At the largest ratios sampling hides nothing, and numbers overflow.
@@ -432,8 +431,8 @@ def _epsilon(row: tuple[_Part, ...], delta: float) -> float:
 
 def _all_in(parts: Sequence[_Part]) -> float:
     """Gaussian-DP mu of records in every batch, rounded up; squares of no ratio underflow."""
-    sizes = [ratio * math.sqrt(times) for _, ratio, times in parts]
-    return math.hypot(*sizes) * _UP
+    sizes = [ratio * sqrt(times) for _, ratio, times in parts]
+    return hypot(*sizes) * _UP
 
 
 def _at_delta(parts: tuple[_Part, ...], delta: float) -> float:
@@ -445,7 +444,7 @@ def _at_delta(parts: tuple[_Part, ...], delta: float) -> float:
     # Where a record is hardly ever drawn, losses have tails for which orders must fit delta.
     expected_draws = sum(rate * times for rate, _, times in parts)
     spacing = _APART if expected_draws > 1 else 1
-    exponent = (math.frexp(delta)[1] - 1) // spacing * spacing
+    exponent = (frexp(delta)[1] - 1) // spacing * spacing
     epsilons = [curve.epsilon(delta) for curve in _curves(parts, 2.0**exponent)]
     anchor = 2.0 ** (exponent + spacing)
     if 0.98 * anchor < delta and anchor < 1:
@@ -486,7 +485,7 @@ class _Curve(NamedTuple):
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at a delta, at least the one that the curve was made for."""
-        log_delta = math.log(delta * (1 - 2 * _SHARE))
+        log_delta = log(delta * (1 - 2 * _SHARE))
         best = float(((self.moments - log_delta) / self.orders).min())
         log_delta -= self.slack
         last = int(np.searchsorted(self.log_deltas, log_delta, side="right"))
@@ -532,26 +531,26 @@ def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
     from scipy import optimize
 
     count = sum(times for *_, times in parts)
-    log_least = math.log(anchor)
+    log_least = log(anchor)
     reach = _reach(count, anchor)
     width = _cell(parts)
-    rounds = [_discretised(part, width, reach, math.inf, present) for part in parts]
+    rounds = [_discretised(part, width, reach, inf, present) for part in parts]
     moments = dict[float, float]()
 
     def moment(log_order: float) -> float:
-        order = math.exp(log_order)
+        order = exp(log_order)
         if order not in moments:
             # (1 - exp(-x)) exp(-a x) is largest at x = log(1 + 1 / a).
-            largest = -math.log1p(order) - order * math.log1p(1 / order)
+            largest = -log1p(order) - order * log1p(1 / order)
             moments[order] = _cumulant(rounds, order) + largest
         return moments[order]
 
     def chernoff(log_order: float, epsilon: float) -> float:
-        return moment(log_order) - math.exp(log_order) * epsilon
+        return moment(log_order) - exp(log_order) * epsilon
 
     span = max(float(part.losses[-1]) for part in rounds)
-    lowest_order = math.log(0.01 / (span * math.sqrt(count)))
-    grid = np.linspace(lowest_order, math.log(1e6 / span), 12)
+    lowest_order = log(0.01 / (span * sqrt(count)))
+    grid = np.linspace(lowest_order, log(1e6 / span), 12)
 
     def lowest(value: Callable[[float], float]) -> tuple[float, float]:
         """Where a function of log orders is least, and the value there."""
@@ -563,18 +562,18 @@ def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
         minimum = optimize.minimize_scalar(value, bounds=around, method="bounded")
         return float(minimum.x), float(minimum.fun)
 
-    log_order, renyi = lowest(lambda x: (moment(x) - log_least) / math.exp(x))
+    log_order, renyi = lowest(lambda x: (moment(x) - log_least) / exp(x))
     orders = np.array(list(moments))
     bounds = (orders, np.array(list(moments.values())))
     # Losses that have a largest one have an order without end, and little is near that one.
-    order = min(math.exp(log_order), _STEEPEST * (8 - log_least) / max(renyi, 1e-300))
+    order = min(exp(log_order), _STEEPEST * (8 - log_least) / max(renyi, 1e-300))
     curve = _transformed(parts, rounds, _Curve(*bounds, order), anchor, present)
     for _ in range(3):
         epsilon = curve.epsilon(anchor)
         if 0 < epsilon < 0.7 * renyi:
             # The order was that of a larger epsilon.
             log_order, _ = lowest(functools.partial(chernoff, epsilon=epsilon))
-            order = math.exp(log_order)
+            order = exp(log_order)
             closer = _transformed(parts, rounds, _Curve(*bounds, order), anchor, present)
             curve = min(curve, closer, key=lambda other: other.epsilon(anchor))
     return curve
@@ -595,11 +594,11 @@ def _transformed(
     from scipy import fft, signal
 
     count = sum(times for *_, times in parts)
-    log_share = math.log(_SHARE * anchor)
+    log_share = log(_SHARE * anchor)
     reach = _reach(count, anchor)
     span = max(float(part.losses[-1]) for part in rounds)
     # Where a few rounds may lose much, an order's multiple is wide: a lower one is transformed.
-    order = _rounded(curve.order / 1.3, math.floor)
+    order = _rounded(curve.order / 1.3, floor)
     log_mass = _cumulant(rounds, order)
     # Chernoff's bounds on what the multiple has outside, and delta above.
     larger_mass = _cumulant(rounds, 1.5 * order)
@@ -608,14 +607,14 @@ def _transformed(
     below = (log_mass - smaller_mass - _OUTSIDE) / (order / 2)
     window = max((log_mass - log_share) / order, beyond) - below
     # Moved to the ends of cells, losses have up to width^2 / 6 more variance a round, or about.
-    widest = math.sqrt(12 * _INFLATION / (count * order * (order + 1)))
+    widest = sqrt(12 * _INFLATION / (count * order * (order + 1)))
     width = min(_cell(parts), widest)
     # Runs that hardly differ have the same cells.
-    narrowest = _rounded((window + span) / _MOST_CELLS, math.ceil)
-    width = max(_rounded(width, math.floor), narrowest)
-    size = fft.next_fast_len(math.ceil(window / width) + 1, real=True)
-    unit = _FOURIER * math.log2(size)
-    if count * unit * math.sqrt(size) > 0.5 or width > _WIDEST:
+    narrowest = _rounded((window + span) / _MOST_CELLS, ceil)
+    width = max(_rounded(width, floor), narrowest)
+    size = fft.next_fast_len(ceil(window / width) + 1, real=True)
+    unit = _FOURIER * log2(size)
+    if count * unit * sqrt(size) > 0.5 or width > _WIDEST:
         return curve
 
     rounds = [_discretised(part, width, reach, window, present) for part in parts]
@@ -630,40 +629,40 @@ def _transformed(
     # No entry of a spectrum is above 1: powers multiply errors by their exponents, and add some.
     off = 2 * (count + 1) * unit
     # By Cauchy and Schwarz, with the squares of (1 - exp(-x)) exp(-a x) summed over the cells.
-    off *= math.sqrt((0.25 / order**3 + 0.14 * width / order**2) / width)
+    off *= sqrt((0.25 / order**3 + 0.14 * width / order**2) / width)
 
     log_mass = _cumulant(rounds, order)
     lowest = sum(part.times * float(part.losses[0]) for part in rounds)
-    top = math.ceil(((log_mass - log_share) / order - lowest) / width)
+    top = ceil(((log_mass - log_share) / order - lowest) / width)
     # Down to the first epsilon that is none.
-    last = max(top - math.floor(-lowest / width), 1)
+    last = max(top - floor(-lowest / width), 1)
     last = min(last, size - 1)
     numbers = top - np.arange(last + 1)
     epsilons = lowest + width * numbers
     # E_a at each of them from the top down, by two sums that have positive terms alone.
-    decay = math.exp(-(order + 1) * width)
+    decay = exp(-(order + 1) * width)
     slopes = signal.lfilter([0, decay], [1, -decay], sums[numbers % size])
-    falling = math.exp(-order * width)
-    means = signal.lfilter([math.expm1(width)], [1, -falling], slopes) + off
+    falling = exp(-order * width)
+    means = signal.lfilter([expm1(width)], [1, -falling], slopes) + off
 
     def log_delta(place: int) -> float:
-        return log_mass - order * float(epsilons[place]) + math.log(means[place])
+        return log_mass - order * float(epsilons[place]) + log(means[place])
 
     # Other deltas are not asked for.
-    first = bisect.bisect(range(size), math.log(0.5 * anchor), 0, last, key=log_delta)
-    last_delta = math.log(anchor) + (_APART + 1) * math.log(2)
+    first = bisect.bisect(range(size), log(0.5 * anchor), 0, last, key=log_delta)
+    last_delta = log(anchor) + (_APART + 1) * log(2)
     end = bisect.bisect(range(size), last_delta, 0, last, key=log_delta)
     places = slice(max(first - 2, 0), end + 2)
     arrays = [array[places].copy() for array in (epsilons, means, slopes)]
     log_deltas = log_mass - order * arrays[0] + np.log(arrays[1])
     arrays.append(np.maximum.accumulate(log_deltas))
-    slack = 16 * size * _UNIT  # What these sums round.
+    slack = 16 * size * UNIT  # What these sums round.
     return _Curve(curve.orders, curve.moments, order, log_mass, slack, *arrays)
 
 
 def _reach(count: int, anchor: float) -> float:
     """Deviations beyond which a coordinate's probability over all rounds is a share of delta."""
-    return math.sqrt(2 * (math.log(count) - math.log(anchor) - math.log(_SHARE)))
+    return sqrt(2 * (log(count) - log(anchor) - log(_SHARE)))
 
 
 def _cumulant(rounds: list[_Round], order: float) -> float:
@@ -673,7 +672,7 @@ def _cumulant(rounds: list[_Round], order: float) -> float:
     total = 0.0
     for part in rounds:
         furthest = float(np.abs(part.losses[[0, -1]]).max())
-        rounding = 8 * _UNIT * (600 + order * furthest)
+        rounding = 8 * UNIT * (600 + order * furthest)
         cumulant = float(special.logsumexp(order * part.losses + part.logs))
         total += part.times * (cumulant + rounding)
     return total
@@ -687,7 +686,7 @@ def _cell(parts: Sequence[_Part]) -> float:
 
 def _rounded(value: float, to: Callable[[float], int]) -> float:
     """A positive number moved to an eighth root of a power of two."""
-    eighths = to(8 * math.log2(value))
+    eighths = to(8 * log2(value))
     return 2.0 ** (eighths / 8)
 
 
@@ -704,32 +703,32 @@ def _discretised(part: _Part, width: float, reach: float, window: float, present
     infimum = float(np.log1p(-rate)) if rate < 1 else 0.0
     # Where the record is there, x has the loss log(1 - q + q exp(r x - r^2 / 2)).
     coordinates = np.array([-reach, reach + ratio])[::sign]
-    ends = math.log(rate) + ratio * (coordinates - ratio / 2)
-    absent_log = infimum if rate < 1 else -math.inf
+    ends = log(rate) + ratio * (coordinates - ratio / 2)
+    absent_log = infimum if rate < 1 else -inf
     low, high = sign * np.logaddexp(absent_log, ends) - sign * infimum
     # Losses far below zero, which do not come near epsilon again, are moved up.
     low = max(low, -window - sign * infimum)
-    numbers = np.arange(math.floor(low / width), math.ceil(high / width) + 1)
+    numbers = np.arange(floor(low / width), ceil(high / width) + 1)
     steps = width * numbers
     losses = sign * infimum + steps
     # r x - r^2 / 2 where x has these losses, exact near the infimum.
     logs = steps = sign * steps
     if rate < 1:
         with np.errstate(divide="ignore"):
-            logs = infimum + steps - math.log(rate) + np.log(-np.expm1(-steps))
+            logs = infimum + steps - log(rate) + np.log(-np.expm1(-steps))
     places = logs / ratio + ratio / 2
     scale = 0.0 if present else losses
     present_tail = np.exp(special.log_ndtr(sign * (ratio - places)) + scale)
     absent_tail = np.exp(special.log_ndtr(-sign * places) + logs + scale)
     # Delta at every loss, and the probabilities that have these deltas.
-    rounding = 16 * _UNIT * (8 + (reach + ratio) ** 2)
+    rounding = 16 * UNIT * (8 + (reach + ratio) ** 2)
     margin = (present_tail + absent_tail) * rounding
     deltas = rate * (np.abs(present_tail - absent_tail) + margin)
-    slopes = np.diff(deltas) / math.expm1(width)
-    heads = np.append(1 - deltas[0], -math.exp(width) * slopes)
-    masses = np.maximum(heads + np.append(slopes, 0.0), 0) + 8 * _UNIT * np.abs(heads)
+    slopes = np.diff(deltas) / expm1(width)
+    heads = np.append(1 - deltas[0], -exp(width) * slopes)
+    masses = np.maximum(heads + np.append(slopes, 0.0), 0) + 8 * UNIT * np.abs(heads)
     # Above what floating point may have taken off a loss.
     furthest = float(np.abs(losses).max())
-    losses += 16 * _UNIT * (4 - infimum + furthest)
+    losses += 16 * UNIT * (4 - infimum + furthest)
     with np.errstate(divide="ignore"):
         return _Round(losses, np.log(masses), times)

@@ -22,17 +22,17 @@ stopping times of the walk, and forgetting only lowers E(1 - exp(eps - L))_+ (Je
 computed by dynamic programming, with every error upwards (`supremum`).
 """
 
-import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil, exp, isfinite, log, pi, sqrt
 
 import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import gdp
 from dpjax.accounting.arrays import Numbers, Vector
-from dpjax.accounting.rounding import MARGIN
+from dpjax.accounting.rounding import MARGIN, UNIT
 
 __all__: list[str] = []
 
@@ -88,7 +88,7 @@ class Curve:
         """
         total_mu = mu / self.roots[self.marks.index(rounds)]
         few = self.delta <= delta / len(self.marks) or len(set(self.roots)) == 1
-        if few or total_mu == 0 or not math.isfinite(total_mu):
+        if few or total_mu == 0 or not isfinite(total_mu):
             return self.delta <= delta
         # The same number from whichever mark it is asked, so that it is computed once.
         return _spent(float(f"{total_mu:.9e}"), self) <= delta * (1 + 1e-6)
@@ -127,7 +127,7 @@ def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
     marks = len(values)
     smallest = max(float(np.min(gdp.delta(values, claims))), 1e-300)
     # Mass this far out may count as certain harm; it is far below every payoff that matters.
-    reach = math.sqrt(-2 * math.log(1e-6 * smallest / marks))
+    reach = sqrt(-2 * log(1e-6 * smallest / marks))
     # Points are v_t / 2 + spacing * index: the walk's mean moves with the grid.
     highest = float(np.max(claims - values**2 / 2))
     top = max(highest + 2 * total, total)
@@ -135,19 +135,19 @@ def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
     products = 2 * reach * (top + 4 * total) * float(np.sqrt(steps).sum())
     # Chords add a variance of h^2 / 6 a step. Up to each mark that is a share of what is spent, the
     # smaller the less likely the payoffs, whose logarithm moves by as many times that share.
-    share = 1.5e-3 / max(2.0, -math.log(smallest)) * max(1.0, marks / 100) ** 0.5
+    share = 1.5e-3 / max(2.0, -log(smallest)) * max(1.0, marks / 100) ** 0.5
     squares = np.maximum(values**2, _LEAST_SHARE * values[-1] ** 2)
     spent = squares / np.arange(1, marks + 1)
-    spacing = math.sqrt(6 * share * float(np.min(spent))) / fine
-    spacing = max(spacing, math.sqrt(products / _MOST))
+    spacing = sqrt(6 * share * float(np.min(spent))) / fine
+    spacing = max(spacing, sqrt(products / _MOST))
     # Steps far below a cell are made larger, which is worse: whatever spends more, earlier, is.
     steps = np.maximum(steps, (spacing / 32) ** 2)
-    energies = np.cumsum(steps) * (1 + (marks + 4) * np.finfo(np.float64).eps)
-    lowest = -math.ceil(4 * total / spacing)
-    index = np.arange(lowest, math.ceil(top / spacing) + 1)
+    energies = np.cumsum(steps) * (1 + (marks + 4) * UNIT)
+    lowest = -ceil(4 * total / spacing)
+    index = np.arange(lowest, ceil(top / spacing) + 1)
     best = _payoff(claims[-1], energies[-1] / 2 + spacing * index)
     for mark in range(marks - 1, -1, -1):
-        first, kernel = _kernel(math.sqrt(steps[mark]), spacing, reach)
+        first, kernel = _kernel(sqrt(steps[mark]), spacing, reach)
         last = first + len(kernel) - 1
         # Below the grid the least value holds, above it the chord to 1.
         beyond = np.arange(1, max(last, 0) + 1)
@@ -155,7 +155,7 @@ def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
         below = np.full(max(-first, 0), best[0])
         padded = np.concatenate([below, best, above])
         harm = _tail(reach)
-        margin = 1 + _MARGIN + (len(kernel) + 8) * np.finfo(np.float64).eps
+        margin = 1 + _MARGIN + (len(kernel) + 8) * UNIT
         if mark == 0:
             start = max(-first, 0) - index[0] + first
             mean = float(padded[start : start + len(kernel)] @ kernel)
@@ -192,12 +192,12 @@ def inner_delta(mus: Sequence[float] | Vector, delta: float) -> float:
     different = tuple(float(value) for value in np.unique(values[values > 0]))
     if len(different) < 2 or delta == 0:
         return delta
-    if not math.isfinite(different[-1]):
+    if not isfinite(different[-1]):
         raise ValueError(f"mus reaches {different[-1]}; a run that is not private has no curve")
     return _inner_delta(different, delta)
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache
 def _inner_delta(mus: tuple[float, ...], delta: float) -> float:
     """The search: the supremum is nearly proportional to d."""
     values = np.asarray(mus)
@@ -218,7 +218,7 @@ def _inner_delta(mus: tuple[float, ...], delta: float) -> float:
     return proven
 
 
-@functools.lru_cache(maxsize=256)
+@lru_cache
 def _spent(mu: float, curve: Curve) -> float:
     """The delta that a curve really has."""
     mus = mu * curve.roots
@@ -246,24 +246,24 @@ def _means(values: Numbers, kernel: Numbers) -> Numbers:
 
 def _tail(reach: float) -> float:
     """A bound on Phi(-reach)."""
-    return math.exp(-reach * reach / 2) / 2
+    return exp(-reach * reach / 2) / 2
 
 
-@functools.lru_cache(maxsize=16)
+@lru_cache
 def _kernel(deviation: float, spacing: float, reach: float) -> tuple[int, Numbers]:
     """Probabilities of steps by whole cells, and the first step's number of cells.
 
     A step N(0, deviation^2) that ends a share of the way through a cell goes to the cell's ends
     with the weights that keep E exp(-L): (e^(h - u) - 1) / (e^h - 1) to the lower one.
     """
-    cells = max(1, math.ceil(reach * deviation / spacing))
+    cells = max(1, ceil(reach * deviation / spacing))
     # Panels of at most half a deviation, on which the quadrature is exact to rounding.
-    panels = math.ceil(2 * spacing / deviation)
+    panels = ceil(2 * spacing / deviation)
     edges = spacing * np.arange(panels) / panels
     inside = (edges[:, None] + spacing / panels * (1 + _NODES) / 2).ravel()
     weights = np.tile(_WEIGHTS * spacing / panels / 2, panels)
     places = spacing * np.arange(-cells, cells)[:, None] + inside
-    density = np.exp(-0.5 * (places / deviation) ** 2) / (deviation * math.sqrt(2 * math.pi))
+    density = np.exp(-0.5 * (places / deviation) ** 2) / (deviation * sqrt(2 * pi))
     mass = density * weights
     # In this form neither overflows.
     below = np.exp(-inside) * np.expm1(inside - spacing) / np.expm1(-spacing)

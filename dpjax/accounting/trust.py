@@ -22,6 +22,7 @@ from dpjax.accounting import dense, kalman
 from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.accounting.attacker import Judge, Judged, View, of_model, stated
 from dpjax.accounting.kalman import Model
+from dpjax.accounting.rounding import UNIT
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
@@ -29,8 +30,8 @@ from dpjax.topology.links import message_pairs
 
 __all__: list[str] = []
 
+# Numbers in the state beyond which a strategy takes the dense route.
 LARGEST_STATE = 1500
-"""Numbers in the state beyond which a strategy takes the dense route."""
 
 
 class Memory(NamedTuple):
@@ -390,7 +391,7 @@ def _closed_form(
                 open_[block] = energies.leak < kalman.LEAK
             else:
                 uncertain = energies.condition > 1 / kalman.CERTAIN
-                margin = 1e3 * np.finfo(float).eps * energies.condition * uncertain
+                margin = 1e3 * UNIT * energies.condition * uncertain
                 energy[block] = energies.values[0, 0] * (1.0 + margin)
                 open_[block] = uncertain
         over_rounds: Any = participation.epochs

@@ -29,6 +29,7 @@ from dpjax.accounting import dense
 from dpjax.accounting.arrays import Matrix, Numbers
 from dpjax.accounting.attacker import View, ViewLoss, of_model, seeing
 from dpjax.accounting.kalman import Model
+from dpjax.accounting.rounding import UNIT
 from dpjax.accounting.trust import GossipRounds, LinearAlgorithm, ZipDL
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.spatial import partition
@@ -201,7 +202,7 @@ def _factor(covariance: Matrix) -> Matrix:
     if values[0] < -1e-12 * values[-1]:
         raise ValueError(f"covariance has the eigenvalue {values[0]:.3g}; give none below 0")
     # Noise that rounding alone would make hides nothing.
-    rounding = 4 * len(values) * np.finfo(float).eps * values[-1]
+    rounding = 4 * len(values) * UNIT * values[-1]
     deviations = np.sqrt(np.maximum(values - rounding, 0.0))
     return unit[:, None] * vectors * deviations
 

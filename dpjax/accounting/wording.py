@@ -37,13 +37,13 @@ _OF_SUMS = (
     "noise seed"
 )
 
+# Why the whole loss stands from the first round on; None in records that do not say.
 OVER_ROUNDS = {
     "correlated": "with noise correlated over rounds",
     "schedule": "with noise of a scale that changes by round",
     "phases": "in phases with noise of their own",
     None: "with noise correlated over rounds or of a scale that changes by round",
 }
-"""Why the whole loss stands from the first round on; None in records that do not say."""
 
 _UNIT_TEXT = {
     "agent": "all data of one agent",

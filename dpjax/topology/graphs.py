@@ -110,7 +110,7 @@ def _require_memory(name: str, value: int, nodes: int, edges: int) -> None:
 
 def _size(n: int, least: int) -> int:
     """The number of agents of a graph that has about as many edges."""
-    n = _validate.integer("n", n, least=least)
+    n = _validate.integer("n", n, minimum=minimum)
     _require_memory("n", n, n, n)
     return n
 
