@@ -136,9 +136,13 @@ class BinLoss(AmplifiedLoss):
         """(epochs, separation) of a record's rounds."""
         return self.times, self.separation
 
-    def pattern_text(self) -> str:
-        """The pattern in a statement, after the rounds."""
-        return f", of which every record takes part in {self.times:,}, {self.separation:,} apart,"
+    def pattern_text(self, unit: str) -> str:
+        """The pattern in a statement, after the rounds.
+
+        Args:
+            unit: What is protected.
+        """
+        return f", of which every {unit} takes part in {self.times:,}, {self.separation:,} apart,"
 
     @property
     def unamplified(self) -> float:

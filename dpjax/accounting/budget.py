@@ -117,7 +117,7 @@ def allowed_mu(
     *,
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
-) -> float | Numbers:
+) -> gdp.Result:
     """The Gaussian-DP mu that an accountant allows for a budget, rounded down.
 
     Guarantee: a mu-GDP mechanism of the returned mu is (epsilon, delta)-DP. With
@@ -151,7 +151,7 @@ def allowed_mu(
         mu = values / (2 * np.sqrt(log)) * (1 - 1e-14)
         if not allow_unsound:
             _refuse_false_claim(mu, delta, values)
-    return float(mu) if mu.ndim == 0 else mu
+    return gdp.result(mu)
 
 
 def claimed_epsilon(
@@ -160,7 +160,7 @@ def claimed_epsilon(
     *,
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
-) -> float | Numbers:
+) -> gdp.Result:
     """The epsilon that an accountant states for a mu-GDP mechanism, rounded up.
 
     Guarantee: at least the exact epsilon, but for ``accountant="paper"`` with
@@ -190,7 +190,7 @@ def claimed_epsilon(
         value = 2 * np.sqrt(2 * rho * log) * (1 + 1e-14)
         if not allow_unsound:
             _refuse_false_claim(np.asarray(mu, np.float64), delta, value)
-    return float(value) if value.ndim == 0 else value
+    return gdp.result(value)
 
 
 def _refuse_false_claim(mu: Numbers, delta: float, claimed: Numbers) -> None:
@@ -215,7 +215,7 @@ def precision_bound(
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
     sensitivity_squared: float | None = None,
-) -> float | Numbers:
+) -> gdp.Result:
     """The bound b on [R^-1]_ii that keeps T rounds within a budget.
 
     b = mu^2 / (s^2 T), with s = `sensitivity` and mu = `allowed_mu`; or with sens(C)^2 for T.
@@ -256,7 +256,7 @@ def precision_bound(
     over_rounds = _over_rounds(rounds, sensitivity_squared)
     mu = allowed_mu(epsilon, delta, accountant=accountant, allow_unsound=allow_unsound)
     bound = bound_of(np.asarray(mu), sensitivity(relation, clip_norm), over_rounds)
-    return float(bound) if bound.ndim == 0 else bound
+    return gdp.result(bound)
 
 
 def bound_of(mu: Numbers, shift: float, over_rounds: float) -> Numbers:

@@ -107,7 +107,8 @@ def _bisected(holds: Callable[[Numbers], Numbers], inside: Numbers, outside: Num
     return inside
 
 
-def _result(value: Numbers) -> Result:
+def result(value: Numbers) -> Result:
+    """Return an array as it is, and one without axes as a float."""
     return float(value) if value.ndim == 0 else value
 
 
@@ -147,7 +148,7 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
     # Below the normal range relative rounding is lost; the smallest normal number is above.
     value = np.maximum(value, TINY)
     value = np.where(usual, value, np.where(np.isinf(m), 1.0, 0.0))
-    return _result(value)
+    return result(value)
 
 
 def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
@@ -194,7 +195,7 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
         value = m_ * (high + m_ / 2) + rounding
     value = np.where(at_zero, 0.0, np.maximum(value, 0.0))
     unusual = np.where(m == 0, 0.0, np.inf)
-    return _result(np.where(usual, value, unusual))
+    return result(np.where(usual, value, unusual))
 
 
 def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
@@ -247,7 +248,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
     low = _bisected(holds, low, high)
     # Where nothing above the proven bound passed the test, its own rounding is taken off.
     value = np.where(holds(low), low, low * (1 - 1e-11))
-    return _result(np.where(usual, value, np.where(np.isinf(e), np.inf, 0.0)))
+    return result(np.where(usual, value, np.where(np.isinf(e), np.inf, 0.0)))
 
 
 def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
@@ -271,7 +272,7 @@ def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
         >>> round(gdp.rdp(mu=1.0, alpha=4.0), 6)
         2.0
     """
-    return _result(_half_square(*_arguments(mu=mu, alpha=alpha)))
+    return result(_half_square(*_arguments(mu=mu, alpha=alpha)))
 
 
 def zcdp(mu: ArrayLike) -> Result:
@@ -294,7 +295,7 @@ def zcdp(mu: ArrayLike) -> Result:
         >>> round(gdp.zcdp(mu=1.0), 6)
         0.5
     """
-    return _result(_half_square(*_arguments(mu=mu)))
+    return result(_half_square(*_arguments(mu=mu)))
 
 
 def _half_square(m: Numbers, times: Numbers | float = 1.0) -> Numbers:

@@ -294,7 +294,7 @@ def _sweep(model: Model, rounds: int, keep: bool) -> Any:
     size, n = model.gradient.shape[1:]
     times = jnp.arange(rounds)
     start = jnp.zeros((size, size)), jnp.zeros(size)
-    _, (steps, doubts) = jax.lax.scan(lambda carry, t: _filter_step(model, carry, t), start, times)
+    _, (steps, doubts) = jax.lax.scan(functools.partial(_filter_step, model), start, times)
     hidden = doubts.hidden.any()
 
     def backwards(carry: Any, item: Any) -> Any:

@@ -1,5 +1,6 @@
 """What records and texts ask of a loss, and how a sampler's secret batches lower one."""
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
@@ -50,6 +51,22 @@ class Loss:
     def pattern(self) -> tuple[int, int] | None:
         """(epochs, separation) of what is protected; None where it may be in any round."""
         return None
+
+    def pattern_text(self, unit: str) -> str:
+        """The pattern in a statement, after the rounds.
+
+        Args:
+            unit: What is protected.
+        """
+        if self.pattern is None:
+            return ""
+        epochs, separation = self.pattern
+        distance = f", {separation:,} apart" if epochs > 1 else ""
+        return f", of which every {unit} takes part in at most {epochs:,}{distance},"
+
+    def rates_text(self) -> str:
+        """What a statement adds to the accounting: rates, where batches are drawn by some."""
+        return ""
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at a delta, rounded up.
@@ -181,14 +198,6 @@ class AmplifiedLoss(Loss):
         """
         raise NotImplementedError
 
-    def pattern_text(self) -> str:
-        """The pattern in a statement, after the rounds."""
-        return ""
-
-    def rates_text(self) -> str:
-        """What a report of DP-SGD tells beside the accounting."""
-        return ""
-
 
 def draw_sensitivity(target: SampledTarget, strategy: Matrix | None) -> float:
     """Return how far one draw of a record moves all rounds' messages, at noise 1.
@@ -210,6 +219,22 @@ def draw_ratios(target: SampledTarget, noise: SampledNoise) -> Vector:
     moved = draw_sensitivity(target, noise.strategy)
     # mu_i = s sqrt([R^-1]_ii), rounded up.
     return moved * np.sqrt(noise.inverse_diagonal()) * MARGIN
+
+
+def lowest(value: Callable[[float], float], grid: Vector) -> tuple[float, float, float]:
+    """Where a function is least near its best number of a grid, and its values there and here.
+
+    Args:
+        value: The function.
+        grid: Numbers, ascending.
+    """
+    from scipy import optimize
+
+    values = [value(number) for number in grid]
+    best = int(np.argmin(values))
+    around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
+    minimum = optimize.minimize_scalar(value, bounds=around, method="bounded")
+    return float(minimum.x), float(minimum.fun), values[best]
 
 
 def checked_delta(delta: float) -> float:

@@ -19,7 +19,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import gdp
-from dpjax.accounting.loss import Loss, checked_delta
+from dpjax.accounting.loss import Loss, checked_delta, lowest
 from dpjax.accounting.rounding import MARGIN
 from dpjax.accounting.sampled import Phase, Pld
 
@@ -235,7 +235,6 @@ class Concentrated(_Summed):
             return 0.0
         if delta == 0 or isinf(self.rho):
             return inf
-        from scipy import optimize
 
         def bound(log_excess: float) -> float:
             # With alpha = 1 + a: rho alpha + log(1 - 1/alpha) + (log(1/delta) - log alpha) / a.
@@ -247,14 +246,9 @@ class Concentrated(_Summed):
         # Without log alpha the best a is sqrt(log(1 / delta) / rho).
         centre = 0.5 * log(max(-log(delta), 1e-3) / self.rho)
         grid = np.linspace(centre - 6, centre + 6, 121)
-        values = [bound(log_excess) for log_excess in grid]
-        best = int(np.argmin(values))
         # Every order is safe, so that a local minimum costs tightness alone.
-        below = grid[max(best - 1, 0)]
-        above = grid[min(best + 1, len(grid) - 1)]
-        around = (below, above)
-        minimum = optimize.minimize_scalar(bound, bounds=around, method="bounded")
-        return max(0.0, min(values[best], bound(float(minimum.x))))
+        _, *bounds = lowest(bound, grid)
+        return max(0.0, min(bounds))
 
     def dp_event(self, events: ModuleType, delta: float) -> Any:
         """An event of the same rho."""

@@ -34,7 +34,13 @@ from numpy.typing import ArrayLike
 from dpjax import _validate
 from dpjax.accounting import gdp
 from dpjax.accounting.arrays import Matrix, Numbers, Vector
-from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
+from dpjax.accounting.loss import (
+    AmplifiedLoss,
+    checked_delta,
+    draw_ratios,
+    draw_sensitivity,
+    lowest,
+)
 from dpjax.accounting.rounding import UNIT
 from dpjax.protocols import Amplification, SampledNoise, SampledTarget
 
@@ -159,10 +165,8 @@ class Pld(AmplifiedLoss):
 
     def __post_init__(self) -> None:
         """Refuse phases of different agents."""
-        phases = []
-        for phase in self.phases:
-            # Records hold phases as their fields.
-            phases.append(Phase(**phase) if isinstance(phase, Mapping) else phase)
+        # Records hold phases as their fields.
+        phases = [Phase(**p) if isinstance(p, Mapping) else p for p in self.phases]
         sizes = {len(phase.rates) for phase in phases}
         if len(sizes) != 1:
             raise ValueError(f"phases are of {sorted(sizes)} agents; give the same agents in each")
@@ -238,14 +242,18 @@ class Pld(AmplifiedLoss):
             return None
         return sum(phase.times for phase in self.phases), separation
 
-    def pattern_text(self) -> str:
-        """The pattern in a statement, after the rounds."""
+    def pattern_text(self, unit: str) -> str:
+        """The pattern in a statement, after the rounds.
+
+        Args:
+            unit: What is protected.
+        """
         if self.pattern is None:
             return ""
         epochs, separation = self.pattern
         return (
             f" of noise correlated over rounds, in {epochs:,} of which, {separation:,} apart, "
-            "every record may be drawn,"
+            f"every {unit} may be drawn,"
         )
 
     def rates_text(self) -> str:
@@ -528,8 +536,6 @@ def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
     then relative to exp(K - a e), which is near delta, and not to 1. Where that is too much, the
     largest value in E_a still holds: epsilon by the Renyi divergence of order a + 1.
     """
-    from scipy import optimize
-
     count = sum(times for *_, times in parts)
     log_least = log(anchor)
     reach = _reach(count, anchor)
@@ -545,24 +551,16 @@ def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
             moments[order] = _cumulant(rounds, order) + largest
         return moments[order]
 
-    def chernoff(log_order: float, epsilon: float) -> float:
-        return moment(log_order) - exp(log_order) * epsilon
-
     span = max(float(part.losses[-1]) for part in rounds)
     lowest_order = log(0.01 / (span * sqrt(count)))
     grid = np.linspace(lowest_order, log(1e6 / span), 12)
 
-    def lowest(value: Callable[[float], float]) -> tuple[float, float]:
-        """Where a function of log orders is least, and the value there."""
-        values = [value(log_order) for log_order in grid]
-        best = int(np.argmin(values))
-        below = grid[max(best - 1, 0)]
-        above = grid[min(best + 1, len(grid) - 1)]
-        around = (below, above)
-        minimum = optimize.minimize_scalar(value, bounds=around, method="bounded")
-        return float(minimum.x), float(minimum.fun)
+    def order_at(epsilon: float) -> float:
+        """The order whose Chernoff bound is least there."""
+        log_order, *_ = lowest(lambda x: moment(x) - exp(x) * epsilon, grid)
+        return exp(log_order)
 
-    log_order, renyi = lowest(lambda x: (moment(x) - log_least) / exp(x))
+    log_order, renyi, _ = lowest(lambda x: (moment(x) - log_least) / exp(x), grid)
     orders = np.array(list(moments))
     bounds = (orders, np.array(list(moments.values())))
     # Losses that have a largest one have an order without end, and little is near that one.
@@ -572,9 +570,8 @@ def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
         epsilon = curve.epsilon(anchor)
         if 0 < epsilon < 0.7 * renyi:
             # The order was that of a larger epsilon.
-            log_order, _ = lowest(functools.partial(chernoff, epsilon=epsilon))
-            order = exp(log_order)
-            closer = _transformed(parts, rounds, _Curve(*bounds, order), anchor, present)
+            guess = _Curve(*bounds, order_at(epsilon))
+            closer = _transformed(parts, rounds, guess, anchor, present)
             curve = min(curve, closer, key=lambda other: other.epsilon(anchor))
     return curve
 

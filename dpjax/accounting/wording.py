@@ -4,7 +4,6 @@ import math
 
 from dpjax import _validate
 from dpjax.accounting import budget, parties
-from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.accounting.parties import epsilon_text, range_text
 from dpjax.accounting.records import Record, precision_cost
 from dpjax.accounting.rounding import delta_text, up
@@ -85,13 +84,18 @@ def statement(record: Record, *, process: bool = True) -> str:
 
 def _promise(record: Record) -> str:
     """What is protected from whom, over which rounds."""
-    replaced = str(record.relation).startswith("replace")
-    verb = "replacing" if replaced else "zeroing out"
+    verb = "replacing" if str(record.relation).startswith("replace") else "zeroing out"
     attacker = _OF_SUMS if _of_sums(record) else ATTACKERS[str(record.attacker)]
     text = f"(epsilon = {epsilon_text(record)}, delta = {delta_text(record.delta)})-"
     text += f"differentially private per {record.unit} ({verb} {_UNIT_TEXT[str(record.unit)]}; "
     text += f"relation {record.relation}, {_bound_text(record)}) over {_rounds_text(record)}"
-    text += f"{_participation_text(record)}{_over_rounds_text(record)} against {attacker}"
+    text += record.loss.pattern_text(str(record.unit))
+    # What part of a view the first rounds are is not known, whatever the noise.
+    if not record.white and record.gradients != "view":
+        text += (
+            " in one phase" if len(record.phases) == 1 else f" {OVER_ROUNDS[record.over_rounds]}"
+        )
+    text += f" against {attacker}"
     text += _nodes_text(record, ", agents ")
     if record.attacker == "coalition":
         text += ", for the data of all other agents"
@@ -115,8 +119,7 @@ def _accounting(record: Record) -> str:
         rule = rule.replace("accounted exactly", "an upper bound")
     # Amplified losses say their rates, where these are alike.
     text = f"; {rule}"
-    if isinstance(loss, AmplifiedLoss):
-        text += loss.rates_text()
+    text += loss.rates_text()
     if record.mu is not None:
         text += f", mu = {up(record.mu)}"
     rho = getattr(loss, "rho", None)
@@ -159,8 +162,8 @@ def _limits(record: Record) -> str:
         text += "message's entries went out without noise, which is finer there than the numbers "
         text += "that it is added to"
     if record.private_stop:
-        ended = "a phase" if phases else "it"
-        text += f". NOT covered: the round at which {ended} ended was left to a callback, which "
+        text += f". NOT covered: the round at which {'a phase' if phases else 'it'} ended was left "
+        text += "to a callback, which "
         text += "could read metrics of private data"
     if record.private_partition:
         text += ". NOT covered: labels or other values of records decided which agent holds which "
@@ -268,13 +271,6 @@ def _rounds_text(record: Record) -> str:
     return f"{_validate.counted(record.rounds, 'planned round')} (of which {run:,} {were} run)"
 
 
-def _over_rounds_text(record: Record) -> str:
-    # What part of a view the first rounds are is not known, whatever the noise.
-    if record.white or record.gradients == "view":
-        return ""
-    return " in one phase" if len(record.phases) == 1 else f" {OVER_ROUNDS[record.over_rounds]}"
-
-
 def records(record: Record, attacker: str = "the same attacker") -> str:
     """What several records of one person cost together; empty where no record is the unit.
 
@@ -307,17 +303,6 @@ def records(record: Record, attacker: str = "the same attacker") -> str:
         " A person with several records is protected less, at the same delta and against "
         f"{attacker}{parties.whose(record)}: {numbers}."
     )
-
-
-def _participation_text(record: Record) -> str:
-    if isinstance(record.loss, AmplifiedLoss):
-        return record.loss.pattern_text()
-    if record.loss.pattern is None:
-        return ""
-    epochs, separation = record.loss.pattern
-    distance = f", {separation:,} apart" if epochs > 1 else ""
-    who = "client" if record.unit == "client" else "record"
-    return f", of which every {who} takes part in at most {epochs:,}{distance},"
 
 
 def _total_text(record: Record) -> str:
