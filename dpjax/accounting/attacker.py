@@ -239,13 +239,13 @@ def _round_by_round(model: Model) -> Model:
     )
 
 
-def seeing(model: Model, rows: Matrix, *, of: str) -> Model:
+def seeing(model: Model, rows: Matrix, *, output: str) -> Model:
     """The same model with more rows seen, without noise, in each round.
 
     Args:
         model: A model.
         rows: [r, .] what is read off the state before the round, or off its gradients.
-        of: "state_output" or "gradient_output".
+        output: "state_output" or "gradient_output".
 
     Returns:
         A model that observes strictly more.
@@ -253,7 +253,7 @@ def seeing(model: Model, rows: Matrix, *, of: str) -> Model:
 
     def below(name: str) -> Numbers:
         part = getattr(model, name)
-        block = rows if name == of else np.zeros((len(rows), part.shape[-1]))
+        block = rows if name == output else np.zeros((len(rows), part.shape[-1]))
         return np.concatenate([part, np.broadcast_to(block, (len(part), *block.shape))], axis=1)
 
     parts = ("state_output", "gradient_output", "noise_output")

@@ -6,7 +6,7 @@ never above the true one and below it with a chance of about 1e-9 a prime.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from fractions import Fraction
 
 import numpy as np
 
@@ -196,12 +196,12 @@ def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[Numbers, Num
     """A and B modulo a prime."""
 
     @functools.cache
-    def residue(value: Any) -> int:
+    def residue(value: float | Fraction) -> int:
         top, bottom = value.as_integer_ratio()
         return int(top * pow(bottom, -1, prime) % prime)
 
     residues = np.frompyfunc(residue, 1, 1)
-    parts = [np.asarray(residues(part)).astype(np.int64) for part in model]
+    parts = [np.asarray(residues(part), np.int64) for part in model]
     return stacked(Model(*parts), rounds, prime=prime)
 
 

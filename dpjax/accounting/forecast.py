@@ -90,7 +90,7 @@ class Forecast:
         rate: Ratio for one parameter; the ratio is ``rate * sqrt(parameters)``.
         floor_rate: What no design of the same budget can pass, for one parameter.
         apart_rate: What no design can pass whose agents draw their noise apart.
-        apart: True where agents draw their noise apart (R is diagonal).
+        independent: True where agents draw their noise apart (R is diagonal).
         disagreement_rate: Noise in agents' own models around the average, over the largest drift
             and for one parameter; 0 for methods that do not gossip models.
         sampled: The run's loss where batches are Poisson-sampled; mu then is the same noise's
@@ -118,7 +118,7 @@ class Forecast:
     rate: float
     floor_rate: float
     apart_rate: float
-    apart: bool
+    independent: bool
     disagreement_rate: float = 0.0
     sampled: AmplifiedLoss | None = None
     largest_batch: float = inf
@@ -194,7 +194,7 @@ class Forecast:
             ratio: Ratio not to exceed; None is `good`.
         """
         times = max(self.ratio / self._wanted(ratio), 1.0)
-        return ceil(self.agents * (times**2 if self.apart else times) * (1 - 1e-12))
+        return ceil(self.agents * (times**2 if self.independent else times) * (1 - 1e-12))
 
     @property
     def _worst(self) -> float:
@@ -282,7 +282,7 @@ class Forecast:
         remedies = [agents, epsilon, batches]
         if size >= 1:
             remedies.insert(0, smaller)
-        if self.apart and self.floor < self.ratio / 2:
+        if self.independent and self.floor < self.ratio / 2:
             remedies.append(shared)
         return remedies
 
@@ -303,7 +303,7 @@ def _short(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}g}" if value < 10**digits else f"{value:,.0f}"
 
 
-def weights(mixing: Any, rounds: int) -> Matrix | Matrix:
+def weights(mixing: Any, rounds: int) -> Matrix:
     """How far what agents send in each round reaches the average of the final models.
 
     a_T = W' 1/n for the last round, a_t = W_t' a_t+1 before; rows sum to 1.
@@ -409,10 +409,10 @@ def forecast(
         moved = moved + sent[first : first + starts]
     hidden = budget.sensitivity(relation, clip_norm) / divisor * np.max(moved, axis=0)
     floors = hidden / allowed if noise else np.zeros(n)
-    apart = scipy.sparse.issparse(colour)
+    independent = scipy.sparse.issparse(colour)
     if isinstance(colour, np.ndarray):
         covariance = colour @ colour.T
-        apart = not np.any(covariance - np.diag(np.diag(covariance)))
+        independent = not np.any(covariance - np.diag(np.diag(covariance)))
     if budget.clips(relation) == "record" and (separation > 1 or sampled is not None):
         # A batch that grows alone takes each record in more rounds, or with a larger rate.
         records = batch_size
@@ -427,7 +427,7 @@ def forecast(
         rate=noise / drift,
         floor_rate=float(floors.max()) / drift,
         apart_rate=float(np.linalg.norm(floors)) / drift,
-        apart=apart,
+        independent=independent,
         disagreement_rate=spread / divisor / drift,
         sampled=sampled,
         largest_batch=records,

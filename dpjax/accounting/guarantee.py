@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -543,6 +543,7 @@ class Guarantee(Record):
 
 
 # Fields of a total that are not its phases'.
+_Pair: TypeAlias = tuple[Any, Any]
 _OF_TOTAL = (
     *("epsilon", "per_agent_epsilon", "accountant", "phases", "added_epsilon", "added_delta"),
     *("mu", "white", "over_rounds", "other_loss"),
@@ -564,13 +565,13 @@ def _joined_all(phases: Sequence[Guarantee]) -> Guarantee:
     return functools.reduce(_joined, phases[1:], first)
 
 
-def _least(values: tuple[Any, Any]) -> Any:
+def _least(values: _Pair) -> Any:
     """The loss is known of neighbours that keep what both assume."""
     stated = [value for value in values if value is not None]
     return min(stated, default=None)
 
 
-def _weaker(secrets: tuple[Any, Any]) -> Any:
+def _weaker(secrets: _Pair) -> Any:
     """Who knows the secrets of two phases; None where neither says it of both."""
     first, later = secrets
     if first == later:
@@ -583,7 +584,7 @@ def _weaker(secrets: tuple[Any, Any]) -> Any:
 
 
 # What two runs in a row state of fields in which they may differ.
-_MERGED: dict[str, Callable[[tuple[Any, Any]], Any]] = {
+_MERGED: dict[str, Callable[[_Pair], Any]] = {
     **dict.fromkeys(("added_epsilon", "added_delta", "unused"), sum),
     **dict.fromkeys(("clip_norm", "sum_rounding", "phase"), max),
     **dict.fromkeys(("dropouts", "colluders"), min),
@@ -629,7 +630,7 @@ def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
     return earlier._open(**fields, loss=no_loss, curve=None)
 
 
-def _attacker(earlier: Guarantee, later: Guarantee) -> Any:
+def _attacker(earlier: Guarantee, later: Guarantee) -> str | None:
     """The attacker of whom both runs say something: the union of its views is what it sees."""
     if earlier.attacker == later.attacker:
         return earlier.attacker

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
+from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._numerics import double_precision, one_lapack_thread
@@ -83,12 +84,12 @@ class Model(NamedTuple):
     gradient_output: _Periodic
     noise_output: _Periodic
 
-    def at(self, t: Any) -> "Model":
+    def at(self, t: int | Array) -> "Model":
         """Matrices of round t, without the period."""
         return Model(*(part[t % part.shape[0]] for part in self))
 
     @classmethod
-    def of(cls, *parts: Any) -> "Model":
+    def of(cls, *parts: ArrayLike) -> "Model":
         """Check six matrices, each [.., ..] or with a leading period.
 
         Raises:
@@ -149,6 +150,9 @@ class _Doubt(NamedTuple):
     condition: Array
     rank: Array
     hidden: Array
+
+
+_Swept = tuple[Array, Array, Array, _Doubt]
 
 
 def _norms(rows: Array) -> Array:
@@ -287,7 +291,7 @@ def _silence(
     return _Silence(tail, size_terms), leak
 
 
-def _sweep(model: Model, rounds: int, keep: bool) -> Any:
+def _sweep(model: Model, rounds: int, keep: bool) -> tuple[_Swept, Any]:
     """Forward filter, backward factors; own energies, the rounding of their roots and leaks, and
     what lagged energies need.
     """
@@ -297,7 +301,7 @@ def _sweep(model: Model, rounds: int, keep: bool) -> Any:
     _, (steps, doubts) = jax.lax.scan(functools.partial(_filter_step, model), start, times)
     hidden = doubts.hidden.any()
 
-    def backwards(carry: Any, item: Any) -> Any:
+    def backwards(carry: Any, item: tuple[_Step, Array]) -> Any:
         tail, silence, error = carry
         step, t = item
         here = model.at(t)
@@ -382,7 +386,7 @@ def _windows(closed: Array, length: int) -> Array:
 
 
 @functools.partial(jax.jit, static_argnames=("rounds", "epochs", "separation"))
-def sweeps(model: Model, rounds: int, epochs: int, separation: int) -> Any:
+def sweeps(model: Model, rounds: int, epochs: int, separation: int) -> _Swept:
     """Values, rounding, leaks and doubts of a model."""
     (values, blur, leak, doubt), rest = _sweep(model, rounds, epochs > 1)
     values = values[:, None]

@@ -14,9 +14,9 @@ move is in ``dpjax.contrib.moves``. Everything here is rounded up.
 """
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting.arrays import Numbers
@@ -25,7 +25,7 @@ from dpjax.accounting.rounding import MARGIN, TINY
 __all__ = ["epsilon", "epsilon_of_sensitivities"]
 
 
-def epsilon(step_sizes: Any, scales: Any, gradient_gap: float) -> float:
+def epsilon(step_sizes: ArrayLike, scales: ArrayLike, gradient_gap: float) -> float:
     """Return the pure loss of K messages of gradient tracking: sum_{k=2..K} gap alpha_{k-1} / nu_k.
 
     Guarantee: the K messages are epsilon-DP for a change of one agent's cost function, against
@@ -58,7 +58,7 @@ def epsilon(step_sizes: Any, scales: Any, gradient_gap: float) -> float:
     return _summed(_of_steps(step_sizes, scales, gradient_gap), 1)
 
 
-def mu(step_sizes: Any, deviations: Any, gradient_gap: float) -> float:
+def mu(step_sizes: ArrayLike, deviations: ArrayLike, gradient_gap: float) -> float:
     """Return the Gaussian-DP loss of K messages: mu^2 = sum_{k=2..K} (gap alpha_{k-1} / sigma_k)^2.
 
     Guarantee: as `epsilon`, with Gaussian noise and the gap in L2 norm: mu-GDP, so that
@@ -86,7 +86,7 @@ def mu(step_sizes: Any, deviations: Any, gradient_gap: float) -> float:
     return _summed(_of_steps(step_sizes, deviations, gradient_gap), 2)
 
 
-def epsilon_of_sensitivities(moves: Any, scales: Any) -> float:
+def epsilon_of_sensitivities(moves: ArrayLike, scales: ArrayLike) -> float:
     """Return the pure loss of messages of one or several variables: the sum of moves over scales.
 
     Guarantee: epsilon-DP against whoever sees all messages, if message k moves by at most the given
@@ -112,7 +112,7 @@ def epsilon_of_sensitivities(moves: Any, scales: Any) -> float:
     return _summed(_of_moves(moves, scales), 1)
 
 
-def mu_of_sensitivities(moves: Any, deviations: Any) -> float:
+def mu_of_sensitivities(moves: ArrayLike, deviations: ArrayLike) -> float:
     """Return the Gaussian-DP loss of messages of one or several variables.
 
     Guarantee: as `epsilon_of_sensitivities`, for Gaussian noise and moves in L2 norm: mu-GDP.
@@ -135,7 +135,7 @@ def mu_of_sensitivities(moves: Any, deviations: Any) -> float:
     return _summed(_of_moves(moves, deviations), 2)
 
 
-def _nonnegative(name: str, value: Any, dimensions: int) -> Numbers:
+def _nonnegative(name: str, value: ArrayLike, dimensions: int) -> Numbers:
     array = _validate.finite_array(name, value)
     if array.ndim > dimensions or (array.ndim == 0 and dimensions == 1):
         raise ValueError(f"{name} has shape {array.shape}; give one number a message")
@@ -144,7 +144,7 @@ def _nonnegative(name: str, value: Any, dimensions: int) -> Numbers:
     return array
 
 
-def _of_steps(step_sizes: Any, scales: Any, gradient_gap: float) -> Numbers:
+def _of_steps(step_sizes: ArrayLike, scales: ArrayLike, gradient_gap: float) -> Numbers:
     """Return quotients of all messages but the first."""
     scales = _nonnegative("scales", scales, 1)
     gap = _validate.positive("gradient_gap", gradient_gap)
@@ -157,7 +157,7 @@ def _of_steps(step_sizes: Any, scales: Any, gradient_gap: float) -> Numbers:
     return _quotients(steps[: len(scales) - 1], gap, scales[1:])
 
 
-def _of_moves(moves: Any, scales: Any) -> Numbers:
+def _of_moves(moves: ArrayLike, scales: ArrayLike) -> Numbers:
     """Return [K, P] quotients."""
     moved = _nonnegative("moves", moves, 2)
     scales = _nonnegative("scales", scales, 2)

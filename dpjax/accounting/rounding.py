@@ -46,19 +46,19 @@ def delta_text(delta: float, digits: int = 6) -> str:
     return text
 
 
-def loose_delta(delta: float, units: int, unit: str, *, more: bool = False) -> str:
+def loose_delta(delta: float, units: int, unit: str, *, open_ended: bool = False) -> str:
     """Return a warning of a delta above one over the number of protected units, or "".
 
     Args:
         delta: A probability.
         units: How many agents, clients or records there are.
         unit: "agent", "client" or "record".
-        more: Whether there may be more of them, ``units`` being all that is known.
+        open_ended: Whether there may be more of them, ``units`` being all that is known.
     """
     if delta * units <= 1:
         return ""
     return (
-        f"delta is {delta:g} for {'at least ' if more else ''}{units:,} {unit}s: above one "
+        f"delta is {delta:g} for {'at least ' if open_ended else ''}{units:,} {unit}s: above one "
         f"over their number it lets a method publish one of them as it is; give a delta "
         f"below {1 / units:.2g}"
     )

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import dense
@@ -48,14 +49,14 @@ __all__ = [
 
 
 def dsgd(
-    mixing: Any,
-    strategy: Any = None,
-    covariance: Any = None,
+    mixing: ArrayLike,
+    strategy: ArrayLike | None = None,
+    covariance: ArrayLike | None = None,
     edge_noise: float | None = None,
     *,
     gossip_steps: int = 1,
     subgroups: Sequence[Sequence[int]] | None = None,
-    curvature: Any = None,
+    curvature: ArrayLike | None = None,
 ) -> LinearAlgorithm:
     """Decentralized SGD with Gaussian noise: DP-D-SGD, Anti-PGD, MAFALDA, Whisper, DECOR.
 
@@ -109,7 +110,7 @@ def dsgd(
     return LinearAlgorithm(gossip, source, tuple(owners), tuple(secret), over_rounds)
 
 
-def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> LinearAlgorithm:
+def muffliato(mixing: ArrayLike, gossip_steps: int, **options: Any) -> LinearAlgorithm:
     """Muffliato-SGD(K): K gossip rounds a gradient, every one observed; T counts gradients.
 
     Args:
@@ -131,12 +132,14 @@ def muffliato(mixing: Any, gossip_steps: int, **options: Any) -> LinearAlgorithm
     return dsgd(mixing, gossip_steps=gossip_steps, **options)
 
 
-def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) -> LinearAlgorithm:
-    """DECOR: own noise of variance ``own``, and a secret of variance ``shared`` on every link.
+def decor(
+    mixing: ArrayLike, variance: float = 1.0, shared: float = 1.0, **options: Any
+) -> LinearAlgorithm:
+    """DECOR: own noise of variance ``variance``, and a secret of variance ``shared`` on every link.
 
     Args:
         mixing: [n, n] W, or a schedule.
-        own: s.
+        variance: s.
         shared: c; the covariance over agents is s I + c L.
         options: As in `dsgd`.
 
@@ -154,14 +157,14 @@ def decor(mixing: Any, own: float = 1.0, shared: float = 1.0, **options: Any) ->
         >>> seen.gdp(Participation(4, 4, 1)).round(3)
         array([1.366, 1.366, 1.366, 1.366])
     """
-    own = _validate.positive("own", own)
+    variance = _validate.positive("variance", variance)
     shared = _validate.positive("shared", shared)
-    covariance = own * np.eye(np.shape(mixing)[-1])
+    covariance = variance * np.eye(np.shape(mixing)[-1])
     return dsgd(mixing, covariance=covariance, edge_noise=shared, **options)
 
 
 def _agent_noise(
-    covariance: Any, subgroups: Sequence[Sequence[int]] | None, n: int
+    covariance: ArrayLike | None, subgroups: Sequence[Sequence[int]] | None, n: int
 ) -> tuple[Numbers, list[frozenset[int]]]:
     """Factor of the covariance with the owners of each column."""
     matrix = np.eye(n) if covariance is None else _validate.square("covariance", covariance)
@@ -208,7 +211,7 @@ def _factor(covariance: Matrix) -> Matrix:
 
 
 def zip_dl(
-    mixing: Any, *, zero_sum: Literal["messages", "with_own_copy"] = "with_own_copy"
+    mixing: ArrayLike, *, zero_sum: Literal["messages", "with_own_copy"] = "with_own_copy"
 ) -> LinearAlgorithm:
     """Zip-DL: another noise on each outgoing message, summing to zero over a node's messages.
 
@@ -251,21 +254,21 @@ def zip_dl(
 
 
 def linear(
-    F: Any,
-    Gamma: Any,
-    Sigma: Any,
-    H: Any,
-    J: Any,
-    D: Any,
+    F: ArrayLike,
+    Gamma: ArrayLike,
+    Sigma: ArrayLike,
+    H: ArrayLike,
+    J: ArrayLike,
+    D: ArrayLike,
     *,
-    known: Any = None,
-    models: Any = None,
+    known_sums: ArrayLike | None = None,
+    models: ArrayLike | None = None,
 ) -> View:
     """View of a user's own linear algorithm, taken as given.
 
     State s_t+1 = F s_t + Gamma g_t + Sigma w_t from a public start, observed y_t = H s_t + J g_t +
     D w_t. What the attacker sees, less what it knows, is the caller's to state: leave known noise
-    out of Sigma and D, known gradients out of Gamma and J (or name them in ``known``).
+    out of Sigma and D, known gradients out of Gamma and J (or name them in ``known_sums``).
 
     Args:
         F: [s, s], or [P, s, s] by round; so are all.
@@ -274,8 +277,8 @@ def linear(
         H: [m, s].
         J: [m, n].
         D: [m, q].
-        known: [c, n] combinations of a round's gradients that the attacker knows (Lemma 11). An
-            agent that a row names alone is public (its own, say), and has no loss; of all others
+        known_sums: [c, n] combinations of a round's gradients that the attacker knows (Lemma 11).
+            An agent that a row names alone is public (its own, say), and has no loss; of all others
             in a combination a change shows, so that their loss is infinite, also where several
             combinations together tell them apart.
         models: [., s] rows that read every agent's model off the state; needed for
@@ -297,10 +300,10 @@ def linear(
     """
     model = Model.of(F, Gamma, Sigma, H, J, D)
     size, n = model.gradient.shape[1:]
-    if known is not None:
-        combinations = _validate.finite_array("known", known, ndim=2)
+    if known_sums is not None:
+        combinations = _validate.finite_array("known_sums", known_sums, ndim=2)
         if combinations.shape[1] != n:
-            raise ValueError(f"known has shape {combinations.shape}; give [c, {n}]")
+            raise ValueError(f"known_sums has shape {combinations.shape}; give [c, {n}]")
         # Named by itself: public. In every other combination a change shows, whatever else is
         # known: knowing more hides nothing.
         singles = np.count_nonzero(combinations, axis=1) == 1
@@ -310,13 +313,13 @@ def linear(
         )
         mixed = combinations[~singles] * hidden
         if mixed.any():
-            model = seeing(model, mixed, of="gradient_output")
+            model = seeing(model, mixed, output="gradient_output")
     any_gradients = None
     if models is not None:
         rows = _validate.finite_array("models", models, ndim=2)
         if rows.shape[1] != size:
             raise ValueError(f"models has shape {rows.shape}; give [., {size}]")
-        wide = seeing(model, rows, of="state_output")
+        wide = seeing(model, rows, output="state_output")
         any_gradients = of_model(lambda: wide, (), None)
     loss = of_model(lambda: model, (), any_gradients)
     return View(n, (), None, lambda rounds: dense.materialize(model, rounds), loss, any_gradients)

@@ -147,6 +147,6 @@ def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> No
     else:
         units = agents * records
         unit = "record"
-    fault = loose_delta(delta, units, unit, more=not of_agents)
+    fault = loose_delta(delta, units, unit, open_ended=not of_agents)
     if fault:
         print(f"NOTE: {fault}")

@@ -785,6 +785,6 @@ def check_delta(config: Config, agents: int, counts: Counts | None, stacklevel: 
             return
         units *= sampler.batch_size
     at_least = unit == "record" and counts is None
-    warning = loose_delta(config.budget.delta, units, unit, more=at_least)
+    warning = loose_delta(config.budget.delta, units, unit, open_ended=at_least)
     if warning:
         warnings.warn(warning, UserWarning, stacklevel=stacklevel)

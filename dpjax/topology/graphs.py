@@ -108,7 +108,7 @@ def _require_memory(name: str, value: int, nodes: int, edges: int) -> None:
     _validate.memory(name, value, "the graph", _EDGE * edges + _NODE * nodes, item=1)
 
 
-def _size(n: int, least: int) -> int:
+def _size(n: int, minimum: int) -> int:
     """The number of agents of a graph that has about as many edges."""
     n = _validate.integer("n", n, minimum=minimum)
     _require_memory("n", n, n, n)

@@ -413,7 +413,7 @@ class TestLinear:
     def test_known_combinations_leave_the_rest(self):
         known = np.zeros((1, N))
         known[0, 3], known[0, 4] = 1.0, 1.0
-        view = views.linear(*self.parts(), known=known)
+        view = views.linear(*self.parts(), known_sums=known)
         a, b = views.linear(*self.parts()).materialize(ROUNDS)
         project = np.kron(np.eye(ROUNDS), np.eye(N) - np.linalg.pinv(known) @ known)
         wanted, _ = oracle.losses(a @ project, b, PARTICIPATION)
@@ -469,7 +469,7 @@ def test_known_combinations_reveal_and_known_agents_are_public():
     when = Participation(1, 1, 1)
 
     def mu(known):
-        return views.linear(zero, zero, zero, zero, one, one, known=known).gdp(
+        return views.linear(zero, zero, zero, zero, one, one, known_sums=known).gdp(
             when, gradients="view"
         )
 

@@ -70,9 +70,11 @@ def test_the_ratio_is_what_noise_and_full_steps_do(network, name, unit):
     assert found.ratio == pytest.approx(50 * simulated(made), rel=0.05)
     # No design goes below the floor, and none whose agents draw apart below theirs.
     assert found.floor <= found.ratio * (1 + 1e-6)
-    if found.apart:
+    if found.independent:
         assert 50 * found.apart_rate <= found.ratio * (1 + 1e-6)
-    assert found.apart == (name not in ("pairwise", "whisper", "whisper_horizon", "spacetime"))
+    assert found.independent == (
+        name not in ("pairwise", "whisper", "whisper_horizon", "spacetime")
+    )
 
 
 def test_the_floors_are_the_closed_forms(network):
@@ -121,7 +123,7 @@ def test_no_covariance_strategy_mixing_or_step_goes_below_the_floor():
             patterns=(epochs, separation), clip_norm=0.7, relation="replace_record", batch_size=3,
             mu=mu.max(), delta=1e-5, strategy=strategy, budgets=mu,
         )  # fmt: skip
-        assert found.ratio >= found.floor * (1 - 1e-9) and found.apart == apart
+        assert found.ratio >= found.floor * (1 - 1e-9) and found.independent == apart
         nearest = min(nearest, found.ratio / found.floor)
         if apart:
             assert 3 * found.apart_rate <= found.ratio * (1 + 1e-9)
@@ -299,7 +301,7 @@ def test_polynomials_of_any_number_of_agents_have_a_forecast(monkeypatch):
     found = large.forecast(1)
     assert found.ratio == pytest.approx(dense.ratio, rel=1e-5)
     assert found.disagreement == pytest.approx(exact, rel=0.06)
-    assert not found.apart and found.ratio >= found.floor
+    assert not found.independent and found.ratio >= found.floor
 
 
 def test_a_statement_says_what_a_rare_class_has(network):

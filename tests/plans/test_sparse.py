@@ -113,7 +113,7 @@ def test_plans_of_both_forms_state_the_same(name) -> None:
         np.testing.assert_array_equal(np.diag(two.covariance()), one.covariance())
         assert two.guarantee == one.guarantee
         assert two.forecast(9).ratio == pytest.approx(one.forecast(9).ratio, rel=1e-12)
-        assert two.forecast(9).apart is one.forecast(9).apart
+        assert two.forecast(9).independent is one.forecast(9).independent
         assert two.fingerprint() != one.fingerprint()
         if one.design is not None:
             assert two.design.value == pytest.approx(one.design.value, rel=1e-12)
