@@ -44,7 +44,7 @@ def main(folder="results/sweep", parallel=1, clips=(0.1, 0.3, 1.0), epsilons=(1.
                      **options)  # fmt: skip
     frame = swept.to_frame()
     frame["clip"] = [f"clip norm {value:g}" for value in frame["protect.clip_norm"]]
-    return [plots.lines(frame[frame["algorithm"] == name], "budget.epsilon", "test_accuracy",
+    return [plots.lines(frame[frame["design"] == name], "budget.epsilon", "test_accuracy",
                         series="clip", log_x=True, path=folder / f"{name}.svg")
             for name in DESIGNS]  # fmt: skip
 

@@ -341,7 +341,7 @@ def train(
     """Tune and run one method at one budget; rows of both phases."""
     data = images.read(config.dataset, config.model, config.layout, config.records, config.weights)
     delta = len(data.train[1]) ** -1.1
-    where = {"algorithm": name, "dataset": config.dataset, "model": config.model}
+    where = {"design": name, "dataset": config.dataset, "model": config.model}
     clip = config.clipping + (", per layer" if config.per_layer else "")
     where |= {"budget_epsilon": epsilon, "schedule": config.schedule, "clipping": clip}
     fit, held = split.split(*data.train, config.validation, seed=0)
@@ -419,13 +419,13 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     final = frame[frame["phase"] == "final"]
     last = final[final["round"] == final["rounds"]]
     last = last.assign(points=100 * last["test_accuracy"])
-    counts = frame[frame["phase"] == "tuning"].groupby(["budget_epsilon", "algorithm"]).size()
+    counts = frame[frame["phase"] == "tuning"].groupby(["budget_epsilon", "design"]).size()
     for epsilon, group in last.groupby("budget_epsilon", sort=False):
         lab.say(f"\n{config.dataset}, {config.model}, epsilon {epsilon:g}: test accuracy in %")
         if config.remark:
             lab.say(config.remark)
-        summary = tables.summary(group, ["algorithm", "setting", "step_size"], "points")
-        summary["trials"] = [counts[epsilon, name] for name in summary["algorithm"]]
+        summary = tables.summary(group, ["design", "setting", "step_size"], "points")
+        summary["trials"] = [counts[epsilon, name] for name in summary["design"]]
         lab.say(tables.text(summary.rename(columns={"mean": "accuracy", "count": "seeds"})))
         lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon]))
         compare(config, lab, group)
@@ -444,11 +444,11 @@ CLAIMED = (3.0, 10.0)
 
 def compare(config: Config, lab: launch.Lab, group: Any) -> None:
     """Print every method's gain over the plain optimizer and over momentum, paired over seeds."""
-    names = list(dict.fromkeys(group["algorithm"]))
+    names = list(dict.fromkeys(group["design"]))
     bases = [n for n in names if n == config.optimizer or n.partition(":")[0] == "momentum"]
     for base in bases if len(names) > 1 else ():
         rows = claims.gains(group, base, "points")
-        room = 100 - group.loc[group["algorithm"] == base, "points"].mean()
+        room = 100 - group.loc[group["design"] == base, "points"].mean()
         for row in rows:
             if " + " in row["method"]:
                 said = claims.verdict(row["gain in points"], row["margin"], CLAIMED[0])
@@ -473,7 +473,7 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
             rows, x, "test_accuracy", xlabel=label,
             ylabel=f"test accuracy ({config.dataset}, {config.model})",
             log_x=x == "budget_epsilon", note=f"{TUNED} {config.remark}".strip(),
-            looks=looks.titled(rows["algorithm"]),
+            looks=looks.titled(rows["design"]),
         )  # fmt: skip
         lab.figure(sheet, f"{name}.svg")
 

@@ -384,7 +384,7 @@ def train(
     extra = {"budget_epsilon": epsilon, "system": SYSTEMS[name].title}
     extra |= {"trust": SYSTEMS[name].trust, "dataset": config.dataset}
     extra |= dict(zip(("parameters", "bytes_sent"), sent(final.plans[0], whole), strict=True))
-    return best.rows(lambda trial, result: {"setting": trial.name}, algorithm=name, **extra)
+    return best.rows(lambda trial, result: {"setting": trial.name}, design=name, **extra)
 
 
 def sent(made: plan.Plan, task: Problem) -> tuple[int, float]:
@@ -491,7 +491,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     apart = differing(last)
     lab.say("guarantees: " + ("the same for all" if not apart else "; ".join(apart)))
     tuning = frame[frame["phase"] == "tuning"]
-    tried = tuning.groupby(["algorithm", "budget_epsilon"])[["setting", "step_size"]]
+    tried = tuning.groupby(["design", "budget_epsilon"])[["setting", "step_size"]]
     trials = tried.apply(lambda rows: len(rows.drop_duplicates()))
     bare = last[last["trust"] == "no privacy"]
     for epsilon in config.epsilon:
@@ -507,7 +507,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         table = tables.summary(whole, keys, "points")
         table["test_loss"] = tables.summary(whole, keys, "test_loss")["mean"]
         lab.say(tables.text(table.rename(columns={"mean": "accuracy", "count": "seeds"})))
-        if "independent" in set(group["algorithm"]):
+        if "independent" in set(group["design"]):
             pairs = claims.gains(group, "LDP", "points", column="system")
             lab.say("over LDP, paired over seeds:\n" + tables.text(pairs))
         lab.say("which to take:\n" + tables.text(choices(group)))

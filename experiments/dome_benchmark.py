@@ -377,7 +377,7 @@ def train(
     extra = {"budget_epsilon": epsilon, "method": TITLES[name], "k": k or parameters}
     extra |= {"parameters": parameters, "bytes_a_turn": 4 * (k or parameters)}
     return best.rows(
-        lambda trial, result: {"setting": trial.name}, algorithm=name, dataset=config.dataset,
+        lambda trial, result: {"setting": trial.name}, design=name, dataset=config.dataset,
         model=config.model, **extra,
     )  # fmt: skip
 
@@ -398,7 +398,7 @@ def wins(rows: Any, least: float = 0.0) -> list[dict[str, Any]]:
     """Where DOME wins and where not: against each rival at each budget and k, paired over seeds.
 
     Args:
-        rows: Rows of the last round with "algorithm", "budget_epsilon", "k", "seed", ``points``.
+        rows: Rows of the last round with "design", "budget_epsilon", "k", "seed", ``points``.
             A rival without a sketch is at one k of its own, and compared at every k of DOME's.
         least: Points that a win is at least.
 
@@ -409,10 +409,10 @@ def wins(rows: Any, least: float = 0.0) -> list[dict[str, Any]]:
         DOME's has no number.
     """
     found = []
-    own = rows[rows["algorithm"] == "dome"]
+    own = rows[rows["design"] == "dome"]
     for (epsilon, k), mine in own.groupby(["budget_epsilon", "k"], sort=False):
         for rival in (*RIVALS, "oracle"):
-            theirs = rows[(rows["algorithm"] == rival) & (rows["budget_epsilon"] == epsilon)]
+            theirs = rows[(rows["design"] == rival) & (rows["budget_epsilon"] == epsilon)]
             if rival in SKETCHES:
                 theirs = theirs[theirs["k"] == k]
             if not len(theirs):
@@ -469,10 +469,10 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say(f"\n{config.dataset}, {config.model}: test accuracy in %, bytes a client sends a turn")
     lab.say(tables.text(table.rename(columns={"mean": "accuracy", "count": "seeds"})))
     tuning = frame[frame["phase"] == "tuning"]
-    tried = tuning.groupby(["algorithm", "budget_epsilon", "k"])[["setting", "step_size"]]
+    tried = tuning.groupby(["design", "budget_epsilon", "k"])[["setting", "step_size"]]
     counts = tried.apply(lambda rows: len(rows.drop_duplicates()))
     lab.say(f"trials of each: {', '.join(map(str, sorted(set(counts))))}")
-    lab.say_ends(tables.at_ends(frame, ["algorithm", "budget_epsilon", "k"]))
+    lab.say_ends(tables.at_ends(frame, ["design", "budget_epsilon", "k"]))
     found = wins(last)
     if found:
         lab.say("DOME against others, paired over seeds:\n" + tables.text(found))

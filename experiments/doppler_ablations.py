@@ -236,7 +236,7 @@ class Cell(NamedTuple):
         plain = self.filter == "none"
         clip = self.clipping + (", per layer" if self.per_layer else "")
         return {
-            "algorithm": self.optimizer if plain else f"{self.optimizer} + {self.filter}",
+            "design": self.optimizer if plain else f"{self.optimizer} + {self.filter}",
             "optimizer": self.optimizer, "filter": self.filter, "budget_epsilon": self.epsilon,
             "dataset": self.dataset, "model": self.model, "epochs": self.epochs,
             "batch_size": self.batch_size, "clipping": clip, "schedule": self.schedule,

@@ -177,24 +177,24 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     last = final[final["round"] == config.rounds]
     for epsilon, rows in last.groupby("budget_epsilon", sort=False):
         lab.say(f"\n{config.dataset}, epsilon {epsilon:g}, {rows['seed'].nunique()} seeds:")
-        table = tables.summary(rows, ["algorithm", "filter", "step_size"], "test_accuracy")
-        table["test_loss"] = tables.summary(rows, ["algorithm", "filter"], "test_loss")["mean"]
-        table["algorithm"] = [plots.TITLES[name] for name in table["algorithm"]]
+        table = tables.summary(rows, ["design", "filter", "step_size"], "test_accuracy")
+        table["test_loss"] = tables.summary(rows, ["design", "filter"], "test_loss")["mean"]
+        table["design"] = [plots.TITLES[name] for name in table["design"]]
         lab.say(tables.text(table.rename(columns={"mean": "test_accuracy", "count": "seeds"})))
         pairs = differences(config, rows)
         if pairs:
             lab.say("accuracy gained, paired over seeds:\n" + tables.text(pairs))
         lab.say_ends(
-            tables.at_ends(frame[frame["budget_epsilon"] == epsilon], ["algorithm", "filter"])
+            tables.at_ends(frame[frame["budget_epsilon"] == epsilon], ["design", "filter"])
         )
-    for _, first in last.drop_duplicates("algorithm").iterrows():
-        lab.say(f"\n{first['algorithm']}: {Guarantee.from_dict(first['guarantee']).statement()}")
+    for _, first in last.drop_duplicates("design").iterrows():
+        lab.say(f"\n{first['design']}: {Guarantee.from_dict(first['guarantee']).statement()}")
     draw(config, lab, final)
 
 
 def differences(config: Config, rows: Any) -> list[dict[str, Any]]:
     """Every filter against none under the same noise, every noise against independent noise."""
-    rows = rows.assign(pair=rows["algorithm"] + " + " + rows["filter"])
+    rows = rows.assign(pair=rows["design"] + " + " + rows["filter"])
     there = set(rows["pair"])
     wanted = [(d, f, d, "none") for d in config.designs for f in config.filters if f != "none"]
     wanted += [
@@ -213,11 +213,11 @@ def differences(config: Config, rows: Any) -> list[dict[str, Any]]:
 
 def draw(config: Config, lab: launch.Lab, final: Any) -> None:
     """One panel a noise and budget: accuracy over rounds, a line a filter."""
-    kinds = [d for d in config.designs if d in set(final["algorithm"])]
+    kinds = [d for d in config.designs if d in set(final["design"])]
     sheet, axes = plots.figure(len(config.epsilon), len(kinds), sharey="row")
     places = [(epsilon, design) for epsilon in config.epsilon for design in kinds]
     for ax, (epsilon, design) in zip(axes, places, strict=True):
-        rows = final[(final["budget_epsilon"] == epsilon) & (final["algorithm"] == design)]
+        rows = final[(final["budget_epsilon"] == epsilon) & (final["design"] == design)]
         plots.lines(
             rows, "round", "test_accuracy", "filter", ax=ax, ylabel="test accuracy",
             title=f"{plots.TITLES[design]}, epsilon {epsilon:g}", looks=looks.LOOKS,

@@ -194,7 +194,7 @@ def train(
     """Tune and run one method at one budget; rows of both phases."""
     learn, whole, test = learner(config)
     delta = len(whole[1]) ** -1.1
-    where = {"algorithm": name, "dataset": config.task, "budget_epsilon": epsilon}
+    where = {"design": name, "dataset": config.task, "budget_epsilon": epsilon}
     where |= {"start": "random" if config.weights is None else "pretrained"}
     fit, held = split.split(*whole, config.validation, seed=0)
     make = functools.partial(plans, config, name, epsilon, delta)
@@ -232,11 +232,11 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         lab.say(f"\nGLUE, {config.task}, epsilon {epsilon:g}: accuracy on the dev file in %")
         if config.remark:
             lab.say(config.remark)
-        summary = tables.summary(group, ["algorithm", "step_size"], "points")
+        summary = tables.summary(group, ["design", "step_size"], "points")
         summary["trials"] = len(config.steps)
         lab.say(tables.text(summary.rename(columns={"mean": "accuracy", "count": "seeds"})))
         lab.say_ends(tables.at_ends(frame[frame["budget_epsilon"] == epsilon]))
-        names = list(dict.fromkeys(group["algorithm"]))
+        names = list(dict.fromkeys(group["design"]))
         rows = claims.gains(group, names[0], "points")
         if rows:
             lab.say(f"against {names[0]}, paired over seeds:\n" + tables.text(rows))
@@ -255,7 +255,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             xlabel=f"round (epsilon {epsilon:g})",
             ylabel=f"accuracy on the dev file ({config.task})",
             note=f"{TUNED} {config.remark}".strip(),
-            looks=looks.titled(rows["algorithm"]),
+            looks=looks.titled(rows["design"]),
         )
         lab.figure(sheet, f"glue_doppler_{config.task}_{epsilon:g}.svg")
 
@@ -270,7 +270,7 @@ def judge(config: Config, lab: launch.Lab, last: Any) -> None:
     places = [f"epsilon {epsilon:g}" for epsilon in config.epsilon]
     series = [
         f"epsilon {epsilon:g}, {titles[name]}"
-        for epsilon, name in zip(last["budget_epsilon"], last["algorithm"], strict=True)
+        for epsilon, name in zip(last["budget_epsilon"], last["design"], strict=True)
     ]
     for text in config.filter:
         if text != "none":

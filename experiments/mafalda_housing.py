@@ -234,7 +234,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     for graph, rows in last.groupby("graph", sort=False):
         for mu in config.mu:
             epsilon = gdp.epsilon(mu, config.delta)
-            chosen = rows[(rows["mu"] == mu) | (rows["algorithm"] == "non_private")]
+            chosen = rows[(rows["mu"] == mu) | (rows["design"] == "non_private")]
             lab.say(f"\n{graph}, mu {mu:g} (epsilon {epsilon:.4g} at delta {config.delta:g}):")
             lab.say(tables.text(losses(chosen)))
             for column, name in MEASURES.items():
@@ -242,10 +242,10 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
                     title = f"MAFALDA against others, {name}, paired over seeds:\n"
                     lab.say(title + tables.text(pairs))
         needed(config, lab, rows)
-    private = last[last["algorithm"] != "non_private"]
-    for _, first in private.drop_duplicates("algorithm").iterrows():
+    private = last[last["design"] != "non_private"]
+    for _, first in private.drop_duplicates("design").iterrows():
         stated = Guarantee.from_dict(first["guarantee"])
-        lab.say(f"\n{LABELS[first['algorithm']]}: {stated.statement()}")
+        lab.say(f"\n{LABELS[first['design']]}: {stated.statement()}")
     draw(config, lab, frame, last)
 
 
@@ -255,16 +255,16 @@ MEASURES = {"test_loss": "final test loss", "tail_loss": "test loss over the las
 
 def losses(rows: Any) -> list[dict[str, Any]]:
     """Test loss at the end and over the last rounds, by design."""
-    final = tables.summary(rows, "algorithm", "test_loss")
-    tail = tables.summary(rows, "algorithm", "tail_loss")
-    medians = rows.groupby("algorithm")["tail_loss"].median()
+    final = tables.summary(rows, "design", "test_loss")
+    tail = tables.summary(rows, "design", "tail_loss")
+    medians = rows.groupby("design")["tail_loss"].median()
     return [
         {
-            "design": LABELS[end["algorithm"]],
+            "design": LABELS[end["design"]],
             "final test loss": end["mean"],
             "standard error": end["standard error"],
             "last rounds": over["mean"],
-            "median over seeds": medians[end["algorithm"]],
+            "median over seeds": medians[end["design"]],
             "seeds": end["count"],
         }
         for (_, end), (_, over) in zip(final.iterrows(), tail.iterrows(), strict=True)
@@ -273,16 +273,16 @@ def losses(rows: Any) -> list[dict[str, Any]]:
 
 def differences(rows: Any, column: str) -> list[dict[str, Any]]:
     """How much smaller a loss of MAFALDA's is than each other design's."""
-    present = [name for name in LABELS if name in set(rows["algorithm"])]
+    present = [name for name in LABELS if name in set(rows["design"])]
     if "mafalda" not in present:
         return []
-    own = rows[rows["algorithm"] == "mafalda"][column].mean()
+    own = rows[rows["design"] == "mafalda"][column].mean()
     rows_of_pairs = []
     for name in present:
         if name in ("mafalda", "non_private"):
             continue
         pair = tables.paired(rows, "mafalda", name, column)
-        theirs = rows[rows["algorithm"] == name][column].mean()
+        theirs = rows[rows["design"] == name][column].mean()
         gain = 100 * (1 - own / theirs)
         rows_of_pairs.append({"against": LABELS[name], "gain in %": gain, **pair.row()})
     return rows_of_pairs
@@ -297,7 +297,7 @@ def needed(config: Config, lab: launch.Lab, rows: Any) -> None:
     for how, column in itertools.product(("mean", "median"), MEASURES):
         epsilons = {}
         for name in LABELS:
-            own = rows[(rows["algorithm"] == name) & np.isfinite(rows["mu"])]
+            own = rows[(rows["design"] == name) & np.isfinite(rows["mu"])]
             if len(own):
                 losses = own.groupby("mu")[column].agg(how)
                 mu = crossing(list(losses.index), list(losses), config.level)
@@ -331,12 +331,12 @@ CUT = 6.0
 
 def cut(ax: Any, rows: Any, x: str, y: str) -> str:
     """End the axis of losses at `CUT`, and say what is above."""
-    means = rows.groupby(["algorithm", x], sort=False)[y].mean()
+    means = rows.groupby(["design", x], sort=False)[y].mean()
     above = means[means > CUT]
     if len(above) in (0, len(means)):
         return ""
     ax.set_ylim(0.95 * means.min(), CUT)
-    largest = above.groupby("algorithm", sort=False).max()
+    largest = above.groupby("design", sort=False).max()
     texts = [f"{LABELS[name]}, {float(f'{v:.3g}'):,.10g} at most" for name, v in largest.items()]
     return f"Losses above {CUT:g} are cut off: {'; '.join(texts)}."
 

@@ -241,6 +241,7 @@ def report_energies(config: Config, lab: launch.Lab, frame: Any) -> None:
                 frame[(frame["graph"] == graph) & (frame["epochs"] == k)],
                 "rounds",
                 "relative",
+                "algorithm",
                 ax=panels[row * len(config.graphs) + column],
                 xlabel="rounds T",
                 ylabel="noise energy / independent",
@@ -263,19 +264,19 @@ def report_runs(config: Config, lab: launch.Lab, frame: Any) -> None:
     final = frame[frame["phase"] == "final"]
     for (graph, k, rounds), rows in final.groupby(["graph", "epochs", "rounds"], sort=False):
         lab.say(f"\n{config.dataset} on {graph}, k = {k}, T = {rounds}:")
-        summary = tables.summary(rows, ["algorithm", "step_size"], "test_loss")
-        summary["algorithm"] = [LABELS[name] for name in summary["algorithm"]]
+        summary = tables.summary(rows, ["design", "step_size"], "test_loss")
+        summary["design"] = [LABELS[name] for name in summary["design"]]
         lab.say(tables.text(summary.rename(columns={"mean": "test_loss", "count": "seeds"})))
-        present = set(rows["algorithm"])
+        present = set(rows["design"])
         pairs = []
         for name in [n for n in LABELS if n in present - {"spacetime"} and "spacetime" in present]:
             pair = tables.paired(rows, "spacetime", name, "test_loss")
             pairs.append({"agents and rounds against": LABELS[name], **pair.row()})
         if pairs:
             lab.say("paired over seeds, other - joint:\n" + tables.text(pairs))
-    for _, first in final.drop_duplicates("algorithm").iterrows():
+    for _, first in final.drop_duplicates("design").iterrows():
         stated = Guarantee.from_dict(first["guarantee"]).statement()
-        lab.say(f"\n{LABELS[first['algorithm']]}: {stated}")
+        lab.say(f"\n{LABELS[first['design']]}: {stated}")
     lab.say("\nStep sizes were tuned on the training data, on other seeds; outside epsilon.")
     figure, panels = plots.figure(1, len(config.trained), sharey=True)
     for panel, graph in zip(panels, config.trained, strict=True):

@@ -346,8 +346,8 @@ def draw_curves(config: Config, lab: launch.Lab, frame: Any) -> None:
         top = min(100 * last, 1.5 * mine["residual"].max())
         ax.set_ylim(0.6 * mine["residual"].min(), top)
         plots.lines(
-            mine.rename(columns={"residual": "squared error"}), "round", "squared error", ax=ax,
-            xlabel="round", title=f"epsilon = {epsilon:g}, {steps} steps",
+            mine.rename(columns={"residual": "squared error"}), "round", "squared error",
+            "algorithm", ax=ax, xlabel="round", title=f"epsilon = {epsilon:g}, {steps} steps",
             ylabel="residual over all agents", log_y=True, looks=looks.LOOKS,
         )  # fmt: skip
         for name, part in mine.groupby("algorithm", sort=False):

@@ -418,8 +418,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             lambda e: "" if e is None or e != e else f", {e:g}"
         )
         plots.lines(
-            mine.assign(algorithm=names), "round", "value", ax=ax, xlabel="round", log_x=True,
-            ylabel="normalised mutual information", title=f"{coordinates} coordinates",
+            mine.assign(algorithm=names), "round", "value", "algorithm", ax=ax, xlabel="round",
+            log_x=True, ylabel="normalised mutual information", title=f"{coordinates} coordinates",
             looks=looks.LOOKS | shown,
         )  # fmt: skip
     note = f"An estimate from {config.trials:,} trials, no bound."

@@ -238,7 +238,7 @@ def cells(config: Config) -> list[tuple[str, dict[str, Any], Any, Any]]:
     if "methods" in config.parts:
         for method in METHODS:
             columns = {"part": "methods", "mode": "assumed", "gap": config.gap}
-            columns |= {"algorithm": method, "setting": config.at_epsilon}
+            columns |= {"design": method, "setting": config.at_epsilon}
             columns |= {"assumed_smoothness": config.smoothness}
             given: Any = functools.partial(same_noise, config, method, matrix)
             if method in ("tracking", "dpop"):
@@ -280,8 +280,8 @@ def train(
     )  # fmt: skip
     lab.say(f"  {result.rounds_per_second:.2f} rounds/s")
     rest = dict(columns)
-    named = rest.pop("algorithm", "tracking")
-    return result.rows(algorithm=named, rounds=rounds, **rest)
+    named = rest.pop("design", "tracking")
+    return result.rows(design=named, rounds=rounds, **rest)
 
 
 def spread(config: Config, folder: Path) -> list[dict[str, Any]]:
@@ -360,7 +360,7 @@ _SWEPT = (
 def report(config: Config, lab: launch.Lab, last: Any, frame: Any) -> None:
     """A table a sweep, and the figures."""
     settings = {
-        "gaps": ["mode", "gap", "setting"], "methods": ["algorithm"], "border": ["gamma", "beta"],
+        "gaps": ["mode", "gap", "setting"], "methods": ["design"], "border": ["gamma", "beta"],
         "networks": ["graph", "agents", "setting"],
     }  # fmt: skip
     for part in (name for name in config.parts if name in settings):

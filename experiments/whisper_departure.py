@@ -325,17 +325,17 @@ def report(config: Config, lab: launch.Lab, noises: Any, trained: Any) -> None:
     last = trained[trained["round"] == 2 * (config.rounds // 2)]
     gone = leavers(network(config), config.departed)
     lab.say(f"\ntest loss ({config.dataset}) after agents {gone} have left at half time")
-    summary = tables.summary(last, ["algorithm", "policy"], "test_loss")
-    details = last.groupby(["algorithm", "policy"], sort=False)[["one_step_energy"]].first()
+    summary = tables.summary(last, ["design", "policy"], "test_loss")
+    details = last.groupby(["design", "policy"], sort=False)[["one_step_energy"]].first()
     summary["one_step_energy"] = details["one_step_energy"].to_numpy()
-    solve = last.groupby(["algorithm", "policy"], sort=False)["solve_seconds"].first()
+    solve = last.groupby(["design", "policy"], sort=False)["solve_seconds"].first()
     summary["solve_milliseconds"] = 1000 * solve.to_numpy()
     lab.say(tables.text(summary.rename(columns={"mean": "test_loss"})))
     messages = noises[noises["what"] == "messages"]
     figure, panels = plots.figure(1, 2)
     plots.lines(
-        messages, "lost", "energy", ax=panels[0], xlabel="probability of a lost message",
-        ylabel="noise energy of one round, relative", guarantee=[],
+        messages, "lost", "energy", "algorithm", ax=panels[0], guarantee=[],
+        xlabel="probability of a lost message", ylabel="noise energy of one round, relative",
     )  # fmt: skip
     for _, group in messages.groupby("algorithm", sort=False):
         panels[0].plot(

@@ -200,7 +200,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     final = frame[frame["phase"] == "final"]
     last = final[final["round"] == config.rounds]
     keys = ["unit", "budget_name", "budget_epsilon", "probability"]
-    by = ["algorithm", "step_size"]
+    by = ["design", "step_size"]
     for cell, group in last.groupby(keys, sort=False):
         lab.say(
             "\n{}: unit {}, budget {}, epsilon {:g}, edge probability {:g}, {} seeds".format(
@@ -210,9 +210,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         summary = tables.summary(group, by, "test_loss")
         accuracy = tables.summary(group, by, "test_accuracy")
         summary["test_accuracy"] = accuracy["mean"]
-        summary["algorithm"] = [plots.TITLES[name] for name in summary["algorithm"]]
+        summary["design"] = [plots.TITLES[name] for name in summary["design"]]
         lab.say(tables.text(summary.rename(columns={"mean": "test_loss", "count": "seeds"})))
-        present = set(group["algorithm"])
+        present = set(group["design"])
         rows = []
         for better, worse in CLAIMS:
             if {better, worse} <= present:
@@ -221,15 +221,15 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
                 rows.append({**labels, **pair.row()})
         if rows:
             lab.say("paired over seeds, worse - better:\n" + tables.text(rows))
-    private = last[last["algorithm"] != "non_private"]
+    private = last[last["design"] != "non_private"]
     for _, cell in private.groupby(["relation", "budget_name"], sort=False):
         at = f"at epsilon {cell['budget_epsilon'].iloc[0]:g}"
         cell = cell[cell["budget_epsilon"] == cell["budget_epsilon"].iloc[0]]
         # Designs state the same against an outsider, and differ in who else is protected.
         named: dict[str, list[str]] = {}
-        for _, first in cell.drop_duplicates("algorithm").iterrows():
+        for _, first in cell.drop_duplicates("design").iterrows():
             names = named.setdefault(statement(first["guarantee"]), [])
-            names.append(plots.TITLES[first["algorithm"]])
+            names.append(plots.TITLES[first["design"]])
         for stated, names in named.items():
             lab.say(f"\nguarantee of {'; '.join(names)}, {at}: {stated}")
     draw(config, lab, final, last)

@@ -110,7 +110,7 @@ def sweep(
     rows = []
     per_plan = len(config.seeds) * len(result.rounds)
     for number, row in enumerate(result.rows(graph=f"er:{config.agents}:{probability:g}")):
-        design = row["algorithm"]
+        design = row["design"]
         at = epsilon_of[number // per_plan]
         for epsilon in epsilons if design == "non_private" else (at,):
             rows.append({**row, "probability": probability, "budget_epsilon": epsilon})
@@ -151,9 +151,9 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
                 f"\nquadratics from the {start}: budget {budget}, epsilon {epsilon:g}, edge "
                 f"probability {probability:g}, first step {step:g}"
             )
-            gap = tables.summary(group, "algorithm", "optimality_gap")
+            gap = tables.summary(group, "design", "optimality_gap")
             gap = gap.rename(columns={"mean": "optimality_gap"})
-            gap["mean_gap"] = tables.summary(group, "algorithm", "mean_gap")["mean"]
+            gap["mean_gap"] = tables.summary(group, "design", "mean_gap")["mean"]
             lab.say(tables.text(gap))
     shown = last[last["budget_name"] == config.budgets[0]]
     steps = config.first_steps

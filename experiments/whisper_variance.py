@@ -109,8 +109,8 @@ def row(
         bound, sound = precision_bound(config, epsilon, budget_name, allow_unsound=True), False
     scaled = {key: value / bound for key, value in unit.items() if key != "largest_variance_ratio"}
     return {
-        "algorithm": name, "graph": f"er:{config.agents}:{probability:g}:{seed}",
-        "probability": probability, "seed": seed, "budget": budget_name, "epsilon": epsilon,
+        "design": name, "graph": f"er:{config.agents}:{probability:g}:{seed}",
+        "probability": probability, "seed": seed, "accountant": budget_name, "epsilon": epsilon,
         "delta": config.delta, "relation": config.relation, "rounds": config.rounds,
         "sound": sound, "precision_bound": bound, "trajectory_energy": whole / bound,
         "largest_variance_ratio": unit["largest_variance_ratio"], **scaled,
@@ -138,7 +138,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
 
 def default_plot(config: Config) -> dict[str, Any]:
     """What `dpjax plot` draws: the noise of the whole run, which is what training suffers from."""
-    where = [f"budget={config.budgets[-1]}", f"probability={config.probability[0]:g}"]
+    where = [f"accountant={config.budgets[-1]}", f"probability={config.probability[0]:g}"]
     return {"x": "epsilon", "y": "trajectory_energy", "where": where, "log_y": True}
 
 
@@ -152,9 +152,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         )
         rows = []
         for probability in sorted(config.probability):
-            mine = at[(at["budget"] == budget_name) & (at["probability"] == probability)]
-            energy = mine.groupby("algorithm", sort=False)["energy"].mean()
-            trajectory = mine.groupby("algorithm", sort=False)["trajectory_energy"].mean()
+            mine = at[(at["accountant"] == budget_name) & (at["probability"] == probability)]
+            energy = mine.groupby("design", sort=False)["energy"].mean()
+            trajectory = mine.groupby("design", sort=False)["trajectory_energy"].mean()
             ratio = trajectory["whisper_horizon"] / trajectory["independent"]
             rows.append({"p": probability, **energy, "whole run, horizon-aware / LDP": ratio})
         lab.say(tables.text(rows))
@@ -165,9 +165,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     }
     frame = frame.assign(network_mean=config.agents * frame["network_mean_variance"])
     # The server's noise has rank one; the paper's sigma_cdp^2 is sigma_ldp^2 / n.
-    trusted = frame["algorithm"] == "central"
+    trusted = frame["design"] == "central"
     frame = frame.assign(sigma=frame["lambda_min"].where(~trusted, frame["network_mean"]))
-    shown = frame[frame["budget"] == config.budgets[0]]
+    shown = frame[frame["accountant"] == config.budgets[0]]
     sweeps = (
         ("epsilon", shown[shown["probability"] == config.probability[0]], "epsilon"),
         ("probability", shown[shown["epsilon"] == config.at_epsilon], "edge probability"),

@@ -58,7 +58,7 @@ def test_what_does_not_parse_is_refused_with_a_remedy(
         ([*ACCOUNT, "--trust", "pndp", "--attackers", "9"], "attackers is '9', which is no node"),
         (
             ["plot", "graphs.jsonl"],
-            "records hold several rows for algorithm = a, round = 1, seed = "
+            "records hold several rows for design = a, round = 1, seed = "
             "0; choose one value of graph first (where graph=er, say)",
         ),
         (["train", "nothing.toml"], "nothing.toml does not exist; name a file that does"),
@@ -82,7 +82,7 @@ def test_errors_name_arguments(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text("# nothing\n")
-    row = {"algorithm": "a", "seed": 0, "round": 1, "test_loss": 0.5}
+    row = {"design": "a", "seed": 0, "round": 1, "test_loss": 0.5}
     rows = [row | {"graph": name} for name in ("er", "ring")]
     records.write(tmp_path / "graphs.jsonl", rows, {})
     np.save(tmp_path / "objects.npy", np.array([{}, 1], object))

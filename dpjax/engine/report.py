@@ -47,7 +47,7 @@ def cells(result: Any) -> list[dict[str, Any]]:
 
     rows = []
     for v, (terms, guarantee) in enumerate(zip(result.terms, result.guarantees, strict=True)):
-        row: dict[str, Any] = {"algorithm": terms["label"], "epsilon": epsilon_text(guarantee)}
+        row: dict[str, Any] = {"design": terms["label"], "epsilon": epsilon_text(guarantee)}
         of = f"{guarantee.unit} from {guarantee.attacker}"
         row["protected"] = "nobody" if guarantee.relation is None else of
         for name, values in result.metrics.items():
@@ -109,7 +109,7 @@ def _outcome(result: Any) -> Iterator[str]:
     for plan, row in zip(result.plans, rows, strict=False) if size else ():
         if not plan.why_no_forecast and plan.guarantee.relation is not None:
             forecast = plan.forecast(size)
-            said = {"algorithm": row["algorithm"], "forecast": forecast.level}
+            said = {"design": row["design"], "forecast": forecast.level}
             said |= {"noise over largest drift": f"{forecast.ratio:.3g}"}
             said |= {"around it at agents": f"{forecast.disagreement:.3g}"}
             forecasts.append(said | {k: v for k, v in row.items() if k in result.metrics})

@@ -145,30 +145,34 @@ class Result:
         differ it is the largest, and the guarantee's ``per_agent_epsilon`` has all.
 
         Args:
-            extra: Columns to add to every row; ``algorithm`` replaces the design's name.
+            extra: Columns to add to every row; ``design`` replaces the design's name.
 
         Returns:
             Rows of plain Python values.
 
         Raises:
-            ValueError: For a column that the result states itself, or one ``algorithm`` for plans
+            ValueError: For a column that the result states itself, or one ``design`` for plans
                 of several designs.
         """
-        names, rows = {"label": "algorithm", "accountant": "budget"}, []
-        if "algorithm" in extra and len({terms["label"] for terms in self.terms}) > 1:
-            name = extra["algorithm"]
-            raise ValueError(f"algorithm is {name!r} for plans of several designs; leave it out")
+        label = extra.pop("design", None)
+        if label is not None and len({terms["label"] for terms in self.terms}) > 1:
+            raise ValueError(f"design is {label!r} for plans of several designs; leave it out")
+        rows = []
         for v, (terms, guarantee) in enumerate(zip(self.terms, self.guarantees, strict=True)):
-            columns = {names.get(name, name): value for name, value in terms.items()}
+            columns = {"design": label or terms["label"], **terms}
+            del columns["label"]
             columns |= {"epsilon": guarantee.epsilon, "guarantee": guarantee.to_dict()}
-            stated = {*columns, "seed", "round", *self.metrics} - {"algorithm"}
-            if taken := [f"{name} is {extra[name]!r}" for name in extra if name in stated]:
-                raise ValueError(f"{taken[0]}, a column that the result states; rename it")
-            columns = {**extra, **columns, "algorithm": extra.get("algorithm", terms["label"])}
+            for name in extra:
+                if name in {*columns, "seed", "round", *self.metrics}:
+                    raise ValueError(
+                        f"{name} is {extra[name]!r}, a column that the result states; rename it"
+                    )
             for s, seed in enumerate(self.seeds):
                 for e, rounds in enumerate(self.rounds):
-                    values = {name: float(each[e, s, v]) for name, each in self.metrics.items()}
-                    rows.append({**columns, "seed": seed, "round": int(rounds), **values})
+                    row = {**extra, **columns, "seed": seed, "round": int(rounds)}
+                    for name, values in self.metrics.items():
+                        row[name] = float(values[e, s, v])
+                    rows.append(row)
         return rows
 
     def to_frame(self, **extra: Any) -> "pandas.DataFrame":

@@ -1,4 +1,4 @@
-"""Figures from records alone: one style, one look an algorithm, the guarantee in the caption.
+"""Figures from records alone: one style, one look a design, the guarantee in the caption.
 
 The same rows give the same bytes: files hold no dates and no random identifiers.
 """
@@ -44,7 +44,7 @@ LOOKS: dict[str, Look] = {
     "central": Look("CDP (trusted server)", "#CC79A7", "v", ":"),
     **{name: part.look for name, part in noise.DESIGNS.items()},
 }
-"""How algorithms are drawn: noise designs as their classes say. Colours are Okabe and Ito's and
+"""How rows are drawn: noise designs as their classes say. Colours are Okabe and Ito's and
 Tol's, which colour-blind readers can tell apart; markers and line styles tell the series apart in a
 figure that is printed in grey."""
 
@@ -57,7 +57,7 @@ _TURNS = [
     for turn in zip(_COLORS * 8, "os^DvPX*" * 7, ("-", "--", "-.", ":") * 14, strict=True)
     if turn[:2] not in {(look.color, look.marker) for look in LOOKS.values()}
 ]
-"""Colour, marker and line style of other series: open markers, where algorithms have full ones."""
+"""Colour, marker and line style of other series: open markers, where designs have full ones."""
 _LEVELS = (":", _DASHES, "-.", _DOTS)
 _LARGEST = 200_000  # bytes of a figure that is kept with the code
 _INK = "#333333"
@@ -118,7 +118,7 @@ def lines(
     frame: "pandas.DataFrame",
     x: str,
     y: str,
-    series: str = "algorithm",
+    series: str = "design",
     *,
     ax: Any = None,
     guarantee: Any = None,
@@ -167,7 +167,7 @@ def lines(
     Example:
         >>> import pandas
         >>> from dpjax.results import plots
-        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "algorithm": ["a", "a"]})
+        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "design": ["a", "a"]})
         >>> figure = plots.lines(rows, "round", "loss")
         >>> plots.save(figure, "figure.svg").name
         'figure.svg'
@@ -229,7 +229,7 @@ def from_records(
     """Draw a figure from stored records.
 
     What is not given is what the first file's metadata say as ``plot``, a dict of x, y, series,
-    where, log_x and log_y; else the first metric over rounds, by algorithm. Its conditions hold but
+    where, log_x and log_y; else the first metric over rounds, by design. Its conditions hold but
     for the columns that ``where`` names; the caption has all that hold. Its scales are those of its
     own x and y. Unless ``x`` is the round, only a run's last round is drawn. Rows of several
     settings are refused until ``where`` chooses one.
@@ -255,7 +255,7 @@ def from_records(
 
     Example:
         >>> from dpjax.results import plots, records
-        >>> rows = [{"round": t, "test_loss": 1 / t, "algorithm": "a", "seed": 0} for t in (1, 2)]
+        >>> rows = [{"round": t, "test_loss": 1 / t, "design": "a", "seed": 0} for t in (1, 2)]
         >>> path = records.write("curve.jsonl", rows, {"command": "by hand"})
         >>> plots.from_records(path, out="curve.svg").name
         'curve.svg'
@@ -286,7 +286,7 @@ def from_records(
         metrics = columns[columns.index("round") + 1 :]
     first = "test_loss" if "test_loss" in columns else next(iter(metrics), "")
     y = _validate.one_of("y", stored.get("y", first) if y is None else y, columns)
-    series = stored.get("series", "algorithm") if series is None else series
+    series = stored.get("series", "design") if series is None else series
     series = _validate.one_of("series", series, columns)
     if isinstance(where, str):
         where = [where]
@@ -295,7 +295,13 @@ def from_records(
     conditions = {condition.partition("=")[0]: condition for condition in where}
     if len(conditions) < len(where):
         raise ValueError(f"where is {', '.join(where)}; give one condition on each column")
-    by_column = {condition.partition("=")[0]: condition for condition in stored_where}
+    by_column = {}
+    for condition in stored_where:
+        column, _, value = condition.partition("=")
+        # The metadata of older files have former names, which `records.read` replaces in rows.
+        if column not in columns:
+            column = records.FORMER.get(column, column)
+        by_column[column] = f"{column}={value}"
     by_column |= conditions
     for condition in by_column.values():
         frame = _chosen(frame, condition)
@@ -541,7 +547,7 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     Example:
         >>> import pandas
         >>> from dpjax.results import plots
-        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "algorithm": ["a", "a"]})
+        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "design": ["a", "a"]})
         >>> plots.finish(plots.lines(rows, "round", "loss"), note="Two rounds.")
         'Two rounds.'
     """
@@ -595,7 +601,7 @@ def save(figure: Any, path: _files.PathLike) -> Path:
     Example:
         >>> import pandas
         >>> from dpjax.results import plots
-        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "algorithm": ["a", "a"]})
+        >>> rows = pandas.DataFrame({"round": [1, 2], "loss": [0.5, 0.4], "design": ["a", "a"]})
         >>> plots.save(plots.lines(rows, "round", "loss"), "figure.svg").name
         'figure.svg'
     """

@@ -42,6 +42,8 @@ __all__ = ["metadata", "read", "read_metadata", "renamed", "write"]
 _FORMATS = (1, 2)
 """Formats that are read, of which the last is written."""
 _RESERVED = ("format", "rows", "guarantees", "file", "digest")
+FORMER = {"algorithm": "design", "budget": "accountant"}
+"""Columns of a result by their former names, which files of before have."""
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 _VERSIONS = ("dpjax", "jax", "jaxlib", "numpy", "optax", "flax")
 
@@ -121,7 +123,8 @@ def read(paths: _Paths, file: str = "*") -> "pandas.DataFrame":
 
     Returns:
         All rows, in the order of the files' names within a folder. ``guarantee`` holds dicts as
-        written. Of the metadata only ``experiment`` becomes a column, where rows lack it.
+        written. Of the metadata only ``experiment`` becomes a column, where rows lack it. Rows of
+        older results have ``algorithm`` and ``budget``, which become ``design`` and ``accountant``.
 
     Raises:
         ValueError: If nothing is found, or naming the file and line of a truncated, changed or
@@ -389,7 +392,9 @@ def _files_in(paths: _Paths, pattern: str) -> Iterator[tuple[Path, Row, list[byt
 
 def _rows(path: Path, head: Row, lines: list[bytes]) -> list[Row]:
     """The rows of a file, checked."""
-    rows = [_rich(_parse(path, number, line)) for number, line in enumerate(lines[1:], start=2)]
+    rows = []
+    for number, line in enumerate(lines[1:], start=2):
+        rows.append(_current(_rich(_parse(path, number, line))))
     if len(rows) == head["rows"]:
         fault = None
     else:
@@ -408,6 +413,14 @@ def _rows(path: Path, head: Row, lines: list[bytes]) -> list[Row]:
         )
     _check_digest(path, lines)
     return [({"experiment": head["experiment"]} if "experiment" in head else {}) | r for r in rows]
+
+
+def _current(row: Row) -> Row:
+    """A row with a result's columns by the names that they have now."""
+    # Other rows have columns of their own, which may be called like one of these.
+    if not FORMER.keys() <= row.keys():
+        return row
+    return {FORMER.get(name, name): value for name, value in row.items()}
 
 
 def _meant(paths: _Paths) -> Iterator[Path]:

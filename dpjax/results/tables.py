@@ -41,9 +41,9 @@ def summary(frame: "pandas.DataFrame", by: str | Sequence[str], value: str) -> "
         >>> from dpjax.results import tables
         >>> frame = pandas.DataFrame(
         ...     [("a", 0, 1.0), ("a", 1, 2.0), ("b", 0, 3.0), ("b", 1, 3.5)],
-        ...     columns=["algorithm", "seed", "loss"],
+        ...     columns=["design", "seed", "loss"],
         ... )
-        >>> summary = tables.summary(frame, "algorithm", "loss")
+        >>> summary = tables.summary(frame, "design", "loss")
         >>> summary["mean"].tolist()
         [1.5, 3.25]
     """

@@ -47,7 +47,7 @@ class Judged(NamedTuple):
 
 
 def gains(
-    frame: "pandas.DataFrame", base: Any, value: str, column: str = "algorithm"
+    frame: "pandas.DataFrame", base: Any, value: str, column: str = "design"
 ) -> list[dict[str, Any]]:
     """How much more than one method each other one has, on the same seeds.
 

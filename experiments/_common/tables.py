@@ -37,7 +37,7 @@ class Paired(NamedTuple):
         }
 
 
-def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "algorithm") -> list[str]:
+def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "design") -> list[str]:
     """What was tuned to the least or the largest step size that was tried: its grid is too short.
 
     Where one step size alone was tried, nothing was tuned.
@@ -69,7 +69,7 @@ def paired(
     worse: Any,
     value: str,
     on: str | Sequence[str] = "seed",
-    column: str = "algorithm",
+    column: str = "design",
 ) -> Paired:
     """Compare two algorithms on the same seeds, where what seeds change alike cancels.
 

@@ -54,7 +54,7 @@ def test_rows_are_those_of_runs_and_are_kept(tmp_path, monkeypatch):
             config, optimizer=dp.optimizers.Sgd(point["optimizer.step_size"])
         )
         own = frame[frame["point"] == number]
-        columns = ["algorithm", "epsilon", "step_size", "seed", "round", "mean_gap"]
+        columns = ["design", "epsilon", "step_size", "seed", "round", "mean_gap"]
         alone = dp.run(dp.make_plan(config, W), dp.quadratics(4), seeds=[0, 1], eval_every=4)
         expected = alone.to_frame()[columns]
         pandas.testing.assert_frame_equal(
@@ -303,7 +303,7 @@ def test_designs_with_other_parameters_have_rows_of_their_own():
     result = swept(grid, seeds=[0])
     shown = ["whisper_horizon", "whisper_horizon(horizon=3)", "whisper_horizon(max_variance=4.0)"]
     frame = result.to_frame().drop_duplicates("noise")
-    assert frame["noise"].tolist() == frame["algorithm"].tolist() == shown
+    assert frame["noise"].tolist() == frame["design"].tolist() == shown
     assert [line.split()[0] for line in result.summary().splitlines()[2:]] == shown
 
 

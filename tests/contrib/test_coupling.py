@@ -9,8 +9,10 @@ from tests.support import ROOT
 
 def test_shares_are_those_of_the_committed_variances():
     rows = records.read(ROOT / "docs" / "records" / "whisper_variance.jsonl.gz")
-    rows = rows[(rows["probability"] == 0.5) & (rows["epsilon"] == 10) & (rows["budget"] == "gdp")]
-    whole = rows.pivot(index="seed", columns="algorithm", values="trajectory_energy")
+    rows = rows[
+        (rows["probability"] == 0.5) & (rows["epsilon"] == 10) & (rows["accountant"] == "gdp")
+    ]
+    whole = rows.pivot(index="seed", columns="design", values="trajectory_energy")
     wanted = (whole["pairwise"] / whole["independent"]).sort_index()
     assert coupling.shares(20, 0.5, 5000, seed=0) == pytest.approx(list(wanted), rel=1e-6)
 

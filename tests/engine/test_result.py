@@ -61,7 +61,7 @@ def test_a_saved_result_gives_the_same_rows_to_the_byte(tmp_path, result):
 
 def test_a_result_prints_and_draws_itself(tmp_path, result):
     header, _, private, bare = result.summary().splitlines()
-    assert header.split()[:2] == ["algorithm", "epsilon"] and "test_accuracy" in header
+    assert header.split()[:2] == ["design", "epsilon"] and "test_accuracy" in header
     losses = result.metrics["test_loss"][-1]
     for line, values in zip((private, bare), losses.T, strict=True):
         assert f"{values.mean():.4g} +- {abs(values[0] - values[1]) / 2:.2g}" in line
@@ -90,7 +90,7 @@ def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
     shown = text_of(page)
     assert shown.count("This is a simulation: do not publish its models; a release") == 1
     first = re.findall(r"data-name='(\w+)'", page)[: 3 + len(result.metrics)]
-    assert first == ["algorithm", "epsilon", *result.metrics, "protected"]
+    assert first == ["design", "epsilon", *result.metrics, "protected"]
     for guarantee, made in zip(result.guarantees, result.plans, strict=True):
         assert guarantee.caption() in shown and guarantee.statement() in shown
         for party in made.protection():

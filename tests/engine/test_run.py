@@ -294,7 +294,7 @@ def test_rows_carry_the_guarantee(plans, small):
     result = run(plans, small, seeds=[0, 1], eval_every=10, chunk_blocks=2)
     rows = result.rows(experiment="e")
     assert len(rows) == 3 * 2 * 2
-    whisper = [row for row in rows if row["algorithm"] == "whisper"]
+    whisper = [row for row in rows if row["design"] == "whisper"]
     assert {row["epsilon"] for row in whisper} == {8.0}
     assert whisper[0]["guarantee"]["relation"] == "replace_agent"
     assert {row["unit"] for row in rows} == {"agent"}
@@ -302,13 +302,13 @@ def test_rows_carry_the_guarantee(plans, small):
 
 def test_rows_keep_the_columns_they_are_given_or_refuse_them(plans, small):
     result = run(plans[2], small, seeds=[0], eval_every=10)
-    rows = result.rows(algorithm="mine", sweep=3)
-    assert {(row["algorithm"], row["sweep"]) for row in rows} == {("mine", 3)}
+    rows = result.rows(design="mine", sweep=3)
+    assert {(row["design"], row["sweep"]) for row in rows} == {("mine", 3)}
     for name in ("epsilon", "guarantee", "relation", "seed", "round", "test_loss"):
         with pytest.raises(ValueError, match=f"{name} is 0, a column that the result states"):
             result.rows(**{name: 0})
-    with pytest.raises(ValueError, match="algorithm is 'mine' for plans of several designs"):
-        run(plans, small, seeds=[0], eval_every=10).rows(algorithm="mine")
+    with pytest.raises(ValueError, match="design is 'mine' for plans of several designs"):
+        run(plans, small, seeds=[0], eval_every=10).rows(design="mine")
 
 
 @pytest.mark.parametrize(

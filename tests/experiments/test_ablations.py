@@ -195,7 +195,7 @@ def test_the_guarantee_told_is_of_a_reported_run(monkeypatch):
     rows = []
     for phase, count in (("tuning", 640), ("final", 710)):
         (made,) = recipe.plans(UpdateRule(), [0.5], 8.0, count, delta=1e-5)
-        row = {"algorithm": "sgd", "phase": phase, "step_size": 0.5, "test_accuracy": 0.5}
+        row = {"design": "sgd", "phase": phase, "step_size": 0.5, "test_accuracy": 0.5}
         row |= {"round": made.config.rounds}
         rows.append(row | {"guarantee": made.guarantee.to_dict()})
     stated = [Guarantee.from_dict(row["guarantee"]).statement() for row in rows]
@@ -260,7 +260,7 @@ def glue_rows(ends):
         for seed in (0, 1, 2):
             extra = 0.1 * ((seed + len(name)) % 3)
             yield {
-                "algorithm": name, "budget_epsilon": 3.0, "seed": seed, "round": 4, "rounds": 4,
+                "design": name, "budget_epsilon": 3.0, "seed": seed, "round": 4, "rounds": 4,
                 "points": points + extra,
             }  # fmt: skip
 
@@ -290,7 +290,7 @@ def test_table_3_is_judged(capsys):
 def test_points_that_the_base_does_not_leave_cannot_be_gained(base, said):
     module, told = script("cifar_doppler"), []
     rows = [
-        {"algorithm": name, "seed": seed, "points": base + lost * (1 + seed / 9)}
+        {"design": name, "seed": seed, "points": base + lost * (1 + seed / 9)}
         for name, lost in (("sgd", 0.0), ("sgd + first v1", -0.5))
         for seed in (0, 1, 2)
     ]

@@ -11,7 +11,7 @@ from _common.claims import NO, UNTOLD, YES
 
 def test_gains_are_paired_over_seeds():
     rows = [
-        {"algorithm": name, "seed": seed, "points": base + extra}
+        {"design": name, "seed": seed, "points": base + extra}
         for seed, base in enumerate((10.0, 50.0, 90.0))
         for name, extra in (("plain", 0.0), ("better", 4.0 + seed), ("worse", -1.0))
     ]

@@ -122,11 +122,11 @@ def test_the_choice_is_by_paired_differences_beyond_chance():
 def test_the_outcome_of_sketches_follows_the_records():
     module = load_script("dome_benchmark")
     rows = [
-        *rows_of([70.0, 71.0, 72.0], algorithm="dome", k=16),
-        *rows_of([60.0, 61.0, 62.5], algorithm="count", k=16),
-        *rows_of([90.0, 90.0, 90.0], algorithm="count", k=64),
-        *rows_of([80.0, 81.5, 82.0], algorithm="adam", k=1000),
-        *rows_of([70.5, 70.5, 72.2], algorithm="fixed", k=16),
+        *rows_of([70.0, 71.0, 72.0], design="dome", k=16),
+        *rows_of([60.0, 61.0, 62.5], design="count", k=16),
+        *rows_of([90.0, 90.0, 90.0], design="count", k=64),
+        *rows_of([80.0, 81.5, 82.0], design="adam", k=1000),
+        *rows_of([70.5, 70.5, 72.2], design="fixed", k=16),
     ]
     frame = pandas.DataFrame(rows).assign(budget_epsilon=1.0)
     found = {row["against"]: row for row in module.wins(frame)}
@@ -184,7 +184,7 @@ def test_a_small_run_stores_equal_guarantees(tmp_path, capsys):
     final = frame[frame["phase"] == "final"]
     stated = {str(row["epsilon"]) for row in final["guarantee"]}
     assert stated == {"8.0"} and set(frame[frame["phase"] == "tuning"]["seed"]) == {100}
-    sizes = final.groupby("algorithm")["bytes_a_turn"].first()
+    sizes = final.groupby("design")["bytes_a_turn"].first()
     assert sizes["dome"] == 4 * 8 and sizes["momentum"] == 4 * 31
 
 
@@ -193,8 +193,8 @@ def test_stored_records_of_both_say_what_the_page_says():
     module, folder = load_script("compare"), ROOT / "docs" / "records"
     frame = records.read(folder / "compare.jsonl.gz", "a9a_*")
     final = frame[(frame["phase"] == "final") & (frame["round"] == 300)]
-    assert module.differing(final) == [] and set(final["algorithm"]) == set(module.SYSTEMS)
-    tuning = frame[frame["phase"] == "tuning"].groupby(["algorithm", "budget_epsilon"])
+    assert module.differing(final) == [] and set(final["design"]) == set(module.SYSTEMS)
+    tuning = frame[frame["phase"] == "tuning"].groupby(["design", "budget_epsilon"])
     assert {len(rows) for _, rows in tuning} == {2 * 20}
     final = final.assign(points=100 * final["test_accuracy"])
     at = final[final["budget_epsilon"] == 10]
@@ -221,7 +221,7 @@ def test_noise_over_rounds_leads_where_records_come_seldom_alone(names, nobody):
     frame = records.read(ROOT / "docs" / "records" / "compare.jsonl.gz", names)
     final = frame[(frame["phase"] == "final") & (frame["round"] == 100)]
     assert module.differing(final) == []
-    tuning = frame[frame["phase"] == "tuning"].groupby(["algorithm", "budget_epsilon"])
+    tuning = frame[frame["phase"] == "tuning"].groupby(["design", "budget_epsilon"])
     assert {len(rows) for _, rows in tuning} == {20}
     at = final[final["budget_epsilon"] == 4].assign(points=100 * final["test_accuracy"])
     best = {row["trust"]: row["best"] for row in module.choices(at)}

@@ -62,7 +62,7 @@ def test_rows_of_a_run_carry_its_guarantee(tmp_path):
     module = load_script("whisper_logistic")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
     frame = records.read(tmp_path / "whisper_logistic" / "tiny")
-    private = frame[(frame["algorithm"] == "whisper") & (frame["phase"] == "final")]
+    private = frame[(frame["design"] == "whisper") & (frame["phase"] == "final")]
     last = private[private["round"] == 60]
     stated = Guarantee.from_dict(last["guarantee"].iloc[0])
     assert stated.epsilon == 10 and stated.relation == "replace_agent" and not stated.release
@@ -160,7 +160,7 @@ def test_the_text_experiment_says_that_it_is_not_the_papers(tmp_path, capsys, da
     (figure,) = (tmp_path / "glue_doppler" / "tiny").glob("*.svg")
     assert "the paper's run" in figure.read_text()
     frame = records.read(cells(tmp_path, "glue_doppler"))
-    assert set(frame["start"]) == {"random"} and set(frame["algorithm"]) == {
+    assert set(frame["start"]) == {"random"} and set(frame["design"]) == {
         "sgd",
         "sgd + first v1",
     }
@@ -174,7 +174,7 @@ def test_the_image_experiment_runs_every_method(tmp_path, capsys):
     rivals += ["--batch-size", "64"]
     assert module.main([*tiny, *rivals, "--output", str(tmp_path / "sgd")]) == 0
     frame = records.read(tmp_path / "sgd")
-    assert set(frame["algorithm"]) == {"sgd", "sgd + adaptive", "sgd + 0.5,0.5;", *module.RIVALS}
+    assert set(frame["design"]) == {"sgd", "sgd + adaptive", "sgd + 0.5,0.5;", *module.RIVALS}
     losses = {str(Guarantee.from_dict(one).epsilon) for one in frame["guarantee"]}
     assert losses == {"8.0"}
     for optimizer in ("adam", "galore", "muon", "nesterov"):

@@ -53,13 +53,13 @@ def test_what_is_no_network_is_refused_before_any_work(module, file, tmp_path, c
 
 
 def test_every_panel_with_a_loss_above_the_cut_ends_there(module):
-    rows = {"algorithm": ["mafalda", "anti_pgd"] * 2, "round": [1, 1, 2, 2]}
+    rows = {"design": ["mafalda", "anti_pgd"] * 2, "round": [1, 1, 2, 2]}
     rows = pandas.DataFrame(rows | {"test_loss": [2.0, 70.0, 1.0, 8000.0]})
     _, (ax,) = plots.figure()
     note = module.cut(ax, rows, "round", "test_loss")
     assert note == "Losses above 6 are cut off: Anti-PGD, 8,000 at most."
     assert ax.get_ylim() == (0.95, module.CUT)
-    assert module.cut(ax, rows[rows["algorithm"] == "mafalda"], "round", "test_loss") == ""
+    assert module.cut(ax, rows[rows["design"] == "mafalda"], "round", "test_loss") == ""
 
 
 @pytest.mark.slow

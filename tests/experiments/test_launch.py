@@ -70,7 +70,7 @@ def test_cells_are_run_once_and_tied_to_their_config(tmp_path):
     def compute(checkpoint):
         calls.append(checkpoint)
         checkpoint.mkdir(parents=True)
-        return [{"algorithm": "x", "seed": 0, "round": 1, "loss": 0.5}]
+        return [{"design": "x", "seed": 0, "round": 1, "loss": 0.5}]
 
     lab = launch.Lab("trial", "tiny", options, "python experiments/trial.py")
     first = lab.cell("one", {"rounds": 1}, compute, seed=0)

@@ -58,7 +58,7 @@ def test_the_best_trial_is_run_as_it_would_be_alone():
 
 @pytest.mark.slow
 def test_rows_hold_every_trial_and_every_measurement_of_the_best():
-    rows = found().rows(lambda one, result: {"setting": one.name}, algorithm="m")
+    rows = found().rows(lambda one, result: {"setting": one.name}, design="m")
     tried = [row for row in rows if row["phase"] == "tuning"]
     assert [(row["setting"], row["step_size"]) for row in tried] == [
         ("short", 0.3),
@@ -72,7 +72,7 @@ def test_rows_hold_every_trial_and_every_measurement_of_the_best():
     assert {(row["seed"], row["round"], row["rounds"]) for row in final} == {
         (seed, at, 14) for seed in (0, 1) for at in (7, 14)
     }
-    assert {row["algorithm"] for row in rows} == {"m"}
+    assert {row["design"] for row in rows} == {"m"}
 
 
 def test_a_run_that_diverged_is_never_the_best(monkeypatch):

@@ -47,7 +47,7 @@ BAD = {
     "--zero-sum": WORD,
     "--unknown": ["1"],
     "--x": ["nothing"],
-    "--y": ["nothing", "algorithm"],
+    "--y": ["nothing", "design"],
     "--series": ["nothing"],
     "--where": ["nothing", "a=b", "=", "round"],
     "--preset": ["", "nothing", "TINY"],
@@ -121,7 +121,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / name).write_bytes(content)
     from dpjax.results import records
 
-    rows = [{"algorithm": "a", "round": k, "loss": 1.0 / (k + 1)} for k in range(3)]
+    rows = [{"design": "a", "round": k, "loss": 1.0 / (k + 1)} for k in range(3)]
     records.write(tmp_path / "records.jsonl", rows, {"experiment": "fuzz"})
     return tmp_path
 

@@ -50,7 +50,7 @@ def same_fields(a: Any, b: Any) -> bool:
 
 def make_records(path: Path) -> None:
     rows = [
-        {"algorithm": "whisper", "round": 10 * k, "loss": 0.5 / (k + 1), "list": [1, 2.5]}
+        {"design": "whisper", "round": 10 * k, "loss": 0.5 / (k + 1), "list": [1, 2.5]}
         for k in range(5)
     ]
     rows[2] |= {"guarantee": {"epsilon": 4.0}, "loss": float("nan")}

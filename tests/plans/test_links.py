@@ -334,7 +334,7 @@ def test_runs_share_normals_with_runs_without_noise(network, make, small):
     last = jax.tree.leaves(result.params)[0][1, 1]
     np.testing.assert_allclose(last, jax.tree.leaves(alone.params)[0][0, 0], rtol=1e-4, atol=1e-5)
     rows = result.rows()
-    assert {row["algorithm"] for row in rows} == {"non_private", made.config.label}
+    assert {row["design"] for row in rows} == {"non_private", made.config.label}
     assert result.guarantees[1].gradients == made.config.protect.gradients
 
 

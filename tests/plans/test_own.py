@@ -65,7 +65,7 @@ def test_the_name_goes_into_records_and_plans(network, small):
     assert repr(made).startswith("Plan(half-half, 6 agents, (epsilon = 8")
     result = run(made, small, seeds=[0])
     row = result.rows()[0]
-    assert row["algorithm"] == "half-half" and row["guarantee"]["epsilon"] == 8
+    assert row["design"] == "half-half" and row["guarantee"]["epsilon"] == 8
     assert result.terms[0]["label"] == "half-half"
     other = plan.make(own_config(positive(6), "other", rounds=2), network)
     assert other.fingerprint() != made.fingerprint()
@@ -79,7 +79,7 @@ def test_a_strategy_of_ones_own_keeps_its_name_and_is_accounted(network, small, 
     made = plan.make(config, network)
     result = run(made, small, seeds=[0])
     assert repr(made).startswith("Plan(half back, 6 agents")
-    assert {row["algorithm"] for row in result.rows()} == {"half back"}
+    assert {row["design"] for row in result.rows()} == {"half back"}
     assert "correlated over rounds" in made.guarantee.statement()
     # As a dense oracle has it: an agent's data may change in every round, each by 2 clip norms.
     worst = max(
@@ -205,7 +205,7 @@ def test_long_parameters_are_digests_in_labels():
 def test_one_result_has_no_two_designs_of_one_name(network, small):
     plans = [plan.make(make_config(noise=noise.Whisper(horizon)), network) for horizon in (3, 7)]
     result = run(plans, small, seeds=[0])
-    assert {row["algorithm"] for row in result.rows()} == {
+    assert {row["design"] for row in result.rows()} == {
         "whisper_horizon(horizon=3)", "whisper_horizon(horizon=7)",
     }  # fmt: skip
     n = len(network)

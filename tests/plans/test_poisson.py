@@ -231,7 +231,7 @@ def test_runs_and_what_the_capacity_does_to_them():
     for name, value in small.metrics.items():
         np.testing.assert_allclose(value, large.metrics[name], rtol=2e-5, err_msg=name)
     assert np.isfinite(large.metrics["test_loss"]).all()
-    assert large.rows()[0]["budget"] == "pld"
+    assert large.rows()[0]["accountant"] == "pld"
     stopped = run(made(), make_problem(4), seeds=[0, 1], eval_every=10, stop_at=5)
     assert stopped.guarantees[0].epsilon == made().guarantee.after(5).epsilon
 

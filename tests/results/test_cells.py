@@ -19,7 +19,7 @@ CELLS = (None, [1, 2.5], [], {"a": [1]}, "word")
 def rows() -> list[dict[str, Any]]:
     """Two algorithms, seeds, budgets and rounds."""
     return [
-        {"algorithm": a, "seed": s, "round": r, "epsilon": e, "test_loss": e / (r + s + 1)}
+        {"design": a, "seed": s, "round": r, "epsilon": e, "test_loss": e / (r + s + 1)}
         for a, s, e, r in itertools.product(("whisper", "independent"), (0, 1), (1.0, 3.0), (1, 2))
     ]
 
@@ -37,7 +37,7 @@ def stored(folder: Path, column: str, cell: Any, every: bool) -> Path:
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "column",
-    ["test_loss", *(pytest.param(c, marks=pytest.mark.slow) for c in ("algorithm", *COLUMNS))],
+    ["test_loss", *(pytest.param(c, marks=pytest.mark.slow) for c in ("design", *COLUMNS))],
 )
 def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_path: Path) -> None:
     for number, cell in enumerate(CELLS):
@@ -49,7 +49,7 @@ def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_pa
             lambda path=path: plots.from_records(path, series=column),
             lambda path=path: plots.from_records(path, where=[f"{column}=1"]),
             lambda frame=frame: plots.lines(frame, "epsilon", "test_loss"),
-            lambda frame=frame: tables.summary(frame, ["algorithm", "epsilon"], "test_loss"),
+            lambda frame=frame: tables.summary(frame, ["design", "epsilon"], "test_loss"),
             lambda frame=frame: tables.paired(frame, "whisper", "independent", "test_loss"),
         ):
             try:
@@ -64,13 +64,13 @@ def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_pa
 
 
 def test_refusals_name_column_and_cell(tmp_path: Path) -> None:
-    listed = records.read(stored(tmp_path / "a", "algorithm", [1, 2], False))
-    with pytest.raises(ValueError, match=r"column 'algorithm' holds \[1, 2\].*in its place"):
-        tables.summary(listed, "algorithm", "test_loss")
+    listed = records.read(stored(tmp_path / "a", "design", [1, 2], False))
+    with pytest.raises(ValueError, match=r"column 'design' holds \[1, 2\].*in its place"):
+        tables.summary(listed, "design", "test_loss")
     worded = records.read(stored(tmp_path / "b", "test_loss", "n/a", False))
     for use in (tables.summary, lambda *those: plots.lines(those[0], "epsilon", those[2])):
         with pytest.raises(ValueError, match="column 'test_loss' holds 'n/a', which is no number"):
-            use(worded, "algorithm", "test_loss")
+            use(worded, "design", "test_loss")
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         plots.from_records(path, y="test_loss", where=["epsilon=3"])
     path = stored(tmp_path / "b", "test_loss", None, False)
     made = plots.from_records(path, y="test_loss", where=["epsilon=3"]).read_text()
-    assert "1 rows without round, test_loss or algorithm left out." in made
+    assert "1 rows without round, test_loss or design left out." in made
     # An empty value makes the mean nan: what diverged is not passed over.
     empty = records.read(stored(tmp_path / "c", "test_loss", None, False))
-    assert means(empty, ["algorithm"], "test_loss")["mean"].isna().tolist() == [True, False]
+    assert means(empty, ["design"], "test_loss")["mean"].isna().tolist() == [True, False]

@@ -14,42 +14,42 @@ ROOT = Path(__file__).resolve().parents[2]
 STORED = Path(__file__).parents[2] / "docs" / "records"
 FINAL = "phase=final"
 DRAWN = {
-    "cifar_doppler": ("epsilon", "test_loss", "algorithm",
+    "cifar_doppler": ("epsilon", "test_loss", "design",
                       [FINAL, "dataset=cifar10_small", "setting=SGD"]),
-    "cifar_doppler_long": ("round", "test_loss", "algorithm", [FINAL, "budget_epsilon=1"]),
-    "cifar_doppler_long_cifar": ("round", "test_loss", "algorithm", [FINAL]),
-    "cifar_doppler_long_cifar100": ("round", "test_loss", "algorithm", [FINAL]),
-    "cifar_doppler_long_paper": ("round", "test_loss", "algorithm", [FINAL]),
-    "cifar_doppler_long_together": ("round", "test_loss", "algorithm",
+    "cifar_doppler_long": ("round", "test_loss", "design", [FINAL, "budget_epsilon=1"]),
+    "cifar_doppler_long_cifar": ("round", "test_loss", "design", [FINAL]),
+    "cifar_doppler_long_cifar100": ("round", "test_loss", "design", [FINAL]),
+    "cifar_doppler_long_paper": ("round", "test_loss", "design", [FINAL]),
+    "cifar_doppler_long_together": ("round", "test_loss", "design",
                                     [FINAL, "budget_epsilon=8"]),
     "compare": ("bytes_sent", "test_loss", "system", [FINAL, "dataset=a9a", "budget_epsilon=3"]),
-    "dome_benchmark": ("k", "test_loss", "algorithm", [FINAL, "dataset=a9a", "budget_epsilon=3"]),
+    "dome_benchmark": ("k", "test_loss", "design", [FINAL, "dataset=a9a", "budget_epsilon=3"]),
     "dome_gossip": ("hops", "test_loss", "system",
                     [FINAL, "epsilon=3", "graph=complete", "rule=sgd"]),
     "dome_spectrum": ("directions", "share", "k",
                       ["dataset=a9a", "budget_epsilon=10", "trained=dome"]),
     "dome_tcp": ("round", "test_accuracy", "way", [FINAL, "sketch=16"]),
     "doppler_ablations": ("round", "value", "series", []),
-    "doppler_decentralised": ("round", "test_loss", "filter", [FINAL, "algorithm=independent"]),
+    "doppler_decentralised": ("round", "test_loss", "filter", [FINAL, "design=independent"]),
     "doppler_spectra": ("frequency", "gain", "series", ["kind=gain"]),
-    "glue_doppler": ("round", "test_loss", "algorithm", [FINAL, "budget_epsilon=8"]),
-    "mafalda_housing": ("epsilon", "test_loss", "algorithm", ["graph=florentine"]),
+    "glue_doppler": ("round", "test_loss", "design", [FINAL, "budget_epsilon=8"]),
+    "mafalda_housing": ("epsilon", "test_loss", "design", ["graph=florentine"]),
     "pndp_accounting": ("pairs", "mean", "algorithm", ["mixing=uniform"]),
-    "spacetime_tradeoff": ("rounds", "test_loss", "algorithm", [FINAL, "graph=ring"]),
+    "spacetime_tradeoff": ("rounds", "test_loss", "design", [FINAL, "graph=ring"]),
     "tracking_fusion": ("gamma", "rounds", "algorithm",
                         ["setting=1", "norm=an agent", "steps=tuned"]),
     "tracking_leakage": ("round", "value", "algorithm", []),
     "tracking_leakage_few": ("round", "value", "algorithm", []),
-    "tracking_mnist": ("beta", "test_loss", "algorithm",
+    "tracking_mnist": ("beta", "test_loss", "design",
                        ["part=border", "gamma=0.1", "step_size=0.1"]),
-    "tracking_mnist_long": ("round", "train_loss", "algorithm", ["part=methods"]),
+    "tracking_mnist_long": ("round", "train_loss", "design", ["part=methods"]),
     "tracking_mnist_printed": ("round", "test_loss", "mode", []),
-    "whisper_departure": ("round", "test_loss", "policy", ["algorithm=whisper"]),
-    "whisper_logistic": ("budget_epsilon", "test_loss", "algorithm",
+    "whisper_departure": ("round", "test_loss", "policy", ["design=whisper"]),
+    "whisper_logistic": ("budget_epsilon", "test_loss", "design",
                          [FINAL, "probability=0.5", "budget_name=gdp", "unit=agent"]),
-    "whisper_quadratic": ("budget_epsilon", "optimality_gap", "algorithm",
+    "whisper_quadratic": ("budget_epsilon", "optimality_gap", "design",
                           ["start=origin", "probability=0.5", "step_size=0.01"]),
-    "whisper_variance": ("epsilon", "energy", "algorithm", ["budget=gdp", "probability=0.5"]),
+    "whisper_variance": ("epsilon", "energy", "design", ["accountant=gdp", "probability=0.5"]),
 }  # fmt: skip
 """Columns across, up and of series, and what rows must keep."""
 
@@ -127,7 +127,7 @@ def test_the_noise_of_the_whole_run_is_drawn_first(tmp_path: Path) -> None:
 
 
 def test_axes_are_logarithmic_where_asked(tmp_path: Path) -> None:
-    rows = [{"algorithm": "a", "epsilon": e, "seed": 0, "loss": 10 / e} for e in (0.1, 1, 20.0)]
+    rows = [{"design": "a", "epsilon": e, "seed": 0, "loss": 10 / e} for e in (0.1, 1, 20.0)]
     path = records.write(tmp_path / "r.jsonl", rows, {})
     plain = plots.from_records(path, x="epsilon", y="loss").read_bytes()
     assert plots.from_records(path, x="epsilon", y="loss", log_y=True).read_bytes() != plain
@@ -144,7 +144,7 @@ def test_lines_told_apart_by_a_number_say_which(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_several_files_and_pdf(tmp_path: Path) -> None:
     for name in ("whisper", "pairwise"):
-        rows = [{"algorithm": name, "round": r, "seed": 0, "test_loss": 1 / r} for r in (1, 2)]
+        rows = [{"design": name, "round": r, "seed": 0, "test_loss": 1 / r} for r in (1, 2)]
         records.write(tmp_path / f"{name}.jsonl", rows, {})
     both = [tmp_path / "whisper.jsonl", tmp_path / "pairwise.jsonl"]
     text = plots.from_records(both).read_text()
@@ -157,7 +157,7 @@ def test_several_files_and_pdf(tmp_path: Path) -> None:
 def rows(**more: object) -> list[dict[str, object]]:
     """Two algorithms and phases, a round's accuracy and loss."""
     return [
-        {"algorithm": a, "phase": p, "seed": s, "accuracy": 0.1 * r + s + len(p), "loss": 1.0 / r}
+        {"design": a, "phase": p, "seed": s, "accuracy": 0.1 * r + s + len(p), "loss": 1.0 / r}
         | {"round": r, **more}
         for a in "ab" for p in ("final", "tuning") for s in (0, 1) for r in (1, 2)
     ]  # fmt: skip
@@ -208,11 +208,11 @@ def test_a_stored_scale_is_that_of_its_column(tmp_path: Path) -> None:
 
 def test_files_are_chosen_where_they_are_no_archive_too(tmp_path: Path) -> None:
     paths = [
-        records.write(tmp_path / f"{name}.jsonl", [r for r in rows() if r["algorithm"] == name],
+        records.write(tmp_path / f"{name}.jsonl", [r for r in rows() if r["design"] == name],
                       {"plot": {"y": "loss", "where": ["phase=final"]}} if name == "b" else {})
         for name in "ab"
     ]  # fmt: skip
-    assert set(records.read(tmp_path, "b")["algorithm"]) == {"b"}
+    assert set(records.read(tmp_path, "b")["design"]) == {"b"}
     assert plots.from_records(paths, file="b").name == "a_loss_round.svg"
 
 
@@ -233,7 +233,7 @@ def test_missing_cells_may_be_chosen(tmp_path: Path) -> None:
 
 
 def test_names_with_dollar_signs_are_shown_as_they_are(tmp_path: Path) -> None:
-    given = [r | {"algorithm": f"${r['algorithm']}^{{_$", "$^{$": 1.0} for r in rows()]
+    given = [r | {"design": f"${r['design']}^{{_$", "$^{$": 1.0} for r in rows()]
     path = records.write(tmp_path / "a.jsonl", given, {})
     text = plots.from_records(path, where=["phase=final"], y="$^{$", x="round").read_text()
     assert "<!-- $^{$ -->" in text and "<!-- $a^{_$ -->" in text

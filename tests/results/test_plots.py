@@ -20,7 +20,7 @@ SCRIPT = """
 import sys, hashlib, pandas
 from dpjax.results import plots
 rows = [
-    {"algorithm": a, "seed": s, "round": r, "test_loss": k / r + 0.01 * s}
+    {"design": a, "seed": s, "round": r, "test_loss": k / r + 0.01 * s}
     for k, a in enumerate(plots.TITLES) for s in range(3) for r in (1, 2, 3)
 ]
 made = plots.lines(pandas.DataFrame(rows), "round", "test_loss", path=sys.argv[1])
@@ -41,7 +41,7 @@ def make_rows(algorithms=tuple(plots.TITLES), seeds=3, epsilons=(3.0, 10.0)):
     nothing = Guarantee.none(300).to_dict()
     return [
         {
-            "experiment": "demo", "algorithm": a, "phase": "final",
+            "experiment": "demo", "design": a, "phase": "final",
             "epsilon": math.inf if a == "non_private" else e, "budget_epsilon": e, "seed": s,
             "round": r, "test_loss": 0.3 + k / e + 30 / r + 0.02 * s, "accuracy": 0.9,
             "guarantee": nothing if a == "non_private" else held[e],
@@ -166,7 +166,7 @@ def test_algorithms_keep_their_look_in_any_company(ten):
     assert len({(look.color, str(look.line)) for look in looks}) == len(looks)
     assert {look.color for look in looks} | set(plots._COLORS) <= PALETTE
     for names in (["whisper"], ["central", "whisper", "non_private"]):
-        figure = plots.lines(ten[ten["algorithm"].isin(names)], "round", "test_loss")
+        figure = plots.lines(ten[ten["design"].isin(names)], "round", "test_loss")
         drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
         for name in names:
             label, *look = plots.LOOKS[name]
@@ -178,18 +178,18 @@ def test_looks_may_be_given(ten):
         "whisper": Look("W", "#123456", "8", "-."),
         "mine": Look("M", "#654321", "d"),
     }
-    one = ten[ten["algorithm"] == "whisper"]
-    both = pandas.concat([one, one.assign(algorithm="mine")])
+    one = ten[ten["design"] == "whisper"]
+    both = pandas.concat([one, one.assign(design="mine")])
     lines = plots.lines(both, "round", "test_loss", looks=own).axes[0].get_lines()
     assert [line.get_label() for line in lines] == ["W", "M"]
     assert [line.get_color() for line in lines] == ["#123456", "#654321"]
 
 
 def test_a_series_looks_the_same_in_all_panels(ten):
-    one = ten[ten["algorithm"] == "whisper"]
+    one = ten[ten["design"] == "whisper"]
     figure, panels = plots.figure(1, 3)
     for ax, names in zip(panels, (["a", "b", "c"], ["c", "d"], ["b"]), strict=True):
-        rows = pandas.concat([one.assign(algorithm=name) for name in names])
+        rows = pandas.concat([one.assign(design=name) for name in names])
         plots.lines(rows, "round", "test_loss", ax=ax)
     seen = {}
     for line in (line for ax in panels for line in ax.get_lines()):
@@ -198,14 +198,14 @@ def test_a_series_looks_the_same_in_all_panels(ten):
 
 
 def test_a_title_is_drawn_as_its_algorithm(ten):
-    one = ten[ten["algorithm"] == "whisper"].assign(algorithm="Whisper")
+    one = ten[ten["design"] == "whisper"].assign(design="Whisper")
     (line,) = plots.lines(one, "round", "test_loss").axes[0].get_lines()
     assert line.get_color() == plots.LOOKS["whisper"].color
 
 
 def test_levels_have_line_styles_of_their_own(ten):
     figure, panels = plots.figure(1, 2)
-    one = ten[ten["algorithm"] == "whisper"]
+    one = ten[ten["design"] == "whisper"]
     for ax, levels in zip(panels, ({"a": 0.1, "b": 0.2, "c": 0.3}, {"c": 0.3}), strict=True):
         plots.lines(one, "round", "test_loss", ax=ax, hlines=levels)
     styles = [[str(line._dash_pattern) for line in ax.get_lines()[1:]] for ax in panels]
@@ -213,9 +213,9 @@ def test_levels_have_line_styles_of_their_own(ten):
 
 
 def test_ticks_of_near_values_do_not_overlap(ten):
-    one = ten[(ten["algorithm"] == "whisper") & (ten["round"] == 300)]
+    one = ten[(ten["design"] == "whisper") & (ten["round"] == 300)]
     sizes = (0.192, 0.768, 2.98, 3.18, 4.96, 26010.0)
-    rows = pandas.concat([one.assign(algorithm=f"{x:g}", size=x) for x in sizes])
+    rows = pandas.concat([one.assign(design=f"{x:g}", size=x) for x in sizes])
     figure = plots.lines(rows, "size", "test_loss", log_x=True)
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
@@ -224,7 +224,7 @@ def test_ticks_of_near_values_do_not_overlap(ten):
 
 def test_short_logarithmic_axes_have_several_ticks(ten):
     for least, most in ((1.0, 1.9), (0.02, 0.9), (2.2, 40.0), (0.5, 1e6)):
-        rows = ten[ten["algorithm"] == "whisper"].copy()
+        rows = ten[ten["design"] == "whisper"].copy()
         rows["test_loss"] = np.where(rows["round"] == 100, most, least)
         figure = plots.lines(rows, "round", "test_loss", log_y=True)
         figure.canvas.draw()
@@ -234,7 +234,7 @@ def test_short_logarithmic_axes_have_several_ticks(ten):
 
 def test_rows_without_repeats_do_not_count_as_means(ten):
     figure, panels = plots.figure(1, 2)
-    one = ten[ten["algorithm"] == "whisper"]
+    one = ten[ten["design"] == "whisper"]
     plots.lines(one, "round", "test_loss", ax=panels[0])
     alone = one[one["seed"] == 0].drop(columns="seed")
     plots.lines(alone, "round", "test_loss", ax=panels[1])
@@ -242,8 +242,8 @@ def test_rows_without_repeats_do_not_count_as_means(ten):
 
 
 def test_no_two_of_many_series_look_alike(ten):
-    one = ten[ten["algorithm"] == "whisper"]
-    many = pandas.concat([one.assign(algorithm=f"method {k}") for k in range(20)])
+    one = ten[ten["design"] == "whisper"]
+    many = pandas.concat([one.assign(design=f"method {k}") for k in range(20)])
     lines = plots.lines(many, "round", "test_loss").axes[0].get_lines()
     looks = {appearance(line) for line in lines}
     assert len(lines) == len(looks) == 20
@@ -254,7 +254,7 @@ def test_no_two_of_many_series_look_alike(ten):
 def test_lines_are_means_and_bands_standard_errors(ten):
     from scipy import stats
 
-    one = ten[ten["algorithm"] == "whisper"]
+    one = ten[ten["design"] == "whisper"]
     (ax,) = plots.lines(one.sample(frac=1.0, random_state=0), "round", "test_loss").axes
     groups = [group["test_loss"] for _, group in one.groupby("round")]
     np.testing.assert_allclose(ax.get_lines()[0].get_xdata(), [100, 200, 300])
@@ -282,7 +282,7 @@ def test_without_an_epsilon_a_run_is_a_level(frame):
 
 def test_different_settings_are_not_averaged(frame):
     with pytest.raises(ValueError, match="choose one value of budget_epsilon first"):
-        plots.lines(frame[frame["algorithm"] == "non_private"], "round", "test_loss")
+        plots.lines(frame[frame["design"] == "non_private"], "round", "test_loss")
     with pytest.raises(ValueError, match="one value of round"):
         plots.lines(frame, "budget_epsilon", "test_loss")
     with pytest.raises(ValueError, match="no rows"):
@@ -297,7 +297,7 @@ def test_one_panel_is_tidy(ten, frame):
         plots.lines(ten, "round", "test_loss", title="a9a", note="A remark. " * 20),
         plots.lines(ten, "round", "test_loss", log_y=True, hlines=long),
         plots.lines(frame[frame["round"] == 300], "epsilon", "test_loss", log_x=True),
-        plots.lines(ten[ten["algorithm"] == "whisper"], "round", "test_loss"),
+        plots.lines(ten[ten["design"] == "whisper"], "round", "test_loss"),
     ):
         plots.finish(figure)
         assert_tidy(figure)
@@ -335,7 +335,7 @@ def test_panels_share_one_legend_and_one_caption(tmp_path, frame):
 def test_a_png_stands_in_for_a_large_svg(tmp_path):
     rng = np.random.default_rng(0)
     rows = [
-        {"algorithm": f"series {k}", "round": r, "loss": rng.normal()}
+        {"design": f"series {k}", "round": r, "loss": rng.normal()}
         for k in range(6)
         for r in range(3000)
     ]
@@ -392,7 +392,7 @@ def test_an_epsilon_axis_names_the_largest_agent(least):
 
 def test_the_first_metric_is_drawn_where_there_is_no_test_loss(tmp_path):
     rows = [
-        {"algorithm": a, "agents": 20, "seed": s, "round": r, "energy": r + s, "other": 1.0}
+        {"design": a, "agents": 20, "seed": s, "round": r, "energy": r + s, "other": 1.0}
         for a in ("whisper", "independent")
         for s in (0, 1)
         for r in (2, 6)
@@ -408,7 +408,7 @@ def test_records_without_what_is_asked_are_refused(tmp_path):
     empty = records.write(tmp_path / "empty.jsonl", [], {})
     with pytest.raises(ValueError, match="no rows"):
         plots.from_records(empty)
-    bare = records.write(tmp_path / "bare.jsonl", [{"algorithm": "whisper", "loss": 1.0}], {})
+    bare = records.write(tmp_path / "bare.jsonl", [{"design": "whisper", "loss": 1.0}], {})
     with pytest.raises(ValueError, match="x is 'round'; choose one of"):
         plots.from_records(bare)
 
@@ -426,7 +426,7 @@ def test_records_of_two_participations_are_not_mixed(tmp_path):
     def rows(pattern, seeds, **extra):
         kept = stated(pattern) if pattern else Guarantee.none(300).to_dict()
         return [
-            {"algorithm": "independent", "seed": s, "round": r, "test_loss": 1.0, **extra}
+            {"design": "independent", "seed": s, "round": r, "test_loss": 1.0, **extra}
             | {"guarantee": kept}
             for s in seeds
             for r in (100, 300)
@@ -440,14 +440,14 @@ def test_records_of_two_participations_are_not_mixed(tmp_path):
     drawn = plots.lines(apart, "round", "test_loss", "design")
     caption = plots.finish(drawn)
     assert "k = 20, b = 15" in caption and "k = 60, b = 5" in caption
-    alone = rows(None, range(3), algorithm="non_private")
+    alone = rows(None, range(3), design="non_private")
     records.write(tmp_path / "r.jsonl", both + alone, {})
     with pytest.raises(ValueError, match="k = 20, b = 15; k = 60, b = 5"):
         plots.from_records(tmp_path / "r.jsonl")
 
 
 def test_indistinguishable_runs_are_refused():
-    rows = [{"algorithm": "independent", "seed": 0, "round": r, "test_loss": 1.0} for r in (1, 2)]
+    rows = [{"design": "independent", "seed": 0, "round": r, "test_loss": 1.0} for r in (1, 2)]
     with pytest.raises(ValueError, match=r"no column tells them apart.*result\.rows\(run="):
         plots.lines(pandas.DataFrame(rows + rows), "round", "test_loss")
     graphs = [{**row, "graph": name} for row in rows for name in ("ring", "er")]
@@ -458,7 +458,7 @@ def test_indistinguishable_runs_are_refused():
 def test_a_design_with_parameters_has_a_look_of_its_own(tmp_path):
     names = ["polynomial", "polynomial(degree=4)", "polynomial(degree=8)"]
     rows = [
-        {"algorithm": name, "seed": seed, "round": r, "test_loss": r + len(name)}
+        {"design": name, "seed": seed, "round": r, "test_loss": r + len(name)}
         for name in names for seed in range(2) for r in (1, 2)
     ]  # fmt: skip
     drawn = plots.lines(pandas.DataFrame(rows), "round", "test_loss")

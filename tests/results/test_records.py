@@ -15,9 +15,9 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.results import records
 
 ROWS = [
-    {"algorithm": "whisper", "seed": 0, "epsilon": 10.0, "test_loss": 0.1 + 0.2, "unit": "agent"},
-    {"algorithm": "none", "seed": 1, "epsilon": math.inf, "test_loss": math.nan, "unit": "ü|\n"},
-    {"algorithm": "none", "seed": 2, "epsilon": -math.inf, "test_loss": 1e-300, "unit": ""},
+    {"design": "whisper", "seed": 0, "epsilon": 10.0, "test_loss": 0.1 + 0.2, "unit": "agent"},
+    {"design": "none", "seed": 1, "epsilon": math.inf, "test_loss": math.nan, "unit": "ü|\n"},
+    {"design": "none", "seed": 2, "epsilon": -math.inf, "test_loss": 1e-300, "unit": ""},
 ]
 
 
@@ -356,3 +356,12 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path):
 def test_a_compressed_file_is_read_as_it_was_written(tmp_path):
     path = records.write(tmp_path / "a.jsonl.gz", [{"x": 1.5}], {"seed": 3})
     assert records.read(path)["x"].tolist() == [1.5] and records.read_metadata(path)["seed"] == 3
+
+
+def test_columns_of_older_results_are_read_by_their_names_of_now(tmp_path):
+    old = [{"algorithm": "whisper", "budget": "gdp", "loss": 0.5}]
+    own = [{"algorithm": "tracking", "loss": 0.5}]
+    for name, rows in (("old", old), ("own", own)):
+        records.write(tmp_path / f"{name}.jsonl", rows, {})
+    assert list(records.read(tmp_path, "old").columns) == ["design", "accountant", "loss"]
+    assert list(records.read(tmp_path, "own").columns) == ["algorithm", "loss"]
