@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from dpjax.accounting.guarantee import Guarantee
 
 __all__: list[str] = []
+
+Stated: TypeAlias = Any
+"""A text, a guarantee (anything with ``caption()``), its dict, or several of these."""
 
 _VARYING = re.compile(
     r"(?<=epsilon = )[^, ]+|(?<= to )\S+(?= by agent)|(?<=exact epsilon )[^\]]+|(?<= gap )[^), ]+"
@@ -18,7 +21,7 @@ _OWN = ", relies on your own "
 """What stands before the names of custom parts, at the end of a caption."""
 
 
-def guarantees(entries: Any) -> list[str]:
+def guarantees(entries: Stated) -> list[str]:
     """One caption for each kind of guarantee among those given.
 
     Captions that differ in epsilon, an assumed gap and rounds alone stand together, as a list
@@ -51,6 +54,7 @@ def guarantees(entries: Any) -> list[str]:
             kind = _VARYING.sub("\0", text) + mark
             kinds.setdefault(kind, []).append(_VARYING.findall(text))
             custom.setdefault(kind, {}).update(dict.fromkeys(names.split(", ")))
+    # A baseline has no guarantee that a reader of private ones needs.
     private = [kind for kind in kinds if not kind.startswith("not private")]
     captions = []
     for kind in private or kinds:
@@ -60,7 +64,7 @@ def guarantees(entries: Any) -> list[str]:
     return captions
 
 
-def listed(records: Any) -> list[Any]:
+def listed(records: Stated) -> list[Stated]:
     """What `guarantees` takes, as a list without the rows that have none.
 
     Args:
@@ -77,7 +81,7 @@ def listed(records: Any) -> list[Any]:
     return [record for record in records if record is not None and not isinstance(record, float)]
 
 
-def participation(record: Any) -> str | None:
+def participation(record: Stated) -> str | None:
     """In which rounds what a guarantee protects takes part: what else its numbers rest on.
 
     Args:

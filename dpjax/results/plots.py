@@ -8,7 +8,7 @@ import io
 import math
 import os
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,10 @@ from dpjax.results import captions, records, tables
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 __all__ = [
     "LOOKS",
@@ -58,6 +62,7 @@ _TURNS = [
     if turn[:2] not in {(look.color, look.marker) for look in LOOKS.values()}
 ]
 """Colour, marker and line style of other series: open markers, where designs have full ones."""
+# Reference levels differ by their line alone: colours belong to series.
 _LEVELS = (":", _DASHES, "-.", _DOTS)
 _LARGEST = 200_000  # bytes of a figure that is kept with the code
 _INK = "#333333"
@@ -101,17 +106,17 @@ _STYLE: Any = {
 class _Notes:
     """What a figure's panels have drawn, for the one caption."""
 
-    guarantees: list[Any] = field(default_factory=list)
-    counts: set[int] = field(default_factory=set)
-    over: set[str] = field(default_factory=set)
-    series: dict[Any, int] = field(default_factory=dict)
+    guarantees: list[captions.Stated] = field(default_factory=list)
+    counts: dict[str, set[int]] = field(default_factory=dict)
+    series: dict[records.Cell, int] = field(default_factory=dict)
     levels: dict[str, int] = field(default_factory=dict)
     banded: bool = False
     remarks: list[str] = field(default_factory=list)
     finished: bool = False
 
 
-_NOTES: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()
+# Drawn figures end with their last user, and so do the notes of them.
+_NOTES: WeakKeyDictionary["Figure", _Notes] = WeakKeyDictionary()
 
 
 def lines(
@@ -120,8 +125,8 @@ def lines(
     y: str,
     series: str = "design",
     *,
-    ax: Any = None,
-    guarantee: Any = None,
+    ax: "Axes | None" = None,
+    guarantee: captions.Stated = None,
     path: _files.PathLike | None = None,
     xlabel: str | None = None,
     ylabel: str | None = None,
@@ -130,7 +135,7 @@ def lines(
     log_y: bool = False,
     hlines: Mapping[str, float] | None = None,
     note: str | None = None,
-    looks: Mapping[Any, Look] | None = None,
+    looks: Mapping[records.Cell, Look] | None = None,
 ) -> Any:
     """Draw the mean of a column over another one, a line for each series.
 
@@ -181,24 +186,28 @@ def lines(
     for name, log, column, cells in (("log_x", log_x, x, x), ("log_y", log_y, y, "mean")):
         if log and not (tables.number_column(means, cells) > 0).any():
             raise ValueError(f"{name} is {log}, and no {column} is above 0; leave it out")
+    # Only repetitions with other seeds have a standard error that means something.
     seeded = "seed" in frame.columns and frame["seed"].notna().any()
     with style():
         if ax is None:
             ax = figure()[1][0]
-        sheet = ax.get_figure(root=True)
+        sheet: Any = ax.get_figure(root=True)
         notes = _NOTES.setdefault(sheet, _Notes())
         if seeded or means["count"].max() > 1:
-            notes.over.add("seed" if seeded else "row")
-            notes.counts |= set(means["count"][np.isfinite(means[x])])
+            counts = notes.counts.setdefault("seed" if seeded else "row", set())
+            counts.update(means["count"][np.isfinite(means[x])])
+        # The caller's looks come last, so that they replace those of the package.
         styles = {look.label: look for look in LOOKS.values()} | LOOKS | dict(looks or {})
         # An empty cell is a series of its own.
         for name, part in means.groupby(series, sort=False, dropna=False):
             _draw(ax, part.sort_values(x), x, _look(name, styles, notes.series), notes)
         for name, level in (hlines or {}).items():
+            # A level has the same line in all panels.
             line = _LEVELS[notes.levels.setdefault(name, len(notes.levels)) % len(_LEVELS)]
             ax.axhline(level, color=_INK, linestyle=line, linewidth=1.1, label=name)
         # A dollar sign in the name of a column or of a series starts no formula.
         ax.set_xlabel(xlabel or _named(frame, x), parse_math=bool(xlabel))
+        # Panels of a row that share an axis say once what it is.
         cell = ax.get_subplotspec()
         siblings = ax.get_shared_y_axes().get_siblings(ax)
         if cell is None or cell.is_first_col() or len(siblings) == 1:
@@ -207,6 +216,7 @@ def lines(
         _scale(ax, frame[x], log_x, log_y)
     if guarantee is None and "guarantee" in frame.columns:
         guarantee = frame["guarantee"]
+    # All panels add to one caption, which `finish` writes.
     notes.guarantees += captions.listed(guarantee)
     notes.remarks += [note] if note else []
     if path is None:
@@ -215,7 +225,7 @@ def lines(
 
 
 def from_records(
-    path: Any,
+    path: records.Paths,
     *,
     x: str | None = None,
     y: str | None = None,
@@ -260,10 +270,7 @@ def from_records(
         >>> plots.from_records(path, out="curve.svg").name
         'curve.svg'
     """
-    if isinstance(path, str | os.PathLike):
-        paths = [Path(path)]
-    else:
-        paths = list(map(Path, path))
+    paths = records.listed(path)
     frame = records.read(paths, file)
     if not len(frame):
         files = ", ".join(repr(str(path)) for path in paths)
@@ -284,6 +291,7 @@ def from_records(
     metrics = columns
     if "round" in columns:
         metrics = columns[columns.index("round") + 1 :]
+    # Metrics stand after the round, those of the problem first.
     first = "test_loss" if "test_loss" in columns else next(iter(metrics), "")
     y = _validate.one_of("y", stored.get("y", first) if y is None else y, columns)
     series = stored.get("series", "design") if series is None else series
@@ -329,6 +337,7 @@ def from_records(
             folder = paths[0]
         else:
             folder = paths[0].parent
+        # A folder may be given as "." and has a name all the same.
         name = paths[0].resolve().name.partition(".")[0]
         out = folder / f"{name}_{y}_{x}.svg"
     log_x = log_x or (stored.get("log_x", False) and x == stored.get("x", x))
@@ -343,7 +352,8 @@ def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":
         raise ValueError(f"where is {condition!r}; write column=value, as in graph=ring")
     cells = frame[_validate.one_of("where", name, list(map(str, frame.columns)))]
 
-    def keeps(cell: Any) -> bool:
+    def keeps(cell: records.Cell) -> bool:
+        # "10" and "10.0" are one number; what is no number is compared as text.
         with contextlib.suppress(TypeError, ValueError):
             if float(cell) == float(value):
                 return True
@@ -366,20 +376,19 @@ def _refuse_mixtures(frame: "pandas.DataFrame", keys: list[str], y: str) -> None
     if not len(twice):
         return
     first = twice.iloc[0]
-    cells = twice[keys].map(str)  # An empty cell is no other than itself.
-    alike = twice[(cells == cells.iloc[0]).all(axis=1)]
+    cells = twice.map(str)  # An empty cell is no other than itself.
+    counts = cells.nunique()
+    alike = cells[(cells[keys] == cells[keys].iloc[0]).all(axis=1)].nunique()
     # Measurements are floats, and stand after the settings.
-    floats = [name for name in frame if frame[name].dtype.kind == "f"]
+    floats = frame.select_dtypes(np.floating).columns
     columns = list(frame.columns)
-    after_y = set(columns[columns.index(y) :])
-    measured = set(floats) & after_y | {y, "guarantee"}
-    names = [name for name in columns if name not in measured]
-    varying = [str(name) for name in names if alike[name].map(str).nunique() > 1]
+    measured = {y, "guarantee"}.union(floats.intersection(columns[columns.index(y) :]))
+    varying = [name for name in columns if alike[name] > 1 and name not in measured]
     # One that stands before y has a value of its own in nearly every row.
-    many = [name for name in floats if 4 * twice[name].nunique() > len(twice)]
+    many = [name for name in floats if 4 * counts[name] > len(twice)]
     varying = [name for name in varying if name not in many] or varying[:1]
     # What has the fewest values comes first: one of them leaves most series in the figure.
-    varying.sort(key=lambda name: twice[name].map(str).nunique())
+    varying.sort(key=counts.get)
     remedy = (
         "no column tells them apart: draw one file at a time, or write the rows of every run with "
         "a column of its own, result.rows(run='first')"
@@ -400,12 +409,14 @@ def _named(frame: "pandas.DataFrame", column: str) -> str:
     return "largest epsilon of an agent" if by_agent else column.replace("_", " ")
 
 
-def _look(name: Any, styles: Mapping[Any, Look], turns: dict[Any, int]) -> dict[str, Any]:
+def _look(
+    name: records.Cell, styles: Mapping[records.Cell, Look], turns: dict[records.Cell, int]
+) -> dict[str, Any]:
     """How a series is drawn: as it is known, else by its turn in the figure."""
+    options = ("label", "color", "marker", "linestyle")
     if name in styles:
-        label, color, marker, line = styles[name]
-        return {"label": label, "color": color, "marker": marker, "linestyle": line}
-    color, marker, line = _TURNS[turns.setdefault(name, len(turns)) % len(_TURNS)]
+        return dict(zip(options, styles[name], strict=True))
+    turn = _TURNS[turns.setdefault(name, len(turns)) % len(_TURNS)]
     if isinstance(name, float):
         label = f"{name:g}"
     else:
@@ -413,12 +424,14 @@ def _look(name: Any, styles: Mapping[Any, Look], turns: dict[Any, int]) -> dict[
     design, bracket, parameters = label.partition("(")
     if bracket and design in LOOKS:
         label = f"{LOOKS[design].label} ({parameters}"
-    look = {"label": label, "color": color, "marker": marker, "linestyle": line}
-    return look | {"markerfacecolor": "white"}
+    return dict(zip(options, (label, *turn), strict=True)) | {"markerfacecolor": "white"}
 
 
-def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], notes: _Notes) -> None:
+def _draw(
+    ax: "Axes", part: "pandas.DataFrame", x: str, look: dict[str, Any], notes: _Notes
+) -> None:
     """One series: a line with its band, or levels where x is not finite."""
+    # A run without privacy has epsilon inf: no place across, so a level.
     finite = np.isfinite(part[x].to_numpy(np.float64))
     if not finite.any():
         for level in part["mean"]:
@@ -429,17 +442,17 @@ def _draw(ax: Any, part: Any, x: str, look: dict[str, Any], notes: _Notes) -> No
     across, mean, error = (part[name].to_numpy(np.float64) for name in columns)
     # Markers at a dozen places: more of them hide the line.
     ax.plot(across, mean, markevery=max(1, math.ceil(len(across) / 12)), **look)
-    if "seed" in notes.over and np.isfinite(error).any():
+    if "seed" in notes.counts and np.isfinite(error).any():
         notes.banded = True
+        # A band over a single point would have no width.
         if len(across) == 1:
             ax.errorbar(across, mean, error, color=look["color"], capsize=3)
         else:
-            low = mean - error
-            high = mean + error
-            ax.fill_between(across, low, high, color=look["color"], alpha=0.18, linewidth=0)
+            ends = (mean - error, mean + error)
+            ax.fill_between(across, *ends, color=look["color"], alpha=0.18, linewidth=0)
 
 
-def _scale(ax: Any, across: Any, log_x: bool, log_y: bool) -> None:
+def _scale(ax: "Axes", across: "pandas.Series", log_x: bool, log_y: bool) -> None:
     """Scales and ticks of a panel."""
     from matplotlib.ticker import EngFormatter, FixedLocator, MaxNLocator, NullLocator
 
@@ -447,6 +460,7 @@ def _scale(ax: Any, across: Any, log_x: bool, log_y: bool) -> None:
         ax.set_xscale("log")
         _plain_decades(ax.xaxis)
         values = sorted({v for v in across.to_numpy(np.float64) if 0 < v < math.inf})
+        # Few values are settings: they are labelled themselves, instead of decades.
         if 0 < len(values) <= 10:
             ticks = values[:1]
             for value in values[1:]:
@@ -459,18 +473,20 @@ def _scale(ax: Any, across: Any, log_x: bool, log_y: bool) -> None:
     elif across.dtype.kind == "i":
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if across.name == "round" and not log_x and across.max() >= 10_000:
+        # Five digits each would run into one another: 20k.
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     if log_y:
         ax.set_yscale("log")
         _plain_decades(ax.yaxis)
 
 
-def _plain_decades(axis: Any) -> None:
+def _plain_decades(axis: "Axis") -> None:
     """Label a logarithmic axis 0.5 and 200 rather than in powers, between decades where short."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
     subs: tuple[float, ...] = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7)
+    # The more decades an axis has, the fewer ticks stand between them.
     for ratio, steps in ((5, (1, 2, 3, 5, 7)), (20, (1, 3)), (1000, (1,))):
         if high > ratio * low:
             subs = steps
@@ -503,7 +519,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def figure(rows: int = 1, columns: int = 1, **axes: Any) -> tuple[Any, np.ndarray]:
+def figure(rows: int = 1, columns: int = 1, **axes: Any) -> tuple["Figure", np.ndarray]:
     """A figure of panels, drawn by Agg whatever the display.
 
     It has 5.4 inches for one column and 3.6 for each of several, 2.9 for each row; legend and
@@ -528,12 +544,13 @@ def figure(rows: int = 1, columns: int = 1, **axes: Any) -> tuple[Any, np.ndarra
 
     with style():
         figure_ = Figure(figsize=(5.4 if columns == 1 else 3.6 * columns, 2.9 * rows))
+        # Agg needs no display, and its renderer measures texts.
         FigureCanvasAgg(figure_)
         panels = figure_.subplots(rows, columns, squeeze=False, **axes)
     return figure_, panels.ravel()
 
 
-def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> str:
+def finish(figure: "Figure", *, guarantee: captions.Stated = None, note: str | None = None) -> str:
     """Add the one legend above the panels and the one caption below them; `save` does it too.
 
     Args:
@@ -584,7 +601,7 @@ def finish(figure: Any, *, guarantee: Any = None, note: str | None = None) -> st
     return caption
 
 
-def save(figure: Any, path: _files.PathLike) -> Path:
+def save(figure: "Figure", path: _files.PathLike) -> Path:
     """Write a figure, finished first, and replace the one before it.
 
     Args:
@@ -616,6 +633,7 @@ def save(figure: Any, path: _files.PathLike) -> Path:
         written = path
         if path.suffix == ".svg" and large:
             written = path.with_suffix(".png")
+        # Coarser until it fits; the coarsest is kept as it is.
         for dots in (160, 120, 90) if written.suffix == ".png" and large else ():
             content = _render(figure, "png", dots)
             if len(content) <= _LARGEST:
@@ -627,7 +645,7 @@ def save(figure: Any, path: _files.PathLike) -> Path:
     return written
 
 
-def markup(figure: Any) -> str:
+def markup(figure: "Figure") -> str:
     """A figure, finished first, as SVG for a page of HTML.
 
     Args:
@@ -645,27 +663,24 @@ def _caption(notes: _Notes) -> str:
     text = captions.guarantees(notes.guarantees)
     if text:
         sentences.append(f"Guarantee: {'; '.join(text)}.")
-    if notes.counts:
-        low = min(notes.counts)
-        high = max(notes.counts)
-        unit = "row"
-        if len(notes.over) == 1:
-            unit = next(iter(notes.over))
-        if low == high:
-            count = f"{high} {unit}s"
-        else:
-            count = f"{low} to {high} {unit}s"
-        if high > 1:
-            band = ", bands one standard error either way" if notes.banded else ""
-            sentences.append(f"Lines are means over {count}{band}.")
-        elif unit == "seed":
-            sentences.append("One seed.")
+    counts = set().union(*notes.counts.values())
+    unit = "row"
+    # Panels over rows and over seeds have one caption, and rows are what both have.
+    if len(notes.counts) == 1:
+        unit = next(iter(notes.counts))
+    if max(counts, default=0) > 1:
+        count = " to ".join(str(end) for end in sorted({min(counts), max(counts)}))
+        band = ", bands one standard error either way" if notes.banded else ""
+        sentences.append(f"Lines are means over {count} {unit}s{band}.")
+    elif counts and unit == "seed":
+        sentences.append("One seed.")
     return " ".join([*sentences, *dict.fromkeys(notes.remarks)])
 
 
-def _legends(figure: Any, width: float) -> list[Any]:
+def _legends(figure: "Figure", width: float) -> Sequence["Artist"]:
     """Add a legend of as few rows as fit, each label once, or none for a single line."""
-    named: dict[str, Any] = {}
+    named: dict[str, Artist] = {}
+    # Panels repeat their series, and the legend has each once.
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
@@ -688,14 +703,14 @@ def _legends(figure: Any, width: float) -> list[Any]:
     return figure.legends
 
 
-def _extent(figure: Any, artist: Any) -> Any:
+def _extent(figure: Any, artist: "Artist") -> Any:
     return artist.get_window_extent(figure.canvas.get_renderer())
 
 
-def _render(figure: Any, kind: str, dots: int = 160) -> bytes:
+def _render(figure: "Figure", kind: str, dots: int = 160) -> bytes:
     buffer = io.BytesIO()
     # Neither dates nor versions: the same rows give the same bytes.
-    kinds: dict[str, dict[str, Any]] = {
+    kinds: dict[str, dict[str, str | None]] = {
         "png": {"Software": None},
         "svg": {"Date": None, "Creator": "dpjax"},
         "pdf": {"CreationDate": None, "Producer": None, "Creator": "dpjax"},

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 Cell: TypeAlias = Any
 """A plain value: None, text, a number, or lists and dicts of these."""
 Row: TypeAlias = dict[str, Cell]
-_Paths = _files.PathLike | Iterable[_files.PathLike]
+Paths: TypeAlias = _files.PathLike | Iterable[_files.PathLike]
+"""A file of records, an archive, a folder, or several of these."""
 
-__all__ = ["metadata", "read", "read_metadata", "renamed", "write"]
+__all__ = ["digest", "dump", "metadata", "read", "read_metadata", "write"]
 
 _FORMATS = (1, 2)
 """Formats that are read, of which the last is written."""
@@ -91,18 +92,19 @@ def write(
         # Rows of a run share one guarantee, which is written once, in the head.
         guarantee = plain.get("guarantee")
         if isinstance(guarantee, dict):
-            plain["guarantee"] = numbers.setdefault(_dump(guarantee), len(numbers))
+            plain["guarantee"] = numbers.setdefault(dump(guarantee), len(numbers))
         elif guarantee is not None:
             raise ValueError(
                 f"rows[{count}].guarantee is {guarantee!r}; give its to_dict() or None"
             )
-        lines.append(_dump(plain))
+        lines.append(dump(plain))
     head = {name: _plain(f"metadata.{name}", value) for name, value in metadata.items()}
     guarantees = list(map(json.loads, numbers))
     head |= {"format": _FORMATS[-1], "rows": len(lines), "guarantees": guarantees}
     stored = "".join(f"{line}\n" for line in lines).encode()
-    head["digest"] = _digest(head, stored)
-    content = f"{_dump({'metadata': head})}\n".encode() + stored
+    # The digest covers the head as well, where guarantees stand.
+    head["digest"] = digest(head, stored)
+    content = f"{dump({'metadata': head})}\n".encode() + stored
     with _files.writing("path", path):
         try:
             _files.create(
@@ -113,7 +115,7 @@ def write(
     return path
 
 
-def read(paths: _Paths, file: str = "*") -> "pandas.DataFrame":
+def read(paths: Paths, file: str = "*") -> "pandas.DataFrame":
     """Read the rows of one file, of a folder's files or of several of either.
 
     Args:
@@ -144,7 +146,7 @@ def read(paths: _Paths, file: str = "*") -> "pandas.DataFrame":
     return pandas.DataFrame(rows)
 
 
-def read_metadata(path: _Paths, file: str = "*") -> Row:
+def read_metadata(path: Paths, file: str = "*") -> Row:
     """Read a file's metadata alone.
 
     Args:
@@ -166,33 +168,6 @@ def read_metadata(path: _Paths, file: str = "*") -> Row:
     file_path, head, lines = next(_files_in(path, file))
     _check_digest(file_path, lines)
     return head
-
-
-def renamed(text: bytes, file: str | None = None) -> bytes:
-    """Return a file's text as an archive holds it, or as it was before, with its digest.
-
-    Args:
-        text: The whole file, metadata first.
-        file: Its name in an archive; None leaves out the name that it has.
-
-    Example:
-        >>> from dpjax.results import records
-        >>> path = records.write("a.jsonl", [{"seed": 0}], {"command": "by hand"})
-        >>> packed = records.renamed(path.read_bytes(), file="a")
-        >>> records.renamed(packed) == path.read_bytes()
-        True
-    """
-    first, _, rows = text.partition(b"\n")
-    head = json.loads(first)["metadata"]
-    head.pop("file", None)
-    if file is not None:
-        head["file"] = file
-    if file is None and head["format"] == 1:
-        # Files of format 1 have a digest in archives alone.
-        head.pop("digest", None)
-    else:
-        head["digest"] = _digest(head, rows)
-    return _dump({"metadata": head}).encode() + b"\n" + rows
 
 
 def metadata(
@@ -217,6 +192,7 @@ def metadata(
     """
     import jax
 
+    # Timings and last bits depend on the device.
     devices = jax.devices()
     moment = datetime.datetime.now(datetime.UTC)
     return {
@@ -259,7 +235,7 @@ def _commit() -> Row:
     return {"commit": None, "dirty": None}
 
 
-def _plain(name: str, value: Any) -> Cell:
+def _plain(name: str, value: Cell) -> Cell:
     """The value as strict JSON can hold it."""
     if hasattr(value, "tolist"):  # NumPy and JAX
         value = value.tolist()
@@ -292,12 +268,33 @@ def _rich(value: Cell) -> Cell:
     return value
 
 
-def _dump(value: Cell) -> str:
+def dump(value: Cell) -> str:
+    """A value as a line of a file holds it.
+
+    Args:
+        value: Plain values.
+
+    Example:
+        >>> from dpjax.results import records
+        >>> records.dump({"seed": 0, "loss": 0.5})
+        '{"seed":0,"loss":0.5}'
+    """
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-def _digest(head: Mapping[str, Cell], rows: bytes) -> str:
-    """The SHA-256 of metadata and rows."""
+def digest(head: Mapping[str, Cell], rows: bytes) -> str:
+    """The SHA-256 of metadata and rows, as the metadata state it.
+
+    Args:
+        head: The metadata; a digest among them is passed over.
+        rows: The lines behind them.
+
+    Example:
+        >>> from dpjax.results import records
+        >>> head = {"format": 2, "rows": 0, "guarantees": []}
+        >>> records.digest(head, b"") == records.digest(head | {"digest": "other"}, b"")
+        True
+    """
     written = {name: head[name] for name in head if name != "digest"}
     # Escapes and infinities, so that every text that was parsed has a digest.
     return hashlib.sha256(json.dumps(written).encode() + b"\n" + rows).hexdigest()
@@ -309,7 +306,7 @@ def _check_digest(path: Path, lines: list[bytes]) -> None:
     if head["format"] == 1 and "digest" not in head:
         return
     rows = b"".join(lines[1:])
-    if head.get("digest") != _digest(head, rows):
+    if head.get("digest") != digest(head, rows):
         inside = f" of {head['file']!r}" if "file" in head else ""
         raise ValueError(
             f"{path}, lines 1 to {len(lines)}{inside}, were changed after they were written; "
@@ -326,6 +323,7 @@ def _parse(path: Path, number: int, line: bytes) -> Row:
     try:
         if not line.endswith(b"\n"):
             raise ValueError("truncated")
+        # Python's parser takes NaN and Infinity, which are no JSON.
         value = json.loads(line.decode(), parse_constant=refuse)
         if not isinstance(value, dict):
             raise ValueError("no JSON object")
@@ -359,7 +357,7 @@ def _head(path: Path, line: bytes) -> Row:
     return _rich({name: head[name] for name in head if name != "digest"})
 
 
-def _files_in(paths: _Paths, pattern: str) -> Iterator[tuple[Path, Row, list[bytes]]]:
+def _files_in(paths: Paths, pattern: str) -> Iterator[tuple[Path, Row, list[bytes]]]:
     """Path, metadata and lines of each file that is wanted, those in archives too."""
     names: list[str] = []
     read: set[tuple[Path, str]] = set()
@@ -382,7 +380,7 @@ def _files_in(paths: _Paths, pattern: str) -> Iterator[tuple[Path, Row, list[byt
                 raise ValueError(f"{path} holds the file {name!r} twice; get the archive again")
             read.add((path, name))
             names.append(name)
-            if fnmatch.fnmatchcase(names[-1], pattern):
+            if fnmatch.fnmatchcase(name, pattern):
                 yield path, head, file_lines
     if not fnmatch.filter(names, pattern):
         # Of many, some from all over: names that begin alike are next to one another.
@@ -403,6 +401,7 @@ def _rows(path: Path, head: Row, lines: list[bytes]) -> list[Row]:
     for line, row in enumerate(rows, start=2):
         index = row.get("guarantee")
         if type(index) is int and 0 <= index < len(head["guarantees"]):
+            # Rows share the dict: captions read each guarantee once.
             row["guarantee"] = head["guarantees"][index]
         elif index is not None:
             fault = f"of guarantee {index!r}, unknown to the metadata"
@@ -423,20 +422,28 @@ def _current(row: Row) -> Row:
     return {FORMER.get(name, name): value for name, value in row.items()}
 
 
-def _meant(paths: _Paths) -> Iterator[Path]:
+def _meant(paths: Paths) -> Iterator[Path]:
     """The files meant, each folder's in the order of their names."""
-    if isinstance(paths, str | os.PathLike):
-        listed = [paths]
-    else:
-        listed = list(paths)
-    if not listed:
+    files = listed(paths)
+    if not files:
         raise ValueError(f"paths is {paths!r}; name at least one file of records")
-    for path in map(Path, listed):
+    for path in files:
         inside = [path] if os.path.isfile(path) else []
+        fault = "which is not there"
         if os.path.isdir(path):
-            inside = sorted(path.rglob("*.jsonl*"))
-        inside = [p for p in inside if p == path or p.name.endswith((".jsonl", ".jsonl.gz"))]
+            inside = sorted([*path.rglob("*.jsonl"), *path.rglob("*.jsonl.gz")])
+            fault = "a folder without *.jsonl"
         if not inside:
-            fault = "a folder without *.jsonl" if os.path.isdir(path) else "which is not there"
             raise ValueError(f"path is {str(path)!r}, {fault}; name a file of records")
         yield from inside
+
+
+def listed(paths: Paths) -> list[Path]:
+    """One path, or several, as a list.
+
+    Args:
+        paths: Files, archives or folders of records.
+    """
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
+    return list(map(Path, paths))

@@ -101,6 +101,7 @@ def text(
         rows = rows.to_dict("records")
     else:
         rows = list(map(dict, rows))
+        # Rows may lack columns: the order is that of the first ones to have each.
         names = list(dict.fromkeys(name for row in rows for name in row))
     missing = [name for name in columns or () if name not in names]
     if missing:
@@ -129,6 +130,7 @@ def number_column(frame: "pandas.DataFrame", name: str) -> np.ndarray:
         ValueError: For a column that is not there, or a cell that is neither empty nor a number.
     """
     comparable(frame, [name])
+    # NumPy would make numbers of texts such as "1".
     for cell in frame[name]:
         if cell is not None and not _is_number(cell):
             raise ValueError(
@@ -168,14 +170,12 @@ def _refuse_participations(group: "pandas.DataFrame", keys: Mapping[str, Cell]) 
     participations = group["guarantee"].map(captions.participation)
     several = sorted(participations.dropna().unique())
     if len(several) > 1:
-        names = [name for name in group if name not in keys and name not in ("seed", "guarantee")]
         # Measurements are floats, and tell all rows apart.
-        names = [name for name in names if group[name].dtype.kind != "f"]
+        settings = group.select_dtypes(exclude=[np.floating])
         differing = []
-        for name in names:
+        for name in settings.columns.difference([*keys, "seed", "guarantee"], sort=False):
             # Rows of one value of such a column have one participation.
-            by_value = participations.groupby(group[name].map(str))
-            if by_value.nunique().max() == 1:
+            if participations.groupby(group[name].map(str)).nunique().max() == 1:
                 differing.append(name)
         column = "give rows a column"
         if differing:
@@ -196,13 +196,9 @@ def _refuse_repetitions(group: "pandas.DataFrame", keys: Mapping[str, Cell], val
     if "seed" not in group.columns:
         return
     # Floats and the value are measured; whatever their dtype, these two are not.
-    names = []
-    for name in group:
-        is_setting = name in ("seed", "round") or group[name].dtype.kind != "f"
-        if is_setting and name not in (value, "guarantee"):
-            names.append(name)
-    settings = group[names].map(str)
-    twice = group[settings.duplicated()]
+    floats = group.select_dtypes(np.floating).columns.difference(["seed", "round"])
+    settings = group.drop(columns=[*floats, value, "guarantee"], errors="ignore")
+    twice = group[settings.map(str).duplicated()]
     if len(twice):
         seed = twice["seed"].iloc[0]
         raise ValueError(
@@ -216,24 +212,21 @@ def moments(values: Sequence[float]) -> tuple[float, float, int]:
     """Mean, its standard error, and how many."""
     array = np.asarray(values, dtype=np.float64)
     count = array.size
-    if count == 0:
-        return math.nan, math.nan, 0
-    if not np.isfinite(array).all():
-        # The mean of what diverged is inf or nan, and has no standard error.
-        if (array == array[0]).all():
-            mean = float(array[0])
-        else:
-            mean = math.nan
-        return mean, math.nan, count
-    if count > 1:
-        error = float(array.std(ddof=1) / math.sqrt(count))
-    else:
-        error = math.nan
-    return float(array.mean()), error, count
+    mean = math.nan
+    error = math.nan
+    if count and np.isfinite(array).all():
+        mean = float(array.mean())
+        if count > 1:
+            error = float(array.std(ddof=1) / math.sqrt(count))
+    elif count and (array == array[0]).all():
+        # The mean of what diverged alike is inf, without a standard error; of others it is nan.
+        mean = float(array[0])
+    return mean, error, count
 
 
 def measured(values: Sequence[float]) -> str:
     """Mean +- standard error."""
+    # One seed has no standard error, and claims none.
     mean, error, _ = moments(values)
     return f"{mean:.4g}" + ("" if np.isnan(error) else f" +- {error:.2g}")
 
@@ -243,9 +236,8 @@ def _column(name: str, values: list[Cell]) -> list[str]:
     floats = [float(v) for v in values if isinstance(v, float | np.floating)]
     # Settings (0.05, 10) are shown as they are, measurements with four digits each.
     short = all(f"{v:.4g}" == f"{v:.15g}" for v in floats)
-    are_numbers = [_is_number(v) for v in values]
-    texts = [v for v in values if v is not None and not _is_number(v)]
-    right = any(are_numbers) and not texts
+    filled = [value for value in values if value is not None]
+    right = bool(filled) and all(map(_is_number, filled))
     cells = [name, *(_cell(value, short) for value in values)]
     width = max(map(len, cells))
     cells.insert(1, "-" * width)
@@ -253,9 +245,8 @@ def _column(name: str, values: list[Cell]) -> list[str]:
 
 
 def _is_number(value: Cell) -> bool:
-    if isinstance(value, bool | np.bool_):
-        return False
-    return isinstance(value, int | float | np.number)
+    # Python counts True among its integers, NumPy does not.
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _cell(value: Cell, short: bool) -> str:
@@ -265,6 +256,7 @@ def _cell(value: Cell, short: bool) -> str:
         return "yes" if value else "no"
     if isinstance(value, float | np.floating):
         value = float(value)
+        # An exponent reads worse than a whole number, up to a billion.
         if math.isfinite(value) and 1e4 <= abs(value) < 1e9:
             if not short:
                 return f"{float(f'{value:.4g}'):,.0f}"

@@ -33,7 +33,7 @@ def pack(archive: Path, files: Iterable[Path], overwrite: bool = False) -> list[
             differing.append(path.name)
         elif overwrite:
             texts[path.stem] = text
-    members = [records.renamed(texts[name], name) for name in sorted(texts)]
+    members = [_renamed(texts[name], name) for name in sorted(texts)]
     content = gzip.compress(b"".join(members), mtime=0)
     with _files.writing("archive", archive):
         _files.replace(archive, content)
@@ -50,12 +50,27 @@ def unpack(archive: Path, folder: Path) -> list[Path]:
     return paths
 
 
+def _renamed(text: bytes, name: str | None = None) -> bytes:
+    """A file's text as an archive holds it, or without a name as it was before, with its digest."""
+    first, _, rows = text.partition(b"\n")
+    head = json.loads(first)["metadata"]
+    head.pop("file", None)
+    if name is not None:
+        head["file"] = name
+    if name is None and head["format"] == 1:
+        # Files of format 1 have a digest in archives alone.
+        head.pop("digest", None)
+    else:
+        head["digest"] = records.digest(head, rows)
+    return records.dump({"metadata": head}).encode() + b"\n" + rows
+
+
 def _texts(archive: Path) -> dict[str, bytes]:
     """Each file's text as it was before it was packed, by name."""
     records.read(archive)
     lines, texts = gzip.decompress(archive.read_bytes()).splitlines(keepends=True), {}
     while lines:
         head = json.loads(lines[0])["metadata"]
-        texts[head["file"]] = records.renamed(b"".join(lines[: head["rows"] + 1]))
+        texts[head["file"]] = _renamed(b"".join(lines[: head["rows"] + 1]))
         lines = lines[head["rows"] + 1 :]
     return texts
