@@ -273,7 +273,8 @@ def _module(origin: object) -> str:
 
 def _name(origin: object) -> str:
     """The name of a class or function; with its module where it has none of its own."""
-    name = getattr(origin, "__name__", "function")
+    # Descriptors such as `functools.partialmethod` are routines without a name of their own.
+    name = getattr(origin, "__name__", type(origin).__name__)
     qualified = getattr(origin, "__qualname__", name)
     if inspect.isfunction(origin):
         # As it was written, which `functools.wraps` hides.

@@ -188,7 +188,7 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
     place = f"{__name__}.test_code_of_a_users_is_named_wherever_it_says_it_is_from"
     for loss, name in ((wrapped, "wrapped"), (by_rule, f"{place}.<locals>.<lambda>")):
         assert custom_parts(dataclasses.replace(task, loss=loss)) == (name,)
-    assert custom(functools.partialmethod(wrapped)) == ("function",)
+    assert custom(functools.partialmethod(wrapped)) == ("partialmethod",)
     # What it was traced to is all that is left of it.
     traced, _ = jax.closure_convert(lambda x: x**2, np.ones(3, np.float32))
     assert any("Jaxpr" in name for name in custom(traced))
