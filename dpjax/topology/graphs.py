@@ -160,7 +160,7 @@ def path(n: int) -> nx.Graph:
         >>> list(graphs.path(4).edges)
         [(0, 1), (1, 2), (2, 3)]
     """
-    return nx.path_graph(_size(n, least=1))
+    return nx.path_graph(_size(n, minimum=1))
 
 
 def grid(rows: int, columns: int) -> nx.Graph:
