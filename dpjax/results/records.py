@@ -391,8 +391,8 @@ def _files_in(paths: Paths, pattern: str) -> Iterator[tuple[Path, Row, list[byte
 def _rows(path: Path, head: Row, lines: list[bytes]) -> list[Row]:
     """The rows of a file, checked."""
     rows = []
-    for number, line in enumerate(lines[1:], start=2):
-        rows.append(_current(_rich(_parse(path, number, line))))
+    for number, content in enumerate(lines[1:], start=2):
+        rows.append(_current(_rich(_parse(path, number, content))))
     if len(rows) == head["rows"]:
         fault = None
     else:
