@@ -45,8 +45,7 @@ _Integers = Int64[np.ndarray, " K"]
 _Vector = Float[np.ndarray, " k"]
 _Signs = Float[np.ndarray, " K"]
 
-_ONE = np.uint64(1)
-_WORD = np.uint64(2**32)
+_WORD = 2**32
 _LONGEST = 2**20
 """Proposals of v = 2^20 are turned down: once in e^(2^20)."""
 
@@ -89,14 +88,14 @@ def _accepted(stream: Stream, count: int, law: lattice.Proposal) -> _Integers:
     """The numbers that so many independent proposals leave."""
     uniform = stream.below(law.numerator, count)
     runs = _geometric(stream, count)
-    sums = uniform + np.uint64(law.numerator) * runs
-    sizes = (sums // np.uint64(law.step)).astype(np.int64)
+    sums = uniform + law.numerator * runs
+    sizes = (sums // law.step).astype(np.int64)
     away = np.abs(sizes - law.centre)
-    negative = stream.words(count) >> np.uint32(31) == 1
+    negative = stream.words(count) >> 31 == 1
     # Zero has one sign: -0 is not kept.
     rows = np.flatnonzero((away <= law.farthest) & ~(negative & (sizes == 0)))
     squares = np.square(away[rows]).astype(np.uint64)
-    exponents = np.uint64(2) * uniform[rows] + np.uint64(law.denominator) * squares
+    exponents = 2 * uniform[rows] + law.denominator * squares
     rows = rows[_decaying(stream, exponents, 2 * law.numerator)]
     return np.where(negative[rows], -sizes[rows], sizes[rows])
 
@@ -107,21 +106,21 @@ def _geometric(stream: Stream, count: int) -> _Words:
     going = np.arange(count)
     while going.size:
         going = going[_odd(stream, np.ones(going.size, np.uint64), 1)]
-        runs[going] += _ONE
+        runs[going] += 1
         going = going[runs[going] < _LONGEST]
     return runs
 
 
 def _decaying(stream: Stream, exponents: _Words, divisor: int) -> _Events:
     """True with probability exp(-exponent / divisor)."""
-    units, rests = np.divmod(exponents, np.uint64(divisor))
+    units, rests = np.divmod(exponents, divisor)
     happened = _odd(stream, rests, divisor)
     # One event of probability 1/e for every unit of the exponent.
     going = np.flatnonzero(happened & (units > 0))
     while going.size:
         passes = _odd(stream, np.ones(going.size, np.uint64), 1)
         happened[going[~passes]] = False
-        units[going] -= _ONE
+        units[going] -= 1
         going = going[passes & (units[going] > 0)]
     return happened
 
@@ -151,17 +150,16 @@ def _rational(stream: Stream, tops: _Words, divisor: int) -> _Events:
     A real whose first digits are the word w is below top / divisor if w + 1 is not above
     2^32 top / divisor; it is not if w is not below; else the remainder is compared with the next.
     """
-    bottom = np.uint64(divisor)
-    below = tops == bottom
-    open_ = np.flatnonzero((tops > 0) & (tops < bottom))
+    below = tops == divisor
+    open_ = np.flatnonzero((tops > 0) & (tops < divisor))
     remainders = tops[open_]
     while open_.size:
-        products = stream.words(open_.size).astype(np.uint64) * bottom
+        products = stream.words(open_.size).astype(np.uint64) * divisor
         targets = remainders * _WORD
-        rest = np.where(products < targets, targets - products, np.uint64(0))
-        below[open_[rest >= bottom]] = True
+        rest = np.where(products < targets, targets - products, 0)
+        below[open_[rest >= divisor]] = True
         # A word leaves an event open once in 2^32: the remainder goes on to the next.
-        undecided = (rest > 0) & (rest < bottom)
+        undecided = (rest > 0) & (rest < divisor)
         open_ = open_[undecided]
         remainders = rest[undecided]
     return below
@@ -203,9 +201,9 @@ def encode(code: SumCode, values: _Vector, signs: _Signs, stream: Stream) -> _In
     coordinates = rotation(code, vector.astype(np.float32), signs)
     lower = np.floor(coordinates)
     # Exact: a fraction's 24 leading bits, of which words hold as many.
-    shares = (coordinates - lower) * np.float32(2**24)
+    shares = (coordinates - lower) * 2**24
     for _ in range(lattice.TRIES):
-        words = stream.words(code.padded) >> np.uint32(8)
+        words = stream.words(code.padded) >> 8
         rounded = lower.astype(np.int64) + (words.astype(np.float32) < shares)
         # Whole numbers alone are tested: what floating point did before does not matter.
         if int(rounded @ rounded) <= code.limit:
@@ -290,5 +288,4 @@ def rotation(code: SumCode, vector: _Vector, signs: _Signs) -> Float[np.ndarray,
     """A vector's grid coordinates in float32: one product for each, then sums alone."""
     padded = np.zeros(code.padded, np.float32)
     padded[: vector.size] = vector * code.factor
-    largest = np.float32(lattice.LONGEST)
-    return np.clip(lattice.hadamard(padded * signs), -largest, largest)
+    return np.clip(lattice.hadamard(padded * signs), -lattice.LONGEST, lattice.LONGEST)

@@ -51,10 +51,10 @@ _STEPS = 4
 """Steps of the loop between two looks at which numbers are done."""
 _LONGEST = 2**11
 """Proposals of v = 2^11 are turned down: once in e^2048."""
-_START = np.uint32(0)
-_COUNT = np.uint32(1)
-_KEEP = np.uint32(2)
-_DONE = np.uint32(3)
+_START = 0
+_COUNT = 1
+_KEEP = 2
+_DONE = 3
 
 _Words = UInt32[Array, "r l"]
 _Signs = Float[Array, " K"]
@@ -112,7 +112,7 @@ def signs(code: SumCode, key: PRNGKeyArray) -> _Signs:
     count = -(-code.padded // 32)
     words = jax.random.bits(key, (count,), jnp.uint32)
     places = jnp.arange(32, dtype=jnp.uint32)
-    bits = words[:, None] >> places[None, :] & np.uint32(1)
+    bits = words[:, None] >> places[None, :] & 1
     bits = bits.reshape(-1)[: code.padded]
     return 1 - 2 * bits.astype(jnp.float32)
 
@@ -183,14 +183,12 @@ def encode_rows(
     coordinates = jnp.pad(scaled, ((0, 0), (0, code.padded - code.size)))
     signed = coordinates * jnp.asarray(signs, jnp.float32)[None, :]
     coordinates = lattice.hadamard(signed, jnp.stack)
-    largest = np.float32(lattice.LONGEST)
-    too_large = jnp.abs(coordinates) > largest
-    coordinates = jnp.where(too_large, jnp.sign(coordinates) * largest, coordinates)
+    coordinates = jnp.clip(coordinates, -lattice.LONGEST, lattice.LONGEST)
     finite = jnp.all(jnp.isfinite(coordinates), axis=1)
     coordinates = jnp.where(finite[:, None], coordinates, 0)
     floors = jnp.floor(coordinates)
     # Exact: a fraction's 24 leading bits, of which words hold as many.
-    shares = (coordinates - floors) * np.float32(2**24)
+    shares = (coordinates - floors) * 2**24
     lower = floors.astype(jnp.int32)
     rows, columns = lower.shape
     keys = _numerics.row_keys(key, rows)
@@ -202,7 +200,7 @@ def encode_rows(
     def draw(carry: _Rounding) -> _Rounding:
         tries = jnp.full_like(column, carry.tries)
         words, _ = jax.vmap(_numerics.threefry)(keys, tries, column)
-        up = (words >> np.uint32(8)).astype(jnp.float32) < shares
+        up = (words >> 8).astype(jnp.float32) < shares
         drawn = lower + up.astype(jnp.int32)
         # The first draw that is short enough stays.
         rounded = jnp.where(carry.short[:, None], carry.rounded, drawn)
@@ -255,12 +253,12 @@ def decode_total(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Fl
         >>> bool(abs(simulated.decode_total(code, rows.sum(0), signs) - 0.5).max() < 0.01)
         True
     """
-    spare = np.uint32(32 - code.bits)
+    spare = 32 - code.bits
     signed = jax.lax.bitcast_convert_type(total.astype(jnp.uint32) << spare, jnp.int32)
-    signed = signed >> spare.astype(np.int32)
+    signed = signed >> spare
     # Sums of whole numbers first, which are exact up to 2^24, and one product: through memory, so
     # that it is not rounded together with what follows.
-    unit = np.float32(code.grid / math.sqrt(code.padded))
+    unit = code.grid / math.sqrt(code.padded)
     reals = lattice.hadamard(signed.astype(jnp.float32), jnp.stack) * signs
     return jax.lax.optimization_barrier(reals * unit)[: code.size]
 
@@ -307,7 +305,7 @@ def discrete_gaussian_rows(
     offset = jax.lax.broadcasted_iota(jnp.uint32, size[1:], 1)
 
     def column(slot: _Words) -> _Words:
-        return slot * np.uint32(lanes) + offset
+        return slot * lanes + offset
 
     def refilled(lane: _Lane, numbers: Array) -> tuple[_Lane, Array]:
         done = lane.stage == _DONE
@@ -319,7 +317,7 @@ def discrete_gaussian_rows(
         stage = jnp.where(done, _START, lane.stage)
         stage = jnp.where(over, _DONE, stage)
         # A lane that is over keeps its slot beyond the last, where nothing is written.
-        slot = jnp.where(over, np.uint32(slots), slot)
+        slot = jnp.where(over, slots, slot)
         tick = jnp.where(done, 0, lane.tick)
         return lane._replace(slot=slot, stage=stage, tick=tick), numbers
 
@@ -333,7 +331,7 @@ def discrete_gaussian_rows(
 
     def unfinished(carry: tuple[_Lane, Array]) -> Array:
         lane, _ = carry
-        return jnp.any(lane.slot < np.uint32(slots))
+        return jnp.any(lane.slot < slots)
 
     zero = jnp.zeros(size[1:], jnp.uint32)
     first = _Lane(*(zero,) * 9, zero.astype(jnp.int32))
@@ -344,17 +342,16 @@ def discrete_gaussian_rows(
 
 def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _Lane:
     """Every lane after one hash more."""
-    top = np.uint32(law.numerator)
-    twice = np.uint32(2 * law.numerator)
+    top = law.numerator
+    twice = 2 * top
     starts = lane.stage == _START
     counts = lane.stage == _COUNT
     keeps = lane.stage == _KEEP
 
     # u = floor(p w / 2^32), uniform where the rest is not below 2^32 mod p: Lemire (2019).
     uniform, excess = _product(high, top)
-    drawn = starts & (excess >= np.uint32(2**32 % law.numerator))
-    first_bit = low >> np.uint32(31)
-    sign = jnp.where(first_bit == 1, np.int32(-1), np.int32(1))
+    drawn = starts & (excess >= 2**32 % top)
+    sign = 1 - 2 * (low >> 31).astype(jnp.int32)
 
     doubled = (uniform << 1) | (excess >> 31), excess << 1
     events = _events(lane, doubled, low, twice)
@@ -363,20 +360,20 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
 
     # v + 1, or the end of counting.
     counts_on = counts & fails & odd
-    runs = jnp.where(drawn, np.uint32(0), lane.runs + counts_on.astype(jnp.uint32))
+    runs = jnp.where(drawn, 0, lane.runs + counts_on.astype(jnp.uint32))
     counted = counts & fails & ~odd
     total = lane.uniform + top * lane.runs
-    size = (total // np.uint32(law.step)).astype(jnp.int32)
+    size = (total // law.step).astype(jnp.int32)
     # Once: its uses would divide again.
     size = jax.lax.optimization_barrier(size)
-    away = jnp.abs(size - np.int32(law.centre)).astype(jnp.uint32)
-    too_long = counts_on & (runs >= np.uint32(_LONGEST))
-    beyond = (away > np.uint32(law.farthest)) | too_long
+    away = jnp.abs(size - law.centre).astype(jnp.uint32)
+    too_long = counts_on & (runs >= _LONGEST)
+    beyond = (away > law.farthest) | too_long
     # Zero has one sign: -0 is not kept.
     negative_zero = (size == 0) & (lane.value < 0)
     proposed = counted & ~beyond & ~negative_zero
-    away = jnp.where(proposed, away, np.uint32(0))
-    proposal = 2 * lane.uniform + np.uint32(law.denominator) * away * away
+    away = jnp.where(proposed, away, 0)
+    proposal = 2 * lane.uniform + law.denominator * away * away
     exponent = jnp.where(proposed, proposal, lane.exponent)
     exponent = jnp.where(drawn | counts_on, twice, exponent)
 
@@ -412,7 +409,7 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
         runs=runs,
         exponent=exponent,
         first=jnp.where(again, rest, first),
-        second=jnp.where(again, np.uint32(1), second),
+        second=jnp.where(again, 1, second),
         length=length,
         value=jnp.where(drawn, sign, value),
     )
@@ -436,21 +433,21 @@ class _Events(NamedTuple):
     second_rest: _Words
 
 
-def _events(lane: _Lane, doubled: tuple[_Words, _Words], low: _Words, twice: np.uint32) -> _Events:
+def _events(lane: _Lane, doubled: tuple[_Words, _Words], low: _Words, twice: int) -> _Events:
     """Decide both events, each by a word: of probability rest / divisor, and of 1 / k."""
     first_passes, first_misses, first_rest = _compared(doubled, lane.first, twice)
     product = _product(low, lane.length)
     second_passes, second_misses, second_rest = _compared(product, lane.second, lane.length)
     # As numbers of one kind: a flag's place is its bit.
     flags = (first_misses | second_misses).astype(jnp.uint32)
-    flags = flags + first_passes.astype(jnp.uint32) * np.uint32(2)
-    flags = flags + second_passes.astype(jnp.uint32) * np.uint32(4)
+    flags = flags + first_passes.astype(jnp.uint32) * 2
+    flags = flags + second_passes.astype(jnp.uint32) * 4
     flags = jax.lax.optimization_barrier(flags)
     return _Events(flags & 1 == 1, flags & 2 == 2, flags & 4 == 4, first_rest, second_rest)
 
 
 def _compared(
-    product: tuple[_Words, _Words], rest: _Words, divisor: _Words | np.uint32
+    product: tuple[_Words, _Words], rest: _Words, divisor: _Words | int
 ) -> tuple[Array, Array, _Words]:
     """Whether a real that begins with a word is below rest / divisor, is not, or by what remainder.
 
@@ -465,15 +462,15 @@ def _compared(
     high, low = product
     not_below = high >= rest
     borrow = (low > 0).astype(jnp.uint32)
-    remainder = np.uint32(0) - low
+    remainder = 0 - low
     below = ~not_below & ((rest - high > borrow) | (remainder >= divisor))
     return below, not_below, remainder
 
 
-def _product(first: _Words, second: _Words | np.uint32) -> tuple[_Words, _Words]:
+def _product(first: _Words, second: _Words | int) -> tuple[_Words, _Words]:
     """The two words of a product of words, by halves of 16 bits."""
-    half = np.uint32(16)
-    mask = np.uint32(2**16 - 1)
+    half = 16
+    mask = 2**16 - 1
     second = jnp.asarray(second, jnp.uint32)
     a = first >> half
     b = first & mask
@@ -492,5 +489,5 @@ def _short(code: SumCode, integers: _Integers) -> _Sent:
         squares = jnp.square(integers.astype(jnp.int64))
         # Their sum may be beyond 64 bits; that of their upper parts is not, and bounds it.
         limit = code.limit
-        upper = jnp.sum(squares >> _UPPER, axis=1) <= np.int64(limit >> _UPPER)
-        return upper & (jnp.sum(squares, axis=1) <= np.int64(limit))
+        upper = jnp.sum(squares >> _UPPER, axis=1) <= limit >> _UPPER
+        return upper & (jnp.sum(squares, axis=1) <= limit)

@@ -10,7 +10,7 @@ from dpjax import _validate
 
 __all__: list[str] = []
 
-_LOW_WORD = np.uint64(2**32 - 1)
+_LOW_WORD = 2**32 - 1
 _BLOCK = 2**16
 
 
@@ -107,11 +107,11 @@ class Stream:
             Lemire (2019), Fast random integer generation in an interval.
         """
         # Products whose low word is below 2^32 mod bound would favour some numbers: drawn again.
-        excess = np.uint64(2**32 % bound)
+        excess = 2**32 % bound
         drawn = np.zeros(count, np.uint64)
         missing = np.arange(count)
         while missing.size:
-            product = self.words(missing.size).astype(np.uint64) * np.uint64(bound)
-            drawn[missing] = product >> np.uint64(32)
+            product = self.words(missing.size).astype(np.uint64) * bound
+            drawn[missing] = product >> 32
             missing = missing[(product & _LOW_WORD) < excess]
         return drawn

@@ -394,5 +394,5 @@ def signed(residues: np.ndarray, bits: int) -> np.ndarray:
         bits: b.
     """
     # The sign bit is the highest of the word; an arithmetic shift copies it down.
-    shift = np.uint64(64 - bits)
-    return (residues << shift).view(np.int64) >> np.int64(64 - bits)
+    shift = 64 - bits
+    return (residues << shift).view(np.int64) >> shift

@@ -280,7 +280,7 @@ class SecureSums:
                 f"message is {kind}; give whole numbers, {expected}, as dp.noise.Discrete makes "
                 "them, and terms for as many clients and entries"
             )
-        return (message & np.uint32(2**self.terms.bits - 1)).astype(np.int64)
+        return (message & 2**self.terms.bits - 1).astype(np.int64)
 
 
 def terms_of(

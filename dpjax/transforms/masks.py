@@ -161,7 +161,7 @@ def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> _
     drawn = _words(pairs, clients, columns)
     # Halfway round an even ring p + 2 distance is p, so two positions share a mask.
     once = (2 * distance != clients) | (jnp.arange(clients) < clients // 2)
-    return jnp.where(once[:, None], drawn, np.uint32(0))
+    return jnp.where(once[:, None], drawn, 0)
 
 
 def _words(key: PRNGKeyArray, rows: int, columns: int) -> _Words:

@@ -200,8 +200,8 @@ def count_sketch(dimension: int, k: int, key: PRNGKeyArray, *, rows: int = 4) ->
     width = k // rows
     low, high = words(key, (rows, dimension))
     # Off from uniform by at most width / 2**32 of a bucket's share.
-    buckets = (low % np.uint32(width)).astype(jnp.int32)
-    bits = (high >> np.uint32(31)).astype(jnp.int32)
+    buckets = (low % width).astype(jnp.int32)
+    bits = (high >> 31).astype(jnp.int32)
     signs = (1 - 2 * bits).astype(jnp.int8)
     return CountSketch(buckets, signs, width)
 

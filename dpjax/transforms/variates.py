@@ -29,6 +29,7 @@ on distinct counters and keys folded from a secret one cannot be told from unifo
 who does not try some 2^64 keys. Every counter is used once for a key.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -133,10 +134,10 @@ def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = Non
         low, high = words(key, shape, rows)
         # Odd multiples of 2**-53 in (-1, 1): 53 bits, of which the first word holds the sign.
         signed = jax.lax.bitcast_convert_type(high, jnp.int32).astype(jnp.float64)
-        lowest = (low >> np.uint32(11)).astype(jnp.float64)
+        lowest = (low >> 11).astype(jnp.float64)
         steps = signed * 2.0**21 + lowest
         uniforms = (steps + 0.5) * 2.0**-52
-        return np.sqrt(2.0) * jax.lax.erf_inv(uniforms)
+        return math.sqrt(2) * jax.lax.erf_inv(uniforms)
     if jnp.dtype(dtype) != jnp.float32:
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; give float32 or float64")
     half = -(-columns // 2)
@@ -168,8 +169,8 @@ def normals_of_words(bits: _Words) -> _Numbers:
     # Odd multiples of 2**-24 in (-1, 1), exact in float32.
     signed = jax.lax.bitcast_convert_type(bits, jnp.int32)
     steps = (signed >> 8).astype(jnp.float32)
-    uniforms = (steps + np.float32(0.5)) * np.float32(2.0**-23)
-    return np.float32(np.sqrt(2)) * jax.lax.erf_inv(uniforms)
+    uniforms = (steps + 0.5) * 2.0**-23
+    return math.sqrt(2) * jax.lax.erf_inv(uniforms)
 
 
 def laplaces(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = None) -> _Numbers:
@@ -205,21 +206,20 @@ def laplaces_of_words(high: _Words, low: _Words, dtype: jnp.dtype) -> _Numbers:
         >>> float(variates.laplaces_of_words(word, word, jnp.float32)[0]) >= 0
         True
     """
-    scalar = np.dtype(dtype).type
     # Scaled by powers of two, so that no compiler rounds a product and a sum otherwise.
-    upper = (high & np.uint32(2**30 - 1)).astype(dtype)
-    upper = upper * scalar(2.0**-31)
-    lower = low.astype(dtype) + scalar(0.5)
-    lower = lower * scalar(2.0**-63)
+    upper = (high & 2**30 - 1).astype(dtype)
+    upper = upper * 2.0**-31
+    lower = low.astype(dtype) + 0.5
+    lower = lower * 2.0**-63
     tail = upper + lower
-    beyond = (high >> np.uint32(30)) & np.uint32(1) == 1
+    beyond = (high >> 30) & 1 == 1
     magnitude = -jnp.where(beyond, jnp.log(tail), jnp.log1p(-tail))
     return _signed(high, magnitude)
 
 
 def _signed(words: _Words, magnitude: _Numbers) -> _Numbers:
     """A magnitude with the sign of the first bit of a word."""
-    return jnp.where(words >> np.uint32(31) == 1, -magnitude, magnitude)
+    return jnp.where(words >> 31 == 1, -magnitude, magnitude)
 
 
 def release_normals(key: PRNGKeyArray, shape: _Shape) -> _Numbers:
@@ -277,7 +277,7 @@ def signed_probabilities(
     Returns:
         float64 in [-1/2, 1/2], not zero.
     """
-    upper = (high & jnp.uint32(2**31 - 1)).astype(jnp.float64)
+    upper = (high & 2**31 - 1).astype(jnp.float64)
     lower = low.astype(jnp.float64)
     # Smallest terms first: what rounding takes is then below 2 units of the result.
     if finer_high is None or finer_low is None:
