@@ -38,6 +38,7 @@ def folder() -> Path:
         >>> isinstance(cache.folder(), pathlib.Path)
         True
     """
+    # Read at each call: tests and jobs set it after the import.
     named = os.environ.get("DPJAX_DATA")
     if named:
         return Path(named).expanduser()
@@ -85,6 +86,7 @@ def fetch(url: str | Sequence[str], path: _files.PathLike, *, sha256: str | None
             reasons.append(_unreachable(address, error))
     else:
         raise ConnectionError(", ".join(reasons))
+    # A mirror or a proxy may answer with a page of its own.
     digest = hashlib.sha256(content).hexdigest()
     if sha256 not in (None, digest):
         raise ValueError(

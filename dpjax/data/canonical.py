@@ -73,6 +73,7 @@ def unordered(x: np.ndarray, y: np.ndarray) -> str:
     Returns:
         Hexadecimal sha256; records are hashed as `record_digest` does.
     """
+    # Sorting digests takes away the order, and keeps how often a record is there.
     examples = np.ascontiguousarray(_small(x))
     targets = np.ascontiguousarray(_small(y))
     digests = []

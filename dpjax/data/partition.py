@@ -206,15 +206,15 @@ def by_owner(owners: Sequence[object], labels: Sequence[object]) -> Partition:
     record_owners = np.array([_validate.name(owner) for owner in entries])
     if not names or len(set(names)) != len(names):
         raise ValueError(f"labels is {names}; give every agent a name of its own")
-    strange = sorted(set(record_owners.tolist()) - set(names))
+    owner_names = set(record_owners.tolist())
+    strange = sorted(owner_names - set(names))
     if strange:
         raise ValueError(f"owners holds {strange[0]!r}, which is no agent; they are {names}")
-    shards = [np.flatnonzero(record_owners == name) for name in names]
     # An agent without records would have no gradient to hide.
-    without = [name for name, shard in zip(names, shards, strict=True) if not len(shard)]
+    without = [name for name in names if name not in owner_names]
     if without:
         raise ValueError(f"labels holds {without[0]!r}, which owns no record; leave it out")
-    return _pack(shards, names)
+    return _pack([np.flatnonzero(record_owners == name) for name in names], names)
 
 
 def iid(n_records: int, n: int, seed: int) -> Partition:
@@ -265,6 +265,7 @@ def by_size(n_records: int, sizes: Sequence[int], seed: int) -> Partition:
     if sum(sizes) != n_records or not sizes:
         raise ValueError(f"sizes sum to {sum(sizes)} of {n_records} records; make them sum to that")
     rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
+    # Cut at the running totals, a permutation gives everyone a random share.
     order = rng.permutation(n_records)
     return _pack(np.split(order, np.cumsum(sizes)[:-1]))
 
@@ -303,6 +304,7 @@ def dirichlet(
     rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
     for _ in range(_DRAWS):
         parts = []
+        # Every class is dealt by itself, which is what makes agents unlike.
         for number in range(classes.max() + 1):
             rows = rng.permutation(np.flatnonzero(classes == number))
             shares = rng.dirichlet(np.full(n, alpha))

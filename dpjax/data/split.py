@@ -108,10 +108,12 @@ def standardise(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.nda
     test = _validate.finite_array("test", test, ndim=2)
     if train.shape[1] != test.shape[1]:
         raise ValueError(f"test has {test.shape[1]} columns, train {train.shape[1]}")
+    # Squares of larger numbers are infinite.
     largest = max(np.abs(train).max(), np.abs(test).max())
     if largest > 1e150:
         raise ValueError(f"train or test reaches {largest:.3g}; scale or drop that feature")
     mean = train.mean(0)
     deviation = train.std(0)
+    # Of a constant feature rounding leaves a deviation that is not quite zero.
     deviation[deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))] = 1.0
     return (train - mean) / deviation, (test - mean) / deviation

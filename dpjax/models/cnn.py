@@ -41,6 +41,7 @@ class CNN5(nn.Module):
         for index, features in enumerate((32, 64, 128, 256)):
             convolution = Conv(features, padding=1, layout=self.layout, name=f"Conv_{index}")
             x = nn.tanh(convolution(x))
+            # The fourth keeps its places, which the fifth averages.
             if index < 3:
                 x = max_pool(x, 2, 2)
             x = group_norm(16, name=f"GroupNorm_{index}")(x)
@@ -78,6 +79,7 @@ class CNN2(nn.Module):
     def __call__(self, x: Images) -> Logits:
         """Return the logits of images."""
         for index, features in enumerate((16, 32)):
+            # Named as flax would name them, so that stored parameters have their places.
             x = Conv(features, (5, 5), 1, "SAME", layout=self.layout, name=f"Conv_{index}")(x)
             x = group_norm(8, name=f"GroupNorm_{index}")(x)
             x = max_pool(nn.relu(x), 2, 2)

@@ -61,6 +61,7 @@ def convolve(
     _validate.one_of("layout", layout, LAYOUTS)
     x = jnp.asarray(x)
     kernel = jnp.asarray(kernel)
+    # Images are bytes as they are stored; gradients need the kernel's dtype.
     x = x.astype(kernel.dtype)
     *front, height, width, channels = x.shape
     if channels != kernel.shape[2] * groups or kernel.shape[3] % groups:
@@ -84,6 +85,7 @@ def convolve(
     if groups == 1:
         patches = jnp.concatenate(parts, axis=-1)
         return patches @ flat.reshape(-1, flat.shape[-1])
+    # Channels of one group meet the kernels of that group alone.
     grouped = [part.reshape(*part.shape[:-1], groups, -1) for part in parts]
     stacked = jnp.stack(grouped, axis=-1)
     blocks = flat.reshape(len(flat), flat.shape[1], groups, -1)
@@ -99,6 +101,7 @@ def padding_of(
         _validate.one_of("padding", padding, ("SAME", "VALID"))
         pads = jax.lax.padtype_to_pads(size, window, (strides, strides), padding)
         return [(int(before), int(after)) for before, after in pads]
+    # A number is the same for both axes, before and after.
     zeros = _validate.integer("padding", padding, minimum=0)
     return [(zeros, zeros)] * 2
 
@@ -128,6 +131,7 @@ def shifted(
     parts = []
     for row in range(rows):
         for column in range(columns):
+            # The end is exclusive, and a whole number of strides behind the start.
             down = slice(row, row + (high - 1) * strides + 1, strides)
             along = slice(column, column + (wide - 1) * strides + 1, strides)
             parts.append(x[..., down, along, :])
@@ -145,9 +149,9 @@ def _lecun_normal(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.fl
         dtype: Of the kernel.
     """
     kind = np.dtype(dtype).type
-    wanted = np.sqrt(kind(1 / math.prod(shape[:-1])))
+    root_variance = np.sqrt(kind(1 / math.prod(shape[:-1])))
     # A normal number cut off at two deviations has this one.
-    deviation = wanted / kind(0.87962566103423978)
+    deviation = root_variance / kind(0.87962566103423978)
     row = jax.random.truncated_normal(key, -2, 2, (math.prod(shape),), dtype)
     return row.reshape(shape) * deviation
 
@@ -226,6 +230,7 @@ def standardized(
     """
     centred = weight - jnp.mean(weight, axis=(0, 1, 2), keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=(0, 1, 2), keepdims=True)
+    # 1e-10 keeps the derivative of a constant kernel finite.
     if gain is None:
         return centred * jax.lax.rsqrt(variance + 1e-10)
     fan_in = math.prod(weight.shape[:-1])

@@ -86,17 +86,13 @@ def _numbered(of_call: Callable[..., Array]) -> Callable[..., Array]:
         context: nn.module.InterceptorContext,
     ) -> Array:
         module = context.module
-        if context.method_name != "__call__" or kwargs or len(args) != 1:
+        is_layer = products.known(module) and context.method_name == "__call__"
+        # With more arguments, as a mask, a call is no product.
+        if not is_layer or kwargs or len(args) != 1:
             return call(*args, **kwargs)
-        if not products.known(module):
-            return call(*args)
         return of_call(next(numbers), module, call, args[0])
 
     return intercept
-
-
-def _shape(x: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _alone(program: Any, call: _Call) -> bool:
@@ -137,10 +133,8 @@ def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
     last = program.eqns[end].invars[0]
     invars = [program.invars[leaf] for leaf in call.params.values()] + [first]
     shapes = []
-    for variable in invars:
-        aval = variable.aval
-        shape = jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-        shapes.append(shape)
+    for aval in [variable.aval for variable in invars]:
+        shapes.append(jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type))
 
     def layer(*inputs: Array) -> Any:
         *values, x = inputs
@@ -307,7 +301,7 @@ class Gradients:
         """
         if self.coefficients is None:
             return params
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+        return _numerics.shapes(params)
 
     def error(self, params: VariableDict, x: _Shaped, places: int) -> float:
         """Return how wrong the sum may be before it is rounded, over the summed norms of its terms.
@@ -317,9 +311,28 @@ class Gradients:
             x: [B, ...] examples of one call, arrays or shapes.
             places: Examples of all calls whose sums are added up.
         """
-        calls = [call for call in self._calls(params, x) if self._route(call) == "norm"]
-        unit = _unit(jax.tree.leaves(params))
-        return _error([self._positions(call) for call in calls], len(x), places, unit)
+        calls = self._calls(params, x)
+        return self._error(calls, len(x), places, _unit(jax.tree.leaves(params)))
+
+    def _error(self, calls: list[_Call], records: int, places: int, unit: float) -> float:
+        """How wrong the sum may be: the worst of the products, and passes added up in float64.
+
+        A product over examples is compared with the summed lengths of its terms. Several positions
+        may cancel: |a_1||d_1| + |a_2||d_2| + ... is at most 2 / sqrt(u) times the norm's bound,
+        which `products.square_bound` adds that much to, and float64 has digits for both.
+        """
+        worst = 0.0
+        for call in calls:
+            if self._route(call) != "norm":
+                continue
+            count = self._positions(call)
+            # One position cannot cancel.
+            cancelled = 1.0 if count <= 1 else 2 / math.sqrt(unit)
+            bound = (records * count + 4) * _numerics.UNIT * cancelled
+            if _single(count, records, places, unit):
+                bound = (records + 4) * unit
+            worst = max(worst, bound)
+        return worst + _numerics.sum_error(places)
 
     def wide(
         self,
@@ -346,6 +359,7 @@ class Gradients:
         leaves, tree = jax.tree.flatten(points[0])
         layer = _numerics.layer_numbers(points[0])
         unit = _unit(leaves)
+        error = self._error(calls, len(x), places, unit)
         parts = [self._differentiated(point, calls, x, y) for point in points]
         formed, pairs = products.combined_points(self.coefficients, [part[:2] for part in parts])
         # A record is lost where it is at any of the points.
@@ -363,8 +377,6 @@ class Gradients:
             for number, infinite in lost.items():
                 squares[layer[number]] += infinite
             stacked = jnp.stack(squares, axis=1)
-            positions = [arrays[0].shape[1] for arrays in factors.values()]
-            error = _error(positions, len(x), places, unit)
             norms = jnp.sqrt(stacked if by_layer else jnp.sum(stacked, axis=1))
             # A record of an infinite norm, or of none, has no share in the sum.
             shares = jnp.where(jnp.isfinite(norms), weights(norms, error), 0)
@@ -479,17 +491,17 @@ class Gradients:
                 if product is not None and direct:
                     numbers = tuple(indices[name] for name in product.names)
                     bare = module.clone(parent=None, name=None)
-                    shapes = _shape(marked), _shape(out)
+                    before, after = _numerics.shapes((marked, out), dropped=0)
                     calls.append(
-                        _Call(number, module.path, numbers, *shapes, product, bare, indices)
+                        _Call(number, module.path, numbers, before, after, product, bare, indices)
                     )
                 return out
 
             with nn.intercept_methods(_numbered(of_call)):
                 return self.apply(jax.tree.unflatten(tree, leaves), x[None])
 
-        single = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
-        program = jax.make_jaxpr(example)([*map(_shape, leaves)], single).jaxpr
+        values = _numerics.shapes(leaves, dropped=0)
+        program = jax.make_jaxpr(example)(values, _numerics.shapes(x)).jaxpr
         routed = [call for call in calls if self._route(call) != "plain"]
         return [call for call in routed if _alone(program, call)]
 
@@ -543,24 +555,6 @@ def _single(positions: int, records: int, places: int, unit: float) -> bool:
     a sum over m examples, in any order, is wrong by (m + 1) u of the summed lengths at most.
     """
     return positions == 1 and 2 * places * (records + 4) * unit <= _COARSE
-
-
-def _error(positions: Sequence[int], records: int, places: int, unit: float) -> float:
-    """How wrong the sum may be: the worst of the products, and passes added up in float64.
-
-    A product over examples is compared with the summed lengths of its terms. Several positions may
-    cancel: |a_1||d_1| + |a_2||d_2| + ... is at most 2 / sqrt(u) times the norm's bound, which
-    `products.square_bound` adds that much to, and float64 has digits for both.
-    """
-    worst = 0.0
-    for count in positions:
-        # One position cannot cancel.
-        cancelled = 1.0 if count <= 1 else 2 / math.sqrt(unit)
-        bound = (records * count + 4) * _numerics.UNIT * cancelled
-        if _single(count, records, places, unit):
-            bound = (records + 4) * unit
-        worst = max(worst, bound)
-    return worst + _numerics.sum_error(places)
 
 
 def _contracted(

@@ -91,6 +91,7 @@ def _by_class(outputs: Array, labels: Array) -> tuple[Array, Array, Array]:
         outputs: Scores [M], for one class, or logits [M, c].
         labels: -1 and +1, or classes 0 .. c-1.
     """
+    # One score tells two classes apart, and counts as one class, that of label +1.
     if outputs.ndim == 1:
         return outputs[:, None], labels[:, None] > 0, outputs[:, None] > 0
     classes = jnp.arange(outputs.shape[-1])[None, :]
@@ -127,6 +128,7 @@ def auc(outputs: Array, labels: Array) -> Float[Array, ""]:
         pairs = jnp.maximum(count * rest, 1).astype(won.dtype)
         return won / pairs, (count > 0) & (rest > 0)
 
+    # A class that everybody or nobody is in has no curve.
     areas, defined = jax.vmap(of_class, in_axes=1)(scores, member)
     total = jnp.sum(jnp.where(defined, areas, 0))
     return total / jnp.sum(defined).astype(areas.dtype)
@@ -148,6 +150,7 @@ def f1(outputs: Array, labels: Array) -> Float[Array, ""]:
         0.800000011920929
     """
     _, member, predicted = _by_class(outputs, labels)
+    # 2 TP + FP + FN are members and predictions added up.
     hits = jnp.sum(member & predicted, axis=0)
     either = jnp.sum(member, axis=0) + jnp.sum(predicted, axis=0)
     scores = 2 * hits / jnp.maximum(either, 1)
@@ -170,6 +173,7 @@ def balanced_accuracy(outputs: Array, labels: Array) -> Float[Array, ""]:
         0.75
     """
     _, member, predicted = _by_class(outputs, labels)
+    # Both classes of one score count, as each is half of the mean.
     if outputs.ndim == 1:
         member = jnp.concatenate([~member, member], axis=1)
         predicted = jnp.concatenate([~predicted, predicted], axis=1)

@@ -38,6 +38,7 @@ class MLP(nn.Module):
         for width in self.hidden:
             x = _ACTIVATIONS[self.activation](nn.Dense(width)(x))
         x = nn.Dense(1 if self.outputs is None else self.outputs)(x)
+        # Targets of regression have no axis of classes.
         if self.outputs is None:
             return x[..., 0]
         return x

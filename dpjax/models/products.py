@@ -183,7 +183,11 @@ def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
     if positions == 1:
         square = _numerics.square_sum(matrix[0])
         return square[None, None], 1 + sum(_numerics.sum_levels(size))
-    number, length = _blocks(size)
+    fewest = -(-size // _BLOCK)
+    # A short bound on rounding costs little time; blocks of equal length need no padding.
+    divisors = (number for number in range(fewest, 2 * fewest) if size % number == 0)
+    number = next(divisors, fewest)
+    length = -(-size // number)
     if number == 1:
         product = jnp.einsum("sd,td->st", matrix, matrix, precision=_HIGHEST)
         return product, 1 + length
@@ -214,15 +218,6 @@ def _shifted_gram(
         gram = sum(parts[1:], start=parts[0])
     positions = math.prod(gram.shape[:2])
     return gram.reshape(positions, positions), terms + sum(window)
-
-
-def _blocks(size: int) -> tuple[int, int]:
-    """Number and length of the partial sums: a short bound on rounding costs little time."""
-    fewest = -(-size // _BLOCK)
-    # Blocks of equal length need no padding.
-    divisors = (number for number in range(fewest, 2 * fewest) if size % number == 0)
-    number = next(divisors, fewest)
-    return number, -(-size // number)
 
 
 def product(module: nn.Module, x: Array) -> Product | None:
