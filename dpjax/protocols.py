@@ -13,8 +13,9 @@ Only the engine privatises and exchanges, so a method never sees a noise key.
 agents are the leading axis of every leaf unless a part says otherwise.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -910,6 +911,36 @@ class Sampler(Protocol):
             round: Rounds done before this one.
             counts: [n] records of each agent.
         """
+
+
+class Counted(Sampler):
+    """A sampler that must know the most records of an agent, in its field ``records``."""
+
+    needs_counts = True
+    records: int | None
+
+    @property
+    def places(self) -> int:
+        """The most records of an agent, where the plan has said it."""
+        if self.records is None:
+            raise ValueError("records is None; draw with plan.sampler")
+        return self.records
+
+    def with_max_records(self, records: int) -> Self:
+        """The same sampler, for agents of at most so many records.
+
+        Args:
+            records: Most records of an agent.
+
+        Raises:
+            ValueError: For a sampler of another number.
+        """
+        if self.records not in (None, records):
+            raise ValueError(
+                f"records is {self.records}, but the most records of an agent are {records}; leave "
+                "records out of the sampler: the plan fills it in"
+            )
+        return dataclasses.replace(self, records=records)  # type: ignore[type-var]
 
 
 @runtime_checkable

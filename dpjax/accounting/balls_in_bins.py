@@ -49,7 +49,7 @@ from dpjax import _numerics, _validate
 from dpjax.accounting import gdp, rounding
 from dpjax.accounting.arrays import Indices, Matrix, Numbers, Vector
 from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
-from dpjax.protocols import Amplification, Draw, SampledNoise, SampledTarget, Sampler
+from dpjax.protocols import Amplification, Counted, Draw, SampledNoise, SampledTarget
 
 __all__ = ["BinLoss"]
 
@@ -218,7 +218,7 @@ class Bins(Amplification):
 
 
 @dataclass(frozen=True)
-class BallsInBins(Sampler):
+class BallsInBins(Counted):
     """Every record is in one bin, drawn once, and takes part in every b-th round.
 
     Batches vary in size. Where a batch is larger than the capacity, it is computed in several
@@ -249,7 +249,6 @@ class BallsInBins(Sampler):
     capacity: int = dataclasses.field()
     records: int | None = None
 
-    needs_counts: ClassVar[bool] = True
     key_of: ClassVar[Literal["round", "run"]] = "run"
 
     def __post_init__(self) -> None:
@@ -281,23 +280,7 @@ class BallsInBins(Sampler):
     def fill_share(self, counts: Indices, rounds: int) -> Numbers:
         """The share of records in the largest expected batch, [n]."""
         del rounds
-        return np.asarray(counts) / self._most_records
-
-    def with_max_records(self, records: int) -> "BallsInBins":
-        """The same sampler, for agents of at most so many records.
-
-        Args:
-            records: Most records of an agent.
-
-        Raises:
-            ValueError: For a sampler of another number.
-        """
-        if self.records not in (None, records):
-            raise ValueError(
-                f"records is {self.records}, but the most records of an agent are {records}; leave "
-                "records out of the sampler: the plan fills it in"
-            )
-        return dataclasses.replace(self, records=records)
+        return np.asarray(counts) / self.places
 
     def check(self, counts: Indices, agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than bins, most of whose batches would be empty."""
@@ -330,21 +313,15 @@ class BallsInBins(Sampler):
         # Of 64 bits the remainder, by two words: 32 bits would favour the first bins by b / 2^32,
         # which is no small share of a delta.
         agents = counts.shape[0]
-        words = _numerics.threefry_bits(key, (2 * agents, self._most_records))
+        words = _numerics.threefry_bits(key, (2 * agents, self.places))
         divisor = jnp.uint32(self.bins)
         high = words[:agents] % divisor
         low = words[agents:] % divisor
         bins = (high * jnp.uint32(2**32 % self.bins) + low) % divisor
         turn = jnp.mod(jnp.asarray(round, jnp.int32), self.bins)
-        positions = jnp.arange(self._most_records, dtype=jnp.int32)[None, :]
+        positions = jnp.arange(self.places, dtype=jnp.int32)[None, :]
         drawn = (bins == turn.astype(jnp.uint32)) & (positions < counts)
         return Draw.of_flags(drawn, self.capacity)
-
-    @property
-    def _most_records(self) -> int:
-        if self.records is None:
-            raise ValueError("records is None; draw with plan.sampler")
-        return self.records
 
 
 class _Mean(NamedTuple):

@@ -30,7 +30,7 @@ from dpjax.engine.statics import shared_parts
 from dpjax.learning import parameters
 from dpjax.learning.problem import Problem
 from dpjax.mechanism.design import Design
-from dpjax.plans import compatibility
+from dpjax.plans import compatibility, identity
 from dpjax.plans import plan as plan_
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.plan import Config, Plan
@@ -229,7 +229,7 @@ def sweep(
         work = {}
         for group in groups.values():
             columns = [columns_of[config] for config in group]
-            text = json.dumps(plan_.described([task, group, columns], "grid"), sort_keys=True)
+            text = json.dumps(identity.described([task, group, columns], "grid"), sort_keys=True)
             if folder is not None:
                 text += _computation(group, mixing, problems, options)
             # The file's name: another config, network, problem or version has another file.
@@ -410,7 +410,7 @@ def _run(
         for number, row in enumerate(result.rows()):
             index = indices[number // size]
             rows.append({**columns[index], **row, "plan": index})
-    described = plan_.described(group)
+    described = identity.described(group)
     about = records.metadata(seed=options["seeds"], configs=described, sweep=path.stem)
     records.write(path, rows, about)
     shutil.rmtree(folder, ignore_errors=True)
@@ -426,6 +426,6 @@ def _columns(config: Config, point: Point) -> dict[str, Any]:
         if name == "noise" and value is not None:
             value = config.label
         elif value is not None and not isinstance(value, str | int | float):
-            value = plan_.ADDRESS.sub("", repr(value))
+            value = identity.ADDRESS.sub("", repr(value))
         columns[name] = value
     return columns

@@ -26,7 +26,8 @@ from dpjax import _files, _programs, _validate
 from dpjax._version import __version__
 from dpjax.engine import keys, processes
 from dpjax.learning.problem import Problem
-from dpjax.plans.plan import Plan, described
+from dpjax.plans.identity import described
+from dpjax.plans.plan import Plan
 
 __all__: list[str] = []
 

@@ -13,7 +13,7 @@ import jax
 from dpjax import _files, _html, _validate
 from dpjax.accounting.parties import epsilon_text
 from dpjax.accounting.rounding import up
-from dpjax.plans.plan import described
+from dpjax.plans.identity import described
 
 __all__: list[str] = []
 

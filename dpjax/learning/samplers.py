@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +13,7 @@ from dpjax import _numerics, _validate
 from dpjax.accounting.balls_in_bins import BallsInBins
 from dpjax.accounting.sampled import CoinFlips
 from dpjax.data import batches
-from dpjax.protocols import Counts, Draw, Sampler
+from dpjax.protocols import Counted, Counts, Draw, Sampler
 
 __all__ = ["BallsInBins", "Clients", "Cyclic", "Full", "Poisson", "Random"]
 
@@ -29,41 +29,10 @@ class _Sampler(Sampler):
     def __post_init__(self) -> None:
         """Refuse what is no number of records or rounds."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
             # Devices count rounds and records in int32.
-            if field.type is int or (field.type == int | None and value is not None):
-                value = _validate.integer(field.name, value, maximum=2**31 - 2)
-                object.__setattr__(self, field.name, value)
-
-
-class _Counted(_Sampler):
-    """Samplers with ``records``, the most records of an agent."""
-
-    needs_counts = True
-    records: int | None
-
-    @property
-    def places(self) -> int:
-        """The most records of an agent, where the plan has said it."""
-        if self.records is None:
-            raise ValueError("records is None; draw with plan.sampler")
-        return self.records
-
-    def with_max_records(self, records: int) -> Self:
-        """The same sampler, for agents of at most so many records.
-
-        Args:
-            records: Most records of an agent.
-
-        Raises:
-            ValueError: For a sampler of another number.
-        """
-        if self.records not in (None, records):
-            raise ValueError(
-                f"records is {self.records}, but the most records of an agent are {records}; leave "
-                "records out of the sampler: the plan fills it in"
-            )
-        return dataclasses.replace(self, records=records)  # type: ignore[type-var]
+            optional = field.type == int | None and getattr(self, field.name) is not None
+            if field.type is int or optional:
+                _validate.fields(self, _validate.integer, field.name, maximum=2**31 - 2)
 
 
 class _Dealt(_Sampler):
@@ -147,7 +116,7 @@ class Random(_Sampler):
 
 
 @dataclass(frozen=True)
-class Full(_Counted):
+class Full(Counted, _Sampler):
     """All records, in every round; agents with fewer than the most have padding.
 
     Where records are protected, every agent's sum is divided by ``records``, the largest number
@@ -275,7 +244,7 @@ class Clients(_Dealt):
 
 
 @dataclass(frozen=True)
-class Poisson(_Counted):
+class Poisson(Counted, _Sampler):
     """Every record is in a batch with probability ``expected / count_i``, apart from all others.
 
     With a ``separation`` b records are dealt to b groups, record r to r mod b, and those of group

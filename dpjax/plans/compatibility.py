@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dpjax import _validate
-from dpjax.protocols import Method, Noise
+from dpjax.protocols import Method, Networked, Noise
 
 if TYPE_CHECKING:
     from dpjax.accounting.records import Threat
@@ -396,7 +396,7 @@ def noise(part: Noise | None) -> NoiseTerms:
     if design is not None:
         return design.terms  # type: ignore[attr-defined]
     # As in a guarantee, a class says itself who knows its secrets, and inherits no promise.
-    secrets = part.secrets if "secrets" in vars(type(part)) else None
+    secrets = part.secrets if "secrets" in vars(type(part)) else None  # type: ignore[attr-defined]
     return NoiseTerms(
         attackers=INDEPENDENT_KEYS if secrets in ("own", "links") else OUTSIDER,
         why=(
@@ -428,7 +428,7 @@ def check(config: "Config") -> None:
         steps = "plain"
     # By name: the module of optimizers is above this one.
     plain = any(kind.__name__ == "Sgd" for kind in _packaged_kinds(config.optimizer))
-    constant = plain and config.optimizer.decay == "constant"
+    constant = plain and getattr(config.optimizer, "decay", None) == "constant"
     accepted = {"any": True, "plain": plain, "constant": constant}[steps]
     aggregate = getattr(getattr(method_part, "exchange", None), "aggregate", None)
     unknown = _unknown_variance(config, row, terms)
@@ -442,12 +442,13 @@ def check(config: "Config") -> None:
         and not config.integer_encoded,
     }
     _validate.refuse(refusals)
-    if noise_part is None:
+    budget = config.budget
+    if noise_part is None or budget is None:
         return
     protect = config.protect
     kind = type(noise_part).__name__
     gap = protect.gradient_gap
-    accountant = config.budget.accountant
+    accountant = budget.accountant
     counted = accountant if accountant in ("pure", "zcdp") else "gaussian"
     norm = "l1" if terms.loss == "pure" else "l2"
     design = _design(noise_part)
@@ -463,8 +464,8 @@ def check(config: "Config") -> None:
         f"join: give Protect(relation, clip_norm, norm={norm!r}); a gap is for plans.scheduled": (
             protect.norm != norm or (gap is not None and not terms.by_round)
         ),
-        f"epsilon is {config.budget.epsilon} for noise {kind}; give one for all": (
-            config.budget.each and (terms.by_round or terms.loss == "zcdp")
+        f"epsilon is {budget.epsilon} for noise {kind}; give one for all": (
+            budget.each and (terms.by_round or terms.loss == "zcdp")
         ),
         f"accountant is {accountant!r} with noise {kind}; give {_BUDGETS[terms.loss]}": (
             terms.loss != counted
@@ -489,7 +490,11 @@ _BUDGETS = {
 
 
 def check_noise(
-    part: Noise | None, emitter: Method, protect: "Threat", *, independent_keys: bool = False
+    part: Noise | None,
+    emitter: Method | Networked,
+    protect: "Threat",
+    *,
+    independent_keys: bool = False,
 ) -> None:
     """Refuse noise whose loss is not that of a method, an attacker, or a kind of gradients.
 

@@ -1,6 +1,7 @@
 """The frozen config of a run: its parts, checked alone when they are made and together here."""
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class Config:
         """
         return dataclasses.replace(self, noise=noise, budget=None if noise is None else self.budget)
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """What records, figures and plans call the design, with parameters that are no defaults.
 
@@ -104,7 +105,7 @@ class Config:
         """Whether noise makes integers of the payload, see `dpjax.protocols.Privatizer.opened`."""
         return getattr(self.noise, "integer_encoded", False)
 
-    @property
+    @functools.cached_property
     def accountant(self) -> str | None:
         """How the guarantee's epsilon follows: the budget's rule, or the sampled loss's."""
         if self.budget is None:
@@ -112,7 +113,7 @@ class Config:
         amplification = self.sampler.amplification()
         return self.budget.accountant if amplification is None else amplification.kind
 
-    @property
+    @functools.cached_property
     def pattern(self) -> Participation:
         """In which rounds what the relation changes takes part."""
         if self.protect.unit == "client":

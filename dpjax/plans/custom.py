@@ -77,10 +77,10 @@ def check(target: "Target", noise: "Calibrated", loss: Loss) -> None:
 def _deviations(factor: "Factor", sum_only: bool) -> "PerAgent":
     """Upper bounds on the deviations of noise in what an outsider sees of agents.
 
-    Of agent i that is message i less what the others' messages say of its noise, w_ij = -P_ij /
-    P_ii of message j, with P = (F F')^-1: the deviation d_i is 1 / sqrt(P_ii). Of the sum over
-    agents it is one number. A factor of tables is rounded to float32, by a share r of its entries,
-    which moves d_i by at most r sum_j |w_ij| |F_j|, and |w_ij| <= sqrt(P_jj / P_ii) = d_i / d_j.
+    Of agent i that is message i less what the others' messages say of its noise, -P_ij / P_ii of
+    message j, with P = (F F')^-1: their deviation is 1 / sqrt(P_ii). Any other combination bounds
+    it, too. A factor of tables is rounded to float32, by its entries, which counts by agent. Of the
+    sum over agents it is one number.
 
     Args:
         factor: [n, q] F, or a diagonal [n].
@@ -97,7 +97,13 @@ def _deviations(factor: "Factor", sum_only: bool) -> "PerAgent":
         return np.asarray(np.linalg.norm(matrix.sum(axis=0)) + rounding * lost)
     if wide.ndim == 1:
         return np.abs(wide) * (1 + rounding)
-    # Refuses a singular one, of which the bound would be rounding alone.
-    deviations = 1 / np.sqrt(precision.inverse_diagonal(wide @ wide.T))
+    # Refuses a singular one: its weights would be rounding alone.
+    precision.inverse_diagonal(wide @ wide.T)
     sizes = np.linalg.norm(wide, axis=1)
-    return deviations * (1 + rounding * np.sum(sizes / deviations))
+    scaled = wide / sizes[:, None]
+    # Agents of other sizes are scaled alike, so that no weight of a small one is lost.
+    inverse = np.linalg.inv(scaled @ scaled.T)
+    weights = inverse / np.diag(inverse)[:, None]
+    deviations = np.linalg.norm(weights @ scaled, axis=1)
+    lost = np.linalg.norm(np.abs(weights) @ np.abs(scaled), axis=1)
+    return sizes * (deviations + rounding * lost)

@@ -71,7 +71,9 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> _Marks:
         ValueError: For a marked value that is handed to the host.
     """
     # References from outside may hold what an earlier round has written.
-    depends = {constant: True for constant in jaxpr.constvars if _written(constant)}
+    depends: dict[_Atom, bool] = {
+        constant: True for constant in jaxpr.constvars if _written(constant)
+    }
     depends.update(zip(jaxpr.invars, marked, strict=True))
 
     def of(atom: _Atom) -> bool:
@@ -83,7 +85,7 @@ def reached(jaxpr: core.Jaxpr, marked: Sequence[bool]) -> _Marks:
         if any(inputs):
             depends.update(zip(equation.outvars, _outputs(equation, inputs), strict=True))
             # What is written to in place may hold any of it from here on.
-            depends.update(dict.fromkeys(filter(_written, equation.invars), True))
+            depends.update((atom, True) for atom in equation.invars if _written(atom))
     return [of(atom) for atom in jaxpr.outvars]
 
 
@@ -126,8 +128,10 @@ def _programs(values: Iterable[Any]) -> list[core.Jaxpr]:
     programs = []
     for value in values:
         for part in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(part, core.Jaxpr | core.ClosedJaxpr):
-                programs.append(getattr(part, "jaxpr", part))
+            if isinstance(part, core.ClosedJaxpr):
+                part = part.jaxpr
+            if isinstance(part, core.Jaxpr):
+                programs.append(part)
     return programs
 
 
@@ -215,7 +219,7 @@ def check(
         )
     n = mixing[-1]
     like = jax.ShapeDtypeStruct
-    arrays = {"mixing": like(mixing, jnp.float32)}
+    arrays: dict[str, Any] = {"mixing": like(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
     if getattr(optimizer, "uses_noise", False) and compatibility.in_sums(method):
         arrays[SHARES] = like((n,), jnp.float32)
@@ -236,7 +240,9 @@ def check(
     decode = opened if integer_encoded else None
 
     def start(arrays: Arrays, models: Models, key: Array) -> Memory:
-        return method.start(Round(arrays, None, query, chain, 1.0, key, 0, decode), models)
+        return method.start(
+            Round(arrays, None, query, chain, 1.0, key, jnp.int32(0), decode), models
+        )
 
     def round_of(
         state: PublicState, batch: Batch, arrays: Arrays, key: Array, round: Array, noisy: Updates

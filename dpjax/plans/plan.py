@@ -11,14 +11,12 @@ import hashlib
 import json
 import math
 import os
-import re
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import scipy.sparse
 
@@ -29,14 +27,14 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import design as design_
-from dpjax.plans import calibration, compatibility
+from dpjax.plans import calibration, compatibility, identity
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
 from dpjax.plans.optimizers import NOISE_ARRAYS, noise_arrays
 from dpjax.plans.polynomial import CalibratedPolynomial
-from dpjax.protocols import Method, Privatizer, Sampler
+from dpjax.protocols import Arrays, Counts, Method, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.topology.mixing import Mixing
 from dpjax.transforms import rounds as rounds_
@@ -86,11 +84,8 @@ class Plan:
         """Audit the parts against each other, on copies that nobody can change afterwards."""
         noise: Any = self.noise
         if dataclasses.is_dataclass(noise):
-            arrays = {}
-            for field in dataclasses.fields(noise):
-                value = getattr(noise, field.name)
-                if isinstance(value, np.ndarray):
-                    arrays[field.name] = fixed(value)
+            fields = {field.name: getattr(noise, field.name) for field in dataclasses.fields(noise)}
+            arrays = {name: fixed(v) for name, v in fields.items() if isinstance(v, np.ndarray)}
             noise = dataclasses.replace(noise, **arrays)  # type: ignore[type-var]
         stated = self.guarantee
         names = compatibility.custom(type(self), stated)
@@ -102,8 +97,9 @@ class Plan:
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""
+        affords = math.inf if self.why_no_forecast else self.forecast(1).affords()
         remarks = ""
-        if not self.why_no_forecast and np.isfinite(affords := self.forecast(1).affords()):
+        if math.isfinite(affords):
             remarks = f"; noise allows for {_validate.counted(affords, 'parameter')}"
         scales = np.zeros(0) if self.noise is None else self.noise.arrays.get("noise_scales", ())
         below = np.flatnonzero((np.asarray(scales) > 0) & (np.asarray(scales) < 2.0**-23))
@@ -216,7 +212,7 @@ class Plan:
         return tuple(tuple(sorted({*row.tolist()} - {i})) for i, row in enumerate(rows))
 
     @functools.cached_property
-    def arrays(self) -> Mapping[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """What may differ between plans of one call, by name; runs round to their models' dtype."""
         optimizer = self.config.optimizer
         noise = self.noise
@@ -288,7 +284,7 @@ class Plan:
             return f"gradient_gap is {gap:g}"
         return "" if self._colour is not None else f"noise is {type(self.config.noise).__name__}"
 
-    def forecast(self, parameters: int, *, counts: Any = None) -> forecast.Forecast:
+    def forecast(self, parameters: int, *, counts: Counts | None = None) -> forecast.Forecast:
         """Noise in the average model against the largest drift of clipped gradients.
 
         And that in agents' own models around it. Reads the plan and no data; see
@@ -314,7 +310,7 @@ class Plan:
             )
         config = self.config
         loss = self.guarantee.loss
-        budget = self.config.budget
+        budget = config.budget
         mu = self.guarantee.mu
         sampled = None
         accountant: Any = "gdp" if budget is None else budget.accountant
@@ -362,7 +358,7 @@ class Plan:
             config.method.gossip_steps,
         )
 
-    def _filled(self, counts: Any) -> np.ndarray:
+    def _filled(self, counts: Counts) -> np.ndarray:
         """How much of each batch is records, [T, n] or [n]."""
         records = _validate.finite_array("counts", counts, ndim=1)
         if len(records) != self.agents:
@@ -415,7 +411,7 @@ class Plan:
         Raises:
             ValueError: For a field of the config whose text would be another in each process.
         """
-        config = json.dumps(described(self.config), sort_keys=True)
+        config = json.dumps(identity.described(self.config), sort_keys=True)
         digest = hashlib.sha256(config.encode())
         if scipy.sparse.issparse(self.mixing):
             digest.update(mixing_.fingerprint(self.mixing).encode())
@@ -486,11 +482,9 @@ def make(
         10.0
     """
     target = Target(config, mixing, counts)
-    pieces: dict[str, design_.Design | np.ndarray] = {}
-    if design is not None:
-        pieces["design"] = design
-    if strategy is not None:
-        pieces["strategy"] = strategy
+    # Designs that have no such parts are not asked for them.
+    pieces: dict[str, Any] = {"design": design, "strategy": strategy}
+    pieces = {name: piece for name, piece in pieces.items() if piece is not None}
     if pieces and not isinstance(config.noise, Correlated):
         raise ValueError(
             f"{' and '.join(pieces)} is given for noise {config.label!r}, which has none"
@@ -505,65 +499,3 @@ def make(
         ideal = Target(smaller, target.mixing, target.counts)
     noise = config.noise.calibrate(ideal, **pieces)
     return Plan(target, noise, calibration.guarantee_of(target, noise))
-
-
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-
-
-def described(part: Any, name: str = "config") -> Any:
-    """Return a part as plain values, its class among them: for fingerprints and identities.
-
-    Guarantee: nothing in it is an address, which would be another in each process, so that a
-    run that was stopped could not be told from another one.
-
-    Args:
-        part: A frozen dataclass of plain values, arrays, functions and parts; or such a value.
-        name: Where it stands, for messages.
-
-    Returns:
-        Texts, numbers, lists and dicts. Of a function its name: what it computes is in the
-        program's hash, or in the arrays that it made.
-
-    Raises:
-        ValueError: For a value whose text holds an address, naming the field.
-    """
-    if part is None or type(part) in (str, bool, int, float):
-        return part
-    if isinstance(part, tuple | list):
-        return [described(entry, f"{name}[{index}]") for index, entry in enumerate(part)]
-    if isinstance(part, Mapping):
-        pairs = {str(key): described(entry, f"{name}[{key!r}]") for key, entry in part.items()}
-        return dict(sorted(pairs.items()))
-    if isinstance(part, np.ndarray) and part.dtype.hasobject:
-        return described(part.tolist(), name)
-    fields: dict[str, Any] = {}
-    if isinstance(part, functools.partial):
-        fields = {"partial": part.func, "arguments": part.args, "keywords": part.keywords}
-    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
-        named = {entry.name: getattr(part, entry.name) for entry in dataclasses.fields(part)}
-        kind = type(part)
-        fields = {
-            "part": kind.__name__ if compatibility.packaged(kind) else _text(kind, name)
-        } | named
-    if fields:
-        return {key: described(entry, f"{name}.{key}") for key, entry in fields.items()}
-    return _text(part, name)
-
-
-def _text(part: Any, name: str) -> str:
-    """The text of a function, an array or another value."""
-    if isinstance(part, np.ndarray | jax.Array):
-        array = np.asarray(part)
-        content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        return f"{array.dtype.name}{array.shape} {content}"
-    if callable(part):
-        # An object that is called stands for what it computes, as a function does.
-        kind = part if hasattr(part, "__qualname__") else type(part)
-        return f"{getattr(kind, '__module__', '')}.{kind.__qualname__}"
-    text = repr(part)
-    if ADDRESS.search(text):
-        raise ValueError(
-            f"{name} is {_validate.shown(part)}, whose text holds an address, another in each "
-            "process; make its class a frozen dataclass, or give it a __repr__ of its values"
-        )
-    return text

@@ -14,7 +14,7 @@ import pytest
 
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.engine import checkpoint, keys
-from dpjax.plans import plan
+from dpjax.plans import identity, plan
 from dpjax.plans.optimizers import Chain
 from tests.engine import captured
 from tests.support import make_config, make_problem, run
@@ -261,8 +261,8 @@ class Renamed(DSGD):
 
 
 def test_custom_classes_are_named_with_their_module():
-    assert plan.described(Renamed())["part"] == f"{__name__}.Renamed"
-    assert plan.described(DSGD())["part"] == "DSGD"
+    assert identity.described(Renamed())["part"] == f"{__name__}.Renamed"
+    assert identity.described(DSGD())["part"] == "DSGD"
 
 
 @pytest.mark.parametrize(

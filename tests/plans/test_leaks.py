@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.plans import optimizers, plan
+from dpjax.plans import identity, optimizers, plan
 from dpjax.protocols import Emission, Exchange, Method, Received, Sampler
 from tests.support import make_config, retargeted, run
 
@@ -248,7 +248,7 @@ def test_a_release_resumes_with_its_own_arrays_and_memory_only(
 def test_functions_in_parts_have_one_fingerprint_in_all_processes(network):
     """Not their addresses: a killed release with Adam is resumed by another process."""
     made = plan.make(make_config(optimizer=optimizers.Chain(optax.adam, 0.01)), network)
-    described = plan.described(made.config)
+    described = identity.described(made.config)
     assert described["optimizer"]["make"].endswith(".adam")
     assert "0x" not in str(described)
 
