@@ -1,4 +1,6 @@
-"""Arrays by their shape, as signatures name them; docstrings say what the axes are."""
+"""Arrays and tuples by their shape, as signatures name them; docstrings say what the axes are."""
+
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -11,3 +13,11 @@ Matrix = Float[np.ndarray, "m n"]
 Numbers = Float[np.ndarray, "..."]
 Flags = Bool[np.ndarray, " n"]
 Indices = Int[np.ndarray, " n"]
+
+Fields: TypeAlias = dict[str, Any]
+Floats: TypeAlias = tuple[float, ...]
+Indexes: TypeAlias = tuple[int, ...]
+# How often a record takes part, and how many rounds apart.
+Pattern: TypeAlias = tuple[int, int]
+# A and B of a view O = A G + B Z.
+Sides: TypeAlias = tuple[Matrix, Matrix]

@@ -9,8 +9,8 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import dense, kalman
-from dpjax.accounting.arrays import Flags, Matrix, Numbers, Vector
-from dpjax.accounting.kalman import Energies, Model
+from dpjax.accounting.arrays import Flags, Indexes, Matrix, Numbers, Sides, Vector
+from dpjax.accounting.kalman import Energies, Model, ModelMaker
 from dpjax.mechanism.participation import Participation, checked
 
 __all__: list[str] = []
@@ -62,13 +62,13 @@ class View:
     """
 
     agents: int
-    attackers: tuple[int, ...]
+    attackers: Indexes
     rounds: int | None
-    _matrices: Callable[[int], tuple[Numbers, Numbers]]
+    _matrices: Callable[[int], Sides]
     _loss: Judge
     _all_messages: Judge | None
 
-    def materialize(self, rounds: int) -> tuple[Matrix, Matrix]:
+    def materialize(self, rounds: int) -> Sides:
         """The view as O = A G + B Z, rows and columns by round first.
 
         Columns of what the attacker knows are zero.
@@ -158,11 +158,11 @@ class View:
 
 
 def of_model(
-    model: Callable[[], Model],
-    attackers: tuple[int, ...],
+    model: ModelMaker,
+    attackers: Indexes,
     all_messages: Judge | None,
     *,
-    rational: Callable[[], Model] | None = None,
+    rational: ModelMaker | None = None,
 ) -> Judge:
     """The loss of a state-space model, by the recursion.
 
@@ -194,7 +194,7 @@ def of_model(
 def stated(
     energies: Energies,
     participation: Participation,
-    attackers: tuple[int, ...],
+    attackers: Indexes,
     larger: Callable[[], Vector],
     exactly: bool = False,
 ) -> Judged:

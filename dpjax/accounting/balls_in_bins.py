@@ -47,7 +47,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
 from dpjax.accounting import gdp, rounding
-from dpjax.accounting.arrays import Indices, Matrix, Numbers, Vector
+from dpjax.accounting.arrays import Floats, Indices, Matrix, Numbers, Pattern, Vector
 from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
 from dpjax.protocols import Amplification, Counted, Draw, SampledNoise, SampledTarget
 
@@ -95,14 +95,14 @@ class BinLoss(AmplifiedLoss):
         (2.19, 1.0)
     """
 
-    kind: ClassVar[str] = "balls_in_bins"
-    accounting: ClassVar[str] = (
+    kind = "balls_in_bins"
+    accounting = (
         "with every record in one bin of rounds that is drawn once, apart from all others, and "
         "kept secret, accounted numerically from above (balls in bins)"
     )
     # Of the b bins only those that the attacker cannot tell apart hide a record.
     bins: int
-    ratios: tuple[float, ...]
+    ratios: Floats
     separation: int
     rounds: int
 
@@ -127,12 +127,12 @@ class BinLoss(AmplifiedLoss):
         return ceil(self.rounds / self.separation)
 
     @property
-    def draw_ratios(self) -> tuple[float, ...]:
+    def draw_ratios(self) -> Floats:
         """[n] how far one round of a record moves the messages, in units of the noise."""
         return self.ratios
 
     @property
-    def pattern(self) -> tuple[int, int]:
+    def pattern(self) -> Pattern:
         """(epochs, separation) of a record's rounds."""
         return self.times, self.separation
 
@@ -179,8 +179,8 @@ class Bins(Amplification):
         separation: Bins, b.
     """
 
-    kind: ClassVar[str] = BinLoss.kind
-    remedy: ClassVar[str] = (
+    kind = BinLoss.kind
+    remedy = (
         "give a covariance over agents that is fresh in every round, or a strategy of few bands "
         "(noise.PrefixSum(bands=2), say), far fewer than bins"
     )
@@ -263,7 +263,7 @@ class BallsInBins(Counted):
         """Sums are divided by the largest expected batch; nan before a plan has said it."""
         return float("nan") if self.records is None else self.records / self.bins
 
-    def pattern(self, rounds: int) -> tuple[int, int]:
+    def pattern(self, rounds: int) -> Pattern:
         """(epochs, separation) of the rounds in which one record takes part.
 
         Raises:

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import discrete, finite, gdp, losses, precision
-from dpjax.accounting.arrays import Matrix, Numbers, Vector
+from dpjax.accounting.arrays import Fields, Floats, Matrix, Numbers, Vector
 from dpjax.accounting.loss import Loss
 from dpjax.accounting.rounding import MARGIN
 
@@ -401,9 +401,9 @@ class Remaining(NamedTuple):
         2.0
     """
 
-    epsilon: float | tuple[float, ...]
+    epsilon: float | Floats
     delta: float
-    mu: float | tuple[float, ...] | None
+    mu: float | Floats | None
 
 
 FILTERS = ("gdp", "zcdp", "pure")
@@ -412,7 +412,7 @@ FILTERS = ("gdp", "zcdp", "pure")
 _ROOM = 1 - 4e-9
 
 
-def whole(total: Any, *, release: bool) -> dict[str, Any]:
+def whole(total: Any, *, release: bool) -> Fields:
     """Return what a total states, as fields of a guarantee, its loss rounded down.
 
     Args:

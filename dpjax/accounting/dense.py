@@ -5,14 +5,22 @@ never above the true one and below it with a chance of about 1e-9 a prime.
 """
 
 import functools
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting.arrays import Flags, Indices, Matrix, Numbers
-from dpjax.accounting.kalman import CERTAIN, DROPPED, LEAK, TRACE, Energies, Model, rounding
+from dpjax.accounting.arrays import Flags, Indices, Matrix, Numbers, Sides
+from dpjax.accounting.kalman import (
+    CERTAIN,
+    DROPPED,
+    LEAK,
+    TRACE,
+    Energies,
+    Model,
+    ModelMaker,
+    rounding,
+)
 from dpjax.accounting.rounding import UNIT
 from dpjax.mechanism.participation import Participation
 
@@ -25,7 +33,7 @@ LARGEST_RANK = 2e8
 _PRIMES = (2147483647, 2147483629)
 
 
-def materialize(model: Model, rounds: int) -> tuple[Matrix, Matrix]:
+def materialize(model: Model, rounds: int) -> Sides:
     """Stack ``rounds`` rounds of a model.
 
     Args:
@@ -44,7 +52,7 @@ def materialize(model: Model, rounds: int) -> tuple[Matrix, Matrix]:
     return stacked(model, rounds)
 
 
-def stacked(model: Model, rounds: int, prime: int | None = None) -> tuple[Numbers, Numbers]:
+def stacked(model: Model, rounds: int, prime: int | None = None) -> Sides:
     """A and B of `materialize`, for floats or whole numbers.
 
     Args:
@@ -161,7 +169,7 @@ def ranks(model: Model, rounds: int) -> tuple[Indices, Flags]:
     return count, np.asarray(shows.reshape(rounds, -1).any(axis=0))
 
 
-def confirmed(model: Model, estimate: Energies, rational: Callable[[], Model] | None) -> Energies:
+def confirmed(model: Model, estimate: Energies, rational: ModelMaker | None) -> Energies:
     """Energies whose hidden combinations are confirmed to carry no noise, or left open.
 
     Args:
@@ -192,7 +200,7 @@ def _work(model: Model, rounds: int) -> float:
     return float(used.sum() * rounds) ** 2 * columns / 2
 
 
-def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[Numbers, Numbers]:
+def _stacked_modulo(model: Model, rounds: int, prime: int) -> Sides:
     """A and B modulo a prime."""
 
     @functools.cache
@@ -205,7 +213,7 @@ def _stacked_modulo(model: Model, rounds: int, prime: int) -> tuple[Numbers, Num
     return stacked(Model(*parts), rounds, prime=prime)
 
 
-def _echelon(a: Numbers, b: Numbers, prime: int) -> tuple[Numbers, Numbers]:
+def _echelon(a: Numbers, b: Numbers, prime: int) -> Sides:
     """Rows of B that no earlier ones span, and columns of A that show without noise."""
     width = b.shape[1]
     rows = np.concatenate([b, a], axis=1) % prime

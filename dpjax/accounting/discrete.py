@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import exp, fsum, pi, sqrt
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from dpjax import _validate
 from dpjax.accounting import losses
@@ -40,6 +40,8 @@ __all__ = [
 ]
 
 Relation = Literal["zero_out", "replace"]
+# The variance of whole numbers, in squared grid units.
+_Variance: TypeAlias = int | float | Fraction
 _TERMS = 4096
 _WIDE = 1 + 1e-12
 
@@ -83,7 +85,7 @@ class Cohort:
         return self.clients - self.dropouts - self.colluders
 
 
-def tau(variance: int | float | Fraction, honest: int) -> float:
+def tau(variance: _Variance, honest: int) -> float:
     """Return by how much a sum of discrete Gaussians is off one, rounded up.
 
     Args:
@@ -114,9 +116,7 @@ def tau(variance: int | float | Fraction, honest: int) -> float:
     return 10 * (fsum(terms) + rest) * _WIDE
 
 
-def round_epsilon(
-    sensitivity: float, variance: int | float | Fraction, honest: int, size: int
-) -> float:
+def round_epsilon(sensitivity: float, variance: _Variance, honest: int, size: int) -> float:
     """Return e of one round, of e^2 / 2 - zCDP.
 
     Guarantee: of the opened sum, against whoever sees it and knows the noise of all but n
@@ -145,7 +145,7 @@ def round_epsilon(
 
 def loss(
     sensitivity: float,
-    variance: int | float | Fraction,
+    variance: _Variance,
     cohort: Cohort,
     size: int,
     *,
@@ -290,7 +290,7 @@ def _bisected(keeps: Callable[[float], bool], low: float, high: float) -> float:
     return low
 
 
-def _variance(value: int | float | Fraction) -> float:
+def _variance(value: _Variance) -> float:
     v = float(value) if isinstance(value, Fraction) else _validate.number("variance", value)
     if not v >= lattice.LEAST:
         raise ValueError(

@@ -45,7 +45,7 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import budget, parties, precision
-from dpjax.accounting.arrays import Matrix, Numbers, Vector
+from dpjax.accounting.arrays import Matrix, Numbers, Pattern, Vector
 from dpjax.accounting.loss import AmplifiedLoss
 
 __all__ = ["Forecast"]
@@ -335,7 +335,7 @@ def forecast(
     factor: Any,
     reach: Matrix,
     step_sizes: Vector,
-    patterns: tuple[int, int],
+    patterns: Pattern,
     clip_norm: float,
     relation: budget.Relation,
     batch_size: float,

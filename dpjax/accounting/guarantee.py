@@ -10,7 +10,7 @@ import numpy as np
 
 from dpjax import _html, _validate
 from dpjax.accounting import budget, finite, parties, stopping, wording
-from dpjax.accounting.arrays import Numbers
+from dpjax.accounting.arrays import Fields, Numbers
 from dpjax.accounting.losses import Gaussian
 from dpjax.accounting.records import Record, agents_mus, precision_cost, together
 
@@ -480,7 +480,7 @@ class Guarantee(Record):
         stay = np.delete(self.per_agent_epsilon, gone).tolist()
         if not stay:
             raise ValueError(f"departed is {gone}, everyone; leave at least one agent")
-        changes: dict[str, Any] = {"epsilon": max(stay), "per_agent_epsilon": tuple(stay)}
+        changes: Fields = {"epsilon": max(stay), "per_agent_epsilon": tuple(stay)}
         if phases:
             mu = np.delete(budget.limits(vars(self), self.delta), gone).max()
             return self.replace(phases=phases, mu=float(mu), **changes)
@@ -550,7 +550,7 @@ _OF_TOTAL = (
 )
 
 
-def _under(fields: dict[str, Any], phases: tuple[Guarantee, ...]) -> Guarantee:
+def _under(fields: Fields, phases: tuple[Guarantee, ...]) -> Guarantee:
     """The record that states a total over phases; its constructor refuses those that pass it."""
     rounds = sum(phase.rounds for phase in phases)
     loss = replace(fields["loss"], rounds=rounds)

@@ -26,7 +26,8 @@ on random views (tests/accounting/test_scales.py), and not proven.
 import contextlib
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,9 @@ class Model(NamedTuple):
         return cls(*arrays)
 
 
+ModelMaker: TypeAlias = Callable[[], Model]
+
+
 class _Step(NamedTuple):
     """One round of the filter.
 
@@ -153,6 +157,7 @@ class _Doubt(NamedTuple):
 
 
 _Swept = tuple[Array, Array, Array, _Doubt]
+_Arrays = tuple[Array, Array]
 
 
 def _norms(rows: Array) -> Array:
@@ -164,9 +169,7 @@ def _norms(rows: Array) -> Array:
     return norms * (largest > 0).astype(norms.dtype)
 
 
-def _filter_step(
-    model: Model, carry: tuple[Array, Array], t: Array
-) -> tuple[tuple[Array, Array], tuple[_Step, _Doubt]]:
+def _filter_step(model: Model, carry: _Arrays, t: Array) -> tuple[_Arrays, tuple[_Step, _Doubt]]:
     """One round: the error's factor, and an estimate of the rounding of its rows.
 
     The estimate is of first order, and takes the errors that meet in a row for independent.
@@ -226,16 +229,14 @@ def _tail_step(closed: Array, tail: Array, observed: Array) -> Array:
     return jnp.linalg.qr(jnp.concatenate([observed, tail @ closed]), mode="r")
 
 
-def _response(here: Model, step: _Step, tail: Array) -> tuple[Array, Array]:
+def _response(here: Model, step: _Step, tail: Array) -> _Arrays:
     """Whitened response [m + s, n] to unit gradients of the round, and the error after it."""
     direct = step.whiten @ here.gradient_output
     entering = here.gradient - step.gain @ direct
     return jnp.concatenate([direct, tail @ entering]), entering
 
 
-def _blurred(
-    here: Model, step: _Step, tail: Array, error: Array, entering: Array
-) -> tuple[Array, Array]:
+def _blurred(here: Model, step: _Step, tail: Array, error: Array, entering: Array) -> _Arrays:
     """Rounding [s] of the columns of the tail before a round, and [n] of the round's responses.
 
     A response may be a difference of far larger terms: what counts is the size of these.
@@ -340,7 +341,7 @@ def _lagged(
     def of_class(first: Array) -> Array:
         """Rounds first, first + b, ..., each with its k - 1 predecessors."""
 
-        def visit(carry: Array, j: Array) -> tuple[Array, Array]:
+        def visit(carry: Array, j: Array) -> _Arrays:
             t = jnp.minimum(first + j * separation, rounds - 1)
             step = jax.tree.map(lambda leaf: leaf[t], steps)
             here = model.at(t)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpjax import _validate
-from dpjax.accounting.arrays import Matrix, Vector
+from dpjax.accounting.arrays import Floats, Matrix, Pattern, Vector
 from dpjax.accounting.rounding import MARGIN
 from dpjax.protocols import SampledNoise, SampledTarget
 
@@ -48,7 +48,7 @@ class Loss:
             KINDS[cls.kind] = cls
 
     @property
-    def pattern(self) -> tuple[int, int] | None:
+    def pattern(self) -> Pattern | None:
         """(epochs, separation) of what is protected; None where it may be in any round."""
         return None
 
@@ -181,7 +181,7 @@ class AmplifiedLoss(Loss):
     )
 
     @property
-    def draw_ratios(self) -> tuple[float, ...]:
+    def draw_ratios(self) -> Floats:
         """[n] how far one draw of a record moves the messages, in units of the noise."""
         raise NotImplementedError
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import gdp
+from dpjax.accounting.arrays import Pattern
 from dpjax.accounting.loss import Loss, checked_delta, lowest
 from dpjax.accounting.rounding import MARGIN
 from dpjax.accounting.sampled import Phase, Pld
@@ -42,7 +43,7 @@ class _Summed(Loss):
     symbol: ClassVar[str]
     flag: ClassVar[str] = "even"
     squared: ClassVar[bool] = False
-    participation: tuple[int, int] | None = None
+    participation: Pattern | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no loss, and participations that are none."""
@@ -63,7 +64,7 @@ class _Summed(Loss):
         return getattr(self, self.parameter)
 
     @property
-    def pattern(self) -> tuple[int, int] | None:
+    def pattern(self) -> Pattern | None:
         """(epochs, separation) of what is protected, as a statement says it."""
         return self.participation
 
@@ -140,7 +141,7 @@ class Gaussian(_Summed):
     mu: float
     rounds: int = 1
     white: bool = True
-    participation: tuple[int, int] | None = None
+    participation: Pattern | None = None
     over_rounds: Literal["correlated", "schedule", "phases"] | None = None
 
     def __post_init__(self) -> None:
@@ -226,7 +227,7 @@ class Concentrated(_Summed):
     rho: float
     rounds: int = 1
     even: bool = False
-    participation: tuple[int, int] | None = None
+    participation: Pattern | None = None
 
     def epsilon(self, delta: float) -> float:
         """The epsilon at delta of the best order found, rounded up."""
@@ -304,13 +305,13 @@ class Pure(_Summed):
         return Concentrated(float(gdp.zcdp(self.bound)), self.rounds)
 
 
-def _begun(participation: tuple[int, int], rounds: int) -> tuple[int, int]:
+def _begun(participation: Pattern, rounds: int) -> Pattern:
     """(epochs, separation) in the first rounds, at most."""
     epochs, separation = participation
     return min(epochs, -(-rounds // separation)), separation
 
 
-def _both(first: _Summed, later: _Summed) -> tuple[int, int] | None:
+def _both(first: _Summed, later: _Summed) -> Pattern | None:
     """(epochs, separation) of two runs in a row; the separations are equal."""
     earlier = first.participation
     latter = later.participation

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from dpjax import _html
 from dpjax.accounting import finite, losses
+from dpjax.accounting.arrays import Floats
 from dpjax.accounting.loss import AmplifiedLoss, Loss
 from dpjax.accounting.records import Record, Secrets, precision_cost
 from dpjax.accounting.rounding import MARGIN, delta_text, up
@@ -79,7 +80,7 @@ class Party(NamedTuple):
     epsilon: float | None
     delta: float
     why: str
-    per_agent_epsilon: tuple[float, ...] | None = None
+    per_agent_epsilon: Floats | None = None
 
     def __str__(self) -> str:
         """The row as a sentence."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import budget, finite, gdp, stopping
-from dpjax.accounting.arrays import Numbers
+from dpjax.accounting.arrays import Fields, Floats, Indexes, Numbers, Pattern
 from dpjax.accounting.balls_in_bins import BinLoss as BinLoss  # So that stored ones are read.
 from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss
 from dpjax.accounting.losses import Gaussian
@@ -62,7 +62,7 @@ class Threat:
     attacker: Attacker | None
     clip_norm: float
     gradients: Literal["any", "view"] = "any"
-    nodes: tuple[int, ...] | None = None
+    nodes: Indexes | None = None
     norm: Literal["l2", "l1"] = "l2"
     gradient_gap: float | None = None
     smoothness: float | None = None
@@ -212,8 +212,8 @@ class Record(Threat, Caveats):
     delta: float
     accountant: str | None
     loss: Loss
-    per_agent_epsilon: tuple[float, ...] | None = None
-    per_agent_mu: tuple[float, ...] | None = None
+    per_agent_epsilon: Floats | None = None
+    per_agent_mu: Floats | None = None
     curve: stopping.Curve | None = None
     phases: "tuple[Self, ...]" = ()
 
@@ -316,7 +316,7 @@ class Record(Threat, Caveats):
                 )
 
     @property
-    def participation(self) -> tuple[int, int] | None:
+    def participation(self) -> Pattern | None:
         """(epochs, separation) of a Gaussian loss; None where a record may take part in all."""
         return self.loss.participation if isinstance(self.loss, Gaussian) else None
 
@@ -393,7 +393,7 @@ class Record(Threat, Caveats):
             raise ValueError(f"unit is {unit!r}, and the relation's {record.unit!r}; leave it out")
         return record
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Fields:
         """Fields by name, those of a Gaussian loss among them; the inverse of `of`."""
         names = ["mu", "rounds", "white", "over_rounds", "participation", "other_loss"]
         flat = vars(self) | {name: getattr(self, name) for name in names}
@@ -407,9 +407,9 @@ class Record(Threat, Caveats):
         """
         return self.of(**(self.fields() | changes))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Fields:
         """The record as a dict for strict JSON: infinities are the string "inf"."""
-        stored: dict[str, Any] = _plain(self.fields() | {"unit": self.unit})
+        stored: Fields = _plain(self.fields() | {"unit": self.unit})
         return {k: v for k, v in stored.items() if k not in _LATER or v not in _DEFAULTS}
 
     @classmethod

@@ -26,14 +26,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, expm1, floor, frexp, hypot, inf, isinf, log, log1p, log2, sqrt
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax.accounting import gdp
-from dpjax.accounting.arrays import Matrix, Numbers, Vector
+from dpjax.accounting.arrays import Floats, Matrix, Numbers, Pattern, Vector
 from dpjax.accounting.loss import (
     AmplifiedLoss,
     checked_delta,
@@ -93,8 +93,8 @@ class Phase:
             same, and a ratio is of what it moves by one draw; 1 is in every round.
     """
 
-    rates: tuple[float, ...]
-    ratios: tuple[float, ...]
+    rates: Floats
+    ratios: Floats
     rounds: int
     whole: bool = False
     separation: int = 1
@@ -152,12 +152,12 @@ class Pld(AmplifiedLoss):
         (2.85, 3.16)
     """
 
-    kind: ClassVar[str] = "pld"
-    accounting: ClassVar[str] = (
+    kind = "pld"
+    accounting = (
         "with batches drawn anew in every round and kept secret, each record apart from all "
         "others, accounted numerically from above (privacy loss distributions)"
     )
-    no_total: ClassVar[str] = (
+    no_total = (
         "loss is Pld, of Poisson-sampled batches; adding up such losses to a total does not "
         "hold for phases chosen on the way (arXiv 2602.06756). Take samplers.Random or Cyclic"
     )
@@ -230,12 +230,12 @@ class Pld(AmplifiedLoss):
         return max(_all_in(row) for row in self._rows())
 
     @property
-    def draw_ratios(self) -> tuple[float, ...]:
+    def draw_ratios(self) -> Floats:
         """[n] how far one draw of a record moves the messages, of the first phase."""
         return self.phases[0].ratios
 
     @property
-    def pattern(self) -> tuple[int, int] | None:
+    def pattern(self) -> Pattern | None:
         """(epochs, separation) of a record's draws; None where it may be drawn in any round."""
         separation = max(phase.separation for phase in self.phases)
         if separation == 1:
@@ -306,12 +306,12 @@ class CoinFlips(Amplification):
         'pld'
     """
 
-    kind: ClassVar[str] = Pld.kind
-    remedy: ClassVar[str] = (
+    kind = Pld.kind
+    remedy = (
         "give a covariance over agents that is fresh in every round, a strategy of few bands "
         "(noise.PrefixSum(bands=b) and Poisson(..., separation=b))"
     )
-    rates: tuple[float, ...] | None = None
+    rates: Floats | None = None
 
     def bound(self, target: SampledTarget, strategy: Matrix | None) -> Numbers:
         """The bound on [R^-1]_ii that keeps the target's budget; see `bound`."""

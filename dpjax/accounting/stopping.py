@@ -31,7 +31,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import gdp
-from dpjax.accounting.arrays import Numbers, Vector
+from dpjax.accounting.arrays import Floats, Indexes, Numbers, Vector
 from dpjax.accounting.rounding import MARGIN, UNIT
 
 __all__: list[str] = []
@@ -60,8 +60,8 @@ class Curve:
             guarantee's delta, which is larger.
     """
 
-    marks: tuple[int, ...]
-    shares: tuple[float, ...]
+    marks: Indexes
+    shares: Floats
     delta: float
 
     def __post_init__(self) -> None:
@@ -198,7 +198,7 @@ def inner_delta(mus: Sequence[float] | Vector, delta: float) -> float:
 
 
 @lru_cache
-def _inner_delta(mus: tuple[float, ...], delta: float) -> float:
+def _inner_delta(mus: Floats, delta: float) -> float:
     """The search: the supremum is nearly proportional to d."""
     values = np.asarray(mus)
     # The payoffs of all marks together bound the best rule's, whatever the grid.

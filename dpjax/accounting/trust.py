@@ -19,7 +19,7 @@ import scipy.sparse.csgraph
 
 from dpjax import _validate
 from dpjax.accounting import dense, kalman
-from dpjax.accounting.arrays import Matrix, Numbers, Vector
+from dpjax.accounting.arrays import Indexes, Matrix, Numbers, Sides, Vector
 from dpjax.accounting.attacker import Judge, Judged, View, of_model, stated
 from dpjax.accounting.kalman import Model
 from dpjax.accounting.rounding import UNIT
@@ -254,9 +254,7 @@ class LinearAlgorithm:
         rows[:, np.arange(len(senders)), senders] = reach[:, senders]
         return rows if (reach != reach[0]).any() else rows[:1]
 
-    def _unknown(
-        self, nodes: tuple[int, ...], known_columns: Sequence[int]
-    ) -> tuple[Numbers, Numbers]:
+    def _unknown(self, nodes: Indexes, known_columns: Sequence[int]) -> Sides:
         """The noise's map without known columns, and [n] 1 for victims, 0 for the nodes."""
         source = self.source.copy()
         victims = np.ones(self.agents)
@@ -264,9 +262,7 @@ class LinearAlgorithm:
         victims[list(nodes)] = 0.0
         return source, victims
 
-    def _view(
-        self, nodes: tuple[int, ...], observed: Numbers, known_columns: Sequence[int]
-    ) -> View:
+    def _view(self, nodes: Indexes, observed: Numbers, known_columns: Sequence[int]) -> View:
         source, victims = self._unknown(nodes, known_columns)
         strategy = self.strategy
         n = self.agents
@@ -282,7 +278,7 @@ class LinearAlgorithm:
                 gossip, fractions(source), fractions(observed), fractions(victims), past
             )
 
-        def matrices(t: int, unknown: Numbers) -> tuple[Numbers, Numbers]:
+        def matrices(t: int, unknown: Numbers) -> Sides:
             # Messages of u = g + xi, then xi = (C^-1 x source) z.
             a, b = dense.materialize(model_of(self.gossip, source, observed, unknown), t)
             if strategy is not None:
@@ -322,9 +318,7 @@ class ZipDL(LinearAlgorithm):
             return np.flatnonzero(sender != receiver)
         return np.flatnonzero(np.isin(receiver, nodes))
 
-    def _view(
-        self, nodes: tuple[int, ...], observed: Numbers, known_columns: Sequence[int]
-    ) -> View:
+    def _view(self, nodes: Indexes, observed: Numbers, known_columns: Sequence[int]) -> View:
         noise, victims = self._unknown(nodes, known_columns)
         mixing = self.gossip.mixing[0]
         n = self.agents
@@ -353,7 +347,7 @@ class ZipDL(LinearAlgorithm):
             # Seeing every message and own copy, the zero sum takes the noise away.
             return np.full(n, np.inf), np.zeros(n, bool)
 
-        def matrices(rounds: int) -> tuple[Numbers, Numbers]:
+        def matrices(rounds: int) -> Sides:
             return dense.materialize(model(np.ones(n), 1, sent), rounds)
 
         # An attacker receives all that its own model is made of, and knows it.
@@ -402,7 +396,7 @@ def _closed_form(
     return np.sqrt(energy) * float(np.sqrt(over_rounds)), open_
 
 
-def nodes_of(name: str, numbers: Any, n: int) -> tuple[int, ...]:
+def nodes_of(name: str, numbers: Any, n: int) -> Indexes:
     """Return one agent or several as a sorted tuple; ValueError for none, all, or no agent.
 
     Args:
