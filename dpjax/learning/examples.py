@@ -1,15 +1,14 @@
 """Examples and labels as arrays of numbers, row by row."""
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dpjax import _validate
 
 __all__: list[str] = []
 
 
-def as_numbers(name: str, x: Any) -> np.ndarray:
+def as_numbers(name: str, x: ArrayLike) -> np.ndarray:
     """Return examples or labels as an array of numbers, with rows.
 
     Args:
@@ -29,7 +28,7 @@ def as_numbers(name: str, x: Any) -> np.ndarray:
     return array
 
 
-def labelled(split: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+def labelled(split: str, x: ArrayLike, y: ArrayLike) -> list[np.ndarray]:
     """Return examples and labels as arrays that belong together, row by row.
 
     Args:
@@ -41,7 +40,7 @@ def labelled(split: str, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
         ValueError: As `as_numbers`, or for rows that do not belong together.
     """
     _validate.check_rows(split, x, y)
-    arrays = as_numbers(f"{split}x", x), as_numbers(f"{split}y", y)
+    arrays = [as_numbers(f"{split}x", x), as_numbers(f"{split}y", y)]
     if len(arrays[0]) != len(arrays[1]):
         raise ValueError(
             f"{split}x has {len(arrays[0])} rows, {split}y {len(arrays[1])}; give one label a row"

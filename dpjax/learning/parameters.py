@@ -107,7 +107,7 @@ def fixed_values(name: str, params: Params) -> Params:
         ValueError: For leaves that are not finite real numbers.
     """
 
-    def of_leaf(path: jax.tree_util.KeyPath, leaf: Any) -> jax.Array:
+    def of_leaf(path: jax.tree_util.KeyPath, leaf: object) -> jax.Array:
         leaf_name = f"{name} {_path(path)}"
         _validate.finite_array(leaf_name, leaf)
         _validate.check_range(leaf_name, np.asarray(leaf))
@@ -133,7 +133,7 @@ def _path(path: jax.tree_util.KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def split_trained(params: Params, frozen: Any) -> tuple[Params, Params]:
+def split_trained(params: Params, frozen: Params) -> tuple[Params, Params]:
     """Split parameters into trained and frozen ones, each with None in the other's places.
 
     Args:
@@ -230,5 +230,5 @@ def check_split(init: Callable[[PRNGKeyArray], Params], frozen: Params) -> None:
         )
 
 
-def _missing(leaf: Any) -> bool:
+def _missing(leaf: object) -> bool:
     return leaf is None

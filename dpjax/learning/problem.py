@@ -1,9 +1,9 @@
 """What is learned: a model, one example's loss, data over agents, and what is measured."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,12 @@ from dpjax.learning.parameters import Params
 
 __all__ = ["Problem"]
 
+_Loss: TypeAlias = Callable[[Params, Array, Array], Array]
+
 
 def _check_closure(
-    name: str, function: Callable[..., Any], arguments: tuple[Any, ...], x: np.ndarray
-) -> Any:
+    name: str, function: Callable[..., Array], arguments: tuple[Params, ...], x: np.ndarray
+) -> jax.ShapeDtypeStruct:
     """Refuse a function of one record that holds records: every term would move with theirs.
 
     The clip bounds a record's own term. Where other terms are made of that record too, as when
@@ -44,18 +46,16 @@ def _check_closure(
         ValueError: Naming the function, and the array that it holds.
     """
     program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    arrays = []
-    for constant in _programs.constants(program):
-        if np.ndim(constant) > 1 and np.shape(constant)[1:] == x.shape[1:]:
-            arrays.append(constant)
+    constants = map(np.asarray, _programs.constants(program))
+    arrays = [array for array in constants if array.ndim > 1 and array.shape[1:] == x.shape[1:]]
     # Hashed where there is something to compare with.
     records = {row.tobytes() for row in x} if arrays else set()
     for array in arrays:
-        rows = {row.tobytes() for row in np.asarray(array).astype(x.dtype)}
+        rows = {row.tobytes() for row in array.astype(x.dtype)}
         common = len(rows & records)
         if common > 1 and 2 * common >= len(rows):
             raise ValueError(
-                f"{name} holds an array {np.shape(array)} of the training records, each of which "
+                f"{name} holds an array {array.shape} of the training records, each of which "
                 "would move the terms of others; give a function of one record and public values"
             )
     return shapes
@@ -120,22 +120,22 @@ class Problem:
     """
 
     init: Callable[[PRNGKeyArray], Params]
-    loss: Callable[[Params, Any, Any], Any]
-    metrics: Callable[..., dict[str, Any]]
+    loss: _Loss
+    metrics: Callable[..., dict[str, Array]]
     x: np.ndarray
     y: np.ndarray
     partition: Partition
     evaluation: Any
     name: str = "problem"
-    batch_loss: Callable[[Params, Any, Any], Any] | None = None
+    batch_loss: _Loss | None = None
     weighted: Callable[..., Params] | None = None
     evaluation_data: Literal["private", "public"] = "private"
     frozen: Params = None
-    predict: Callable[[Params, Any], Any] | None = None
+    predict: Callable[[Params, Array], Array] | None = None
     augment: Callable[[PRNGKeyArray, Array], Array] | None = None
     augmentation_multiplicity: int = 1
     init_per_agent: bool = False
-    columns: tuple[Any, ...] | None = None
+    columns: tuple[Hashable, ...] | None = None
     local: bool = False
 
     def __repr__(self) -> str:
@@ -229,7 +229,9 @@ class Problem:
         return digest.hexdigest()
 
 
-def _check_loss(name: str, value: Any) -> None:
+def _check_loss(name: str, value: jax.ShapeDtypeStruct) -> None:
     """Refuse a loss that is no real scalar."""
-    if not jnp.issubdtype(getattr(value, "dtype", jnp.dtype(bool)), jnp.floating) or value.shape:
+    # A loss may return a tree, which has neither.
+    scalar = getattr(value, "shape", None) == ()
+    if not scalar or not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError(f"{name} returns {_validate.shown(value)}; return one real scalar")

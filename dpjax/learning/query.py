@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -36,10 +36,24 @@ _Records: TypeAlias = Array | Keyed
 """One record, or a batch of them."""
 
 _Augment: TypeAlias = Callable[[PRNGKeyArray, Array], Array]
-_Loss: TypeAlias = Callable[[Params, _Records, Array], Array]
+_Loss: TypeAlias = Callable[..., Array]
 _Encode: TypeAlias = Callable[[Updates], Updates]
 _Walk: TypeAlias = tuple[Params, Updates]
 _Passes: TypeAlias = tuple[Array, Updates]
+
+
+@runtime_checkable
+class LayeredSum(Protocol):
+    """A model's sum of weighted gradients that also has a weight for each layer, or point."""
+
+    def __call__(self, params: Params, x: Array, y: Array, weights: _Loss) -> Updates:
+        """The sum."""
+
+    def by_layer(self, params: Params, x: Array, y: Array, weights: _Loss) -> Updates:
+        """The sum with weights of every layer."""
+
+    def at_points(self, coefficients: tuple[float, ...]) -> Callable[..., Updates]:
+        """The sum of gradients at several points, added up with coefficients."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +86,7 @@ class Augmentation:
             loss: ``loss(params, x, y) -> scalar`` of one example.
         """
 
-        def mean(params: Params, record: Any, y: Array) -> Array:
+        def mean(params: Params, record: Keyed, y: Array) -> Array:
             losses = jax.vmap(loss, in_axes=(None, 0, None))(params, self.of(record), y)
             return jnp.mean(losses)
 
@@ -104,7 +118,9 @@ def keyed(key: PRNGKeyArray | None, x: Array, rows: Int[Array, "*r"]) -> _Record
     return Keyed(x, words(rows.reshape(-1)).reshape(*rows.shape, 2))
 
 
-def augmentation_of(augment: Any, multiplicity: Any, record: Any) -> Augmentation | None:
+def augmentation_of(
+    augment: _Augment | None, multiplicity: int, record: Array
+) -> Augmentation | None:
     """Return what a problem's augmentation makes, or None where it has none.
 
     Args:
@@ -134,17 +150,15 @@ def augmentation_of(augment: Any, multiplicity: Any, record: Any) -> Augmentatio
             f"augment is {_validate.shown(augment)}, which fails on a record of {shape.shape} "
             f"{shape.dtype}: {_validate.said(error)}; {remedy}"
         ) from error
-    if (getattr(variant, "shape", None), getattr(variant, "dtype", None)) != (
-        shape.shape,
-        shape.dtype,
-    ):
+    form = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), variant)
+    if form != (shape.shape, shape.dtype):
         raise ValueError(
             f"augment turns a record of {shape.shape} {shape.dtype} into {variant}; {remedy}"
         )
     return Augmentation(augment, number)
 
 
-def _locally_trained(loss: Callable[..., Any], steps: int, step_size: float) -> Callable[..., Any]:
+def _locally_trained(loss: _Loss, steps: int, step_size: float) -> _Loss:
     """Return a loss with the mean gradient along plain steps x_{j+1} = x_j - step_size grad f(x_j).
 
     Its gradient at x_0 is (x_0 - x_K) / (K step_size).
@@ -333,7 +347,7 @@ class RecordQuery:
     """
 
     loss: _Loss
-    weighted: Callable[..., Updates] | None
+    weighted: Callable[..., Updates] | LayeredSum | None
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None
@@ -355,7 +369,8 @@ class RecordQuery:
     def one_by_one(self) -> bool:
         """Whether single gradients are formed: no model's sum, which may know no layers."""
         needs_layers = self.per_layer or self.microbatch is not None
-        return self.weighted is None or (needs_layers and not hasattr(self.weighted, "by_layer"))
+        layered = isinstance(self.weighted, LayeredSum)
+        return self.weighted is None or (needs_layers and not layered)
 
     def __call__(self, models: Models, batch: Batch, encode: _Encode | None = None) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
@@ -392,7 +407,7 @@ class RecordQuery:
         """The sum over some of ``places`` records of every agent, in float64."""
         if encode is None and not self.one_by_one:
             settings = self.weighted, self.clip_norm, self.clipping, self.per_layer, self.microbatch
-            of_agent: Callable[..., Any] = functools.partial(_summed, settings, places)
+            of_agent: Callable[..., Updates] = functools.partial(_summed, settings, places)
         else:
             loss = self.loss
             if self.augmentation is not None:
@@ -441,8 +456,7 @@ class RecordQuery:
 
         first = jnp.int32(0)
         start = first, _numerics.wide_zeros(jax.eval_shape(of_microbatch, first))
-        total = jax.lax.while_loop(more, add, start)[1]
-        return total
+        return jax.lax.while_loop(more, add, start)[1]
 
     def merging(self, frozen: Params) -> "RecordQuery":
         """The query of models that lack these leaves, whose gradients are not taken.
@@ -456,9 +470,10 @@ class RecordQuery:
     def points(self, weights: Sequence[float] | None = None) -> "RecordQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
         plain = _plain(weights)
+        weighted = None
         # A model's own sum knows of linear combinations at most.
-        at_points = None if plain is None else getattr(self.weighted, "at_points", None)
-        weighted = None if at_points is None else at_points(plain)
+        if plain is not None and isinstance(self.weighted, LayeredSum):
+            weighted = self.weighted.at_points(plain)
         loss = _over_points(self.loss)
         return dataclasses.replace(self, loss=loss, weighted=weighted, weights=plain)
 

@@ -2,18 +2,20 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _agents, _numerics, _programs, _validate
 from dpjax.data import partition as partition_
 from dpjax.data.partition import Partition
+from dpjax.data.split import Records
 from dpjax.learning import parameters
 from dpjax.learning.examples import as_inputs, labelled
 from dpjax.learning.parameters import Params
@@ -21,6 +23,7 @@ from dpjax.learning.problem import Problem
 from dpjax.models import losses
 from dpjax.models.layer_norms import Gradients
 from dpjax.models.mlp import MLP
+from dpjax.protocols import Models
 
 __all__ = ["supervised"]
 
@@ -39,6 +42,9 @@ _EVALUATED = 2**27
 
 _RELABELLED = {("logistic", 0, 1): "2 * y - 1", ("cross_entropy", -1, 1): "(y + 1) // 2"}
 """Labels that another loss takes, as a loss and the classes, and what makes its own of them."""
+
+_Functions: TypeAlias = dict[str, Any]
+"""Functions and values of a `Problem` by name."""
 
 _Outputs: TypeAlias = Callable[[Any, Array], Array]
 """A loss or a score of outputs and labels."""
@@ -170,13 +176,10 @@ def _records_at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None
     return None if len(x) <= allowed else allowed
 
 
-def _sizes(program: Any) -> list[int]:
+def _sizes(program: core.ClosedJaxpr) -> list[int]:
     """Numbers in every result of a program, and of the programs that it calls."""
-    sizes = []
-    for jaxpr, _ in _programs.jaxprs(program):
-        for equation in jaxpr.eqns:
-            sizes += [math.prod(variable.aval.shape) for variable in equation.outvars]
-    return sizes
+    equations = (equation for jaxpr, _ in _programs.jaxprs(program) for equation in jaxpr.eqns)
+    return [math.prod(atom.aval.shape) for equation in equations for atom in equation.outvars]
 
 
 @functools.lru_cache(maxsize=64)
@@ -188,7 +191,7 @@ def _module_functions(
     batch: int | None,
     scores: tuple[str, ...],
     class_weights: tuple[float, ...] | None,
-) -> dict[str, Any]:
+) -> _Functions:
     """Functions of a `Problem` by name; the same objects each time, so compiled code is shared.
 
     Args:
@@ -232,7 +235,7 @@ def _module_functions(
     }
 
 
-def _started(functions: dict[str, Any], params: Params, frozen: Any) -> dict[str, Any]:
+def _started(functions: _Functions, params: Params, frozen: Params) -> _Functions:
     """Return the functions of a model that starts from given values, with which of these stay.
 
     Args:
@@ -264,6 +267,7 @@ def _weighted(loss: _Outputs, weights: tuple[float, ...] | None) -> _Outputs:
     """A loss times the weight of the label's class."""
     if weights is None:
         return loss
+    # NumPy's: a function that is cached holds no array of a device.
     table = np.array(weights, np.float32)
 
     def of_class(outputs: Array, y: Array) -> Array:
@@ -283,7 +287,7 @@ def _metrics(
     """Loss and scores of every agent's model on all evaluation records, averaged over agents."""
     loss_fn, score_fn = _LOSSES[loss]
 
-    def summed(params: Params, part: Sequence[Array]) -> tuple[_Scores, Any]:
+    def summed(params: Params, part: Sequence[Array]) -> tuple[_Scores, Params]:
         x, y = part
         outputs: Any = model.apply(params, x)
         values = {"test_loss": loss_fn(outputs, y)}
@@ -292,7 +296,7 @@ def _metrics(
         # Scores of all records together need all outputs.
         return jax.tree.map(jnp.sum, values), outputs if scores else ()
 
-    def metrics(models: Any, evaluation: Sequence[Array], frozen: Params = None) -> _Scores:
+    def metrics(models: Models, evaluation: Sequence[Array], frozen: Params = None) -> _Scores:
         records = len(evaluation[0])
         size = min(batch or records, records)
         # The last part may be shorter.
@@ -327,16 +331,16 @@ def _metrics(
 def supervised(
     model: nn.Module,
     loss: str,
-    train: tuple[Any, Any] | Callable[[np.ndarray], tuple[Any, Any]],
-    test: tuple[Any, Any],
+    train: Records | Callable[[np.ndarray], Records],
+    test: Records,
     partition: Partition,
     *,
     name: str = "supervised",
     evaluation_data: Literal["private", "public"] = "private",
     eval_batch: int | None = None,
-    params: Any = None,
-    frozen: Any = None,
-    augment: Callable[[PRNGKeyArray, Any], Any] | None = None,
+    params: Params = None,
+    frozen: Params = None,
+    augment: Callable[[PRNGKeyArray, Array], Array] | None = None,
     augmentation_multiplicity: int = 1,
     metrics: str | Sequence[str] = (),
     class_weights: Sequence[float] | None = None,
@@ -451,7 +455,7 @@ def supervised(
 class _Arrays(NamedTuple):
     """Training and test data as arrays, and the names of the columns of x."""
 
-    columns: tuple[Any, ...] | None
+    columns: tuple[Hashable, ...] | None
     x: np.ndarray
     y: np.ndarray
     x_test: np.ndarray
@@ -483,7 +487,7 @@ def _arrays(loss: str, train: Any, test: Any) -> _Arrays:
     return _Arrays(columns, *arrays)
 
 
-def _checked_weights(weights: Any, classes: int) -> tuple[float, ...]:
+def _checked_weights(weights: Sequence[float], classes: int) -> tuple[float, ...]:
     """Return weights of classes as numbers.
 
     Args:

@@ -84,15 +84,15 @@ class Correlated:
     """What records, figures and plans call the design."""
     look: ClassVar[Look]
     """How figures draw it."""
-    title: ClassVar[str] = ""
+    title = ""
     """What `dpjax design` calls it; "" where the command does not offer it."""
-    slow: ClassVar[bool] = False
+    slow = False
     """Whether its solver takes minutes for hundreds of agents."""
-    terms: ClassVar[NoiseTerms] = CORRELATED
+    terms = CORRELATED
     """What it joins and whom it defends against."""
-    temporal: ClassVar[bool] = False
+    temporal = False
     """Whether it has a strategy over rounds."""
-    of_network: ClassVar[bool] = False
+    of_network = False
     """Whether this strategy depends on the mixing matrix."""
 
     def calibrate(

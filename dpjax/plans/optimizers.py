@@ -3,21 +3,27 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
 
 from dpjax import _validate
-from dpjax.mechanism.strategy import inverse_of
-from dpjax.protocols import Arrays
+from dpjax.mechanism.strategy import Strategy, inverse_of
+from dpjax.protocols import Arrays, Memory, Models, Optimizer, Updates
 from dpjax.transforms.lowpass import LAGS, SHARES, NoiseVariance, passed
 
 __all__ = ["Chain", "Sgd"]
 
+_Transformation: TypeAlias = optax.GradientTransformation
+_Scale: TypeAlias = Array | None
+"""The variance of the noise at an agent, or at all; None where none is asked for."""
+
+# Steps outside these would vanish or overflow in float32.
 _SMALLEST = 1e-37
 _LARGEST = 1e37
 _SCALE = "noise_variance"
@@ -49,7 +55,7 @@ class Sgd:
     def __post_init__(self) -> None:
         """Refuse a step that float32 cannot take."""
         _validate.assign(self, step_size=_plain_step(self.step_size))
-        decay: Any = self.decay
+        decay = self.decay
         if isinstance(decay, str):
             _validate.one_of("decay", decay, ("constant", "sqrt"))
             return
@@ -87,7 +93,7 @@ class Sgd:
         """The step size, which may differ between plans of one run."""
         return {"step_size": np.array(self.step_size, np.float32)}
 
-    def chain(self, arrays: Any) -> optax.GradientTransformation:
+    def chain(self, arrays: Arrays) -> _Transformation:
         """The transformation, its step size from the arrays."""
         step = arrays["step_size"]
         decay = self.decay
@@ -113,8 +119,9 @@ class Sgd:
         return self.decay**number
 
 
-def _power(ratio: float, count: Any, dtype: Any) -> Any:
+def _power(ratio: float, count: Array, dtype: DTypeLike) -> Array:
     """ratio^count within three roundings: digits of the count look up powers made in float64."""
+    # A power in float32 would lose a digit of the exponent for every digit of the count.
     digits = []
     places = np.arange(256, dtype=np.float64)
     for position in range(4):
@@ -136,7 +143,7 @@ class Chain:
     one agent's, a matrix is a matrix.
 
     Attributes:
-        make: ``make(step_size) -> optax.GradientTransformation``, which must be a function of its
+        make: ``make(step_size) -> _Transformation``, which must be a function of its
             arguments alone; the step size is traced, so that plans of one run can differ in it.
         step_size: A number, or an optax schedule of the round, which starts at no less than 0.
         uses_noise: True for ``make(step_size, noise)``, where ``noise`` is the variance of the
@@ -159,7 +166,7 @@ class Chain:
         True
     """
 
-    make: Callable[..., optax.GradientTransformation]
+    make: Callable[..., _Transformation]
     step_size: float | optax.Schedule
     uses_noise: bool = False
 
@@ -187,7 +194,7 @@ class Chain:
                 "agents, and no guarantee counts it. What protects is Config(noise=...)"
             )
 
-    def _updated(self, model: Any, arrays: Any) -> Any:
+    def _updated(self, model: Models, arrays: Arrays) -> tuple[Updates, Memory]:
         """Updates of one model, which stands for its gradient, too."""
         step = self.step_size if self._scheduled else arrays["step_size"]
         link = self.make(step, *[NoiseVariance(jnp.ones(()))] * self.uses_noise)
@@ -215,7 +222,7 @@ class Chain:
         """The step size, where it is a number."""
         return {} if self._scheduled else {"step_size": np.array(self.step_size, np.float32)}
 
-    def chain(self, arrays: Any) -> optax.GradientTransformation:
+    def chain(self, arrays: Arrays) -> _Transformation:
         """The transformation of every agent by itself, step size and noise from the arrays."""
         step = self.step_size if self._scheduled else arrays["step_size"]
         if not self.uses_noise:
@@ -226,7 +233,8 @@ class Chain:
         profile = arrays.get(_PROFILE)
         profile = None if profile is None else profile.reshape(-1, LAGS)
 
-        def of_agent(scale: Any) -> optax.GradientTransformation:
+        def of_agent(scale: _Scale) -> _Transformation:
+            # Without noise the variance is 0.
             return self.make(step, NoiseVariance(0.0 if scale is None else scale, profile))
 
         return _each(of_agent, arrays.get(_SCALE))
@@ -243,7 +251,7 @@ class Chain:
         return steps / steps[0] if steps[0] else np.ones(rounds)
 
 
-def _plain_step(value: Any) -> float:
+def _plain_step(value: object) -> float:
     return _validate.single_precision("step_size", value, _SMALLEST, _LARGEST)
 
 
@@ -262,9 +270,7 @@ def _step(schedule: optax.Schedule, round: int) -> float:
     return step
 
 
-def _each(
-    of_agent: Callable[[Any], optax.GradientTransformation], scales: Any
-) -> optax.GradientTransformation:
+def _each(of_agent: Callable[[_Scale], _Transformation], scales: _Scale) -> _Transformation:
     """A transformation of one model as one of agent-stacked models, its state stacked too.
 
     Args:
@@ -272,27 +278,31 @@ def _each(
         scales: Those of all agents, [n]; None where there are none.
     """
 
-    def over_agents(function: Callable[..., Any], *trees: Any) -> Any:
+    def over_agents(function: Callable[..., Memory], *trees: Memory) -> Memory:
         if jax.tree.leaves(trees)[0].shape[0] > 1:
             return jax.vmap(function)(*trees)
         # One agent is no batch: branches stay branches.
         result = function(*jax.tree.map(lambda leaf: leaf[0], trees))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result)
 
-    def init(models: Any) -> Any:
+    def init(models: Models) -> Memory:
         return over_agents(lambda scale, model: of_agent(scale).init(model), scales, models)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        def updated(scale: Any, updates: Any, state: Any, params: Any, extra: Any) -> Any:
+    def update(
+        updates: Updates, state: Memory, params: Models = None, **extra: Memory
+    ) -> tuple[Updates, Memory]:
+        def of_one(
+            scale: _Scale, updates: Updates, state: Memory, params: Models, extra: Arrays
+        ) -> tuple[Updates, Memory]:
             link = optax.with_extra_args_support(of_agent(scale))
             return link.update(updates, state, params, **extra)
 
-        return over_agents(updated, scales, updates, state, params, extra)
+        return over_agents(of_one, scales, updates, state, params, extra)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def rows_of(arrays: Arrays, agents: Sequence[int]) -> dict[str, Any]:
+def rows_of(arrays: Arrays, agents: Sequence[int]) -> Arrays:
     """The arrays of some agents' optimizers: those that differ between agents are cut.
 
     Args:
@@ -306,13 +316,13 @@ def rows_of(arrays: Arrays, agents: Sequence[int]) -> dict[str, Any]:
 
 
 def noise_arrays(
-    optimizer: Any,
+    optimizer: Optimizer,
     factor: Float[np.ndarray, "n q"] | None,
-    strategy: Float[np.ndarray, "t t"] | None,
+    strategy: Strategy | None,
     divisor: float,
     *,
-    in_sums: bool = False,
-) -> dict[str, np.ndarray]:
+    in_sums: bool,
+) -> Arrays:
     """The noise's variance, float32 by name, for an optimizer that uses it.
 
     Args:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ import optax
 from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
-from dpjax.accounting import records
 from dpjax.mechanism import polynomial
 from dpjax.mechanism.polynomial import PolynomialNoise
 from dpjax.plans.calibration import Calibrated, Coloured, OverAgents, PerAgent, Target
@@ -61,9 +60,9 @@ class Polynomial:
     degree: int = 6
     horizon: int | Literal["run"] | None = None
 
-    label: ClassVar[str] = "polynomial"
-    look: ClassVar[Look] = Look("polynomial of W", "#CC79A7", "+", "--")
-    terms: ClassVar[NoiseTerms] = NoiseTerms(
+    label = "polynomial"
+    look = Look("polynomial of W", "#CC79A7", "+", "--")
+    terms = NoiseTerms(
         released=False,
         known_variance=False,
         why=(
@@ -72,7 +71,7 @@ class Polynomial:
             "release=False, or dp.noise.Independent()"
         ),
     )
-    temporal: ClassVar[bool] = False
+    temporal = False
 
     def __post_init__(self) -> None:
         """Refuse what is no degree or horizon."""
@@ -109,7 +108,7 @@ class CalibratedPolynomial(OverAgents, Calibrated):
     solution: PolynomialNoise
     matrix: HashableMatrix
 
-    secrets: ClassVar[records.Secrets] = "shared"
+    secrets = "shared"
 
     @property
     def arrays(self) -> Arrays:

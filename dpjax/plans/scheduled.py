@@ -16,7 +16,7 @@ from jaxtyping import Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import pure, records
+from dpjax.accounting import pure
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.compatibility import SCHEDULED
 from dpjax.protocols import Arrays, Look, Privatizer
@@ -53,7 +53,7 @@ class _Scheduled:
 
     label = ""
     """What records, figures and plans call the design."""
-    temporal: ClassVar[bool] = True
+    temporal = True
     kind: ClassVar[Literal["laplace", "normal"]]
     total: ClassVar[Callable[..., float]]
     """``total(moves, scales)``: epsilon or mu of all rounds together."""
@@ -212,7 +212,7 @@ class ScheduledNoise(Calibrated):
     scales: Float[np.ndarray, " t"]
     moves: Float[np.ndarray, "t p"]
 
-    secrets: ClassVar[records.Secrets] = "own"
+    secrets = "own"
 
     @property
     def arrays(self) -> Arrays:

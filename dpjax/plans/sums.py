@@ -7,7 +7,7 @@ network is what is accounted for.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import discrete, losses, records
+from dpjax.accounting import discrete, losses
 from dpjax.accounting.rounding import MARGIN
 from dpjax.algorithms.exchange import Server
 from dpjax.encoding import lattice
@@ -53,7 +53,7 @@ class InShares:
 
     dropouts: int
     colluders: int
-    sum_only: ClassVar[bool] = True
+    sum_only = True
     """Its loss is of sums alone: see `dpjax.accounting.guarantee.Guarantee`."""
 
     def __post_init__(self) -> None:
@@ -209,11 +209,11 @@ class Discrete(InShares):
     colluders: int = 0
     variance: int | None = None
 
-    label: ClassVar[str] = "discrete"
-    look: ClassVar[Look] = Look("whole numbers in a secure sum", "#56B4E9", "H")
-    terms: ClassVar[NoiseTerms] = dataclasses.replace(SUMMED, loss="zcdp")
-    integer_encoded: ClassVar[bool] = True
-    temporal: ClassVar[bool] = False
+    label = "discrete"
+    look = Look("whole numbers in a secure sum", "#56B4E9", "H")
+    terms = dataclasses.replace(SUMMED, loss="zcdp")
+    integer_encoded = True
+    temporal = False
 
     def __post_init__(self) -> None:
         """Refuse what is no vector, no number of agents, or too little noise for a grid."""
@@ -315,7 +315,7 @@ class CalibratedCode(Calibrated):
     part: Discrete
     code: SumCode
 
-    secrets: ClassVar[records.Secrets] = "shares"
+    secrets = "shares"
 
     @property
     def arrays(self) -> Arrays:
