@@ -20,10 +20,13 @@ from jaxtyping import Array, Float
 from dpjax import _validate
 from dpjax._numerics import double_precision
 from dpjax.mechanism import workload
-from dpjax.mechanism.factorization import factor_of
+from dpjax.mechanism.certificate import Vector
+from dpjax.mechanism.factorization import Device, factor_of
 from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.strategy import Strategy
 from dpjax.mechanism.temporal import TemporalSolution, normalized, objective, solve
+from dpjax.mechanism.workload import Gram
+from dpjax.topology.mixing import DenseMixing
 
 __all__ = ["banded", "banded_inverse", "certified", "one_lag", "toeplitz"]
 
@@ -107,7 +110,7 @@ def one_lag(participation: Participation, fraction: float) -> Strategy:
     return normalized(strategy / np.linalg.norm(strategy, axis=0), participation)
 
 
-def _inverse_toeplitz(coefficients: Float[np.ndarray, " p"], rounds: int) -> Strategy:
+def _inverse_toeplitz(coefficients: Vector, rounds: int) -> Strategy:
     """Return C for the coefficients along the diagonals of C^-1."""
     _validate.rounds_in_memory(rounds)
     first = np.zeros(rounds)
@@ -119,12 +122,12 @@ def _inverse_toeplitz(coefficients: Float[np.ndarray, " p"], rounds: int) -> Str
 
 
 def banded(
-    mixing: Float[np.ndarray, "*p n n"],
+    mixing: DenseMixing,
     participation: Participation,
     bands: int,
     *,
     equal: bool = False,
-    device: Any = None,
+    device: Device = None,
 ) -> Strategy:
     """Return the best strategy for MAFALDA's objective with C_st = 0 where s - t >= bands.
 
@@ -175,12 +178,12 @@ def banded(
 
 
 def toeplitz(
-    mixing: Float[np.ndarray, "*p n n"],
+    mixing: DenseMixing,
     participation: Participation,
     bands: int,
     *,
-    gram: workload.Gram | None = None,
-    device: Any = None,
+    gram: Gram | None = None,
+    device: Device = None,
 ) -> Strategy:
     """Return the best banded Toeplitz strategy, its columns scaled to equal norms.
 
@@ -270,11 +273,11 @@ def _stalled() -> Callable[[Any], bool]:
 
 def certified(
     strategy: Strategy,
-    gram: workload.Gram,
+    gram: Gram,
     participation: Participation,
     *,
     tolerance: float | None = None,
-    device: Any = None,
+    device: Device = None,
 ) -> TemporalSolution:
     """Return any strategy, scaled to sensitivity 1, with the gap to the optimum over all.
 

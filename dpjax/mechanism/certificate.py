@@ -6,14 +6,26 @@ from typing import NamedTuple
 import numpy as np
 import scipy.linalg
 from jaxtyping import Float
+from numpy.linalg import LinAlgError, cholesky, eigh, svd
 
 __all__: list[str] = []
 
 Matrix = Float[np.ndarray, "n n"]
 Factor = Float[np.ndarray, "m n"]
 Vector = Float[np.ndarray, " n"]
+Blocks = Float[np.ndarray, "b k k"]
 
-_EPS = float(np.finfo(np.float64).eps)
+EPS = float(np.finfo(np.float64).eps)
+
+
+def relative_gap(value: float, bound: float) -> float:
+    """Return value / bound - 1, how far a value may be above its infimum; infinite without one."""
+    return value / bound - 1.0 if bound > 0 else math.inf
+
+
+def eigen(matrix: Matrix) -> tuple[Vector, Matrix]:
+    """Return ascending eigenvalues and the eigenvectors of a matrix that rounding tilted."""
+    return eigh((matrix + matrix.T) / 2.0)
 
 
 class Certificate(NamedTuple):
@@ -31,8 +43,8 @@ def precision_of(factor: Factor, multipliers: Vector) -> Matrix:
     Scaling to max diag = 1 and then raising slack entries to 1 keeps P feasible and only adds a
     positive semidefinite matrix to it, so tr(M P^-1) never rises.
     """
-    left, values, _ = np.linalg.svd(factor * np.sqrt(multipliers), full_matrices=False)
-    positive = values > max(factor.shape) * _EPS * values[0]
+    left, values, _ = svd(factor * np.sqrt(multipliers), full_matrices=False)
+    positive = values > max(factor.shape) * EPS * values[0]
     rotated = (left[:, positive].T @ factor) / np.sqrt(values[positive])[:, None]
     return unit_diagonal(rotated.T @ rotated)
 
@@ -53,21 +65,22 @@ def certify(factor: Factor, precision: Matrix) -> Certificate | None:
     """
     n = precision.shape[0]
     try:
-        lower = np.linalg.cholesky(precision)
+        # P = L L' fails where P is not positive definite.
+        lower = cholesky(precision)
         inverse_lower = scipy.linalg.solve_triangular(lower, np.eye(n), lower=True)
-    except (np.linalg.LinAlgError, scipy.linalg.LinAlgError):
+    except LinAlgError:
         return None
     covariance = inverse_lower.T @ inverse_lower
     covariance = (covariance + covariance.T) / 2.0
     size = np.abs(precision)
     residual = np.abs(np.eye(n) - covariance @ precision)
-    residual += n * _EPS * (np.abs(covariance) @ size)
+    residual += n * EPS * (np.abs(covariance) @ size)
     norm = residual.sum(axis=1).max()
     if not norm < 0.25:
         return None
     # |P E (I - E)^-1|_ii <= (|P| |E|)_ii + max|P| |E| norm / (1 - norm), summed over the column.
     first = np.einsum("ij,ji->i", size, residual).max()
-    margin = 2.0 * first + 2.0 * norm * norm * size.sum(axis=1).max() / (1.0 - norm) + 4 * _EPS
+    margin = 2.0 * first + 2.0 * norm * norm * size.sum(axis=1).max() / (1.0 - norm) + 4 * EPS
     if not margin < 1e-3:
         return None
     covariance = covariance / (1.0 - margin)
@@ -94,11 +107,11 @@ def upper_trace(
     """
     if gram is not None:
         products = (gram * covariance).ravel()
-        return math.nextafter(math.fsum(products) + _EPS * math.fsum(np.abs(products)), math.inf)
+        return math.nextafter(math.fsum(products) + EPS * math.fsum(np.abs(products)), math.inf)
     assert factor is not None
     value = float(np.sum((factor @ covariance) * factor))
     terms = float(np.sum((np.abs(factor) @ np.abs(covariance)) * np.abs(factor)))
-    return value + 2 * (max(factor.shape) + 2) * _EPS * terms
+    return value + 2 * (max(factor.shape) + 2) * EPS * terms
 
 
 def lower_bound(
@@ -128,8 +141,8 @@ def lower_bound(
             total = root_trace(gram, roots)
         else:
             assert factor is not None
-            total = nuclear_norm(factor * roots, blur=_EPS)
-        bound = total * total / math.fsum(roots**2) * (1.0 - 8 * _EPS)
+            total = nuclear_norm(factor * roots, blur=EPS)
+        bound = total * total / math.fsum(roots**2) * (1.0 - 8 * EPS)
         if bound > best:
             best = bound
             weights = candidate
@@ -154,17 +167,17 @@ def nuclear_norm(matrix: Factor, *, blur: float) -> float:
     if not scale > 0:
         return 0.0
     matrix = matrix / scale
-    left, _, right = np.linalg.svd(matrix, full_matrices=False)
+    left, _, right = svd(matrix, full_matrices=False)
     # The polar factor of X: its inner product with X is |X|_*.
     turned = left @ right
     small = turned @ turned.T if len(turned) <= turned.shape[1] else turned.T @ turned
-    squares = float(np.sum(turned**2)) * (1 + turned.size * _EPS)
+    squares = float(np.sum(turned**2)) * (1 + turned.size * EPS)
     # |Z|_2^2 is at most 1 plus what Z'Z is off the identity.
-    excess = float(np.linalg.norm(small - np.eye(len(small)))) + turned.size * _EPS
-    excess += max(turned.shape) * _EPS * squares
-    off = math.sqrt(squares) * float(np.linalg.norm(matrix)) * (blur + 4 * _EPS)
+    excess = _norm(small - np.eye(len(small))) + turned.size * EPS
+    excess += max(turned.shape) * EPS * squares
+    off = math.sqrt(squares) * _norm(matrix) * (blur + 4 * EPS)
     inner = math.fsum((turned * matrix).ravel()) - off
-    return max(0.0, inner) / math.sqrt(1 + excess) * scale * (1 - 8 * _EPS)
+    return max(0.0, inner) / math.sqrt(1 + excess) * scale * (1 - 8 * EPS)
 
 
 def root_trace(gram: Matrix, half: Matrix | Vector) -> float:
@@ -194,31 +207,31 @@ def root_trace(gram: Matrix, half: Matrix | Vector) -> float:
     if outer.ndim == 1:
         high = outer[:, None] * matrix * outer
         low = np.zeros_like(high)
-        error = 4 * _EPS * float(np.linalg.norm(high))
+        error = 4 * EPS * _norm(high)
     else:
         first, rest, off = _product(outer.T, matrix)
         first = first + rest
         high, low, error = _product(first, outer)
-        size = float(np.linalg.norm(outer))
+        size = _norm(outer)
         error += off * size
-        error += 4 * _EPS * float(np.linalg.norm(np.abs(first) @ np.abs(outer))) * (1 + n * _EPS)
-    values, vectors = np.linalg.eigh(high + low)
+        error += 4 * EPS * _norm(np.abs(first) @ np.abs(outer)) * (1 + n * EPS)
+    values, vectors = eigh(high + low)
     upper, lower, extra = _product(vectors * values, vectors.T)
     difference = (high - upper) + (low - lower)
-    error += extra + float(np.linalg.norm(difference)) * (1 + 2 * n * n * _EPS)
+    error += extra + _norm(difference) * (1 + 2 * n * n * EPS)
     # Of the columns of Q D as rounded, and of the differences.
-    error += 4 * _EPS * (float(np.abs(values).sum()) + float(np.linalg.norm(low - lower)))
-    error += 4 * _EPS * float(np.linalg.norm(high + low))
+    error += 4 * EPS * (np.abs(values).sum() + _norm(low - lower))
+    error += 4 * EPS * _norm(high + low)
     # Computed eigenvectors are not quite orthogonal.
-    skew = float(np.linalg.norm(vectors.T @ vectors - np.eye(n))) + 2 * n * n * _EPS
+    skew = _norm(vectors.T @ vectors - np.eye(n)) + 2 * n * n * EPS
     certain = np.maximum(values - np.abs(values) * skew - error, 0.0)
-    total = math.fsum(np.sqrt(certain)) * (1 - 4 * _EPS)
-    return total * math.sqrt(scale) * width * (1 - 4 * _EPS)
+    total = math.fsum(np.sqrt(certain)) * (1 - 4 * EPS)
+    return total * math.sqrt(scale) * width * (1 - 4 * EPS)
 
 
 def factored_root_trace(
     factor: Matrix,
-    half: Float[np.ndarray, "b k k"],
+    half: Blocks,
     left: Matrix,
     roots: Vector,
 ) -> float:
@@ -237,30 +250,37 @@ def factored_root_trace(
         Higham, Accuracy and stability of numerical algorithms, theorem 10.3 for Cholesky;
         Weyl's and Ostrowski's inequalities as in `root_trace`.
     """
-    (b, k, _) = half.shape
+    b, k, _ = half.shape
     n = len(factor)
+    # Z is zero between blocks: F Z by the columns of each.
     parts = factor.reshape(n, b, k).transpose(1, 0, 2)
     product = np.matmul(parts, half).transpose(1, 0, 2).reshape(n, n)
-    terms = float(np.linalg.norm(np.matmul(np.abs(parts), np.abs(half))))
+    terms = _norm(np.matmul(np.abs(parts), np.abs(half)))
     scaled = left * roots
-    norm, other = (float(np.linalg.norm(matrix)) for matrix in (product, scaled))
-    error = float(np.linalg.norm(product @ product.T - scaled @ scaled.T))
-    error += (n + 8) * _EPS * (norm**2 + other**2) + 4 * (k + 2) * _EPS * terms**2
+    norm = _norm(product)
+    other = _norm(scaled)
+    error = _norm(product @ product.T - scaled @ scaled.T)
+    error += (n + 8) * EPS * (norm**2 + other**2) + 4 * (k + 2) * EPS * terms**2
     # M = F'F + E, |E| <= n eps |F'| |F|, and M was made symmetric.
-    wide = float(np.sum(half**2, axis=(1, 2)).max())
-    error += (n + 8) * _EPS * float(np.linalg.norm(factor)) ** 2 * wide
-    skew = float(np.linalg.norm(left.T @ left - np.eye(n))) + 2 * n * n * _EPS
-    certain = np.maximum(roots**2 * (1 - skew) - error * (1 + 4 * n * n * _EPS), 0.0)
-    return math.fsum(np.sqrt(certain)) * (1 - 4 * _EPS)
+    wide = np.sum(half**2, axis=(1, 2)).max()
+    error += (n + 8) * EPS * _norm(factor) ** 2 * wide
+    skew = _norm(left.T @ left - np.eye(n)) + 2 * n * n * EPS
+    certain = np.maximum(roots**2 * (1 - skew) - error * (1 + 4 * n * n * EPS), 0.0)
+    return math.fsum(np.sqrt(certain)) * (1 - 4 * EPS)
+
+
+def _norm(matrix: np.ndarray) -> float:
+    """The Frobenius norm."""
+    return float(np.linalg.norm(matrix))
 
 
 def _power(matrix: np.ndarray) -> float:
     """A power of four near the largest entry; 0 for a matrix of zeros."""
-    largest = float(np.abs(matrix).max())
+    largest = np.abs(matrix).max()
     return 4.0 ** round(math.log2(largest) / 2) if largest > 0 else 0.0
 
 
-def _product(left: Factor, right: Float[np.ndarray, "n k"]) -> tuple[np.ndarray, np.ndarray, float]:
+def _product(left: Factor, right: Factor) -> tuple[Matrix, Matrix, float]:
     """A product as an exact part, a small one, and the Frobenius norm of what that one is off."""
     n = left.shape[1]
     # Halves of so few digits that sums of n of their products are exact.
@@ -272,8 +292,9 @@ def _product(left: Factor, right: Float[np.ndarray, "n k"]) -> tuple[np.ndarray,
     # Sums of n products of whole numbers below 2^digits: nothing rounds.
     high = first @ last
     low = first @ tail + rest @ right
-    norms = [float(np.linalg.norm(part)) for part in (first, tail, rest, right)]
-    off = (n + 4) * _EPS * (norms[0] * norms[1] + norms[2] * norms[3]) * (1 + n * _EPS)
+    # Each product of `low` rounds by at most (n + 4) eps of its factors' norms.
+    sizes = _norm(first) * _norm(tail) + _norm(rest) * _norm(right)
+    off = (n + 4) * EPS * sizes * (1 + n * EPS)
     return high, low, off
 
 

@@ -1,24 +1,26 @@
 """A design of the noise over agents with what it was made for, saved and checked."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.sparse
-from jaxtyping import Float
+from scipy.sparse import issparse
 
+from dpjax._files import PathLike
 from dpjax.mechanism import spatial, store, workload
 from dpjax.mechanism.certificate import Matrix, Vector
+from dpjax.mechanism.spatial import Bound, Subgroups, bounds
 from dpjax.topology import mixing as mixing_
-from dpjax.topology.mixing import HashableMatrix
+from dpjax.topology.mixing import HashableMatrix, Mixing
 
 __all__ = ["Design", "independent", "pairwise", "whisper"]
 
-Mixing: TypeAlias = Float[np.ndarray, "*p n n"] | scipy.sparse.csr_array | HashableMatrix
+Network: TypeAlias = Mixing | HashableMatrix
 """W or a schedule of them; one with its digest has been checked."""
+Covariance: TypeAlias = Matrix | Vector
+"""R, or its diagonal."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +53,15 @@ class Design:
     """
 
     kind: str
-    covariance: Matrix | Vector
+    covariance: Covariance
     mixing_fingerprint: str
-    precision_bound: float | Vector
+    precision_bound: Bound
     horizon: int | None
     value: float
     lower_bound: float | None
     converged: bool
     regularization: float = 0.0
-    multipliers: Float[np.ndarray, " m"] = field(default_factory=lambda: np.zeros(0))
+    multipliers: Vector = field(default_factory=lambda: np.zeros(0))
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -67,8 +69,8 @@ class Design:
         cls,
         kind: str,
         network: HashableMatrix,
-        precision_bound: float | Vector,
-        covariance: Matrix | Vector,
+        precision_bound: Bound,
+        covariance: Covariance,
         value: float,
         *,
         lower_bound: float | None = None,
@@ -91,7 +93,7 @@ class Design:
             options: as the field; those that are None are left out.
             quality: the fields with defaults.
         """
-        limits = spatial.bounds(precision_bound, covariance.shape[0])
+        limits = bounds(precision_bound, covariance.shape[0])
         return cls(
             kind,
             covariance,
@@ -122,8 +124,8 @@ class Design:
 
     def check(
         self,
-        mixing: Mixing,
-        precision_bound: float | Vector,
+        mixing: Network,
+        precision_bound: Bound,
         horizon: int | None = None,
     ) -> "Design":
         """Return the design if it was made for these arguments, else raise ValueError.
@@ -140,8 +142,8 @@ class Design:
                 f"mixing has fingerprint {fingerprint[:12]}, the design "
                 f"{self.mixing_fingerprint[:12]}; use its matrix, or make the design again"
             )
-        needed = spatial.bounds(precision_bound, self.n)
-        limits = spatial.bounds(self.precision_bound, self.n)
+        needed = bounds(precision_bound, self.n)
+        limits = bounds(self.precision_bound, self.n)
         # Bounds of one budget may differ by rounding.
         if not np.allclose(needed, limits, rtol=1e-12, atol=0.0):
             raise ValueError(
@@ -154,9 +156,7 @@ class Design:
             )
         return self
 
-    def save(
-        self, path: str | os.PathLike[str], *, entries: Mapping[str, Any] | None = None
-    ) -> Path:
+    def save(self, path: PathLike, *, entries: Mapping[str, Any] | None = None) -> Path:
         """Write the design to an npz file (complete or not at all) and return its path.
 
         Args:
@@ -177,7 +177,7 @@ class Design:
         return store.write(path, "design", arrays | dict(entries or {}), content)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Design":
+    def load(cls, path: PathLike) -> "Design":
         """Return the design saved at ``path``; ValueError for a damaged or foreign file."""
         content = store.read(path, "design", {f.name for f in fields(cls)})
         if content["precision_bound"].ndim == 0:
@@ -185,7 +185,7 @@ class Design:
         return cls(**content)
 
 
-def independent(mixing: Mixing, precision_bound: float | Vector) -> Design:
+def independent(mixing: Network, precision_bound: Bound) -> Design:
     """Return R = diag(1 / b_i): every agent on its own.
 
     Args:
@@ -208,14 +208,14 @@ def independent(mixing: Mixing, precision_bound: float | Vector) -> Design:
     """
     network = _checked(mixing)
     matrix = network.matrix
-    variances = spatial.independent_variances(spatial.bounds(precision_bound, matrix.shape[-1]))
+    variances = spatial.independent_variances(bounds(precision_bound, matrix.shape[-1]))
     value = workload.one_step_energy(matrix, variances)
     # With a sparse W no array [n, n] is needed.
-    covariance = variances if scipy.sparse.issparse(matrix) else np.diag(variances)
+    covariance = variances if issparse(matrix) else np.diag(variances)
     return Design.of("independent", network, precision_bound, covariance, value)
 
 
-def pairwise(mixing: Mixing, precision_bound: float | Vector) -> Design:
+def pairwise(mixing: Network, precision_bound: Bound) -> Design:
     """Return the design of `spatial.pairwise` (DECOR) for one step.
 
     Args:
@@ -236,23 +236,23 @@ def pairwise(mixing: Mixing, precision_bound: float | Vector) -> Design:
     """
     network = _checked(mixing)
     matrix = network.dense.matrix
-    limits = spatial.bounds(precision_bound, matrix.shape[-1])
+    limits = bounds(precision_bound, matrix.shape[-1])
     root = workload.factor(network)
     covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
-    value = _energy(root, covariance)
+    value = spatial.trace(root, covariance)
     return Design.of("pairwise", network, precision_bound, covariance, value, converged=not bounded)
 
 
 def whisper(
-    mixing: Mixing,
-    precision_bound: float | Vector,
+    mixing: Network,
+    precision_bound: Bound,
     horizon: int | None = None,
     *,
     discount: float | None = None,
-    step_sizes: Float[np.ndarray, " t"] | None = None,
+    step_sizes: workload.StepSizes = None,
     weights: Vector | None = None,
     final_model: bool = False,
-    subgroups: Sequence[Sequence[int]] | None = None,
+    subgroups: Subgroups = None,
     **options: Any,
 ) -> Design:
     """Return the design of least noise energy: in one step, or in all models of ``horizon`` rounds.
@@ -295,7 +295,8 @@ def whisper(
     )
     if horizon is None and step_sizes is not None:
         horizon = len(step_sizes)
-    structure: dict[str, Any] = {
+    # What a later check compares, beside the horizon.
+    structure: dict = {
         "discount": None if discount is None else float(discount),
         "step_sizes": _digest(step_sizes),
         "weights": _digest(weights),
@@ -303,26 +304,25 @@ def whisper(
     }
     if subgroups is not None:
         structure["subgroups"] = [[int(agent) for agent in group] for group in subgroups]
-    quality: dict[str, Any] = {}
-    if len(solutions) == 1:
-        quality["multipliers"] = solutions[0].multipliers
+    # Multipliers of several blocks start no solve of the whole.
+    multipliers = solutions[0].multipliers if len(solutions) == 1 else np.zeros(0)
     return Design.of(
         "whisper" if horizon is None and discount is None else "whisper_horizon",
         network,
         precision_bound,
         covariance,
-        _energy(root, covariance),
+        spatial.trace(root, covariance),
         horizon=horizon,
         # Rounded down, as sums of bounds may round up.
         lower_bound=float(sum(solution.lower_bound for solution in solutions)) * (1.0 - 1e-14),
         converged=all(solution.converged for solution in solutions),
         regularization=max(solution.regularization for solution in solutions),
         options=structure,
-        **quality,
+        multipliers=multipliers,
     )
 
 
-def _checked(mixing: Mixing) -> HashableMatrix:
+def _checked(mixing: Network) -> HashableMatrix:
     """The mixing matrix with its digest; one that has it was checked."""
     if isinstance(mixing, HashableMatrix):
         return mixing
@@ -331,8 +331,3 @@ def _checked(mixing: Mixing) -> HashableMatrix:
 
 def _digest(numbers: Vector | None) -> str | None:
     return None if numbers is None else mixing_.fingerprint(np.asarray(numbers))
-
-
-def _energy(root: Matrix, covariance: Matrix) -> float:
-    """tr(M R) for M = F'F."""
-    return float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))

@@ -6,25 +6,26 @@ the two is the certificate.
 """
 
 import importlib
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from numpy.linalg import inv, qr
 
 from dpjax import _validate
+from dpjax._files import PathLike
 from dpjax._numerics import double_precision
 from dpjax.mechanism import certificate, fixed_point, store
 from dpjax.mechanism.certificate import Factor, Matrix, Vector
 
 __all__ = ["Solution", "minimize_trace"]
 
-_EPS = float(np.finfo(np.float64).eps)
+Device: TypeAlias = jax.Device | None
+"""The JAX device of a solver; None is JAX's default."""
 # A larger gap without regularisation means that the infimum is not attained (or that rounding
 # decides which directions W kills); slack constraints leave up to 1e-7.
 _ATTAINED = 3e-7
@@ -74,15 +75,15 @@ class Solution:
     @property
     def gap(self) -> float:
         """Relative duality gap, value / lower_bound - 1: an upper bound on the excess."""
-        return self.value / self.lower_bound - 1.0 if self.lower_bound > 0 else np.inf
+        return certificate.relative_gap(self.value, self.lower_bound)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: PathLike) -> Path:
         """Write the solution to an npz file (complete or not at all) and return its path."""
         content = asdict(self)
         return store.write(path, "solution", {name: content.pop(name) for name in _ARRAYS}, content)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Solution":
+    def load(cls, path: PathLike) -> "Solution":
         """Return the solution saved at ``path``; ValueError for a damaged or foreign file."""
         return cls(**store.read(path, "solution", {field.name for field in fields(cls)}))
 
@@ -98,7 +99,7 @@ def minimize_trace(
     max_variance: float | None = None,
     warm_start: Vector | None = None,
     pad_to: int | None = None,
-    device: Any = None,
+    device: Device = None,
 ) -> Solution:
     """Minimise tr(M P^-1) over symmetric P > 0 with diag(P) <= 1.
 
@@ -142,10 +143,10 @@ def minimize_trace(
     _validate.one_of("solver", solver, ("fixed_point", "sdp"))
     root = _root(gram, factor)
     # What bounds refer to: what was computed from it is rounded.
-    problem = {
-        name: None if matrix is None else np.asarray(matrix, np.float64)
-        for name, matrix in (("gram", gram), ("factor", factor))
-    }
+    if gram is None:
+        problem = {"factor": np.asarray(factor, np.float64)}
+    else:
+        problem = {"gram": np.asarray(gram, np.float64)}
     n = root.shape[1]
     tolerance = _validate.number("tolerance", tolerance)
     if tolerance < 0:
@@ -159,8 +160,8 @@ def minimize_trace(
         if limit is not None:
             raise ValueError('max_variance needs solver="fixed_point"; leave it out')
         covariance, multipliers = solve_sdp(root.T @ root, max(tolerance, 1e-12))
-        precision = certificate.unit_diagonal(np.linalg.inv((covariance + covariance.T) / 2.0))
-        exact = _certified(root, problem, precision, multipliers, 0, False)
+        precision = certificate.unit_diagonal(inv((covariance + covariance.T) / 2.0))
+        exact = _certified(root, problem, precision, multipliers, 0, False, 0.0)
         if exact is None:
             raise ValueError(
                 'gram leaves Clarabel with a singular precision; use solver="fixed_point"'
@@ -172,9 +173,8 @@ def minimize_trace(
 
     def attempt(r: float, start: Vector, spent: int) -> Solution | None:
         regular = regularized(root, r)
-        climbed, log_multipliers = _pad(regular, np.log(start), size)
         with double_precision():
-            placed = jax.device_put((climbed, log_multipliers), device)
+            placed = jax.device_put(_pad(regular, np.log(start), size), device)
             state = fixed_point.climb(*placed, tolerance, max_iterations)
             multipliers = np.exp(np.asarray(state.best_x)[:n])
             converged = float(state.best_gap) <= (tolerance or 1e-9)
@@ -220,9 +220,9 @@ def _within(
 def factor_of(gram: Matrix) -> Matrix:
     """Return F with F'F = ``gram``; ValueError unless it is symmetric positive semidefinite."""
     gram = _validate.symmetric("gram", gram)
-    scale = float(np.abs(gram).max())
-    values, vectors = np.linalg.eigh((gram + gram.T) / 2.0)
-    if values[0] < -1e-10 * scale:
+    values, vectors = certificate.eigen(gram)
+    # Rounding leaves eigenvalues of a semidefinite matrix a little below 0.
+    if values[0] < -1e-10 * np.abs(gram).max():
         raise ValueError(
             f"gram has the eigenvalue {float(values[0])!r}; give a positive semidefinite matrix"
         )
@@ -235,10 +235,17 @@ def _root(gram: Matrix | None, factor: Factor | None) -> Factor:
     root = factor_of(gram) if gram is not None else _validate.finite_array("factor", factor, ndim=2)
     if not root.any():
         raise ValueError("gram is zero; every covariance costs nothing: give a nonzero matrix")
-    # Orthogonal transformations keep F'F, with fewer rows.
     if root.shape[0] > root.shape[1]:
-        root = np.asarray(np.linalg.qr(root, mode="r"))
+        root = compressed(root)
     return root
+
+
+def compressed(*factors: Factor) -> Factor:
+    """Return F with F'F the sum of F_k'F_k, and as few rows as columns.
+
+    Orthogonal transformations keep the digits that the products would halve.
+    """
+    return np.asarray(qr(np.concatenate(factors), mode="r"))
 
 
 def _start(root: Factor, warm_start: Vector | None) -> Vector:
@@ -264,31 +271,30 @@ def regularized(root: Factor, r: float) -> Factor:
     if r == 0.0:
         return root
     n = root.shape[1]
-    identity = np.sqrt(r * float(np.sum(root**2)) / n) * np.eye(n)
-    return np.asarray(np.linalg.qr(np.concatenate([root, identity]), mode="r"))
+    # tr(M) is the sum of squares of F.
+    identity = np.sqrt(r * np.sum(root**2) / n) * np.eye(n)
+    return compressed(root, identity)
 
 
-def _pad(
-    root: Factor, log_multipliers: Vector, size: int
-) -> tuple[Float[np.ndarray, "s s"], Float[np.ndarray, " s"]]:
+def _pad(root: Factor, log_multipliers: Vector, size: int) -> tuple[Matrix, Vector]:
     """Return a square factor of ``size``, the new entries uncoupled and solved from the start."""
     m, n = root.shape
     padded = np.zeros((size, size))
     padded[:m, :n] = root
     # An uncoupled entry with gram c has l = c at the optimum; a small c leaves the gap alone.
-    small = 1e-3 * float(np.sum(root**2)) / n
+    small = 1e-3 * np.sum(root**2) / n
     padded[range(n, size), range(n, size)] = np.sqrt(small)
     return padded, np.concatenate([log_multipliers, np.full(size - n, np.log(small))])
 
 
 def _certified(
     root: Factor,
-    problem: dict[str, np.ndarray | None],
+    problem: dict[str, np.ndarray],
     precision: Matrix,
     multipliers: Vector,
     iterations: int,
     converged: bool,
-    r: float = 0.0,
+    r: float,
 ) -> Solution | None:
     """The solution of a precision and multipliers, for M as given; None if it is singular."""
     certified = certificate.certify(root, precision)
@@ -341,7 +347,7 @@ def solve_sdp(gram: Matrix, tolerance: float = 1e-9) -> tuple[Matrix, Vector]:
             "cvxpy or clarabel is not installed, and semidefinite programs need both; "
             'pip install cvxpy clarabel (designs themselves do not: solver="fixed_point")'
         ) from None
-    scale = float(np.trace(gram)) / n
+    scale = np.trace(gram) / n
     covariance = cp.Variable((n, n), symmetric=True)
     columns = np.split(np.eye(n), n, axis=1)
     blocks = [cp.bmat([[covariance, e], [e.T, np.ones((1, 1))]]) >> 0 for e in columns]
@@ -360,5 +366,5 @@ def solve_sdp(gram: Matrix, tolerance: float = 1e-9) -> tuple[Matrix, Vector]:
             f"problems whose infimum is not attained"
         )
     # Only relative sizes of the multipliers matter to the caller.
-    multipliers = np.array([float(np.asarray(block.dual_value)[n, n]) for block in blocks])
+    multipliers = np.array([np.asarray(block.dual_value)[n, n] for block in blocks])
     return np.asarray(covariance.value), np.maximum(multipliers, 0.0) * scale

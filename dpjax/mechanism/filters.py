@@ -8,7 +8,7 @@ unlike scipy's. Everything is float64, numpy in and numpy out.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Complex, Float
@@ -46,11 +46,12 @@ class Filter(NamedTuple):
     a: tuple[float, ...] = ()
 
 
-def _over(divisor: float, b: Coefficients, a: Coefficients = ()) -> Filter:
+def _over(divisor: float, b: Coefficients, a: Coefficients) -> Filter:
+    """Coefficients as printed, over their common divisor."""
     return Filter(tuple(x / divisor for x in b), tuple(x / divisor for x in a))
 
 
-PUBLISHED: dict[str, Filter] = {
+PUBLISHED = {
     "sgd": Filter((1.0,)),
     "momentum": Filter((0.1,), (-0.9,)),
     "first v1": _over(11, (1, 1), (-9,)),
@@ -91,13 +92,13 @@ def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
     denominator = _coefficients("a", a)
     if numerator.size == 0:
         raise ValueError("b is empty; give b_0 at least, (1.0,) for no filter")
-    total = float(numerator.sum() - denominator.sum())
+    total = numerator.sum() - denominator.sum()
     if abs(total - 1) > _SUM:
         raise ValueError(
             f"sum b - sum a is {total:.10g}; it must be 1, so that a constant gradient passes as "
             "it is: divide b by (sum b) / (1 + sum a)"
         )
-    radius = float(np.abs(poles(denominator)).max(initial=0.0))
+    radius = np.abs(poles(denominator)).max(initial=0.0)
     if radius > _RADIUS:
         raise ValueError(
             f"a has a pole of modulus {radius:.6g}; give coefficients whose poles, the roots of "
@@ -116,7 +117,7 @@ def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
     return result
 
 
-def read(value: Any) -> Filter:
+def read(value: object) -> Filter:
     """Return the filter that an argument ``filter`` gives, `checked`.
 
     Args:

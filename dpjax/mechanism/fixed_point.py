@@ -1,7 +1,7 @@
 """The accelerated fixed point over the multipliers, under ``lax.while_loop``, in float64."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 __all__ = ["LARGEST_SVD"]
 
-Vector = Float[Array, " n"]
-Scalar = Float[Array, ""]
+Vector: TypeAlias = Float[Array, " n"]
+Matrix: TypeAlias = Float[Array, "n n"]
+Window: TypeAlias = Float[Array, "w n"]
+Scalar: TypeAlias = Float[Array, ""]
+Count: TypeAlias = Int[Array, ""]
+Flag: TypeAlias = Bool[Array, ""]
 WINDOW = 8
 LOG_FLOOR = -18.420680743952367  # log(1e-8): multipliers stay above 1e-8 of the largest
 _JUMP = 6.0  # an accelerated step longer than this in any log-multiplier is not trusted
@@ -28,18 +32,18 @@ class Iterate(NamedTuple):
     plain: Vector  # the plain step from the last accepted point
     last_x: Vector
     last_step: Vector
-    steps_x: Float[Array, "w n"]
-    steps_f: Float[Array, "w n"]
-    stored: Int[Array, ""]  # differences pushed since the window was cleared
-    fresh: Bool[Array, ""]  # no accepted point since the window was cleared
+    steps_x: Window
+    steps_f: Window
+    stored: Count  # differences pushed since the window was cleared
+    fresh: Flag  # no accepted point since the window was cleared
     dual: Scalar
     best_x: Vector
     best_gap: Scalar
-    since_best: Int[Array, ""]
-    iterations: Int[Array, ""]
+    since_best: Count
+    iterations: Count
 
 
-def _evaluate(factor: Float[Array, "n n"], x: Vector) -> tuple[Vector, Scalar, Scalar]:
+def _evaluate(factor: Matrix, x: Vector) -> tuple[Vector, Scalar, Scalar]:
     """Return diag(P), the scaled dual value tr(S)^2 / sum(l), and the relative gap at exp(x)."""
     n = x.shape[0]
     multipliers = jnp.exp(x)
@@ -65,15 +69,18 @@ def _floored(x: Vector) -> Vector:
     return jnp.maximum(x, jnp.max(x) + LOG_FLOOR)
 
 
-def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
+def _advance(factor: Matrix, state: Iterate) -> Iterate:
     x = state.x
     diagonal, dual, gap = _evaluate(factor, x)
-    plain = _floored(x + jnp.clip(jnp.log(jnp.maximum(diagonal, 1e-300)), -20.0, 20.0))
+    # log l <- log l + log P_ii, in steps that cannot overflow.
+    logarithm = jnp.log(jnp.maximum(diagonal, 1e-300))
+    plain = _floored(x + jnp.clip(logarithm, -20.0, 20.0))
     step = plain - x
-    # A step of Anderson's that lowers the dual is taken back.
-    fell = ~(dual >= state.dual * (1.0 - _FALL)) & ~state.fresh
-
     push = ~state.fresh
+    # A step of Anderson's that lowers the dual is taken back.
+    fell = ~(dual >= state.dual * (1.0 - _FALL)) & push
+
+    # The window is a ring of the last differences.
     slot = state.stored % WINDOW
     steps_x = jnp.where(push, state.steps_x.at[slot].set(x - state.last_x), state.steps_x)
     steps_f = jnp.where(push, state.steps_f.at[slot].set(step - state.last_step), state.steps_f)
@@ -84,18 +91,16 @@ def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
     # An accelerated step that long has left where its model holds.
     wild = ~(jnp.max(jnp.abs(accelerated - x)) <= _JUMP)
     clear = fell | wild
-
     better = ~fell & (gap < state.best_gap)
-    return Iterate(
+    # Where the step is taken back, the last accepted point stays, and its plain step is next.
+    accepted = state._replace(plain=plain, last_x=x, last_step=step, dual=dual)
+    accepted = jax.tree.map(partial(jnp.where, fell), state, accepted)
+    return accepted._replace(
         x=jnp.where(fell, state.plain, jnp.where(wild, plain, accelerated)),
-        plain=jnp.where(fell, state.plain, plain),
-        last_x=jnp.where(fell, state.last_x, x),
-        last_step=jnp.where(fell, state.last_step, step),
         steps_x=jnp.where(clear, 0.0, steps_x),
         steps_f=jnp.where(clear, 0.0, steps_f),
         stored=jnp.where(clear, 0, stored),
         fresh=fell,
-        dual=jnp.where(fell, state.dual, dual),
         best_x=jnp.where(better, x, state.best_x),
         best_gap=jnp.where(better, gap, state.best_gap),
         since_best=jnp.where(better, 0, state.since_best + 1),
@@ -105,15 +110,15 @@ def _advance(factor: Float[Array, "n n"], state: Iterate) -> Iterate:
 
 @jax.jit
 def climb(
-    factor: Float[Array, "n n"],
+    factor: Matrix,
     start: Vector,
     tolerance: Scalar,
-    limit: Int[Array, ""],
+    limit: Count,
 ) -> Iterate:
     """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``limit`` steps."""
-    n = start.shape[0]
-    zeros = jnp.zeros(n, start.dtype)
-    window = jnp.zeros((WINDOW, n), start.dtype)
+    zeros = jnp.zeros_like(start)
+    window = jnp.zeros((WINDOW, *start.shape), start.dtype)
+    zero = jnp.zeros((), jnp.int32)
     x = _floored(start)
     state = Iterate(
         x=x,
@@ -122,16 +127,16 @@ def climb(
         last_step=zeros,
         steps_x=window,
         steps_f=window,
-        stored=jnp.zeros((), jnp.int32),
+        stored=zero,
         fresh=jnp.ones((), bool),
         dual=jnp.zeros((), start.dtype),
         best_x=x,
         best_gap=jnp.full((), jnp.inf, start.dtype),
-        since_best=jnp.zeros((), jnp.int32),
-        iterations=jnp.zeros((), jnp.int32),
+        since_best=zero,
+        iterations=zero,
     )
 
-    def unfinished(state: Iterate) -> Bool[Array, ""]:
+    def unfinished(state: Iterate) -> Flag:
         going = (state.best_gap > tolerance) & (state.since_best < _PATIENCE)
         # Tolerance 0 asks for exactly `limit` iterations, so that every agent does the same.
         return (going | (tolerance <= 0)) & (state.iterations < limit)

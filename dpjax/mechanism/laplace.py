@@ -11,12 +11,12 @@ with r = q1 / q2: pure epsilon for Laplace noise.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _validate
+from dpjax.mechanism.certificate import Vector
 
 __all__ = [
     "Schedule",
@@ -53,8 +53,8 @@ class Schedule(NamedTuple):
         ('laplace', (5,))
     """
 
-    step_sizes: Float[np.ndarray, " T"]
-    scales: Float[np.ndarray, " T"]
+    step_sizes: Vector
+    scales: Vector
     noise: str
     budget: float
     spent: float
@@ -84,7 +84,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
         return math.inf
 
 
-def decays(q1: Any, q2: Any) -> tuple[float, float]:
+def decays(q1: float, q2: float) -> tuple[float, float]:
     """Return both decays as floats with 0 < q1 < q2 < 1.
 
     Args:

@@ -23,25 +23,27 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-import scipy.sparse
 from jaxtyping import Float
 from numpy.polynomial import Chebyshev, Polynomial, chebyshev
+from scipy.sparse import csr_array, diags_array
+from scipy.sparse.linalg import LinearOperator, aslinearoperator
 
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.mechanism import certificate, spatial, workload
-from dpjax.mechanism.certificate import Vector
+from dpjax.mechanism.certificate import EPS, Factor, Matrix, Vector
 from dpjax.topology import mixing as mixing_
-from dpjax.topology.mixing import HashableMatrix
+from dpjax.topology.mixing import HashableMatrix, Mixing
 
 __all__ = ["PolynomialNoise", "design"]
 
-Coefficients = Float[np.ndarray, " m"]
-Precision = Float[np.ndarray, " q"]
-_EPS = float(np.finfo(np.float64).eps)
+Coefficients: TypeAlias = Float[np.ndarray, " m"]
+Precision: TypeAlias = Float[np.ndarray, " q"]
+Interval: TypeAlias = tuple[float, float]
+_Map: TypeAlias = Callable[[np.ndarray], np.ndarray]
 _DENSE = 512
 """Up to so many agents energies and bounds come from dense matrices."""
 _ONE = np.ones(1, np.float32)
@@ -105,15 +107,15 @@ class PolynomialNoise:
     @property
     def gap(self) -> float:
         """Relative excess over ``lower_bound``."""
-        return self.value / self.lower_bound - 1
+        return certificate.relative_gap(self.value, self.lower_bound)
 
 
 def design(
-    mixing: Any,
+    mixing: Mixing,
     precision_bound: spatial.Bound,
     degree: int = 6,
     *,
-    step_sizes: Float[np.ndarray, " t"] | None = None,
+    step_sizes: workload.StepSizes = None,
 ) -> PolynomialNoise:
     """Return noise S g(W) Z of little energy tr(M S g(W)^2 S) with [R^-1]_ii <= b_i.
 
@@ -147,20 +149,20 @@ def design(
     # M = sum_k terms[-k] W^2k, whose values at u = x^2 are those of a polynomial.
     terms = np.cumsum(np.square(steps))
 
-    def energy(u: np.ndarray) -> np.ndarray:
-        return np.polyval(np.r_[terms, 0.0], u)
-
+    energy = functools.partial(np.polyval, np.r_[terms, 0.0])
     # Few agents need more probes for the same error of the traces.
     count = _PROBES if n <= _DENSE else max(_PROBES, _DRAWN // n)
     signs = np.random.default_rng(0).choice([-1.0, 1.0], (n, count))
     nodes, weights = _quadrature(lambda v: matrix.matrix @ v, signs, max(_STEPS, degree + 2))
-    objective = nodes.ravel(), weights.ravel(), energy, interval(matrix.matrix), _half(matrix)
+    spectrum = (nodes.ravel(), weights.ravel())
+    best_polynomials = functools.partial(
+        _polynomials, *spectrum, energy, interval(matrix.matrix), _half(matrix)
+    )
+    coefficients, precision = best_polynomials(degree)
     # A degree whose coefficients cancel in float32 leaves the constant alone: try the next one.
-    while True:
-        coefficients, precision = _polynomials(*objective, degree)
-        if len(coefficients) > 1 or degree == 1:
-            break
+    while len(coefficients) == 1 and degree > 1:
         degree -= 1
+        coefficients, precision = best_polynomials(degree)
     bounds = inverse_diagonal(matrix, coefficients, precision, np.ones(n))
     # Rounding to nearest takes less than half of the last factor.
     scales = np.sqrt(bounds / limits) * (1 + 2.0**-23)
@@ -178,7 +180,7 @@ def design(
     return PolynomialNoise(coefficients, scales, precision, value, lower)
 
 
-def rounded(mixing: Any) -> HashableMatrix:
+def rounded(mixing: Mixing) -> HashableMatrix:
     """Return W with entries of float32, as a run has them, in a sparse matrix of float64.
 
     Raises:
@@ -189,7 +191,7 @@ def rounded(mixing: Any) -> HashableMatrix:
             f"mixing has shape {mixing.shape}; noise of polynomials needs one matrix [n, n]: give "
             "one, or noise.Whisper()"
         )
-    matrix = scipy.sparse.csr_array(mixing, dtype=np.float32).astype(np.float64)
+    matrix = csr_array(mixing, dtype=np.float32).astype(np.float64)
     matrix.sum_duplicates()
     unit = np.abs(matrix.sum(axis=1) - 1).max() < 1e-6
     if (matrix != matrix.T).nnz or matrix.data.min() < 0 or not unit:
@@ -227,27 +229,28 @@ def inverse_diagonal(
     moments = _moments(matrix, max(1, len(precision) // 2))[:, : len(precision)]
     n = len(scales)
     # Moments are sums of products of numbers that are not negative: at most q (n + 4) roundings.
-    off = (len(precision) + 1) * (n + 8) * _EPS * (moments @ np.abs(precision))
+    off = (len(precision) + 1) * (n + 8) * EPS * (moments @ np.abs(precision))
     diagonal = moments @ precision + off
-    return diagonal / (certain * np.square(scales, dtype=np.float64)) * (1 + 8 * _EPS)
+    return diagonal / (certain * np.square(scales, dtype=np.float64)) * (1 + 8 * EPS)
 
 
-def interval(matrix: Any) -> tuple[float, float]:
+def interval(matrix: csr_array) -> Interval:
     """Return an interval that holds the spectrum of a symmetric W >= 0, by Gershgorin's discs.
 
     It begins at -1/2 or below: on a short one, coefficients for [-1, 1] are large and cancel.
     """
     sums = matrix.sum(axis=1)
-    n = matrix.shape[0]
-    margin = 4 * n * _EPS * float(sums.max())
+    largest = float(sums.max())
+    margin = 4 * len(sums) * EPS * largest
+    # The disc of row i has its centre at W_ii and the sum of its other entries as its radius.
     low = float((2 * matrix.diagonal() - sums).min())
-    return min(low, -0.5) - margin, float(sums.max()) + margin
+    return min(low, -0.5) - margin, largest + margin
 
 
 def least(
     coefficients: Coefficients,
     precision: Precision,
-    interval: tuple[float, float],
+    interval: Interval,
 ) -> float:
     """Return a lower bound on p g^2 over an interval; 0 where float32 runs lose too much of g.
 
@@ -261,7 +264,9 @@ def least(
     d = len(precision) - 1 + 2 * (len(coefficients) - 1)
     count = 1024 * (d + 1)
     low, high = interval
-    x = (low + high) / 2 + (high - low) / 2 * np.cos((np.arange(count) + 0.5) * (math.pi / count))
+    # Chebyshev's nodes, even in the angle.
+    angles = (np.arange(count) + 0.5) * (math.pi / count)
+    x = (low + high) / 2 + (high - low) / 2 * np.cos(angles)
     wide = coefficients.astype(np.float64)
     # Beyond [-1, 1] Chebyshev polynomials grow, and rounding with them.
     if max(-low, high) > 1 + 1e-6:
@@ -272,36 +277,31 @@ def least(
     if total > _CANCELLING * g.min():
         return 0.0
     # Clenshaw's and Horner's rules round by less, at |x| that exceeds 1 by rounding alone.
-    g = g - 8 * (d + 2) ** 2 * _EPS * total
-    p = np.polyval(precision[::-1], x) - 4 * (d + 2) * _EPS * np.abs(precision).sum()
-    values = np.maximum(p, 0.0) * np.square(np.maximum(g, 0.0)) * (1 - 4 * _EPS)
+    g = g - 8 * (d + 2) ** 2 * EPS * total
+    p = np.polyval(precision[::-1], x)
+    p = p - 4 * (d + 2) * EPS * np.abs(precision).sum()
+    values = np.maximum(p, 0.0) * np.square(np.maximum(g, 0.0)) * (1 - 4 * EPS)
+    # |r - c| for the best c, everywhere by its values at the nodes.
     spread = (values.max() - values.min()) / 2 / math.cos(d * math.pi / (2 * count)) * 1.01
     return float(values.min() - (math.pi / (2 * count) * d) ** 2 / 2 * 1.01 * spread)
 
 
-def dense(
-    matrix: HashableMatrix, coefficients: Coefficients, scales: Vector
-) -> Float[np.ndarray, "n n"]:
+def dense(matrix: HashableMatrix, coefficients: Coefficients, scales: Vector) -> Matrix:
     """Return the map S g(W) of normals to noise."""
     return scales[:, None] * _applied(matrix.matrix, coefficients, np.eye(len(scales)))
 
 
-def operator(
-    matrix: HashableMatrix, coefficients: Coefficients, scales: Vector
-) -> scipy.sparse.linalg.LinearOperator:
+def operator(matrix: HashableMatrix, coefficients: Coefficients, scales: Vector) -> LinearOperator:
     """Return S g(W) as what multiplies columns, without an array [n, n]."""
-
-    def gossiped(values: np.ndarray) -> np.ndarray:
-        return _applied(matrix.matrix, coefficients, values)
-
+    gossiped = functools.partial(_applied, matrix.matrix, coefficients)
     # g(W) is symmetric.
-    ways = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), gossiped)
-    spread = scipy.sparse.linalg.LinearOperator(matrix.matrix.shape, dtype=np.float64, **ways)
-    scaled = scipy.sparse.diags_array(scales.astype(np.float64))
-    return scipy.sparse.linalg.aslinearoperator(scaled) @ spread
+    products = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), gossiped)
+    spread = LinearOperator(matrix.matrix.shape, dtype=np.float64, **products)
+    scaled = diags_array(scales.astype(np.float64))
+    return aslinearoperator(scaled) @ spread
 
 
-def _applied(matrix: Any, coefficients: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _applied(matrix: csr_array, coefficients: Coefficients, values: Factor) -> Factor:
     """g(W) X by Clenshaw's rule."""
     current = coefficients[-1] * values
     previous = 0 * values
@@ -320,13 +320,13 @@ def _half(matrix: HashableMatrix) -> int:
     paths = links.sum(axis=1)
     for half in (1, 2):
         paths = links @ paths
-        if min(float(paths.sum()), float(links.shape[0] * links.nnz)) > _WORK:
+        if min(paths.sum(), links.shape[0] * links.nnz) > _WORK:
             return half
     return 3
 
 
 @functools.lru_cache(maxsize=4)
-def _moments(matrix: HashableMatrix, half: int) -> Float[np.ndarray, "n q"]:
+def _moments(matrix: HashableMatrix, half: int) -> Matrix:
     """[W^k]_ii for k = 0 .. 2 half, from the rows of the first powers, some rows at a time."""
     w = matrix.matrix
     n = w.shape[0]
@@ -348,10 +348,10 @@ def _moments(matrix: HashableMatrix, half: int) -> Float[np.ndarray, "n q"]:
 
 
 def _polynomials(
-    nodes: Float[np.ndarray, " k"],
-    weights: Float[np.ndarray, " k"],
-    energy: Callable[[np.ndarray], np.ndarray],
-    interval: tuple[float, float],
+    nodes: Vector,
+    weights: Vector,
+    energy: _Map,
+    interval: Interval,
     half: int,
     degree: int,
 ) -> tuple[Coefficients, Precision]:
@@ -359,32 +359,39 @@ def _polynomials(
     low, high = interval
     # Chebyshev points, where a polynomial of this degree cannot hide a peak.
     grid = np.cos(np.linspace(0, math.pi, 16 * (degree + 2 * half) + 1))
-    basis = chebyshev.chebvander(grid, degree), chebyshev.chebvander(grid, 2 * half)
+    grid_g = chebyshev.chebvander(grid, degree)
+    grid_p = chebyshev.chebvander(grid, 2 * half)
     weights = weights / weights.sum()
     places = (2 * nodes - low - high) / (high - low)
-    of_g, of_p = (chebyshev.chebvander(places, b.shape[1] - 1) for b in basis)
+    of_g = chebyshev.chebvander(places, degree)
     energies = weights * energy(nodes**2)
     energies = energies / energies.sum()
+    # On the spectrum, mean(phi g^2) is g' Q g, and mean(p) is c' p.
     quadratic = (of_g.T * energies) @ of_g
-    linear = weights @ of_p
+    linear = weights @ chebyshev.chebvander(places, 2 * half)
     best = math.inf
-    solution: tuple[Any, Any] = _ONE, _ONE
+    solution: tuple[Coefficients, Precision] = (_ONE, _ONE)
     for share in (math.inf, *_SHARES):
         # The share of all weight is independent noise, constant polynomials.
         if math.isinf(share):
             g = np.eye(degree + 1)[0]
             p = np.eye(2 * half + 1)[0]
         else:
-            rows = basis[0].T @ basis[0] / len(grid), basis[1].mean(axis=0)
-            costs = quadratic + share * rows[0], linear + share * rows[1]
-            g, p = _newton(*basis, *costs)
-        window: Any = {"domain": [low, high]}
-        cosines = Chebyshev(g, **window).convert(domain=[-1, 1], kind=Chebyshev).coef
+            # The same means over the whole interval.
+            even_quadratic = grid_g.T @ grid_g / len(grid)
+            even_linear = grid_p.mean(axis=0)
+            g, p = _newton(
+                grid_g, grid_p, quadratic + share * even_quadratic, linear + share * even_linear
+            )
+        cosines = Chebyshev(g, interval).convert(domain=[-1, 1], kind=Chebyshev).coef
         cosines = cosines.astype(np.float32)
-        powers: Any = Chebyshev(p, **window).convert(domain=[-1, 1], kind=Polynomial).coef
+        monomials = Chebyshev(p, interval).convert(domain=[-1, 1], kind=Polynomial)
+        powers = np.asarray(monomials.coef, np.float64)
         certain = least(cosines, powers, interval)
         # Energy at the scale that the certificate asks for.
-        cost = (g @ quadratic @ g) * (linear @ p) / certain if certain > 0 else math.inf
+        if certain <= 0:
+            continue
+        cost = (g @ quadratic @ g) * (linear @ p) / certain
         if cost < best:
             best = cost
             solution = (cosines, powers / certain)
@@ -392,9 +399,9 @@ def _polynomials(
 
 
 def _newton(
-    of_g: Float[np.ndarray, "k m"],
-    of_p: Float[np.ndarray, "k q"],
-    quadratic: Float[np.ndarray, "m m"],
+    of_g: Factor,
+    of_p: Factor,
+    quadratic: Matrix,
     linear: Precision,
 ) -> tuple[Coefficients, Precision]:
     """Minimise g' Q g + c' p subject to p >= g^-2 and g > 0 on a grid, by a logarithmic barrier."""
@@ -408,14 +415,14 @@ def _newton(
     hessian[:m, :m] = 2 * quadratic
 
     def cost(x: np.ndarray) -> float:
-        return float(x[:m] @ quadratic @ x[:m] + linear @ x[m:])
+        return x[:m] @ quadratic @ x[:m] + linear @ x[m:]
 
     def barrier(x: np.ndarray, rate: float) -> float:
         g = of_g @ x[:m]
         p = of_p @ x[m:]
-        if not (g > 0).all() or not (p * g**2 > 1).all():
+        if not (g.min() > 0 and (p * g**2).min() > 1):
             return math.inf
-        return rate * cost(x) - float(np.log(p - g**-2.0).sum())
+        return rate * cost(x) - np.log(p - g**-2.0).sum()
 
     rate = 10 / cost(x)
     # Between the points of the grid nothing is asked, so that a cost below 0 is no optimum.
@@ -424,18 +431,21 @@ def _newton(
             g = of_g @ x[:m]
             slack = of_p @ x[m:] - g**-2.0
             slopes = np.hstack([2 * g[:, None] ** -3.0 * of_g, of_p]) / slack[:, None]
+            # Of the barrier, rate cost - sum log(p - g^-2).
             gradient = rate * np.r_[2 * quadratic @ x[:m], linear] - slopes.sum(axis=0)
             curved = rate * hessian + slopes.T @ slopes
             # g^-2 is convex: its curvature adds to that of the barrier.
-            curved[:m, :m] += of_g.T @ (of_g * (6 * g**-4.0 / slack)[:, None])
+            curvature = 6 * g**-4.0 / slack
+            curved[:m, :m] += of_g.T @ (of_g * curvature[:, None])
             sizes = np.sqrt(np.diag(curved))
             # Scaled to a unit diagonal, which the ridge then bounds from below.
             scaled = curved / np.outer(sizes, sizes) + 1e-14 * np.eye(len(x))
             step = -np.linalg.solve(scaled, gradient / sizes) / sizes
-            fall = float(-gradient @ step)
+            fall = -gradient @ step
             length = 1.0
             # Backtracking: the barrier is infinite outside the feasible set.
-            while barrier(x + length * step, rate) > barrier(x, rate) - 0.1 * length * fall:
+            current = barrier(x, rate)
+            while barrier(x + length * step, rate) > current - 0.1 * length * fall:
                 length /= 2
                 if length < 1e-9:
                     break
@@ -448,12 +458,12 @@ def _newton(
 
 def _estimates(
     matrix: HashableMatrix,
-    coefficients: np.ndarray,
-    scales: np.ndarray,
-    limits: np.ndarray,
-    terms: np.ndarray,
-    signs: np.ndarray,
-    energy: Callable[[np.ndarray], np.ndarray],
+    coefficients: Coefficients,
+    scales: Vector,
+    limits: Vector,
+    terms: Vector,
+    signs: Matrix,
+    energy: _Map,
 ) -> tuple[float, float]:
     """Value and lower bound by random signs z: means of z'Az are traces of A.
 
@@ -465,35 +475,42 @@ def _estimates(
     w = matrix.matrix
     squares = _moments(matrix, _half(matrix))[:, 2::2]
     few = terms[-squares.shape[1] :]
-    drawn = scales[:, None].astype(np.float64) * _applied(w, coefficients.astype(float), signs)
+    # tr(M R) is the mean of z' R^1/2 M R^1/2 z, and S g(W) a root of R.
+    gossiped = _applied(w, coefficients.astype(float), signs)
+    drawn = scales[:, None].astype(np.float64) * gossiped
     # A node above the spectrum makes Radau's rule an upper bound.
     top = interval(w)[1] ** 2 * (1 + 1e-9)
-    nodes, weights = _quadrature(
-        lambda v: w @ (w @ v), drawn, min(_STEPS, len(terms) + 1), node=top
-    )
+    steps = min(_STEPS, len(terms) + 1)
+    nodes, weights = _quadrature(lambda v: w @ (w @ v), drawn, steps, node=top)
     values = (weights * energy(nodes)).sum(axis=1)
     multipliers = squares[:, : len(few)] @ few[::-1] / limits
     roots = np.sqrt(multipliers / limits)[:, None]
 
-    def apply(v: np.ndarray) -> np.ndarray:
+    # A^1/2 M A^1/2 v by Horner's rule in W^2.
+    def apply(v: Matrix) -> Matrix:
         total = 0.0 * v
         for term in few:
             total = w @ (w @ (total + term * (roots * v)))
         return roots * total
 
-    nodes, weights = _quadrature(apply, signs, _STEPS, node=-1e-12 * float(multipliers.max()))
+    nodes, weights = _quadrature(apply, signs, _STEPS, node=-1e-12 * multipliers.max())
     traces = (weights * np.sqrt(np.maximum(nodes, 0.0))).sum(axis=1)
-    errors = [4 * float(sample.std(ddof=1)) / math.sqrt(len(sample)) for sample in (values, traces)]
-    lower = max(0.0, float(traces.mean()) - errors[1]) ** 2 / float(multipliers.sum())
-    return float(values.mean()) + errors[0], lower
+    lowest = max(0.0, float(traces.mean() - _error(traces)))
+    lower = lowest**2 / float(multipliers.sum())
+    return float(values.mean() + _error(values)), lower
+
+
+def _error(sample: Vector) -> float:
+    """Four standard errors of a mean."""
+    return 4 * sample.std(ddof=1) / math.sqrt(len(sample))
 
 
 def _quadrature(
-    apply: Callable[[np.ndarray], np.ndarray],
-    start: Float[np.ndarray, "n s"],
+    apply: _Map,
+    start: Matrix,
     steps: int,
     node: float | None = None,
-) -> tuple[Float[np.ndarray, "s k"], Float[np.ndarray, "s k"]]:
+) -> tuple[Matrix, Matrix]:
     """Nodes and weights with v' f(A) v = sum_k weights_k f(nodes_k) nearly, for each column v.
 
     Reference:
@@ -512,14 +529,20 @@ def _quadrature(
             after -= tridiagonal[:, j, j] * current
             link = np.linalg.norm(after, axis=0)
             # A link of rounding alone ends the recursion: the space is used up.
-            link = np.where(link > 1e-10 * np.abs(tridiagonal[:, 0, 0]), link, 0.0)
-            tridiagonal[:, j, j + 1] = tridiagonal[:, j + 1, j] = link
+            nonzero = link > 1e-10 * np.abs(tridiagonal[:, 0, 0])
+            link = np.where(nonzero, link, 0.0)
+            tridiagonal[:, j, j + 1] = link
+            tridiagonal[:, j + 1, j] = link
             previous = current
-            current = np.where(link > 0, after / np.where(link > 0, link, 1.0), 0.0)
+            current = np.where(nonzero, after / np.where(nonzero, link, 1.0), 0.0)
     if node is not None:
         last = np.zeros((columns, steps - 1, 1))
         last[:, -1, 0] = 1.0
         inner = tridiagonal[:, :-1, :-1] - node * np.eye(steps - 1)
-        tridiagonal[:, -1, -1] = node + link**2 * np.linalg.solve(inner, last)[:, -1, 0]
+        # The last diagonal entry that makes `node` an eigenvalue.
+        delta = np.linalg.solve(inner, last)[:, -1, 0]
+        tridiagonal[:, -1, -1] = node + link**2 * delta
     nodes, vectors = np.linalg.eigh(tridiagonal)
-    return nodes, np.square(vectors[:, 0, :]) * sizes[:, None] ** 2
+    # Weights are squares of the eigenvectors' first entries.
+    weights = np.square(vectors[:, 0, :]) * sizes[:, None] ** 2
+    return nodes, weights

@@ -10,22 +10,20 @@ All agents draw Z from one seed, and whoever holds it can subtract the noise. So
 guarantee against agents, alone or together.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal, workload
-from dpjax.mechanism.certificate import Matrix
-from dpjax.mechanism.factorization import factor_of, minimize_trace
+from dpjax.mechanism.certificate import Factor, Matrix, relative_gap
+from dpjax.mechanism.factorization import Device, factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.strategy import Strategy
+from dpjax.topology.mixing import DenseMixing
 
 __all__ = ["JointDesign", "design"]
-
-Mixing = Float[np.ndarray, "*p n n"]
 
 _BLOCK = 1 << 24  # float64 numbers in one block of flattened powers: 128 MiB
 
@@ -64,17 +62,16 @@ class JointDesign(NamedTuple):
     @property
     def gap(self) -> float:
         """The largest relative gain of changing one of the two alone."""
-        bound = min(self.strategy_bound, self.covariance_bound)
-        return self.value / bound - 1.0 if bound > 0 else np.inf
+        return relative_gap(self.value, min(self.strategy_bound, self.covariance_bound))
 
 
 def design(
-    mixing: Mixing,
+    mixing: DenseMixing,
     participation: Participation,
     *,
     tolerance: float = 1e-9,
     max_iterations: int = 50,
-    device: Any = None,
+    device: Device = None,
 ) -> JointDesign:
     """Return the strategy and covariance of least noise energy, both of sensitivity 1.
 
@@ -148,7 +145,7 @@ def design(
     return JointDesign(strategy, covariance, history[-1], *bounds, tuple(history), converged)
 
 
-def factor_over_agents(mixing: Mixing, strategy: Strategy) -> Float[np.ndarray, "m n"]:
+def factor_over_agents(mixing: DenseMixing, strategy: Strategy) -> Factor:
     """Return F with F'F = M, where tr(M R) is the energy of noise with covariance (C'C)^-1 (x) R.
 
     M = sum_{s,t} K_st sum_{tau >= max(s,t)} (W^{tau-t+1})' W^{tau-s+1},  K = (C'C)^-1; C = I
@@ -192,7 +189,7 @@ def _spectral(matrix: Matrix, inverse: Strategy) -> Matrix:
     return np.sqrt(total)[:, None] * vectors.T
 
 
-def _by_powers(schedule: Float[np.ndarray, "p n n"], over_rounds: workload.Gram) -> Matrix:
+def _by_powers(schedule: workload.Schedule, over_rounds: workload.Gram) -> Matrix:
     """M = sum_s F_s' Z_s + its transpose, F_s = K_ss I / 2 + sum_{t<s} K_st W_{s-1} .. W_t."""
     period, n, _ = schedule.shape
     rounds = len(over_rounds)

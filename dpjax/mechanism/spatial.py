@@ -7,16 +7,18 @@ the bound and guarantees nothing towards outsiders.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
+from numpy.linalg import inv
 
 from dpjax import _validate
 from dpjax.mechanism import workload
-from dpjax.mechanism.certificate import Factor, Vector
+from dpjax.mechanism.certificate import EPS, Factor, Vector, eigen
 from dpjax.mechanism.factorization import Solution, minimize_trace
 from dpjax.topology.links import adjacency
+from dpjax.topology.mixing import DenseMixing
 
 __all__ = [
     "central",
@@ -27,9 +29,9 @@ __all__ = [
     "whisper",
 ]
 
-Mixing = Float[np.ndarray, "*p n n"]
-Covariance = Float[np.ndarray, "n n"]
-Bound = Vector | float
+Covariance: TypeAlias = Float[np.ndarray, "n n"]
+Bound: TypeAlias = Vector | float
+Subgroups: TypeAlias = Sequence[Sequence[int]] | None
 
 # Where the energy falls for ever with the coupling (W = 11'/n), stop at c lambda_max(L) / s of
 # this size: the excess over the infimum is then about n / 1e5, and so are the variances' growth.
@@ -37,7 +39,7 @@ LARGEST_COUPLING = 1e5
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
-def independent(mixing: Mixing, precision_bound: Bound) -> Covariance:
+def independent(mixing: DenseMixing, precision_bound: Bound) -> Covariance:
     """Return R = diag(1 / b_i): every agent on its own (local differential privacy).
 
     Example:
@@ -49,7 +51,8 @@ def independent(mixing: Mixing, precision_bound: Bound) -> Covariance:
                [0.  , 0.25, 0.  ],
                [0.  , 0.  , 0.25]])
     """
-    return np.diag(independent_variances(bounds(precision_bound, np.shape(mixing)[-1])))
+    limits = bounds(precision_bound, np.shape(mixing)[-1])
+    return np.diag(independent_variances(limits))
 
 
 def independent_variances(limits: Vector) -> Vector:
@@ -57,7 +60,7 @@ def independent_variances(limits: Vector) -> Vector:
     return np.nextafter(1.0 / limits, np.inf)
 
 
-def central(mixing: Mixing, precision_bound: Bound) -> Covariance:
+def central(mixing: DenseMixing, precision_bound: Bound) -> Covariance:
     """Return R = 11' / (b n^2): a trusted server's noise on the mean, the ideal to compare with.
 
     It breaks [R^-1]_ii <= b (R is singular), and accounting for outsiders refuses it. With
@@ -73,11 +76,12 @@ def central(mixing: Mixing, precision_bound: Bound) -> Covariance:
                [0.111, 0.111, 0.111]])
     """
     n = np.shape(mixing)[-1]
-    return np.full((n, n), 1.0 / (float(bounds(precision_bound, n).min()) * n * n))
+    strictest = bounds(precision_bound, n).min()
+    return np.full((n, n), 1.0 / (strictest * n * n))
 
 
 def pairwise(
-    mixing: Mixing, precision_bound: Bound, horizon: int | None = None, **options: Any
+    mixing: DenseMixing, precision_bound: Bound, horizon: int | None = None, **options: Any
 ) -> Covariance:
     """Return R = s I + c L, L the Laplacian of W's support, of least energy under the bound.
 
@@ -106,16 +110,17 @@ def pairwise(
     """
     matrix = _validate.finite_array("mixing", mixing)
     limits = bounds(precision_bound, matrix.shape[-1])
-    return solve_pairwise(matrix, workload.factor(matrix, horizon, **options), limits)[0]
+    root = workload.factor(matrix, horizon, **options)
+    return solve_pairwise(matrix, root, limits)[0]
 
 
 def whisper(
-    mixing: Mixing,
+    mixing: DenseMixing,
     precision_bound: Bound,
     horizon: int | None = None,
     *,
     weights: Vector | None = None,
-    subgroups: Sequence[Sequence[int]] | None = None,
+    subgroups: Subgroups = None,
     **options: Any,
 ) -> Covariance:
     """Return the covariance of least noise energy tr(M R) with [R^-1]_ii <= b_i.
@@ -154,7 +159,7 @@ def solve_whisper(
     factor: Factor,
     precision_bound: Bound,
     *,
-    subgroups: Sequence[Sequence[int]] | None = None,
+    subgroups: Subgroups = None,
     **options: Any,
 ) -> tuple[Covariance, tuple[Solution, ...]]:
     """Return R for M = F'F, and the certified solution of every subgroup (one if None).
@@ -177,7 +182,7 @@ def solve_whisper(
 
 
 def solve_pairwise(
-    mixing: Float[np.ndarray, "*p n n"],
+    mixing: DenseMixing,
     factor: Factor,
     bounds: Vector,
 ) -> tuple[Covariance, bool]:
@@ -201,43 +206,46 @@ def solve_pairwise(
     # Published: s I + c L, for one bound.
     laplacian = np.diag(linked.sum(axis=1)) - linked.astype(float)
     root = np.sqrt(bounds)
+    # B^1/2 L B^1/2, whose eigenvectors all t share.
     values, vectors = np.linalg.eigh(root[:, None] * laplacian * root)
     values = np.maximum(values, 0.0)
     squares = vectors**2
-    independent_energy = float(np.sum((factor / root) ** 2))
-    coupled_energy = float(np.einsum("ij,jk,ik->", factor, laplacian, factor, optimize=True))
+    independent_energy = np.sum((factor / root) ** 2)
     # Rounding may make a sum of squares negative.
-    coupled_energy = max(0.0, coupled_energy)
-    largest = LARGEST_COUPLING / max(float(values[-1]), float(bounds.min()))
+    coupled_energy = max(0.0, trace(factor, laplacian))
+    largest = LARGEST_COUPLING / max(values[-1], bounds.min())
 
     def scale(t: float) -> float:
-        return float(np.max(squares @ (1.0 / (1.0 + t * values))))
+        return np.max(squares @ (1.0 / (1.0 + t * values)))
 
-    def energy(t: float) -> float:
+    def ray_energy(t: float) -> float:
         return scale(t) * (independent_energy + t * coupled_energy)
 
     # In log(1 + t / unit), so that small and large couplings are resolved alike.
     unit = largest / LARGEST_COUPLING
     low = 0.0
-    high = float(np.log1p(LARGEST_COUPLING))
+    high = np.log1p(LARGEST_COUPLING)
     # Golden sections: the energy is quasi-convex along the ray.
     for _ in range(120):
         left = high - _GOLDEN * (high - low)
         right = low + _GOLDEN * (high - low)
-        if energy(unit * np.expm1(left)) <= energy(unit * np.expm1(right)):
+        if ray_energy(unit * np.expm1(left)) <= ray_energy(unit * np.expm1(right)):
             high = right
         else:
             low = left
-    t = min((0.0, largest, unit * float(np.expm1((low + high) / 2.0))), key=energy)
+    inner = unit * np.expm1((low + high) / 2.0)
+    t = min((0.0, largest, inner), key=ray_energy)
     covariance = scale(t) * (1.0 + 1e-12) * (np.diag(1.0 / bounds) + t * laplacian)
     # The inverse of the rounded matrix, not of the ideal one, has to keep the bound.
-    worst = float(np.max(np.linalg.inv(covariance).diagonal() / bounds))
-    margin = max(worst, 1.0) * (1.0 + 8 * n * np.finfo(np.float64).eps * (1.0 + t * values[-1]))
+    excess = np.max(inv(covariance).diagonal() / bounds)
+    # The inversion loses digits with the condition number, 1 + t lambda_max.
+    rounding = 8 * n * EPS * (1.0 + t * values[-1])
+    margin = max(excess, 1.0) * (1.0 + rounding)
     return covariance * margin, bool(t >= 0.999 * largest)
 
 
 def energy(
-    covariance: Covariance, mixing: Mixing, horizon: int | None = None, **options: Any
+    covariance: Covariance, mixing: DenseMixing, horizon: int | None = None, **options: Any
 ) -> float:
     """Return tr(M R): the expected squared noise, per coordinate, in all agents' models.
 
@@ -253,11 +261,17 @@ def energy(
         >>> round(spatial.energy(spatial.independent(weights, 1.0), weights), 3)
         2.0
     """
-    root = workload.factor(workload.schedule_of(mixing, connected=False), horizon, **options)
-    return float(np.einsum("ij,jk,ik->", root, np.asarray(covariance), root, optimize=True))
+    schedule = workload.schedule_of(mixing, connected=False)
+    root = workload.factor(schedule, horizon, **options)
+    return trace(root, np.asarray(covariance))
 
 
-def figures(covariance: Covariance, mixing: Mixing) -> dict[str, float]:
+def trace(root: Factor, covariance: Covariance) -> float:
+    """Return tr(M R) for M = F'F."""
+    return float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))
+
+
+def figures(covariance: Covariance, mixing: DenseMixing) -> dict[str, float]:
     """Return figures of merit of a design, per coordinate of the model and round.
 
     Returns:
@@ -274,10 +288,11 @@ def figures(covariance: Covariance, mixing: Mixing) -> dict[str, float]:
     """
     matrix = _validate.square("covariance", covariance)
     n = matrix.shape[0]
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
+    values, vectors = eigen(matrix)
     cost = energy(matrix, mixing)
     # No finite loss: an outsider sees some combination bare.
-    singular = values[0] <= n * np.finfo(np.float64).eps * values[-1]
+    singular = values[0] <= n * EPS * values[-1]
+    # max_i [R^-1]_ii from R = U diag(values) U'.
     loss = np.inf if singular else float(np.max((vectors**2) @ (1.0 / values)))
     largest = float(matrix.diagonal().max())
     return {
@@ -301,7 +316,7 @@ def bounds(precision_bound: Bound, n: int) -> Vector:
     return values
 
 
-def partition(subgroups: Sequence[Sequence[int]] | None, n: int) -> list[list[int]]:
+def partition(subgroups: Subgroups, n: int) -> list[list[int]]:
     """Return all agents in groups, one if None; ValueError unless each stands once."""
     if subgroups is None:
         return [list(range(n))]

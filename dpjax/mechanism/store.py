@@ -1,7 +1,6 @@
 """Files of designs: npz, written beside and renamed, with a digest that is checked on reading."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpjax import _files
+from dpjax._files import PathLike
 
 __all__: list[str] = []
 
@@ -16,7 +16,7 @@ _FORMAT = 1
 
 
 def write(
-    path: str | os.PathLike[str],
+    path: PathLike,
     kind: str,
     arrays: Mapping[str, Any],
     fields: Mapping[str, Any],
@@ -43,7 +43,7 @@ def write(
     return path
 
 
-def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, Any]:
+def read(path: PathLike, kind: str, names: set[str]) -> dict[str, Any]:
     """Return the arrays and fields of these names that :func:`write` stored as ``kind``.
 
     Raises:
@@ -70,6 +70,7 @@ def read(path: str | os.PathLike[str], kind: str, names: set[str]) -> dict[str, 
     return content_fields
 
 
-def _storable(value: Any) -> np.ndarray:
+def _storable(value: object) -> np.ndarray:
+    # One byte order and size for every kind of number, on any platform.
     array = np.asarray(value)
     return array.astype({"i": "<i8", "U": array.dtype.str}.get(array.dtype.kind, "<f8"))

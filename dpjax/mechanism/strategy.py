@@ -64,7 +64,8 @@ def checked(strategy: object, rounds: int | None = None) -> Strategy:
             "C^-1 Z), or None"
         )
     with np.errstate(over="ignore", invalid="ignore"):
-        conditioned = float((np.abs(inverse_of(matrix)) @ np.abs(matrix)).sum(axis=1).max())
+        sizes = np.abs(inverse_of(matrix)) @ np.abs(matrix)
+        conditioned = sizes.sum(axis=1).max()
     if not conditioned <= WORST:
         raise ValueError(
             f"strategy has condition number {conditioned:.3g}, too large for noise in float32; "

@@ -26,21 +26,24 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jaxtyping import Float
+from numpy.linalg import LinAlgError, cholesky, lstsq, norm
 
 from dpjax import _validate
 from dpjax._numerics import double_precision, one_lapack_thread
 from dpjax.mechanism import certificate, workload
 from dpjax.mechanism import strategy as strategy_
-from dpjax.mechanism.factorization import factor_of, minimize_trace, regularized
+from dpjax.mechanism.certificate import EPS, Blocks, Factor, Matrix, Vector
+from dpjax.mechanism.factorization import Device, factor_of, minimize_trace, regularized
 from dpjax.mechanism.participation import Participation, checked
 from dpjax.mechanism.strategy import Strategy
+from dpjax.mechanism.workload import Gram
+from dpjax.topology.mixing import DenseMixing
 
 __all__ = [
     "TemporalSolution",
@@ -55,12 +58,8 @@ __all__ = [
     "workload_gram",
 ]
 
-Mixing = Float[np.ndarray, "*p n n"]
 workload_gram = workload.gram
-Gram = workload.Gram
-Blocks = Float[np.ndarray, "b k k"]
 
-_EPS = float(np.finfo(np.float64).eps)
 _WINDOW = 8
 _JUMP = 6.0  # an accelerated step longer than this in any logarithm is not trusted
 _FALL = 1e-12  # a relative fall of the dual below this is rounding
@@ -106,7 +105,7 @@ class TemporalSolution(NamedTuple):
     @property
     def gap(self) -> float:
         """Relative duality gap, value / lower_bound - 1: an upper bound on the excess."""
-        return self.value / self.lower_bound - 1.0 if self.lower_bound > 0 else np.inf
+        return certificate.relative_gap(self.value, self.lower_bound)
 
 
 def identity(rounds: int) -> Strategy:
@@ -149,7 +148,7 @@ def anti_pgd(rounds: int) -> Strategy:
     return np.tri(rounds)
 
 
-def prefix_sum(participation: Participation, *, device: Any = None) -> Strategy:
+def prefix_sum(participation: Participation, *, device: Device = None) -> Strategy:
     """Return the optimum for running sums, one trusted server's workload (D-MF).
 
     Args:
@@ -178,7 +177,9 @@ def prefix_sum(participation: Participation, *, device: Any = None) -> Strategy:
     return solve(gram, participation, device=device).strategy
 
 
-def mafalda(mixing: Mixing, participation: Participation, *, device: Any = None) -> Strategy:
+def mafalda(
+    mixing: DenseMixing, participation: Participation, *, device: Device = None
+) -> Strategy:
     """Return the optimum for decentralized SGD with this mixing matrix (MAFALDA-SGD).
 
     min sensitivity(C)^2 ||L C^-1||_F^2,  L'L = H. It and its certificate, a lower bound on
@@ -214,7 +215,7 @@ def mafalda(mixing: Mixing, participation: Participation, *, device: Any = None)
     return solve(gram, participation, device=device).strategy
 
 
-def strategy_of(precision: Float[np.ndarray, "t t"]) -> Strategy:
+def strategy_of(precision: Matrix) -> Strategy:
     """Return the lower triangular C with C'C = P and a positive diagonal: J chol(J P J)' J.
 
     J reverses the rounds. numpy's Cholesky factor L has L L' = P, another matrix.
@@ -232,8 +233,9 @@ def strategy_of(precision: Float[np.ndarray, "t t"]) -> Strategy:
         [[2.0, 0.0], [0.0, 3.0]]
     """
     try:
-        factor = np.linalg.cholesky(_validate.symmetric("precision", precision)[::-1, ::-1])
-    except np.linalg.LinAlgError:
+        # J P J = L L' with J the reversal, so that P = (J L' J)' (J L' J).
+        factor = cholesky(_validate.symmetric("precision", precision)[::-1, ::-1])
+    except LinAlgError:
         raise ValueError("precision is not positive definite; give one that is") from None
     return np.ascontiguousarray(factor.T[::-1, ::-1])
 
@@ -276,19 +278,21 @@ def objective(
     bound = sensitivity(matrix, participation)
     try:
         inverse = strategy_.inverse_of(matrix)
-    except np.linalg.LinAlgError:
+    except LinAlgError:
         raise ValueError("strategy is singular; give an invertible matrix") from None
-    return bound**2 * float(np.sum((gram @ inverse) * inverse))
+    # tr(C^-T H C^-1) without its off-diagonal entries.
+    energy = float(np.sum((gram @ inverse) * inverse))
+    return bound**2 * energy
 
 
 def solve(
     gram: Gram,
     participation: Participation,
     *,
-    factor: Float[np.ndarray, "m t"] | None = None,
+    factor: Factor | None = None,
     tolerance: float | None = None,
     max_iterations: int = 200,
-    device: Any = None,
+    device: Device = None,
 ) -> TemporalSolution:
     """Minimise sensitivity(C)^2 tr(H (C'C)^-1) over lower triangular C.
 
@@ -362,18 +366,18 @@ def solve(
 def _certified(
     gram: Gram,
     participation: Participation,
-    factor: Float[np.ndarray, "m t"] | None,
+    factor: Factor | None,
     tolerance: float,
     limit: int,
-    device: Any,
+    device: Device,
 ) -> TemporalSolution:
     """The optimum of several epochs, and its certificate."""
     rounds = participation.rounds
     k = participation.epochs
     b = participation.separation
-    # Rounds class by class: c, c + b, c + 2b, ...
-    order = np.arange(rounds).reshape(k, b).T.ravel()
-    sorted_gram = gram[np.ix_(order, order)]
+    order = _by_class(k, b)
+    classes = np.ix_(order, order)
+    sorted_gram = gram[classes]
     long = rounds > _LONG and factor is None
     exact = _cholesky(sorted_gram) if long else factor_of(sorted_gram)
     sorted_factor = None
@@ -382,7 +386,7 @@ def _certified(
     if not exact.any():
         raise ValueError("gram is zero; every strategy costs nothing: give a nonzero matrix")
     squares = np.sum(exact**2, axis=1)
-    condition = 1.0 if long else float(squares.min() / squares.max())
+    condition = 1.0 if long else squares.min() / squares.max()
     start = None
     iterations = 0
     bound = 0.0
@@ -402,7 +406,7 @@ def _certified(
             bound = max(bound, _lower_bound(sorted_gram, sorted_factor, best.half))
         if np.isfinite(best.gap):
             restored = np.empty(gram.shape)
-            restored[np.ix_(order, order)] = np.asarray(best.precision)
+            restored[classes] = np.asarray(best.precision)
             strategy = normalized(strategy_of(restored), participation)
             candidates.append((objective(strategy, gram, participation), strategy))
     if not candidates:
@@ -411,13 +415,18 @@ def _certified(
     return TemporalSolution(strategy, value, bound, iterations, bool(best.gap <= tolerance))
 
 
+def _by_class(k: int, b: int) -> np.ndarray:
+    """Rounds class by class: c, c + b, c + 2b, ..., for c = 0 .. b - 1."""
+    return np.arange(k * b).reshape(k, b).T.ravel()
+
+
 def normalized(strategy: Strategy, participation: Participation) -> Strategy:
     """Return C over its sensitivity, with a margin that keeps it at 1 in others' arithmetic."""
-    margin = 1.0 + 4 * len(strategy) * _EPS
+    margin = 1.0 + 4 * len(strategy) * EPS
     return strategy / (sensitivity(strategy, participation) * margin)
 
 
-def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation) -> float:
+def sensitivity(strategy: Factor, participation: Participation) -> float:
     """Return an upper bound on the sensitivity of C (not squared).
 
     max over patterns pi of sqrt(sum_{s,t in pi} |(C'C)_st|)
@@ -456,7 +465,7 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
             f"{rounds} rounds"
         )
     # A power of two near the largest entry: squares neither vanish nor overflow.
-    largest = float(np.abs(matrix).max(initial=0.0))
+    largest = np.abs(matrix).max(initial=0.0)
     scale = 2.0 ** int(np.clip(np.frexp(largest)[1], -1000, 1000)) if largest > 0 else 1.0
     matrix = matrix / scale
     patterns = (slice(start, start + (k - 1) * b + 1, b) for start in range(participation.starts))
@@ -466,39 +475,41 @@ def sensitivity(strategy: Float[np.ndarray, "m t"], participation: Participation
     else:
         energy = max(_products(matrix[:, pattern]).sum() for pattern in patterns)
     # Sums, products of one term and the root round as well.
-    margin = 1.0 + (k**2 + 8) * _EPS
+    margin = 1.0 + (k**2 + 8) * EPS
     return float(np.sqrt(energy * margin)) * scale
 
 
-def _products(matrix: Float[np.ndarray, "m t"]) -> Gram:
+def _products(matrix: Factor) -> Gram:
     """Return |C'C| and a bound on its rounding, which sums of one product do not have."""
-    size = np.abs(matrix)
+    sizes = np.abs(matrix)
     support = (matrix != 0).astype(np.float64)
+    # A sum of m products rounds by at most m eps of their sizes.
     terms = support.T @ support
-    return np.abs(matrix.T @ matrix) + _EPS * np.where(terms > 1, terms, 0.0) * (size.T @ size)
+    roundings = EPS * np.where(terms > 1, terms, 0.0)
+    return np.abs(matrix.T @ matrix) + roundings * (sizes.T @ sizes)
 
 
 class _Point(NamedTuple):
     """The map at one V = exp(X): its blocks, the next X without acceleration, and the bounds."""
 
-    half: Any
-    logarithm: Any
-    plain: Any
-    precision: Any
-    left: Any  # eigenvectors and roots of eigenvalues of F V F'
-    roots: Any
-    dual: Any
-    gap: Any
+    half: Blocks
+    logarithm: Blocks
+    plain: Blocks
+    precision: Matrix
+    left: Matrix  # eigenvectors and roots of eigenvalues of F V F'
+    roots: Vector
+    dual: float
+    gap: float
 
 
 def _climb(
-    factor: Float[np.ndarray, "t t"],
+    factor: Matrix,
     k: int,
     tolerance: float,
     limit: int,
     fine: bool = False,
     start: Blocks | None = None,
-    device: Any = None,
+    device: Device = None,
 ) -> tuple[_Point, int]:
     """Return the point of least gap (infinite where none was feasible) and the evaluations spent.
 
@@ -541,7 +552,7 @@ def _climb(
         if changes:
             # The combination of past changes that cancels this step best.
             turned = np.stack([change.ravel() for _, change in changes])
-            weights = np.linalg.lstsq(turned.T, step.ravel(), rcond=1e-12)[0]
+            weights = lstsq(turned.T, step.ravel(), rcond=1e-12)[0]
             correction = sum(w * (x + f) for w, (x, f) in zip(weights, changes, strict=True))
             accelerated = current.plain - correction
             # Symmetric again, as rounding may have tilted it.
@@ -553,7 +564,7 @@ def _climb(
     return best, count
 
 
-def _coarse(gram: Gram, k: int, device: Any) -> Blocks | None:
+def _coarse(gram: Gram, k: int, device: Device) -> Blocks | None:
     """Return log V of a quarter of the horizon, stretched to all of it, where that helps.
 
     Gradients of the last rounds cost as those of a horizon that short: their H is a corner of H.
@@ -563,34 +574,38 @@ def _coarse(gram: Gram, k: int, device: Any) -> Blocks | None:
     rounds = k * few
     if len(gram) <= _COARSE or few < 2:
         return None
-    order = np.arange(rounds).reshape(k, few).T.ravel()
+    order = _by_class(k, few)
     corner = gram[-rounds:, -rounds:]
     factor = _cholesky(corner[np.ix_(order, order)])
     start = _coarse(corner, k, device)
     best, _ = _climb(factor, k, _NEAR, _PATIENCE, False, start, device)
     values = best.half @ best.half
     # Classes by the logarithm of their distance from both ends, near which V bends.
-    new, old = ((np.arange(m) + 0.5) / m for m in (b, few))
-    new = np.log(new / (1.0 - new))
-    old = np.log(old / (1.0 - old))
+    new = _logit(b)
+    old = _logit(few)
     place = np.interp(new * old[-1] / new[-1], old, np.arange(few))
     below = np.minimum(place.astype(int), few - 2)
     share = (place - below)[:, None, None]
     return _apply("log", (1.0 - share) * values[below] + share * values[below + 1])
 
 
-def _cholesky(gram: Gram) -> Float[np.ndarray, "t t"]:
+def _logit(count: int) -> Vector:
+    """log(x / (1 - x)) at the midpoints of so many equal parts of [0, 1]."""
+    middles = (np.arange(count) + 0.5) / count
+    return np.log(middles / (1.0 - middles))
+
+
+def _cholesky(gram: Gram) -> Matrix:
+    """The upper triangular F with F'F = H."""
     try:
-        return np.linalg.cholesky((gram + gram.T) / 2.0).T
-    except np.linalg.LinAlgError:
+        return cholesky((gram + gram.T) / 2.0).T
+    except LinAlgError:
         raise ValueError(
             "gram is too close to singular; add a small multiple of the identity"
         ) from None
 
 
-def _evaluator(
-    factor: Float[np.ndarray, "t t"], fine: bool, device: Any
-) -> Callable[[Blocks], _Point]:
+def _evaluator(factor: Matrix, fine: bool, device: Device) -> Callable[[Blocks], _Point]:
     """Return the map as a function of log V: NumPy's for few rounds, else JAX's on its device."""
     # Compiling takes longer than such a solve.
     if len(factor) < _COMPILED and device is None:
@@ -609,12 +624,12 @@ def _evaluator(
     return evaluate
 
 
-def _evaluate(factor: Any, point: Any, *, fine: bool) -> _Point:
+def _evaluate(factor: Matrix, point: Blocks, *, fine: bool) -> _Point:
     """The map in the arrays' own library: NumPy or JAX."""
     xp = np if isinstance(point, np.ndarray) else jnp
     scipy_ = scipy if xp is np else jax.scipy
     rounds = len(factor)
-    (b, k, _) = point.shape
+    b, k, _ = point.shape
     blocks = _constant_diagonal(_apply("exp", point))
     levels = blocks[:, 0, 0]
     half = _apply("sqrt", blocks)
@@ -622,10 +637,10 @@ def _evaluate(factor: Any, point: Any, *, fine: bool) -> _Point:
     weighted = weighted.transpose(1, 0, 2).reshape(rounds, rounds)
     if fine:
         left, roots, _ = xp.linalg.svd(weighted)
-        roots = xp.maximum(roots, rounds * _EPS * roots[0])
+        roots = xp.maximum(roots, rounds * EPS * roots[0])
     else:
         values, left = xp.linalg.eigh(weighted @ weighted.T)
-        roots = xp.sqrt(xp.maximum(values, rounds * _EPS * values[-1]))
+        roots = xp.sqrt(xp.maximum(values, rounds * EPS * values[-1]))
     # P = F' U e^-1 U' F for F V^1/2 = U e ..., so that P V P = F'F.
     rotated = (left.T @ factor) / xp.sqrt(roots)[:, None]
     precision = rotated.T @ rotated
@@ -653,16 +668,17 @@ def _evaluate(factor: Any, point: Any, *, fine: bool) -> _Point:
         lower = xp.linalg.cholesky(precision)
         whitened = scipy_.linalg.solve_triangular(lower, factor.T, lower=True)
         gap = xp.nan_to_num(xp.sum(whitened**2) / dual - 1.0, nan=np.inf)
-    except np.linalg.LinAlgError:
+    except LinAlgError:
         gap = np.inf
-    logarithms = _apply("log", blocks), _apply("log", moved)
-    return _Point(half, *logarithms, precision, left, roots, dual, gap)
+    logarithm = _apply("log", blocks)
+    plain = _apply("log", moved)
+    return _Point(half, logarithm, plain, precision, left, roots, dual, gap)
 
 
 _compiled = jax.jit(_evaluate, static_argnames="fine")
 
 
-def _apply(function: str, blocks: Any) -> Any:
+def _apply(function: str, blocks: Blocks) -> Blocks:
     """Return the matrix function of each symmetric block; roots and logarithms are floored."""
     xp = np if isinstance(blocks, np.ndarray) else jnp
     values, vectors = xp.linalg.eigh((blocks + xp.swapaxes(blocks, 1, 2)) / 2.0)
@@ -671,7 +687,7 @@ def _apply(function: str, blocks: Any) -> Any:
     return (vectors * getattr(xp, function)(values)[:, None, :]) @ xp.swapaxes(vectors, 1, 2)
 
 
-def _constant_diagonal(blocks: Any) -> Any:
+def _constant_diagonal(blocks: Blocks) -> Blocks:
     """Return D^-1/2 V D^-1/2 times the mean of D, D the diagonal of each block."""
     xp = np if isinstance(blocks, np.ndarray) else jnp
     diagonal = xp.einsum("cii->ci", blocks)
@@ -679,7 +695,7 @@ def _constant_diagonal(blocks: Any) -> Any:
     return blocks * scale[:, :, None] * scale[:, None, :]
 
 
-def _lower_bound(gram: Gram, factor: Float[np.ndarray, "m t"] | None, half: Blocks) -> float:
+def _lower_bound(gram: Gram, factor: Factor | None, half: Blocks) -> float:
     """Return tr(S)^2 / sum(l) for V = Z Z', S^2 = Z' H Z, rounded down whatever rounds."""
     b, k, _ = half.shape
     if factor is None:
@@ -688,12 +704,14 @@ def _lower_bound(gram: Gram, factor: Float[np.ndarray, "m t"] | None, half: Bloc
         parts = factor.reshape(len(factor), b, k).transpose(1, 0, 2)
         weighted = np.matmul(parts, half).transpose(1, 0, 2).reshape(factor.shape)
         terms = np.matmul(np.abs(parts), np.abs(half))
-        blur = (k + 2) * _EPS * float(np.linalg.norm(terms)) / float(np.linalg.norm(weighted))
+        # Relative rounding of F Z, sums of k products.
+        blur = (k + 2) * EPS * norm(terms) / norm(weighted)
         total = certificate.nuclear_norm(weighted, blur=blur)
     return _dual(total, half)
 
 
 def _dual(total: float, half: Blocks) -> float:
     """Return total^2 / sum(l), rounded down."""
-    levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (half.shape[1] + 2) * _EPS)
-    return total * total / math.fsum(levels) * (1.0 - 8 * _EPS)
+    # l_c, the largest diagonal entry of V_c = Z_c Z_c', rounded up.
+    levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (half.shape[1] + 2) * EPS)
+    return total * total / math.fsum(levels) * (1.0 - 8 * EPS)

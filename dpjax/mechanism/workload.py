@@ -7,21 +7,24 @@ transformations of stacked factors, never from M, so that they keep twice its di
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-import scipy.sparse.csgraph
 from jaxtyping import Float
+from scipy.sparse import csgraph, csr_array, issparse
 
 from dpjax import _validate
-from dpjax.mechanism.certificate import Factor, Matrix, Vector
-from dpjax.mechanism.factorization import factor_of
+from dpjax.mechanism.certificate import Factor, Matrix, Vector, eigen
+from dpjax.mechanism.factorization import compressed, factor_of
 from dpjax.topology import mixing as mixing_
-from dpjax.topology.mixing import HashableMatrix
+from dpjax.topology.mixing import DenseMixing, HashableMatrix, Mixing
 
 __all__: list[str] = []
 
-Gram = Float[np.ndarray, "t t"]
+Gram: TypeAlias = Float[np.ndarray, "t t"]
+Schedule: TypeAlias = Float[np.ndarray, "p n n"]
+StepSizes: TypeAlias = Float[np.ndarray, " t"] | None
+_Operation: TypeAlias = Callable[..., np.ndarray]
 # Weights d with d_i W_ij = d_j W_ji count as exact up to what their products round to; a wider
 # spread of d would cost the digits that the eigenvalues of the symmetrised W bring.
 _REVERSIBLE = 1e-12
@@ -30,7 +33,7 @@ _BLOCK = 1 << 25  # float64 numbers in one block of flattened powers: 256 MiB
 
 
 def gram(
-    mixing: Float[np.ndarray, "*p n n"],
+    mixing: DenseMixing,
     rounds: int,
     *,
     covariance: Matrix | None = None,
@@ -96,9 +99,7 @@ def prefix_sum(rounds: int) -> Gram:
     return len(index) - np.maximum.outer(index, index).astype(np.float64)
 
 
-def schedule_of(
-    mixing: Float[np.ndarray, "*p n n"], connected: bool = True
-) -> Float[np.ndarray, "p n n"]:
+def schedule_of(mixing: DenseMixing, connected: bool = True) -> Schedule:
     """Return W as a schedule [P, n, n]; ValueError unless stochastic by rows or by columns."""
     matrix = mixing_.dense(mixing_.check_stochastic(mixing, connected=connected))
     return matrix[None] if matrix.ndim == 2 else matrix
@@ -122,8 +123,10 @@ def _reversing(matrix: Matrix) -> Vector | None:
         return None
     weights = np.zeros(len(matrix))
     weights[0] = 1.0
-    order, before = scipy.sparse.csgraph.breadth_first_order(support, 0)
-    for i, j in zip(before[order[1:]], order[1:], strict=True):
+    order, before = csgraph.breadth_first_order(support, 0)
+    # d_i W_ij = d_j W_ji along a tree of links gives all of d.
+    for j in order[1:]:
+        i = before[j]
         weights[j] = weights[i] * matrix[i, j] / matrix[j, i]
     # A wide spread of d costs the digits that eigenvalues would bring.
     if not weights.min() > 0 or weights.max() > _LARGEST_SPREAD * weights.min():
@@ -144,7 +147,7 @@ def _reversible(
     halves = np.sqrt(weights)
     # D^1/2 W D^-1/2 is symmetric where D W is.
     similar = halves[:, None] * matrix / halves
-    values, vectors = np.linalg.eigh((similar + similar.T) / 2.0)
+    values, vectors = eigen(similar)
     left = vectors.T * halves
     left = left if root is None else left @ root
     right = vectors.T / halves
@@ -155,7 +158,7 @@ def _reversible(
 
 
 def _flattened(
-    schedule: Float[np.ndarray, "p n n"],
+    schedule: Schedule,
     last: int,
     rounds: int,
     root: Matrix | None,
@@ -195,11 +198,11 @@ def summed(products: Float[np.ndarray, "p t t"]) -> Gram:
 
 
 def factor(
-    mixing: Float[np.ndarray, "*p n n"] | HashableMatrix,
+    mixing: DenseMixing | HashableMatrix,
     horizon: int | None = None,
     *,
     discount: float | None = None,
-    step_sizes: Float[np.ndarray, " t"] | None = None,
+    step_sizes: StepSizes = None,
     weights: Vector | None = None,
     final_model: bool = False,
 ) -> Factor:
@@ -262,7 +265,7 @@ def factor(
     return _backwards(schedule, horizon, etas, readout, final_model)
 
 
-def one_step_energy(mixing: Any, variances: Vector) -> float:
+def one_step_energy(mixing: Mixing, variances: Vector) -> float:
     """Return tr(M diag(v)) of one step, without a product of matrices.
 
     Args:
@@ -270,10 +273,13 @@ def one_step_energy(mixing: Any, variances: Vector) -> float:
         variances: [n] v.
     """
     readout = np.ones(len(variances))
-    if scipy.sparse.issparse(mixing):
-        return float(readout @ (mixing.power(2) @ variances))
+    if issparse(mixing):
+        squares = csr_array(mixing).power(2)
+        return float(readout @ (squares @ variances))
     schedule = mixing.reshape(-1, *mixing.shape[-2:])
-    return float(np.einsum("i,pij,pij,j->", readout, schedule, schedule, variances)) / len(schedule)
+    # 1' W^2 v with the squares of entries, the mean over a schedule.
+    total = np.einsum("i,pij,pij,j->", readout, schedule, schedule, variances)
+    return float(total) / len(schedule)
 
 
 def _readout(weights: Vector | None, n: int) -> Vector:
@@ -288,9 +294,7 @@ def _readout(weights: Vector | None, n: int) -> Vector:
     return 1.0 / values
 
 
-def _step_sizes(
-    step_sizes: Float[np.ndarray, " t"] | None, horizon: int | None
-) -> Float[np.ndarray, " t"] | None:
+def _step_sizes(step_sizes: StepSizes, horizon: int | None) -> StepSizes:
     if step_sizes is None:
         return None
     etas = _validate.finite_array("step_sizes", step_sizes, ndim=1)
@@ -301,23 +305,13 @@ def _step_sizes(
     return etas
 
 
-def _compress(*blocks: Float[np.ndarray, "_ n"]) -> Factor:
-    return np.asarray(np.linalg.qr(np.concatenate(blocks), mode="r"))
-
-
-def _spectral(
-    matrix: Matrix,
-    horizon: int,
-    etas: Float[np.ndarray, " t"] | None,
-    final_model: bool,
-) -> Matrix:
+def _spectral(matrix: Matrix, horizon: int, etas: StepSizes, final_model: bool) -> Matrix:
     """M = sum_k c_k (W^k)' W^k on eigenvalues: sums of positive terms only."""
     values, vectors = np.linalg.eigh(matrix)
     squares = values**2
     if etas is None:
-        total = _twice(
-            squares, squares, horizon, np.multiply, lambda *terms: sum(terms), lambda count: count
-        )[0 if final_model else 1]
+        sums = _twice(squares, squares, horizon, np.multiply, lambda *terms: sum(terms), float)
+        total = sums[0 if final_model else 1]
     else:
         total = np.zeros_like(squares)
         for coefficient in etas**2 if final_model else np.cumsum(etas**2):
@@ -327,15 +321,15 @@ def _spectral(
 
 def _doubled(matrix: Matrix, horizon: int, readout: Vector) -> tuple[Factor, Factor]:
     """Return factors of G_T = sum_k (W^k)' W^k and of sum_{t<=T} G_t."""
-    return _twice(readout[:, None] * matrix, matrix, horizon, np.matmul, _compress, np.sqrt)
+    return _twice(readout[:, None] * matrix, matrix, horizon, np.matmul, compressed, np.sqrt)
 
 
 def _twice(
     first: np.ndarray,
     power: np.ndarray,
     horizon: int,
-    times: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    add: Callable[..., np.ndarray],
+    times: _Operation,
+    add: _Operation,
     weight: Callable[[int], float],
 ) -> tuple[np.ndarray, np.ndarray]:
     """G_T and sum_{t<=T} G_t by doubling, in log T steps, of factors or on eigenvalues.
@@ -382,9 +376,9 @@ def _discounted(
 
 
 def _backwards(
-    schedule: Float[np.ndarray, "p n n"],
+    schedule: Schedule,
     horizon: int,
-    etas: Float[np.ndarray, " t"] | None,
+    etas: StepSizes,
     readout: Vector,
     final_model: bool,
 ) -> Factor:
@@ -394,8 +388,9 @@ def _backwards(
     total = np.zeros((0, n))
     for s in range(horizon - 1, -1, -1):
         matrix = schedule[s % len(schedule)]
-        rows = later @ matrix if final_model else np.concatenate([read @ matrix, later @ matrix])
-        # An orthogonal factor keeps the digits that a product F'F would halve.
-        later = _compress(rows)
-        total = _compress(total, (1.0 if etas is None else abs(etas[s])) * later)
+        # A_s = W' (I + A_s+1) W, without I where the final model alone counts.
+        read_now = np.zeros((0, n)) if final_model else read @ matrix
+        later = compressed(read_now, later @ matrix)
+        eta = 1.0 if etas is None else abs(etas[s])
+        total = compressed(total, eta * later)
     return total

@@ -327,16 +327,14 @@ def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
     devices = mesh.size
     block = -(-n // devices)
     wide = np.asarray(source.wide)
-    if source.order is None:
-        agents = np.arange(n)
-    else:
-        agents = np.argsort(np.asarray(source.order))
+    # The agents of each table's rows; the last ones are of `wide`.
+    agents = np.arange(n) if source.order is None else np.argsort(np.asarray(source.order))
     lengths = [part.shape[-2] for part in source.senders]
     rows = np.split(agents, np.cumsum(lengths))
     owners = [members // block for members in rows]
     needed = np.zeros((devices, n), bool)
     for owner, part in zip(owners, source.senders, strict=False):
-        needed[np.broadcast_to(owner[:, None], part.shape), part] = True
+        needed[owner[:, None], part] = True
     heavy = (wide != 0).any(axis=tuple(range(wide.ndim - 2)))
     # Heavy rows read every agent of their weights, from all devices.
     np.logical_or.at(needed, owners[-1], heavy)
@@ -347,19 +345,17 @@ def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
     local_column = place[owners[-1][row], column]
     moved[..., row, local_column] = wide[..., row, column]
     # Numbers of agents become places on the device that reads them.
-    senders = []
-    for owner, part in zip(owners, source.senders, strict=False):
-        senders.append(place[owner[:, None], part])
+    narrow_tables = zip(owners, source.senders, strict=False)
+    senders = [place[owner[:, None], part] for owner, part in narrow_tables]
     order = np.tile(np.arange(block, dtype=np.int32), devices)
     in_order = order.copy()
     first = 0
     tables = []
     columns = ([*senders, moved], [*source.weights, moved])
     for members, owner, *parts in zip(rows, owners, *columns, strict=True):
-        counts = np.bincount(owner, minlength=devices)
-        size = int(counts.max())
-        starts = np.cumsum(counts) - counts
-        offset = np.arange(len(owner)) - starts[owner]
+        # Members ascend within a table, so that a device's are next to each other.
+        offset = np.arange(len(owner)) - np.searchsorted(owner, owner)
+        size = int(offset.max(initial=-1)) + 1
         order[members] = first + offset
         first = first + size
         # Devices with fewer rows have some of weight zero, which no agent reads.
