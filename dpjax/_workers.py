@@ -111,13 +111,36 @@ class Team:
     def __init__(
         self, parallel: Any, work: Callable[[], None], folder: Path, say: Callable[[str], None]
     ):
-        self.count, self._executor = check(parallel, folder)
         self._work = work
         self._folder = folder
         self._say = say
         self._processes: list[Any] = []
         self._jobs: list[Any] = []
         self._ended: dict[int, str] = {}
+        self._executor: Any = None
+        if not isinstance(parallel, str | os.PathLike):
+            remedy = "give how many processes, or the path of a YAML file for submitit"
+            self.count = _validate.integer("parallel", parallel, remedy=remedy)
+            return
+        import yaml
+
+        name = f"parallel is {os.fspath(parallel)!r}"
+        try:
+            options = dict(yaml.safe_load(Path(parallel).read_text(encoding="utf-8-sig")))
+            self.count = _validate.integer("workers", options.pop("workers", None))
+            import submitit
+
+            self._executor = submitit.AutoExecutor(
+                folder / "jobs", cluster=options.pop("cluster", None)
+            )
+            self._executor.update_parameters(**options)
+        except ImportError:
+            text = "a file for submitit, which is not installed; pip install submitit"
+            raise ValueError(f"{name}, {text}") from None
+        except Exception as error:  # of the file system, YAML, or submitit, which raises NameError
+            text = f"which cannot be used ({_reason(error)})"
+            remedy = "give a file of `workers: 4` and parameters of submitit.AutoExecutor"
+            raise ValueError(f"{name}, {text}; {remedy}") from None
 
     def __enter__(self) -> "Team":
         """Leave the start to `running`."""
@@ -176,39 +199,6 @@ class Team:
             # One pool each: a pool ends all its processes when one dies.
             self._processes.append(loky.ProcessPoolExecutor(1))
             self._jobs.append(self._processes[-1].submit(*arguments, os.getpid()))
-
-
-def check(parallel: Any, folder: Path) -> tuple[int, Any]:
-    """The number of workers, and submitit's executor where they are cluster jobs.
-
-    Args:
-        parallel: As in `Team`.
-        folder: As in `Team`.
-
-    Raises:
-        ValueError: For another number or file, or where submitit is missing.
-    """
-    if not isinstance(parallel, str | os.PathLike):
-        remedy = "give how many processes, or the path of a YAML file for submitit"
-        return _validate.integer("parallel", parallel, remedy=remedy), None
-    import yaml
-
-    name = f"parallel is {os.fspath(parallel)!r}"
-    try:
-        options = dict(yaml.safe_load(Path(parallel).read_text(encoding="utf-8-sig")))
-        workers = _validate.integer("workers", options.pop("workers", None))
-        import submitit
-
-        executor = submitit.AutoExecutor(folder / "jobs", cluster=options.pop("cluster", None))
-        executor.update_parameters(**options)
-    except ImportError:
-        text = "a file for submitit, which is not installed; pip install submitit"
-        raise ValueError(f"{name}, {text}") from None
-    except Exception as error:  # of the file system, YAML, or submitit, which raises NameError
-        text = f"which cannot be used ({_reason(error)})"
-        remedy = "give a file of `workers: 4` and parameters of submitit.AutoExecutor"
-        raise ValueError(f"{name}, {text}; {remedy}") from None
-    return workers, executor
 
 
 def _pickled(work: Any) -> bytes:

@@ -229,4 +229,4 @@ def test_without_submitit_the_package_is_named(tmp_path, monkeypatch):
     path = tmp_path / "submitit.yaml"
     path.write_text("workers: 2")
     with pytest.raises(ValueError, match="not installed; pip install submitit"):
-        _workers.check(path, tmp_path)
+        _workers.Team(path, print, tmp_path, print)

@@ -81,14 +81,13 @@ def convolve(
         )
         return out.reshape(*front, *out.shape[1:])
     parts = shifted(x, kernel.shape[:2], strides, pads)
-    flat = kernel.reshape(-1, *kernel.shape[2:])
     if groups == 1:
         patches = jnp.concatenate(parts, axis=-1)
-        return patches @ flat.reshape(-1, flat.shape[-1])
+        return patches @ kernel.reshape(-1, kernel.shape[-1])
     # Channels of one group meet the kernels of that group alone.
     grouped = [part.reshape(*part.shape[:-1], groups, -1) for part in parts]
     stacked = jnp.stack(grouped, axis=-1)
-    blocks = flat.reshape(len(flat), flat.shape[1], groups, -1)
+    blocks = kernel.reshape(len(parts), kernel.shape[2], groups, -1)
     out = jnp.einsum("...gik,kigo->...go", stacked, blocks)
     return out.reshape(*out.shape[:-2], -1)
 

@@ -119,7 +119,8 @@ def auc(outputs: Array, labels: Array) -> Float[Array, ""]:
 
     def of_class(score: Array, is_member: Array) -> tuple[Array, Array]:
         ordered = jnp.sort(score)
-        below, up_to = (jnp.searchsorted(ordered, score, side=side) for side in ("left", "right"))
+        below = jnp.searchsorted(ordered, score, side="left")
+        up_to = jnp.searchsorted(ordered, score, side="right")
         count = jnp.sum(is_member)
         rest = jnp.sum(~is_member)
         # The Mann-Whitney statistic: ranks of members, less what members alone would have.

@@ -289,20 +289,19 @@ def _convolution(module: conv.Conv, shape: _Shape) -> Product | None:
 
 
 def _flax_convolution(module: nn.Conv, shape: _Shape) -> Product | None:
-    strides = {1 if stride is None else stride for stride in _flat(module.strides)}
+    strides = {stride or 1 for stride in _flat(module.strides)}
     paddings = set(_flat(module.padding))
     dilations = {*_flat(module.input_dilation), *_flat(module.kernel_dilation)}
-    if not isinstance(module.kernel_size, Sequence) or not dilations <= {1, None}:
+    # `conv.shifted` has one stride and one padding for both axes, and no dilation.
+    if not dilations <= {1, None} or len(strides) != 1 or len(paddings) != 1:
         return None
-    # `conv.shifted` has one stride and one padding for both axes.
-    if len(strides) != 1 or len(paddings) != 1:
-        return None
-    if not all(isinstance(padding, int) or padding in ("SAME", "VALID") for padding in paddings):
+    padding = paddings.pop()
+    if not isinstance(padding, int) and padding not in ("SAME", "VALID"):
         return None
     special = (module.mask, module.conv_general_dilated, module.conv_general_dilated_cls)
     if any(option is not None for option in special):
         return None
-    return _patches(module, strides.pop(), paddings.pop(), module.feature_group_count, shape)
+    return _patches(module, strides.pop(), padding, module.feature_group_count, shape)
 
 
 def _patches(
