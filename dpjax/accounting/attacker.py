@@ -1,8 +1,8 @@
 """A view, what one attacker sees less what it knows, and its Gaussian-DP loss."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf, lcm
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -127,7 +127,7 @@ class View:
         mu, upper = judge(participation)
         # Only an attacker's loss is no number; what overflows is infinite.
         upper = upper | np.isnan(mu)
-        mu = np.where(np.isnan(mu), np.inf, mu)
+        mu = np.where(np.isnan(mu), inf, mu)
         mu[list(self.attackers)] = np.nan
         upper[list(self.attackers)] = False
         return ViewLoss(mu, upper, gradients)
@@ -182,7 +182,7 @@ def of_model(
             wide = _round_by_round(system)
             estimate = kalman.energies(wide, participation)
             energies = dense.confirmed(wide, estimate, rational and (lambda: wide))
-            mu = np.where(kalman.clear(energies), _losses(energies, participation)[0], np.inf)
+            mu = np.where(kalman.clear(energies), _losses(energies, participation)[0], inf)
             return mu if all_messages is None else np.fmin(mu, all_messages(participation)[0])
 
         energies = dense.confirmed(system, kalman.energies(system, participation), rational)
@@ -223,14 +223,14 @@ def _losses(energies: Energies, participation: Participation) -> Judged:
     squares, blurred = kalman.squares(energies, participation)
     mu = np.sqrt(squares)
     infinite = (energies.leak >= kalman.LEAK) | np.isnan(mu)
-    return np.where(infinite, np.inf, mu), blurred & ~infinite
+    return np.where(infinite, inf, mu), blurred & ~infinite
 
 
 def _round_by_round(model: Model) -> Model:
     """The model with the state seen before and after every round: no memory is left."""
     n = model.gradient.shape[-1]
     q = model.noise.shape[-1]
-    rounds = [model.at(t) for t in range(math.lcm(*map(len, model)))]
+    rounds = [model.at(t) for t in range(lcm(*map(len, model)))]
     gradient = np.stack([np.concatenate([here.gradient_output, here.gradient]) for here in rounds])
     noise = np.stack([np.concatenate([here.noise_output, here.noise]) for here in rounds])
     nothing = np.zeros((1, gradient.shape[1], 1))

@@ -349,13 +349,13 @@ def _epsilon(bins: int, mu: float, delta: float) -> float:
     weighted = mean.values * mean.masses
     # The record is there: E (R - e^eps)_+ is the largest sum of masses times (value - e^eps) over
     # upper sets, so that e^eps is the largest of these quotients.
-    upper_mass = np.cumsum(mean.masses[::-1])
-    upper_value = np.cumsum(weighted[::-1])
+    upper_mass = mean.masses[::-1].cumsum()
+    upper_value = weighted[::-1].cumsum()
     with np.errstate(divide="ignore"):
         present = np.max((upper_value - allowed) / upper_mass)
     # It is zeroed out: E (1 - e^eps R)_+, over lower sets.
-    lower_mass = np.cumsum(mean.masses)[1:]
-    lower_value = np.cumsum(weighted)[1:]
+    lower_mass = mean.masses.cumsum()[1:]
+    lower_value = weighted.cumsum()[1:]
     with np.errstate(divide="ignore"):
         absent = np.max((lower_mass - allowed) / lower_value)
     epsilon = log(max(present, absent, 0.5)) + _LOG_ROUNDING
@@ -426,7 +426,7 @@ def _averaged(first: _Mean, first_count: int, second: _Mean, second_count: int) 
     grid = np.append(0.0, np.exp(low + width * np.arange(_NODES)))
     # What is above the grid counts as its top, and the rest as lost.
     excess = np.maximum(values - grid[-1], 0.0)
-    lost += float(masses @ excess)
+    lost += masses @ excess
     # The first cell is the one from 0 to the grid's lowest positive number.
     numbers = np.floor((logs - low) / width) + 1
     cells = np.clip(numbers, 0, _NODES - 1).astype(np.intp)
@@ -440,12 +440,12 @@ def _ends(logs: Vector, values: Vector, masses: Vector) -> tuple[float, float]:
     """Logarithms between which all but the tails lie, of the mass below and of the mean above."""
     # The value 0 has no logarithm, and next to no mass.
     finite = logs[np.isfinite(logs)]
-    lowest = float(finite.min())
-    width = (float(finite.max()) - lowest) / _CELLS
+    lowest = finite.min()
+    width = (finite.max() - lowest) / _CELLS
     cells = np.clip((logs - lowest) / width, 0, _CELLS - 1).astype(np.intp)
-    below = np.cumsum(np.bincount(cells, masses, minlength=_CELLS))
+    below = np.bincount(cells, masses, minlength=_CELLS).cumsum()
     weighted = np.bincount(cells, masses * values, minlength=_CELLS)
-    above = np.cumsum(weighted[::-1])[::-1]
+    above = weighted[::-1].cumsum()[::-1]
     first = int(np.searchsorted(below, _TAIL))
     last = int(np.count_nonzero(above > _TAIL))
     return lowest + width * first, lowest + width * max(last, first + 1)
@@ -469,7 +469,7 @@ def _largest_ratio(bins: int, epsilon: float, delta: float) -> float:
     while excess(end) < 0:
         start = end
         end += log(2)
-    root = float(optimize.brentq(excess, start, end, xtol=_CLOSE / 4, rtol=_CLOSE / 4))
+    root = optimize.brentq(excess, start, end, xtol=_CLOSE / 4, rtol=_CLOSE / 4)
     # A root is on either side of the budget.
     while excess(root) > 0:
         root -= _CLOSE

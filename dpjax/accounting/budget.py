@@ -189,7 +189,7 @@ def claimed_epsilon(
     else:
         value = 2 * np.sqrt(2 * rho * log) * (1 + 1e-14)
         if not allow_unsound:
-            _refuse_false_claim(np.asarray(mu, np.float64), delta, value)
+            _refuse_false_claim(np.asarray(mu, float), delta, value)
     return gdp.result(value)
 
 
@@ -446,7 +446,7 @@ def whole(total: Any, *, release: bool) -> Fields:
     added_delta = 0.0
     if reserves:
         added_epsilon = float(total.reserve * np.min(total.epsilon))
-        added_delta = float(finite.LIMIT * delta)
+        added_delta = finite.LIMIT * delta
     fields = {"epsilon": epsilon, "per_agent_epsilon": total.each}
     fields |= {"added_epsilon": added_epsilon, "added_delta": added_delta}
     loss: Loss = losses.Pure(epsilon, 0)

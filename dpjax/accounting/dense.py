@@ -113,10 +113,10 @@ def energies(
     """
     rounds = participation.rounds
     n = a.shape[1] // participation.rounds
-    scale = np.abs(b).max(axis=1, initial=0.0)
+    scale = abs(b).max(axis=1, initial=0.0)
     # Rows that carry no noise at all must carry no gradient either.
     noisy = scale > 0
-    leak = (a[~noisy] != 0).any(axis=0).astype(np.float64)
+    leak = (a[~noisy] != 0).any(axis=0).astype(float)
     a = a[noisy] / scale[noisy, None]
     b = b[noisy] / scale[noisy, None]
     # Twice: squares of tiny entries vanish.
@@ -125,15 +125,15 @@ def energies(
     b = b / norms
     u, singular, _ = np.linalg.svd(b, full_matrices=False)
     nonzero = singular > DROPPED
-    smallest = float(singular[nonzero].min(initial=np.inf))
-    largest = float(singular.max(initial=0.0))
+    smallest = singular[nonzero].min(initial=np.inf)
+    largest = singular.max(initial=0.0)
     condition = max(1.0, largest / smallest)
     hidden = int(nonzero.sum()) < len(b)
     turned = u[:, nonzero].T @ a
     if hidden:
         # What no noise covers, relative to the column that it is part of.
-        uncovered = np.abs(a - u[:, nonzero] @ turned).max(0)
-        residual = uncovered / np.maximum(np.abs(a).max(0), 1e-300)
+        uncovered = abs(a - u[:, nonzero] @ turned).max(0)
+        residual = uncovered / np.maximum(abs(a).max(0), 1e-300)
         leak = np.maximum(leak, np.where(residual >= LEAK, residual, 0.0))
     white = (turned / singular[nonzero, None]).reshape(-1, rounds, n)
     values = np.zeros((rounds, participation.epochs, n))
@@ -143,7 +143,7 @@ def energies(
         early = white[:, : rounds - step]
         with np.errstate(over="ignore"):
             values[step:, lag] = (late * early).sum(axis=0)
-    terms = np.abs(u[:, nonzero].T) @ np.abs(a) / singular[nonzero, None]
+    terms = abs(u[:, nonzero].T) @ abs(a) / singular[nonzero, None]
     rate = 8 * UNIT * (1 + condition)
     blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
     leak = leak.reshape(rounds, n).max(0)
@@ -165,7 +165,7 @@ def ranks(model: Model, rounds: int) -> tuple[Indices, Flags]:
     echelons = [_echelon(*_stacked_modulo(model, rounds, prime), prime) for prime in _PRIMES]
     # Each is right but for a chance in 1e9; where they differ the larger rank is.
     independent, shows = max(echelons, key=lambda echelon: int(echelon[0].sum()))
-    count = np.cumsum(independent.reshape(rounds, -1).sum(axis=1))
+    count = independent.reshape(rounds, -1).sum(axis=1).cumsum()
     return count, np.asarray(shows.reshape(rounds, -1).any(axis=0))
 
 
@@ -197,7 +197,7 @@ def _work(model: Model, rounds: int) -> float:
     for part in model[3:]:
         used = np.maximum(used, (np.asarray(part) != 0).any(axis=2).mean(axis=0))
     columns = rounds * (model.gradient.shape[-1] + model.noise.shape[-1])
-    return float(used.sum() * rounds) ** 2 * columns / 2
+    return (used.sum() * rounds) ** 2 * columns / 2
 
 
 def _stacked_modulo(model: Model, rounds: int, prime: int) -> Sides:

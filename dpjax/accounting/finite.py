@@ -175,8 +175,8 @@ def grid(factor: Matrix, rounds: int, strategy: Matrix | None = None) -> Grid:
     """
     sums = _sums(factor, rounds, strategy, recursive=False)
     n = len(factor)
-    columns = factor if np.ndim(factor) == 1 else np.sum(factor, axis=0, dtype=np.float64)
-    mean = float(np.square(columns, dtype=np.float64).sum()) / n**2
+    columns = factor if np.ndim(factor) == 1 else factor.sum(axis=0, dtype=float)
+    mean = float(np.square(columns, dtype=float).sum()) / n**2
     mean *= rounds if strategy is None else sums.totals
     spacing = 2.0 ** floor(log2(sums.deviation * _COARSEST))
 
@@ -364,7 +364,7 @@ def _mean(
     # Beyond the edge, within a cell of the wider ones before it.
     wide = 2 * sampler.half / _density(edge) * zeroth * _tail(edge - rate)
     of_sampler = sampler.error * (zeroth + first) + 1.01 * (cells + wide)
-    return float(sampled.sum()) * of_sampler + float(coloured.sum()) * first
+    return float(sampled.sum() * of_sampler + coloured.sum() * first)
 
 
 def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: bool) -> _Sums:
@@ -375,7 +375,7 @@ def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: 
         rank = np.linalg.matrix_rank(_validate.square("factor", factor))
         singular = rank < len(factor)
     else:
-        sizes = np.abs(diagonal)
+        sizes = abs(diagonal)
         singular = (sizes <= sizes.max() * len(factor) * 2.0**-52).any()
     if singular:
         raise ValueError(
@@ -389,20 +389,20 @@ def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: 
         inverse = diags_array(1 / diagonal, format="csr")
     c = np.ones((1, 1)) if strategy is None else strategy_.checked(strategy, rounds)
     c_inverse = strategy_.inverse_of(c)
-    feedback = np.abs(c_inverse)
+    feedback = abs(c_inverse)
     if recursive:
-        feedback = feedback @ np.abs(c) @ feedback
+        feedback = feedback @ abs(c) @ feedback
     over_agents = inverse.T @ inverse
     over_rounds = c.T @ c
     agent_variance = over_agents.diagonal().max()
-    largest = float(agent_variance * over_rounds.diagonal().max())
+    largest = agent_variance * over_rounds.diagonal().max()
 
     def rows(left: Any, right: Numbers) -> float:
-        return float(abs(left).sum(1).max() * np.abs(right).sum(1).max())
+        return float(abs(left).sum(1).max() * abs(right).sum(1).max())
 
     return _Sums(
         columns_f=abs(factor).sum(0),
-        columns_c=np.abs(c_inverse).sum(0),
+        columns_c=abs(c_inverse).sum(0),
         columns_m=feedback.sum(0),
         totals=float(np.square(c_inverse.sum(0)).sum()),
         rows=rows(factor, feedback),

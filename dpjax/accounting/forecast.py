@@ -379,12 +379,12 @@ def forecast(
     """
     parameters = _validate.integer("parameters", parameters)
     colour = _operator(factor)
-    steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
+    steps = np.asarray(step_sizes, float) / np.max(step_sizes)
     n = colour.shape[0]
     divisor = batch_size if budget.clips(relation) == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
     # All gradients of one direction, each as long as its clip allows.
-    drift = clip_norm * float((sent * filled).sum())
+    drift = float(clip_norm * (sent * filled).sum())
 
     def over_rounds(responses: Numbers) -> float:
         """|C^-T Y|, whose square is the variance of sum_t y_t' (C^-1 Z)_t."""
@@ -399,7 +399,7 @@ def forecast(
     else:
         noise = over_rounds((colour.T @ sent.T).T) / divisor
     # No design gives an agent less noise than its own budget asks for.
-    allowed = np.full(n, mu) if budgets is None else np.asarray(budgets, np.float64)
+    allowed = np.full(n, mu) if budgets is None else np.asarray(budgets, float)
     # The largest sum over the rounds of a pattern, any start.
     epochs, separation = patterns
     starts = len(sent) - (epochs - 1) * separation
@@ -407,12 +407,12 @@ def forecast(
     for epoch in range(epochs):
         first = epoch * separation
         moved = moved + sent[first : first + starts]
-    hidden = budget.sensitivity(relation, clip_norm) / divisor * np.max(moved, axis=0)
+    hidden = budget.sensitivity(relation, clip_norm) / divisor * moved.max(axis=0)
     floors = hidden / allowed if noise else np.zeros(n)
     independent = scipy.sparse.issparse(colour)
     if isinstance(colour, np.ndarray):
         covariance = colour @ colour.T
-        independent = not np.any(covariance - np.diag(np.diag(covariance)))
+        independent = not (covariance - np.diag(np.diag(covariance))).any()
     if budget.clips(relation) == "record" and (separation > 1 or sampled is not None):
         # A batch that grows alone takes each record in more rounds, or with a larger rate.
         records = batch_size
@@ -461,7 +461,7 @@ def disagreement(
     n, sources = colour.shape
     rounds = len(step_sizes)
     coordinates = max(1, min(_NUMBERS, _STORED // rounds) // n)
-    steps = np.asarray(step_sizes, np.float64) / np.max(step_sizes)
+    steps = np.asarray(step_sizes, float) / np.max(step_sizes)
     normals = np.random.default_rng(0).standard_normal
     shape = (sources, coordinates)
     first = max(0, rounds - _ROUNDS)
@@ -477,7 +477,7 @@ def disagreement(
         models -= steps[t] * (colour @ noise)
         for _ in range(gossip_steps):
             models = schedule[t % len(schedule)] @ models
-    return float(np.sqrt(np.mean(np.var(models, axis=0))))
+    return float(np.sqrt(models.var(axis=0).mean()))
 
 
 def _operator(factor: Any) -> Any:
@@ -486,5 +486,5 @@ def _operator(factor: Any) -> Any:
         return factor
     diagonal = precision.diagonal_of(np.asarray(factor))
     if diagonal is None:
-        return np.asarray(factor, np.float64)
-    return scipy.sparse.diags_array(np.asarray(diagonal, np.float64)).tocsr()
+        return np.asarray(factor, float)
+    return scipy.sparse.diags_array(np.asarray(diagonal, float)).tocsr()

@@ -10,6 +10,7 @@ everything here is solved in the logarithm of delta.
 """
 
 from collections.abc import Callable
+from math import inf
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,7 +30,7 @@ _FAR = 1e4
 _MOST = 1e307
 _RANGES = {
     "delta": (0.0, 1 - UNIT / 2, "numbers in [0, 1)"),
-    "alpha": (1 + UNIT, np.inf, "orders above 1"),
+    "alpha": (1 + UNIT, inf, "orders above 1"),
 }
 
 Result = float | Numbers
@@ -78,16 +79,16 @@ def _threshold(mu: Numbers, epsilon: Numbers) -> Numbers:
 def _slack(mu: Numbers, x: Numbers) -> Numbers:
     """Bound on the error of `_log_delta`, the rounding of x in its argument included."""
     with np.errstate(over="ignore"):
-        return _MARGIN + 4 * UNIT * (1 + np.abs(x)) * (np.abs(x) + mu)
+        return _MARGIN + 4 * UNIT * (1 + abs(x)) * (abs(x) + mu)
 
 
 def _arguments(**values: ArrayLike) -> list[Numbers]:
     """Broadcast float64 arguments, each checked against its range."""
     arrays = []
     for name, value in values.items():
-        lower, upper, remedy = _RANGES.get(name, (0.0, np.inf, "numbers >= 0"))
+        lower, upper, remedy = _RANGES.get(name, (0.0, inf, "numbers >= 0"))
         try:
-            array = np.asarray(value, dtype=np.float64)
+            array = np.asarray(value, dtype=float)
         except (TypeError, ValueError):
             array = np.full((), np.nan)
         inside = (array >= lower) & (array <= upper)
@@ -191,10 +192,10 @@ def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
     at_zero = holds(low)
     high = _bisected(holds, high, low)
     with np.errstate(over="ignore"):
-        rounding = 4 * UNIT * m_ * (np.abs(high) + m_)
+        rounding = 4 * UNIT * m_ * (abs(high) + m_)
         value = m_ * (high + m_ / 2) + rounding
     value = np.where(at_zero, 0.0, np.maximum(value, 0.0))
-    unusual = np.where(m == 0, 0.0, np.inf)
+    unusual = np.where(m == 0, 0.0, inf)
     return result(np.where(usual, value, unusual))
 
 
@@ -248,7 +249,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
     low = _bisected(holds, low, high)
     # Where nothing above the proven bound passed the test, its own rounding is taken off.
     value = np.where(holds(low), low, low * (1 - 1e-11))
-    return result(np.where(usual, value, np.where(np.isinf(e), np.inf, 0.0)))
+    return result(np.where(usual, value, np.where(np.isinf(e), inf, 0.0)))
 
 
 def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:

@@ -104,7 +104,7 @@ class Model(NamedTuple):
                 array = _validate.finite_array(name, part)
             if array.ndim not in (2, 3):
                 raise ValueError(f"{name} has shape {array.shape}; give a matrix, or [P, ., .]")
-            arrays.append(np.array(array, np.float64, ndmin=3))
+            arrays.append(np.array(array, float, ndmin=3))
         s = arrays[0].shape[2]
         n = arrays[1].shape[2]
         q = arrays[2].shape[2]
@@ -162,9 +162,9 @@ _Arrays = tuple[Array, Array]
 
 def _norms(rows: Array) -> Array:
     """Norms of rows that neither vanish nor overflow where the entries do not."""
-    largest = jnp.max(jnp.abs(rows), axis=1, initial=0.0)
+    largest = abs(rows).max(axis=1, initial=0.0)
     unit = jnp.where(largest > 0, largest, 1.0)
-    norms = unit * jnp.sqrt(jnp.sum((rows / unit[:, None]) ** 2, axis=1))
+    norms = unit * jnp.sqrt(((rows / unit[:, None]) ** 2).sum(axis=1))
     # A product, which keeps nan.
     return norms * (largest > 0).astype(norms.dtype)
 
@@ -180,7 +180,7 @@ def _filter_step(model: Model, carry: _Arrays, t: Array) -> tuple[_Arrays, tuple
     moved = jnp.concatenate([here.transition @ root, here.noise], axis=1)
     width = _norms(root)
     norms = _norms(observed)
-    blur = jnp.abs(here.state_output) @ (rounding + UNIT * width) + UNIT * norms
+    blur = abs(here.state_output) @ (rounding + UNIT * width) + UNIT * norms
     # A row without any noise is told from one whose noise is rounding.
     silent = (norms == 0) & (blur == 0)
     unit = jnp.where(silent, 1.0, jnp.maximum(norms, blur / SHARP))
@@ -193,12 +193,12 @@ def _filter_step(model: Model, carry: _Arrays, t: Array) -> tuple[_Arrays, tuple
         moved = jnp.pad(moved, columns)
     u, values, v = jnp.linalg.svd(scaled, full_matrices=False)
     nonzero = values > DROPPED
-    smallest = jnp.min(jnp.where(nonzero, values, values[0]))
-    relative_blur = jnp.max(blur / unit)
-    uncertain = jnp.any(nonzero) & (smallest < CERTAIN)
+    smallest = jnp.where(nonzero, values, values[0]).min()
+    relative_blur = (blur / unit).max()
+    uncertain = nonzero.any() & (smallest < CERTAIN)
     ambiguous = uncertain | (relative_blur > EXACT * smallest)
-    rank = jnp.sum(nonzero)
-    hidden = rank + jnp.sum(silent) < len(values)
+    rank = nonzero.sum()
+    hidden = rank + silent.sum() < len(values)
     v = jnp.where(nonzero[:, None], v, 0.0)
     # Projected twice: the rest is orthogonal to the innovations to rounding.
     gain = moved @ v.T
@@ -214,7 +214,7 @@ def _filter_step(model: Model, carry: _Arrays, t: Array) -> tuple[_Arrays, tuple
     combinations = jnp.where(nonzero[:, None], 0.0, u.T) / unit
     silent_rows = jnp.diag(silent.astype(unit.dtype))
     bare = jnp.where(hidden, combinations, silent_rows)
-    fresh = jnp.abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
+    fresh = abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
     # Added as independent: sizes alone would grow without bound where the filter forgets.
     rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * UNIT * fresh
     divisor = jnp.where(rank > 0, smallest, 1.0)
@@ -241,12 +241,12 @@ def _blurred(here: Model, step: _Step, tail: Array, error: Array, entering: Arra
 
     A response may be a difference of far larger terms: what counts is the size of these.
     """
-    sizes = Model(*map(jnp.abs, here))
-    whiten, gain, later = map(jnp.abs, (step.whiten, step.gain, tail))
+    sizes = Model(*map(abs, here))
+    whiten, gain, later = map(abs, (step.whiten, step.gain, tail))
     reached = whiten @ sizes.gradient_output
     from_state = whiten @ sizes.state_output
     terms = _norms(reached.T) + _norms((later @ (sizes.gradient + gain @ reached)).T)
-    response = step.rate * terms + error @ jnp.abs(entering)
+    response = step.rate * terms + error @ abs(entering)
     moved = sizes.transition + gain @ from_state
     # Added as independent, as above.
     carried = jnp.sqrt(error**2 @ step.closed**2)
@@ -272,14 +272,14 @@ def _silence(
     here: Model, step: _Step, silence: _Silence, entering: Array, hidden: Array
 ) -> tuple[_Silence, Array]:
     """One round backwards, and the response without noise over what its terms add up to."""
-    sizes = Model(*map(jnp.abs, here))
-    whiten, gain, bare = map(jnp.abs, (step.whiten, step.gain, step.bare))
+    sizes = Model(*map(abs, here))
+    whiten, gain, bare = map(abs, (step.whiten, step.gain, step.bare))
     reached = whiten @ sizes.gradient_output
-    direct = jnp.abs(step.bare @ here.gradient_output)
+    direct = abs(step.bare @ here.gradient_output)
     terms = bare @ sizes.gradient_output
     # A hidden combination holds traces of rows that it has nothing to do with.
     terms = jnp.where(hidden, jnp.maximum(terms, reached.max(0)), terms)
-    after = jnp.where(hidden, 0.0, jnp.abs(silence.tail @ entering).max(0))
+    after = jnp.where(hidden, 0.0, abs(silence.tail @ entering).max(0))
     later = silence.terms @ (sizes.gradient + gain @ reached)
     responses = jnp.vstack([direct, after])
     sums = jnp.vstack([terms, later])
@@ -308,8 +308,8 @@ def _sweep(model: Model, rounds: int, keep: bool) -> tuple[_Swept, Any]:
         here = model.at(t)
         response, entering = _response(here, step, tail)
         # Nothing is seen without noise, as a rule, and nothing follows from it.
-        seen_terms = jnp.abs(jnp.hstack([here.state_output, here.gradient_output]))
-        silent = jnp.abs(step.bare) @ seen_terms
+        seen_terms = abs(jnp.hstack([here.state_output, here.gradient_output]))
+        silent = abs(step.bare) @ seen_terms
         shows = (silent != 0).any() | (silence.terms != 0).any() | hidden
         silence, leak = jax.lax.cond(
             shows,
@@ -320,7 +320,7 @@ def _sweep(model: Model, rounds: int, keep: bool) -> tuple[_Swept, Any]:
         new_tail = _tail_step(step.closed, tail, step.whiten @ here.state_output)
         # Lagged energies alone need the factors, which take s^2 numbers a round.
         stored = tail if keep else jnp.zeros((0, 0))
-        energy = jnp.sum(response**2, 0)
+        energy = (response**2).sum(0)
         return (new_tail, silence, error), (energy, blur, leak, stored)
 
     # A triangle of s rows holds any number of rounds.
@@ -512,14 +512,14 @@ def pattern_sums(values: _Products, participation: Participation) -> Vector:
         >>> kalman.pattern_sums(values, Participation(3, 1, 3)).tolist()
         [2.0]
     """
-    return _largest(np.abs(values), participation)
+    return _largest(abs(values), participation)
 
 
 def _largest(values: _Products, participation: Participation) -> Numbers:
     """Largest sum over a pattern's pairs of rounds."""
     weights = np.where(np.arange(participation.epochs) == 0, 1.0, 2.0)[:, None]
     # Of the j-th appearance only the lags up to j lie in the pattern.
-    partial = np.cumsum(values * weights, axis=1)
+    partial = (values * weights).cumsum(axis=1)
     sums = partial[participation.patterns, np.arange(participation.epochs)[None]].sum(axis=1)
     return np.asarray(sums.max(axis=0))
 
@@ -538,7 +538,7 @@ def squares(energies_: Energies, participation: Participation) -> tuple[Vector, 
     """
     with np.errstate(over="ignore", invalid="ignore"):
         rounding = 0.0 if energies_.rounding is None else energies_.rounding
-        bounds = pattern_sums(np.abs(energies_.values) + rounding, participation)
+        bounds = pattern_sums(abs(energies_.values) + rounding, participation)
         return bounds, bounds > _largest(energies_.values, participation) * (1 + SHOWN) ** 2
 
 

@@ -148,6 +148,6 @@ def checked(name: str, value: ArrayLike, ndim: int = 2) -> Numbers:
     if array.ndim != ndim:
         form = "[N, d], one row a trial (x[:, None] for scalars)" if ndim == 2 else "[R, N, d]"
         raise ValueError(f"{name} has shape {array.shape}; give {form}")
-    if (largest := float(np.abs(array).max())) > LARGEST:
+    if (largest := float(abs(array).max())) > LARGEST:
         raise ValueError(f"{name} reaches {largest:g}; rescale it, {LARGEST:g} is the most")
     return array

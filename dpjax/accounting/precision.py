@@ -19,7 +19,7 @@ def diagonal_of(factor: Numbers) -> Numbers | None:
         return factor
     if factor.ndim != 2:
         return None
-    diagonal = np.diagonal(factor)
+    diagonal = factor.diagonal()
     square = factor.shape[0] == factor.shape[1]
     return diagonal if square and np.count_nonzero(factor) == np.count_nonzero(diagonal) else None
 
@@ -60,7 +60,7 @@ def inverse_diagonal(
         return _from_factor(_validate.square("factor", factor))
     assert covariance is not None
     matrix = _validate.square("covariance", covariance)
-    if np.max(np.abs(matrix - matrix.T)) > 1e-12 * np.max(np.abs(matrix)):
+    if abs(matrix - matrix.T).max() > 1e-12 * abs(matrix).max():
         raise ValueError("covariance is not symmetric; give (R + R') / 2 if that is meant")
     return _from_covariance(np.tril(matrix) + np.tril(matrix, -1).T)
 
@@ -86,7 +86,7 @@ def _invert(matrix: Matrix, name: str) -> tuple[Matrix, Vector, float]:
         inverse = np.linalg.inv(matrix)
     except np.linalg.LinAlgError:
         raise _singular(name) from None
-    sizes = np.abs(matrix) @ np.abs(inverse)
+    sizes = abs(matrix) @ abs(inverse)
     return inverse, *_bounds(inverse, matrix @ inverse, sizes, np.eye(len(matrix)), name)
 
 
@@ -97,7 +97,7 @@ def _bounds(
     n = inverse.shape[1]
     rounding = 8 * n * UNIT
     # What the product rounds, by the sizes of its terms.
-    residual = np.abs(identity - product) + (n + 3) * UNIT * (sizes + identity)
+    residual = abs(identity - product) + (n + 3) * UNIT * (sizes + identity)
     residual *= 1 + rounding
     total = float(np.linalg.norm(residual))
     if not total < 0.5:
@@ -109,7 +109,7 @@ def _bounds(
 
 def _from_covariance(matrix: Matrix) -> Vector:
     n = len(matrix)
-    powers = _powers(np.sqrt(np.abs(np.diag(matrix))), "covariance")
+    powers = _powers(np.sqrt(abs(matrix.diagonal())), "covariance")
     matrix = matrix * powers[:, None] * powers
     # A Cholesky factorisation of a matrix lowered by more than its rounding proves definiteness;
     # the scaled diagonal is at most 2.
@@ -119,11 +119,11 @@ def _from_covariance(matrix: Matrix) -> Vector:
     except np.linalg.LinAlgError:
         raise _singular("covariance") from None
     inverse, columns, size = _invert(matrix, "covariance")
-    computed = np.diag(inverse)
+    computed = inverse.diagonal()
     # For positive definite A: |e_i' A^-1 G e_i| <= sqrt(|A^-1| [A^-1]_ii) |G e_i|, which leaves a
     # quadratic inequality for sqrt([A^-1]_ii).
     half = np.sqrt(size) * columns / 2
-    root = half + np.sqrt(half**2 + np.abs(computed))
+    root = half + np.sqrt(half**2 + abs(computed))
     bound = root**2 * (1 + 16 * UNIT)
     if not (computed > 0).all() or (bound > 1.01 * computed).any():
         raise _singular("covariance")
@@ -133,9 +133,9 @@ def _from_covariance(matrix: Matrix) -> Vector:
 def _from_factor(factor: Numbers) -> Vector:
     """The bound by a factor [n, n], or by the diagonal [n] of one that has nothing else."""
     if factor.ndim == 1:
-        powers = _powers(np.abs(factor), "factor")
+        powers = _powers(abs(factor), "factor")
         # Products of diagonals are those of their entries, here in one row.
-        scaled = np.abs(factor * powers)[None]
+        scaled = abs(factor * powers)[None]
         inverse = 1.0 / scaled
         product = scaled * inverse
         columns, size = _bounds(inverse, product, product, np.ones_like(scaled), "factor")

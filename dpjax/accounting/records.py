@@ -1,10 +1,10 @@
 """What a guarantee is made of: whom it is against, what is lost, and what else it counts on."""
 
 import dataclasses
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from math import inf, isinf
 from operator import attrgetter
 from typing import Any, Literal, Self, get_args
@@ -266,9 +266,9 @@ class Record(Threat, Caveats):
 
     def _check_agents(self) -> None:
         """Refuse losses of agents beyond the record's, or beyond their epsilons."""
-        mus = np.array(self.per_agent_mu, np.float64)
+        mus = np.array(self.per_agent_mu, float)
         object.__setattr__(self, "per_agent_mu", tuple(mus.tolist()))
-        epsilons = np.array(self.per_agent_epsilon or (), np.float64)
+        epsilons = np.array(self.per_agent_epsilon or (), float)
         if self.mu is None or mus.shape != epsilons.shape or mus.max() != self.mu:
             raise ValueError(
                 f"per_agent_mu is {self.per_agent_mu}; give one number for each of "
@@ -352,7 +352,7 @@ class Record(Threat, Caveats):
         if not self.phases:
             return self.loss
         phase_losses = [_counted(phase.loss, self.accountant) for phase in self.phases]
-        return functools.reduce(lambda first, later: first.then(later), phase_losses)
+        return reduce(lambda first, later: first.then(later), phase_losses)
 
     @property
     def agents_spent(self) -> Numbers:
@@ -506,7 +506,7 @@ def precision_cost(record: Record) -> tuple[float, float]:
         epsilons = list(record.per_agent_epsilon)
     rule: Any = record.accountant
     claimed = budget.claimed_epsilon(mus, record._delta, accountant=rule, allow_unsound=True)
-    reserve = float(np.min(np.array(epsilons) - claimed))
+    reserve = float((np.array(epsilons) - claimed).min())
     if reserve > 1e-6 * min(epsilons):
         return reserve, finite.LIMIT * record.delta
     return cost
@@ -529,7 +529,7 @@ def together(phases: Sequence[Record]) -> Numbers | None:
     counts = {len(agent_mus) for agent_mus in mus} - {1}
     if len(counts) != 1:
         return None
-    return functools.reduce(lambda first, later: np.hypot(first, later) * MARGIN, mus)
+    return reduce(lambda first, later: np.hypot(first, later) * MARGIN, mus)
 
 
 def _plain(value: Any) -> Any:

@@ -21,9 +21,9 @@ left is a round as above with r = |c| |x| over the noise, once in b rounds.
 """
 
 import bisect
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, exp, expm1, floor, frexp, hypot, inf, isinf, log, log1p, log2, sqrt
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -182,8 +182,8 @@ class Pld(AmplifiedLoss):
             rounds: Rounds T.
             separation: Rounds from one in which a record may be drawn to the next.
         """
-        rate_values = tuple(np.asarray(rates, np.float64).tolist())
-        ratio_values = tuple(np.asarray(ratios, np.float64).tolist())
+        rate_values = tuple(np.asarray(rates, float).tolist())
+        ratio_values = tuple(np.asarray(ratios, float).tolist())
         phase = Phase(rate_values, ratio_values, rounds, separation=separation)
         return cls((phase,))
 
@@ -350,7 +350,7 @@ def bound(
     Raises:
         ValueError: For a delta of at least the probability that a record is drawn at all.
     """
-    chances = np.asarray(rates, np.float64)
+    chances = np.asarray(rates, float)
     levels = np.unique(chances)
     if len(levels) > _LEVELS:
         # Every agent takes the noise of the next higher level.
@@ -363,7 +363,7 @@ def bound(
     return bounds[np.searchsorted(levels, chances)]
 
 
-@functools.lru_cache
+@lru_cache
 def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> float:
     """The largest ratio of one agent that keeps the budget, by bisection from below."""
 
@@ -410,7 +410,7 @@ def _below_another(row: tuple, rows: set) -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)
 def _epsilon(row: tuple[_Part, ...], delta: float) -> float:
     """The epsilon of one agent."""
     parts = [part for part in row if min(part) > 0]
@@ -460,7 +460,7 @@ def _at_delta(parts: tuple[_Part, ...], delta: float) -> float:
     return max(epsilons)
 
 
-@functools.lru_cache(maxsize=8)  # Statements of several records ask for many deltas.
+@lru_cache(maxsize=8)  # Statements of several records ask for many deltas.
 def _curves(parts: tuple[_Part, ...], anchor: float) -> tuple["_Curve", "_Curve"]:
     """Curves in both directions, from a least delta on."""
     return _composed(parts, anchor, True), _composed(parts, anchor, False)
@@ -494,7 +494,7 @@ class _Curve(NamedTuple):
     def epsilon(self, delta: float) -> float:
         """Epsilon at a delta, at least the one that the curve was made for."""
         log_delta = log(delta * (1 - 2 * _SHARE))
-        best = float(((self.moments - log_delta) / self.orders).min())
+        best = ((self.moments - log_delta) / self.orders).min()
         log_delta -= self.slack
         last = int(np.searchsorted(self.log_deltas, log_delta, side="right"))
         last = min(last, len(self.epsilons) - 1)
@@ -506,9 +506,8 @@ class _Curve(NamedTuple):
                 missing = np.maximum(self.means[last] - allowed, 0)
                 excess = missing / self.slopes[last]
                 reached = sum_epsilon + np.log1p(excess)
-            between = float(np.fmin(reached, self.epsilons[last - 1]))
-            best = min(best, between)
-        return max(best, 0.0)
+            best = min(best, np.fmin(reached, self.epsilons[last - 1]))
+        return float(max(best, 0.0))
 
 
 class _Round(NamedTuple):
@@ -551,7 +550,7 @@ def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
             moments[order] = _cumulant(rounds, order) + largest
         return moments[order]
 
-    span = max(float(part.losses[-1]) for part in rounds)
+    span = max(part.losses[-1] for part in rounds)
     lowest_order = log(0.01 / (span * sqrt(count)))
     grid = np.linspace(lowest_order, log(1e6 / span), 12)
 
@@ -593,7 +592,7 @@ def _transformed(
     count = sum(times for *_, times in parts)
     log_share = log(_SHARE * anchor)
     reach = _reach(count, anchor)
-    span = max(float(part.losses[-1]) for part in rounds)
+    span = max(part.losses[-1] for part in rounds)
     # Where a few rounds may lose much, an order's multiple is wide: a lower one is transformed.
     order = _rounded(curve.order / 1.3, floor)
     log_mass = _cumulant(rounds, order)
@@ -629,7 +628,7 @@ def _transformed(
     off *= sqrt((0.25 / order**3 + 0.14 * width / order**2) / width)
 
     log_mass = _cumulant(rounds, order)
-    lowest = sum(part.times * float(part.losses[0]) for part in rounds)
+    lowest = sum(part.times * part.losses[0] for part in rounds)
     top = ceil(((log_mass - log_share) / order - lowest) / width)
     # Down to the first epsilon that is none.
     last = max(top - floor(-lowest / width), 1)
@@ -643,7 +642,7 @@ def _transformed(
     means = signal.lfilter([expm1(width)], [1, -falling], slopes) + off
 
     def log_delta(place: int) -> float:
-        return log_mass - order * float(epsilons[place]) + log(means[place])
+        return log_mass - order * epsilons[place] + log(means[place])
 
     # Other deltas are not asked for.
     first = bisect.bisect(range(size), log(0.5 * anchor), 0, last, key=log_delta)
@@ -668,11 +667,11 @@ def _cumulant(rounds: list[_Round], order: float) -> float:
 
     total = 0.0
     for part in rounds:
-        furthest = float(np.abs(part.losses[[0, -1]]).max())
+        furthest = abs(part.losses[[0, -1]]).max()
         rounding = 8 * UNIT * (600 + order * furthest)
-        cumulant = float(special.logsumexp(order * part.losses + part.logs))
+        cumulant = special.logsumexp(order * part.losses + part.logs)
         total += part.times * (cumulant + rounding)
-    return total
+    return float(total)
 
 
 def _cell(parts: Sequence[_Part]) -> float:
@@ -697,7 +696,7 @@ def _discretised(part: _Part, width: float, reach: float, window: float, present
 
     rate, ratio, times = part
     sign = 1 if present else -1
-    infimum = float(np.log1p(-rate)) if rate < 1 else 0.0
+    infimum = log1p(-rate) if rate < 1 else 0.0
     # Where the record is there, x has the loss log(1 - q + q exp(r x - r^2 / 2)).
     coordinates = np.array([-reach, reach + ratio])[::sign]
     ends = log(rate) + ratio * (coordinates - ratio / 2)
@@ -720,12 +719,12 @@ def _discretised(part: _Part, width: float, reach: float, window: float, present
     # Delta at every loss, and the probabilities that have these deltas.
     rounding = 16 * UNIT * (8 + (reach + ratio) ** 2)
     margin = (present_tail + absent_tail) * rounding
-    deltas = rate * (np.abs(present_tail - absent_tail) + margin)
+    deltas = rate * (abs(present_tail - absent_tail) + margin)
     slopes = np.diff(deltas) / expm1(width)
     heads = np.append(1 - deltas[0], -exp(width) * slopes)
-    masses = np.maximum(heads + np.append(slopes, 0.0), 0) + 8 * UNIT * np.abs(heads)
+    masses = np.maximum(heads + np.append(slopes, 0.0), 0) + 8 * UNIT * abs(heads)
     # Above what floating point may have taken off a loss.
-    furthest = float(np.abs(losses).max())
+    furthest = abs(losses).max()
     losses += 16 * UNIT * (4 - infimum + furthest)
     with np.errstate(divide="ignore"):
         return _Round(losses, np.log(masses), times)

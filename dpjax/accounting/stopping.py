@@ -123,26 +123,26 @@ def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
     claims = epsilons[keep]
     if not len(values):
         return 0.0
-    total = float(values[-1])
+    total = values[-1]
     marks = len(values)
-    smallest = max(float(np.min(gdp.delta(values, claims))), 1e-300)
+    smallest = max(np.min(gdp.delta(values, claims)), 1e-300)
     # Mass this far out may count as certain harm; it is far below every payoff that matters.
     reach = sqrt(-2 * log(1e-6 * smallest / marks))
     # Points are v_t / 2 + spacing * index: the walk's mean moves with the grid.
-    highest = float(np.max(claims - values**2 / 2))
+    highest = (claims - values**2 / 2).max()
     top = max(highest + 2 * total, total)
     steps = np.diff(values**2, prepend=0.0)
-    products = 2 * reach * (top + 4 * total) * float(np.sqrt(steps).sum())
+    products = 2 * reach * (top + 4 * total) * np.sqrt(steps).sum()
     # Chords add a variance of h^2 / 6 a step. Up to each mark that is a share of what is spent, the
     # smaller the less likely the payoffs, whose logarithm moves by as many times that share.
     share = 1.5e-3 / max(2.0, -log(smallest)) * max(1.0, marks / 100) ** 0.5
     squares = np.maximum(values**2, _LEAST_SHARE * values[-1] ** 2)
     spent = squares / np.arange(1, marks + 1)
-    spacing = sqrt(6 * share * float(np.min(spent))) / fine
+    spacing = sqrt(6 * share * spent.min()) / fine
     spacing = max(spacing, sqrt(products / _MOST))
     # Steps far below a cell are made larger, which is worse: whatever spends more, earlier, is.
     steps = np.maximum(steps, (spacing / 32) ** 2)
-    energies = np.cumsum(steps) * (1 + (marks + 4) * UNIT)
+    energies = steps.cumsum() * (1 + (marks + 4) * UNIT)
     lowest = -ceil(4 * total / spacing)
     index = np.arange(lowest, ceil(top / spacing) + 1)
     best = _payoff(claims[-1], energies[-1] / 2 + spacing * index)
@@ -158,8 +158,8 @@ def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
         margin = 1 + _MARGIN + (len(kernel) + 8) * UNIT
         if mark == 0:
             start = max(-first, 0) - index[0] + first
-            mean = float(padded[start : start + len(kernel)] @ kernel)
-            return min(1.0, (mean + harm) * margin)
+            mean = padded[start : start + len(kernel)] @ kernel
+            return float(min(1.0, (mean + harm) * margin))
         here = _payoff(claims[mark - 1], energies[mark - 1] / 2 + spacing * index)
         going_on = (_means(padded, kernel) + harm) * margin
         best = np.minimum(np.maximum(here, going_on), 1.0)
@@ -188,7 +188,7 @@ def inner_delta(mus: Sequence[float] | Vector, delta: float) -> float:
     Reference:
         Rogers, Roth, Ullman and Vadhan (2016) for odometers; Snell envelopes for the supremum.
     """
-    values = np.asarray(mus, np.float64)
+    values = np.asarray(mus, float)
     different = tuple(float(value) for value in np.unique(values[values > 0]))
     if len(different) < 2 or delta == 0:
         return delta

@@ -8,10 +8,10 @@ D is the identity, or I - diag(curvature) where gradients are linear in the mode
 over rounds with few bands (or whose inverse has few) adds a few past noises to the state.
 """
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import inf, lcm
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,11 +78,11 @@ def remember(strategy: Strategy) -> Memory:
     matrix = np.asarray(strategy)
     rounds = len(matrix)
     inverse = strategy_.sparse_inverse_of(matrix)
-    diagonal = np.diag(matrix)
+    diagonal = matrix.diagonal()
     of_noise = strategy_.width(matrix) <= strategy_.width(inverse)
     weights = strategy_.bands(-matrix / diagonal[:, None] if of_noise else inverse)
-    rounding = 1e-15 * np.abs(matrix).max()
-    diagonals = [np.diag(matrix, -lag) for lag in range(rounds)]
+    rounding = 1e-15 * abs(matrix).max()
+    diagonals = [matrix.diagonal(-lag) for lag in range(rounds)]
     constant = all(np.ptp(entries) <= rounding for entries in diagonals)
     if constant:
         # Before its first rounds the past is zero, so the late weights serve from the start.
@@ -147,7 +147,7 @@ def model_of(
                 transition[newest, n:] = from_state[:, n:]
         return transition, gradient, noise, watch @ from_state, watch, watch @ source * scale
 
-    period = math.lcm(len(gossip.mixing), len(observed), len(memory.scale))
+    period = lcm(len(gossip.mixing), len(observed), len(memory.scale))
     rounds = [matrices(t) for t in range(period)]
     return Model(*(np.stack(parts) for parts in zip(*rounds, strict=True)))
 
@@ -345,7 +345,7 @@ class ZipDL(LinearAlgorithm):
 
         def infinite(participation: Participation) -> Judged:
             # Seeing every message and own copy, the zero sum takes the noise away.
-            return np.full(n, np.inf), np.zeros(n, bool)
+            return np.full(n, inf), np.zeros(n, bool)
 
         def matrices(rounds: int) -> Sides:
             return dense.materialize(model(np.ones(n), 1, sent), rounds)
@@ -366,10 +366,10 @@ def _closed_form(
     mu_u^2 = [(S S')^+]_uu max over patterns of sum |(C'C)_st|, S the unknown noise's map. Agents
     without a source in common are judged apart, each in units of its own noise.
     """
-    energy = np.full(len(source), np.inf)
+    energy = np.full(len(source), inf)
     open_ = np.zeros(len(source), bool)
     noisy = np.flatnonzero(source.any(axis=1))
-    touching = (source[noisy] != 0).astype(np.float64)
+    touching = (source[noisy] != 0).astype(float)
     _, part = scipy.sparse.csgraph.connected_components(touching @ touching.T)
     once = Participation(1, 1, 1)
     judged = {}
@@ -391,9 +391,9 @@ def _closed_form(
         over_rounds: Any = participation.epochs
     if strategy is not None:
         patterns = participation.patterns
-        gram = np.abs(strategy.T @ strategy)
+        gram = abs(strategy.T @ strategy)
         over_rounds = gram[patterns[:, :, None], patterns[:, None, :]].sum((1, 2)).max()
-    return np.sqrt(energy) * float(np.sqrt(over_rounds)), open_
+    return np.sqrt(energy) * np.sqrt(over_rounds), open_
 
 
 def nodes_of(name: str, numbers: Any, n: int) -> Indexes:

@@ -168,9 +168,9 @@ def _agent_noise(
 ) -> tuple[Numbers, list[frozenset[int]]]:
     """Factor of the covariance with the owners of each column."""
     matrix = np.eye(n) if covariance is None else _validate.square("covariance", covariance)
-    if len(matrix) != n or np.abs(matrix - matrix.T).max() > 1e-12 * np.abs(matrix).max():
+    if len(matrix) != n or abs(matrix - matrix.T).max() > 1e-12 * abs(matrix).max():
         raise ValueError(f"covariance has shape {matrix.shape}; give a symmetric {(n, n)} matrix")
-    variances = np.diag(matrix)
+    variances = matrix.diagonal()
     if subgroups is None and (matrix == np.diag(variances)).all():
         if variances.min() < 0:
             raise ValueError(f"covariance has the variance {variances.min()}; give none < 0")
@@ -193,10 +193,11 @@ def _agent_noise(
 
 def _factor(covariance: Matrix) -> Matrix:
     """S with S S' <= R and no more than rounding below it, in units of each agent's own noise."""
-    spread = np.sqrt(np.maximum(np.diag(covariance), 0.0))
+    variances = covariance.diagonal()
+    spread = np.sqrt(np.maximum(variances, 0.0))
     if (covariance[spread == 0] != 0).any() or not spread.any():
         raise ValueError(
-            f"covariance has the variance {np.diag(covariance).min()}; give none below 0, and zero "
+            f"covariance has the variance {variances.min()}; give none below 0, and zero "
             "only to an agent without noise"
         )
     unit = np.where(spread > 0, spread, 1.0)
@@ -241,7 +242,7 @@ def zip_dl(
     matrix = _validate.stochastic("mixing", mixing, ("row",))
     if matrix.ndim != 2:
         raise ValueError(f"mixing has shape {matrix.shape}; Zip-DL takes one matrix [n, n]")
-    if np.count_nonzero(matrix) == np.count_nonzero(np.diag(matrix)):
+    if np.count_nonzero(matrix) == np.count_nonzero(matrix.diagonal()):
         raise ValueError(
             f"mixing is of {len(matrix)} agents without a link; Zip-DL's noise goes out on links: "
             "give a connected network of at least 2 agents"
