@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,11 +108,11 @@ class Average(Method):
             self.method.check_rounds(rounds)
 
     # As the method has them.
-    stochastic: ClassVar[Any] = property(attrgetter("method.stochastic"))
-    exchange: ClassVar[Any] = property(attrgetter("method.exchange"))
-    sensitivity: ClassVar[Any] = property(attrgetter("method.sensitivity"))
-    reads_private_models: ClassVar[Any] = property(attrgetter("method.reads_private_models"))
-    min_entries: ClassVar[Any] = property(attrgetter("method.min_entries"))
+    stochastic = property(attrgetter("method.stochastic"))
+    exchange = property(attrgetter("method.exchange"))
+    sensitivity = property(attrgetter("method.sensitivity"))
+    reads_private_models = property(attrgetter("method.reads_private_models"))
+    min_entries = property(attrgetter("method.min_entries"))
 
     def weight(self, round: RoundNumber) -> Float[Array, ""]:
         """Weight w of the newest models after a round.
@@ -160,11 +160,11 @@ class Average(Method):
         # The method reads its own memory, never the average: messages stay as they were.
         new = PublicState(*self.method.absorb(ctx, _inner(public_state), carry, received))
         weight = self.weight(ctx.round)
-
-        def joined(old: Array, leaf: Array) -> Array:
-            return old + weight.astype(leaf.dtype) * (leaf - old)
-
-        average = jax.tree.map(joined, public_state.memory.average, self.method.released(new))
+        average = jax.tree.map(
+            lambda old, leaf: old + weight.astype(leaf.dtype) * (leaf - old),
+            public_state.memory.average,
+            self.method.released(new),
+        )
         return new.models, AveragedMemory(new.memory, average)
 
     def measured(self, public_state: PublicState) -> Models:

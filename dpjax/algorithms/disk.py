@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array
 
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
@@ -113,14 +112,14 @@ class DiSK(DSGD):
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The combinations of gradients are private."""
         gamma = (1 - self.kappa) / self.kappa if self.gamma is None else self.gamma
-        before = public_state.memory.before
+        models, memory = public_state
         c = self.ahead
-        moved = jax.tree.map(lambda x, old: x + gamma * (x - old), public_state.models, before)
+        moved = jax.tree.map(lambda x, old: x + gamma * (x - old), models, memory.before)
         # c is 1, so that the gradient at the model has weight 0 and is left out.
         if self.gamma is None:
             answer = ctx.query(moved, ctx.batch)
         else:
-            points = jax.tree.map(lambda *pair: jnp.stack(pair, axis=1), public_state.models, moved)
+            points = jax.tree.map(lambda *pair: jnp.stack(pair, axis=1), models, moved)
             # One clip for the combination: two clipped gradients would add up to a norm of 2 C.
             answer = ctx.query.points((1 - c, c))(points, ctx.batch)
         return Emission(answer.total, metrics=answer.metrics)
@@ -129,13 +128,13 @@ class DiSK(DSGD):
         self, ctx: Round, public_state: PublicState, emission: Emission, noisy: Updates
     ) -> Transmission:
         """The updated models; the agent keeps its memory for the next round."""
-
-        def filtered(old: Array, new: Array) -> Array:
+        before, memory = public_state
+        estimate = jax.tree.map(
             # Round 0 has no estimate to filter with: g_0 = v_0, as in both public codes.
-            return jnp.where(ctx.round == 0, new, old + self.gain * (new - old))
-
-        estimate = jax.tree.map(filtered, public_state.memory.estimate, ctx.mean(noisy))
-        before = public_state.models
+            lambda old, new: jnp.where(ctx.round == 0, new, old + self.gain * (new - old)),
+            memory.estimate,
+            ctx.mean(noisy),
+        )
         # The filter is behind the noise, so the estimate costs no privacy.
-        models, state = ctx.step(before, estimate, public_state.memory.optimizer)
+        models, state = ctx.step(before, estimate, memory.optimizer)
         return models, FilterMemory(state, estimate, before)

@@ -1,12 +1,10 @@
 """Decentralized SGD: private gradients, an optimizer behind the noise, gossip."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip, Transmission
 from dpjax.protocols import Emission, Method, Models, PublicState, Round, Updates
-from dpjax.topology.mixing import Stochastic
 
 __all__ = ["DSGD"]
 
@@ -38,8 +36,8 @@ class DSGD(Method):
 
     gossip_steps: int = 1
 
-    stochastic: ClassVar[Stochastic] = "rows"
-    by_agent: ClassVar[bool] = True
+    stochastic = "rows"
+    by_agent = True
 
     def __post_init__(self) -> None:
         """Check the number of gossip steps."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,8 @@ __all__ = ["Gossip", "Masked", "Server", "Sum", "Trusted"]
 
 Transmission: TypeAlias = tuple[Message, Carry]
 """A message, and what its sender keeps of the round."""
+Total: TypeAlias = tuple[Message, Array]
+"""The sum of messages, and the number of agents in it."""
 Transition: TypeAlias = tuple[Models, Memory]
 """Models and memory after a round."""
 RoundNumber: TypeAlias = int | Int[Array, ""]
@@ -72,10 +74,12 @@ class Gossip(Exchange):
         if self.steps == 1:
             return Received(gossip.mix(matrix, message), message)
 
-        def once(sent: Message, _: None) -> tuple[Message, Message]:
-            return gossip.mix(matrix, sent), sent
-
-        return Received(*jax.lax.scan(once, message, length=self.steps))
+        # Each step mixes what the last one sent, which crossed the network itself.
+        return Received(
+            *jax.lax.scan(
+                lambda sent, _: (gossip.mix(matrix, sent), sent), message, length=self.steps
+            )
+        )
 
     def for_agents(
         self, mixing: Mixing, agents: Sequence[int], senders: Sequence[Sequence[int]]
@@ -133,7 +137,7 @@ class Sum(Aggregator):
         ([4.0], 2.0)
     """
 
-    def __call__(self, messages: Message) -> tuple[Message, Array]:
+    def __call__(self, messages: Message) -> Total:
         """Sum over the agents, and their number."""
         # Integers keep their dtype, whose sums are modulo 2^32.
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), messages)
@@ -160,7 +164,7 @@ class Trusted(Aggregator):
     dropouts: int = 0
     missing: tuple[int, ...] | tuple[tuple[int, ...], ...] = ()
 
-    sum_only: ClassVar[bool] = True
+    sum_only = True
 
     def __post_init__(self) -> None:
         """Check the number of dropouts and the missing agents."""
@@ -175,14 +179,14 @@ class Trusted(Aggregator):
         """
         return agents - self.dropouts
 
-    def at(self, round: RoundNumber) -> Callable[[Message], tuple[Message, Array]]:
+    def at(self, round: RoundNumber) -> Callable[[Message], Total]:
         """The aggregator of a round.
 
         Args:
             round: Rounds done before, traced or not.
         """
 
-        def aggregate(messages: Message) -> tuple[Message, Array]:
+        def aggregate(messages: Message) -> Total:
             agents = len(jax.tree.leaves(messages)[0])
             presence = self._presence(agents, round)
             count = jnp.sum(presence, dtype=jnp.int32)
@@ -194,7 +198,7 @@ class Trusted(Aggregator):
 
         return aggregate
 
-    def __call__(self, messages: Message) -> tuple[Message, Array]:
+    def __call__(self, messages: Message) -> Total:
         """Sum over the present agents, and their number; zeros where they are too few."""
         return self.at(0)(messages)
 
@@ -257,7 +261,7 @@ class Masked(Trusted):
     degree: int | None = None
     seed: int = 0
 
-    whole: ClassVar[bool] = True
+    whole = True
 
     def __post_init__(self) -> None:
         """Check the number of neighbours."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ from dpjax.protocols import (
     Round,
     Updates,
 )
-from dpjax.topology.mixing import Stochastic
 from dpjax.transforms.lowpass import SHARES
 from dpjax.transforms.sketch import flat
 
@@ -101,7 +100,7 @@ class Federated(Method):
     local_steps: int = 1
     local_step_size: float = 1.0
 
-    stochastic: ClassVar[Stochastic] = "rows"
+    stochastic = "rows"
 
     def __post_init__(self) -> None:
         """Check the parts of the method."""
@@ -178,7 +177,7 @@ class Federated(Method):
         if self.sketch is not None:
             sketch = self.sketch.learn(sketch, flat(gradient)[0], ctx.key, mean)
         if self.centre:
-            centre = jax.tree.map(self._averaged, centre, gradient)
+            centre = optax.tree.update_moment(gradient, centre, self.centre, order=1)
         new_memory = ServerMemory(optimizer, sketch, centre, opened + 1)
         new = optax.apply_updates(server, updates), new_memory
         server, memory = optax.tree.where(present > 0, new, (server, memory))
@@ -220,10 +219,6 @@ class Federated(Method):
         # Adam's correction of a mean that began at 0; before the first sum nothing is divided.
         share = 1 / jnp.where(memory.opened > 0, weight, 1)
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
-
-    def _averaged(self, old: Array, new: Array) -> Array:
-        """The running mean with one more gradient."""
-        return self.centre * old + (1 - self.centre) * new
 
     def _known_variance(self, ctx: Round, memory: ServerMemory, present: Any, model: Any) -> Any:
         """The variance of the noise in every coordinate, for an optimizer that uses it."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +95,7 @@ class _PairSent(KeepsMessage):
 
     directed: bool = False
 
-    reads_private_models: ClassVar[bool] = True
+    reads_private_models = True
 
     def __post_init__(self) -> None:
         """Check the flag."""
@@ -150,7 +150,7 @@ class GradientTracking(_PairSent):
         'rows'
     """
 
-    by_agent: ClassVar[bool] = True
+    by_agent = True
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """Model and tracker are private; the tracker has the newest gradient."""
@@ -252,7 +252,8 @@ class PPDOAGT(_PairSent):
         noisy, gradient = carry
         models, memory = public_state
         pull = gossip.at(ctx.arrays["mixing"], ctx.round)
-        # An agent knows its own values: in its mix they enter without noise.
+        # An agent knows its own values: in its mix they enter without noise. A tracker's shares are
+        # equal on directed graphs, whatever W says.
         own_weight = jnp.diagonal(pull)
         pulled = _noiseless_self(own_weight, received.model, noisy.model, models)
         own_weight = 1 / jnp.sum(_shared(pull), axis=0) if self.directed else own_weight
@@ -300,11 +301,14 @@ class PPDOAGT(_PairSent):
 
 def _noiseless_self(weight: Array, mixed: Updates, sent: Updates, exact: Updates) -> Updates:
     """A mix in which agents' own values enter without noise."""
-
-    def replaced(mixed: Array, sent: Array, exact: Array) -> Array:
-        return mixed + beside(weight, exact).astype(exact.dtype) * (exact - sent)
-
-    return jax.tree.map(replaced, mixed, sent, exact)
+    return jax.tree.map(
+        lambda mean, noisy, value: (
+            mean + beside(weight, value).astype(value.dtype) * (value - noisy)
+        ),
+        mixed,
+        sent,
+        exact,
+    )
 
 
 def _lags(pull: np.ndarray, push: np.ndarray, rounds: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,11 @@ from dpjax.topology.mixing import Matrix
 
 __all__ = ["CorrelatedRandomness", "Encrypted"]
 
+Weights: TypeAlias = Float[Array, "n n"]
+"""Weights of all links."""
 
-def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:
+
+def _over_links(weights: Weights, leaf: Array) -> Array:
     """[sender, receiver, ...] values of senders times the weights of receivers."""
     # Entry [j, i] is what j sends to i: W_ij x_j.
     values = leaf[:, None]
@@ -44,7 +47,7 @@ def _over_links(weights: Float[Array, "n n"], leaf: Array) -> Array:
 class PerLink(Exchange):
     """Every receiver adds up the received messages; its own share is never sent."""
 
-    per_link: ClassVar[bool] = True
+    per_link = True
 
     def __call__(self, arrays: Arrays, round: RoundNumber, message: Message) -> Received:
         """Add up messages [sender, receiver, ...] for each receiver."""
@@ -102,7 +105,7 @@ class CorrelatedRandomness(Unbounded, Method):
 
     until: int = 10
 
-    exchange: ClassVar[PerLink] = PerLink()
+    exchange = PerLink()
 
     def __post_init__(self) -> None:
         """Check the number of iterations."""
@@ -131,19 +134,21 @@ class CorrelatedRandomness(Unbounded, Method):
         # Steps of mean 1, so that the expected step is the optimizer's.
         factor = jnp.where(random, 2 * jax.random.uniform(steps, (len(matrix),)), 1.0)
         updates, optimizer = ctx.optimizer.update(tracker, memory.optimizer, models)
-
-        def moved(x: Array, update: Array) -> Array:
-            return _over_links(matrix, x + beside(factor, x).astype(x.dtype) * update)
-
+        moved = jax.tree.map(
+            lambda x, step: _over_links(matrix, x + beside(factor, x).astype(x.dtype) * step),
+            models,
+            updates,
+        )
         by_shares = jnp.where(random, _columns(shares, matrix), matrix)
         # Without randomness an agent keeps its own change, as gradient tracking does.
         by_changes = jnp.where(random, _columns(changes, matrix), jnp.eye(len(matrix)))
-
-        def tracked(y: Array, new: Array, old: Array) -> Array:
-            return _over_links(by_shares, y) + _over_links(by_changes, new - old)
-
-        second = jax.tree.map(tracked, tracker, gradient, last)
-        private = optax.tree.where(trackers_next, second, jax.tree.map(moved, models, updates))
+        tracked = jax.tree.map(
+            lambda y, new, old: _over_links(by_shares, y) + _over_links(by_changes, new - old),
+            tracker,
+            gradient,
+            last,
+        )
+        private = optax.tree.where(trackers_next, tracked, moved)
         # Only rounds that mix models take a step.
         optimizer = optax.tree.where(trackers_next, memory.optimizer, optimizer)
         # The gradient of the round that mixes models is that of before; the next one's is new.
@@ -159,7 +164,7 @@ class CorrelatedRandomness(Unbounded, Method):
         return models, TrackerMemory(optimizer, tracker, gradient)
 
 
-def _columns(key: PRNGKeyArray, matrix: Float[Array, "n n"]) -> Float[Array, "n n"]:
+def _columns(key: PRNGKeyArray, matrix: Weights) -> Weights:
     """Random weights on the links of a matrix whose columns sum to 1."""
     # Bounded away from 0: each neighbour gets some of what is shared.
     weights = jax.random.uniform(key, matrix.shape, minval=0.05)
@@ -182,7 +187,7 @@ class Shielded(NamedTuple):
     """
 
     model: Models
-    weights: Float[Array, "n n"]
+    weights: Weights
 
 
 @dataclass(frozen=True)
@@ -276,7 +281,7 @@ class EncryptedOnLinks(Unbounded, Method):
 
     largest: float
 
-    exchange: ClassVar[Pulls] = Pulls()
+    exchange = Pulls()
 
     def payload(self, models: Models) -> Shielded:
         """A model and the weights of a round."""

@@ -25,7 +25,7 @@ class Unbounded:
     """
 
     stochastic: ClassVar[Stochastic] = "double"
-    reads_private_models: ClassVar[bool] = True
+    reads_private_models = True
 
     def sensitivity(
         self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
@@ -63,7 +63,7 @@ class LastRound(NamedTuple):
 class _Reference(Unbounded, KeepsMessage):
     """Base of both methods; they send bare gradients, so they run without noise alone."""
 
-    exchange: ClassVar[Gossip] = Gossip()
+    exchange = Gossip()
 
     def start(self, ctx: Round, models: Models) -> LastRound:
         """No round before."""
@@ -132,12 +132,15 @@ class NIDS(_Reference):
         models, old = public_state
         answer = ctx.query(models, ctx.batch)
         step, state = ctx.optimizer.update(ctx.mean(answer.total), old.optimizer, models)
-
-        def ahead(x: Array, before: Array, new: Array, was: Array) -> Array:
+        first = ctx.round == 0
+        moved = jax.tree.map(
             # The first step has no round before it.
-            return jnp.where(ctx.round == 0, x + new, 2 * x - before + new - was)
-
-        moved = jax.tree.map(ahead, models, old.model, step, old.step)
+            lambda x, before, new, was: jnp.where(first, x + new, 2 * x - before + new - was),
+            models,
+            old.model,
+            step,
+            old.step,
+        )
         return Emission(moved, carry=(moved, step, state), metrics=answer.metrics)
 
     def absorb(

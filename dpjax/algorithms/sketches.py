@@ -8,7 +8,7 @@ Methods at a server take a sketch as a part (`dpjax.algorithms.federated.Federat
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax.numpy as jnp
 import numpy as np
@@ -155,7 +155,7 @@ class Count(_Known):
     k: int
     rows: int = 1
 
-    min_entries: ClassVar[int] = 1
+    min_entries = 1
 
     def __post_init__(self) -> None:
         """Check that rows divide the buckets."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import Gossip, Transition, Transmission
@@ -22,7 +22,7 @@ from dpjax.protocols import (
     Round,
     Updates,
 )
-from dpjax.topology.mixing import Mixing, Stochastic
+from dpjax.topology.mixing import Mixing
 
 __all__ = ["DGD", "DPOP", "Tracking"]
 
@@ -63,9 +63,9 @@ class KeepsMessage(Method):
 class ModelSent(KeepsMessage):
     """Base of `Tracking`, `DPOP` and `DGD`: the model is private, its noisy form is sent."""
 
-    stochastic: ClassVar[Stochastic] = "double"
-    exchange: ClassVar[Gossip] = Gossip()
-    by_agent: ClassVar[bool] = True
+    stochastic = "double"
+    exchange = Gossip()
+    by_agent = True
 
     def start(self, ctx: Round, models: Models) -> Sent:
         """The optimizer's state; the common starting point counts as sent."""
@@ -143,13 +143,11 @@ class Tracking(ModelSent):
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
     ) -> Transition:
         """Track disagreement, and step along it and the gradient at the message."""
-
-        def disagreement(y: Array, z: Array, mean: Array) -> Array:
-            return y + self.beta * (z - mean)
-
         memory = public_state.memory
         # y_i += beta (z_i - zbar_i): sums to zero over agents where W is doubly stochastic.
-        tracked = jax.tree.map(disagreement, memory.tracked, carry, received)
+        tracked = jax.tree.map(
+            lambda y, z, mean: y + self.beta * (z - mean), memory.tracked, carry, received
+        )
         # The gradient is at the message z, which is public, and not at the private x.
         direction = jax.tree.map(jnp.add, tracked, ctx.gradient(carry))
         models, optimizer = ctx.step(received, direction, memory.optimizer)
@@ -220,7 +218,7 @@ class DGD(ModelSent):
         DGD()
     """
 
-    reads_private_models: ClassVar[bool] = True
+    reads_private_models = True
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message

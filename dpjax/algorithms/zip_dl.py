@@ -1,7 +1,7 @@
 """Zip-DL: a sender adds different noise for every receiver."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -66,7 +66,7 @@ class ZipDL(Networked):
         array([[0.025]])
     """
 
-    stochastic: ClassVar[Literal["rows"]] = "rows"
+    stochastic = "rows"
 
     def on(self, mixing: Matrix) -> "ZipDLOnLinks":
         """The method on a network's links.
