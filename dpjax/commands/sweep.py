@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -45,8 +45,22 @@ __all__ = ["Sweep", "sweep"]
 Point: TypeAlias = Mapping[str, Any]
 """The values of a point of a grid, by field."""
 _Work: TypeAlias = Mapping[Path, tuple[Sequence[Config], Sequence[Point]]]
-_Options: TypeAlias = Mapping[str, Any]
+"""Files, and the group of configs that each is of, with their columns."""
 _Mixing: TypeAlias = Float[np.ndarray, "*p n n"]
+
+
+class _Task(NamedTuple):
+    """What the rows of all configs depend on beside these.
+
+    Attributes:
+        problems: One, or one for each seed.
+        mixing: [n, n], or [P, n, n].
+        options: Of `dpjax.engine.run.run`: seeds, eval_every, devices.
+    """
+
+    problems: Sequence[Problem]
+    mixing: _Mixing
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,16 +133,18 @@ class Sweep:
         for name in searched:
             _validate.one_of("over", name, self.points[0])
         _validate.one_of("metric", metric, self.frame)
+        # The last round of each run is what was trained for.
         last = self.frame.groupby(["point", "seed"]).tail(1)
         # A run that diverged is the worst, whichever way is better.
         losses = (-last[metric] if largest else last[metric]).fillna(math.inf)
-        best: list[tuple[Point, int]] = []
+        best: dict[int, Point] = {}
         for index in losses.groupby(last["point"]).mean().sort_values(kind="stable").index:
             point = self.points[index]
             others = {name: point[name] for name in point if name not in searched}
-            if not any(_same(others, other) for other, _ in best):
-                best.append((others, index))
-        return [self.points[index] for index in sorted(index for _, index in best)]
+            # Points come from the best to the worst: the first of its kind stays.
+            if not any(_same(others, other) for other in best.values()):
+                best[index] = others
+        return [self.points[index] for index in sorted(best)]
 
 
 def sweep(
@@ -207,8 +223,10 @@ def sweep(
         raise ValueError("config is a release, which runs once; give release=False to try values")
     problems, seeds = arguments.check_tasks(problem, seeds)
     options = {"seeds": seeds, "eval_every": eval_every, "devices": devices}
+    task = _Task(problems, mixing, options)
     groups: dict[Any, list[Config]] = {}
     for config in points:
+        # Budget and step size may differ within a compiled program, these may not.
         shared = config.protect, config.sampler, config.rounds, config.noise, config.method
         groups.setdefault((*shared, config.optimizer.shared()), []).append(config)
     with contextlib.ExitStack() as stack:
@@ -225,22 +243,25 @@ def sweep(
                 "your own a name each"
             )
         place = Path(folder or stack.enter_context(tempfile.TemporaryDirectory()))
-        task = _task(problems, mixing, options)
+        described = _described(task)
         work = {}
         for group in groups.values():
             columns = [columns_of[config] for config in group]
-            text = json.dumps(identity.described([task, group, columns], "grid"), sort_keys=True)
+            text = json.dumps(
+                identity.described([described, group, columns], "grid"), sort_keys=True
+            )
             if folder is not None:
-                text += _computation(group, mixing, problems, options)
+                text += _computation(group, task)
             # The file's name: another config, network, problem or version has another file.
             digest = hashlib.sha256(text.encode()).hexdigest()[:16]
             work[place / f"{digest}.jsonl"] = group, columns
-        fill = functools.partial(_fill, work, mixing, problems, options)
+        fill = functools.partial(_fill, work, task)
         team = None
         if parallel != 1:
             team = stack.enter_context(_workers.Team(parallel, fill, place, _files.say))
         fill(team, _files.say, progress)
         frames = []
+        # Files hold groups, whatever order points were given in.
         numbers = {config: number for number, config in enumerate(points)}
         for path, (group, _) in work.items():
             # Its digest is of what stands in the file, whatever that is called now.
@@ -299,19 +320,18 @@ def _replaced(config: Config, point: Point) -> Config:
     return dataclasses.replace(config, **changes)
 
 
-def _task(problems: Sequence[Problem], mixing: _Mixing, options: _Options) -> list[Any]:
-    """What the rows depend on beside the configs."""
+def _described(task: _Task) -> list[Any]:
+    """Digests of a task."""
+    problems, mixing, options = task
     matrix = mixing_.check_mixing(mixing, stochastic=None, connected=False)
     functions = _functions(problems[0])
     traced = [jax.jit(function).trace(*arguments) for function, *arguments in functions]
     program = checkpoint.computation(traced, release=False)
-    task = checkpoint.of_arguments([], problems, options["seeds"], options)
-    return [task, program, mixing_.fingerprint(matrix)]
+    described = checkpoint.of_arguments([], problems, options["seeds"], options)
+    return [described, program, mixing_.fingerprint(matrix)]
 
 
-def _computation(
-    group: Sequence[Config], mixing: _Mixing, problems: Sequence[Problem], options: _Options
-) -> str:
+def _computation(group: Sequence[Config], task: _Task) -> str:
     """Digests of what functions and custom classes in a group's configs compute.
 
     The package's own parts compute what its version says: of these the text is empty.
@@ -324,27 +344,29 @@ def _computation(
     if not custom and not uses_noise:
         # A design takes minutes, and such a chain computes the same without noise.
         group = [dataclasses.replace(config, noise=None, budget=None)]
-    plans = _plans(group, mixing, problems)
+    plans = _plans(group, task)
+    options = task.options
     schedule = RunSchedule.of(config.rounds, None, options["eval_every"], 1)
     digests = [f"{plan.fingerprint()} {plan.guarantee.to_dict()}" for plan in plans]
     for indices in _joined(plans):
         # One run has the program's functions; its shapes follow from the task.
-        task = (plans[indices[0]],), problems[:1], options["seeds"][:1]
-        state = RunState.first(task, schedule, None, 0, None, throwaway_key=True)
+        first = (plans[indices[0]],), task.problems[:1], options["seeds"][:1]
+        state = RunState.first(first, schedule, None, 0, None, throwaway_key=True)
         digests.append(checkpoint.computation(ScanDriver().traced(state), release=False))
     return " ".join(digests)
 
 
-def _plans(group: Sequence[Config], mixing: _Mixing, problems: Sequence[Problem]) -> list[Plan]:
+def _plans(group: Sequence[Config], task: _Task) -> list[Plan]:
     """The plans of a group; the noise of a budget is designed once."""
-    counts: Any = problems[0].partition.counts
-    if any(not np.array_equal(problem.partition.counts, counts) for problem in problems):
+    counts: Any = task.problems[0].partition.counts
+    if any(not np.array_equal(problem.partition.counts, counts) for problem in task.problems):
         counts = None
+    # Step sizes decide no noise, and a design takes minutes.
     designs: dict[Hashable, Design | None] = {}
     plans = []
     for config in group:
         design = designs.get(config.budget)
-        plans.append(plan_.make(config, mixing, counts=counts, design=design))
+        plans.append(plan_.make(config, task.mixing, counts=counts, design=design))
         designs[config.budget] = plans[-1].design
     return plans
 
@@ -358,6 +380,7 @@ def _joined(plans: Sequence[Plan]) -> list[list[int]]:
 
 def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
     """The functions of a problem that its rows depend on, each with arguments of their shapes."""
+    # Traced for shapes alone: no number of it is used.
     key = jax.random.key(0, impl=_numerics.THREEFRY)
     n = problem.agents
     trained = jax.eval_shape(problem.init, key)
@@ -378,8 +401,7 @@ def _functions(problem: Problem) -> Iterator[tuple[Any, ...]]:
 
 
 def _fill(
-    work: _Work, mixing: _Mixing, problems: Sequence[Problem],
-    options: _Options, team: _workers.Team | None = None,
+    work: _Work, task: _Task, team: _workers.Team | None = None,
     say: Callable[[str], None] = lambda text: None, progress: bool = False,
 ) -> None:  # fmt: skip
     """Run the groups whose files are missing, and write their rows; workers say nothing."""
@@ -388,24 +410,24 @@ def _fill(
     for path, missing in _workers.shared(work, team, say):
         group, columns = work[path]
         if missing:
-            _run(path, group, columns, mixing, problems, {**options, "progress": progress})
+            _run(path, group, columns, task, progress)
         done += len(group)
         if progress:
             say(f"{done:,} of {_validate.counted(total, 'point')} done")
 
 
 def _run(
-    path: Path, group: Sequence[Config], columns: Sequence[Point], mixing: _Mixing,
-    problems: Sequence[Problem], options: _Options,
-) -> None:  # fmt: skip
+    path: Path, group: Sequence[Config], columns: Sequence[Point], task: _Task, progress: bool
+) -> None:
     """Run the configs of a group and write their rows."""
+    problems, _, options = task
     folder = path.parent / "checkpoints" / path.stem
-    plans = _plans(group, mixing, problems)
+    plans = _plans(group, task)
     rows = []
     for indices in _joined(plans):
-        first = indices[0]
-        group_plans = [plans[index] for index in indices]
-        result = run(group_plans, problems, checkpoint=folder / str(first), **options)
+        checkpoint_ = folder / str(indices[0])
+        run_plans = [plans[index] for index in indices]
+        result = run(run_plans, problems, checkpoint=checkpoint_, progress=progress, **options)
         size = len(result.seeds) * len(result.rounds)
         for number, row in enumerate(result.rows()):
             index = indices[number // size]
@@ -413,6 +435,7 @@ def _run(
     described = identity.described(group)
     about = records.metadata(seed=options["seeds"], configs=described, sweep=path.stem)
     records.write(path, rows, about)
+    # The rows are written, and nothing is left to carry on.
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -425,7 +448,8 @@ def _columns(config: Config, point: Point) -> dict[str, Any]:
         value = getattr(value, inner, math.nan) if inner else value
         if name == "noise" and value is not None:
             value = config.label
-        elif value is not None and not isinstance(value, str | int | float):
+        elif not isinstance(value, str | int | float | None):
+            # Addresses of functions differ in every process.
             value = identity.ADDRESS.sub("", repr(value))
         columns[name] = value
     return columns

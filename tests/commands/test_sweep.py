@@ -125,7 +125,8 @@ def test_records_are_tied_to_networks_functions_and_settings():
     problem = dp.quadratics(4)
 
     def identity(matrix=W, **changes):
-        return str(sweep._task([dataclasses.replace(problem, **changes)], matrix, {"seeds": (0,)}))
+        task = sweep._Task([dataclasses.replace(problem, **changes)], matrix, {"seeds": (0,)})
+        return str(sweep._described(task))
 
     same = identity(sparse)
     assert identity(sparse.copy()) == same
@@ -242,7 +243,7 @@ def test_files_that_change_names_are_refused(tmp_path):
 def test_parts_of_the_package_are_named_by_its_version_alone(monkeypatch):
     """So that rows that are there are read without designing noise again."""
     monkeypatch.setattr(sweep, "_plans", None)
-    assert sweep._computation([CONFIG], W, [dp.quadratics(4)], {}) == ""
+    assert sweep._computation([CONFIG], sweep._Task([dp.quadratics(4)], W, {})) == ""
 
 
 @pytest.mark.slow
