@@ -220,7 +220,8 @@ PARTS = {
 OTHERS = {
     "relation": "zero_out_record", "clip_norm": 1.0, "epsilon": 1.0, "delta": 1e-5, "clients": 1,
     "examples": 1, "epochs": 1, "separation": 3, "batch_size": 1, "expected": 2.0, "capacity": 8,
-    "size": 3, "bands": 1, "fraction": 0.5, "schedule": 0.9, "shared": 1.0, "step_size": 0.1,
+    "size": 3, "bands": 1, "bins": 4, "fraction": 0.5, "schedule": 0.9, "shared": 1.0,
+    "step_size": 0.1,
 }  # fmt: skip
 """Arguments that have no default."""
 
