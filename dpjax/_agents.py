@@ -85,6 +85,7 @@ def one_by_one(params: _Tree) -> bool:
     Args:
         params: Of one agent, arrays or shapes.
     """
+    # Kernels of convolutions have two axes of places and two of channels.
     kernels = any(len(leaf.shape) >= 4 for leaf in jax.tree.leaves(params))
     return kernels and jax.default_backend() == "cpu"
 
@@ -112,6 +113,7 @@ def in_blocks(function: _Function, models: _Tree, *trees: _Tree) -> _Tree:
     over_devices = AGENTS in jax.typeof(leaves[0]).sharding.mesh.axis_names
     if size < _MANY or over_devices or jax.default_backend() != "cpu":
         return function(models, *trees)
+    # At least one agent, however large its model is.
     block = max(1, _BLOCK * n // size)
 
     def add(number: jax.Array, total: _Tree) -> _Tree:
@@ -139,6 +141,7 @@ def each_device(function: _Function, *trees: _Tree) -> _Tree:
     mesh = next((mesh for mesh in meshes if AGENTS in mesh.axis_names), None)
     if mesh is None:
         return function(*trees)
+    # Every device has as many agents: the last one's are filled up with zeros.
     n = len(leaves[0])
     devices = mesh.shape[AGENTS]
     spec = jax.sharding.PartitionSpec(AGENTS)

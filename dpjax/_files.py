@@ -75,6 +75,7 @@ def npz(path: PathLike) -> Path:
     Raises:
         ValueError: For what names no file, numbers among them: those are open files' own.
     """
+    # An integer would be taken for an open file's descriptor.
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise ValueError(f"path is {_validate.shown(path)}; name a file, such as 'run.npz'")
@@ -168,6 +169,7 @@ def unpacked(path: PathLike) -> tuple[str, dict[str, np.ndarray]]:
 
 def _digest(header: str, arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256(header.encode())
+    # Names, dtypes and shapes too: the same bytes may be another array.
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name}{array.dtype.str}{array.shape}".encode())
@@ -193,6 +195,7 @@ def reading(path: PathLike, remedy: str) -> Iterator[None]:
     except FileNotFoundError:
         raise FileNotFoundError(f"{name} does not exist; name a file that does") from None
     except Exception as error:
+        # What names the file already has a reason of its own.
         if isinstance(error, ValueError) and name in str(error):
             raise
         raise ValueError(f"{name} cannot be read ({brief(error)}); {remedy}") from None
@@ -269,6 +272,7 @@ class Lock:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self.handle = os.open(self._file, os.O_RDWR | os.O_CREAT, 0o600)
             self._open = weakref.finalize(self, os.close, self.handle)
+            # Whoever has the file for a moment may delete it between the open and the lock.
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if self._is_there():

@@ -355,6 +355,7 @@ def layer_groups(tree: _Tree) -> list[list[int]]:
 
 def layer_share(clip_norm: float, layers: int) -> float:
     """Return C / sqrt(layers), rounded down: layers of this norm have C together at most."""
+    # One layer is the whole model, whose share is exact.
     if layers <= 1:
         return clip_norm
     return clip_norm / math.sqrt(layers) * (1 - 2**-50)

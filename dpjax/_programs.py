@@ -38,7 +38,8 @@ class Compiled:
 
     def __call__(self, *arguments: object) -> Any:
         """Call the program of these static arguments."""
-        return self._program(*arguments[: self._static])(*arguments[self._static :])
+        program = self._program(*arguments[: self._static])
+        return program(*arguments[self._static :])
 
     def trace(self, *arguments: object) -> Any:
         """Trace it, as ``jax.jit(function).trace`` does; a later call runs that trace."""
@@ -52,6 +53,7 @@ def compiled(static: int = 1, **options: Any) -> Callable[[Callable[..., Any]], 
 
 def jaxprs(value: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
     """Every jaxpr within a jaxpr or within an operation's parameter, with its constants."""
+    # Parameters of operations nest programs in dicts, lists and tuples.
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -69,5 +71,6 @@ def constants(closed: Any) -> Iterator[Any]:
     """Every array that a program holds, at any depth: constants and literals."""
     for jaxpr, arrays in jaxprs(closed):
         yield from arrays
+        # A literal is a constant that its equation holds itself.
         for equation in jaxpr.eqns:
             yield from (atom.val for atom in equation.invars if hasattr(atom, "val"))

@@ -111,6 +111,7 @@ def integer(
     remedy: str | None = None,
 ) -> int:
     """Return ``value`` as an int from ``minimum`` to ``maximum``, else raise ValueError."""
+    # True is an int to Python, and no number to a reader.
     is_integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     largest = 2**63 - 1 if maximum is None else maximum  # arrays hold no more
     if is_integer and minimum <= value <= largest:
@@ -301,6 +302,7 @@ def symmetric(name: str, value: object) -> np.ndarray:
     """Return ``value`` as a finite symmetric float64 matrix, else raise ValueError."""
     matrix = square(name, value)
     asymmetry = np.abs(matrix - matrix.T).max()
+    # Relative to the largest entry: products of matrices round that much.
     if asymmetry > 1e-10 * np.abs(matrix).max():
         raise ValueError(f"{name} is not symmetric; give ({name} + {name}.T) / 2")
     return matrix
@@ -416,6 +418,7 @@ def memory(
     Raises:
         ValueError: With the bytes that it takes and those that there are.
     """
+    # Python's integers: NumPy's would overflow where the array is largest.
     size = math.prod(map(int, shape)) * item
     limit = memory_limit() if maximum is None else maximum
     if size > limit:

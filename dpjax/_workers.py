@@ -164,6 +164,7 @@ class Team:
 
     def running(self) -> bool:
         """Whether a worker still runs; the first call starts them."""
+        # Workers take seconds to start, and nothing may be missing.
         if not self._jobs:
             self._start()
         for number, job in enumerate(self._jobs, start=1):
@@ -224,6 +225,7 @@ def _settings() -> bytes:
     import jax
 
     settings = dict(jax.config.values)
+    # A device is of one process; its platform means the same in all.
     device = settings["jax_default_device"]
     settings["jax_default_device"] = getattr(device, "platform", device)
     if settings["jax_compilation_cache_dir"] is None:  # Workers have one of their own.
@@ -260,6 +262,7 @@ def _begin(
 def _reason(error: BaseException) -> str:
     """An error in one line: a dead process's exit code, the end of a whole traceback."""
     text = " ".join(re.sub(r"\[Errno -?\d+\] ", "", str(error)).split())
+    # Of a dead process its exit code is all that tells what happened.
     if code := re.search(r"exit codes of the workers are \{(.*?)\}", text):
         return f"it died with {code[1]}"
     name = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "

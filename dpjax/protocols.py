@@ -218,6 +218,7 @@ class Draw(NamedTuple):
         positions = jnp.arange(count, dtype=jnp.int32)[None, :]
         # In order, all that is not drawn behind; on a CPU faster than to count and scatter.
         rows = jnp.sort(jnp.where(drawn, positions, count), axis=1)
+        # Whole passes: a batch of any size runs in programs of one shape.
         rows = jnp.pad(rows, ((0, 0), (0, -count % capacity)), constant_values=count)
         padding = rows == count
         return cls(jnp.where(padding, 0, rows), padding)
@@ -321,9 +322,11 @@ class Round(NamedTuple):
             # The sum over agents is one vector; sums of single agents are one each.
             decode = self.opened if present is not None else jax.vmap(self.opened)
             total = decode(total)
+        # The number of agents present is public: the aggregator counts the messages.
         if present is not None:
             share = 1 / jnp.maximum(present, 1)
             total = jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), total)
+        # Nothing is computed for 1, so that a program without a divisor stays as it is.
         if self.divisor == 1:
             return total
         return jax.tree.map(lambda leaf: leaf * (1 / self.divisor), total)

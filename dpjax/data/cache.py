@@ -129,14 +129,11 @@ def _unreachable(url: str, error: Exception) -> str:
     return f"{url} cannot be reached ({_files.brief(getattr(error, 'reason', None) or error)})"
 
 
-def fetch_facebook_ego(root: _files.PathLike | None = None) -> Path:
+def fetch_facebook_ego() -> Path:
     """Return the edge list of the ego network, fetched if the cache lacks it.
 
     What is kept is the largest component, each edge once, in the order of the published file, so
     that agents are numbered as in the papers' code.
-
-    Args:
-        root: The cache; None is `folder`.
 
     Returns:
         The file ``facebook_ego.edgelist``, for ``topology.graphs.facebook_ego``.
@@ -144,7 +141,7 @@ def fetch_facebook_ego(root: _files.PathLike | None = None) -> Path:
     Raises:
         ValueError: When it cannot be fetched, with the remedy, or is another file.
     """
-    path = (folder() if root is None else Path(root).expanduser()) / f"{EGO}.edgelist"
+    path = folder() / f"{EGO}.edgelist"
     if os.path.exists(path):
         return path
     with locked(path):

@@ -112,35 +112,34 @@ def check_arrays(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Arr
     """
     names_there = ", ".join(arrays) or "nothing"
     # Errors call arrays what the file does.
-    train = {"x_train": "x_train", "y_train": "y_train"}
+    suffixes = {"train": "_train"}
     if "x_train" not in arrays and "x" in arrays:
-        train = {"x_train": "x", "y_train": "y"}
-    parts = [train]
+        suffixes = {"train": ""}
     # One of the two alone is an oversight.
     if {"x_test", "y_test"} & set(arrays):
-        parts.append({"x_test": "x_test", "y_test": "y_test"})
+        suffixes["test"] = "_test"
     checked: Arrays = {}
-    for titles in parts:
-        for name, title in titles.items():
+    for part, suffix in suffixes.items():
+        pair = []
+        for title in (f"x{suffix}", f"y{suffix}"):
             if title not in arrays:
                 raise ValueError(
                     f"{path} lacks {title} (it holds {names_there}); save x_train and y_train, and "
                     "x_test and y_test, or x and y if nobody has split the records"
                 )
-            checked[name] = _fit(path, title, arrays[title])
-        x, y = (checked[name] for name in titles)
+            pair.append(_fit(path, title, arrays[title]))
+        x, y = pair
         if y.ndim != 1 or x.ndim < 2 or len(x) != len(y) or not len(x):
-            examples, targets = titles.values()
             raise ValueError(
-                f"{path} holds {examples} of shape {x.shape} and {targets} of shape {y.shape}; "
+                f"{path} holds x{suffix} of shape {x.shape} and y{suffix} of shape {y.shape}; "
                 "give one row and one label for each record"
             )
-        if x.shape[1:] != checked["x_train"].shape[1:]:
-            shapes = checked["x_train"].shape[1:], x.shape[1:]
+        checked |= {f"x_{part}": x, f"y_{part}": as_labels(y)}
+        shapes = checked["x_train"].shape[1:], x.shape[1:]
+        if shapes[0] != shapes[1]:
             raise ValueError(
                 f"{path} holds train and test records of shapes {shapes}; make them alike"
             )
-        checked[list(titles)[1]] = as_labels(y)
     if "owner" in arrays:
         owner = np.asarray(arrays["owner"])
         if owner.shape != checked["y_train"].shape:

@@ -50,8 +50,9 @@ def split(x: np.ndarray, y: np.ndarray, fraction: float, seed: int) -> tuple[Rec
         raise ValueError(
             f"fraction is {fraction} of {_validate.counted(len(x), 'record')}; both parts need one"
         )
-    # Sorted below: the order of records within a part stays the file's.
-    order = np.random.default_rng(_validate.integer("seed", seed, minimum=0)).permutation(len(x))
+    rng = np.random.default_rng(_validate.integer("seed", seed, minimum=0))
+    order = rng.permutation(len(x))
+    # The order of records within a part stays the file's.
     train = np.sort(order[tests:])
     test = np.sort(order[:tests])
     return (x[train], y[train]), (x[test], y[test])

@@ -17,6 +17,8 @@ Images: TypeAlias = Float[Array, "*b h w c"]
 """Images, or what layers make of them: height, width, channels."""
 Layout = Literal["conv", "patches"]
 Padding = Literal["SAME", "VALID"] | int
+Pads: TypeAlias = list[tuple[int, int]]
+"""Zeros before and after each axis."""
 LAYOUTS = ("conv", "patches")
 """How a convolution is computed, see `convolve`."""
 
@@ -94,12 +96,11 @@ def convolve(
 
 def padding_of(
     size: tuple[int, int], window: tuple[int, ...], strides: int, padding: Padding
-) -> list[tuple[int, int]]:
+) -> Pads:
     """Zeros before and after each axis of images of this size, see `convolve`."""
     if isinstance(padding, str):
         _validate.one_of("padding", padding, ("SAME", "VALID"))
-        pads = jax.lax.padtype_to_pads(size, window, (strides, strides), padding)
-        return [(int(before), int(after)) for before, after in pads]
+        return list(jax.lax.padtype_to_pads(size, window, (strides, strides), padding))
     # A number is the same for both axes, before and after.
     zeros = _validate.integer("padding", padding, minimum=0)
     return [(zeros, zeros)] * 2
@@ -109,7 +110,7 @@ def shifted(
     x: Images,
     window: tuple[int, ...],
     strides: int,
-    pads: list[tuple[int, int]],
+    pads: Pads,
 ) -> list[Array]:
     """What each place of the kernel meets: kh kw strided slices of the padded images.
 

@@ -198,7 +198,7 @@ def _gram(matrix: Float[Array, "t d"]) -> tuple[Array, int]:
 
 
 def _shifted_gram(
-    x: Float[Array, "*one h w c"], window: tuple[int, ...], pads: list[tuple[int, int]]
+    x: Float[Array, "*one h w c"], window: tuple[int, ...], pads: conv.Pads
 ) -> tuple[Array, int]:
     """`_gram` of a convolution's patches, from that of its pixels.
 
@@ -259,7 +259,7 @@ def _linear(module: Linear, shape: _Shape) -> Product:
 
 def _flat(value: Any) -> tuple[Any, ...]:
     """The leaves of a tree of sequences; what is none is the only one."""
-    # None is an entry, as flax's "as usual".
+    # Flax writes None for what is as usual.
     return tuple(jax.tree.leaves(value, is_leaf=lambda entry: entry is None))
 
 
@@ -282,9 +282,8 @@ def _convolution(module: conv.Conv, shape: _Shape) -> Product | None:
     plain = _patches(module, module.strides, module.padding, module.groups, shape)
     if plain is None or module.standardize == "no":
         return plain
-    names: tuple[str, ...] = ("kernel",)
-    if module.standardize == "scaled":
-        names = ("kernel", "gain")
+    # The scaled kind learns a gain beside its kernel.
+    names = ("kernel", "gain") if module.standardize == "scaled" else ("kernel",)
     return replace(plain, names=names, back=conv.standardized)
 
 

@@ -25,16 +25,18 @@ def test_fetching(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         path.write_bytes(raw)
 
     monkeypatch.setattr(cache, "fetch", fetch)
-    path = cache.fetch_facebook_ego(tmp_path)
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
+    path = cache.fetch_facebook_ego()
     assert path.read_text() == "1 2\n2 3\n" and not (tmp_path / "414.edges").exists()
     monkeypatch.delattr(cache, "fetch")
-    assert cache.fetch_facebook_ego(tmp_path) == path
+    assert cache.fetch_facebook_ego() == path
 
 
 def test_no_network_says_what_to_put_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cache, "EGO_URL", "http://127.0.0.1:1/414.edges")
+    monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="does not exist, and .*cannot be reached.*414.edges"):
-        cache.fetch_facebook_ego(tmp_path)
+        cache.fetch_facebook_ego()
 
 
 def test_topology_finds_the_file(
