@@ -111,7 +111,7 @@ class BinLoss(AmplifiedLoss):
         _validate.integer("separation", self.separation)
         _validate.integer("bins", self.bins, maximum=self.separation)
         _validate.integer("rounds", self.rounds, minimum=0)
-        ratios = tuple(float(ratio) for ratio in self.ratios)
+        ratios = tuple(map(float, self.ratios))
         if not ratios or not all(0 <= ratio for ratio in ratios):
             raise ValueError(f"ratios is {ratios}; give a number >= 0 for each agent")
         object.__setattr__(self, "ratios", ratios)
@@ -439,16 +439,14 @@ def _averaged(first: _Mean, first_count: int, second: _Mean, second_count: int) 
 def _ends(logs: Vector, values: Vector, masses: Vector) -> tuple[float, float]:
     """Logarithms between which all but the tails lie, of the mass below and of the mean above."""
     # The value 0 has no logarithm, and next to no mass.
-    finite = logs[np.isfinite(logs)]
-    lowest = finite.min()
-    width = (finite.max() - lowest) / _CELLS
-    cells = np.clip((logs - lowest) / width, 0, _CELLS - 1).astype(np.intp)
-    below = np.bincount(cells, masses, minlength=_CELLS).cumsum()
-    weighted = np.bincount(cells, masses * values, minlength=_CELLS)
-    above = weighted[::-1].cumsum()[::-1]
-    first = int(np.searchsorted(below, _TAIL))
-    last = int(np.count_nonzero(above > _TAIL))
-    return lowest + width * first, lowest + width * max(last, first + 1)
+    positive = values > 0
+    logs = logs[positive]
+    masses = masses[positive]
+    below, ends = np.histogram(logs, _CELLS, weights=masses)
+    above, _ = np.histogram(logs, _CELLS, weights=masses * values[positive])
+    first = int(np.searchsorted(below.cumsum(), _TAIL))
+    last = int(np.count_nonzero(above[::-1].cumsum() > _TAIL))
+    return ends[first], ends[max(last, first + 1)]
 
 
 @lru_cache

@@ -428,32 +428,32 @@ def whole(total: Any, *, release: bool) -> Fields:
         ValueError: For an accountant that no filter is known for, or epsilons by agent of another
             than "gdp".
     """
-    if total.accountant not in FILTERS:
+    accountant = total.accountant
+    if accountant not in FILTERS:
         raise ValueError(
-            f"accountant is {total.accountant!r} of a total; choose one of {', '.join(FILTERS)}: "
+            f"accountant is {accountant!r} of a total; choose one of {', '.join(FILTERS)}: "
             "Gaussian noise adds up under 'gdp', whatever the accountant of its phases"
         )
-    if total.each is not None and total.accountant != "gdp":
+    if total.each is not None and accountant != "gdp":
         raise ValueError(
-            f"epsilon is {total.epsilon!r} of a total by {total.accountant!r}; give one number for "
+            f"epsilon is {total.epsilon!r} of a total by {accountant!r}; give one number for "
             "all agents"
         )
     epsilon = total.largest
     delta = total.delta
-    reserves = release and total.accountant != "pure"
     # What finite precision adds is one number for all agents: the smallest total has to hold it.
     added_epsilon = 0.0
     added_delta = 0.0
-    if reserves:
+    if release and accountant != "pure":
         added_epsilon = float(total.reserve * np.min(total.epsilon))
         added_delta = finite.LIMIT * delta
     fields = {"epsilon": epsilon, "per_agent_epsilon": total.each}
     fields |= {"added_epsilon": added_epsilon, "added_delta": added_delta}
     loss: Loss = losses.Pure(epsilon, 0)
-    if total.accountant == "gdp":
+    if accountant == "gdp":
         mu = limits(fields | {"per_agent_epsilon": (epsilon,)}, delta)
         loss = losses.Gaussian(mu.item(), 0, False, None, "phases")
-    elif total.accountant == "zcdp":
+    elif accountant == "zcdp":
         free = (epsilon - added_epsilon) * (1 - 1e-15)
         loss = losses.Concentrated(discrete.largest_rho(free, delta - added_delta), 0)
     return fields | {"loss": loss}

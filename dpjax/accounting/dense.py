@@ -126,13 +126,14 @@ def energies(
     u, singular, _ = np.linalg.svd(b, full_matrices=False)
     nonzero = singular > DROPPED
     smallest = singular[nonzero].min(initial=np.inf)
-    largest = singular.max(initial=0.0)
-    condition = max(1.0, largest / smallest)
+    condition = max(1.0, singular.max(initial=0.0) / smallest)
     hidden = int(nonzero.sum()) < len(b)
-    turned = u[:, nonzero].T @ a
+    # Directions that carry noise.
+    u = u[:, nonzero]
+    turned = u.T @ a
     if hidden:
         # What no noise covers, relative to the column that it is part of.
-        uncovered = abs(a - u[:, nonzero] @ turned).max(0)
+        uncovered = abs(a - u @ turned).max(0)
         residual = uncovered / np.maximum(abs(a).max(0), 1e-300)
         leak = np.maximum(leak, np.where(residual >= LEAK, residual, 0.0))
     white = (turned / singular[nonzero, None]).reshape(-1, rounds, n)
@@ -143,7 +144,7 @@ def energies(
         early = white[:, : rounds - step]
         with np.errstate(over="ignore"):
             values[step:, lag] = (late * early).sum(axis=0)
-    terms = abs(u[:, nonzero].T) @ abs(a) / singular[nonzero, None]
+    terms = abs(u.T) @ abs(a) / singular[nonzero, None]
     rate = 8 * UNIT * (1 + condition)
     blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
     leak = leak.reshape(rounds, n).max(0)

@@ -109,9 +109,10 @@ def tau(variance: _Variance, honest: int) -> float:
     v = _variance(variance)
     n = _validate.integer("honest", honest)
     counts = range(1, min(n, _TERMS))
-    terms = [exp(-2 * pi**2 * v * j / (j + 1)) for j in counts]
+    exponent = -2 * pi**2 * v
+    terms = [exp(exponent * j / (j + 1)) for j in counts]
     # Those left out are at most exp(-2 pi^2 v) / (1 - ...) each: j / (j + 1) >= T / (T + 1).
-    largest = exp(-2 * pi**2 * v * _TERMS / (_TERMS + 1))
+    largest = exp(exponent * _TERMS / (_TERMS + 1))
     rest = max(0, n - _TERMS) * largest
     return 10 * (fsum(terms) + rest) * _WIDE
 

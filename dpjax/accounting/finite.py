@@ -394,8 +394,7 @@ def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: 
         feedback = feedback @ abs(c) @ feedback
     over_agents = inverse.T @ inverse
     over_rounds = c.T @ c
-    agent_variance = over_agents.diagonal().max()
-    largest = agent_variance * over_rounds.diagonal().max()
+    largest = over_agents.diagonal().max() * over_rounds.diagonal().max()
 
     def rows(left: Any, right: Numbers) -> float:
         return float(abs(left).sum(1).max() * abs(right).sum(1).max())

@@ -227,8 +227,9 @@ class Forecast:
             f"the model); no design of this budget has less than {_short(self.floor)}."
         )
         if self.disagreement:
-            noise = _short(self.disagreement)
-            text += f"\n  Around the average, in agents' own models, it is {noise}."
+            text += (
+                f"\n  Around the average, in agents' own models, it is {_short(self.disagreement)}."
+            )
         text += (
             f" {_MEANING[self.level].capitalize()}.\n  A class with a tenth of the records has a "
             f"tenth of the drift: for it the ratio is {_short(10 * self.ratio)}."

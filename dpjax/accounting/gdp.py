@@ -91,8 +91,7 @@ def _arguments(**values: ArrayLike) -> list[Numbers]:
             array = np.asarray(value, dtype=float)
         except (TypeError, ValueError):
             array = np.full((), np.nan)
-        inside = (array >= lower) & (array <= upper)
-        if not inside.all():
+        if not ((array >= lower) & (array <= upper)).all():
             raise ValueError(f"{name} is {_validate.shown(value)}; give {remedy}")
         arrays.append(array)
     return list(np.broadcast_arrays(*arrays))
@@ -141,8 +140,7 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
     m, e = _arguments(mu=mu, epsilon=epsilon)
     usual = (m > 0) & np.isfinite(m) & np.isfinite(e)
     safe_m = np.where(usual, m, 1.0)
-    safe_e = np.where(usual, e, 1.0)
-    x = _threshold(safe_m, safe_e)
+    x = _threshold(safe_m, np.where(usual, e, 1.0))
     with np.errstate(over="ignore", under="ignore"):
         log_value = _log_delta(safe_m, x) + _slack(safe_m, x)
         value = np.minimum(np.exp(log_value), 1.0)

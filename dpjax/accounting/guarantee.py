@@ -63,8 +63,9 @@ class Guarantee(Record):
         theirs = _joined_all(self.phases).fields()
         count = _validate.counted(len(self.phases), "phase")
         for name, value in self.fields().items():
-            if name not in _OF_TOTAL and value != theirs[name]:
-                raise ValueError(f"{name} is {value!r}, and {theirs[name]!r} of its {count}")
+            other = theirs[name]
+            if name not in _OF_TOTAL and value != other:
+                raise ValueError(f"{name} is {value!r}, and {other!r} of its {count}")
         # One number stands for all agents where none has a budget of its own.
         limits = budget.limits(vars(self), self.delta)
         used, limit = np.broadcast_arrays(self.agents_spent, limits)
@@ -286,11 +287,10 @@ class Guarantee(Record):
                 raise ValueError(f"rounds is {rounds}, the guarantee covers {self.rounds}")
             # That the run ended there may tell of the data, so all planned rounds count.
             return replace(self, unused=self.rounds - rounds)
-        if rounds not in self.curve.marks or self.rounds != self.curve.marks[-1]:
-            raise ValueError(
-                f"rounds is {rounds}; marks are {self.curve.marks} of the whole run's guarantee"
-            )
-        return self._part(rounds, self.curve.shares[self.curve.marks.index(rounds)])
+        marks = self.curve.marks
+        if rounds not in marks or self.rounds != marks[-1]:
+            raise ValueError(f"rounds is {rounds}; marks are {marks} of the whole run's guarantee")
+        return self._part(rounds, self.curve.shares[marks.index(rounds)])
 
     def followed_by(self, later: "Guarantee", *, planned: bool) -> "Guarantee":
         """What two runs in a row spend on the same agents: mu^2 adds up, other losses compose.
@@ -328,9 +328,7 @@ class Guarantee(Record):
         """
         _validate.flag("planned", planned)
         if self.phases:
-            of_total = ("loss", "epsilon", "per_agent_epsilon", "added_epsilon", "added_delta")
-            total = {name: getattr(self, name) for name in of_total}
-            return _under(total, (*self.phases, *(later.phases or (later,))))
+            return _under(vars(self), (*self.phases, *(later.phases or (later,))))
         # Two totals of the same agents would count phases twice.
         if later.phases:
             raise ValueError(
@@ -475,8 +473,7 @@ class Guarantee(Record):
         phases = tuple(phase.survivors(departed) for phase in self.phases)
         if self.per_agent_epsilon is None:
             return replace(self, phases=phases)
-        last = len(self.per_agent_epsilon) - 1
-        gone = _validate.agents("departed", departed, maximum=last)
+        gone = _validate.agents("departed", departed, maximum=len(self.per_agent_epsilon) - 1)
         stay = np.delete(self.per_agent_epsilon, gone).tolist()
         if not stay:
             raise ValueError(f"departed is {gone}, everyone; leave at least one agent")
@@ -554,8 +551,10 @@ def _under(fields: Fields, phases: tuple[Guarantee, ...]) -> Guarantee:
     """The record that states a total over phases; its constructor refuses those that pass it."""
     rounds = sum(phase.rounds for phase in phases)
     loss = replace(fields["loss"], rounds=rounds)
-    changes = fields | {"loss": loss, "accountant": loss.kind, "phases": phases}
-    return _joined_all(phases)._open(**changes)
+    names = ("epsilon", "per_agent_epsilon", "added_epsilon", "added_delta")
+    changes = {name: fields[name] for name in names}
+    # Fields of the phases stand in the joined record.
+    return _joined_all(phases)._open(**changes, loss=loss, accountant=loss.kind, phases=phases)
 
 
 def _joined_all(phases: Sequence[Guarantee]) -> Guarantee:
@@ -567,8 +566,7 @@ def _joined_all(phases: Sequence[Guarantee]) -> Guarantee:
 
 def _least(values: _Pair) -> Any:
     """The loss is known of neighbours that keep what both assume."""
-    stated = [value for value in values if value is not None]
-    return min(stated, default=None)
+    return min((value for value in values if value is not None), default=None)
 
 
 def _weaker(secrets: _Pair) -> Any:

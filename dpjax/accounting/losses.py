@@ -171,8 +171,7 @@ class Gaussian(_Summed):
             times = self.participation[0]
         if not self.white or times < 2:
             return events.GaussianDpEvent(1 / self.mu)
-        round_event = events.GaussianDpEvent(sqrt(times) / self.mu)
-        return events.SelfComposedDpEvent(round_event, times)
+        return events.SelfComposedDpEvent(events.GaussianDpEvent(sqrt(times) / self.mu), times)
 
     def _plus(self, later: "Gaussian") -> "Gaussian":
         mu = hypot(self.mu, later.mu) * MARGIN

@@ -32,6 +32,7 @@ ANOTHER = "another participant"
 _WHY: dict[Secrets | None, str] = {
     "own": "every agent draws its noise from a secret of its own; other agents, also together, "
     "know no more of it than an outsider",
+    "group": "members of a group hold its seed, and can subtract the group's noise",
     "shared": "it holds the seed from which all agents draw their noise, and can subtract it",
     "links": "it knows the secrets of its links; a plan for attacker='node' covers it",
     "shares": "it knows its own share of the noise, and may be one of the {colluders:,} colluders "
@@ -39,7 +40,6 @@ _WHY: dict[Secrets | None, str] = {
     None: "nothing is recorded of who knows the noise's secrets: a design of one's own, phases "
     "whose groups may differ, or an older record",
 }
-_MEMBER = "members of a group hold its seed, and can subtract the group's noise"
 _OTHER_GROUP = "it lacks the group's seed, and knows no more than an outsider"
 _DRAWN = "it may know which records were drawn, and this epsilon counts on secret batches"
 _CORRELATED = "it can work out its own noise, and other agents' noise is correlated with that"
@@ -206,8 +206,10 @@ def _assumed(record: Record) -> str:
     if record.gradients == "view":
         text += ", for gradients that do not depend on what it cannot see"
     if record.sum_only:
-        text += f", with at most {record.dropouts:,} missing from a sum"
-        text += f" and {record.colluders:,} colluding"
+        text += (
+            f", with at most {record.dropouts:,} missing from a sum"
+            f" and {record.colluders:,} colluding"
+        )
     if record.gradient_gap is not None:
         text += f"; the gradient gap {record.gradient_gap:g} is ASSUMED"
     return f"{text}; {custom(record)}" if record.custom else text
@@ -301,29 +303,29 @@ def _participants(record: Record) -> list[_Row]:
 
 def _others(record: Record) -> list[_Row]:
     """Other agents: one row, or two where they differ."""
+    secrets = record.secrets
     # With one agent there is nobody else to protect from.
-    if record.secrets == "alone":
+    if secrets == "alone":
         return []
     # The stated loss is that of the worst node.
-    if record.attacker == "node" and record.secrets != "own":
+    if record.attacker == "node" and secrets != "own":
         return [(ANOTHER, True, "any single agent is the stated attacker")]
     if not _outsider(record)[0]:
         return [(ANOTHER, False, "it may see more than the stated attacker does")]
     # Whoever serves or joins an agent may know its batches.
     if secret_batches(record):
         return [(ANOTHER, False, _DRAWN)]
-    why = (_MEMBER if record.secrets == "group" else _WHY[record.secrets]).format(
-        colluders=record.colluders
-    )
-    if record.release and record.secrets == "own":
-        why = _RELEASED
-    if record.secrets in ("shared", "group"):
-        why = "in some phase " * (phases(record) > 1) + (_CORRELATED if record.release else why)
-    if record.secrets == "group":
-        mine = f"{ANOTHER} of its own group"
-        others = f"{ANOTHER} of another group"
-        return [(mine, False, why), (others, True, _OTHER_GROUP)]
-    protected = record.secrets == "own" or (record.secrets == "shares" and record.colluders > 0)
+    why = _WHY[secrets].format(colluders=record.colluders)
+    shared = secrets in ("shared", "group")
+    # A release has one process and one key, which nobody else reads.
+    if record.release and (shared or secrets == "own"):
+        why = _CORRELATED if shared else _RELEASED
+    if shared and phases(record) > 1:
+        why = f"in some phase {why}"
+    if secrets == "group":
+        mine = (f"{ANOTHER} of its own group", False, why)
+        return [mine, (f"{ANOTHER} of another group", True, _OTHER_GROUP)]
+    protected = secrets == "own" or (secrets == "shares" and record.colluders > 0)
     return [(ANOTHER, protected, why)]
 
 

@@ -81,13 +81,14 @@ class Threat:
             _validate.one_of(name, getattr(self, name), options)
         if self.nodes is not None and (self.attacker != "coalition" or not self.nodes):
             raise ValueError(f"nodes is {self.nodes} with {self.attacker!r}; give a coalition's")
-        bound = "clip_norm" if self.gradient_gap is None else "gradient_gap"
+        gap = self.gradient_gap
+        bound = "clip_norm" if gap is None else "gradient_gap"
         remedy = f"give {bound}=1.0, say: a finite number above 0"
         _validate.positive(bound, getattr(self, bound), remedy=remedy)
         unclipped = (self.clip_norm, self.relation) == (inf, "replace_agent")
-        if self.gradient_gap is not None and not unclipped:
+        if gap is not None and not unclipped:
             raise ValueError(
-                f"gradient_gap is {self.gradient_gap} with clip norm {self.clip_norm} and relation "
+                f"gradient_gap is {gap} with clip norm {self.clip_norm} and relation "
                 f"{self.relation!r}; a gap is assumed of whole agents that are not clipped"
             )
 
@@ -230,13 +231,14 @@ class Record(Threat, Caveats):
         if self.added_delta and not self.added_delta < self.delta:
             raise ValueError(f"added_delta is {self.added_delta}; give less than {self.delta}")
         exact = self.exact_epsilon  # Refuses a bad delta.
-        if not self.epsilon >= 0:
-            raise ValueError(f"epsilon is {self.epsilon}; give a number >= 0")
+        epsilon = self.epsilon
+        if not epsilon >= 0:
+            raise ValueError(f"epsilon is {epsilon}; give a number >= 0")
         _validate.integer("unused", self.unused, minimum=0, maximum=self.rounds)
         if self.relation is None:
-            if not self.epsilon == self.mu == inf or self.release:
+            if not epsilon == self.mu == inf or self.release:
                 raise ValueError(
-                    f"relation is None with epsilon {self.epsilon}; give one of "
+                    f"relation is None with epsilon {epsilon}; give one of "
                     f"{', '.join(budget.RELATIONS)}, or use Guarantee.none"
                 )
             return
@@ -244,21 +246,20 @@ class Record(Threat, Caveats):
         rules = (self.loss.kind,) if self.mu is None else budget.ACCOUNTANTS
         _validate.one_of("accountant", self.accountant, rules)
         if self.per_agent_epsilon is not None:
-            epsilons = tuple(float(value) for value in self.per_agent_epsilon)
+            epsilons = tuple(map(float, self.per_agent_epsilon))
             # A nan fails every comparison.
-            fits = bool(epsilons) and all(0 <= value <= self.epsilon for value in epsilons)
-            if self.mu is None or not fits or max(epsilons) != self.epsilon:
+            fits = bool(epsilons) and all(0 <= value <= epsilon for value in epsilons)
+            if self.mu is None or not fits or max(epsilons) != epsilon:
                 raise ValueError(
-                    f"per_agent_epsilon is {epsilons}; epsilon {self.epsilon} is to be their "
-                    "maximum"
+                    f"per_agent_epsilon is {epsilons}; epsilon {epsilon} is to be their maximum"
                 )
             object.__setattr__(self, "per_agent_epsilon", epsilons)
         if self.per_agent_mu is not None:
             self._check_agents()
-        if self.unsound != (exact > self.epsilon) or (self.unsound and self.accountant != "paper"):
+        if self.unsound != (exact > epsilon) or (self.unsound and self.accountant != "paper"):
             loss_text = f"a {type(self.loss).__name__} loss" if self.mu is None else f"mu {self.mu}"
             raise ValueError(
-                f"epsilon is {self.epsilon} with {loss_text} and delta {self.delta}, whose exact "
+                f"epsilon is {epsilon} with {loss_text} and delta {self.delta}, whose exact "
                 f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
                 "where it is false)"
             )

@@ -102,7 +102,7 @@ class Phase:
     def __post_init__(self) -> None:
         """Refuse what is no probability or sensitivity, and keep plain numbers."""
         for name, limit in (("rates", 1.0), ("ratios", inf)):
-            values = tuple(float(value) for value in getattr(self, name))
+            values = tuple(map(float, getattr(self, name)))
             outside = [value for value in values if not 0 <= value <= limit]
             if outside:
                 raise ValueError(f"{name} has {outside[0]}; give numbers from 0 to {limit:g}")
@@ -184,8 +184,7 @@ class Pld(AmplifiedLoss):
         """
         rate_values = tuple(np.asarray(rates, float).tolist())
         ratio_values = tuple(np.asarray(ratios, float).tolist())
-        phase = Phase(rate_values, ratio_values, rounds, separation=separation)
-        return cls((phase,))
+        return cls((Phase(rate_values, ratio_values, rounds, separation=separation),))
 
     @property
     def agents(self) -> int:
@@ -219,8 +218,7 @@ class Pld(AmplifiedLoss):
         phases = []
         for rate, ratio, times in worst:
             if rate > 0 and ratio > 0 and times > 0:
-                gaussian = events.GaussianDpEvent(1 / ratio)
-                coins = events.PoissonSampledDpEvent(rate, gaussian)
+                coins = events.PoissonSampledDpEvent(rate, events.GaussianDpEvent(1 / ratio))
                 phases.append(events.SelfComposedDpEvent(coins, times))
         return events.ComposedDpEvent(phases)
 
@@ -433,8 +431,7 @@ def _epsilon(row: tuple[_Part, ...], delta: float) -> float:
         return unamplified
     if plain:
         sampled.append((1.0, max(plain, _LEAST), 1))
-    amplified = _at_delta(tuple(sampled), delta)
-    return min(unamplified, amplified * _UP)
+    return min(unamplified, _at_delta(tuple(sampled), delta) * _UP)
 
 
 def _all_in(parts: Sequence[_Part]) -> float:
@@ -682,8 +679,7 @@ def _cell(parts: Sequence[_Part]) -> float:
 
 def _rounded(value: float, to: Callable[[float], int]) -> float:
     """A positive number moved to an eighth root of a power of two."""
-    eighths = to(8 * log2(value))
-    return 2.0 ** (eighths / 8)
+    return 2.0 ** (to(8 * log2(value)) / 8)
 
 
 def _discretised(part: _Part, width: float, reach: float, window: float, present: bool) -> _Round:

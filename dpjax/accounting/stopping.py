@@ -189,7 +189,7 @@ def inner_delta(mus: Sequence[float] | Vector, delta: float) -> float:
         Rogers, Roth, Ullman and Vadhan (2016) for odometers; Snell envelopes for the supremum.
     """
     values = np.asarray(mus, float)
-    different = tuple(float(value) for value in np.unique(values[values > 0]))
+    different = tuple(np.unique(values[values > 0]).tolist())
     if len(different) < 2 or delta == 0:
         return delta
     if not isfinite(different[-1]):
@@ -206,8 +206,7 @@ def _inner_delta(mus: Floats, delta: float) -> float:
     inner = delta
     proven = union
     for _ in range(12):
-        epsilons = np.asarray(gdp.epsilon(values, inner))
-        bound = supremum(values, epsilons)
+        bound = supremum(values, np.asarray(gdp.epsilon(values, inner)))
         if bound <= delta:
             proven = max(proven, inner)
             if inner == delta or bound >= (1 - _CLOSE) * delta:

@@ -83,8 +83,7 @@ def remember(strategy: Strategy) -> Memory:
     weights = strategy_.bands(-matrix / diagonal[:, None] if of_noise else inverse)
     rounding = 1e-15 * abs(matrix).max()
     diagonals = [matrix.diagonal(-lag) for lag in range(rounds)]
-    constant = all(np.ptp(entries) <= rounding for entries in diagonals)
-    if constant:
+    if all(np.ptp(entries) <= rounding for entries in diagonals):
         # Before its first rounds the past is zero, so the late weights serve from the start.
         return Memory(1 / diagonal[:1], weights[-1:], of_noise)
     return Memory(1 / diagonal, weights, of_noise)

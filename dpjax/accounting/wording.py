@@ -86,9 +86,11 @@ def _promise(record: Record) -> str:
     """What is protected from whom, over which rounds."""
     verb = "replacing" if str(record.relation).startswith("replace") else "zeroing out"
     attacker = _OF_SUMS if _of_sums(record) else ATTACKERS[str(record.attacker)]
-    text = f"(epsilon = {epsilon_text(record)}, delta = {delta_text(record.delta)})-"
-    text += f"differentially private per {record.unit} ({verb} {_UNIT_TEXT[str(record.unit)]}; "
-    text += f"relation {record.relation}, {_bound_text(record)}) over {_rounds_text(record)}"
+    text = (
+        f"(epsilon = {epsilon_text(record)}, delta = {delta_text(record.delta)})-"
+        f"differentially private per {record.unit} ({verb} {_UNIT_TEXT[str(record.unit)]}; "
+        f"relation {record.relation}, {_bound_text(record)}) over {_rounds_text(record)}"
+    )
     text += record.loss.pattern_text(str(record.unit))
     # What part of a view the first rounds are is not known, whatever the noise.
     if not record.white and record.gradients != "view":
@@ -102,8 +104,10 @@ def _promise(record: Record) -> str:
     if record.attacker == "aggregator" or record.sum_only or record.dropouts or record.colluders:
         are = "is" if record.dropouts == 1 else "are"
         show = "shows" if record.colluders == 1 else "show"
-        text += f", as long as at most {record.dropouts:,} {are} missing from a sum that is opened "
-        text += f"and at most {record.colluders:,} {show} it their messages and noise"
+        text += (
+            f", as long as at most {record.dropouts:,} {are} missing from a sum that is opened "
+            f"and at most {record.colluders:,} {show} it their messages and noise"
+        )
     if record.gradients == "view":
         text += ", only for gradients that do not depend on what the attacker cannot see"
     return text
@@ -148,26 +152,36 @@ def _limits(record: Record) -> str:
         text += ". Agent i is the same one in all phases, as its user states"
     # The lower clip norm keeps the sensitivity in spite of rounding.
     if record.sum_rounding > 0:
-        text += f". Rounding moves a sum of records by at most {up(record.sum_rounding, 2)} of the "
-        text += "clip norm, so a run clips records to a norm that is smaller by this much"
+        text += (
+            f". Rounding moves a sum of records by at most {up(record.sum_rounding, 2)} of the "
+            "clip norm, so a run clips records to a norm that is smaller by this much"
+        )
     if record.curve is not None:
         # By any rule that reads messages alone.
         marks = _validate.counted(len(record.curve.marks), "round")
-        text += f". It holds at whichever of {marks}, fixed beforehand, the run ended, also where "
-        text += "what was released decided it"
+        text += (
+            f". It holds at whichever of {marks}, fixed beforehand, the run ended, also where "
+            "what was released decided it"
+        )
     # A run that went on without noise states how far it is covered.
     if record.lost_noise is not None:
         first, share = record.lost_noise
-        text += f". NOT covered: from round {first:,} on up to {up(100 * share, 2)} % of a "
-        text += "message's entries went out without noise, which is finer there than the numbers "
-        text += "that it is added to"
+        text += (
+            f". NOT covered: from round {first:,} on up to {up(100 * share, 2)} % of a "
+            "message's entries went out without noise, which is finer there than the numbers "
+            "that it is added to"
+        )
     if record.private_stop:
-        text += f". NOT covered: the round at which {'a phase' if phases else 'it'} ended was left "
-        text += "to a callback, which "
-        text += "could read metrics of private data"
+        text += (
+            f". NOT covered: the round at which {'a phase' if phases else 'it'} ended was left "
+            "to a callback, which "
+            "could read metrics of private data"
+        )
     if record.private_partition:
-        text += ". NOT covered: labels or other values of records decided which agent holds which "
-        text += "record; this partition was taken as public"
+        text += (
+            ". NOT covered: labels or other values of records decided which agent holds which "
+            "record; this partition was taken as public"
+        )
     if record.custom:
         text += f". It {parties.custom(record)}, which the package does not check"
     return text
