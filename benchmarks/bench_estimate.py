@@ -94,7 +94,7 @@ def one(name: str, what: str) -> dict[str, Any]:
     if what == "estimate":
         expected = timing.result
         return {
-            "memory": expected.memory, "seconds": expected.seconds, "held": expected.held,
+            "memory": expected.memory, "seconds": expected.seconds, "held": expected.in_use,
             "added": expected.added, "setup_seconds": expected.setup_seconds,
             "took": timing.first,
         }  # fmt: skip

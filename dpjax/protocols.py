@@ -45,25 +45,25 @@ __all__ = [
     "Timed",
 ]
 
-_Tree: TypeAlias = Any
+Tree: TypeAlias = Any
 """A pytree of arrays. Its structure is a user's or a method's own, so types say no more."""
 
-Models: TypeAlias = _Tree
+Models: TypeAlias = Tree
 """Parameters of all agents, leaves [n, ...]; or a server's alone, leaves [1, ...]."""
 
-Batch: TypeAlias = _Tree
+Batch: TypeAlias = Tree
 """The drawn records of all agents, leaves [n, batch, ...], and the mask of padding."""
 
-Updates: TypeAlias = _Tree
+Updates: TypeAlias = Tree
 """Gradients, their noisy sums, or the steps that an optimizer makes of them."""
 
-Message: TypeAlias = _Tree
+Message: TypeAlias = Tree
 """The values that agents send, and those that an exchange delivers for them."""
 
-Memory: TypeAlias = _Tree
+Memory: TypeAlias = Tree
 """The state that a method keeps between rounds beside its models."""
 
-Carry: TypeAlias = _Tree
+Carry: TypeAlias = Tree
 """The values that agents keep from send to absorb, within one round."""
 
 Counts: TypeAlias = Int[np.ndarray, " n"]
@@ -72,7 +72,7 @@ Counts: TypeAlias = Int[np.ndarray, " n"]
 _Strategy: TypeAlias = Float[np.ndarray, "t t"]
 """C over rounds."""
 
-Arrays: TypeAlias = Mapping[str, _Tree]
+Arrays: TypeAlias = Mapping[str, Tree]
 """Arrays that differ between the plans of a run, by name, such as the mixing matrix."""
 
 
@@ -111,7 +111,7 @@ class State(NamedTuple):
 
     models: Models
     memory: Memory
-    secret: _Tree
+    secret: Tree
     round: _RoundNumber
 
 

@@ -238,7 +238,7 @@ def cells(config: Config) -> list[tuple[str, dict[str, Any], Any, Any]]:
     if "methods" in config.parts:
         for method in METHODS:
             columns = {"part": "methods", "mode": "assumed", "gap": config.gap}
-            columns |= {"design": method, "setting": config.at_epsilon}
+            columns |= {"algorithm": method, "setting": config.at_epsilon}
             columns |= {"assumed_smoothness": config.smoothness}
             given: Any = functools.partial(same_noise, config, method, matrix)
             if method in ("tracking", "dpop"):
@@ -280,8 +280,8 @@ def train(
     )  # fmt: skip
     lab.say(f"  {result.rounds_per_second:.2f} rounds/s")
     rest = dict(columns)
-    named = rest.pop("design", "tracking")
-    return result.rows(design=named, rounds=rounds, **rest)
+    method = rest.pop("algorithm", "tracking")
+    return result.rows(design=method, rounds=rounds, **rest)
 
 
 def spread(config: Config, folder: Path) -> list[dict[str, Any]]:

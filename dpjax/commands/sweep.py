@@ -26,7 +26,7 @@ from dpjax.accounting.parties import epsilon_text
 from dpjax.engine import arguments, checkpoint
 from dpjax.engine.run import ScanDriver, run
 from dpjax.engine.state import RunSchedule, RunState
-from dpjax.engine.statics import shared_parts
+from dpjax.engine.step import shared_parts
 from dpjax.learning import parameters
 from dpjax.learning.problem import Problem
 from dpjax.mechanism.design import Design
@@ -350,7 +350,7 @@ def _computation(group: Sequence[Config], task: _Task) -> str:
     digests = [f"{plan.fingerprint()} {plan.guarantee.to_dict()}" for plan in plans]
     for indices in _joined(plans):
         # One run has the program's functions; its shapes follow from the task.
-        first = (plans[indices[0]],), task.problems[:1], options["seeds"][:1]
+        first = (plans[indices[0]],), tuple(task.problems[:1]), options["seeds"][:1]
         state = RunState.first(first, schedule, None, 0, None, throwaway_key=True)
         digests.append(checkpoint.computation(ScanDriver().traced(state), release=False))
     return " ".join(digests)

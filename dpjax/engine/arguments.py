@@ -15,7 +15,7 @@ from dpjax.engine.processes import agent_mesh
 from dpjax.learning import parameters
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Noise
+from dpjax.protocols import Noise, Tree
 from dpjax.topology import nodes
 
 __all__: list[str] = []
@@ -23,9 +23,10 @@ __all__: list[str] = []
 Plans: TypeAlias = tuple[Plan, ...]
 Problems: TypeAlias = tuple[Problem, ...]
 Seeds: TypeAlias = tuple[int, ...]
+Tasks: TypeAlias = tuple[Plans, Problems, Seeds]
 
 
-def check_run(plans: Any, problem: Any, seeds: Any) -> tuple[Plans, Problems, Seeds]:
+def check_run(plans: Any, problem: Any, seeds: Any) -> Tasks:
     """Check that plans, problems and seeds fit.
 
     Args:
@@ -106,8 +107,7 @@ def _check_alike(problem: Problem, first: Problem) -> None:
     )
     alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
     alike["frozen values"] = parameters.equal_trees(problem.frozen, first.frozen)
-    shapes = [_shapes(task) for task in (problem, first)]
-    alike["the shapes of its arrays"] = shapes[0] == shapes[1]
+    alike["the shapes of its arrays"] = _shapes(problem) == _shapes(first)
     for name, is_alike in alike.items():
         if not is_alike:
             raise ValueError(
@@ -115,7 +115,7 @@ def _check_alike(problem: Problem, first: Problem) -> None:
             )
 
 
-def _shapes(problem: Problem) -> Any:
+def _shapes(problem: Problem) -> Tree:
     """The shapes of a problem's arrays."""
     partition = problem.partition
     arrays = problem.x, problem.y, partition.indices, partition.counts, problem.evaluation
@@ -140,7 +140,7 @@ def _check_counts(plans: Plans, problem: Problem) -> None:
                 f"the plan is for {planned} records of the agents, the problem has {actual}; make "
                 "it with counts=shards.counts"
             )
-    if problem.partition.origin == "private" and any(plan.config.release for plan in plans):
+    if problem.partition.origin == "private" and plans[0].config.release:
         raise ValueError(
             "partition is made from private values (labels in partition.dirichlet), so that a "
             "record that changes moves others to other agents, which no release covers; deal "
@@ -151,7 +151,7 @@ def _check_counts(plans: Plans, problem: Problem) -> None:
     plans[0].sampler.check(counts, titles)
 
 
-def check_device(plans: Sequence[Plan], devices: Any) -> None:
+def check_device(plans: Sequence[Plan], devices: int | None) -> None:
     """Check that a release runs on devices whose sums are exact and repeatable.
 
     XLA reads XLA_FLAGS once, when it starts. This check cannot distinguish flags that Python sets
@@ -165,7 +165,7 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
         ValueError: For a release on neither a CPU nor a GPU, under flags that let compiled code
             take nan for a number, or on a GPU without deterministic operations.
     """
-    if not any(plan.config.release for plan in plans):
+    if not plans[0].config.release:
         return
     # The noise key stays in one process.
     if jax.process_count() > 1:
@@ -203,7 +203,8 @@ def check_device(plans: Sequence[Plan], devices: Any) -> None:
 def _flags() -> dict[str, bool]:
     """XLA's flags by name, whether they are on; the last one counts."""
     text = os.environ.get("XLA_FLAGS", "")
-    if text and text[0] != "-" and not text[0].isspace():  # The name of a file of flags.
+    # The name of a file of flags has no dash in front.
+    if text and text[0] != "-" and not text[0].isspace():
         text = Path(text).read_text(encoding="utf-8") if Path(text).is_file() else ""
     flags = {}
     for word in shlex.split(text):

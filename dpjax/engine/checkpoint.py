@@ -21,6 +21,8 @@ from typing import Any, TypeAlias
 import jax
 import jaxlib
 import numpy as np
+from jax.stages import Traced
+from jaxtyping import PRNGKeyArray
 
 from dpjax import _files, _programs, _validate
 from dpjax._version import __version__
@@ -28,10 +30,14 @@ from dpjax.engine import keys, processes
 from dpjax.learning.problem import Problem
 from dpjax.plans.identity import described
 from dpjax.plans.plan import Plan
+from dpjax.protocols import Tree
 
 __all__: list[str] = []
 
 _PathLike: TypeAlias = str | os.PathLike[str]
+
+Identity: TypeAlias = dict[str, str]
+"""What a run depends on, by name, in words or as a digest."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +68,12 @@ class Checkpoint:
             path = getattr(self, name)
             text = str(path)
             if not isinstance(path, str | os.PathLike | None) or "\0" in text or not text.strip():
-                shown = _validate.shown(path)
-                raise ValueError(f"{name} is {shown}; name a {kind}, or leave it out")
+                raise ValueError(
+                    f"{name} is {_validate.shown(path)}; name a {kind}, or leave it out"
+                )
+        remedy = "give seconds of at least 0, or math.inf for the last state alone"
         if not isinstance(self.seconds, float) or self.seconds != math.inf:
-            remedy = "give seconds of at least 0, or math.inf for the last state alone"
-            if _validate.number("seconds", self.seconds, remedy=remedy) < 0:
-                raise ValueError(f"seconds is {self.seconds!r}; {remedy}")
+            _validate.number("seconds", self.seconds, remedy=remedy, holds=lambda x: x >= 0)
 
 
 _SETTINGS = (
@@ -95,10 +101,10 @@ def of_run(
     problems: Sequence[Problem],
     seeds: Sequence[int],
     options: Mapping[str, Any],
-    values: Sequence[Any],
-    traced: Sequence[Any],
+    values: Sequence[Tree],
+    traced: Sequence[Traced],
     devices: int,
-) -> dict[str, str]:
+) -> Identity:
     """Return the identity of a run; a resumed run with the same one has the same bits and noise.
 
     Call it before a callback can change what the model closes over, since the run uses the programs
@@ -119,14 +125,14 @@ def of_run(
     Returns:
         A flat dict, name -> text.
     """
-    called = of_arguments(plans, problems, seeds, options)
-    return {
-        **called,
-        **dict(zip(_VALUES, map(digest, values), strict=True)),
-        _PROGRAM: computation(traced, release=plans[0].config.release),
-        "devices": _machine(devices),
-        "settings": f"{called['settings']}, XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}",
-    }
+    identity = of_arguments(plans, problems, seeds, options)
+    for name, value in zip(_VALUES, values, strict=True):
+        identity[name] = digest(value)
+    identity[_PROGRAM] = computation(traced, release=plans[0].config.release)
+    identity["devices"] = _machine(devices)
+    # Processes of one run may differ in these, but not the calls that one run is made of.
+    identity["settings"] += f", XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}"
+    return identity
 
 
 def of_arguments(
@@ -134,7 +140,7 @@ def of_arguments(
     problems: Sequence[Problem],
     seeds: Sequence[int],
     options: Mapping[str, Any],
-) -> dict[str, str]:
+) -> Identity:
     """Return the part of a run's identity that is known before anything is traced.
 
     Args:
@@ -149,7 +155,7 @@ def of_arguments(
         "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
         "data": " ".join(problem.fingerprint() for problem in problems),
         _LOCAL: digest([(problem.x, problem.y) for problem in problems if problem.local]),
-        "copies": str(problems[0].augmentation_multiplicity),
+        "augmentation_multiplicity": str(problems[0].augmentation_multiplicity),
         "init_per_agent": str(problems[0].init_per_agent),
         "frozen values": digest(problems[0].frozen),
         "evaluation data": digest([problem.evaluation for problem in problems]),
@@ -159,7 +165,7 @@ def of_arguments(
     }
 
 
-def check_alike(arguments: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def check_alike(arguments: Sequence[Identity]) -> Identity:
     """Refuse processes that were called with different arguments, but for their own records.
 
     Guarantee: all agents of a run have the noise of the guarantee that the first process states.
@@ -173,28 +179,33 @@ def check_alike(arguments: Sequence[Mapping[str, str]]) -> dict[str, str]:
     Raises:
         ValueError: On all processes, naming what differs.
     """
-    for number, each in enumerate(arguments):
-        if differing := differences({**each, _LOCAL: ""}, {**arguments[0], _LOCAL: ""}):
+    records = [identity[_LOCAL] for identity in arguments]
+    # Of the training data each process may hold its own agents' alone.
+    shared = [{**identity, _LOCAL: ""} for identity in arguments]
+    for number, identity in enumerate(shared):
+        differing = differences(identity, shared[0])
+        if differing:
             raise ValueError(
                 f"process {number} (there) was not called like process 0 (here), which differs in "
                 f"{differing}; make the same call in every process"
             )
-    return {"records of processes": " ".join(each[_LOCAL] for each in arguments)}
+    return {"records of processes": " ".join(records)}
 
 
-def _configs(plans: Sequence[Plan]) -> dict[str, str]:
-    """Every field of the plans' configs and of their parts, so that one that changes is named."""
+def _configs(plans: Sequence[Plan]) -> Identity:
+    """Every field of the plans' configs and of their parts, so that a change is named."""
     fields: dict[str, dict[str, None]] = {}
     for plan in plans:
         parts = described(plan.config, "Config")
-        leaves = jax.tree_util.tree_leaves_with_path(parts, lambda one: not isinstance(one, dict))
+        leaves = jax.tree_util.tree_leaves_with_path(parts, lambda part: not isinstance(part, dict))
         for path, value in leaves:
             name = "Config." + jax.tree_util.keystr(path, simple=True, separator=".")
+            # A dict keeps the order of plans, and a value that several share once.
             fields.setdefault(name, {})[str(value)] = None
     return {name: ", ".join(values) for name, values in fields.items()}
 
 
-def differences(stored: Mapping[str, str], current: Mapping[str, str]) -> str:
+def differences(stored: Identity, current: Identity) -> str:
     """Describe the differences of two identities; empty where there are none.
 
     Args:
@@ -205,24 +216,23 @@ def differences(stored: Mapping[str, str], current: Mapping[str, str]) -> str:
         The names of entries that differ, with short values. Derived entries are named only where no
         other entry differs.
     """
-    named = [n for n in {**current, **stored} if stored.get(n) != current.get(n)]
-    # Derived entries are named only where no other entry differs.
-    named = [name for name in named if name not in _COMPUTED] or named
+    names = [n for n in {**current, **stored} if stored.get(n) != current.get(n)]
+    names = [name for name in names if name not in _COMPUTED] or names
     # A part of another class has other fields, which say no more than its class does.
-    named = [name for name in named if name in stored and name in current] or named
-    pairs = [
-        (name, f"{stored.get(name, 'nothing')} there, {current.get(name, 'nothing')} here")
-        for name in named
-    ]
-    return ", ".join(f"{name} ({pair})" if len(pair) < _SHORT else name for name, pair in pairs)
+    names = [name for name in names if name in stored and name in current] or names
+    texts = []
+    for name in names:
+        values = f"{stored.get(name, 'nothing')} there, {current.get(name, 'nothing')} here"
+        texts.append(f"{name} ({values})" if len(values) < _SHORT else name)
+    return ", ".join(texts)
 
 
-def fingerprint(identity: dict[str, str]) -> str:
+def fingerprint(identity: Identity) -> str:
     """Return the SHA-256 of an identity, in hexadecimal."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def digest(tree: Any) -> str:
+def digest(tree: Tree) -> str:
     """Return the SHA-256 of a pytree's arrays, their dtypes and shapes, in hexadecimal."""
     hasher = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
@@ -233,7 +243,7 @@ def digest(tree: Any) -> str:
     return hasher.hexdigest()
 
 
-def computation(traced: Sequence[Any], *, release: bool) -> str:
+def computation(traced: Sequence[Traced], *, release: bool) -> str:
     """Return the SHA-256 of traced programs with every constant in them, in hexadecimal.
 
     The text is that of the lowered program: constants are written out in full wherever they were
@@ -252,11 +262,12 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
         ValueError: For such work, naming the operation.
     """
     hasher = hashlib.sha256()
-    for each in traced:
-        text = each.lower().as_text()
-        names = {e.primitive.name for jaxpr, _ in _programs.jaxprs(each.jaxpr) for e in jaxpr.eqns}
-        outside = {name for name in names if any(part in name for part in _OUTSIDE)}
-        outside |= set(re.findall(r"custom_call @(\w*callback\w*)", text))
+    for program in traced:
+        text = program.lower().as_text()
+        outside = set(re.findall(r"custom_call @(\w*callback\w*)", text))
+        for jaxpr, _ in _programs.jaxprs(program.jaxpr):
+            names = {equation.primitive.name for equation in jaxpr.eqns}
+            outside |= {name for name in names if any(part in name for part in _OUTSIDE)}
         if release and outside:
             raise ValueError(
                 f"problem calls {', '.join(sorted(outside))} in its model, loss or metrics; a "
@@ -264,7 +275,7 @@ def computation(traced: Sequence[Any], *, release: bool) -> str:
                 "resumes: the same noise on other gradients would cancel. Compute it in JAX"
             )
         hasher.update(text.encode())
-        for constant in _programs.constants(each.jaxpr):
+        for constant in _programs.constants(program.jaxpr):
             hasher.update(digest(constant).encode())
     return hasher.hexdigest()
 
@@ -274,16 +285,22 @@ def _machine(devices: int) -> str:
     processor = platform.processor()
     with contextlib.suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        if match := re.search(r"model name\s*:(.*)", text):
+        match = re.search(r"model name\s*:(.*)", text)
+        if match:
             processor = match[1].strip()
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    kind, share = jax.devices()[0].device_kind, os.environ.get("NPROC", "")
+    kind = jax.devices()[0].device_kind
+    share = os.environ.get("NPROC", "")
     return f"{kind} x {devices}, {processor}, {threads} threads, NPROC {share}"
 
 
-_STATE, _LOCK = "state.npz", "dpjax.lock"
-"""The newest state, and the file that makes a folder one of checkpoints."""
+_STATE = "state.npz"
+"""The newest state."""
+_LOCK = "dpjax.lock"
+"""The file that makes a folder one of checkpoints."""
 _FORMAT = 3
+_State: TypeAlias = tuple[dict[str, Any], dict[str, np.ndarray]]
+"""A stored state: its header and its arrays."""
 
 
 class Storage:
@@ -298,7 +315,7 @@ class Storage:
 
     Args:
         identity: From `of_run`, a flat dict of strings; a folder of another run is refused.
-        kept: The folder, made when missing, else empty or this run's; and a release's key file.
+        place: The folder, made when missing, else empty or this run's; and a release's key file.
 
     Attributes:
         folder: Of the state, or None.
@@ -311,19 +328,20 @@ class Storage:
             else; where folder or key file are in use, or cannot be used.
     """
 
-    def __init__(self, identity: dict[str, str], kept: Checkpoint):
-        key_file = kept.key_file
-        self.folder = None if kept.folder is None else Path(kept.folder).absolute()
-        self.begun = self.ended = False
-        self._identity, self.key_file = identity, None
+    def __init__(self, identity: Identity, place: Checkpoint):
+        self.folder = None if place.folder is None else Path(place.folder).absolute()
+        self.key_file: keys.KeyFile | None = None
+        self.begun = False
+        self.ended = False
+        self._identity = identity
         with contextlib.ExitStack() as stack:
-            if key_file is not None:
+            if place.key_file is not None:
                 # Beside it: the file itself is replaced with every note.
-                target = Path(key_file).resolve()
+                target = Path(place.key_file).resolve()
                 beside = target.with_name(f".{target.name}.lock")
-                lock = _files.Lock("key_file", key_file, beside, passing=True)
+                lock = _files.Lock("key_file", place.key_file, beside, passing=True)
                 stack.callback(lock.close)
-                self.key_file = keys.KeyFile(key_file, fingerprint(identity))
+                self.key_file = keys.KeyFile(place.key_file, fingerprint(identity))
             with processes.all_gather_errors_and_values():
                 if self.folder is not None and processes.is_first():
                     self._open(self.folder, stack)
@@ -342,8 +360,9 @@ class Storage:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = _files.Lock("checkpoint", folder, folder / _LOCK)
             stack.callback(self._lock.close)
-            for half in folder.glob(f".{_STATE}.*.tmp"):  # From a killed process.
-                half.unlink()
+            # A killed process leaves them behind.
+            for remnant in folder.glob(f".{_STATE}.*.tmp"):
+                remnant.unlink()
         stored = self._read()
         self.begun = stored is not None or os.fstat(self._lock.handle).st_size > 0
         self.ended = stored is not None and stored[0]["ended"]
@@ -352,7 +371,7 @@ class Storage:
         """Release folder and key file to others."""
         self._locks.close()
 
-    def save(self, rounds: int, tree: Any, *, ended: bool) -> None:
+    def save(self, rounds: int, tree: Tree, *, ended: bool) -> None:
         """Store the state after ``rounds`` rounds; returns when it is on disk.
 
         Args:
@@ -370,10 +389,11 @@ class Storage:
                 leaves = enumerate(jax.tree.leaves(tree))
                 arrays = {f"leaf_{i}": np.asarray(leaf) for i, leaf in leaves}
                 with _files.writing("checkpoint", self.folder):
+                    # First the note: a folder whose state is lost must not pass for a new one.
                     os.pwrite(self._lock.handle, b"begun", 0)
                     _files.replace(self.folder / _STATE, _files.packed(json.dumps(header), arrays))
 
-    def restore(self, like: Any) -> tuple[int, Any, bool] | None:
+    def restore(self, like: Tree) -> tuple[int, Tree, bool] | None:
         """Load the state.
 
         Args:
@@ -389,7 +409,8 @@ class Storage:
         with processes.all_gather_errors_and_values() as headers:
             stored = self._read() if processes.is_first() else None
             headers.append(None if stored is None else stored[0])
-        if (header := headers[0]) is None:
+        header = headers[0]
+        if header is None:
             return None
         values, structure = jax.tree.flatten(like)
         if stored is not None:
@@ -399,17 +420,25 @@ class Storage:
         values = processes.shared(values)
         return header["rounds"], jax.tree.unflatten(structure, values), header["ended"]
 
-    def _read(self) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-        """The stored header and arrays, if they are undamaged and of this run."""
-        if (stored := _stored(self.folder)) is not None:
-            if differing := differences(stored[0]["identity"], self._identity):
-                raise ValueError(
-                    f"checkpoint {self.folder} belongs to another run, which differs in "
-                    f"{differing}; resume with the same arguments, or name another folder"
-                )
-        return stored
+    def _read(self) -> _State | None:
+        """The stored state, if it is undamaged and of this run; None where there is none."""
+        if self.folder is None or not (self.folder / _STATE).exists():
+            return None
+        path = self.folder / _STATE
+        with _files.reading(f"checkpoint {path}", "restore it from a copy, or move it away"):
+            text, arrays = _files.unpacked(path)
+            header = json.loads(text)
+            if header["format"] != _FORMAT:
+                raise ValueError("another format; end the run with the version that began it")
+        differing = differences(header["identity"], self._identity)
+        if differing:
+            raise ValueError(
+                f"checkpoint {self.folder} belongs to another run, which differs in {differing}; "
+                "resume with the same arguments, or name another folder"
+            )
+        return header, arrays
 
-    def noise_keys(self) -> Any:
+    def noise_keys(self) -> PRNGKeyArray:
         """The [1] noise key of a release.
 
         Guarantee: a release that has begun gets its first key, or none: rounds sent again with
@@ -437,23 +466,15 @@ class Storage:
         Raises:
             ValueError: If more were sent.
         """
-        if self.key_file is not None and (sent := self.key_file.sent()) > done + 1:
+        if self.key_file is None:
+            return
+        sent = self.key_file.sent()
+        # A killed run may have noted a round that its stored state lacks: it is sent again.
+        if sent > done + 1:
             raise ValueError(
                 f"key_file {self.key_file.path} says that {sent} rounds were sent, the checkpoint "
                 f"is of {done}; restore the newest, or begin another run and account for both"
             )
-
-
-def _stored(folder: Path | None) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-    """The header and the arrays of a folder's state, or None; damaged ones are refused."""
-    if folder is None or not (path := folder / _STATE).exists():
-        return None
-    with _files.reading(f"checkpoint {path}", "restore it from a copy, or move it away"):
-        text, arrays = _files.unpacked(path)
-        header = json.loads(text)
-        if header["format"] != _FORMAT:
-            raise ValueError("another format; end the run with the version that began it")
-    return header, arrays
 
 
 def check_storage(plans: Sequence[Plan], storage: Checkpoint) -> None:
@@ -468,7 +489,7 @@ def check_storage(plans: Sequence[Plan], storage: Checkpoint) -> None:
     """
     folder = storage.folder
     key_file = storage.key_file
-    if not any(plan.config.release for plan in plans):
+    if not plans[0].config.release:
         if key_file is not None:
             raise ValueError(f"key_file is {key_file} but no plan has release=True; leave it out")
         return

@@ -17,9 +17,12 @@ from dpjax.transforms.rounds import BLOCK
 
 __all__ = ["Estimate", "estimate"]
 
-_SECONDS, _CALLS, _ALIKE = 1.0, 5, 1.1
-"""Least time of a timed block; most calls of a single round, and of the block; and the ratio of
-the longest to the shortest block up to which blocks agree."""
+_SECONDS = 1.0
+"""Least time of a timed block."""
+_CALLS = 5
+"""Most calls of a single round, and of the block."""
+_ALIKE = 1.1
+"""Ratio of the longest to the shortest time up to which times of a block agree."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Estimate:
     Attributes:
         memory: Largest number of bytes: of the process, or of its fullest device.
         limit: Bytes of the machine (or its container), or of the device.
-        held: Bytes held before the first round: libraries, data, plans and models.
+        in_use: Bytes in use before the first round: libraries, data, plans and models.
         added: Bytes that the compiled rounds add, from the compiler's own analysis.
         setup_seconds: Time outside the rounds, mostly tracing and compiling.
         round_seconds: Mean time of a round of all runs together, with its share of metrics.
@@ -39,8 +42,8 @@ class Estimate:
     Example:
         >>> from dpjax.engine.estimate import Estimate
         >>> one = Estimate(
-        ...     memory=300, limit=1000, held=200, added=100, setup_seconds=2.0, round_seconds=0.01,
-        ...     rounds=100, runs=1,
+        ...     memory=300, limit=1000, in_use=200, added=100, setup_seconds=2.0,
+        ...     round_seconds=0.01, rounds=100, runs=1,
         ... )
         >>> one.seconds
         3.0
@@ -48,7 +51,7 @@ class Estimate:
 
     memory: int
     limit: int
-    held: int
+    in_use: int
     added: int
     setup_seconds: float
     round_seconds: float
@@ -62,13 +65,12 @@ class Estimate:
 
     def statement(self) -> str:
         """The numbers in two sentences."""
-        memory, limit, held, added = (
-            f"{each / 2**30:,.2f} GiB" for each in (self.memory, self.limit, self.held, self.added)
-        )
+        sizes = (self.memory, self.limit, self.in_use, self.added)
+        memory, limit, before, added = (f"{size / 2**30:,.2f} GiB" for size in sizes)
         return (
             f"{_validate.counted(self.runs, 'run')} of {_validate.counted(self.rounds, 'round')}: "
-            f"about {memory} of {limit} of memory ({held} before the first round, {added} more in "
-            f"the compiled rounds), and about {self.seconds:,.1f} s: "
+            f"about {memory} of {limit} of memory ({before} before the first round, {added} more "
+            f"in the compiled rounds), and about {self.seconds:,.1f} s: "
             f"{self.setup_seconds:,.1f} s until the first round and at the end, mostly "
             f"compilation, and {self.round_seconds * 1e3:,.3g} ms a round."
         )
@@ -88,11 +90,11 @@ def estimate(
     """Estimate memory and time of `run` with the same arguments, without beginning it.
 
     Memory is that of the process with the inputs of the run, and what the compiled rounds add
-    (outputs + intermediate values - reused buffers), or the most that was held so far. Time is that
-    of preparing and compiling, and of a block of rounds from the middle of the run: about a second,
-    or more where `BLOCK` rounds of noise that are drawn together take longer. The block is repeated
-    until its times agree, for about 5 seconds at most. Checkpoints, callbacks, transports and,
-    beside an accelerator, the host's memory are not counted.
+    (outputs + intermediate values - reused buffers), or the most that was in use so far. Time is
+    that of preparing and compiling, and of a block of rounds from the middle of the run: about a
+    second, or more where `BLOCK` rounds of noise that are drawn together take longer. The block is
+    repeated until its times agree, for about 5 seconds at most. Checkpoints, callbacks, transports
+    and, beside an accelerator, the host's memory are not counted.
 
     Guarantee: no message and no metric leaves this function. The rounds start from copies, and a
     throwaway key draws their noise, which neither a seed nor a release has. So a later run spends
@@ -131,18 +133,20 @@ def estimate(
     _validate.flag("progress", progress)
     began = time.perf_counter()
     say("preparing and compiling the rounds")
-    tasks = plans, _, seeds = arguments.check_run(plans, problem, seeds)
-    schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
-    run = RunState.first(tasks, schedule, devices, phase=0, start=None, throwaway_key=True)
+    tasks = arguments.check_run(plans, problem, seeds)
+    rounds = tasks[0][0].config.rounds
+    schedule = RunSchedule.of(rounds, stop_at, eval_every, chunk_blocks)
+    run = RunState.first(tasks, schedule, devices, throwaway_key=True)
     data = run.inputs
     processes.collected(program.final_models(data.statics, False, run.state))
     blocks = np.zeros_like(schedule.blocks(0).data)
-    at = time.perf_counter()
+    compiling = time.perf_counter()
     traced = program.advance.trace(*run.arguments, blocks)
-    held, added = data.memory.check_programs([traced], run.state)
+    in_use, added = data.memory.check_programs([traced], run.state)
+    compiled = time.perf_counter()
     # A last chunk of another number of blocks is compiled for itself.
     repeats = len({len(variant.data) for variant in schedule.variants})
-    setup = time.perf_counter() - began + (repeats - 1) * (time.perf_counter() - at)
+    setup = compiled - began + (repeats - 1) * (compiled - compiling)
 
     say(f"compiled after {setup:.1f} s, timing rounds for some seconds")
 
@@ -150,7 +154,8 @@ def estimate(
         """Seconds of a call of so many rounds, with the metrics of its blocks."""
         # In the middle, since noise over rounds may take longer in later ones.
         first = max(schedule.total - rounds, 0) // 2 // BLOCK * BLOCK + 1
-        run.state, blocks[0] = program.at_round(run.state, first), rounds
+        run.state = program.at_round(run.state, first)
+        blocks[0] = rounds
         began = time.perf_counter()
         # Rounds of blocks are data on every device, so that a block of any length runs at once.
         run.state, metrics = program.advance(*run.arguments, blocks)
@@ -158,27 +163,31 @@ def estimate(
         # Several processes agree on the first one's time, and so on how long to go on.
         return float(processes.shared(time.perf_counter() - began))
 
+    # A first call also moves arrays to where they stay.
     timed(1)
     singles = [timed(1)]
     while len(singles) < _CALLS and sum(singles) < _SECONDS:
         singles.append(timed(1))
     single = statistics.median(singles)
     # Noise of `BLOCK` rounds may be drawn together.
-    more = unit = BLOCK if program.keeps_noise(run.state) else 1
-    while (several := timed(1 + more)) - single < _SECONDS and more + unit < schedule.total:
-        more = min(4 * more, (schedule.total - 1) // unit * unit)
+    unit = BLOCK if program.keeps_noise(run.state) else 1
+    length = unit
+    several = timed(1 + length)
+    while several - single < _SECONDS and length + unit < schedule.total:
+        length = min(4 * length, (schedule.total - 1) // unit * unit)
+        several = timed(1 + length)
     # Other work on the machine comes in bursts as long as a block.
-    many = [several]
-    while len(many) < _CALLS and sum(many) < _CALLS * _SECONDS:
-        many.append(timed(1 + more))
-        if max(many) <= _ALIKE * min(many):
+    times = [several]
+    while len(times) < _CALLS and sum(times) < _CALLS * _SECONDS:
+        times.append(timed(1 + length))
+        if max(times) <= _ALIKE * min(times):
             break
-    each = max(statistics.mean(many) - single, 0.0) / more
-    measures = max(single - each, 0.0) / len(blocks) * len(schedule.marks)
+    # The difference of two calls is that of their rounds: both start and measure alike.
+    round_seconds = max(statistics.mean(times) - single, 0.0) / length
+    measures = max(single - round_seconds, 0.0) / len(blocks) * len(schedule.marks)
     usage = data.memory.usage()
     return Estimate(
-        memory=max(usage.peak, held + added), limit=usage.limit, held=held, added=added,
-        setup_seconds=setup,
-        round_seconds=each + measures / schedule.total, rounds=schedule.total,
-        runs=len(plans) * len(seeds),
+        memory=max(usage.peak, in_use + added), limit=usage.limit, in_use=in_use, added=added,
+        setup_seconds=setup, round_seconds=round_seconds + measures / schedule.total,
+        rounds=schedule.total, runs=data.memory.seeds * data.memory.plans,
     )  # fmt: skip

@@ -9,25 +9,27 @@ in the last bit; no guarantee depends on it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.stages import Traced
+from jaxtyping import Array
 
 from dpjax import _numerics, _validate
 from dpjax._programs import compiled
 from dpjax.engine import program
 from dpjax.engine.checkpoint import Storage, digest
 from dpjax.engine.state import RunState, not_finite
-from dpjax.engine.step import Outgoing, Rounds, Statics, finite_leaves
+from dpjax.engine.step import Data, Metrics, Outgoing, Rounds, Statics, finite_leaves, first_leaves
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Arrays, Message, State
+from dpjax.protocols import Arrays, Message, State, Tree
 from dpjax.topology import mixing
 
 __all__ = ["Transport", "local"]
 
-Transport = Callable[[Any, int], Any]
+Transport: TypeAlias = Callable[[Message, int], Message]
 """Carries messages over a network: ``transport(message, round) -> received``.
 
 The message is what the method sends, numpy leaves [n, ...], and rounds count from 0. The result is
@@ -63,13 +65,13 @@ def local(plan: Plan) -> Transport:
     """
 
     @jax.jit
-    def value(message: Message, round: Any) -> Any:
+    def value(message: Message, round: Array) -> Message:
         kind = _numerics.wide_dtype(message)
-        given = {**plan.arrays, "mixing": mixing.dense(plan.mixing)}
-        arrays = {name: jnp.asarray(array, kind) for name, array in given.items()}
+        dense = {**plan.arrays, "mixing": mixing.dense(plan.mixing)}
+        arrays = {name: jnp.asarray(array, kind) for name, array in dense.items()}
         return plan.method.exchange(arrays, round, message).value
 
-    def transport(message: Message, round: int) -> Any:
+    def transport(message: Message, round: int) -> Message:
         return jax.device_get(value(message, jnp.int32(round)))
 
     # No message leaves the process.
@@ -114,35 +116,46 @@ class HostDriver:
             self._round(run)
 
     def _round(self, run: RunState) -> None:
-        inputs, marks, arguments = run.inputs, run.schedule.marks, run.arguments
+        inputs = run.inputs
+        arguments = run.arguments
         sent, sums = _outgoing(*arguments, run.sums)
         message = jax.tree.map(lambda leaf: np.array(leaf[0, 0]), jax.device_get(sent.message))
         expected = _delivered(inputs.statics, inputs.arrays, message)
         run.save()
         if run.storage.key_file is not None:
             run.storage.key_file.note_sent(run.done + 1, digest(message))
-        if places := _not_finite(message):
+        places = _not_finite(message)
+        if places:
             raise ValueError(not_finite(f"round {run.done} (from 0), at {places},"))
         received = self._received(message, run.done, expected, run.storage)
-        run.state, run.sums, measured = _incoming(*arguments, sent, received), sums, {}
+        run.state = _incoming(*arguments, sent, received)
+        run.sums = sums
+        measured: Metrics = {}
+        # Blocks end at the marks, and their lengths are compiled for.
+        marks = [0, *run.schedule.marks.tolist()]
         if run.done + 1 in marks:
-            length = run.done + 1 - max([0, *marks[marks <= run.done]])
+            length = run.done + 1 - marks[marks.index(run.done + 1) - 1]
             values = _measured(inputs.statics, length, inputs.data, run.state, sums)
-            measured, run.sums = jax.device_get(values), jax.tree.map(jnp.zeros_like, sums)
+            measured = jax.device_get(values)
+            run.sums = jax.tree.map(jnp.zeros_like, sums)
         run.record(1, measured)
 
-    def _received(self, message: Message, round: int, expected: Any, storage: Storage) -> Any:
+    def _received(
+        self, message: Message, round: int, expected: Message, storage: Storage
+    ) -> Message:
         """The result of the transport; its errors get a note on how to continue."""
         try:
             received = self.transport(message, round)
             check_delivered("transport returned", received, expected)
-            if self.min_survivors and 0 < (present := float(received[1])) < self.min_survivors:
+            present = float(received[1]) if self.min_survivors else 0
+            if 0 < present < self.min_survivors:
                 raise ValueError(
                     f"transport opened a sum of {present:g} agents in round {round} (from 0), less "
                     f"than the {self.min_survivors} of the plan's noise, so that its guarantee "
                     "does not hold; give one that aborts"
                 )
-            if places := _not_finite(received):
+            places = _not_finite(received)
+            if places:
                 raise ValueError(
                     f"transport returned numbers {places} that are not finite in round {round} "
                     "(from 0), for a message whose numbers are; raise there, and the message is "
@@ -163,7 +176,7 @@ class HostDriver:
             raise
         return jax.tree.map(jnp.array, received)
 
-    def traced(self, run: RunState) -> list[Any]:
+    def traced(self, run: RunState) -> list[Traced]:
         """Both halves and the metrics, traced: all that the run computes.
 
         Args:
@@ -179,11 +192,13 @@ class HostDriver:
         sent = jax.tree.map(lambda leaf: leaf.update(dtype=_canonical(leaf.dtype)), sent)
         incoming = _incoming.trace(*run.arguments, sent, _delivered(statics, arrays, message))
         lengths = sorted({int(length) for length in np.diff([0, *run.schedule.marks])})
-        measured = [_measured.trace(statics, n, data, run.state, run.sums) for n in lengths]
-        return [outgoing, incoming, *measured]
+        programs = [outgoing, incoming]
+        for length in lengths:
+            programs.append(_measured.trace(statics, length, data, run.state, run.sums))
+        return programs
 
 
-def _canonical(dtype: Any) -> Any:
+def _canonical(dtype: np.dtype) -> np.dtype:
     """The dtype that shapes have outside of double precision; keys keep theirs."""
     extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
     return dtype if extended else jax.dtypes.canonicalize_dtype(dtype)
@@ -195,11 +210,11 @@ def _sent_axes(axes: State) -> Outgoing:
 
 
 @compiled()
-def _outgoing(statics: Statics, *arguments: Any) -> Any:
+def _outgoing(statics: Statics, *arguments: Tree) -> tuple[Outgoing, Metrics]:
     """The stacked messages of a round, and the sums of metrics with those of the round."""
     *inputs, sums = arguments
 
-    def half(rounds: Rounds, state: State) -> Any:
+    def half(rounds: Rounds, state: State) -> tuple[Outgoing, Metrics]:
         sent = rounds.outgoing(state)
         return sent._replace(metrics={}), program.reported(statics, sent.metrics)
 
@@ -211,37 +226,47 @@ def _outgoing(statics: Statics, *arguments: Any) -> Any:
 
 
 @compiled()
-def _incoming(statics: Statics, *arguments: Any) -> State:
+def _incoming(statics: Statics, *arguments: Tree) -> State:
     """The stacked state of the run after it has received its messages."""
     *inputs, sent, received = arguments
 
     def half(rounds: Rounds, state: State, sent: Outgoing, received: Message) -> State:
         return rounds.incoming(state, sent, received)
 
+    # Of the one seed and the one plan.
     received = jax.tree.map(lambda leaf: leaf[None, None], received)
-    slots = lambda axes: ((_sent_axes(axes), 0), axes)  # noqa: E731
-    return program.each_run(statics, half, tuple(inputs), sent, received, axes=slots)
+    return program.each_run(
+        statics,
+        half,
+        tuple(inputs),
+        sent,
+        received,
+        axes=lambda axes: ((_sent_axes(axes), 0), axes),
+    )
 
 
 @compiled(static=2)
-def _measured(statics: Statics, length: int, data: Any, state: State, sums: Any) -> Any:
+def _measured(statics: Statics, length: int, data: Data, state: State, sums: Metrics) -> Metrics:
     """Metrics after a block of so many rounds, [1, S, V]."""
     values = program.block_metrics(statics, data, state, sums, length)
     return jax.tree.map(lambda leaf: leaf[None], values)
 
 
-def _delivered(statics: Statics, arrays: Arrays, message: Message) -> Any:
+def _delivered(statics: Statics, arrays: Arrays, message: Message) -> Message:
     """Shapes of the result of the method's exchange."""
 
-    def value(arrays: Arrays, message: Message) -> Any:
-        one = jax.tree.map(lambda leaf: leaf[0], arrays)
-        return statics.method.exchange(one, jnp.int32(0), message).value
+    def value(arrays: Arrays, message: Message) -> Message:
+        return statics.method.exchange(first_leaves(arrays), jnp.int32(0), message).value
 
     return jax.eval_shape(value, arrays, message)
 
 
 def make_driver(
-    transport: Any, plans: Sequence[Plan], seeds: Sequence[int], devices: Any, checkpoint: Any
+    transport: Any,
+    plans: Sequence[Plan],
+    seeds: Sequence[int],
+    devices: int | None,
+    checkpoint: object,
 ) -> HostDriver:
     """Check that one run crosses the network, and that a release has a checkpoint.
 
@@ -258,7 +283,8 @@ def make_driver(
     plan = plans[0]
     survivors = plan.method.exchange.min_survivors(plan.agents)
     opened = getattr(transport, "min_survivors", survivors)
-    colluders, defended = plan.guarantee.colluders, getattr(transport, "colluders", None)
+    colluders = plan.guarantee.colluders
+    defended = getattr(transport, "colluders", None)
     if defended is not None:
         _validate.integer("colluders", defended, minimum=0)
     refusals = {
@@ -287,7 +313,7 @@ def make_driver(
     return HostDriver(transport, survivors)
 
 
-def check_delivered(subject: str, received: Message, expected: Any) -> None:
+def check_delivered(subject: str, received: Message, expected: Message) -> None:
     """Refuse values unlike those of the method's exchange.
 
     Args:
@@ -303,9 +329,12 @@ def check_delivered(subject: str, received: Message, expected: Any) -> None:
         leaf = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
         return f"{leaf.dtype}{list(leaf.shape)}"
 
-    actual, right = (jax.tree.map(kind, tree) for tree in (received, expected))
-    if actual != right:
-        raise ValueError(f"{subject} {actual}, the method's exchange delivers {right}; give that")
+    actual = jax.tree.map(kind, received)
+    delivered = jax.tree.map(kind, expected)
+    if actual != delivered:
+        raise ValueError(
+            f"{subject} {actual}, the method's exchange delivers {delivered}; give that"
+        )
 
 
 def _not_finite(message: Message) -> list[str]:

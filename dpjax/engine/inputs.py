@@ -1,6 +1,7 @@
 """The inputs of a run: plans and problems that fit, on the devices, agents over a mesh."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,20 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
+from jax.stages import Traced
 from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _numerics, _validate
 from dpjax.data.partition import blocks, local
-from dpjax.engine import keys, program
-from dpjax.engine.arguments import Plans, Problems, Seeds
-from dpjax.engine.memory import RunMemory
-from dpjax.engine.processes import agent_mesh, mine, place, place_own, whole
-from dpjax.engine.statics import make_statics
+from dpjax.engine import keys, processes, program
+from dpjax.engine.arguments import Plans, Problems, Seeds, Tasks
+from dpjax.engine.checkpoint import Identity, of_run
+from dpjax.engine.processes import RunMemory, agent_mesh, mine, place, place_own, whole
 from dpjax.engine.step import Data, Statics
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
 from dpjax.plans import statements
-from dpjax.protocols import Arrays, Models, Privatizer, State, Updates
+from dpjax.protocols import Arrays, Batch, Memory, Models, Privatizer, State, Tree, Updates
 from dpjax.topology import gossip, mixing
 
 __all__: list[str] = []
@@ -33,7 +34,7 @@ class Inputs:
     """The arguments of the compiled program, except the secret.
 
     Attributes:
-        statics: Static parts, from `make_statics`.
+        statics: Static parts, from `Statics.of`.
         arrays: Arrays that differ between plans, stacked.
         data: Training and evaluation data.
         batch_keys: [S] keys of the batches.
@@ -70,7 +71,7 @@ class Inputs:
             ValueError: For plans that cannot run together, or models that the run cannot protect.
         """
         mesh = agent_mesh(plans[0].agents, devices)
-        statics = make_statics(plans, problems, mesh)
+        statics = Statics.of(plans, problems, mesh)
         RunMemory(mesh, statics.agents, len(seeds), len(plans)).check_models(problems[0])
         models = _initial_models(problems[0], keys.stacked(seeds, "initial"))
         batch_keys = keys.stacked(seeds, "batches", phase)
@@ -81,8 +82,7 @@ class Inputs:
         inputs._check_precision(plans)
         # The program reports what the query and the method measure.
         traced = arrays, inputs.data, inputs._agents_models(), batch_keys[0]
-        statics = statics._replace(reports=program.reports(statics, *traced))
-        names = program.metric_names(statics, *traced)
+        statics, names = program.with_reports(statics, *traced)
         return dataclasses.replace(inputs, statics=statics, names=names)
 
     @property
@@ -101,6 +101,44 @@ class Inputs:
         plans = len(jax.tree.leaves(self.arrays)[0])
         return RunMemory(self.statics.mesh, self.statics.agents, len(self.batch_keys), plans)
 
+    def with_precision_cost(self, plans: Plans, problems: Problems) -> Plans:
+        """The plans, whose guarantees cover the rounding of what a release sends.
+
+        Only now is it known how many numbers a release draws; no message is out yet.
+
+        Args:
+            plans: The plans.
+            problems: One, or one a seed.
+
+        Raises:
+            ValueError: For a release whose numbers are too coarse for its budget.
+        """
+        rounding = self.rounding(release=self.statics.release)
+        return tuple(
+            statements.with_precision_cost(plan, self.payload, *rounding, problems)
+            for plan in plans
+        )
+
+    def identity(
+        self,
+        tasks: Tasks,
+        options: Mapping[str, Any],
+        start: Models,
+        memory: Memory,
+        traced: Sequence[Traced],
+    ) -> Identity:
+        """The identity of a run that keeps files, see `dpjax.engine.checkpoint.of_run`.
+
+        Args:
+            tasks: Plans, problems and seeds.
+            options: As in `dpjax.engine.checkpoint.of_run`.
+            start: A caller's own models; None where they follow from the problem's.
+            memory: The method's before the first round.
+            traced: The run's programs.
+        """
+        values = processes.collected(((self.models, start), self.arrays, memory))
+        return of_run(*tasks, options, values, traced, self.memory.devices)
+
     def rounding(self, *, release: bool) -> tuple[float, int | None]:
         """The share of the clip norm that rounding sums of records takes, and a better pass length.
 
@@ -113,7 +151,7 @@ class Inputs:
         """
         query: Any = self.statics.query_of(self.data.frozen)
 
-        def batch(data: Data, key: PRNGKeyArray) -> Any:
+        def batch(data: Data, key: PRNGKeyArray) -> Batch:
             return self.statics.batch(whole(data), key, key, jnp.int32(0))
 
         data = self.statics.of_first_seed(self.data)
@@ -208,7 +246,7 @@ def stacked_arrays(
     privatizer: Privatizer | None = None,
     models: Models = (),
     tables: bool = False,
-) -> dict[str, Any]:
+) -> Arrays:
     """Stack the arrays that differ between plans.
 
     Args:
@@ -231,7 +269,7 @@ def stacked_arrays(
     shared = tables and all(_same(plan.mixing, first) for plan in plans)
     layout = gossip.neighbours(first, kind) if shared else None
 
-    stacked: dict[str, Any] = {}
+    stacked: dict[str, np.ndarray] = {}
     for name, example in like.items():
         arrays = [plan.arrays.get(name, np.zeros_like(example)) for plan in plans]
         if name == "factor":
@@ -244,7 +282,7 @@ def stacked_arrays(
     if privatizer is not None:
         # It may know a smaller form, such as the bands of a strategy [T, T].
         stacked = dict(privatizer.compact(stacked))
-    placed: dict[str, Any] = {}
+    placed: dict[str, Tree] = {}
     for name, array in stacked.items():
         # Rows of matrices over agents, behind the axis of plans.
         axis = array.ndim - 2 if array.ndim > 2 else None
@@ -252,14 +290,14 @@ def stacked_arrays(
     if layout is not None:
         divided = layout if mesh is None else gossip.partitioned(layout, mesh)
 
-        def of_plans(part: np.ndarray) -> Any:
+        def of_plans(part: np.ndarray) -> Array:
             return place(np.stack([part] * len(plans)), mesh, max(1, part.ndim - 1))
 
         placed["mixing"] = jax.tree.map(of_plans, divided)
     return placed
 
 
-def _same(first: Any, second: Any) -> bool:
+def _same(first: Tree, second: Tree) -> bool:
     """Whether two mixing matrices, dense or sparse, are equal in every entry."""
     if first is second:
         return True
@@ -288,7 +326,7 @@ def stacked_data(problems: Problems, mesh: Mesh | None = None) -> Data:
     data = [_data_of(problem) for problem in problems]
     # The agents' axis, behind that of seeds where there is one.
     axis = int(len(problems) > 1)
-    records: dict[str, Any] = {}
+    records: dict[str, Array] = {}
     if mesh is not None or problems[0].local:
         firsts, records = _by_device(problems, mesh, axis)
         for number, first in enumerate(firsts):
@@ -306,7 +344,7 @@ def _joined(*leaves: np.ndarray) -> np.ndarray:
 
 def _by_device(
     problems: Problems, mesh: Mesh | None, axis: int
-) -> tuple[list[np.ndarray], dict[str, Any]]:
+) -> tuple[list[np.ndarray], dict[str, Array]]:
     """Where each agent's records begin, for each problem, and x and y by device."""
     devices = 1 if mesh is None else mesh.size
     layouts = [blocks(problem.partition, devices) for problem in problems]

@@ -91,7 +91,8 @@ class KeyFile:
     """
 
     def __init__(self, path: str | os.PathLike, fingerprint: str):
-        self.path, self._fingerprint = Path(path), fingerprint
+        self.path = Path(path)
+        self._fingerprint = fingerprint
 
     def create(self) -> PRNGKeyArray:
         """Draw a noise key from the operating system, and store it.

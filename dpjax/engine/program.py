@@ -11,9 +11,9 @@ one counter.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,13 @@ from dpjax import _validate
 from dpjax._agents import AGENTS
 from dpjax._programs import compiled
 from dpjax.engine.processes import place, whole
-from dpjax.engine.step import LOST, NOT_FINITE, Data, Rounds, Secret, Statics
-from dpjax.protocols import Arrays, Memory, Models, PublicState, State
+from dpjax.engine.step import LOST, NOT_FINITE, Data, Metrics, Rounds, Secret, Statics, first_leaves
+from dpjax.protocols import Arrays, Memory, Models, PublicState, State, Tree
 
 __all__: list[str] = []
+
+Axes: TypeAlias = Tree
+"""Axes of leaves to map over, 0 or None, as `jax.vmap` takes them."""
 
 _TRACES = [0]
 
@@ -45,30 +48,30 @@ class Blocks:
     """The rounds of a call, as part of its program: a static leaf of its arguments.
 
     Attributes:
-        whole: Whole blocks.
-        every: Rounds a block, after which metrics are taken.
+        count: Blocks of equal length.
+        length: Their rounds, after which metrics are taken.
         tail: Rounds of a last, shorter block; 0 is none.
     """
 
-    whole: int
-    every: int
+    count: int
+    length: int
     tail: int = 0
 
     @property
     def data(self) -> Int[np.ndarray, " e"]:
         """The rounds of each block, as data: then blocks of all lengths are one program."""
-        lengths = [self.every] * self.whole
+        lengths = [self.length] * self.count
         if self.tail:
             lengths.append(self.tail)
         return np.array(lengths, np.int32)
 
 
-def is_counter(leaf: Any) -> bool:
+def is_counter(leaf: Array) -> bool:
     """Whether a leaf of the secret slot counts rounds, as all runs of a call do together."""
     return jnp.ndim(leaf) == 0 and jnp.issubdtype(leaf.dtype, jnp.integer)
 
 
-def at_round(state: State, done: Any) -> State:
+def at_round(state: State, done: int) -> State:
     """The state with every counter at a number of rounds; each in a buffer that may be consumed.
 
     Args:
@@ -76,7 +79,7 @@ def at_round(state: State, done: Any) -> State:
         done: The number.
     """
 
-    def counted(leaf: Any) -> Any:
+    def counted(leaf: Array) -> Array:
         return jnp.array(done, leaf.dtype, copy=True) if is_counter(leaf) else leaf
 
     return state._replace(secret=jax.tree.map(counted, state.secret), round=counted(state.round))
@@ -90,66 +93,55 @@ def keeps_noise(state: State) -> bool:
     )
 
 
-def state_axes(state: State, over: str) -> Any:
-    """The axes of plans (or seeds) in a stacked state; None where they share one value.
+def _state_axes(state: State, over: str) -> Axes:
+    """The axes of plans (or seeds) in a stacked state; None where they share one value."""
 
-    Args:
-        state: Its structure and the dtypes of the secret are read.
-        over: "plans" or "seeds".
-    """
-
-    def of_secret(leaf: Any) -> Any:
+    def of_secret(leaf: Array) -> int | None:
         # All plans of a seed share its key and its noise before the factor over agents.
         return 0 if over == "seeds" and not is_counter(leaf) else None
 
-    models, memory = jax.tree.map(lambda _: 0, (state.models, state.memory))
-    return State(models, memory, jax.tree.map(of_secret, state.secret), None)  # type: ignore[arg-type]
+    return State(0, 0, jax.tree.map(of_secret, state.secret), None)  # type: ignore[arg-type]
 
 
-def over_runs(sequential: bool, function: Any, in_axes: Any, out_axes: Any, *values: Any) -> Any:
-    """Apply `jax.vmap` of a function, or the same as a loop.
-
-    Args:
-        sequential: Whether to loop.
-        function: Of one seed, or one plan.
-        in_axes: As in `jax.vmap`, each 0 or None.
-        out_axes: The same of what it returns.
-        values: Its arguments.
-    """
+def _over_runs(
+    sequential: bool, function: Callable[..., Tree], in_axes: Axes, out_axes: Axes, *values: Tree
+) -> Tree:
+    """`jax.vmap` of a function of one seed (or one plan), or the same as a loop."""
     if not sequential:
         return jax.vmap(function, in_axes=in_axes, out_axes=out_axes)(*values)
-    leaves, structure = jax.tree.flatten(values)
-    stacked = jax.tree.leaves(_of_each_leaf(lambda _: True, lambda _: False, in_axes, values))
+    mapped = _replace_shared(lambda leaf: None, in_axes, values)
 
-    def body(item: Any) -> Any:
-        mapped = iter(item)
-        arguments = []
-        for leaf, is_mapped in zip(leaves, stacked, strict=True):
-            arguments.append(next(mapped) if is_mapped else leaf)
-        return function(*jax.tree.unflatten(structure, arguments))
+    def body(item: Tree) -> Tree:
+        # What is not mapped enters the loop's body as it is: a constant of the loop.
+        arguments = jax.tree.map(
+            lambda part, leaf: leaf if part is None else part, item, values, is_leaf=_is_none
+        )
+        return function(*arguments)
 
-    items = [leaf for leaf, is_mapped in zip(leaves, stacked, strict=True) if is_mapped]
-    return _of_each_leaf(lambda x: x, lambda x: x[0], out_axes, jax.lax.map(body, items))
+    return _replace_shared(lambda leaf: leaf[0], out_axes, jax.lax.map(body, mapped))
 
 
-def _of_each_leaf(stacked: Any, shared: Any, axes: Any, tree: Any) -> Any:
-    """A function of each leaf of a tree, by whether its axis, of a prefix of the tree, is None."""
-    # None marks unmapped axes and frozen leaves.
-    return jax.tree.map(
-        lambda axis, part: jax.tree.map(shared if axis is None else stacked, part),
-        axes,
-        tree,
-        is_leaf=lambda axis: axis is None,
-    )
+def _is_none(part: Tree) -> bool:
+    """Whether it marks unmapped axes or frozen leaves."""
+    return part is None
+
+
+def _replace_shared(function: Callable[[Array], Tree], axes: Axes, tree: Tree) -> Tree:
+    """The tree with a function of the leaves that runs share: their axis, of a prefix, is None."""
+
+    def replaced(axis: int | None, part: Tree) -> Tree:
+        return jax.tree.map(function, part) if axis is None else part
+
+    return jax.tree.map(replaced, axes, tree, is_leaf=_is_none)
 
 
 def each_run(
     statics: Statics,
-    function: Callable[..., Any],
-    inputs: tuple[Any, ...],
-    *others: Any,
-    axes: Callable[[State], tuple[Any, Any]],
-) -> Any:
+    function: Callable[..., Tree],
+    inputs: tuple[Tree, ...],
+    *others: Tree,
+    axes: Callable[[State], tuple[Axes, Axes]],
+) -> Tree:
     """Call ``function(rounds, state, *others)`` for every seed and plan.
 
     Args:
@@ -161,27 +153,29 @@ def each_run(
         axes: Function of a state's axes that returns the axes of the others and of the results.
     """
     arrays, data, state, batch_keys, noise_keys = inputs
-    plans = state_axes(state, "plans")
-    seeds = state_axes(state, "seeds")
+    plans = _state_axes(state, "plans")
+    seeds = _state_axes(state, "seeds")
     plans_in, plans_out = axes(plans)
     seeds_in, seeds_out = axes(seeds)
     sequential = statics.sequential
     # Over devices, JAX has no gradient of a convolution whose kernels are mapped, images not.
     plan_by_plan = sequential or statics.mesh is not None
 
-    def of_seed(state: State, batch_key: Any, noise_key: Any, data: Data, *others: Any) -> Any:
+    def of_seed(
+        state: State, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray, data: Data, *others: Tree
+    ) -> Tree:
         # Once for all plans, which may run one after the other.
         drawn = statics.draw(data, batch_key, state)
 
-        def of_plan(state: State, arrays: Arrays, *others: Any) -> Any:
+        def of_plan(state: State, arrays: Arrays, *others: Tree) -> Tree:
             rounds = statics.rounds(arrays, noise_key, lambda _: drawn, frozen=data.frozen)
             return function(rounds, state, *others)
 
         in_axes = (plans, 0, *plans_in)
-        return over_runs(plan_by_plan, of_plan, in_axes, plans_out, state, arrays, *others)
+        return _over_runs(plan_by_plan, of_plan, in_axes, plans_out, state, arrays, *others)
 
     in_axes = (seeds, 0, 0, statics.data_axes, *seeds_in)
-    return over_runs(
+    return _over_runs(
         sequential, of_seed, in_axes, seeds_out, state, batch_keys, noise_keys, data, *others
     )
 
@@ -214,15 +208,16 @@ def initial(
         def of_plan(arrays: Arrays, models: Models) -> State:
             return statics.initial(arrays, models, batch_key, noise_key)
 
-        return jax.vmap(of_plan, out_axes=state_axes(shapes, "plans"))(arrays, models)
+        return jax.vmap(of_plan, out_axes=_state_axes(shapes, "plans"))(arrays, models)
 
-    axes = state_axes(shapes, "seeds")
+    axes = _state_axes(shapes, "seeds")
     return _over_devices(statics, jax.vmap(of_seed, out_axes=axes)(models, batch_keys, noise_keys))
 
 
 def _over_devices(statics: Statics, state: State) -> State:
     """A stacked state as it is between calls: what agents hold is on their devices."""
-    if (mesh := statics.mesh) is None:
+    mesh = statics.mesh
+    if mesh is None:
         return state
     n = statics.agents
     models, memory = place((state.models, state.memory), mesh, 2, n)
@@ -230,7 +225,7 @@ def _over_devices(statics: Statics, state: State) -> State:
 
 
 @compiled(static=2)
-def final_models(statics: Statics, private: bool, state: State) -> Any:
+def final_models(statics: Statics, private: bool, state: State) -> Models:
     """Models after a run, leaves [S, V, ...].
 
     Args:
@@ -239,21 +234,19 @@ def final_models(statics: Statics, private: bool, state: State) -> Any:
             measured models, which agents keep.
         state: Stacked as from `initial`.
     """
-    state = whole(state)
-    if private:
-        return place(models_of(statics, state), statics.mesh, 2, statics.agents)
-
-    def released(models: Models, memory: Memory) -> Any:
-        return statics.method.released(PublicState(models, memory))
-
-    models = jax.vmap(jax.vmap(released))(state.models, state.memory)
+    method = statics.method
+    models = _read(method.measured if private else method.released, whole(state))
     return place(models, statics.mesh, 2, statics.agents)
 
 
 @compiled()
 def secret(
-    statics: Statics, arrays: Arrays, models: Models, noise_keys: PRNGKeyArray, rounds: Any = None
-) -> Any:
+    statics: Statics,
+    arrays: Arrays,
+    models: Models,
+    noise_keys: PRNGKeyArray,
+    rounds: Int[Array, ""] | None = None,
+) -> Secret:
     """The secret slot of the stacked state under the noise of other keys.
 
     Args:
@@ -267,19 +260,19 @@ def secret(
     if statics.privatizer is None:
         return Secret((), batches)
     arrays, models = whole((arrays, models))
-    first_plan = jax.tree.map(lambda leaf: leaf[0], arrays)
+    first_plan = first_leaves(arrays)
     models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), models)
     zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
 
-    def link(key: PRNGKeyArray) -> Any:
+    def link(key: PRNGKeyArray) -> optax.GradientTransformationExtraArgs:
         transformation = statics.link(first_plan, key)
         assert transformation is not None
         return optax.with_extra_args_support(transformation)
 
-    def before(key: PRNGKeyArray) -> Any:
+    def before(key: PRNGKeyArray) -> Tree:
         return link(key).init(zeros)
 
-    def later(key: PRNGKeyArray, past: Any) -> Any:
+    def later(key: PRNGKeyArray, past: Tree) -> Tree:
         # Noise depends on no public key, so any will do.
         _, noise = link(key).update(zeros, past, key=key)
         return noise
@@ -288,11 +281,11 @@ def secret(
     # depends on its shape, and a loop that is mapped would lose the float64 of a release.
     noise = jax.eval_shape(before, noise_keys[0])
     state = State((), (), Secret(noise), None)  # type: ignore[arg-type]
-    axes = state_axes(state, "seeds").secret.noise
-    noise = over_runs(statics.sequential, before, (0,), axes, noise_keys)
+    axes = _state_axes(state, "seeds").secret.noise
+    noise = _over_runs(statics.sequential, before, (0,), axes, noise_keys)
 
-    def again(_: Any, past: Any) -> Any:
-        return over_runs(statics.sequential, later, (0, axes), axes, noise_keys, past)
+    def again(_: Array, past: Tree) -> Tree:
+        return _over_runs(statics.sequential, later, (0, axes), axes, noise_keys, past)
 
     if rounds is not None:
         noise = jax.lax.fori_loop(0, rounds, again, noise)
@@ -308,7 +301,7 @@ def advance(
     batch_keys: PRNGKeyArray,
     noise_keys: PRNGKeyArray,
     blocks: Blocks | Int[Array, " e"],
-) -> tuple[State, dict[str, Float[Array, "e s v"]]]:
+) -> tuple[State, Metrics]:
     """Advance all runs by the rounds of all blocks.
 
     Args:
@@ -327,11 +320,11 @@ def advance(
     _TRACES[0] += 1
     arrays, data, state = whole((arrays, data, state))
 
-    def round_of_run(rounds: Rounds, state: State) -> Any:
+    def round_of_run(rounds: Rounds, state: State) -> tuple[State, Metrics]:
         state, info = rounds.step(state)
         return state, reported(statics, info.metrics)
 
-    def one_round(_: Any, carry: Any) -> Any:
+    def one_round(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
         state, sums = carry
         inputs = (arrays, data, state, batch_keys, noise_keys)
         state, new = each_run(statics, round_of_run, inputs, axes=lambda axes: ((), (axes, 0)))
@@ -341,7 +334,7 @@ def advance(
             state = state._replace(models=models)
         return state, joined(sums, new)
 
-    def block(state: State, length: Any) -> tuple[State, dict[str, Any]]:
+    def block(state: State, length: Array | int) -> tuple[State, Metrics]:
         sums = zeros(statics, state)
         state, sums = jax.lax.fori_loop(0, length, one_round, (state, sums))
         return state, block_metrics(statics, data, state, sums, length)
@@ -350,12 +343,12 @@ def advance(
         state, measured = jax.lax.scan(block, state, blocks)
         return _over_devices(statics, state), measured
     state, measured = jax.lax.scan(
-        lambda s, _: block(s, blocks.every), state, None, length=blocks.whole
+        lambda state, _: block(state, blocks.length), state, None, length=blocks.count
     )
     if blocks.tail:
         state, last = block(state, blocks.tail)
         measured = jax.tree.map(
-            lambda blocks, block: jnp.concatenate([blocks, block[None]]), measured, last
+            lambda values, value: jnp.concatenate([values, value[None]]), measured, last
         )
     return _over_devices(statics, state), measured
 
@@ -366,7 +359,7 @@ def _consensus(models: Models) -> Float[Array, ""]:
     return sum(jnp.sum(jnp.square(leaf)) for leaf in leaves) / leaves[0].shape[0]
 
 
-def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def reported(statics: Statics, metrics: Metrics) -> Metrics:
     """The round's metrics that a run reports, float32; nan for missing ones.
 
     Args:
@@ -376,7 +369,7 @@ def reported(statics: Statics, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: jnp.asarray(metrics.get(name, jnp.nan), jnp.float32) for name in statics.reports}
 
 
-def joined(sums: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def joined(sums: Metrics, new: Metrics) -> Metrics:
     """Add a round's metrics to the sums of its block; of lost noise the largest share counts.
 
     Args:
@@ -389,7 +382,7 @@ def joined(sums: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def zeros(statics: Statics, state: State) -> dict[str, Any]:
+def zeros(statics: Statics, state: State) -> Metrics:
     """Sums of a block's metrics before its first round, name -> [S, V].
 
     Args:
@@ -401,8 +394,8 @@ def zeros(statics: Statics, state: State) -> dict[str, Any]:
 
 
 def block_metrics(
-    statics: Statics, data: Data, state: State, sums: dict[str, Any], length: Any
-) -> dict[str, Any]:
+    statics: Statics, data: Data, state: State, sums: Metrics, length: Array | int
+) -> Metrics:
     """Metrics after a block, name -> [S, V].
 
     Args:
@@ -412,77 +405,57 @@ def block_metrics(
         sums: The rounds' own metrics, `joined` over the block.
         length: Rounds of the block.
     """
-    metrics = _measures(statics, data.frozen)
-    per_seed = (data.evaluation,) if statics.data_per_seed else ()
+    metrics = _measures(statics, data)
 
-    def measure(item: Any) -> dict[str, Any]:
+    def measure(item: tuple[Models, ...]) -> Metrics:
         models, *evaluations = item
         (evaluation,) = evaluations or (data.evaluation,)
-        values = jax.vmap(lambda p: metrics(p, evaluation))(models)
-        return values | {"consensus": jax.vmap(_consensus)(models)}
+        values = jax.vmap(lambda model: metrics(model, evaluation))(models)
+        return {**values, "consensus": jax.vmap(_consensus)(models)}
 
-    models = models_of(statics, state)
+    per_seed = (data.evaluation,) if statics.data_per_seed else ()
     # Seeds run one after the other, which bounds the memory of the evaluation.
-    values = jax.lax.map(measure, (models, *per_seed))
+    values = jax.lax.map(measure, (_read(statics.method.measured, state), *per_seed))
     # Compilers multiply by the inverse of a constant, and the length may be constant or not.
     length = jax.lax.optimization_barrier(jnp.asarray(length, jnp.float32))
     means = {name: value if name == LOST else value / length for name, value in sums.items()}
-    return values | means
+    return {**values, **means}
 
 
-def models_of(statics: Statics, state: State) -> Any:
-    """The measured models of every run, leaves [S, V, ...].
+def _read(function: Callable[[PublicState], Models], state: State) -> Models:
+    """What a function reads of the state of every run, leaves [S, V, ...]."""
 
-    Args:
-        statics: What is static.
-        state: Stacked.
-    """
-    measured = statics.method.measured
-    of_run = lambda models, memory: measured(PublicState(models, memory))  # noqa: E731
+    def of_run(models: Models, memory: Memory) -> Models:
+        return function(PublicState(models, memory))
+
     return jax.vmap(jax.vmap(of_run))(state.models, state.memory)
 
 
-def _measures(statics: Statics, frozen: Models) -> Callable[[Any, Any], dict[str, Any]]:
+def _measures(statics: Statics, data: Data) -> Callable[[Models, Tree], Metrics]:
     """The metrics of models that lack frozen leaves."""
-    if frozen is None:
+    if data.frozen is None:
         return statics.metrics
-    return functools.partial(statics.metrics, frozen=frozen)
+    return functools.partial(statics.metrics, frozen=data.frozen)
 
 
 @compiled()
 def _of_round(
     statics: Statics, arrays: Arrays, data: Data, models: Models, key: PRNGKeyArray
-) -> Any:
+) -> Metrics:
     """The reports of a round; traced once for all runs of a kind, and never run."""
     arrays, data = whole((arrays, data))
-    first_plan = jax.tree.map(lambda leaf: leaf[0], arrays)
-    return dict(statics.first_round(first_plan, data, models, key).metrics)
+    return dict(statics.first_round(first_leaves(arrays), data, models, key).metrics)
 
 
-def reports(
+def with_reports(
     statics: Statics, arrays: Arrays, data: Data, models: Models, key: PRNGKeyArray
-) -> tuple[str, ...]:
-    """Names of a round's reports: first those of the query, then those of the method.
+) -> tuple[Statics, tuple[str, ...]]:
+    """The statics with the names of a round's reports, and all metrics that `advance` returns.
+
+    Neither traces `advance`. Reports of the query come first, then those of the method.
 
     Args:
         statics: What is static.
-        arrays: Stacked over V plans.
-        data: The problem's data.
-        models: Shapes of the models, leaves [n, ...].
-        key: Any key.
-    """
-    shapes = _of_round.trace(statics, arrays, data, models, key).out_info
-    of_query = [name for name in statics.query.metrics if name in shapes]
-    return (*of_query, *sorted(set(shapes) - set(of_query)))
-
-
-def metric_names(
-    statics: Statics, arrays: Arrays, data: Data, models: Models, key: PRNGKeyArray
-) -> tuple[str, ...]:
-    """Names of the metrics that `advance` returns, without tracing it.
-
-    Args:
-        statics: What is static, with its reports.
         arrays: Stacked over V plans.
         data: The problem's data.
         models: Shapes of the models, leaves [n, ...].
@@ -491,16 +464,23 @@ def metric_names(
     Raises:
         ValueError: For metrics that are no numbers by name, and names that occur twice.
     """
+    reports = _of_round.trace(statics, arrays, data, models, key).out_info
+    of_query = [name for name in statics.query.metrics if name in reports]
+    names = (*of_query, *sorted(set(reports) - set(of_query)))
+    statics = statics._replace(reports=names)
     state = statics.template(whole(arrays), models, key)
-    models = jax.eval_shape(statics.method.measured, PublicState(*state[:2]))
-    metrics = _measures(statics, data.frozen)
-    shapes = jax.eval_shape(metrics, models, statics.of_first_seed(data).evaluation)
+    models = jax.eval_shape(statics.method.measured, PublicState(state.models, state.memory))
+    evaluation = statics.of_first_seed(data).evaluation
+    shapes = jax.eval_shape(_measures(statics, data), models, evaluation)
     named = isinstance(shapes, dict) and all(isinstance(name, str) for name in shapes)
     for value in shapes.values() if named else [None]:
         if getattr(value, "shape", None) != () or jnp.iscomplexobj(value):
             raise ValueError(
                 f"metrics returns {_validate.shown(shapes)}; return a dict of real scalars by name"
             )
-    if twice := sorted({*shapes, "consensus"} & set(statics.reports)):
-        raise ValueError(f"method reports {twice}, as the problem or the engine does; rename them")
-    return (*shapes, "consensus", *(name for name in statics.reports if name != NOT_FINITE))
+    repeated = sorted({*shapes, "consensus"} & set(names))
+    if repeated:
+        raise ValueError(
+            f"method reports {repeated}, as the problem or the engine does; rename them"
+        )
+    return statics, (*shapes, "consensus", *(name for name in names if name != NOT_FINITE))

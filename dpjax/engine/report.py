@@ -4,9 +4,9 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
@@ -16,6 +16,9 @@ from dpjax.accounting.rounding import up
 from dpjax.plans.identity import described
 
 __all__: list[str] = []
+
+Row: TypeAlias = dict[str, Any]
+"""Plain values by the name of their column."""
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8881; }
@@ -37,7 +40,7 @@ summary { cursor: pointer; } code { background: var(--soft); overflow-wrap: anyw
 """
 
 
-def cells(result: Any) -> list[dict[str, Any]]:
+def cells(result: Any) -> list[Row]:
     """Of each plan epsilon, who is protected, and the last metrics: mean +- standard error.
 
     Args:
@@ -46,12 +49,14 @@ def cells(result: Any) -> list[dict[str, Any]]:
     from dpjax.results import tables
 
     rows = []
-    for v, (terms, guarantee) in enumerate(zip(result.terms, result.guarantees, strict=True)):
-        row: dict[str, Any] = {"design": terms["label"], "epsilon": epsilon_text(guarantee)}
-        of = f"{guarantee.unit} from {guarantee.attacker}"
-        row["protected"] = "nobody" if guarantee.relation is None else of
+    for plan, (terms, guarantee) in enumerate(zip(result.terms, result.guarantees, strict=True)):
+        protected = "nobody"
+        if guarantee.relation is not None:
+            protected = f"{guarantee.unit} from {guarantee.attacker}"
+        row = {"design": terms["label"], "epsilon": epsilon_text(guarantee)}
+        row["protected"] = protected
         for name, values in result.metrics.items():
-            row[name] = tables.measured(values[-1, :, v])
+            row[name] = tables.measured(values[-1, :, plan])
         rows.append(row)
     return rows
 
@@ -72,11 +77,11 @@ def write(result: Any, path: str | os.PathLike[str]) -> Path:
     if file.suffix != ".html":
         raise ValueError(f"path is {str(path)!r}; end it in .html")
     # What problems are called by default is no title.
-    title = _html.escape({"problem": "", "supervised": ""}.get(result.problem, result.problem))
-    title = title or _html.escape(file.stem)
-    made = records.metadata(shlex.join(sys.argv), result.seeds)
+    is_default = result.problem in ("", "problem", "supervised")
+    title = _html.escape(file.stem if is_default else result.problem)
+    about = records.metadata(shlex.join(sys.argv), result.seeds)
     sections = [*_outcome(result), *_guarantees(result), *_curves(result), *_parameters(result)]
-    sections += ["<h2>How it was made</h2>", _wide(_pairs(made))]
+    sections += ["<h2>How it was made</h2>", _wide(_pairs(about))]
     page = (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -90,14 +95,17 @@ def write(result: Any, path: str | os.PathLike[str]) -> Path:
 
 def _outcome(result: Any) -> Iterator[str]:
     """The table of the last metrics, and what was forecast of the noise."""
-    simulated = not any(guarantee.release for guarantee in result.guarantees)
-    text = "This is a simulation: do not publish its models; a release (release=True) is for that."
+    warning = ""
+    if not any(guarantee.release for guarantee in result.guarantees):
+        warning = (
+            "This is a simulation: do not publish its models; a release (release=True) is for that."
+        )
     yield (
         f"<p>{_validate.counted(len(result.terms), 'plan')}, "
         f"{_validate.counted(len(result.seeds), 'seed')}, "
         f"{_validate.counted(result.rounds[-1], 'round')}. "
         "Mean and standard error over seeds at the last round. Metrics are computed from test "
-        f"data and covered by no guarantee.</p><p><b>{text * simulated}</b></p>"
+        f"data and covered by no guarantee.</p><p><b>{warning}</b></p>"
     )
     # Metrics come before whom it protects.
     rows = [row | {"protected": row.pop("protected")} for row in cells(result)]
@@ -105,14 +113,18 @@ def _outcome(result: Any) -> Iterator[str]:
     # Of one agent: leaves are [S, V, n, ...].
     size = sum(math.prod(leaf.shape[3:]) for leaf in jax.tree.leaves(result.params))
     forecasts = []
-    # A result that was loaded has no plans.
-    for plan, row in zip(result.plans, rows, strict=False) if size else ():
-        if not plan.why_no_forecast and plan.guarantee.relation is not None:
-            forecast = plan.forecast(size)
-            said = {"design": row["design"], "forecast": forecast.level}
-            said |= {"noise over largest drift": f"{forecast.ratio:.3g}"}
-            said |= {"around it at agents": f"{forecast.disagreement:.3g}"}
-            forecasts.append(said | {k: v for k, v in row.items() if k in result.metrics})
+    # A result that was loaded has no plans, and a method may release no models.
+    for plan, row in zip(result.plans if size else (), rows, strict=False):
+        if plan.why_no_forecast or plan.guarantee.relation is None:
+            continue
+        forecast = plan.forecast(size)
+        outcome = {
+            "design": row["design"],
+            "forecast": forecast.level,
+            "noise over largest drift": f"{forecast.ratio:.3g}",
+            "around it at agents": f"{forecast.disagreement:.3g}",
+        }
+        forecasts.append(outcome | {name: row[name] for name in result.metrics})
     if forecasts:
         yield "<h2>Forecast and outcome</h2>"
         yield (
@@ -126,12 +138,15 @@ def _outcome(result: Any) -> Iterator[str]:
 def _guarantees(result: Any) -> Iterator[str]:
     """A card for each different guarantee."""
     yield "<h2>Guarantees</h2>"
-    cards = dict[str, list[str]]()
+    # Plans with one guarantee share a card.
+    cards: dict[str, list[str]] = {}
     for terms, guarantee in zip(result.terms, result.guarantees, strict=True):
-        card, each = guarantee._repr_html_(), guarantee.per_agent_epsilon or ()
-        if min(each, default=math.inf) < guarantee.epsilon:
-            pairs = zip(result.agent_names or range(len(each)), map(up, each), strict=True)
-            table = _html.table({"agent": name, "epsilon": one} for name, one in pairs)
+        card = guarantee._repr_html_()
+        epsilons = guarantee.per_agent_epsilon or ()
+        if min(epsilons, default=math.inf) < guarantee.epsilon:
+            names = result.agent_names or range(len(epsilons))
+            pairs = zip(names, epsilons, strict=True)
+            table = _html.table({"agent": name, "epsilon": up(epsilon)} for name, epsilon in pairs)
             card += f"<details><summary>Epsilon by agent</summary>{table}</details>"
         cards.setdefault(card, []).append(terms["label"])
     for card, labels in cards.items():
@@ -149,7 +164,8 @@ def _curves(result: Any) -> Iterator[str]:
         if frame[metric].notna().any():
             try:
                 sheet = plots.lines(frame, "round", metric)
-            except ValueError as error:  # Several plans of one design: one line would mix them.
+            except ValueError as error:
+                # Several plans of one design: one line would mix them.
                 yield f"<p>No figure of {_html.escape(metric)}: {_html.escape(str(error))}</p>"
                 continue
             name = _html.escape(f"{metric} over rounds")
@@ -168,13 +184,13 @@ def _parameters(result: Any) -> Iterator[str]:
         yield f"<details><summary>{_html.escape(name)}</summary>{_wide(pairs)}</details>"
 
 
-def _pairs(values: Mapping[str, Any]) -> str:
+def _pairs(values: Row) -> str:
     """Names and values as a table; those of parts as ``part.name``."""
 
-    def flat(name: str, value: Any) -> Iterator[dict[str, Any]]:
-        if isinstance(value, Mapping):
-            for key, each in value.items():
-                yield from flat(f"{name}.{key}".lstrip("."), each)
+    def flat(name: str, value: Any) -> Iterator[Row]:
+        if isinstance(value, dict):
+            for key, part in value.items():
+                yield from flat(f"{name}.{key}".lstrip("."), part)
         elif value is not None:
             yield {"name": name, "value": value}
 

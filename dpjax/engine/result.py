@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from dpjax import _files, _html, _validate
 from dpjax._version import __version__
@@ -30,8 +31,10 @@ from dpjax.engine import report
 from dpjax.engine.checkpoint import digest
 from dpjax.learning import parameters
 from dpjax.learning.examples import as_numbers
+from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
 from dpjax.plans.plan import Plan
+from dpjax.protocols import Models, Tree
 
 if TYPE_CHECKING:
     import pandas
@@ -41,6 +44,7 @@ __all__: list[str] = []
 _FORMAT = 2
 _KIND = "dpjax result"
 _TERMS = ("label", "agents", "epsilon", "delta", "accountant", "relation", "unit", "step_size")
+"""Columns of a plan in the order that rows have, which files do not keep."""
 
 
 class Progress(NamedTuple):
@@ -60,14 +64,14 @@ class Progress(NamedTuple):
     rounds_per_second: float
 
 
-def _terms(plan: Plan) -> dict[str, Any]:
+def _terms(plan: Plan) -> report.Row:
     """The columns of a plan in rows, which a saved result stores in place of the plan."""
-    config, budget = plan.config, plan.config.budget
+    config = plan.config
     values = (
         config.label,
         plan.agents,
         plan.guarantee.epsilon,
-        0.0 if budget is None else budget.delta,
+        0.0 if config.budget is None else config.budget.delta,
         config.accountant or "none",
         config.protect.relation,
         config.protect.unit,
@@ -107,11 +111,11 @@ class Result:
     rounds: np.ndarray
     metrics: dict[str, np.ndarray]
     guarantees: tuple[Guarantee, ...]
-    params: Any
+    params: Models
     seconds: float
     rounds_per_second: float
     ended: bool
-    terms: tuple[dict[str, Any], ...] = ()
+    terms: tuple[report.Row, ...] = ()
     frozen: str = ""
     problem: str = ""
     agent_names: tuple[str, ...] = ()
@@ -132,12 +136,12 @@ class Result:
 
     def __str__(self) -> str:
         """The line of `repr`, and each plan's guarantee in sentences."""
-        stated = zip(self.terms, self.guarantees, strict=True)
-        return "\n".join(
-            [repr(self), *(f"{one['label']}: {guarantee.statement()}" for one, guarantee in stated)]
-        )
+        lines = [repr(self)]
+        for terms, guarantee in zip(self.terms, self.guarantees, strict=True):
+            lines.append(f"{terms['label']}: {guarantee.statement()}")
+        return "\n".join(lines)
 
-    def rows(self, **extra: Any) -> list[dict[str, Any]]:
+    def rows(self, **extra: Any) -> list[report.Row]:
         """Tidy rows, one for each plan, seed and measured round.
 
         ``epsilon`` is that of ``guarantee``, the statement at the end of the run, in all rows. It
@@ -200,7 +204,8 @@ class Result:
         Raises:
             ValueError: Where the system refuses to write.
         """
-        frame, captions = self.to_frame(), [each.caption() for each in self.guarantees]
+        frame = self.to_frame()
+        captions = [guarantee.caption() for guarantee in self.guarantees]
         # Rows are those of one plan after the other, equally many.
         frame["guarantee"] = np.repeat(captions, len(frame) // len(captions))
         with _files.writing("path", path):
@@ -220,7 +225,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The table of `summary`, for notebooks."""
-        captions = dict.fromkeys(each.caption() for each in self.guarantees)
+        # Plans that state the same are described once.
+        captions = dict.fromkeys(guarantee.caption() for guarantee in self.guarantees)
         lines = "".join(f"<p>{_html.escape(caption)}</p>" for caption in captions)
         return _html.table(report.cells(self)) + lines
 
@@ -265,12 +271,12 @@ class Result:
 
     def model(
         self,
-        problem: Any = None,
+        problem: Problem | None = None,
         *,
         seed: int | None = None,
         plan: int | str | None = None,
         agent: int | None = None,
-    ) -> Any:
+    ) -> Params:
         """The average model of a run, or one agent's, for inference.
 
         Guarantee: the run's, since an average of released models is post-processing. Under
@@ -291,32 +297,31 @@ class Result:
             ValueError: For an unknown or missing seed, plan or agent; for a method that releases no
                 models; for another problem's model, or other frozen values.
         """
-        s = _index("seed", seed, self.seeds)
-        v = _index("plan", plan, self._plans(plan))
-        models = jax.tree.map(lambda leaf: leaf[s, v], self.params)
+        run = (_index("seed", seed, self.seeds), self._plan_index(plan))
+        models = jax.tree.map(lambda leaf: leaf[run], self.params)
         if not jax.tree.leaves(models):
             raise ValueError("params are empty: this method releases no models")
         if agent is None:
             model = jax.tree.map(_average, models)
         else:
-            most = len(jax.tree.leaves(models)[0]) - 1
-            number = _validate.integer("agent", agent, minimum=0, maximum=most)
+            last = len(jax.tree.leaves(models)[0]) - 1
+            number = _validate.integer("agent", agent, minimum=0, maximum=last)
             model = jax.tree.map(lambda leaf: leaf[number], models)
         return model if problem is None else _complete(problem, model, self.frozen)
 
-    def _plans(self, plan: Any) -> Sequence[Any]:
-        """What a plan is chosen from: labels or numbers."""
+    def _plan_index(self, plan: int | str | None) -> int:
+        """The index of a plan that is chosen by its label or its number."""
         labels = [terms["label"] for terms in self.terms]
-        return labels if isinstance(plan, str) else range(len(labels))
+        return _index("plan", plan, labels if isinstance(plan, str) else range(len(labels)))
 
     def predictor(
         self,
-        problem: Any,
+        problem: Problem,
         *,
         seed: int | None = None,
         plan: int | str | None = None,
         agent: int | None = None,
-    ) -> Callable[[Any], Any]:
+    ) -> Callable[[Tree], Array]:
         """Return the predictions of the trained model: ``predict = result.predictor(task)``.
 
         Guarantee: that of `model`, and none under gradients="view". Predictions on public examples
@@ -335,16 +340,16 @@ class Result:
             ValueError: As `model`; for another problem's model, other frozen values, or a problem
                 without ``predict``.
         """
-        whole = _complete(problem, self.model(seed=seed, plan=plan, agent=agent), self.frozen)
+        model = _complete(problem, self.model(seed=seed, plan=plan, agent=agent), self.frozen)
         if problem.predict is None:
             raise ValueError("problem has no predict; make it with dp.supervised")
         apply = jax.jit(problem.predict)
-        return lambda x: apply(whole, _examples(problem, x))
+        return lambda x: apply(model, _examples(problem, x))
 
     def export(
         self,
         path: str | os.PathLike[str],
-        problem: Any,
+        problem: Problem,
         *,
         seed: int | None = None,
         plan: int | str | None = None,
@@ -369,7 +374,8 @@ class Result:
         Raises:
             ValueError: As `model`; for another ending, or without the package safetensors.
         """
-        if (file := Path(path)).suffix != ".safetensors":
+        file = Path(path)
+        if file.suffix != ".safetensors":
             raise ValueError(f"path is {str(path)!r}; end it in .safetensors")
         try:
             safetensors = importlib.import_module("safetensors.numpy")
@@ -377,13 +383,14 @@ class Result:
             raise ValueError(
                 "safetensors is not installed, and the file needs it: pip install safetensors"
             ) from None
-        v = _index("plan", plan, self._plans(plan))
         model = self.model(problem, seed=seed, plan=plan, agent=agent)
-        flat = {
-            jax.tree_util.keystr(keys, simple=True, separator="."): np.asarray(leaf, order="C")
-            for keys, leaf in jax.tree.leaves_with_path(model)
-        }
-        content = safetensors.save(flat, {"guarantee": self.guarantees[v].caption()})
+        tensors = {}
+        for keys, leaf in jax.tree.leaves_with_path(model):
+            name = jax.tree_util.keystr(keys, simple=True, separator=".")
+            # The writer takes a tensor's memory as it lies.
+            tensors[name] = np.asarray(leaf, order="C")
+        guarantee = self.guarantees[self._plan_index(plan)]
+        content = safetensors.save(tensors, {"guarantee": guarantee.caption()})
         with _files.writing("path", file):
             _files.replace(file, content)
         return file
@@ -415,7 +422,7 @@ class Result:
             "versions": {"dpjax": __version__, "jax": jax.__version__},
             "seeds": self.seeds,
             "metrics": list(self.metrics),
-            "guarantees": [each.to_dict() for each in self.guarantees],
+            "guarantees": [guarantee.to_dict() for guarantee in self.guarantees],
             # Written as texts, since JSON has no infinity.
             "terms": [terms | {"epsilon": repr(terms["epsilon"])} for terms in self.terms],
             "ended": self.ended,
@@ -426,16 +433,19 @@ class Result:
             "dtypes": [leaf.dtype.name for leaf in leaves],
         }
         arrays = {"rounds": self.rounds, "times": np.array([self.seconds, self.rounds_per_second])}
-        metrics = enumerate(self.metrics.values())
-        arrays |= {f"metric_{i}": np.asarray(values, np.float64) for i, values in metrics}
-        arrays |= {f"leaf_{i}": leaf for i, leaf in enumerate(leaves)}
+        for i, values in enumerate(self.metrics.values()):
+            arrays[f"metric_{i}"] = np.asarray(values, np.float64)
+        for i, leaf in enumerate(leaves):
+            arrays[f"leaf_{i}"] = leaf
         text = json.dumps(header, sort_keys=True, allow_nan=False)
         with _files.writing("path", path):
             try:
                 _files.create(path, _files.packed(text, arrays), mode=0o600)
             except FileExistsError:
-                text = "which exists; results are never overwritten, name another"
-                raise ValueError(f"path is {str(path)!r}, {text}") from None
+                raise ValueError(
+                    f"path is {str(path)!r}, which exists; results are never overwritten, name "
+                    "another"
+                ) from None
         return path
 
     @classmethod
@@ -467,13 +477,18 @@ class Result:
         header = json.loads(text)
         if header["kind"] != _KIND or header["format"] != _FORMAT:
             raise ValueError(f"it is a {header['kind']} of format {header['format']}")
-        # Narrow floats are stored as whole numbers.
-        pairs = [(arrays[f"leaf_{i}"], kind) for i, kind in enumerate(header["dtypes"])]
-        leaves = [a if a.dtype.name == kind else a.view(jnp.dtype(kind)) for a, kind in pairs]
+        leaves = []
+        for i, kind in enumerate(header["dtypes"]):
+            leaf = arrays[f"leaf_{i}"]
+            # Narrow floats are stored as integers. A name has no byte order, which the rest keeps.
+            leaves.append(leaf if leaf.dtype.name == kind else leaf.view(jnp.dtype(kind)))
         for array in (*arrays.values(), *leaves):
             array.flags.writeable = False
         seconds, rate = map(float, arrays["times"])
-        terms = [{name: each[name] for name in _TERMS} for each in header["terms"]]
+        terms = []
+        for columns in header["terms"]:
+            columns["epsilon"] = float(columns["epsilon"])
+            terms.append({name: columns[name] for name in _TERMS})
         return cls(
             plans=(),
             seeds=tuple(header["seeds"]),
@@ -488,29 +503,31 @@ class Result:
             # Older files lack these two.
             problem=header.get("problem", ""),
             agent_names=tuple(header.get("agents", ())),
-            terms=tuple(each | {"epsilon": float(each["epsilon"])} for each in terms),
+            terms=tuple(terms),
         )
 
 
 def _index(name: str, value: Any, choices: Sequence[Any]) -> int:
     """The index of one of several; None where there is no choice."""
-    if value is None and len(choices) == 1:
-        return 0
+    options = list(choices)
+    text = _validate.shown(options)
     if value is None:
-        others = _validate.shown(list(choices))
-        raise ValueError(f"{name} is missing; give {name}={choices[0]}, or another of {others}")
-    known = isinstance(value, str | int | np.integer) and not isinstance(value, bool)
-    if not known or list(choices).count(value) != 1:
-        shown = _validate.shown(list(choices))
-        raise ValueError(f"{name} is {_validate.shown(value)}; give one of {shown}, by its number")
-    return list(choices).index(value)
+        if len(options) == 1:
+            return 0
+        raise ValueError(f"{name} is missing; give {name}={options[0]}, or another of {text}")
+    is_name = isinstance(value, str | int | np.integer) and not isinstance(value, bool)
+    # A label that several plans have names none of them.
+    if not is_name or options.count(value) != 1:
+        raise ValueError(f"{name} is {_validate.shown(value)}; give one of {text}, by its number")
+    return options.index(value)
 
 
-def _average(leaf: Any) -> np.ndarray:
+def _average(leaf: np.ndarray) -> np.ndarray:
+    """The mean over agents, added in float64 whatever the dtype."""
     return np.asarray(leaf).mean(axis=0, dtype=np.float64).astype(leaf.dtype)
 
 
-def _complete(problem: Any, params: Any, frozen: str) -> Any:
+def _complete(problem: Any, params: Params, frozen: str) -> Params:
     """The parameters of one model, filled with frozen values.
 
     Args:
@@ -521,22 +538,23 @@ def _complete(problem: Any, params: Any, frozen: str) -> Any:
     Raises:
         ValueError: For a value that is no problem, other parameters, or other frozen values.
     """
-
     if not isinstance(problem, Problem):
-        shown = _validate.shown(problem)
-        raise ValueError(f"problem is {shown}; give the problem that was trained")
+        raise ValueError(
+            f"problem is {_validate.shown(problem)}; give the problem that was trained"
+        )
+
+    def shape(leaf: np.ndarray) -> tuple[Any, ...]:
+        return leaf.shape, leaf.dtype.name
+
     trained = jax.eval_shape(problem.init, jax.random.key(0))
-    stored, wanted = (
-        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype.name), tree) for tree in (params, trained)
-    )
-    if stored != wanted:
+    if jax.tree.map(shape, params) != jax.tree.map(shape, trained):
         raise ValueError("problem trains another model; give the problem that was trained")
     if frozen_digest(problem.frozen) != frozen:
         raise ValueError("problem has other frozen values; give the problem that was trained")
     return parameters.merge(params, problem.frozen)
 
 
-def frozen_digest(frozen: Any) -> str:
+def frozen_digest(frozen: Params) -> str:
     """Return a digest of frozen values; empty where there are none.
 
     Args:
@@ -548,11 +566,13 @@ def frozen_digest(frozen: Any) -> str:
     return digest((frozen, names))
 
 
-def _examples(problem: Problem, x: Any) -> Any:
+def _examples(problem: Problem, x: Tree) -> Array:
     """Examples in the shape and dtype of those that the model was trained on."""
-    shape, kind = problem.x.shape[1:], problem.x.dtype
+    shape = problem.x.shape[1:]
+    kind = problem.x.dtype
     _validate.check_columns("x", x, problem.columns)
-    records = x if (traced := isinstance(x, jax.core.Tracer)) else as_numbers("x", x)
+    traced = isinstance(x, jax.core.Tracer)
+    records = x if traced else as_numbers("x", x)
     if not records.ndim or records.shape[1:] != shape:
         raise ValueError(f"x has shape {records.shape}; give examples {['M', *shape]}")
     if traced:
@@ -563,14 +583,15 @@ def _examples(problem: Problem, x: Any) -> Any:
     # A cast would wrap around, and an embedding would read another word.
     with np.errstate(invalid="ignore"):
         cast = records.astype(kind)
-    if kind.kind in "iub" and (changed := records[cast != records]).size:
+    changed = records[cast != records]
+    if kind.kind in "iub" and changed.size:
         raise ValueError(
             f"x holds {changed[0]}; the model was trained on {kind}, give such numbers"
         )
     return jnp.asarray(cast)
 
 
-def _structure(tree: Any, leaves: list[np.ndarray]) -> Any:
+def _structure(tree: Tree, leaves: list[np.ndarray]) -> Tree:
     """The position of each leaf, in lists and dicts for JSON."""
     if tree is None:
         return None
@@ -589,10 +610,12 @@ def _structure(tree: Any, leaves: list[np.ndarray]) -> Any:
     return len(leaves) - 1
 
 
-def _filled(tree: Any, leaves: Sequence[np.ndarray]) -> Any:
+def _filled(tree: Tree, leaves: Sequence[np.ndarray]) -> Tree:
     """The inverse of `_structure`."""
-    if tree is None or isinstance(tree, int):
-        return None if tree is None else leaves[tree]
+    if tree is None:
+        return None
+    if isinstance(tree, int):
+        return leaves[tree]
     ((kind, parts),) = tree.items()
     if kind == "dict":
         return {key: _filled(part, leaves) for key, part in parts.items()}

@@ -16,9 +16,8 @@ from dpjax.data.partition import local
 from dpjax.engine import arguments, checkpoint, keys, program
 from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.inputs import Inputs
-from dpjax.engine.step import Data, Info, Members, Outgoing, Rounds, Statics
+from dpjax.engine.step import Data, Info, Members, Outgoing, Rounds, Statics, first_leaves
 from dpjax.learning.problem import Problem
-from dpjax.plans import statements
 from dpjax.plans.optimizers import rows_of
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Arrays, Message, Models, State
@@ -135,12 +134,11 @@ def rounds(
     checkpoint.check_storage(plans, place)
     arguments.check_device(plans, None)
     data = Inputs.of(plans, problems, seeds)
-    rounding = data.rounding(release=plan.config.release)
     # Refuses a release whose numbers are too coarse for its budget.
-    statements.with_precision_cost(plan, data.payload, *rounding, problems)
+    data.with_precision_cost(plans, problems)
     statics = data.statics
     run = _Run(
-        jax.tree.map(lambda leaf: leaf[0], data.arrays),
+        first_leaves(data.arrays),
         data.data,
         data.batch_keys[0],
         keys.throwaway(1)[0] if plan.config.release else keys.derive(seed, "noise"),
@@ -154,11 +152,8 @@ def rounds(
     # The key file is of these very programs: others would put its noise on other gradients.
     state = _initial(statics, run, models)
     programs = [function.trace(statics, run, state) for function in (_outgoing, _step)]
-    values = ((data.models, None), data.arrays, state.memory)
-    options = {"driver": "rounds"}
-    identity = checkpoint.of_run(
-        plans, problems, seeds, options, values, programs, data.memory.devices
-    )
+    tasks = (plans, problems, seeds)
+    identity = data.identity(tasks, {"driver": "rounds"}, None, state.memory, programs)
     storage = Storage(identity, place)
     functions = _functions(statics, run._replace(noise_key=storage.noise_keys()[0]), models)
     for function in functions:
@@ -179,12 +174,8 @@ class _Run(NamedTuple):
 
 def _functions(statics: Statics, run: _Run, models: Models) -> Rounds:
     """The compiled functions of one plan and one seed."""
-    return Rounds(
-        functools.partial(_initial, statics, run, models),
-        functools.partial(_outgoing, statics, run),
-        functools.partial(_incoming, statics, run),
-        functools.partial(_step, statics, run),
-    )
+    later = [functools.partial(half, statics, run) for half in (_outgoing, _incoming, _step)]
+    return Rounds(functools.partial(_initial, statics, run, models), *later)
 
 
 def _initial(statics: Statics, run: _Run, models: Models, stored: State | None = None) -> State:
@@ -196,7 +187,7 @@ def _initial(statics: Statics, run: _Run, models: Models, stored: State | None =
     models = jax.tree.map(lambda leaf: leaf[None, None], models)
     secret = program.secret(statics, stacked, models, run.noise_key[None], stored.round)
     of_seed = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], secret)
-    return State(stored.models, stored.memory, of_seed, stored.round)
+    return stored._replace(secret=of_seed)
 
 
 @compiled()
@@ -278,9 +269,8 @@ def _rounds_of_agents(
                 "Independent or Whisper"
             )
         privatizer, arrays = noise
-    statics = statics._replace(
-        agents=len(members), privatizer=privatizer, members=Members(tuple(members), plan.agents)
-    )
+    numbers = Members(tuple(members), plan.agents)
+    statics = statics._replace(agents=len(members), privatizer=privatizer, members=numbers)
     data = _records_of(problem, members)._replace(frozen=run.data.frozen)
     start = jax.tree.map(lambda leaf: leaf[np.array(members)], models)
     # Once and outside of any program: keys of other links follow from the noise key, and none of
@@ -288,8 +278,7 @@ def _rounds_of_agents(
     link = statics.link(arrays, run.noise_key)
     first = statics.initial(arrays, start, run.batch_key, run.noise_key, privatizer=link)
     draw = functools.partial(statics.draw, data, run.batch_key)
-    parts = {"frozen": data.frozen, "privatizer": link}
-    functions = statics.rounds(arrays, run.noise_key, draw, **parts)
+    functions = statics.rounds(arrays, run.noise_key, draw, frozen=data.frozen, privatizer=link)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         value = combine(state.round, sent.message, received)
@@ -311,10 +300,10 @@ def _records_of(problem: Problem, agents: Sequence[int]) -> Data:
     partition = problem.partition
     indices = np.asarray(partition.indices)[agents]
     counts = np.asarray(partition.counts)[agents]
-    rows = [row[:count] for row, count in zip(indices, counts, strict=True)]
-    places = np.concatenate(rows)
+    # Behind an agent's records its row is padded.
+    places = indices[np.arange(indices.shape[1]) < counts[:, None]]
     if problem.local:
         places = np.searchsorted(local(partition), places)
     first = np.cumsum(counts) - counts
-    parts = (problem.x[places], problem.y[places], indices, counts, (), first)
-    return Data(*jax.tree.map(jnp.asarray, parts))
+    data = Data(problem.x[places], problem.y[places], indices, counts, (), first)
+    return jax.tree.map(jnp.asarray, data)

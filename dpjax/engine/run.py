@@ -6,10 +6,11 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
+from jax.stages import Traced
 from tqdm import tqdm
 
 from dpjax import _files, _validate
@@ -19,12 +20,12 @@ from dpjax.engine import checkpoint as checkpoint_
 from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.host import HostDriver, Transport
 from dpjax.engine.result import Progress, Result
-from dpjax.engine.state import Meter, RunSchedule, RunState
+from dpjax.engine.state import LostNoise, Meter, RunSchedule, RunState
 from dpjax.learning.problem import Problem
 from dpjax.plans import statements
 from dpjax.plans.plan import Plan
 from dpjax.plans.scheduled import LostNoiseWarning
-from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule, with_precision_cost
+from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule
 from dpjax.protocols import Models
 
 __all__ = ["Checkpoint", "Continuation", "Result", "run"]
@@ -167,52 +168,57 @@ def run(
         ['0.00', '0.00']
     """
     with processes.all_gather_errors_and_values() as calls:
-        tasks = plans, problems, seeds = arguments.check_run(plans, problem, seeds)
-        kept = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
-        checkpoint_.check_storage(plans, kept)
+        tasks = arguments.check_run(plans, problem, seeds)
+        plans, problems, seeds = tasks
+        place = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        checkpoint_.check_storage(plans, place)
         _check_options(progress, callback, continuation)
         schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
-        start, phase, spent, planned = _earlier(plans, continuation)
+        phase = _phase(plans, continuation)
         driver: ScanDriver | HostDriver = ScanDriver()
         if transport is not None:
-            driver = host.make_driver(transport, plans, seeds, devices, kept.folder)
+            driver = host.make_driver(transport, plans, seeds, devices, place.folder)
         options: dict[str, Any] = {**schedule.options, **driver.options}
-        options |= {"phase": phase, "stopping": stopping}
+        options |= {"phase": phase.number, "stopping": stopping}
         if jax.process_count() > 1:
-            others = _compared(problems, start, checkpoint=kept.folder, callback=callback)
-            others |= {"devices": devices, "planned": planned, "spent": spent}
-            calls.append(checkpoint_.of_arguments(plans, problems, seeds, options | others))
+            optional = {"checkpoint": place.folder, "callback": callback, "devices": devices}
+            others = _compared(problems, phase, optional)
+            calls.append(checkpoint_.of_arguments(*tasks, options | others))
     options |= checkpoint_.check_alike(calls)
-    runs = RunState.first(tasks, schedule, devices, phase, start)
+    runs = RunState.first(tasks, schedule, devices, phase.number, phase.start)
     data = runs.inputs
-    # Only now is it known how many numbers a release draws; no message is out yet.
-    rounding = data.rounding(release=any(plan.config.release for plan in plans))
-    plans = tuple(with_precision_cost(plan, data.payload, *rounding, problems) for plan in plans)
+    plans = data.with_precision_cost(plans, problems)
+    # Where a callback reads metrics of private data, its stop depends on them.
+    private = data.statics.method.measures_private
+    private |= any(task.evaluation_data == "private" for task in problems)
     rule = stopping_rule(
         plans, schedule.ends, stopping=stopping, callback=callback is not None,
-        before=spent, planned=planned, phase=phase, private=data.statics.method.measures_private
-        or any(task.evaluation_data == "private" for task in problems),
+        before=phase.spent, planned=phase.planned, phase=phase.number, private=private,
     )  # fmt: skip
     _say(progress, statements.forecast(plans, data.entries, problems[0].partition.counts))
-    identity: dict[str, str] = {}
+    identity: checkpoint_.Identity = {}
     traced = driver.traced(runs)
-    if kept.folder is not None or kept.key_file is not None:
-        identity = _identity(plans, problems, seeds, options, runs, start is not None, traced)
-    with contextlib.closing(Storage(identity, kept)) as storage:
+    if place.folder is not None or place.key_file is not None:
+        start = None if phase.start is None else runs.state.models
+        tasks = (plans, problems, seeds)
+        identity = data.identity(tasks, options, start, runs.state.memory, traced)
+    with contextlib.closing(Storage(identity, place)) as storage:
         if not storage.ended:
-            data.memory.check_programs(traced, runs.state)  # Before a release has a key.
+            # Before a release has a key.
+            data.memory.check_programs(traced, runs.state)
         runs.open(storage)
-        _say(progress, runs.done and f"resumed at round {runs.done:,}")
+        if runs.done:
+            _say(progress, f"resumed at round {runs.done:,}")
         meter = Meter(len(plans) * len(seeds))
         try:
-            _drive(driver, runs, meter, rule, callback, kept.seconds, progress)
+            _drive(driver, runs, meter, rule, callback, place.seconds, progress)
         except KeyboardInterrupt as error:
             error.add_note(f"interrupted at round {runs.done}; {runs.stored}")
             raise
         if storage.key_file is not None:
             storage.key_file.delete()
     # Nothing is published under "view": agents keep their own models, and phases are refused.
-    private = any(plan.config.protect.gradients == "view" for plan in plans)
+    own_models = any(plan.config.protect.gradients == "view" for plan in plans)
     measured = schedule.marks <= runs.done
     return Result(
         plans=plans,
@@ -220,7 +226,7 @@ def run(
         rounds=schedule.marks[measured],
         metrics={name: value[measured] for name, value in runs.metrics.items()},
         guarantees=rule.at(runs.done, decided=runs.decided, lost=runs.lost_noise()),
-        params=processes.collected(program.final_models(data.statics, private, runs.state)),
+        params=processes.collected(program.final_models(data.statics, own_models, runs.state)),
         seconds=sum(seconds for _, seconds in meter.chunks),
         rounds_per_second=meter.rate,
         ended=runs.done == schedule.total,
@@ -230,29 +236,32 @@ def run(
     )
 
 
-def _say(progress: bool, line: Any) -> None:
+def _say(progress: bool, line: str | None) -> None:
     """Print a line if there is one, once for all processes."""
     if progress and line and processes.is_first():
         _files.say(line)
 
 
-def _compared(problems: Sequence[Problem], start: Models, **optional: Any) -> dict[str, Any]:
+class _Phase(NamedTuple):
+    """What a run goes on from; by default it is a first phase."""
+
+    start: Models = None
+    number: int = 0
+    spent: Sequence[Guarantee] | None = None
+    planned: bool = False
+
+
+def _compared(
+    problems: Sequence[Problem], phase: _Phase, optional: dict[str, Any]
+) -> dict[str, Any]:
     """What several processes compare of other arguments: whether the optional ones are there."""
+    start = phase.start
+    optional = {**optional, "planned": phase.planned, "spent": phase.spent}
     return {
         "start": None if start is None else checkpoint_.digest(start),
         "evaluation_data": [task.evaluation_data for task in problems],
         **{name: value is not None for name, value in optional.items()},
     }
-
-
-def _identity(
-    plans: Any, problems: Any, seeds: Any, options: Any, runs: RunState, started: bool, traced: Any
-) -> dict[str, str]:
-    """The identity of a run that is stored; without a start, models follow from the problem's."""
-    data = runs.inputs
-    custom = runs.state.models if started else None
-    values = processes.collected(((data.models, custom), data.arrays, runs.state.memory))
-    return checkpoint_.of_run(plans, problems, seeds, options, values, traced, data.memory.devices)
 
 
 class ScanDriver:
@@ -270,22 +279,21 @@ class ScanDriver:
         Args:
             runs: The state of the runs.
         """
-        runs.state, new = program.advance(
-            *runs.arguments, _as_argument(runs.schedule.blocks(runs.done))
-        )
+        blocks = _as_argument(runs.schedule.blocks(runs.done))
+        runs.state, new = program.advance(*runs.arguments, blocks)
         runs.record(runs.schedule.ahead(runs.done), processes.collected(new))
 
-    def traced(self, runs: RunState) -> list[Any]:
+    def traced(self, runs: RunState) -> list[Traced]:
         """The program of every chunk's length, traced.
 
         Args:
             runs: The state before the first round.
         """
-        variants = map(_as_argument, runs.schedule.variants)
-        return [program.advance.trace(*runs.arguments, blocks) for blocks in variants]
+        variants = runs.schedule.variants
+        return [program.advance.trace(*runs.arguments, _as_argument(blocks)) for blocks in variants]
 
 
-def _as_argument(blocks: program.Blocks) -> Any:
+def _as_argument(blocks: program.Blocks) -> program.Blocks | np.ndarray:
     """The rounds of blocks as an argument of the program.
 
     On a CPU they are data, since compiling a round takes longer than many runs. Other devices would
@@ -308,11 +316,11 @@ def _drive(
     warned = False
     total = runs.schedule.total
     progress = progress and processes.is_first()
-    notes: Any = _files.Notes() if progress else None
+    notes = _files.Notes() if progress else None
     with tqdm(
         total=total, initial=runs.done, disable=not progress, unit=" rounds",
         desc=_validate.counted(meter.runs, "run"), smoothing=0,
-        mininterval=0.5 if progress and notes.isatty() else 30, file=notes,
+        mininterval=0.5 if notes and notes.isatty() else 30, file=notes,
     ) as bar:  # fmt: skip
         while not runs.ended:
             length = runs.schedule.ahead(runs.done)
@@ -357,35 +365,34 @@ def _latest(metrics: dict[str, np.ndarray]) -> str:
     return ", ".join(texts)
 
 
-def _warn_of_lost(lost: list[tuple[int, float] | None]) -> None:
+def _warn_of_lost(lost: list[LostNoise | None]) -> None:
     """Warn that noise is finer than the numbers to which it is added."""
-    plan, round, share = next((v, *loss) for v, loss in enumerate(lost) if loss is not None)
+    plan, loss = next((plan, loss) for plan, loss in enumerate(lost) if loss is not None)
     warnings.warn(
         f"noise of plan {plan} is finer than the numbers that it is added to: from round "
-        f"{round:,} on up to {share:.2g} of a message's entries have gone out without noise, which "
-        "the guarantee does not cover; train in float64 (JAX_ENABLE_X64=1), rescale the model, or "
-        "give fewer rounds or a larger ratio of scales",
+        f"{loss.round:,} on up to {loss.share:.2g} of a message's entries have gone out without "
+        "noise, which the guarantee does not cover; train in float64 (JAX_ENABLE_X64=1), rescale "
+        "the model, or give fewer rounds or a larger ratio of scales",
         LostNoiseWarning,
         stacklevel=4,
     )
 
 
-def _check_options(progress: Any, callback: Any, continuation: Any) -> None:
+def _check_options(progress: object, callback: object, continuation: object) -> None:
     """Check the options of a run that do not concern its rounds."""
     _validate.flag("progress", progress)
     if not isinstance(continuation, Continuation | None):
-        shown = _validate.shown(continuation)
-        raise ValueError(f"continuation is {shown}; give a Continuation, or None")
+        raise ValueError(
+            f"continuation is {_validate.shown(continuation)}; give a Continuation, or None"
+        )
     if callback is not None and not callable(callback):
         raise ValueError(f"callback is {callback!r}; give a function of Progress, or None")
 
 
-def _earlier(
-    plans: Sequence[Plan], continuation: Continuation | None
-) -> tuple[Models, int, Sequence[Guarantee] | None, bool]:
-    """Start, number, guarantees and plannedness, whose guarantees compose with the plans'."""
+def _phase(plans: Sequence[Plan], continuation: Continuation | None) -> _Phase:
+    """The phase that continues earlier ones, whose guarantees compose with those of the plans."""
     if continuation is None:
-        return None, 0, None, False
+        return _Phase()
     spent = continuation.guarantees
     number = continuation.number
     listed = isinstance(spent, list | tuple) and all(isinstance(past, Guarantee) for past in spent)
@@ -396,9 +403,10 @@ def _earlier(
         )
     # Older records do not say their number.
     first = max(max(past.phase + 1, len(past.phases)) for past in spent)
-    if number < first and not all(plan.config.release for plan in plans):
+    # A release draws a new key for every phase, so its number repeats no noise.
+    if number < first and not plans[0].config.release:
         raise ValueError(
             f"number is {number} and guarantees has had phases up to {first - 1}, whose noise a "
             f"simulation would draw again from one seed; give {first} or more"
         )
-    return continuation.start, number, spent, continuation.planned
+    return _Phase(continuation.start, number, spent, continuation.planned)

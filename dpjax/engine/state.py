@@ -1,22 +1,22 @@
 """The progress of a run: its blocks and chunks, its state, and its checkpoints."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.engine import keys, processes, program
-from dpjax.engine.arguments import check_device
+from dpjax.engine.arguments import Tasks, check_device
 from dpjax.engine.checkpoint import Storage
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.processes import place
 from dpjax.engine.program import Blocks, zeros
-from dpjax.engine.step import LOST, NOT_FINITE
-from dpjax.protocols import State
+from dpjax.engine.step import LOST, NOT_FINITE, Metrics
+from dpjax.protocols import Models, State, Tree
 
 __all__: list[str] = []
 
@@ -37,22 +37,36 @@ def not_finite(where: str) -> str:
     )
 
 
+class LostNoise(NamedTuple):
+    """Noise that a plan's messages lacked, since it is finer than the numbers it is added to.
+
+    Attributes:
+        round: The first round of the first block whose messages lacked more than is tolerated.
+        share: The largest share of a message's entries, over all blocks.
+    """
+
+    round: int
+    share: float
+
+
 @dataclass(frozen=True)
 class RunSchedule:
     """The rounds of a run, in chunks of blocks; metrics are taken after every block.
 
     Attributes:
         total: Rounds.
-        every: Rounds of a block.
+        block_rounds: Rounds of a block.
         chunk_blocks: Blocks of a chunk; callbacks and checkpoints come between chunks.
     """
 
     total: int
-    every: int
+    block_rounds: int
     chunk_blocks: int
 
     @classmethod
-    def of(cls, rounds: int, stop_at: Any, eval_every: Any, chunk_blocks: Any) -> "RunSchedule":
+    def of(
+        cls, rounds: int, stop_at: int | None, eval_every: int | None, chunk_blocks: int
+    ) -> "RunSchedule":
         """Check the arguments of a run.
 
         Args:
@@ -69,23 +83,27 @@ class RunSchedule:
             raise ValueError(f"stop_at is {stop_at}, the plan covers {rounds}; plan the longer run")
         if eval_every is None:
             eval_every = max(1, total // 20)
-        every = min(_validate.integer("eval_every", eval_every), total)
-        return cls(total, every, _validate.integer("chunk_blocks", chunk_blocks))
+        block_rounds = min(_validate.integer("eval_every", eval_every), total)
+        return cls(total, block_rounds, _validate.integer("chunk_blocks", chunk_blocks))
 
     @property
     def options(self) -> dict[str, int]:
         """Settings that are part of the run's identity, by name."""
-        return {"eval_every": self.every, "chunk_blocks": self.chunk_blocks, "stop_at": self.total}
+        return {
+            "eval_every": self.block_rounds,
+            "chunk_blocks": self.chunk_blocks,
+            "stop_at": self.total,
+        }
 
     @property
     def marks(self) -> Int[np.ndarray, " e"]:
         """Rounds after which metrics are taken."""
-        return np.append(np.arange(self.every, self.total, self.every), self.total)
+        return np.append(np.arange(self.block_rounds, self.total, self.block_rounds), self.total)
 
     @property
     def chunk(self) -> int:
         """Rounds of a whole chunk."""
-        return self.every * self.chunk_blocks
+        return self.block_rounds * self.chunk_blocks
 
     @property
     def ends(self) -> list[int]:
@@ -97,11 +115,11 @@ class RunSchedule:
         return min(self.total, (done // self.chunk + 1) * self.chunk) - done
 
     def blocks(self, done: int) -> Blocks:
-        """The next call's blocks: whole chunks, then a shorter one, in at most two compilations."""
+        """The next call's blocks: full chunks, then a shorter one, in at most two compilations."""
         remaining = self.total - done
-        whole = min(self.chunk_blocks, remaining // self.every)
-        tail = 0 if whole == self.chunk_blocks else remaining - whole * self.every
-        return Blocks(whole, self.every, tail)
+        count = min(self.chunk_blocks, remaining // self.block_rounds)
+        tail = 0 if count == self.chunk_blocks else remaining - count * self.block_rounds
+        return Blocks(count, self.block_rounds, tail)
 
     @property
     def variants(self) -> list[Blocks]:
@@ -120,8 +138,8 @@ class Meter:
     @property
     def rate(self) -> float:
         """Rounds per second over all runs; nan before the first chunk."""
-        chunks = self.chunks[1:] or self.chunks or [(0, np.nan)]
-        return self.runs * sum(n for n, _ in chunks) / sum(seconds for _, seconds in chunks)
+        rounds, seconds = np.sum(self.chunks[1:] or self.chunks or [(0, np.nan)], axis=0)
+        return float(self.runs * rounds / seconds)
 
 
 @dataclass(eq=False)
@@ -145,23 +163,23 @@ class RunState:
     inputs: Inputs
     schedule: RunSchedule
     state: State
-    noise_keys: Any
+    noise_keys: PRNGKeyArray
     metrics: dict[str, np.ndarray]
     storage: Storage = field(init=False)
     done: int = 0
     ended: bool = False
     decided: bool = False
-    sums: dict[str, Any] = field(default_factory=dict)
+    sums: Metrics = field(default_factory=dict)
     saved: int | None = None
 
     @classmethod
     def first(
         cls,
-        tasks: Any,
+        tasks: Tasks,
         schedule: RunSchedule,
-        devices: Any,
-        phase: int,
-        start: Any,
+        devices: int | None,
+        phase: int = 0,
+        start: Models = None,
         *,
         throwaway_key: bool = False,
     ) -> "RunState":
@@ -181,7 +199,7 @@ class RunState:
         plans, problems, seeds = tasks
         check_device(plans, devices)
         data = Inputs.of(plans, problems, seeds, devices, phase)
-        if throwaway_key or any(plan.config.release for plan in plans):
+        if throwaway_key or data.statics.release:
             noise_keys = keys.throwaway(len(seeds))
         else:
             noise_keys = keys.stacked(seeds, "noise", phase)
@@ -194,8 +212,8 @@ class RunState:
     def arguments(self) -> tuple[Any, ...]:
         """The first arguments of the compiled rounds, from the statics on."""
         data = self.inputs
-        shared = data.statics, data.arrays, data.data
-        return *shared, self.state, data.batch_keys, self.noise_keys
+        fixed = (data.statics, data.arrays, data.data)
+        return *fixed, self.state, data.batch_keys, self.noise_keys
 
     def open(self, storage: Storage) -> None:
         """Take a release's noise key, and go on from the newest checkpoint if there is one.
@@ -216,13 +234,14 @@ class RunState:
             self.done, portable, self.ended = restored
             self.saved = self.done
             (models, memory, done), self.metrics, decided, sums = portable
-            self.sums, self.decided = jax.tree.map(jnp.asarray, sums), bool(decided)
+            self.sums = jax.tree.map(jnp.asarray, sums)
+            self.decided = bool(decided)
             # The first models go before those of the checkpoint come.
-            state = self.state = program.at_round(self.state._replace(models=(), memory=()), done)
+            self.state = program.at_round(self.state._replace(models=(), memory=()), done)
             statics = self.inputs.statics
             models, memory = place((models, memory), statics.mesh, 2, statics.agents)
-            self.state = state._replace(models=models, memory=memory)
-            if program.keeps_noise(state) and not self.ended:
+            self.state = self.state._replace(models=models, memory=memory)
+            if program.keeps_noise(self.state) and not self.ended:
                 self._draw_again(jnp.int32(self.done))
         elif storage.key_file is not None:
             # Before anything is sent: from here on, losing the key is noticed.
@@ -230,7 +249,7 @@ class RunState:
         if not self.ended:
             storage.check_sent(self.done)
 
-    def record(self, length: int, new: dict[str, Any]) -> None:
+    def record(self, length: int, new: Metrics) -> None:
         """Record the metrics of rounds that were just done.
 
         Args:
@@ -241,36 +260,35 @@ class RunState:
             ValueError: For a release whose messages were not all finite.
         """
         marks = self.schedule.marks
-        inside = (marks > self.done) & (marks <= self.done + length)
-        if np.any(new.pop(NOT_FINITE, 0)):
-            raise ValueError(not_finite(f"rounds {self.done + 1} to {self.done + length}"))
-        for name, value in new.items():
-            self.metrics[name][inside] = value
-        self.done += length
+        end = self.done + length
+        if np.any(new.get(NOT_FINITE, 0)):
+            raise ValueError(not_finite(f"rounds {self.done + 1} to {end}"))
+        # A host loop's rounds between two marks bring no metrics.
+        for name in self.metrics.keys() & new.keys():
+            self.metrics[name][(marks > self.done) & (marks <= end)] = new[name]
+        self.done = end
 
     def latest(self) -> dict[str, np.ndarray]:
         """Metrics of the last mark, name -> [S, V]."""
         last = np.flatnonzero(self.schedule.marks <= self.done)[-1]
         return {name: value[last].copy() for name, value in self.metrics.items()}
 
-    def lost_noise(self) -> list[tuple[int, float] | None]:
-        """For each plan, the round from which a message lacked more noise than tolerated.
-
-        Returns:
-            (round, share) for each plan: the first round of the block, and the largest share of
-            all blocks; None where no noise was lost.
-        """
+    def lost_noise(self) -> list[LostNoise | None]:
+        """For each plan the noise that its messages lacked; None where no noise was lost."""
         if LOST not in self.metrics:
             return [None] * jax.tree.leaves(self.state.models)[0].shape[1]
         marks = self.schedule.marks
-        known = self.metrics[LOST][marks <= self.done]
-        # A share of nan counts as 1.
-        shares = np.where(known <= 1, known, 1.0).max(axis=1)
-        losses: list[tuple[int, float] | None] = []
-        for each in shares.T:
-            above = np.flatnonzero(each > TOLERATED_LOSS)
-            begin = [1, *(marks[:-1] + 1)]
-            losses.append((int(begin[above[0]]), float(each.max())) if above.size else None)
+        shares = self.metrics[LOST][marks <= self.done]
+        # A share of nan counts as 1. Of the seeds the largest counts.
+        shares = np.where(shares <= 1, shares, 1.0).max(axis=1)
+        begins = np.append(1, marks[:-1] + 1)
+        losses: list[LostNoise | None] = []
+        for plan_shares in shares.T:
+            above = np.flatnonzero(plan_shares > TOLERATED_LOSS)
+            loss = None
+            if above.size:
+                loss = LostNoise(int(begins[above[0]]), float(plan_shares.max()))
+            losses.append(loss)
         return losses
 
     @property
@@ -289,15 +307,19 @@ class RunState:
             self.storage.save(self.done, self._portable(), ended=self.ended)
             self.saved = self.done
 
-    def _portable(self) -> Any:
+    def _portable(self) -> Tree:
         """The state without its secret, metrics, and whether a callback decided anything."""
-        # Past noise would reveal later noise; program.replay draws it again from the key.
+        # Past noise would reveal later noise; `program.secret` draws it again from the key.
         state = self.state
         public = processes.collected((state.models, state.memory, state.round))
         return public, self.metrics, np.asarray(self.decided), processes.collected(self.sums)
 
-    def _draw_again(self, rounds: Any = None) -> None:
+    def _draw_again(self, rounds: Int[Array, ""] | None = None) -> None:
         """Replace the secret by that of the noise keys, after so many rounds."""
-        self.state, inputs = self.state._replace(secret=()), self.inputs
-        given = inputs.statics, inputs.arrays, self.state.models, self.noise_keys
-        self.state = self.state._replace(secret=program.secret(*given, rounds))
+        # The old one goes first, so that two never take memory at once.
+        self.state = self.state._replace(secret=())
+        inputs = self.inputs
+        secret = program.secret(
+            inputs.statics, inputs.arrays, self.state.models, self.noise_keys, rounds
+        )
+        self.state = self.state._replace(secret=secret)

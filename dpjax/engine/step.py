@@ -8,7 +8,7 @@ own (`dpjax.engine.round`).
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,12 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from dpjax import _validate
 from dpjax._agents import gathered
 from dpjax._numerics import fold_in
+from dpjax.engine.arguments import Plans, Problems
 from dpjax.learning.query import AgentQuery, RecordQuery, UngatheredBatch, keyed
+from dpjax.plans.plan import Plan
 from dpjax.protocols import (
     Arrays,
     Batch,
@@ -35,10 +38,14 @@ from dpjax.protocols import (
     Round,
     Sampler,
     State,
+    Tree,
     Updates,
 )
 
 __all__: list[str] = []
+
+Metrics: TypeAlias = Mapping[str, Array]
+"""Scalars by name, or stacks of them; not private."""
 
 LOST = "lost_noise"
 """The metric of a round: the largest share of a payload's entries that is sent without noise."""
@@ -61,7 +68,7 @@ class Secret(NamedTuple):
         batches: The key of secret batches, where their secrecy amplifies; else None.
     """
 
-    noise: Any
+    noise: Tree
     batches: PRNGKeyArray | None = None
 
 
@@ -77,7 +84,7 @@ class Outgoing(NamedTuple):
 
     message: Message
     carry: Carry
-    metrics: Mapping[str, Array]
+    metrics: Metrics
     secret: Secret
 
 
@@ -90,7 +97,7 @@ class Info(NamedTuple):
             steps where there are several.
     """
 
-    metrics: Mapping[str, Array]
+    metrics: Metrics
     messages: Message
 
 
@@ -189,30 +196,30 @@ def make_rounds(
         ctx = Round(arrays, drawn.batch, query, optimizer, divisor, drawn.key, state.round)
         if opened is None:
             return ctx
+        # Sums have the payload's shape without the agents' axis.
         payload = jax.eval_shape(method.payload, state.models)
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), payload)
         return ctx._replace(opened=lambda total: opened(total, drawn.key, like))
 
     def init() -> State:
         assert start is not None
-        models = start.models
         round = jnp.zeros((), jnp.int32)
         ctx = Round(arrays, None, query, optimizer, divisor, start.key, round)
-        memory = method.start(ctx, models)
-        noise = () if link is None else link.init(method.payload(models))
-        return State(models, memory, Secret(noise, batches), round)
+        memory = method.start(ctx, start.models)
+        noise = () if link is None else link.init(method.payload(start.models))
+        return State(start.models, memory, Secret(noise, batches), round)
 
-    def sent_by(state: State, drawn: RoundDraw) -> Outgoing:
-        ctx = context(drawn, state)
+    def outgoing(state: State, drawn: RoundDraw | None = None) -> Outgoing:
+        ctx = context(drawn or draw(state), state)
         public_state = PublicState(state.models, state.memory)
         emission = method.emit(ctx, public_state)
         noisy = emission.private
         noise = state.secret.noise
         if link is not None:
-            noisy, noise = link.update(noisy, noise, key=drawn.key)
+            noisy, noise = link.update(noisy, noise, key=ctx.key)
         # The private payload is out of the method's reach from here on.
-        shown = emission._replace(private=(), metrics={})
-        message, carry = method.send(ctx, public_state, shown, noisy)
+        public = emission._replace(private=(), metrics={})
+        message, carry = method.send(ctx, public_state, public, noisy)
         metrics = dict(emission.metrics)
         if lost is not None:
             metrics[LOST] = lost(state.round, emission.private)
@@ -220,31 +227,26 @@ def make_rounds(
             metrics[NOT_FINITE] = ~jnp.array([*finite_leaves(message).values()], bool).all()
         return Outgoing(message, carry, metrics, state.secret._replace(noise=noise))
 
-    def after(state: State, drawn: RoundDraw, sent: Outgoing, received: Message) -> State:
+    def incoming(
+        state: State, sent: Outgoing, received: Message, drawn: RoundDraw | None = None
+    ) -> State:
+        ctx = context(drawn or draw(state), state)
         public_state = PublicState(state.models, state.memory)
-        ctx = context(drawn, state)
         models, memory = method.absorb(ctx, public_state, sent.carry, received)
         return State(models, memory, sent.secret, state.round + 1)
 
-    def outgoing(state: State) -> Outgoing:
-        return sent_by(state, draw(state))
-
-    def incoming(state: State, sent: Outgoing, received: Message) -> State:
-        return after(state, draw(state), sent, received)
-
     def step(state: State) -> tuple[State, Info]:
+        # Both halves share one draw: a compiler need not find out that two are equal.
         drawn = draw(state)
-        sent = sent_by(state, drawn)
+        sent = outgoing(state, drawn)
         received = method.exchange(arrays, state.round, sent.message)
-        new = after(state, drawn, sent, received.value)
+        new = incoming(state, sent, received.value, drawn)
         return new, Info(sent.metrics, received.sent)
 
     return Rounds(init, outgoing, incoming, step)
 
 
-def finite_leaves(
-    message: Message, is_finite: Callable[[Any], Any] = jnp.isfinite
-) -> dict[str, Any]:
+def finite_leaves(message: Message, is_finite: Callable[[Tree], Array] = jnp.isfinite) -> Metrics:
     """Whether all numbers of a leaf are finite, by the leaf's place in a message.
 
     Args:
@@ -258,6 +260,11 @@ def finite_leaves(
     return places
 
 
+def first_leaves(tree: Tree) -> Tree:
+    """Those of the first plan, or of the first seed, of a stack."""
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
 class Data(NamedTuple):
     """Training data over agents, and evaluation data; with ``data_per_seed`` stacked by seed.
 
@@ -267,13 +274,13 @@ class Data(NamedTuple):
     agents, plans and seeds share them; None where all leaves are trained.
     """
 
-    x: Any
-    y: Any
-    indices: Any
-    counts: Any
-    evaluation: Any
-    first: Any = None
-    frozen: Any = None
+    x: Tree
+    y: Tree
+    indices: Tree
+    counts: Tree
+    evaluation: Tree
+    first: Tree = None
+    frozen: Models = None
 
 
 class Members(NamedTuple):
@@ -321,13 +328,49 @@ class Statics(NamedTuple):
     optimizer: Optimizer
     divisor: float
     privatizer: Privatizer | None
-    metrics: Callable[..., dict[str, Any]]
+    metrics: Callable[..., Metrics]
     mesh: Mesh | None = None
     sequential: bool = False
     data_per_seed: bool = False
     reports: tuple[str, ...] = ()
     release: bool = False
     members: Members | None = None
+
+    @classmethod
+    def of(cls, plans: Plans, problems: Problems, mesh: Mesh | None = None) -> "Statics":
+        """The static parts that all runs of a call share.
+
+        Args:
+            plans: At least one.
+            problems: One, or one a seed.
+            mesh: From `dpjax.engine.processes.agent_mesh`.
+
+        Raises:
+            ValueError: For plans that differ in what they must share.
+        """
+        # Without noise the factor is zero, so that draws add nothing.
+        noisy = next((plan for plan in plans if plan.noise is not None), plans[0])
+        for plan in plans:
+            _check_shared(plan, noisy)
+        problem = problems[0]
+        protect = noisy.config.protect
+        query = protect.query(problem, noisy.sampler.capacity)
+        # A sketch is of single gradients, whatever the model sums.
+        forms_gradients = query.one_by_one or noisy.method.sketches_gradients
+        return cls(
+            agents=noisy.agents,
+            method=noisy.method,
+            query=query,
+            sampler=noisy.sampler,
+            optimizer=noisy.config.optimizer.shared(),
+            divisor=noisy.sampler.divisor if protect.clips == "record" else 1,
+            privatizer=noisy.privatizer,
+            metrics=problem.metrics,
+            mesh=mesh,
+            sequential=forms_gradients and jax.default_backend() == "cpu",
+            data_per_seed=len(problems) > 1,
+            release=plans[0].config.release,
+        )
 
     @property
     def data_axes(self) -> Data | None:
@@ -338,8 +381,7 @@ class Statics(NamedTuple):
         """The data of the first seed."""
         if not self.data_per_seed:
             return data
-        of_seed = jax.tree.map(lambda leaf: leaf[0], data._replace(frozen=None))
-        return of_seed._replace(frozen=data.frozen)
+        return first_leaves(data._replace(frozen=None))._replace(frozen=data.frozen)
 
     def query_of(self, frozen: Models) -> Query:
         """The query of models that lack the frozen leaves."""
@@ -373,21 +415,18 @@ class Statics(NamedTuple):
             frozen: `Data.frozen`.
             changes: More arguments of `make_rounds`, and parts that replace those of the run.
         """
-        lost = None
-        opened = None
-        if self.privatizer is not None:
-            lost = self.privatizer.lost
-            opened = self.privatizer.opened
-        parts = {
+        parts: dict[str, Any] = {
             "query": self.query_of(frozen),
             "privatizer": self.link(arrays, noise_key),
             "optimizer": self.optimizer.chain(arrays),
             "divisor": self.divisor,
             "batches": self.secret_batches(noise_key),
-            "opened": opened,
-            "lost": None if lost is None else functools.partial(lost, arrays),
             "checked": self.release,
         }
+        if self.privatizer is not None:
+            parts["opened"] = self.privatizer.opened
+            if self.privatizer.lost is not None:
+                parts["lost"] = functools.partial(self.privatizer.lost, arrays)
         return make_rounds(self.method, arrays, draw=draw, **parts | changes)
 
     def draw(self, data: Data, batch_key: PRNGKeyArray, state: State) -> RoundDraw:
@@ -416,14 +455,13 @@ class Statics(NamedTuple):
             secret: The key of secret batches, from `secret_batches`.
             round: Rounds done before.
         """
-        by_round = self.sampler.key_of == "round"
         # Amplification needs batches that an attacker does not know.
         key = batch_key if secret is None else secret
-        if secret is None and not by_round:
-            # Methods receive the rounds' keys, so one of the whole run stands apart from them.
-            key = fold_in(batch_key, _RUN)
-        if by_round:
+        if self.sampler.key_of == "round":
             key = fold_in(key, round)
+        elif secret is None:
+            # Methods receive the rounds' keys, so that of a whole run stands apart from them.
+            key = fold_in(key, _RUN)
         variants = None
         if self.query.augmentation is not None:
             # Variants are public, so their key never derives from the noise key.
@@ -472,8 +510,7 @@ class Statics(NamedTuple):
 
         # Arrays are traced, too, since shapes must not depend on their values.
         def state(arrays: Arrays, models: Models, key: PRNGKeyArray) -> State:
-            first = jax.tree.map(lambda leaf: leaf[0], arrays)
-            return self.initial(first, models, key, key)
+            return self.initial(first_leaves(arrays), models, key, key)
 
         return jax.eval_shape(state, arrays, models, key)
 
@@ -495,3 +532,42 @@ class Statics(NamedTuple):
 
 def _no_draw(state: State) -> RoundDraw:
     raise AssertionError("a state before the first round draws nothing")
+
+
+def _check_shared(plan: Plan, noisy: Plan) -> None:
+    """Refuse a plan that differs from another in what they must share; it may lack the noise."""
+    shared = shared_parts(noisy)
+    for name, value in shared_parts(plan).items():
+        if value == shared[name] or (name == "noise" and value is None):
+            continue
+        # The config's own word for a part says more than the part.
+        field = "label" if name == "noise" else name
+        first = getattr(noisy.config, field, None)
+        second = getattr(plan.config, field, None)
+        if first == second:
+            first = shared[name]
+            second = value
+        raise ValueError(
+            f"plans differ in {name} ({_validate.shown(first)} and {_validate.shown(second)}); use "
+            "dp.sweep, or run each alone"
+        )
+
+
+def shared_parts(plan: Plan) -> dict[str, Any]:
+    """The parts that plans of one call must share, by name.
+
+    Args:
+        plan: One of them.
+    """
+    protect = plan.config.protect
+    names = ("clip_norm", "norm", "clipping", "microbatch", "per_layer", "clips")
+    return {
+        "rounds": plan.config.rounds,
+        "agents": plan.agents,
+        "method": plan.method,
+        "optimizer": plan.config.optimizer.shared(),
+        "sampler": plan.sampler,
+        **{name: getattr(protect, name) for name in names},
+        "mixing": plan.mixing.shape,
+        "noise": plan.privatizer,
+    }

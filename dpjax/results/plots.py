@@ -303,13 +303,8 @@ def from_records(
     conditions = {condition.partition("=")[0]: condition for condition in where}
     if len(conditions) < len(where):
         raise ValueError(f"where is {', '.join(where)}; give one condition on each column")
-    by_column = {}
-    for condition in stored_where:
-        column, _, value = condition.partition("=")
-        # The metadata of older files have former names, which `records.read` replaces in rows.
-        if column not in columns:
-            column = records.FORMER.get(column, column)
-        by_column[column] = f"{column}={value}"
+    stored_where = [_current(condition, columns) for condition in stored_where]
+    by_column = {condition.partition("=")[0]: condition for condition in stored_where}
     by_column |= conditions
     for condition in by_column.values():
         frame = _chosen(frame, condition)
@@ -343,6 +338,14 @@ def from_records(
     log_x = log_x or (stored.get("log_x", False) and x == stored.get("x", x))
     log_y = log_y or (stored.get("log_y", False) and y == stored.get("y", y))
     return lines(frame, x, y, series, note=note, path=out, log_x=log_x, log_y=log_y)
+
+
+def _current(condition: str, columns: list[str]) -> str:
+    """A condition of an older file's metadata, on the column as `records.read` calls it."""
+    column, _, value = condition.partition("=")
+    if column not in columns:
+        column = records.FORMER.get(column, column)
+    return f"{column}={value}"
 
 
 def _chosen(frame: "pandas.DataFrame", condition: str) -> "pandas.DataFrame":

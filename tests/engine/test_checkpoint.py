@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpjax import _files
-from dpjax.engine.checkpoint import Storage
+from dpjax.engine.checkpoint import Checkpoint, Storage
 
 RUN = {"plans": "A", "seeds": "(0,)"}
 STATE = {"a": np.linspace(0, 1, 1000, dtype=np.float32), "b": np.zeros((3, 4))}
@@ -21,7 +21,7 @@ STATE = {"a": np.linspace(0, 1, 1000, dtype=np.float32), "b": np.zeros((3, 4))}
 def whole(tmp_path_factory):
     """A folder with a state."""
     folder = tmp_path_factory.mktemp("whole") / "c"
-    store = Storage(RUN, folder)
+    store = Storage(RUN, Checkpoint(folder))
     for done in (0, 5, 10):
         store.save(done, {**STATE, "b": STATE["b"] + done}, ended=False)
     store.close()
@@ -30,7 +30,7 @@ def whole(tmp_path_factory):
 
 def read(folder):
     """What is stored, or the refusal."""
-    store = Storage(RUN, folder)
+    store = Storage(RUN, Checkpoint(folder))
     try:
         assert (store.begun, store.ended) == (True, False)
         return store.restore(STATE)
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_named_or_does_not_matter(tmp_path, whole, kind):
         if kind == "deleted":
             (folder / name).unlink()
             if name.name == "state.npz":  # That there was one is still known.
-                store = Storage(RUN, folder)
+                store = Storage(RUN, Checkpoint(folder))
                 assert store.begun and store.restore(STATE) is None
                 store.close()
                 shutil.rmtree(folder)
@@ -96,7 +96,7 @@ def test_a_state_whose_header_was_changed_is_refused(tmp_path, whole, change):
     header = json.loads(str(entries["header"])) | change
     np.savez(folder / "state.npz", **entries | {"header": np.array(json.dumps(header))})
     with pytest.raises(ValueError, match=r"cannot be read \(its content was changed\); restore it"):
-        Storage(RUN, folder)
+        Storage(RUN, Checkpoint(folder))
 
 
 def test_folders_of_others_are_refused_and_left(tmp_path, whole):
@@ -109,10 +109,10 @@ def test_folders_of_others_are_refused_and_left(tmp_path, whole):
         (folder / "thesis.txt").write_text("mine")
         before = content(folder)
         with pytest.raises(ValueError, match="holds 2021 and no dpjax.lock, so it is not"):
-            Storage(RUN, folder)
+            Storage(RUN, Checkpoint(folder))
         assert content(folder) == before
     with pytest.raises(ValueError, match=r"another run, which differs in seeds .* there"):
-        Storage(RUN | {"seeds": "(1,)"}, whole)
+        Storage(RUN | {"seeds": "(1,)"}, Checkpoint(whole))
 
 
 def test_a_state_of_another_format_is_named_and_left(tmp_path, whole):
@@ -123,7 +123,7 @@ def test_a_state_of_another_format_is_named_and_left(tmp_path, whole):
     _files.replace(folder / "state.npz", old)
     before = content(folder)
     with pytest.raises(ValueError, match="cannot be read .another format; end the run with the"):
-        Storage(RUN, folder)
+        Storage(RUN, Checkpoint(folder))
     assert content(folder) == before
 
 
@@ -131,7 +131,7 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, whole):
     folder = tmp_path / "c"
     shutil.copytree(whole, folder)
     before = content(folder)
-    store = Storage(RUN, folder)
+    store = Storage(RUN, Checkpoint(folder))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
@@ -144,10 +144,10 @@ def test_a_full_disk_keeps_what_was_saved(tmp_path, whole):
     store.close()
     assert {path: data for path, data in content(folder).items() if path in before} == before
     assert read(folder)[0] == 10
-    store = Storage(RUN, folder)
+    store = Storage(RUN, Checkpoint(folder))
     store.save(15, STATE, ended=True)
     store.close()
-    store = Storage(RUN, folder)
+    store = Storage(RUN, Checkpoint(folder))
     assert store.ended
     store.close()
 
@@ -158,16 +158,16 @@ def test_folders_that_cannot_be_made(tmp_path):
         with pytest.raises(
             ValueError, match="checkpoint is .*which cannot be written .* name a place"
         ):
-            Storage(RUN, folder)
+            Storage(RUN, Checkpoint(folder))
 
 
 def test_a_new_folder_is_its_owners_alone(tmp_path):
     """Models of saved rounds are in it; a folder that was there keeps its mode."""
-    Storage({"plans": "a"}, tmp_path / "new" / "c").close()
+    Storage({"plans": "a"}, Checkpoint(tmp_path / "new" / "c")).close()
     assert (tmp_path / "new" / "c").stat().st_mode & 0o777 == 0o700
     (tmp_path / "mine").mkdir(mode=0o750)
     before = (tmp_path / "mine").stat().st_mode
-    Storage({"plans": "a"}, tmp_path / "mine").close()
+    Storage({"plans": "a"}, Checkpoint(tmp_path / "mine")).close()
     assert (tmp_path / "mine").stat().st_mode == before
 
 
@@ -189,14 +189,14 @@ def test_a_folder_is_locked_over_processes_until_a_kill(tmp_path, whole):
     try:
         assert process.stdout.readline() == "held\n"
         with pytest.raises(ValueError, match=f"checkpoint is '{folder}', which another proc"):
-            Storage(RUN, folder)
+            Storage(RUN, Checkpoint(folder))
         assert content(folder) == before
     finally:
         process.kill()
         process.communicate()
-    store = Storage(RUN, folder)
+    store = Storage(RUN, Checkpoint(folder))
     with pytest.raises(ValueError, match="another process uses, or another object of this one"):
-        Storage(RUN, folder)
+        Storage(RUN, Checkpoint(folder))
     store.close()
     assert read(folder)[0] == 10
 
@@ -204,10 +204,11 @@ def test_a_folder_is_locked_over_processes_until_a_kill(tmp_path, whole):
 FULL = """
 import resource, signal, sys
 import numpy as np
-from dpjax.engine.checkpoint import Storage
+from dpjax.engine.checkpoint import Checkpoint, Storage
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-store, tree = Storage({"run": "a"}, sys.argv[1]), {"w": np.arange(999.0), "b": np.ones(3)}
+store = Storage({"run": "a"}, Checkpoint(sys.argv[1]))
+tree = {"w": np.arange(999.0), "b": np.ones(3)}
 store.save(1, tree, ended=False)
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))

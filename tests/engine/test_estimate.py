@@ -96,7 +96,7 @@ def test_noise_over_rounds_is_timed_and_a_last_chunk_compiled(network, small):
     expected = dp.estimate(made, small, seeds=[1], eval_every=4, chunk_blocks=3)
     assert expected.rounds == 18 and expected.runs == 1
     assert expected.seconds > expected.setup_seconds > 0 and expected.round_seconds > 0
-    assert expected.held + expected.added <= expected.memory < expected.limit
+    assert expected.in_use + expected.added <= expected.memory < expected.limit
     assert "1 run of 18 rounds: about" in expected.statement()
     assert dp.estimate(made, small, seeds=[1], stop_at=5).rounds == 5
 

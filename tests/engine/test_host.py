@@ -12,7 +12,7 @@ import pytest
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import host
-from dpjax.engine.checkpoint import Storage
+from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.keys import KeyFile
 from dpjax.learning import samplers
 from dpjax.learning.supervised import supervised
@@ -305,7 +305,7 @@ def test_messages_of_all_dtypes_are_carried():
     message = {"count": np.int32([3]), "sum": np.array(jax.numpy.bfloat16([1.0]))}
     loop = host.HostDriver(lambda message, round: message)
     wanted = jax.eval_shape(lambda: message)
-    received = loop._received(message, 0, wanted, Storage({}))
+    received = loop._received(message, 0, wanted, Storage({}, Checkpoint()))
     jax.tree.map(np.testing.assert_array_equal, received, message)
 
 

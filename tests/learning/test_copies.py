@@ -11,7 +11,7 @@ import pytest
 from dpjax.data import partition
 from dpjax.engine import host, inputs, keys
 from dpjax.engine.run import run
-from dpjax.engine.statics import make_statics
+from dpjax.engine.step import Statics
 from dpjax.learning.query import AgentQuery, Augmentation, Keyed, RecordQuery, UngatheredBatch
 from dpjax.learning.samplers import Cyclic, Full, Poisson
 from dpjax.learning.supervised import supervised
@@ -141,7 +141,7 @@ def test_one_record_moves_the_sum_by_the_clip_norm_whatever_the_copies(number):
 
 
 def prepared(one, task):
-    return make_statics((one,), (task,)), inputs.stacked_data((task,))
+    return Statics.of((one,), (task,)), inputs.stacked_data((task,))
 
 
 def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):

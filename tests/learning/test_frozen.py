@@ -13,7 +13,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import host, inputs, program
 from dpjax.engine.program import Blocks
-from dpjax.engine.statics import make_statics
+from dpjax.engine.step import Statics
 from dpjax.learning.query import AgentQuery, RecordQuery
 from dpjax.learning.supervised import supervised
 from dpjax.models.mlp import MLP
@@ -166,7 +166,7 @@ def test_the_norm_is_of_trained_gradients_alone(kind):
 
 def constants(task, one):
     """Shapes of arrays that a traced chunk of rounds captures, and of what it computes."""
-    statics = make_statics((one,), (task,))
+    statics = Statics.of((one,), (task,))
     arrays = inputs.stacked_arrays((one,))
     data = inputs.stacked_data((task,))
     models = jax.tree.map(
@@ -226,7 +226,7 @@ def test_poisson_batches_several_devices_and_one_problem_a_seed(network):
     np.testing.assert_allclose(
         leaves_of(whole, "head", "kernel"), leaves_of(alone, "kernel"), rtol=2e-4, atol=2e-5
     )
-    assert make_statics((one,), (make(),)).query.capacity == 3
+    assert Statics.of((one,), (make(),)).query.capacity == 3
     two = plan.make(make_config(rounds=4), network)
     each = run(two, [make(), make()], seeds=[0, 1])
     spread = run(two, make(), seeds=[0, 1], devices=3)

@@ -11,7 +11,7 @@ from dpjax.accounting import sampled
 from dpjax.data import partition
 from dpjax.engine import keys
 from dpjax.engine.run import run
-from dpjax.engine.statics import make_statics
+from dpjax.engine.step import Statics
 from dpjax.learning import samplers
 from dpjax.learning.samplers import Full, Poisson, Random
 from dpjax.learning.supervised import supervised
@@ -97,7 +97,7 @@ def test_the_guarantee_is_that_of_records_that_may_come_in_every_round():
 
 def test_a_record_moves_its_agents_sum_by_no_more_than_the_clip():
     one, given = made(), task()
-    statics = make_statics((one,), (given,))
+    statics = Statics.of((one,), (given,))
     assert statics.divisor == 9
     rows, padding = statics.sampler.draw(jax.random.key(0), 0, jnp.asarray(COUNTS))
     rows = np.take_along_axis(given.partition.indices, np.asarray(rows), 1)

@@ -30,7 +30,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.zip_dl import ZipDL, ZipDLOnLinks, links
 from dpjax.contrib.trace import trace
 from dpjax.engine import inputs
-from dpjax.engine.statics import make_statics
+from dpjax.engine.step import Statics
 from dpjax.learning.samplers import Poisson
 from dpjax.plans import calibration, compatibility, noise, plan, scheduled
 from dpjax.plans.calibration import DrawnNoise
@@ -212,7 +212,7 @@ def test_what_one_attacker_keeps_from_another_counts_for_both(network):
 
 def step_of(made, gradients):
     """One plan's algorithm on given gradients."""
-    statics = make_statics((made,), (make_problem(made.agents),))
+    statics = Statics.of((made,), (make_problem(made.agents),))
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((made,)))
 
     class Given:

@@ -22,8 +22,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.zip_dl import ZipDL
 from dpjax.engine import inputs, keys, program
-from dpjax.engine.statics import make_statics
-from dpjax.engine.step import Data
+from dpjax.engine.step import Data, Statics
 from dpjax.learning import samplers
 from dpjax.learning.query import UngatheredBatch
 from dpjax.mechanism.participation import Participation
@@ -123,7 +122,7 @@ def problem():
 
 def parts(one):
     """Statics and arrays of one plan, as a run has them."""
-    statics = make_statics((one,), (problem(),))
+    statics = Statics.of((one,), (problem(),))
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.stacked_arrays((one,)))
     return statics, arrays
 

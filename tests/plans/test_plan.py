@@ -11,7 +11,7 @@ from scipy.stats import norm
 import dpjax as dp
 from dpjax import _validate
 from dpjax.data import partition
-from dpjax.engine.statics import make_statics
+from dpjax.engine.step import Statics
 from dpjax.learning import samplers
 from dpjax.mechanism import design, temporal
 from dpjax.mechanism.participation import Participation
@@ -360,6 +360,6 @@ def test_plans_that_differ_are_told_apart_as_they_were_given(network, small):
         for design in ("independent", "mafalda", "non_private")
     )
     with pytest.raises(ValueError, match=r"differ in noise \('independent' and 'mafalda'\)"):
-        make_statics((bare, one, other), (small,))
-    both = [make_statics(plans, (small,)) for plans in ((bare, one), (one, bare), (one,))]
+        Statics.of((bare, one, other), (small,))
+    both = [Statics.of(plans, (small,)) for plans in ((bare, one), (one, bare), (one,))]
     assert both[0] == both[1] == both[2]

@@ -14,7 +14,7 @@ from scipy import stats
 from dpjax._numerics import double_precision
 from dpjax.accounting import finite
 from dpjax.engine import inputs
-from dpjax.engine.statics import make_statics
+from dpjax.engine.step import Statics
 from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import plan
@@ -204,7 +204,7 @@ class Fixed:
             epsilon=epsilon,
         )  # fmt: skip
         self.plan = plan.make(config, np.full((6, 6), 1 / 6))
-        statics = make_statics((self.plan,), (make_problem(6),))
+        statics = Statics.of((self.plan,), (make_problem(6),))
         query = dataclasses.replace(
             statics.query, loss=lambda params, x, y: params @ x, batch_loss=None
         )
