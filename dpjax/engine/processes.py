@@ -325,7 +325,7 @@ class RunMemory(NamedTuple):
             f"the array {shape} entries] of models, with their first state,",
             *(2, self.seeds, self.plans, self.agents, _byte_count(leaves)),
             item=1,
-            most=sum(usage.limit for usage in self._device_usages()) or None,
+            maximum=sum(usage.limit for usage in self._device_usages()) or None,
         )
 
     def check_state(self, state: State, keeps_noise: bool) -> None:

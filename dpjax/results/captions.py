@@ -1,5 +1,6 @@
 """Captions: what guarantee a figure's rows have, in a few words."""
 
+import collections
 import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -38,29 +39,30 @@ def guarantees(entries: Stated) -> list[str]:
     Raises:
         ValueError: For anything else.
     """
-    kinds: dict[str, list[list[str]]] = {}
-    custom: dict[str, dict[str, None]] = {}
+    kinds: dict[str, list[list[str]]] = collections.defaultdict(list)
+    custom: dict[str, list[str]] = collections.defaultdict(list)
     # Rows of a run share one dict.
     for guarantee in {id(entry): entry for entry in listed(entries)}.values():
         stated = guarantee
         if isinstance(guarantee, Mapping):
             stated = Guarantee.from_dict(guarantee)
-        if not isinstance(stated, str) and not hasattr(stated, "caption"):
-            raise ValueError(f"guarantee is {guarantee!r}; give a text, a Guarantee or its dict")
         if isinstance(stated, str):
-            kinds.setdefault(stated, []).append([])
-        else:
-            text, mark, names = str(stated.caption()).partition(_OWN)
-            kind = _VARYING.sub("\0", text) + mark
-            kinds.setdefault(kind, []).append(_VARYING.findall(text))
-            custom.setdefault(kind, {}).update(dict.fromkeys(names.split(", ")))
+            kinds[stated].append([])
+            continue
+        if not hasattr(stated, "caption"):
+            raise ValueError(f"guarantee is {guarantee!r}; give a text, a Guarantee or its dict")
+        text, mark, names = str(stated.caption()).partition(_OWN)
+        # Captions of one kind differ in numbers alone, and have one line together.
+        kind = _VARYING.sub("\0", text) + mark
+        kinds[kind].append(_VARYING.findall(text))
+        custom[kind] += names.split(", ")
     # A baseline has no guarantee that a reader of private ones needs.
     private = [kind for kind in kinds if not kind.startswith("not private")]
     captions = []
     for kind in private or kinds:
         values = map(_several, zip(*kinds[kind], strict=True))
         caption = re.sub("\0", lambda _, values=values: next(values), kind)  # type: ignore[misc]
-        captions.append(caption + ", ".join(custom.get(kind, ())))
+        captions.append(caption + ", ".join(dict.fromkeys(custom[kind])))
     return captions
 
 
@@ -78,7 +80,7 @@ def listed(records: Stated) -> list[Stated]:
     if isinstance(records, str | Mapping) or hasattr(records, "caption"):
         return [records]
     # A column of records has nan where a row has none.
-    return [record for record in records if record is not None and not isinstance(record, float)]
+    return [record for record in records if not isinstance(record, float | None)]
 
 
 def participation(record: Stated) -> str | None:

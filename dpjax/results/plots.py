@@ -43,7 +43,7 @@ __all__ = [
 _DASHES = (0, (7, 2))
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 
-LOOKS: dict[str, Look] = {
+LOOKS = {
     "non_private": Look("non-private", "#000000", "x", "--"),
     "central": Look("CDP (trusted server)", "#CC79A7", "v", ":"),
     **{name: part.look for name, part in noise.DESIGNS.items()},
@@ -52,7 +52,7 @@ LOOKS: dict[str, Look] = {
 Tol's, which colour-blind readers can tell apart; markers and line styles tell the series apart in a
 figure that is printed in grey."""
 
-TITLES: dict[str, str] = {name: look.label for name, look in LOOKS.items()}
+TITLES = {name: look.label for name, look in LOOKS.items()}
 """What the legend says."""
 
 _COLORS = ("#0072B2", "#E69F00", "#117733", "#D55E00", "#AA4499", "#56B4E9", "#000000")
@@ -111,7 +111,7 @@ class _Notes:
     series: dict[records.Cell, int] = field(default_factory=dict)
     levels: dict[str, int] = field(default_factory=dict)
     banded: bool = False
-    remarks: list[str] = field(default_factory=list)
+    remarks: list[str | None] = field(default_factory=list)
     finished: bool = False
 
 
@@ -218,7 +218,7 @@ def lines(
         guarantee = frame["guarantee"]
     # All panels add to one caption, which `finish` writes.
     notes.guarantees += captions.listed(guarantee)
-    notes.remarks += [note] if note else []
+    notes.remarks.append(note)
     if path is None:
         return sheet
     return save(sheet, path)
@@ -277,14 +277,17 @@ def from_records(
         raise ValueError(f"path is {files}, whose records have no rows; nothing to draw")
     stored = records.read_metadata(paths, file).get("plot", {})
     kinds = {"x": str, "y": str, "series": str, "where": list, "log_x": bool, "log_y": bool}
-    valid = isinstance(stored, dict) and all(
-        isinstance(stored.get(name, kind()), kind) for name, kind in kinds.items()
+    valid = (
+        isinstance(stored, dict)
+        and all(isinstance(stored.get(name, kind()), kind) for name, kind in kinds.items())
+        and all(isinstance(condition, str) for condition in stored.get("where", ()))
     )
-    stored_where = stored.get("where", ()) if valid else ()
-    if not valid or not all(isinstance(condition, str) for condition in stored_where):
+    first_path = paths[0]
+    if not valid:
         raise ValueError(
-            f"path is {str(paths[0])!r}, of whose metadata plot is {_validate.shown(stored)}; give "
-            "texts 'x', 'y', 'series', a list of texts 'where', and true or false 'log_x', 'log_y'"
+            f"path is {str(first_path)!r}, of whose metadata plot is {_validate.shown(stored)}; "
+            "give texts 'x', 'y', 'series', a list of texts 'where', and true or false 'log_x', "
+            "'log_y'"
         )
     columns = list(map(str, frame.columns))
     x = _validate.one_of("x", stored.get("x", "round") if x is None else x, columns)
@@ -303,7 +306,7 @@ def from_records(
     conditions = {condition.partition("=")[0]: condition for condition in where}
     if len(conditions) < len(where):
         raise ValueError(f"where is {', '.join(where)}; give one condition on each column")
-    stored_where = [_current(condition, columns) for condition in stored_where]
+    stored_where = [_current(condition, columns) for condition in stored.get("where", ())]
     by_column = {condition.partition("=")[0]: condition for condition in stored_where}
     by_column |= conditions
     for condition in by_column.values():
@@ -328,12 +331,11 @@ def from_records(
         frame = frame.sort_values(series, kind="stable")
         frame = frame.assign(**{series: [f"{name} {value:g}" for value in frame[series]]})
     if out is None:
-        if os.path.isdir(paths[0]):
-            folder = paths[0]
-        else:
-            folder = paths[0].parent
+        folder = first_path
+        if not os.path.isdir(folder):
+            folder = folder.parent
         # A folder may be given as "." and has a name all the same.
-        name = paths[0].resolve().name.partition(".")[0]
+        name = first_path.resolve().name.partition(".")[0]
         out = folder / f"{name}_{y}_{x}.svg"
     log_x = log_x or (stored.get("log_x", False) and x == stored.get("x", x))
     log_y = log_y or (stored.get("log_y", False) and y == stored.get("y", y))
@@ -574,7 +576,7 @@ def finish(figure: "Figure", *, guarantee: captions.Stated = None, note: str | N
     notes = _NOTES.setdefault(figure, _Notes())
     if guarantee is not None:
         notes.guarantees = captions.listed(guarantee)
-    notes.remarks += [note] if note else []
+    notes.remarks.append(note)
     caption = _caption(notes)
     if notes.finished:
         return caption
@@ -677,7 +679,7 @@ def _caption(notes: _Notes) -> str:
         sentences.append(f"Lines are means over {count} {unit}s{band}.")
     elif counts and unit == "seed":
         sentences.append("One seed.")
-    return " ".join([*sentences, *dict.fromkeys(notes.remarks)])
+    return " ".join([*sentences, *dict.fromkeys(filter(None, notes.remarks))])
 
 
 def _legends(figure: "Figure", width: float) -> Sequence["Artist"]:

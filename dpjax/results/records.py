@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Cell: TypeAlias = Any
 """A plain value: None, text, a number, or lists and dicts of these."""
 Row: TypeAlias = dict[str, Cell]
+Rows: TypeAlias = list[Row]
+"""Tidy rows: columns by name."""
 Paths: TypeAlias = _files.PathLike | Iterable[_files.PathLike]
 """A file of records, an archive, a folder, or several of these."""
 
@@ -77,11 +79,6 @@ def write(
         ([0.5, inf], 2)
     """
     path = Path(path)
-    refusal = ValueError(
-        f"path is {str(path)!r}, which exists; records are never overwritten, name another"
-    )
-    if os.path.exists(path):
-        raise refusal
     reserved = [name for name in _RESERVED if name in metadata]
     if reserved:
         raise ValueError(f"metadata holds {', '.join(reserved)}, which write adds; rename them")
@@ -106,12 +103,14 @@ def write(
     head["digest"] = digest(head, stored)
     content = f"{dump({'metadata': head})}\n".encode() + stored
     with _files.writing("path", path):
+        if path.suffix == ".gz":
+            content = gzip.compress(content, mtime=0)
         try:
-            _files.create(
-                path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
-            )
+            _files.create(path, content)
         except FileExistsError:
-            raise refusal from None
+            raise ValueError(
+                f"path is {str(path)!r}, which exists; records are never overwritten, name another"
+            ) from None
     return path
 
 
@@ -140,7 +139,7 @@ def read(paths: Paths, file: str = "*") -> "pandas.DataFrame":
     """
     import pandas
 
-    rows: list[Row] = []
+    rows: Rows = []
     for path, head, lines in _files_in(paths, file):
         rows += _rows(path, head, lines)
     return pandas.DataFrame(rows)
@@ -197,7 +196,7 @@ def metadata(
     moment = datetime.datetime.now(datetime.UTC)
     return {
         "command": command,
-        "seed": seed if seed is None or isinstance(seed, int) else list(seed),
+        "seed": seed if isinstance(seed, int | None) else list(seed),
         "versions": {"python": platform.python_version()} | {n: _version(n) for n in _VERSIONS},
         "device": {"kind": devices[0].device_kind, "count": len(devices)},
         "platform": {
@@ -245,7 +244,7 @@ def _plain(name: str, value: Cell) -> Cell:
         return [_plain(name, entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, int | float | str | None):
         return value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -260,11 +259,8 @@ def _rich(value: Cell) -> Cell:
         return [_rich(entry) for entry in value]
     if isinstance(value, dict):
         # A guarantee's own form already writes infinity as a string: it stays as it is.
-        entries = {}
-        for name, entry in value.items():
-            own_form = name in ("guarantee", "guarantees")
-            entries[name] = entry if own_form else _rich(entry)
-        return entries
+        plain = ("guarantee", "guarantees")
+        return {name: value[name] if name in plain else _rich(value[name]) for name in value}
     return value
 
 
@@ -359,8 +355,8 @@ def _head(path: Path, line: bytes) -> Row:
 
 def _files_in(paths: Paths, pattern: str) -> Iterator[tuple[Path, Row, list[bytes]]]:
     """Path, metadata and lines of each file that is wanted, those in archives too."""
-    names: list[str] = []
-    read: set[tuple[Path, str]] = set()
+    names = []
+    read = set()
     for path in _meant(paths):
         content = path.read_bytes()
         packed = path.suffix == ".gz"
@@ -388,14 +384,13 @@ def _files_in(paths: Paths, pattern: str) -> Iterator[tuple[Path, Row, list[byte
         raise ValueError(f"file is {pattern!r}, of which there is none; there are {sample}")
 
 
-def _rows(path: Path, head: Row, lines: list[bytes]) -> list[Row]:
+def _rows(path: Path, head: Row, lines: list[bytes]) -> Rows:
     """The rows of a file, checked."""
     rows = []
     for number, content in enumerate(lines[1:], start=2):
         rows.append(_current(_rich(_parse(path, number, content))))
-    if len(rows) == head["rows"]:
-        fault = None
-    else:
+    fault = ""
+    if len(rows) != head["rows"]:
         fault = f"the last one, and not of {head['rows']} rows"
     number = len(rows) + 1
     for line, row in enumerate(rows, start=2):

@@ -96,19 +96,17 @@ def text(
           10   0.1235
         1000  0.05000
     """
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
+    if hasattr(rows, "to_dict"):
         names = list(rows.columns)
         rows = rows.to_dict("records")
     else:
         rows = list(map(dict, rows))
         # Rows may lack columns: the order is that of the first ones to have each.
         names = list(dict.fromkeys(name for row in rows for name in row))
-    missing = [name for name in columns or () if name not in names]
-    if missing:
-        raise ValueError(
-            f"columns has {missing[0]!r}, which is not in the rows; they have "
-            f"{', '.join(map(str, names))}"
-        )
+    for name in columns or ():
+        if name not in names:
+            present = ", ".join(map(str, names))
+            raise ValueError(f"columns has {name!r}, which is not in the rows; they have {present}")
     table = []
     for name in names if columns is None else columns:
         values = [row.get(name) for row in rows]
