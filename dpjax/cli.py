@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TextIO
 
 import tyro
 import tyro.extras
@@ -61,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     # Python's streams are None where the process began without them (`2>&-`).
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
     if arguments == ["--version"]:
         print(f"dpjax {__version__}")
         return 0
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
     except BrokenPipeError:  # Whoever read has read enough, as `head` does.
         # For the interpreter's last flush.
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        sys.stdout = _nowhere()
         return 1
     except (ValueError, OSError, ImportError, MemoryError) as error:
         message = str(error) or "out of memory; give a smaller network"
@@ -106,6 +107,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
+
+
+def _nowhere() -> TextIO:
+    """A stream that nobody reads."""
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _overview() -> str:

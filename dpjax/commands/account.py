@@ -34,7 +34,7 @@ Trust = Literal["ldp", "pndp", "secldp"]
 ZeroSum = Literal["messages", "with_own_copy"]
 
 _SCALED = "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / "
-NOISE: dict[str, str] = {
+NOISE = {
     "dsgd": "fresh for every agent and round, sigma x clip a coordinate",
     "anti_pgd": f"sigma x clip x (C^-1 Z)_t, z_t - z_t-1; {_SCALED}sigma (zero-out)",
     "mafalda": f"sigma x clip x (C^-1 Z)_t; {_SCALED}sigma (zero-out)",
@@ -62,6 +62,8 @@ _ASSUMPTIONS = {
         "which an attacker who does not see every message can gain from"
     ),
 }
+_DISTANCES = {None: "all", -1: "none"}
+"""What tables say of agents where nobody attacks, and of those whom no attacker hears."""
 _SEES = {
     "ldp": "LDP: an eavesdropper of every message on every link",
     "pndp": "PNDP: {who}, seeing what arrives, knowing own gradients and noise",
@@ -90,7 +92,7 @@ class Account(NamedTuple):
     attackers: tuple[tuple[int, ...], ...]
     participation: Participation
     sigma: float
-    rows: list[records.Row]
+    rows: records.Rows
 
     def worst(self, gradients: Gradients = "any") -> records.Row:
         """The row of the largest loss.
@@ -189,13 +191,10 @@ def account(
     shift = budget.sensitivity(relation, 1.0)
     delta = _validate.probability("delta", delta)
     model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
-    groups: list[Sequence[int]] = []
-    if np.iterable(attackers):
-        groups = list(attackers)
-    elif attackers is None:
-        groups = [()]
-        if trust == "pndp":
-            groups = [(agent,) for agent in range(len(mixing))]
+    groups: list[Sequence[int]] = list(attackers) if np.iterable(attackers) else []
+    if attackers is None:
+        # Pairwise network DP is about every participant, each alone; else nobody takes part.
+        groups = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
     if not groups or not all(map(np.iterable, groups)):
         raise ValueError(
             f"attackers is {_validate.shown(attackers)}; give sets of nodes, as in [[0], [1, 2]]"
@@ -204,10 +203,12 @@ def account(
     any_losses = [view.loss(pattern) for view in attacker_views]
     view_losses = [view.loss(pattern, gradients="view") for view in attacker_views]
     losses = {
-        "any": [loss._replace(mu=loss.mu * (1 + ROUNDING)) for loss in any_losses],
+        # Both are rounded up; a bound of gradients "any" covers those of "view".
+        "any": tighter_losses(any_losses, any_losses),
         "view": tighter_losses(view_losses, any_losses),
     }
     if epsilon is not None:
+        # Losses are of noise 1, and fall as 1 / sigma.
         mu = shift * max(float(np.nanmax(loss.mu)) for loss in losses[gradients])
         if math.isinf(mu):
             remedy = "" if gradients == "view" else ", or gradients 'view'"
@@ -220,7 +221,7 @@ def account(
         while float(gdp.epsilon(mu / sigma * MARGIN, delta)) > epsilon:
             sigma *= 1 + 1e-10
     sigma = _validate.positive("sigma", sigma)
-    rows: list[records.Row] = []
+    rows: records.Rows = []
     for kind, stated in losses.items():
         for view, loss in zip(attacker_views, stated, strict=True):
             rows += _rows(mixing, kind, view, loss._replace(mu=loss.mu * (shift / sigma)), delta)
@@ -239,6 +240,7 @@ def _model(
     """The algorithm at clip 1 and noise 1."""
     _validate.one_of("algorithm", algorithm, NOISE)
     steps = _validate.integer("gossip_steps", gossip_steps)
+    # An option of another algorithm would be ignored without a word.
     owners = {"gossip_steps": {*NOISE} - {"zip_dl"}, "shared": {"decor"}, "zero_sum": {"zip_dl"}}
     values = {"gossip_steps": None if steps == 1 else steps, "shared": shared, "zero_sum": zero_sum}
     for name, value in values.items():
@@ -277,6 +279,7 @@ def _view(
                 "leave it out, or take --trust pndp"
             )
         return model.ldp()
+    # Without pairwise secrets an outsider who knows them sees nothing more.
     if not any(model.secret):
         raise ValueError(
             "trust is 'secldp', about pairwise secrets, and this algorithm has none; take ldp or "
@@ -330,6 +333,7 @@ def distances(mixing: Matrix, attackers: Sequence[int]) -> Int[np.ndarray, " n"]
     """
     from scipy.sparse import csgraph
 
+    # Row i of W names whom agent i hears, so paths lead back from the attacker.
     links = (mixing != 0).astype(float)
     nodes = _validate.agents("attackers", attackers, maximum=len(mixing) - 1)
     hops = csgraph.dijkstra(links, indices=nodes, unweighted=True, min_only=True)
@@ -346,6 +350,7 @@ def _rows(
     """A row for each victim of a set of attackers."""
     attackers = tuple(map(int, view.attackers))
     away = distances(mixing, attackers) if attackers else None
+    # An attacker knows its own data: it is no victim of itself.
     victims = [u for u in range(len(mixing)) if u not in attackers]
     # Epsilon is stated of a mu that is rounded up, never down.
     mu = loss.mu[victims] * MARGIN
@@ -403,6 +408,7 @@ def account_command(
     """
     links, matrix, title = inputs.network(graph, mixing, seed)
     path = inputs.free(out, "dpjax-account.jsonl")
+    # Reports call agents as the file of edges does.
     names = nodes.labels(links)
     # Refused before the computation, which may take minutes.
     figure = path.with_suffix(".svg")
@@ -415,7 +421,7 @@ def account_command(
         hidden = None
     else:
         hidden = nodes.find_all(names, protected, "protected")
-    groups = _attackers(attackers, terms["trust"], names)
+    groups = _attackers(attackers, names)
     spent = account(matrix, attackers=groups, protected=hidden, **terms)
     relation = terms["relation"]
     print(title)
@@ -427,6 +433,7 @@ def account_command(
     outsider = account(matrix, **outside | {"sigma": spent.sigma, "epsilon": None})
     print("\n".join(_parties(spent, terms, len(names), outsider)))
     if terms["epsilon"] is not None:
+        # What correlation or secrets are worth shows beside independent noise.
         bare = {"algorithm": "dsgd", "gossip_steps": 1, "shared": None, "zero_sum": None}
         independent = outside | bare
         compared = {terms["algorithm"]: outside} if outside != terms else {}
@@ -443,6 +450,7 @@ def account_command(
     pattern = spent.participation
     settings = {"graph": graph, "mixing": mixing, "seed": seed, **terms}
     settings |= {"attackers": attackers, "protected": protected}
+    # The record says how to make it again, defaults included.
     command = _typed(settings)
     settings |= {"sigma": spent.sigma, "epochs": pattern.epochs, "separation": pattern.separation}
     columns = ("graph", "algorithm", "trust", "relation", "rounds", "epochs", "separation",
@@ -456,6 +464,7 @@ def account_command(
         }
         rows.append({name: settings[name] for name in columns} | row | words)
     metadata = records.metadata(command, seed, experiment="account", config=settings)
+    # Without attackers there is no distance to draw over.
     x = "distance" if spent.attackers[0] else "victim"
     metadata |= {"labels": names, "plot": {"x": x, "y": "epsilon", "series": "gradients"}}
     print(f"\nwritten: {records.write(path, rows, metadata)}")
@@ -463,13 +472,12 @@ def account_command(
     return 0
 
 
-def _attackers(
-    words: tuple[str, ...], trust: Trust, names: Sequence[str]
-) -> list[tuple[int, ...]] | None:
+def _attackers(words: tuple[str, ...], names: Sequence[str]) -> list[tuple[int, ...]] | None:
     """Sets of attackers that a command line names; None is the default of the trust model."""
-    if not words and trust == "pndp":
-        words = ("all",)
+    if not words:
+        return None
     if words != ("all",):
+        # Several that are named collude: they are one set.
         return [nodes.find_all(names, words, "attackers")]
     if "all" in names:
         raise ValueError("attackers is 'all', which is also an agent; write label:all for it alone")
@@ -481,6 +489,7 @@ def _typed(options: inputs.Terms) -> str:
     words = ["dpjax", "account"]
     for name, value in options.items():
         values = value if isinstance(value, tuple) else (value,)
+        # What was left out is a default, and None has no form on a command line.
         if values not in ((), (None,)):
             words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return shlex.join(words)
@@ -495,6 +504,7 @@ def _lines(spent: Account, terms: inputs.Terms, names: Sequence[str]) -> list[st
     rounds = "every round"
     if pattern.epochs < pattern.rounds:
         rounds = _validate.counted(pattern.epochs, "round")
+    # Rounds of one, or of all, have no distance between them.
     spacing = ""
     if 1 < pattern.epochs < pattern.rounds:
         spacing = f", {pattern.separation:,} apart"
@@ -536,17 +546,18 @@ def _lines(spent: Account, terms: inputs.Terms, names: Sequence[str]) -> list[st
     ]
 
 
-def _by_distance(rows: list[records.Row], names: Sequence[str]) -> list[records.Row]:
+def _by_distance(rows: records.Rows, names: Sequence[str]) -> records.Rows:
     """Mean, least and largest loss over the victims (of every attacker) at each distance."""
     several = len({row["attackers"] for row in rows}) > 1
     table = []
-    for distance in sorted({-2 if row["distance"] is None else row["distance"] for row in rows}):
-        part = [row for row in rows if distance in (-2, row["distance"])]
+    for distance in sorted({row["distance"] for row in rows}):
+        part = [row for row in rows if row["distance"] == distance]
         mu = [row["mu"] for row in part]
+        # A "<=" marks losses that a larger view bounds.
         bounds = sum(row["upper_bound"] for row in part)
         table.append(
             {
-                "distance": {-2: "all", -1: "none"}.get(distance, str(distance)),
+                "distance": _DISTANCES.get(distance, str(distance)),
                 "pairs" if several else "victims": len(part),
                 "mu: mean": up(sum(mu) / len(mu), 4),
                 "min": up(min(mu), 4),
@@ -558,8 +569,9 @@ def _by_distance(rows: list[records.Row], names: Sequence[str]) -> list[records.
     return table
 
 
-def _by_agent(rows: list[records.Row], names: Sequence[str]) -> list[records.Row]:
+def _by_agent(rows: records.Rows, names: Sequence[str]) -> records.Rows:
     """The largest loss of every agent of a small network."""
+    # A line each would be pages; the record file has them all.
     if len(names) > inputs.FEW:
         return []
     several = len({row["attackers"] for row in rows}) > 1
@@ -568,10 +580,7 @@ def _by_agent(rows: list[records.Row], names: Sequence[str]) -> list[records.Row
         row = max((row for row in rows if row["victim"] == victim), key=lambda row: row["mu"])
         line = {"agent": names[victim]}
         if not several and row["distance"] is not None:
-            if row["distance"] < 0:
-                line["distance"] = "none"
-            else:
-                line["distance"] = str(row["distance"])
+            line["distance"] = _DISTANCES.get(row["distance"], str(row["distance"]))
         line |= {"mu": up(row["mu"]), "epsilon": up(row["epsilon"])}
         if several:
             line["to"] = ", ".join(names[agent] for agent in row["attackers"])
@@ -604,6 +613,7 @@ def _parties(spent: Account, terms: inputs.Terms, agents: int, outside: Account)
     if terms["trust"] == "pndp" and len(spent.attackers) == agents:
         subjects.add(parties.ANOTHER)
     rows = [row for row in stated.protection()[:-2] if row.party not in subjects]
+    # Such a delta promises an agent nothing, so no epsilon is printed beside it.
     if loose_delta(terms["delta"], agents, "agent"):
         why = f"delta = {delta_text(terms['delta'])} is above one over the number of agents"
         return [str(row._replace(epsilon=None, why=why)) for row in rows]

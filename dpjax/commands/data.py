@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
@@ -17,8 +17,8 @@ _CUSTOM = catalog.Known("your own file, not verified")
 
 
 def data_command(
-    task: Annotated[Literal["list", "fetch", "path", "check"], tyro.conf.Positional] = "list",
-    name: Annotated[str | None, tyro.conf.Positional] = None,
+    task: tyro.conf.Positional[Literal["list", "fetch", "path", "check"]] = "list",
+    name: tyro.conf.Positional[str | None] = None,
 ) -> int:
     """The data sets and their cache: list, fetch, path, check.
 
@@ -54,6 +54,7 @@ def _list() -> int:
         else:
             entry = catalog.SETS.get(name, _CUSTOM)
         state = "can be fetched" if entry.obtainable else "to be put there"
+        # A package brings it: no file of the cache is read.
         if entry.bundled:
             state = "with scikit-learn"
         elif os.path.lexists(path):

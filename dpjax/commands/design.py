@@ -97,6 +97,7 @@ def design(
     """
     _validate.one_of("kind", kind, KINDS)
     part: Any = noise.named(kind)
+    # Only designs over a whole run look ahead; the others have no horizon to set.
     if horizon is not None and getattr(part, "horizon", None) == "run":
         part = dataclasses.replace(part, horizon=horizon)
     config = plan_.Config(
@@ -148,8 +149,10 @@ def design_command(
     relation = terms["relation"]
     _refuse_unread(relation, batch_size, terms["accountant"], terms["allow_unsound"])
     links, matrix, title = inputs.network(graph, mixing, seed)
+    # Refused before the design, which may take minutes.
     path = inputs.free(out, "dpjax-design.npz")
     names = nodes.labels(links)
+    # An agent's gradient is clipped as a whole: its batch divides no noise.
     terms["batch_size"] = batch_size or 1
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "delta is")  # A note says it.
@@ -164,6 +167,7 @@ def design_command(
     print(f"relation: {relation} ({inputs.HIDDEN[relation]})")
     print(f"guarantee: {wording.statement(plan.guarantee, process=False)}")
     figures = spatial.figures(plan.covariance(), matrix)
+    # Independent noise needs no trust: what it costs is the measure of all others.
     others = spatial.figures(plans["independent"].covariance(), matrix)
     # Members of a group can subtract the noise of the others.
     if plan.guarantee.secrets not in ("own", "alone"):
@@ -179,6 +183,7 @@ def design_command(
         for name, text in FIGURES.items()
     ]
     print(tables.text(rows))
+    # A gap below zero is rounding of the solver.
     if solution.gap is None:
         gap = "none known"
     else:
@@ -211,9 +216,10 @@ def _plans(
     terms: inputs.Terms,
 ) -> dict[str, plan_.Plan]:
     """The chosen design and those to compare it with, without slow ones for many agents."""
-    plans: dict[str, plan_.Plan] = {}
+    plans = {}
     for kind in KINDS:
         part = noise.named(kind)
+        # The chosen design is made however long it takes, the others only on request.
         slow = part is not None and part.slow and len(matrix) > MANY
         if slow and kind != chosen_kind and not all_designs:
             continue
@@ -246,7 +252,7 @@ def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
     return "Polynomial of W (dp.noise.Polynomial)", covariance, forecast
 
 
-def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> list[records.Row]:
+def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> records.Rows:
     """What every agent adds and is promised, from the covariance alone."""
     config = plan.config
     covariance = plan.covariance()
@@ -287,6 +293,7 @@ def _comparison(
     with contextlib.suppress(ValueError):  # There is none of some W, such as a directed one.
         compared.append(_polynomial(plan, horizon, size))
     assert plan.design is not None
+    # What a trusted server would add, at the same bound on each agent's loss.
     central = spatial.central(plan.mixing, plan.design.precision_bound)
     compared.append(("CDP (reference only)", central, None))
     rounds = horizon or plan.config.rounds
@@ -295,18 +302,19 @@ def _comparison(
     weights = factor.T @ factor
     rows = []
     for title, covariance, affordable in compared:
-        row = {"under the same guarantee": title}
-        row["noise energy, one step"] = f"{spatial.energy(covariance, plan.mixing):.5g}"
-        row[_validate.counted(rounds, "round")] = f"{np.sum(weights * covariance):.5g}"
-        if parameters is not None:
-            if affordable is None:
-                row["noise / drift"] = ""
-            else:
-                row["noise / drift"] = f"{affordable.ratio:.3g}"
-        if affordable is None:
-            row["affords, parameters"] = ""
-        else:
+        row = {
+            "under the same guarantee": title,
+            "noise energy, one step": f"{spatial.energy(covariance, plan.mixing):.5g}",
+            _validate.counted(rounds, "round"): f"{np.sum(weights * covariance):.5g}",
+            "noise / drift": "",
+            "affords, parameters": "",
+        }
+        if affordable is not None:
+            row["noise / drift"] = f"{affordable.ratio:.3g}"
             row["affords, parameters"] = f"{affordable.affords():,.0f}"
+        if parameters is None:
+            # The ratio is of a model's size; what is affordable is not.
+            del row["noise / drift"]
         rows.append(row)
     head = (
         "affords: the largest model for which noise in the average model, and of agents' own "
@@ -317,6 +325,7 @@ def _comparison(
         head = forecast.statement()
     elif forecast.unit == "record":
         head += f"; batches of {forecast.batch_size:,}"
+    # Left out in words, so that nobody takes the list for complete.
     absent = [title for kind, title in KINDS.items() if kind not in plans]
     if absent:
         names = " and ".join(absent)
@@ -331,6 +340,7 @@ def _refuse_unread(
     relation: inputs.Relation, batch_size: int | None, accountant: str, allow_unsound: bool
 ) -> None:
     """Refuse options that the others leave without a meaning, or ask for; names the first one."""
+    # A relation of records clips each record, one of agents each agent.
     of_records = budget_.clips(relation) == "record"
     if (batch_size is not None) != of_records:
         remedy = "an agent's gradient is clipped as a whole, leave it out"

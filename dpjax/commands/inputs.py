@@ -83,6 +83,7 @@ def network(graph: str, mixing: Weights, seed: int) -> tuple[nx.Graph, Matrix, s
         raise ValueError(f"graph is {graph!r}; give text, such as 'ring:8' or the path of a file")
     _validate.integer("seed", seed, minimum=0)
     spec = graph
+    # A random graph without a seed of its own takes the command's.
     if graph.startswith("er:") and graph.count(":") == 2:
         spec = f"{graph}:{seed}"
     elif seed:
@@ -90,8 +91,9 @@ def network(graph: str, mixing: Weights, seed: int) -> tuple[nx.Graph, Matrix, s
             f"seed is {seed} for graph {graph!r}, which is not random or names its own; leave it "
             "out, or give er:AGENTS:PROBABILITY"
         )
-    links = graphs.parse(spec)
     weights = {"metropolis": matrices.metropolis_hastings, "uniform": matrices.uniform_neighbors}
+    _validate.one_of("mixing", mixing, weights)
+    links = graphs.parse(spec)
     matrix = weights[mixing](links)
     drawn = ""
     if "seed" in links.graph:
@@ -140,6 +142,7 @@ def note_delta(delta: float, agents: int, relation: str, records: int = 1) -> No
         relation: Neighbouring relation.
         records: That an agent has at least.
     """
+    # Delta is to be below one over the units that are protected.
     of_agents = relation == "replace_agent"
     if of_agents:
         units = agents

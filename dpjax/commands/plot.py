@@ -1,7 +1,7 @@
 """The body of `dpjax plot`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tyro
 
@@ -13,9 +13,9 @@ __all__: list[str] = []
 
 @inputs.with_arguments(plots.from_records)
 def plot_command(
-    path: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    path: tyro.conf.Positional[tuple[Path, ...]],
     *,
-    where: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = (),
+    where: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     out: Path | None = None,
     **terms: Any,
 ) -> int:

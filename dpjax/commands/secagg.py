@@ -84,6 +84,7 @@ async def _serve(
             except Abort as abort:
                 print(f"round {number}: no sum: {abort.reason}", flush=True)
                 continue
+            # Written after every round: a later one may never end.
             sums.append(total.values)
             write(np.stack(sums))
             vectors = _validate.counted(len(total.survivors), "vector")
@@ -93,7 +94,7 @@ async def _serve(
 
 @inputs.with_arguments(_agreed)
 def join_command(
-    values: Annotated[Path, tyro.conf.Positional],
+    values: tyro.conf.Positional[Path],
     *,
     host: str = "127.0.0.1",
     port: int,

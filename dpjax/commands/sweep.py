@@ -224,11 +224,11 @@ def sweep(
     problems, seeds = arguments.check_tasks(problem, seeds)
     options = {"seeds": seeds, "eval_every": eval_every, "devices": devices}
     task = _Task(problems, mixing, options)
-    groups: dict[Any, list[Config]] = {}
+    groups = collections.defaultdict(list)
     for config in points:
         # Budget and step size may differ within a compiled program, these may not.
         shared = config.protect, config.sampler, config.rounds, config.noise, config.method
-        groups.setdefault((*shared, config.optimizer.shared()), []).append(config)
+        groups[*shared, config.optimizer.shared()].append(config)
     with contextlib.ExitStack() as stack:
         if not isinstance(folder, str | os.PathLike | None):
             raise ValueError(f"folder is {_validate.shown(folder)}; give a path, or None")
@@ -302,7 +302,7 @@ def _replaced(config: Config, point: Point) -> Config:
     changes: dict[str, Any] = {}
     for name in sorted(point):  # Whole parts come before their own fields.
         field, _, inner = name.partition(".")
-        parts = changes if field in changes else vars(config)
+        parts = vars(config) | changes
         if inner:
             choices = getattr(parts.get(field), "__dataclass_fields__", [field])
         else:
@@ -311,9 +311,9 @@ def _replaced(config: Config, point: Point) -> Config:
             text = f"grid holds {name!r}, which config lacks; choose from {', '.join(choices)}"
             raise ValueError(text)
         value = point[name]
-        changes[field] = value
         if inner:
-            changes[field] = dataclasses.replace(parts[field], **{inner: value})
+            value = dataclasses.replace(parts[field], **{inner: value})
+        changes[field] = value
     # A run without noise keeps no budget, whatever the grid says of it.
     if changes.get("noise", config.noise) is None:
         changes |= {"noise": None, "budget": None}

@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import numpy as np
@@ -91,7 +91,7 @@ step_size = 1.0
 
 _Section: TypeAlias = Mapping[str, Any]
 """A part of the file of settings, as `tomllib` reads it."""
-_MODELS: dict[str, type[nn.Module]] = {
+_MODELS = {
     "MLP": mlp.MLP, "Linear": linear.Linear, "SmallCNN": cnn.SmallCNN, "CNN2": cnn.CNN2,
     "CNN5": cnn.CNN5,
 }  # fmt: skip
@@ -101,10 +101,14 @@ _SECTIONS = {
     "method": "[method]",
 }  # fmt: skip
 """Sections by name, as a file writes them."""
+_PARTS = {"noise": noise, "sampler": samplers, "optimizer": optimizers, "method": methods}
+"""Sections that name a class, and the modules of these."""
+# D-SGD is what a file without the section means.
+_DEFAULTS: _Section = {"method": {"name": "DSGD"}, "release": False}
 _PLAIN = {"rounds", "seeds", "out", "eval_every", "release"}
 
 
-def init_command(path: Annotated[Path, tyro.conf.Positional] = Path("dpjax.toml")) -> int:
+def init_command(path: tyro.conf.Positional[Path] = Path("dpjax.toml")) -> int:
     """Write a commented file of settings, for dpjax train.
 
     Args:
@@ -118,7 +122,7 @@ def init_command(path: Annotated[Path, tyro.conf.Positional] = Path("dpjax.toml"
     return 0
 
 
-def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None = None) -> int:
+def train_command(path: tyro.conf.Positional[Path], out: Path | None = None) -> int:
     """Train privately from a file of settings.
 
     Prints the last metrics and the guarantees, and writes the result, its rows and a report of one
@@ -159,16 +163,17 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
     # same command writes that of a release which was stopped here.
     part = folder.with_name(f".{folder.name}.{os.urandom(4).hex()}")
     with _files.writing(place, folder):
+        # Tried now: after hours of training a folder that refuses is too late.
         part.mkdir(parents=True)
         part.rmdir()
-    options: dict[str, Any] = {"eval_every": settings.get("eval_every"), "progress": True}
     with _naming(_part_titles(*(vars(plan.config) for plan in plans))):
         result = run_(
             plans,
             task,
             seeds=settings.get("seeds", [0]),
             checkpoint=storage,
-            **options,
+            eval_every=settings.get("eval_every"),
+            progress=True,
         )
     try:
         with _files.writing(place, folder):
@@ -178,11 +183,13 @@ def train_command(path: Annotated[Path, tyro.conf.Positional], out: Path | None 
         result.to_csv(part / "rows.csv")
         result.report(part / "report.html")
     except BaseException:
+        # Half a result looks like a whole one.
         shutil.rmtree(part, ignore_errors=True)
         raise
     with _files.writing(f"{place}, with the result in {part},", folder):
         os.rename(part, folder)
     print(result.summary())
+    # Equal guarantees are stated once.
     for caption in dict.fromkeys(guarantee.caption() for guarantee in result.guarantees):
         print(caption)
     for plan in plans:
@@ -211,6 +218,7 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
     Raises:
         ValueError: For a section or key that nothing reads, or values that parts refuse.
     """
+    # A key that nothing reads is a typing error, which would train with a default.
     for name in settings:
         _validate.one_of("setting", name, sorted(_SECTIONS.keys() | _PLAIN))
     for name in ("rounds", "data", "network", "model", "protect", "sampler", "optimizer"):
@@ -227,23 +235,21 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
             remedy = f"write it as a section {_SECTIONS[name]}"
             raise ValueError(f"{name} is {settings[name]!r}; {remedy}")
     matrix, task, sites = _task(settings)
-    # D-SGD is what a file without the section means.
-    method = settings.get("method", {"name": "DSGD"})
+    settings = {**_DEFAULTS, **settings}
     designs = [_noise(section) for section in settings.get("noise", [])]
     parts: dict[str, Any] = {
         "budget": _budget(settings["budget"], sites) if "budget" in settings else None,
         "protect": _called("protect", protect.Protect, settings["protect"]),
-        "sampler": _part("sampler", settings["sampler"], vars(samplers)),
-        "optimizer": _part("optimizer", settings["optimizer"], vars(optimizers)),
-        "method": _part("method", method, vars(methods)),
+        **{name: _part(name, settings[name]) for name in ("sampler", "optimizer", "method")},
         "rounds": settings["rounds"],
-        "release": settings.get("release", False),
+        "release": settings["release"],
     }
     if parts["release"] is True and (len(designs) > 1 or np.size(settings.get("seeds", 0)) > 1):
         raise ValueError("release is true; leave one [[noise]], and give seeds = [0]")
     # A baseline leaves the budget to the others. Where there are none, the budget is refused.
     with _naming(_part_titles(parts, *({"noise": design} for design in designs))):
         config = plan_.Config(noise=next(filter(None, designs), None), **parts)
+        # The plans share all but their noise, so that results can be compared.
         configs = [config.using(design) for design in designs or [None]]
         plans = [plan_.make(point, matrix, counts=task.partition) for point in configs]
         return plans, task
@@ -255,12 +261,14 @@ def _budget(section: _Section, sites: tuple[str, ...]) -> protect.Budget:
     epsilon = section.get("epsilon")
     with _naming(_titles("budget", section)):
         if isinstance(epsilon, Mapping):
+            # Two ways to write a letter are one name.
             epsilons = {_validate.name(site): value for site, value in epsilon.items()}
             if len(epsilon) != len(sites) or set(epsilons) != set(sites):
                 remedy = f"give one for each of {[*sites]}"
                 raise ValueError(f"epsilon is of {sorted(epsilon)}; {remedy}")
             budget["epsilon"] = [epsilons[site] for site in sites]
         elif isinstance(epsilon, list) and not _numbered(sites):
+            # The order of named sites is the file's, which a list would have to repeat.
             remedy = f"name the sites: {{ {sites[0]!r} = 1.0, ... }}"
             raise ValueError(f"epsilon is {epsilon!r}; {remedy}")
     return _called("budget", protect.Budget, budget)
@@ -305,19 +313,16 @@ def _naming(titles: Mapping[str, str]) -> Iterator[None]:
 def _task(settings: _Section) -> tuple[np.ndarray, Problem, tuple[str, ...]]:
     """The mixing matrix, model and data over its agents, and the agents' names."""
     network = {"mixing": "metropolis", "seed": 0} | settings["network"]
-    keys = {"graph", "mixing", "seed"}
-    _keys("network", network, keys)
-    with _naming(_titles("network", keys) | {"path": "[network] graph"}):
-        _validate.one_of("mixing", network["mixing"], ("metropolis", "uniform"))
-        if "graph" not in network:
-            raise ValueError("graph is missing; give one, such as 'er:8:0.5'")
-        graph, matrix, _ = inputs.network(**network)
+    # A file of edges that cannot be read is named as a path.
+    with _naming({"path": "[network] graph"}):
+        graph, matrix, _ = _called("network", inputs.network, network)
     sites = nodes.labels(graph)
     data = {"partition": "iid", "seed": 0} | settings["data"]
     keys = {"name", "partition", "alpha", "seed", "test"}
     _keys("data", data, keys)
     with _naming(_titles("data", keys)):
         records = load.load(data.get("name"))
+        # What has no effect is refused, so that nobody counts on it.
         unread = {}
         if data["partition"] != "dirichlet":
             unread["alpha"] = "partition is not 'dirichlet'"
@@ -370,6 +375,7 @@ def _dealt(
     """Training and test records, and the agents who hold the former."""
     seed = data["seed"]
     held_out = data.get("test", 0.2), seed
+    # Held out before agents get their records: no agent sees a test record.
     train, test = split.with_test(records, *held_out)
     if records.x_test is None:
         count = _validate.counted(len(test[1]), "record")
@@ -417,12 +423,13 @@ def _noise(section: _Section) -> Any:
     """A design, or None for a baseline."""
     if section == {"name": "None"}:
         return None
-    return _part("noise", section, vars(noise))
+    return _part("noise", section)
 
 
-def _part(section: str, section_values: _Section, classes: _Section) -> Any:
+def _part(section: str, section_values: _Section) -> Any:
     """A part by its class's name and its arguments."""
     values = dict(section_values)
+    classes = vars(_PARTS[section])
     names = [name for name in classes["__all__"] if inspect.isclass(classes[name])]
     with _naming(_titles(section, {"name"})):
         name = _validate.one_of("name", values.pop("name", None), names)
@@ -431,6 +438,7 @@ def _part(section: str, section_values: _Section, classes: _Section) -> Any:
 
 def _called(section: str, kind: Callable[..., Any], values: _Section) -> Any:
     """What a class makes of arguments; lists become tuples."""
+    # The class says which settings there are; its own checks say which values.
     parameters = inspect.signature(kind).parameters
     _keys(section, values, set(parameters) - {"parent"})
     required = set()
