@@ -234,9 +234,8 @@ def _round_by_round(model: Model) -> Model:
     gradient = np.stack([np.concatenate([here.gradient_output, here.gradient]) for here in rounds])
     noise = np.stack([np.concatenate([here.noise_output, here.noise]) for here in rounds])
     nothing = np.zeros((1, gradient.shape[1], 1))
-    return Model(
-        np.zeros((1, 1, 1)), np.zeros((1, 1, n)), np.zeros((1, 1, q)), nothing, gradient, noise
-    )
+    state = (np.zeros((1, 1, size)) for size in (1, n, q))
+    return Model(*state, nothing, gradient, noise)
 
 
 def seeing(model: Model, rows: Matrix, *, output: str) -> Model:

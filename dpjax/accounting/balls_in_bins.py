@@ -351,12 +351,11 @@ def _epsilon(bins: int, mu: float, delta: float) -> float:
     # upper sets, so that e^eps is the largest of these quotients.
     upper_mass = mean.masses[::-1].cumsum()
     upper_value = weighted[::-1].cumsum()
-    with np.errstate(divide="ignore"):
-        present = np.max((upper_value - allowed) / upper_mass)
     # It is zeroed out: E (1 - e^eps R)_+, over lower sets.
     lower_mass = mean.masses.cumsum()[1:]
     lower_value = weighted.cumsum()[1:]
     with np.errstate(divide="ignore"):
+        present = np.max((upper_value - allowed) / upper_mass)
         absent = np.max((lower_mass - allowed) / lower_value)
     epsilon = log(max(present, absent, 0.5)) + _LOG_ROUNDING
     return min(unamplified, max(epsilon, 0.0))

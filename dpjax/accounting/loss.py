@@ -37,8 +37,8 @@ class Loss:
 
     kind: ClassVar[str]
     rounds: int
-    accounting: ClassVar[str] = ""
-    caveat: ClassVar[str] = ""
+    accounting = ""
+    caveat = ""
 
     def __init_subclass__(cls) -> None:
         """Enter what records may store."""
@@ -173,9 +173,9 @@ class AmplifiedLoss(Loss):
         'outsider'
     """
 
-    relation: ClassVar[str] = "zero_out_record"
-    attacker: ClassVar[str] = "outsider"
-    no_total: ClassVar[str] = (
+    relation = "zero_out_record"
+    attacker = "outsider"
+    no_total = (
         "adding up such losses to a total is not known to hold for phases chosen on the way. Take "
         "samplers.Random or Cyclic"
     )

@@ -41,8 +41,8 @@ class _Summed(Loss):
 
     parameter: ClassVar[str]
     symbol: ClassVar[str]
-    flag: ClassVar[str] = "even"
-    squared: ClassVar[bool] = False
+    flag = "even"
+    squared = False
     participation: Pattern | None = None
 
     def __post_init__(self) -> None:

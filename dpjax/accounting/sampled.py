@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, exp, expm1, floor, frexp, hypot, inf, isinf, log, log1p, log2, sqrt
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -77,7 +77,8 @@ _WIDEST = 500.0
 _NONE = np.zeros(0)
 
 # Rate, ratio and number of rounds alike of one agent.
-_Part = tuple[float, float, int]
+_Part: TypeAlias = tuple[float, float, int]
+_Parts: TypeAlias = tuple[_Part, ...]
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class Pld(AmplifiedLoss):
         """Rounds of all phases."""
         return sum(phase.rounds for phase in self.phases)
 
-    def _rows(self) -> list[tuple[_Part, ...]]:
+    def _rows(self) -> list[_Parts]:
         """(rate, ratio, times) of each agent's phases."""
         columns = []
         for phase in self.phases:
@@ -409,7 +410,7 @@ def _below_another(row: tuple, rows: set) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(row: tuple[_Part, ...], delta: float) -> float:
+def _epsilon(row: _Parts, delta: float) -> float:
     """The epsilon of one agent."""
     parts = [part for part in row if min(part) > 0]
     # Without sampling all rounds are one Gaussian.
@@ -440,7 +441,7 @@ def _all_in(parts: Sequence[_Part]) -> float:
     return hypot(*sizes) * _UP
 
 
-def _at_delta(parts: tuple[_Part, ...], delta: float) -> float:
+def _at_delta(parts: _Parts, delta: float) -> float:
     """Epsilon of all rounds in both directions, rounded up; it never rises with delta.
 
     All deltas from an anchor to the next one are read off the anchor's curves, which fall. Where
@@ -458,7 +459,7 @@ def _at_delta(parts: tuple[_Part, ...], delta: float) -> float:
 
 
 @lru_cache(maxsize=8)  # Statements of several records ask for many deltas.
-def _curves(parts: tuple[_Part, ...], anchor: float) -> tuple["_Curve", "_Curve"]:
+def _curves(parts: _Parts, anchor: float) -> tuple["_Curve", "_Curve"]:
     """Curves in both directions, from a least delta on."""
     return _composed(parts, anchor, True), _composed(parts, anchor, False)
 

@@ -99,7 +99,7 @@ class Curve:
         return np.minimum(1.0, np.sqrt(np.asarray(self.shares)) * MARGIN)
 
 
-def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
+def supremum(mus: Vector, epsilons: Vector) -> float:
     """Return an upper bound on sup over stopping times of E(1 - exp(eps_tau - L_tau))_+.
 
     With r = exp(-L), a martingale, the value V_t(r) of the best rule from mark t on is convex and
@@ -113,7 +113,6 @@ def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
     Args:
         mus: [M] Gaussian-DP mu up to each mark, finite, not falling.
         epsilons: [M] epsilon claimed at each mark.
-        fine: Points of the grid, relative to the default.
 
     Returns:
         The bound, at most 1.
@@ -138,7 +137,7 @@ def supremum(mus: Vector, epsilons: Vector, *, fine: float = 1.0) -> float:
     share = 1.5e-3 / max(2.0, -log(smallest)) * max(1.0, marks / 100) ** 0.5
     squares = np.maximum(values**2, _LEAST_SHARE * values[-1] ** 2)
     spent = squares / np.arange(1, marks + 1)
-    spacing = sqrt(6 * share * spent.min()) / fine
+    spacing = sqrt(6 * share * spent.min())
     spacing = max(spacing, sqrt(products / _MOST))
     # Steps far below a cell are made larger, which is worse: whatever spends more, earlier, is.
     steps = np.maximum(steps, (spacing / 32) ** 2)
