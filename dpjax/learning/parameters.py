@@ -88,6 +88,7 @@ def starting_values(params: Params, shapes: Params) -> Params:
     actual = _named_shapes(params)
     expected = _named_shapes(shapes)
     if actual != expected or not _same_structure(params, shapes):
+        # Which leaf differs helps more than both trees.
         name, _ = min(actual.items() ^ expected.items(), default=("its structure", None))
         raise ValueError(
             f"params differs from the model in {name} ({actual.get(name)} and "
@@ -159,6 +160,7 @@ def split_trained(params: Params, frozen: Params) -> tuple[Params, Params]:
             f"frozen is {_validate.shown(flags)}; give a function of a leaf's path to True or "
             "False, or a tree of bools over the parameters, and freeze some of them"
         )
+    # JAX takes None for an empty subtree: transformations of one half leave the other's places out.
     trained = jax.tree.map(lambda leaf, flag: None if flag else leaf, params, flags)
     return trained, jax.tree.map(lambda leaf, flag: leaf if flag else None, params, flags)
 
@@ -201,6 +203,7 @@ def merge(trained: Params, frozen: Params) -> Params:
     """
     if frozen is None:
         return trained
+    # Without the leaf rule, None would be an empty tree and its place be lost.
     return jax.tree.map(
         lambda value, public: public if value is None else value, trained, frozen, is_leaf=_missing
     )

@@ -149,8 +149,7 @@ class Problem:
         _validate.one_of("evaluation_data", self.evaluation_data, ("private", "public"))
         if not isinstance(self.name, str):
             raise ValueError(f"name is {_validate.shown(self.name)}; give text")
-        _validate.flag("init_per_agent", self.init_per_agent)
-        _validate.flag("local", self.local)
+        _validate.fields(self, _validate.flag, "init_per_agent", "local")
         for name in ("init", "loss", "metrics"):
             value = getattr(self, name)
             if not callable(value):
@@ -172,11 +171,12 @@ class Problem:
             parameters.check_split(self.init, self.frozen)
             values["frozen"] = parameters.fixed_values("frozen", self.frozen)
         _validate.assign(self, **values)
+        # NumPy would measure what somebody had masked out.
         for leaf in jax.tree.leaves(self.evaluation):
             _validate.unmasked("evaluation", leaf)
         self._check_functions()
-        alters_gradients = self.frozen is not None or self.augmentation is not None
-        if self.weighted is not None and alters_gradients:
+        altered = self.frozen is not None or self.augment is not None
+        if self.weighted is not None and altered:
             raise ValueError(
                 "weighted is given with frozen values or augment, of which it would not know; "
                 "leave it None"
@@ -219,6 +219,7 @@ class Problem:
 
         Of records that they hold apart it has the shape and dtype of one.
         """
+        # Dtype and shape too: the same bytes may be other records.
         digest = hashlib.sha256()
         # Processes with other records must agree on the digest.
         shared = slice(0 if self.local else None)

@@ -114,6 +114,8 @@ def keyed(key: PRNGKeyArray | None, x: Array, rows: Int[Array, "*r"]) -> _Record
     """
     if key is None:
         return x
+    # By the record's number, not its place in the batch: whatever else was drawn, a record has the
+    # same variants in a round. Words, since a batch's leaves are masked and padded as numbers.
     words = jax.vmap(lambda row: jax.random.key_data(jax.random.fold_in(key, row)))
     return Keyed(x, words(rows.reshape(-1)).reshape(*rows.shape, 2))
 
@@ -237,6 +239,7 @@ class AgentQuery:
         )
 
         def answered(models: Models, batch: Batch) -> tuple[Updates, Array, Array]:
+            # The clip comes last: what rounds before it moves no bound.
             gradients = _agents.each_agent(
                 jax.grad(loss), models, batch, sequential=self.one_by_one
             )
@@ -283,6 +286,7 @@ class AgentQuery:
             return norms > self.clip_norm
         leaves = jax.tree.leaves(gradients)
         layers = _numerics.layer_groups(gradients)
+        # C / sqrt(L) each, so that the whole is C at most.
         share = _numerics.layer_share(self.clip_norm, len(layers))
         layer_norms = []
         for layer in layers:
@@ -391,6 +395,7 @@ class RecordQuery:
         """
         places = self._places(batch)
         x = batch[0]
+        # Of one agent: agents' sums are rounded apart.
         params = _numerics.shapes(models)
         if self.one_by_one:
             return clipping.rounding_share(places, params)
@@ -447,6 +452,7 @@ class RecordQuery:
         # Records come first in every agent's batch: behind the last one there is only padding.
         used = jnp.max(jnp.sum(~batch.padding, axis=1, dtype=jnp.int32))
 
+        # Passes beyond the largest batch would add zeros: leaving them out changes no bit.
         def more(carry: _Passes) -> Array:
             return carry[0] * size < used
 

@@ -79,6 +79,7 @@ class _Dealt(_Sampler):
 
     def fill_share(self, counts: Counts, rounds: int) -> np.ndarray:
         """How much of each batch is records, [T, n]."""
+        # Rounds of one turn have the same records in every cycle.
         turn = np.arange(rounds)[:, None] % self.separation
         # Record r is in the rounds r mod b, r mod b + b, ...
         return np.maximum(np.ceil((counts - turn) / self.separation), 0) / self.batch_size
@@ -339,6 +340,7 @@ class Poisson(Counted, _Sampler):
         threshold = (rate * jnp.float32(2.0**32)).astype(jnp.uint32)
         bits = _numerics.threefry_bits(key, (counts.shape[0], places))
         positions = jnp.arange(places, dtype=jnp.int32)[None, :]
+        # Each coin is of its own position: no record's presence says anything of another's.
         drawn = (bits < threshold) & (positions < counts)
         if self.separation > 1:
             turn = jnp.mod(jnp.asarray(round, jnp.int32), self.separation)

@@ -64,16 +64,16 @@ def _labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
         ValueError: For labels that it cannot take.
     """
     dtype: type[np.number] = np.float32
+    fits = np.ones(y.shape, bool)
+    kind = "one number a record, [N]"
     if loss == "logistic":
         fits = np.isin(y, (-1, 1))
         kind = "-1 and +1"
     elif loss == "cross_entropy":
         dtype = np.int32
+        # Devices hold classes in 32 bits.
         fits = (y == np.round(y)) & (y >= 0) & (y < 2**31)
         kind = "classes 0 .. c-1, numbered from 0"
-    else:
-        fits = np.ones(y.shape, bool)
-        kind = "one number a record, [N]"
     # What follows finds the message that helps most.
     if y.ndim == 1 and fits.all():
         return y.astype(dtype)
@@ -110,6 +110,7 @@ def _check_outputs(model: nn.Module, loss: str, x: np.ndarray, largest: float) -
         ValueError: For outputs that the loss does not take, or too few; for a model that needs more
             than parameters and examples.
     """
+    # Shapes alone: nothing is computed, and no weights are drawn.
     batch = _numerics.shapes(x, 2)
     try:
         # With what ``init`` gave it and nothing else.
@@ -318,6 +319,7 @@ def _metrics(
                     total = jax.tree.map(jnp.add, total, last_total)
                     pairs = outputs, last_outputs
                     outputs = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *pairs)
+            # By one division at the end: means of parts of other sizes would weigh otherwise.
             means = jax.tree.map(lambda value: value / records, total)
             for name in scores:
                 means[f"test_{name}"] = _SCORES[name](outputs, evaluation[1])
@@ -411,7 +413,8 @@ def supervised(
     columns, x, y, x_test, y_test = _arrays(loss, train, test)
     classes = _check_outputs(model, loss, x, max(y.max(), y_test.max()))
     if eval_batch is None:
-        agents = len(partition_.checked_partition(partition, None if local else len(x)).counts)
+        # The problem refuses what is no partition.
+        agents = max(1, np.size(getattr(partition, "counts", ())))
         eval_batch = _records_at_once(model, x_test, agents)
     if not isinstance(metrics, Sequence):
         raise ValueError(f"metrics is {metrics!r}; give a list of {', '.join(_SCORES)}")
@@ -428,14 +431,15 @@ def supervised(
     # By the model's outputs: a class may be missing among the labels.
     if class_weights is not None:
         class_weights = _checked_weights(class_weights, classes)
+    # Numbers and texts alone, by which a second problem finds the compiled functions of a first.
     parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights
     try:
         functions = _module_functions(model, *parts)
     except TypeError:  # A module with an unhashable field: no sharing of compiled code.
         functions = _module_functions.__wrapped__(model, *parts)
     functions = _started(functions, params, frozen)
-    # A model's own sum would read the record in the place of its variants.
     if augment is not None:
+        # A model's own sum would read the record in the place of its variants.
         functions = functions | {"weighted": None}
     return Problem(
         **functions,

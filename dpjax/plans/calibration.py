@@ -9,7 +9,7 @@ import functools
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import optax
@@ -314,6 +314,7 @@ class Target:
                 "two draws of a record meet, which no amplified loss here covers; give noise with "
                 f"bands of at most {min(separation, rounds_.WIDEST + 1)}, or use Cyclic"
             )
+        # A draw moves the rows of its round's column, and no later draw shares one of them.
         norms = [float(np.linalg.norm(matrix, axis=0).max()) for matrix in _applied(strategy)]
         return max(norms) * _margin(strategy)
 
@@ -455,6 +456,7 @@ class Factored(OverAgents):
     def secrets(self) -> records.Secrets:
         """Agents who use the same normals share a seed; the others need none in common."""
         count = len(set(groups(self.factor)))
+        # One agent has no other, and its noise is its own.
         if count == len(self.factor):
             return "own"
         return "shared" if count == 1 else "group"
@@ -478,6 +480,7 @@ class Factored(OverAgents):
 
     def grid(self, target: Target) -> finite.Grid:
         """The grid of a release."""
+        # A release applies its strategy in float64.
         strategy = None if self.strategy is None else rounds_.applied(self.strategy, np.float64)
         return finite.grid(self.factor, target.rounds, strategy)
 
@@ -559,6 +562,7 @@ class Coloured(Privatizer):
         """Their rows of F, and the columns of the raw normals of their groups."""
         factor = np.asarray(arrays["factor"])
         numbers = list(agents)
+        # A group's members hold its seed, so they may draw all its normals, and no others'.
         rows = tuple(numbers)
         if (diagonal := precision.diagonal_of(factor)) is not None:
             part = diagonal[numbers]
@@ -572,10 +576,11 @@ class Coloured(Privatizer):
         """Diagonals in the place of factors [V, n, n] that are diagonal in all plans of a run."""
         factor = arrays["factor"]
         if factor.ndim == 2:
-            return dict(arrays)
+            return arrays
         diagonal = np.diagonal(factor, axis1=1, axis2=2)
+        # The same bits: a product with zeros adds nothing.
         if np.count_nonzero(factor) > np.count_nonzero(diagonal):
-            return dict(arrays)
+            return arrays
         return {**arrays, "factor": diagonal}
 
 
@@ -591,6 +596,7 @@ def groups(factor: np.ndarray) -> Counts:
     """
     if precision.diagonal_of(factor) is not None:
         return np.arange(len(factor))
+    # Whoever adds a normal must know it; who shares one with another shares a seed with all of its.
     _, group = scipy.sparse.csgraph.connected_components(factor != 0, directed=False)
     return group.astype(np.int64)
 
@@ -608,45 +614,35 @@ def guarantee_of(target: Target, noise: Calibrated) -> Guarantee:
         noise: The noise as it will run.
     """
     budget = target.budget
-    spent = _spent(target, noise)
+    loss, spent = _spent(target, noise)
     return Guarantee(
         epsilon=budget.largest,
         per_agent_epsilon=budget.each,
-        per_agent_mu=None if budget.each is None else spent.mus,
-        unsound=bool(np.max(spent.exact) > budget.largest),
-        loss=spent.loss,
+        per_agent_mu=None if budget.each is None else tuple(spent.size.tolist()),
+        unsound=bool(np.max(spent.exact_epsilon) > budget.largest),
+        loss=loss,
         **_terms(target, noise),
     )
 
 
-class _Spent(NamedTuple):
-    """What the very arrays that run cost.
-
-    Attributes:
-        loss: The worst agent's, or all agents' where batches are sampled.
-        epsilon: [n] epsilon by the accountant; 0 where the loss alone says it.
-        exact: [n] exact epsilon.
-        mus: [n] mu of Gaussian noise; None of other losses.
-    """
-
-    loss: Loss
-    epsilon: np.ndarray | float = 0.0
-    exact: np.ndarray | float = 0.0
-    mus: tuple[float, ...] | None = None
-
-
-def _spent(target: Target, noise: Calibrated) -> _Spent:
-    if target.amplification is not None:
+def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss]:
+    """What the very arrays that run cost: the loss to state, and that of every agent."""
+    amplification = target.amplification
+    if amplification is not None:
         # Amplified losses are composed by the sampler alone, of Gaussian noise over agents.
         if not isinstance(noise, OverAgents):
             raise ValueError(
                 f"noise is {_design(noise)} for sampled batches; give a covariance over agents, "
                 "and a strategy over rounds of few bands or none"
             )
-        return _Spent(target.amplification.loss(target, noise))
+        # It holds all agents' ratios, and no agent has a mu of its own to state.
+        none = np.zeros(target.agents)
+        unknown = np.full(target.agents, np.inf)
+        return amplification.loss(target, noise), budget_.AgentLoss("gdp", unknown, none, none)
     loss = noise.loss(target)
     rounds = target.rounds
     dealt = target.config.participation
+    # The guarantee is one for all agents: that of the worst.
     size = float(np.max(loss.size))
     if loss.kind == "pure":
         total: Loss = losses.Pure(size, rounds)
@@ -656,14 +652,14 @@ def _spent(target: Target, noise: Calibrated) -> _Spent:
         total = losses.Concentrated(size, rounds, even, dealt)
     else:
         white = noise.white(target)
-        reason = None
+        reason: Literal["correlated", "schedule"] | None = None
+        # Why the first t rounds may spend more than t / T of the squared loss.
         if not white and noise.strategy is not None:
             reason = "correlated"
         elif not white and compatibility.noise(target.config.noise).by_round:
             reason = "schedule"
-        total = losses.Gaussian(size, rounds, white, dealt, reason)  # type: ignore[arg-type]
-    mus = tuple(np.asarray(loss.size).tolist()) if loss.kind == "gdp" else None
-    return _Spent(total, loss.epsilon, loss.exact_epsilon, mus)
+        total = losses.Gaussian(size, rounds, white, dealt, reason)
+    return total, loss
 
 
 def _terms(target: Target, noise: Calibrated) -> _Fields:
@@ -674,9 +670,8 @@ def _terms(target: Target, noise: Calibrated) -> _Fields:
     # A class of a user's own inherits no promise.
     states = compatibility.packaged(type(part)) or "secrets" in vars(type(part))
     secrets = getattr(noise, "secrets", None) if states or isinstance(noise, Factored) else None
-    return {
-        field.name: getattr(protect, field.name) for field in dataclasses.fields(records.Threat)
-    } | {
+    threat = {name: getattr(protect, name) for name in records.Threat.__dataclass_fields__}
+    return threat | {
         "delta": target.budget.delta,
         "accountant": config.accountant,
         "release": config.release,
@@ -703,6 +698,7 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         ValueError: Naming what disagrees.
     """
     config = target.config
+    # Noise that no config asks for has no terms to be held to.
     if (noise is None) != (config.noise is None):
         raise ValueError(
             f"noise is {type(noise).__name__} for a config with noise "
@@ -721,14 +717,15 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         part, config.method, config.protect, independent_keys=correlated and noise.secrets == "own"
     )
     noise.check(target)
-    spent = _spent(target, noise)
+    loss, spent = _spent(target, noise)
     # The package's classes compute it from the factor, but for what a design of a user's own says.
     packaged = compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)
     if not (packaged and compatibility.packaged(type(noise))):
-        custom.check(target, noise, spent.loss)
+        custom.check(target, noise, loss, spent)
         if config.release:
             noise.grid(target)  # Refuses noise that only simulations draw.
-    runs, expected = _split(spent.loss)
+    # Amounts may be stated larger than they are; all else must be what runs.
+    runs, expected = _split(loss)
     claims, claimed = _split(stated.loss)
     for name, value in (_terms(target, noise) | expected).items():
         other = claimed.get(name, getattr(stated, name, None))
@@ -739,15 +736,19 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
     runs = {"epsilon": spent.epsilon, **runs}
     claims["epsilon"] = stated.per_agent_epsilon or stated.epsilon
     if stated.per_agent_mu is not None:
-        runs["per_agent_mu"] = spent.mus
+        runs["per_agent_mu"] = spent.size
         claims["per_agent_mu"] = stated.per_agent_mu
+    # An amount that is not stated at all counts as -1, below any.
     for name, amount in runs.items():
-        pair = np.broadcast_arrays(amount, claims.get(name, -1.0), np.zeros(target.agents))
-        worst = int(np.argmax(pair[0] - pair[1]))
-        if pair[0][worst] > pair[1][worst]:
+        pairs = np.empty((2, target.agents))
+        pairs[0] = amount
+        pairs[1] = claims.get(name, -1.0)
+        worst = int(np.argmax(pairs[0] - pairs[1]))
+        real, claim = pairs[:, worst]
+        if real > claim:
             raise ValueError(
-                f"guarantee states {name} {pair[1][worst]:.6g} for agent {worst}, but its noise "
-                f"gives {pair[0][worst]:.6g}; {_REMEDY}"
+                f"guarantee states {name} {claim:.6g} for agent {worst}, but its noise "
+                f"gives {real:.6g}; {_REMEDY}"
             )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpjax.accounting import precision
+from dpjax.accounting.budget import AgentLoss
 from dpjax.accounting.loss import AmplifiedLoss, Loss
 from dpjax.plans import compatibility
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 
-def check(target: "Target", noise: "Calibrated", loss: Loss) -> None:
+def check(target: "Target", noise: "Calibrated", loss: Loss, spent: AgentLoss) -> None:
     """Refuse a loss that a custom design states below an outsider's to its own factor F.
 
     An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
@@ -29,6 +30,7 @@ def check(target: "Target", noise: "Calibrated", loss: Loss) -> None:
         target: The config on its network.
         noise: Noise of a user's own class, or of a design of a user's own.
         loss: What it states.
+        spent: The same of every agent.
 
     Raises:
         ValueError: Naming the design, the agent, both losses and the formula.
@@ -49,12 +51,11 @@ def check(target: "Target", noise: "Calibrated", loss: Loss) -> None:
     if isinstance(loss, AmplifiedLoss):
         stated = np.asarray(loss.draw_ratios)
         moved *= target.single_draw_sensitivity(strategy)
-    else:
-        spent = noise.loss(target)
-        if spent.kind != "gdp":
-            return
+    elif spent.kind == "gdp":
         stated = spent.size
         moved *= np.sqrt(target.over_rounds(strategy))
+    else:
+        return
     sum_only = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
     deviations = np.broadcast_to(_deviations(factor, sum_only), target.agents)
     covered = stated * deviations

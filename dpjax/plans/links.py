@@ -96,6 +96,7 @@ class ScaledNoise(abc.ABC):
             ValueError: For an attacker to whom some agent's loss is
                 infinite at every scale.
         """
+        # The loss is inverse to the scale, so that one agent decides it.
         unit = self.unit(target)
         worst = int(np.argmax(unit))
         if not np.isfinite(unit[worst]):
@@ -357,8 +358,8 @@ def _largest_losses(
     view: Callable[..., LinearAlgorithm], target: Target, **options: float | str
 ) -> PerAgent:
     """[n] largest loss to the target's attackers, at clip 1, noise 1 and zero-out."""
-    network = HashableMatrix(target.dense)
     pairs = tuple(options.items())
+    network = target.network.dense
     return _cached_losses(view, pairs, network, target.protect, target.pattern)
 
 

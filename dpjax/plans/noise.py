@@ -9,7 +9,7 @@ stand there, and `DESIGNS` lists all.
 import dataclasses
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 from jaxtyping import Float
@@ -60,6 +60,9 @@ __all__ = [
 # Names that stay fixed.
 Aggregate = SumShares
 Laplace = ScheduledLaplace
+
+_Expected: TypeAlias = dict[str, Any]
+"""Kind, horizon, groups and name of a design over agents."""
 
 _TRIES = 40
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
@@ -123,11 +126,13 @@ class Correlated:
             )
         if self.temporal:
             strategy = self.over_rounds(target, strategy)
+        # What the strategy costs over rounds is left over agents.
         bound = target.bound(strategy)
         if design is None:
             design = self.over_agents(target, bound)
         else:
             _check_design(design, self.expected(target))
+        # Of this network and budget, whoever made it.
         design.check(target.network, bound)
         return Factored(_rounded(design.covariance, bound), strategy, design)
 
@@ -161,7 +166,7 @@ class Correlated:
         """The design over agents: by default every agent's noise is its own."""
         return design_.independent(target.network, bound)
 
-    def expected(self, target: Target) -> dict[str, Any]:
+    def expected(self, target: Target) -> _Expected:
         """What a design over agents that was made earlier must be."""
         return {"kind": "independent" if self.temporal else self.label}
 
@@ -237,13 +242,15 @@ class Whisper(Correlated):
         if self.max_variance is not None:
             _validate.fields(self, _validate.number, "max_variance")
         groups: Any = self.subgroups
-        if groups is not None:
-            nested = isinstance(groups, list | tuple)
-            if not nested or not all(isinstance(group, list | tuple) for group in groups):
-                text = _validate.shown(groups)
-                raise ValueError(f"subgroups is {text}; give sequences of agents, or None")
-            groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
-            _validate.assign(self, subgroups=groups)
+        if groups is None:
+            return
+        nested = isinstance(groups, list | tuple)
+        if not nested or not all(isinstance(group, list | tuple) for group in groups):
+            text = _validate.shown(groups)
+            raise ValueError(f"subgroups is {text}; give sequences of agents, or None")
+        # Tuples, since parts are hashed.
+        groups = tuple(tuple(_validate.agents("subgroups", group)) for group in groups)
+        _validate.assign(self, subgroups=groups)
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -267,7 +274,8 @@ class Whisper(Correlated):
 
     def over_agents(self, target: Target, bound: Bound) -> Design:
         """The design for the horizon, and for step sizes where these differ."""
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"subgroups": self.subgroups}
+        # Designs hold what was asked for alone.
         if self.max_variance is not None:
             options["max_variance"] = self.max_variance
         horizon = self._rounds(target)
@@ -276,9 +284,9 @@ class Whisper(Correlated):
             steps = target.config.optimizer.relative(horizon)
             if (steps != 1).any():
                 options["step_sizes"] = steps
-        return design_.whisper(target.network, bound, horizon, subgroups=self.subgroups, **options)
+        return design_.whisper(target.network, bound, horizon, **options)
 
-    def expected(self, target: Target) -> dict[str, Any]:
+    def expected(self, target: Target) -> _Expected:
         """Its horizon and groups."""
         groups = None if self.subgroups is None else [*map(list, self.subgroups)]
         return {"kind": self.label, "horizon": self._rounds(target), "subgroups": groups}
@@ -462,12 +470,13 @@ class SpaceTime(Correlated):
         The joint objective has no part of its own over agents.
         """
         covariance = np.asarray(_joint(target.network.dense, target.pattern).covariance)
+        # The joint design is for the bound 1: agent i's noise goes by 1 / sqrt(b_i).
         roots = np.sqrt(spatial.bounds(bound, target.agents))
         scaled = covariance / np.outer(roots, roots)
         value = float(np.trace(scaled))
         return Design.of(self.label, target.network, bound, scaled, value)
 
-    def expected(self, target: Target) -> dict[str, Any]:
+    def expected(self, target: Target) -> _Expected:
         """A part of a joint design."""
         return {"kind": self.label}
 
@@ -566,7 +575,7 @@ class Covariance(Correlated):
         options = {"name": self.name}
         return Design.of("covariance", target.network, bound, scaled, energy, options=options)
 
-    def expected(self, target: Target) -> dict[str, Any]:
+    def expected(self, target: Target) -> _Expected:
         """The user's name for it."""
         return {"kind": "covariance", "name": self.name}
 
@@ -634,7 +643,7 @@ def _joint(network: HashableMatrix, participation: Participation) -> "JointDesig
     return spacetime.design(network.matrix, participation)
 
 
-def _check_design(design: Design, expected: dict[str, Any]) -> None:
+def _check_design(design: Design, expected: _Expected) -> None:
     """Refuse a given design of another kind, horizon, grouping or name."""
     actual = {"kind": design.kind, "horizon": design.horizon}
     actual |= {name: design.options.get(name) for name in ("subgroups", "name")}
@@ -673,6 +682,7 @@ def _rounded(covariance: np.ndarray, bound: Bound) -> np.ndarray:
         if diagonal is not None and not (diagonal > 0).all():
             raise ValueError("a variance is not positive")
         exact = np.linalg.cholesky(covariance) if diagonal is None else np.sqrt(diagonal)
+        # Rounding moves every entry by 2^-24 at most: a few larger factors are enough.
         scale = 1.0
         for attempt in range(_TRIES):
             with np.errstate(over="ignore"):
@@ -685,11 +695,10 @@ def _rounded(covariance: np.ndarray, bound: Bound) -> np.ndarray:
             scale *= np.sqrt(excess) * (1 + 2.0 ** (attempt - 25))
     except (np.linalg.LinAlgError, ValueError):
         pass
-    matrix = (
-        covariance
-        if diagonal is None
-        else np.diag(diagonal[[diagonal.argmin(), diagonal.argmax()]])
-    )
+    matrix = covariance
+    if diagonal is not None:
+        # Its ends say the condition number, without an array [n, n].
+        matrix = np.diag([diagonal.min(), diagonal.max()])
     raise ValueError(
         f"design.covariance has condition number {np.linalg.cond(matrix):.1e} and entries up "
         f"to {np.max(np.abs(covariance)):.1e}, too far apart for float32 noise; take "

@@ -69,23 +69,27 @@ def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
         if plan.counts is None and plan.config.protect.unit == "record":
             calibration.check_delta(plan.config, plan.agents, counts, stacklevel=4)
     gaussian = [plan for plan in plans if not plan.why_no_forecast]
-    pairs = [(plan.forecast(parameters, counts=counts), plan) for plan in gaussian]
-    private = [(noise, plan) for noise, plan in pairs if noise.rate > 0]
+    private = []
+    for plan in gaussian:
+        noise = plan.forecast(parameters, counts=counts)
+        if noise.rate > 0:
+            name = f"{plan.config.label}, epsilon {epsilon_text(plan.guarantee)}"
+            private.append((noise, name))
     if not private:
         return ""
+    # The best first: a sweep is worth its time if one of its plans can learn.
     private.sort(key=lambda pair: max(pair[0].ratio, pair[0].disagreement))
     hopeless = [noise for noise, _ in private if noise.level == "hopeless"]
     if hopeless:
         many = f"{len(hopeless)} of {len(gaussian)} plans: " if len(gaussian) > 1 else ""
         text = f"noise leaves nothing to learn; {many}{hopeless[0].statement()}"
         warnings.warn(text, HopelessWarning, stacklevel=3)
-    line = f"forecast: {private[0][0].caption()}"
-    if private[-1][0].ratio > private[0][0].ratio * 1.01:
-        names = [
-            f"{plan.config.label}, epsilon {epsilon_text(plan.guarantee)}" for _, plan in private
-        ]
-        noise = private[-1][0].caption().partition(": ")[2]
-        line += f" ({names[0]}); worst of {len(private)} plans: {noise} ({names[-1]})"
+    best, best_name = private[0]
+    worst, worst_name = private[-1]
+    line = f"forecast: {best.caption()}"
+    if worst.ratio > best.ratio * 1.01:
+        caption = worst.caption().partition(": ")[2]
+        line += f" ({best_name}); worst of {len(private)} plans: {caption} ({worst_name})"
     return line
 
 
@@ -132,6 +136,7 @@ def with_precision_cost(
     """
     config = plan.config
     protect = plan.config.protect
+    # Each rounded term is clipped lower by as much, which a release would lose without a word.
     if config.release and rounding > LIMIT:
         remedy = f"give Protect(..., microbatch={enough})"
         if enough is None:
@@ -145,6 +150,7 @@ def with_precision_cost(
         )
     if plan.guarantee.relation is None:
         return plan
+    # Records that were dealt by what they hold say something of it by where they are.
     private = any(problem.partition.origin == "private" for problem in problems)
     names = [*plan.guarantee.custom]
     for problem in problems:
@@ -244,11 +250,11 @@ class StoppingRule:
             lost: `Guarantee.lost_noise` of each plan; None where none was lost.
         """
         stated = [total.stopped(done) for total in self.totals]
+        # A plan without noise states nothing that a stop could weaken.
         for k, bare in enumerate(lost or [None] * len(stated)):
             if stated[k].relation is not None:
-                stated[k] = stated[k].replace(
-                    private_stop=self.private and decided, lost_noise=bare
-                )
+                stop = self.private and decided
+                stated[k] = stated[k].replace(private_stop=stop, lost_noise=bare)
         if self.before is None:
             return tuple(stated)
         return tuple(
