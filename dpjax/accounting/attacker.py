@@ -233,9 +233,15 @@ def _round_by_round(model: Model) -> Model:
     rounds = [model.at(t) for t in range(lcm(*map(len, model)))]
     gradient = np.stack([np.concatenate([here.gradient_output, here.gradient]) for here in rounds])
     noise = np.stack([np.concatenate([here.noise_output, here.noise]) for here in rounds])
-    nothing = np.zeros((1, gradient.shape[1], 1))
-    state = (np.zeros((1, 1, size)) for size in (1, n, q))
-    return Model(*state, nothing, gradient, noise)
+    # A state of one number that nothing enters and nobody sees.
+    return Model(
+        np.zeros((1, 1, 1)),
+        np.zeros((1, 1, n)),
+        np.zeros((1, 1, q)),
+        np.zeros((1, gradient.shape[1], 1)),
+        gradient,
+        noise,
+    )
 
 
 def seeing(model: Model, rows: Matrix, *, output: str) -> Model:

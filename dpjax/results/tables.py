@@ -97,7 +97,8 @@ def text(
         1000  0.05000
     """
     if hasattr(rows, "to_dict"):
-        names = list(rows.columns)
+        # A frame is a sequence of its columns' names.
+        names = list(rows)
         rows = rows.to_dict("records")
     else:
         rows = list(map(dict, rows))
