@@ -67,6 +67,12 @@ def test_a_folder_that_is_a_file(tmp_path, name):
         WRITERS[name](tmp_path / "file" / name)
 
 
+def read_network(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DPJAX_DATA", folder)
+        return cache.fetch_facebook_ego()
+
+
 READERS = {
     "graph": graphs.parse,
     "edge list": graphs.from_edgelist,
@@ -76,7 +82,7 @@ READERS = {
     "cache": lambda name: load.load("a9a", cache=name, download=False),
     "name": load.load,
     "download": lambda name: load.load("housing", cache=name),
-    "network": cache.fetch_facebook_ego,
+    "network": read_network,
     "design": design.Design.load,
     "task": lambda name: texts.read_task("sst2", Letters, 4, folder=name, download=False),
     "made task": lambda name: texts.read_task("sst2", Letters, 4, folder=name),
@@ -122,4 +128,4 @@ def test_a_download_onto_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(cache.urllib.request, "urlopen", lambda *_, **__: Reply())
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(ValueError, match="No space left"):
-        cache.fetch_facebook_ego(tmp_path)
+        read_network(str(tmp_path))
