@@ -16,7 +16,7 @@ from dpjax.algorithms.dsgd import DSGD
 from dpjax.data import partition
 from dpjax.engine import run as run_
 from dpjax.engine.run import Checkpoint, Continuation
-from dpjax.engine.step import RoundDraw, Start, make_rounds
+from dpjax.engine.step import RoundDraw, make_rounds
 from dpjax.learning.samplers import Cyclic, Random
 from dpjax.learning.supervised import supervised
 from dpjax.mechanism import design as design_
@@ -149,7 +149,7 @@ def _algorithm(make):
         return make(draw=lambda _: RoundDraw(key, batch))
 
     return Algorithm(
-        lambda models, key=None: make(draw=None, start=Start(models, key)).init(),
+        lambda models, key=None: make(draw=None).init(models, key),
         lambda key, state, batch: rounds(key, batch).outgoing(state),
         lambda key, state, batch, *others: rounds(key, batch).incoming(state, *others),
         lambda key, state, batch: rounds(key, batch).step(state),

@@ -79,6 +79,7 @@ def check_tasks(problem: Any, seeds: Any) -> tuple[Problems, Seeds]:
     seeds = tuple(_validate.integer("seeds", seed, minimum=0, maximum=2**32 - 1) for seed in seeds)
     if not seeds or len(set(seeds)) != len(seeds):
         raise ValueError(f"seeds is {seeds}; give at least one, each once")
+    # Seeds share one problem, or each of them has data of its own.
     if len(problems) not in (1, len(seeds)):
         raise ValueError(
             f"problem is {len(problems)} problems for {len(seeds)} seeds; give one, or one a seed"
@@ -105,6 +106,7 @@ def _check_alike(problem: Problem, first: Problem) -> None:
         "init_per_agent",
         "local",
     )
+    # One program runs all seeds, so all that it is traced from must be equal.
     alike = {name: getattr(problem, name) == getattr(first, name) for name in names}
     alike["frozen values"] = parameters.equal_trees(problem.frozen, first.frozen)
     alike["the shapes of its arrays"] = _shapes(problem) == _shapes(first)
@@ -148,6 +150,7 @@ def _check_counts(plans: Plans, problem: Problem) -> None:
             "settings), or give release=False"
         )
     titles = None if names is None else [nodes.title(names, i) for i in range(len(names))]
+    # Plans of a run share their sampler.
     plans[0].sampler.check(counts, titles)
 
 

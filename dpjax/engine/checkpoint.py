@@ -27,6 +27,7 @@ from jaxtyping import PRNGKeyArray
 from dpjax import _files, _programs, _validate
 from dpjax._version import __version__
 from dpjax.engine import keys, processes
+from dpjax.engine.arguments import Tasks
 from dpjax.learning.problem import Problem
 from dpjax.plans.identity import described
 from dpjax.plans.plan import Plan
@@ -97,9 +98,7 @@ _SHORT = 80
 
 
 def of_run(
-    plans: Sequence[Plan],
-    problems: Sequence[Problem],
-    seeds: Sequence[int],
+    tasks: Tasks,
     options: Mapping[str, Any],
     values: Sequence[Tree],
     traced: Sequence[Traced],
@@ -112,23 +111,21 @@ def of_run(
     traced as arrays and not as shapes: a release keeps past noise in float64, which shapes lose.
 
     Args:
-        plans: The plans.
-        problems: One, or one a seed.
-        seeds: The seeds.
+        tasks: Plans, problems and seeds.
         options: Arguments of the run by name that decide its rounds, how they are divided into
             compiled calls, and what a run that is stopped states.
-        values: What the programs are called with: models to start from, the plans' arrays, the
-            method's memory before the first round.
+        values: What the programs are called with: models to start from (the problem's, and a
+            caller's own or None), the plans' arrays, the method's memory before the first round.
         traced: Its compiled programs, traced; see `computation`.
         devices: Over how many devices the agents are spread.
 
     Returns:
         A flat dict, name -> text.
     """
-    identity = of_arguments(plans, problems, seeds, options)
-    for name, value in zip(_VALUES, values, strict=True):
+    identity = of_arguments(*tasks, options)
+    for name, value in zip(_VALUES, processes.collected(tuple(values)), strict=True):
         identity[name] = digest(value)
-    identity[_PROGRAM] = computation(traced, release=plans[0].config.release)
+    identity[_PROGRAM] = computation(traced, release=tasks[0][0].config.release)
     identity["devices"] = _machine(devices)
     # Processes of one run may differ in these, but not the calls that one run is made of.
     identity["settings"] += f", XLA_FLAGS {os.environ.get('XLA_FLAGS', '')}"
@@ -239,6 +236,7 @@ def digest(tree: Tree) -> str:
         if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         array = np.ascontiguousarray(leaf)
+        # Equal bytes of another shape or dtype are another array.
         hasher.update(f"{array.dtype.name}{array.shape}".encode() + array.tobytes())
     return hasher.hexdigest()
 
@@ -264,6 +262,7 @@ def computation(traced: Sequence[Traced], *, release: bool) -> str:
     hasher = hashlib.sha256()
     for program in traced:
         text = program.lower().as_text()
+        # Callbacks of any origin are custom calls in the text.
         outside = set(re.findall(r"custom_call @(\w*callback\w*)", text))
         for jaxpr, _ in _programs.jaxprs(program.jaxpr):
             names = {equation.primitive.name for equation in jaxpr.eqns}
@@ -408,6 +407,7 @@ class Storage:
         """
         with processes.all_gather_errors_and_values() as headers:
             stored = self._read() if processes.is_first() else None
+            # Whether there is a state, all processes must agree on.
             headers.append(None if stored is None else stored[0])
         header = headers[0]
         if header is None:
@@ -451,6 +451,7 @@ class Storage:
         assert file is not None
         if self.ended:
             return keys.throwaway(1)
+        # A folder that has begun remembers it without its state, and so gives no second key.
         new = not self.begun and not os.path.lexists(file.path)
         return (file.create() if new else file.key())[None]
 
@@ -495,6 +496,7 @@ def check_storage(plans: Sequence[Plan], storage: Checkpoint) -> None:
         return
     if key_file is None or os.path.isdir(key_file):
         raise ValueError(f"key_file is {key_file} for a release; name a file to keep its key in")
+    # Whoever reads models and key subtracts the noise of all messages.
     if folder is not None and Path(folder).resolve() in Path(key_file).resolve().parents:
         raise ValueError(
             f"key_file {key_file} lies inside checkpoint {folder}, which may be copied or "

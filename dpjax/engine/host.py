@@ -66,6 +66,7 @@ def local(plan: Plan) -> Transport:
 
     @jax.jit
     def value(message: Message, round: Array) -> Message:
+        # As the compiled rounds have them, so that both exchanges round alike.
         kind = _numerics.wide_dtype(message)
         dense = {**plan.arrays, "mixing": mixing.dense(plan.mixing)}
         arrays = {name: jnp.asarray(array, kind) for name, array in dense.items()}
@@ -121,8 +122,10 @@ class HostDriver:
         sent, sums = _outgoing(*arguments, run.sums)
         message = jax.tree.map(lambda leaf: np.array(leaf[0, 0]), jax.device_get(sent.message))
         expected = _delivered(inputs.statics, inputs.arrays, message)
+        # First the state: a killed run makes the very same message of it again.
         run.save()
         if run.storage.key_file is not None:
+            # Then the digest: no other payload may go out under the noise of this round.
             run.storage.key_file.note_sent(run.done + 1, digest(message))
         places = _not_finite(message)
         if places:
@@ -147,6 +150,7 @@ class HostDriver:
         try:
             received = self.transport(message, round)
             check_delivered("transport returned", received, expected)
+            # Fewer terms in a sum carry less noise than its guarantee says.
             present = float(received[1]) if self.min_survivors else 0
             if 0 < present < self.min_survivors:
                 raise ValueError(
@@ -161,6 +165,7 @@ class HostDriver:
                     "(from 0), for a message whose numbers are; raise there, and the message is "
                     "sent again"
                 )
+        # After an interrupt, too, the message may be out.
         except BaseException as error:
             rest = (
                 ", and there is no checkpoint: the run is over. Begun again with its seed it would "

@@ -1,7 +1,6 @@
 """The inputs of a run: plans and problems that fit, on the devices, agents over a mesh."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 from jax.sharding import Mesh
-from jax.stages import Traced
 from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _numerics, _validate
 from dpjax.data.partition import blocks, local
-from dpjax.engine import keys, processes, program
-from dpjax.engine.arguments import Plans, Problems, Seeds, Tasks
-from dpjax.engine.checkpoint import Identity, of_run
+from dpjax.engine import keys, program
+from dpjax.engine.arguments import Plans, Problems, Seeds
 from dpjax.engine.processes import RunMemory, agent_mesh, mine, place, place_own, whole
 from dpjax.engine.step import Data, Statics
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
 from dpjax.plans import statements
-from dpjax.protocols import Arrays, Batch, Memory, Models, Privatizer, State, Tree, Updates
+from dpjax.protocols import Arrays, Batch, Models, Privatizer, State, Tree, Updates
 from dpjax.topology import gossip, mixing
 
 __all__: list[str] = []
@@ -39,6 +36,7 @@ class Inputs:
         data: Training and evaluation data.
         batch_keys: [S] keys of the batches.
         models: Initial models, leaves [S, n, ...], or [S, 1, ...] where all agents start alike.
+        memory: The memory of the runs.
         names: Names of the metrics that the program returns.
     """
 
@@ -47,6 +45,7 @@ class Inputs:
     data: Data
     batch_keys: PRNGKeyArray
     models: Models
+    memory: RunMemory
     names: tuple[str, ...] = ()
 
     @classmethod
@@ -72,17 +71,21 @@ class Inputs:
         """
         mesh = agent_mesh(plans[0].agents, devices)
         statics = Statics.of(plans, problems, mesh)
-        RunMemory(mesh, statics.agents, len(seeds), len(plans)).check_models(problems[0])
+        memory = RunMemory(mesh, statics.agents, len(seeds), len(plans))
+        # Before any array is made: an allocation that fails would name no remedy.
+        memory.check_models(problems[0])
         models = _initial_models(problems[0], keys.stacked(seeds, "initial"))
         batch_keys = keys.stacked(seeds, "batches", phase)
         arrays = stacked_arrays(
             plans, mesh, statics.privatizer, models, tables=statics.method.mixes_by_tables
         )
-        inputs = cls(statics, arrays, stacked_data(problems, mesh), batch_keys, models)
+        data = stacked_data(problems, mesh)
+        inputs = cls(statics, arrays, data, batch_keys, models, memory)
         inputs._check_precision(plans)
         # The program reports what the query and the method measure.
-        traced = arrays, inputs.data, inputs._agents_models(), batch_keys[0]
-        statics, names = program.with_reports(statics, *traced)
+        statics, names = program.with_reports(
+            statics, arrays, data, inputs._agents_models(), batch_keys[0]
+        )
         return dataclasses.replace(inputs, statics=statics, names=names)
 
     @property
@@ -94,12 +97,6 @@ class Inputs:
     def payload(self) -> int:
         """The most numbers to which an agent adds noise in a round."""
         return -(-statements.parameter_count(self._payload()) // self.statics.agents)
-
-    @property
-    def memory(self) -> RunMemory:
-        """The memory of the runs."""
-        plans = len(jax.tree.leaves(self.arrays)[0])
-        return RunMemory(self.statics.mesh, self.statics.agents, len(self.batch_keys), plans)
 
     def with_precision_cost(self, plans: Plans, problems: Problems) -> Plans:
         """The plans, whose guarantees cover the rounding of what a release sends.
@@ -119,26 +116,6 @@ class Inputs:
             for plan in plans
         )
 
-    def identity(
-        self,
-        tasks: Tasks,
-        options: Mapping[str, Any],
-        start: Models,
-        memory: Memory,
-        traced: Sequence[Traced],
-    ) -> Identity:
-        """The identity of a run that keeps files, see `dpjax.engine.checkpoint.of_run`.
-
-        Args:
-            tasks: Plans, problems and seeds.
-            options: As in `dpjax.engine.checkpoint.of_run`.
-            start: A caller's own models; None where they follow from the problem's.
-            memory: The method's before the first round.
-            traced: The run's programs.
-        """
-        values = processes.collected(((self.models, start), self.arrays, memory))
-        return of_run(*tasks, options, values, traced, self.memory.devices)
-
     def rounding(self, *, release: bool) -> tuple[float, int | None]:
         """The share of the clip norm that rounding sums of records takes, and a better pass length.
 
@@ -152,6 +129,7 @@ class Inputs:
         query: Any = self.statics.query_of(self.data.frozen)
 
         def batch(data: Data, key: PRNGKeyArray) -> Batch:
+            # Its shapes alone are read, so any key will do.
             return self.statics.batch(whole(data), key, key, jnp.int32(0))
 
         data = self.statics.of_first_seed(self.data)
@@ -186,6 +164,7 @@ class Inputs:
                 )
             for leaf in jax.tree.leaves(values):
                 _validate.finite_array("start", leaf)
+            # Their dtype is that of this run, whatever a caller's arrays have.
             return jax.tree.map(lambda x, model: jnp.array(x, model.dtype), values, self.models)
 
         def spread(models: Models) -> Models:
@@ -365,6 +344,7 @@ def _by_device(
 
 def _initial_models(problem: Problem, seed_keys: PRNGKeyArray) -> Models:
     """Initial models, leaves [S, n, ...] from the seed's key and the agent's number, or [S, 1]."""
+    # One model for all agents, which is only spread out when it is placed.
     if not problem.init_per_agent:
         return jax.tree.map(lambda leaf: leaf[:, None], jax.vmap(problem.init)(seed_keys))
 

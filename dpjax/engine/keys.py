@@ -72,6 +72,7 @@ def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
 
     def of_seed(seed: Any) -> PRNGKeyArray:
         key = jax.random.key(seed, impl=_IMPLEMENTATION)
+        # The purpose first: then no phase of one purpose has a key of another.
         return jax.random.fold_in(jax.random.fold_in(key, PURPOSES[purpose]), phase)
 
     # All seeds at once: one by one, thousands take seconds.
@@ -100,6 +101,7 @@ class KeyFile:
         Raises:
             ValueError: If the file exists already, or cannot be written.
         """
+        # Both words of a threefry key.
         words = [secrets.randbits(32), secrets.randbits(32)]
         fields = {"fingerprint": self._fingerprint, "key": words}
         with _files.writing("key_file", self.path):
@@ -140,6 +142,7 @@ class KeyFile:
             with _files.writing("key_file", self.path):
                 # A symbolic link stays one: its target is replaced.
                 _files.replace(self.path.resolve(), content, mode=0o600)
+        # One message may go out again: it shows nothing new.
         elif rounds < noted or fields["message"] != message:
             raise ValueError(
                 f"key_file {self.path} notes another message of round {rounds}, or a later round: "
@@ -178,6 +181,7 @@ class KeyFile:
         with _files.reading(name, "restore it from a copy, or name another file"):
             if not self.path.is_file() or self.path.stat().st_size > 100_000:
                 raise ValueError("it is no ordinary file of a key's size")
+            # A file that others may read is deleted all the same.
             if private and stat.S_IMODE(self.path.stat().st_mode) & 0o077:
                 raise ValueError(f"{name} is open to other users; chmod 600 it if still secret")
             fields: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))

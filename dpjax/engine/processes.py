@@ -37,7 +37,7 @@ __all__: list[str] = []
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Padded:
+class _Padded:
     """An array over devices whose number does not divide the agents; zeros fill up.
 
     Attributes:
@@ -67,6 +67,7 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
     """
     available = jax.devices()
     processes = jax.process_count()
+    # A program over some processes alone would leave the others waiting.
     if processes > 1 and devices != len(available):
         raise ValueError(
             f"devices is {devices} in {processes} processes that jax.distributed joined; give all "
@@ -95,14 +96,14 @@ def place(tree: Tree, mesh: Mesh | None, axis: int | None, agents: int | None = 
             length is taken; leaves without one stay as they are.
 
     Returns:
-        The tree, with leaves `Padded` where the mesh does not divide the axis.
+        The tree, whose leaves are padded where the mesh does not divide the axis.
     """
     if mesh is None:
         return jax.tree.map(jnp.asarray, tree)
     if axis is None:
         return _spread(tree, NamedSharding(mesh, PartitionSpec()))
 
-    def placed(leaf: Array) -> Array | Padded:
+    def placed(leaf: Array) -> Array | _Padded:
         axes = [axis]
         if agents is not None:
             axes = [i for i in range(axis, leaf.ndim) if leaf.shape[i] == agents]
@@ -116,7 +117,7 @@ def place(tree: Tree, mesh: Mesh | None, axis: int | None, agents: int | None = 
         if not widths.any():
             return _spread(leaf, sharding)
         pad = jnp.pad if isinstance(leaf, jax.core.Tracer) else np.pad
-        return Padded(_spread(pad(leaf, widths), sharding), axes[0], length)
+        return _Padded(_spread(pad(leaf, widths), sharding), axes[0], length)
 
     return jax.tree.map(placed, tree)
 
@@ -157,12 +158,12 @@ def whole(tree: Tree) -> Tree:
         tree: Pytree of arrays.
     """
 
-    def cut(leaf: Array | Padded) -> Array:
-        if not isinstance(leaf, Padded):
+    def cut(leaf: Array | _Padded) -> Array:
+        if not isinstance(leaf, _Padded):
             return leaf
         return leaf.array[(*[slice(None)] * leaf.axis, slice(leaf.length))]
 
-    return jax.tree.map(cut, tree, is_leaf=lambda leaf: isinstance(leaf, Padded))
+    return jax.tree.map(cut, tree, is_leaf=lambda leaf: isinstance(leaf, _Padded))
 
 
 def is_first() -> bool:
@@ -262,12 +263,13 @@ def collected(tree: Tree) -> Tree:
     def fetched(leaf: Array | np.ndarray) -> np.ndarray:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
             return jax.device_get(leaf)
+        # Devices of other processes cannot be read from here.
         return multihost_utils.process_allgather(leaf, tiled=True)
 
     return whole(jax.tree.map(fetched, tree))
 
 
-class Usage(NamedTuple):
+class _Usage(NamedTuple):
     """Bytes of a process or a device.
 
     Attributes:
@@ -301,11 +303,11 @@ class RunMemory(NamedTuple):
         """Devices that the agents are spread over."""
         return 1 if self.mesh is None else self.mesh.size
 
-    def usage(self) -> Usage:
+    def usage(self) -> _Usage:
         """The usage of this process, or of its fullest device."""
         # The fullest one decides: devices hold equal parts, but other work may use them too.
         devices = self._device_usages()
-        return max(devices) if devices else Usage(*_validate.resident(), _validate.memory_limit())
+        return max(devices) if devices else _Usage(*_validate.resident(), _validate.memory_limit())
 
     def check_models(self, problem: Problem) -> None:
         """Refuse models that do not fit twice: those to start from, and the state's.
@@ -402,7 +404,7 @@ class RunMemory(NamedTuple):
     def _local_devices(self) -> Sequence[jax.Device]:
         return jax.local_devices()[:1] if self.mesh is None else self.mesh.local_devices
 
-    def _device_usages(self) -> list[Usage]:
+    def _device_usages(self) -> list[_Usage]:
         """The usage of each device; empty where devices use the host's memory."""
         usages = []
         for device in self._local_devices():
@@ -410,7 +412,7 @@ class RunMemory(NamedTuple):
             names = ("bytes_in_use", "peak_bytes_in_use", "bytes_limit")
             if not all(name in stats for name in names):
                 return []
-            usages.append(Usage(*(stats[name] for name in names)))
+            usages.append(_Usage(*(stats[name] for name in names)))
         return usages
 
 

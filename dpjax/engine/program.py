@@ -31,8 +31,8 @@ from dpjax.protocols import Arrays, Memory, Models, PublicState, State, Tree
 
 __all__: list[str] = []
 
-Axes: TypeAlias = Tree
-"""Axes of leaves to map over, 0 or None, as `jax.vmap` takes them."""
+_Axes: TypeAlias = Tree
+"""_Axes of leaves to map over, 0 or None, as `jax.vmap` takes them."""
 
 _TRACES = [0]
 
@@ -93,7 +93,7 @@ def keeps_noise(state: State) -> bool:
     )
 
 
-def _state_axes(state: State, over: str) -> Axes:
+def _state_axes(state: State, over: str) -> _Axes:
     """The axes of plans (or seeds) in a stacked state; None where they share one value."""
 
     def of_secret(leaf: Array) -> int | None:
@@ -104,7 +104,7 @@ def _state_axes(state: State, over: str) -> Axes:
 
 
 def _over_runs(
-    sequential: bool, function: Callable[..., Tree], in_axes: Axes, out_axes: Axes, *values: Tree
+    sequential: bool, function: Callable[..., Tree], in_axes: _Axes, out_axes: _Axes, *values: Tree
 ) -> Tree:
     """`jax.vmap` of a function of one seed (or one plan), or the same as a loop."""
     if not sequential:
@@ -126,7 +126,7 @@ def _is_none(part: Tree) -> bool:
     return part is None
 
 
-def _replace_shared(function: Callable[[Array], Tree], axes: Axes, tree: Tree) -> Tree:
+def _replace_shared(function: Callable[[Array], Tree], axes: _Axes, tree: Tree) -> Tree:
     """The tree with a function of the leaves that runs share: their axis, of a prefix, is None."""
 
     def replaced(axis: int | None, part: Tree) -> Tree:
@@ -140,7 +140,7 @@ def each_run(
     function: Callable[..., Tree],
     inputs: tuple[Tree, ...],
     *others: Tree,
-    axes: Callable[[State], tuple[Axes, Axes]],
+    axes: Callable[[State], tuple[_Axes, _Axes]],
 ) -> Tree:
     """Call ``function(rounds, state, *others)`` for every seed and plan.
 
@@ -202,6 +202,7 @@ def initial(
     """
     arrays, models = whole((arrays, models))
     first_models = jax.tree.map(lambda leaf: leaf[0, 0], models)
+    # Shapes say which leaves of the secret all plans of a seed share.
     shapes = statics.template(arrays, first_models, noise_keys[0])
 
     def of_seed(models: Models, batch_key: PRNGKeyArray, noise_key: PRNGKeyArray) -> State:
@@ -317,6 +318,7 @@ def advance(
     Returns:
         The new state and the metrics, each [blocks, S, V].
     """
+    # This runs while the function is traced, and never after.
     _TRACES[0] += 1
     arrays, data, state = whole((arrays, data, state))
 
@@ -329,6 +331,7 @@ def advance(
         inputs = (arrays, data, state, batch_keys, noise_keys)
         state, new = each_run(statics, round_of_run, inputs, axes=lambda axes: ((), (axes, 0)))
         if statics.mesh is not None:
+            # Models stay with their agents: XLA may choose to copy them to all devices.
             over_agents = NamedSharding(statics.mesh, PartitionSpec(None, None, AGENTS))
             models = jax.lax.with_sharding_constraint(state.models, over_agents)
             state = state._replace(models=models)
@@ -366,6 +369,7 @@ def reported(statics: Statics, metrics: Metrics) -> Metrics:
         statics: What is static.
         metrics: Of one round.
     """
+    # A loop carries one structure, whatever a round reports.
     return {name: jnp.asarray(metrics.get(name, jnp.nan), jnp.float32) for name in statics.reports}
 
 

@@ -89,6 +89,7 @@ def write(result: Any, path: str | os.PathLike[str]) -> Path:
         f"<h1>{title}</h1>{''.join(sections)}</body></html>\n"
     )
     with _files.writing("path", file):
+        # Metrics and seeds are not for others to read, as in `Result.save`.
         _files.replace(file, page.encode(), mode=0o600)
     return file
 

@@ -165,6 +165,7 @@ class Result:
         for v, (terms, guarantee) in enumerate(zip(self.terms, self.guarantees, strict=True)):
             columns = {"design": label or terms["label"], **terms}
             del columns["label"]
+            # Phases add to what the plan states, and fixed early ends take from it.
             columns |= {"epsilon": guarantee.epsilon, "guarantee": guarantee.to_dict()}
             for name in extra:
                 if name in {*columns, "seed", "round", *self.metrics}:
@@ -562,6 +563,7 @@ def frozen_digest(frozen: Params) -> str:
     """
     if frozen is None:
         return ""
+    # Equal arrays at other places are another model.
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
     return digest((frozen, names))
 

@@ -127,7 +127,8 @@ def rounds(
         (1, 2)
     """
     seed = _validate.integer("seed", seed, minimum=0, maximum=2**32 - 1)
-    plans, problems, seeds = arguments.check_run(plan, problem, [seed])
+    tasks = arguments.check_run(plan, problem, [seed])
+    plans, problems, seeds = tasks
     if len(plans) != 1:
         raise ValueError(f"plan is {len(plans)} plans; give one")
     place = Checkpoint(key_file=key_file)
@@ -141,6 +142,7 @@ def rounds(
         first_leaves(data.arrays),
         data.data,
         data.batch_keys[0],
+        # A release has no key of its own before there is a file for it.
         keys.throwaway(1)[0] if plan.config.release else keys.derive(seed, "noise"),
         jnp.int32(plan.config.rounds),
     )
@@ -152,8 +154,8 @@ def rounds(
     # The key file is of these very programs: others would put its noise on other gradients.
     state = _initial(statics, run, models)
     programs = [function.trace(statics, run, state) for function in (_outgoing, _step)]
-    tasks = (plans, problems, seeds)
-    identity = data.identity(tasks, {"driver": "rounds"}, None, state.memory, programs)
+    values = ((data.models, None), data.arrays, state.memory)
+    identity = checkpoint.of_run(tasks, {"driver": "rounds"}, values, programs, data.memory.devices)
     storage = Storage(identity, place)
     functions = _functions(statics, run._replace(noise_key=storage.noise_keys()[0]), models)
     for function in functions:

@@ -180,6 +180,7 @@ def run(
             driver = host.make_driver(transport, plans, seeds, devices, place.folder)
         options: dict[str, Any] = {**schedule.options, **driver.options}
         options |= {"phase": phase.number, "stopping": stopping}
+        # Before anything is compiled: processes whose calls differ would wait for each other.
         if jax.process_count() > 1:
             optional = {"checkpoint": place.folder, "callback": callback, "devices": devices}
             others = _compared(problems, phase, optional)
@@ -201,7 +202,8 @@ def run(
     if place.folder is not None or place.key_file is not None:
         start = None if phase.start is None else runs.state.models
         tasks = (plans, problems, seeds)
-        identity = data.identity(tasks, options, start, runs.state.memory, traced)
+        values = ((data.models, start), data.arrays, runs.state.memory)
+        identity = checkpoint_.of_run(tasks, options, values, traced, data.memory.devices)
     with contextlib.closing(Storage(identity, place)) as storage:
         if not storage.ended:
             # Before a release has a key.
@@ -216,6 +218,7 @@ def run(
             error.add_note(f"interrupted at round {runs.done}; {runs.stored}")
             raise
         if storage.key_file is not None:
+            # All messages are out, and nothing needs the key again.
             storage.key_file.delete()
     # Nothing is published under "view": agents keep their own models, and phases are refused.
     own_models = any(plan.config.protect.gradients == "view" for plan in plans)
@@ -339,6 +342,7 @@ def _drive(
                 warned = True
                 _warn_of_lost(lost)
             with processes.all_gather_errors_and_values() as answers:
+                # One process decides, so that all end at the same chunk.
                 answer = None
                 if callback is not None and processes.is_first():
                     guarantees = rule.at(runs.done, decided=True, lost=lost)
@@ -346,6 +350,7 @@ def _drive(
                 due = time.monotonic() - saved_at >= checkpoint_seconds
                 answers.append((answer is not None, bool(answer), due))
             decided, stops, due = answers[0]
+            # An answer of False is a decision as well: to go on.
             runs.decided = runs.decided or decided
             runs.ended = stops or runs.done == total
             if runs.ended or due:

@@ -20,7 +20,7 @@ from dpjax.protocols import Models, State, Tree
 
 __all__: list[str] = []
 
-TOLERATED_LOSS = 0.01
+_TOLERATED_LOSS = 0.01
 """Share of a message's entries without noise above which a run warns."""
 
 
@@ -200,6 +200,7 @@ class RunState:
         check_device(plans, devices)
         data = Inputs.of(plans, problems, seeds, devices, phase)
         if throwaway_key or data.statics.release:
+            # The key of a release comes with its file, in `open`.
             noise_keys = keys.throwaway(len(seeds))
         else:
             noise_keys = keys.stacked(seeds, "noise", phase)
@@ -271,6 +272,7 @@ class RunState:
     def latest(self) -> dict[str, np.ndarray]:
         """Metrics of the last mark, name -> [S, V]."""
         last = np.flatnonzero(self.schedule.marks <= self.done)[-1]
+        # A callback may keep them, while these arrays go on changing.
         return {name: value[last].copy() for name, value in self.metrics.items()}
 
     def lost_noise(self) -> list[LostNoise | None]:
@@ -284,7 +286,7 @@ class RunState:
         begins = np.append(1, marks[:-1] + 1)
         losses: list[LostNoise | None] = []
         for plan_shares in shares.T:
-            above = np.flatnonzero(plan_shares > TOLERATED_LOSS)
+            above = np.flatnonzero(plan_shares > _TOLERATED_LOSS)
             loss = None
             if above.size:
                 loss = LostNoise(int(begins[above[0]]), float(plan_shares.max()))
@@ -303,6 +305,7 @@ class RunState:
         Raises:
             ValueError: If it cannot be written.
         """
+        # A message that is sent again needs no second copy of its state.
         if self.storage.folder is not None and self.saved != self.done:
             self.storage.save(self.done, self._portable(), ended=self.ended)
             self.saved = self.done

@@ -108,7 +108,8 @@ class Rounds(NamedTuple):
 
     Attributes:
         init: ``init() -> State`` before the first round. That of `dpjax.rounds` also takes a stored
-            state, whose secret is not read: ``init(stored)`` goes on from it.
+            state, whose secret is not read: ``init(stored)`` goes on from it. That of `make_rounds`
+            takes models, leaves [n, ...], and a public key of the run for `Method.start`.
         outgoing: ``outgoing(state) -> Outgoing``, up to the message.
         incoming: ``incoming(state, sent, received) -> State``, from the message on; ``state`` is
             the one that `outgoing` had.
@@ -139,18 +140,6 @@ class RoundDraw(NamedTuple):
     batch: Batch
 
 
-class Start(NamedTuple):
-    """What the state before the first round follows from.
-
-    Attributes:
-        models: Leaves [n, ...].
-        key: A public key of the run, for `Method.start`.
-    """
-
-    models: Models
-    key: PRNGKeyArray
-
-
 def make_rounds(
     method: Method,
     arrays: Arrays,
@@ -160,7 +149,6 @@ def make_rounds(
     optimizer: optax.GradientTransformation,
     divisor: float,
     draw: Callable[[State], RoundDraw],
-    start: Start | None = None,
     batches: PRNGKeyArray | None = None,
     opened: Callable[[Message, PRNGKeyArray, Updates], Updates] | None = None,
     lost: Callable[[Int[Array, ""], Updates], Array] | None = None,
@@ -180,7 +168,6 @@ def make_rounds(
         optimizer: Turns noisy means into updates.
         divisor: The sampler's divisor of sums.
         draw: Of a state, what its round draws.
-        start: For `Rounds.init`, which alone reads it.
         batches: As in `Secret`.
         opened: As `Privatizer.opened`.
         lost: ``lost(round, payload)``, the share of entries for which the noise is too fine; None
@@ -190,6 +177,7 @@ def make_rounds(
     Returns:
         The rounds.
     """
+    # Privatizers take the key of a round, which other transformations do not know.
     link = None if privatizer is None else optax.with_extra_args_support(privatizer)
 
     def context(drawn: RoundDraw, state: State) -> Round:
@@ -201,13 +189,13 @@ def make_rounds(
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), payload)
         return ctx._replace(opened=lambda total: opened(total, drawn.key, like))
 
-    def init() -> State:
-        assert start is not None
+    def init(models: Models, key: PRNGKeyArray) -> State:
         round = jnp.zeros((), jnp.int32)
-        ctx = Round(arrays, None, query, optimizer, divisor, start.key, round)
-        memory = method.start(ctx, start.models)
-        noise = () if link is None else link.init(method.payload(start.models))
-        return State(start.models, memory, Secret(noise, batches), round)
+        # A method starts before any batch, so its memory depends on no data.
+        ctx = Round(arrays, None, query, optimizer, divisor, key, round)
+        memory = method.start(ctx, models)
+        noise = () if link is None else link.init(method.payload(models))
+        return State(models, memory, Secret(noise, batches), round)
 
     def outgoing(state: State, drawn: RoundDraw | None = None) -> Outgoing:
         ctx = context(drawn or draw(state), state)
@@ -224,6 +212,7 @@ def make_rounds(
         if lost is not None:
             metrics[LOST] = lost(state.round, emission.private)
         if checked:
+            # Compiled code cannot raise: the driver does, before the message goes out.
             metrics[NOT_FINITE] = ~jnp.array([*finite_leaves(message).values()], bool).all()
         return Outgoing(message, carry, metrics, state.secret._replace(noise=noise))
 
@@ -363,6 +352,7 @@ class Statics(NamedTuple):
             query=query,
             sampler=noisy.sampler,
             optimizer=noisy.config.optimizer.shared(),
+            # Of an agent one gradient is clipped, however many records it is of.
             divisor=noisy.sampler.divisor if protect.clips == "record" else 1,
             privatizer=noisy.privatizer,
             metrics=problem.metrics,
@@ -496,8 +486,8 @@ class Statics(NamedTuple):
             noise_key: Its key of the noise.
             changes: As in `rounds`.
         """
-        start = Start(models, jax.random.fold_in(batch_key, _START))
-        return self.rounds(arrays, noise_key, _no_draw, start=start, **changes).init()
+        key = jax.random.fold_in(batch_key, _START)
+        return self.rounds(arrays, noise_key, _no_draw, **changes).init(models, key)
 
     def template(self, arrays: Arrays, models: Models, key: PRNGKeyArray) -> State:
         """Shapes of the state of one plan and one seed.
