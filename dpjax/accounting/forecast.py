@@ -382,7 +382,8 @@ def forecast(
     colour = _operator(factor)
     steps = np.asarray(step_sizes, float) / np.max(step_sizes)
     n = colour.shape[0]
-    divisor = batch_size if budget.clips(relation) == "record" else 1
+    unit = budget.clips(relation)
+    divisor = batch_size if unit == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
     # All gradients of one direction, each as long as its clip allows.
     drift = float(clip_norm * (sent * filled).sum())
@@ -412,15 +413,14 @@ def forecast(
     floors = hidden / allowed if noise else np.zeros(n)
     independent = scipy.sparse.issparse(colour)
     if isinstance(colour, np.ndarray):
-        covariance = colour @ colour.T
-        independent = not (covariance - np.diag(np.diag(covariance))).any()
-    if budget.clips(relation) == "record" and (separation > 1 or sampled is not None):
+        independent = precision.diagonal_of(colour @ colour.T) is not None
+    if unit == "record" and (separation > 1 or sampled is not None):
         # A batch that grows alone takes each record in more rounds, or with a larger rate.
         records = batch_size
     return Forecast(
         parameters=parameters,
         agents=n,
-        unit=budget.clips(relation),
+        unit=unit,
         batch_size=batch_size,
         mu=mu,
         delta=delta,

@@ -190,9 +190,9 @@ class Gaussian(_Summed):
         Args:
             agents: Agents n, all with this loss.
         """
-        whole = not (self.white and self.participation is None and self.rounds)
-        ratio = self.mu if whole else self.mu / sqrt(self.rounds) * MARGIN
-        return Pld((Phase((1.0,) * agents, (ratio,) * agents, self.rounds, whole=whole),))
+        at_once = not (self.white and self.participation is None and self.rounds)
+        ratio = self.mu if at_once else self.mu / sqrt(self.rounds) * MARGIN
+        return Pld((Phase((1.0,) * agents, (ratio,) * agents, self.rounds, whole=at_once),))
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,10 @@ def table(record: Record, unprotected: str = "no noise is added") -> Protection:
         reasons = [(party, False, why) for party, *_ in reasons]
     why = "the key of this release gives all noise away; it must stay secret"
     if not record.release:
+        batches = " and batches" if secret_batches(record) else ""
         why = (
-            f"the seed of a simulation gives all noise{' and batches' * secret_batches(record)} "
-            f"away, and records hold it; the other rows are about {keepers(record)}"
+            f"the seed of a simulation gives all noise{batches} away, and records hold it; "
+            f"the other rows are about {keepers(record)}"
         )
     reasons.append((PROCESS, False, "it holds all agents' data and keys"))
     reasons.append(("whoever holds the seed", False, why))
@@ -197,7 +198,7 @@ def range_text(values: Any, digits: int = 6) -> str:
 def whose(record: Record) -> str:
     """Whose epsilon a single number is, where agents' differ."""
     unequal = min(record.per_agent_epsilon or (record.epsilon,)) < record.epsilon
-    return ", at the agent with the largest epsilon" * unequal
+    return ", at the agent with the largest epsilon" if unequal else ""
 
 
 def _assumed(record: Record) -> str:
@@ -293,12 +294,13 @@ def _participants(record: Record) -> list[_Row]:
             0, (_named(record), True, "it is the stated attacker of all other agents' data")
         )
     protected = bool(rows) and record.lost_noise is None and all(row[1] for row in rows)
-    if phases(record) and protected and not record.release:
-        # Elsewhere its row would repeat another participant's: a release draws new keys.
+    if record.release:
+        return [(party, holds, f"{why}{_APART}" if holds else why) for party, holds, why in rows]
+    if phases(record) and protected:
+        # In a release its row would repeat another participant's: each phase draws new keys.
         why = "it knows its secrets; every later phase must draw its noise from new ones"
         rows.append(("a participant who has left", True, why))
-    condition = _APART if record.release else ""
-    return [(party, protected, why + condition * protected) for party, protected, why in rows]
+    return rows
 
 
 def _others(record: Record) -> list[_Row]:
