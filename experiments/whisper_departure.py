@@ -160,8 +160,8 @@ def _designed(
 ) -> design_.Design:
     """The design of a name, that of the whole run with its rounds as horizon."""
     if name == "whisper_horizon":
-        return design_.whisper(matrix, bound, rounds, **options)
-    return getattr(design_, name)(matrix, bound, **options)
+        return design_.Design.whisper(matrix, bound, rounds, **options)
+    return getattr(design_.Design, name)(matrix, bound, **options)
 
 
 def lossy_rounds(

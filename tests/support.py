@@ -190,8 +190,8 @@ DESIGNED = ("independent", "pairwise", "whisper", "whisper_horizon")
 def designed(kind, matrix, bound, rounds):
     """The design over agents of a kind, its horizon some rounds where it has one."""
     if kind == "whisper_horizon":
-        return design_.whisper(matrix, bound, rounds)
-    return getattr(design_, kind)(matrix, bound)
+        return design_.Design.whisper(matrix, bound, rounds)
+    return getattr(design_.Design, kind)(matrix, bound)
 
 
 def retargeted(made, guarantee=None, **changes):

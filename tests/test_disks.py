@@ -15,7 +15,7 @@ from dpjax.results import plots, records
 from dpjax.topology import graphs, mixing
 
 W = mixing.metropolis_hastings(graphs.ring(4))
-MADE = design.independent(W, 0.3)
+MADE = design.Design.independent(W, 0.3)
 ROWS = [{"loss": 1.0}]
 DATA = {"x": np.ones((4, 2)), "y": np.arange(4)}
 

@@ -11,7 +11,7 @@ from dpjax import _validate
 from dpjax.accounting import dense, kalman
 from dpjax.accounting.arrays import Flags, Indexes, Matrix, Numbers, Sides, Vector
 from dpjax.accounting.kalman import Energies, Model, ModelMaker
-from dpjax.mechanism.participation import Participation, checked
+from dpjax.mechanism.participation import Participation, check_participation
 
 __all__: list[str] = []
 
@@ -116,7 +116,7 @@ class View:
             ValueError: For rounds beyond the strategy's, or a view too large for this machine.
         """
         _validate.one_of("gradients", gradients, ("view", "any"))
-        self._check_rounds(checked(participation).rounds)
+        self._check_rounds(check_participation(participation).rounds)
         judge = self._loss if gradients == "view" else self._all_messages
         if judge is None:
             raise ValueError(

@@ -387,7 +387,7 @@ def _sums(factor: Numbers, rounds: int, strategy: Numbers | None, *, recursive: 
     else:
         factor = diags_array(diagonal, format="csr")
         inverse = diags_array(1 / diagonal, format="csr")
-    c = np.ones((1, 1)) if strategy is None else strategy_.checked(strategy, rounds)
+    c = np.ones((1, 1)) if strategy is None else strategy_.check_strategy(strategy, rounds)
     c_inverse = strategy_.inverse_of(c)
     feedback = abs(c_inverse)
     if recursive:

@@ -98,7 +98,7 @@ def dsgd(
             raise ValueError(f"curvature has shape {bends.shape}; give one number, or [{n}]")
         contraction = 1.0 - np.broadcast_to(bends, (n,))
     gossip = GossipRounds(schedule, steps, contraction)
-    over_rounds = None if strategy is None else strategy_.checked(strategy)
+    over_rounds = None if strategy is None else strategy_.check_strategy(strategy)
     source, owners = _agent_noise(covariance, subgroups, n)
     secret = [False] * len(owners)
     if edge_noise is not None:

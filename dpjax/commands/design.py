@@ -244,7 +244,7 @@ def _polynomial(plan: plan_.Plan, horizon: int | None, size: int) -> _Compared:
     other = plan_.make(plan.config.using(part), plan.mixing)
     scaled: Any = other.noise
     solution = scaled.solution
-    factor = polynomial.dense(scaled.matrix, solution.coefficients, solution.scales)
+    factor = polynomial.noise_map(scaled.matrix, solution.coefficients, solution.scales)
     covariance = factor @ factor.T
     _progress("polynomial", covariance, plan.mixing)
     # Of many agents a plan holds no dense factor, which its forecast reads.

@@ -66,7 +66,7 @@ def read_filter(text: str) -> Literal["adaptive", "wiener"] | Coefficients | Non
         raise ValueError(
             f"filter is {text!r}; give one of {names}, or coefficients as in '0.1;-0.9'"
         ) from None
-    coefficients = filters.checked(b, a)
+    coefficients = filters.check_filter(b, a)
     return coefficients.b, coefficients.a
 
 
@@ -136,7 +136,7 @@ class UpdateRule:
             raise ValueError(f"beta is {self.beta!r}; give a number between 0 and 1")
         learned = isinstance(self.filter, str) and self.filter in _LEARNED
         if self.filter is not None and not learned:
-            coefficients = filters.read(self.filter)
+            coefficients = filters.filter_of(self.filter)
             _validate.assign(self, filter=(coefficients.b, coefficients.a))
         if learned and self.base in ("adam", "galore"):
             raise ValueError(

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Complex, Float
 
 from dpjax import _validate
-from dpjax.mechanism.filters import Coefficients, Filter, checked, impulse_response
+from dpjax.mechanism.filters import Coefficients, Filter, check_filter, impulse_response
 
 __all__ = ["Response", "frequency_response", "signal_to_noise", "optimal_fir", "proportional_fir"]
 
@@ -43,7 +43,7 @@ def signal_to_noise(
         4.686
     """
     c = np.asarray(autocorrelation, float)
-    coefficients = checked(b, a)
+    coefficients = check_filter(b, a)
     if rounds is None:
         # A recursive filter's response has no end; what comes later is below a rounding.
         length = 100_000 if coefficients.a else len(coefficients.b)
@@ -69,7 +69,7 @@ def proportional_fir(autocorrelation: Coefficients) -> Filter:
         (0.6666666666666666, 0.3333333333333333)
     """
     c = np.asarray(autocorrelation, float)
-    return checked(tuple(c / c.sum()))
+    return check_filter(tuple(c / c.sum()))
 
 
 def optimal_fir(autocorrelation: Coefficients) -> Filter:
@@ -85,7 +85,7 @@ def optimal_fir(autocorrelation: Coefficients) -> Filter:
     """
     c = np.asarray(autocorrelation, float)
     raised = c + float(np.sqrt(np.mean(c**2)))
-    return checked(tuple(raised / raised.sum()))
+    return check_filter(tuple(raised / raised.sum()))
 
 
 class Response(NamedTuple):

@@ -22,7 +22,7 @@ from dpjax._numerics import double_precision
 from dpjax.mechanism import workload
 from dpjax.mechanism.certificate import Vector
 from dpjax.mechanism.factorization import Device, factor_of
-from dpjax.mechanism.participation import Participation, checked
+from dpjax.mechanism.participation import Participation, check_participation
 from dpjax.mechanism.strategy import Strategy
 from dpjax.mechanism.temporal import TemporalSolution, normalized, objective, solve
 from dpjax.mechanism.workload import Gram
@@ -63,7 +63,7 @@ def banded_inverse(participation: Participation, bands: int) -> Strategy:
         >>> (np.linalg.inv(strategy)[:, 0] * strategy[0, 0]).round(3)
         array([ 1.   , -0.5  , -0.125,  0.   ])
     """
-    rounds = checked(participation).rounds
+    rounds = check_participation(participation).rounds
     bands = _validate.integer("bands", bands)
     if bands > rounds:
         raise ValueError(f"bands is {bands}; give at most {rounds}, the number of rounds")
@@ -102,7 +102,7 @@ def one_lag(participation: Participation, fraction: float) -> Strategy:
                [0.436, 0.894, 0.   ],
                [0.218, 0.447, 1.   ]])
     """
-    rounds = checked(participation).rounds
+    rounds = check_participation(participation).rounds
     fraction = _validate.number("fraction", fraction)
     if not 0 <= fraction < 1:
         raise ValueError(f"fraction is {fraction!r}; give a number from 0 to below 1")

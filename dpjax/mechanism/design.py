@@ -15,7 +15,7 @@ from dpjax.mechanism.spatial import Bound, Subgroups, bounds
 from dpjax.topology import mixing as mixing_
 from dpjax.topology.mixing import HashableMatrix, Mixing
 
-__all__ = ["Design", "independent", "pairwise", "whisper"]
+__all__ = ["Design"]
 
 Network: TypeAlias = Mixing | HashableMatrix
 """W or a schedule of them; one with its digest has been checked."""
@@ -44,10 +44,10 @@ class Design:
             fingerprints of step sizes and weights), part of what :meth:`check` compares.
 
     Example:
-        >>> from dpjax.mechanism import design
+        >>> from dpjax.mechanism.design import Design
         >>> from dpjax.topology import graphs, mixing
         >>> W = mixing.metropolis_hastings(graphs.ring(4))
-        >>> solved = design.whisper(W, 1.0)
+        >>> solved = Design.whisper(W, 1.0)
         >>> solved.n, solved.converged
         (4, True)
     """
@@ -174,152 +174,155 @@ class Design:
             raise ValueError(
                 f"entries has {clashes[0]!r}, which is the design's; name it otherwise"
             )
-        return store.write(path, "design", arrays | dict(entries or {}), content)
+        return store.write_arrays(path, "design", arrays | dict(entries or {}), content)
 
     @classmethod
     def load(cls, path: PathLike) -> "Design":
         """Return the design saved at ``path``; ValueError for a damaged or foreign file."""
-        content = store.read(path, "design", {f.name for f in fields(cls)})
+        content = store.read_arrays(path, "design", {f.name for f in fields(cls)})
         if content["precision_bound"].ndim == 0:
             content["precision_bound"] = float(content["precision_bound"])
         return cls(**content)
 
+    @classmethod
+    def independent(cls, mixing: Network, precision_bound: Bound) -> "Design":
+        """Return R = diag(1 / b_i): every agent on its own.
 
-def independent(mixing: Network, precision_bound: Bound) -> Design:
-    """Return R = diag(1 / b_i): every agent on its own.
+        Args:
+            mixing: [n, n] W, dense or sparse, or a schedule [P, n, n].
+            precision_bound: b or [n] b_i, from ``accounting.budget.precision_bound``.
 
-    Args:
-        mixing: [n, n] W, dense or sparse, or a schedule [P, n, n].
-        precision_bound: b or [n] b_i, from ``accounting.budget.precision_bound``.
+        Returns:
+            The design; of a sparse matrix it holds the diagonal alone.
 
-    Returns:
-        The design; of a sparse matrix it holds the diagonal alone.
+        Raises:
+            ValueError: for a bad mixing matrix or bound.
 
-    Raises:
-        ValueError: for a bad mixing matrix or bound.
+        Example:
+            >>> from dpjax.mechanism.design import Design
+            >>> from dpjax.topology import graphs, mixing
+            >>> W = mixing.metropolis_hastings(graphs.ring(6))
+            >>> alone = Design.independent(W, precision_bound=2.0)
+            >>> round(alone.value, 3), alone.n
+            (1.0, 6)
+        """
+        network = _checked(mixing)
+        matrix = network.matrix
+        variances = spatial.independent_variances(bounds(precision_bound, matrix.shape[-1]))
+        value = workload.one_step_energy(matrix, variances)
+        # With a sparse W no array [n, n] is needed.
+        covariance = variances if issparse(matrix) else np.diag(variances)
+        return cls.of("independent", network, precision_bound, covariance, value)
 
-    Example:
-        >>> from dpjax.mechanism import design
-        >>> from dpjax.topology import graphs, mixing
-        >>> W = mixing.metropolis_hastings(graphs.ring(6))
-        >>> alone = design.independent(W, precision_bound=2.0)
-        >>> round(alone.value, 3), alone.n
-        (1.0, 6)
-    """
-    network = _checked(mixing)
-    matrix = network.matrix
-    variances = spatial.independent_variances(bounds(precision_bound, matrix.shape[-1]))
-    value = workload.one_step_energy(matrix, variances)
-    # With a sparse W no array [n, n] is needed.
-    covariance = variances if issparse(matrix) else np.diag(variances)
-    return Design.of("independent", network, precision_bound, covariance, value)
+    @classmethod
+    def pairwise(cls, mixing: Network, precision_bound: Bound) -> "Design":
+        """Return the design of `spatial.pairwise` (DECOR) for one step.
 
+        Args:
+            mixing: as for `independent`; computed with the dense matrix.
+            precision_bound: likewise.
 
-def pairwise(mixing: Network, precision_bound: Bound) -> Design:
-    """Return the design of `spatial.pairwise` (DECOR) for one step.
+        Returns:
+            The design; not converged where its coupling ran into its bound.
 
-    Args:
-        mixing: as for `independent`; computed with the dense matrix.
-        precision_bound: likewise.
+        Raises:
+            ValueError: as `independent`.
 
-    Returns:
-        The design; not converged where its coupling ran into its bound.
+        Example:
+            >>> from dpjax.mechanism.design import Design
+            >>> from dpjax.topology import graphs, mixing
+            >>> Design.pairwise(mixing.metropolis_hastings(graphs.ring(6)), 1.0).converged
+            True
+        """
+        network = _checked(mixing)
+        matrix = network.dense.matrix
+        limits = bounds(precision_bound, matrix.shape[-1])
+        root = workload.factor(network)
+        covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
+        value = spatial.trace(root, covariance)
+        return cls.of(
+            "pairwise", network, precision_bound, covariance, value, converged=not bounded
+        )
 
-    Raises:
-        ValueError: as `independent`.
+    @classmethod
+    def whisper(
+        cls,
+        mixing: Network,
+        precision_bound: Bound,
+        horizon: int | None = None,
+        *,
+        discount: float | None = None,
+        step_sizes: workload.StepSizes = None,
+        weights: Vector | None = None,
+        final_model: bool = False,
+        subgroups: Subgroups = None,
+        **options: Any,
+    ) -> "Design":
+        """Return the design of least noise energy, in one step or in all models of a run.
 
-    Example:
-        >>> from dpjax.mechanism import design
-        >>> from dpjax.topology import graphs, mixing
-        >>> design.pairwise(mixing.metropolis_hastings(graphs.ring(6)), 1.0).converged
-        True
-    """
-    network = _checked(mixing)
-    matrix = network.dense.matrix
-    limits = bounds(precision_bound, matrix.shape[-1])
-    root = workload.factor(network)
-    covariance, bounded = spatial.solve_pairwise(matrix, root, limits)
-    value = spatial.trace(root, covariance)
-    return Design.of("pairwise", network, precision_bound, covariance, value, converged=not bounded)
+        Args:
+            mixing: as for `independent`; computed with the dense matrix.
+            precision_bound: likewise.
+            horizon: T; None is one step, unless ``discount`` or ``step_sizes`` is given.
+            discount: see ``mechanism.workload.factor``.
+            step_sizes: likewise.
+            weights: likewise.
+            final_model: likewise.
+            subgroups: see ``spatial.whisper``.
+            options: of ``factorization.minimize_trace``.
 
+        Returns:
+            The certified design, "whisper" of one step and "whisper_horizon" of more.
 
-def whisper(
-    mixing: Network,
-    precision_bound: Bound,
-    horizon: int | None = None,
-    *,
-    discount: float | None = None,
-    step_sizes: workload.StepSizes = None,
-    weights: Vector | None = None,
-    final_model: bool = False,
-    subgroups: Subgroups = None,
-    **options: Any,
-) -> Design:
-    """Return the design of least noise energy: in one step, or in all models of ``horizon`` rounds.
+        Raises:
+            ValueError: for a bad mixing matrix or bound, or options that do not go together.
 
-    Args:
-        mixing: as for `independent`; computed with the dense matrix.
-        precision_bound: likewise.
-        horizon: T; None is one step, unless ``discount`` or ``step_sizes`` is given.
-        discount: see ``mechanism.workload.factor``.
-        step_sizes: likewise.
-        weights: likewise.
-        final_model: likewise.
-        subgroups: see ``spatial.whisper``.
-        options: of ``factorization.minimize_trace``.
-
-    Returns:
-        The certified design, "whisper" of one step and "whisper_horizon" of more.
-
-    Raises:
-        ValueError: for a bad mixing matrix or bound, or options that do not go together.
-
-    Example:
-        >>> from dpjax.mechanism import design
-        >>> from dpjax.topology import graphs, mixing
-        >>> W = mixing.metropolis_hastings(graphs.ring(6))
-        >>> design.whisper(W, 1.0).kind, design.whisper(W, 1.0, horizon=9).kind
-        ('whisper', 'whisper_horizon')
-    """
-    network = _checked(mixing)
-    root = workload.factor(
-        network,
-        horizon,
-        discount=discount,
-        step_sizes=step_sizes,
-        weights=weights,
-        final_model=final_model,
-    )
-    covariance, solutions = spatial.solve_whisper(
-        root, precision_bound, subgroups=subgroups, **options
-    )
-    if horizon is None and step_sizes is not None:
-        horizon = len(step_sizes)
-    # What a later check compares, beside the horizon.
-    structure: dict = {
-        "discount": None if discount is None else float(discount),
-        "step_sizes": _digest(step_sizes),
-        "weights": _digest(weights),
-        "final_model": final_model or None,
-    }
-    if subgroups is not None:
-        structure["subgroups"] = [[int(agent) for agent in group] for group in subgroups]
-    # Multipliers of several blocks start no solve of the whole.
-    multipliers = solutions[0].multipliers if len(solutions) == 1 else np.zeros(0)
-    return Design.of(
-        "whisper" if horizon is None and discount is None else "whisper_horizon",
-        network,
-        precision_bound,
-        covariance,
-        spatial.trace(root, covariance),
-        horizon=horizon,
-        # Rounded down, as sums of bounds may round up.
-        lower_bound=float(sum(solution.lower_bound for solution in solutions)) * (1.0 - 1e-14),
-        converged=all(solution.converged for solution in solutions),
-        regularization=max(solution.regularization for solution in solutions),
-        options=structure,
-        multipliers=multipliers,
-    )
+        Example:
+            >>> from dpjax.mechanism.design import Design
+            >>> from dpjax.topology import graphs, mixing
+            >>> W = mixing.metropolis_hastings(graphs.ring(6))
+            >>> Design.whisper(W, 1.0).kind, Design.whisper(W, 1.0, horizon=9).kind
+            ('whisper', 'whisper_horizon')
+        """
+        network = _checked(mixing)
+        root = workload.factor(
+            network,
+            horizon,
+            discount=discount,
+            step_sizes=step_sizes,
+            weights=weights,
+            final_model=final_model,
+        )
+        covariance, solutions = spatial.solve_whisper(
+            root, precision_bound, subgroups=subgroups, **options
+        )
+        if horizon is None and step_sizes is not None:
+            horizon = len(step_sizes)
+        # What a later check compares, beside the horizon.
+        structure: dict = {
+            "discount": None if discount is None else float(discount),
+            "step_sizes": _digest(step_sizes),
+            "weights": _digest(weights),
+            "final_model": final_model or None,
+        }
+        if subgroups is not None:
+            structure["subgroups"] = [[int(agent) for agent in group] for group in subgroups]
+        # Multipliers of several blocks start no solve of the whole.
+        multipliers = solutions[0].multipliers if len(solutions) == 1 else np.zeros(0)
+        return cls.of(
+            "whisper" if horizon is None and discount is None else "whisper_horizon",
+            network,
+            precision_bound,
+            covariance,
+            spatial.trace(root, covariance),
+            horizon=horizon,
+            # Rounded down, as sums of bounds may round up.
+            lower_bound=float(sum(solution.lower_bound for solution in solutions)) * (1.0 - 1e-14),
+            converged=all(solution.converged for solution in solutions),
+            regularization=max(solution.regularization for solution in solutions),
+            options=structure,
+            multipliers=multipliers,
+        )
 
 
 def _checked(mixing: Network) -> HashableMatrix:

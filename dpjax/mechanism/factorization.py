@@ -80,12 +80,14 @@ class Solution:
     def save(self, path: PathLike) -> Path:
         """Write the solution to an npz file (complete or not at all) and return its path."""
         content = asdict(self)
-        return store.write(path, "solution", {name: content.pop(name) for name in _ARRAYS}, content)
+        return store.write_arrays(
+            path, "solution", {name: content.pop(name) for name in _ARRAYS}, content
+        )
 
     @classmethod
     def load(cls, path: PathLike) -> "Solution":
         """Return the solution saved at ``path``; ValueError for a damaged or foreign file."""
-        return cls(**store.read(path, "solution", {field.name for field in fields(cls)}))
+        return cls(**store.read_arrays(path, "solution", {field.name for field in fields(cls)}))
 
 
 def minimize_trace(

@@ -17,7 +17,7 @@ from dpjax import _validate
 
 __all__ = [
     "Filter",
-    "checked",
+    "check_filter",
     "impulse_response",
 ]
 
@@ -67,7 +67,7 @@ PUBLISHED = {
 """The published filters by name (Zhang et al., DOPPLER, Tables 2 and 4)."""
 
 
-def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
+def check_filter(b: Coefficients, a: Coefficients = ()) -> Filter:
     """Refuse coefficients that no run should use.
 
     Args:
@@ -85,7 +85,7 @@ def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
 
     Example:
         >>> from dpjax.mechanism import filters
-        >>> filters.checked((0.1,), (-0.9,))
+        >>> filters.check_filter((0.1,), (-0.9,))
         Filter(b=(0.1,), a=(-0.9,))
     """
     numerator = _coefficients("b", b)
@@ -117,8 +117,8 @@ def checked(b: Coefficients, a: Coefficients = ()) -> Filter:
     return result
 
 
-def read(value: object) -> Filter:
-    """Return the filter that an argument ``filter`` gives, `checked`.
+def filter_of(value: object) -> Filter:
+    """Return the filter that an argument ``filter`` gives, `check_filter`.
 
     Args:
         value: (b, a).
@@ -131,7 +131,7 @@ def read(value: object) -> Filter:
             f"filter is {_validate.shown(value)}; give coefficients (b, a), such as "
             "transforms.lowpass.FILTERS['f1']"
         )
-    return checked(*value)
+    return check_filter(*value)
 
 
 def _coefficients(name: str, value: Coefficients) -> np.ndarray:

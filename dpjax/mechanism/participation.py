@@ -55,7 +55,7 @@ class Participation:
         return np.arange(self.starts)[:, None] + self.separation * np.arange(self.epochs)
 
 
-def checked(value: object) -> Participation:
+def check_participation(value: object) -> Participation:
     """Return a participation as it is.
 
     Args:

@@ -38,7 +38,7 @@ from dpjax.mechanism.certificate import EPS, Factor, Matrix, Vector
 from dpjax.topology import mixing as mixing_
 from dpjax.topology.mixing import HashableMatrix, Mixing
 
-__all__ = ["PolynomialNoise", "design"]
+__all__ = ["PolynomialNoise", "design_polynomial"]
 
 Coefficients: TypeAlias = Float[np.ndarray, " m"]
 Precision: TypeAlias = Float[np.ndarray, " q"]
@@ -68,7 +68,7 @@ class PolynomialNoise:
     """Noise S g(W) Z over agents with its certificate.
 
     Guarantee: with W rounded to float32, no [R^-1]_ii of R = S g(W)^2 S exceeds the bound it was
-    made for; `inverse_diagonal` proves it again from these arrays.
+    made for; `diagonal_bounds` proves it again from these arrays.
 
     Attributes:
         coefficients: [m + 1] float32 g in Chebyshev's basis, sum_k coefficients[k] T_k(W).
@@ -83,7 +83,7 @@ class PolynomialNoise:
         >>> from dpjax.mechanism import polynomial
         >>> from dpjax.topology import graphs, mixing
         >>> W = mixing.metropolis_hastings(graphs.ring(100), sparse=True)
-        >>> made = polynomial.design(W, 1.0, degree=4)
+        >>> made = polynomial.design_polynomial(W, 1.0, degree=4)
         >>> made.degree, round(made.gap, 2)
         (4, 0.05)
     """
@@ -110,7 +110,7 @@ class PolynomialNoise:
         return certificate.relative_gap(self.value, self.lower_bound)
 
 
-def design(
+def design_polynomial(
     mixing: Mixing,
     precision_bound: spatial.Bound,
     degree: int = 6,
@@ -138,7 +138,7 @@ def design(
         >>> from dpjax.mechanism import polynomial
         >>> from dpjax.topology import graphs, mixing
         >>> W = mixing.metropolis_hastings(graphs.ring(100), sparse=True)
-        >>> [round(polynomial.design(W, 1.0, degree=m).value, 1) for m in (1, 4, 8)]
+        >>> [round(polynomial.design_polynomial(W, 1.0, degree=m).value, 1) for m in (1, 4, 8)]
         [24.9, 24.1, 23.4]
     """
     degree = _validate.integer("degree", degree, maximum=32)
@@ -163,7 +163,7 @@ def design(
     while len(coefficients) == 1 and degree > 1:
         degree -= 1
         coefficients, precision = best_polynomials(degree)
-    bounds = inverse_diagonal(matrix, coefficients, precision, np.ones(n))
+    bounds = diagonal_bounds(matrix, coefficients, precision, np.ones(n))
     # Rounding to nearest takes less than half of the last factor.
     scales = np.sqrt(bounds / limits) * (1 + 2.0**-23)
     _validate.spread("noise", scales.min())
@@ -172,7 +172,7 @@ def design(
     if n <= _DENSE:
         # Exact figures, where a dense matrix fits.
         root = workload.factor(mixing_.dense(mixing), step_sizes=step_sizes)
-        value = float(np.square(root @ dense(matrix, coefficients, scales)).sum())
+        value = float(np.square(root @ noise_map(matrix, coefficients, scales)).sum())
         scaled = root / np.sqrt(limits)
         lower, _ = certificate.lower_bound(np.square(scaled).sum(axis=0), factor=scaled)
     else:
@@ -205,7 +205,7 @@ def rounded(mixing: Mixing) -> HashableMatrix:
     return HashableMatrix(matrix)
 
 
-def inverse_diagonal(
+def diagonal_bounds(
     matrix: HashableMatrix,
     coefficients: Coefficients,
     precision: Precision,
@@ -222,7 +222,7 @@ def inverse_diagonal(
     Returns:
         [n] bounds; infinite where p and g prove nothing.
     """
-    certain = least(coefficients, precision, interval(matrix.matrix))
+    certain = least_product(coefficients, precision, interval(matrix.matrix))
     # p g^2 may be below 0 somewhere, and then p bounds no inverse.
     if not certain > 0:
         return np.full(len(scales), np.inf)
@@ -247,7 +247,7 @@ def interval(matrix: csr_array) -> Interval:
     return min(low, -0.5) - margin, largest + margin
 
 
-def least(
+def least_product(
     coefficients: Coefficients,
     precision: Precision,
     interval: Interval,
@@ -286,7 +286,7 @@ def least(
     return float(values.min() - (math.pi / (2 * count) * d) ** 2 / 2 * 1.01 * spread)
 
 
-def dense(matrix: HashableMatrix, coefficients: Coefficients, scales: Vector) -> Matrix:
+def noise_map(matrix: HashableMatrix, coefficients: Coefficients, scales: Vector) -> Matrix:
     """Return the map S g(W) of normals to noise."""
     return scales[:, None] * _applied(matrix.matrix, coefficients, np.eye(len(scales)))
 
@@ -387,7 +387,7 @@ def _polynomials(
         cosines = cosines.astype(np.float32)
         monomials = Chebyshev(p, interval).convert(domain=[-1, 1], kind=Polynomial)
         powers = np.asarray(monomials.coef, np.float64)
-        certain = least(cosines, powers, interval)
+        certain = least_product(cosines, powers, interval)
         # Energy at the scale that the certificate asks for.
         if certain <= 0:
             continue

@@ -19,7 +19,7 @@ from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.certificate import Factor, Matrix, relative_gap
 from dpjax.mechanism.factorization import Device, factor_of, minimize_trace
-from dpjax.mechanism.participation import Participation, checked
+from dpjax.mechanism.participation import Participation, check_participation
 from dpjax.mechanism.strategy import Strategy
 from dpjax.topology.mixing import DenseMixing
 
@@ -109,7 +109,7 @@ def design(
     """
     tolerance = _validate.positive("tolerance", tolerance)
     max_iterations = _validate.integer("max_iterations", max_iterations)
-    gram = workload.gram(mixing, checked(participation).rounds)
+    gram = workload.gram(mixing, check_participation(participation).rounds)
     time = temporal.solve(gram, participation, device=device)
     strategy = time.strategy
     history = [time.value]

@@ -129,8 +129,8 @@ def whisper(
         mixing: [n, n] W, or a schedule [P, n, n]; symmetric, row- or column-stochastic.
         precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.
         horizon: None for one step, the paper's M = W'W; T for all models of T rounds.
-        weights: [n] push-sum weights by which models are divided; `mechanism.design.whisper` has
-            other objectives.
+        weights: [n] push-sum weights by which models are divided;
+            `mechanism.design.Design.whisper` has other objectives.
         subgroups: lists of agents, a partition of all. Each shares a seed of its own and nothing
             with the others: R is block-structured. Less noise cancels; trust stays in a group.
         options: further options of ``factorization.minimize_trace``, such as ``max_variance``.

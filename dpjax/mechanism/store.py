@@ -15,7 +15,7 @@ __all__: list[str] = []
 _FORMAT = 1
 
 
-def write(
+def write_arrays(
     path: PathLike,
     kind: str,
     arrays: Mapping[str, Any],
@@ -25,7 +25,7 @@ def write(
 
     Args:
         path: where to; ``.npz`` is appended when there is no suffix.
-        kind: what the file is, checked by :func:`read`.
+        kind: what the file is, checked by :func:`read_arrays`.
         arrays: numbers, texts or arrays of them by name; floating ones are kept as float64.
         fields: what JSON can hold (infinities included).
 
@@ -43,8 +43,8 @@ def write(
     return path
 
 
-def read(path: PathLike, kind: str, names: set[str]) -> dict[str, Any]:
-    """Return the arrays and fields of these names that :func:`write` stored as ``kind``.
+def read_arrays(path: PathLike, kind: str, names: set[str]) -> dict[str, Any]:
+    """Return the arrays and fields of these names that :func:`write_arrays` stored as ``kind``.
 
     Raises:
         FileNotFoundError: when there is no such file.

@@ -33,7 +33,7 @@ def inverse_of(strategy: Strategy) -> Strategy:
     return scipy.linalg.solve_triangular(strategy, np.eye(len(strategy)), lower=True)
 
 
-def checked(strategy: object, rounds: int | None = None) -> Strategy:
+def check_strategy(strategy: object, rounds: int | None = None) -> Strategy:
     """Return C in float64 where noise C^-1 Z can be made and accounted.
 
     Args:

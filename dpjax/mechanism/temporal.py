@@ -40,7 +40,7 @@ from dpjax.mechanism import certificate, workload
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.certificate import EPS, Blocks, Factor, Matrix, Vector
 from dpjax.mechanism.factorization import Device, factor_of, minimize_trace, regularized
-from dpjax.mechanism.participation import Participation, checked
+from dpjax.mechanism.participation import Participation, check_participation
 from dpjax.mechanism.strategy import Strategy
 from dpjax.mechanism.workload import Gram
 from dpjax.topology.mixing import DenseMixing
@@ -173,7 +173,7 @@ def prefix_sum(participation: Participation, *, device: Device = None) -> Strate
                [-0.017,  0.275,  0.606,  0.   ],
                [ 0.05 ,  0.   ,  0.2  ,  0.654]])
     """
-    gram = workload.prefix_sum(checked(participation).rounds)
+    gram = workload.prefix_sum_gram(check_participation(participation).rounds)
     return solve(gram, participation, device=device).strategy
 
 
@@ -211,7 +211,7 @@ def mafalda(
                [-0.012,  0.232,  0.634,  0.   ],
                [ 0.044,  0.   ,  0.173,  0.66 ]])
     """
-    gram = workload.gram(mixing, checked(participation).rounds)
+    gram = workload.gram(mixing, check_participation(participation).rounds)
     return solve(gram, participation, device=device).strategy
 
 
@@ -329,7 +329,7 @@ def solve(
         ((4, 4), True)
     """
     gram = _validate.square("gram", gram)
-    rounds = checked(participation).rounds
+    rounds = check_participation(participation).rounds
     k = participation.epochs
     b = participation.separation
     if tolerance is None:
@@ -456,7 +456,7 @@ def sensitivity(strategy: Factor, participation: Participation) -> float:
         2.0
     """
     matrix = _validate.finite_array("strategy", strategy, ndim=2)
-    rounds = checked(participation).rounds
+    rounds = check_participation(participation).rounds
     k = participation.epochs
     b = participation.separation
     if matrix.shape[1] != rounds:

@@ -81,7 +81,7 @@ def gram(
     return summed(np.stack([_flattened(schedule, last, rounds, root) for last in ends]))
 
 
-def prefix_sum(rounds: int) -> Gram:
+def prefix_sum_gram(rounds: int) -> Gram:
     """Return L'L for L the lower triangular ones: H of one trusted server, T - max(s, t).
 
     Args:

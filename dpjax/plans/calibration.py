@@ -76,13 +76,13 @@ def check_strategy(strategy: Strategy | None, rounds: int) -> None:
         rounds: T.
 
     Raises:
-        ValueError: Unless it is float64 and `dpjax.mechanism.strategy.checked` takes it.
+        ValueError: Unless it is float64 and `dpjax.mechanism.strategy.check_strategy` takes it.
     """
     if strategy is not None:
         dtype = np.asarray(strategy).dtype
         if dtype != np.float64:
             raise ValueError(f"strategy is {dtype}; give float64")
-        strategy_.checked(strategy, rounds)
+        strategy_.check_strategy(strategy, rounds)
 
 
 def partial_energies(

@@ -18,7 +18,6 @@ from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.accounting import precision
 from dpjax.mechanism import banded, spatial, temporal
-from dpjax.mechanism import design as design_
 from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
@@ -164,7 +163,7 @@ class Correlated:
 
     def over_agents(self, target: Target, bound: Bound) -> Design:
         """The design over agents: by default every agent's noise is its own."""
-        return design_.independent(target.network, bound)
+        return Design.independent(target.network, bound)
 
     def expected(self, target: Target) -> _Expected:
         """What a design over agents that was made earlier must be."""
@@ -202,7 +201,7 @@ class Pairwise(Correlated):
 
     def over_agents(self, target: Target, bound: Bound) -> Design:
         """Noise that cancels over links."""
-        return design_.pairwise(target.network, bound)
+        return Design.pairwise(target.network, bound)
 
 
 @dataclass(frozen=True)
@@ -284,7 +283,7 @@ class Whisper(Correlated):
             steps = target.config.optimizer.relative(horizon)
             if (steps != 1).any():
                 options["step_sizes"] = steps
-        return design_.whisper(target.network, bound, horizon, **options)
+        return Design.whisper(target.network, bound, horizon, **options)
 
     def expected(self, target: Target) -> _Expected:
         """Its horizon and groups."""

@@ -92,7 +92,7 @@ class Polynomial:
         rounds = target.rounds if self.horizon == "run" else self.horizon
         steps = None if rounds is None else target.config.optimizer.relative(rounds)
         bound = target.bound(None)
-        solution = polynomial.design(target.mixing, bound, self.degree, step_sizes=steps)
+        solution = polynomial.design_polynomial(target.mixing, bound, self.degree, step_sizes=steps)
         return CalibratedPolynomial(solution, polynomial.rounded(target.mixing))
 
 
@@ -122,7 +122,7 @@ class CalibratedPolynomial(OverAgents, Calibrated):
         coefficients = self.solution.coefficients
         if len(scales) > _DENSE:
             return None
-        return polynomial.dense(self.matrix, coefficients, scales).astype(np.float32)
+        return polynomial.noise_map(self.matrix, coefficients, scales).astype(np.float32)
 
     @property
     def operator(self) -> Any:
@@ -146,7 +146,7 @@ class CalibratedPolynomial(OverAgents, Calibrated):
     def inverse_diagonal(self) -> PerAgent:
         """Upper bounds on [R^-1]_ii."""
         solution = self.solution
-        return polynomial.inverse_diagonal(
+        return polynomial.diagonal_bounds(
             self.matrix, solution.coefficients, solution.precision, solution.scales
         )
 

@@ -142,7 +142,7 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> GradientTransformati
         The transformation.
 
     Raises:
-        ValueError: For coefficients that `dpjax.mechanism.filters.checked` refuses.
+        ValueError: For coefficients that `dpjax.mechanism.filters.check_filter` refuses.
 
     Reference:
         Zhang et al., DOPPLER, Algorithm 2.
@@ -156,7 +156,7 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> GradientTransformati
         >>> [round(float(x[0]), 2) for x in (first, second)]
         [4.0, 2.21]
     """
-    coefficients = filters.checked(b, a)
+    coefficients = filters.check_filter(b, a)
     order = max(len(coefficients.b) - 1, len(coefficients.a))
     # Of one length, so that a step knows neither p nor q.
     forward = jnp.asarray(coefficients.b)

@@ -96,7 +96,7 @@ def scale_by_adam(
         if not 0 <= _validate.number(name, decay) < 1:
             raise ValueError(f"{name} is {decay!r}; give a decay from 0 to below 1")
     if filter is not None:
-        b, a = filters.read(filter)
+        b, a = filters.filter_of(filter)
     else:
         b = (1 - b1,)
         a = (-b1,) if b1 else ()

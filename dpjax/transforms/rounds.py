@@ -139,7 +139,7 @@ def route(strategy: Strategy, rounds: int) -> Route:
         >>> rounds.route(np.eye(4) - 0.5 * np.eye(4, k=-1), 4).kind
         'recursion'
     """
-    matrix = strategy_.checked(strategy, rounds)
+    matrix = strategy_.check_strategy(strategy, rounds)
     # Few bands of C or of its inverse need little memory; C's own come first.
     diagonal = np.diag(matrix)
     inverse = strategy_.sparse_inverse_of(matrix)

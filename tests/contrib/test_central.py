@@ -110,7 +110,7 @@ def test_a_filter_chosen_with_the_noise_costs_nothing():
     signal += np.eye(rounds) / 50 / size
     inverse = np.linalg.inv(first.strategy)
     matrix = filtered.wiener(
-        signal, deviation**2 * inverse @ inverse.T, gram=workload.prefix_sum(rounds)
+        signal, deviation**2 * inverse @ inverse.T, gram=workload.prefix_sum_gram(rounds)
     )
     link = second.config.optimizer.make(0.5)
     gradients = np.random.default_rng(0).normal(size=(rounds, 2))

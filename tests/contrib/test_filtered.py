@@ -39,7 +39,7 @@ def test_the_filter_is_the_mean_given_what_has_come_in():
 def test_a_weight_asks_for_the_mean_of_sums():
     signal, noise, weight = spread(4, 2), spread(4, 3), np.tri(4)
     got = filtered.wiener(signal, noise, gram=weight.T @ weight)
-    np.testing.assert_allclose(weight.T @ weight, workload.prefix_sum(4))
+    np.testing.assert_allclose(weight.T @ weight, workload.prefix_sum_gram(4))
     for t in range(4):
         past = slice(0, t + 1)
         row = np.linalg.solve((signal + noise)[past, past], (weight @ signal)[t, past])
@@ -152,7 +152,11 @@ def test_no_pair_that_a_search_finds_is_better():
 @pytest.mark.slow
 def test_bands_are_the_best_that_a_search_over_their_numbers_finds():
     rounds, variance = 8, 2.0
-    signal, pattern, gram = ar1(rounds), Participation(rounds, 2, 4), workload.prefix_sum(rounds)
+    signal, pattern, gram = (
+        ar1(rounds),
+        Participation(rounds, 2, 4),
+        workload.prefix_sum_gram(rounds),
+    )
     both = filtered.solve(signal, variance, pattern, gram=gram, bands=3, tolerance=1e-9)
 
     def made(numbers):
@@ -182,7 +186,7 @@ def test_white_gradients_are_shrunk_and_their_noise_is_white():
 
 def test_little_noise_leaves_the_strategy_alone():
     rounds, variance = 8, 1e-6
-    pattern, gram = Participation(rounds, 2, 4), workload.prefix_sum(rounds)
+    pattern, gram = Participation(rounds, 2, 4), workload.prefix_sum_gram(rounds)
     both = filtered.solve(ar1(rounds), variance, pattern, gram=gram)
     alone = temporal.solve(gram, pattern)
     np.testing.assert_allclose(both.filter, np.eye(rounds), atol=1e-3)
@@ -194,7 +198,7 @@ def test_little_noise_leaves_the_strategy_alone():
 def test_both_are_better_than_either(sums):
     rounds, variance = 16, 4.0
     pattern = Participation(rounds, 1, rounds)
-    gram = workload.prefix_sum(rounds) if sums else np.eye(rounds)
+    gram = workload.prefix_sum_gram(rounds) if sums else np.eye(rounds)
     signal, none = ar1(rounds, 0.95), np.eye(rounds)
     both = filtered.solve(signal, variance, pattern, gram=gram)
     alone = temporal.solve(gram, pattern).strategy

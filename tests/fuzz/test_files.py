@@ -41,7 +41,7 @@ class Kind(NamedTuple):
 
 def make_design(path: Path) -> None:
     matrix = mixing.metropolis_hastings(graphs.ring(5))
-    design.whisper(matrix, 0.5).save(path)
+    design.Design.whisper(matrix, 0.5).save(path)
 
 
 def same_fields(a: Any, b: Any) -> bool:

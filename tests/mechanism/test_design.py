@@ -37,13 +37,13 @@ def test_every_agent_computes_the_same_bits() -> None:
         graph.remove_edges_from(list(graph.edges))
         graph.add_edges_from(order)
         matrix = mixing.metropolis_hastings(graph)
-        made = design.whisper(matrix, 0.3, tolerance=0, max_iterations=40)
+        made = design.Design.whisper(matrix, 0.3, tolerance=0, max_iterations=40)
         prints.add(made.fingerprint)
     assert len(prints) == 1
 
 
 def test_mismatch_is_refused() -> None:
-    made = design.whisper(W, 0.3, horizon=10)
+    made = design.Design.whisper(W, 0.3, horizon=10)
     other = W.copy()
     other[0, 0] = np.nextafter(other[0, 0], 1)
     with pytest.raises(ValueError, match="mixing has fingerprint"):
@@ -56,7 +56,7 @@ def test_mismatch_is_refused() -> None:
 
 def test_bounds_per_agent_survive_a_file(tmp_path: Path) -> None:
     bounds = np.linspace(1, 2, 8)
-    read = design.Design.load(design.whisper(W, bounds).save(tmp_path / "d.npz"))
+    read = design.Design.load(design.Design.whisper(W, bounds).save(tmp_path / "d.npz"))
     read.check(W, bounds)
     with pytest.raises(ValueError, match="precision_bound"):
         read.check(W, bounds[::-1])
@@ -64,7 +64,7 @@ def test_bounds_per_agent_survive_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "foreign", "other kind", "empty"])
 def test_damaged_files_are_refused(damage: str, tmp_path: Path) -> None:
-    path = design.whisper(W, 0.3).save(tmp_path / "d.npz")
+    path = design.Design.whisper(W, 0.3).save(tmp_path / "d.npz")
     content = bytearray(path.read_bytes())
     if damage == "truncate":
         path.write_bytes(content[: len(content) // 2])
@@ -94,25 +94,27 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
 
     monkeypatch.setattr(np, "savez", fail)
     with pytest.raises(ValueError, match="path is .*cannot be written .disk full.; make room"):
-        design.whisper(W, 0.3).save(tmp_path / "d.npz")
+        design.Design.whisper(W, 0.3).save(tmp_path / "d.npz")
     assert not list(tmp_path.iterdir())
 
 
 def test_options_are_recorded() -> None:
-    made = design.whisper(W, 0.3, step_sizes=np.ones(5), weights=np.ones(8), final_model=True)
+    made = design.Design.whisper(
+        W, 0.3, step_sizes=np.ones(5), weights=np.ones(8), final_model=True
+    )
     assert made.horizon == 5
     assert set(made.options) == {"step_sizes", "weights", "final_model"}
-    grouped = design.whisper(W, 0.3, subgroups=[[0, 1, 2], [3, 4, 5, 6, 7]])
+    grouped = design.Design.whisper(W, 0.3, subgroups=[[0, 1, 2], [3, 4, 5, 6, 7]])
     assert grouped.options == {"subgroups": [[0, 1, 2], [3, 4, 5, 6, 7]]}
     assert 0 <= grouped.gap < 1e-5
-    discounted = design.whisper(W, 0.3, discount=0.9)
+    discounted = design.Design.whisper(W, 0.3, discount=0.9)
     assert discounted.horizon is None and discounted.options == {"discount": 0.9}
 
 
 def test_pairwise_reports_its_bound() -> None:
     complete = mixing.metropolis_hastings(graphs.complete(8))
-    assert not design.pairwise(complete, 1.0).converged
-    assert design.pairwise(W, 1.0).converged
+    assert not design.Design.pairwise(complete, 1.0).converged
+    assert design.Design.pairwise(W, 1.0).converged
 
 
 @pytest.mark.parametrize(
@@ -125,18 +127,18 @@ def test_pairwise_reports_its_bound() -> None:
 )
 def test_whisper_refuses(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        design.whisper(W, 0.3, **options)
+        design.Design.whisper(W, 0.3, **options)
 
 
 def test_a_design_is_of_a_network_that_is_checked() -> None:
     with pytest.raises(ValueError, match="mixing"):
-        design.independent(np.eye(3), 1.0)
+        design.Design.independent(np.eye(3), 1.0)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: design.whisper(W, 1.0, subgroups=[["Bonn"]]), "subgroups names 'Bonn'"),
+        (lambda: design.Design.whisper(W, 1.0, subgroups=[["Bonn"]]), "subgroups names 'Bonn'"),
         (lambda: noise.Whisper(subgroups=(("Bonn",),)), "subgroups names 'Bonn'"),
         (lambda: noise.Whisper("all"), "horizon is 'all'; give \"run\", None for one step"),
     ],

@@ -37,7 +37,7 @@ def test_published_filters_are_as_printed():
 
 @pytest.mark.parametrize("name", filters.PUBLISHED)
 def test_published_filters_are_stable_and_pass_a_constant(name):
-    b, a = filters.checked(*filters.PUBLISHED[name])
+    b, a = filters.check_filter(*filters.PUBLISHED[name])
     assert sum(b) - sum(a) == pytest.approx(1, abs=1e-12)
     assert np.abs(filters.poles(a)).max(initial=0) < 1
     frequencies, response = snr.frequency_response(b, a, 65)
@@ -106,7 +106,7 @@ def test_taps_in_closed_form_beat_proportional_ones_and_a_search(c, best, paper)
 )
 def test_coefficients_no_run_should_use_are_refused(b, a, text):
     with pytest.raises(ValueError, match=text):
-        filters.checked(b, a)
+        filters.check_filter(b, a)
 
 
 def test_theorem_2_does_not_cover_every_published_filter():

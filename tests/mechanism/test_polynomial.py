@@ -22,7 +22,7 @@ GRAPHS = {
 def made(name, bound=1.0, degree=6, rounds=None, sparse=False):
     matrix = mixing.metropolis_hastings(GRAPHS[name], sparse=sparse)
     steps = None if rounds is None else np.ones(rounds)
-    return matrix, polynomial.design(matrix, bound, degree, step_sizes=steps)
+    return matrix, polynomial.design_polynomial(matrix, bound, degree, step_sizes=steps)
 
 
 def exact(matrix, noise):
@@ -38,14 +38,14 @@ def test_the_bound_holds_and_is_proved_again(name, rounds):
     n = len(GRAPHS[name])
     bounds = np.linspace(0.5, 2, n) if n > 1 else 2.0
     matrix, noise = made(name, bounds, rounds=rounds)
-    again = polynomial.inverse_diagonal(
+    again = polynomial.diagonal_bounds(
         polynomial.rounded(matrix), noise.coefficients, noise.precision, noise.scales
     )
     assert (exact(matrix, noise) <= again * (1 + 1e-9)).all()
     assert (again <= bounds).all() and (again > bounds * (1 - 1e-6)).all()
     assert (exact(matrix, noise) > 0.85 * again).all()
     factor = workload.factor(matrix, rounds)
-    colour = polynomial.dense(polynomial.rounded(matrix), noise.coefficients, noise.scales)
+    colour = polynomial.noise_map(polynomial.rounded(matrix), noise.coefficients, noise.scales)
     assert noise.value == pytest.approx(np.square(factor @ colour).sum(), rel=1e-9)
     assert noise.lower_bound <= noise.value
     assert noise.value < spatial.energy(spatial.independent(matrix, bounds), matrix, rounds) * 1.02
@@ -58,13 +58,13 @@ def test_matrices_with_eigenvalues_near_one_and_minus_one(own):
     low, high = polynomial.interval(single)
     least, most = np.linalg.eigvalsh(single.toarray())
     assert low < least < most < high
-    noise = polynomial.design(matrix, 1.0)
+    noise = polynomial.design_polynomial(matrix, 1.0)
     assert 0.8 < exact(matrix, noise).max() <= 1
 
 
 def test_energy_is_near_the_optimum():
     matrix, noise = made("random")
-    optimum = design.whisper(matrix, 1.0).value
+    optimum = design.Design.whisper(matrix, 1.0).value
     assert noise.lower_bound < optimum < noise.value < 1.06 * optimum
     assert noise.gap < 0.07 and noise.degree == 6
     few, many = (made("random", degree=degree)[1].value for degree in (1, 12))
@@ -82,17 +82,17 @@ def test_least_is_below_narrow_dips():
     missed = 0
     for at in rng.uniform(-0.8, 1, 50):
         dips = np.array([at**2 + 1e-9, -2 * at, 1.0])
-        assert polynomial.least(np.ones(1), dips, (-0.8, 1.0)) <= 1e-9
+        assert polynomial.least_product(np.ones(1), dips, (-0.8, 1.0)) <= 1e-9
         angles = (np.arange(3 * 1024) + 0.5) * np.pi / (3 * 1024)
         seen = np.polyval(dips[::-1], 0.1 + 0.9 * np.cos(angles)).min()
         missed += seen > 2e-9
         # Coefficients that are 0 somewhere prove nothing.
-        root = polynomial.least(np.array([-at, 1.0]), np.ones(1), (-0.8, 1.0))
+        root = polynomial.least_product(np.array([-at, 1.0]), np.ones(1), (-0.8, 1.0))
         assert root <= 0
     assert missed > 25
-    flat = polynomial.least(np.array([2.0, 0.0]), np.array([3.0]), (-1.0, 1.0))
+    flat = polynomial.least_product(np.array([2.0, 0.0]), np.array([3.0]), (-1.0, 1.0))
     assert 12 * (1 - 1e-12) < flat <= 12
-    assert polynomial.least(np.ones(1), np.ones(1), (-1.1, 1.0)) == 0
+    assert polynomial.least_product(np.ones(1), np.ones(1), (-1.1, 1.0)) == 0
 
 
 @pytest.mark.mutant
@@ -101,7 +101,7 @@ def test_smaller_noise_or_another_polynomial_is_seen():
     w = polynomial.rounded(matrix)
 
     def proved(coefficients=noise.coefficients, scales=noise.scales):
-        return polynomial.inverse_diagonal(w, coefficients, noise.precision, scales).max()
+        return polynomial.diagonal_bounds(w, coefficients, noise.precision, scales).max()
 
     assert proved() <= 1 < proved(scales=noise.scales * np.float32(1 - 1e-6))
     for k in range(noise.degree + 1):
@@ -120,21 +120,21 @@ def drawn_error(matrix, noise):
     normals = np.random.default_rng(0).normal(size=(len(noise.scales), 500)).astype(np.float32)
     weights = whole.matrix.toarray().astype(np.float32)
     drawn = noise.scales[:, None] * gossip.polynomial(weights, noise.coefficients, normals)
-    factor = polynomial.dense(whole, noise.coefficients, noise.scales)
+    factor = polynomial.noise_map(whole, noise.coefficients, noise.scales)
     return np.sqrt(np.square(np.linalg.solve(factor, drawn - factor @ normals)).mean())
 
 
 @pytest.mark.mutant
 def test_coefficients_that_cancel_in_float32_are_lowered_or_refused(monkeypatch):
     matrix = mixing.metropolis_hastings(graphs.ring(5))
-    noise = polynomial.design(matrix, 1.0, 20)
+    noise = polynomial.design_polynomial(matrix, 1.0, 20)
     assert 6 < noise.degree < 20 and drawn_error(matrix, noise) < 1e-3
     with monkeypatch.context() as patch:
         patch.setattr(polynomial, "_CANCELLING", np.inf)
-        coarse = polynomial.design(matrix, 1.0, 20)
+        coarse = polynomial.design_polynomial(matrix, 1.0, 20)
     assert coarse.degree == 20 and drawn_error(matrix, coarse) > 0.05
     parts = coarse.coefficients, coarse.precision, coarse.scales
-    assert np.isinf(polynomial.inverse_diagonal(polynomial.rounded(matrix), *parts)).all()
+    assert np.isinf(polynomial.diagonal_bounds(polynomial.rounded(matrix), *parts)).all()
 
 
 def test_blocks_of_rows_and_lower_powers(monkeypatch):
@@ -147,7 +147,7 @@ def test_blocks_of_rows_and_lower_powers(monkeypatch):
     for limit, half in ((1e4, 1), (1e5, 2)):
         monkeypatch.setattr(polynomial, "_WORK", limit)
         assert polynomial._half(matrix) == half
-        noise = polynomial.design(matrix.matrix, 1.0)
+        noise = polynomial.design_polynomial(matrix.matrix, 1.0)
         assert len(noise.precision) == 2 * half + 1
         assert exact(matrix.matrix, noise).max() <= 1 and noise.gap < 0.2
 
@@ -157,10 +157,10 @@ def test_estimates_of_many_agents_are_on_the_safe_side(monkeypatch, rounds):
     graph = nx.random_regular_graph(8, 300, seed=0)
     matrix = mixing.metropolis_hastings(graph, sparse=True)
     steps = None if rounds is None else np.linspace(1, 0.5, rounds)
-    known = polynomial.design(matrix, 2.0, step_sizes=steps)
+    known = polynomial.design_polynomial(matrix, 2.0, step_sizes=steps)
     monkeypatch.setattr(polynomial, "_DENSE", 0)
     monkeypatch.setattr(polynomial, "_DRAWN", 2**16)
-    noise = polynomial.design(matrix, 2.0, step_sizes=steps)
+    noise = polynomial.design_polynomial(matrix, 2.0, step_sizes=steps)
     assert known.value < noise.value < 1.06 * known.value
     assert 0.9 * known.lower_bound < noise.lower_bound < known.lower_bound
 
@@ -170,22 +170,22 @@ def test_what_is_no_symmetric_matrix_is_refused():
     skewed = weights.copy()
     skewed[0, 1] += 1e-9
     skewed[0, 0] -= 1e-9
-    polynomial.design(skewed, 1.0)  # Not in float32.
+    polynomial.design_polynomial(skewed, 1.0)  # Not in float32.
     skewed[0, 1] += 1e-6
     skewed[0, 0] -= 1e-6
     for wrong in (mixing.uniform_neighbors(graphs.star(5)), skewed):
         with pytest.raises(ValueError, match="not symmetric and doubly stochastic.*metropolis"):
-            polynomial.design(wrong, 1.0)
+            polynomial.design_polynomial(wrong, 1.0)
     with pytest.raises(ValueError, match=r"shape \(2, 5, 5\); noise of polynomials needs one"):
-        polynomial.design(np.stack([weights, weights]), 1.0)
+        polynomial.design_polynomial(np.stack([weights, weights]), 1.0)
     with pytest.raises(ValueError, match="degree is 0"):
-        polynomial.design(weights, 1.0, 0)
+        polynomial.design_polynomial(weights, 1.0, 0)
     with pytest.raises(ValueError, match="noise is"):
-        polynomial.design(weights, 1e-70)
+        polynomial.design_polynomial(weights, 1e-70)
 
 
 @pytest.mark.slow
 def test_designs_of_many_agents_take_seconds():
     matrix = mixing.metropolis_hastings(nx.random_regular_graph(8, 30_000, seed=0), sparse=True)
-    noise = polynomial.design(matrix, 1.0)
+    noise = polynomial.design_polynomial(matrix, 1.0)
     assert noise.gap < 0.1

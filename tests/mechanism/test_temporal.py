@@ -207,7 +207,7 @@ def test_the_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
 def test_not_above_jax_privacy(fields, running_sums) -> None:
     participation = Participation(*fields)
     if running_sums:
-        gram, strategy = workload.prefix_sum(fields[0]), temporal.prefix_sum(participation)
+        gram, strategy = workload.prefix_sum_gram(fields[0]), temporal.prefix_sum(participation)
     else:
         gram = temporal.workload_gram(FLORENTINE, fields[0])
         strategy = temporal.mafalda(FLORENTINE, participation)
@@ -440,7 +440,7 @@ def test_one_step_takes_back_a_fraction_of_the_last_noise() -> None:
         *np.broadcast_arrays(np.linalg.norm(strategy, axis=0), noise[-1, -1] ** -1)
     )
     # At prefix sums it lies between independent noise and the optimum.
-    participation, gram = Participation(64, 2, 32), workload.prefix_sum(64)
+    participation, gram = Participation(64, 2, 32), workload.prefix_sum_gram(64)
     none, half = (
         temporal.objective(banded.one_lag(participation, f), gram, participation)
         for f in (0.0, 0.5)

@@ -103,7 +103,7 @@ def test_diagonal_agrees_with_the_factor_over_agents(kind) -> None:
 
 def test_one_agent_is_the_running_sum() -> None:
     ones = np.tri(7)
-    np.testing.assert_allclose(workload.prefix_sum(7), ones.T @ ones)
+    np.testing.assert_allclose(workload.prefix_sum_gram(7), ones.T @ ones)
     np.testing.assert_allclose(workload.gram(np.ones((1, 1)), 7), ones.T @ ones)
 
 

@@ -196,7 +196,7 @@ def test_files_of_bare_designs_still_load(network, tmp_path):
     made = plan.make(make_config(), network)
     content = {f.name: getattr(made.design, f.name) for f in dataclasses.fields(made.design)}
     arrays = {name: content.pop(name) for name in ("covariance", "multipliers", "precision_bound")}
-    path = store.write(tmp_path / "old.npz", "design", arrays, content)
+    path = store.write_arrays(tmp_path / "old.npz", "design", arrays, content)
     assert set(read(path)) == {*arrays, "header", "digest"}
     again = plan.make(made.config, network, design=Design.load(path))
     assert again.fingerprint() == made.fingerprint()

@@ -174,13 +174,13 @@ def test_design_of_another_network_or_budget_is_refused(network):
     bound = float(calibration.Target(make_config(), network).bound(None))
     other = mixing.metropolis_hastings(graphs.ring(6))
     with pytest.raises(ValueError, match="mixing|network"):
-        plan.make(make_config(), network, design=design.whisper(other, bound))
+        plan.make(make_config(), network, design=design.Design.whisper(other, bound))
     with pytest.raises(ValueError, match="bound|budget"):
-        plan.make(make_config(), network, design=design.whisper(network, 2 * bound))
+        plan.make(make_config(), network, design=design.Design.whisper(network, 2 * bound))
     with pytest.raises(ValueError, match="design is 'pairwise'"):
-        plan.make(make_config(), network, design=design.pairwise(network, bound))
+        plan.make(make_config(), network, design=design.Design.pairwise(network, bound))
     with pytest.raises(ValueError, match="horizon"):
-        short = design.whisper(network, bound, horizon=5)
+        short = design.Design.whisper(network, bound, horizon=5)
         plan.make(make_config(design="whisper_horizon"), network, design=short)
 
 
@@ -189,7 +189,7 @@ def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
     config = make_config(design="whisper_horizon", horizon=horizon, step_decay="sqrt")
     made = plan.make(config, network)
     bound, steps = made.target.bound(None), 1 / np.sqrt(np.arange(1, horizon + 1))
-    wanted = design.whisper(network, bound, horizon=horizon, step_sizes=steps)
+    wanted = design.Design.whisper(network, bound, horizon=horizon, step_sizes=steps)
     np.testing.assert_array_equal(made.design.covariance, wanted.covariance)
 
 

@@ -91,9 +91,9 @@ def test_float64_models_have_the_noise_of_float32_weights():
         normals = np.asarray(white.update(zeros, white.init(zeros))[0])
         drawn = np.asarray(drawn)
     weights = solution.coefficients, solution.scales.astype(float)
-    exact = polynomial.dense(polynomial.rounded(REGULAR), *weights) @ normals
+    exact = polynomial.noise_map(polynomial.rounded(REGULAR), *weights) @ normals
     np.testing.assert_allclose(drawn, exact, atol=1e-13 * np.abs(exact).max())
-    other = polynomial.dense(mixing.HashableMatrix(REGULAR), *weights) @ normals
+    other = polynomial.noise_map(mixing.HashableMatrix(REGULAR), *weights) @ normals
     assert np.abs(other - drawn).max() > 1e-10 * np.abs(exact).max()
 
 

@@ -135,8 +135,8 @@ def test_a_dense_form_beyond_memory_is_refused(monkeypatch) -> None:
     sparse = both(GRAPHS["star"])[1]
     monkeypatch.setattr("dpjax._validate.memory_limit", lambda: 1000)
     with pytest.raises(ValueError, match="mixing is 'a sparse matrix of 9 agents'"):
-        design.whisper(sparse, 1.0)
-    assert design.independent(sparse, 1.0).covariance.shape == (9,)
+        design.Design.whisper(sparse, 1.0)
+    assert design.Design.independent(sparse, 1.0).covariance.shape == (9,)
 
 
 def below(diagonal, precisions) -> bool:
