@@ -181,7 +181,7 @@ class Client:
         points = [j + 1 for j in self._keys]
         number = int.from_bytes(secret, "big")
         shares = primitives.split_secret(number, points, self._graph.threshold)
-        return {j: primitives.share_bytes(shares[j + 1]) for j in self._keys}
+        return {j: shares[j + 1].to_bytes(primitives.SHARE_BYTES, "big") for j in self._keys}
 
     def mask(self, delivery: Delivery) -> MaskedVector:
         """Return its vector under its self mask and those with neighbours that finished sharing.
@@ -364,10 +364,9 @@ class Client:
                 self.end(f"roster holds a public key of low order, of neighbour {other}")
         local = self.number, self._channel.public
         peer = other, public
-        sender = local if sending else peer
-        receiver = peer if sending else local
-        agreed = self._agreed[other]
-        return primitives.channel_key(agreed, sender, receiver, self._session, purpose)
+        # The sender first: each end derives the key of either direction.
+        ends = primitives.ends(local, peer) if sending else primitives.ends(peer, local)
+        return primitives.derived(self._agreed[other], purpose, self._session, *ends)
 
     def _confirm_words(self, sender: int, receiver: int) -> bytes:
         return primitives.channel_words(sender, receiver, self._session, "confirmation")

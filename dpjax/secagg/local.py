@@ -6,7 +6,6 @@ the process holds them all.
 
 import asyncio
 import concurrent.futures
-import random
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -25,6 +24,9 @@ __all__ = ["STAGES", "over_tcp", "over_memory"]
 STAGES = ("enrol", "share", "mask", "unmask")
 """When a client may leave: it sends nothing in that stage and after. Under ``semi_malicious``
 "confirm" comes before the last one (``terms.stages``)."""
+
+_Leaves = Mapping[int, str] | None
+"""The stage in which a client leaves, by its row."""
 
 
 class Carried(NamedTuple):
@@ -56,9 +58,7 @@ class Carried(NamedTuple):
 def over_memory(
     terms: Terms,
     rows: np.ndarray,
-    leaves: Mapping[int, str] | None = None,
-    *,
-    generator: random.Random | None = None,
+    leaves: _Leaves = None,
 ) -> Carried:
     """Return the sum of rows by the protocol, message by message, without a network.
 
@@ -66,7 +66,6 @@ def over_memory(
         terms: What all parties agreed on.
         rows: [n, length] whole numbers, a row a client.
         leaves: The stage in which a client leaves, by its row; nobody does if None.
-        generator: Draws the graph; None is the operating system's.
 
     Returns:
         The sum, bytes as messages have them, and seconds.
@@ -88,7 +87,7 @@ def over_memory(
     began = clock()
     clients, stays = _parties(terms, rows, leaves)
     spent = clock() - began
-    server = SumServer(terms, generator)
+    server = SumServer(terms)
     received = 0
     sent = 0
 
@@ -128,7 +127,7 @@ def over_memory(
 def over_tcp(
     terms: Terms,
     rows: np.ndarray,
-    leaves: Mapping[int, str] | None = None,
+    leaves: _Leaves = None,
     *,
     limits: tcp.Limits | None = None,
 ) -> Carried:
@@ -181,9 +180,7 @@ async def _over_tcp(
     return Carried(_by_row(total, clients), listener.received, listener.sent)
 
 
-def _parties(
-    terms: Terms, rows: np.ndarray, leaves: Mapping[int, str] | None
-) -> tuple[list[Client], list[int]]:
+def _parties(terms: Terms, rows: np.ndarray, leaves: _Leaves) -> tuple[list[Client], list[int]]:
     """Clients, and how many words each of them says."""
     values = np.asarray(rows)
     if values.ndim != 2 or len(values) > terms.clients:

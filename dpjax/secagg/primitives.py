@@ -202,35 +202,16 @@ def mask_key(private: bytes, local: _End, other: _End, session: bytes) -> bytes:
         ValueError: For a public key of low order.
     """
     # In the order of their numbers, whichever end this is.
-    ends = _ends(*sorted([local, other]))
-    return derived(agreed(private, other[1]), "pair mask", session, *ends)
+    parties = ends(*sorted([local, other]))
+    return derived(agreed(private, other[1]), "pair mask", session, *parties)
 
 
-def _ends(*clients: _End) -> list[bytes]:
-    """Numbers and public keys, as they stand in keys."""
+def ends(*clients: _End) -> list[bytes]:
+    """Return numbers and public keys, as they stand in keys."""
     parts: list[bytes] = []
     for number, key in clients:
         parts += (_number_bytes(number), key)
     return parts
-
-
-def channel_key(
-    secret: bytes,
-    sender: _End,
-    receiver: _End,
-    session: bytes,
-    purpose: str = "channel",
-) -> bytes:
-    """Return the key of the one message from sender to receiver, the same from both ends.
-
-    Args:
-        secret: What their channel keys agree on.
-        sender: Number and public channel key.
-        receiver: Number and public channel key.
-        session: 32 bytes.
-        purpose: "channel" for shares, "confirmation" for the consistency check.
-    """
-    return derived(secret, purpose, session, *_ends(sender, receiver))
 
 
 def channel_words(sender: int, receiver: int, session: bytes, stage: str = "shares") -> bytes:
@@ -261,11 +242,6 @@ def commitment(seed: bytes, number: int, session: bytes) -> bytes:
         session: 32 bytes.
     """
     return derived(seed, "commitment", session, _number_bytes(number))
-
-
-def share_bytes(share: int) -> bytes:
-    """Return a share as it stands in messages."""
-    return share.to_bytes(SHARE_BYTES, "big")
 
 
 def expand(key: bytes, length: int, bits: int) -> _Residues:

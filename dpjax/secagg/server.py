@@ -10,7 +10,7 @@ A row above is called while a stage lasts, the one below ends it: by what has co
 import random
 import secrets
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -85,7 +85,8 @@ class SumServer:
         self._keys: list[tuple[bytes, bytes]] = []
         self._used: set[bytes] = set()
         self._dropped: set[int] = set()
-        self._came: dict[int, Message] = {}
+        # Messages of the one kind that the stage takes.
+        self._came: dict[int, Any] = {}
         self._reason = ""
 
     @property
@@ -212,18 +213,17 @@ class SumServer:
                 raise Rejected(f"confirmations of client {number} are not for its neighbours")
         if isinstance(message, MaskedVector):
             # Added up at once: a thousand vectors would take too much memory.
-            self._sum += self._vector(number, message)
+            try:
+                vector = primitives.unpacked_vector(
+                    message.vector, self.terms.length, self.terms.bits
+                )
+            except ValueError as error:
+                raise Rejected(f"client {number}: {error}") from None
+            self._sum += vector
             message = MaskedVector(message.nonce, b"")
         if isinstance(message, UnmaskingShares):
             self._count(number, message)
         self._came[number] = message
-
-    def _vector(self, number: int, message: MaskedVector) -> np.ndarray:
-        """A client's masked numbers."""
-        try:
-            return primitives.unpacked_vector(message.vector, self.terms.length, self.terms.bits)
-        except ValueError as error:
-            raise Rejected(f"client {number}: {error}") from None
 
     def _count(self, number: int, message: UnmaskingShares) -> None:
         """Take note of whose secrets lack fewer shares now."""
@@ -245,8 +245,8 @@ class SumServer:
             Abort: If fewer than the minimum shared.
         """
         self._leave("share")
-        shared = {i: m for i, m in self._came.items() if isinstance(m, Shares)}
-        self._enough("shared", shared)
+        self._enough("shared")
+        shared = self._came
         self._shared = frozenset(shared)
         self._commitments = {i: message.commitment for i, message in shared.items()}
         self._sum = np.zeros(self.terms.length, np.uint64)
@@ -264,7 +264,7 @@ class SumServer:
             Abort: If fewer than the minimum survived.
         """
         self._leave("mask")
-        self._enough("sent a vector", self._came)
+        self._enough("sent a vector")
         self._survivors = frozenset(self._came)
         self._dropouts = self._shared - self._survivors
         self._ask("confirm" if "confirm" in self.terms.stages else "unmask", self._survivors)
@@ -280,11 +280,11 @@ class SumServer:
         ``semi_malicious`` alone. Whoever has not confirmed has dropped out; its vector stays in.
         """
         self._leave("confirm")
-        sealed = {i: m.confirmations for i, m in self._came.items() if isinstance(m, Confirm)}
-        self._ask("unmask", frozenset(sealed))
+        came = self._came
+        self._ask("unmask", frozenset(came))
         relayed = {}
-        for i in sealed:
-            confirmations = {j: sealed[j][i] for j in self._near[i] if j in sealed}
+        for i in came:
+            confirmations = {j: came[j].confirmations[i] for j in self._near[i] if j in came}
             relayed[i] = Confirmed(self.hello.nonce, confirmations)
         return relayed
 
@@ -296,12 +296,12 @@ class SumServer:
                 what clients committed to.
         """
         self._leave("unmask")
-        answers = {i: m for i, m in self._came.items() if isinstance(m, UnmaskingShares)}
+        answers = self._came
         bits = self.terms.bits
         total = self._sum
         for i in sorted(self._survivors):
             seeds = {j: answers[j].seeds for j in self._near[i] if j in answers}
-            seed = self._rebuilt(f"seed of survivor {i}", _of_client(seeds, i))
+            seed = self._rebuilt(f"seed of survivor {i}", seeds, i)
             # A wrong share would rebuild another seed, and another sum.
             if primitives.commitment(seed, i, self._session) != self._commitments[i]:
                 self.end(f"seed of survivor {i} is not what it committed to: a share is wrong")
@@ -311,7 +311,7 @@ class SumServer:
             near = [j for j in self._near[i] if j in self._survivors]
             if near:
                 keys = {j: answers[j].keys for j in near if j in answers}
-                private = self._rebuilt(f"mask key of dropout {i}", _of_client(keys, i))
+                private = self._rebuilt(f"mask key of dropout {i}", keys, i)
                 # The dropout's own masks are what its neighbours' lack to cancel.
                 pair_keys = self._pair_keys(i, private, near)
                 total = primitives.with_pair_masks(total, pair_keys, i, bits)
@@ -350,9 +350,10 @@ class SumServer:
             keys[j] = primitives.mask_key(private, (number, public), peer, self._session)
         return keys
 
-    def _rebuilt(self, name: str, shares: ByNumber) -> bytes:
-        """A secret, from shares by their points."""
+    def _rebuilt(self, name: str, answers: Mapping[int, ByNumber], number: int) -> bytes:
+        """A client's secret, from the shares that its neighbours answered."""
         threshold = self.graph.threshold
+        shares = {j + 1: row[number] for j, row in answers.items() if number in row}
         if len(shares) < threshold:
             self.end(f"{name} has {len(shares)} shares, fewer than the threshold {threshold}")
         # Any of them will do; weights are kept for the same points.
@@ -363,11 +364,12 @@ class SumServer:
         except OverflowError:
             self.end(f"{name} does not come out of its shares: one of them is wrong")
 
-    def _enough(self, verb: str, came: dict[int, Shares] | dict[int, Message]) -> None:
+    def _enough(self, verb: str) -> None:
         """End below the fewest whose sum the terms open."""
         minimum = self.terms.minimum
-        if len(came) < minimum:
-            self.end(f"{len(came)} clients {verb}, fewer than the minimum {minimum}")
+        count = len(self._came)
+        if count < minimum:
+            self.end(f"{count} clients {verb}, fewer than the minimum {minimum}")
 
     def _ask(self, stage: str, clients: range | frozenset[int]) -> None:
         """Begin a stage, in which these clients are to speak."""
@@ -379,11 +381,6 @@ class SumServer:
         """End a stage, if it is the one."""
         if self.stage != stage:
             self.end(f"the stage {stage} ended at {self.stage}")
-
-
-def _of_client(answers: Mapping[int, Mapping[int, bytes]], number: int) -> ByNumber:
-    """The shares of a client's secret by their points, from what each neighbour answered."""
-    return {j + 1: shares[number] for j, shares in answers.items() if number in shares}
 
 
 def signed(residues: np.ndarray, bits: int) -> np.ndarray:

@@ -14,8 +14,7 @@ clients are known by number.
 import asyncio
 import contextlib
 import hashlib
-import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
@@ -147,7 +146,6 @@ class Listener:
         host: Address to listen at; the local machine by default.
         port: TCP port; 0 takes a free one.
         limits: Time limits.
-        generator: Draws the graph; None is the operating system's.
 
     Attributes:
         port: The port.
@@ -174,7 +172,6 @@ class Listener:
         host: str = "127.0.0.1",
         port: int = 0,
         limits: Limits | None = None,
-        generator: random.Random | None = None,
     ) -> None:
         self.terms = terms
         self.limits = limits or Limits()
@@ -182,7 +179,6 @@ class Listener:
         self.port = _validate.integer("port", port, minimum=0, maximum=65535)
         self.received = 0
         self.sent = 0
-        self._generator = generator
         self._limit = _most_bytes(terms)
         self._enrolling = asyncio.Event()
         self._changed = asyncio.Event()
@@ -210,7 +206,7 @@ class Listener:
         self.port = self._socket.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, *exception: Any) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         """Stop listening and cut all connections."""
         assert self._socket is not None
         self._socket.close()
@@ -225,7 +221,7 @@ class Listener:
         """
         if self._server is not None:
             raise ValueError("aggregate is running; wait for it, or listen at another port")
-        server = self._server = SumServer(self.terms, self._generator)
+        server = self._server = SumServer(self.terms)
         self._enrolling.set()
         last: Closed | None = None
         try:
@@ -455,17 +451,17 @@ def reply(client: Client, message: Message) -> Message:
     Raises:
         Abort: If it says nothing.
     """
-    if isinstance(message, Hello):
-        return client.greet(message)
-    if isinstance(message, Roster):
-        return client.share(message)
-    if isinstance(message, Delivery):
-        return client.mask(message)
-    if isinstance(message, Request) and "confirm" in client.terms.stages:
-        return client.confirm(message)
-    if isinstance(message, Request | Confirmed):
-        return client.unmask(message)
-    client.end(f"the server sent {type(message).__name__}, which is a client's to send")
+    answers: dict[type, Callable[[Any], Message]] = {
+        Hello: client.greet,
+        Roster: client.share,
+        Delivery: client.mask,
+        Request: client.confirm if "confirm" in client.terms.stages else client.unmask,
+        Confirmed: client.unmask,
+    }
+    kind = type(message)
+    if kind not in answers:
+        client.end(f"the server sent {kind.__name__}, which is a client's to send")
+    return answers[kind](message)
 
 
 def _result(client: Client, closed: Closed) -> Total:

@@ -149,7 +149,7 @@ class SecureSums:
         """Itself."""
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         """As `close`."""
         self.close()
 
@@ -181,7 +181,7 @@ class SecureSums:
                 message in the journal.
         """
         rows = self._checked(message)
-        digest = _message_digest(message)
+        digest = hashlib.sha256(np.ascontiguousarray(message).tobytes()).hexdigest()
         noted = None
         if self._journal is not None:
             noted = self._journal.read().get(round)
@@ -194,7 +194,9 @@ class SecureSums:
             return self._nothing()
         if noted is not None:
             # Without a sum it may have been opened all the same.
-            return self._nothing() if noted.values is None else noted.sum
+            if noted.values is None:
+                return self._nothing()
+            return noted.values, np.float32(noted.present)
         token = object()
         if round in self._asked or _ASKED.setdefault(digest, token) is not token:
             raise ValueError(
@@ -208,7 +210,11 @@ class SecureSums:
             return self._nothing()
         began = time.perf_counter()
         try:
-            carried = self._carried(rows, round)
+            leaves = {} if self.leaves is None else dict(self.leaves(round))
+            if self.over == "memory":
+                carried = local.over_memory(self.terms, rows, leaves)
+            else:
+                carried = local.over_tcp(self.terms, rows, leaves, limits=self.limits)
         except Abort as abort:
             seconds = time.perf_counter() - began
             self.crossed.append(RoundTraffic(round, 0, 0, (), seconds, abort.reason))
@@ -257,13 +263,6 @@ class SecureSums:
                 )
             missing.append(tuple(sorted(clients - set(present[round]))))
         return tuple(missing)
-
-    def _carried(self, rows: np.ndarray, round: int) -> local.Carried:
-        """The sum of a round's rows, by the protocol."""
-        leaves = {} if self.leaves is None else dict(self.leaves(round))
-        if self.over == "memory":
-            return local.over_memory(self.terms, rows, leaves)
-        return local.over_tcp(self.terms, rows, leaves, limits=self.limits)
 
     def _nothing(self) -> _Sum:
         """A round without a sum, which changes no model."""
@@ -339,21 +338,6 @@ class _Asked(NamedTuple):
     message: str
     values: _Values | None = None
     present: int = 0
-
-    @property
-    def sum(self) -> _Sum:
-        """As the transport returned it."""
-        assert self.values is not None
-        return self.values, np.float32(self.present)
-
-
-def _message_digest(rows: UInt32[np.ndarray, "n K"]) -> str:
-    """Return what tells messages apart.
-
-    Args:
-        rows: [n, K] whole numbers.
-    """
-    return hashlib.sha256(np.ascontiguousarray(rows).tobytes()).hexdigest()
 
 
 class Journal:

@@ -438,12 +438,12 @@ def opened(client):
         except Abort:
             continue
         if i in made.server._near[5]:
-            seeds[i + 1], keys[i + 1] = answer.seeds[5], answer.keys[5]
+            seeds[i], keys[i] = answer.seeds, answer.keys
     if len(seeds) < made.server.graph.threshold:
         return None
     server = made.server
-    seed = server._rebuilt("seed", seeds)
-    private = server._rebuilt("key", keys)
+    seed = server._rebuilt("seed", seeds, 5)
+    private = server._rebuilt("key", keys, 5)
     vector = primitives.unpacked_vector(sent[5].vector, terms.length, terms.bits)
     pair_keys = server._pair_keys(5, private, list(server._near[5]))
     vector = vector - primitives.expand(
