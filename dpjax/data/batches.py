@@ -69,11 +69,14 @@ def draw(key: PRNGKeyArray, counts: Int[Any, " n"], batch_size: int) -> Int[Arra
     low = strata * quotient + begin
     width = quotient + end - begin
     # 24 bits are exact in float32 and far cheaper than an integer remainder.
-    share = (bits[:, 1:] >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+    high_bits = (bits[:, 1:] >> 8).astype(jnp.float32)
+    share = high_bits * jnp.float32(2.0**-24)
     inside = (share * width.astype(jnp.float32)).astype(jnp.int32)
     # The product may round up to the width, which is the next stratum's.
     inside = jnp.minimum(inside, width - 1)
-    shift = (bits[:, :1] % counts.astype(jnp.uint32)).astype(jnp.int32)
+    # One shift an agent, so that the order of the records is kept.
+    remainders = bits[:, :1] % counts.astype(jnp.uint32)
+    shift = remainders.astype(jnp.int32)
     position = low + inside + shift
     return jnp.where(position >= counts, position - counts, position)
 
@@ -137,6 +140,7 @@ def cyclic(
     counts = jnp.asarray(counts, jnp.int32)[:, None]
     places = jnp.arange(batch_size, dtype=jnp.int32)[None]
     # Record r is in the batches of rounds that are r modulo b.
-    position = jnp.mod(jnp.asarray(round, jnp.int32), separation) + places * separation
+    phase = jnp.mod(jnp.asarray(round, jnp.int32), separation)
+    position = phase + places * separation
     padding = position >= counts
     return jnp.where(padding, 0, position), padding

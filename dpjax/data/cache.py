@@ -42,7 +42,9 @@ def folder() -> Path:
     named = os.environ.get("DPJAX_DATA")
     if named:
         return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "dpjax"
+    # An empty variable is as one that is not set.
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "dpjax"
 
 
 @contextlib.contextmanager

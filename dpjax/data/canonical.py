@@ -59,7 +59,8 @@ def record_digest(x: np.ndarray, y: np.ndarray) -> str:
     """
     state = hashlib.sha256()
     for array in (x, y):
-        state.update(np.ascontiguousarray(_small(array)).data)
+        content = np.ascontiguousarray(_small(array))
+        state.update(content.data)
     return state.hexdigest()
 
 

@@ -61,7 +61,8 @@ def load(name: str, *, cache: _files.PathLike | None = None, download: bool = Tr
     path = root / f"{name}.npz"
     if os.sep in name or (entry is None and not os.path.exists(path)):
         stems = {file.stem for file in root.glob("*.npz")}
-        choices = ", ".join([*catalog.SETS, *sorted(stems - catalog.SETS.keys())])
+        custom = sorted(stems - catalog.SETS.keys())
+        choices = ", ".join([*catalog.SETS, *custom])
         remedy = _own_file(name, root)
         raise ValueError(f"name is {name!r}; choose one of {choices}, or {remedy}")
     # An own file has no published digest.
@@ -135,7 +136,8 @@ def _from_libsvm(entry: catalog.Known, raws: list[Path]) -> canonical.Arrays:
     try:
         for part, urls, raw in zip(("train", "test"), entry.urls, raws, strict=False):
             cache_.fetch(urls, raw)
-            arrays[f"x_{part}"], arrays[f"y_{part}"] = libsvm(raw, entry.features)
+            x, y = libsvm(raw, entry.features)
+            arrays |= {f"x_{part}": x, f"y_{part}": y}
     finally:
         for raw in fetched:
             raw.unlink(missing_ok=True)
@@ -206,7 +208,8 @@ def bundled(name: str) -> dict[str, np.ndarray]:
     # A fifth of every class, so that small classes are tested as well.
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)
-        test[rng.choice(rows, round(0.2 * len(rows)), replace=False)] = True
+        count = round(0.2 * len(rows))
+        test[rng.choice(rows, count, replace=False)] = True
     x_train, x_test = standardise(x[~test], x[test])
     return {
         "x_train": x_train.astype(np.float32),

@@ -55,7 +55,8 @@ def blocks(partition: Partition, devices: int) -> tuple[np.ndarray, np.ndarray]:
     n = len(counts)
     size = -(-n // devices)
     # Records of a device, whose agents are consecutive.
-    totals = np.bincount(np.arange(n) // size, counts, devices).astype(int)
+    device_of_agent = np.arange(n) // size
+    totals = np.bincount(device_of_agent, counts, devices).astype(int)
     # Records are numbered from 0 on every device.
     device_starts = np.repeat(np.cumsum(totals) - totals, size)[:n]
     first = np.cumsum(counts) - counts - device_starts
@@ -86,7 +87,8 @@ def local(partition: Partition) -> Int[np.ndarray, " r"]:
     partition = checked_partition(partition)
     owners = np.array([device.process_index for device in jax.devices()])
     # A device's records belong to the process that owns the device.
-    rows = blocks(partition, len(owners))[1][owners == jax.process_index()]
+    _, device_rows = blocks(partition, len(owners))
+    rows = device_rows[owners == jax.process_index()]
     numbers = np.sort(rows[rows >= 0])
     if not numbers.size:
         raise ValueError(
@@ -132,7 +134,8 @@ def checked_partition(partition: Any, records: int | None = None) -> Partition:
             )
     _validate.one_of("partition.origin", partition.origin, ("public", "private"))
     # Rows are filled up behind their counts.
-    owned = indices[np.arange(indices.shape[1]) < counts[:, None]]
+    is_record = np.arange(indices.shape[1]) < counts[:, None]
+    owned = indices[is_record]
     values, times = np.unique(owned, return_counts=True)
     if times.max() > 1:
         raise ValueError(

@@ -55,7 +55,9 @@ def split(x: np.ndarray, y: np.ndarray, fraction: float, seed: int) -> tuple[Rec
     # The order of records within a part stays the file's.
     train = np.sort(order[tests:])
     test = np.sort(order[:tests])
-    return (x[train], y[train]), (x[test], y[test])
+    first = (x[train], y[train])
+    second = (x[test], y[test])
+    return first, second
 
 
 def with_test(data: Dataset, fraction: float, seed: int) -> tuple[Records, Records]:

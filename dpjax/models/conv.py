@@ -73,8 +73,9 @@ def convolve(
         )
     pads = padding_of((height, width), kernel.shape[:2], strides, padding)
     if layout == "conv":
+        images = x.reshape(-1, height, width, channels)
         out = jax.lax.conv_general_dilated(
-            x.reshape(-1, height, width, channels),
+            images,
             kernel,
             (strides, strides),
             pads,

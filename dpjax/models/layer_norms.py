@@ -142,7 +142,8 @@ def _plain(program: Any, begin: int, end: int, call: _Call) -> bool:
 
     isolated = jax.make_jaxpr(layer)(*shapes).jaxpr
     # Printed, variables have names by the order in which they come.
-    between = isolated.replace(invars=invars, outvars=[last], eqns=program.eqns[begin + 1 : end])
+    equations = program.eqns[begin + 1 : end]
+    between = isolated.replace(invars=invars, outvars=[last], eqns=equations)
     return str(isolated) == str(between)
 
 
@@ -539,7 +540,8 @@ def _bounded(activation: Array, derivative: Array) -> tuple[Array, Array, Array]
         bounded &= finite
         top = top * jnp.maximum(largest, 1)
     # An eighth leaves room for the rounding of the sums.
-    bounded &= top * derivative.size < jnp.finfo(top.dtype).max / 8
+    limit = jnp.finfo(top.dtype).max / 8
+    bounded &= top * derivative.size < limit
     return activation, jnp.where(bounded, derivative, 0), bounded
 
 

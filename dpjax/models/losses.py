@@ -93,10 +93,12 @@ def _by_class(outputs: Array, labels: Array) -> tuple[Array, Array, Array]:
     """
     # One score tells two classes apart, and counts as one class, that of label +1.
     if outputs.ndim == 1:
-        return outputs[:, None], labels[:, None] > 0, outputs[:, None] > 0
+        scores = outputs[:, None]
+        return scores, labels[:, None] > 0, scores > 0
     classes = jnp.arange(outputs.shape[-1])[None, :]
+    member = labels[:, None] == classes
     predicted = jnp.argmax(outputs, axis=-1)[:, None] == classes
-    return jax.nn.softmax(outputs, axis=-1), labels[:, None] == classes, predicted
+    return jax.nn.softmax(outputs, axis=-1), member, predicted
 
 
 def auc(outputs: Array, labels: Array) -> Float[Array, ""]:

@@ -37,7 +37,8 @@ class MLP(nn.Module):
         """Return the logits of ``x``, or one number an example."""
         for width in self.hidden:
             x = _ACTIVATIONS[self.activation](nn.Dense(width)(x))
-        x = nn.Dense(1 if self.outputs is None else self.outputs)(x)
+        width = 1 if self.outputs is None else self.outputs
+        x = nn.Dense(width)(x)
         # Targets of regression have no axis of classes.
         if self.outputs is None:
             return x[..., 0]

@@ -270,8 +270,11 @@ def _embed(module: nn.Embed, shape: _Shape) -> Product:
         # Narrow kinds do not hold the count.
         if x.dtype.itemsize < 4:
             x = x.astype(jnp.int32)
-        # Negative numbers count from the end; a table of one row is read whatever the number.
-        flat = jnp.where(x < 0, x + count, x) if count > 1 else jnp.zeros_like(x)
+        # Negative numbers count from the end.
+        flat = jnp.where(x < 0, x + count, x)
+        # A table of one row is read whatever the number.
+        if count == 1:
+            flat = jnp.zeros_like(x)
         # Of all others no row was read: one behind the last takes what they would add.
         return jnp.where((flat < 0) | (flat >= count), count, flat).reshape(-1)
 
