@@ -301,8 +301,7 @@ def from_records(
     series = _validate.one_of("series", series, columns)
     if isinstance(where, str):
         where = [where]
-    else:
-        where = list(where)
+    where = list(where)
     conditions = {condition.partition("=")[0]: condition for condition in where}
     if len(conditions) < len(where):
         raise ValueError(f"where is {', '.join(where)}; give one condition on each column")
