@@ -261,5 +261,8 @@ def seeing(model: Model, rows: Matrix, *, output: str) -> Model:
         block = rows if name == output else np.zeros((len(rows), part.shape[-1]))
         return np.concatenate([part, np.broadcast_to(block, (len(part), *block.shape))], axis=1)
 
-    parts = ("state_output", "gradient_output", "noise_output")
-    return model._replace(**{name: below(name) for name in parts})
+    return model._replace(
+        state_output=below("state_output"),
+        gradient_output=below("gradient_output"),
+        noise_output=below("noise_output"),
+    )

@@ -44,6 +44,7 @@ from typing import ClassVar, Literal, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
+from scipy.special import ndtr
 
 from dpjax import _numerics, _validate
 from dpjax.accounting import gdp, rounding
@@ -159,8 +160,7 @@ class BinLoss(AmplifiedLoss):
         Args:
             factor: At least 0.
         """
-        ratios = tuple(factor * ratio for ratio in self.ratios)
-        return dataclasses.replace(self, ratios=ratios)
+        return replace(self, ratios=tuple(factor * ratio for ratio in self.ratios))
 
     def _first(self, rounds: int) -> "BinLoss":
         return dataclasses.replace(self, rounds=rounds)
@@ -388,26 +388,17 @@ def _lognormal(ratio: float) -> _Mean:
     right = np.clip(right, 0.0, masses)
     shared = np.append(masses - right, 0.0) + np.append(0.0, right)
     # What is above the last end counts as there, and what it has above it as lost.
-    shared[-1] += _upper_normal(ends[-1])
-    return _Mean(values, shared, _upper_normal(ends[-1] - ratio))
+    shared[-1] += ndtr(-ends[-1])
+    return _Mean(values, shared, ndtr(ratio - ends[-1]))
 
 
 def _normal_cells(ends: Vector) -> Vector:
     """Probabilities of a standard normal below the first end, and between each two."""
-    from scipy import special
-
     # Of the two tails the smaller one, in which a difference loses less.
-    below = special.ndtr(ends)
-    above = special.ndtr(-ends)
+    below = ndtr(ends)
+    above = ndtr(-ends)
     cells = np.where(ends[1:] > 0, above[:-1] - above[1:], below[1:] - below[:-1])
     return np.append(below[0], cells)
-
-
-def _upper_normal(end: float) -> float:
-    """The probability of a standard normal above an end."""
-    from scipy import special
-
-    return float(special.ndtr(-end))
 
 
 def _averaged(first: _Mean, first_count: int, second: _Mean, second_count: int) -> _Mean:

@@ -257,8 +257,7 @@ class Concentrated(_Summed):
 
     def _plus(self, later: "Concentrated") -> "Concentrated":
         rho = (self.rho + later.rho) * MARGIN
-        rounds = self.rounds + later.rounds
-        return Concentrated(rho, rounds, participation=_both(self, later))
+        return Concentrated(rho, self.rounds + later.rounds, participation=_both(self, later))
 
 
 @dataclass(frozen=True)

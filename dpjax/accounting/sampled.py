@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import log_ndtr, logsumexp
 
 from dpjax import _validate
 from dpjax.accounting import gdp
@@ -661,13 +662,11 @@ def _reach(count: int, anchor: float) -> float:
 
 def _cumulant(rounds: list[_Round], order: float) -> float:
     """K of all rounds, rounded up."""
-    from scipy import special
-
     total = 0.0
     for part in rounds:
         furthest = abs(part.losses[[0, -1]]).max()
         rounding = 8 * UNIT * (600 + order * furthest)
-        cumulant = special.logsumexp(order * part.losses + part.logs)
+        cumulant = logsumexp(order * part.losses + part.logs)
         total += part.times * (cumulant + rounding)
     return float(total)
 
@@ -689,8 +688,6 @@ def _discretised(part: _Part, width: float, reach: float, window: float, present
     Between two of them the grid's delta is linear in exp(e) and the round's is convex, hence below.
     Rounds whose deltas are larger at every e have larger ones when composed.
     """
-    from scipy import special
-
     rate, ratio, times = part
     sign = 1 if present else -1
     infimum = log1p(-rate) if rate < 1 else 0.0
@@ -711,8 +708,8 @@ def _discretised(part: _Part, width: float, reach: float, window: float, present
             logs = infimum + steps - log(rate) + np.log(-np.expm1(-steps))
     places = logs / ratio + ratio / 2
     scale = 0.0 if present else losses
-    present_tail = np.exp(special.log_ndtr(sign * (ratio - places)) + scale)
-    absent_tail = np.exp(special.log_ndtr(-sign * places) + logs + scale)
+    present_tail = np.exp(log_ndtr(sign * (ratio - places)) + scale)
+    absent_tail = np.exp(log_ndtr(-sign * places) + logs + scale)
     # Delta at every loss, and the probabilities that have these deltas.
     rounding = 16 * UNIT * (8 + (reach + ratio) ** 2)
     margin = (present_tail + absent_tail) * rounding
