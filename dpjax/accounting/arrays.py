@@ -16,7 +16,7 @@ Indices = Int[np.ndarray, " n"]
 
 Fields: TypeAlias = dict[str, Any]
 Floats: TypeAlias = tuple[float, ...]
-Indexes: TypeAlias = tuple[int, ...]
+Ints: TypeAlias = tuple[int, ...]
 # How often a record takes part, and how many rounds apart.
 Pattern: TypeAlias = tuple[int, int]
 # A and B of a view O = A G + B Z.

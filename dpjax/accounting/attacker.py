@@ -9,7 +9,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import dense, kalman
-from dpjax.accounting.arrays import Flags, Indexes, Matrix, Numbers, Sides, Vector
+from dpjax.accounting.arrays import Flags, Ints, Matrix, Numbers, Sides, Vector
 from dpjax.accounting.kalman import Energies, Model, ModelMaker
 from dpjax.mechanism.participation import Participation, check_participation
 
@@ -62,7 +62,7 @@ class View:
     """
 
     agents: int
-    attackers: Indexes
+    attackers: Ints
     rounds: int | None
     _matrices: Callable[[int], Sides]
     _loss: Judge
@@ -159,7 +159,7 @@ class View:
 
 def of_model(
     model: ModelMaker,
-    attackers: Indexes,
+    attackers: Ints,
     all_messages: Judge | None,
     *,
     rational: ModelMaker | None = None,
@@ -194,7 +194,7 @@ def of_model(
 def stated(
     energies: Energies,
     participation: Participation,
-    attackers: Indexes,
+    attackers: Ints,
     larger: Callable[[], Vector],
     exactly: bool = False,
 ) -> Judged:

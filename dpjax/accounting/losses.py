@@ -106,7 +106,7 @@ class _Summed(Loss):
         return self.part(rounds, self.share(rounds))
 
 
-@lru_cache  # Each record of one loss asks for it, at a millisecond each.
+@lru_cache(maxsize=256)  # Each record of one loss asks for it, at a millisecond each.
 def _epsilon(mu: float, delta: float) -> float:
     return float(gdp.epsilon(mu, delta))
 

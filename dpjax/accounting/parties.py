@@ -397,7 +397,7 @@ def group_epsilon(record: Record, records: int) -> float:
     return min(bound, max(record.epsilon, record.exact_epsilon))
 
 
-@lru_cache
+@lru_cache(maxsize=256)
 def _of_group(loss: Loss, records: int, delta: float) -> float:
     """Epsilon of several records at delta, in exact arithmetic."""
     if not isinstance(loss, AmplifiedLoss):

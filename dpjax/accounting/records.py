@@ -13,7 +13,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import budget, finite, gdp, stopping
-from dpjax.accounting.arrays import Fields, Floats, Indexes, Numbers, Pattern
+from dpjax.accounting.arrays import Fields, Floats, Ints, Numbers, Pattern
 from dpjax.accounting.balls_in_bins import BinLoss as BinLoss  # So that stored ones are read.
 from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss
 from dpjax.accounting.losses import Gaussian
@@ -62,7 +62,7 @@ class Threat:
     attacker: Attacker | None
     clip_norm: float
     gradients: Literal["any", "view"] = "any"
-    nodes: Indexes | None = None
+    nodes: Ints | None = None
     norm: Literal["l2", "l1"] = "l2"
     gradient_gap: float | None = None
     smoothness: float | None = None

@@ -168,7 +168,7 @@ class Pld(AmplifiedLoss):
     def __post_init__(self) -> None:
         """Refuse phases of different agents."""
         # Records hold phases as their fields.
-        phases = [Phase(**p) if isinstance(p, Mapping) else p for p in self.phases]
+        phases = [Phase(**part) if isinstance(part, Mapping) else part for part in self.phases]
         sizes = {len(phase.rates) for phase in phases}
         if len(sizes) != 1:
             raise ValueError(f"phases are of {sorted(sizes)} agents; give the same agents in each")
@@ -363,7 +363,7 @@ def bound(
     return bounds[np.searchsorted(levels, chances)]
 
 
-@lru_cache
+@lru_cache(maxsize=256)
 def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> float:
     """The largest ratio of one agent that keeps the budget, by bisection from below."""
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from dpjax import _validate
 from dpjax.accounting import gdp
-from dpjax.accounting.arrays import Floats, Indexes, Numbers, Vector
+from dpjax.accounting.arrays import Floats, Ints, Numbers, Vector
 from dpjax.accounting.rounding import MARGIN, UNIT
 
 __all__: list[str] = []
@@ -60,7 +60,7 @@ class Curve:
             guarantee's delta, which is larger.
     """
 
-    marks: Indexes
+    marks: Ints
     shares: Floats
     delta: float
 
@@ -196,7 +196,7 @@ def inner_delta(mus: Sequence[float] | Vector, delta: float) -> float:
     return _inner_delta(different, delta)
 
 
-@lru_cache
+@lru_cache(maxsize=256)
 def _inner_delta(mus: Floats, delta: float) -> float:
     """The search: the supremum is nearly proportional to d."""
     values = np.asarray(mus)
@@ -216,7 +216,7 @@ def _inner_delta(mus: Floats, delta: float) -> float:
     return proven
 
 
-@lru_cache
+@lru_cache(maxsize=256)
 def _spent(mu: float, curve: Curve) -> float:
     """The delta that a curve really has."""
     mus = mu * curve.roots
@@ -247,7 +247,7 @@ def _tail(reach: float) -> float:
     return exp(-reach * reach / 2) / 2
 
 
-@lru_cache
+@lru_cache(maxsize=16)  # Kernels are long.
 def _kernel(deviation: float, spacing: float, reach: float) -> tuple[int, Numbers]:
     """Probabilities of steps by whole cells, and the first step's number of cells.
 

@@ -19,7 +19,7 @@ import scipy.sparse.csgraph
 
 from dpjax import _validate
 from dpjax.accounting import dense, kalman
-from dpjax.accounting.arrays import Indexes, Matrix, Numbers, Sides, Vector
+from dpjax.accounting.arrays import Ints, Matrix, Numbers, Sides, Vector
 from dpjax.accounting.attacker import Judge, Judged, View, of_model, stated
 from dpjax.accounting.kalman import Model
 from dpjax.accounting.rounding import UNIT
@@ -253,7 +253,7 @@ class LinearAlgorithm:
         rows[:, np.arange(len(senders)), senders] = reach[:, senders]
         return rows if (reach != reach[0]).any() else rows[:1]
 
-    def _unknown(self, nodes: Indexes, known_columns: Sequence[int]) -> Sides:
+    def _unknown(self, nodes: Ints, known_columns: Sequence[int]) -> Sides:
         """The noise's map without known columns, and [n] 1 for victims, 0 for the nodes."""
         source = self.source.copy()
         victims = np.ones(self.agents)
@@ -261,7 +261,7 @@ class LinearAlgorithm:
         victims[list(nodes)] = 0.0
         return source, victims
 
-    def _view(self, nodes: Indexes, observed: Numbers, known_columns: Sequence[int]) -> View:
+    def _view(self, nodes: Ints, observed: Numbers, known_columns: Sequence[int]) -> View:
         source, victims = self._unknown(nodes, known_columns)
         strategy = self.strategy
         n = self.agents
@@ -317,7 +317,7 @@ class ZipDL(LinearAlgorithm):
             return np.flatnonzero(sender != receiver)
         return np.flatnonzero(np.isin(receiver, nodes))
 
-    def _view(self, nodes: Indexes, observed: Numbers, known_columns: Sequence[int]) -> View:
+    def _view(self, nodes: Ints, observed: Numbers, known_columns: Sequence[int]) -> View:
         noise, victims = self._unknown(nodes, known_columns)
         mixing = self.gossip.mixing[0]
         n = self.agents
@@ -395,7 +395,7 @@ def _closed_form(
     return np.sqrt(energy) * np.sqrt(over_rounds), open_
 
 
-def nodes_of(name: str, numbers: Any, n: int) -> Indexes:
+def nodes_of(name: str, numbers: Any, n: int) -> Ints:
     """Return one agent or several as a sorted tuple; ValueError for none, all, or no agent.
 
     Args:
