@@ -56,6 +56,7 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse parts that do not go together."""
+        # A class in the place of an instance has the functions of its protocol, too.
         for name, (kind, remedy) in _KINDS.items():
             part = getattr(self, name)
             if isinstance(part, type) or not isinstance(part, kind):
@@ -67,6 +68,7 @@ class Config:
         # Below what an int32 counter of rounds can hold.
         rounds = _validate.integer("rounds", self.rounds, maximum=2**31 - 2)
         _validate.assign(self, rounds=rounds)
+        # A budget without noise would be stated and not kept.
         if (self.noise is None) != (self.budget is None):
             present, missing = ("budget", "noise") if self.noise is None else ("noise", "budget")
             raise ValueError(
@@ -75,6 +77,7 @@ class Config:
             )
         if self.release and self.noise is None:
             raise ValueError("release is True for a config without noise; give it noise")
+        # A chain's factory may depend on the length of a run as well.
         for part in (self.method, self.optimizer, getattr(self.optimizer, "make", None)):
             if isinstance(part, Timed):
                 part.check_rounds(rounds)
@@ -127,8 +130,9 @@ class Config:
         (epochs, separation) where a fixed order deals the records, or the clients' turns; None
         where any may come.
         """
-        sampler: Any = self.sampler
-        return sampler.turns if self.protect.unit == "client" else sampler.participation
+        if self.protect.unit == "client":
+            return self.sampler.turns  # type: ignore[attr-defined]
+        return self.sampler.participation
 
 
 _KINDS: dict[str, tuple[Any, str]] = {
@@ -152,9 +156,9 @@ _LONGEST = 24
 """Letters of a parameter in a label; of a longer one it has a digest."""
 
 
-def _settings(noise: Any) -> Iterator[str]:
+def _settings(noise: Noise) -> Iterator[str]:
     """The plain parameters of a design that are no defaults and not in its own label already."""
-    for field in dataclasses.fields(noise):
+    for field in dataclasses.fields(noise):  # type: ignore[arg-type]
         value = getattr(noise, field.name)
         if not isinstance(value, int | float | str | tuple):
             continue
@@ -162,6 +166,7 @@ def _settings(noise: Any) -> Iterator[str]:
         if usual or field.metadata.get("in_label") == value:
             continue
         text = str(value)
+        # Labels name files and legends.
         if len(text) > _LONGEST:
             text = f"{zlib.crc32(text.encode()):08x}"
         yield f"{field.name}={text}"
@@ -171,6 +176,7 @@ def _check_frozen(name: str, part: Any) -> None:
     """Refuse a part that may change after it was checked, or that equals another one."""
     settings = getattr(type(part), "__dataclass_params__", None)
     fixed = settings is not None and settings.frozen
+    # A field that is not compared would find the program or the plan of another part.
     if not fixed or not all(field.compare for field in dataclasses.fields(part)):
         raise ValueError(
             f"{name} is {type(part).__name__}, which may change after the plan was made, or equal "

@@ -22,7 +22,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
@@ -36,6 +36,9 @@ from dpjax.learning.samplers import Full
 from dpjax.mechanism import strategy as strategy_
 from dpjax.plans import calibration
 from dpjax.transforms import rounds as rounds_
+
+if TYPE_CHECKING:
+    from dpjax.plans.plan import Plan
 
 __all__: list[str] = []
 
@@ -57,7 +60,7 @@ class Export:
             (`Guarantee.within`); None states the plan's own.
     """
 
-    plan: Any
+    plan: "Plan"
     total: Guarantee | None = None
 
     def __post_init__(self) -> None:
@@ -78,6 +81,7 @@ class Export:
             "save a plan of DSGD": type(config.method) is not DSGD,
         }
         _validate.refuse(refused)
+        # A total of other phases would state this plan's noise for another run.
         total = self.total
         if total is not None and (
             not isinstance(total, Guarantee) or total.phases[-1:] != (self.plan.guarantee,)
@@ -104,21 +108,20 @@ class Export:
         Raises:
             ValueError: For labels that are not n different ones.
         """
-        n = self.plan.mixing.shape[-1]
+        n = self.plan.agents
         guarantee = self.plan.guarantee
         stated = self.stated
         names = [str(i) for i in range(n)] if labels is None else [*map(_validate.name, labels)]
         if len(names) != n or len(set(names)) != n:
             raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
         strategy = self.plan.strategy
-        noise = self.plan.noise
         entries: dict[str, Any] = {
             "how_to_use": self.instructions(),
             "labels": np.array(names),
             "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
             "mixing": self.plan.mixing,
-            "factor": noise.factor.astype(np.float64),
-            "seed_group": calibration.groups(noise.factor),
+            "factor": self.plan.factor.astype(np.float64),
+            "seed_group": calibration.groups(self.plan.factor),
             "messages": "float64" if self.precision else "float32",
             "mu": stated.mu,  # A total may be of another kind than mu.
             "accountant": str(stated.accountant),
@@ -128,11 +131,12 @@ class Export:
             "strategy": None if strategy is None else rounds_.applied(strategy, np.float64),
             "participation": guarantee.participation,
         }
-        entries |= {
-            name: getattr(stated, name) for name in ("delta", "relation", "unit", "attacker")
-        }
+        for name in ("delta", "relation", "unit", "attacker"):
+            entries[name] = getattr(stated, name)
+        # NumPy has no entry for nothing: what is missing does not apply.
         entries = {name: entry for name, entry in entries.items() if entry is not None}
-        return noise.design.save(path, entries=entries)
+        assert self.plan.design is not None  # Refused above.
+        return self.plan.design.save(path, entries=entries)
 
     def instructions(self) -> str:
         """What a training loop has to do for the guarantee to be its own, in words."""
@@ -146,9 +150,10 @@ class Export:
         phase = len(stated.phases)
         full_batches = isinstance(self.plan.sampler, Full)
         of_records = config.protect.clips == "record"
-        steps = getattr(config.method, "gossip_steps", 1)
+        steps = config.method.gossip_steps  # type: ignore[union-attr]
         precision = self.precision
         epochs, separation = config.participation or (0, 0)
+        # In the order of the file, each with whether this plan needs it.
         paragraphs = {
             "head": True,
             "coalition": stated.nodes is not None,
@@ -170,6 +175,7 @@ class Export:
             "later" if phase > 1 else "first": True,
             "limits": True,
         }
+        # A name in brackets, then its paragraph.
         parts = re.split(r"^\[(\w+)\]\n", TEXT.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
         texts = dict(zip(parts[::2], parts[1::2], strict=True))
         text = "".join(texts[name] for name, used in paragraphs.items() if used)
@@ -206,6 +212,7 @@ class Export:
         in the average of all sites. None where float32 is enough.
         """
         factor = self.plan.factor.astype(np.float64)
+        # Over rounds, a site's noise and what the average keeps of it are larger by these.
         noisy = 1.0
         remaining = 1.0
         if self.plan.strategy is not None:

@@ -22,7 +22,7 @@ import scipy.sparse
 
 from dpjax import _html, _validate
 from dpjax._validate import fixed
-from dpjax.accounting import finite, forecast, losses, parties, precision
+from dpjax.accounting import finite, forecast, losses, parties
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.algorithms.dsgd import DSGD
@@ -102,6 +102,7 @@ class Plan:
         if math.isfinite(affords):
             remarks = f"; noise allows for {_validate.counted(affords, 'parameter')}"
         scales = np.zeros(0) if self.noise is None else self.noise.arrays.get("noise_scales", ())
+        # Messages of size 1 have this spacing in float32, which swallows finer noise.
         below = np.flatnonzero((np.asarray(scales) > 0) & (np.asarray(scales) < 2.0**-23))
         if below.size:
             remarks += (
@@ -206,6 +207,7 @@ class Plan:
 
         Of a schedule, W_ij may be 0 in some rounds.
         """
+        # A link counts if any round uses it.
         schedule = self.mixing.ndim == 3
         links = scipy.sparse.csr_array(self.mixing.any(axis=0) if schedule else self.mixing)
         rows = np.split(links.indices, links.indptr[1:-1])
@@ -247,10 +249,8 @@ class Plan:
         Of a factor that is a diagonal [n], the variances [n].
         """
         factor = self.factor.astype(np.float64)
-        if (diagonal := precision.diagonal_of(factor)) is not None:
-            variances = np.square(diagonal)
-            return variances if factor.ndim == 1 else np.diag(variances)
-        return factor @ factor.T
+        # Of many agents the square array need not fit in memory.
+        return np.square(factor) if factor.ndim == 1 else factor @ factor.T
 
     @property
     def applied_strategy(self) -> np.ndarray | None:
@@ -259,6 +259,7 @@ class Plan:
         In float32, in a release in float64. Accounting of a run's messages
         (`dpjax.accounting.views`) is about this one.
         """
+        # A view of C as it was designed would be of other noise.
         kind = np.float64 if self.config.release else np.float32
         return None if self.strategy is None else rounds_.applied(self.strategy, kind)
 
@@ -348,6 +349,7 @@ class Plan:
     def _disagreement(self) -> float:
         """Noise in agents' models around their average; 0 of methods that gossip no models."""
         config = self.config
+        # What others do with their messages is no product with W.
         if self.noise is None or not isinstance(config.method, DSGD):
             return 0.0
         return forecast.disagreement(
@@ -365,6 +367,7 @@ class Plan:
             raise ValueError(
                 f"counts has {len(records)} entries for {self.agents} agents; give [n]"
             )
+        # One gradient an agent is clipped, however many records are behind it.
         if self.config.protect.clips == "agent":
             return np.ones(self.agents)
         return self.sampler.fill_share(records, self.config.rounds)
@@ -422,6 +425,7 @@ class Plan:
             digest.update(np.ascontiguousarray(array).data)
         if self.strategy is not None:
             digest.update(np.ascontiguousarray(self.strategy).data)
+        # Other samplers run alike with and without counts.
         if self.counts is not None and self.config.sampler.needs_counts:
             digest.update(np.ascontiguousarray(self.counts).data)
         return digest.hexdigest()
@@ -491,6 +495,7 @@ def make(
         )
     if config.noise is None:
         return Plan(target, None, Guarantee.none(config.rounds))
+    # Before the noise is made, which may take minutes.
     calibration.check_delta(config, target.agents, target.counts)
     ideal = target
     if config.release:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
+from scipy.sparse.linalg import LinearOperator
 
 from dpjax import _validate
 from dpjax.mechanism import polynomial
@@ -90,6 +91,7 @@ class Polynomial:
             ValueError: For a schedule, or a mixing matrix that is not symmetric.
         """
         rounds = target.rounds if self.horizon == "run" else self.horizon
+        # The energy of all rounds depends on how large each step is.
         steps = None if rounds is None else target.config.optimizer.relative(rounds)
         bound = target.bound(None)
         solution = polynomial.design_polynomial(target.mixing, bound, self.degree, step_sizes=steps)
@@ -120,26 +122,28 @@ class CalibratedPolynomial(OverAgents, Calibrated):
         """S g(W) as a matrix, for tables; None beyond 2,048 agents."""
         scales = self.solution.scales
         coefficients = self.solution.coefficients
+        # Tables and forecasts of more agents read the operator.
         if len(scales) > _DENSE:
             return None
         return polynomial.noise_map(self.matrix, coefficients, scales).astype(np.float32)
 
     @property
-    def operator(self) -> Any:
+    def operator(self) -> LinearOperator:
         """S g(W) as what multiplies columns, for any number of agents."""
         solution = self.solution
         return polynomial.operator(self.matrix, solution.coefficients, solution.scales)
 
     def check(self, target: Target) -> None:
         """Refuse another W than the target's, or arrays of other shapes or types."""
-        for name, array, shape in (
-            ("factor", self.solution.scales, (target.agents,)),
-            ("polynomial", self.solution.coefficients, (len(self.solution.coefficients),)),
-        ):
+        # A polynomial has any degree, the scales one number an agent.
+        shapes = {"factor": (target.agents,), "polynomial": self.arrays["polynomial"].shape[:1]}
+        for name, array in self.arrays.items():
+            shape = shapes[name]
             if array.shape != shape or array.dtype != np.float32 or not np.isfinite(array).all():
                 raise ValueError(
                     f"{name} is {array.dtype} {array.shape}; give finite float32 numbers {shape}"
                 )
+        # W is part of the map from normals to noise: of another one nothing was proved.
         if self.matrix != polynomial.rounded(target.mixing):
             raise ValueError("noise is of another mixing matrix; make the plan with plan.make")
 
@@ -165,16 +169,18 @@ class ColouredByGossip(Coloured):
         """None: every agent's noise passes all others on its way."""
         return
 
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+    def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; W has float32 entries also where the models are float64."""
 
-        def single(part: Any) -> Any:
+        def single(part: Array) -> Array:
+            # Numbers of neighbours are integers.
             is_integer = not jnp.issubdtype(part.dtype, jnp.floating)
             return part if is_integer else jax.lax.reduce_precision(part, 8, 23)
 
         mixing = jax.tree.map(single, arrays["mixing"])
 
-        def spread(drawn: Any) -> Any:
+        def spread(drawn: Array) -> Array:
+            # In the noise's own precision: a release's float64 loses nothing here.
             coefficients = jnp.asarray(arrays["polynomial"]).astype(drawn.dtype)
             return gossip.polynomial(mixing, coefficients, drawn)
 

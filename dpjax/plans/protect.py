@@ -83,6 +83,7 @@ class Protect(Threat):
 
     def __post_init__(self) -> None:
         """Refuse what cannot be clipped or protected."""
+        # The name that other libraries have for it; adding a record would change a public count.
         if "add_remove" in _validate.shown(self.relation):
             raise ValueError(f"relation is {self.relation!r}; give 'zero_out_record' in its place")
         _validate.one_of("relation", self.relation, budget.RELATIONS)
@@ -106,6 +107,7 @@ class Protect(Threat):
         gap = self.gradient_gap
         smoothness = self.smoothness
         name = "clip_norm" if gap is None else "gradient_gap"
+        # Squares of smaller or larger norms leave float32.
         bound = _validate.single_precision(name, getattr(self, name), 1e-9, 1e9)
         _validate.assign(self, **{name: bound})
         if smoothness is not None:
@@ -134,6 +136,7 @@ class Protect(Threat):
                 f"nodes is {_validate.shown(nodes)} with attacker {self.attacker!r}; give the "
                 "agents of a coalition, nodes=(0, 3), and None for other attackers"
             )
+        # Sorted and once each: equal coalitions are one key of what is cached.
         _validate.assign(self, nodes=tuple(sorted(set(_validate.agents("nodes", nodes)))))
 
     @property
@@ -159,6 +162,7 @@ class Protect(Threat):
                 per_layer=self.per_layer,
                 capacity=capacity,
             )
+        # By size: whether agents fit in memory side by side.
         params = jax.eval_shape(problem.init, jax.random.key(0))
         return AgentQuery(
             problem.loss,
@@ -189,6 +193,7 @@ class Protect(Threat):
             over records at different models, of which every term moves. Of an assumed gap, the gap
             plus the smoothness times the distance, infinite where none is assumed.
         """
+        # One clipped gradient is within C of zero at any model.
         if distance == 0 or (self.gradient_gap is None and self.unit == "agent"):
             return self.sensitivity
         per_distance = math.inf if self.smoothness is None else self.smoothness
@@ -222,6 +227,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         """Refuse what is no budget, and keep plain numbers."""
+        # One an agent, where it is a list.
         epsilon: Any = _validate.numbers("epsilon", self.epsilon)
         for number in epsilon or [self.epsilon]:
             _validate.positive("epsilon", number)
@@ -247,6 +253,7 @@ class Budget:
 
     def without_reserve(self) -> "Budget":
         """The budget that the ideal noise of a release is calibrated for."""
+        # A share of every agent's, so that none's reserve runs out first.
         rest = np.asarray(self.epsilon) * (1 - self.reserve)
         return dataclasses.replace(self, epsilon=tuple(rest.tolist()) if rest.ndim else float(rest))
 

@@ -12,14 +12,16 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import pure
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.compatibility import SCHEDULED
-from dpjax.protocols import Arrays, Look, Privatizer
+from dpjax.plans.config import Config
+from dpjax.protocols import Arrays, Counts, Look, Privatizer, Updates
+from dpjax.topology.mixing import Mixing
 from dpjax.transforms import noise as noise_
 
 __all__ = ["LostNoiseWarning", "ScheduledGaussian", "ScheduledLaplace", "cost"]
@@ -61,6 +63,7 @@ class _Scheduled:
     def __post_init__(self) -> None:
         """Refuse what is no schedule, and keep plain numbers."""
         schedule: Any = _validate.numbers("schedule", self.schedule)
+        # Scales that rise are given as a list, since a ratio starts at the largest.
         if schedule is None:
             schedule = _validate.positive("schedule", self.schedule)
             fits = schedule <= 1
@@ -71,7 +74,7 @@ class _Scheduled:
                 f"schedule is {_validate.shown(self.schedule)}; give a ratio of at most 1, or "
                 "relative scales, one a round, none below 0 and one above"
             )
-        object.__setattr__(self, "schedule", schedule)
+        _validate.assign(self, schedule=schedule)
 
     def relative(self, rounds: int) -> Float[np.ndarray, " t"]:
         """Scales over the largest one.
@@ -115,10 +118,12 @@ class _Scheduled:
                 f"schedule is {_validate.shown(self.schedule)}, with a scale of 0 in a round whose "
                 "payload moves; give noise to the round after every step"
             )
+        # Both losses are inverse to the largest scale.
         budget = target.budget
         allowed = budget.largest if self.kind == "laplace" else float(budget.allowed_mu())
         scale = self.total(moves, profile) / allowed
         noise = self.at(scale, profile, moves)
+        # Rounding of the sums above may leave it a little above the budget.
         while (noise.loss(target).epsilon > budget.largest).any():
             scale *= 1 + 2.0**-22
             noise = self.at(scale, profile, moves)
@@ -136,6 +141,7 @@ class _Scheduled:
             ValueError: For scales that float32 noise cannot have.
         """
         wide = scale * profile
+        # Up, never to the nearest: less noise than stated has a larger loss.
         scales = wide.astype(np.float32)
         low = scales < wide
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
@@ -262,15 +268,16 @@ class ScheduledPrivatizer(Privatizer):
         """The same scales, for the agents' own draws."""
         return dataclasses.replace(self, rows=tuple(agents)), arrays
 
-    def transformation(self, arrays: Any, key: PRNGKeyArray) -> optax.GradientTransformation:
+    def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan; ``arrays["noise_scales"]`` are its scales [T]."""
         return noise_.scheduled(
             arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind, rows=self.rows
         )
 
-    def lost(self, arrays: Any, round: Any, payload: Any) -> Any:
+    def lost(self, arrays: Arrays, round: Array, payload: Updates) -> Array:
         """How likely the largest entry of a round's payload is to go out without its noise."""
-        return noise_.lost(payload, jnp.take(arrays["noise_scales"], round, mode="clip"), self.kind)
+        scale = jnp.take(arrays["noise_scales"], round, mode="clip")
+        return noise_.lost(payload, scale, self.kind)
 
 
 def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
@@ -296,10 +303,11 @@ def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
     if of_method is None:
         return np.full((target.rounds, 1), protect.sensitivity)
     optimizer = target.config.optimizer
+    # A run's steps are float32, which may be larger by the rounding.
     steps = np.asarray(optimizer.relative(target.rounds), np.float64) * optimizer.first * _ROUNDING
-    moves = np.asarray(
-        of_method(protect.answer_distance, steps, target.divisor, target.dense), np.float64
-    )
+    moves = of_method(protect.answer_distance, steps, target.divisor, target.dense)
+    moves = np.asarray(moves, np.float64)
+    # NaN fails both comparisons.
     if not np.all((moves >= 0) & (moves < np.inf)):
         raise ValueError(
             f"method is {type(method).__name__}, whose sensitivity has no bound under relation "
@@ -309,7 +317,7 @@ def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
     return moves.reshape(target.rounds, -1) * _ROUNDING
 
 
-def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float:
+def cost(config: Config, mixing: Mixing, scale: float, *, counts: Counts | None = None) -> float:
     """The epsilon at which a config's schedule has a given largest scale, at its budget's delta.
 
     For methods whose noise is given, and not a budget: what it costs by this package's account.
@@ -339,7 +347,7 @@ def cost(config: Any, mixing: Any, scale: float, *, counts: Any = None) -> float
         >>> round(scheduled.cost(config, [[0.5, 0.5], [0.5, 0.5]], scale=10.0), 9)
         1.0
     """
-    part = config.noise
+    part: Any = config.noise
     target = Target(config, mixing, counts)
     scale = _validate.positive("scale", scale)
     profile = part.relative(target.rounds)

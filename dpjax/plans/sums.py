@@ -70,6 +70,7 @@ class InShares:
         Raises:
             ValueError: Where none is left to hide the others.
         """
+        # Shares of the missing and of colluders hide nobody.
         return discrete.Cohort(agents, self.dropouts, self.colluders)
 
     def check_sums(self, target: Target) -> None:
@@ -81,6 +82,7 @@ class InShares:
         Raises:
             ValueError: Naming the exchange and the remedy.
         """
+        # A share alone is less noise than its message needs.
         exchange = getattr(target.config.method, "exchange", None)
         if not isinstance(exchange, Server) or not exchange.aggregate.sum_only:
             raise ValueError(
@@ -144,6 +146,7 @@ class SumShares(ScaledNoise, InShares):
     def unit(self, target: Target) -> PerAgent:
         """Loss mu of every agent at a deviation of 1."""
         self.check_sums(target)
+        # The variances of honest shares add up.
         root = math.sqrt(target.over_rounds(None) / self.cohort(target.agents).honest)
         return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
 
@@ -267,6 +270,7 @@ class Discrete(InShares):
         """
         self.check_sums(target)
         self.cohort(target.agents)
+        # A sum of several clipped gradients is longer than the code's bound.
         if target.divisor != 1:
             raise ValueError(
                 f"sampler has batches of {target.divisor:g} records with noise {self.label!r}, "
@@ -278,6 +282,7 @@ class Discrete(InShares):
         """The noise of a variance, on the finest grid that keeps the budget."""
         budget = target.budget
         clip_norm = target.protect.clip_norm
+        # A Hadamard matrix has a power of two of rows.
         grid = discrete.smallest_grid(
             clip_norm,
             discrete.largest_rho(budget.largest, budget.delta),
@@ -325,6 +330,7 @@ class CalibratedCode(Calibrated):
     @property
     def factor(self) -> Matrix:
         """Deviation of each agent's noise, in units of what is clipped; rounding is not in it."""
+        # v is in squared grid units.
         deviation = self.code.grid * math.sqrt(self.code.variance)
         return np.diag(np.full(self.code.clients, deviation, np.float32))
 
