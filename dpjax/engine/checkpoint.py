@@ -35,8 +35,6 @@ from dpjax.protocols import Tree
 
 __all__: list[str] = []
 
-_PathLike: TypeAlias = str | os.PathLike[str]
-
 Identity: TypeAlias = dict[str, str]
 """What a run depends on, by name, in words or as a digest."""
 
@@ -59,9 +57,9 @@ class Checkpoint:
         20.0
     """
 
-    folder: _PathLike | None = None
+    folder: _files.PathLike | None = None
     seconds: float = 20.0
-    key_file: _PathLike | None = None
+    key_file: _files.PathLike | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no path, and no time."""
@@ -194,7 +192,7 @@ def _configs(plans: Sequence[Plan]) -> Identity:
     fields: dict[str, dict[str, None]] = {}
     for plan in plans:
         parts = described(plan.config, "Config")
-        leaves = jax.tree_util.tree_leaves_with_path(parts, lambda part: not isinstance(part, dict))
+        leaves = jax.tree.leaves_with_path(parts, lambda part: not isinstance(part, dict))
         for path, value in leaves:
             name = "Config." + jax.tree_util.keystr(path, simple=True, separator=".")
             # A dict keeps the order of plans, and a value that several share once.

@@ -134,10 +134,10 @@ class HostDriver:
         run.state = _incoming(*arguments, sent, received)
         run.sums = sums
         measured: Metrics = {}
-        # Blocks end at the marks, and their lengths are compiled for.
-        marks = [0, *run.schedule.marks.tolist()]
-        if run.done + 1 in marks:
-            length = run.done + 1 - marks[marks.index(run.done + 1) - 1]
+        end = run.done + 1
+        if end in run.schedule.marks:
+            # The last block may be shorter.
+            length = (end - 1) % run.schedule.block_rounds + 1
             values = _measured(inputs.statics, length, inputs.data, run.state, sums)
             measured = jax.device_get(values)
             run.sums = jax.tree.map(jnp.zeros_like, sums)
@@ -196,9 +196,8 @@ class HostDriver:
         # JAX shortens shapes of a release's float64 noise itself, and warns of it since 0.12.
         sent = jax.tree.map(lambda leaf: leaf.update(dtype=_canonical(leaf.dtype)), sent)
         incoming = _incoming.trace(*run.arguments, sent, _delivered(statics, arrays, message))
-        lengths = sorted({int(length) for length in np.diff([0, *run.schedule.marks])})
         programs = [outgoing, incoming]
-        for length in lengths:
+        for length in np.unique(np.diff(run.schedule.marks, prepend=0)).tolist():
             programs.append(_measured.trace(statics, length, data, run.state, run.sums))
         return programs
 

@@ -110,21 +110,19 @@ class Inputs:
         Raises:
             ValueError: For a release whose numbers are too coarse for its budget.
         """
-        rounding = self.rounding(release=self.statics.release)
+        rounding = self._rounding()
         return tuple(
             statements.with_precision_cost(plan, self.payload, *rounding, problems)
             for plan in plans
         )
 
-    def rounding(self, *, release: bool) -> tuple[float, int | None]:
+    def _rounding(self) -> tuple[float, int | None]:
         """The share of the clip norm that rounding sums of records takes, and a better pass length.
 
-        Args:
-            release: Whether a share above `statements.LIMIT` is refused with a remedy.
-
         Returns:
-            The share r, 0 where agents are clipped. The largest power of two as a pass length for
-            which r is at most `statements.LIMIT`; None where there is none, or outside a release.
+            The share r, 0 where agents are clipped. Of a release whose r is above
+            `statements.LIMIT` the largest power of two as a pass length for which it is not; else
+            None, and where there is none.
         """
         query: Any = self.statics.query_of(self.data.frozen)
 
@@ -133,9 +131,9 @@ class Inputs:
             return self.statics.batch(whole(data), key, key, jnp.int32(0))
 
         data = self.statics.of_first_seed(self.data)
-        shapes = self._agents_models(), jax.eval_shape(batch, data, self.batch_keys[0])
+        shapes = (self._agents_models(), jax.eval_shape(batch, data, self.batch_keys[0]))
         share = query.share(*shapes)
-        if release and share > statements.LIMIT:
+        if self.statics.release and share > statements.LIMIT:
             # Longer passes take less time.
             for power in range(17, -1, -1):
                 shorter = dataclasses.replace(query, microbatch=2**power)
@@ -211,7 +209,7 @@ class Inputs:
         # A clip comes after all rounding; these have none, or a sum behind it.
         if sums_records or unclipped or self.statics.method.sensitivity is not None:
             trees.append(self._payload())
-        for path, leaf in jax.tree_util.tree_leaves_with_path(trees):
+        for path, leaf in jax.tree.leaves_with_path(trees):
             if jnp.finfo(leaf.dtype).bits < 32:
                 raise ValueError(
                     f"params{jax.tree_util.keystr(path[1:])} are {leaf.dtype}, to which what is "

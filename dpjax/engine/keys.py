@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _files, _validate
 
@@ -52,7 +52,9 @@ def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
         >>> bool((keys.derive(0, "noise") == keys.derive(0, "noise")).all())
         True
     """
-    return stacked((seed,), purpose, phase)[0]
+    seed = _validate.integer("seed", seed, least=0, most=2**32 - 1)
+    _validate.one_of("purpose", purpose, PURPOSES)
+    return stacked((seed,), purpose, _validate.integer("phase", phase, least=0))[0]
 
 
 def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
@@ -66,17 +68,14 @@ def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
     Returns:
         [S] keys.
     """
-    checked = [_validate.integer("seed", seed, minimum=0, maximum=2**32 - 1) for seed in seeds]
-    _validate.one_of("purpose", purpose, PURPOSES)
-    phase = _validate.integer("phase", phase, minimum=0)
 
-    def of_seed(seed: Any) -> PRNGKeyArray:
+    def of_seed(seed: Array) -> PRNGKeyArray:
         key = jax.random.key(seed, impl=_IMPLEMENTATION)
         # The purpose first: then no phase of one purpose has a key of another.
         return jax.random.fold_in(jax.random.fold_in(key, PURPOSES[purpose]), phase)
 
     # All seeds at once: one by one, thousands take seconds.
-    return jax.vmap(of_seed)(jnp.asarray(np.array(checked, np.uint32)))
+    return jax.vmap(of_seed)(jnp.asarray(np.array(seeds, np.uint32)))
 
 
 class KeyFile:
@@ -91,7 +90,7 @@ class KeyFile:
             open to others or another run's.
     """
 
-    def __init__(self, path: str | os.PathLike, fingerprint: str):
+    def __init__(self, path: _files.PathLike, fingerprint: str):
         self.path = Path(path)
         self._fingerprint = fingerprint
 

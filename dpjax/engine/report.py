@@ -1,7 +1,6 @@
 """One page about a run: guarantees, curves, parameters, forecasts and how it was made."""
 
 import math
-import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -61,7 +60,7 @@ def cells(result: Any) -> list[Row]:
     return rows
 
 
-def write(result: Any, path: str | os.PathLike[str]) -> Path:
+def write(result: Any, path: _files.PathLike) -> Path:
     """Write the page, see `dpjax.engine.result.Result.report`.
 
     Args:

@@ -13,7 +13,6 @@
 
 import importlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,7 +189,7 @@ class Result:
 
         return pandas.DataFrame(self.rows(**extra))
 
-    def to_csv(self, path: str | os.PathLike[str]) -> Path:
+    def to_csv(self, path: _files.PathLike) -> Path:
         """Write `rows` as comma-separated values, with each guarantee's caption in one cell.
 
         Guarantee: as for `save`, it holds metrics, which no guarantee covers, and seeds, with which
@@ -231,7 +230,7 @@ class Result:
         lines = "".join(f"<p>{_html.escape(caption)}</p>" for caption in captions)
         return _html.table(report.cells(self)) + lines
 
-    def report(self, path: str | os.PathLike[str]) -> Path:
+    def report(self, path: _files.PathLike) -> Path:
         """Write one page of HTML about the run, with all that it needs in it.
 
         It has the table of `summary`, each guarantee and who is protected from whom, epsilon of
@@ -251,7 +250,7 @@ class Result:
         """
         return report.write(self, path)
 
-    def plot(self, metric: str | None = None, path: str | os.PathLike[str] | None = None) -> Any:
+    def plot(self, metric: str | None = None, path: _files.PathLike | None = None) -> Any:
         """Draw a metric over rounds, mean and standard error, one line for each design.
 
         Args:
@@ -349,7 +348,7 @@ class Result:
 
     def export(
         self,
-        path: str | os.PathLike[str],
+        path: _files.PathLike,
         problem: Problem,
         *,
         seed: int | None = None,
@@ -396,7 +395,7 @@ class Result:
             _files.replace(file, content)
         return file
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
+    def save(self, path: _files.PathLike) -> Path:
         """Write the result to a new .npz file, without code or keys; a failed write leaves no file.
 
         Guarantee: none beyond that of the result. The file holds ``params``, which the guarantees
@@ -450,7 +449,7 @@ class Result:
         return path
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Result":
+    def load(cls, path: _files.PathLike) -> "Result":
         """Read a result that `save` wrote; `rows`, metrics, guarantees and models are the same.
 
         Guarantee: none. The digest detects damage. It proves neither the author nor the statements
@@ -468,7 +467,7 @@ class Result:
         """
         path = _files.npz(path)
         remedy = "give a file that Result.save wrote with this version, or make it again"
-        with _files.reading(f"path is {os.fspath(path)!r}, which", remedy):
+        with _files.reading(f"path is {str(path)!r}, which", remedy):
             return cls._read(path)
 
     @classmethod
@@ -564,7 +563,7 @@ def frozen_digest(frozen: Params) -> str:
     if frozen is None:
         return ""
     # Equal arrays at other places are another model.
-    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(frozen)]
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(frozen)]
     return digest((frozen, names))
 
 

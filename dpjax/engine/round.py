@@ -1,7 +1,6 @@
 """One round at a time, for a training loop of a user's own: `dpjax.rounds`."""
 
 import functools
-import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from dpjax import _validate
+from dpjax import _files, _validate
 from dpjax._programs import compiled
 from dpjax.data.partition import local
 from dpjax.engine import arguments, checkpoint, keys, program
@@ -31,7 +30,7 @@ def rounds(
     *,
     seed: int = 0,
     agents: Sequence[int] | None = None,
-    key_file: str | os.PathLike[str] | None = None,
+    key_file: _files.PathLike | None = None,
 ) -> Rounds:
     """Return the rounds of a plan as functions, for a loop of one's own.
 

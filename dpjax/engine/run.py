@@ -1,7 +1,6 @@
 """Run plans on a problem, with progress, callbacks, checkpoints, resuming and early stops."""
 
 import contextlib
-import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -76,7 +75,7 @@ def run(
     eval_every: int | None = None,
     chunk_blocks: int = 1,
     devices: int | None = None,
-    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
+    checkpoint: Checkpoint | _files.PathLike | None = None,
     progress: bool = False,
     callback: Callable[[Progress], bool | None] | None = None,
     continuation: Continuation | None = None,
@@ -172,9 +171,10 @@ def run(
         plans, problems, seeds = tasks
         place = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         checkpoint_.check_storage(plans, place)
-        _check_options(progress, callback, continuation)
+        _validate.flag("progress", progress)
+        _check_options(plans, callback, continuation)
         schedule = RunSchedule.of(plans[0].config.rounds, stop_at, eval_every, chunk_blocks)
-        phase = _phase(plans, continuation)
+        phase = continuation or _FirstPhase()
         driver: ScanDriver | HostDriver = ScanDriver()
         if transport is not None:
             driver = host.make_driver(transport, plans, seeds, devices, place.folder)
@@ -194,7 +194,7 @@ def run(
     private |= any(task.evaluation_data == "private" for task in problems)
     rule = stopping_rule(
         plans, schedule.ends, stopping=stopping, callback=callback is not None,
-        before=phase.spent, planned=phase.planned, phase=phase.number, private=private,
+        before=phase.guarantees, planned=phase.planned, phase=phase.number, private=private,
     )  # fmt: skip
     _say(progress, statements.forecast(plans, data.entries, problems[0].partition.counts))
     identity: checkpoint_.Identity = {}
@@ -245,21 +245,21 @@ def _say(progress: bool, line: str | None) -> None:
         _files.say(line)
 
 
-class _Phase(NamedTuple):
-    """What a run goes on from; by default it is a first phase."""
+class _FirstPhase(NamedTuple):
+    """A run that continues nothing, as a `Continuation` would say it."""
 
     start: Models = None
     number: int = 0
-    spent: Sequence[Guarantee] | None = None
+    guarantees: Sequence[Guarantee] | None = None
     planned: bool = False
 
 
 def _compared(
-    problems: Sequence[Problem], phase: _Phase, optional: dict[str, Any]
+    problems: Sequence[Problem], phase: Continuation | _FirstPhase, optional: dict[str, Any]
 ) -> dict[str, Any]:
     """What several processes compare of other arguments: whether the optional ones are there."""
     start = phase.start
-    optional = {**optional, "planned": phase.planned, "spent": phase.spent}
+    optional = {**optional, "planned": phase.planned, "spent": phase.guarantees}
     return {
         "start": None if start is None else checkpoint_.digest(start),
         "evaluation_data": [task.evaluation_data for task in problems],
@@ -318,10 +318,9 @@ def _drive(
     saved_at = time.monotonic()
     warned = False
     total = runs.schedule.total
-    progress = progress and processes.is_first()
-    notes = _files.Notes() if progress else None
+    notes = _files.Notes() if progress and processes.is_first() else None
     with tqdm(
-        total=total, initial=runs.done, disable=not progress, unit=" rounds",
+        total=total, initial=runs.done, disable=notes is None, unit=" rounds",
         desc=_validate.counted(meter.runs, "run"), smoothing=0,
         mininterval=0.5 if notes and notes.isatty() else 30, file=notes,
     ) as bar:  # fmt: skip
@@ -330,10 +329,10 @@ def _drive(
             began = time.monotonic()
             driver.advance(runs)
             meter.chunks.append((length, time.monotonic() - began))
-            if progress:
+            if notes:
                 bar.set_postfix_str(_latest(runs.latest()), refresh=False)
             bar.update(length)
-            if progress and len(meter.chunks) == 1:
+            if notes and len(meter.chunks) == 1:
                 # The rate and the time left concern later chunks, which are compiled.
                 bar.start_t = bar.last_print_t
                 bar.initial = runs.done
@@ -351,7 +350,7 @@ def _drive(
                 answers.append((answer is not None, bool(answer), due))
             decided, stops, due = answers[0]
             # An answer of False is a decision as well: to go on.
-            runs.decided = runs.decided or decided
+            runs.decided |= decided
             runs.ended = stops or runs.done == total
             if runs.ended or due:
                 runs.save()
@@ -383,21 +382,16 @@ def _warn_of_lost(lost: list[LostNoise | None]) -> None:
     )
 
 
-def _check_options(progress: object, callback: object, continuation: object) -> None:
+def _check_options(plans: Sequence[Plan], callback: object, continuation: Any) -> None:
     """Check the options of a run that do not concern its rounds."""
-    _validate.flag("progress", progress)
-    if not isinstance(continuation, Continuation | None):
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback is {callback!r}; give a function of Progress, or None")
+    if continuation is None:
+        return
+    if not isinstance(continuation, Continuation):
         raise ValueError(
             f"continuation is {_validate.shown(continuation)}; give a Continuation, or None"
         )
-    if callback is not None and not callable(callback):
-        raise ValueError(f"callback is {callback!r}; give a function of Progress, or None")
-
-
-def _phase(plans: Sequence[Plan], continuation: Continuation | None) -> _Phase:
-    """The phase that continues earlier ones, whose guarantees compose with those of the plans."""
-    if continuation is None:
-        return _Phase()
     spent = continuation.guarantees
     number = continuation.number
     listed = isinstance(spent, list | tuple) and all(isinstance(past, Guarantee) for past in spent)
@@ -414,4 +408,3 @@ def _phase(plans: Sequence[Plan], continuation: Continuation | None) -> _Phase:
             f"number is {number} and guarantees has had phases up to {first - 1}, whose noise a "
             f"simulation would draw again from one seed; give {first} or more"
         )
-    return _Phase(continuation.start, number, spent, continuation.planned)

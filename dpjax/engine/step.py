@@ -243,7 +243,7 @@ def finite_leaves(message: Message, is_finite: Callable[[Tree], Array] = jnp.isf
         is_finite: Of NumPy for leaves on the host, whose dtypes JAX might narrow.
     """
     places = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(message):
+    for path, leaf in jax.tree.leaves_with_path(message):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             places[jax.tree_util.keystr(path)] = is_finite(leaf).all()
     return places
@@ -532,14 +532,12 @@ def _check_shared(plan: Plan, noisy: Plan) -> None:
             continue
         # The config's own word for a part says more than the part.
         field = "label" if name == "noise" else name
-        first = getattr(noisy.config, field, None)
-        second = getattr(plan.config, field, None)
-        if first == second:
-            first = shared[name]
-            second = value
+        pair = [getattr(config, field, None) for config in (noisy.config, plan.config)]
+        if pair[0] == pair[1]:
+            pair = [shared[name], value]
+        first, second = map(_validate.shown, pair)
         raise ValueError(
-            f"plans differ in {name} ({_validate.shown(first)} and {_validate.shown(second)}); use "
-            "dp.sweep, or run each alone"
+            f"plans differ in {name} ({first} and {second}); use dp.sweep, or run each alone"
         )
 
 
