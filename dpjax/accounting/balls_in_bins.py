@@ -36,7 +36,7 @@ Reference:
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, exp, log, sqrt
 from typing import ClassVar, Literal, NamedTuple

@@ -52,9 +52,9 @@ def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
         >>> bool((keys.derive(0, "noise") == keys.derive(0, "noise")).all())
         True
     """
-    seed = _validate.integer("seed", seed, least=0, most=2**32 - 1)
+    seed = _validate.integer("seed", seed, minimum=0, maximum=2**32 - 1)
     _validate.one_of("purpose", purpose, PURPOSES)
-    return stacked((seed,), purpose, _validate.integer("phase", phase, least=0))[0]
+    return stacked((seed,), purpose, _validate.integer("phase", phase, minimum=0))[0]
 
 
 def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
