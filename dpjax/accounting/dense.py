@@ -149,7 +149,7 @@ def energies(
     blur = rate * np.linalg.norm(terms, axis=0).reshape(rounds, n)
     leak = leak.reshape(rounds, n).max(0)
     margin = rounding(values, blur, participation)
-    return Energies(values, leak, smallest < CERTAIN, condition, hidden=hidden, rounding=margin)
+    return Energies(values, leak, smallest < CERTAIN, None, hidden, margin, condition)
 
 
 def ranks(model: Model, rounds: int) -> tuple[Indices, Flags]:

@@ -145,13 +145,11 @@ class _Doubt(NamedTuple):
 
     Attributes:
         ambiguous: True where a singular value or its rounding leaves the loss open.
-        condition: Largest ratio of kept singular values.
         rank: Directions kept.
         hidden: True where a combination of noisy rows counts as one without noise.
     """
 
     ambiguous: Array
-    condition: Array
     rank: Array
     hidden: Array
 
@@ -217,10 +215,8 @@ def _filter_step(model: Model, carry: _Arrays, t: Array) -> tuple[_Arrays, tuple
     fresh = abs(here.transition) @ width + _norms(here.noise) + _norms(gain * inverse)
     # Added as independent: sizes alone would grow without bound where the filter forgets.
     rounding = jnp.sqrt(closed**2 @ rounding**2) + 4 * UNIT * fresh
-    divisor = jnp.where(rank > 0, smallest, 1.0)
-    condition = jnp.where(rank > 0, values[0] / divisor, 1.0)
-    doubt = _Doubt(ambiguous, condition, rank, hidden)
-    rate = 8 * UNIT + jnp.where(rank > 0, relative_blur / divisor, 0)
+    doubt = _Doubt(ambiguous, rank, hidden)
+    rate = 8 * UNIT + jnp.where(rank > 0, relative_blur / smallest, 0)
     return (root, rounding), (_Step(closed, gain, whiten, bare, rate), doubt)
 
 
@@ -327,7 +323,7 @@ def _sweep(model: Model, rounds: int, keep: bool) -> tuple[_Swept, Any]:
     nothing = jnp.zeros((size, size))
     last = nothing, _Silence(nothing, jnp.zeros(size)), jnp.zeros(size)
     _, (diagonal, blurs, leaks, tails) = jax.lax.scan(backwards, last, (steps, times), reverse=True)
-    doubt = _Doubt(doubts.ambiguous.any(), doubts.condition.max(), doubts.rank, hidden)
+    doubt = _Doubt(doubts.ambiguous.any(), doubts.rank, hidden)
     return (diagonal, blurs, leaks.max(0), doubt), (steps, tails) if keep else None
 
 
@@ -409,21 +405,22 @@ class Energies(NamedTuple):
             to: 0 where there are none, at least `LEAK` where it is certain, open in between.
         ambiguous: True where a singular value is neither rounding nor certainly there, or rounding
             is too large.
-        condition: Largest ratio of kept singular values, of rows in units of their own noise.
         rank: [T] directions of every round that carry noise; None where nothing is hidden.
         hidden: True where a combination of noisy rows was taken for one without noise, which
             rounding alone cannot tell.
         rounding: [T, k, n] how far ``values`` are from those of exact arithmetic; None where they
             are exact.
+        condition: Largest ratio of kept singular values, of rows in units of their own noise;
+            the filter does not say it.
     """
 
     values: _Products
     leak: Vector
     ambiguous: bool
-    condition: float
     rank: Indices | None = None
     hidden: bool = False
     rounding: _Products | None = None
+    condition: float = 1.0
 
 
 def energies(model: Model, participation: Participation) -> Energies:
@@ -463,7 +460,7 @@ def energies(model: Model, participation: Participation) -> Energies:
     hidden = bool(doubt.hidden)
     rank = doubt.rank if hidden else None
     ambiguous = bool(doubt.ambiguous)
-    return Energies(values, leak, ambiguous, float(doubt.condition), rank, hidden, margin)
+    return Energies(values, leak, ambiguous, rank, hidden, margin)
 
 
 def rounding(
