@@ -36,7 +36,7 @@ Reference:
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, exp, log, sqrt
 from typing import ClassVar, Literal, NamedTuple
@@ -160,7 +160,7 @@ class BinLoss(AmplifiedLoss):
         Args:
             factor: At least 0.
         """
-        return replace(self, ratios=tuple(factor * ratio for ratio in self.ratios))
+        return dataclasses.replace(self, ratios=tuple(factor * ratio for ratio in self.ratios))
 
     def _first(self, rounds: int) -> "BinLoss":
         return dataclasses.replace(self, rounds=rounds)

@@ -4,7 +4,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _files, _validate
 from dpjax.contrib import weights
@@ -15,10 +15,6 @@ from dpjax.models.layers import Logits
 __all__ = ["ViT", "load_vit"]
 
 _START = nn.initializers.truncated_normal(0.02)
-
-
-def _by_head(x: Float[Array, "b t d"], heads: int) -> Float[Array, "b t h k"]:
-    return x.reshape(*x.shape[:-1], heads, -1)
 
 
 class _Block(nn.Module):
