@@ -132,7 +132,7 @@ class Problem:
     evaluation_data: Literal["private", "public"] = "private"
     frozen: Params = None
     predict: Callable[[Params, Array], Array] | None = None
-    augment: Callable[[PRNGKeyArray, Array], Array] | None = None
+    augment: query.Augment | None = None
     augmentation_multiplicity: int = 1
     init_per_agent: bool = False
     columns: tuple[Hashable, ...] | None = None

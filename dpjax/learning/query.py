@@ -35,7 +35,10 @@ class Keyed(NamedTuple):
 _Records: TypeAlias = Array | Keyed
 """One record, or a batch of them."""
 
-_Augment: TypeAlias = Callable[[PRNGKeyArray, Array], Array]
+Augment: TypeAlias = Callable[[PRNGKeyArray, Array], Array]
+"""A random variant of one record, from a public key."""
+
+_Weights: TypeAlias = tuple[float, ...] | None
 _Loss: TypeAlias = Callable[..., Array]
 _Encode: TypeAlias = Callable[[Updates], Updates]
 _Walk: TypeAlias = tuple[Params, Updates]
@@ -65,7 +68,7 @@ class Augmentation:
         number: K.
     """
 
-    augment: _Augment
+    augment: Augment
     number: int
 
     def of(self, record: Keyed) -> Array:
@@ -121,7 +124,7 @@ def keyed(key: PRNGKeyArray | None, x: Array, rows: Int[Array, "*r"]) -> _Record
 
 
 def augmentation_of(
-    augment: _Augment | None, multiplicity: int, record: Array
+    augment: Augment | None, multiplicity: int, record: Array
 ) -> Augmentation | None:
     """Return what a problem's augmentation makes, or None where it has none.
 
@@ -221,7 +224,7 @@ class AgentQuery:
     clipping: clipping.Clipping
     augmentation: Augmentation | None = None
     per_layer: bool = False
-    weights: tuple[float, ...] | None = None
+    weights: _Weights = None
     norm: Literal["l2", "l1"] = "l2"
     walk: tuple[int, float] | None = None
     one_by_one: bool = False
@@ -357,7 +360,7 @@ class RecordQuery:
     microbatch: int | None
     augmentation: Augmentation | None = None
     per_layer: bool = False
-    weights: tuple[float, ...] | None = None
+    weights: _Weights = None
     capacity: int | None = None
 
     metrics = ()
@@ -524,11 +527,11 @@ def _over_points(loss: _Loss) -> _Loss:
     return total
 
 
-def _plain(weights: Sequence[float] | None) -> tuple[float, ...] | None:
+def _plain(weights: Sequence[float] | None) -> _Weights:
     return None if weights is None else tuple(map(float, weights))
 
 
-def _combining(weights: tuple[float, ...] | None, encode: _Encode | None) -> _Encode | None:
+def _combining(weights: _Weights, encode: _Encode | None) -> _Encode | None:
     """What stands before the clip where gradients at several points are added up first."""
     if weights is None:
         return encode

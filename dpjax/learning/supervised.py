@@ -20,6 +20,7 @@ from dpjax.learning import parameters
 from dpjax.learning.examples import as_inputs, labelled
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
+from dpjax.learning.query import Augment
 from dpjax.models import losses
 from dpjax.models.layer_norms import Gradients
 from dpjax.models.mlp import MLP
@@ -170,7 +171,7 @@ def _records_at_once(model: nn.Module, x: np.ndarray, agents: int) -> int | None
         sizes.append(_sizes(jax.make_jaxpr(model.apply)(params, batch)))
     if len(sizes[0]) == len(sizes[1]):
         # Not weights that are turned round or cast, which are as large for any number of records.
-        widest = max((three - two for two, three in zip(*sizes, strict=True)), default=1)
+        widest = max((larger - smaller for smaller, larger in zip(*sizes, strict=True)), default=1)
     else:  # Another program for another number: all of it bounds what grows.
         widest = max(sizes[1])
     allowed = max(1, _EVALUATED // (agents * max(1, widest)))
@@ -342,7 +343,7 @@ def supervised(
     eval_batch: int | None = None,
     params: Params = None,
     frozen: Params = None,
-    augment: Callable[[PRNGKeyArray, Array], Array] | None = None,
+    augment: Augment | None = None,
     augmentation_multiplicity: int = 1,
     metrics: str | Sequence[str] = (),
     class_weights: Sequence[float] | None = None,

@@ -18,14 +18,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from dpjax import _validate
+from dpjax.accounting.records import Threat
 from dpjax.protocols import Method, Networked, Noise
-
-if TYPE_CHECKING:
-    from dpjax.accounting.records import Threat
-    from dpjax.plans.config import Config
 
 __all__ = ["METHODS"]
 
@@ -328,6 +325,7 @@ def _held(part: object, is_custom: bool) -> list[object]:
         return [*part.values()]
     if isinstance(part, tuple | list | set | frozenset):
         return [*part]
+    # Fields are what a part is made of: nothing else takes part in its equality.
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         return [getattr(part, field.name, None) for field in dataclasses.fields(part)]
     if is_custom or isinstance(part, type):
@@ -407,7 +405,7 @@ def noise(part: Noise | None) -> NoiseTerms:
     )
 
 
-def check(config: "Config") -> None:
+def check(config: Any) -> None:
     """Refuse parts that do not go together.
 
     Args:
@@ -430,6 +428,7 @@ def check(config: "Config") -> None:
     plain = any(kind.__name__ == "Sgd" for kind in _packaged_kinds(config.optimizer))
     constant = plain and getattr(config.optimizer, "decay", None) == "constant"
     accepted = {"any": True, "plain": plain, "constant": constant}[steps]
+    # Only a server's exchange adds up; gossip has no aggregate.
     aggregate = getattr(getattr(method_part, "exchange", None), "aggregate", None)
     unknown = _unknown_variance(config, row, terms)
     uses_noise = getattr(config.optimizer, "uses_noise", False)
@@ -449,6 +448,7 @@ def check(config: "Config") -> None:
     kind = type(noise_part).__name__
     gap = protect.gradient_gap
     accountant = budget.accountant
+    # All other accountants turn one mu into an epsilon, each by its own rule.
     counted = accountant if accountant in ("pure", "zcdp") else "gaussian"
     norm = "l1" if terms.loss == "pure" else "l2"
     design = _design(noise_part)
@@ -473,6 +473,7 @@ def check(config: "Config") -> None:
         f"noise is {kind}, which method {name} does not join: {row.why}": excluded,
     }
     _validate.refuse(refusals)
+    # The plan asks again, of noise as it will run.
     check_noise(noise_part, method_part, protect)
     refusals = {
         f"optimizer is {optimizer} with gradients 'view', whose loss is that of steps of constant "
@@ -492,7 +493,7 @@ _BUDGETS = {
 def check_noise(
     part: Noise | None,
     emitter: Method | Networked,
-    protect: "Threat",
+    protect: Threat,
     *,
     independent_keys: bool = False,
 ) -> None:
@@ -527,7 +528,7 @@ def check_noise(
     _validate.refuse(refusals)
 
 
-def _sampler_rules(config: "Config") -> _Rules:
+def _sampler_rules(config: Any) -> _Rules:
     """What a sampler asks of other parts, by what it claims of its batches."""
     part = config.sampler
     protect = config.protect
@@ -571,8 +572,9 @@ def _sampler_rules(config: "Config") -> _Rules:
     return {f"sampler is {text}: {claim} {why}, or use Random": on for why, on in rules.items()}
 
 
-def _unknown_variance(config: "Config", row: MethodRow, terms: NoiseTerms) -> str:
+def _unknown_variance(config: Any, row: MethodRow, terms: NoiseTerms) -> str:
     """Why the plan does not know the noise's variance; "" where it does."""
+    # Of what is not the noisy mean itself, the plan's variance would be of something else.
     if row.noisy_means is None:
         return (
             f"method {type(config.method).__name__} gives its optimizer something else than the "

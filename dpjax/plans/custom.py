@@ -4,7 +4,7 @@ A custom design is its author's word, but for this: nobody loses less than an ou
 noisy sums, and what that one gains follows from the factor alone.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,10 @@ from dpjax.accounting.budget import AgentLoss
 from dpjax.accounting.loss import AmplifiedLoss, Loss
 from dpjax.plans import compatibility
 
-if TYPE_CHECKING:
-    from dpjax.plans.calibration import Calibrated, Factor, PerAgent, Target
-
 __all__: list[str] = []
 
 
-def check(target: "Target", noise: "Calibrated", loss: Loss, spent: AgentLoss) -> None:
+def check(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> None:
     """Refuse a loss that a custom design states below an outsider's to its own factor F.
 
     An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
@@ -75,7 +72,7 @@ def check(target: "Target", noise: "Calibrated", loss: Loss, spent: AgentLoss) -
     )
 
 
-def _deviations(factor: "Factor", sum_only: bool) -> "PerAgent":
+def _deviations(factor: np.ndarray, sum_only: bool) -> np.ndarray:
     """Upper bounds on the deviations of noise in what an outsider sees of agents.
 
     Of agent i that is message i less what the others' messages say of its noise, -P_ij / P_ii of

@@ -156,11 +156,13 @@ def _followed(equation: core.JaxprEqn, marked: _Marks) -> _Marks | None:
         fixed = len(marked) - carried - others
         in_order = [0] * (fixed + carried) + [1] * others, [0] * carried + [1] * (width - carried)
         return _loop(body, fixed, carried, marked) if (stacked, outputs) == in_order else None
+    # How often a loop runs may depend on what it carries, and then all of it does.
     if name == "while":
         test, body = _programs([parameters["cond_jaxpr"], parameters["body_jaxpr"]])
         tests = len(test.invars) - width
         ended = _loop(body, len(body.invars) - width, width, marked[tests:])
         return None if any(reached(test, [*marked[:tests], *ended])) else ended
+    # Which branch is taken is an input, too: marked, it marks all outputs.
     if name == "cond" and not marked[0]:
         branches = [reached(branch, marked[1:]) for branch in _programs(parameters["branches"])]
         return [any(outputs) for outputs in zip(*branches, strict=True)]
@@ -218,6 +220,7 @@ def check(
             "inherit dpjax.algorithms.dsgd.DSGD, which has them"
         )
     n = mixing[-1]
+    # Shapes are enough: what depends on what does not follow from numbers.
     like = jax.ShapeDtypeStruct
     arrays: dict[str, Any] = {"mixing": like(mixing, jnp.float32)}
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}

@@ -22,7 +22,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import scipy.sparse
@@ -36,9 +36,6 @@ from dpjax.learning.samplers import Full
 from dpjax.mechanism import strategy as strategy_
 from dpjax.plans import calibration
 from dpjax.transforms import rounds as rounds_
-
-if TYPE_CHECKING:
-    from dpjax.plans.plan import Plan
 
 __all__: list[str] = []
 
@@ -60,7 +57,7 @@ class Export:
             (`Guarantee.within`); None states the plan's own.
     """
 
-    plan: "Plan"
+    plan: Any
     total: Guarantee | None = None
 
     def __post_init__(self) -> None:
@@ -135,7 +132,6 @@ class Export:
             entries[name] = getattr(stated, name)
         # NumPy has no entry for nothing: what is missing does not apply.
         entries = {name: entry for name, entry in entries.items() if entry is not None}
-        assert self.plan.design is not None  # Refused above.
         return self.plan.design.save(path, entries=entries)
 
     def instructions(self) -> str:
@@ -150,7 +146,7 @@ class Export:
         phase = len(stated.phases)
         full_batches = isinstance(self.plan.sampler, Full)
         of_records = config.protect.clips == "record"
-        steps = config.method.gossip_steps  # type: ignore[union-attr]
+        steps = config.method.gossip_steps
         precision = self.precision
         epochs, separation = config.participation or (0, 0)
         # In the order of the file, each with whether this plan needs it.

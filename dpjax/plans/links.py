@@ -216,6 +216,7 @@ class PairKeys(ScaledNoise):
         if target.protect.gradients == "view":
             # Under "any" whatever is made of the noisy sums is post-processing.
             steps = target.config.method.gossip_steps  # type: ignore[union-attr]
+        # At noise 1 and clip 1: one filter serves every budget.
         losses = _largest_losses(views.decor, target, shared=self.shared, gossip_steps=steps)
         return losses * (target.protect.sensitivity * _ROUNDING)
 
@@ -225,6 +226,7 @@ class PairKeys(ScaledNoise):
 
     def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn, its keys all from one: a simulation."""
+        # Tuples, since what compiles a run is hashed.
         pairs = tuple(map(tuple, link_pairs(target.dense).tolist()))
         options = (target.rounds, target.agents, pairs, self.shared)
         return DrawnNoise(_pair_keys, options, link_of_agents=_pair_keys)
@@ -301,6 +303,7 @@ class ZeroSum(ScaledNoise):
 
     def unit(self, target: Target) -> PerAgent:
         """Loss mu of every agent at a deviation of 1, in units of the model."""
+        # A model moves by the step times the gradient, and its message by as much.
         losses = _largest_losses(views.zip_dl, target, zero_sum=self.over)
         moves = target.protect.sensitivity * self._sensitivity(target)
         return losses * (moves * _ROUNDING)

@@ -309,6 +309,7 @@ def rows_of(arrays: Arrays, agents: Sequence[int]) -> Arrays:
         arrays: One plan's, by name.
         agents: Numbers of the agents.
     """
+    # The profile over rounds is the same for all agents.
     cut = dict(arrays)
     if _SCALE in arrays:
         cut[_SCALE] = arrays[_SCALE][np.asarray(agents)]
@@ -336,6 +337,7 @@ def noise_arrays(
     if not getattr(optimizer, "uses_noise", False):
         return {}
     assert factor is not None
+    # Of independent normals the variances add up: row sums of F's squares.
     squares = np.square(factor.astype(np.float64))
     sums = squares if squares.ndim == 1 else squares.sum(axis=1)
     variances = (sums / divisor**2).astype(np.float32)
@@ -344,6 +346,7 @@ def noise_arrays(
         return {SHARES: variances}
     if strategy is None:
         return {_SCALE: variances}
+    # Covariances of rounds t and t - lag, rows of C^-1 times each other.
     inverse = inverse_of(strategy)
     profile = np.zeros((len(inverse), LAGS))
     for lag in range(min(LAGS, len(inverse))):

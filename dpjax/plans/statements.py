@@ -320,6 +320,7 @@ def stopping_rule(
         if stopping == "curve" and guarantee.relation is not None:
             guarantee = guarantee.stopping_at(ends, shares=_shares(plan, ends))
         stated.append(guarantee)
+    # Phases compose whole: a stop leaves the earlier ones as they were.
     result = StoppingRule(
         tuple(stated), None if before is None else tuple(before), planned, private
     )
@@ -333,6 +334,7 @@ def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
     """What the rounds up to each end spend at most, for noise correlated over rounds."""
     if plan.strategy is None:
         return None
+    # Energies of C's first rows, which rise from round to round.
     total = plan.target.over_rounds(plan.strategy)
     parts = calibration.partial_energies(plan.strategy, plan.config.pattern, ends)
     # A run cut short by stop_at has after all stated its whole plan's loss.
