@@ -5,6 +5,7 @@ it states is computed again from the very factor that colours the noise, so part
 are refused before any training.
 """
 
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -501,6 +502,8 @@ def make(
     if config.release:
         # The reserve pays for what finite precision adds, which only a run knows.
         smaller = dataclasses.replace(config, budget=target.budget.without_reserve())
-        ideal = Target(smaller, target.mixing, target.counts)
+        # A copy: network and counts were checked, and a budget's share is one for as many agents.
+        ideal = copy.copy(target)
+        _validate.assign(ideal, config=smaller)
     noise = config.noise.calibrate(ideal, **pieces)
     return Plan(target, noise, calibration.guarantee_of(target, noise))
