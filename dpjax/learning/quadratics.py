@@ -79,9 +79,8 @@ def _objectives(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     centers = np.stack([positions, np.zeros(n)], axis=1)
     diagonal = np.diag([15.0, 1.0])
     angle = np.deg2rad(15.0)
-    cosine = np.cos(angle)
-    sine = np.sin(angle)
-    rotation = np.array([[cosine, -sine], [sine, cosine]])
+    # Counter-clockwise.
+    rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     matrices = np.where(first[:, None, None], diagonal, rotation @ diagonal @ rotation.T)
     # A_i c_i, the linear terms.
     linear = np.einsum("nij,nj->ni", matrices, centers)

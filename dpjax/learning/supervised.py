@@ -431,7 +431,13 @@ def supervised(
         )
     # By the model's outputs: a class may be missing among the labels.
     if class_weights is not None:
-        class_weights = _checked_weights(class_weights, classes)
+        weights = _validate.finite_array("class_weights", class_weights)
+        if weights.shape != (classes,) or not (weights > 0).all():
+            raise ValueError(
+                f"class_weights is {_validate.shown(class_weights)}; give {classes} numbers above "
+                "0, one for each class"
+            )
+        class_weights = tuple(weights.tolist())
     # Numbers and texts alone, by which a second problem finds the compiled functions of a first.
     parts = loss, x.shape[1:], x.dtype, eval_batch, scores, class_weights
     try:
@@ -490,22 +496,3 @@ def _arrays(loss: str, train: Any, test: Any) -> _Arrays:
             f"{x.shape[1:]} and {x.dtype}; give both the same columns, of one kind"
         )
     return _Arrays(columns, *arrays)
-
-
-def _checked_weights(weights: Sequence[float], classes: int) -> tuple[float, ...]:
-    """Return weights of classes as numbers.
-
-    Args:
-        weights: [c] numbers.
-        classes: c.
-
-    Raises:
-        ValueError: For another number of them, or one that is not above 0.
-    """
-    array = _validate.finite_array("class_weights", weights)
-    if array.shape != (classes,) or not (array > 0).all():
-        raise ValueError(
-            f"class_weights is {_validate.shown(weights)}; give {classes} numbers above 0, one for "
-            "each class"
-        )
-    return tuple(array.tolist())
