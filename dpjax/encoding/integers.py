@@ -93,7 +93,8 @@ def _accepted(stream: Stream, count: int, law: lattice.Proposal) -> _Integers:
     away = np.abs(sizes - law.centre)
     negative = stream.words(count) >> 31 == 1
     # Zero has one sign: -0 is not kept.
-    rows = np.flatnonzero((away <= law.farthest) & ~(negative & (sizes == 0)))
+    negative_zero = negative & (sizes == 0)
+    rows = np.flatnonzero((away <= law.farthest) & ~negative_zero)
     squares = np.square(away[rows]).astype(np.uint64)
     exponents = 2 * uniform[rows] + law.denominator * squares
     rows = rows[_decaying(stream, exponents, 2 * law.numerator)]

@@ -149,10 +149,12 @@ def limit(norm: float, size: int, beta: float) -> int:
         size: k.
         beta: 0 leaves the first.
     """
-    always = (norm + math.sqrt(size)) ** 2
+    root = math.sqrt(size)
+    always = (norm + root) ** 2
     if beta == 0:
         return math.floor(always)
-    spread = math.sqrt(-2 * math.log(beta)) * (norm + math.sqrt(size) / 2)
+    deviation = math.sqrt(-2 * math.log(beta))
+    spread = deviation * (norm + root / 2)
     return math.floor(min(always, norm**2 + size / 4 + spread))
 
 
@@ -312,6 +314,7 @@ def hadamard(values: Any, stack: Any = np.stack) -> Any:
         first = pairs[..., 0, :]
         second = pairs[..., 1, :]
         # The same order everywhere: a client's float32 sums must be the compiled ones to the bit.
-        values = stack([first + second, first - second], axis=-2).reshape(shape)
+        butterfly = [first + second, first - second]
+        values = stack(butterfly, axis=-2).reshape(shape)
         width *= 2
     return values

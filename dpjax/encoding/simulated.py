@@ -32,6 +32,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int32, PRNGKeyArray, UInt32
 
 from dpjax import _numerics
@@ -179,8 +180,9 @@ def encode_rows(
         ((2, 4), 'int32', [True, True])
     """
     # Through memory: a product and a sum fused would be rounded once, and not as NumPy's.
-    scaled = jax.lax.optimization_barrier(values.astype(jnp.float32) * code.factor)
-    coordinates = jnp.pad(scaled, ((0, 0), (0, code.padded - code.size)))
+    scaled = lax.optimization_barrier(values.astype(jnp.float32) * code.factor)
+    extra = code.padded - code.size
+    coordinates = jnp.pad(scaled, ((0, 0), (0, extra)))
     signed = coordinates * jnp.asarray(signs, jnp.float32)[None, :]
     coordinates = lattice.hadamard(signed, jnp.stack)
     coordinates = jnp.clip(coordinates, -lattice.LONGEST, lattice.LONGEST)
@@ -207,7 +209,7 @@ def encode_rows(
         return _Rounding(carry.tries + 1, rounded, carry.short | _short(code, drawn))
 
     start = _Rounding(jnp.uint32(0), jnp.zeros_like(lower), jnp.zeros(rows, bool))
-    _, rounded, short = jax.lax.while_loop(unfinished, draw, start)
+    _, rounded, short = lax.while_loop(unfinished, draw, start)
 
     def settled(rounded: Array, towards_zero: Array, finite: Array) -> tuple[Array, Array]:
         rounded = jnp.where(short[:, None], rounded, towards_zero)
@@ -254,13 +256,13 @@ def decode_total(code: SumCode, total: UInt32[Array, " K"], signs: _Signs) -> Fl
         True
     """
     spare = 32 - code.bits
-    signed = jax.lax.bitcast_convert_type(total.astype(jnp.uint32) << spare, jnp.int32)
+    signed = lax.bitcast_convert_type(total.astype(jnp.uint32) << spare, jnp.int32)
     signed = signed >> spare
     # Sums of whole numbers first, which are exact up to 2^24, and one product: through memory, so
     # that it is not rounded together with what follows.
     unit = code.grid / math.sqrt(code.padded)
     reals = lattice.hadamard(signed.astype(jnp.float32), jnp.stack) * signs
-    return jax.lax.optimization_barrier(reals * unit)[: code.size]
+    return lax.optimization_barrier(reals * unit)[: code.size]
 
 
 def discrete_gaussian_rows(
@@ -302,14 +304,14 @@ def discrete_gaussian_rows(
     slots = -(-columns // lanes)
     size = (slots, rows, lanes)
     keys = _numerics.row_keys(key, rows)
-    offset = jax.lax.broadcasted_iota(jnp.uint32, size[1:], 1)
+    offset = lax.broadcasted_iota(jnp.uint32, size[1:], 1)
 
     def column(slot: _Words) -> _Words:
         return slot * lanes + offset
 
     def refilled(lane: _Lane, numbers: Array) -> tuple[_Lane, Array]:
         done = lane.stage == _DONE
-        index = jax.lax.broadcasted_iota(jnp.uint32, size, 0)
+        index = lax.broadcasted_iota(jnp.uint32, size, 0)
         target = done[None] & (index == lane.slot[None])
         numbers = jnp.where(target, lane.value[None], numbers)
         slot = lane.slot + done.astype(jnp.uint32)
@@ -327,7 +329,7 @@ def discrete_gaussian_rows(
             return _stepped(lane, *_numerics.through_memory(*words), law)
 
         lane, numbers = carry
-        return refilled(jax.lax.fori_loop(0, _STEPS, step, lane), numbers)
+        return refilled(lax.fori_loop(0, _STEPS, step, lane), numbers)
 
     def unfinished(carry: tuple[_Lane, Array]) -> Array:
         lane, _ = carry
@@ -336,7 +338,7 @@ def discrete_gaussian_rows(
     zero = jnp.zeros(size[1:], jnp.uint32)
     first = _Lane(*(zero,) * 9, zero.astype(jnp.int32))
     numbers = jnp.zeros(size, jnp.int32)
-    _, numbers = jax.lax.while_loop(unfinished, body, (first, numbers))
+    _, numbers = lax.while_loop(unfinished, body, (first, numbers))
     return numbers.transpose(1, 0, 2).reshape(rows, slots * lanes)[:, :columns]
 
 
@@ -353,9 +355,19 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
     drawn = starts & (excess >= 2**32 % top)
     sign = 1 - 2 * (low >> 31).astype(jnp.int32)
 
+    # Two events, each decided by a word: of probability rest / divisor, and of 1 / k.
     doubled = (uniform << 1) | (excess >> 31), excess << 1
-    events = _events(lane, doubled, low, twice)
-    fails = events.fails
+    first_passes, first_misses, first_rest = _compared(doubled, lane.first, twice)
+    product = _product(low, lane.length)
+    second_passes, second_misses, second_rest = _compared(product, lane.second, lane.length)
+    # As numbers of one kind: a flag's place is its bit.
+    flags = (first_misses | second_misses).astype(jnp.uint32)
+    flags = flags + first_passes.astype(jnp.uint32) * 2
+    flags = flags + second_passes.astype(jnp.uint32) * 4
+    flags = lax.optimization_barrier(flags)
+    fails = flags & 1 == 1
+    first_passes = flags & 2 == 2
+    second_passes = flags & 4 == 4
     odd = lane.length & 1 == 1
 
     # v + 1, or the end of counting.
@@ -365,7 +377,7 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
     total = lane.uniform + top * lane.runs
     size = (total // law.step).astype(jnp.int32)
     # Once: its uses would divide again.
-    size = jax.lax.optimization_barrier(size)
+    size = lax.optimization_barrier(size)
     away = jnp.abs(size - law.centre).astype(jnp.uint32)
     too_long = counts_on & (runs >= _LONGEST)
     beyond = (away > law.farthest) | too_long
@@ -390,60 +402,34 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
     rest = jnp.minimum(exponent, twice)
     start = 1 + (rest == twice).astype(jnp.uint32)
     length = jnp.where(fresh, start, lane.length)
-    longer = ~fresh & events.first_passes & events.second_passes
+    longer = ~fresh & first_passes & second_passes
     length = jnp.where(longer, length + 1, length)
     again = fresh | longer
     # An event that a word leaves open goes on with its remainder.
-    first = jnp.where(events.first_passes, twice, events.first_rest)
-    second = jnp.where(events.second_passes, lane.length, events.second_rest)
+    first = jnp.where(first_passes, twice, first_rest)
+    second = jnp.where(second_passes, lane.length, second_rest)
+    first = jnp.where(again, rest, first)
+    second = jnp.where(again, 1, second)
 
     stage = jnp.where(drawn, _COUNT, lane.stage)
     stage = jnp.where(proposed, _KEEP, stage)
     stage = jnp.where(lost, _START, stage)
+    stage = jnp.where(done, _DONE, stage)
     value = jnp.where(proposed, lane.value * size, lane.value)
+    value = jnp.where(drawn, sign, value)
+    uniform = jnp.where(drawn, uniform, lane.uniform)
     return _Lane(
         slot=lane.slot,
         tick=lane.tick + 1,
-        stage=jnp.where(done, _DONE, stage),
-        uniform=jnp.where(drawn, uniform, lane.uniform),
+        stage=stage,
+        uniform=uniform,
         runs=runs,
         exponent=exponent,
-        first=jnp.where(again, rest, first),
-        second=jnp.where(again, 1, second),
+        first=first,
+        second=second,
         length=length,
-        value=jnp.where(drawn, sign, value),
+        value=value,
     )
-
-
-class _Events(NamedTuple):
-    """What a hash decides of the two events of every lane.
-
-    Attributes:
-        fails: Where one of them does not happen.
-        first_passes: Where that of probability rest / divisor happens.
-        second_passes: Where that of probability 1 / k happens.
-        first_rest: Remainder of the first, where its word leaves it open.
-        second_rest: Remainder of the second.
-    """
-
-    fails: Array
-    first_passes: Array
-    second_passes: Array
-    first_rest: _Words
-    second_rest: _Words
-
-
-def _events(lane: _Lane, doubled: tuple[_Words, _Words], low: _Words, twice: int) -> _Events:
-    """Decide both events, each by a word: of probability rest / divisor, and of 1 / k."""
-    first_passes, first_misses, first_rest = _compared(doubled, lane.first, twice)
-    product = _product(low, lane.length)
-    second_passes, second_misses, second_rest = _compared(product, lane.second, lane.length)
-    # As numbers of one kind: a flag's place is its bit.
-    flags = (first_misses | second_misses).astype(jnp.uint32)
-    flags = flags + first_passes.astype(jnp.uint32) * 2
-    flags = flags + second_passes.astype(jnp.uint32) * 4
-    flags = jax.lax.optimization_barrier(flags)
-    return _Events(flags & 1 == 1, flags & 2 == 2, flags & 4 == 4, first_rest, second_rest)
 
 
 def _compared(
@@ -478,8 +464,11 @@ def _product(first: _Words, second: _Words | int) -> tuple[_Words, _Words]:
     d = second & mask
     inner = b * c
     outer = a * d
-    middle = (b * d >> half) + (inner & mask) + (outer & mask)
-    high = a * c + (inner >> half) + (outer >> half) + (middle >> half)
+    # The middle words' lower halves carry into the upper word.
+    lowest = b * d >> half
+    middle = lowest + (inner & mask) + (outer & mask)
+    uppers = (inner >> half) + (outer >> half)
+    high = a * c + uppers + (middle >> half)
     return high, first * second
 
 
