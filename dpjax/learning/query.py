@@ -424,7 +424,6 @@ class RecordQuery:
                 loss,
                 self.clip_norm,
                 method=self.clipping,
-                stability=clipping.STABILITY,
                 microbatch=self.microbatch,
                 encode=_combining(self.weights, encode),
                 per_layer=self.per_layer,

@@ -39,10 +39,10 @@ _NORMS = ("l2", "l1")
 """The bounded norm: Gaussian noise needs the first, Laplace noise the second."""
 
 CLIPPINGS = ("flat", "automatic")
-"""flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + stability)."""
+"""flat: scale by min(1, C / norm). automatic: always scale, by C / (norm + 0.01)."""
 
 STABILITY = 0.01
-"""The default that automatic clipping adds to the norm."""
+"""What automatic clipping adds to the norm, in the gradient's units."""
 
 # Entries of per-example gradients that stay in a CPU's caches: above, the passes over memory of
 # differentiating a whole batch at once cost 5 to 40 times (benchmarks/bench_clipping.py).
@@ -160,7 +160,6 @@ class _Rule(NamedTuple):
     """How a gradient is clipped; the fields are arguments of `per_agent`."""
 
     method: str
-    stability: float
     per_layer: bool = False
     norm: _Norm = "l2"
 
@@ -197,7 +196,7 @@ def _clipped(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:
     norm = _norm(finite, bounded)
     if rule.method == "automatic":
         _check_reach(tree, clip_norm)
-        scale = bound / (norm + rule.stability)
+        scale = bound / (norm + STABILITY)
     else:
         # An infinite clip norm still drops what is not finite: max / inf is 0, else it is >= 1.
         limits = jnp.finfo(norm.dtype)
@@ -206,45 +205,41 @@ def _clipped(tree: Updates, clip_norm: float, rule: _Rule) -> Updates:
     return jax.tree.map(lambda leaf, wide: (wide * scale).astype(leaf.dtype), tree, finite)
 
 
-def _check(clip_norm: float, method: str, stability: float) -> tuple[float, float]:
-    """Return clip norm and stability as plain numbers, refused where nothing can be clipped so.
+def _check(clip_norm: float, method: str) -> float:
+    """Return the clip norm as a plain number, refused where nothing can be clipped so.
 
     Args:
         clip_norm: Clip norm C.
         method: "flat" or "automatic".
-        stability: What automatic clipping adds to the norm.
 
     Raises:
         ValueError: Naming what is wrong.
     """
     _validate.one_of("method", method, CLIPPINGS)
-    stability = _validate.positive("stability", stability)
     if method == "flat" and clip_norm == math.inf:
-        return math.inf, stability
+        return math.inf
     remedy = "give a finite number above 0"
     if method == "flat":
         remedy += ", or infinity for no clipping and no guarantee"
     clip_norm = _validate.positive("clip_norm", clip_norm, remedy=remedy)
-    if not 1e-9 <= clip_norm <= 1e9 or stability < 1e-9:
-        # Squares that underflow must not matter beside clip norm and stability.
+    if not 1e-9 <= clip_norm <= 1e9:
+        # Squares that underflow must not matter beside the clip norm.
         raise ValueError(
-            f"clip_norm is {clip_norm}, stability {stability}; give a clip norm from 1e-9 to 1e9 "
-            "and a stability of at least 1e-9 (scale the loss)"
+            f"clip_norm is {clip_norm}; give a clip norm from 1e-9 to 1e9 (scale the loss)"
         )
-    return clip_norm, stability
+    return clip_norm
 
 
 def per_agent(
     clip_norm: float,
     method: Clipping = "flat",
-    stability: float = STABILITY,
     *,
     per_layer: bool = False,
     norm: _Norm = "l2",
 ) -> GradientTransformation:
     """Clip each agent's whole gradient, one norm an agent over all leaves, or one a layer.
 
-    flat: g_i min(1, C / |g_i|).   automatic: g_i C / (|g_i| + stability).
+    flat: g_i min(1, C / |g_i|).   automatic: g_i C / (|g_i| + 0.01).
 
     Per layer, the same of each of L layers with C / sqrt(L): leaves of one parent, as kernel and
     bias of a dense layer, are a layer.
@@ -257,7 +252,6 @@ def per_agent(
     Args:
         clip_norm: Clip norm C, in the gradient's units; infinity with "flat" clips nothing.
         method: "flat" or "automatic".
-        stability: What automatic clipping adds to the norm, in the gradient's units.
         per_layer: Whether every layer is clipped by itself, in L2 alone.
         norm: Which norm is bounded, "l2" or "l1".
 
@@ -280,11 +274,11 @@ def per_agent(
         >>> np.linalg.norm(clipped, axis=1).round(3).tolist()
         [1.0, 0.5]
     """
-    clip_norm, stability = _check(clip_norm, method, stability)
+    clip_norm = _check(clip_norm, method)
     if _validate.flag("per_layer", per_layer) and norm != "l2":
         raise ValueError(f"per_layer is True with norm {norm!r}; layers are clipped in 'l2' alone")
     _validate.one_of("norm", norm, _NORMS)
-    rule = _Rule(method, stability, per_layer, norm)
+    rule = _Rule(method, per_layer, norm)
 
     def update(updates: Updates, params: Params) -> Updates:
         agents: int | None = None
@@ -336,7 +330,6 @@ def per_example(
     clip_norm: float,
     *,
     method: Clipping = "flat",
-    stability: float = STABILITY,
     microbatch: int | None = None,
     encode: _Encoder | None = None,
     per_layer: bool = False,
@@ -359,7 +352,6 @@ def per_example(
             other examples (no batch norm).
         clip_norm: Clip norm C of one example's gradient; infinity with "flat" clips nothing.
         method: "flat" or "automatic".
-        stability: What automatic clipping adds to the norm.
         microbatch: Examples differentiated at once, to bound memory; None chooses by cost: on a
             CPU as many as its caches hold, elsewhere the whole batch. A batch it does not divide
             is padded.
@@ -391,7 +383,7 @@ def per_example(
         >>> [round(float(entry), 3) for entry in total]
         [0.6, 1.3]
     """
-    clip_norm, stability = _check(clip_norm, method, stability)
+    clip_norm = _check(clip_norm, method)
     _validate.flag("per_layer", per_layer)
     if not callable(loss_fn):
         raise ValueError(
@@ -401,7 +393,7 @@ def per_example(
     if microbatch is not None:
         microbatch = _validate.integer("microbatch", microbatch)
 
-    wide = wide_per_example(loss_fn, clip_norm, method, stability, microbatch, encode, per_layer)
+    wide = wide_per_example(loss_fn, clip_norm, method, microbatch, encode, per_layer)
 
     def fn(params: Params, x: _Records, y: _Records, is_padding: _Padding = None) -> Updates:
         total = wide(params, x, y, is_padding)
@@ -419,7 +411,6 @@ def wide_per_example(
     loss_fn: _Loss,
     clip_norm: float,
     method: Clipping,
-    stability: float,
     microbatch: int | None,
     encode: _Encoder | None,
     per_layer: bool,
@@ -431,7 +422,7 @@ def wide_per_example(
         is the number of records in all calls; None is that of one.
     """
 
-    rule = _Rule(method, stability, per_layer)
+    rule = _Rule(method, per_layer)
 
     def fn(
         params: Params,
@@ -480,7 +471,8 @@ def rounding_share(count: int, tree: Updates, error: float | None = None) -> flo
         error = _numerics.sum_error(count)
     unit = _unit(jax.tree.leaves(tree))
     # Twice: either of two neighbouring sums is rounded.
-    return 2 * count * (unit * (1 + error) + error) * (1 + 1e-6)
+    of_sum = unit * (1 + error) + error
+    return 2 * count * of_sum * (1 + 1e-6)
 
 
 def lowered(clip_norm: float, tree: Updates, count: int, error: float | None = None) -> float:
@@ -498,7 +490,8 @@ def lowered(clip_norm: float, tree: Updates, count: int, error: float | None = N
     _check_reach(tree, clip_norm, count)
     leaves = jax.tree.leaves(tree)
     # Below the normal range numbers may become zero: once in each sum, and in products before.
-    lost = _tiny(leaves) + count * float(jnp.finfo(_numerics.wide_dtype(leaves)).tiny)
+    wide = jnp.finfo(_numerics.wide_dtype(leaves))
+    lost = _tiny(leaves) + count * float(wide.tiny)
     # Two sums: each loses as much.
     spread = 2 * math.sqrt(_size(leaves)) * lost
     bound = (clip_norm - spread) / (1 + rounding_share(count, tree, error))
@@ -534,7 +527,8 @@ def _in_passes(
 
         def filled(leaf: Array) -> Array:
             # Repeated, not zero: a loss may be undefined at zero, and padding must stay cheap.
-            return jnp.concatenate([leaf, jnp.repeat(leaf[:1], extra, axis=0)])
+            rows = jnp.repeat(leaf[:1], extra, axis=0)
+            return jnp.concatenate([leaf, rows])
 
         x, y = jax.tree.map(filled, (x, y))
         if padding is None:
@@ -548,7 +542,9 @@ def _in_passes(
     number: int | Array = -(-count // size)
     if is_padding is not None:
         # Passes after the last record are left out.
-        number = jnp.max(jnp.where(passes[2].all(axis=1), 0, jnp.arange(1, number + 1)))
+        is_empty = passes[2].all(axis=1)
+        numbers = jnp.arange(1, number + 1)
+        number = jnp.max(jnp.where(is_empty, 0, numbers))
 
     def add(index: Array, total: Updates) -> Updates:
         records = jax.tree.map(lambda leaf: leaf[index], passes)
@@ -604,7 +600,7 @@ def clipped_sum(
         >>> gradients = layer_norms.Gradients(model.apply, losses.cross_entropy)
         >>> total = clipping.clipped_sum(gradients, 0.1)(model.init(jax.random.key(0), x), x, y)
     """
-    clip_norm, _ = _check(clip_norm, method, STABILITY)
+    clip_norm = _check(clip_norm, method)
     _validate.flag("per_layer", per_layer)
     if not callable(weighted) or (per_layer and not hasattr(weighted, "by_layer")):
         member = " with by_layer, as models.layer_norms.Gradients has," if per_layer else ""
@@ -690,7 +686,8 @@ def weighted_share(
     """
     size = _pass_size(weighted, params, x) if microbatch is None else microbatch
     size = len(x) if size is None else min(size, len(x))
-    x = jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+    shape = (size, *x.shape[1:])
+    x = jax.ShapeDtypeStruct(shape, x.dtype)
     return rounding_share(count, _like(weighted, params), _error(weighted, params, x, count))
 
 
@@ -713,7 +710,8 @@ def _error(weighted: Any, params: Params, x: Array, count: int) -> float:
     if _packaged(weighted):
         return weighted.error(params, x, count)
     leaves = jax.tree.leaves(params)
-    return (len(x) + _sides(leaves)) * _unit(leaves) + _numerics.sum_error(count)
+    terms = len(x) + _sides(leaves)
+    return terms * _unit(leaves) + _numerics.sum_error(count)
 
 
 def _limits(
@@ -723,13 +721,15 @@ def _limits(
     leaves = jax.tree.leaves(like)
     layers = [leaves]
     if per_layer:
-        layers = [[leaves[i] for i in layer] for layer in _numerics.layer_groups(like)]
+        groups = _numerics.layer_groups(like)
+        layers = [[leaves[i] for i in group] for group in groups]
     layer_norm = _numerics.layer_share(lowered(clip_norm, like, count, error), len(layers))
     limits = []
     for layer in layers:
         # Norms that are no bounds have a rounding error for each input and output.
         sides = 0 if bounds else _sides(layer)
-        bound = layer_norm * (1 - slack(layer) - sides * _unit(layer))
+        rounding = sides * _unit(layer)
+        bound = layer_norm * (1 - slack(layer) - rounding)
         bound -= math.sqrt(_size(layer)) * _tiny(layer)
         limits.append(_above_rounding(bound, layer_norm, layer, "parameters"))
     return limits

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import optax
 from jaxtyping import Array, Float, Int
 from optax import GradientTransformation, Params, Updates
 
@@ -177,7 +177,8 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> GradientTransformati
         return output, sums
 
     def init(params: Params) -> _LowpassState:
-        return _LowpassState((jax.tree.map(jnp.zeros_like, params),) * order, jnp.zeros(order))
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return _LowpassState((zeros,) * order, jnp.zeros(order))
 
     def update(
         updates: Updates, state: _LowpassState, params: Params | None = None
@@ -191,7 +192,8 @@ def lowpass(b: Sequence[float], a: Sequence[float] = ()) -> GradientTransformati
         filtered = []
         delayed: list[list[Array]] = [[] for _ in range(order)]
         for i, leaf in enumerate(leaves):
-            output, sums = step([tree[i] for tree in past], jnp.asarray(leaf))
+            delays = [tree[i] for tree in past]
+            output, sums = step(delays, jnp.asarray(leaf))
             filtered.append(output / correction.astype(output.dtype))
             for tree, term in zip(delayed, sums, strict=True):
                 tree.append(term)
@@ -219,7 +221,7 @@ class _AdaptiveState(NamedTuple):
 
 def adaptive(
     taps: int,
-    noise: float | Sequence[float] | Callable[..., Any],
+    noise: Variance,
     *,
     proportional: bool = False,
     floor: float = 1e-3,
@@ -238,9 +240,9 @@ def adaptive(
 
     Args:
         taps: Number of taps, 2 and above.
-        noise: Variance r_0 of the noise in a coordinate of the noisy gradient; or r_0, r_1, ..
-            where noise is correlated over rounds, 0 beyond; or ``noise(round, lag)`` where that
-            changes (`NoiseVariance`).
+        noise: Variance r_0 of the noise in a coordinate of the noisy gradient, fresh in every
+            round; or ``noise(round, lag)``, the covariance with the noise ``lag`` rounds before
+            (`NoiseVariance`).
         proportional: The paper's taps c_k / sum c.
         floor: Smallest squared norm of a gradient, the paper's epsilon_1.
 
@@ -265,10 +267,11 @@ def adaptive(
     taps = _validate.integer("taps", taps, minimum=2)
     _validate.positive("floor", floor)
     _validate.flag("proportional", proportional)
-    covariance = noise if callable(noise) else _constant(noise, taps)
+    covariance = per_round(noise)
 
     def init(params: Params) -> _AdaptiveState:
-        past = (jax.tree.map(jnp.zeros_like, params),) * (taps - 1)
+        gradient = jax.tree.map(jnp.zeros_like, params)
+        past = (gradient,) * (taps - 1)
         zeros = jnp.zeros(taps)
         return _AdaptiveState(past, zeros, zeros, jnp.int32(0))
 
@@ -276,7 +279,7 @@ def adaptive(
         updates: Updates, state: _AdaptiveState, params: Params | None = None
     ) -> tuple[Updates, _AdaptiveState]:
         window = (updates, *state.past)
-        size = _entries(updates)
+        size = optax.tree.size(updates)
         t = state.rounds
         # Rounds in which g_{t-k} exists; means of other lags stay 0.
         available = jnp.maximum(t - jnp.arange(taps) + 1, 0)
@@ -297,7 +300,8 @@ def adaptive(
         c = jnp.where(exists, c.at[0].set(0.5), 0.0)
         if not proportional:
             # The taps that maximise the normalised ratio: raised by their root mean square.
-            squared_mean = jnp.sum(c**2) / jnp.sum(exists).astype(c.dtype)
+            count = jnp.sum(exists).astype(c.dtype)
+            squared_mean = jnp.sum(c**2) / count
             c = c + jnp.sqrt(squared_mean)
         c = jnp.where(exists, c, 0.0)
         b = c / jnp.sum(c)
@@ -309,27 +313,6 @@ def adaptive(
         return jax.tree.map(filtered, *window), after
 
     return GradientTransformation(init, update)
-
-
-def _entries(tree: Updates) -> int:
-    """d: all entries of a tree."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
-def _constant(noise: Any, taps: int) -> Callable[[int | _Round, int], Array]:
-    """The same covariance in every round."""
-    if not isinstance(noise, jax.Array):
-        if isinstance(noise, float | int | np.number) and not isinstance(noise, bool):
-            noise = [noise]
-        noise = _validate.finite_array("noise", noise, ndim=1)
-        if noise[0] < np.abs(noise).max():
-            raise ValueError(
-                f"noise is {_validate.shown(noise)}; give its variance, of at least 0, then "
-                "covariances that are no larger"
-            )
-    first = jnp.atleast_1d(jnp.asarray(noise, jnp.float32))[:taps]
-    lags = jnp.zeros(taps).at[: len(first)].set(first)
-    return lambda round, lag: lags[lag]
 
 
 def _product(left: Updates, right: Updates) -> _Scalar:
@@ -451,7 +434,8 @@ def wiener(
         window = (updates, *state.past)
         t = state.rounds
         noises = [jnp.asarray(of_round(t, lag), jnp.float32) for lag in range(lags)]
-        products = jnp.stack([_product(updates, old) for old in window]) / _entries(updates)
+        products = jnp.stack([_product(updates, old) for old in window])
+        products = products / optax.tree.size(updates)
         products = products - jnp.stack(noises)
         # Weights add up to 1 from the first product on; there is none with rounds before the first.
         before = t - jnp.arange(lags)
@@ -468,7 +452,8 @@ def wiener(
         if correlation is not None:
             rho = jnp.float32(correlation)
         # Kalman's error before the round's gradient, and its gain.
-        predicted = rho**2 * state.error + (1 - rho**2) * p
+        square = rho**2
+        predicted = square * state.error + (1 - square) * p
         ahead = jnp.where(t > 0, predicted, p)
         gain = ahead / (ahead + r)
         memory = rho * (1 - gain)
@@ -499,7 +484,9 @@ def _model(
         return power, jnp.clip(moments[1] / power, 0.0, _LARGEST), noise
     first = jnp.maximum(moments[1], smallest)
     # Before a product two rounds apart exists, one round apart must do.
-    ratio = jnp.where(moments[2] == 0, moments[1] / power, moments[2] / first)
+    single, double = moments[1:]
+    ratio = jnp.where(double == 0, single / power, double / first)
     rho = jnp.clip(ratio, 0, _LARGEST)
-    drifting = jnp.clip(first / jnp.maximum(rho, floor), smallest, power)
+    drifting = first / jnp.maximum(rho, floor)
+    drifting = jnp.clip(drifting, smallest, power)
     return drifting, rho, noise + power - drifting

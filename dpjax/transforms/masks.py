@@ -125,10 +125,12 @@ def unmasked_sum(
     def step(distance: Array, remaining: Array) -> Array:
         # 1 where only the adding client is present, -1 where only the other one is, modulo 2^32.
         unpaired = ring - jnp.roll(ring, -distance)
-        return remaining + _total(unpaired[:, None] * _shared(key, distance, clients, columns))
+        drawn = _shared(key, distance, clients, columns)
+        return remaining + _total(unpaired[:, None] * drawn)
 
     # Masks between present clients have cancelled: these are left, and self masks.
-    remaining = jax.lax.fori_loop(1, _beyond(degree), step, jnp.zeros(columns, jnp.uint32))
+    zeros = jnp.zeros(columns, jnp.uint32)
+    remaining = jax.lax.fori_loop(1, _beyond(degree), step, zeros)
     self_masks = counted[:, None] * _self_masks(key, clients, columns)
     total = _total(counted[:, None] * masked) - _total(self_masks)
     return (total - remaining) & low
@@ -160,7 +162,8 @@ def _shared(key: PRNGKeyArray, distance: Array, clients: int, columns: int) -> _
     pairs = jax.random.fold_in(jax.random.fold_in(key, _PAIRS), distance)
     drawn = _words(pairs, clients, columns)
     # Halfway round an even ring p + 2 distance is p, so two positions share a mask.
-    once = (2 * distance != clients) | (jnp.arange(clients) < clients // 2)
+    is_first = jnp.arange(clients) < clients // 2
+    once = (2 * distance != clients) | is_first
     return jnp.where(once[:, None], drawn, 0)
 
 

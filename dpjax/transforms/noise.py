@@ -16,12 +16,13 @@ it stays fixed.
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from optax import GradientTransformation, GradientTransformationExtraArgs, Params, Updates
 
@@ -32,6 +33,7 @@ from dpjax.encoding.lattice import SumCode
 from dpjax.topology.links import incidence
 from dpjax.transforms import rounds as rounds_
 from dpjax.transforms import variates
+from dpjax.transforms.variates import Rows
 
 __all__ = [
     "correlated",
@@ -53,12 +55,13 @@ _Past = tuple[tuple[Float[Array, "w n d"], ...], ...]
 _Added = tuple[list[Array], _Past]
 """Leaves with their noise, and the past noise."""
 _Round = Int[Array, ""]
+_Real = Array | np.ndarray
 _Scalar = Float[Array, ""]
 
 PACK = 65_536
 """The most entries of an agent in leaves that share one draw."""
 
-_EXACT = jax.lax.Precision.HIGHEST
+_EXACT = lax.Precision.HIGHEST
 _DRAWS = {"laplace": variates.laplaces, "normal": variates.normals}
 
 
@@ -86,7 +89,7 @@ def correlated(
     strategy: Float[np.ndarray, "t t"] | None = None,
     grid: float | None = None,
     spread: Callable[[Array], Array] | None = None,
-    rows: Sequence[int] | None = None,
+    rows: Rows = None,
 ) -> GradientTransformation:
     """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
 
@@ -193,12 +196,12 @@ def correlated(
 
 
 def scheduled(
-    scales: Array | np.ndarray,
+    scales: _Real,
     *,
     key: PRNGKeyArray,
     rounds: int,
     kind: Kind,
-    rows: Sequence[int] | None = None,
+    rows: Rows = None,
 ) -> GradientTransformation:
     """Add fresh noise of scale scales[t] to every entry of agent-stacked updates in round t.
 
@@ -308,10 +311,12 @@ def lost(payload: Updates, scale: _Scalar, kind: Kind) -> _Scalar:
         finite = jnp.isfinite(wide).all()
         largest = jnp.max(jnp.abs(wide), initial=float(limits.tiny))
         _, exponent = jnp.frexp(largest)
-        spacing = jnp.ldexp(wide.dtype.type(float(limits.eps)), exponent - 1)
+        unit = wide.dtype.type(float(limits.eps))
+        spacing = jnp.ldexp(unit, exponent - 1)
         spacing = jnp.where(finite, spacing, jnp.inf)
         half = jnp.maximum(half, spacing.astype(jnp.float32) / 2)
-    ratio = half / jnp.where(scale > 0, scale, 1).astype(jnp.float32)
+    divisor = jnp.where(scale > 0, scale, 1)
+    ratio = half / divisor.astype(jnp.float32)
     if kind == "laplace":
         share = -jnp.expm1(-ratio)
     else:
@@ -384,7 +389,9 @@ def zero_sum(
     n = int(np.max(sender)) + 1
     noised = (sender != receiver) | (over == "with_own_copy")
     # A sender of no noised message divides by 1, and has no noise.
-    counts = np.maximum(np.bincount(sender[noised], minlength=n), 1)
+    counts = np.bincount(sender[noised], minlength=n)
+    counts = np.maximum(counts, 1)[:, None]
+    noised = noised[:, None]
 
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         key = jax.random.fold_in(state.key, state.round)
@@ -395,12 +402,11 @@ def zero_sum(
             wide = _numerics.wide_dtype(leaf)
             shape = (count, leaf.size // count)
             drawn = variates.normals(jax.random.fold_in(key, index), shape, wide)
-            column = (-1, *[1] * (leaf.ndim - 1))
-            drawn = drawn.reshape(leaf.shape) * jnp.asarray(noised, wide).reshape(column)
+            drawn = drawn * jnp.asarray(noised, wide)
             # Each sender's noises less their mean sum to zero.
             total = jax.ops.segment_sum(drawn, sender, n)
-            mean = (total / jnp.asarray(counts, wide).reshape(column))[sender]
-            noise = jnp.where(noised.reshape(column), drawn - mean, 0)
+            mean = (total / jnp.asarray(counts, wide))[sender]
+            noise = jnp.where(noised, drawn - mean, 0).reshape(leaf.shape)
             noisy = leaf.astype(wide) + scale.astype(wide) * noise
             leaves.append(noisy.astype(leaf.dtype))
         return leaves, ()
@@ -445,7 +451,7 @@ def pairwise(
     edge_keys: PRNGKeyArray,
     rounds: int,
     scale: float | Array = 1.0,
-    agents: Sequence[int] | None = None,
+    agents: Rows = None,
 ) -> GradientTransformation:
     """Add noise of every agent, and for every link +z at one end and -z at the other.
 
@@ -504,13 +510,16 @@ def pairwise(
     _numerics.check_key(edge_keys, "edge_keys", (len(pairs),))
     # A key that two parts share would let one take off the other's noise.
     if not isinstance(own_keys, jax.core.Tracer) and not isinstance(edge_keys, jax.core.Tracer):
-        words = np.concatenate([jax.random.key_data(own_keys), jax.random.key_data(edge_keys)])
+        parts = [jax.random.key_data(own_keys), jax.random.key_data(edge_keys)]
+        words = np.concatenate(parts)
         if len(np.unique(words, axis=0)) != len(words):
             raise ValueError("edge_keys and own_keys hold a key twice; give every part its own")
     if not isinstance(scale, jax.core.Tracer):
         scale = _validate.spread("scale", scale)
     # The covariance is own I + shared L: a link has one sign at each end.
-    spread = np.hstack([spreads[0] * np.eye(n), spreads[1] * incidence(pairs, n)])
+    of_agents = spreads[0] * np.eye(n)
+    of_links = spreads[1] * incidence(pairs, n)
+    spread = np.hstack([of_agents, of_links])
     all_keys = jnp.concatenate([own_keys, edge_keys])
     if agents is not None:
         spread = spread[list(agents)]
@@ -526,8 +535,10 @@ def pairwise(
             _numerics.check_leaf(path, leaf, n, f"the n={n} agents")
             dtype = _numerics.wide_dtype(leaf)
             draw = functools.partial(_draw_row, index=index, size=leaf.size // n, dtype=dtype)
-            colour = jnp.asarray(spread, dtype) * (valid * scale).astype(dtype)
-            drawn = jax.vmap(draw)(keys).reshape(-1, *leaf.shape[1:])
+            factor = (valid * scale).astype(dtype)
+            colour = jnp.asarray(spread, dtype) * factor
+            drawn = jax.vmap(draw)(keys)
+            drawn = drawn.reshape(-1, *leaf.shape[1:])
             noise = jnp.tensordot(colour, drawn, axes=1, precision=_EXACT)
             leaves.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
         return leaves, ()
@@ -599,7 +610,7 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> GradientTransf
         integers, _ = simulated.noisy_rows(code, values, signs, noise_key)
         # Past the last round nothing may go out: integers have no NaN.
         integers = jnp.where(state.round < rounds, integers, 0)
-        sent = jax.lax.bitcast_convert_type(integers, jnp.uint32)
+        sent = lax.bitcast_convert_type(integers, jnp.uint32)
         return sent, NoiseState(state.key, state.round + 1)
 
     return GradientTransformationExtraArgs(init, update)
@@ -630,7 +641,8 @@ def _entries(code: SumCode, payload: Updates) -> Float[Array, "n k"]:
     rows = []
     for path, leaf in paths:
         _numerics.check_leaf(path, leaf, agents, "the agents of the first leaf")
-        rows.append(jnp.reshape(leaf, (agents, -1)).astype(jnp.float32))
+        row = jnp.reshape(leaf, (agents, -1))
+        rows.append(row.astype(jnp.float32))
     size = sum(row.shape[1] for row in rows)
     if size != code.size:
         raise ValueError(
@@ -713,8 +725,8 @@ class _Group(NamedTuple):
         dtype: Dtype in which their noise is computed.
     """
 
-    leaves: tuple[int, ...]
-    sizes: tuple[int, ...]
+    leaves: list[int]
+    sizes: list[int]
     dtype: jnp.dtype
 
     @property
@@ -736,19 +748,19 @@ def _groups(paths: _Paths, n: int, expected: str, wide: Any = None) -> list[_Gro
         ValueError: For a leaf of another leading axis, or not of floating dtype.
     """
     packed: list[_Group] = []
-    open_groups: dict[jnp.dtype, int] = {}
+    open_groups: dict[jnp.dtype, _Group] = {}
     for position, (path, leaf) in enumerate(paths):
         _numerics.check_leaf(path, leaf, n, expected)
         size = int(np.prod(leaf.shape[1:]))
         dtype = _numerics.wide_dtype(leaf) if wide is None else np.dtype(wide)
-        index = open_groups.get(dtype)
-        if index is not None and packed[index].entries + size <= PACK:
-            group = packed[index]
-            packed[index] = _Group((*group.leaves, position), (*group.sizes, size), dtype)
-        else:
-            # A leaf that does not fit opens the next group of its dtype.
-            open_groups[dtype] = len(packed)
-            packed.append(_Group((position,), (size,), dtype))
+        group = open_groups.get(dtype)
+        # A leaf that does not fit opens the next group of its dtype.
+        if group is None or group.entries + size > PACK:
+            group = _Group([], [], dtype)
+            open_groups[dtype] = group
+            packed.append(group)
+        group.leaves.append(position)
+        group.sizes.append(size)
     return packed
 
 
@@ -773,7 +785,7 @@ def _draw(
     shape: tuple[int, int],
     dtype: jnp.dtype,
     released: bool,
-    rows: Sequence[int] | None,
+    rows: Rows,
 ) -> Callable[[_Round], Array]:
     """Normals of a group by round; they depend on key and round, and not on a vmap."""
 
@@ -792,23 +804,23 @@ def _draw_key(key: PRNGKeyArray, round: _Round, group: int) -> PRNGKeyArray:
     return _numerics.fold_in(_numerics.fold_in(key, round), group)
 
 
-def _scaled(scale: Array | np.ndarray, drawn: Array, round: _Round) -> Array:
+def _scaled(scale: _Real, drawn: Array, round: _Round) -> Array:
     """A product whose rounding compilers cannot move into the factors or into a sum.
 
     Compilers would round them together, which changes last bits beside a matrix product, and a
     seed's results must not change. Rounds are not below 0, which no compiler knows.
     """
 
-    def pinned(values: Array | np.ndarray) -> Array:
+    def pinned(values: _Real) -> Array:
         words = jnp.uint32 if values.dtype == jnp.float32 else jnp.uint64
         zero = (round < 0).astype(words)
-        bits = jax.lax.bitcast_convert_type(values, words) ^ zero
-        return jax.lax.bitcast_convert_type(bits, values.dtype)
+        bits = lax.bitcast_convert_type(values, words) ^ zero
+        return lax.bitcast_convert_type(bits, values.dtype)
 
     return pinned(scale * pinned(drawn))
 
 
-def _checked_factor(factor: Array | np.ndarray, rows: Sequence[int] | None) -> Array | np.ndarray:
+def _checked_factor(factor: _Real, rows: Rows) -> _Real:
     """A factor over agents; a float32 one stays as it is."""
     if rows is not None:
         if factor.shape[-1] != len(rows):
@@ -820,9 +832,9 @@ def _checked_factor(factor: Array | np.ndarray, rows: Sequence[int] | None) -> A
         if factor.ndim == 1:
             factor = _validate.finite_array("factor", factor, ndim=1).astype(factor.dtype)
         else:
-            if not np.issubdtype(factor.dtype, np.float32):
-                factor = _validate.square("factor", factor)
-            _validate.square("factor", factor)
+            checked = _validate.square("factor", factor)
+            if factor.dtype != np.float32:
+                factor = checked
         # Products in float32 must neither vanish nor overflow.
         largest = float(np.abs(factor).max(initial=0.0))
         if largest > 0 and not 1e-30 <= largest <= 1e30:

@@ -25,6 +25,8 @@ _EXACT = jax.lax.Precision.HIGHEST
 _Matrix = Float[Array, "r c"]
 _Basis = Float[Array, "s r"]
 _Leaves = Sequence[Array]
+_Filter = tuple[Sequence[float], Sequence[float]] | None
+"""(b, a) of a low-pass filter as the first moment; None is an average."""
 
 
 class _AdamState(NamedTuple):
@@ -49,7 +51,7 @@ def scale_by_adam(
     b1: float = 0.9,
     b2: float = 0.999,
     floor: float = 1e-8,
-    filter: tuple[Sequence[float], Sequence[float]] | None = None,
+    filter: _Filter = None,
 ) -> GradientTransformation:
     """Divide a filtered gradient by the root of its second moment, corrected for the noise.
 
@@ -127,7 +129,11 @@ def scale_by_adam(
             variance = jnp.float32(0)
         else:
             variance = of_round(state.rounds)
-        second = jax.tree.map(lambda old, new: b2 * old + (1 - b2) * new, state.second, squares)
+
+        def averaged(old: Array, new: Array) -> Array:
+            return b2 * old + (1 - b2) * new
+
+        second = jax.tree.map(averaged, state.second, squares)
         rounds = state.rounds + 1
         # Averages from zero hold 1 - b2^t of their weight, the noise's alike.
         correction = 1 - jnp.float32(b2) ** rounds.astype(jnp.float32)
@@ -136,7 +142,8 @@ def scale_by_adam(
         def scaled(m: Array, v: Array) -> Array:
             signal = (v - noise_mean) / correction
             # Noise may exceed its mean, and leave nothing to take a root of.
-            return m / jnp.sqrt(jnp.maximum(signal, floor)).astype(m.dtype)
+            deviation = jnp.sqrt(jnp.maximum(signal, floor))
+            return m / deviation.astype(m.dtype)
 
         after = _AdamState(filter_state, second, noise_mean.astype(jnp.float32), rounds)
         return jax.tree.map(scaled, mean, second), after
@@ -146,9 +153,8 @@ def scale_by_adam(
 
 def _less_noise(squares: Updates, noise_variance: Updates) -> Updates:
     """Squares minus the variance of the noise: one for all coordinates, or a tree like them."""
-    if jax.tree_util.treedef_is_leaf(jax.tree.structure(noise_variance)):
-        if not jax.tree_util.treedef_is_leaf(jax.tree.structure(squares)):
-            noise_variance = jax.tree.map(lambda _: noise_variance, squares)
+    if jax.tree_util.all_leaves([noise_variance]):
+        noise_variance = jax.tree.map(lambda _: noise_variance, squares)
     return jax.tree.map(lambda s, v: s - jnp.asarray(v, s.dtype), squares, noise_variance)
 
 
@@ -174,7 +180,7 @@ def scale_by_galore(
     b1: float = 0.9,
     b2: float = 0.999,
     floor: float = 1e-8,
-    filter: tuple[Sequence[float], Sequence[float]] | None = None,
+    filter: _Filter = None,
 ) -> GradientTransformation:
     """Run `scale_by_adam` on each matrix's projection on its leading singular vectors.
 
@@ -232,7 +238,8 @@ def scale_by_galore(
         updates: Updates, state: _GaloreState, params: Params | None = None
     ) -> tuple[Updates, _GaloreState]:
         leaves, structure = jax.tree.flatten(updates)
-        parts, adam_state = adam.update(_projected(leaves, state.bases), state.adam)
+        projected = _projected(leaves, state.bases)
+        parts, adam_state = adam.update(projected, state.adam)
         scaled = []
         for part, basis, leaf in zip(parts, state.bases, leaves, strict=True):
             if basis.size:
@@ -319,7 +326,8 @@ def _turned(
                     weights = jnp.square(matrix)
                     lost = 1 - jnp.sum(weights, axis=1)
                     side = lost[:, None] if _rows_first(leaf) else lost[None, :]
-                    part = _apply(weights, part, leaf) + (side * adam.noise).astype(part.dtype)
+                    lost_noise = (side * adam.noise).astype(part.dtype)
+                    part = _apply(weights, part, leaf) + lost_noise
                 else:
                     part = _apply(matrix, part, leaf)
             turned.append(part)

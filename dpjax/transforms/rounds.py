@@ -16,9 +16,9 @@ for the third. Coefficients are rounded to that dtype: `applied` is the strategy
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from dpjax import _validate
@@ -33,7 +33,7 @@ AGAIN = 2**22
 """From so many numbers a round on, the last round's are drawn again where no others are needed."""
 WIDEST = 32
 """The most bands for which a route keeps noise; beyond it, blocks are faster."""
-_HIGHEST = jax.lax.Precision.HIGHEST
+_HIGHEST = lax.Precision.HIGHEST
 _Round = Int[Array, ""]
 _Buffers = tuple[Array, ...]
 _Draw = Callable[[_Round], Array]
@@ -96,7 +96,7 @@ class Route(NamedTuple):
         correlated = jnp.tensordot(weights[t][lags], past, axes=1, precision=_HIGHEST)
         value = value + correlated
         newest = value if self.kind == "recursion" else normals
-        past = jax.lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0)
+        past = lax.dynamic_update_index_in_dim(past, newest, jnp.mod(t, width), 0)
         return value, (past,)
 
     def _blocked(self, draw: _Draw, buffers: _Buffers, t: _Round) -> tuple[Array, _Buffers]:
@@ -109,18 +109,19 @@ class Route(NamedTuple):
         starts = offset == 0
 
         def fill(k: Array, normals: Array) -> Array:
-            return jax.lax.dynamic_update_index_in_dim(normals, draw(t + k), t + k, 0)
+            return lax.dynamic_update_index_in_dim(normals, draw(t + k), t + k, 0)
 
         def add(k: Array, ready: Array) -> Array:
-            coefficients = jax.lax.dynamic_slice(inverse, (t, k * BLOCK), (BLOCK, BLOCK))
-            right = jax.lax.dynamic_slice_in_dim(normals, k * BLOCK, BLOCK)
+            start = k * BLOCK
+            coefficients = lax.dynamic_slice(inverse, (t, start), (BLOCK, BLOCK))
+            right = lax.dynamic_slice_in_dim(normals, start, BLOCK)
             term = jnp.tensordot(coefficients, right, axes=1, precision=_HIGHEST)
             # The first term replaces the noise of the block before.
             return jnp.where(k == 0, 0, ready) + term
 
-        normals = jax.lax.fori_loop(0, jnp.where(starts, BLOCK, 0), fill, normals)
-        ready = jax.lax.fori_loop(0, jnp.where(starts, block + 1, 0), add, ready)
-        return jax.lax.dynamic_index_in_dim(ready, offset, keepdims=False), (normals, ready)
+        normals = lax.fori_loop(0, jnp.where(starts, BLOCK, 0), fill, normals)
+        ready = lax.fori_loop(0, jnp.where(starts, block + 1, 0), add, ready)
+        return lax.dynamic_index_in_dim(ready, offset, keepdims=False), (normals, ready)
 
 
 def route(strategy: Strategy, rounds: int) -> Route:
@@ -145,7 +146,8 @@ def route(strategy: Strategy, rounds: int) -> Route:
     inverse = strategy_.sparse_inverse_of(matrix)
     inverse_width = strategy_.width(inverse)
     if strategy_.width(matrix) <= min(WIDEST, inverse_width):
-        return Route("recursion", 1 / diagonal, strategy_.bands(-matrix / diagonal[:, None]))
+        scaled = -matrix / diagonal[:, None]
+        return Route("recursion", 1 / diagonal, strategy_.bands(scaled))
     if inverse_width <= WIDEST:
         return Route("moving", np.diag(inverse), strategy_.bands(inverse))
     padded = -(-rounds // BLOCK) * BLOCK

@@ -30,7 +30,7 @@ Reference:
 """
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -62,11 +62,12 @@ _Rows = Float[Array, "k d"]
 """Directions as rows, whose products are several times as fast on a CPU."""
 _Weights = Float[Array, " k"]
 _Scalar = Float[Array, ""]
+_Count = Int[Array, ""]
 _WIDE = 8
 """From d = 8 k on, random directions are so far from dependent that a Gram matrix serves."""
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["columns"], meta_fields=[])
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Frame:
     """A dense projection.
@@ -97,9 +98,7 @@ class Frame:
         return jnp.sum(jnp.square(self.columns), axis=1)
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["buckets", "signs"], meta_fields=["width"]
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CountSketch:
     """A sparse projection: in every row each coordinate goes to one bucket, with a sign.
@@ -122,7 +121,7 @@ class CountSketch:
 
     buckets: Int[Array, "rows d"]
     signs: Int[Array, "rows d"]
-    width: int
+    width: int = dataclasses.field(metadata={"static": True})
 
     def encode(self, vector: _Vector) -> _Coordinates:
         """A' g: sums over buckets."""
@@ -177,8 +176,8 @@ def gaussian(
     """
     columns = normals(key, (k, dimension), dtype).T
     if is_orthonormal:
-        return Frame(orthonormal(columns * np.asarray(1 / np.sqrt(dimension), dtype)))
-    return Frame(columns * np.asarray(1 / np.sqrt(k), dtype))
+        return Frame(orthonormal(columns * (1 / math.sqrt(dimension))))
+    return Frame(columns * (1 / math.sqrt(k)))
 
 
 def count_sketch(dimension: int, k: int, key: PRNGKeyArray, *, rows: int = 4) -> CountSketch:
@@ -253,7 +252,7 @@ class Sketch(NamedTuple):
     basis: _Columns
     weights: _Coordinates
     frame: _Columns
-    kept: Int[Array, ""]
+    kept: _Count
 
 
 def start(dimension: int, k: int, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Sketch:
@@ -353,7 +352,8 @@ def update(
     else:
         rank = _cut(weights, share, k - probes)
         if floor is not None:
-            rank = jnp.minimum(rank, jnp.sum(weights > floor, dtype=jnp.int32))
+            above = jnp.sum(weights > floor, dtype=jnp.int32)
+            rank = jnp.minimum(rank, above)
         columns = jnp.where(narrow, rank + probes, k)
     return Sketch(rows.T, weights, _frame(rows, rank, columns, key).T, rank)
 
@@ -410,7 +410,7 @@ def _dot(left: Array, right: Array) -> Array:
 
 def _random(key: PRNGKeyArray, k: int, d: int, dtype: jnp.dtype) -> _Rows:
     """Gaussian rows of length around 1."""
-    length = np.asarray(1 / np.sqrt(d), dtype)
+    length = 1 / math.sqrt(d)
     drawn = normals(key, (k, d), dtype) * length
     # The compiler would hash again for each use.
     return jax.lax.optimization_barrier(drawn)
@@ -427,7 +427,8 @@ def _orthonormal(rows: _Rows) -> _Rows:
     if d < _WIDE * k:
         columns, triangle = jnp.linalg.qr(rows.T)
         # QR may turn a column round: with its triangle's sign orthonormal ones stay.
-        signs = jnp.where(jnp.diag(triangle)[None, :] < 0, -1, 1)
+        diagonal = jnp.diag(triangle)[None, :]
+        signs = jnp.where(diagonal < 0, -1, 1)
         return (columns * signs.astype(rows.dtype)).T
     # L^-1 makes rows of Gram matrix L L' orthonormal; a step more takes off what rounding left.
     triangle = jnp.linalg.cholesky(_dot(rows, rows.T))
@@ -458,7 +459,8 @@ def _rank_one(sketch: Sketch, gradient: _Vector, forgetting: float) -> tuple[_Ro
     k, d = rows.shape
     weights = sketch.weights * np.asarray(forgetting, rows.dtype)
     # Squares of what is far from 1 would leave the dtype's range inside the small problem.
-    scale = jnp.sqrt(jnp.maximum(weights[0], _dot(gradient, gradient)))
+    energy = _dot(gradient, gradient)
+    scale = jnp.sqrt(jnp.maximum(weights[0], energy))
     scale = jnp.where(scale > 0, scale, 1)
     vector = gradient / scale
     inside = _dot(rows, vector)
@@ -467,7 +469,8 @@ def _rank_one(sketch: Sketch, gradient: _Vector, forgetting: float) -> tuple[_Ro
         # A short residual is mostly rounding until it is projected again.
         again = _outside(rows, residual, _dot(rows, residual))
         residual, _ = _unit(again)
-    rounding = jnp.finfo(rows.dtype).eps * jnp.sqrt(_dot(vector, vector))
+    norm = jnp.sqrt(_dot(vector, vector))
+    rounding = jnp.finfo(rows.dtype).eps * norm
     outside = (length > rounding) & (d > k)
     length = jnp.where(outside, length, 0)
     residual = jnp.where(outside, residual, 0)
@@ -475,31 +478,38 @@ def _rank_one(sketch: Sketch, gradient: _Vector, forgetting: float) -> tuple[_Ro
     # Without a residual there is no row of its own: at -1 it comes last, and is never taken.
     corner = jnp.where(outside, 0, -1).astype(rows.dtype)
     diagonal = jnp.concatenate([weights / jnp.square(scale), corner[None]])
-    values, turn = jnp.linalg.eigh(jnp.diag(diagonal) + jnp.outer(small, small))
+    updated = jnp.diag(diagonal) + jnp.outer(small, small)
+    values, turn = jnp.linalg.eigh(updated)
     # The largest first, and the least left out.
     turn = turn.T[:0:-1]
-    turned = _dot(turn[:, :-1], rows) + jnp.outer(turn[:, -1], residual)
+    within = _dot(turn[:, :-1], rows)
+    turned = within + jnp.outer(turn[:, -1], residual)
     # Rounding may leave an eigenvalue below zero.
-    weights = jnp.maximum(values[:0:-1], 0) * jnp.square(scale)
+    largest = values[:0:-1]
+    weights = jnp.maximum(largest, 0) * jnp.square(scale)
     return _polished(turned), weights
 
 
 def _printed(sketch: Sketch, gradient: _Vector) -> tuple[_Rows, _Weights]:
     """The paper's step; in the first round QR invents k - 1 directions, and these get weights."""
     outer = jnp.outer(gradient, _dot(gradient, sketch.basis))
-    basis, triangle = jnp.linalg.qr(sketch.basis * sketch.weights + outer)
-    return basis.T, jnp.sqrt(jnp.sum(jnp.square(triangle), axis=0))
+    weighted = sketch.basis * sketch.weights
+    basis, triangle = jnp.linalg.qr(weighted + outer)
+    squares = jnp.sum(jnp.square(triangle), axis=0)
+    return basis.T, jnp.sqrt(squares)
 
 
-def _cut(weights: _Weights, share: float, limit: int) -> Int[Array, ""]:
+def _cut(weights: _Weights, share: float, limit: int) -> _Count:
     """How many of the first weights hold a share of their sum, up to a limit."""
     reached = jnp.cumsum(weights)
-    short = reached < np.asarray(share, weights.dtype) * reached[-1]
+    goal = np.asarray(share, weights.dtype) * reached[-1]
+    short = reached < goal
     needed = 1 + jnp.sum(short, dtype=jnp.int32)
-    return jnp.where(reached[-1] > 0, jnp.minimum(needed, limit), 0).astype(jnp.int32)
+    rank = jnp.minimum(needed, limit)
+    return jnp.where(reached[-1] > 0, rank, 0).astype(jnp.int32)
 
 
-def _frame(rows: _Rows, rank: Int[Array, ""], width: Int[Array, ""], key: PRNGKeyArray) -> _Rows:
+def _frame(rows: _Rows, rank: _Count, width: _Count, key: PRNGKeyArray) -> _Rows:
     """The first directions of a basis, then probes, then zeros, as rows."""
     k, d = rows.shape
     column = jnp.arange(k, dtype=rank.dtype)[:, None]

@@ -36,6 +36,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from dpjax import _numerics
@@ -100,15 +101,15 @@ def words(key: PRNGKeyArray, shape: _Shape, rows: Rows = None) -> tuple[_Words, 
         shape: (rows, columns), each below 2**32.
         rows: Numbers of the rows; None counts from 0.
     """
-    column = jax.lax.broadcasted_iota(jnp.uint32, shape, 1)
+    column = lax.broadcasted_iota(jnp.uint32, shape, 1)
     return _numerics.threefry(key, _row_numbers(shape, rows), column)
 
 
 def _row_numbers(shape: tuple[int, ...], rows: Rows) -> _Words:
     """The number of its row for every entry of an array."""
     if rows is None:
-        return jax.lax.broadcasted_iota(jnp.uint32, shape, 0)
-    return jax.lax.broadcast_in_dim(np.asarray(rows, np.uint32), shape, (0,))
+        return lax.broadcasted_iota(jnp.uint32, shape, 0)
+    return lax.broadcast_in_dim(np.asarray(rows, np.uint32), shape, (0,))
 
 
 def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = None) -> _Numbers:
@@ -133,21 +134,22 @@ def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = Non
     if jnp.dtype(dtype) == jnp.float64:
         low, high = words(key, shape, rows)
         # Odd multiples of 2**-53 in (-1, 1): 53 bits, of which the first word holds the sign.
-        signed = jax.lax.bitcast_convert_type(high, jnp.int32).astype(jnp.float64)
+        signed = lax.bitcast_convert_type(high, jnp.int32).astype(jnp.float64)
         lowest = (low >> 11).astype(jnp.float64)
         steps = signed * 2.0**21 + lowest
         uniforms = (steps + 0.5) * 2.0**-52
-        return math.sqrt(2) * jax.lax.erf_inv(uniforms)
+        return math.sqrt(2) * lax.erf_inv(uniforms)
     if jnp.dtype(dtype) != jnp.float32:
         raise ValueError(f"dtype is {jnp.dtype(dtype)}; give float32 or float64")
     half = -(-columns // 2)
     if count * columns >= _LARGE:
         # Hashing twice is faster than memory beyond caches, and words need none.
         size = (count, 2, half)
-        word = jax.lax.broadcasted_iota(jnp.uint32, size, 1)
-        column = jax.lax.broadcasted_iota(jnp.uint32, size, 2)
+        word = lax.broadcasted_iota(jnp.uint32, size, 1)
+        column = lax.broadcasted_iota(jnp.uint32, size, 2)
         first, second = _numerics.threefry(key, _row_numbers(size, rows), column)
-        bits = jnp.where(word == 0, first, second).reshape(count, 2 * half)
+        bits = jnp.where(word == 0, first, second)
+        bits = bits.reshape(count, 2 * half)
     else:
         pair = _numerics.through_memory(*words(key, (count, half), rows))
         bits = jnp.concatenate(pair, axis=1)
@@ -167,10 +169,10 @@ def normals_of_words(bits: _Words) -> _Numbers:
         True
     """
     # Odd multiples of 2**-24 in (-1, 1), exact in float32.
-    signed = jax.lax.bitcast_convert_type(bits, jnp.int32)
+    signed = lax.bitcast_convert_type(bits, jnp.int32)
     steps = (signed >> 8).astype(jnp.float32)
     uniforms = (steps + 0.5) * 2.0**-23
-    return math.sqrt(2) * jax.lax.erf_inv(uniforms)
+    return math.sqrt(2) * lax.erf_inv(uniforms)
 
 
 def laplaces(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = None) -> _Numbers:
@@ -245,7 +247,7 @@ def release_normals(key: PRNGKeyArray, shape: _Shape) -> _Numbers:
     def finer(_: Array, values: Array) -> Array:
         # What does not depend on the values would be moved out of the loop, and always be done.
         fenced = values, jax.random.key_data(first), jax.random.key_data(second)
-        values, *data = jax.lax.optimization_barrier(fenced)
+        values, *data = lax.optimization_barrier(fenced)
         keys = [jax.random.wrap_key_data(words, impl=_numerics.THREEFRY) for words in data]
         coarse_words = words(keys[0], shape)
         coarse = signed_probabilities(*coarse_words)
@@ -253,11 +255,12 @@ def release_normals(key: PRNGKeyArray, shape: _Shape) -> _Numbers:
         return jnp.where(jnp.abs(coarse) < _FINER, quantile(refined), values)
 
     # Both pass through memory: the compiler would hash again wherever they are used otherwise.
-    coarse = jax.lax.optimization_barrier(signed_probabilities(*words(first, shape)))
-    values = jax.lax.optimization_barrier(quantile(coarse, smallest=_FINER))
+    coarse = lax.optimization_barrier(signed_probabilities(*words(first, shape)))
+    values = lax.optimization_barrier(quantile(coarse, smallest=_FINER))
     # A loop of no trips but where a draw needs it: vmapped, a conditional would always do both.
-    trips = jnp.any(jnp.abs(values) > _EDGE).astype(jnp.int32)
-    return jax.lax.fori_loop(0, trips, finer, values)
+    is_far = jnp.abs(values) > _EDGE
+    trips = jnp.any(is_far).astype(jnp.int32)
+    return lax.fori_loop(0, trips, finer, values)
 
 
 def signed_probabilities(
@@ -316,12 +319,13 @@ def quantile(signed: _Numbers, *, smallest: float = 2.0**-129) -> _Numbers:
 
     argument = by_range(0.180625 - q * q, root - 1.6, root - 5.0)
     # Horner's rule for numerator and denominator, in the coefficients of each number's range.
-    above = jnp.zeros_like(p)
-    below = jnp.zeros_like(p)
-    for inner, tail, outer in reversed(list(zip(_CENTRE[0], _TAIL[0], _FAR[0], strict=True))):
-        above = above * argument + by_range(inner, tail, outer)
-    for inner, tail, outer in reversed(list(zip(_CENTRE[1], _TAIL[1], _FAR[1], strict=True))):
-        below = below * argument + by_range(inner, tail, outer)
+    polynomials = []
+    for ranges in zip(_CENTRE, _TAIL, _FAR, strict=True):
+        total = jnp.zeros_like(p)
+        for inner, tail, outer in reversed(list(zip(*ranges, strict=True))):
+            total = total * argument + by_range(inner, tail, outer)
+        polynomials.append(total)
+    above, below = polynomials
     ratio = above / below
     value = ratio * jnp.where(centre, q, 1.0)
     return jnp.where(signed < 0, -value, value)

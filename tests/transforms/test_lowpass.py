@@ -8,7 +8,7 @@ import pytest
 from scipy import signal
 
 from dpjax.contrib import snr
-from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass
+from dpjax.transforms.lowpass import FILTERS, LAGS, NoiseVariance, adaptive, lowpass
 
 ROUNDS = 60
 
@@ -128,9 +128,11 @@ def test_correlated_noise_is_taken_off_by_its_lags():
     rng = np.random.default_rng(7)
     white = rng.normal(size=(401, 2_000)).astype(np.float32)
     given = (white[1:] + white[:-1]) / 2
+    profile = np.zeros((400, LAGS), np.float32)
+    profile[:, :2] = 0.5, 0.25
     deaf, told = (
         np.var(np.asarray(stream(adaptive(3, noise, floor=50.0), given))[200:])
-        for noise in (0.5, (0.5, 0.25))
+        for noise in (0.5, NoiseVariance(1.0, profile))
     )
     b = np.asarray(snr.optimal_fir((0.5, 0.0, 0.0)).b)
     kappa = np.convolve(b, [0.5, 0.5])

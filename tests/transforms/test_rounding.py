@@ -155,7 +155,7 @@ def whole(route):
         fn = jax.jit(lambda x: layer_norms._weighted(jnp.ones(len(x)), x, finite=True))
     else:
         sum_of = clipping.wide_per_example(
-            lambda w, x, y: jnp.sum(w * x), 1e9, "flat", 0.01, None if route == "whole" else 16,
+            lambda w, x, y: jnp.sum(w * x), 1e9, "flat", None if route == "whole" else 16,
             None, False,
         )  # fmt: skip
         fn = jax.jit(lambda x: sum_of(jnp.zeros(128), x, jnp.zeros(len(x))))
@@ -217,7 +217,7 @@ def cancelled(route, count=32, clip_norm=1e-3):
         def loss(params, x, y):
             return losses.cross_entropy(model.apply(params, x[None])[0], y)
 
-        fn = clipping.wide_per_example(loss, clip_norm, "flat", 0.01, None, None, False)
+        fn = clipping.wide_per_example(loss, clip_norm, "flat", None, None, False)
     else:
         gradients = layer_norms.Gradients(model.apply, losses.cross_entropy, {"Dense_0": route})
         fn = clipping.wide_clipped_sum(gradients, clip_norm, "flat", False, None)
