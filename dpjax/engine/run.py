@@ -189,6 +189,7 @@ def run(
     runs = RunState.first(tasks, schedule, devices, phase.number, phase.start)
     data = runs.inputs
     plans = data.with_precision_cost(plans, problems)
+    tasks = (plans, problems, seeds)
     # Where a callback reads metrics of private data, its stop depends on them.
     private = data.statics.method.measures_private
     private |= any(task.evaluation_data == "private" for task in problems)
@@ -201,7 +202,6 @@ def run(
     traced = driver.traced(runs)
     if place.folder is not None or place.key_file is not None:
         start = None if phase.start is None else runs.state.models
-        tasks = (plans, problems, seeds)
         values = ((data.models, start), data.arrays, runs.state.memory)
         identity = checkpoint_.of_run(tasks, options, values, traced, data.memory.devices)
     with contextlib.closing(Storage(identity, place)) as storage:
@@ -220,19 +220,26 @@ def run(
         if storage.key_file is not None:
             # All messages are out, and nothing needs the key again.
             storage.key_file.delete()
+    return _result(tasks, runs, rule, meter)
+
+
+def _result(tasks: arguments.Tasks, runs: RunState, rule: StoppingRule, meter: Meter) -> Result:
+    """What a run returns, after its last round."""
+    plans, problems, seeds = tasks
     # Nothing is published under "view": agents keep their own models, and phases are refused.
     own_models = any(plan.config.protect.gradients == "view" for plan in plans)
-    measured = schedule.marks <= runs.done
+    params = program.final_models(runs.inputs.statics, own_models, runs.state)
+    measured = runs.schedule.marks <= runs.done
     return Result(
         plans=plans,
         seeds=seeds,
-        rounds=schedule.marks[measured],
+        rounds=runs.schedule.marks[measured],
         metrics={name: value[measured] for name, value in runs.metrics.items()},
         guarantees=rule.at(runs.done, decided=runs.decided, lost=runs.lost_noise()),
-        params=processes.collected(program.final_models(data.statics, own_models, runs.state)),
+        params=processes.collected(params),
         seconds=sum(seconds for _, seconds in meter.chunks),
         rounds_per_second=meter.rate,
-        ended=runs.done == schedule.total,
+        ended=runs.done == runs.schedule.total,
         frozen=result.frozen_digest(problems[0].frozen),
         problem=problems[0].name,
         agent_names=problems[0].partition.names or (),
