@@ -155,9 +155,10 @@ def minimize_trace(
         raise ValueError(f"tolerance is {tolerance!r}; give 0 or a small number above")
     max_iterations = _validate.integer("max_iterations", max_iterations)
     regularization = _validate.positive("regularization", regularization)
-    limit = None if max_variance is None else _validate.number("max_variance", max_variance)
-    if limit is not None and limit <= 1:
-        raise ValueError(f"max_variance is {max_variance!r}; give a ratio above 1")
+    limit = max_variance
+    if limit is not None:
+        remedy = "give a ratio above 1"
+        limit = _validate.number("max_variance", limit, remedy=remedy, holds=lambda x: x > 1)
     if solver == "sdp":
         if limit is not None:
             raise ValueError('max_variance needs solver="fixed_point"; leave it out')
@@ -171,7 +172,16 @@ def minimize_trace(
         return replace(exact, converged=exact.value <= exact.lower_bound * (1.0 + 1e-6))
     # One size for several problems compiles the solver once.
     size = n if pad_to is None else _validate.integer("pad_to", pad_to, minimum=n)
-    start = _start(root, warm_start)
+    if warm_start is None:
+        start = np.sqrt((root**2).sum(axis=0))
+    else:
+        start = _validate.finite_array("warm_start", warm_start, ndim=1)
+        if start.shape != (n,) or start.min() < 0 or not start.any():
+            raise ValueError(
+                f"warm_start has shape {start.shape} and least entry {start.min()}; give {n} "
+                "multipliers, none below 0 and not all 0"
+            )
+    start = _revived(start)
 
     def attempt(r: float, start: Vector, spent: int) -> Solution | None:
         regular = regularized(root, r)
@@ -248,19 +258,6 @@ def compressed(*factors: Factor) -> Factor:
     Orthogonal transformations keep the digits that the products would halve.
     """
     return np.asarray(qr(np.concatenate(factors), mode="r"))
-
-
-def _start(root: Factor, warm_start: Vector | None) -> Vector:
-    if warm_start is None:
-        norms = np.sqrt((root**2).sum(axis=0))
-        return np.maximum(norms, 1e-8 * norms.max())
-    start = _validate.finite_array("warm_start", warm_start, ndim=1)
-    if start.shape != (root.shape[1],) or start.min() < 0 or not start.any():
-        raise ValueError(
-            f"warm_start has shape {start.shape} and least entry {start.min()}; give "
-            f"{root.shape[1]} multipliers, none below 0 and not all 0"
-        )
-    return _revived(start)
 
 
 def _revived(multipliers: Vector) -> Vector:

@@ -108,6 +108,7 @@ def check_filter(b: Coefficients, a: Coefficients = ()) -> Filter:
     settled = len(numerator) + 1  # Rounds after which the response has, within bounds.
     if radius > 0:
         settled = int(min(_FIRST, settled - 1 + np.ceil(np.log(1e-9) / np.log(radius))))
+    # The step response is the running sum of the impulse response.
     smallest = np.cumsum(impulse_response(*result, settled)).min()
     if smallest <= 0:
         raise ValueError(

@@ -73,6 +73,7 @@ def ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """
     value = 1.0
     power = 0
+    # Mantissas are multiplied apart from exponents, which alone may leave float64's range.
     for sign, numbers in ((1, above), (-1, below)):
         for number in numbers:
             share, exponent = math.frexp(number)
@@ -179,6 +180,7 @@ def first_scale(
         raise ValueError("printed is the paper's form for endless runs; leave rounds out")
     share = horizon_share(rounds, 1, q1, q2)
     scale = ratio([gamma, gap, share], [epsilon, q2 - q1])
+    # The paper's (5) pairs alpha_k with nu_k, a factor q2 below what message k needs.
     scale = scale * q2 if printed else scale * _UP
     if not _TINY <= scale < math.inf:
         raise ValueError(
@@ -246,6 +248,7 @@ def geometric(
             f"{scales[-1]:g}, beyond the numbers of float64; give fewer rounds or a q2 nearer to 1"
         )
     total = max(ratio([gap, gamma], [first, q2 - q1]) * _UP, _TINY)
+    # Message 1 carries no step, so that it costs nothing.
     spent = total * horizon_share(rounds, 1, q1, q2) if rounds > 1 else 0.0
     budget = total if printed or run else float(epsilon)
     return Schedule(gamma * np.float64(q1) ** steps, scales, "laplace", budget, spent, gap)

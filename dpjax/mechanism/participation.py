@@ -47,6 +47,7 @@ class Participation:
     @property
     def starts(self) -> int:
         """Number of patterns: every start s with s + (epochs - 1) separation < rounds."""
+        # The last appearance of a pattern is in one of the T rounds.
         return self.rounds - (self.epochs - 1) * self.separation
 
     @property

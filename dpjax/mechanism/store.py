@@ -38,6 +38,7 @@ def write_arrays(
     path = _files.npz(path)
     header = json.dumps({"format": _FORMAT, "kind": kind, "fields": dict(fields)}, sort_keys=True)
     storable = {name: _storable(array) for name, array in arrays.items()}
+    # Written beside and renamed, so that a reader never meets half a file.
     with _files.writing("path", path):
         _files.replace(path, _files.packed(header, storable))
     return path

@@ -53,6 +53,7 @@ def check_strategy(strategy: object, rounds: int | None = None) -> Strategy:
             "strategy, or None"
         )
     diagonal = np.diag(matrix)
+    # A diagonal that is not positive has a message of its own below.
     if diagonal.min() > 0 and not (1 / EXTREME <= diagonal.min() <= diagonal.max() <= EXTREME):
         raise ValueError(
             f"strategy has a diagonal from {diagonal.min():.3g} to {diagonal.max():.3g}, with "
@@ -63,6 +64,7 @@ def check_strategy(strategy: object, rounds: int | None = None) -> Strategy:
             "strategy is not lower triangular with a positive diagonal; give such a C (noise is "
             "C^-1 Z), or None"
         )
+    # Skeel's condition number, which no scaling of rows changes; it may overflow.
     with np.errstate(over="ignore", invalid="ignore"):
         sizes = np.abs(inverse_of(matrix)) @ np.abs(matrix)
         conditioned = sizes.sum(axis=1).max()
@@ -81,6 +83,7 @@ def sparse_inverse_of(strategy: Strategy) -> Strategy:
         strategy: [T, T] lower triangular C with a positive diagonal.
     """
     inverse = inverse_of(strategy)
+    # Zeros shorten the recursion that a run keeps: its width is the last nonzero band.
     inverse[np.abs(inverse) < 1e-13 * np.abs(inverse).max()] = 0.0
     return inverse
 

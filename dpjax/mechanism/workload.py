@@ -242,9 +242,24 @@ def factor(
     schedule = schedule[None] if schedule.ndim == 2 else schedule
     matrix = schedule[0]
     n = schedule.shape[-1]
-    readout = _readout(weights, n)
-    etas = _step_sizes(step_sizes, horizon)
-    horizon = horizon if etas is None else len(etas)
+    readout = np.ones(n)
+    if weights is not None:
+        weights = _validate.finite_array("weights", weights, ndim=1)
+        if weights.shape != (n,) or weights.min() <= 0:
+            raise ValueError(
+                f"weights has shape {weights.shape} and least entry {weights.min()}; give {n} "
+                "positive push-sum weights"
+            )
+        readout = 1.0 / weights
+    etas = step_sizes
+    if etas is not None:
+        etas = _validate.finite_array("step_sizes", etas, ndim=1)
+        if not etas.any() or horizon not in (None, len(etas)):
+            raise ValueError(
+                f"step_sizes has {len(etas)} entries for horizon={horizon}; give one a round, not "
+                "all 0"
+            )
+        horizon = len(etas)
     if horizon is not None:
         horizon = _validate.integer("horizon", horizon)
     if discount is not None:
@@ -257,6 +272,7 @@ def factor(
     if horizon is None:
         if final_model:
             raise ValueError("final_model needs a horizon; give the number of rounds")
+        # One step, M = W' D^-2 W; of a schedule the mean.
         return (readout[:, None] * schedule).reshape(-1, n) / np.sqrt(len(schedule))
     if len(schedule) == 1 and weights is None and np.array_equal(matrix, matrix.T):
         return _spectral(matrix, horizon, etas, final_model)
@@ -280,29 +296,6 @@ def one_step_energy(mixing: Mixing, variances: Vector) -> float:
     # 1' W^2 v with the squares of entries, the mean over a schedule.
     total = np.einsum("i,pij,pij,j->", readout, schedule, schedule, variances)
     return float(total) / len(schedule)
-
-
-def _readout(weights: Vector | None, n: int) -> Vector:
-    if weights is None:
-        return np.ones(n)
-    values = _validate.finite_array("weights", weights, ndim=1)
-    if values.shape != (n,) or values.min() <= 0:
-        raise ValueError(
-            f"weights has shape {values.shape} and least entry {values.min()}; give {n} positive "
-            f"push-sum weights"
-        )
-    return 1.0 / values
-
-
-def _step_sizes(step_sizes: StepSizes, horizon: int | None) -> StepSizes:
-    if step_sizes is None:
-        return None
-    etas = _validate.finite_array("step_sizes", step_sizes, ndim=1)
-    if not etas.any() or (horizon is not None and len(etas) != horizon):
-        raise ValueError(
-            f"step_sizes has {len(etas)} entries for horizon={horizon}; give one a round, not all 0"
-        )
-    return etas
 
 
 def _spectral(matrix: Matrix, horizon: int, etas: StepSizes, final_model: bool) -> Matrix:

@@ -410,6 +410,7 @@ def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Steps, Tables, 
         # `all_gather` moves no more rows than these steps.
         everywhere = np.tile(np.arange(n, dtype=np.int32), (devices, 1))
         return None, (), everywhere, devices * block
+    # A device has its own agents first, then what it receives, step by step.
     place = np.zeros((devices, n), np.int32)
     numbers = np.arange(n)
     place[numbers // block, numbers] = numbers % block
@@ -440,6 +441,7 @@ def _exchanged(mixing: Partitioned, values: Array) -> Array:
             received.append(jax.lax.ppermute(sent, axis, pairs))
         return _gathered(tables, jnp.concatenate([values, *received]))
 
+    # Agents that do not divide by the devices are filled up with zeros, which no row reads.
     padding = mixing.mesh.size * mixing.block - mixing.agents
     others = [(0, 0)] * (values.ndim - 1)
     padded = jnp.pad(values, ((0, padding), *others))

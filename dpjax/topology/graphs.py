@@ -1,7 +1,9 @@
 """Communication graphs: networkx at the border, nodes always numbered 0 to n-1."""
 
+import inspect
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import networkx as nx
@@ -85,9 +87,7 @@ def erdos_renyi(n: int, p: float, seed: int = 0) -> nx.Graph:
         (20, 88)
     """
     n = _validate.integer("n", n)
-    p = _validate.positive("p", p, remedy="give an edge probability in (0, 1]")
-    if p > 1:
-        raise ValueError(f"p is {p!r}; give an edge probability in (0, 1]")
+    p = _validate.fraction("p", p)
     _require_memory("n", n, n, round(p * n * (n - 1) / 2))
     seed = _validate.integer("seed", seed, minimum=0)
     # The seed that was used is kept: whoever repeats the run begins there.
@@ -431,17 +431,16 @@ def facebook_ego(path: _files.PathLike | None = None) -> nx.Graph:
     return graph
 
 
-_NUMBERED: dict[str, tuple] = {
-    # name: (function, argument types, how many of them may not be left out)
-    "er": (erdos_renyi, (int, float, int), 2),
-    "ring": (ring, (int,), 1),
-    "complete": (complete, (int,), 1),
-    "star": (star, (int,), 1),
-    "path": (path, (int,), 1),
-    "grid": (grid, (int, int), 2),
-    "exponential": (exponential, (int,), 1),
-    "florentine": (florentine, (), 0),
-    "facebook_ego": (facebook_ego, (), 0),
+_NAMED: dict[str, Callable[..., nx.Graph]] = {
+    "er": erdos_renyi,
+    "ring": ring,
+    "complete": complete,
+    "star": star,
+    "path": path,
+    "grid": grid,
+    "exponential": exponential,
+    "florentine": florentine,
+    "facebook_ego": facebook_ego,
 }
 
 
@@ -468,8 +467,8 @@ def parse(spec: str) -> nx.Graph:
         text = _validate.shown(spec)
         raise ValueError(f"graph is {text}; give text, such as 'ring:8' or the path of a file")
     name, *words = str(spec).split(":")
-    if name not in _NUMBERED:
-        names = ", ".join(_NUMBERED)
+    if name not in _NAMED:
+        names = ", ".join(_NAMED)
         try:
             return from_edgelist(spec)
         except FileNotFoundError:
@@ -477,14 +476,19 @@ def parse(spec: str) -> nx.Graph:
                 f"graph is {spec!r}, neither a file nor a known name; give an edge-list file or "
                 f"one of {names} (as in er:20:0.5 or ring:12)"
             ) from None
-    function, types, required = _NUMBERED[name]
-    if not required <= len(words) <= len(types):
-        choice = required if required == len(types) else f"{required} to {len(types)}"
+    function = _NAMED[name]
+    # A command line gives the numbers of a function's signature, and no paths.
+    parameters = inspect.signature(function).parameters.values()
+    numbers = [number for number in parameters if number.annotation in (int, float)]
+    required = sum(number.default is number.empty for number in numbers)
+    allowed = len(numbers)
+    if not required <= len(words) <= allowed:
+        choice = required if required == allowed else f"{required} to {allowed}"
         raise ValueError(
             f"graph is {spec!r} with {len(words)} numbers after {name!r}; give {choice}"
         )
     try:
-        arguments = [convert(word) for convert, word in zip(types, words, strict=False)]
+        arguments = [number.annotation(word) for number, word in zip(numbers, words, strict=False)]
     except ValueError:
         raise ValueError(f"graph is {spec!r}; give numbers, as in er:20:0.5 or ring:12") from None
     try:

@@ -29,6 +29,7 @@ def link_pairs(mixing: DenseMixing) -> _Ends:
 
 def incidence(ends: _Ends, agents: int) -> Float[np.ndarray, "n e"]:
     """Return 1 at a link's first end and -1 at its second, a column each."""
+    # The noise of a link is added at one end and taken off at the other.
     signs = np.zeros((agents, len(ends)))
     columns = np.arange(len(ends))
     signs[ends[:, 0], columns] = 1.0

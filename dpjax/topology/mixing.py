@@ -173,13 +173,14 @@ def survivors(mixing: Matrix, departed: Sequence[int]) -> Float[np.ndarray, "k k
                [0.  , 0.33, 0.67]])
     """
     matrix = check_mixing(_validate.square("mixing", mixing), stochastic="rows")
-    leaving = _validate.agents("departed", departed)
     n = len(matrix)
+    leaving = _validate.agents("departed", departed)
     if any(agent >= n for agent in leaving):
         raise ValueError(f"departed names agent {max(leaving)}; give numbers from 0 to {n - 1}")
     stay = np.setdiff1d(np.arange(n), leaving)
     if not len(stay):
         raise ValueError(f"departed is {leaving}, everyone; leave at least one agent")
+    # What an agent would take from the departed stays with its own model.
     lost = matrix.copy()
     lost[:, stay] = 0.0
     remaining = matrix[np.ix_(stay, stay)]

@@ -57,6 +57,7 @@ def order(graph: nx.Graph) -> list:
         )
     if not len(graph):
         raise ValueError("graph has no nodes; give at least one agent")
+    # Numbers are rows, in whatever order edges have named them.
     numbers = range(graph.number_of_nodes())
     if set(graph) == set(numbers):
         return list(numbers)
@@ -105,6 +106,7 @@ def find(names: Names, word: str, argument: str = "node") -> int:
     several = isinstance(names, Iterable) and not isinstance(names, str)
     if not several or not all(isinstance(label, str) for label in names):
         raise ValueError(f"names is {_validate.shown(names)}; give nodes.labels(graph)")
+    # Letters with accents have two forms in Unicode; labels are in the composed one.
     word = _validate.name(word).strip()
     name = word.removeprefix(_LABEL)
     called = {index for index, label in enumerate(names) if label in (name, word)}
@@ -115,6 +117,7 @@ def find(names: Names, word: str, argument: str = "node") -> int:
         if any(label.isdecimal() for label in names):
             remedy = f"{_INDEX}{word} is {title(names, *counted)}"
             _refuse(names, f"{argument} is {word!r}, a number that is no label here; {remedy}")
+    # The label of one node may be the index of another.
     matches = sorted(called | counted)
     if not matches:
         _refuse(names, f"{argument} is {word!r}, which is no node")
@@ -149,6 +152,7 @@ def find_all(names: Names, words: Sequence[str], argument: str) -> tuple[int, ..
 
 def _counted(names: Names, word: str) -> set[int]:
     """The index that a word is, if it is one; 007 is none."""
+    # int() also takes digits of other scripts, which no index is written in.
     decimal = word.isascii() and word.isdecimal() and len(word) < 10
     if not decimal or word != str(int(word)):
         return set()
