@@ -318,12 +318,12 @@ def noise_values(name: str) -> list[Values]:
     link = plan.privatizer.transformation(arrays, KEY)
     payload = {"a": jnp.zeros((AGENTS, 4), jnp.float32), "b": jnp.zeros((AGENTS, 2), jnp.float32)}
     # Whole numbers also take the round's public key.
-    integers = not isinstance(link, optax.GradientTransformation)
+    integers = isinstance(link, optax.GradientTransformationExtraArgs)
     values = []
     state = link.init(payload)
     for number in range(3):
-        public = [jax.random.fold_in(KEY, 100 + number)] if integers else []
-        noisy, state = link.update(payload, state, *public)
+        public = {"key": jax.random.fold_in(KEY, 100 + number)} if integers else {}
+        noisy, state = link.update(payload, state, **public)
         values.extend(tree_value(noisy))
         payload = jax.tree.map(lambda leaf: leaf + 0.125, payload)
     return values

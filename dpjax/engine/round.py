@@ -54,7 +54,8 @@ def rounds(
     guarantee covers. Metrics are not private.
 
     A stored state (of all agents) goes on by ``init(stored)``, which draws the secret of its round
-    again; with any other secret its models are NaN.
+    again; with the secret of another round its models are NaN. A key file does not say which rounds
+    were sent: a loop that was stopped goes on from its stored state, never from the beginning.
 
     ``state.secret`` must not be stored or sent: whoever has it subtracts the noise. A simulation
     draws it from the seed. A release draws its noise key from the operating system and keeps it in
@@ -128,8 +129,8 @@ def rounds(
     seed = _validate.integer("seed", seed, minimum=0, maximum=2**32 - 1)
     tasks = arguments.check_run(plan, problem, [seed])
     plans, problems, seeds = tasks
-    if len(plans) != 1:
-        raise ValueError(f"plan is {len(plans)} plans; give one")
+    if not isinstance(plan, Plan):
+        raise ValueError(f"plan is {len(plans)} plans; give one, not a list")
     place = Checkpoint(key_file=key_file)
     checkpoint.check_storage(plans, place)
     arguments.check_device(plans, None)
@@ -174,15 +175,32 @@ class _Run(NamedTuple):
 
 
 def _functions(statics: Statics, run: _Run, models: Models) -> Rounds:
-    """The compiled functions of one plan and one seed."""
-    later = [functools.partial(half, statics, run) for half in (_outgoing, _incoming, _step)]
-    return Rounds(functools.partial(_initial, statics, run, models), *later)
+    """The compiled functions of one plan and one seed.
+
+    Functions of their own, since a partial's repr would print a release's key and its records.
+    """
+
+    def init(stored: State | None = None) -> State:
+        return _initial(statics, run, models, stored)
+
+    def outgoing(state: State) -> Outgoing:
+        return _outgoing(statics, run, state)
+
+    def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        return _incoming(statics, run, state, sent, received)
+
+    def step(state: State) -> tuple[State, Info]:
+        return _step(statics, run, state)
+
+    return Rounds(init, outgoing, incoming, step)
 
 
 def _initial(statics: Statics, run: _Run, models: Models, stored: State | None = None) -> State:
     first = _first(statics, run, models)
     if stored is None:
         return first
+    if not isinstance(stored, State):
+        raise ValueError(f"stored is {type(stored).__name__}; give a State of these rounds")
     # A run stacks its states over seeds and plans.
     stacked = jax.tree.map(lambda leaf: leaf[None], run.arrays)
     models = jax.tree.map(lambda leaf: leaf[None, None], models)
@@ -198,20 +216,20 @@ def _first(statics: Statics, run: _Run, models: Models) -> State:
 
 @compiled()
 def _outgoing(statics: Statics, run: _Run, state: State) -> Outgoing:
-    return _rounds(statics, run).outgoing(_planned(run, state))
+    return _rounds(statics, run).outgoing(_planned(run.last, state))
 
 
 @compiled()
 def _incoming(
     statics: Statics, run: _Run, state: State, sent: Outgoing, received: Message
 ) -> State:
-    return _planned(run, _rounds(statics, run).incoming(state, sent, received))
+    return _planned(run.last, _rounds(statics, run).incoming(state, sent, received))
 
 
 @compiled()
 def _step(statics: Statics, run: _Run, state: State) -> tuple[State, Info]:
-    new, info = _rounds(statics, run).step(_planned(run, state))
-    return _planned(run, new), info
+    new, info = _rounds(statics, run).step(_planned(run.last, state))
+    return _planned(run.last, new), info
 
 
 def _rounds(statics: Statics, run: _Run) -> Rounds:
@@ -219,12 +237,12 @@ def _rounds(statics: Statics, run: _Run) -> Rounds:
     return statics.rounds(run.arrays, run.noise_key, draw, frozen=run.data.frozen)
 
 
-def _planned(run: _Run, state: State) -> State:
+def _planned(last: Int[Array, ""], state: State) -> State:
     """The state, its models NaN past the last round, and where its noise is of another round.
 
     A stored state with the secret of a new one would send noise that went out already.
     """
-    valid = state.round <= run.last
+    valid = state.round <= last
     for leaf in jax.tree.leaves(state.secret):
         if program.is_counter(leaf):
             valid &= leaf == state.round
@@ -280,10 +298,20 @@ def _rounds_of_agents(
     first = statics.initial(arrays, start, run.batch_key, run.noise_key, privatizer=link)
     draw = functools.partial(statics.draw, data, run.batch_key)
     functions = statics.rounds(arrays, run.noise_key, draw, frozen=data.frozen, privatizer=link)
+    # The functions below must not keep the run, which has the others' records and keys.
+    last = run.last
+
+    def init(stored: State | None = None) -> State:
+        if stored is not None:
+            raise ValueError(
+                f"init has a stored state of agents {members}; leave it out and run their rounds "
+                "again from the first, with the same received messages"
+            )
+        return first
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         value = combine(state.round, sent.message, received)
-        return _planned(run, functions.incoming(state, sent, value))
+        return _planned(last, functions.incoming(state, sent, value))
 
     def step(state: State) -> tuple[State, Info]:
         raise ValueError(
@@ -291,9 +319,9 @@ def _rounds_of_agents(
         )
 
     def outgoing(state: State) -> Outgoing:
-        return functions.outgoing(_planned(run, state))
+        return functions.outgoing(_planned(last, state))
 
-    return Rounds(lambda: first, jax.jit(outgoing), jax.jit(incoming), step)
+    return Rounds(init, jax.jit(outgoing), jax.jit(incoming), step)
 
 
 def _records_of(problem: Problem, agents: Sequence[int]) -> Data:

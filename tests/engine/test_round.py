@@ -1,6 +1,7 @@
 """`dpjax.rounds`: a loop of one's own has the bits of a run, and what it refuses."""
 
 import dataclasses
+import functools
 import secrets
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
-from dpjax.engine import checkpoint
+from dpjax.engine import checkpoint, keys
 from dpjax.engine import round as round_
 from dpjax.engine.host import local
 from dpjax.plans.scheduled import ScheduledLaplace
@@ -166,6 +167,8 @@ def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
         dp.rounds(plan, task)
     path = tmp_path / "loop.key"
     rounds = dp.rounds(plan, task, key_file=path)
+    # What a notebook shows of them holds neither the key nor records.
+    assert "Array" not in repr(rounds) and len(repr(rounds)) < 1000
     state = models_of(rounds)
     assert float(rounds.step(state)[1].metrics["not_finite"]) == 1
     same_bits(state.models, run(plan, task, seeds=[0], key_file=tmp_path / "run.key"))
@@ -297,6 +300,41 @@ def with_factor_of(plan, group):
     return with_factor(plan, factor)
 
 
+def kept_arrays(value, seen):
+    """All arrays that a function keeps, in its closures and in what these hold."""
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, jax.Array | np.ndarray):
+        return [value]
+    parts = [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    parts += [getattr(value, "__wrapped__", None)]
+    if isinstance(value, functools.partial):
+        parts += [value.func, value.args, value.keywords]
+    if isinstance(value, dict):
+        parts += value.values()
+    if isinstance(value, list | tuple):
+        parts += value
+    return [array for part in parts if part is not None for array in kept_arrays(part, seen)]
+
+
+def test_one_agents_functions_keep_nothing_of_other_agents():
+    plan, task = make("pair keys")
+    rounds = dp.rounds(plan, task, agents=(AGENT,))
+    secret = {bytes(jax.random.key_data(keys.derive(0, "noise")))}
+    own = len(task.partition.indices[AGENT])
+    for function in rounds[:3]:
+        arrays = kept_arrays(function, set())
+        assert arrays
+        for array in arrays:
+            assert not (array.shape[1:] == task.x.shape[1:] and len(array) > own)
+            if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+                assert bytes(jax.random.key_data(array)) not in secret
+    # All agents' functions keep all records, and the walk finds them.
+    arrays = kept_arrays(dp.rounds(plan, task).outgoing, set())
+    assert any(array.shape[1:] == task.x.shape[1:] for array in arrays)
+
+
 OTHERS = [agent for agent in range(N) if agent != AGENT]
 
 
@@ -396,6 +434,10 @@ def test_what_does_not_fit_is_refused(tmp_path):
     plan, task = make("whisper")
     with pytest.raises(ValueError, match="plan is 2 plans; give one"):
         dp.rounds([plan, plan], task)
+    with pytest.raises(ValueError, match="plan is 1 plans; give one, not a list"):
+        dp.rounds([plan], task)
+    with pytest.raises(ValueError, match="stored is int; give a State"):
+        dp.rounds(plan, task).init(3)
     with pytest.raises(ValueError, match="seed is 'a'"):
         dp.rounds(plan, task, seed="a")
     with pytest.raises(ValueError, match="no plan has release=True"):
@@ -404,5 +446,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         with pytest.raises(ValueError, match=text):
             dp.rounds(plan, task, agents=agents)
     alone = dp.rounds(plan, task, agents=(1,))
+    with pytest.raises(ValueError, match="init has a stored state of agents"):
+        alone.init(alone.init())
     with pytest.raises(ValueError, match="step needs messages of others than agents"):
         alone.step(alone.init())

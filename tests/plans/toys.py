@@ -76,7 +76,7 @@ class Method(protocols.Method):
 
     exchange: Any = Gossip()
     stochastic = "rows"
-    entries = D
+    min_entries = D
 
     def start(self, ctx, models):
         return ctx.optimizer.init(models)

@@ -136,7 +136,7 @@ def long_noises(strategy, zeros, agents=N, factor=None):
 def impulses(monkeypatch):
     """Normals of round s become the unit vector s: the noise is then the map over rounds itself."""
 
-    def draw(key, group, shape, dtype, released):
+    def draw(key, group, shape, dtype, released, rows):
         return lambda t: (jnp.arange(shape[1]) == t).astype(dtype)[None]
 
     monkeypatch.setattr(noise, "_draw", draw)
