@@ -58,6 +58,8 @@ _KEEP = 2
 _DONE = 3
 
 _Words = UInt32[Array, "r l"]
+_Pair = tuple[_Words, _Words]
+"""Upper and lower words of products."""
 _Signs = Float[Array, " K"]
 _Vectors = Float[Array, "n k"]
 _Integers = Int32[Array, "n K"]
@@ -355,19 +357,8 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
     drawn = starts & (excess >= 2**32 % top)
     sign = 1 - 2 * (low >> 31).astype(jnp.int32)
 
-    # Two events, each decided by a word: of probability rest / divisor, and of 1 / k.
     doubled = (uniform << 1) | (excess >> 31), excess << 1
-    first_passes, first_misses, first_rest = _compared(doubled, lane.first, twice)
-    product = _product(low, lane.length)
-    second_passes, second_misses, second_rest = _compared(product, lane.second, lane.length)
-    # As numbers of one kind: a flag's place is its bit.
-    flags = (first_misses | second_misses).astype(jnp.uint32)
-    flags = flags + first_passes.astype(jnp.uint32) * 2
-    flags = flags + second_passes.astype(jnp.uint32) * 4
-    flags = lax.optimization_barrier(flags)
-    fails = flags & 1 == 1
-    first_passes = flags & 2 == 2
-    second_passes = flags & 4 == 4
+    fails, first_passes, second_passes, first_rest, second_rest = _events(lane, doubled, low, twice)
     odd = lane.length & 1 == 1
 
     # v + 1, or the end of counting.
@@ -432,9 +423,24 @@ def _stepped(lane: _Lane, high: _Words, low: _Words, law: lattice.Proposal) -> _
     )
 
 
-def _compared(
-    product: tuple[_Words, _Words], rest: _Words, divisor: _Words | int
-) -> tuple[Array, Array, _Words]:
+def _events(lane: _Lane, doubled: _Pair, low: _Words, twice: int) -> tuple[Array, ...]:
+    """Decide two events, each by a word: of probability rest / divisor, and of 1 / k.
+
+    Returns:
+        Where one of them fails, where each passes, and the rests where their words leave them open.
+    """
+    first_passes, first_misses, first_rest = _compared(doubled, lane.first, twice)
+    product = _product(low, lane.length)
+    second_passes, second_misses, second_rest = _compared(product, lane.second, lane.length)
+    # As numbers of one kind: a flag's place is its bit.
+    flags = (first_misses | second_misses).astype(jnp.uint32)
+    flags = flags + first_passes.astype(jnp.uint32) * 2
+    flags = flags + second_passes.astype(jnp.uint32) * 4
+    flags = lax.optimization_barrier(flags)
+    return flags & 1 == 1, flags & 2 == 2, flags & 4 == 4, first_rest, second_rest
+
+
+def _compared(product: _Pair, rest: _Words, divisor: _Words | int) -> tuple[Array, Array, _Words]:
     """Whether a real that begins with a word is below rest / divisor, is not, or by what remainder.
 
     Args:
@@ -453,7 +459,7 @@ def _compared(
     return below, not_below, remainder
 
 
-def _product(first: _Words, second: _Words | int) -> tuple[_Words, _Words]:
+def _product(first: _Words, second: _Words | int) -> _Pair:
     """The two words of a product of words, by halves of 16 bits."""
     half = 16
     mask = 2**16 - 1

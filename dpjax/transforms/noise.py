@@ -624,6 +624,16 @@ def opened(code: SumCode, total: Array, key: PRNGKeyArray, like: Updates) -> Upd
         total: [K] sum of noisy payloads.
         key: The round's public key.
         like: Shapes and dtypes of one agent's payload.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from dpjax.encoding.integers import SumCode
+        >>> from dpjax.transforms import noise
+        >>> code = SumCode(size=3, bound=1.0, grid=2**-10, clients=2, variance=4)
+        >>> like = np.zeros(3, np.float32)
+        >>> total = noise.opened(code, np.zeros(4, np.uint32), jax.random.key(0), like)
+        >>> total.shape
+        (3,)
     """
     reals = simulated.decode_total(code, total, simulated.public_signs(code, key))
     leaves, structure = jax.tree.flatten(like)
