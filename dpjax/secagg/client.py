@@ -206,7 +206,7 @@ class Client:
             )
         for j, cipher in delivery.sealed.items():
             words = primitives.channel_words(j, self.number, self._session)
-            plain = primitives.opened(self._channel_key(j, sending=False), cipher, words)
+            plain = primitives.unsealed(self._channel_key(j, sending=False), cipher, words)
             self._shares[j] = None
             if plain is not None and len(plain) == 2 * primitives.SHARE_BYTES:
                 self._shares[j] = _halves(plain)
@@ -286,7 +286,7 @@ class Client:
             _, receiving = self._confirm_keys[j]
             words = self._confirm_words(j, self.number)
             # What does not open, or is of another request, does not count.
-            if primitives.opened(receiving, cipher, words) == plain:
+            if primitives.unsealed(receiving, cipher, words) == plain:
                 count += 1
         if count < threshold:
             self.end(

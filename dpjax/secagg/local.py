@@ -29,7 +29,7 @@ _Leaves = Mapping[int, str] | None
 """The stage in which a client leaves, by its row."""
 
 
-class Carried(NamedTuple):
+class _Carried(NamedTuple):
     """A secure sum and what crossed for it.
 
     Attributes:
@@ -59,7 +59,7 @@ def over_memory(
     terms: Terms,
     rows: np.ndarray,
     leaves: _Leaves = None,
-) -> Carried:
+) -> _Carried:
     """Return the sum of rows by the protocol, message by message, without a network.
 
     Args:
@@ -121,7 +121,7 @@ def over_memory(
             if answer is not None:
                 server.accept(number, answer)
     total = _by_row(server.total(), clients)
-    return Carried(total, received, sent, clock() - began - spent, spent)
+    return _Carried(total, received, sent, clock() - began - spent, spent)
 
 
 def over_tcp(
@@ -130,7 +130,7 @@ def over_tcp(
     leaves: _Leaves = None,
     *,
     limits: tcp.Limits | None = None,
-) -> Carried:
+) -> _Carried:
     """Return the sum of rows by the protocol, over TCP on this machine.
 
     Where clients leave in the stage "enrol", the server waits for them as long as the limits say.
@@ -165,7 +165,7 @@ def over_tcp(
 
 async def _over_tcp(
     terms: Terms, clients: list[Client], stays: list[int], limits: tcp.Limits
-) -> Carried:
+) -> _Carried:
     async with tcp.Listener(terms, limits=limits) as listener:
         address = "127.0.0.1", listener.port, limits
         parts = []
@@ -177,7 +177,7 @@ async def _over_tcp(
         total, *_ = await asyncio.gather(listener.aggregate(), *parts, return_exceptions=True)
     if isinstance(total, BaseException):
         raise total
-    return Carried(_by_row(total, clients), listener.received, listener.sent)
+    return _Carried(_by_row(total, clients), listener.received, listener.sent)
 
 
 def _parties(terms: Terms, rows: np.ndarray, leaves: _Leaves) -> tuple[list[Client], list[int]]:

@@ -132,7 +132,7 @@ def sealed(key: bytes, plain: bytes, public: bytes) -> bytes:
     return bytes(_aead(key).encrypt(bytes(12), plain, public))
 
 
-def opened(key: bytes, cipher: bytes, public: bytes) -> bytes | None:
+def unsealed(key: bytes, cipher: bytes, public: bytes) -> bytes | None:
     """Return what was sealed; None if anything of it was changed.
 
     Args:

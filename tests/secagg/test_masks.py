@@ -142,13 +142,13 @@ def test_keys_are_apart_by_purpose_session_and_parties():
 
 def test_what_is_sealed_opens_for_the_same_key_and_words_alone():
     cipher = primitives.sealed(key(0), b"share", b"from 1 to 2")
-    assert primitives.opened(key(0), cipher, b"from 1 to 2") == b"share"
-    assert primitives.opened(key(1), cipher, b"from 1 to 2") is None
-    assert primitives.opened(key(0), cipher, b"from 2 to 1") is None
+    assert primitives.unsealed(key(0), cipher, b"from 1 to 2") == b"share"
+    assert primitives.unsealed(key(1), cipher, b"from 1 to 2") is None
+    assert primitives.unsealed(key(0), cipher, b"from 2 to 1") is None
     for at in range(len(cipher)):
         changed = bytearray(cipher)
         changed[at] ^= 1
-        assert primitives.opened(key(0), bytes(changed), b"from 1 to 2") is None
+        assert primitives.unsealed(key(0), bytes(changed), b"from 1 to 2") is None
 
 
 def test_keys_agree_and_low_orders_are_refused():
