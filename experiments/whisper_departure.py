@@ -22,7 +22,7 @@ from _common import launch, tables
 from dpjax.accounting import gdp
 from dpjax.data import load, partition
 from dpjax.engine import keys
-from dpjax.engine.run import Result
+from dpjax.engine.run import Continuation, Result
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
@@ -281,9 +281,10 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
         rows += label(first, "before", 0, 0.0, first_plan.design.covariance, matrix)
         start = jax.tree.map(lambda leaf: leaf[:, :, stay], first.params)
         for policy, made in (("old noise", old), ("solved again", solved)):
+            totals = [guarantee.within(total) for guarantee in first.guarantees]
             second = lab.run(
-                plan.make(chosen, rest, design=made), learn(stay), start=start, phase=1,
-                spent=[one.within(total) for one in first.guarantees], **options,
+                plan.make(chosen, rest, design=made), learn(stay), **options,
+                continuation=Continuation(start, 1, totals),
                 checkpoint=folder / f"{name}-{policy.replace(' ', '-')}",
             )  # fmt: skip
             spent = seconds if policy == "solved again" else 0.0

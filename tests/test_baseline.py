@@ -315,15 +315,13 @@ def noise_values(name: str) -> list[Values]:
     """Noisy payloads of three rounds: raw noise first, then beside a payload."""
     plan = make_plan(name)
     arrays = {key: jnp.asarray(array, jnp.float32) for key, array in plan.arrays.items()}
-    link = plan.privatizer.transformation(arrays, KEY)
+    link = optax.with_extra_args_support(plan.privatizer.transformation(arrays, KEY))
     payload = {"a": jnp.zeros((AGENTS, 4), jnp.float32), "b": jnp.zeros((AGENTS, 2), jnp.float32)}
-    # Whole numbers also take the round's public key.
-    integers = isinstance(link, optax.GradientTransformationExtraArgs)
     values = []
     state = link.init(payload)
     for number in range(3):
-        public = {"key": jax.random.fold_in(KEY, 100 + number)} if integers else {}
-        noisy, state = link.update(payload, state, **public)
+        # Whole numbers take the round's public key, and other noise none.
+        noisy, state = link.update(payload, state, key=jax.random.fold_in(KEY, 100 + number))
         values.extend(tree_value(noisy))
         payload = jax.tree.map(lambda leaf: leaf + 0.125, payload)
     return values

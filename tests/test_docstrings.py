@@ -14,9 +14,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # These read files of public weights, some of them by hundreds of names, and of a network.
 OF_FILES = {
-    "dpjax.contrib.roberta.load_roberta",
-    "dpjax.contrib.vit.load_vit",
-    "dpjax.contrib.weights.load_parameters",
     "dpjax.topology.graphs.facebook_ego",
 }
 
