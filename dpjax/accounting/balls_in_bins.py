@@ -182,7 +182,7 @@ class Bins(Amplification):
     kind = BinLoss.kind
     remedy = (
         "give a covariance over agents that is fresh in every round, or a strategy of few bands "
-        "(noise.PrefixSum(bands=2), say), far fewer than bins"
+        "(noise.PrefixSum(bands=2), say), for bins that a small number from the bands on divides"
     )
     separation: int
 

@@ -564,9 +564,7 @@ def _rich(value: Any) -> Any:
 def _counted(loss: Loss, kind: Any) -> Any:
     """A phase's loss in the terms of a total, for which a filter is known."""
     if isinstance(loss, AmplifiedLoss):
-        raise ValueError(
-            f"{loss.no_total}, or fix all phases beforehand and compose them with planned=True"
-        )
+        raise ValueError(loss.no_total)
     if kind == "zcdp":
         return loss.concentrated()
     if loss.kind != kind:

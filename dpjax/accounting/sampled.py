@@ -161,7 +161,8 @@ class Pld(AmplifiedLoss):
     )
     no_total = (
         "loss is Pld, of Poisson-sampled batches; adding up such losses to a total does not "
-        "hold for phases chosen on the way (arXiv 2602.06756). Take samplers.Random or Cyclic"
+        "hold for phases chosen on the way (arXiv 2602.06756). Take samplers.Random or Cyclic, or "
+        "fix all phases beforehand and compose them with planned=True"
     )
     phases: tuple[Phase, ...]
 
