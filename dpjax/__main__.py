@@ -4,7 +4,7 @@ import sys
 
 from dpjax.cli import main
 
-__all__: list[str] = []
+__all__ = ()
 
 if __name__ == "__main__":
     sys.exit(main())

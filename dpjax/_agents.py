@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 from dpjax._numerics import shapes
 from dpjax._programs import jaxprs
 
-__all__: list[str] = []
+__all__ = ()
 
 _Tree: TypeAlias = Any
 _Function: TypeAlias = Callable[..., _Tree]

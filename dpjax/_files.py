@@ -16,7 +16,7 @@ import numpy as np
 
 from dpjax import _validate
 
-__all__: list[str] = []
+__all__ = ()
 
 Content = bytes | Callable[[BinaryIO], None]
 PathLike = str | os.PathLike[str]

@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__: list[str] = []
+__all__ = ()
 
 escape = html.escape
 

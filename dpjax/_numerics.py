@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
-__all__: list[str] = []
+__all__ = ()
 
 _Tree: TypeAlias = Any
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-__all__: list[str] = []
+__all__ = ()
 
 _PROGRAMS = 16
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__: list[str] = []
+__all__ = ()
 
 _FINITE = "give a finite number"
 

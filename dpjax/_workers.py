@@ -22,7 +22,7 @@ from typing import Any
 
 from dpjax import _files, _validate
 
-__all__: list[str] = []
+__all__ = ()
 
 _PAUSE = 0.2
 """Seconds between two looks at what others make."""

@@ -17,7 +17,7 @@ from typing import TextIO
 import tyro
 import tyro.extras
 
-__all__: list[str] = []
+__all__ = ()
 
 _COMMANDS = {
     "init": "Write a commented file of settings, for dpjax train.",

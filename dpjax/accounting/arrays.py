@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-__all__: list[str] = []
+__all__ = ()
 
 Vector = Float[np.ndarray, " n"]
 Matrix = Float[np.ndarray, "m n"]

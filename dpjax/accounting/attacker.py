@@ -13,7 +13,7 @@ from dpjax.accounting.arrays import Flags, Ints, Matrix, Numbers, Sides, Vector
 from dpjax.accounting.kalman import Energies, Model, ModelMaker
 from dpjax.mechanism.participation import Participation, check_participation
 
-__all__: list[str] = []
+__all__ = ()
 
 Gradients = Literal["view", "any"]
 

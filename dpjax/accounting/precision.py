@@ -6,7 +6,7 @@ from dpjax import _validate
 from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.accounting.rounding import UNIT
 
-__all__: list[str] = []
+__all__ = ()
 
 
 def diagonal_of(factor: Numbers) -> Numbers | None:

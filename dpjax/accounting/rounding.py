@@ -3,7 +3,7 @@
 import math
 from decimal import ROUND_CEILING, Context, Decimal
 
-__all__: list[str] = []
+__all__ = ()
 
 MARGIN = 1 + 1e-15
 """Times this, a loss of a few float64 operations is not below what exact ones would give."""

@@ -45,7 +45,7 @@ from dpjax.accounting.loss import (
 from dpjax.accounting.rounding import UNIT
 from dpjax.protocols import Amplification, SampledNoise, SampledTarget
 
-__all__: list[str] = []
+__all__ = ()
 
 # Losses within ten deviations of a round's noise have at least so many cells, and sums at most.
 _CELLS = 30_000

@@ -34,7 +34,7 @@ from dpjax.accounting import gdp
 from dpjax.accounting.arrays import Floats, Ints, Numbers, Vector
 from dpjax.accounting.rounding import MARGIN, UNIT
 
-__all__: list[str] = []
+__all__ = ()
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 # Relative error of a transition probability, by far: quadrature, exponentials, sums.

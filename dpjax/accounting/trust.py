@@ -28,7 +28,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
 from dpjax.topology.links import message_pairs
 
-__all__: list[str] = []
+__all__ = ()
 
 # Numbers in the state beyond which a strategy takes the dense route.
 LARGEST_STATE = 1500

@@ -8,7 +8,7 @@ from dpjax.accounting.parties import epsilon_text, range_text
 from dpjax.accounting.records import Record, precision_cost
 from dpjax.accounting.rounding import delta_text, up
 
-__all__: list[str] = []
+__all__ = ()
 
 ATTACKERS: dict[str, str] = {
     "outsider": (

@@ -10,7 +10,7 @@ from dpjax import _validate
 from dpjax.data import cache, canonical, catalog, load
 from dpjax.topology import graphs
 
-__all__: list[str] = []
+__all__ = ()
 
 _EGO = catalog.Known(cache.EGO_SOURCE, urls=((cache.EGO_URL,),))
 _CUSTOM = catalog.Known("your own file, not verified")

@@ -15,7 +15,7 @@ from dpjax.topology import graphs
 from dpjax.topology import mixing as matrices
 from dpjax.topology.mixing import Matrix
 
-__all__: list[str] = []
+__all__ = ()
 
 Command: TypeAlias = Callable[..., int]
 """What the command line calls with its options, for an exit status."""

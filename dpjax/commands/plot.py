@@ -8,7 +8,7 @@ import tyro
 from dpjax.commands import inputs
 from dpjax.results import plots
 
-__all__: list[str] = []
+__all__ = ()
 
 
 @inputs.with_arguments(plots.from_records)

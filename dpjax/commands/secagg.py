@@ -14,7 +14,7 @@ from dpjax.commands import inputs
 from dpjax.secagg import tcp
 from dpjax.secagg.terms import Abort, Terms
 
-__all__: list[str] = []
+__all__ = ()
 
 _Write = Callable[[np.ndarray], None]
 

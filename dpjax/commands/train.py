@@ -31,7 +31,7 @@ from dpjax.plans import noise, optimizers, protect
 from dpjax.plans import plan as plan_
 from dpjax.topology import nodes
 
-__all__: list[str] = []
+__all__ = ()
 
 TEMPLATE = """\
 # Settings of a private training run: dpjax train THIS_FILE

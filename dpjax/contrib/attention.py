@@ -3,7 +3,7 @@
 import jax
 from jaxtyping import Array, Bool, Float
 
-__all__: list[str] = []
+__all__ = ()
 
 
 def attend(

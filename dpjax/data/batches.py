@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
 
-__all__: list[str] = []
+__all__ = ()
 
 # Its square fits into 32 bits.
 _LARGEST = 46_340

@@ -16,7 +16,7 @@ import numpy as np
 from dpjax import _files, _validate
 from dpjax.data.catalog import Digests
 
-__all__: list[str] = []
+__all__ = ()
 
 Arrays = dict[str, np.ndarray]
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple, TypeAlias
 
-__all__: list[str] = []
+__all__ = ()
 
 Digests: TypeAlias = tuple[str | None, str | None]
 """Of the train and of the test records; None for records without one."""

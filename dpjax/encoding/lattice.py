@@ -38,7 +38,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__: list[str] = []
+__all__ = ()
 
 LEAST = Fraction(1, 4)
 """The smallest variance: below, nearly every proposal would be turned down."""

@@ -8,7 +8,7 @@ from jaxtyping import UInt32, UInt64
 
 from dpjax import _validate
 
-__all__: list[str] = []
+__all__ = ()
 
 _LOW_WORD = 2**32 - 1
 _BLOCK = 2**16

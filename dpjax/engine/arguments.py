@@ -18,7 +18,7 @@ from dpjax.plans.plan import Plan
 from dpjax.protocols import Noise, Tree
 from dpjax.topology import nodes
 
-__all__: list[str] = []
+__all__ = ()
 
 Plans: TypeAlias = tuple[Plan, ...]
 Problems: TypeAlias = tuple[Problem, ...]

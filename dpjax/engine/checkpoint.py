@@ -33,7 +33,7 @@ from dpjax.plans.identity import described
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Tree
 
-__all__: list[str] = []
+__all__ = ()
 
 Identity: TypeAlias = dict[str, str]
 """What a run depends on, by name, in words or as a digest."""

@@ -23,7 +23,7 @@ from dpjax.plans import statements
 from dpjax.protocols import Arrays, Batch, Models, Privatizer, State, Tree, Updates
 from dpjax.topology import gossip, mixing
 
-__all__: list[str] = []
+__all__ = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ from dpjax.learning.problem import Problem
 from dpjax.protocols import State, Tree
 from dpjax.transforms.rounds import WIDEST
 
-__all__: list[str] = []
+__all__ = ()
 
 
 @jax.tree_util.register_dataclass

@@ -29,7 +29,7 @@ from dpjax.engine.processes import place, whole
 from dpjax.engine.step import LOST, NOT_FINITE, Data, Metrics, Rounds, Secret, Statics, first_leaves
 from dpjax.protocols import Arrays, Memory, Models, PublicState, State, Tree
 
-__all__: list[str] = []
+__all__ = ()
 
 _Axes: TypeAlias = Tree
 """_Axes of leaves to map over, 0 or None, as `jax.vmap` takes them."""

@@ -14,7 +14,7 @@ from dpjax.accounting.parties import epsilon_text
 from dpjax.accounting.rounding import up
 from dpjax.plans.identity import described
 
-__all__: list[str] = []
+__all__ = ()
 
 Row: TypeAlias = dict[str, Any]
 """Plain values by the name of their column."""

@@ -38,7 +38,7 @@ from dpjax.protocols import Models, Tree
 if TYPE_CHECKING:
     import pandas
 
-__all__: list[str] = []
+__all__ = ()
 
 _FORMAT = 2
 _KIND = "dpjax result"

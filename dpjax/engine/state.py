@@ -18,7 +18,7 @@ from dpjax.engine.program import Blocks, zeros
 from dpjax.engine.step import LOST, NOT_FINITE, Metrics
 from dpjax.protocols import Models, State, Tree
 
-__all__: list[str] = []
+__all__ = ()
 
 _TOLERATED_LOSS = 0.01
 """Share of a message's entries without noise above which a run warns."""

@@ -42,7 +42,7 @@ from dpjax.protocols import (
     Updates,
 )
 
-__all__: list[str] = []
+__all__ = ()
 
 Metrics: TypeAlias = Mapping[str, Array]
 """Scalars by name, or stacks of them; not private."""

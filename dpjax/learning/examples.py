@@ -5,7 +5,7 @@ from numpy.typing import ArrayLike
 
 from dpjax import _validate
 
-__all__: list[str] = []
+__all__ = ()
 
 
 def as_numbers(name: str, x: ArrayLike) -> np.ndarray:

@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from dpjax import _validate
 
-__all__: list[str] = []
+__all__ = ()
 
 Params: TypeAlias = Any
 """Parameters of one agent, a pytree of a user's own; or their shapes and dtypes."""

@@ -8,7 +8,7 @@ import scipy.linalg
 from jaxtyping import Float
 from numpy.linalg import LinAlgError, cholesky, eigh, svd
 
-__all__: list[str] = []
+__all__ = ()
 
 Matrix = Float[np.ndarray, "n n"]
 Factor = Float[np.ndarray, "m n"]

@@ -10,7 +10,7 @@ import numpy as np
 from dpjax import _files
 from dpjax._files import PathLike
 
-__all__: list[str] = []
+__all__ = ()
 
 _FORMAT = 1
 

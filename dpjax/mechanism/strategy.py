@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from dpjax import _validate
 
-__all__: list[str] = []
+__all__ = ()
 
 Strategy = Float[np.ndarray, "t t"]
 EXTREME = 1e12

@@ -19,7 +19,7 @@ from dpjax.mechanism.factorization import compressed, factor_of
 from dpjax.topology import mixing as mixing_
 from dpjax.topology.mixing import DenseMixing, HashableMatrix, Mixing
 
-__all__: list[str] = []
+__all__ = ()
 
 Gram: TypeAlias = Float[np.ndarray, "t t"]
 Schedule: TypeAlias = Float[np.ndarray, "p n n"]

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from dpjax.models.conv import Images, shifted
 
-__all__: list[str] = []
+__all__ = ()
 
 Logits: TypeAlias = Float[Array, "*b k"]
 """Scores of classes."""

@@ -20,7 +20,7 @@ from dpjax import _numerics
 from dpjax.models import conv
 from dpjax.models.linear import Linear
 
-__all__: list[str] = []
+__all__ = ()
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 _Shape: TypeAlias = tuple[int, ...]

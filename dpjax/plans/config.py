@@ -15,7 +15,7 @@ from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.protocols import Method, Networked, Noise, Optimizer, Sampler, Timed
 
-__all__: list[str] = []
+__all__ = ()
 
 
 @dataclass(frozen=True, kw_only=True)

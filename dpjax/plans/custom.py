@@ -13,7 +13,7 @@ from dpjax.accounting.budget import AgentLoss
 from dpjax.accounting.loss import AmplifiedLoss, Loss
 from dpjax.plans import compatibility
 
-__all__: list[str] = []
+__all__ = ()
 
 
 def check(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> None:

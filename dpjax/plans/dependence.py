@@ -34,7 +34,7 @@ from dpjax.protocols import (
 )
 from dpjax.transforms.lowpass import SHARES
 
-__all__: list[str] = []
+__all__ = ()
 
 
 _Marks: TypeAlias = list[bool]

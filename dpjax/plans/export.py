@@ -37,7 +37,7 @@ from dpjax.mechanism import strategy as strategy_
 from dpjax.plans import calibration
 from dpjax.transforms import rounds as rounds_
 
-__all__: list[str] = []
+__all__ = ()
 
 TEXT = Path(__file__).with_name("how_to_use.txt")
 """Paragraphs of the instructions, each with its name above it."""

@@ -13,7 +13,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.plans import compatibility
 
-__all__: list[str] = []
+__all__ = ()
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from dpjax.accounting.guarantee import Guarantee
 
-__all__: list[str] = []
+__all__ = ()
 
 Stated: TypeAlias = Any
 """A text, a guarantee (anything with ``caption()``), its dict, or several of these."""

@@ -299,9 +299,7 @@ def from_records(
     y = _validate.one_of("y", stored.get("y", first) if y is None else y, columns)
     series = stored.get("series", "design") if series is None else series
     series = _validate.one_of("series", series, columns)
-    if isinstance(where, str):
-        where = [where]
-    where = list(where)
+    where = [where] if isinstance(where, str) else list(where)
     conditions = {condition.partition("=")[0]: condition for condition in where}
     if len(conditions) < len(where):
         raise ValueError(f"where is {', '.join(where)}; give one condition on each column")

@@ -65,7 +65,7 @@ from dpjax.secagg.messages import (
 )
 from dpjax.secagg.terms import Abort, Terms
 
-__all__: list[str] = []
+__all__ = ()
 
 _Shares = tuple[bytes, bytes]
 """A neighbour's shares: of its seed, and of its mask key."""

@@ -24,7 +24,7 @@ from dpjax.encoding.stream import library
 from dpjax.secagg.primitives import SHARE_BYTES
 from dpjax.secagg.terms import Rejected
 
-__all__: list[str] = []
+__all__ = ()
 
 NONCE_BYTES = 16
 # Two shares, or a digest, and the tag of ChaCha20-Poly1305.

@@ -34,7 +34,7 @@ from jaxtyping import UInt64
 
 from dpjax.encoding.stream import chacha20, library
 
-__all__: list[str] = []
+__all__ = ()
 
 _Residues = UInt64[np.ndarray, " d"]
 _End = tuple[int, bytes]

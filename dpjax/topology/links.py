@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 
 from dpjax.topology.mixing import DenseMixing, Matrix
 
-__all__: list[str] = []
+__all__ = ()
 
 _Agents: TypeAlias = Int[np.ndarray, " l"]
 _Ends: TypeAlias = Int[np.ndarray, "e 2"]
