@@ -74,7 +74,7 @@ def each_agent(function: _Function, *trees: _Tree, sequential: bool = False) -> 
     def in_turn(*trees: _Tree) -> _Tree:
         return jax.lax.map(lambda agent: function(*agent), trees)
 
-    return each_device(in_turn if sequential else functools.partial(apart, function), *trees)
+    return _each_device(in_turn if sequential else functools.partial(apart, function), *trees)
 
 
 def one_by_one(params: _Tree) -> bool:
@@ -128,7 +128,7 @@ def in_blocks(function: _Function, models: _Tree, *trees: _Tree) -> _Tree:
     return jax.lax.fori_loop(0, -(-n // block), add, empty)
 
 
-def each_device(function: _Function, *trees: _Tree) -> _Tree:
+def _each_device(function: _Function, *trees: _Tree) -> _Tree:
     """A function of arrays over agents, on each device's part of them by itself.
 
     Args:
@@ -166,4 +166,4 @@ def gathered(positions: Int[Array, "n b"], *parts: Array) -> list[Array]:
         # Positions are below counts, and the problem has checked its indices.
         return [part.at[positions].get(mode="promise_in_bounds") for part in parts]
 
-    return each_device(local, positions, *parts)
+    return _each_device(local, positions, *parts)

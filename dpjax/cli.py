@@ -29,8 +29,18 @@ _COMMANDS = {
     "secagg": "Secure sums over TCP: serve, join.",
 }
 """Commands, and their lines in the help of all."""
-# Commands, and actions of secagg, that stand in another one's module.
-_MODULES = {"init": "train", "serve": "secagg", "join": "secagg"}
+_FUNCTIONS = {
+    "init": "train.init_command",
+    "train": "train.train_command",
+    "design": "design.design_command",
+    "account": "account.account_command",
+    "plot": "plot.plot_command",
+    "data": "data.data_command",
+    "secagg": "secagg.secagg_command",
+    "serve": "secagg.serve_command",
+    "join": "secagg.join_command",
+}
+"""Functions of commands and of secagg's actions, by their modules in `dpjax.commands`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,8 +133,8 @@ def _overview() -> str:
 
 def _command(name: str) -> Callable[..., int]:
     """Import a command's function: tyro reads options from its signature, help from its words."""
-    module = importlib.import_module(f"dpjax.commands.{_MODULES.get(name, name)}")
-    return getattr(module, f"{name}_command")
+    module, _, function = _FUNCTIONS[name].partition(".")
+    return getattr(importlib.import_module(f"dpjax.commands.{module}"), function)
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def remember(strategy: Strategy) -> Memory:
     return Memory(1 / diagonal, weights, of_noise)
 
 
-def model_of(
+def _model_of(
     gossip: GossipRounds,
     source: Matrix,
     observed: Numbers,
@@ -190,7 +190,7 @@ class LinearAlgorithm:
         Raises:
             ValueError: For a seed that every agent shares: the loss would be infinite.
         """
-        nodes = nodes_of("attackers", attackers, self.agents)
+        nodes = _nodes_of("attackers", attackers, self.agents)
         everyone = frozenset(range(self.agents))
         if self.agents > 2 and any(owner == everyone for owner in self.owners):
             raise ValueError(
@@ -225,10 +225,10 @@ class LinearAlgorithm:
                 "secldp() is about pairwise secrets, and this algorithm has none; use ldp() or "
                 "pndp(), or give edge_noise"
             )
-        nodes = None if attackers is None else nodes_of("attackers", attackers, self.agents)
+        nodes = None if attackers is None else _nodes_of("attackers", attackers, self.agents)
         inside = set(nodes or ())
         rest = set(range(self.agents)) - inside
-        covered = rest if protected is None else set(nodes_of("protected", protected, self.agents))
+        covered = rest if protected is None else set(_nodes_of("protected", protected, self.agents))
         if covered & inside:
             raise ValueError(
                 f"protected holds the attackers {sorted(covered & inside)}, who know their own "
@@ -273,13 +273,13 @@ class LinearAlgorithm:
             mixing, steps, contraction = self.gossip
             gossip = GossipRounds(fractions(mixing), steps, fractions(contraction))
             past = Memory(fractions(memory.scale), fractions(memory.weights), memory.of_noise)
-            return model_of(
+            return _model_of(
                 gossip, fractions(source), fractions(observed), fractions(victims), past
             )
 
         def matrices(t: int, unknown: Numbers) -> Sides:
             # Messages of u = g + xi, then xi = (C^-1 x source) z.
-            a, b = dense.materialize(model_of(self.gossip, source, observed, unknown), t)
+            a, b = dense.materialize(_model_of(self.gossip, source, observed, unknown), t)
             if strategy is not None:
                 moved = np.tensordot(a.reshape(-1, t, n), source, 1)
                 b = np.einsum("rtq,ts->rsq", moved, strategy_.inverse_of(strategy))
@@ -302,7 +302,7 @@ class LinearAlgorithm:
             loss = all_messages
         elif small:
             parts = self.gossip, source, observed, victims, memory
-            loss = of_model(lambda: model_of(*parts), nodes, all_messages, rational=rational)
+            loss = of_model(lambda: _model_of(*parts), nodes, all_messages, rational=rational)
         rounds = None if strategy is None else len(strategy)
         return View(n, nodes, rounds, lambda t: matrices(t, np.ones(n)), loss, all_messages)
 
@@ -395,7 +395,7 @@ def _closed_form(
     return np.sqrt(energy) * np.sqrt(over_rounds), open_
 
 
-def nodes_of(name: str, numbers: Any, n: int) -> Ints:
+def _nodes_of(name: str, numbers: Any, n: int) -> Ints:
     """Return one agent or several as a sorted tuple; ValueError for none, all, or no agent.
 
     Args:

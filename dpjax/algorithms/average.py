@@ -27,7 +27,7 @@ from dpjax.protocols import (
 __all__ = ["Average"]
 
 
-class AveragedMemory(NamedTuple):
+class _AveragedMemory(NamedTuple):
     """What an averaged method keeps.
 
     Attributes:
@@ -127,7 +127,7 @@ class Average(Method):
         # expm1: near decay 1 the difference 1 - decay^k would lose all digits.
         return (1 - self.decay) / -jnp.expm1(count * math.log(self.decay))
 
-    def start(self, ctx: Round, models: Models) -> AveragedMemory:
+    def start(self, ctx: Round, models: Models) -> _AveragedMemory:
         """The method's memory, and its released models before the first round."""
         inner = self.method.start(ctx, models)
         average = self.method.released(PublicState(models, inner))
@@ -137,7 +137,7 @@ class Average(Method):
                 f"method is {type(self.method).__name__}, which releases nothing to average; give "
                 "one that releases its models"
             )
-        return AveragedMemory(inner, average)
+        return _AveragedMemory(inner, average)
 
     def payload(self, models: Models) -> Updates:
         """The method's."""
@@ -165,7 +165,7 @@ class Average(Method):
             public_state.memory.average,
             self.method.released(new),
         )
-        return new.models, AveragedMemory(new.memory, average)
+        return new.models, _AveragedMemory(new.memory, average)
 
     def measured(self, public_state: PublicState) -> Models:
         """The average."""

@@ -18,7 +18,7 @@ __all__ = ["DiSK"]
 _SMALLEST = 1e-4
 
 
-class FilterMemory(NamedTuple):
+class _FilterMemory(NamedTuple):
     """An agent's memory, a function of messages alone.
 
     Attributes:
@@ -103,9 +103,9 @@ class DiSK(DSGD):
         """The filter's weight w of the new gradient."""
         return self.kappa if self.weights == "paper" else 1 - self.kappa
 
-    def start(self, ctx: Round, models: Models) -> FilterMemory:
+    def start(self, ctx: Round, models: Models) -> _FilterMemory:
         """The optimizer's state, before any filtered gradient or step."""
-        return FilterMemory(
+        return _FilterMemory(
             ctx.optimizer.init(models), jax.tree.map(jnp.zeros_like, models), models
         )
 
@@ -137,4 +137,4 @@ class DiSK(DSGD):
         )
         # The filter is behind the noise, so the estimate costs no privacy.
         models, state = ctx.step(before, estimate, memory.optimizer)
-        return models, FilterMemory(state, estimate, before)
+        return models, _FilterMemory(state, estimate, before)

@@ -32,7 +32,7 @@ __all__ = ["Federated", "dome"]
 _PLAIN = Sum()
 
 
-class ServerMemory(NamedTuple):
+class _ServerMemory(NamedTuple):
     """The server's memory, a function of sums and public keys, which clients can replay.
 
     Attributes:
@@ -132,7 +132,7 @@ class Federated(Method):
         """The fewest entries of a model, which the sketch needs."""
         return 1 if self.sketch is None else self.sketch.min_entries
 
-    def start(self, ctx: Round, models: Models) -> ServerMemory:
+    def start(self, ctx: Round, models: Models) -> _ServerMemory:
         """The server's optimizer for one model, the sketch's start, and a centre of 0."""
         model = _first(models)
         sketch = ()
@@ -140,7 +140,7 @@ class Federated(Method):
             vector, _ = flat(model)
             sketch = self.sketch.start(ctx.key, vector.size, vector.dtype)
         centre = optax.tree.zeros_like(model) if self.centre else ()
-        return ServerMemory(ctx.optimizer.init(_stacked(model)), sketch, centre, jnp.int32(0))
+        return _ServerMemory(ctx.optimizer.init(_stacked(model)), sketch, centre, jnp.int32(0))
 
     def payload(self, models: Models) -> Updates:
         """One gradient for each cohort slot, or one k-vector."""
@@ -178,7 +178,7 @@ class Federated(Method):
             sketch = self.sketch.learn(sketch, flat(gradient)[0], ctx.key, mean)
         if self.centre:
             centre = optax.tree.update_moment(gradient, centre, self.centre, order=1)
-        new_memory = ServerMemory(optimizer, sketch, centre, opened + 1)
+        new_memory = _ServerMemory(optimizer, sketch, centre, opened + 1)
         new = optax.apply_updates(server, updates), new_memory
         server, memory = optax.tree.where(present > 0, new, (server, memory))
         slots = jax.tree.map(lambda x, row: jnp.broadcast_to(row, x.shape), models, server)
@@ -188,7 +188,7 @@ class Federated(Method):
         """The model: a function of sums."""
         return public_state.models
 
-    def _encoder(self, memory: ServerMemory) -> Callable[[Updates], Updates] | None:
+    def _encoder(self, memory: _ServerMemory) -> Callable[[Updates], Updates] | None:
         """The map of one gradient before the clip."""
         if self.sketch is None and not self.centre:
             return None
@@ -203,7 +203,7 @@ class Federated(Method):
 
         return encode
 
-    def _decoded(self, memory: ServerMemory, mean: Updates, model: Models) -> Updates:
+    def _decoded(self, memory: _ServerMemory, mean: Updates, model: Models) -> Updates:
         """A q + m, like one model."""
         if self.sketch is not None:
             _, back = flat(model)
@@ -211,7 +211,7 @@ class Federated(Method):
         centre = self._centre(memory)
         return mean if centre is None else jax.tree.map(jnp.add, mean, centre)
 
-    def _centre(self, memory: ServerMemory) -> Any:
+    def _centre(self, memory: _ServerMemory) -> Any:
         """The running mean, corrected for its start; 0 before the first sum."""
         if not self.centre:
             return None
@@ -220,7 +220,7 @@ class Federated(Method):
         share = 1 / jnp.where(memory.opened > 0, weight, 1)
         return jax.tree.map(lambda leaf: leaf * share.astype(leaf.dtype), memory.centre)
 
-    def _known_variance(self, ctx: Round, memory: ServerMemory, present: Any, model: Any) -> Any:
+    def _known_variance(self, ctx: Round, memory: _ServerMemory, present: Any, model: Any) -> Any:
         """The variance of the noise in every coordinate, for an optimizer that uses it."""
         if SHARES not in ctx.arrays:
             return {}

@@ -39,7 +39,7 @@ class Pair(NamedTuple):
     tracker: Updates
 
 
-class PairMemory(NamedTuple):
+class _PairMemory(NamedTuple):
     """What an agent keeps.
 
     Attributes:
@@ -119,10 +119,10 @@ class _PairSent(KeepsMessage):
         """The model of the last message."""
         return public_state.memory.message.model
 
-    def start(self, ctx: Round, models: Models) -> PairMemory:
+    def start(self, ctx: Round, models: Models) -> _PairMemory:
         """Nothing tracked, no gradient yet."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return PairMemory(ctx.optimizer.init(models), Pair(models, zeros), zeros, zeros)
+        return _PairMemory(ctx.optimizer.init(models), Pair(models, zeros), zeros, zeros)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class GradientTracking(_PairSent):
         """Step from the mixed models along the agent's own tracker."""
         message, (tracker, gradient) = carry
         models, state = ctx.step(received.model, tracker, public_state.memory.optimizer)
-        return models, PairMemory(state, message, received.tracker, gradient)
+        return models, _PairMemory(state, message, received.tracker, gradient)
 
     def sensitivity(
         self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
@@ -261,7 +261,7 @@ class PPDOAGT(_PairSent):
         updates, state = ctx.optimizer.update(gradient, memory.optimizer, models)
         tracker = jax.tree.map(jnp.subtract, pushed, updates)
         models = jax.tree.map(lambda x, new, old: x - (new - old), pulled, tracker, memory.tracker)
-        return models, PairMemory(state, noisy, tracker, memory.gradient)
+        return models, _PairMemory(state, noisy, tracker, memory.gradient)
 
     def sensitivity(
         self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing

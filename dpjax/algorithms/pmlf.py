@@ -18,7 +18,7 @@ __all__ = ["PMLF"]
 _MOST = 1_000
 
 
-class PastModels(NamedTuple):
+class _PastModels(NamedTuple):
     """An agent's memory, a function of messages alone.
 
     Attributes:
@@ -85,11 +85,11 @@ class PMLF(DSGD):
         raw = [self.beta**j for j in reversed(range(self.length))]
         return tuple(weight / sum(raw) for weight in raw)
 
-    def start(self, ctx: Round, models: Models) -> PastModels:
+    def start(self, ctx: Round, models: Models) -> _PastModels:
         """The optimizer's state, and the first models in place of earlier ones."""
         # x_0 stands for the models before the first round, as in the authors' code.
         past = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], self.length - 1, axis=1), models)
-        return PastModels(ctx.optimizer.init(models), past)
+        return _PastModels(ctx.optimizer.init(models), past)
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The averages of gradients are private."""
@@ -104,7 +104,7 @@ class PMLF(DSGD):
         # The oldest model goes out of the window as this round's comes in.
         before = public_state.memory.optimizer
         models, optimizer = ctx.step(public_state.models, ctx.mean(noisy), before)
-        return models, PastModels(
+        return models, _PastModels(
             optimizer, jax.tree.map(lambda leaf: leaf[:, 1:], _all(public_state))
         )
 

@@ -44,7 +44,7 @@ def _over_links(weights: Weights, leaf: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class PerLink(Exchange):
+class _PerLink(Exchange):
     """Every receiver adds up the received messages; its own share is never sent."""
 
     per_link = True
@@ -61,7 +61,7 @@ class PerLink(Exchange):
         return Received(value, jax.tree.map(sent, message))
 
 
-class TrackerMemory(NamedTuple):
+class _TrackerMemory(NamedTuple):
     """An agent's memory in `CorrelatedRandomness`.
 
     Attributes:
@@ -105,16 +105,16 @@ class CorrelatedRandomness(Unbounded, Method):
 
     until: int = 10
 
-    exchange = PerLink()
+    exchange = _PerLink()
 
     def __post_init__(self) -> None:
         """Check the number of iterations."""
         _validate.fields(self, _validate.integer, "until", minimum=0, maximum=2**30)
 
-    def start(self, ctx: Round, models: Models) -> TrackerMemory:
+    def start(self, ctx: Round, models: Models) -> _TrackerMemory:
         """Nothing tracked, no gradient yet."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return TrackerMemory(ctx.optimizer.init(models), zeros, zeros)
+        return _TrackerMemory(ctx.optimizer.init(models), zeros, zeros)
 
     def payload(self, models: Models) -> Updates:
         """A message for every receiver."""
@@ -161,7 +161,7 @@ class CorrelatedRandomness(Unbounded, Method):
         trackers, optimizer, tracker, gradient = carry
         models = optax.tree.where(trackers, public_state.models, received)
         tracker = optax.tree.where(trackers, received, tracker)
-        return models, TrackerMemory(optimizer, tracker, gradient)
+        return models, _TrackerMemory(optimizer, tracker, gradient)
 
 
 def _columns(key: PRNGKeyArray, matrix: Weights) -> Weights:

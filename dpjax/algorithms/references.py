@@ -42,7 +42,7 @@ class Unbounded:
         return np.full((len(steps), 1), math.inf)
 
 
-class LastRound(NamedTuple):
+class _LastRound(NamedTuple):
     """An agent's memory of the round before.
 
     Attributes:
@@ -65,10 +65,10 @@ class _Reference(Unbounded, KeepsMessage):
 
     exchange = Gossip()
 
-    def start(self, ctx: Round, models: Models) -> LastRound:
+    def start(self, ctx: Round, models: Models) -> _LastRound:
         """No round before."""
         zeros = jax.tree.map(jnp.zeros_like, models)
-        return LastRound(ctx.optimizer.init(models), models, models, models, zeros)
+        return _LastRound(ctx.optimizer.init(models), models, models, models, zeros)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class EXTRA(_Reference):
             return jnp.where(ctx.round == 0, mixed + new, later)
 
         new = jax.tree.map(after, models, received, step, old.model, old.mixed, old.step)
-        return new, LastRound(state, message, models, received, step)
+        return new, _LastRound(state, message, models, received, step)
 
 
 @dataclass(frozen=True)
@@ -150,4 +150,4 @@ class NIDS(_Reference):
         message, (moved, step, state) = carry
         mean = jax.tree.map(lambda point, mixed: 0.5 * (point + mixed), moved, received)
         models = optax.tree.where(ctx.round == 0, moved, mean)
-        return models, LastRound(state, message, public_state.models, received, step)
+        return models, _LastRound(state, message, public_state.models, received, step)

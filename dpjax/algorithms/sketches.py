@@ -227,7 +227,7 @@ class GivenFrame(_Known):
         return Frame(jnp.asarray(self.columns, dtype))
 
 
-class LearnedState(NamedTuple):
+class _LearnedState(NamedTuple):
     """The state of `Learned`.
 
     Attributes:
@@ -296,17 +296,17 @@ class Learned:
         """As many as columns."""
         return self.k
 
-    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> LearnedState:
+    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> _LearnedState:
         """A random frame without learned directions."""
         _check_entries(self, entries)
         first = sketch_.start(entries, self.k, key, dtype)
-        return LearnedState(first, first.frame if self.as_published else ())
+        return _LearnedState(first, first.frame if self.as_published else ())
 
-    def projection(self, state: LearnedState) -> Frame:
+    def projection(self, state: _LearnedState) -> Frame:
         """S_t."""
         return Frame(state.sketch.frame)
 
-    def noise(self, state: LearnedState, variance: Scalar, present: Scalar) -> Vector:
+    def noise(self, state: _LearnedState, variance: Scalar, present: Scalar) -> Vector:
         """(a^2 / B) diag(S_t S_t'), or what the paper prints: a^2 diag(S_t-1 S_t-1').
 
         For q = (1/B) sum (s_i + z_i), z_i ~ N(0, a^2 I_k) and s the mean of the s_i, over the
@@ -333,7 +333,7 @@ class Learned:
         if self.aligned:
             # Rotated, not changed: the space that the noise is projected on stays the same.
             new = new._replace(frame=sketch_.aligned(new.frame, state.sketch.frame))
-        return LearnedState(new, state.sketch.frame if self.as_published else ())
+        return _LearnedState(new, state.sketch.frame if self.as_published else ())
 
 
 def check_sketch(sketch: Any) -> None:

@@ -46,7 +46,7 @@ _Passes: TypeAlias = tuple[Array, Updates]
 
 
 @runtime_checkable
-class LayeredSum(Protocol):
+class _LayeredSum(Protocol):
     """A model's sum of weighted gradients that also has a weight for each layer, or point."""
 
     def __call__(self, params: Params, x: Array, y: Array, weights: _Loss) -> Updates:
@@ -354,7 +354,7 @@ class RecordQuery:
     """
 
     loss: _Loss
-    weighted: Callable[..., Updates] | LayeredSum | None
+    weighted: Callable[..., Updates] | _LayeredSum | None
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None
@@ -376,7 +376,7 @@ class RecordQuery:
     def one_by_one(self) -> bool:
         """Whether single gradients are formed: no model's sum, which may know no layers."""
         needs_layers = self.per_layer or self.microbatch is not None
-        layered = isinstance(self.weighted, LayeredSum)
+        layered = isinstance(self.weighted, _LayeredSum)
         return self.weighted is None or (needs_layers and not layered)
 
     def __call__(self, models: Models, batch: Batch, encode: _Encode | None = None) -> Answer:
@@ -480,7 +480,7 @@ class RecordQuery:
         plain = _plain(weights)
         weighted = None
         # A model's own sum knows of linear combinations at most.
-        if plain is not None and isinstance(self.weighted, LayeredSum):
+        if plain is not None and isinstance(self.weighted, _LayeredSum):
             weighted = self.weighted.at_points(plain)
         loss = _over_points(self.loss)
         return dataclasses.replace(self, loss=loss, weighted=weighted, weights=plain)

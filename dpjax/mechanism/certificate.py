@@ -28,7 +28,7 @@ def eigen(matrix: Matrix) -> tuple[Vector, Matrix]:
     return eigh((matrix + matrix.T) / 2.0)
 
 
-class Certificate(NamedTuple):
+class _Certificate(NamedTuple):
     """A precision with margin, its inverse, and tr(M P^-1) rounded up."""
 
     precision: Matrix
@@ -56,7 +56,7 @@ def unit_diagonal(precision: Matrix) -> Matrix:
     return precision
 
 
-def certify(factor: Factor, precision: Matrix) -> Certificate | None:
+def certify(factor: Factor, precision: Matrix) -> _Certificate | None:
     """Return the precision with its safety margin, inverse and value; None if it is singular.
 
     With E = I - R P for the rounded inverse R, the exact inverse of R is P (I - E)^-1. The
@@ -86,7 +86,7 @@ def certify(factor: Factor, precision: Matrix) -> Certificate | None:
     covariance = covariance / (1.0 - margin)
     value = upper_trace(covariance, factor=factor)
     ratio = float(covariance.diagonal().max())
-    return Certificate(precision * (1.0 - margin), covariance, value, ratio)
+    return _Certificate(precision * (1.0 - margin), covariance, value, ratio)
 
 
 def upper_trace(

@@ -162,7 +162,7 @@ def minimize_trace(
     if solver == "sdp":
         if limit is not None:
             raise ValueError('max_variance needs solver="fixed_point"; leave it out')
-        covariance, multipliers = solve_sdp(root.T @ root, max(tolerance, 1e-12))
+        covariance, multipliers = _solve_sdp(root.T @ root, max(tolerance, 1e-12))
         precision = certificate.unit_diagonal(inv((covariance + covariance.T) / 2.0))
         exact = _certified(root, problem, precision, multipliers, 0, False, 0.0)
         if exact is None:
@@ -318,7 +318,7 @@ def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
     return plain if unfinished else regularized
 
 
-def solve_sdp(gram: Matrix, tolerance: float = 1e-9) -> tuple[Matrix, Vector]:
+def _solve_sdp(gram: Matrix, tolerance: float = 1e-9) -> tuple[Matrix, Vector]:
     """Return the covariance and the multipliers of  min tr(M R), [[R, e_i], [e_i', 1]] >= 0.
 
     By Schur's complement each block says [R^-1]_ii <= 1; its dual's corner is l_i.

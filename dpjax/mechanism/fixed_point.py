@@ -25,7 +25,7 @@ LARGEST_SVD = 512
 _PATIENCE = 40  # iterations without a better gap, after which rounding has the last word
 
 
-class Iterate(NamedTuple):
+class _Iterate(NamedTuple):
     """Carry of the loop; x are the logarithms of the multipliers at the point to evaluate."""
 
     x: Vector
@@ -69,7 +69,7 @@ def _floored(x: Vector) -> Vector:
     return jnp.maximum(x, jnp.max(x) + LOG_FLOOR)
 
 
-def _advance(factor: Matrix, state: Iterate) -> Iterate:
+def _advance(factor: Matrix, state: _Iterate) -> _Iterate:
     x = state.x
     diagonal, dual, gap = _evaluate(factor, x)
     # log l <- log l + log P_ii, in steps that cannot overflow.
@@ -114,13 +114,13 @@ def climb(
     start: Vector,
     tolerance: Scalar,
     limit: Count,
-) -> Iterate:
+) -> _Iterate:
     """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``limit`` steps."""
     zeros = jnp.zeros_like(start)
     window = jnp.zeros((WINDOW, *start.shape), start.dtype)
     zero = jnp.zeros((), jnp.int32)
     x = _floored(start)
-    state = Iterate(
+    state = _Iterate(
         x=x,
         plain=x,
         last_x=zeros,
@@ -136,7 +136,7 @@ def climb(
         iterations=zero,
     )
 
-    def unfinished(state: Iterate) -> Flag:
+    def unfinished(state: _Iterate) -> Flag:
         going = (state.best_gap > tolerance) & (state.since_best < _PATIENCE)
         # Tolerance 0 asks for exactly `limit` iterations, so that every agent does the same.
         return (going | (tolerance <= 0)) & (state.iterations < limit)

@@ -83,7 +83,7 @@ class ScaledNoise(abc.ABC):
     def drawn(self, target: Target) -> Privatizer:
         """How it is drawn, from ``arrays["noise_scale"]``."""
 
-    def calibrate(self, target: Target) -> "CalibratedScale":
+    def calibrate(self, target: Target) -> "_CalibratedScale":
         """Make the noise for a budget on a network.
 
         Args:
@@ -108,16 +108,16 @@ class ScaledNoise(abc.ABC):
         budget = target.budget
         smallest = float(np.max(unit / budget.allowed_mu()))
         scale = np.float32(_validate.spread("scale", smallest))
-        noise = CalibratedScale(self, scale, self.source(target))
+        noise = _CalibratedScale(self, scale, self.source(target))
         # Rounding to float32 may have taken the scale below the budget's.
         while (noise.loss(target).epsilon > np.asarray(budget.epsilon)).any():
             scale = np.nextafter(noise.scale, np.float32(np.inf))
-            noise = CalibratedScale(self, scale, noise.source)
+            noise = _CalibratedScale(self, scale, noise.source)
         return noise
 
 
 @dataclass(frozen=True, eq=False)
-class CalibratedScale(Calibrated):
+class _CalibratedScale(Calibrated):
     """A shape of noise at the scale that keeps a budget.
 
     Guarantee: `loss` is that of the target's attacker and gradients, with what float32 rounds.

@@ -154,13 +154,13 @@ class CalibratedPolynomial(OverAgents, Calibrated):
             self.matrix, solution.coefficients, solution.precision, solution.scales
         )
 
-    def privatizer(self, target: Target) -> "ColouredByGossip":
+    def privatizer(self, target: Target) -> "_ColouredByGossip":
         """How it is drawn."""
-        return ColouredByGossip(target.rounds, degree=self.solution.degree)
+        return _ColouredByGossip(target.rounds, degree=self.solution.degree)
 
 
 @dataclass(frozen=True)
-class ColouredByGossip(Coloured):
+class _ColouredByGossip(Coloured):
     """How it is drawn: normals are gossiped ``degree`` times before they are scaled."""
 
     degree: int = 1

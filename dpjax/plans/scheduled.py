@@ -93,7 +93,7 @@ class _Scheduled:
             )
         return np.asarray(self.schedule) / max(self.schedule)
 
-    def calibrate(self, target: Target) -> "ScheduledNoise":
+    def calibrate(self, target: Target) -> "_ScheduledNoise":
         """Make the noise for a budget.
 
         Args:
@@ -129,7 +129,7 @@ class _Scheduled:
             noise = self.at(scale, profile, moves)
         return noise
 
-    def at(self, scale: float, profile: np.ndarray, moves: np.ndarray) -> "ScheduledNoise":
+    def at(self, scale: float, profile: np.ndarray, moves: np.ndarray) -> "_ScheduledNoise":
         """The noise of a largest scale, rounded up to float32.
 
         Args:
@@ -147,7 +147,7 @@ class _Scheduled:
         scales[low] = np.nextafter(scales[low], np.float32(np.inf))
         for extreme in (scales.max(), scales[scales > 0].min(initial=np.inf)):  # 0 is no noise.
             _validate.spread("scale", float(extreme))
-        return ScheduledNoise(self, scales, moves)
+        return _ScheduledNoise(self, scales, moves)
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class ScheduledGaussian(_Scheduled):
 
 
 @dataclass(frozen=True, eq=False)
-class ScheduledNoise(Calibrated):
+class _ScheduledNoise(Calibrated):
     """Noise of a schedule at the scale that keeps a budget.
 
     Guarantee: `loss` is that of the moves and of these very scales, for an outsider.
@@ -247,11 +247,11 @@ class ScheduledNoise(Calibrated):
 
     def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn."""
-        return ScheduledPrivatizer(target.rounds, self.part.kind)
+        return _ScheduledPrivatizer(target.rounds, self.part.kind)
 
 
 @dataclass(frozen=True)
-class ScheduledPrivatizer(Privatizer):
+class _ScheduledPrivatizer(Privatizer):
     """How noise of a schedule is drawn; see `dpjax.transforms.noise.scheduled`.
 
     Attributes:

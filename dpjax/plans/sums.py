@@ -48,7 +48,7 @@ SUMMED = NoiseTerms(
 """Of noise in shares of a sum."""
 
 
-class InShares:
+class _InShares:
     """Noise of which every agent adds a share, for sums whose parts nobody sees."""
 
     dropouts: int
@@ -102,7 +102,7 @@ class InShares:
 
 
 @dataclass(frozen=True)
-class SumShares(ScaledNoise, InShares):
+class SumShares(ScaledNoise, _InShares):
     """Gaussian noise in shares: every agent adds its own, and the sum has what privacy asks for.
 
     Guarantee: of n agents at most ``dropouts`` are missing from a sum that is opened (the method's
@@ -165,7 +165,7 @@ def _shares(arrays: Arrays, key: PRNGKeyArray, rounds: int, agents: int) -> Priv
 
 
 @dataclass(frozen=True)
-class Discrete(InShares):
+class Discrete(_InShares):
     """Whole numbers with discrete Gaussian noise in shares, for a sum that is opened alone.
 
     A payload of k entries is rotated by public signs and a Hadamard matrix, rounded on a grid,
