@@ -662,8 +662,9 @@ class Privatizer(Protocol):
     ) -> "tuple[Privatizer, Arrays] | None":
         """The same noise at some agents alone, and its arrays; None where it needs all agents.
 
-        Guarantee: the arrays and the transformation's state hold no secret of other groups. What
-        some agents draw from one secret, each of them draws whole: its group's raw normals.
+        Guarantee: the arrays are of these agents, and keys of links are those at their ends. What
+        some agents draw from one secret, each of them draws whole: its group's raw normals. A
+        simulation's own noise comes from one key for all agents, which the state holds.
 
         Args:
             arrays: One plan's, by name.

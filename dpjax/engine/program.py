@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax._agents import AGENTS
+from dpjax._numerics import THREEFRY
 from dpjax._programs import compiled
 from dpjax.engine.processes import place, whole
 from dpjax.engine.step import LOST, NOT_FINITE, Data, Metrics, Rounds, Secret, Statics, first_leaves
@@ -32,7 +33,7 @@ from dpjax.protocols import Arrays, Memory, Models, PublicState, State, Tree
 __all__ = ()
 
 _Axes: TypeAlias = Tree
-"""_Axes of leaves to map over, 0 or None, as `jax.vmap` takes them."""
+"""Which axes of leaves to map over, 0 or None, as `jax.vmap` takes them."""
 
 _TRACES = [0]
 
@@ -274,8 +275,9 @@ def secret(
         return link(key).init(zeros)
 
     def later(key: PRNGKeyArray, past: Tree) -> Tree:
-        # Noise depends on no public key, so any will do.
-        _, noise = link(key).update(zeros, past, key=key)
+        # Noise depends on no public key, so any will do, but not a secret one: a part of a user's
+        # own may show its public key.
+        _, noise = link(key).update(zeros, past, key=jax.random.key(0, impl=THREEFRY))
         return noise
 
     # Mapped inside the loop, as rounds are: compilers add the terms of a product in an order that

@@ -42,7 +42,9 @@ def rounds(
         secret    noise keys, past noise and the key of secret batches
         round     rounds done, int32
 
-    and `Outgoing` has ``message``, leaves [n, ...], and ``metrics``, scalars by name. ``received``
+    and `Outgoing` has ``message``, leaves [n, ...], and ``metrics``, scalars by name. Send
+    ``sent.message`` and nothing else: ``sent.secret`` has the noise key, and ``sent.carry`` is an
+    agent's own. ``received``
     is the value of the method's exchange: for D-SGD every agent's average W m of all messages m,
     leaves [n, ...]; for a server the sum without the agents' axis, and the number of clients in it.
     All functions are compiled. They are pure: batch and noise of a round follow from the seed and
@@ -74,8 +76,9 @@ def rounds(
 
     Guarantee: the plan's. An agent draws the raw normals of its whole group (agents whose noise is
     correlated), as every member of a group does who holds the group's seed. So agents of one group
-    are not protected from each other. Among the secrets in the state none is of a link between
-    other agents. All draws of a simulation follow from its seed, which is no secret.
+    are not protected from each other. Keys of links between other agents are in no state. All other
+    noise of a simulation is drawn from one key, which is in every agent's state and follows from
+    the seed: groups are apart in what the programs draw, not in what the key's holder could draw.
 
     Args:
         plan: One plan.

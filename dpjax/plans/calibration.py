@@ -562,7 +562,7 @@ class Coloured(Privatizer):
         """Their rows of F, and the columns of the raw normals of their groups."""
         factor = np.asarray(arrays["factor"])
         numbers = list(agents)
-        # A group's members hold its seed, so they may draw all its normals, and no others'.
+        # A group's members hold its seed in practice, so they draw all its normals; no others'.
         rows = tuple(numbers)
         if (diagonal := precision.diagonal_of(factor)) is not None:
             part = diagonal[numbers]
@@ -743,9 +743,12 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         pairs = np.empty((2, target.agents))
         pairs[0] = amount
         pairs[1] = claims.get(name, -1.0)
-        worst = int(np.argmax(pairs[0] - pairs[1]))
-        real, claim = pairs[:, worst]
-        if real > claim:
+        # What is no number is stated by none.
+        stated_amounts = pairs[0] <= pairs[1]
+        if not stated_amounts.all():
+            excess = np.where(stated_amounts, -1.0, np.nan_to_num(pairs[0] - pairs[1], nan=np.inf))
+            worst = int(np.argmax(excess))
+            real, claim = pairs[:, worst]
             raise ValueError(
                 f"guarantee states {name} {claim:.6g} for agent {worst}, but its noise "
                 f"gives {real:.6g}; {_REMEDY}"

@@ -363,3 +363,16 @@ def test_plans_that_differ_are_told_apart_as_they_were_given(network, small):
         Statics.of((bare, one, other), (small,))
     both = [Statics.of(plans, (small,)) for plans in ((bare, one), (one, bare), (one,))]
     assert both[0] == both[1] == both[2]
+
+
+def test_what_is_no_number_is_stated_by_none(network):
+    made = plan.make(make_config(), network)
+
+    class Silent(type(made.noise)):
+        def loss(self, target):
+            loss = super().loss(target)
+            return dataclasses.replace(loss, epsilon=np.full(target.agents, np.nan))
+
+    stated = dataclasses.replace(made.guarantee, custom=("Silent",))
+    with pytest.raises(ValueError, match="guarantee states epsilon .* but its noise gives nan"):
+        dataclasses.replace(made, noise=Silent(**vars(made.noise)), guarantee=stated)
