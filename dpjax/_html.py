@@ -9,7 +9,7 @@ __all__ = ()
 escape = html.escape
 
 
-def table(rows: Iterable[Mapping[str, Any]]) -> str:
+def html_table(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows of the same columns as a table; texts are escaped.
 
     Args:

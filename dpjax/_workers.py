@@ -28,7 +28,7 @@ _PAUSE = 0.2
 """Seconds between two looks at what others make."""
 
 
-def shared(
+def shared_files(
     paths: Iterable[Path], team: "Team | None" = None, say: Callable[[str], None] = print
 ) -> Iterator[tuple[Path, bool]]:
     """Yield every file once, those that are there first, until all are there.

@@ -76,7 +76,7 @@ def test_a_file_is_made_by_one_process_and_others_wait_for_it(tmp_path):
     said, order = [], []
     thread = threading.Thread(target=finish)
     thread.start()
-    for path, missing in _workers.shared(paths, say=said.append):
+    for path, missing in _workers.shared_files(paths, say=said.append):
         order.append((paths.index(path), missing))
         if missing:
             assert _workers._beside(path).exists()
@@ -93,7 +93,7 @@ def test_what_a_dead_process_left_is_taken_over_last(tmp_path):
     code = f"import os, pathlib; from dpjax import _files; lock = {lock}; os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -9
     order = []
-    for path, missing in _workers.shared(paths):
+    for path, missing in _workers.shared_files(paths):
         order.append((paths.index(path), missing))
         path.touch()
     assert order == [(1, True), (2, True), (0, True)]
@@ -103,7 +103,7 @@ def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
     paths, marker, said = [tmp_path / str(i) for i in range(4)], tmp_path / "killed", []
 
     def work():  # Local, so that workers do not import this file.
-        for path, missing in _workers.shared(paths):
+        for path, missing in _workers.shared_files(paths):
             if missing and path == paths[1]:
                 if not marker.exists():
                     marker.touch()
@@ -113,8 +113,8 @@ def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
                 path.write_text(str(os.getpid()))
 
     with _workers.Team(2, work, tmp_path, said.append) as team:
-        assert not list(_workers.shared([], team)) and not team._jobs  # Nothing to start for.
-        assert sorted(_workers.shared(paths, team)) == [(path, False) for path in paths]
+        assert not list(_workers.shared_files([], team)) and not team._jobs  # Nothing to start for.
+        assert sorted(_workers.shared_files(paths, team)) == [(path, False) for path in paths]
     assert len(said) == 1 and "died with SIGKILL(-9); others take over what it was at" in said[0]
     assert str(os.getpid()) not in {path.read_text() for path in paths}
     assert not list(tmp_path.rglob(".*"))
@@ -128,7 +128,7 @@ def test_workers_have_the_settings_and_functions_of_the_first_process(tmp_path):
         return x**power
 
     def work():
-        for path, _ in _workers.shared(paths):
+        for path, _ in _workers.shared_files(paths):
             value = jax.jit(lambda x: jitted(x, power=2)).trace(3.0).out_info
             path.write_text(f"{value.dtype} {jax.config.jax_default_matmul_precision}")
 
@@ -136,7 +136,7 @@ def test_workers_have_the_settings_and_functions_of_the_first_process(tmp_path):
         jax.enable_x64(True), jax.default_matmul_precision("highest"),
         _workers.Team(1, work, tmp_path, print) as team,
     ):  # fmt: skip
-        list(_workers.shared(paths, team))
+        list(_workers.shared_files(paths, team))
     assert paths[0].read_text() == "float64 highest"
     lock = threading.Lock()
     said = "parallel asks for 2 workers, .*cannot pickle '_thread.lock' object.*; give parallel=1"

@@ -180,12 +180,14 @@ def of_model(
         def larger() -> Numbers:
             """Loss of views that hold this one: of the state as well, and of all messages."""
             wide = _round_by_round(system)
-            estimate = kalman.energies(wide, participation)
+            estimate = kalman.whitened_energies(wide, participation)
             energies = dense.confirmed(wide, estimate, rational and (lambda: wide))
             mu = np.where(kalman.clear(energies), _losses(energies, participation)[0], inf)
             return mu if all_messages is None else np.fmin(mu, all_messages(participation)[0])
 
-        energies = dense.confirmed(system, kalman.energies(system, participation), rational)
+        energies = dense.confirmed(
+            system, kalman.whitened_energies(system, participation), rational
+        )
         return stated(energies, participation, attackers, larger, rational is None)
 
     return loss

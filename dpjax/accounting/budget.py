@@ -53,7 +53,7 @@ ACCOUNTANTS = get_args(Accountant)
 """How (epsilon, delta) and mu are joined; see the module."""
 
 
-def sensitivity(relation: Relation, clip_norm: float) -> float:
+def clipped_sensitivity(relation: Relation, clip_norm: float) -> float:
     """How far one agent's released sum can move in a round, in L2 norm.
 
     2 C when data are replaced, C when they are zeroed out.
@@ -218,7 +218,8 @@ def precision_bound(
 ) -> gdp.Result:
     """The bound b on [R^-1]_ii that keeps T rounds within a budget.
 
-    b = mu^2 / (s^2 T), with s = `sensitivity` and mu = `allowed_mu`; or with sens(C)^2 for T.
+    b = mu^2 / (s^2 T), with s = `clipped_sensitivity` and mu = `allowed_mu`; or with sens(C)^2
+    for T.
 
     Guarantee: noise over agents with [R^-1]_ii <= b, fresh in every round and coordinate, makes
     the T messages (epsilon, delta)-DP for ``relation`` against an outsider who sees all of them.
@@ -255,7 +256,7 @@ def precision_bound(
     """
     over_rounds = _over_rounds(rounds, sensitivity_squared)
     mu = allowed_mu(epsilon, delta, accountant=accountant, allow_unsound=allow_unsound)
-    bound = bound_of(np.asarray(mu), sensitivity(relation, clip_norm), over_rounds)
+    bound = bound_of(np.asarray(mu), clipped_sensitivity(relation, clip_norm), over_rounds)
     return gdp.result(bound)
 
 
@@ -381,7 +382,7 @@ def loss(
         [1.0, 1.0, 1.0]
     """
     over_rounds = _over_rounds(rounds, sensitivity_squared)
-    shift = sensitivity(relation, clip_norm)
+    shift = clipped_sensitivity(relation, clip_norm)
     mu = mu_of(precision.inverse_diagonal(covariance, factor=factor), shift, over_rounds)
     return AgentLoss.of_mu(mu, delta, accountant=accountant, allow_unsound=allow_unsound)
 
@@ -412,7 +413,7 @@ FILTERS = ("gdp", "zcdp", "pure")
 _ROOM = 1 - 4e-9
 
 
-def whole(total: Any, *, release: bool) -> Fields:
+def total_fields(total: Any, *, release: bool) -> Fields:
     """Return what a total states, as fields of a guarantee, its loss rounded down.
 
     Args:
@@ -463,7 +464,7 @@ def limits(fields: Mapping[str, Any], delta: float) -> Vector:
     """Return the loss that all phases may have together at each agent, rounded down.
 
     Args:
-        fields: Of a total, from `whole`.
+        fields: Of a total, from `total_fields`.
         delta: The total's.
 
     Returns:
@@ -526,7 +527,7 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
         (2.111, 0.526)
     """
     # Whether there will be releases is not known yet: what they take is left out.
-    fields = whole(total, release=True)
+    fields = total_fields(total, release=True)
     used = np.zeros(1)
     if not isinstance(spent, list | tuple):
         raise ValueError(f"spent is a {type(spent).__name__}; give a list of guarantees")

@@ -49,10 +49,10 @@ def materialize(model: Model, rounds: int) -> Sides:
     observed = rounds * model.state_output.shape[1]
     columns = rounds * (model.gradient.shape[2] + model.noise.shape[2])
     _validate.memory("rounds", rounds, "a dense view", observed, columns, maximum=LARGEST)
-    return stacked(model, rounds)
+    return _stacked(model, rounds)
 
 
-def stacked(model: Model, rounds: int, prime: int | None = None) -> Sides:
+def _stacked(model: Model, rounds: int, prime: int | None = None) -> Sides:
     """A and B of `materialize`, for floats or whole numbers.
 
     Args:
@@ -92,7 +92,7 @@ def energies(
     b: Matrix,
     participation: Participation,
 ) -> Energies:
-    """`dpjax.accounting.kalman.energies` by the singular values of B.
+    """`dpjax.accounting.kalman.whitened_energies` by the singular values of B.
 
     Args:
         a: [R, T n] A.
@@ -175,7 +175,7 @@ def confirmed(model: Model, estimate: Energies, rational: ModelMaker | None) -> 
 
     Args:
         model: The model that they are of.
-        estimate: From `dpjax.accounting.kalman.energies`.
+        estimate: From `dpjax.accounting.kalman.whitened_energies`.
         rational: Makes the model again in fractions, where its float64 entries are rounded
             products; called only where it is small enough. None where they are meant as they are.
 
@@ -211,7 +211,7 @@ def _stacked_modulo(model: Model, rounds: int, prime: int) -> Sides:
 
     residues = np.frompyfunc(residue, 1, 1)
     parts = [np.asarray(residues(part), np.int64) for part in model]
-    return stacked(Model(*parts), rounds, prime=prime)
+    return _stacked(Model(*parts), rounds, prime=prime)
 
 
 def _echelon(a: Numbers, b: Numbers, prime: int) -> Sides:

@@ -33,7 +33,7 @@ from dpjax.encoding import lattice
 __all__ = [
     "Cohort",
     "largest_rho",
-    "loss",
+    "concentrated_loss",
     "round_epsilon",
     "smallest_grid",
     "tau",
@@ -144,7 +144,7 @@ def round_epsilon(sensitivity: float, variance: _Variance, honest: int, size: in
     return (moved / sqrt(n * v) + tau(variance, n) * sqrt(k)) * _WIDE
 
 
-def loss(
+def concentrated_loss(
     sensitivity: float,
     variance: _Variance,
     cohort: Cohort,
@@ -180,7 +180,7 @@ def loss(
     Example:
         >>> from dpjax.accounting import discrete
         >>> cohort = discrete.Cohort(clients=100, dropouts=5)
-        >>> spent = discrete.loss(
+        >>> spent = discrete.concentrated_loss(
         ...     20.0, 4, cohort, 4096, rounds=300, participations=3, relation="zero_out"
         ... )
         >>> round(spent.rho, 3), round(spent.epsilon(1e-5), 3)
@@ -228,7 +228,7 @@ def smallest_grid(
 ) -> float:
     """Return the grid at which noise of so many squared grid units is what a budget takes.
 
-    A coarser grid loses less privacy and more accuracy. ``rho`` is spent by `loss` of
+    A coarser grid loses less privacy and more accuracy. ``rho`` is spent by `concentrated_loss` of
     ``SumCode(size, bound, grid, ..., variance)``, to 12 digits.
 
     Args:
@@ -261,7 +261,7 @@ def smallest_grid(
 
     def spent(norm: float) -> float:
         square = max(1, lattice.limit(norm, size, beta))
-        return loss(sqrt(square), variance, cohort, size, **options).rho
+        return concentrated_loss(sqrt(square), variance, cohort, size, **options).rho
 
     low = 1e-9
     high = 1.0

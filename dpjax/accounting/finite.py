@@ -23,7 +23,7 @@ from dpjax.accounting import precision
 from dpjax.accounting.arrays import Matrix, Numbers, Vector
 from dpjax.mechanism import strategy as strategy_
 
-__all__ = ["cost", "grid"]
+__all__ = ["release_cost", "release_grid"]
 
 # Largest share of delta that finite precision may use.
 LIMIT = 0.01
@@ -103,7 +103,7 @@ class Grid(NamedTuple):
     Example:
         >>> import numpy as np
         >>> from dpjax.accounting import finite
-        >>> finite.grid(np.eye(3), rounds=10).deviation
+        >>> finite.release_grid(np.eye(3), rounds=10).deviation
         1.0
     """
 
@@ -149,7 +149,7 @@ class _Sums(NamedTuple):
     terms: int
 
 
-def grid(factor: Matrix, rounds: int, strategy: Matrix | None = None) -> Grid:
+def release_grid(factor: Matrix, rounds: int, strategy: Matrix | None = None) -> Grid:
     """Choose the grid of a release from its noise.
 
     The largest power of two that is at most an eighth of the least conditional deviation, adds at
@@ -170,7 +170,7 @@ def grid(factor: Matrix, rounds: int, strategy: Matrix | None = None) -> Grid:
     Example:
         >>> import numpy as np
         >>> from dpjax.accounting import finite
-        >>> finite.grid(np.eye(3), rounds=10).spacing
+        >>> finite.release_grid(np.eye(3), rounds=10).spacing
         0.125
     """
     sums = _sums(factor, rounds, strategy, recursive=False)
@@ -190,7 +190,7 @@ def grid(factor: Matrix, rounds: int, strategy: Matrix | None = None) -> Grid:
     return Grid(spacing, sums.deviation, spacing**2 / 12, share(spacing))
 
 
-def cost(
+def release_cost(
     factor: Matrix,
     rounds: int,
     strategy: Matrix | None = None,
@@ -233,7 +233,7 @@ def cost(
         >>> import numpy as np
         >>> from dpjax.accounting import finite
         >>> sizes = dict(spacing=2.0**-20, parameters=100, mu=1.0, delta=1e-5, clip_norm=1.0)
-        >>> cost = finite.cost(np.eye(3), 10, **sizes)
+        >>> cost = finite.release_cost(np.eye(3), 10, **sizes)
         >>> cost.draws, cost.epsilon < 0.01
         (3000, True)
     """
@@ -295,14 +295,15 @@ def cost(
 def of_group(records: int, mu: float, spent: tuple[float, float], delta: float) -> Cost:
     """Bound what finite precision adds where several records change together, from one's cost.
 
-    The proof of `cost` asks of two data sets how far apart their means are: k mu, for k records.
-    Of what mu is in, the density's slope over a cell grows by (k - 1) mu / 8 at most, since a cell
-    of a `grid` is an eighth of the deviation. What is lost at a cell's ends is x / (1 - e^-x) of
-    that slope x, so it grows by the factor 1 + (k - 1) mu / 8: below 2 wherever the cost is less
-    than delta, which the margins of `cost` hold. Sums of losses have mu^2 as a factor, or mu, or
-    none. Only normals that a shift of k mu takes beyond the reach come anew.
+    The proof of `release_cost` asks of two data sets how far apart their means are: k mu, for k
+    records. Of what mu is in, the density's slope over a cell grows by (k - 1) mu / 8 at most,
+    since a cell of a `release_grid` is an eighth of the deviation. What is lost at a cell's ends is
+    x / (1 - e^-x) of that slope x, so it grows by the factor 1 + (k - 1) mu / 8: below 2 wherever
+    the cost is less than delta, which the margins of `release_cost` hold. Sums of losses have
+    mu^2 as a factor, or mu, or none. Only normals that a shift of k mu takes beyond the reach come
+    anew.
 
-    Guarantee: nothing is below what `cost` states at k mu, for noise on a `grid`.
+    Guarantee: nothing is below what `release_cost` states at k mu, for noise on a `release_grid`.
 
     Args:
         records: k.

@@ -409,7 +409,7 @@ def forecast(
     for epoch in range(epochs):
         first = epoch * separation
         moved = moved + sent[first : first + starts]
-    hidden = budget.sensitivity(relation, clip_norm) / divisor * moved.max(axis=0)
+    hidden = budget.clipped_sensitivity(relation, clip_norm) / divisor * moved.max(axis=0)
     floors = hidden / allowed if noise else np.zeros(n)
     independent = scipy.sparse.issparse(colour)
     if isinstance(colour, np.ndarray):

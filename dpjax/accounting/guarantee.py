@@ -430,7 +430,7 @@ class Guarantee(Record):
         """
         if self.relation is None:
             raise ValueError("relation is None: this phase is not private, and no total covers it")
-        fields = budget.whole(total, release=self.release)
+        fields = budget.total_fields(total, release=self.release)
         if self.delta != total.delta:
             raise ValueError(f"delta is {self.delta}, and the total's {total.delta}; plan at that")
         if not self.phases:

@@ -423,7 +423,7 @@ class Energies(NamedTuple):
     condition: float = 1.0
 
 
-def energies(model: Model, participation: Participation) -> Energies:
+def whitened_energies(model: Model, participation: Participation) -> Energies:
     """Inner products of the whitened responses to unit gradients.
 
     Args:
@@ -495,7 +495,7 @@ def pattern_sums(values: _Products, participation: Participation) -> Vector:
     Exact where they are non-negative, and for one participation.
 
     Args:
-        values: [T, k, n] from `energies`.
+        values: [T, k, n] from `whitened_energies`.
         participation: The one they were made for.
 
     Returns:
@@ -525,7 +525,7 @@ def squares(energies_: Energies, participation: Participation) -> tuple[Vector, 
     """Squared sensitivities with all that rounding may have hidden.
 
     Args:
-        energies_: From `energies`.
+        energies_: From `whitened_energies`.
         participation: The one they were made for.
 
     Returns:
@@ -543,7 +543,7 @@ def clear(energies_: Energies) -> Flags:
     """Return which agents' energies are exact.
 
     Args:
-        energies_: From `energies`.
+        energies_: From `whitened_energies`.
 
     Returns:
         [n] True where no singular value is open and no response without noise may be rounding.

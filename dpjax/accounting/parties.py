@@ -109,7 +109,7 @@ class Protection(tuple[Party, ...]):
         """The table, for notebooks."""
         pairs = zip(self, self._costs(), strict=True)
         rows = [{"party": party.party, "promise": cost, "why": party.why} for party, cost in pairs]
-        return _html.table(rows)
+        return _html.html_table(rows)
 
     def __str__(self) -> str:
         """The table: who, epsilon, why."""
@@ -213,10 +213,10 @@ def _assumed(record: Record) -> str:
         )
     if record.gradient_gap is not None:
         text += f"; the gradient gap {record.gradient_gap:g} is ASSUMED"
-    return f"{text}; {custom(record)}" if record.custom else text
+    return f"{text}; {custom_text(record)}" if record.custom else text
 
 
-def custom(record: Record) -> str:
+def custom_text(record: Record) -> str:
     """Which parts of the user's own a guarantee relies on, as a verb and its object.
 
     Args:

@@ -58,7 +58,7 @@ def epsilon(step_sizes: ArrayLike, scales: ArrayLike, gradient_gap: float) -> fl
     return _summed(_of_steps(step_sizes, scales, gradient_gap), 1)
 
 
-def mu(step_sizes: ArrayLike, deviations: ArrayLike, gradient_gap: float) -> float:
+def mu_of_steps(step_sizes: ArrayLike, deviations: ArrayLike, gradient_gap: float) -> float:
     """Return the Gaussian-DP loss of K messages: mu^2 = sum_{k=2..K} (gap alpha_{k-1} / sigma_k)^2.
 
     Guarantee: as `epsilon`, with Gaussian noise and the gap in L2 norm: mu-GDP, so that
@@ -80,7 +80,8 @@ def mu(step_sizes: ArrayLike, deviations: ArrayLike, gradient_gap: float) -> flo
 
     Example:
         >>> from dpjax.accounting import pure
-        >>> round(pure.mu(step_sizes=[3.0, 4.0], deviations=[1.0, 1.0, 1.0], gradient_gap=1.0), 6)
+        >>> loss = pure.mu_of_steps([3.0, 4.0], deviations=[1.0, 1.0, 1.0], gradient_gap=1.0)
+        >>> round(loss, 6)
         5.0
     """
     return _summed(_of_steps(step_sizes, deviations, gradient_gap), 2)

@@ -307,7 +307,7 @@ class LinearAlgorithm:
         return View(n, nodes, rounds, lambda t: matrices(t, np.ones(n)), loss, all_messages)
 
 
-class ZipDL(LinearAlgorithm):
+class LinearZipDL(LinearAlgorithm):
     """Zip-DL, waiting for a trust model; made by `zip_dl`. Its sources are those of messages."""
 
     def _observed(self, nodes: Sequence[int] | None) -> Numbers:

@@ -31,7 +31,7 @@ from dpjax.accounting.arrays import Matrix, Numbers
 from dpjax.accounting.attacker import View, ViewLoss, of_model, seeing
 from dpjax.accounting.kalman import Model
 from dpjax.accounting.rounding import UNIT
-from dpjax.accounting.trust import GossipRounds, LinearAlgorithm, ZipDL
+from dpjax.accounting.trust import GossipRounds, LinearAlgorithm, LinearZipDL
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism.spatial import partition
 from dpjax.topology.links import incidence, link_pairs, message_pairs, zero_sum_map
@@ -251,7 +251,7 @@ def zip_dl(
     noise = zero_sum_map(sender, receiver, zero_sum)
     owners = tuple(frozenset([int(i)]) for i in sender)
     gossip = GossipRounds(matrix[None], 1, np.ones(len(matrix)))
-    return ZipDL(gossip, noise, owners, (False,) * len(owners))
+    return LinearZipDL(gossip, noise, owners, (False,) * len(owners))
 
 
 def linear(

@@ -183,7 +183,7 @@ def _limits(record: Record) -> str:
             "record; this partition was taken as public"
         )
     if record.custom:
-        text += f". It {parties.custom(record)}, which the package does not check"
+        text += f". It {parties.custom_text(record)}, which the package does not check"
     return text
 
 
@@ -232,7 +232,7 @@ def caption(record: Record, digits: int = 4) -> str:
         text += ", partition by private values taken as public"
     text += f", {record.accountant} accountant, {'release' if record.release else 'simulation'}"
     if record.custom:
-        text += f", {parties.custom(record)}"
+        text += f", {parties.custom_text(record)}"
     return text
 
 

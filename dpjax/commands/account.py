@@ -188,7 +188,7 @@ def account(
             "every round: leave out epochs and separation, or take a record's"
         )
     # Views count a zeroed-out gradient of norm 1; a replaced one moves twice as far.
-    shift = budget.sensitivity(relation, 1.0)
+    shift = budget.clipped_sensitivity(relation, 1.0)
     delta = _validate.probability("delta", delta)
     model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
     groups: list[Sequence[int]] = list(attackers) if np.iterable(attackers) else []

@@ -337,7 +337,7 @@ def _computation(group: Sequence[Config], task: _Task) -> str:
     The package's own parts compute what its version says: of these the text is empty.
     """
     config = group[0]
-    custom = compatibility.custom(*group)
+    custom = compatibility.custom_names(*group)
     if not custom and not isinstance(config.optimizer, Chain):
         return ""
     uses_noise = config.integer_encoded or getattr(config.optimizer, "uses_noise", False)
@@ -407,7 +407,7 @@ def _fill(
     """Run the groups whose files are missing, and write their rows; workers say nothing."""
     done = 0
     total = sum(len(group) for group, _ in work.values())
-    for path, missing in _workers.shared(work, team, say):
+    for path, missing in _workers.shared_files(work, team, say):
         group, columns = work[path]
         if missing:
             _run(path, group, columns, task, progress)

@@ -321,7 +321,7 @@ def geometric_gaussian(
     """Return steps and Gaussian deviations that spend mu sqrt(1 - (q1/q2)^(2 (K-1))) in K messages.
 
     Guarantee: as `first_deviation`; what T messages cost is in ``spent``, and
-        `dpjax.accounting.pure.mu` confirms it from the numbers.
+        `dpjax.accounting.pure.mu_of_steps` confirms it from the numbers.
 
     Args:
         mu: Budget, above 0.
@@ -361,8 +361,9 @@ def best_scales(
 ) -> Float[np.ndarray, " T"]:
     """Return the scales of least sum_k w_k var_k that spend a budget on given steps.
 
-    Guarantee: `dpjax.accounting.pure.epsilon` (or ``mu``) of these steps and scales is at most the
-        budget, by closed form and rounded up; relation, attacker and sensitivity are stated there.
+    Guarantee: `dpjax.accounting.pure.epsilon` (or `mu_of_steps`) of these steps and scales is at
+        most the budget, by closed form and rounded up; relation, attacker and sensitivity are
+        stated there.
         A message whose step before is 0 has no noise.
 
     Args:

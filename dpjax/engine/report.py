@@ -109,7 +109,7 @@ def _outcome(result: Any) -> Iterator[str]:
     )
     # Metrics come before whom it protects.
     rows = [row | {"protected": row.pop("protected")} for row in cells(result)]
-    yield _wide(_html.table(rows))
+    yield _wide(_html.html_table(rows))
     # Of one agent: leaves are [S, V, n, ...].
     size = sum(math.prod(leaf.shape[3:]) for leaf in jax.tree.leaves(result.params))
     forecasts = []
@@ -132,7 +132,7 @@ def _outcome(result: Any) -> Iterator[str]:
             "largest distance that clipped gradients could move it, and the noise of agents' own "
             "models around it.</p>"
         )
-        yield _wide(_html.table(forecasts))
+        yield _wide(_html.html_table(forecasts))
 
 
 def _guarantees(result: Any) -> Iterator[str]:
@@ -146,7 +146,9 @@ def _guarantees(result: Any) -> Iterator[str]:
         if min(epsilons, default=math.inf) < guarantee.epsilon:
             names = result.agent_names or range(len(epsilons))
             pairs = zip(names, epsilons, strict=True)
-            table = _html.table({"agent": name, "epsilon": up(epsilon)} for name, epsilon in pairs)
+            table = _html.html_table(
+                {"agent": name, "epsilon": up(epsilon)} for name, epsilon in pairs
+            )
             card += f"<details><summary>Epsilon by agent</summary>{table}</details>"
         cards.setdefault(card, []).append(terms["label"])
     for card, labels in cards.items():
@@ -194,7 +196,7 @@ def _pairs(values: Row) -> str:
         elif value is not None:
             yield {"name": name, "value": value}
 
-    return _html.table(flat("", values))
+    return _html.html_table(flat("", values))
 
 
 def _wide(content: str) -> str:

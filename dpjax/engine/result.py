@@ -228,7 +228,7 @@ class Result:
         # Plans that state the same are described once.
         captions = dict.fromkeys(guarantee.caption() for guarantee in self.guarantees)
         lines = "".join(f"<p>{_html.escape(caption)}</p>" for caption in captions)
-        return _html.table(report.cells(self)) + lines
+        return _html.html_table(report.cells(self)) + lines
 
     def report(self, path: _files.PathLike) -> Path:
         """Write one page of HTML about the run, with all that it needs in it.

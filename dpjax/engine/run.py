@@ -197,7 +197,7 @@ def run(
         plans, schedule.ends, stopping=stopping, callback=callback is not None,
         before=phase.guarantees, planned=phase.planned, phase=phase.number, private=private,
     )  # fmt: skip
-    _say(progress, statements.forecast(plans, data.entries, problems[0].partition.counts))
+    _say(progress, statements.forecast_line(plans, data.entries, problems[0].partition.counts))
     identity: checkpoint_.Identity = {}
     traced = driver.traced(runs)
     if place.folder is not None or place.key_file is not None:

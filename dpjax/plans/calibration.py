@@ -68,7 +68,7 @@ _AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
 """Fields of losses that may be stated larger than they are; all others must agree."""
 
 
-def check_strategy(strategy: Strategy | None, rounds: int) -> None:
+def check_applied_strategy(strategy: Strategy | None, rounds: int) -> None:
     """Refuse a strategy that a run of ``rounds`` rounds cannot apply.
 
     Args:
@@ -171,7 +171,7 @@ class Target:
         _validate.assign(self, mixing=mixing)
         optimizer = config.optimizer.shared()
         encoded = config.integer_encoded
-        dependence.check(self.method, optimizer, mixing.shape, encoded)  # type: ignore[arg-type]
+        dependence.check_dependence(self.method, optimizer, mixing.shape, encoded)  # type: ignore[arg-type]
         self._check_counts()
         if config.budget is None:
             return
@@ -472,7 +472,7 @@ class Factored(OverAgents):
         n = target.agents
         if shape not in ((n, n), (n,)) or self.factor.dtype != np.float32:
             raise ValueError(f"factor is {self.factor.dtype} {shape}; give float32 {(n, n)}")
-        check_strategy(self.strategy, target.rounds)
+        check_applied_strategy(self.strategy, target.rounds)
 
     def inverse_diagonal(self) -> PerAgent:
         """[R^-1]_ii of R = F F'."""
@@ -482,7 +482,7 @@ class Factored(OverAgents):
         """The grid of a release."""
         # A release applies its strategy in float64.
         strategy = None if self.strategy is None else rounds_.applied(self.strategy, np.float64)
-        return finite.grid(self.factor, target.rounds, strategy)
+        return finite.release_grid(self.factor, target.rounds, strategy)
 
     def privatizer(self, target: Target) -> "Coloured":
         """How it is drawn."""
@@ -679,7 +679,7 @@ def _terms(target: Target, noise: Calibrated) -> _Fields:
         "dropouts": getattr(part, "dropouts", 0),
         "colluders": getattr(part, "colluders", 0),
         "sum_only": getattr(part, "sum_only", False),
-        "custom": compatibility.custom(config, noise),
+        "custom": compatibility.custom_names(config, noise),
     }
 
 
@@ -721,7 +721,7 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
     # The package's classes compute it from the factor, but for what a design of a user's own says.
     packaged = compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)
     if not (packaged and compatibility.packaged(type(noise))):
-        custom.check(target, noise, loss, spent)
+        custom.check_stated_loss(target, noise, loss, spent)
         if config.release:
             noise.grid(target)  # Refuses noise that only simulations draw.
     # Amounts may be stated larger than they are; all else must be what runs.

@@ -1,10 +1,10 @@
 """Which parts go together: what each states, and the reasons.
 
-`check` holds a config to it. A noise design states its `NoiseTerms` in its class, and a method has
-a row of `METHODS`. A user's own class is what its nearest class of the package is (a subclass of
-`Correlated`, say), or a method of one payload an agent, for which an outsider's loss holds because
-messages depend on data through the noisy payload alone.
-That a user's own part does what it says is the user's word, and `custom` names it.
+`check_parts` holds a config to it. A noise design states its `NoiseTerms` in its class, and a
+method has a row of `METHODS`. A user's own class is what its nearest class of the package is (a
+subclass of `Correlated`, say), or a method of one payload an agent, for which an outsider's loss
+holds because messages depend on data through the noisy payload alone.
+That a user's own part does what it says is the user's word, and `custom_names` names it.
 """
 
 import contextlib
@@ -224,7 +224,7 @@ _ON_THE_HEAP = 1 << 9
 """The flag of types that code in Python makes."""
 
 
-def custom(*parts: object) -> tuple[str, ...]:
+def custom_names(*parts: object) -> tuple[str, ...]:
     """Return the names of classes and functions that are a user's own, in parts and what they hold.
 
     Guarantee: whatever is reached from a part through fields, containers, partial arguments, bound
@@ -405,7 +405,7 @@ def noise(part: Noise | None) -> NoiseTerms:
     )
 
 
-def check(config: Any) -> None:
+def check_parts(config: Any) -> None:
     """Refuse parts that do not go together.
 
     Args:

@@ -82,7 +82,7 @@ class Config:
             if isinstance(part, Timed):
                 part.check_rounds(rounds)
         self.sampler.pattern(rounds)  # Refuses other rounds than it deals.
-        compatibility.check(self)
+        compatibility.check_parts(self)
 
     def using(self, noise: Noise | None) -> "Config":
         """The same config with another noise design; None is without noise and budget.

@@ -16,7 +16,7 @@ from dpjax.plans import compatibility
 __all__ = ()
 
 
-def check(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> None:
+def check_stated_loss(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> None:
     """Refuse a loss that a custom design states below an outsider's to its own factor F.
 
     An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any

@@ -189,7 +189,7 @@ def _loop(body: core.Jaxpr, fixed: int, carried: int, marked: _Marks) -> _Marks:
 
 
 @functools.lru_cache(maxsize=64)
-def check(
+def check_dependence(
     method: Method, optimizer: Optimizer, mixing: tuple[int, ...], integer_encoded: bool = False
 ) -> None:
     """Refuse a method that sends, or calls released, what noise has not been added to.

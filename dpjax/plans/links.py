@@ -244,7 +244,7 @@ def _pair_keys(
     # Of a network without links, too, an array of pairs.
     pairs = np.array(edges, np.int64).reshape(-1, 2)
     agent_keys, link_keys = noise_.simulated_keys(key, agents, len(pairs))
-    return noise_.pairwise(
+    return noise_.pairwise_cancelling(
         pairs,
         1.0,
         shared,

@@ -21,7 +21,7 @@ from dpjax.mechanism import banded, spatial, temporal
 from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.plans.calibration import Bound, Factored, Target, check_strategy
+from dpjax.plans.calibration import Bound, Factored, Target, check_applied_strategy
 from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, NoiseTerms
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.polynomial import Polynomial
@@ -138,7 +138,7 @@ class Correlated:
     def over_rounds(self, target: Target, strategy: Strategy | None) -> Strategy:
         """The strategy over rounds: the part's own, or the one that was given."""
         if strategy is not None:
-            check_strategy(strategy, target.rounds)
+            check_applied_strategy(strategy, target.rounds)
             return np.asarray(strategy, np.float64)
         # Of the network only those that depend on it: the last few strategies serve every budget.
         network = target.network.dense if self.of_network else _ONE_AGENT
@@ -518,7 +518,7 @@ class Covariance(Correlated):
             _validate.assign(self, matrix=fixed(_validate.square("covariance", self.matrix)))
         if self.strategy is not None:
             strategy = _validate.square("strategy", self.strategy)
-            check_strategy(strategy, len(strategy))
+            check_applied_strategy(strategy, len(strategy))
             _validate.assign(self, strategy=fixed(strategy))
 
     def __eq__(self, other: object) -> bool:
@@ -550,7 +550,7 @@ class Covariance(Correlated):
                 f"strategy is given beside that of the covariance {self.name!r}; give one of them"
             )
         assert self.strategy is not None
-        check_strategy(self.strategy, target.rounds)
+        check_applied_strategy(self.strategy, target.rounds)
         return self.strategy
 
     def over_agents(self, target: Target, bound: Bound) -> Design:

@@ -89,7 +89,7 @@ class Plan:
             arrays = {name: fixed(v) for name, v in fields.items() if isinstance(v, np.ndarray)}
             noise = dataclasses.replace(noise, **arrays)  # type: ignore[type-var]
         stated = self.guarantee
-        names = compatibility.custom(type(self), stated)
+        names = compatibility.custom_names(type(self), stated)
         if names:
             stated = stated.replace(custom=tuple(dict.fromkeys(stated.custom + names)))
         _validate.assign(self, noise=noise, guarantee=stated)

@@ -180,7 +180,7 @@ class Protect(Threat):
         """How far what is clipped can move in a round, in ``norm``; an assumed gap itself."""
         if self.gradient_gap is not None:
             return self.gradient_gap
-        return budget.sensitivity(self.relation, self.clip_norm)
+        return budget.clipped_sensitivity(self.relation, self.clip_norm)
 
     def answer_distance(self, distance: float) -> float:
         """How far answers of the query are apart, of neighbours at models so far apart, in a round.

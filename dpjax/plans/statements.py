@@ -49,7 +49,7 @@ def parameter_count(params: Any) -> int:
     return sum(math.prod(np.shape(leaf)) for leaf in jax.tree.leaves(params))
 
 
-def forecast(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
+def forecast_line(plans: Sequence[Plan], parameters: int, counts: Any = None) -> str:
     """Return a line about plans that are to run, and warn where one of them cannot learn.
 
     Args:
@@ -100,7 +100,7 @@ def custom_parts(problem: Problem) -> tuple[str, ...]:
         problem: Of which no message depends on metrics and predictions.
     """
     functions = problem.init, problem.loss, problem.batch_loss, problem.weighted, problem.augment
-    return compatibility.custom(type(problem), type(problem.partition), *functions)
+    return compatibility.custom_names(type(problem), type(problem.partition), *functions)
 
 
 def with_precision_cost(
@@ -116,8 +116,9 @@ def with_precision_cost(
     whoever knows its seed needs no last bits.
 
     Guarantee: a release of a model of this size has the guarantee of the plan that is returned,
-    rounding, bits and tails of all its draws included: `dpjax.accounting.finite.cost`. Its epsilon
-    is the budget's, for less of which, `Budget.reserve`, its ideal noise was calibrated.
+    rounding, bits and tails of all its draws included: `dpjax.accounting.finite.release_cost`.
+    Its epsilon is the budget's, for less of which, `Budget.reserve`, its ideal noise was
+    calibrated.
 
     Args:
         plan: The plan, audited again.
@@ -175,7 +176,7 @@ def _cost(plan: Plan, grid: finite.Grid, parameters: int) -> finite.Cost:
     assert plan.guarantee.mu is not None and plan.noise is not None and config.budget is not None
     # The noise is added to one clipped gradient, or to the sum of a batch of them.
     terms = math.ceil(plan.sampler.divisor) if protect.clips == "record" else 1
-    cost = finite.cost(
+    cost = finite.release_cost(
         plan.factor,
         config.rounds,
         plan.applied_strategy,

@@ -357,7 +357,7 @@ class CalibratedCode(Calibrated):
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker."""
-        spent: losses.Concentrated = discrete.loss(
+        spent: losses.Concentrated = discrete.concentrated_loss(
             math.sqrt(self.code.limit),
             self.code.variance,
             self.part.cohort(target.agents),

@@ -42,7 +42,7 @@ def guarantees(entries: Stated) -> list[str]:
     kinds: dict[str, list[list[str]]] = collections.defaultdict(list)
     custom: dict[str, list[str]] = collections.defaultdict(list)
     # Rows of a run share one dict.
-    for guarantee in {id(entry): entry for entry in listed(entries)}.values():
+    for guarantee in {id(entry): entry for entry in stated_guarantees(entries)}.values():
         stated = guarantee
         if isinstance(guarantee, Mapping):
             stated = Guarantee.from_dict(guarantee)
@@ -66,7 +66,7 @@ def guarantees(entries: Stated) -> list[str]:
     return captions
 
 
-def listed(records: Stated) -> list[Stated]:
+def stated_guarantees(records: Stated) -> list[Stated]:
     """What `guarantees` takes, as a list without the rows that have none.
 
     Args:

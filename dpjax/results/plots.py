@@ -217,7 +217,7 @@ def lines(
     if guarantee is None and "guarantee" in frame.columns:
         guarantee = frame["guarantee"]
     # All panels add to one caption, which `finish` writes.
-    notes.guarantees += captions.listed(guarantee)
+    notes.guarantees += captions.stated_guarantees(guarantee)
     notes.remarks.append(note)
     if path is None:
         return sheet
@@ -270,7 +270,7 @@ def from_records(
         >>> plots.from_records(path, out="curve.svg").name
         'curve.svg'
     """
-    paths = records.listed(path)
+    paths = records.path_list(path)
     frame = records.read(paths, file)
     if not len(frame):
         files = ", ".join(repr(str(path)) for path in paths)
@@ -572,7 +572,7 @@ def finish(figure: "Figure", *, guarantee: captions.Stated = None, note: str | N
     """
     notes = _NOTES.setdefault(figure, _Notes())
     if guarantee is not None:
-        notes.guarantees = captions.listed(guarantee)
+        notes.guarantees = captions.stated_guarantees(guarantee)
     notes.remarks.append(note)
     caption = _caption(notes)
     if notes.finished:

@@ -419,7 +419,7 @@ def _current(row: Row) -> Row:
 
 def _meant(paths: Paths) -> Iterator[Path]:
     """The files meant, each folder's in the order of their names."""
-    files = listed(paths)
+    files = path_list(paths)
     if not files:
         raise ValueError(f"paths is {paths!r}; name at least one file of records")
     for path in files:
@@ -433,7 +433,7 @@ def _meant(paths: Paths) -> Iterator[Path]:
         yield from inside
 
 
-def listed(paths: Paths) -> list[Path]:
+def path_list(paths: Paths) -> list[Path]:
     """One path, or several, as a list.
 
     Args:

@@ -1,7 +1,8 @@
 """Noise for agent-stacked updates, as optax links whose state is the only place with a key.
 
 `correlated` is Gaussian noise over agents (and, by a strategy, over rounds), `scheduled` Laplace or
-Gaussian noise whose scale changes by round, `zero_sum` and `pairwise` are noise on links.
+Gaussian noise whose scale changes by round, `zero_sum` and `pairwise_cancelling` are noise on
+links.
 
 The layout of `correlated` and `scheduled`: leaves of one computing dtype are taken in tree order
 and packed into groups of at most `PACK` entries an agent (a larger leaf is a group of its own).
@@ -39,7 +40,7 @@ __all__ = [
     "correlated",
     "discrete",
     "opened",
-    "pairwise",
+    "pairwise_cancelling",
     "scheduled",
     "simulated_keys",
     "zero_sum",
@@ -105,8 +106,9 @@ def correlated(
     `dpjax.transforms.rounds.applied`. What this protects, and for whom, depends on the clipping
     before it and is stated by `dpjax.accounting`. Without a grid this is a simulation's noise,
     whose last bits and largest values distinguish neighbours. With one, what finite precision costs
-    against an outsider who sees every message is bounded by `dpjax.accounting.finite.cost`, if
-    threefry with a secret key of 64 bits is pseudorandom; such a key is no long-lived secret.
+    against an outsider who sees every message is bounded by
+    `dpjax.accounting.finite.release_cost`, if threefry with a secret key of 64 bits is
+    pseudorandom; such a key is no long-lived secret.
 
     Args:
         factor: [n, n] F, the covariance over agents being F F', or [n], the diagonal of one that
@@ -116,8 +118,8 @@ def correlated(
         rounds: Rounds T the noise is accounted for.
         strategy: [T, T] lower triangular C with a positive diagonal, applied by the route of
             `dpjax.transforms.rounds`, which says what is kept; None is the identity.
-        grid: Spacing of a release's grid, a power of two, `dpjax.accounting.finite.grid`; None for
-            a simulation.
+        grid: Spacing of a release's grid, a power of two, `dpjax.accounting.finite.release_grid`;
+            None for a simulation.
         spread: A linear map over agents, of arrays [n, entries], that normals pass before the
             factor; None is the identity.
         rows: For the noise of m agents alone, in a simulation: numbers of the q agents whose raw
@@ -442,7 +444,7 @@ def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, 
     return _numerics.row_keys(agent_root, agents), _numerics.row_keys(edge_root, edges)
 
 
-def pairwise(
+def pairwise_cancelling(
     edges: Int[np.ndarray, "e 2"],
     own: float,
     shared: float,
@@ -492,7 +494,8 @@ def pairwise(
         >>> from dpjax.transforms import noise
         >>> edges = jnp.array([[0, 1], [1, 2]])
         >>> own, shared = noise.simulated_keys(jax.random.key(0), agents=3, edges=2)
-        >>> link = noise.pairwise(edges, 0.0, 1.0, own_keys=own, edge_keys=shared, rounds=5)
+        >>> keys = {"own_keys": own, "edge_keys": shared}
+        >>> link = noise.pairwise_cancelling(edges, 0.0, 1.0, **keys, rounds=5)
         >>> noisy, _ = link.update(jnp.zeros((3, 4)), link.init(jnp.zeros((3, 4))))
         >>> bool(abs(noisy.sum(0)).max() < 1e-6)  # what one end adds the other takes away
         True

@@ -268,7 +268,7 @@ class Lab:
         work = {self.folder / f"{name}.jsonl": rest for name, *rest in cells}
         configs = {path: json.loads(json.dumps(c, default=str)) for path, (c, _) in work.items()}
         commit = records.metadata()["commit"]
-        for path, missing in _workers.shared(work, self.team, self.say):
+        for path, missing in _workers.shared_files(work, self.team, self.say):
             began = time.monotonic()
             if missing:
                 metadata = {"config": configs[path], "preset": self.preset}

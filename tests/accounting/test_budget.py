@@ -40,9 +40,9 @@ def test_formulas_of_the_note():
 
 
 def test_sensitivity_and_unit_follow_the_relation():
-    assert budget.sensitivity("replace_agent", 0.5) == 1.0
-    assert budget.sensitivity("replace_record", 0.5) == 1.0
-    assert budget.sensitivity("zero_out_record", 0.5) == 0.5
+    assert budget.clipped_sensitivity("replace_agent", 0.5) == 1.0
+    assert budget.clipped_sensitivity("replace_record", 0.5) == 1.0
+    assert budget.clipped_sensitivity("zero_out_record", 0.5) == 0.5
     units = ["agent", "record", "record", "client", "client"]
     assert [budget.unit(relation) for relation in budget.RELATIONS] == units
     # A client stands at an agent's place: its gradient is the agent's there.
@@ -50,7 +50,7 @@ def test_sensitivity_and_unit_follow_the_relation():
     assert [budget.clips(relation) for relation in budget.RELATIONS] == clips
     for wrong in ("replace", "", None, "add_or_remove"):
         with pytest.raises(ValueError, match="relation is"):
-            budget.sensitivity(wrong, 1.0)
+            budget.clipped_sensitivity(wrong, 1.0)
         with pytest.raises(ValueError, match="relation is"):
             budget.unit(wrong)
 

@@ -92,11 +92,11 @@ def test_noise_of_clients_that_are_gone_is_made_up_for() -> None:
     law = summed(Fraction(1), 2)
     rounds = dict(rounds=1, participations=1, relation="zero_out")
     exact = max(moved(law, 1, alpha) / alpha for alpha in ALPHAS)
-    right = discrete.loss(1.0, 1, Cohort(4, dropouts=1, colluders=1), 1, **rounds)
+    right = discrete.concentrated_loss(1.0, 1, Cohort(4, dropouts=1, colluders=1), 1, **rounds)
     assert exact <= right.rho
     # The broken twins: all clients' noise counted, or that of all survivors.
     for wrong in (Cohort(4), Cohort(4, dropouts=1)):
-        assert exact > discrete.loss(1.0, 1, wrong, 1, **rounds).rho
+        assert exact > discrete.concentrated_loss(1.0, 1, wrong, 1, **rounds).rho
     # And the calibrated noise: as of the formula, whatever drops out.
     cohort = Cohort(4, dropouts=1, colluders=1)
     assert rules.variance(2.0, 3.0, 5, cohort) == pytest.approx(5 * 4 * 9 / 2)
@@ -122,7 +122,7 @@ def test_the_whole_mechanism_rounding_included(x, relation) -> None:
     """One coordinate, a vector of norm 2 grid units at most, two clients' noise."""
     square = lattice.limit(2.0, 1, math.exp(-0.5))
     law = np.array(summed(Fraction(3, 2), 2))
-    stated = discrete.loss(
+    stated = discrete.concentrated_loss(
         math.sqrt(square), Fraction(3, 2), Cohort(2), 1,
         rounds=1, participations=1, relation=relation,
     )  # fmt: skip
@@ -169,15 +169,19 @@ def test_units_and_relations() -> None:
 
     def rho(unit, relation):
         times = {"client": 60, "record": 3}[unit]
-        return discrete.loss(
+        return discrete.concentrated_loss(
             10.0, 64, cohort, 256, rounds=200, participations=times, relation=relation
         ).rho
 
     assert rho("client", "zero_out") == pytest.approx(20 * rho("record", "zero_out"), rel=1e-12)
     assert rho("client", "replace") == pytest.approx(4 * rho("client", "zero_out"), rel=1e-9)
-    one = discrete.loss(10.0, 64, cohort, 256, rounds=7, participations=7, relation="zero_out")
+    one = discrete.concentrated_loss(
+        10.0, 64, cohort, 256, rounds=7, participations=7, relation="zero_out"
+    )
     assert one.after(2).rho == pytest.approx(one.rho * 2 / 7)
-    late = discrete.loss(10.0, 64, cohort, 256, rounds=7, participations=2, relation="zero_out")
+    late = discrete.concentrated_loss(
+        10.0, 64, cohort, 256, rounds=7, participations=2, relation="zero_out"
+    )
     assert late.after(1).rho == late.rho
 
 
@@ -219,10 +223,15 @@ def test_a_grid_spends_the_budget_and_no_more(rho, relation) -> None:
     given = dict(participations=6, relation=relation)
     grid = discrete.smallest_grid(2.5, rho, cohort, 256, variance=50_000, **given)
     square = lattice.limit(2.5 / grid, 256, math.exp(-0.5))
-    spent = discrete.loss(math.sqrt(square), 50_000, cohort, 256, rounds=6, **given).rho
+    spent = discrete.concentrated_loss(
+        math.sqrt(square), 50_000, cohort, 256, rounds=6, **given
+    ).rho
     assert rho * 0.99 < spent <= rho
     finer = lattice.limit(2.5 / (grid * 0.98), 256, math.exp(-0.5))
-    assert discrete.loss(math.sqrt(finer), 50_000, cohort, 256, rounds=6, **given).rho > rho
+    assert (
+        discrete.concentrated_loss(math.sqrt(finer), 50_000, cohort, 256, rounds=6, **given).rho
+        > rho
+    )
 
 
 def call(name, *values, **changes):
@@ -239,8 +248,8 @@ def call(name, *values, **changes):
         (lambda: Cohort(5, -1), "dropouts is -1"),
         (lambda: discrete.tau(0.2, 3), "nothing is proved"),
         (lambda: discrete.round_epsilon(0.0, 4, 3, 5), "sensitivity is 0"),
-        (call("loss", 1.0, 4, Cohort(3), 5, participations=5), "at most as many"),
-        (call("loss", 1.0, 4, Cohort(3), 5, relation="add"), "relation is 'add'"),
+        (call("concentrated_loss", 1.0, 4, Cohort(3), 5, participations=5), "at most as many"),
+        (call("concentrated_loss", 1.0, 4, Cohort(3), 5, relation="add"), "relation is 'add'"),
         (
             lambda: rules.gaussian_loss(
                 1.0, 4, Cohort(3), rounds=4, participations=5, relation="zero_out"

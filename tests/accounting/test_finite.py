@@ -104,8 +104,8 @@ def test_cells_of_two_correlated_coordinates_counted_exactly():
 def priced(draws=10**6, factor=None, mu=2.0, delta=1e-5, rounds=10, strategy=None, **options):
     factor = np.eye(4) if factor is None else factor
     parameters = -(-draws // (len(factor) * rounds))
-    spacing = finite.grid(factor, rounds, strategy).spacing
-    return finite.cost(
+    spacing = finite.release_grid(factor, rounds, strategy).spacing
+    return finite.release_cost(
         factor, rounds, strategy,
         **{"spacing": spacing, "mu": mu, "delta": delta, "clip_norm": 1.0, "parameters": parameters}
         | options,
@@ -115,7 +115,7 @@ def priced(draws=10**6, factor=None, mu=2.0, delta=1e-5, rounds=10, strategy=Non
 def test_the_cost_bounds_the_exact_closeness_of_a_small_run():
     # One draw of one coordinate: its largest ratio, and what lies beyond its reach.
     spacing, sampler = 0.25, finite.NormalSampler(2.0**-23, 2.0**-23, 2.0**-9, 2.0**-9, 1e-15)
-    cost = finite.cost(
+    cost = finite.release_cost(
         np.eye(1), 1, spacing=spacing, parameters=1, mu=0.5, delta=0.4, clip_norm=1.0,
         sampler=sampler,
     )  # fmt: skip
@@ -159,7 +159,7 @@ def test_the_grid_is_a_share_of_conditional_deviations_and_of_the_mean():
     # 100 agents whose noise almost cancels: each alone has a large one, given the others a small.
     n = 100
     covariance = 1e4 * (np.eye(n) - 1 / n) + np.eye(n)
-    grid = finite.grid(np.linalg.cholesky(covariance), 50)
+    grid = finite.release_grid(np.linalg.cholesky(covariance), 50)
     conditional = 1 / math.sqrt(np.linalg.inv(covariance).diagonal().max())
     assert grid.deviation == pytest.approx(conditional, rel=1e-9)
     assert conditional < 10 and math.frexp(grid.spacing)[0] == 0.5
@@ -169,16 +169,16 @@ def test_the_grid_is_a_share_of_conditional_deviations_and_of_the_mean():
     assert grid.share <= 0.01
     # Over rounds: the last of a sum that cancels.
     strategy = np.tril(np.ones((50, 50)))
-    over = finite.grid(np.eye(3), 50, strategy)
+    over = finite.release_grid(np.eye(3), 50, strategy)
     assert over.deviation == pytest.approx(1 / math.sqrt(50))
     assert over.share == pytest.approx(50 * over.variance / 3 / (1 / 3))
 
 
 def test_refusals():
     with pytest.raises(ValueError, match="factor is singular"):
-        finite.grid(np.ones((3, 3)), 5)
+        finite.release_grid(np.ones((3, 3)), 5)
     with pytest.raises(ValueError, match="strategy has shape"):
-        finite.grid(np.eye(3), 5, np.eye(4))
+        finite.release_grid(np.eye(3), 5, np.eye(4))
     assert math.isinf(priced(spacing=2.0**-60).delta)
     assert gdp.epsilon(2.0, 1e-5 - priced().delta) < gdp.epsilon(2.0, 1e-5) * (1 + 1e-4)
 

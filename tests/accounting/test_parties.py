@@ -210,9 +210,9 @@ def test_a_statement_composes_few_times(monkeypatch):
 def test_finite_precision_of_a_group_is_that_of_means_further_apart(mu, strategy, records):
     """Of the same noise under k times the shift, by the bound for one record of that mu."""
     factor = np.eye(3) - 0.2
-    spacing = finite.grid(factor, 6, strategy).spacing
+    spacing = finite.release_grid(factor, 6, strategy).spacing
     at = {"spacing": spacing, "parameters": 10**5, "delta": DELTA, "clip_norm": 1.0}
-    one, far = (finite.cost(factor, 6, strategy, mu=k * mu, **at) for k in (1, records))
+    one, far = (finite.release_cost(factor, 6, strategy, mu=k * mu, **at) for k in (1, records))
     bound = finite.of_group(records, mu, (one.epsilon, one.delta), DELTA)
     assert far.epsilon <= bound.epsilon and far.delta <= bound.delta
     record = make(release=True, mu=mu, epsilon=np.inf, added_epsilon=one.epsilon,

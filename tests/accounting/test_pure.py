@@ -33,18 +33,18 @@ def test_losses_are_never_below_exact_ones_and_close(seed):
         exact, square = exact + value, square + value**2
         first = steps[:k], scales[:k], gap
         assert exact <= Fraction(pure.epsilon(*first)) <= exact * Fraction(1 + 1e-14)
-        assert square <= Fraction(pure.mu(*first)) ** 2 <= square * Fraction(1 + 1e-14)
+        assert square <= Fraction(pure.mu_of_steps(*first)) ** 2 <= square * Fraction(1 + 1e-14)
 
 
 def test_extreme_numbers_stay_on_the_safe_side():
     assert pure.epsilon([1e-200], [1.0, 1e-300], 1e-200) == pytest.approx(1e-100, rel=1e-12)
     assert pure.epsilon([5e-324], [1.0, 1e300], 1.0) > 0
-    assert pure.mu([1e-250], [1.0, 1.0], 1.0) > 0
+    assert pure.mu_of_steps([1e-250], [1.0, 1.0], 1.0) > 0
     assert pure.epsilon([1.0], [1.0, 0.0], 1.0) == np.inf
     assert pure.epsilon([0.0], [1.0, 0.0], 1.0) == 0.0
     assert pure.epsilon([1.0, 1.0], [1.0, 2.0, 0.0], 1.0) == np.inf
-    assert pure.mu([1.0, 1.0, 1.0], [1.0, 2.0, 0.0, 2.0], 1.0) == np.inf
-    assert pure.mu([1e300], [1.0, 1e-300], 1.0) == np.inf
+    assert pure.mu_of_steps([1.0, 1.0, 1.0], [1.0, 2.0, 0.0, 2.0], 1.0) == np.inf
+    assert pure.mu_of_steps([1e300], [1.0, 1e-300], 1.0) == np.inf
 
 
 def test_moves_of_several_variables_add_up():
@@ -104,7 +104,7 @@ def test_losses_take_the_numbers():
     spent = pure.epsilon(schedule.step_sizes, schedule.scales, 1.0)
     assert losses.Pure(spent, 300).epsilon(0.0) == spent
     gaussian = schedules.geometric_gaussian(gdp.mu(1.0, 1e-5), 1.0, 0.001, 0.97, 0.99, 300)
-    mu = pure.mu(gaussian.step_sizes, gaussian.scales, 1.0)
+    mu = pure.mu_of_steps(gaussian.step_sizes, gaussian.scales, 1.0)
     assert gdp.epsilon(mu, 1e-5) <= 1.0
 
 

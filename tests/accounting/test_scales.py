@@ -100,7 +100,7 @@ def test_a_response_that_cancels_is_no_less_than_its_rounding():
     assert 0 < true < 1e-16
     loss = views.linear(*CANCELLED).loss(when, gradients="view")
     assert true * (1 - 1e-9) <= loss.mu[0] <= 1e-13 and loss.upper_bound[0]
-    found = kalman.energies(kalman.Model.of(*CANCELLED), when)
+    found = kalman.whitened_energies(kalman.Model.of(*CANCELLED), when)
     assert kalman.pattern_sums(found.values, when)[0] < true**2, "nothing was cancelled"
 
 

@@ -242,7 +242,7 @@ def test_each_kind_of_loss_adds_up_under_a_total_of_its_own():
     for kind, loss in kinds.items():
         delta = 0.0 if kind == "pure" else DELTA
         total = Budget(3.0, delta, kind)
-        assert budget.whole(total, release=False)["loss"].rounds == 0
+        assert budget.total_fields(total, release=False)["loss"].rounds == 0
         one = stated(loss, delta)
         both = one.within(total).followed_by(one, planned=False)
         assert both.spent == loss.then(loss) or kind == "gdp"

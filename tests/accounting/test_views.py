@@ -520,7 +520,7 @@ def test_views_take_the_strategies_that_runs_take(size):
     strategy = np.eye(4) + size * np.eye(4, k=-1)
     for check in (
         lambda: rounds.route(strategy, 4),
-        lambda: calibration.check_strategy(strategy, 4),
+        lambda: calibration.check_applied_strategy(strategy, 4),
         lambda: views.dsgd(network(0), strategy),
     ):
         with pytest.raises(ValueError, match="strategy has condition number"):

@@ -83,7 +83,9 @@ def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
     pairs = link_pairs(matrix)
     own_keys, edge_keys = noise.simulated_keys(key(), N, len(pairs))
     given = pairs[:, ::-1] if flipped else pairs
-    noisy = noise.pairwise(given, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T)
+    noisy = noise.pairwise_cancelling(
+        given, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T
+    )
     made = composed(matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy)
 
     keys = [*own_keys, *edge_keys]

@@ -123,7 +123,7 @@ def test_a_run_by_relays_is_a_server_s_and_stays_one_model():
         assert (agents == agents[:1]).all()
     # With a learned sketch: what its frames follow from went through noise.
     learned = Federated(tree("random"), sketches.Learned(5, probes=2), centre=0.9)
-    dependence.check(learned, Sgd(0.1), network.shape)
+    dependence.check_dependence(learned, Sgd(0.1), network.shape)
     losses = [made.guarantee.epsilon for _, made in found.values()]
     assert losses[0] == losses[1]
     shares = make_config(noise=SumShares(), method=Federated(tree("random")), attacker="aggregator")

@@ -91,9 +91,9 @@ class Raw(Federated):
 @pytest.mark.mutant
 def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
     for part in CASES.values():
-        dependence.check(Federated(sketch=part, centre=0.9), Sgd(0.1), (N, N))
+        dependence.check_dependence(Federated(sketch=part, centre=0.9), Sgd(0.1), (N, N))
     with pytest.raises(ValueError, match="depends on data by another way"):
-        dependence.check(Raw(sketch=CASES["clip norm"]), Sgd(0.1), (N, N))
+        dependence.check_dependence(Raw(sketch=CASES["clip norm"]), Sgd(0.1), (N, N))
 
 
 @pytest.mark.slow

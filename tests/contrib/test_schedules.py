@@ -38,7 +38,7 @@ def test_best_scales_are_those_of_a_convex_solver():
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
 def test_best_scales_spend_the_budget_and_nothing_at_it_is_better(noise):
-    measure = pure.epsilon if noise == "laplace" else pure.mu
+    measure = pure.epsilon if noise == "laplace" else pure.mu_of_steps
     factor = 2.0 if noise == "laplace" else 1.0
     best = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5, noise)
     spent = measure(STEPS, best, 1.5)
@@ -120,7 +120,7 @@ def test_the_optimum_beats_geometric_schedules_and_runs_as_predicted(noise):
         *PROBLEM, 1.0, 1.0, T, noise=noise, pulses=(1, 2), knots=6, probes=None, iterations=60
     )
     schedule = best.schedule
-    measure = pure.epsilon if noise == "laplace" else pure.mu
+    measure = pure.epsilon if noise == "laplace" else pure.mu_of_steps
     assert measure(schedule.step_sizes, schedule.scales, 1.0) <= 1.0
     assert schedule.scales[0] == 0 and schedule.noise == noise
     again = schedules.error(*PROBLEM, schedule.step_sizes, best.beta, schedules.variances(schedule))
@@ -193,10 +193,12 @@ def test_a_start_that_diverges_is_refused():
 def test_best_scales_of_far_apart_numbers_spend_the_budget(steps, weights, budget, gap, noise):
     found = schedules.best_scales(steps, weights, budget, gap, noise)
     assert np.isfinite(found).all() and (found[1:] > 1e-300).all()
-    spent = (pure.epsilon if noise == "laplace" else pure.mu)(steps, found, gap)
+    spent = (pure.epsilon if noise == "laplace" else pure.mu_of_steps)(steps, found, gap)
     assert budget * (1 - 1e-11) < spent <= budget
     # A tenth of a millionth less noise would not.
-    less = (pure.epsilon if noise == "laplace" else pure.mu)(steps, found * (1 - 1e-7), gap)
+    less = (pure.epsilon if noise == "laplace" else pure.mu_of_steps)(
+        steps, found * (1 - 1e-7), gap
+    )
     assert less > budget
 
 

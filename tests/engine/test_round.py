@@ -387,7 +387,7 @@ def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
         assert contents(plan, task) == own
 
     # A broken copy whose state holds the keys of all links.
-    pairwise = noise.pairwise
+    pairwise = noise.pairwise_cancelling
 
     def pairwise_of_all(*given, own_keys, edge_keys, **options):
         link = pairwise(*given, own_keys=own_keys, edge_keys=edge_keys, **options)

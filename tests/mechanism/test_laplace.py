@@ -126,12 +126,15 @@ def test_gaussian_schedules_spend_what_they_say(rounds):
     schedule = schedules.geometric_gaussian(mu, gap, gamma, q1, q2, rounds)
     want = mu * np.sqrt(1 - (q1 / q2) ** (2 * (rounds - 1)))
     assert float(exact(schedule, 2)) ** 0.5 == pytest.approx(want, rel=1e-12)
-    assert pure.mu(schedule.step_sizes, schedule.scales, gap) <= mu
-    assert exact(schedule, 2) <= Fraction(pure.mu(schedule.step_sizes, schedule.scales, gap)) ** 2
+    assert pure.mu_of_steps(schedule.step_sizes, schedule.scales, gap) <= mu
+    assert (
+        exact(schedule, 2)
+        <= Fraction(pure.mu_of_steps(schedule.step_sizes, schedule.scales, gap)) ** 2
+    )
     assert schedule.spent == pytest.approx(want, rel=1e-12) and schedule.noise == "gaussian"
     run = schedules.geometric_gaussian(mu, gap, gamma, q1, q2, rounds, horizon="run")
     assert float(exact(run, 2)) ** 0.5 == pytest.approx(mu, rel=1e-12)
-    assert pure.mu(run.step_sizes, run.scales, gap) <= mu
+    assert pure.mu_of_steps(run.step_sizes, run.scales, gap) <= mu
 
 
 @pytest.mark.parametrize(

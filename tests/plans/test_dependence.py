@@ -19,7 +19,9 @@ from tests.plans.toys import CASES, KEY, D, Dsgd, Midway, N, Tracking
 @pytest.mark.parametrize("name", CASES)
 def test_messages_depend_on_data_through_the_noise_alone(name):
     case = CASES[name]
-    dependence.check(case.method, Chain(lambda _: case.optimizer, 0.1), (case.agents, case.agents))
+    dependence.check_dependence(
+        case.method, Chain(lambda _: case.optimizer, 0.1), (case.agents, case.agents)
+    )
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Weighed(Midway):
 )
 def test_a_method_that_leaks_is_refused(method, leaf):
     with pytest.raises(ValueError, match=f"(?s)method shows.*{leaf}"):
-        dependence.check(method, Sgd(0.1), (N, N))
+        dependence.check_dependence(method, Sgd(0.1), (N, N))
 
 
 def test_control_flow_passes_data_on():
@@ -239,7 +241,7 @@ class LastRounds(Dsgd):
 @pytest.mark.parametrize("method", [Doubled(), Twice(), LastRounds()])
 def test_a_payload_that_is_no_answer_is_refused(method):
     with pytest.raises(ValueError, match="state a sensitivity"):
-        dependence.check(method, Sgd(0.1), (N, N))
+        dependence.check_dependence(method, Sgd(0.1), (N, N))
 
 
 def test_what_is_written_in_place_is_followed():
@@ -271,7 +273,7 @@ class KeyInMemory(Dsgd):
 @pytest.mark.mutant
 def test_a_key_outside_the_secret_slot_is_refused():
     with pytest.raises(ValueError, match="state has a key in"):
-        dependence.check(KeyInMemory(), Sgd(0.1), (N, N))
+        dependence.check_dependence(KeyInMemory(), Sgd(0.1), (N, N))
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ class OtherPayload(Dsgd):
 
 def test_a_payload_of_other_shapes_is_refused():
     with pytest.raises(ValueError, match="payload says"):
-        dependence.check(OtherPayload(), Sgd(0.1), (N, N))
+        dependence.check_dependence(OtherPayload(), Sgd(0.1), (N, N))
 
 
 @dataclass(frozen=True)
@@ -321,5 +323,5 @@ class Talking(FixedFrame):
 def test_encoders_that_talk_to_the_host_are_refused(way):
     method = Federated(sketch=Talking(2, way=way))
     with pytest.raises(ValueError, match="_callback that gets what depends on data"):
-        dependence.check(method, Sgd(0.1), (3, 3))
-    dependence.check(Federated(sketch=FixedFrame(2)), Sgd(0.1), (3, 3))
+        dependence.check_dependence(method, Sgd(0.1), (3, 3))
+    dependence.check_dependence(Federated(sketch=FixedFrame(2)), Sgd(0.1), (3, 3))

@@ -402,7 +402,7 @@ def test_a_hopeless_run_warns_before_it_starts_and_others_do_not(network, capsys
         run(fair, task, seeds=[0], progress=True)
     assert "forecast: d = 6: noise 0." in capsys.readouterr().err
     with pytest.warns(statements.HopelessWarning, match="1 of 2 plans"):
-        line = statements.forecast([hopeless, fair], 6)
+        line = statements.forecast_line([hopeless, fair], 6)
     best = f"{fair.forecast(6).caption()} ({fair.config.label}, epsilon 20)"
     worst = hopeless.forecast(6).caption().partition(": ")[2]
     label = hopeless.config.label

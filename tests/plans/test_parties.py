@@ -517,5 +517,5 @@ def test_a_run_warns_where_the_plan_did_not_know_its_records():
         make_config(design="independent", rounds=2, relation="replace_record", delta=0.01), MATRIX
     )
     with pytest.warns(UserWarning, match="delta is 0.01 for 144 records"):
-        statements.forecast([one], 5, np.full(N, 24))
-    statements.forecast([one], 5, np.full(N, 16))
+        statements.forecast_line([one], 5, np.full(N, 24))
+    statements.forecast_line([one], 5, np.full(N, 16))

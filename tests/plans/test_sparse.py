@@ -166,11 +166,13 @@ def test_a_releases_grid_and_cost_need_the_diagonal_alone() -> None:
     diagonal = np.linspace(1, 3, 5).astype(np.float32)
     strategy = np.eye(4) + 0.5 * np.eye(4, k=-1)
     for c in (None, strategy):
-        assert finite.grid(diagonal, 4, c) == finite.grid(np.diag(diagonal), 4, c)
+        assert finite.release_grid(diagonal, 4, c) == finite.release_grid(np.diag(diagonal), 4, c)
     sizes = {"spacing": 2.0**-20, "parameters": 9, "mu": 1.0, "delta": 1e-5, "clip_norm": 1.0}
-    assert finite.cost(diagonal, 4, **sizes) == finite.cost(np.diag(diagonal), 4, **sizes)
+    assert finite.release_cost(diagonal, 4, **sizes) == finite.release_cost(
+        np.diag(diagonal), 4, **sizes
+    )
     with pytest.raises(ValueError, match="singular"):
-        finite.grid(np.array([1.0, 0.0]), 4)
+        finite.release_grid(np.array([1.0, 0.0]), 4)
 
 
 def test_runs_of_both_layouts_agree_and_share_their_noise(monkeypatch) -> None:

@@ -28,7 +28,7 @@ from dpjax.models import losses
 from dpjax.models.linear import Linear
 from dpjax.models.mlp import MLP
 from dpjax.plans import plan, protect
-from dpjax.plans.compatibility import custom, packaged
+from dpjax.plans.compatibility import custom_names, packaged
 from dpjax.plans.optimizers import Chain
 from dpjax.plans.protect import Budget, Protect
 from dpjax.plans.statements import custom_parts, stopping_rule
@@ -177,7 +177,7 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
     exec("class Cheap(Protect):\n    sensitivity = 0.001", space)
     fields = [field.name for field in dataclasses.fields(Protect) if field.init]
     cheap = space["Cheap"](**{name: getattr(config.protect, name) for name in fields})
-    assert custom(dataclasses.replace(config, protect=cheap)) == ("Cheap",)
+    assert custom_names(dataclasses.replace(config, protect=cheap)) == ("Cheap",)
 
     @functools.wraps(task.loss)
     def wrapped(params, x, y):
@@ -188,11 +188,11 @@ def test_code_of_a_users_is_named_wherever_it_says_it_is_from():
     place = f"{__name__}.test_code_of_a_users_is_named_wherever_it_says_it_is_from"
     for loss, name in ((wrapped, "wrapped"), (by_rule, f"{place}.<locals>.<lambda>")):
         assert custom_parts(dataclasses.replace(task, loss=loss)) == (name,)
-    assert custom(functools.partialmethod(wrapped)) == ("partialmethod",)
+    assert custom_names(functools.partialmethod(wrapped)) == ("partialmethod",)
     # What it was traced to is all that is left of it.
     traced, _ = jax.closure_convert(lambda x: x**2, np.ones(3, np.float32))
-    assert any("Jaxpr" in name for name in custom(traced))
-    assert custom(config, task, (1, 2.0, "text", None, len, print, dict, task.loss)) == ()
+    assert any("Jaxpr" in name for name in custom_names(traced))
+    assert custom_names(config, task, (1, 2.0, "text", None, len, print, dict, task.loss)) == ()
 
 
 @pytest.mark.mutant
@@ -214,7 +214,7 @@ def test_what_is_set_on_a_packaged_part_is_named(field, attribute, value):
     object.__setattr__(part, attribute, value)
     name = f"{type(part).__name__}.{attribute}"
     changed = dataclasses.replace(config, **{field: part})
-    assert custom(changed) == (name,)
+    assert custom_names(changed) == (name,)
 
 
 def test_a_statement_names_what_is_set_on_a_packaged_part(network):
@@ -230,16 +230,16 @@ def test_a_statement_names_what_is_set_on_a_packaged_part(network):
 def test_caches_and_state_of_libraries_are_no_users(made):
     assert made.privatizer and "privatizer" in vars(made)
     model = Linear()
-    assert "_state" in vars(model) and custom(made, model) == ()
+    assert "_state" in vars(model) and custom_names(made, model) == ()
     object.__setattr__(model, "apply", print)
-    assert custom(model) == ("Linear.apply",)
+    assert custom_names(model) == ("Linear.apply",)
 
 
 @pytest.mark.mutant
 def test_parts_of_contrib_are_named(network):
     config = make_config(design="independent", optimizer=UpdateRule("momentum").chain(0.1))
     assert plan.make(config, network).guarantee.custom == ("UpdateRule",)
-    assert custom(config, momentum) == ("UpdateRule", "momentum")
+    assert custom_names(config, momentum) == ("UpdateRule", "momentum")
     assert not packaged(UpdateRule) and packaged(Chain)
 
 
@@ -250,8 +250,8 @@ def test_a_users_file_of_the_name_of_one_of_pythons_is_a_users(tmp_path, monkeyp
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "tabnanny", module)
     spec.loader.exec_module(module)
-    assert custom(module.Cheap, module.rule) == ("Cheap", "rule")
-    assert custom(os.path.join, collections.OrderedDict, abc.ABC, math.sin, Path("x")) == ()
+    assert custom_names(module.Cheap, module.rule) == ("Cheap", "rule")
+    assert custom_names(os.path.join, collections.OrderedDict, abc.ABC, math.sin, Path("x")) == ()
 
 
 def start(key):

@@ -25,7 +25,7 @@ def root(seed=0):
 
 def make(own=OWN, shared=SHARED, own_keys=None, edge_keys=None, pairs=PAIRS):
     mine, theirs = noise.simulated_keys(root(), N, E)
-    return noise.pairwise(
+    return noise.pairwise_cancelling(
         pairs, own, shared, rounds=ROUNDS,
         own_keys=mine if own_keys is None else own_keys,
         edge_keys=theirs if edge_keys is None else edge_keys,

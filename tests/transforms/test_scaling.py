@@ -223,9 +223,9 @@ class Scaled(Method):
 
 @pytest.mark.mutant
 def test_the_plan_s_check_tells_a_scale_of_sums_from_one_of_gradients():
-    dependence.check(Scaled(raw=False), Sgd(0.1), (4, 4))
+    dependence.check_dependence(Scaled(raw=False), Sgd(0.1), (4, 4))
     with pytest.raises(ValueError, match="depends on data by another way"):
-        dependence.check(Scaled(raw=True), Sgd(0.1), (4, 4))
+        dependence.check_dependence(Scaled(raw=True), Sgd(0.1), (4, 4))
 
 
 def test_refusals():
