@@ -131,7 +131,7 @@ two records of it are drawn in turn, under the public batches of this seed."""
 EVERY = "every"
 _HINTS = get_type_hints(protect.Protect)
 RELATIONS = get_args(_HINTS["relation"])
-_stacked = vars(keys)["stacked"]  # Keys of all seeds; `keys.derive` is of one.
+_stacked = vars(keys)["seed_keys"]  # Keys of all seeds; `keys.derive` is of one.
 ATTACKERS = tuple((who, of) for of in ("any", "view") for who in get_args(_HINTS["attacker"]))
 
 
@@ -303,7 +303,7 @@ def recorded(made: Any, task: Problem, seeds: range) -> Recorded:
         return _stacked((batches,) * len(given) if purpose == "batches" else given, purpose, phase)
 
     # Batches are public: the same ones in all runs, for the covariance is of the noise.
-    with mock.patch.object(keys, "stacked", public):
+    with mock.patch.object(keys, "seed_keys", public):
         found = trace(made, task, seeds=seeds, read=_read)
 
     def flat(tree: Any) -> np.ndarray:

@@ -17,7 +17,7 @@ import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
 from dpjax.contrib.replica import Feed, Replica
 from dpjax.data import split
-from dpjax.engine.host import local
+from dpjax.engine.host import local_transport
 from dpjax.transforms.optimizers import scale_by_adam
 
 PLACES, CLIENTS = 40, 35
@@ -60,7 +60,7 @@ def main() -> None:
     print(plans["DOME"].guarantee.statement())
 
     made, sums = plans["DOME"], []
-    carry = local(made)  # in place of a network: what the server would receive
+    carry = local_transport(made)  # in place of a network: what the server would receive
 
     def transport(message, round):
         sums.append(carry(message, round))

@@ -217,7 +217,7 @@ def train(
     # The same clients missing, late ones too, and the same two halves of a round: compiled as one
     # program a sketch may round otherwise in its last bits.
     again = tuned(sums.missing())
-    inside = lab.run(again, task, transport=host.local(again), **options)
+    inside = lab.run(again, task, transport=host.local_transport(again), **options)
     same = same_models(inside, crossed)
     lab.say(
         f"  {name(k)}, seed {seed}: step {step:g}, sums modulo 2^{code.bits}, "

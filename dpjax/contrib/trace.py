@@ -177,7 +177,7 @@ def _prepared(plan: Any, problem: Any, seeds: Any, rounds: Any) -> tuple[Inputs,
     inputs = Inputs.of(plans, problems, seeds)
     arrays = jax.tree.map(lambda leaf: leaf[0], inputs.arrays)
     start = jax.tree.map(lambda leaf: leaf[:, 0], inputs.start(None, 1))
-    noise_keys = keys.stacked(seeds, "noise")
+    noise_keys = keys.seed_keys(seeds, "noise")
     return inputs, (length, arrays, inputs.data, start, inputs.batch_keys, noise_keys)
 
 

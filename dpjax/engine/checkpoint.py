@@ -122,7 +122,7 @@ def of_run(
     """
     identity = of_arguments(*tasks, options)
     for name, value in zip(_VALUES, processes.collected(tuple(values)), strict=True):
-        identity[name] = digest(value)
+        identity[name] = tree_digest(value)
     identity[_PROGRAM] = computation(traced, release=tasks[0][0].config.release)
     identity["devices"] = _machine(devices)
     # Processes of one run may differ in these, but not the calls that one run is made of.
@@ -149,11 +149,11 @@ def of_arguments(
         **{name: str(value) for name, value in options.items()},
         "plans": hashlib.sha256("".join(p.fingerprint() for p in plans).encode()).hexdigest(),
         "data": " ".join(problem.fingerprint() for problem in problems),
-        _LOCAL: digest([(problem.x, problem.y) for problem in problems if problem.local]),
+        _LOCAL: tree_digest([(problem.x, problem.y) for problem in problems if problem.local]),
         "augmentation_multiplicity": str(problems[0].augmentation_multiplicity),
         "init_per_agent": str(problems[0].init_per_agent),
-        "frozen values": digest(problems[0].frozen),
-        "evaluation data": digest([problem.evaluation for problem in problems]),
+        "frozen values": tree_digest(problems[0].frozen),
+        "evaluation data": tree_digest([problem.evaluation for problem in problems]),
         "seeds": str(tuple(seeds)),
         "software": f"dpjax {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
         "settings": ", ".join(f"{name} {getattr(jax.config, name)}" for name in _SETTINGS),
@@ -222,12 +222,12 @@ def differences(stored: Identity, current: Identity) -> str:
     return ", ".join(texts)
 
 
-def fingerprint(identity: Identity) -> str:
+def _fingerprint(identity: Identity) -> str:
     """Return the SHA-256 of an identity, in hexadecimal."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def digest(tree: Tree) -> str:
+def tree_digest(tree: Tree) -> str:
     """Return the SHA-256 of a pytree's arrays, their dtypes and shapes, in hexadecimal."""
     hasher = hashlib.sha256()
     for leaf in jax.tree.leaves(tree):
@@ -273,7 +273,7 @@ def computation(traced: Sequence[Traced], *, release: bool) -> str:
             )
         hasher.update(text.encode())
         for constant in _programs.constants(program.jaxpr):
-            hasher.update(digest(constant).encode())
+            hasher.update(tree_digest(constant).encode())
     return hasher.hexdigest()
 
 
@@ -338,7 +338,7 @@ class Storage:
                 beside = target.with_name(f".{target.name}.lock")
                 lock = _files.Lock("key_file", place.key_file, beside, passing=True)
                 stack.callback(lock.close)
-                self.key_file = keys.KeyFile(place.key_file, fingerprint(identity))
+                self.key_file = keys.KeyFile(place.key_file, _fingerprint(identity))
             with processes.all_gather_errors_and_values():
                 if self.folder is not None and processes.is_first():
                     self._open(self.folder, stack)
@@ -415,7 +415,7 @@ class Storage:
             # Narrow floats are stored as whole numbers.
             kinds = [np.asarray(leaf).dtype for leaf in values]
             values = [stored[1][f"leaf_{i}"].view(kind) for i, kind in enumerate(kinds)]
-        values = processes.shared(values)
+        values = processes.broadcast(values)
         return header["rounds"], jax.tree.unflatten(structure, values), header["ended"]
 
     def _read(self) -> _State | None:

@@ -161,7 +161,7 @@ def estimate(
         run.state, metrics = program.advance(*run.arguments, blocks)
         jax.block_until_ready((run.state, processes.collected(metrics)))
         # Several processes agree on the first one's time, and so on how long to go on.
-        return float(processes.shared(time.perf_counter() - began))
+        return float(processes.broadcast(time.perf_counter() - began))
 
     # A first call also moves arrays to where they stay.
     timed(1)

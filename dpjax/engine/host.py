@@ -2,9 +2,9 @@
 
 The compiled scan (`dpjax.engine.program`) exchanges messages by itself. Here a round is two
 compiled halves of the same operations. A `Transport` connects them: a function of the outgoing
-messages that returns the received ones. With the method's own exchange (`local`) a linear model has
-the bits of the scan. The compiler may fuse layers of other models differently, so that they differ
-in the last bit; no guarantee depends on it.
+messages that returns the received ones. With the method's own exchange (`local_transport`) a linear
+model has the bits of the scan. The compiler may fuse layers of other models differently, so that
+they differ in the last bit; no guarantee depends on it.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ from jaxtyping import Array
 from dpjax import _numerics, _validate
 from dpjax._programs import compiled
 from dpjax.engine import program
-from dpjax.engine.checkpoint import Storage, digest
+from dpjax.engine.checkpoint import Storage, tree_digest
 from dpjax.engine.state import RunState, not_finite
 from dpjax.engine.step import Data, Metrics, Outgoing, Rounds, Statics, finite_leaves, first_leaves
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Arrays, Message, State, Tree
 from dpjax.topology import mixing
 
-__all__ = ["Transport", "local"]
+__all__ = ["Transport", "local_transport"]
 
 Transport: TypeAlias = Callable[[Message, int], Message]
 """Carries messages over a network: ``transport(message, round) -> received``.
@@ -47,7 +47,7 @@ continue. A transport may send one message again, as often as it must.
 """
 
 
-def local(plan: Plan) -> Transport:
+def local_transport(plan: Plan) -> Transport:
     """Return the transport that is the method's own exchange, in this process.
 
     Args:
@@ -59,7 +59,7 @@ def local(plan: Plan) -> Transport:
         >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
         >>> config = dp.Config(protect=dp.Protect("replace_agent", clip_norm=1.0), **parts)
         >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
-        >>> result = dp.run(plan, dp.quadratics(3), seeds=[0], transport=host.local(plan))
+        >>> result = dp.run(plan, dp.quadratics(3), seeds=[0], transport=host.local_transport(plan))
         >>> result.metrics["mean_gap"].shape
         (2, 1, 1)
     """
@@ -126,7 +126,7 @@ class HostDriver:
         run.save()
         if run.storage.key_file is not None:
             # Then the digest: no other payload may go out under the noise of this round.
-            run.storage.key_file.note_sent(run.done + 1, digest(message))
+            run.storage.key_file.note_sent(run.done + 1, tree_digest(message))
         places = _not_finite(message)
         if places:
             raise ValueError(not_finite(f"round {run.done} (from 0), at {places},"))

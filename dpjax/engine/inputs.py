@@ -15,7 +15,7 @@ from dpjax import _numerics, _validate
 from dpjax.data.partition import blocks, local
 from dpjax.engine import keys, program
 from dpjax.engine.arguments import Plans, Problems, Seeds
-from dpjax.engine.processes import RunMemory, agent_mesh, mine, place, place_own, whole
+from dpjax.engine.processes import RunMemory, agent_mesh, mine, place, place_own, without_padding
 from dpjax.engine.step import Data, Statics
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
@@ -74,8 +74,8 @@ class Inputs:
         memory = RunMemory(mesh, statics.agents, len(seeds), len(plans))
         # Before any array is made: an allocation that fails would name no remedy.
         memory.check_models(problems[0])
-        models = _initial_models(problems[0], keys.stacked(seeds, "initial"))
-        batch_keys = keys.stacked(seeds, "batches", phase)
+        models = _initial_models(problems[0], keys.seed_keys(seeds, "initial"))
+        batch_keys = keys.seed_keys(seeds, "batches", phase)
         arrays = stacked_arrays(
             plans, mesh, statics.privatizer, models, tables=statics.method.mixes_by_tables
         )
@@ -128,7 +128,7 @@ class Inputs:
 
         def batch(data: Data, key: PRNGKeyArray) -> Batch:
             # Its shapes alone are read, so any key will do.
-            return self.statics.batch(whole(data), key, key, jnp.int32(0))
+            return self.statics.batch(without_padding(data), key, key, jnp.int32(0))
 
         data = self.statics.of_first_seed(self.data)
         shapes = (self._agents_models(), jax.eval_shape(batch, data, self.batch_keys[0]))

@@ -54,10 +54,10 @@ def derive(seed: int, purpose: str, phase: int = 0) -> PRNGKeyArray:
     """
     seed = _validate.integer("seed", seed, minimum=0, maximum=2**32 - 1)
     _validate.one_of("purpose", purpose, PURPOSES)
-    return stacked((seed,), purpose, _validate.integer("phase", phase, minimum=0))[0]
+    return seed_keys((seed,), purpose, _validate.integer("phase", phase, minimum=0))[0]
 
 
-def stacked(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
+def seed_keys(seeds: Sequence[int], purpose: str, phase: int = 0) -> PRNGKeyArray:
     """Derive the keys of one purpose from several seeds.
 
     Args:

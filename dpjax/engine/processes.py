@@ -9,7 +9,7 @@ decides is sent to the others.
 
 Compiled calls compute with n agents, whatever the devices: XLA gives every device equally many and
 leaves what is behind the last one out of every sum. Arguments and results of such calls must divide
-evenly, so `place` pads them and `whole` cuts the padding off, inside the call.
+evenly, so `place` pads them and `without_padding` cuts it off, inside the call.
 """
 
 import contextlib
@@ -151,7 +151,7 @@ def place_own(array: np.ndarray, mesh: Mesh | None, axis: int) -> Array:
     return jax.make_array_from_process_local_data(sharding, _host(array), tuple(shape))
 
 
-def whole(tree: Tree) -> Tree:
+def without_padding(tree: Tree) -> Tree:
     """A tree with the padding of `place` cut off.
 
     Args:
@@ -171,7 +171,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def shared(tree: Tree) -> Tree:
+def broadcast(tree: Tree) -> Tree:
     """The first process's values on all, bit for bit; a call that all processes make.
 
     Args:
@@ -266,7 +266,7 @@ def collected(tree: Tree) -> Tree:
         # Devices of other processes cannot be read from here.
         return multihost_utils.process_allgather(leaf, tiled=True)
 
-    return whole(jax.tree.map(fetched, tree))
+    return without_padding(jax.tree.map(fetched, tree))
 
 
 class _Usage(NamedTuple):

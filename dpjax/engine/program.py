@@ -26,7 +26,7 @@ from dpjax import _validate
 from dpjax._agents import AGENTS
 from dpjax._numerics import THREEFRY
 from dpjax._programs import compiled
-from dpjax.engine.processes import place, whole
+from dpjax.engine.processes import place, without_padding
 from dpjax.engine.step import LOST, NOT_FINITE, Data, Metrics, Rounds, Secret, Statics, first_leaves
 from dpjax.protocols import Arrays, Memory, Models, PublicState, State, Tree
 
@@ -201,7 +201,7 @@ def initial(
     Returns:
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
-    arrays, models = whole((arrays, models))
+    arrays, models = without_padding((arrays, models))
     first_models = jax.tree.map(lambda leaf: leaf[0, 0], models)
     # Shapes say which leaves of the secret all plans of a seed share.
     shapes = statics.template(arrays, first_models, noise_keys[0])
@@ -237,7 +237,7 @@ def final_models(statics: Statics, private: bool, state: State) -> Models:
         state: Stacked as from `initial`.
     """
     method = statics.method
-    models = _read(method.measured if private else method.released, whole(state))
+    models = _read(method.measured if private else method.released, without_padding(state))
     return place(models, statics.mesh, 2, statics.agents)
 
 
@@ -261,7 +261,7 @@ def secret(
     batches = jax.vmap(statics.secret_batches)(noise_keys)
     if statics.privatizer is None:
         return Secret((), batches)
-    arrays, models = whole((arrays, models))
+    arrays, models = without_padding((arrays, models))
     first_plan = first_leaves(arrays)
     models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), models)
     zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
@@ -322,7 +322,7 @@ def advance(
     """
     # This runs while the function is traced, and never after.
     _TRACES[0] += 1
-    arrays, data, state = whole((arrays, data, state))
+    arrays, data, state = without_padding((arrays, data, state))
 
     def round_of_run(rounds: Rounds, state: State) -> tuple[State, Metrics]:
         state, info = rounds.step(state)
@@ -449,7 +449,7 @@ def _of_round(
     statics: Statics, arrays: Arrays, data: Data, models: Models, key: PRNGKeyArray
 ) -> Metrics:
     """The reports of a round; traced once for all runs of a kind, and never run."""
-    arrays, data = whole((arrays, data))
+    arrays, data = without_padding((arrays, data))
     return dict(statics.first_round(first_leaves(arrays), data, models, key).metrics)
 
 
@@ -474,7 +474,7 @@ def with_reports(
     of_query = [name for name in statics.query.metrics if name in reports]
     names = (*of_query, *sorted(set(reports) - set(of_query)))
     statics = statics._replace(reports=names)
-    state = statics.template(whole(arrays), models, key)
+    state = statics.template(without_padding(arrays), models, key)
     models = jax.eval_shape(statics.method.measured, PublicState(state.models, state.memory))
     evaluation = statics.of_first_seed(data).evaluation
     shapes = jax.eval_shape(_measures(statics, data), models, evaluation)

@@ -60,7 +60,7 @@ def cells(result: Any) -> list[Row]:
     return rows
 
 
-def write(result: Any, path: _files.PathLike) -> Path:
+def write_report(result: Any, path: _files.PathLike) -> Path:
     """Write the page, see `dpjax.engine.result.Result.report`.
 
     Args:

@@ -27,7 +27,7 @@ from dpjax import _files, _html, _validate
 from dpjax._version import __version__
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine import report
-from dpjax.engine.checkpoint import digest
+from dpjax.engine.checkpoint import tree_digest
 from dpjax.learning import parameters
 from dpjax.learning.examples import as_numbers
 from dpjax.learning.parameters import Params
@@ -248,7 +248,7 @@ class Result:
         Raises:
             ValueError: For another ending, or where the system refuses to write.
         """
-        return report.write(self, path)
+        return report.write_report(self, path)
 
     def plot(self, metric: str | None = None, path: _files.PathLike | None = None) -> Any:
         """Draw a metric over rounds, mean and standard error, one line for each design.
@@ -564,7 +564,7 @@ def frozen_digest(frozen: Params) -> str:
         return ""
     # Equal arrays at other places are another model.
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(frozen)]
-    return digest((frozen, names))
+    return tree_digest((frozen, names))
 
 
 def _examples(problem: Problem, x: Tree) -> Array:

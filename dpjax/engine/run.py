@@ -268,7 +268,7 @@ def _compared(
     start = phase.start
     optional = {**optional, "planned": phase.planned, "spent": phase.guarantees}
     return {
-        "start": None if start is None else checkpoint_.digest(start),
+        "start": None if start is None else checkpoint_.tree_digest(start),
         "evaluation_data": [task.evaluation_data for task in problems],
         **{name: value is not None for name, value in optional.items()},
     }

@@ -203,7 +203,7 @@ class RunState:
             # The key of a release comes with its file, in `open`.
             noise_keys = keys.throwaway(len(seeds))
         else:
-            noise_keys = keys.stacked(seeds, "noise", phase)
+            noise_keys = keys.seed_keys(seeds, "noise", phase)
         state = data.initial(data.start(start, len(plans)), noise_keys)
         shape = (len(schedule.marks), len(seeds), len(plans))
         metrics = {name: np.full(shape, np.nan) for name in data.names}

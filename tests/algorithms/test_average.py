@@ -92,7 +92,9 @@ def test_a_run_measures_and_leaves_the_average():
     scores = result.predictor(task)(task.x[:3])
     wanted = task.predict(jax.tree.map(jnp.asarray, tail), jnp.asarray(task.x[:3]))
     np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-6)
-    over_network = run(averaged, task, seeds=[1], eval_every=1, transport=host.local(averaged))
+    over_network = run(
+        averaged, task, seeds=[1], eval_every=1, transport=host.local_transport(averaged)
+    )
     np.testing.assert_array_equal(over_network.metrics["test_loss"], result.metrics["test_loss"])
 
 

@@ -17,7 +17,7 @@ from dpjax.algorithms.federated import Federated, dome
 from dpjax.contrib.rules import UpdateRule
 from dpjax.contrib.scaled import Quantile, Scaled
 from dpjax.data import partition
-from dpjax.engine.host import local
+from dpjax.engine.host import local_transport
 from dpjax.engine.run import run
 from dpjax.learning.samplers import Clients, Random
 from dpjax.learning.supervised import supervised
@@ -264,7 +264,7 @@ def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
 def test_a_run_over_a_network_is_the_same():
     one = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
     wanted = run(one, task(), seeds=[0])
-    over = run(one, task(), seeds=[0], transport=local(one))
+    over = run(one, task(), seeds=[0], transport=local_transport(one))
     for a, b in zip(jax.tree.leaves(wanted.params), jax.tree.leaves(over.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 

@@ -49,7 +49,7 @@ def ran(one, transport):
 def test_a_run_over_ciphertexts_is_the_compiled_run():
     one, exchange = made(), PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     compiled, _ = ran(one, None)
-    _, plain = ran(one, host.local(one))
+    _, plain = ran(one, host.local_transport(one))
     metrics, models = ran(one, exchange)
     assert models.shape == (T, N, P) and models.dtype == np.float32
     # A round's pull is off by half a grain of float32; nothing here makes it grow.
@@ -64,6 +64,6 @@ def test_a_run_over_ciphertexts_is_the_compiled_run():
 @pytest.mark.mutant
 def test_a_run_over_weaker_pulls_is_seen():
     one, exchange = made(), PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
-    _, plain = ran(one, host.local(one))
+    _, plain = ran(one, host.local_transport(one))
     _, models = ran(one, lambda message, round: exchange(message, round) * np.float32(1.0001))
     assert np.abs(models - plain).max() > 10 * T * 2.0**-23 * np.abs(plain).max()

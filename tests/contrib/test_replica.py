@@ -17,7 +17,7 @@ from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.contrib.replica import DIGEST, Feed, Replica
 from dpjax.contrib.rules import UpdateRule
-from dpjax.engine.host import local
+from dpjax.engine.host import local_transport
 from dpjax.engine.run import run
 from dpjax.learning.samplers import Clients
 from dpjax.plans import plan
@@ -47,7 +47,7 @@ def task():
 
 def recorded(one, given):
     """A run, and what its server received in every round."""
-    carried, sums = local(one), []
+    carried, sums = local_transport(one), []
 
     def transport(message, round):
         sums.append(carried(message, round))

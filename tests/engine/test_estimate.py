@@ -43,7 +43,7 @@ def bits(result):
 
 def purposes(monkeypatch, call):
     """The purposes of the keys that a call derives from seeds or draws from the system."""
-    seen, stacked, opened = [], keys.stacked, keys.KeyFile.__init__
+    seen, stacked, opened = [], keys.seed_keys, keys.KeyFile.__init__
 
     def recorded(seeds, purpose, phase=0):
         seen.append(purpose)
@@ -54,7 +54,7 @@ def purposes(monkeypatch, call):
         opened(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(keys, "stacked", recorded)
+        patch.setattr(keys, "seed_keys", recorded)
         patch.setattr(keys.KeyFile, "__init__", file)
         call()
     return set(seen)
@@ -69,7 +69,7 @@ def test_an_estimate_spends_nothing_and_changes_no_bit(network, small, tmp_path,
     assert bits(dp.run(made, small, seeds=[0, 3], eval_every=6)) == bits(before)
     with monkeypatch.context() as broken:
         # A broken copy, whose rounds have the run's own noise.
-        broken.setattr(keys, "throwaway", lambda seeds: keys.stacked(range(seeds), "noise"))
+        broken.setattr(keys, "throwaway", lambda seeds: keys.seed_keys(range(seeds), "noise"))
         spent = purposes(monkeypatch, lambda: dp.estimate(made, small, seeds=[0, 3], eval_every=6))
     assert "noise" in spent
     release = plan.make(make_config(release=True), network)

@@ -73,7 +73,7 @@ def test_over_its_own_exchange_a_run_is_the_scan_to_the_bit(network, small, name
     # Blocks of unequal lengths, and chunks of several.
     options = {"seeds": [3], "eval_every": 3, "chunk_blocks": 2}
     scan = run(one, small, **options)
-    loop = run(one, small, transport=host.local(one), **options)
+    loop = run(one, small, transport=host.local_transport(one), **options)
     same(scan, loop)
     assert rows(scan) == rows(loop)
 
@@ -104,7 +104,7 @@ def test_networks_of_layers_are_the_scan_to_rounding(network, module, changes):
     one = made(network, **changes)
     options = {"seeds": [3], "eval_every": 5}
     scan = run(one, task, **options)
-    loop = run(one, task, transport=host.local(one), **options)
+    loop = run(one, task, transport=host.local_transport(one), **options)
     for a, b in zip(jax.tree.leaves(scan.params), jax.tree.leaves(loop.params), strict=True):
         np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
     for name, values in scan.metrics.items():
@@ -115,7 +115,7 @@ class Wire:
     """A network of one process: the method's own exchange, which keeps what it carries."""
 
     def __init__(self, one, fails=(), changes=None):
-        self.exchange, self.sent = host.local(one), []
+        self.exchange, self.sent = host.local_transport(one), []
         self.fails, self.changes = list(fails), changes
 
     def __call__(self, message, round):
@@ -262,7 +262,7 @@ def test_callbacks_stop_at_the_same_rounds(network, small):
 
     scan = run(one, small, callback=watch, **options)
     first, calls[:] = calls[:], []
-    same(scan, run(one, small, callback=watch, transport=host.local(one), **options))
+    same(scan, run(one, small, callback=watch, transport=host.local_transport(one), **options))
     assert first == calls and [t for t, _ in calls] == [4, 8]
 
 
@@ -335,12 +335,12 @@ def test_what_a_transport_raises_says_how_the_run_goes_on(network, small, tmp_pa
 def test_runs_that_no_network_carries_are_refused(network, small, options, told):
     one = made(network)
     with pytest.raises(ValueError, match=told):
-        run(one, small, **{"seeds": [0], "transport": host.local(one), **options})
+        run(one, small, **{"seeds": [0], "transport": host.local_transport(one), **options})
 
 
 def test_a_transport_cannot_change_what_the_agents_hold(network, small):
     one = made(network)
-    exchange = host.local(one)
+    exchange = host.local_transport(one)
 
     def greedy(message, round):
         received = exchange(message, round)

@@ -166,5 +166,5 @@ def test_what_processes_cannot_do_is_refused(monkeypatch):
 def test_values_of_one_process_are_its_own():
     """Alone nothing is sent."""
     tree = {"a": np.float32(-0.0), "b": np.arange(3)}
-    assert processes.is_first() and processes.shared(tree) is tree
+    assert processes.is_first() and processes.broadcast(tree) is tree
     assert processes.collected(tree)["b"].tolist() == [0, 1, 2]

@@ -49,7 +49,7 @@ def test_a_methods_own_metrics_are_reported(network, small):
 def test_both_drivers_report_the_same(network, small):
     one = made(network)
     scan = run(one, small, seeds=[4], eval_every=3)
-    loop = run(one, small, seeds=[4], eval_every=3, transport=host.local(one))
+    loop = run(one, small, seeds=[4], eval_every=3, transport=host.local_transport(one))
     for name in ("size", "number", "gradient_norm"):
         np.testing.assert_array_equal(scan.metrics[name], loop.metrics[name])
 

@@ -14,7 +14,7 @@ import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
 from dpjax.engine import checkpoint, keys
 from dpjax.engine import round as round_
-from dpjax.engine.host import local
+from dpjax.engine.host import local_transport
 from dpjax.plans.scheduled import ScheduledLaplace
 from dpjax.protocols import Emission
 from dpjax.topology import links
@@ -116,7 +116,7 @@ def test_a_loop_has_the_bits_of_a_run(name):
 @pytest.mark.parametrize("name", ["whisper", "tracking", "server"])
 def test_the_two_halves_are_a_step(name):
     plan, task = make(name)
-    rounds, deliver = dp.rounds(plan, task), local(plan)
+    rounds, deliver = dp.rounds(plan, task), local_transport(plan)
     state = rounds.init()
     for number in range(2):
         sent = rounds.outgoing(state)
@@ -283,7 +283,7 @@ def contents(plan, task):
         jax.jit(rounds.outgoing).trace(state),
         jax.jit(rounds.incoming).trace(state, sent, received),
     ]
-    return checkpoint.computation(programs, release=False), checkpoint.digest(state)
+    return checkpoint.computation(programs, release=False), checkpoint.tree_digest(state)
 
 
 def with_records(task, agents):
@@ -398,7 +398,7 @@ def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
 
         return optax.GradientTransformation(lambda payload: (link.init(payload), edge_keys), update)
 
-    monkeypatch.setattr(noise, "pairwise", pairwise_of_all)
+    monkeypatch.setattr(noise, "pairwise_cancelling", pairwise_of_all)
     leaky = contents(plan, task)
     monkeypatch.setattr(noise, "simulated_keys", others_drawn_anew)
     assert contents(plan, task) != leaky

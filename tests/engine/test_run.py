@@ -94,7 +94,7 @@ def test_programs_of_earlier_problems_are_dropped(network):
     plans_ = [plan.make(make_config(batch_size=1, rounds=2), network)]
     one, dropped = lambdas(len(network))
     run(plans_, one, seeds=[0])
-    run(plans_, one, seeds=[0], transport=host.local(plans_[0]))
+    run(plans_, one, seeds=[0], transport=host.local_transport(plans_[0]))
     trace.trace(plans_[0], one, seeds=[0], read=lambda passed: passed.private)
     packages = (host, program, trace)
     caches = [one for each in packages for one in vars(each).values() if isinstance(one, Compiled)]

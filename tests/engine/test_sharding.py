@@ -227,7 +227,7 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
 
         @jax.jit
         def drawn(given):
-            given = data.statics.of_first_seed(processes.whole(given))
+            given = data.statics.of_first_seed(processes.without_padding(given))
             batch = data.statics.batch(given, KEY, KEY, np.int32(3))
             if sampler != "poisson":
                 return batch
@@ -267,7 +267,7 @@ def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
 
         @jax.jit
         def noise_of(arrays, round):
-            one = jax.tree.map(lambda leaf: leaf[0], processes.whole(arrays))
+            one = jax.tree.map(lambda leaf: leaf[0], processes.without_padding(arrays))
             zeros, link = np.zeros((N, 7), np.float32), statics.link(one, KEY)
             state = link.init(zeros)._replace(round=round)
             return processes.place(link.update(zeros, state)[0], statics.mesh, 0, N)

@@ -96,7 +96,7 @@ def test_the_clipped_sum_is_of_adapters_alone(up):
 
 def test_a_private_run_moves_and_sends_adapters_alone():
     one, task = plan.make(make_config(rounds=2), RING), make()
-    exchange, sent = host.local(one), []
+    exchange, sent = host.local_transport(one), []
 
     def transport(*given):
         sent.append(given)

@@ -217,7 +217,7 @@ def test_resumed_and_on_the_host_a_run_makes_the_same_variants(tmp_path, relatio
     options = {"seeds": [0], "eval_every": 2}
     whole = run(one, task, **options)
     resumed = cut_and_resumed(one, task, tmp_path, **options)
-    loop = run(one, task, transport=host.local(one), **options)
+    loop = run(one, task, transport=host.local_transport(one), **options)
     plain = run(one, make(), **options)
     for a, b, c, d in zip(
         *(jax.tree.leaves(each.params) for each in (whole, resumed, loop, plain)), strict=True

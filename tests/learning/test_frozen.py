@@ -389,7 +389,7 @@ def test_methods_of_ones_own_releases_and_phases(tmp_path, network):
 def test_messages_that_cross_a_network_are_trained_leaves_alone(network):
     """The host loop trains the same head, and what it hands over holds nothing of the body."""
     one = plan.make(make_config(rounds=3), network)
-    exchange, sent = host.local(one), []
+    exchange, sent = host.local_transport(one), []
 
     def transport(*given):
         sent.append(given)

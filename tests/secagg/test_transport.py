@@ -466,7 +466,7 @@ def test_terms_for_fewer_colluders_than_the_noise_is_for_are_refused():
         with pytest.raises(ValueError, match=text):
             models(ONE, transport=around)
     assert not sums.crossed
-    assert host.local(ONE).colluders == 1, "no message leaves the process"
+    assert host.local_transport(ONE).colluders == 1, "no message leaves the process"
 
 
 def test_terms_of_a_plan_with_many_colluders_keep_every_vector_of_a_client_closed():
