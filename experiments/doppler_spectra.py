@@ -25,6 +25,7 @@ import optax
 
 from _common import launch, looks, tables
 from dpjax.contrib import filtered, images, resnet, snr
+from dpjax.contrib.wiener import adaptive, wiener
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
@@ -35,7 +36,7 @@ from dpjax.mechanism.participation import Participation
 from dpjax.models import cnn, mlp
 from dpjax.plans import noise, optimizers, plan, protect
 from dpjax.results import plots
-from dpjax.transforms.lowpass import FILTERS, adaptive, lowpass, wiener
+from dpjax.transforms.lowpass import FILTERS, lowpass
 
 __all__ = ["PRESETS", "Config", "experiment", "main"]
 

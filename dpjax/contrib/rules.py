@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax.contrib.wiener import adaptive, wiener
 from dpjax.mechanism import filters
 from dpjax.plans.optimizers import Chain
-from dpjax.transforms.lowpass import LAGS, adaptive, lowpass, wiener
+from dpjax.transforms.lowpass import LAGS, lowpass
 from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
 __all__ = ["BASES", "UpdateRule", "momentum", "muon", "read_filter"]
@@ -82,8 +83,8 @@ class UpdateRule:
 
     Attributes:
         base: One of `BASES`.
-        filter: (b, a) of a low-pass filter, "adaptive" for `dpjax.transforms.lowpass.adaptive`,
-            "wiener" for `dpjax.transforms.lowpass.wiener` of unit gain, or None.
+        filter: (b, a) of a low-pass filter, "adaptive" for `dpjax.contrib.wiener.adaptive`,
+            "wiener" for `dpjax.contrib.wiener.wiener` of unit gain, or None.
         schedule: "constant", or "cosine": up from 0 in the first 5 % of the rounds, then down to 0
             by half a cosine.
         rounds: Rounds of the run, for the schedule.

@@ -7,7 +7,8 @@ import optax
 import pytest
 from scipy import signal
 
-from dpjax.transforms.lowpass import FILTERS, wiener
+from dpjax.contrib.wiener import wiener
+from dpjax.transforms.lowpass import FILTERS
 from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
 

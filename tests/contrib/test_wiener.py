@@ -8,12 +8,8 @@ import pytest
 import scipy.linalg
 
 from dpjax.contrib import filtered
-from dpjax.transforms.lowpass import (
-    FILTERS,
-    NoiseVariance,
-    lowpass,
-    wiener,
-)
+from dpjax.contrib.wiener import wiener
+from dpjax.transforms.lowpass import FILTERS, NoiseVariance, lowpass
 
 RHO, POWER, NOISE = 0.95, 0.5, 4.0
 KNOWN = {"correlation": RHO, "power": POWER, "fresh": False}
