@@ -27,9 +27,10 @@ from _common import claims, launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.algorithms.federated import Federated, dome
-from dpjax.algorithms.sketches import Count, FixedFrame, GivenFrame, Learned
+from dpjax.algorithms.sketches import Learned
 from dpjax.contrib import networks
 from dpjax.contrib.rules import UpdateRule
+from dpjax.contrib.sketches import Count, FixedFrame, GivenFrame
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem

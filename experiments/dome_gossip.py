@@ -20,12 +20,13 @@ import numpy as np
 
 from _common import launch, looks, tables
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
+from dpjax.algorithms.sketches import Learned
 from dpjax.contrib import traffic
 from dpjax.contrib.relays import Relayed, spanning
 from dpjax.contrib.rules import UpdateRule
+from dpjax.contrib.sketches import Count, FixedFrame
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
 from dpjax.learning.problem import Problem
@@ -129,8 +130,8 @@ class Config:
                 f"systems holds {system!r}; choose from dsgd, relays, or {', '.join(KINDS)} with a "
                 "number of columns, as in 'dome 32'"
             )
-        made = {"dome": sketches.Learned, "fixed": sketches.FixedFrame, "count": sketches.Count}
-        return made[kind](int(columns))
+        kinds = {"dome": Learned, "fixed": FixedFrame, "count": Count}
+        return kinds[kind](int(columns))
 
     def network(self, name: str) -> np.ndarray:
         """The mixing matrix of a graph."""

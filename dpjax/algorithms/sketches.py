@@ -1,31 +1,42 @@
-"""Linear sketches of gradients, learned or not.
+"""Linear sketches of gradients, of which `Learned` follows their leading directions.
 
     client    s = A_t' (g - m_t)        clipped after this, so that noise is for k numbers
     server    g^ = A_t q + m_t          q the noisy mean of the clients' messages
 
 A_t and m_t follow from sums of earlier rounds and from public keys, and every client replays them.
 Methods at a server take a sketch as a part (`dpjax.algorithms.federated.Federated`).
+``dpjax.contrib.sketches`` has sketches that learn nothing.
 """
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
-from dpjax._validate import fixed
 from dpjax.protocols import Memory, Models, Updates
 from dpjax.transforms import sketch as sketch_
-from dpjax.transforms.sketch import CountSketch, Frame
+from dpjax.transforms.sketch import Frame
 
-__all__ = ["Count", "FixedFrame", "GivenFrame", "Learned", "LinearSketch"]
+__all__ = ["Learned", "LinearSketch"]
 
 Scalar: TypeAlias = Float[Array, ""]
 Vector: TypeAlias = Float[Array, " d"]
 """A gradient of all parameters, in a row."""
+
+
+class Projection(Protocol):
+    """A linear map from a gradient to k numbers, with its adjoint."""
+
+    def encode(self, vector: Vector) -> Array:
+        """A' g, [k]."""
+
+    def decode(self, coordinates: Array) -> Vector:
+        """A y."""
+
+    def diagonal(self) -> Vector:
+        """diag(A A')."""
 
 
 @runtime_checkable
@@ -33,8 +44,8 @@ class LinearSketch(Protocol):
     """A linear sketch that may change from round to round; hashable.
 
     Example:
-        >>> from dpjax.algorithms.sketches import FixedFrame, LinearSketch
-        >>> isinstance(FixedFrame(k=4), LinearSketch)
+        >>> from dpjax.algorithms.sketches import Learned, LinearSketch
+        >>> isinstance(Learned(k=4), LinearSketch)
         True
     """
 
@@ -55,7 +66,7 @@ class LinearSketch(Protocol):
             dtype: The dtype of gradients.
         """
 
-    def projection(self, state: Memory) -> Frame | CountSketch:
+    def projection(self, state: Memory) -> Projection:
         """A of this round."""
 
     def noise(self, state: Memory, variance: Scalar, present: Scalar) -> Vector:
@@ -78,153 +89,6 @@ class LinearSketch(Protocol):
             key: The round's public key.
             mean: The noisy mean before decoding, [k].
         """
-
-
-class _Known:
-    """A constant projection, which is its state."""
-
-    def projection(self, state: Frame | CountSketch) -> Frame | CountSketch:
-        """The projection of the first round."""
-        return state
-
-    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> Vector:
-        """(a^2 / B) diag(A A')."""
-        return state.diagonal() * (variance / present)
-
-    def learn(
-        self, state: Memory, gradient: Array, key: PRNGKeyArray, mean: Updates | None = None
-    ) -> Memory:
-        """The same state: it learns nothing."""
-        return state
-
-
-@dataclass(frozen=True)
-class FixedFrame(_Known):
-    """A random frame, drawn once.
-
-    Attributes:
-        k: Columns.
-        is_orthonormal: Whether its columns are; else entries are N(0, 1/k), and A A' is the
-            identity on average.
-
-    Reference:
-        `dpjax.transforms.sketch.gaussian`.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from dpjax.algorithms.sketches import FixedFrame
-        >>> sketch = FixedFrame(k=4)
-        >>> frame = sketch.projection(sketch.start(jax.random.key(0), 20, jnp.float32))
-        >>> frame.encode(jnp.ones(20)).shape
-        (4,)
-    """
-
-    k: int
-    is_orthonormal: bool = True
-
-    def __post_init__(self) -> None:
-        """Check the number of columns."""
-        _validate.fields(self, _validate.integer, "k")
-        _validate.flag("is_orthonormal", self.is_orthonormal)
-
-    @property
-    def min_entries(self) -> int:
-        """As many as columns, where these are orthonormal."""
-        return self.k if self.is_orthonormal else 1
-
-    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> Frame:
-        """The frame."""
-        _check_entries(self, entries)
-        return sketch_.gaussian(
-            entries, self.k, key, is_orthonormal=self.is_orthonormal, dtype=dtype
-        )
-
-
-@dataclass(frozen=True)
-class Count(_Known):
-    """A count sketch, drawn once: the sparse projection of Chen et al. (2022).
-
-    Attributes:
-        k: Buckets in all; a multiple of rows.
-        rows: Independent hashes of every coordinate.
-
-    Reference:
-        `dpjax.transforms.sketch.count_sketch`.
-    """
-
-    k: int
-    rows: int = 1
-
-    min_entries = 1
-
-    def __post_init__(self) -> None:
-        """Check that rows divide the buckets."""
-        _validate.fields(self, _validate.integer, "k", "rows")
-        if self.k % self.rows:
-            raise ValueError(f"k is {self.k}, no multiple of rows, {self.rows}; give one that is")
-
-    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> CountSketch:
-        """The hashes."""
-        return sketch_.count_sketch(entries, self.k, key, rows=self.rows)
-
-
-@dataclass(frozen=True, eq=False)
-class GivenFrame(_Known):
-    """A given frame, such as an oracle's from public gradients.
-
-    Attributes:
-        columns: [d, k], public or privatised.
-
-    Reference:
-        For example the leading right singular vectors of public gradients.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.algorithms.sketches import GivenFrame
-        >>> GivenFrame(np.eye(5)[:, :2]).k
-        2
-    """
-
-    columns: Float[np.ndarray, "d k"]
-
-    def __post_init__(self) -> None:
-        """Check that the columns are a matrix of finite numbers."""
-        columns = _validate.finite_array("columns", self.columns, ndim=2)
-        if np.abs(columns).max() > np.finfo(np.float32).max:
-            raise ValueError(f"columns has {np.abs(columns).max():.3g}, beyond float32; rescale it")
-        # Read-only: plans of one run compare and hash this array.
-        object.__setattr__(self, "columns", fixed(columns, np.float32))
-
-    # By its numbers: arrays have no hash, and compare by entry.
-    def __eq__(self, other: Any) -> bool:
-        """Whether the numbers are equal."""
-        return isinstance(other, GivenFrame) and np.array_equal(self.columns, other.columns)
-
-    def __hash__(self) -> int:
-        """The hash of the numbers."""
-        return hash((self.columns.shape, self.columns.tobytes()))
-
-    def __repr__(self) -> str:
-        """Its size."""
-        return f"GivenFrame(columns={self.columns.shape})"
-
-    @property
-    def k(self) -> int:
-        """Columns."""
-        return self.columns.shape[1]
-
-    @property
-    def min_entries(self) -> int:
-        """Rows."""
-        return self.columns.shape[0]
-
-    def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> Frame:
-        """The frame."""
-        if entries != self.min_entries:
-            raise ValueError(
-                f"columns has {self.min_entries} rows for a model of {entries:,} entries"
-            )
-        return Frame(jnp.asarray(self.columns, dtype))
 
 
 class _LearnedState(NamedTuple):
@@ -298,7 +162,7 @@ class Learned:
 
     def start(self, key: PRNGKeyArray, entries: int, dtype: DTypeLike) -> _LearnedState:
         """A random frame without learned directions."""
-        _check_entries(self, entries)
+        check_entries(self, entries)
         first = sketch_.start(entries, self.k, key, dtype)
         return _LearnedState(first, first.frame if self.as_published else ())
 
@@ -346,8 +210,16 @@ def check_sketch(sketch: Any) -> None:
         raise ValueError(f"sketch is {_validate.shown(sketch)}; give one of algorithms.sketches")
 
 
-def _check_entries(sketch: Any, entries: int) -> None:
-    """Check that a gradient has at least as many entries as columns."""
+def check_entries(sketch: Any, entries: int) -> None:
+    """Check that a gradient has at least as many entries as columns.
+
+    Args:
+        sketch: The sketch, with its ``k`` and ``min_entries``.
+        entries: Entries d of a gradient.
+
+    Raises:
+        ValueError: For fewer entries.
+    """
     if entries < sketch.min_entries:
         raise ValueError(
             f"k is {sketch.k} for a model of {entries:,} entries; give at most as many, or no "

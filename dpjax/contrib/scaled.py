@@ -32,7 +32,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax.algorithms import sketches
 from dpjax.protocols import Memory, Updates
-from dpjax.transforms.sketch import CountSketch, Frame
 
 __all__ = ["Quantile", "Scaled"]
 
@@ -194,7 +193,7 @@ class ScaledProjection(NamedTuple):
         size: The clip norm.
     """
 
-    inner: Frame | CountSketch
+    inner: sketches.Projection
     rule: Quantile
     size: Any
 

@@ -1,11 +1,11 @@
-"""Linear sketches of a vector, R^d to R^k and back: fixed and learned.
+"""Linear sketches of a vector, R^d to R^k and back, learned or not.
 
     encode   y = A' g          what is clipped, noised and sent
     decode   g^ = A (y + z)    A [d, k]
 
-A sketch may lengthen a vector, and count sketches more so with fewer buckets. Then a clip before it
-bounds no message: clip the k-vector, after `encode`. Guarantee: none by itself. A projection must
-depend on public (a key, public data) or privatised values alone.
+A sketch may lengthen a vector. Then a clip before it bounds no message: clip the k-vector, after
+`encode`. Guarantee: none by itself. A projection must depend on public (a key, public data) or
+privatised values alone. ``dpjax.contrib.sketches`` has fixed projections.
 
 `Sketch` learns the leading directions of past gradients, followed round by round:
 
@@ -24,9 +24,7 @@ All functions are pure and can be compiled, scanned and vmapped; callers check a
 Reference:
     Nicolas et al., Communication Efficient, Differentially Private Distributed Optimization using
     Correlation-Aware Sketching, Algorithm 2, Theorem 3.3 and equation (40); Yang, Hsieh, Wang,
-    History PCA (2018), forgetting. Chen, Choquette-Choo, Kairouz, Suresh, The Fundamental Price of
-    Secure Aggregation in Differentially Private Federated Learning (2022): the sparse projection.
-    Charikar, Chen, Farach-Colton (2002): count sketches.
+    History PCA (2018), forgetting.
 """
 
 import dataclasses
@@ -41,10 +39,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from optax import Updates
 
-from dpjax.transforms.variates import normals, words
+from dpjax.transforms.variates import normals
 
 __all__ = [
-    "CountSketch",
     "Frame",
     "Sketch",
     "aligned",
@@ -96,113 +93,6 @@ class Frame:
     def diagonal(self) -> _Vector:
         """diag(A A'): the variance of decoded noise over that of a coordinate's."""
         return jnp.sum(jnp.square(self.columns), axis=1)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class CountSketch:
-    """A sparse projection: in every row each coordinate goes to one bucket, with a sign.
-
-    A has entries sign / sqrt(rows), so that A A' is the identity on average over keys: decoding is
-    the mean over rows.
-
-    Attributes:
-        buckets: [rows, d], whole numbers below ``width``.
-        signs: [rows, d], -1 or 1 in int8.
-        width: Buckets a row; k = rows x width.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from dpjax.transforms import sketch
-        >>> sparse = sketch.count_sketch(100, 20, jax.random.key(0), rows=2)
-        >>> sparse.decode(sparse.encode(jnp.ones(100))).shape
-        (100,)
-    """
-
-    buckets: Int[Array, "rows d"]
-    signs: Int[Array, "rows d"]
-    width: int = dataclasses.field(metadata={"static": True})
-
-    def encode(self, vector: _Vector) -> _Coordinates:
-        """A' g: sums over buckets."""
-
-        def row(buckets: Array, signs: Array) -> Array:
-            signed = vector * signs.astype(vector.dtype)
-            return jax.ops.segment_sum(signed, buckets, self.width)
-
-        sums = jax.vmap(row)(self.buckets, self.signs)
-        return sums.ravel() * self._scale(vector.dtype)
-
-    def decode(self, coordinates: _Coordinates) -> _Vector:
-        """A y: the mean over rows of a coordinate's bucket, by its sign."""
-        table = coordinates.reshape(len(self.buckets), self.width)
-        entries = jnp.take_along_axis(table, self.buckets, axis=1)
-        signed = entries * self.signs.astype(table.dtype)
-        return jnp.sum(signed, axis=0) * self._scale(table.dtype)
-
-    def diagonal(self) -> _Vector:
-        """diag(A A'), which is 1 everywhere: decoded noise is that of the full dimension."""
-        return jnp.ones(self.buckets.shape[1], jnp.result_type(float))
-
-    def _scale(self, dtype: jnp.dtype) -> np.ndarray:
-        """The size of A's entries."""
-        return np.asarray(1 / np.sqrt(len(self.buckets)), dtype)
-
-
-def gaussian(
-    dimension: int,
-    k: int,
-    key: PRNGKeyArray,
-    *,
-    is_orthonormal: bool = True,
-    dtype: Any = jnp.float32,
-) -> Frame:
-    """Return a fixed random frame.
-
-    Args:
-        dimension: d.
-        k: Numbers in a sketch; at most d where columns are orthonormal.
-        key: A threefry key, public.
-        is_orthonormal: Then A A' is a projection, k/d of the identity on average, and lengthens
-            nothing. Else entries are N(0, 1/k): A A' is the identity on average.
-        dtype: float32 or float64.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from dpjax.transforms import sketch
-        >>> frame = sketch.gaussian(100, 4, jax.random.key(0))
-        >>> frame.decode(frame.encode(jnp.ones(100))).shape
-        (100,)
-    """
-    columns = normals(key, (k, dimension), dtype).T
-    if is_orthonormal:
-        return Frame(orthonormal(columns * (1 / math.sqrt(dimension))))
-    return Frame(columns * (1 / math.sqrt(k)))
-
-
-def count_sketch(dimension: int, k: int, key: PRNGKeyArray, *, rows: int = 4) -> CountSketch:
-    """Return a sparse projection whose buckets and signs are hashes of coordinates.
-
-    Args:
-        dimension: d.
-        k: Numbers in a sketch; a multiple of rows.
-        key: A threefry key, public.
-        rows: Independent hashes of every coordinate.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from dpjax.transforms import sketch
-        >>> sparse = sketch.count_sketch(100, 20, jax.random.key(0), rows=2)
-        >>> sparse.encode(jnp.ones(100)).shape
-        (20,)
-    """
-    width = k // rows
-    low, high = words(key, (rows, dimension))
-    # Off from uniform by at most width / 2**32 of a bucket's share.
-    buckets = (low % width).astype(jnp.int32)
-    bits = (high >> 31).astype(jnp.int32)
-    signs = (1 - 2 * bits).astype(jnp.int8)
-    return CountSketch(buckets, signs, width)
 
 
 def aligned(columns: _Columns, before: _Columns) -> _Columns:

@@ -16,6 +16,7 @@ from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
 from dpjax.contrib.rules import UpdateRule
 from dpjax.contrib.scaled import Quantile, Scaled
+from dpjax.contrib.sketches import Count, FixedFrame, GivenFrame
 from dpjax.data import partition
 from dpjax.engine.host import local_transport
 from dpjax.engine.run import run
@@ -39,9 +40,9 @@ KEY = jax.random.key(3, impl="threefry2x32")
 GIVEN = np.linalg.qr(np.random.default_rng(4).normal(size=(D, K)))[0]
 SKETCHES = {
     "learned": sketches.Learned(K, probes=2),
-    "fixed": sketches.FixedFrame(K),
-    "count": sketches.Count(K, rows=2),
-    "given": sketches.GivenFrame(GIVEN),
+    "fixed": FixedFrame(K),
+    "count": Count(K, rows=2),
+    "given": GivenFrame(GIVEN),
 }
 
 
@@ -302,7 +303,7 @@ def test_an_encoder_that_knows_the_batch_is_refused():
 
 
 @dataclasses.dataclass(frozen=True)
-class Mine(sketches.FixedFrame):
+class Mine(sketches.Learned):
     """A user's sketch."""
 
 
@@ -310,7 +311,7 @@ QUANTILE = Quantile(clip_norm=CLIP, first=1.0)
 
 
 def delegated(name):
-    return lambda self, *args, **options: getattr(sketches.FixedFrame(4), name)(*args, **options)
+    return lambda self, *args, **options: getattr(sketches.Learned(4), name)(*args, **options)
 
 
 SKETCH = {"k": 4, "min_entries": 4}
@@ -347,7 +348,7 @@ def test_what_does_not_fit_is_refused_before_any_work():
     with pytest.raises(ValueError, match="centre is 1"):
         Federated(Trusted(), None, 1.0)
     with pytest.raises(ValueError, match="no multiple of rows"):
-        sketches.Count(5, rows=2)
+        Count(5, rows=2)
     with pytest.raises(ValueError, match="probes is 9"):
         sketches.Learned(4, probes=9)
     with pytest.raises(ValueError, match="probes is 4; k is 2: give more columns, or fewer random"):
@@ -355,16 +356,16 @@ def test_what_does_not_fit_is_refused_before_any_work():
     with pytest.raises(ValueError, match="share is 0"):
         sketches.Learned(4, share=0)
     with pytest.raises(ValueError, match="columns"):
-        sketches.GivenFrame([[np.nan]])
+        GivenFrame([[np.nan]])
     with pytest.raises(ValueError, match="columns has 1e.300, beyond float32"):
-        sketches.GivenFrame([[1e300]])
+        GivenFrame([[1e300]])
     for rule in (UpdateRule("galore"), UpdateRule("sgd", "adaptive")):
         with pytest.raises(ValueError, match="noise_variance is None|one number a round"):
             plan.make(config(dome(4, Trusted(1)), rule.chain(0.1)), COMPLETE)
 
 
 def test_given_frames_are_equal_by_their_numbers():
-    same, other = sketches.GivenFrame(GIVEN.copy()), sketches.GivenFrame(GIVEN[:, :2])
+    same, other = GivenFrame(GIVEN.copy()), GivenFrame(GIVEN[:, :2])
     assert same == SKETCHES["given"] and hash(same) == hash(SKETCHES["given"]) and same != other
     assert "12, 4" in repr(same)
 

@@ -12,6 +12,7 @@ from dpjax.algorithms import sketches
 from dpjax.algorithms.federated import Federated
 from dpjax.contrib.rules import UpdateRule
 from dpjax.contrib.scaled import Quantile, Scaled
+from dpjax.contrib.sketches import Count, FixedFrame
 from dpjax.engine.run import run
 from dpjax.plans import dependence, noise, plan
 from dpjax.plans.optimizers import Sgd
@@ -24,8 +25,8 @@ NETWORK = mixing.metropolis_hastings(graphs.complete(N))
 RULE = Quantile(clip_norm=C, first=50.0, rate=0.5)
 CASES = {
     "clip norm": Scaled(sketches.Learned(4, probes=2), RULE),
-    "fixed": Scaled(sketches.FixedFrame(4), RULE),
-    "count": Scaled(sketches.Count(4), RULE),
+    "fixed": Scaled(FixedFrame(4), RULE),
+    "count": Scaled(Count(4), RULE),
 }
 
 
@@ -159,7 +160,7 @@ def test_refusals():
     for wrong, named in (
         (lambda: Scaled(5, RULE), "sketch"),
         (lambda: Scaled(sketches.Learned, RULE), "sketch"),
-        (lambda: Scaled(sketches.FixedFrame(4), 0.5), "quantile"),
+        (lambda: Scaled(FixedFrame(4), 0.5), "quantile"),
         (lambda: sketches.Learned(4, floor=-1.0), "floor"),
         (lambda: sketches.Learned(4, as_published=True, floor=1.0), "as_published"),
     ):

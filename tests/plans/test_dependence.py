@@ -9,7 +9,7 @@ from jax.experimental import io_callback
 
 from dpjax.algorithms.average import Average
 from dpjax.algorithms.federated import Federated
-from dpjax.algorithms.sketches import FixedFrame
+from dpjax.contrib.sketches import FixedFrame
 from dpjax.plans import dependence
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.protocols import Emission

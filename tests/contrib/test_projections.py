@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dpjax._numerics import double_precision
-from dpjax.transforms import sketch
+from dpjax.contrib import sketches
 
 F32 = np.float32
 
@@ -19,8 +19,8 @@ NAMES = ("gaussian", "orthonormal", "count sketch")
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 4))
 def made(name, d, k, key, dtype=F32):
     if name == "count sketch":
-        return sketch.count_sketch(d, k, key, rows=2)
-    return sketch.gaussian(d, k, key, is_orthonormal=name == "orthonormal", dtype=dtype)
+        return sketches.count_sketch(d, k, key, rows=2)
+    return sketches.gaussian(d, k, key, is_orthonormal=name == "orthonormal", dtype=dtype)
 
 
 decoded = jax.jit(lambda projection, coordinates: projection.decode(coordinates))
@@ -54,12 +54,12 @@ def test_encoding_and_decoding_are_one_matrix(name, dtype):
 
 def test_a_count_sketch_has_one_entry_a_row_and_coordinate():
     d, k, rows = 400, 60, 3
-    sparse = sketch.count_sketch(d, k, jax.random.key(2), rows=rows)
+    sparse = sketches.count_sketch(d, k, jax.random.key(2), rows=rows)
     matrix = dense(sparse, d, k).reshape(d, rows, k // rows)
     assert (np.count_nonzero(matrix, axis=2) == 1).all()
     np.testing.assert_allclose(np.abs(matrix).max(axis=2), 1 / np.sqrt(rows), rtol=1e-6)
     # Buckets are filled alike, signs balanced, rows independent: each to five deviations.
-    many = sketch.count_sketch(40_000, 40, jax.random.key(3), rows=2)
+    many = sketches.count_sketch(40_000, 40, jax.random.key(3), rows=2)
     counts = np.stack([np.bincount(row, minlength=20) for row in np.asarray(many.buckets)])
     assert np.abs(counts - 2000).max() < 5 * np.sqrt(2000)
     signs = np.asarray(many.signs, int)
