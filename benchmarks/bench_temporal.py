@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from _timing import Bench, installed, peak, timed
+from dpjax.contrib.bands import toeplitz
 from dpjax.mechanism import banded, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.topology import graphs, mixing
@@ -72,7 +73,7 @@ def designed(rounds: int, epochs: int) -> dict[str, Any]:
     row = {"algorithm": "design", "rounds": rounds, "epochs": epochs, "seconds": solved.first}
     row |= {"value": solution.value, "gap": solution.gap, "iterations": solution.iterations}
     row |= {"converged": solution.converged, "peak_bytes": peak(), "bands": bands}
-    for few in (banded.toeplitz, banded.banded)[: 1 + (rounds <= LONGEST_BANDED)]:
+    for few in (toeplitz, banded.banded)[: 1 + (rounds <= LONGEST_BANDED)]:
         made = timed(lambda few=few: few(matrix, participation, bands), 0)
         value = temporal.objective(made.result, gram, participation)
         gap = value / solution.lower_bound - 1.0

@@ -16,9 +16,9 @@ import optax
 from dpjax import _validate
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.contrib import filtered
+from dpjax.contrib.bands import toeplitz
 from dpjax.contrib.rules import UpdateRule
 from dpjax.learning import samplers
-from dpjax.mechanism import banded
 from dpjax.plans import noise, plan, protect
 from dpjax.plans.optimizers import Chain
 
@@ -199,7 +199,7 @@ class Central:
 @functools.lru_cache(maxsize=8)
 def _toeplitz(pattern: Any, bands: int) -> np.ndarray:
     """Noise over rounds: the optimum over all banded strategies takes minutes, and gains little."""
-    return banded.toeplitz(np.eye(1), pattern, bands)
+    return toeplitz(np.eye(1), pattern, bands)
 
 
 @functools.lru_cache(maxsize=4)

@@ -30,8 +30,9 @@ from jaxtyping import Array, Float, Int
 from optax import GradientTransformation, Params, Updates
 
 from dpjax import _validate
-from dpjax.mechanism import banded, temporal
+from dpjax.contrib.bands import toeplitz
 from dpjax.mechanism import strategy as strategy_
+from dpjax.mechanism import temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.transforms import rounds
 
@@ -169,8 +170,8 @@ def solve(
     Alternates between `wiener` and `temporal.solve`, from white noise, until the bound is within
     the tolerance or the error falls no more. The first half-step is a filter alone, with white
     noise; `filtered_error` with the identity in place of the filter tells what a strategy alone
-    reaches. With ``bands`` strategies are those of `banded.toeplitz`, amplified by sampled batches;
-    the bound is over all.
+    reaches. With ``bands`` strategies are those of `dpjax.contrib.bands.toeplitz`, amplified by
+    sampled batches; the bound is over all.
 
     Args:
         signal: [T, T] S, positive definite; `covariance` of a list of lags.
@@ -207,7 +208,7 @@ def solve(
                 workload, participation, tolerance=tolerance / 100, max_iterations=_EVALUATIONS
             ).strategy
         else:
-            candidate = banded.toeplitz(np.eye(1), participation, bands, gram=workload)
+            candidate = toeplitz(np.eye(1), participation, bands, gram=workload)
         value = filtered_error(matrix, candidate, signal, variance, participation, gram=gram)
         bound = max(bound, _bound(matrix, candidate, signal, gram, variance, participation))
         if not value < errors[-1]:

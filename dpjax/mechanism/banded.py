@@ -1,7 +1,8 @@
 """Strategies over rounds of few numbers, whose noise follows from that of a few rounds.
 
 Guarantee: all have sensitivity 1 for the given participation, as in `dpjax.mechanism.temporal`,
-where the optimum over all strategies is. `certified` has the gap to it.
+where the optimum over all strategies is. ``dpjax.contrib.bands`` has the gap to it, and the best
+banded Toeplitz strategy, for thousands of rounds.
 
 With banded strategies a training loop makes noise from its last few rounds alone: C^-1 z is a
 recursion over the last `bands` - 1 outputs, so a run holds that many noise arrays instead of T.
@@ -12,10 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
-from jaxtyping import Array, Float
 
 from dpjax import _validate
 from dpjax._numerics import double_precision
@@ -24,15 +23,15 @@ from dpjax.mechanism.certificate import Vector
 from dpjax.mechanism.factorization import Device, factor_of
 from dpjax.mechanism.participation import Participation, check_participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.mechanism.temporal import TemporalSolution, normalized, objective, solve
-from dpjax.mechanism.workload import Gram
+from dpjax.mechanism.temporal import normalized
 from dpjax.topology.mixing import DenseMixing
 
-__all__ = ["banded", "banded_inverse", "certified", "one_lag", "toeplitz"]
+__all__ = ["banded", "banded_inverse", "one_lag"]
 
 _STALL = 1e-9  # relative decrease of a banded search's loss ...
 _STALLED = 10  # ... over this many steps, below which the search ends
-_MOST = 2000
+MAX_STEPS = 2000
+"""Most steps of a search for banded strategies."""
 
 
 def banded_inverse(participation: Participation, bands: int) -> Strategy:
@@ -157,7 +156,7 @@ def banded(
 
     rounds = participation.rounds
     k = participation.epochs
-    bands = _bands(participation, bands)
+    bands = check_bands(participation, bands)
     gram = workload.gram(mixing, rounds)
     root = factor_of(gram / np.trace(gram))  # the search is tuned to losses near 1
     # Then the sensitivity is exact for unequal columns, too.
@@ -169,86 +168,24 @@ def banded(
             bands=bands,
             equal_norm=not exact,
             A=jax.device_put(root, device),
-            max_optimizer_steps=_MOST,
-            callback=_stalled(),
+            max_optimizer_steps=MAX_STEPS,
+            callback=stalled(),
         )
         strategy = np.array(optimum, dtype=np.float64)
     # Cholesky leaves rounding outside the bands, which would couple the rounds of a pattern.
     return normalized(np.tril(np.triu(strategy, 1 - bands)), participation)
 
 
-def toeplitz(
-    mixing: DenseMixing,
-    participation: Participation,
-    bands: int,
-    *,
-    gram: Gram | None = None,
-    device: Device = None,
-) -> Strategy:
-    """Return the best banded Toeplitz strategy, its columns scaled to equal norms.
-
-    `bands` numbers describe it; a search from the optimum for the maximal error of prefix sums. A
-    step of it takes T^2 operations: 5,000 rounds take 20 seconds. `certified` has its gap.
+def check_bands(participation: Participation, bands: int) -> int:
+    """Return the number of bands, refused where two rounds of a pattern would overlap.
 
     Args:
-        mixing: [n, n] W, or a schedule (`workload.gram`); [[1.0]] is one trusted server.
         participation: when a record appears.
-        bands: number of coefficients, 1 (a scaled identity) to the participation's separation.
-        gram: [T, T] H of another workload than the mixing matrix's.
-        device: as for `temporal.solve`.
-
-    Returns:
-        [T, T] C, lower triangular with a positive diagonal, of sensitivity 1.
+        bands: number of diagonals.
 
     Raises:
-        ValueError: for more bands than the separation, or a bad mixing matrix.
-
-    Reference:
-        McKenna 2024, "Scaling up the banded matrix factorization mechanism".
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import banded
-        >>> from dpjax.mechanism.participation import Participation
-        >>> banded.toeplitz(np.ones((1, 1)), Participation(8, 2, 4), bands=2).shape
-        (8, 8)
+        ValueError: for more bands than the separation.
     """
-    from jax_privacy.matrix_factorization import optimization
-    from jax_privacy.matrix_factorization import toeplitz as toeplitz_
-
-    rounds = participation.rounds
-    bands = _bands(participation, bands)
-    gram = workload.gram(mixing, rounds) if gram is None else gram
-    gram = gram / np.trace(gram)  # the search is tuned to losses near 1
-    with double_precision():
-        # tr(H R R') = r' Q r for R the Toeplitz matrix of r: Q sums H along its diagonals' ends.
-        sums = jax.device_put(workload.summed(gram[None, ::-1, ::-1]), device)
-        late = jax.device_put(gram[rounds - bands + 1 :], device)
-        lags = np.arange(rounds - bands + 1, rounds)[:, None] - np.arange(rounds)
-
-        def loss(coefficients: Float[Array, " bands"]) -> Float[Array, ""]:
-            # C^-1 = D R, D the norms of the columns, which are shorter in the last rounds.
-            inverse = toeplitz_.inverse_coef(coefficients, rounds)
-            squares = jnp.cumsum(coefficients**2)
-            shortening = 1.0 - jnp.sqrt(squares[:-1][::-1] / squares[-1])
-            rows = jnp.where(lags >= 0, inverse[lags], 0.0)
-            spectrum = jnp.fft.rfft(rows, 2 * rounds) * jnp.fft.rfft(inverse, 2 * rounds)
-            products = late * jnp.fft.irfft(spectrum, 2 * rounds)[:, :rounds]
-            corner = shortening @ products[:, rounds - bands + 1 :] @ shortening
-            total = inverse @ sums @ inverse - 2.0 * jnp.sum(shortening @ products) + corner
-            return total * squares[-1]
-
-        start = jnp.asarray(toeplitz_.optimal_max_error_strategy_coefs(bands), jnp.float64)
-        start = jax.device_put(start, device)
-        optimum = optimization.optimize(loss, start, max_optimizer_steps=_MOST, callback=_stalled())
-        # The first column's sign is free in the search.
-        optimum = np.asarray(optimum * jnp.sign(optimum[0]))
-    column = np.concatenate([optimum, np.zeros(rounds - bands)])
-    strategy = scipy.linalg.toeplitz(column, np.zeros(rounds))
-    return normalized(strategy / np.linalg.norm(strategy, axis=0), participation)
-
-
-def _bands(participation: Participation, bands: int) -> int:
     bands = _validate.integer("bands", bands)
     limit = participation.rounds if participation.epochs == 1 else participation.separation
     if bands > limit:
@@ -258,7 +195,7 @@ def _bands(participation: Participation, bands: int) -> int:
     return bands
 
 
-def _stalled() -> Callable[[Any], bool]:
+def stalled() -> Callable[[Any], bool]:
     """Return a callback that ends a search whose loss no longer falls."""
     losses: list[float] = []
 
@@ -269,42 +206,3 @@ def _stalled() -> Callable[[Any], bool]:
         return not losses[-1] < min(losses[:-_STALLED]) * (1.0 - _STALL)
 
     return callback
-
-
-def certified(
-    strategy: Strategy,
-    gram: Gram,
-    participation: Participation,
-    *,
-    tolerance: float | None = None,
-    device: Device = None,
-) -> TemporalSolution:
-    """Return any strategy, scaled to sensitivity 1, with the gap to the optimum over all.
-
-    Lower bound, iterations and convergence are those of `temporal.solve`, which runs in every call:
-    of several strategies, compare `temporal.objective` with one solution's ``lower_bound``.
-
-    Args:
-        strategy: [T, T] C, lower triangular, such as a banded or Toeplitz one.
-        gram: [T, T] H.
-        participation: when a record appears; T = k b, or k = 1.
-        tolerance: as for `temporal.solve`, of the optimum.
-        device: as for `temporal.solve`.
-
-    Raises:
-        ValueError: as `temporal.solve` and `temporal.objective`.
-
-    Example:
-        >>> import numpy as np
-        >>> from dpjax.mechanism import banded, temporal
-        >>> from dpjax.mechanism.participation import Participation
-        >>> participation = Participation(8, 2, 4)
-        >>> few = banded.toeplitz(np.ones((1, 1)), participation, bands=2)
-        >>> gram = temporal.workload_gram(np.ones((1, 1)), 8)
-        >>> round(banded.certified(few, gram, participation).gap, 2)
-        0.31
-    """
-    value = objective(strategy, gram, participation)
-    best = solve(gram, participation, tolerance=tolerance, device=device)
-    scaled = normalized(np.asarray(strategy, dtype=np.float64), participation)
-    return best._replace(strategy=scaled, value=value)

@@ -320,8 +320,8 @@ class _Banded(Correlated):
         bands: Diagonals of the strategy, at most the rounds from one time that a record takes part
             to the next; up to 33, a run then keeps that many noise arrays less one, in place of
             one a round. None is the optimum over all strategies. Beyond some hundred rounds its
-            search takes minutes: ``plan.make(..., strategy=banded.toeplitz(W, participation,
-            bands))`` is nearly as good.
+            search takes minutes: ``plan.make(..., strategy=)`` takes nearly as good a one of
+            ``dpjax.contrib.bands``.
     """
 
     bands: int | None = None

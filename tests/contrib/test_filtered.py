@@ -5,7 +5,8 @@ import pytest
 from scipy import linalg, optimize
 
 from dpjax.contrib import filtered
-from dpjax.mechanism import banded, temporal, workload
+from dpjax.contrib.bands import toeplitz
+from dpjax.mechanism import temporal, workload
 from dpjax.mechanism.participation import Participation
 
 
@@ -173,7 +174,7 @@ def test_bands_are_the_best_that_a_search_over_their_numbers_finds():
     np.testing.assert_allclose(both.strategy, made(found.x), atol=1e-3)
     assert both.error == pytest.approx(found.fun, rel=1e-5)
     assert both.lower_bound <= filtered.solve(signal, variance, pattern, gram=gram).error
-    alone = banded.toeplitz(np.eye(1), pattern, 3)[:, 0]
+    alone = toeplitz(np.eye(1), pattern, 3)[:, 0]
     assert both.error < 0.99 * value(alone[1:3] / alone[0])
 
 

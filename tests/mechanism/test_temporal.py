@@ -11,6 +11,7 @@ import scipy.sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dpjax.contrib.bands import certified, toeplitz
 from dpjax.mechanism import banded, temporal, workload
 from dpjax.mechanism.factorization import minimize_trace
 from dpjax.mechanism.participation import Participation
@@ -23,7 +24,7 @@ DESIGNS = {
     "mafalda": lambda p: temporal.mafalda(FLORENTINE, p),
     "prefix_sum": temporal.prefix_sum,
     "banded": lambda p: banded.banded(FLORENTINE, p, min(3, p.separation)),
-    "toeplitz": lambda p: banded.toeplitz(FLORENTINE, p, min(3, p.separation)),
+    "toeplitz": lambda p: toeplitz(FLORENTINE, p, min(3, p.separation)),
 }
 
 
@@ -38,7 +39,7 @@ def by_jax_privacy(gram: np.ndarray, participation: Participation) -> np.ndarray
 
 def test_a_search_ends_where_its_loss_no_longer_falls() -> None:
     for falls in (0.0, 1e-6):
-        ended = banded._stalled()
+        ended = banded.stalled()
         steps = [ended(SimpleNamespace(loss=1.0 - falls * step)) for step in range(30)]
         assert steps[:10] == [False] * 10 and any(steps) == (falls == 0)
 
@@ -307,7 +308,7 @@ def test_one_band_and_more_bands(fields) -> None:
         temporal.objective(banded.banded(FLORENTINE, participation, bands), gram, participation)
         for bands in (1, 8)
     )
-    even = temporal.objective(banded.toeplitz(FLORENTINE, participation, 8), gram, participation)
+    even = temporal.objective(toeplitz(FLORENTINE, participation, 8), gram, participation)
     assert more * (1 - 1e-6) <= even < 1.15 * more < few
     if rounds == 24:
         # A diagonal C: within a class, or alone, precision goes as the root of H_tt.
@@ -337,7 +338,7 @@ def test_solvers_run_on_the_device_that_is_given(solver, monkeypatch) -> None:
     calls = {
         "solve": lambda **on: temporal.solve(gram, participation, **on).strategy,
         "banded": lambda **on: banded.banded(FLORENTINE, participation, 2, **on),
-        "toeplitz": lambda **on: banded.toeplitz(FLORENTINE, participation, 2, **on),
+        "toeplitz": lambda **on: toeplitz(FLORENTINE, participation, 2, **on),
         "minimize_trace": lambda **on: minimize_trace(gram, **on).precision,
     }
     there = calls[solver](device=jax.devices()[3])
@@ -363,8 +364,8 @@ def test_long_horizons(monkeypatch, fields) -> None:
     assert known.value * (1 - 1e-8) <= found.lower_bound <= known.value
     assert 1 - 1e-10 < temporal.sensitivity(found.strategy, participation) <= 1
     assert found.iterations < known.iterations
-    few = banded.toeplitz(FLORENTINE, participation, 8)
-    judged = banded.certified(few, gram, participation)
+    few = toeplitz(FLORENTINE, participation, 8)
+    judged = certified(few, gram, participation)
     assert 0.1 < judged.gap < 0.4
     assert judged.value == pytest.approx(temporal.objective(few, gram, participation))
 
@@ -382,7 +383,7 @@ def test_sensitivity_by_pattern(fields, monkeypatch) -> None:
 def test_toeplitz_is_no_worse_than_its_neighbours(fields) -> None:
     """At the dense objective: the search works with sums along diagonals."""
     participation, gram = Participation(*fields), temporal.workload_gram(FLORENTINE, fields[0])
-    best = banded.toeplitz(FLORENTINE, participation, 4)
+    best = toeplitz(FLORENTINE, participation, 4)
     value, rng = temporal.objective(best, gram, participation), np.random.default_rng(0)
     column = best[:4, 0]
     for scale in (1e-3, 1e-2):
@@ -508,7 +509,7 @@ def test_matrices_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ValueError, match="strategy has entries above its diagonal; give a lower"):
         temporal.objective(gram, strategy, participation)
     with pytest.raises(ValueError, match="strategy has entries above its diagonal"):
-        banded.certified(gram, strategy, participation)
+        certified(gram, strategy, participation)
     # Both in one place, and a strategy for its precision.
     with pytest.raises(ValueError, match="gram is not symmetric"):
         temporal.objective(strategy, strategy, participation)
@@ -534,7 +535,7 @@ def test_bad_input() -> None:
         temporal.solve(np.eye(12), participation, tolerance=0)
     with pytest.raises(ValueError, match="max_iterations is 0"):
         temporal.solve(np.eye(12), participation, max_iterations=0)
-    for design in (banded.banded, banded.toeplitz):
+    for design in (banded.banded, toeplitz):
         with pytest.raises(ValueError, match="bands is 5; give at most 4"):
             design(FLORENTINE, participation, 5)
     for design in (temporal.identity, temporal.anti_pgd):
