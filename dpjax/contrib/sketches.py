@@ -111,7 +111,7 @@ def gaussian(
         >>> frame.decode(frame.encode(jnp.ones(100))).shape
         (100,)
     """
-    columns = normals(key, (k, dimension), dtype).T
+    columns = normals(key, (k, dimension), jnp.dtype(dtype)).T
     if is_orthonormal:
         return Frame(orthonormal(columns * (1 / math.sqrt(dimension))))
     return Frame(columns * (1 / math.sqrt(k)))
