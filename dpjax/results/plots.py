@@ -297,8 +297,6 @@ def from_records(
     # Metrics stand after the round, those of the problem first.
     first = "test_loss" if "test_loss" in columns else next(iter(metrics), "")
     y = _validate.one_of("y", stored.get("y", first) if y is None else y, columns)
-    series = stored.get("series", "design") if series is None else series
-    series = _validate.one_of("series", series, columns)
     where = [where] if isinstance(where, str) else list(where)
     conditions = {condition.partition("=")[0]: condition for condition in where}
     if len(conditions) < len(where):
@@ -308,6 +306,9 @@ def from_records(
     by_column |= conditions
     for condition in by_column.values():
         frame = _chosen(frame, condition)
+    if series is None:
+        series = stored.get("series", _series(frame, x, y))
+    series = _validate.one_of("series", series, columns)
     present = frame[[x, y, series]].notna().all(axis=1)
     if not present.any():
         raise ValueError(f"x is {x!r} and y {y!r}, of which no row has both; name other columns")
@@ -337,6 +338,15 @@ def from_records(
     log_x = log_x or (stored.get("log_x", False) and x == stored.get("x", x))
     log_y = log_y or (stored.get("log_y", False) and y == stored.get("y", y))
     return lines(frame, x, y, series, note=note, path=out, log_x=log_x, log_y=log_y)
+
+
+def _series(frame: "pandas.DataFrame", x: str, y: str) -> str:
+    """The column of designs, which rows of no result, of an energy say, call algorithm."""
+    drawn = frame[frame[[x, y]].notna().all(axis=1)]
+    for name in ("design", "algorithm"):
+        if name in drawn and drawn[name].notna().any():
+            return name
+    return "design"
 
 
 def _current(condition: str, columns: list[str]) -> str:
