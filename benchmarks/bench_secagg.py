@@ -15,7 +15,7 @@ dropout are .05, and that many clients leave after they have shared their secret
   ``times_floor`` is how many times as long a side takes. This cipher gives none for less.
 - ``tcp`` rows: `dpjax.secagg.local.over_tcp`, server and clients in one process; ``seconds`` are
   those of all parties, ``wall`` those on the clock. Clients leave at three stages.
-- ``jit`` rows: `dpjax.transforms.masks`, masks of simulated clients and the sum's unmasking.
+- ``jit`` rows: `dpjax.contrib.masks`, masks of simulated clients and the sum's unmasking.
   ``bits``: as many words drawn by `jax.random.bits` and added up, to compare with: it hashes once
   for each word, and masks once for two. Compilation is excluded.
 
@@ -40,9 +40,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from _timing import Bench, forget_peak, installed, peak, timed, turns
+from dpjax.contrib import masks
 from dpjax.secagg import local
 from dpjax.secagg.terms import Terms
-from dpjax.transforms import masks
 
 BITS = 32
 BOUND = 2**17

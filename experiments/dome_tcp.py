@@ -21,8 +21,9 @@ import numpy as np
 from _common import launch, looks, tables, tune
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms import federated
-from dpjax.algorithms.exchange import Masked, Trusted
+from dpjax.algorithms.exchange import Trusted
 from dpjax.contrib import departures
+from dpjax.contrib.masks import Masked
 from dpjax.contrib.rules import UpdateRule
 from dpjax.data import load, partition, split
 from dpjax.engine import host

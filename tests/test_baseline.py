@@ -40,7 +40,8 @@ import dpjax as dp
 # Where a part moves, its line here is the one to change.
 from dpjax.accounting import budget, gdp, leakage, pure, views
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.algorithms.exchange import Masked, Trusted
+from dpjax.algorithms.exchange import Trusted
+from dpjax.contrib.masks import Masked
 from dpjax.engine.keys import derive
 from dpjax.mechanism import laplace, spacetime, spatial, temporal
 from dpjax.mechanism.design import Design

@@ -24,9 +24,8 @@ from dpjax.protocols import (
 )
 from dpjax.topology import gossip
 from dpjax.topology.mixing import Mixing
-from dpjax.transforms import masks
 
-__all__ = ["Gossip", "Masked", "Server", "Sum", "Trusted"]
+__all__ = ["Gossip", "Server", "Sum", "Trusted"]
 
 Transmission: TypeAlias = tuple[Message, Carry]
 """A message, and what its sender keeps of the round."""
@@ -46,10 +45,6 @@ def beside(weights: Array, leaf: Array) -> Array:
         leaf: [n, ...] or [n, n, ...].
     """
     return weights.reshape((*weights.shape, *[1] * (leaf.ndim - weights.ndim)))
-
-
-_MASKS = 2**32 - 1
-"""Folded into a seed's key; runs fold small numbers of purposes into theirs."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +144,7 @@ class Trusted(Aggregator):
     """A sum by a trusted party, which alone sees single messages.
 
     It simulates a secure sum without its cost. A secure sum reveals the same, without a trusted
-    party.
+    party; ``dpjax.contrib.masks`` simulates its masks, too.
 
     Guarantee: it releases the sum alone, and only if at most ``dropouts`` agents are missing. Real
     numbers are added in float64 and rounded once. Up to n 2^-53 of the messages' sizes the result
@@ -230,72 +225,6 @@ class Trusted(Aggregator):
                 return jnp.sum(part.astype(jnp.float64), axis=0).astype(leaf.dtype)
 
         return jax.tree.map(total, messages)
-
-
-@dataclass(frozen=True)
-class Masked(Trusted):
-    """A secure sum in jit: every agent sends its numbers under masks, which cancel in the sum.
-
-    Agents form a ring in random order, drawn anew in every round, and share a mask with each of
-    their neighbours. Each also has a self mask. The server adds up the received vectors. It
-    subtracts the self masks of the present agents, and the masks that they share with missing ones.
-    The result is the exact sum modulo 2^32, with the bits of `Trusted`. Only integers can be masked
-    (`dpjax.plans.sums`).
-
-    Guarantee: as `Trusted`: it releases the sum of enough agents. An eavesdropper sees the sums,
-    and for each agent a vector that is uniform modulo 2^32 and independent of all others, if
-    threefry is pseudorandom. It is a simulation: one process draws all masks from ``seed`` and the
-    round. Whoever knows these can subtract them, and runs with one such seed (several seeds or
-    plans in a call, phases in a row) have the same masks. Protection from the server comes from the
-    keys, shares and thresholds of the protocol (`dpjax.secagg`), which a run takes as a transport.
-
-    Attributes:
-        degree: Neighbours of an agent, even and below n - 1; None, n - 1, is everybody.
-            `dpjax.secagg.graph.parameters` says how many the protocol takes.
-        seed: Seed of the masks, which change no sum.
-
-    Reference:
-        Bell et al. (CCS 2020), Secure single-server aggregation with (poly)logarithmic overhead.
-    """
-
-    degree: int | None = None
-    seed: int = 0
-
-    whole = True
-
-    def __post_init__(self) -> None:
-        """Check the number of neighbours."""
-        super().__post_init__()
-        if self.degree is not None:
-            _validate.fields(self, _validate.integer, "degree", minimum=2, maximum=2**31 - 2)
-        _validate.fields(self, _validate.integer, "seed", minimum=0, maximum=2**31 - 2)
-
-    def _total(self, messages: Message, present: Bool[Array, " n"], round: RoundNumber) -> Message:
-        """The sum of masked messages, unmasked."""
-        root = jax.random.key(self.seed, impl=_numerics.THREEFRY)
-        # Masks of a round are drawn anew: a mask used twice would cancel between two sums.
-        key = jax.random.fold_in(jax.random.fold_in(root, _MASKS), round)
-        leaves, structure = jax.tree.flatten(messages)
-        totals = []
-        for number, leaf in enumerate(leaves):
-            if leaf.dtype != jnp.uint32:
-                raise ValueError(
-                    f"message is {leaf.dtype}, and masks hide whole numbers of 32 bits alone; give "
-                    "noise=dp.noise.Discrete, or aggregate=Trusted"
-                )
-            agents = len(leaf)
-            if agents < 3:
-                raise ValueError(
-                    f"aggregate is {self} for {agents} agents, whose masks hide nothing of the "
-                    "other; give 3 agents or more, or aggregate=Trusted"
-                )
-            # Leaves have masks of their own, for the same reason.
-            leaf_key = jax.random.fold_in(key, number)
-            degree = agents - 1 if self.degree is None else self.degree
-            sent = masks.masked_vectors(leaf.reshape(agents, -1), leaf_key, degree)
-            total = masks.unmasked_sum(sent, present, leaf_key, degree)
-            totals.append(total.reshape(leaf.shape[1:]))
-        return jax.tree.unflatten(structure, totals)
 
 
 def _agents(name: str, value: Any) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ def absent(leaves: Callable[[int], _Leaves], rounds: int) -> tuple[tuple[int, ..
         rounds: Rounds.
 
     Returns:
-        Agents a round, as `dpjax.algorithms.exchange.Masked` takes them.
+        Agents a round, as `dpjax.contrib.masks.Masked` takes them.
 
     Example:
         >>> from dpjax.contrib import departures

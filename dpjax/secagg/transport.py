@@ -239,8 +239,8 @@ class SecureSums:
     def missing(self) -> _Missing:
         """Who was missing from the sum of every round so far, late clients among them.
 
-        All where it was aborted or spent: `dpjax.algorithms.exchange.Masked` and `Trusted` take
-        these, by round.
+        All where it was aborted or spent: `dpjax.algorithms.exchange.Trusted` takes these, by
+        round.
 
         Raises:
             ValueError: For rounds of another process, which alone knew who was there.

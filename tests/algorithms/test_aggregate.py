@@ -11,14 +11,16 @@ import numpy as np
 import optax
 import pytest
 
-from dpjax.algorithms.exchange import Masked, Sum, Trusted
+from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated
+from dpjax.contrib import masks
+from dpjax.contrib.masks import Masked
 from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.plans import plan
 from dpjax.protocols import Aggregator
 from dpjax.topology import graphs, mixing
-from dpjax.transforms import masks, noise
+from dpjax.transforms import noise
 from tests.support import composed, make_config, make_problem
 
 N, D = 5, 3

@@ -42,7 +42,7 @@ GENERATED = (
     *("accounting/budget", "accounting/discrete", "accounting/gdp", "accounting/losses"),
     *("accounting/precision", "accounting/pure", "accounting/sampled", "data/batches"),
     *("engine/keys", "engine/step", "learning/samplers", "mechanism/temporal", "secagg/client"),
-    *("encoding/simulated", "secagg/primitives", "transforms/clipping", "transforms/masks"),
+    *("encoding/simulated", "secagg/primitives", "transforms/clipping", "contrib/masks"),
     *("transforms/noise", "transforms/rounds", "transforms/variates"),
 )
 COMPARED = {

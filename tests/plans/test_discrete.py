@@ -16,7 +16,8 @@ from scipy import stats
 from dpjax.accounting import losses
 from dpjax.accounting.discrete import Cohort
 from dpjax.algorithms.dsgd import DSGD
-from dpjax.algorithms.exchange import Masked, Server, Sum, Trusted
+from dpjax.algorithms.exchange import Server, Sum, Trusted
+from dpjax.contrib.masks import Masked
 from dpjax.contrib.trace import empirical_sensitivity, trace
 from dpjax.engine.run import run
 from dpjax.learning.samplers import Random

@@ -16,8 +16,8 @@ import pytest
 pytest.importorskip("cryptography", reason="the extra `secure` is not installed")
 pytest.importorskip("msgpack", reason="the extra `secure` is not installed")
 
-from dpjax.algorithms.exchange import Masked  # noqa: E402
 from dpjax.contrib import departures  # noqa: E402
+from dpjax.contrib.masks import Masked  # noqa: E402
 from dpjax.engine import host  # noqa: E402
 from dpjax.engine.run import run  # noqa: E402
 from dpjax.plans import plan  # noqa: E402

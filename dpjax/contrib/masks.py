@@ -12,11 +12,14 @@ a server is sent and how the sum comes out of it: every masked vector is uniform
 one that comes late; masks cancel exactly; what is left of those between survivors and dropouts is
 taken off, and so are the self masks of survivors; sums wrap around modulo 2^b. What it does not
 show is why a server cannot take off more than that: agreed keys, shares and their threshold, who
-answers what, and parties that leave the protocol. That is `dpjax.secagg`.
+answers what, and parties that leave the protocol. That is `dpjax.secagg`. `Masked` is the sum as
+the aggregate of a run; a guarantee names it as a custom part.
 
 Reference:
     Bell et al. (CCS 2020), Secure single-server aggregation with (poly)logarithmic overhead.
 """
+
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +27,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32, PRNGKeyArray, UInt32
 
 from dpjax import _numerics, _validate
+from dpjax.algorithms.exchange import RoundNumber, Trusted
+from dpjax.protocols import Message
 
-__all__ = ["masked_vectors", "unmasked_sum"]
+__all__ = ["Masked", "masked_vectors", "unmasked_sum"]
+
+_MASKS = 2**32 - 1
+"""Folded into a seed's key; runs fold small numbers of purposes into theirs."""
 
 # Purposes of a sum's key.
 _ORDER = 0
@@ -33,6 +41,72 @@ _SELF = 1
 _PAIRS = 2
 _Words = UInt32[Array, "n d"]
 _Row = UInt32[Array, " d"]
+
+
+@dataclass(frozen=True)
+class Masked(Trusted):
+    """A secure sum in jit: every agent sends its numbers under masks, which cancel in the sum.
+
+    Agents form a ring in random order, drawn anew in every round, and share a mask with each of
+    their neighbours. Each also has a self mask. The server adds up the received vectors. It
+    subtracts the self masks of the present agents, and the masks that they share with missing ones.
+    The result is the exact sum modulo 2^32, with the bits of `Trusted`. Only integers can be masked
+    (`dpjax.plans.sums`).
+
+    Guarantee: as `Trusted`: it releases the sum of enough agents. An eavesdropper sees the sums,
+    and for each agent a vector that is uniform modulo 2^32 and independent of all others, if
+    threefry is pseudorandom. It is a simulation: one process draws all masks from ``seed`` and the
+    round. Whoever knows these can subtract them, and runs with one such seed (several seeds or
+    plans in a call, phases in a row) have the same masks. Protection from the server comes from the
+    keys, shares and thresholds of the protocol (`dpjax.secagg`), which a run takes as a transport.
+
+    Attributes:
+        degree: Neighbours of an agent, even and below n - 1; None, n - 1, is everybody.
+            `dpjax.secagg.graph.parameters` says how many the protocol takes.
+        seed: Seed of the masks, which change no sum.
+
+    Reference:
+        Bell et al. (CCS 2020), Secure single-server aggregation with (poly)logarithmic overhead.
+    """
+
+    degree: int | None = None
+    seed: int = 0
+
+    whole = True
+
+    def __post_init__(self) -> None:
+        """Check the number of neighbours."""
+        super().__post_init__()
+        if self.degree is not None:
+            _validate.fields(self, _validate.integer, "degree", minimum=2, maximum=2**31 - 2)
+        _validate.fields(self, _validate.integer, "seed", minimum=0, maximum=2**31 - 2)
+
+    def _total(self, messages: Message, present: Bool[Array, " n"], round: RoundNumber) -> Message:
+        """The sum of masked messages, unmasked."""
+        root = jax.random.key(self.seed, impl=_numerics.THREEFRY)
+        # Masks of a round are drawn anew: a mask used twice would cancel between two sums.
+        key = jax.random.fold_in(jax.random.fold_in(root, _MASKS), round)
+        leaves, structure = jax.tree.flatten(messages)
+        totals = []
+        for number, leaf in enumerate(leaves):
+            if leaf.dtype != jnp.uint32:
+                raise ValueError(
+                    f"message is {leaf.dtype}, and masks hide whole numbers of 32 bits alone; give "
+                    "noise=dp.noise.Discrete, or aggregate=Trusted"
+                )
+            agents = len(leaf)
+            if agents < 3:
+                raise ValueError(
+                    f"aggregate is {self} for {agents} agents, whose masks hide nothing of the "
+                    "other; give 3 agents or more, or aggregate=Trusted"
+                )
+            # Leaves have masks of their own, for the same reason.
+            leaf_key = jax.random.fold_in(key, number)
+            degree = agents - 1 if self.degree is None else self.degree
+            sent = masked_vectors(leaf.reshape(agents, -1), leaf_key, degree)
+            total = unmasked_sum(sent, present, leaf_key, degree)
+            totals.append(total.reshape(leaf.shape[1:]))
+        return jax.tree.unflatten(structure, totals)
 
 
 def masked_vectors(values: _Words, key: PRNGKeyArray, degree: int, bits: int = 32) -> _Words:
@@ -56,7 +130,7 @@ def masked_vectors(values: _Words, key: PRNGKeyArray, degree: int, bits: int = 3
     Example:
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from dpjax.transforms import masks
+        >>> from dpjax.contrib import masks
         >>> values = jnp.arange(10, dtype=jnp.uint32).reshape(5, 2)
         >>> sent = masks.masked_vectors(values, jax.random.key(0), degree=2, bits=8)
         >>> sent.shape, str(sent.dtype)
@@ -105,7 +179,7 @@ def unmasked_sum(
     Example:
         >>> import jax
         >>> import jax.numpy as jnp
-        >>> from dpjax.transforms import masks
+        >>> from dpjax.contrib import masks
         >>> values = jnp.arange(10, dtype=jnp.uint32).reshape(5, 2)
         >>> sent = masks.masked_vectors(values, jax.random.key(0), degree=2, bits=8)
         >>> present = jnp.array([True, True, False, True, False])

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dpjax._numerics import double_precision
-from dpjax.transforms import masks, variates
+from dpjax.contrib import masks
+from dpjax.transforms import variates
 
 MASKED = jax.jit(masks.masked_vectors, static_argnames=("degree", "bits"))
 SUM = jax.jit(masks.unmasked_sum, static_argnames=("degree", "bits"))
