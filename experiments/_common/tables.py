@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dpjax.results.tables import comparable, moments, number_column, summary, text
+from dpjax.contrib.summaries import summary
+from dpjax.results.tables import comparable, moments, number_column, text
 
 if TYPE_CHECKING:
     import pandas
