@@ -92,7 +92,7 @@ def gaussian(
     key: PRNGKeyArray,
     *,
     is_orthonormal: bool = True,
-    dtype: DTypeLike = jnp.float32,
+    dtype: Any = jnp.float32,
 ) -> Frame:
     """Return a fixed random frame.
 
