@@ -1,7 +1,8 @@
 """One round at a time, for a training loop of a user's own: `dpjax.rounds`."""
 
 import functools
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -159,12 +160,26 @@ def rounds(
     programs = [function.trace(statics, run, state) for function in (_outgoing, _step)]
     values = ((data.models, None), data.arrays, state.memory)
     identity = checkpoint.of_run(tasks, {"driver": "rounds"}, values, programs, data.memory.devices)
+    # A stored state goes on with the key of its own noise: another one sends its round twice.
+    is_new = not os.path.lexists(key_file or "")
     storage = Storage(identity, place)
     functions = _functions(statics, run._replace(noise_key=storage.noise_keys()[0]), models)
+    if is_new:
+        functions = functions._replace(init=functools.partial(_begin, functions.init))
     for function in functions:
         # Its lock lasts as long as any of them can be called.
         vars(function)["storage"] = storage
     return functions
+
+
+def _begin(init: Callable[[], State], stored: State | None = None) -> State:
+    """The first state of a release whose key file was made just now."""
+    if stored is not None:
+        raise ValueError(
+            "stored is a state of before, and the key file is new; a release goes on only with "
+            "the key file of its own noise, and ends without it"
+        )
+    return init()
 
 
 class _Run(NamedTuple):

@@ -175,10 +175,17 @@ def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
     # No other loop may use the key meanwhile, and no other problem at all.
     with pytest.raises(ValueError, match="which another process uses"):
         dp.rounds(plan, task, key_file=path)
+    stored = state._replace(secret=())
+    with pytest.raises(ValueError, match="and the key file is new"):
+        rounds.init(stored)
     del rounds
+    with pytest.raises(ValueError, match="and the key file is new"):
+        dp.rounds(plan, task, key_file=tmp_path / "fresh.key").init(stored)
     with pytest.raises(ValueError, match="belongs to another run"):
         dp.rounds(plan, make_problem(N, seed=1), key_file=path)
-    again = models_of(dp.rounds(plan, task, key_file=path))
+    rounds = dp.rounds(plan, task, key_file=path)
+    assert rounds.init(stored).round == state.round
+    again = models_of(rounds)
     jax.tree.map(np.testing.assert_array_equal, again.models, state.models)
 
 
