@@ -46,11 +46,10 @@ from dpjax.algorithms import (
     pairs,
     pmlf,
     random_weights,
-    references,
     tracking,
     zip_dl,
 )
-from dpjax.contrib import relays, replay
+from dpjax.contrib import references, relays, replay
 from dpjax.contrib.trace import trace
 from dpjax.data.partition import Partition
 from dpjax.engine import keys
@@ -147,19 +146,28 @@ class Cell(NamedTuple):
 
 
 def rows(part: str) -> list[str]:
-    """Names of all rows of the registry: of "methods", "noises" that runs have, or "samplers"."""
+    """Names of all that is tried: "methods", "noises" that runs have, or "samplers"."""
     named = {
-        "methods": [row.part for row in compatibility.METHODS],
+        "methods": list(METHODS),
         "noises": list(noise.DESIGNS),
         "samplers": list(SAMPLERS),
     }
     return named[part]
 
 
+def registered(name: str) -> Any:
+    """The registry's row of a method: that of its class, or of the nearest base that has one."""
+    by_class = {row.part: row for row in compatibility.METHODS}
+    kinds = [kind.__name__ for kind in type(METHODS[name][0]).__mro__]
+    return next(by_class[kind] for kind in kinds if kind in by_class)
+
+
 def missing() -> list[str]:
     """Rows of the registry that have no audit, or no broken copy."""
-    audits = {"methods": METHODS, "noises": NOISES, "samplers": SAMPLERS}
-    absent = [name for part, known in audits.items() for name in rows(part) if name not in known]
+    covered = {registered(name).part for name in METHODS}
+    absent = [row.part for row in compatibility.METHODS if row.part not in covered]
+    audits = {"noises": NOISES, "samplers": SAMPLERS}
+    absent += [name for part, known in audits.items() for name in rows(part) if name not in known]
     joined = [row.part for row in compatibility.METHODS if row.noises != ()]
     every = [*joined, *rows("noises"), *rows("samplers")]
     return absent + [f"{name}, a broken copy" for name in every if name not in BROKEN]
@@ -203,7 +211,7 @@ def cells(wanted: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
     attacker whom a design defends against under no relation.
     """
     for name, label in itertools.product(rows("methods"), rows("noises")):
-        ours = next(row for row in compatibility.METHODS if row.part == name)
+        ours = registered(name)
         design = noise.DESIGNS[label]
         theirs = design.terms
         apart = ours.noises is not None and type(design).__name__ not in ours.noises

@@ -7,7 +7,6 @@ from dpjax.algorithms.federated import Federated, dome
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
-from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
 
@@ -15,8 +14,6 @@ __all__ = [
     "DGD",
     "DPOP",
     "DSGD",
-    "EXTRA",
-    "NIDS",
     "PMLF",
     "PPDOAGT",
     "Average",

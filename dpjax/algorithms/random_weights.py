@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.algorithms.exchange import RoundNumber, Transition, beside
-from dpjax.algorithms.references import Unbounded
+from dpjax.algorithms.tracking import Apart, Steps
 from dpjax.protocols import (
     Arrays,
     Carry,
@@ -28,12 +28,36 @@ from dpjax.protocols import (
     Updates,
 )
 from dpjax.topology import gossip
-from dpjax.topology.mixing import Matrix
+from dpjax.topology.mixing import Matrix, Mixing, Stochastic
 
 __all__ = ["CorrelatedRandomness", "Encrypted"]
 
 Weights: TypeAlias = Float[Array, "n n"]
 """Weights of all links."""
+
+
+class Unbounded:
+    """Methods that run without noise alone, since no accounting covers their messages.
+
+    They release nothing, because nothing has noise.
+    """
+
+    stochastic: ClassVar[Stochastic] = "double"
+    reads_private_models = True
+
+    def sensitivity(
+        self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
+    ) -> np.ndarray:
+        """Infinite: no bound is known for these messages.
+
+        Args:
+            answer: How far answers are apart.
+            steps: [T] step sizes.
+            divisor: What the sampler divides sums by.
+            mixing: The mixing matrix.
+        """
+        # No finite noise hides an infinite move, so plans with noise refuse these methods.
+        return np.full((len(steps), 1), math.inf)
 
 
 def _over_links(weights: Weights, leaf: Array) -> Array:

@@ -178,8 +178,8 @@ METHODS = (
         ),
     ),
     *(_hidden(part=part) for part in ("Tracking", "DPOP", "DGD", "GradientTracking", "PPDOAGT")),
-    _bare(part="EXTRA"),
-    _bare(part="NIDS"),
+    # The base of methods whose messages nothing bounds, contrib's references among them.
+    _bare(part="Unbounded"),
     _bare(
         part="CorrelatedRandomness",
         unprotected=(

@@ -11,10 +11,10 @@ import pytest
 
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking, Pair, PushPull
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted
-from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.contrib import fusion
 from dpjax.contrib.moves import pp_doagt
+from dpjax.contrib.references import EXTRA, NIDS
 from dpjax.contrib.trace import empirical_sensitivity, trace
 from dpjax.engine.run import run
 from dpjax.learning import samplers

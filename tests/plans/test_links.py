@@ -22,7 +22,6 @@ from dpjax.algorithms import (
     pairs,
     pmlf,
     random_weights,
-    references,
     tracking,
     zip_dl,
 )
@@ -53,7 +52,6 @@ METHODS = (
     pairs,
     pmlf,
     random_weights,
-    references,
     tracking,
     zip_dl,
 )

@@ -18,9 +18,9 @@ from dpjax.algorithms.exchange import Sum
 from dpjax.algorithms.pairs import PPDOAGT, DiffTVAB, GradientTracking
 from dpjax.algorithms.pmlf import PMLF
 from dpjax.algorithms.random_weights import CorrelatedRandomness, Encrypted, EncryptedOnLinks
-from dpjax.algorithms.references import EXTRA, NIDS
 from dpjax.algorithms.tracking import DGD, DPOP, Tracking
 from dpjax.algorithms.zip_dl import ZipDL
+from dpjax.contrib.references import EXTRA, NIDS
 from dpjax.learning import samplers
 from dpjax.plans import compatibility, noise, plan, scheduled, statements
 from dpjax.plans.links import PairKeys, ZeroSum
@@ -227,7 +227,7 @@ def test_gossip_steps_and_filters_change_nothing_for_other_parties(row):
 def test_every_row_of_the_registry_has_an_answer():
     every = [one for row in PLANS for one in made(row)]
     designs = [one.config.noise for one in every if one.noise is not None]
-    methods = {type(one.config.method).__name__ for one in every}
+    methods = {compatibility.method(one.config.method).part for one in every}
     # Designs of equal terms protect the same parties.
     answered = {compatibility.noise(design) for design in designs}
     assert {design.terms for design in noise.DESIGNS.values()} <= answered

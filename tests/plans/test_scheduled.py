@@ -182,7 +182,7 @@ def test_an_entry_that_is_not_finite_hides_no_lost_noise(bad):
 
 def test_a_share_that_is_no_number_counts_as_all_of_it():
     """Whatever a privatizer of one's own returns; marks still to come count as nothing."""
-    schedule = RunSchedule(6, every=2, chunk_blocks=1)
+    schedule = RunSchedule(6, block_rounds=2, chunk_blocks=1)
     for known, wanted in (
         (np.nan, (3, 1.0)), (np.inf, (3, 1.0)), (0.5, (3, 0.5)), (0.0, None)
     ):  # fmt: skip

@@ -1,45 +1,23 @@
-"""Decentralized methods without noise that reach the optimum: EXTRA and NIDS, for comparison."""
+"""Decentralized methods without noise that reach the optimum: EXTRA and NIDS, for comparison.
 
-import math
+They join no noise: `dpjax.algorithms.random_weights.Unbounded` says that no bound is known for
+their messages. A run names them as custom methods.
+"""
+
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array
 
 from dpjax.algorithms.exchange import Gossip, Transition
-from dpjax.algorithms.tracking import Apart, KeepsMessage, Steps
+from dpjax.algorithms.random_weights import Unbounded
+from dpjax.algorithms.tracking import KeepsMessage
 from dpjax.protocols import Carry, Emission, Message, Models, PublicState, Round, Updates
-from dpjax.topology.mixing import Mixing, Stochastic
 
 __all__ = ["EXTRA", "NIDS"]
-
-
-class Unbounded:
-    """Methods that run without noise alone, since no accounting covers their messages.
-
-    They release nothing, because nothing has noise.
-    """
-
-    stochastic: ClassVar[Stochastic] = "double"
-    reads_private_models = True
-
-    def sensitivity(
-        self, answer: Apart, steps: Steps, divisor: float, mixing: Mixing
-    ) -> np.ndarray:
-        """Infinite: no bound is known for these messages.
-
-        Args:
-            answer: How far answers are apart.
-            steps: [T] step sizes.
-            divisor: What the sampler divides sums by.
-            mixing: The mixing matrix.
-        """
-        # No finite noise hides an infinite move, so plans with noise refuse these methods.
-        return np.full((len(steps), 1), math.inf)
 
 
 class _LastRound(NamedTuple):
@@ -81,7 +59,7 @@ class EXTRA(_Reference):
         Shi, Ling, Wu and Yin (2015).
 
     Example:
-        >>> from dpjax.algorithms.references import EXTRA
+        >>> from dpjax.contrib.references import EXTRA
         >>> EXTRA().stochastic
         'double'
     """
@@ -122,7 +100,7 @@ class NIDS(_Reference):
         Li, Shi and Yan (2019).
 
     Example:
-        >>> from dpjax.algorithms.references import NIDS
+        >>> from dpjax.contrib.references import NIDS
         >>> NIDS().stochastic
         'double'
     """
