@@ -21,10 +21,9 @@ def html_table(rows: Iterable[Mapping[str, Any]]) -> str:
     head = "".join(f"<th>{name}</th>".replace("_", "_<wbr>") for name in heads)
     body = ""
     for row in rows:
-        # Narrow pages show the name before each value.
-        cells = [
-            f"<td data-name='{escape(str(name))}'>{escape(str(value))}</td>"
-            for name, value in row.items()
-        ]
-        body += f"<tr>{''.join(cells)}</tr>"
+        cells = ""
+        for name, value in row.items():
+            # Narrow pages show the name before each value.
+            cells += f"<td data-name='{escape(str(name))}'>{escape(str(value))}</td>"
+        body += f"<tr>{cells}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -268,15 +268,13 @@ def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> records.Rows:
     )
     # An agent is no neighbour of its own.
     linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
-    return [
-        {
-            "agent": name,
-            "neighbours": int(linked[i]),
-            "noise, std": f"{np.sqrt(covariance[i, i]):.4g}",
-            "epsilon": up(spent.epsilon[i]),
-        }
-        for i, name in enumerate(names)
-    ]
+    rows = []
+    for i, name in enumerate(names):
+        row = {"agent": name, "neighbours": int(linked[i])}
+        row["noise, std"] = f"{np.sqrt(covariance[i, i]):.4g}"
+        row["epsilon"] = up(spent.epsilon[i])
+        rows.append(row)
+    return rows
 
 
 def _comparison(
