@@ -512,9 +512,17 @@ def check_noise(
     name = "Correlated" if part is None else type(part).__name__
     kind = type(emitter).__name__
     attackers = INDEPENDENT_KEYS if independent_keys else terms.attackers
+    base = method(emitter).part
+    # Such a loss follows from the messages themselves, which a subclass may change. One of a
+    # user's own is the user's word, and named; one of the package states a view of its own.
+    lacks_view = kind != base and packaged(type(emitter))
     refusals = {
+        f"method is {kind} under gradients 'view', and the loss of noise {name} is that of the "
+        f"very messages of {base}: give gradients='any', or the method a view and a row": (
+            protect.gradients == "view" and terms.methods is not None and lacks_view
+        ),
         f"method is {kind}, which noise {name} does not join: {terms.why}": (
-            terms.methods is not None and method(emitter).part not in terms.methods
+            terms.methods is not None and base not in terms.methods
         ),
         f"method is {kind}, whose payload is no answer of the query, which noise {name} does not "
         "join: its loss is that of clipped sums; emit the query's total": (

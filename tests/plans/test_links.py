@@ -428,6 +428,13 @@ def test_what_is_made_of_a_method_with_a_view_is_named(network):
         assert f"relies on your own `{name}`" in made.guarantee.statement()
 
 
+def test_a_packaged_method_without_a_view_of_its_own_is_refused(network):
+    lazy = type("Lazy", (DSGD,), {"__module__": "dpjax.algorithms.lazy"})
+    with pytest.raises(ValueError, match="method is Lazy under gradients 'view'.*messages of DSGD"):
+        decor(network, method=lazy(), gradients="view")
+    assert decor(network, method=lazy()).guarantee.epsilon
+
+
 def test_an_optimizer_of_the_same_name_is_not_the_packages(network):
     momentum = type("Sgd", (Chain,), {"decay": "constant"})(optax.adam, 0.1)
     with pytest.raises(ValueError, match="optimizer is .*which method ZipDL does not join"):
