@@ -51,10 +51,11 @@ def rounds(
     All functions are compiled. They are pure: batch and noise of a round follow from the seed and
     ``state.round``, and the same state gives the same message. Past round T models are NaN.
 
-    Guarantee: the plan's (``plan.guarantee``), for all messages of the T rounds together. It holds
-    where every round sends its message once, or again unchanged. Whoever steps one state twice with
-    different ``received`` values sends the noise of the next round with two payloads, which no
-    guarantee covers. Metrics are not private.
+    Guarantee: the plan's (``plan.guarantee``), for all messages of the T rounds together. The
+    guarantees of `dpjax.run`'s result also name custom parts of the problem, and what finite
+    precision adds within the budget. It holds where every round sends its message once, or again
+    unchanged. Whoever steps one state twice with different ``received`` values sends the noise of
+    the next round with two payloads, which no guarantee covers. Metrics are not private.
 
     A stored state (of all agents) goes on by ``init(stored)``, which draws the secret of its round
     again; with the secret of another round its models are NaN. A key file does not say which rounds
