@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -170,19 +169,22 @@ def test_join_takes_part_with_a_file(tmp_path, capsys):
     for at, row in enumerate(VALUES):
         np.save(tmp_path / f"{at}.npy", row)
     process, port = server()
-    codes = {}
-
-    def joined(at):
+    clients = []
+    for at in range(3):
         arguments = ["secagg", "join", str(tmp_path / f"{at}.npy"), *AGREED, "--port", str(port)]
-        codes[at] = cli.main([*arguments, "--out", str(tmp_path / f"sum{at}.npy")])
-
-    threads = [threading.Thread(target=joined, args=(at,)) for at in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+        command = [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            *arguments,
+            "--out",
+            str(tmp_path / f"sum{at}.npy"),
+        ]
+        # A process each, as clients have it: tyro parses one command at a time.
+        clients.append(subprocess.Popen(command, cwd=ROOT))
+    codes = [client.wait(timeout=60) for client in clients]
     process.communicate(timeout=30)
-    assert codes == {0: 0, 1: 0, 2: 0} and process.returncode == 0
+    assert codes == [0, 0, 0] and process.returncode == 0
     for at in range(3):
         np.testing.assert_array_equal(np.load(tmp_path / f"sum{at}.npy"), VALUES.sum(axis=0))
     # Nobody listens there any more.
