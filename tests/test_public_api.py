@@ -35,7 +35,7 @@ SNAPSHOT = Path(__file__).with_name("public_api.txt")
 CONTRIB = "dpjax.contrib."
 NAMESPACES = (
     *("dpjax", "dpjax.algorithms.methods", "dpjax.plans.noise"),
-    *("dpjax.plans.problem", "dpjax.plans.samplers"),
+    *("dpjax.plans.problem", "dpjax.plans.samplers", "dpjax.learning.samplers"),
 )
 """Modules that name what stands in others."""
 MOST = 320

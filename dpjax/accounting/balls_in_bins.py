@@ -52,7 +52,7 @@ from dpjax.accounting.arrays import Floats, Indices, Matrix, Numbers, Pattern, V
 from dpjax.accounting.loss import AmplifiedLoss, checked_delta, draw_ratios, draw_sensitivity
 from dpjax.protocols import Amplification, Counted, Draw, SampledNoise, SampledTarget
 
-__all__ = ["BinLoss"]
+__all__ = ["BallsInBins", "BinLoss"]
 
 # Numbers of a grid, and of the histogram by which its ends are found.
 _NODES = 600
