@@ -122,7 +122,7 @@ class Full(Counted, _Sampler):
 
     Where records are protected, every agent's sum is divided by ``records``, the largest number
     of an agent's: a public number, the same for all, so that every record weighs alike in the
-    average model, and no count is told. The numbers themselves are the plan's, and public: the
+    average model, and no count leaks. The numbers themselves are the plan's, and public: the
     relations of records keep them. Where agents are protected, one gradient of an agent's mean
     loss over its own records is clipped, whatever their number.
 
