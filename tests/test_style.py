@@ -1,7 +1,8 @@
 """How the code reads, measured: a ratchet, so that no measure gets worse than its bound.
 
 A formatter cannot change these numbers. Each bound is what the code had when the bound was last
-lowered. Lower it when the code is better, until it meets the goal beside it. The units:
+lowered. Lower it when the code is better, until it meets the goal beside it. Only the limit on the
+core's syntax nodes may rise, by the nodes of a new part (CONTRIBUTING.md). The units:
 
     nodes a statement     syntax nodes over statements, docstrings aside
     vague names           % of bindings
@@ -57,6 +58,13 @@ OTHER_BOUNDS = {
 }
 LEAST = "comment lines"
 """The one measure that must not fall; all others must not rise."""
+SIZE = "syntax nodes"
+ROOM = (
+    "first remove code that the change makes superfluous; for a new part that contrib cannot hold, "
+    "raise the limit by its nodes and say so in the commit, as CONTRIBUTING.md has it under 'The "
+    "size of a part'; the goal stays"
+)
+"""What to do about the one bound that a new part may raise."""
 APART = ("contrib", "sites")
 OTHERS = ("tests", "experiments", "benchmarks", "examples", "dpjax/contrib", "dpjax/sites")
 PAGES = ("docs", "scripts")
@@ -325,7 +333,8 @@ def refusal(name: str, value: float, bound: Bound, lines: list[str]) -> str:
     if better:
         return ""
     head = f"{name}: {value:,.2f}, bound {bound.limit:,g}, goal {bound.goal:,g}; the worst places:"
-    return "\n  ".join([head, *lines])
+    remedy = [ROOM] if name == SIZE else []
+    return "\n  ".join([head, *lines, *remedy])
 
 
 @pytest.mark.parametrize("name", [*MEASURES, LEAST, "syntax nodes"])
@@ -404,5 +413,14 @@ def test_a_broken_bound_shows_the_worst_places():
     first, place, *_ = message.splitlines()
     assert first == "nodes a statement: 30.00, bound 20, goal 13.5; the worst places:"
     assert place.strip().startswith("module.py:2 ")
+    assert ROOM not in message
     assert not refusal(name, 20.0, Bound(20, 13.5), [])
     assert refusal(LEAST, 2.0, Bound(3, 7), []) and not refusal(LEAST, 3.0, Bound(3, 7), [])
+
+
+def test_the_bound_on_size_says_how_a_new_part_raises_it():
+    message = refusal(SIZE, 260_400, BOUNDS[SIZE], worst(SIZE, core()))
+    assert message.splitlines()[-1].strip() == ROOM
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    assert "### The size of a part" in page
+    assert f"`goal` of {BOUNDS[SIZE].goal:,} stays" in page
