@@ -535,8 +535,8 @@ class Method(_Described, Protocol):
     ) -> tuple[Message, Carry]:
         """Return ``(message, carry)`` from the noisy payload; agents keep the carry.
 
-        ``emission.private`` is withheld: the method receives the payload as ``noisy`` alone, which
-        is the message by default.
+        ``private`` and ``metrics`` of the emission are empty here, since no noise was added to
+        them: the method receives the payload as ``noisy`` alone, the message by default.
         """
         return noisy, emission.carry
 
