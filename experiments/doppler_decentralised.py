@@ -140,22 +140,13 @@ def train(
         )
         return tune.grid(base, steps, matrix)
 
-    fit, held = split.split(*train, config.validation, seed=0)
-    tuned = learn(fit, held)
-    whole = learn(train, test)
+    fit, validation = split.split(*train, config.validation, seed=0)
+    tasks = (learn(fit, validation), learn(train, test))
     rows = []
     for epsilon in config.epsilon:
-        best = tune.reported(
-            [tune.Trial(name, config.steps, functools.partial(plans, epsilon))],
-            tuned,
-            whole,
-            seeds=config.seeds,
-            tuning_seeds=config.tuning_seeds,
-            measurements=config.measurements,
-            metric="test_loss",
-            runner=lab.run,
-            checkpoint=folder / f"{epsilon:g}",
-        )
+        trial = tune.Trial(name, config.steps, functools.partial(plans, epsilon))
+        place = folder / f"{epsilon:g}"
+        best = tune.best_step(trial, tasks, config, lab, place, measurements=config.measurements)
         rows += best.rows(filter=name, dataset=config.dataset, budget_epsilon=epsilon)
     return rows
 

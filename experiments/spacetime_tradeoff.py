@@ -163,7 +163,7 @@ def train(
     data = load.load(config.dataset)
     matrix = mixing.metropolis_hastings(GRAPHS[graph]())
     k, b = fields
-    whole, test = split.with_test(data, 0.2, seed=1)
+    records, test = split.with_test(data, 0.2, seed=1)
 
     def learn(train: Any, test: Any) -> Problem:
         shards = partition.iid(len(train[1]), len(matrix), 0)
@@ -181,24 +181,14 @@ def train(
         )
         return tune.grid(base.using(noise.named(design)), steps, matrix)
 
-    fit, validation = split.split(*whole, config.validation, seed=0)
-    tuned = learn(fit, validation)
-    reported = learn(whole, test)
+    fit, validation = split.split(*records, config.validation, seed=0)
+    tasks = (learn(fit, validation), learn(records, test))
     where = {"graph": graph, "dataset": config.dataset, "epochs": k, "rounds": k * b}
     rows = []
     # Plans of one run share their strategy over rounds: a run for each design.
     for design in config.designs:
-        best = tune.reported(
-            [tune.Trial(design, config.steps, functools.partial(plans, design))],
-            tuned,
-            reported,
-            seeds=config.seeds,
-            tuning_seeds=config.tuning_seeds,
-            metric="test_loss",
-            runner=lab.run,
-            checkpoint=folder / design,
-        )
-        rows += best.rows(**where)
+        trial = tune.Trial(design, config.steps, functools.partial(plans, design))
+        rows += tune.best_step(trial, tasks, config, lab, folder / design).rows(**where)
     return rows
 
 

@@ -136,7 +136,7 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
         optimizer=optimizers.Sgd(config.steps[0]),
         rounds=config.rounds,
     )
-    whole, test = split.with_test(data, 0.2, seed=1)
+    records, test = split.with_test(data, 0.2, seed=1)
 
     def learn(train: Any, test: Any) -> Problem:
         shards = partition.dirichlet(
@@ -147,25 +147,17 @@ def train(config: Config, cell: dict[str, Any], lab: launch.Lab, folder: Path) -
     where = {"graph": f"er:{config.agents}:{cell['probability']:g}:{config.graph_seed}"}
     where |= {"dataset": config.dataset, "probability": cell["probability"]}
     where |= {"budget_epsilon": cell["epsilon"], "budget_name": cell["budget"]}
-    fit, validation = split.split(*whole, config.validation, seed=0)
-    tuned = learn(fit, validation)
-    reported = learn(whole, test)
+    fit, validation = split.split(*records, config.validation, seed=0)
+    tasks = (learn(fit, validation), learn(records, test))
 
     def plans(design: str, steps: tuple[float, ...], count: int) -> list[plan.Plan]:
         return tune.grid(base.using(noise.named(design)), steps, matrix)
 
     rows = []
     for design in config.designs:
-        best = tune.reported(
-            [tune.Trial(design, config.steps, functools.partial(plans, design))],
-            tuned,
-            reported,
-            seeds=config.seeds,
-            tuning_seeds=config.tuning_seeds,
-            measurements=config.measurements,
-            metric="test_loss",
-            runner=lab.run,
-            checkpoint=folder / design,
+        trial = tune.Trial(design, config.steps, functools.partial(plans, design))
+        best = tune.best_step(
+            trial, tasks, config, lab, folder / design, measurements=config.measurements
         )
         lab.say(
             f"  {design}: step {best.step_size:g}, {best.final.rounds_per_second:,.0f} rounds/s"

@@ -47,6 +47,14 @@ Tables 2 and 3 of Xie, Liu and Chai."""
 
 _UNIT = float(np.finfo(np.float64).eps)
 _TINY = float(np.finfo(np.float64).tiny)
+_MINUS = np.array([[-1.0], [1.0]])
+"""Factor of a sum that is subtracted: rounding errors of a difference add up like its terms' sizes.
+
+A sum is [2, T]: coefficients of the gradients' moves, and the same sums without any cancelling, of
+which rounding errors are a share.
+"""
+_unwarned = np.errstate(over="ignore", invalid="ignore", under="ignore")
+"""Moves beyond float64 are infinite, and need no warning."""
 
 
 def numbers_sent(method: str, dimension: int) -> int:
@@ -122,6 +130,7 @@ def moves(
     return tracking(step_sizes, gradient_gap)[:, None]
 
 
+@_unwarned
 def tracking(step_sizes: Any, gradient_gap: float) -> Float[np.ndarray, " T"]:
     """Return the moves of Algorithm 1 and of DPOP: 0, then alpha_{k-1} gap.
 
@@ -148,13 +157,12 @@ def tracking(step_sizes: Any, gradient_gap: float) -> Float[np.ndarray, " T"]:
     """
     steps = _steps(step_sizes)
     gap = _validate.positive("gradient_gap", gradient_gap)
-    with np.errstate(under="ignore", over="ignore"):
-        # A move that underflows is still a move, and 0 would say that nothing was sent.
-        tiny = np.finfo(np.float64).tiny
-        raised = np.maximum(steps[:-1] * gap * (1 + 4 * _UNIT), tiny)
+    # A move that underflows is still a move, and 0 would say that nothing was sent.
+    raised = np.maximum(steps[:-1] * gap * (1 + 4 * _UNIT), _TINY)
     return np.concatenate([[0.0], np.where(steps[:-1] > 0, raised, 0.0)])
 
 
+@_unwarned
 def pp_doagt(
     step_sizes: Any, gradient_gap: float, own_weight: float, smoothness: float = 0.0
 ) -> Float[np.ndarray, "T 2"]:
@@ -188,29 +196,21 @@ def pp_doagt(
     """
     steps, gap, weight, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
     rounds = len(steps)
-    result = np.zeros((rounds, 2))
+    x = np.zeros((2, rounds))
+    s = np.zeros((2, rounds))
     gaps = np.zeros(rounds)
-    x = np.zeros(rounds)
-    s = np.zeros(rounds)
-    # The same sums without any cancelling: rounding errors are a share of these.
-    large_x = np.zeros(rounds)
-    large_s = np.zeros(rounds)
-    slack = 8 * (rounds + 1) * _UNIT
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        for k in range(rounds):
-            result[k] = _summed(x, large_x, slack, gaps), _summed(s, large_s, slack, gaps)
-            gaps[k] = gap + slope * result[k, 0]
-            last = s
-            large_last = large_s
-            s = weight * s
-            large_s = weight * large_s
-            s[k] += steps[k]
-            large_s[k] += steps[k]
-            x = weight * x - (s - last)
-            large_x = weight * large_x + large_s + large_last
+    result = np.zeros((rounds, 2))
+    for k in range(rounds):
+        result[k] = _move(x, gaps), _move(s, gaps)
+        gaps[k] = gap + slope * result[k, 0]
+        last = s
+        s = weight * s
+        s[:, k] += steps[k]
+        x = weight * x + _MINUS * (s + _MINUS * last)
     return result
 
 
+@_unwarned
 def diff_tv_ab(
     step_sizes: Any, gradient_gap: float, own_weight: float, smoothness: float = 0.0
 ) -> Float[np.ndarray, "T 2"]:
@@ -244,37 +244,31 @@ def diff_tv_ab(
     """
     steps, gap, weight, slope = _arguments(step_sizes, gradient_gap, own_weight, smoothness)
     rounds = len(steps)
-    result = np.zeros((rounds, 2))
+    x = np.zeros((2, rounds))
+    y = np.zeros((2, rounds))
     gaps = np.zeros(rounds)
-    x = np.zeros(rounds)
-    y = np.zeros(rounds)
-    large_x = np.zeros(rounds)
-    large_y = np.zeros(rounds)
-    slack = 8 * (rounds + 1) * _UNIT
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        for k in range(rounds):
-            # The gradient at x(k): the message after the one that moves x tells nothing of it yet.
-            result[k, 0] = _summed(x, large_x, slack, gaps)
-            gaps[k] = gap + slope * result[k, 0]
-            y = weight * y
-            large_y = weight * large_y
-            y[k] += 1.0
-            large_y[k] += 1.0
-            if k:
-                y[k - 1] -= 1.0
-                large_y[k - 1] += 1.0
-            result[k, 1] = _summed(y, large_y, slack, gaps)
-            x = weight * x - steps[k] * y
-            large_x = weight * large_x + steps[k] * large_y
+    result = np.zeros((rounds, 2))
+    for k in range(rounds):
+        # The gradient at x(k): the message after the one that moves x tells nothing of it yet.
+        result[k, 0] = _move(x, gaps)
+        gaps[k] = gap + slope * result[k, 0]
+        y = weight * y
+        y[:, k] += 1.0
+        if k:
+            y[:, k - 1] += _MINUS[:, 0]
+        result[k, 1] = _move(y, gaps)
+        x = weight * x + _MINUS * (steps[k] * y)
     return result
 
 
-def _summed(terms: np.ndarray, large: np.ndarray, slack: float, gaps: np.ndarray) -> float:
-    """Return sum |of| gaps rounded up; infinite where a coefficient or a gap was too large."""
-    value = float((np.abs(terms) + slack * large) @ gaps)
+def _move(total: np.ndarray, gaps: np.ndarray) -> float:
+    """Return sum |coefficient| gap, rounded up; infinite where one of them was too large."""
+    coefficients, sizes = total
+    slack = 8 * (len(gaps) + 1) * _UNIT
+    value = float((np.abs(coefficients) + slack * sizes) @ gaps)
     if math.isnan(value):
         return math.inf
-    return max(value, _TINY) if large.any() and gaps.any() else value
+    return max(value, _TINY) if sizes.any() and gaps.any() else value
 
 
 def printed_sensitivity(

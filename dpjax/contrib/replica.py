@@ -76,20 +76,17 @@ class Replica:
             not tell.
 
     Example:
-        >>> from dpjax.algorithms.federated import Federated
-        >>> from dpjax.contrib.replica import Feed, Replica
-        >>> from dpjax.learning import samplers
-        >>> from dpjax.learning.quadratics import quadratics
-        >>> from dpjax.plans import optimizers, plan, protect
-        >>> from dpjax.topology import graphs, mixing
-        >>> config = plan.Config(
-        ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,
-        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.1), method=Federated(),
-        ... )
-        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(3)))
-        >>> task = quadratics(3)
-        >>> server, client = Feed(Replica(made, task)), Replica(made, task)
+        >>> import dpjax as dp
         >>> import numpy as np
+        >>> from dpjax.contrib.replica import Feed, Replica
+        >>> config = dp.Config(
+        ...     protect=dp.Protect("replace_agent", clip_norm=1.0), rounds=5,
+        ...     sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1),
+        ...     method=dp.methods.Federated(),
+        ... )
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.complete(3)))
+        >>> task = dp.quadratics(3)
+        >>> server, client = Feed(Replica(plan, task)), Replica(plan, task)
         >>> server.publish((np.ones(2, np.float32), np.float32(3)))
         >>> client.follow(server), client.round
         (44, 1)

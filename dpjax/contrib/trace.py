@@ -79,17 +79,14 @@ def trace(
             of more than fits in memory.
 
     Example:
+        >>> import dpjax as dp
         >>> from dpjax.contrib.trace import trace
-        >>> from dpjax.learning import samplers
-        >>> from dpjax.learning.quadratics import quadratics
-        >>> from dpjax.plans import optimizers, plan, protect
-        >>> from dpjax.topology import graphs, mixing
-        >>> config = plan.Config(
-        ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,
-        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
+        >>> config = dp.Config(
+        ...     protect=dp.Protect("replace_agent", clip_norm=1.0), rounds=5,
+        ...     sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.05),
         ... )
-        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.complete(4)))
-        >>> trace(made, quadratics(4), seeds=[0], read=lambda passed: passed.message).shape
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.complete(4)))
+        >>> trace(plan, dp.quadratics(4), seeds=[0], read=lambda passed: passed.message).shape
         (1, 5, 4, 2)
     """
     if not callable(read):

@@ -53,17 +53,14 @@ def per_round(plan: Plan, problem: Problem) -> Traffic:
         ValueError: For a plan that does not fit the problem, or whose agents send to no neighbour.
 
     Example:
+        >>> import dpjax as dp
         >>> from dpjax.contrib import traffic
-        >>> from dpjax.learning import samplers
-        >>> from dpjax.learning.quadratics import quadratics
-        >>> from dpjax.plans import optimizers, plan, protect
-        >>> from dpjax.topology import graphs, mixing
-        >>> config = plan.Config(
-        ...     protect=protect.Protect("replace_agent", clip_norm=1.0), rounds=5,
-        ...     sampler=samplers.Random(1), optimizer=optimizers.Sgd(0.05),
+        >>> config = dp.Config(
+        ...     protect=dp.Protect("replace_agent", clip_norm=1.0), rounds=5,
+        ...     sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.05),
         ... )
-        >>> made = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
-        >>> traffic.per_round(made, quadratics(6))
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(6)))
+        >>> traffic.per_round(plan, dp.quadratics(6))
         Traffic(numbers=2.0, bytes=8.0, links=12)
     """
     inputs = Inputs.of(*arguments.check_run(plan, problem, (0,)))

@@ -13,7 +13,16 @@ from dpjax.engine.run import Result, run
 from dpjax.learning.problem import Problem
 from dpjax.plans import plan as plan_
 
-__all__ = ["Reported", "Trial", "check_seeds", "dealt", "grid", "reported", "search"]
+__all__ = [
+    "Reported",
+    "Trial",
+    "best_step",
+    "check_seeds",
+    "dealt",
+    "grid",
+    "reported",
+    "search",
+]
 
 
 def grid(config: plan_.Config, steps: Sequence[float], mixing: Any) -> list[plan_.Plan]:
@@ -270,6 +279,36 @@ def reported(
         plans, whole, seeds=seeds, eval_every=every, checkpoint=folder, **options
     )
     return best._replace(final=final)
+
+
+def best_step(
+    trial: Trial,
+    tasks: tuple[Problem, Problem],
+    config: Any,
+    lab: Any,
+    folder: Path,
+    **options: Any,
+) -> Reported:
+    """Choose one setting's step size by the test loss, with seeds and runner of an experiment.
+
+    Args:
+        trial: The setting.
+        tasks: Problems to tune on and to report, as in `reported`.
+        config: The experiment's, with ``seeds`` and ``tuning_seeds``.
+        lab: The experiment's, whose `run` runs.
+        folder: For unfinished runs.
+        options: As in `reported`.
+    """
+    return reported(
+        [trial],
+        *tasks,
+        seeds=config.seeds,
+        tuning_seeds=config.tuning_seeds,
+        metric="test_loss",
+        runner=lab.run,
+        checkpoint=folder,
+        **options,
+    )
 
 
 def _beyond(steps: Sequence[float], step: float) -> float | None:
