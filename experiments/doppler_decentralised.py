@@ -19,6 +19,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.contrib.rules import UpdateRule, read_filter
 from dpjax.data import load, partition, split
 from dpjax.learning import samplers
+from dpjax.learning.problem import Problem
 from dpjax.learning.supervised import supervised
 from dpjax.models.mlp import MLP
 from dpjax.plans import noise, plan, protect
@@ -122,7 +123,7 @@ def train(
     # One rule: plans of one run share it.
     optimizer = UpdateRule(filter=read_filter(name)).chain(1.0)
 
-    def learn(train: Any, test: Any) -> problem.Problem:
+    def learn(train: Any, test: Any) -> Problem:
         shards = partition.iid(len(train[1]), config.agents, 0)
         return supervised(model, "cross_entropy", train, test, shards, name=config.dataset)
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -294,6 +295,39 @@ def test_scripts_import_the_package_and_helpers_never_each_other(folder: str) ->
         scripts = {other.stem for other in (ROOT / folder).glob("*.py")} - helpers
         assert not roots & {*OUTSIDE, *scripts}, f"{path} imports beside dpjax"
         assert {root for root in roots if root.startswith("_")} <= {*helpers, "__future__"}, path
+
+
+def undefined_names(path: Path) -> list[str]:
+    """Return names that nothing defines, as file:line; words inside texts are no names.
+
+    Ruff reports words of jaxtyping's shapes too, so its own run leaves this rule out.
+    """
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821"]
+    done = subprocess.run([*command, "--output-format", "json", path], capture_output=True)
+    places = []
+    for row in json.loads(done.stdout):
+        file = Path(row["filename"])
+        number = row["location"]["row"]
+        column = row["location"]["column"] - 1
+        line = file.read_text(encoding="utf-8").splitlines()[number - 1]
+        if line[:column].count('"') % 2 == 0:
+            places.append(f"{file}:{number} {row['message']}")
+    return places
+
+
+@pytest.mark.parametrize("folder", ["dpjax", "experiments", "benchmarks", "examples", "tests"])
+def test_every_name_is_defined(folder: str) -> None:
+    assert undefined_names(ROOT / folder) == []
+
+
+@pytest.mark.mutant
+def test_an_undefined_name_is_caught(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text('def f(x: Float["n"]) -> problem.Problem: ...\n')
+    assert [place.partition(" ")[2] for place in undefined_names(path)] == [
+        "Undefined name `Float`",
+        "Undefined name `problem`",
+    ]
 
 
 def test_importing_every_module_loads_no_slow_library() -> None:

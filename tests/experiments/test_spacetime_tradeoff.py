@@ -37,13 +37,13 @@ def test_records_are_read_back(module, folder, capsys):
 @pytest.mark.slow
 def test_joint_noise_is_between_its_parents_and_the_bound(folder):
     frame = records.read([folder / "energy_florentine.jsonl", folder / "energy_ring.jsonl"])
-    table = frame.pivot(index=["graph", "epochs", "rounds"], columns="design", values="relative")
+    table = frame.pivot(index=["graph", "epochs", "rounds"], columns="algorithm", values="relative")
     assert len(table) == 8 and np.isfinite(table.to_numpy()).all()
     parents = table[["independent", "whisper", "whisper_horizon", "mafalda"]].min(axis=1)
     assert (table["spacetime"] < 0.999 * parents).all()
     assert (table["unrestricted"] <= table["spacetime"]).all()
     assert (table["whisper_horizon"] <= table["whisper"] * (1 + 1e-6)).all()
-    assert frame[frame["design"] == "spacetime"]["converged"].all()
+    assert frame[frame["algorithm"] == "spacetime"]["converged"].all()
 
 
 @pytest.mark.slow
