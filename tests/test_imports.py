@@ -302,6 +302,7 @@ def undefined_names(path: Path) -> list[str]:
 
     Ruff reports words of jaxtyping's shapes too, so its own run leaves this rule out.
     """
+    pytest.importorskip("ruff")
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821"]
     done = subprocess.run([*command, "--output-format", "json", path], capture_output=True)
     places = []
