@@ -22,8 +22,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 from flwr.simulation import run_simulation
 
-FILE, ROUNDS, SCALE = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-client, server = ClientApp(), ServerApp()
+FILE = sys.argv[1]
+ROUNDS = int(sys.argv[2])
+SCALE = float(sys.argv[3])
+client = ClientApp()
+server = ServerApp()
 
 
 @client.train()
@@ -31,7 +34,9 @@ def train(message: Message, context: Context) -> Message:
     """Local steps on the client's records."""
     task = _task()
     at = int(context.node_config["partition-id"])
-    x, y, step = task["x"][at], task["y"][at], np.float32(task["step_size"])
+    x = task["x"][at]
+    y = task["y"][at]
+    step = np.float32(task["step_size"])
     model = message.content["arrays"].to_numpy_ndarrays()[0].copy()
     for _ in range(int(task["steps"])):
         model -= step * ((-y / (1 + np.exp(y * (x @ model)))) @ x / len(y))
@@ -42,8 +47,10 @@ def train(message: Message, context: Context) -> Message:
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     """All rounds; the result is left in `ANSWER`."""
-    task, clocks = _task(), []
-    n, length = len(task["x"]), float(task["step_size"] * task["steps"])
+    task = _task()
+    clocks = []
+    n = len(task["x"])
+    length = float(task["step_size"] * task["steps"])
     plain = FedAvg(fraction_evaluate=0.0, min_train_nodes=n, min_available_nodes=n)
     strategy = DifferentialPrivacyServerSideFixedClipping(
         plain, SCALE, float(task["clip_norm"]) * length, n

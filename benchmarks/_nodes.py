@@ -51,12 +51,16 @@ def node(
     i: int, task: Any, rounds: int, scale: float, listeners: list[Any], start: Any, answers: Any
 ) -> None:
     """One process: all rounds of one agent."""
-    weights, x, y = task["weights"][i], task["x"][i], task["y"][i]
-    clip_norm, step = float(task["clip_norm"]), np.float32(task["step_size"])
+    weights = task["weights"][i]
+    x = task["x"][i]
+    y = task["y"][i]
+    clip_norm = float(task["clip_norm"])
+    step = np.float32(task["step_size"])
     neighbours = [int(j) for j in np.flatnonzero(weights) if j != i]
     ports = [each.getsockname()[1] for each in listeners]
     links = connected(i, neighbours, listeners[i], ports)
-    random, model = np.random.default_rng(i), np.zeros(x.shape[1], np.float32)
+    random = np.random.default_rng(i)
+    model = np.zeros(x.shape[1], np.float32)
     start.wait()
     began = time.monotonic()
     for _ in range(rounds):
@@ -75,9 +79,11 @@ def node(
 def network(file: Any, rounds: int, scale: float) -> tuple[float, np.ndarray]:
     """Seconds of all rounds of all nodes, and their models."""
     task = dict(file)
-    n, fork = len(task["weights"]), multiprocessing.get_context("fork")
+    n = len(task["weights"])
+    fork = multiprocessing.get_context("fork")
     listeners = [socket.create_server(("127.0.0.1", 0), backlog=n) for _ in range(n)]
-    start, answers = fork.Barrier(n), fork.Queue()
+    start = fork.Barrier(n)
+    answers = fork.Queue()
     rest = task, rounds, scale, listeners, start, answers
     nodes = [fork.Process(target=node, args=(i, *rest)) for i in range(n)]
     for each in nodes:
@@ -85,7 +91,8 @@ def network(file: Any, rounds: int, scale: float) -> tuple[float, np.ndarray]:
     ended = sorted((answers.get(timeout=300) for _ in nodes), key=lambda answer: answer[0])
     for each in nodes:
         each.join()
-    began, last = min(each[2] for each in ended), max(each[3] for each in ended)
+    began = min(each[2] for each in ended)
+    last = max(each[3] for each in ended)
     return last - began, np.stack([each[1] for each in ended])
 
 

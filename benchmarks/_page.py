@@ -13,7 +13,8 @@ from dpjax.results import records
 __all__ = ["PAGE", "RECORDS", "page"]
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RECORDS = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "records"
+PAGE = ROOT / "docs" / "benchmarks.md"
+RECORDS = ROOT / "benchmarks" / "records"
 
 HEAD = """# Benchmarks
 
@@ -39,7 +40,8 @@ class _Formatter(string.Formatter):
 
     def format_field(self, value: Any, spec: str) -> str:
         if spec == "ms":
-            value, spec = value / 1e3, "time"
+            value = value / 1e3
+            spec = "time"
         if spec == "time":
             return _scaled(value, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)))
         if spec == "rate":
@@ -91,7 +93,8 @@ def _cells(line: Line, rows: list[dict[str, Any]]) -> Iterator[list[str]]:
         base = next((each for each in rows if line.base and _fits(each, meant)), None)
         try:
             parts = [shown.format(each, **row, base=base) for each in (line.what, line.ours)]
-            other, times = shown.format(line.other, **row, base=base), row | {"base": base}
+            other = shown.format(line.other, **row, base=base)
+            times = row | {"base": base}
             yield [*parts, other, _times(line, times)]
         except (KeyError, TypeError):
             continue  # a row without that number: a peer that was left out, say
@@ -130,14 +133,17 @@ def _versions(about: dict[str, Any]) -> str:
 def page() -> str:
     """The text of the page."""
     cells: dict[str, list[str]] = {section: [] for section in SECTIONS}
-    sources, missing, places = [], [], dict[str, int]()
+    sources = []
+    missing = []
+    places = dict[str, int]()
     for entry in SUITE:
         stored = _stored(entry, RECORDS)
         missing += [] if stored else [f"`{entry.name}`"]
         for path in stored:
             about = records.read_metadata(path)
             where = f"{_machine(about)}; {_versions(about)}"
-            number, rows = places.setdefault(where, len(places) + 1), _rows(path)
+            number = places.setdefault(where, len(places) + 1)
+            rows = _rows(path)
             for line in entry.lines:
                 for what, *others in _cells(line, rows):
                     row = entry.package, f"{what} ({number})" if number > 1 else what, *others

@@ -23,7 +23,8 @@ from dpjax.plans.statements import HopelessWarning
 
 __all__ = ["CLIP_NORM", "STEP_SIZE", "compared", "config", "logistic", "rings"]
 
-CLIP_NORM, STEP_SIZE = 0.1, 0.5
+CLIP_NORM = 0.1
+STEP_SIZE = 0.5
 SAME = 1e-3
 """Of the models' norm: a rival whose models without noise differ by more has another task. dpjax
 clips to (1 - d 2^-24) C, so that the float32 norm of d numbers is at most C."""
@@ -33,7 +34,8 @@ warnings.simplefilter("ignore", HopelessWarning)  # what noise leaves to learn c
 
 def rings(n: int, degree: int = 8) -> scipy.sparse.csr_array:
     """The mean over an agent and its two neighbours on each of ``degree / 2`` random rings."""
-    rng, matrix = np.random.default_rng(0), scipy.sparse.eye_array(n, format="csr")
+    rng = np.random.default_rng(0)
+    matrix = scipy.sparse.eye_array(n, format="csr")
     for _ in range(degree // 2):
         ring = rng.permutation(n)
         pairs = np.ones(n), (ring, np.roll(ring, 1))
@@ -82,7 +84,8 @@ def compared(
         share: Scale of the rival's noise in units of that of an agent in dpjax.
         arrays: What the rival needs beside x [n, m, d], y [n, m] and the clip norm.
     """
-    rounds, counts = config.rounds, task.partition.counts
+    rounds = config.rounds
+    counts = task.partition.counts
     noisy, plain = (plan.make(each, mixing, counts=counts) for each in (config, config.using(None)))
     scale = share * float(np.asarray(noisy.factor).flat[0])
     agents = len(counts)

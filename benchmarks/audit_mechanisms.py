@@ -71,13 +71,16 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as transforms_noise
 from dpjax.transforms import variates
 
-AGENTS, ROUNDS, DELTA = 4, 4, 1e-5
+AGENTS = 4
+ROUNDS = 4
+DELTA = 1e-5
 NETWORK = mixing.metropolis_hastings(graphs.path(AGENTS))
 COALITION = (0, 3)
 LONG = 3.0
 """Gradients are so much longer than the clip norm, which is 1."""
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RECORD = ROOT / "docs" / "audit.md", ROOT / "benchmarks" / "records" / "audit.jsonl.gz"
+PAGE = ROOT / "docs" / "audit.md"
+RECORD = ROOT / "benchmarks" / "records" / "audit.jsonl.gz"
 WORST = 1.02
 """Measured over stated above this, its interval included, is a finding."""
 
@@ -270,7 +273,8 @@ def problem(made: Any, victim: int | None = None) -> Problem:
     those that are zeroed out. What changes is one record, all of an agent, or all of a client.
     """
     counts = np.array(made.counts)
-    protected, sampler = made.config.protect, made.config.sampler
+    protected = made.config.protect
+    sampler = made.config.sampler
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     x = np.zeros((counts.sum(), 2))
     if sampler.capacity is None:  # Else batches of others are secret, too.
@@ -328,7 +332,8 @@ def recorded(made: Any, task: Problem, seeds: range) -> Recorded:
 
 def seen(made: Any, record: Recorded, nodes: tuple[int, ...], seeds: range) -> np.ndarray:
     """All that the plan's attacker sees and knows, [S, ...]; ``nodes`` are those that attack."""
-    config, messages = made.config, record.messages
+    config = made.config
+    messages = record.messages
     if config.integer_encoded:
         # A colluder's message is taken off the sum, modulo 2^32; the signs of rotations are public.
         total = messages.reshape(*messages.shape[:2], -1)
@@ -404,7 +409,8 @@ def stated(made: Any) -> tuple[str, float]:
 
 def victims(made: Any) -> list[int]:
     """Agents whose data the attacker may be after: they are in the sum, and do not attack."""
-    part, away = made.config.noise, set(made.config.protect.nodes or ())
+    part = made.config.noise
+    away = set(made.config.protect.nodes or ())
     if _summed(made):
         away |= {*_MISSING.missing, *range(part.colluders)}
     return [agent for agent in range(AGENTS) if agent not in away]
@@ -426,7 +432,8 @@ def audited(
         The worst of all victims and attackers, and its victim.
     """
     unit, wanted = stated(made if reference is None else reference)
-    who, tried = made.config.protect.attacker, []
+    who = made.config.protect.attacker
+    tried = []
     plain = recorded(made, problem(made), seeds)
     for victim in victims(made) if after is None else after:
         attackers: list[tuple[int, ...]] = [()]
@@ -461,7 +468,8 @@ def _measured(made: Any, pair: list[Recorded], nodes: Any, seeds: range, test: b
 
 def _separated(one: np.ndarray, other: np.ndarray) -> float:
     """A lower bound at 95 % on mu, from one event: the test is made on half of the seeds."""
-    half, d = len(one) // 2, (other - one).mean(axis=0)
+    half = len(one) // 2
+    d = (other - one).mean(axis=0)
     weights = np.linalg.pinv(np.cov(one[:half].T), rcond=1e-9, hermitian=True) @ d
     middle = (one[:half].mean(axis=0) + d / 2) @ weights
     # Halves of the fresh seeds, so that the two counts are independent.
@@ -486,7 +494,8 @@ def _pure(pair: list[Recorded]) -> Found:
     live = scale > 1e-30
     units = drawn[:, live] / scale[live]
     messages = one.messages.reshape(len(drawn), -1)
-    units, messages = units - units.mean(axis=0), messages - messages.mean(axis=0)
+    units = units - units.mean(axis=0)
+    messages = messages - messages.mean(axis=0)
     response = np.linalg.pinv(units.T @ units, 1e-9, hermitian=True) @ (units.T @ messages)
     moves = np.linalg.pinv(response.T, 1e-6) @ d
     if np.linalg.norm(response.T @ moves - d) > 1e-3 * np.linalg.norm(d):
@@ -503,7 +512,8 @@ def _sampled(made: Any, pair: list[Recorded]) -> Found:
     apart = one.private - other.private
     drawn = (np.abs(apart).max(axis=(2, 3)) > 1e-6).astype(float)
     turns = np.flatnonzero(drawn.mean(axis=0) > 0)
-    count, trials = int(drawn[:, turns].sum()), len(drawn) * len(turns)
+    count = int(drawn[:, turns].sum())
+    trials = len(drawn) * len(turns)
     rate = stats.binomtest(count, trials).proportion_ci(0.95, "exact")
     d = (one.messages - other.messages).reshape(len(drawn), -1)
     moves = np.linalg.lstsq(drawn[:, turns], d, rcond=None)[0]
@@ -910,7 +920,8 @@ def _flags(group: list[dict[str, Any]]) -> str:
 
 
 def _names(given: Any) -> str:
-    names, every = sorted(set(given)), set(rows("noises"))
+    names = sorted(set(given))
+    every = set(rows("noises"))
     if len(names) == len(every):
         return "all"
     if len(names) > len(every) / 2:

@@ -28,7 +28,8 @@ MEMORY = 4 * 2**30
 
 def dense_bytes(weights: np.ndarray, rounds: int) -> float:
     """Bytes of the dense route: A and B, copies of both, and B's singular vectors."""
-    n, heard = len(weights), int((weights[0] != 0).sum())
+    n = len(weights)
+    heard = int((weights[0] != 0).sum())
     rows = 1 << (heard - 1).bit_length()
     return 8.0 * 6 * (rounds * rows) * (rounds * n)
 
@@ -79,7 +80,8 @@ def alone(graph: str, participation: str, repeats: int) -> dict[str, Any]:
 def every(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
     """All single attackers."""
     weights = mixing.uniform_neighbors(graphs.parse(graph))
-    algorithm, when = views.dsgd(weights), Participation(rounds, rounds, 1)
+    algorithm = views.dsgd(weights)
+    when = Participation(rounds, rounds, 1)
     seen = [algorithm.pndp(attacker) for attacker in range(len(weights))]
     before = peak()
     timing = timed(lambda: [each.loss(when, gradients="view") for each in seen], repeats)

@@ -28,7 +28,8 @@ def seconds(size: int, agents: int, batch: int, repeats: int) -> dict[str, float
     key = jax.random.key(0)
     features = size // CLASSES
     params = jax.random.normal(key, (agents, features, CLASSES)) / 10
-    x, y = jax.random.normal(key, (agents, batch, features)), jnp.zeros((agents, batch), int)
+    x = jax.random.normal(key, (agents, batch, features))
+    y = jnp.zeros((agents, batch), int)
     ways = {
         name: jax.jit(jax.vmap(clipping.per_example(loss, 1.0, microbatch=count)))
         for name, count in (("default", None), ("whole", batch), ("one", 1))

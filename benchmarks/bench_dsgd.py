@@ -63,7 +63,8 @@ def a9a(unit: str, agents: int, rounds: int, steps: int) -> Case:
     data = load.load("a9a")
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(agents, 0.5, 0))
     shards = partition.dirichlet(data.y_train, agents, 10.0, 0, minimum=128)
-    train, test = (data.x_train, data.y_train), (data.x_train[:256], data.y_train[:256])
+    train = (data.x_train, data.y_train)
+    test = (data.x_train[:256], data.y_train[:256])
     task = supervised(Linear(), "logistic", train, test, shards)
     configs = [
         plan.Config(
@@ -80,11 +81,14 @@ def a9a(unit: str, agents: int, rounds: int, steps: int) -> Case:
 def housing(design: str, graph: str) -> Case:
     """A small network, at mu about 1."""
     matrix = mixing.uniform_neighbors(graphs.parse(graph))
-    data, epochs, separation = load.load("housing"), 20, 19
+    data = load.load("housing")
+    epochs = 20
+    separation = 19
     x, _ = split.standardise(data.x_train, data.x_train)
     shards = partition.iid(16_512, len(matrix), 0)
     model = MLP(hidden=(64,), outputs=None, activation="relu")
-    train, few = (x[:16_512], data.y_train[:16_512]), (x[:8], data.y_train[:8])
+    train = (x[:16_512], data.y_train[:16_512])
+    few = (x[:8], data.y_train[:8])
     task = supervised(model, "squared", train, few, shards)
     config = plan.Config(
         noise=noise.Independent(), budget=protect.Budget(epsilon=5.0, delta=1e-6),
@@ -104,9 +108,12 @@ def in_torch(made: plan.Plan, task: Problem, rounds: int) -> float:
 
     config = made.config
     unit = config.protect.unit
-    n, batch = made.agents, config.sampler.batch_size
-    clip_norm, step_size = config.protect.clip_norm, config.optimizer.first
-    x, y = torch.tensor(np.asarray(task.x)), torch.tensor(np.asarray(task.y))
+    n = made.agents
+    batch = config.sampler.batch_size
+    clip_norm = config.protect.clip_norm
+    step_size = config.optimizer.first
+    x = torch.tensor(np.asarray(task.x))
+    y = torch.tensor(np.asarray(task.y))
     indices = torch.tensor(np.asarray(task.partition.indices), dtype=torch.long)
     counts = np.asarray(task.partition.counts)
     matrix = torch.tensor(made.mixing, dtype=torch.float32)
@@ -149,12 +156,16 @@ def in_torch(made: plan.Plan, task: Problem, rounds: int) -> float:
 
 def floors(case: Case, plans: int, seeds: int) -> dict[str, Callable[[], float]]:
     """Seconds of a round of all runs, of each part on its own."""
-    made, task = case.plans[0], case.task
-    n, step, rounds = made.agents, made.config.optimizer.first, made.config.rounds
+    made = case.plans[0]
+    task = case.task
+    n = made.agents
+    step = made.config.optimizer.first
+    rounds = made.config.rounds
     one = task.init(jax.random.key(0))
     models = jax.tree.map(lambda leaf: jnp.tile(leaf, (seeds, plans, n, *[1] * leaf.ndim)), one)
     size = sum(leaf.size for leaf in jax.tree.leaves(one))
-    data, weights = jax.tree.map(jnp.asarray, (task.x, task.y)), jnp.float32(made.mixing)
+    data = jax.tree.map(jnp.asarray, (task.x, task.y))
+    weights = jnp.float32(made.mixing)
     indices, counts = (jnp.asarray(part) for part in task.partition[:2])
     all_keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), seeds)
 
@@ -176,7 +187,8 @@ def floors(case: Case, plans: int, seeds: int) -> dict[str, Callable[[], float]]
     of_runs = jax.vmap(jax.vmap(jax.vmap(stepped), in_axes=(0, None, None)))
     some = jnp.arange(min(rounds, 64))
     rows = jax.jit(jax.vmap(jax.vmap(draw, (0, None)), (None, 0)))(all_keys, some)
-    batch, empty = gathered(rows[0], data), jnp.zeros((seeds, n, size))
+    batch = gathered(rows[0], data)
+    empty = jnp.zeros((seeds, n, size))
     sent = jnp.ones((n, seeds * plans * size))
     parts: dict[str, tuple[Any, ...]] = {
         "draw": (lambda _, t, keys: jax.vmap(draw, (0, None))(keys, t), rows[0], all_keys),
@@ -252,7 +264,8 @@ def main(argv: list[str] | None = None) -> int:
             bench.row(algorithm="torch", **about, lanes=1, rounds_per_second=1 / slow)
         for plans, seeds in ((1, 1), (len(case.plans), options.seeds)):
             parts = measured(case, plans, seeds, options.repeats)
-            took, least = parts.pop(""), sum(parts.values())
+            took = parts.pop("")
+            least = sum(parts.values())
             row = about | {"lanes": plans * seeds, "rounds_per_second": 1e3 / took}
             row |= {"milliseconds": took, "floor_milliseconds": least}
             row |= {f"{part}_milliseconds": value for part, value in parts.items()}

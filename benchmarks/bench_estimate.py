@@ -119,7 +119,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     for name in options.cases:
         for _ in range(options.repeats):
-            expected, true = in_process(name, "estimate"), in_process(name, "run")
+            expected = in_process(name, "estimate")
+            true = in_process(name, "run")
             bench.row(
                 case=name, memory_mib=true["memory"] / 2**20,
                 estimated_mib=expected["memory"] / 2**20,

@@ -34,7 +34,8 @@ from dpjax.plans import plan
 from dpjax.transforms import variates
 
 AXES = ("agents", "parameters", "rounds", "batch")
-COPIED, SIDE = 2**26, 2048
+COPIED = 2**26
+SIDE = 2048
 
 
 def looped(step: Callable[[Any, Any], Any], shape: tuple[int, ...], repeats: int) -> float:
@@ -62,7 +63,8 @@ def measured(
     n: int, d: int, rounds: int, batch: int, matmul: float, repeats: int
 ) -> dict[str, Any]:
     """One row's numbers."""
-    matrix, task = _tasks.rings(n), _tasks.logistic(n, d, batch)
+    matrix = _tasks.rings(n)
+    task = _tasks.logistic(n, d, batch)
     config = _tasks.config(rounds, samplers.Random(batch))
     planning = timed(lambda: plan.make(config, matrix), 0)
 
@@ -71,13 +73,15 @@ def measured(
 
     before = forget_peak()
     first = timed(once, 0).first
-    seconds, most = timed(once, max(repeats - 1, 0), clock=float).least, peak()
+    seconds = timed(once, max(repeats - 1, 0), clock=float).least
+    most = peak()
     key = jax.random.key(0, impl="threefry2x32")
 
     def drawn(at: Any, x: Any) -> Any:
         return x + variates.normals(jax.random.fold_in(key, at), (n, d), jnp.float32)
 
-    normals, copy = looped(drawn, (n, d), repeats), copied((n, batch, d), repeats)
+    normals = looped(drawn, (n, d), repeats)
+    copy = copied((n, batch, d), repeats)
     limit = (16 + 4 * batch) * n * d / copy + (4 * n * batch + 2 * matrix.nnz) * d / matmul
     return {
         "rounds": rounds, "seconds": seconds, "limit": limit, "times_limit": seconds / limit,

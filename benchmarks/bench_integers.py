@@ -48,7 +48,8 @@ def opendp(count: int, variance: int) -> Any:
 
 def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], float]]:
     """Calls by source, each of them so many numbers."""
-    key, shape = jax.random.key(0), (clients, size)
+    key = jax.random.key(0)
+    shape = (clients, size)
     ours = jax.jit(
         functools.partial(simulated.discrete_gaussian_rows, shape=shape, variance=variance)
     )
@@ -69,9 +70,11 @@ def encodings(code: integers.SumCode, clients: int) -> dict[str, Callable[[], fl
     """Calls that encode as many vectors as there are clients."""
     drawn = np.random.default_rng(0).normal(size=(clients, code.size))
     vectors = code.bound * drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-    signs, key = code.signs(b"bench"), jax.random.key(0)
+    signs = code.signs(b"bench")
+    key = jax.random.key(0)
     ours = jax.jit(simulated.encode_rows, static_argnums=0)
-    given, stream = jnp.asarray(vectors, jnp.float32), integers.Stream(bytes(32))
+    given = jnp.asarray(vectors, jnp.float32)
+    stream = integers.Stream(bytes(32))
     return {
         "threefry": functools.partial(clocked, lambda: ours(code, given, signs, key)),
         "chacha20": functools.partial(
@@ -108,7 +111,8 @@ def main(argv: list[str] | None = None) -> int:
             always=code.bound + code.grid * math.sqrt(code.padded), bits=code.bits,
         )  # fmt: skip
     for variance in (1, 2, 4):
-        honest, each = 1000, 0.0162
+        honest = 1000
+        each = 0.0162
         tau = accounting.tau(variance, honest)
         norm = each * math.sqrt(honest * variance)
         whole = accounting.round_epsilon(norm, variance, honest, options.size)

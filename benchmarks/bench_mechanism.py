@@ -68,7 +68,8 @@ def versus(sizes: list[int], repeats: int, bench: Bench) -> None:
         timing = timed(ours, repeats)
         # Nothing is compiled there, and at n = 30 a call takes a minute: one is enough.
         slow = timed(theirs, 0)
-        one, other = timing.result, slow.result
+        one = timing.result
+        other = slow.result
         row = {"algorithm": "versus", "n": n} | seconds(timing)
         row |= {"clarabel_seconds": slow.first, "ratio": slow.first / timing.median}
         row |= {"clarabel_gap": other.gap, "difference": one.value / other.value - 1.0}
@@ -86,7 +87,8 @@ def alone(sizes: list[int], repeats: int, bench: Bench) -> None:
         compiling = timed(ours, 0)
         bare = decomposition(factor, compiling.result.iterations)
         both = turns({"ours": ours, "floor": bare}, repeats)
-        took, floor = both["ours"].median, both["floor"].median
+        took = both["ours"].median
+        floor = both["floor"].median
         row = {"algorithm": "alone", "n": n, "seconds": took, "first_seconds": compiling.first}
         row |= {"floor_seconds": floor, "times_floor": took / floor}
         bench.row(**row, **described(compiling.result))

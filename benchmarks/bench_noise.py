@@ -97,7 +97,9 @@ def whole(
 
 def floors(factor: Any, strategy: np.ndarray, d: int) -> dict[str, tuple[Callable[[], Any], int]]:
     """Each floor of one seed, with the rounds it counts for."""
-    length, n, block = len(strategy), len(factor), rounds.BLOCK
+    length = len(strategy)
+    n = len(factor)
+    block = rounds.BLOCK
     colours = jnp.asarray(np.tril(np.linalg.inv(strategy)), jnp.float32)
     drawn = jax.random.normal(jax.random.key(1), (length, n * d), jnp.float32)
     models = jnp.zeros((n, d), jnp.float32)

@@ -66,7 +66,8 @@ def one_power(modulus: int) -> dict[str, float]:
     """Seconds of r^n mod n^2."""
     import gmpy2
 
-    square, seconds = modulus**2, []
+    square = modulus**2
+    seconds = []
     for _ in range(10):
         base = 1 + secrets.randbelow(modulus - 1)
         began = time.thread_time()
@@ -91,7 +92,8 @@ def measure(key_size: int, agents: int, entries: int, repeats: int) -> list[dict
         "power": functools.partial(one_power, exchange.agents[0].modulus),
     }
     took = turns(calls, repeats, clock=lambda result: result["seconds"])
-    pulls, rows = 2 * len(links) * entries, []
+    pulls = 2 * len(links) * entries
+    rows = []
     power = took.pop("power").least
     for name, timing in took.items():
         each = timing.least / pulls

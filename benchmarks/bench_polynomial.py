@@ -36,13 +36,16 @@ def energy(n: int, matrix: Any, scale: float, horizon: int) -> float:
 
 def measured(n: int, d: int, degree: int, horizon: int, repeats: int) -> dict[str, Any]:
     """One row's numbers."""
-    matrix, task, rounds = _tasks.rings(n), _tasks.logistic(n, d, 1), max(10, horizon)
+    matrix = _tasks.rings(n)
+    task = _tasks.logistic(n, d, 1)
+    rounds = max(10, horizon)
     part = noise.Polynomial(degree, horizon if horizon > 1 else None) if degree else None
     config = _tasks.config(rounds, samplers.Random(1))
     alone = plan.make(config, matrix)
     config = dataclasses.replace(config, noise=part or config.noise)
     planning = timed(lambda: plan.make(config, matrix), 0)
-    made, row = planning.result, {"plan_seconds": planning.first}
+    made = planning.result
+    row = {"plan_seconds": planning.first}
     if part is not None:
         solution: polynomial.PolynomialNoise = made.noise.solution
         scale = float(alone.factor[0])

@@ -121,7 +121,8 @@ class InMemory:
 
     def send_and_receive(self, messages: Any, timeout: Any = None) -> list[Any]:
         """The clients' answers; none of those who have left."""
-        came, replies = time.process_time(), []
+        came = time.process_time()
+        replies = []
         counted = self.clients
         for message in messages:
             number = message.metadata.dst_node_id
@@ -145,7 +146,8 @@ class InMemory:
         return replies
 
     def _said(self, stage: str, number: int, configs: Any) -> Any:
-        state, mod = self.states[number], self.mod
+        state = self.states[number]
+        mod = self.mod
         if stage == "setup":
             return mod._setup(state, configs)
         if stage == "share_keys":
@@ -155,7 +157,8 @@ class InMemory:
         return mod._unmask(state, configs)
 
     def _content(self, words: Any) -> Any:
-        common, empty = self.common, self.common.Parameters([], "")
+        common = self.common
+        empty = self.common.Parameters([], "")
         fine = common.FitRes(common.Status(common.Code.OK, ""), empty, 1, {})
         content = self.compat.fitres_to_recorddict(fine, True)
         content.config_records[self.mod.RECORD_KEY_CONFIGS] = self.records.ConfigRecord(words)
@@ -173,7 +176,8 @@ def flower_context(clients: int) -> tuple[Any, list[Any]]:
     identity = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
     identity.run_id = identity.task_id = identity.node_id = 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    ins, found = common.FitIns(common.Parameters([], ""), {}), []
+    ins = common.FitIns(common.Parameters([], ""), {})
+    found = []
 
     def aggregate_fit(current: int, results: Any, failures: Any) -> tuple[None, dict]:
         del current, failures
@@ -230,7 +234,8 @@ def chacha20(size: int) -> float:
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     cipher = Cipher(algorithms.ChaCha20(bytes(32), bytes(16)), None).encryptor()
-    zeros, out = bytes(size), bytearray(size)
+    zeros = bytes(size)
+    out = bytearray(size)
     began = time.process_time()
     cipher.update_into(zeros, out)
     return time.process_time() - began
@@ -240,8 +245,10 @@ def protocol(
     options: Namespace, clients: int, length: int, adversary: str
 ) -> Iterable[dict[str, Any]]:
     """Rows of a sum without a network."""
-    terms, values = terms_of(clients, length, adversary), vectors_of(clients, length)
-    leaves, graph = leaves_of(terms, ("mask",)), terms.graph(clients)
+    terms = terms_of(clients, length, adversary)
+    values = vectors_of(clients, length)
+    leaves = leaves_of(terms, ("mask",))
+    graph = terms.graph(clients)
     calls = {"dpjax": functools.partial(dpjax_sum, terms, values, leaves)}
     has_peer = installed("flwr")
     # Flower's protocol is the semi-honest one.
@@ -254,14 +261,16 @@ def protocol(
                 spent[name].append(call())
     size = BITS // 8 * length
     rate = min(chacha20(2**24) for _ in range(20)) / 2**24
-    dropouts, survivors = len(leaves), clients - len(leaves)
+    dropouts = len(leaves)
+    survivors = clients - len(leaves)
     drawn = {"clients": (clients - dropouts) * (graph.degree + 1), "server": survivors}
     drawn["server"] += dropouts * graph.degree
     for name, runs in spent.items():
         row: dict[str, Any] = {"source": name, "adversary": adversary, "runs": len(runs)}
         row |= {"degree": graph.degree, "threshold": graph.threshold, "dropouts": dropouts}
         for side, many in zip(SIDES, (clients, 1), strict=True):
-            least, floor = min(run[side] for run in runs), rate * size * drawn[side]
+            least = min(run[side] for run in runs)
+            floor = rate * size * drawn[side]
             label = side.removesuffix("s")
             row |= {f"{label}_seconds": least / many, f"{label}_floor": floor / many}
             row |= {f"{label}_times_floor": least / floor}
@@ -274,7 +283,8 @@ def protocol(
 
 def over_tcp(options: Namespace, clients: int, length: int) -> dict[str, Any]:
     """The row of a sum over TCP."""
-    terms, values = terms_of(clients, length), vectors_of(clients, length)
+    terms = terms_of(clients, length)
+    values = vectors_of(clients, length)
     leaves = leaves_of(terms, ("share", "mask", "unmask"))
 
     def call() -> dict[str, Any]:
@@ -303,10 +313,12 @@ def words(key: Any, draws: int, shape: tuple[int, int]) -> Any:
 
 def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
     """The row of masks of simulated clients."""
-    terms, key = terms_of(clients, length), jax.random.key(0)
+    terms = terms_of(clients, length)
+    key = jax.random.key(0)
     values = vectors_of(clients, length)
     whole = jnp.asarray(values.astype(np.uint32))
-    leaves, degree = leaves_of(terms, ("mask",)), terms.graph(clients).degree
+    leaves = leaves_of(terms, ("mask",))
+    degree = terms.graph(clients).degree
     present = jnp.ones(clients, bool).at[jnp.asarray(list(leaves))].set(False)
     start = forget_peak()
     mask = jax.jit(masks.masked_vectors, static_argnums=2)

@@ -113,7 +113,9 @@ def loop(
     dimension: int, rounds: int, seeds: int, case: dict[str, Any], dtype: Any
 ) -> tuple[np.ndarray, ...]:
     """Angle, missed share, directions kept, columns in use and error, each by seed."""
-    k, rank, noise = case["k"], case["rank"], case["noise"]
+    k = case["k"]
+    rank = case["rank"]
+    noise = case["noise"]
     level = None
     if case["floor"] != "none":
         level = sketching.noise_floor(noise**2, k, case["forgetting"])
@@ -142,7 +144,8 @@ def loop(
             new = rule(state, decoded, probes)
             return new, (missed, new.kept.astype(dtype), columns, error)
 
-        last, parts = sketch.start(dimension, k, keys[1], dtype), []
+        last = sketch.start(dimension, k, keys[1], dtype)
+        parts = []
         for rule, part in zip(rules, np.array_split(np.arange(rounds), len(rules)), strict=True):
             numbers = jnp.asarray(part, jnp.int32)
             last, found = jax.lax.scan(functools.partial(step, rule), last, numbers)
@@ -180,7 +183,9 @@ def loops(bench: Bench, options: Namespace) -> None:
 
 def motions(dimension: int, rounds: int, last: int, case: dict[str, Any]) -> np.ndarray:
     """Frames [last, d, k] of the last rounds of a loop, one seed."""
-    k, rank, noise = case["k"], case["rank"], case["noise"]
+    k = case["k"]
+    rank = case["rank"]
+    noise = case["noise"]
     options = {name: case[name] for name in ("probes", "forgetting", "share")}
 
     def step(state: sketch.Sketch, round: Any) -> tuple[sketch.Sketch, None]:
@@ -193,7 +198,8 @@ def motions(dimension: int, rounds: int, last: int, case: dict[str, Any]) -> np.
     truth = sketch.orthonormal(jax.random.normal(jax.random.key(0), (dimension, rank)))
     state = sketch.start(dimension, k, jax.random.key(1), truth.dtype)
     state = jax.lax.scan(step, state, jnp.arange(rounds - last, dtype=jnp.int32))[0]
-    frames, one = [], jax.jit(step)
+    frames = []
+    one = jax.jit(step)
     for round in range(rounds - last, rounds):
         frames.append(np.asarray(state.frame, np.float64))
         state, _ = one(state, jnp.int32(round))
@@ -258,9 +264,11 @@ def trained(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Share of the gradient in the frame, the mean over rounds, and test accuracy, by seed."""
     whole, (_, epsilon, epochs, _) = task(dataset), TASKS[dataset]
-    separation, sample = len(whole.y) // 64, slice(0, 128)
+    separation = len(whole.y) // 64
+    sample = slice(0, 128)
     total = clipping.per_example(whole.loss, 1.0, method="automatic")
-    x, y = jnp.asarray(whole.x[sample]), jnp.asarray(whole.y[sample])
+    x = jnp.asarray(whole.x[sample])
+    y = jnp.asarray(whole.y[sample])
     one = plan.make(
         plan.Config(
             method=Federated(Trusted(), sketch=rule, centre=centre),

@@ -55,7 +55,8 @@ def versus(sizes: list[int], repeats: int, bench: Bench) -> None:
             with jax.enable_x64(True):
                 return np.array(dense.optimize(rounds, epochs=k, A=jnp.asarray(root)))
 
-        other, solution = timed(theirs, 0), solved.result
+        other = timed(theirs, 0)
+        solution = solved.result
         value = temporal.objective(other.result, gram, participation)
         row = {"algorithm": "versus", "rounds": rounds, "epochs": k, "seconds": solved.median}
         row |= {"gram_seconds": workload.median, "jax_privacy_seconds": other.first}
@@ -69,7 +70,8 @@ def designed(rounds: int, epochs: int) -> dict[str, Any]:
     participation = Participation(rounds, epochs, rounds // epochs)
     gram = temporal.workload_gram(matrix, rounds)
     solved = timed(lambda: temporal.solve(gram, participation), 0)
-    solution, bands = solved.result, min(BANDS, participation.separation)
+    solution = solved.result
+    bands = min(BANDS, participation.separation)
     row = {"algorithm": "design", "rounds": rounds, "epochs": epochs, "seconds": solved.first}
     row |= {"value": solution.value, "gap": solution.gap, "iterations": solution.iterations}
     row |= {"converged": solution.converged, "peak_bytes": peak(), "bands": bands}

@@ -39,7 +39,8 @@ Estimator = Callable[[np.ndarray, np.ndarray], np.ndarray]
 def rounds(pairs: int, trials: int, coordinates: int) -> tuple[np.ndarray, np.ndarray]:
     """Scalars x [R, N, 1] and, from nearly free of them to nearly equal, y [R, N, d]."""
     rng = np.random.default_rng(0)
-    x, noise = rng.normal(size=(pairs, trials, 1)), rng.normal(size=(pairs, trials, coordinates))
+    x = rng.normal(size=(pairs, trials, 1))
+    noise = rng.normal(size=(pairs, trials, coordinates))
     strength = np.geomspace(0.1, 10.0, pairs)[:, None, None]
     y = strength * x + noise
     # scikit-learn scales what it is given; scaled before, all ways see the same distances.
@@ -65,7 +66,8 @@ def plain(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     found = []
     for one, other in zip(x, y, strict=True):
         both = np.hstack([one, other])
-        tree, total = spatial.cKDTree(both), 0.0
+        tree = spatial.cKDTree(both)
+        total = 0.0
         radii = [np.nextafter(tree.query(point, K + 1, p=np.inf)[0][K], 0.0) for point in both]
         for each in (one, other):
             alone = spatial.cKDTree(each)
@@ -188,7 +190,8 @@ def scripted(options: Namespace, trials: int, loop: bool) -> Callable[[], object
     """Trial after trial in NumPy, with a loop over agents or without."""
     from dpjax.contrib import fusion
 
-    costs, weights = fusion.make(options.agents, seed=0), network(options.agents)
+    costs = fusion.make(options.agents, seed=0)
+    weights = network(options.agents)
     agents = range(options.agents)
     neighbours = [np.flatnonzero(weights[i]) for i in agents]
     scale = STEPS["gamma"] / (STEPS["q2"] - STEPS["q1"])
@@ -197,7 +200,8 @@ def scripted(options: Namespace, trials: int, loop: bool) -> Callable[[], object
         x = rng.normal(size=(options.agents, 2))
         y = np.zeros_like(x)
         for k in range(options.run_rounds):
-            step, nu = STEPS["gamma"] * STEPS["q1"] ** k, scale * STEPS["q2"] ** k
+            step = STEPS["gamma"] * STEPS["q1"] ** k
+            nu = scale * STEPS["q2"] ** k
             if not loop:
                 z = x + rng.laplace(0, nu, x.shape)
                 mean = weights @ z

@@ -57,7 +57,8 @@ def of_tails(tails: np.ndarray, beyond: np.ndarray | bool, negative: np.ndarray)
 
 def has_words(messages: np.ndarray, state: float, scale: float) -> np.ndarray:
     """Whether some words of the generator lead from the state to each message."""
-    here, times = np.float32(state), np.float32(scale)
+    here = np.float32(state)
+    times = np.float32(scale)
     wanted = (messages.astype(np.float64) - float(here)) / float(times)
     found = np.zeros(messages.shape, bool)
     for beyond in (True, False):
@@ -73,7 +74,8 @@ def has_words(messages: np.ndarray, state: float, scale: float) -> np.ndarray:
 
 def attack(kind: str, state: float, scale: float, shift: float, draws: np.ndarray) -> dict:
     """The probability of a message to which no draw leads from the other number."""
-    here, other = np.float32(state), np.float32(state + shift * scale)
+    here = np.float32(state)
+    other = np.float32(state + shift * scale)
     messages = here + np.float32(scale) * draws
     if kind == "laplace":
         # Where the own state is not found, the search is at fault.
@@ -93,7 +95,8 @@ def attack(kind: str, state: float, scale: float, shift: float, draws: np.ndarra
 
 def share_of_floats(kind: str, exponent: int, draws: np.ndarray) -> float:
     """Of the 2^23 float32 numbers from 2^exponent to its double, the share that is ever drawn."""
-    low, high = 2.0**exponent, 2.0 ** (exponent + 1)
+    low = 2.0**exponent
+    high = 2.0 ** (exponent + 1)
     if kind == "normal":
         inside = draws[(draws >= low) & (draws < high)]
         return len(np.unique(inside)) / 2**23

@@ -79,8 +79,10 @@ def made(size, agents):
     x = rng.normal(size=(200 * agents + 4000, size))
     margin = x @ np.ones(size) / np.sqrt(size)
     y = np.where(margin + 0.5 * rng.normal(size=len(x)) > 0, 1, -1)
-    shards, count = partition.iid(200 * agents, agents, seed=0), 200 * agents
-    train, test = (x[:count], y[:count]), (x[count:], y[count:])
+    shards = partition.iid(200 * agents, agents, seed=0)
+    count = 200 * agents
+    train = (x[:count], y[:count])
+    test = (x[count:], y[count:])
     return supervised(Linear(use_bias=False), "logistic", train, test, shards), 0.5, size
 
 

@@ -32,7 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     options = bench.parse(argv)
     config = _tasks.config(options.rounds, samplers.Full())
     for n in options.agents:
-        matrix, task = _tasks.rings(n), _tasks.logistic(n, options.parameters, options.records)
+        matrix = _tasks.rings(n)
+        task = _tasks.logistic(n, options.parameters, options.records)
         command = [sys.executable, str(NODES)]
         weights = {"weights": matrix.toarray().astype("float32"), "step_size": _tasks.STEP_SIZE}
         for row in _tasks.compared(

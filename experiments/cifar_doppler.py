@@ -112,7 +112,8 @@ FILTERED = {
 }
 """A filter behind banded noise, and one that is chosen together with it: for some 1,000 rounds."""
 
-NORM, CORRELATION = 0.02, 0.99
+NORM = 0.02
+CORRELATION = 0.99
 """Of the mean gradient: as measured on MNIST, see `experiments/doppler_spectra.py`."""
 
 _NAMED = RIVALS | FILTERED

@@ -337,7 +337,8 @@ def plans(
 def sampler(config: Config, counts: np.ndarray) -> Any:
     """Which records take part in a round."""
     if config.separation is not None:
-        epochs, places = config.rounds // config.separation, int(counts.max())
+        epochs = config.rounds // config.separation
+        places = int(counts.max())
         return samplers.Cyclic(epochs, config.separation, -(-places // config.separation))
     return samplers.Random(config.batch_size) if config.batch_size else samplers.Full()
 
@@ -469,7 +470,8 @@ def choices(rows: Any) -> list[dict[str, Any]]:
         means = group.groupby("system", sort=False)["points"].mean()
         # A run that diverged is nobody's best.
         best = means.fillna(-math.inf).idxmax()
-        close, behind = [], []
+        close = []
+        behind = []
         for row in claims.gains(group, best, "points", column="system"):
             chance = -row["gain in points"] <= row["margin"]
             (close if chance else behind).append(row)

@@ -260,7 +260,8 @@ def read(
     """Read a data set; the public records are the first ones."""
     (x, y), test = split.with_test(load.load(dataset), 0.2, seed=1)
     if model == "linear":
-        network, loss = Linear(), "logistic"
+        network = Linear()
+        loss = "logistic"
     else:
         classes = int(y.max()) + 1
         network = networks.network(model, classes, layout, pixels=x.dtype == np.uint8)
@@ -306,7 +307,8 @@ def directions(config: Config, k: int) -> np.ndarray:
         updates, state = link.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, flat(gradient)[0]
 
-    state, kept = link.init(params), []
+    state = link.init(params)
+    kept = []
     for _ in range(max(200, 2 * k)):
         rows = random.choice(len(y), size, replace=False)
         params, state, gradient = step(params, state, (task.x[rows], task.y[rows]))
@@ -419,7 +421,8 @@ def wins(rows: Any, least: float = 0.0) -> list[dict[str, Any]]:
             if not len(theirs):
                 continue
             pair = tables.paired(rows.loc[[*mine.index, *theirs.index]], rival, "dome", "points")
-            gain, margin = pair.mean, claims.margin(pair.standard_error, pair.count)
+            gain = pair.mean
+            margin = claims.margin(pair.standard_error, pair.count)
             found.append({
                 "epsilon": epsilon, "k": k, "against": TITLES[rival], "gain in points": gain,
                 "standard error": pair.standard_error, "seeds": pair.count,

@@ -186,7 +186,8 @@ def data(config: Config) -> tuple[Any, Any, Any, str]:
         return tuple(part[: config.records or None] for part in train), test, Linear(), "logistic"
     (x, y), test = ((a.reshape(len(a), -1).astype(np.float32), b) for a, b in (train, test))
     if train[0].dtype == np.uint8:
-        x, test = x / 127.5 - 1, (test[0] / 127.5 - 1, test[1])
+        x = x / 127.5 - 1
+        test = (test[0] / 127.5 - 1, test[1])
     hidden = (config.hidden,) if config.hidden else ()
     model = MLP(hidden, int(y.max()) + 1, "tanh")
     train = tuple(part[: config.records or None] for part in (x, y))
@@ -289,7 +290,9 @@ def drifted(config: Config, graph: str, steps: int) -> dict[str, float]:
     Every agent sends S_i' g_i + z_i, gossips it ``steps`` times, decodes n times what it has then
     through its own frame and learns from that; 0 gossip steps are an exact sum.
     """
-    n, d, k = config.agents, config.drift_dimension, config.drift_columns
+    n = config.agents
+    d = config.drift_dimension
+    k = config.drift_columns
     network = config.network(graph)
     weights = np.full((n, n), 1 / n) if steps == 0 else np.linalg.matrix_power(network, steps)
     mix = jnp.asarray(weights, jnp.float32)
@@ -298,7 +301,8 @@ def drifted(config: Config, graph: str, steps: int) -> dict[str, float]:
     states = jax.tree.map(lambda leaf: jnp.repeat(leaf[None], n, axis=0), first)
 
     def step(states: sketch.Sketch, round: Any) -> tuple[sketch.Sketch, Any]:
-        probes, key = jax.random.fold_in(jax.random.key(2), round), jax.random.key(3)
+        probes = jax.random.fold_in(jax.random.key(2), round)
+        key = jax.random.key(3)
         keys = jax.random.split(jax.random.fold_in(key, round), 3)
         common = jax.random.normal(keys[0], (3,), jnp.float32)
         own = 0.3 * jax.random.normal(keys[1], (n, 3), jnp.float32)

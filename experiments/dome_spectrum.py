@@ -136,7 +136,8 @@ def learn(config: Config) -> Problem:
     """The problem, of as many records as fill whole rounds."""
     (x, y), test = split.with_test(load.load(config.dataset), 0.2, seed=1)
     if config.dataset == "a9a":
-        model, loss = Linear(), "logistic"
+        model = Linear()
+        loss = "logistic"
     else:
         pixels = x.dtype == np.uint8
         model = networks.network(config.model, int(y.max()) + 1, "patches", pixels=pixels)
@@ -156,7 +157,8 @@ def learn(config: Config) -> Problem:
 def made(config: Config, name: str, k: int, epsilon: float) -> plan.Plan:
     """The plan of a run."""
     separation = len(learn(config).y) // (config.places * config.batch_size)
-    private, trusted = name != "non_private", Trusted()
+    private = name != "non_private"
+    trusted = Trusted()
     method = Federated(trusted)
     if name in CENTRES:
         method = Federated(trusted, sketch=Learned(k), centre=CENTRES[name])
@@ -179,8 +181,10 @@ def made(config: Config, name: str, k: int, epsilon: float) -> plan.Plan:
 
 def sampled(config: Config) -> Any:
     """The mean clipped gradient of the sample, as the runs clip a record's, [d] at a model."""
-    task, size = learn(config), config.sample
-    x, y = jnp.asarray(task.x[:size]), jnp.asarray(task.y[:size])
+    task = learn(config)
+    size = config.sample
+    x = jnp.asarray(task.x[:size])
+    y = jnp.asarray(task.y[:size])
     total = clipping.per_example(task.loss, config.clip_norm, method="automatic")
 
     def at(params: Any) -> Any:
@@ -195,7 +199,9 @@ def watching(config: Config, k: int, decay: float) -> Any:
     With a sketch, "products" are those of what was sent with the gradient and the centre in the
     frame, from which `heard` says how much of the gradient was in it.
     """
-    at, places, divisor = sampled(config), config.places, config.batch_size
+    at = sampled(config)
+    places = config.places
+    divisor = config.batch_size
 
     def mean(payload: Any) -> Any:
         """Of a payload [n, ...], as the server has it."""
@@ -224,7 +230,8 @@ def watching(config: Config, k: int, decay: float) -> Any:
                 found["rest"] = jnp.sum(rest**2) / jnp.sum(gradient**2)
             three = jnp.stack([held, frame.encode(centre), mean(passed.private)])
             found["products"] = jnp.matmul(three, three.T, precision="highest")
-            noise, decoded = frame.decode(noise), frame.decode(decoded) + centre
+            noise = frame.decode(noise)
+            decoded = frame.decode(decoded) + centre
         lengths = jnp.linalg.norm(decoded) * jnp.linalg.norm(gradient)
         found["noise"] = jnp.sum(noise**2)
         found["cosine"] = decoded @ gradient / jnp.maximum(lengths, 1e-30)
@@ -266,7 +273,8 @@ def heard(products: np.ndarray, power: float, k: int, noise: float, entries: int
     sums = products.astype(np.float64).sum(0)
     fit = np.append(np.linalg.lstsq(sums[:2, :2], sums[:2, 2], rcond=1e-9)[0], -1.0)
     others = max(float(fit @ sums @ fit), 0.0) / (k * len(products))
-    gain, limits = float(fit[0]), [k / entries]
+    gain = float(fit[0])
+    limits = [k / entries]
     energy = gain**2 * power
     for rounds in range(1, len(products)):
         found = sketching.findable(energy, noise + others, entries, k, rounds) if energy else 0.0
@@ -279,7 +287,8 @@ def look(
 ) -> list[dict[str, Any]]:
     """Trace the runs of one kind; rows of spectra, of rounds, and of whole runs."""
     del folder  # Minutes, in one piece.
-    one, rows = made(config, name, k, epsilon), []
+    one = made(config, name, k, epsilon)
+    rows = []
     read = watching(config, k, CENTRES.get(name, 0.0))
     seen = trace(one, learn(config), seeds=config.seeds, read=read)
     entries = seen["gradient"].shape[-1]

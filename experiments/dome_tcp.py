@@ -43,7 +43,9 @@ __all__ = ["PRESETS", "Config", "experiment", "main"]
 WHOLE = 0
 """Of ``sketches``: gradients as they are."""
 
-INSIDE, OVER, FREE = "masks in jit", "TCP", "no noise"
+INSIDE = "masks in jit"
+OVER = "TCP"
+FREE = "no noise"
 """Ways in which a sum is taken."""
 
 

@@ -431,7 +431,8 @@ def judged(config: Config, study: str, rows: Any) -> list[claims.Judged]:
     return whole.get(study, ablations.schedules)(rows)
 
 
-ROUNDS, PERIODS = 400, (100, 10)
+ROUNDS = 400
+PERIODS = (100, 10)
 WAVES = "The input is the sum of two waves, of {} and {} rounds.".format(*PERIODS)
 
 

@@ -195,7 +195,8 @@ def differences(config: Config, rows: Any) -> list[dict[str, Any]]:
     ]  # fmt: skip
     found = []
     for design, name, other, theirs in wanted:
-        better, worse = f"{design} + {name}", f"{other} + {theirs}"
+        better = f"{design} + {name}"
+        worse = f"{other} + {theirs}"
         if {better, worse} <= there:
             # Larger is better here: the claim is on what is missed.
             pair = tables.paired(rows, worse, better, "test_accuracy", column="pair")

@@ -211,7 +211,8 @@ def record(config: Config, trained: str, task: Problem, seed: int, fixed: Any = 
         x, y = data
         params, state = carry
         drawn = made.sampler.draw(jax.random.fold_in(batches, round), round, counts)
-        rows, padding = drawn.rows[:, :places], drawn.padding[:, :places]
+        rows = drawn.rows[:, :places]
+        padding = drawn.padding[:, :places]
         models = jax.tree.map(lambda leaf: leaf[None], params)
         answer = query(models, (x[rows], y[rows], padding)).total
         total = jax.flatten_util.ravel_pytree(jax.tree.map(lambda leaf: leaf[0], answer))[0]
@@ -287,7 +288,8 @@ def spectrum(values: np.ndarray, segment: int) -> tuple[np.ndarray, np.ndarray]:
 def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
     """Record a run of every seed; rows of all that is measured of it."""
     del folder  # Minutes, in one piece.
-    task, rows = learn(config), []
+    task = learn(config)
+    rows = []
     for seed in config.seeds:
         kept = record(config, trained, task, seed)
         lab.say(f"  {trained}, seed {seed}: test accuracy {kept.accuracy:.3f}")
@@ -336,7 +338,8 @@ def assume(config: Config, step: float, lab: launch.Lab, folder: Path) -> list[d
     that both may be at once in all rounds, above 0 where there are positive constants at all.
     """
     del folder  # Minutes, in one piece.
-    task, rows = learn(config), []
+    task = learn(config)
+    rows = []
     used = min(config.fixed_records or len(task.y), len(task.y))
     size = math.gcd(used, config.capacity or BLOCK)
     fixed = jax.tree.map(
@@ -369,7 +372,8 @@ def near(config: Config, kept: Recorded, where: dict[str, Any]) -> list[dict[str
     """
     full = kept.full[config.skip :]
     lags = autocovariance(full, len(full) // 2)
-    c, rows = np.maximum(lags / lags[0] - 0.5, 0.0), []
+    c = np.maximum(lags / lags[0] - 0.5, 0.0)
+    rows = []
     for name, values in streams(kept).items():
         if name in FILTERS or name == "private":
             m = values[config.skip :]
@@ -416,7 +420,8 @@ def responses(config: Config, folder: Path) -> list[dict[str, Any]]:
 def design(config: Config, folder: Path) -> list[dict[str, Any]]:
     """Filter and noise apart and together, for AR(1) gradients; no data."""
     del folder
-    rounds, rows = config.horizon, []
+    rounds = config.horizon
+    rows = []
     none = np.eye(rounds)
     sums = np.tri(rounds)
     weights = {"steps": none, "sums of steps": sums.T @ sums}

@@ -170,7 +170,8 @@ def train(
 ) -> list[dict[str, Any]]:
     """Run one design on one graph; every seed has a split of its own."""
     made: list[plan.Plan] = []
-    rows, rates = [], []
+    rows = []
+    rates = []
     for first in range(0, len(config.seeds), config.together):
         seeds = config.seeds[first : first + config.together]
         data = [learn(config, len(matrix), seed) for seed in seeds]
@@ -321,7 +322,8 @@ def crossing(mus: list[float], values: list[float], level: float) -> float | Non
     if not below[-1] or all(below):
         return None
     first = max(index for index, met in enumerate(below) if not met)
-    x, y = np.log(mus[first : first + 2]), np.log(values[first : first + 2])
+    x = np.log(mus[first : first + 2])
+    y = np.log(values[first : first + 2])
     return float(np.exp(x[0] + (math.log(level) - y[0]) / (y[1] - y[0]) * (x[1] - x[0])))
 
 

@@ -216,7 +216,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         with plots.style():
             for number, (key, label) in enumerate(LABELS.items()):
                 mine = (shown["graph"] == graph) & (shown["mixing"] == weights)
-                part, look = shown[mine & (shown["algorithm"] == key)], looks.look(key)
+                part = shown[mine & (shown["algorithm"] == key)]
+                look = looks.look(key)
                 # Side by side, so that bars do not hide each other.
                 panel.errorbar(
                     part["hops"] + 0.06 * (number - 1.5), part["mean"],

@@ -125,7 +125,8 @@ def energies(config: Config, graph: str) -> list[dict[str, Any]]:
     for k in config.epochs:
         for rounds in config.rounds:
             participation = Participation(rounds, k, rounds // k)
-            fresh, apart = np.eye(rounds), np.eye(n)
+            fresh = np.eye(rounds)
+            apart = np.eye(n)
             joint = spacetime.design(matrix, participation)
             pairs = {
                 "independent": (fresh, apart),

@@ -144,7 +144,8 @@ class Setting:
     """One budget: its data, its network and the plan of each method."""
 
     def __init__(self, config: Config, index: int):
-        self.config, self.epsilon = config, config.epsilon[index]
+        self.config = config
+        self.epsilon = config.epsilon[index]
         self.gamma, self.beta, self.q1, self.q2 = (
             getattr(config, name)[index] for name in ("gamma", "beta", "q1", "q2")
         )
@@ -217,9 +218,11 @@ def variants(
 
 def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
     """Mean, spread and median of the residual over trials, by round."""
-    setting, rows = Setting(config, index), []
+    setting = Setting(config, index)
+    rows = []
     every = max(1, config.rounds // config.marks)
-    shown, predicted = variants(config, setting, method, lab), {}
+    shown = variants(config, setting, method, lab)
+    predicted = {}
     for shape in config.optimal if method == "tracking" else ():
         shown[shape], error = setting.optimal(shape)
         predicted[shape] = {"predicted": error.total, "predicted_bias": error.bias}
@@ -242,7 +245,8 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
 
 def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path) -> list[Any]:
     """When each of some runs is first below the residual, and what it has sent by then."""
-    setting, rows = Setting(config, index), []
+    setting = Setting(config, index)
+    rows = []
     for steps, made in variants(config, setting, method, lab).items():
         result = lab.run(
             made, setting.problem, seeds=range(config.timed), eval_every=1,
@@ -322,7 +326,8 @@ def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
         rows.append(shown)
     lab.say(tables.text(rows))
     lab.say(f"\nfirst below {config.below:g}: medians of the runs that ever were")
-    rows, keys = [], ["norm", "setting", "steps", "algorithm"]
+    rows = []
+    keys = ["norm", "setting", "steps", "algorithm"]
     for names, group in stopped.groupby(keys, sort=False):
         reached = group[group["reached"]]
         shown = dict(zip(keys, names, strict=True))
@@ -352,7 +357,8 @@ def draw_curves(config: Config, lab: launch.Lab, frame: Any) -> None:
         )  # fmt: skip
         for name, part in mine.groupby("algorithm", sort=False):
             error = part["residual_std"] / math.sqrt(config.trials)
-            low, high = part["residual"] - error, part["residual"] + error
+            low = part["residual"] - error
+            high = part["residual"] + error
             color = looks.look(name).color
             ax.fill_between(part["round"], low, high, color=color, alpha=0.18, linewidth=0)
     note = (
@@ -373,7 +379,9 @@ def draw_stops(config: Config, lab: launch.Lab, stopped: Any) -> None:
     for ax, (norm, column, label, scale) in zip(panels, places, strict=True):
         with plots.style():
             for place, name in enumerate(config.methods):
-                look, middles, ends = looks.look(name), [], []
+                look = looks.look(name)
+                middles = []
+                ends = []
                 across = np.arange(len(config.epsilon)) + 0.2 * (place - 1.5)
                 for at, epsilon in zip(across, config.epsilon, strict=True):
                     mine = stopped[(stopped["algorithm"] == name) & (stopped["norm"] == norm)]

@@ -185,7 +185,8 @@ def of_tracking(passed: Passed) -> tuple[Any, ...]:
 def tracking(config: Config, index: int) -> dict[str, View]:
     """Agent 1's gradient and what all attackers have of it, (44) with the message that it needs."""
     given = config_of(config, "tracking", index)
-    gamma, q1 = config.gamma[index], config.q1[index]
+    gamma = config.gamma[index]
+    q1 = config.q1[index]
     with jax.enable_x64(True):
         read = trace(
             plan.make(given, MATRIX), problems(config), seeds=range(config.trials), read=of_tracking
@@ -219,7 +220,9 @@ def correlated(config: Config) -> dict[str, View]:
     slope, constant = gradients(config)
     private = slope[:, None] * x[:, 0::2] - constant[:, None]
     # Even rounds carry the moved model (x - Lam y) / 3, odd ones shares of the tracker.
-    moved, share, other = AGENTS * to_second[:, 0::2], to_second[:, 1::2], to_third[:, 1::2]
+    moved = AGENTS * to_second[:, 0::2]
+    share = to_second[:, 1::2]
+    other = to_third[:, 1::2]
     # The paper's set, which gives the model and the step apart.
     insider = np.stack([x[:, 0::2], x[:, 0::2] - moved, share], axis=-1)
     # Whoever sees all links sees both shares; what agent 1 keeps for itself is the rest of them.
@@ -234,7 +237,8 @@ def correlated(config: Config) -> dict[str, View]:
 
 def of_encrypted(passed: Passed) -> tuple[Any, ...]:
     """Agent 1's model, and the pulls between it and the others."""
-    model, weights = passed.private.model, passed.private.weights
+    model = passed.private.model
+    weights = passed.private.weights
     product = weights[0] * weights[:, 0]
     return model[0, 0], (product * (model[:, 0] - model[0, 0])).sum()
 
@@ -275,7 +279,8 @@ def rows_of(config: Config, name: str, epsilon: float | None, found: Any) -> lis
     rows = []
     for attacker, view in found.items():
         at = marked(config, view.private.shape[1])
-        x, y = view.private[:, at].T[:, :, None], np.moveaxis(view.seen[:, at], 1, 0)
+        x = view.private[:, at].T[:, :, None]
+        y = np.moveaxis(view.seen[:, at], 1, 0)
         ways: dict[str, Any] = {"raw": (y, "raw"), "standardised": (y, "standardised")}
         if view.guess is not None:
             ways["guess"] = view.guess[:, at].T[:, :, None], "standardised"
@@ -382,7 +387,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     shared = ("trials", "rounds", "data", "spread", "gradient_gap")
     ends = []
     for name, index in ways:
-        own, suffix = {"step": config.step, "until": config.until}, ""
+        own = {"step": config.step, "until": config.until}
+        suffix = ""
         if name == "tracking":
             own = {key: getattr(config, key)[index] for key in swept}
             suffix = f"_{config.epsilon[index]:g}"

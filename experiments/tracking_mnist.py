@@ -158,7 +158,8 @@ def network(config: Config, kind: str, agents: int) -> Any:
 def read(config: Config) -> images.Images:
     """The data set, of whose records every agent has a batch at least."""
     found = images.read(config.dataset, config.model, config.layout, records=config.records)
-    least, most = config.batch_size, len(found.train[1])
+    least = config.batch_size
+    most = len(found.train[1])
     given = {"sizes": config.sizes} if "networks" in config.parts else {}
     for name, agents in ({"agents": (config.agents,)} | given).items():
         if max(agents, default=0) * least > most:
@@ -287,7 +288,8 @@ def train(
 def spread(config: Config, folder: Path) -> list[dict[str, Any]]:
     """How far gradients are apart in L1 at the models that runs start from."""
     del folder
-    made, rows = task(config, config.agents), []
+    made = task(config, config.agents)
+    rows = []
     shards = [part[:count] for part, count in zip(*made.partition[:2], strict=True)]
     gradient = jax.jit(jax.grad(made.batch_loss))
 

@@ -168,7 +168,8 @@ def lossy_rounds(
     config: Config, covariance: np.ndarray, matrix: np.ndarray, loss: float
 ) -> tuple[float, float]:
     """Sampled energy when every message is lost with a probability of its own."""
-    weights, own = jnp.asarray(matrix), jnp.eye(len(matrix), dtype=bool)
+    weights = jnp.asarray(matrix)
+    own = jnp.eye(len(matrix), dtype=bool)
 
     def applied(key: Any) -> Any:
         arrived = jax.random.bernoulli(key, 1 - loss, weights.shape) | own
@@ -234,7 +235,8 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
 
     def learn(rows: np.ndarray) -> Problem:
         kept = shards._replace(indices=shards.indices[rows], counts=shards.counts[rows])
-        train, test = (data.x_train, data.y_train), (data.x_test, data.y_test)
+        train = (data.x_train, data.y_train)
+        test = (data.x_test, data.y_test)
         return supervised(Linear(), "logistic", train, test, kept, name=config.dataset)
 
     half = config.rounds // 2

@@ -111,7 +111,8 @@ def cells(config: Config) -> list[dict[str, Any]]:
     """The (relation, budget, epsilon, p) to run: both sweeps, then the other rules and units."""
     points = [(epsilon, config.probability[0]) for epsilon in config.epsilon]
     points += [(config.at_epsilon, p) for p in config.probability[1:]]
-    relation, budget = config.relations[0], config.budgets[0]
+    relation = config.relations[0]
+    budget = config.budgets[0]
     chosen = [(relation, budget, *point) for point in points]
     others = [(relation, other) for other in config.budgets[1:]]
     others += [(other, budget) for other in config.relations[1:]]
@@ -237,7 +238,8 @@ def statement(record: dict[str, Any]) -> str:
 
 def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
     """Figures of the first relation and budget: over rounds, epsilon and edge probability."""
-    unit, budget = last["unit"].iloc[0], last["budget_name"].iloc[0]
+    unit = last["unit"].iloc[0]
+    budget = last["budget_name"].iloc[0]
 
     def chosen(rows: Any) -> Any:
         return rows[(rows["unit"] == unit) & (rows["budget_name"] == budget)]

@@ -83,7 +83,8 @@ def sweep(
     """All designs, budgets and steps on one graph, in one vmapped run."""
     graph = graphs.erdos_renyi(config.agents, probability, config.graph_seed)
     matrix = mixing.metropolis_hastings(graph)
-    plans, epsilon_of = [], []
+    plans = []
+    epsilon_of = []
     for design in config.designs:
         # Without noise the budget does not matter: one run serves them all.
         for epsilon in epsilons if design != "non_private" else epsilons[:1]:

@@ -103,10 +103,12 @@ def row(
 ) -> dict[str, Any]:  # fmt: skip
     """One record: the figures at bound 1, divided by the budget's bound."""
     try:
-        bound, sound = precision_bound(config, epsilon, budget_name), True
+        bound = precision_bound(config, epsilon, budget_name)
+        sound = True
     except ValueError:
         # The paper's rule states less than what it costs there; kept to reproduce its figure.
-        bound, sound = precision_bound(config, epsilon, budget_name, allow_unsound=True), False
+        bound = precision_bound(config, epsilon, budget_name, allow_unsound=True)
+        sound = False
     scaled = {key: value / bound for key, value in unit.items() if key != "largest_variance_ratio"}
     return {
         "design": name, "graph": f"er:{config.agents}:{probability:g}:{seed}",

@@ -22,7 +22,8 @@ def summed(way: str, size: int, mapped: int = 1) -> list[np.ndarray]:
 @pytest.mark.slow
 def test_the_clipped_sums_are_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_dpsgd, "CLIP_NORM", 0.05)
-    ours, theirs = summed("dpjax", 4), summed("jax_privacy", 8)
+    ours = summed("dpjax", 4)
+    theirs = summed("jax_privacy", 8)
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(one, other, atol=2e-5)
     plain = summed("plain conv", 8)
@@ -47,14 +48,16 @@ def test_pytorchs_network_is_as_large() -> None:
 def test_the_attack_on_last_bits_finds_every_word_that_leads_to_a_message() -> None:
     draws = float32_attack.random_laplaces(3_000)
     for state, other in ((0.0, 0.1), (1 / 3, 1 / 3 + 0.001)):
-        messages, there = np.float32(state) + draws, np.float32(other)
+        messages = np.float32(state) + draws
+        there = np.float32(other)
         assert float32_attack.has_words(messages, state, 1.0).all()
         found = float32_attack.has_words(messages, other, 1.0)
         assert 0.5 < found.mean() < 1
         # Many more words are tried for what it holds to be excluded: not one is found.
         left = messages[~found]
         wanted = left.astype(np.float64) - float(there)
-        size, steps = np.abs(wanted), np.arange(-1_000, 1_001, dtype=np.int32)
+        size = np.abs(wanted)
+        steps = np.arange(-1_000, 1_001, dtype=np.int32)
         for beyond, tail in ((True, np.exp(-size)), (False, -np.expm1(-size))):
             near = np.clip(tail, 2.0**-39, 0.4999).astype(np.float32)
             tried = (near.view(np.int32)[:, None] + steps).view(np.float32)
@@ -183,7 +186,8 @@ def test_sums_that_are_timed_are_the_sums(capsys: pytest.CaptureFixture) -> None
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="the bench extra is not here")
 @pytest.mark.filterwarnings("ignore:'click.utils.:DeprecationWarning")  # flwr's, on import
 def test_the_peer_sums_the_same_vectors() -> None:
-    terms, values = bench_secagg.terms_of(20, 8), bench_secagg.vectors_of(20, 8)
+    terms = bench_secagg.terms_of(20, 8)
+    values = bench_secagg.vectors_of(20, 8)
     leaves = bench_secagg.leaves_of(terms, ("mask",))
     ours = bench_secagg.dpjax_sum(terms, values, leaves)
     assert bench_secagg.flower_sum(terms, values, leaves).keys() == ours.keys()

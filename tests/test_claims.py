@@ -67,7 +67,8 @@ def refusal(claims, path):
     ],
 )
 def test_a_broken_store_is_refused(claims, tmp_path, old, new, told):
-    whole, copy = STORE.read_text(), tmp_path / "claims.toml"
+    whole = STORE.read_text()
+    copy = tmp_path / "claims.toml"
     copy.write_text(whole.replace(old, new, 1))
     said = refusal(claims, copy)
     # The claim is named before what is wrong with it.

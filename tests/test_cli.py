@@ -173,7 +173,8 @@ def test_what_is_one_is_not_counted_as_several(
     capsys: Capture, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DPJAX_DATA", str(elsewhere))
-    x, y = np.array([[0.0], [1], [2]]), np.array([-1, 1, -1])
+    x = np.array([[0.0], [1], [2]])
+    y = np.array([-1, 1, -1])
     np.savez("one.npz", x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
     np.savez("two.npz", x=x, y=y)
     assert cli.main(["data", "fetch", "one"]) == 0 and cli.main(["data", "check"]) == 0
@@ -261,7 +262,8 @@ def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
     bound = Design.load("dpjax-design.npz").precision_bound
     whisper = spatial.whisper(matrix, bound)
-    one, all_ = spatial.energy(whisper, matrix), spatial.energy(whisper, matrix, 100)
+    one = spatial.energy(whisper, matrix)
+    all_ = spatial.energy(whisper, matrix, 100)
     assert rows["Whisper, one step"][0] == pytest.approx(one, rel=1e-4)
     assert rows["Whisper, one step"][1] == pytest.approx(all_, rel=1e-4)
     order = ("CDP", "Whisper, one step", "DECOR", "LDP")

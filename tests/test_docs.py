@@ -73,7 +73,8 @@ def unknown_names(text: str) -> list[str]:
 @pytest.mark.slow
 def test_a_server_s_example_is_as_accurate_as_its_page_says(real_data, monkeypatch) -> None:
     monkeypatch.setenv("DPJAX_DATA", str(real_data("a9a").parent))
-    text, names = (ROOT / "docs" / "federated.md").read_text(), {}
+    text = (ROOT / "docs" / "federated.md").read_text()
+    names = {}
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], names)
     low, high = re.search(r"accuracy is ([.0-9]+) to ([.0-9]+) by seed", text).groups()
     found = names["result"].metrics["test_accuracy"][-1]

@@ -79,7 +79,8 @@ def sent(method):
 
 def differences_of_moves(text):
     """Rows of the table of messages that the functions do not give."""
-    wrong, gamma = [], setting(1).gamma
+    wrong = []
+    gamma = setting(1).gamma
     found = rows(text, "method | numbers")
     assert [row[0] for row in found] == list(NAMES)
     for name, numbers, _, printed, *here in found:
@@ -98,7 +99,8 @@ def differences_of_moves(text):
 
 def differences_of_budgets(text):
     """Rows of the table of budgets that the functions do not give."""
-    wrong, found = [], rows(text, "rival, epsilon of tracking")
+    wrong = []
+    found = rows(text, "rival, epsilon of tracking")
     places = [(rival, index) for rival in RIVALS for index in range(len(CONFIG.epsilon))]
     for (rival, index), (name, *cells) in zip(places, found, strict=True):
         one = setting(index)
@@ -153,7 +155,11 @@ def test_what_the_page_says_of_the_moves_is_so():
 @pytest.mark.parametrize("rounds", [2, 60])
 def test_the_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
     """Clipped in L1, equal steps: noise over the largest drift is 2 sqrt(2 d T / n) / epsilon."""
-    n, d, epsilon, clip, step = 8, 50, 3.0, 0.5, 0.1
+    n = 8
+    d = 50
+    epsilon = 3.0
+    clip = 0.5
+    step = 0.1
     config = plan.Config(
         noise=scheduled.ScheduledLaplace(1.0), budget=protect.Budget(epsilon, accountant="pure"),
         protect=protect.Protect("replace_agent", clip, norm="l1"), sampler=samplers.Random(1),

@@ -71,7 +71,8 @@ def test_an_untrue_example_is_caught() -> None:
         """
         return 2 * x
 
-    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(verbose=False)
+    finder = doctest.DocTestFinder()
+    runner = doctest.DocTestRunner(verbose=False)
     told: list[str] = []
     for test in finder.find(double, "double", globs={}):
         runner.run(test, out=told.append)

@@ -21,7 +21,8 @@ from tests.support import make_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-LOCK, EXTRAS = ROOT / "requirements.lock", ("cluster", "contrib", "pretrained", "secure", "dev")
+LOCK = ROOT / "requirements.lock"
+EXTRAS = ("cluster", "contrib", "pretrained", "secure", "dev")
 FOLDERS = (ROOT / "scripts", ROOT / ".ci")
 # Whose dpjax examples run: `scripts/test --all` names a Python that has the wheel alone.
 PYTHON = os.environ.get("DPJAX_INSTALLED", sys.executable)
@@ -176,7 +177,8 @@ def test_a_short_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_quick_start_prints_what_the_readme_shows(tmp_path: Path) -> None:
     program, printed = quick_start()
     done = subprocess.run([PYTHON, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    lines, expected = done.stdout.splitlines(), printed.splitlines()
+    lines = done.stdout.splitlines()
+    expected = printed.splitlines()
     assert (cells(lines[0])[:4], lines[-1]) == (cells(expected[0])[:4], expected[-1])
     for line, shown in zip(lines[2:-1], expected[2:-1], strict=True):
         assert cells(line)[:3] == cells(shown)[:3]
@@ -281,7 +283,8 @@ def test_the_table_of_models_that_a_network_affords_is_computed() -> None:
         for epsilon, cell in zip((1.0, 4.0, 10.0), cells.split(" | "), strict=True):
             numbers = cell.replace("none", "0").split(", ")
             independent, horizon, best = (int(number.replace(",", "")) for number in numbers)
-            mu, ratio = float(gdp.mu(epsilon, 1e-5)), forecast.GOOD[unit]
+            mu = float(gdp.mu(epsilon, 1e-5))
+            ratio = forecast.GOOD[unit]
             limit = (ratio * units * mu / 2) ** 2
             assert best == int(limit) and independent == int(limit / int(n))
             assert independent <= horizon <= best

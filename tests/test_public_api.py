@@ -129,7 +129,8 @@ def surface(module: types.ModuleType) -> list[str]:
     """Return the lines that stand for the names in a module's ``__all__``."""
     lines: list[str] = []
     for key in sorted(set(getattr(module, "__all__", [])) - {"__version__"}):
-        name, thing = f"{module.__name__}.{key}", getattr(module, key)
+        name = f"{module.__name__}.{key}"
+        thing = getattr(module, key)
         other = module.__name__ in NAMESPACES and hasattr(thing, "__name__") and home(thing) != name
         lines += [f"{name} = {home(thing)}"] if other else describe(name, thing)
     return lines
@@ -151,7 +152,8 @@ def difference(stored: str, now: str) -> str:
 
 def called(source: str) -> set[str]:
     """Return the dotted names of the package that a script imports, or calls on its modules."""
-    modules, names = {}, set()
+    modules = {}
+    names = set()
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

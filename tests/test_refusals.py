@@ -14,7 +14,8 @@ DESIGN = ["design", "--graph", "ring:4", "--relation", "replace_agent", "--epsil
 ACCOUNT = ["account", "--graph", "ring:4", "--relation", "replace_record", "--algorithm", "dsgd",
            "--rounds", "5", "--sigma", "1"]  # fmt: skip
 SECAGG = ["--clients", "5", "--length", "3", "--bound", "9", "--dropout", "0.2"]
-JOIN, SERVE = ["secagg", "join", *SECAGG, "--port", "1"], ["secagg", "serve", *SECAGG]
+JOIN = ["secagg", "join", *SECAGG, "--port", "1"]
+SERVE = ["secagg", "serve", *SECAGG]
 
 
 def error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -98,7 +98,8 @@ with open(output, "w") as file:
 def test_the_runner_goes_on_after_a_failure_and_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    bench, folder = runner(), tmp_path / "benchmarks"
+    bench = runner()
+    folder = tmp_path / "benchmarks"
     stored = folder / "records"
     stored.mkdir(parents=True)
     (folder / "bench_some.py").write_text(SCRIPT)

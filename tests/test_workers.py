@@ -73,7 +73,8 @@ def test_a_file_is_made_by_one_process_and_others_wait_for_it(tmp_path):
         paths[0].touch()
         other.close()
 
-    said, order = [], []
+    said = []
+    order = []
     thread = threading.Thread(target=finish)
     thread.start()
     for path, missing in _workers.shared_files(paths, say=said.append):
@@ -100,7 +101,9 @@ def test_what_a_dead_process_left_is_taken_over_last(tmp_path):
 
 
 def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
-    paths, marker, said = [tmp_path / str(i) for i in range(4)], tmp_path / "killed", []
+    paths = [tmp_path / str(i) for i in range(4)]
+    marker = tmp_path / "killed"
+    said = []
 
     def work():  # Local, so that workers do not import this file.
         for path, missing in _workers.shared_files(paths):
@@ -178,7 +181,8 @@ def test_jobs_of_submitit_make_the_cells(tmp_path):
 
     def run(text):
         path.write_text(f"workers: 2\ncluster: local\n{text}: 5\n")
-        command, env = [sys.executable, "-c", code], os.environ | {"PYTHONPATH": folders}
+        command = [sys.executable, "-c", code]
+        env = os.environ | {"PYTHONPATH": folders}
         return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
 
     refused = run("timeut_min")

@@ -140,7 +140,8 @@ def steps(rows: "pandas.DataFrame", names: Sequence[str]) -> list[claims.Judged]
     if len(names) < 3:
         raise ValueError(f"names is {list(names)}; give three steps or more, ends and a middle")
     low, *inner, high = names
-    end, begin = last(rows), early(rows)
+    end = last(rows)
+    begin = early(rows)
     scores = end.groupby("series")["points"].mean()
     # A run that diverged is nobody's best.
     best = max(inner, key=lambda name: np.nan_to_num(scores.get(name, -1.0), nan=-1.0))
@@ -239,7 +240,8 @@ def waves(rows: "pandas.DataFrame") -> list[claims.Judged]:
             and the ``drift``, how far a constant comes out from itself at most.
     """
     half = 0.5**0.5
-    passed, kept = [], []
+    passed = []
+    kept = []
     for row in rows[rows["series"] != _NONE].to_dict("records"):
         said = claims.YES if row["slow"] > half > row["fast"] else claims.NO
         numbers = {"of": row["series"], "slow wave kept": row["slow"]}

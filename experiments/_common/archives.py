@@ -25,7 +25,8 @@ def pack(archive: Path, files: Iterable[Path], overwrite: bool = False) -> list[
     Raises:
         ValueError: For a truncated or foreign file, or an archive that cannot be written.
     """
-    texts, differing = _texts(archive) if archive.exists() else {}, []
+    texts = _texts(archive) if archive.exists() else {}
+    differing = []
     for path in files:
         records.read(path)
         text = path.read_bytes()
@@ -68,7 +69,8 @@ def _renamed(text: bytes, name: str | None = None) -> bytes:
 def _texts(archive: Path) -> dict[str, bytes]:
     """Each file's text as it was before it was packed, by name."""
     records.read(archive)
-    lines, texts = gzip.decompress(archive.read_bytes()).splitlines(keepends=True), {}
+    lines = gzip.decompress(archive.read_bytes()).splitlines(keepends=True)
+    texts = {}
     while lines:
         head = json.loads(lines[0])["metadata"]
         texts[head["file"]] = _renamed(b"".join(lines[: head["rows"] + 1]))

@@ -89,9 +89,11 @@ def check(
     Raises:
         ValueError: Naming the option, its value and the remedy.
     """
-    least, along = least or {}, {n: first for first, names in (each or {}).items() for n in names}
+    least = least or {}
+    along = {n: first for first, names in (each or {}).items() for n in names}
     for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
+        name = field.name
+        value = getattr(config, field.name)
         entries = value if isinstance(value, tuple) else (value,)
         if not entries and name not in empty:
             raise ValueError(f"{name} is empty; give at least one entry")
@@ -107,7 +109,8 @@ def check(
             choice = ", ".join((known or {})[name])
             raise ValueError(f"{name} holds {one!r}; choose from {choice}")
     for name, first in along.items():
-        has, wanted = len(getattr(config, name)), len(getattr(config, first))
+        has = len(getattr(config, name))
+        wanted = len(getattr(config, first))
         if has != wanted:
             raise ValueError(
                 f"{name} has {has} entries and {first} {wanted}; give one for each of {first}"
@@ -152,7 +155,8 @@ class Lab:
         self.preset = preset
         self.options = options
         self.command = command
-        self.team, self.silent = team, silent
+        self.team = team
+        self.silent = silent
         # Of figures: those of longer presets stand beside those of presets for two cores.
         small = preset.partition("_")[0] in ("tiny", "demo", "cpu")
         self.suffix = "" if small else f"_{preset}"
@@ -214,7 +218,8 @@ class Lab:
         # What follows may choose a step size by metrics, and go on from the models.
         once = {"eval_every": 1, "chunk_blocks": 1, "callback": lambda progress: True}
         result = run(plans, problem, **options | once)
-        rounds, every = result.plans[0].config.rounds, options.get("eval_every")
+        rounds = result.plans[0].config.rounds
+        every = options.get("eval_every")
         marks = RunSchedule.of(rounds, options.get("stop_at"), every, 1).marks
         metrics = {name: value.repeat(len(marks), 0) for name, value in result.metrics.items()}
         return dataclasses.replace(result, rounds=marks, metrics=metrics)
@@ -425,7 +430,8 @@ def _split_preset(
     arguments: list[str], presets: Mapping[str, Any], default: str
 ) -> tuple[str, list[str]]:
     """Take --preset NAME out of the arguments: it decides the other options' defaults."""
-    preset, rest = default, []
+    preset = default
+    rest = []
     words = iter(arguments)
     for word in words:
         if word == "--preset":

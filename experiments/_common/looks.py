@@ -89,7 +89,8 @@ def titled(names: Iterable[str]) -> dict[str, Look]:
     Args:
         names: Such as "sgd" (no filter) and "sgd + first v1"; names without a look are left out.
     """
-    bare, found = {"sgd": look("none", "SGD"), "no filter": look("none")}, {}
+    bare = {"sgd": look("none", "SGD"), "no filter": look("none")}
+    found = {}
     for name in names:
         base, plus, text = name.partition(" + ")
         label = f"{TITLES.get(base, base)}{plus}{text}" if plus else TITLES.get(name)

@@ -23,7 +23,8 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise
 from tests.support import composed, make_config, make_problem
 
-N, D = 5, 3
+N = 5
+D = 3
 COMPLETE = mixing.metropolis_hastings(graphs.complete(N))
 KEY = jax.random.key(3, impl="threefry2x32")
 
@@ -198,7 +199,8 @@ def config(method):
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_a_run_over_a_network_with_dropouts_is_the_one_with_that_aggregate():
-    task, absent = make_problem(N), (1, 4)
+    task = make_problem(N)
+    absent = (1, 4)
     one = plan.make(config(Federated(Drops(absent))), COMPLETE)
     wanted = run(one, task, seeds=[0])
     plain = plan.make(config(Federated()), COMPLETE)
@@ -243,7 +245,8 @@ def test_a_bare_sum_is_refused_whoever_adds_it_up(aggregate):
 
 
 def test_no_key_of_masks_is_one_of_a_run(monkeypatch):
-    used, masked = [], jax.jit(masks.masked_vectors, static_argnames="degree")
+    used = []
+    masked = jax.jit(masks.masked_vectors, static_argnames="degree")
     opened_sum = jax.jit(masks.unmasked_sum, static_argnames="degree")
 
     def watched(values, key, degree):

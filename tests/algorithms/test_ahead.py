@@ -18,10 +18,16 @@ from dpjax.plans.optimizers import Chain
 from dpjax.transforms.lowpass import FILTERS, lowpass
 from tests.support import make_algorithm, make_config, make_problem
 
-N, B, D, T, CLIP, STEP = 2, 4, 3, 6, 0.8, 0.3
+N = 2
+B = 4
+D = 3
+T = 6
+CLIP = 0.8
+STEP = 0.3
 W = np.array([[0.7, 0.3], [0.3, 0.7]])
 RNG = np.random.default_rng(2)
-X, Y = RNG.normal(size=(T, N, B, D)), RNG.normal(size=(T, N, B))
+X = RNG.normal(size=(T, N, B, D))
+Y = RNG.normal(size=(T, N, B))
 START = RNG.normal(size=(N, D))
 
 
@@ -44,7 +50,8 @@ def ran(method, optimizer=None):
         divisor=B,
     )
     state = made.init(jnp.asarray(START, jnp.float32))
-    step, seen = jax.jit(made.step), []
+    step = jax.jit(made.step)
+    seen = []
     for t in range(T):
         batch = (jnp.asarray(X[t], jnp.float32), jnp.asarray(Y[t], jnp.float32), None)
         state, _ = step(jax.random.key(0), state, batch)
@@ -62,14 +69,18 @@ def clipped_mean(t, i, points, weights):
 
 
 def disk_by_hand(kappa, gamma, gain):
-    x, before, g, seen = START.copy(), START.copy(), np.zeros((N, D)), []
+    x = START.copy()
+    before = START.copy()
+    g = np.zeros((N, D))
+    seen = []
     c = (1 - kappa) / (kappa * gamma)
     for t in range(T):
         for i in range(N):
             points = (x[i] + gamma * (x[i] - before[i]), x[i])
             v = clipped_mean(t, i, points, (c, 1 - c))
             g[i] = v if t == 0 else (1 - gain) * g[i] + gain * v
-        before, x = x, W @ (x - STEP * g)
+        before = x
+        x = W @ (x - STEP * g)
         seen.append(x)
     return np.stack(seen)
 
@@ -94,7 +105,9 @@ def test_one_point_is_two_of_which_one_weighs_nothing():
 
 def pmlf_by_hand(k, beta, b, a):
     """Algorithm 1 of the paper at every agent, models before the first round being the first."""
-    models, means, seen = [START.copy()], [], []
+    models = [START.copy()]
+    means = []
+    seen = []
     weights = np.array([beta**j for j in range(k)])
     for t in range(T):
         points = [models[max(t - j, 0)] for j in range(k)]

@@ -20,7 +20,8 @@ from dpjax.protocols import Emission
 from dpjax.topology import graphs, mixing
 from tests.support import composed, load_script, make_config, make_problem
 
-N, T = 4, 6
+N = 4
+T = 6
 MATRIX = mixing.metropolis_hastings(graphs.ring(N))
 
 
@@ -39,13 +40,16 @@ def by_hand(models, decay, begin):
 @pytest.mark.parametrize(("decay", "begin"), [(0.9, 0), (1.0, 0), (1.0, 3), (0.5, 2), (0.9999, 1)])
 def test_it_is_the_weighted_mean_of_the_rounds(decay, begin):
     target = np.random.default_rng(0).normal(size=(T, N, 3)).astype(np.float32)
-    seen, sent = {}, {}
+    seen = {}
+    sent = {}
     for name, method in (("plain", DSGD()), ("average", Average(DSGD(), decay, begin))):
         made = composed(
             jnp.asarray(MATRIX, jnp.float32), lambda x, y: x - y, optax.sgd(0.2, 0.9),
             method=method,
         )  # fmt: skip
-        state, seen[name], sent[name] = made.init(jnp.zeros((N, 3))), [], []
+        state = made.init(jnp.zeros((N, 3)))
+        seen[name] = []
+        sent[name] = []
         for batch in target:
             state, info = jax.jit(made.step)(jax.random.key(0), state, jnp.asarray(batch))
             told = method.released(state)
@@ -58,8 +62,10 @@ def test_it_is_the_weighted_mean_of_the_rounds(decay, begin):
 
 
 def test_it_is_optaxs_debiased_average():
-    link, made = optax.ema(0.8, debias=True), Average(DSGD(), 0.8)
-    state, average = link.init(jnp.zeros(())), jnp.zeros(())
+    link = optax.ema(0.8, debias=True)
+    made = Average(DSGD(), 0.8)
+    state = link.init(jnp.zeros(()))
+    average = jnp.zeros(())
     for t, value in enumerate((3.0, -1.0, 4.0, 1.5)):
         wanted, state = link.update(jnp.float32(value), state)
         average = average + made.weight(t) * (value - average)
@@ -142,7 +148,8 @@ class Ratio(DSGD):
 @pytest.mark.slow
 def test_a_method_may_measure_other_models_than_it_keeps():
     sends = np.eye(N) + np.roll(np.eye(N), 1, axis=0) + np.eye(N, k=-2)
-    task, results = make_problem(N), []
+    task = make_problem(N)
+    results = []
     for method in (push(), Ratio(), Average(Ratio(), decay=0.5)):
         config = make_config(design="independent", method=method, rounds=T)
         results.append(run(plan.make(config, sends / sends.sum(0)), task, seeds=[0]))

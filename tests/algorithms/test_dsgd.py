@@ -37,7 +37,9 @@ def test_one_round_is_adapt_then_combine():
 
 
 def test_complete_graph_is_centralised_gradient_descent():
-    n, rounds, step = 8, 30, 0.2
+    n = 8
+    rounds = 30
+    step = 0.2
     matrix = mixing.metropolis_hastings(graphs.complete(n))
     targets = np.random.default_rng(1).normal(size=(n, 4)).astype(np.float32)
     algorithm = composed(jnp.asarray(matrix, jnp.float32), quadratic, optax.scale(-step))

@@ -24,7 +24,9 @@ from dpjax.topology.links import link_pairs
 from dpjax.transforms import noise, variates
 from tests.support import composed
 
-N, T, D = 6, 7, 2
+N = 6
+T = 7
+D = 2
 STEP = 0.25
 GRAPH = graphs.erdos_renyi(N, 0.5, 3)
 W = mixing.metropolis_hastings(GRAPH)
@@ -246,7 +248,8 @@ def test_every_algorithm_has_a_broken_twin():
 
 def test_noise_in_blocks_is_the_accounted_one():
     """A full strategy longer than a block, against its dense view."""
-    strategy, gradients = full(), long()
+    strategy = full()
+    gradients = long()
     with double_precision():
         run = gossip(W, strategy=strategy, gradients=gradients)
         assert distance(views.dsgd(W, strategy).ldp(), run, gradients) < 1e-10
@@ -278,8 +281,10 @@ def received(name, attackers):
         reach = np.stack([(schedule[t % len(schedule)][nodes] != 0).any(0) for t in range(T)])
         reach = np.tile(reach, (1, len(a) // (T * N)))
     known = [column for column, owner in enumerate(owners) if owner & set(nodes)]
-    a, b = a.reshape(len(a), T, N).copy(), b.reshape(len(b), T, -1).copy()
-    a[:, :, nodes], b[:, :, known] = 0.0, 0.0
+    a = a.reshape(len(a), T, N).copy()
+    b = b.reshape(len(b), T, -1).copy()
+    a[:, :, nodes] = 0.0
+    b[:, :, known] = 0.0
     rows = np.hstack([a.reshape(len(a), -1), b.reshape(len(b), -1)])
     return rows[reach.ravel()]
 

@@ -34,7 +34,11 @@ from dpjax.transforms.lowpass import SHARES, passed
 from dpjax.transforms.optimizers import scale_by_adam
 from tests.support import cut_and_resumed, make_algorithm
 
-N, D, K, CLIP, SHARE = 5, 12, 4, 1.0, 0.5
+N = 5
+D = 12
+K = 4
+CLIP = 1.0
+SHARE = 0.5
 COMPLETE = mixing.metropolis_hastings(graphs.complete(N))
 KEY = jax.random.key(3, impl="threefry2x32")
 GIVEN = np.linalg.qr(np.random.default_rng(4).normal(size=(D, K)))[0]
@@ -99,7 +103,8 @@ def by_hand(length, missing, *, printed=False, centred=True, own=True, of_mean=T
     """
     there = np.setdiff1d(np.arange(N), missing)
     start = sketch_.start(D, K, jax.random.fold_in(KEY, 1), jnp.float32)
-    learned, before = start, np.asarray(start.frame, np.float64)
+    learned = start
+    before = np.asarray(start.frame, np.float64)
     theta = first = second = running = np.zeros(D)
     for t, batch in enumerate(gradients(length), 1):
         frame = np.asarray(learned.frame, np.float64)
@@ -113,7 +118,8 @@ def by_hand(length, missing, *, printed=False, centred=True, own=True, of_mean=T
         second = 0.999 * second + 0.001 * (found**2 - known)
         corrected = second / (1 - 0.999**t)
         theta = theta - 0.1 * first / (1 - 0.9**t) / np.sqrt(np.maximum(corrected, 1e-4))
-        before, key = frame, jax.random.fold_in(KEY, 100 + t)
+        before = frame
+        key = jax.random.fold_in(KEY, 100 + t)
         gradient = jnp.asarray(found, jnp.float32)
         learned = update(learned, gradient, key, probes=2, as_published=printed)
     return theta
@@ -157,7 +163,8 @@ def test_what_is_sent_is_no_longer_than_the_clip(name):
     method = Federated(Sum(), SKETCHES[name], centre=0.9)
     for query in (clipping, unclipped):
         made_ = made(method, adam(), query)
-        state, step = made_.init(jnp.zeros((N, D), jnp.float32), KEY), jax.jit(made_.step)
+        state = made_.init(jnp.zeros((N, D), jnp.float32), KEY)
+        step = jax.jit(made_.step)
         longest = 0.0
         for batch in 50 * gradients(4):
             state, info = step(KEY, state, jnp.asarray(batch))
@@ -173,7 +180,8 @@ def test_what_is_sent_is_no_longer_than_the_clip(name):
 @pytest.mark.parametrize("printed", [False, True])
 def test_noise_alone_leaves_no_second_moment(printed):
     """Lemma 3.2 in a run: gradients of zero, noise of known variance; the printed line is off."""
-    deviation, length = 0.3, 400
+    deviation = 0.3
+    length = 400
     method = dome(K, Trusted(), probes=K, as_published=printed)
     method = dataclasses.replace(method, centre=0.0)
     noise = np.random.default_rng(0).normal(size=(length, N, K)) * deviation
@@ -219,7 +227,8 @@ def test_adam_takes_off_what_it_is_told_of_each_coordinate():
 
 # Whole runs.
 
-M, EPOCHS = 4, 2
+M = 4
+EPOCHS = 2
 T = M * EPOCHS
 
 
@@ -365,7 +374,8 @@ def test_what_does_not_fit_is_refused_before_any_work():
 
 
 def test_given_frames_are_equal_by_their_numbers():
-    same, other = GivenFrame(GIVEN.copy()), GivenFrame(GIVEN[:, :2])
+    same = GivenFrame(GIVEN.copy())
+    other = GivenFrame(GIVEN[:, :2])
     assert same == SKETCHES["given"] and hash(same) == hash(SKETCHES["given"]) and same != other
     assert "12, 4" in repr(same)
 

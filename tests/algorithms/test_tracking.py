@@ -25,7 +25,9 @@ from dpjax.topology import graphs, mixing
 from tests.algorithms import tracking_loops as loops
 from tests.support import composed
 
-N, P, T = 6, 2, 12
+N = 6
+P = 2
+T = 12
 MATRIX = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.5, 0))
 # A ring with two links one way: rows sum to 1, columns do not.
 ONE_WAY = np.eye(N) + np.roll(np.eye(N), 1, axis=1) + np.eye(N, k=-2)
@@ -85,7 +87,9 @@ def both(method, oracle, *, matrix=MATRIX, pair=False, steps=STEPS, silent=False
         jnp.asarray(matrix, dtype), of_batch, optimizer, privatizer=privatizer, method=method
     )
     batch = jnp.asarray(MADE.hessians, dtype), jnp.asarray(MADE.linear, dtype)
-    state, models, messages = made.init(jnp.asarray(start)), [], []
+    state = made.init(jnp.asarray(start))
+    models = []
+    messages = []
     step = jax.jit(made.step)
     for k in range(T):
         state, info = step(jax.random.key(k), state, batch)
@@ -301,7 +305,8 @@ def test_references_and_methods_without_noise_refuse_it():
 def test_trackers_reach_the_optimum_under_constant_steps_and_dgd_does_not():
     made = fusion.make(30, seed=0)
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(30, 0.3, 0))
-    task, left = fusion.problem(made, dtype="float64"), {}
+    task = fusion.problem(made, dtype="float64")
+    left = {}
     for method in (Tracking(5e3), GradientTracking(), EXTRA(), NIDS(), DGD()):
         given = plan.Config(
             method=method, rounds=6000, sampler=samplers.Random(1), optimizer=Sgd(1e-4),
@@ -339,7 +344,9 @@ def test_what_two_variables_move_lets_signs_cancel(slope):
     """Of every agent's own weight the sums of `dpjax.contrib.moves`, far below sums of sizes."""
     steps = 0.05 * 0.95 ** np.arange(60)
     uneven = np.diag([0.1, 0.5, 0.8])
-    uneven[0, 1:], uneven[1, ::2], uneven[2, :2] = 0.45, 0.25, 0.1
+    uneven[0, 1:] = 0.45
+    uneven[1, ::2] = 0.25
+    uneven[2, :2] = 0.1
     found = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven)
     each = [pp_doagt(steps, 1.0, own, slope) for own in (0.1, 0.5, 0.8)]
     np.testing.assert_allclose(found, np.max(each, axis=0), rtol=1e-5)

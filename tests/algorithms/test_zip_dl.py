@@ -15,7 +15,9 @@ from dpjax.transforms.variates import normals
 from tests.support import composed
 
 W = mixing.metropolis_hastings(graphs.erdos_renyi(6, 0.5, 2))
-N, ROUNDS, DEVIATION = 6, 3, 0.5
+N = 6
+ROUNDS = 3
+DEVIATION = 0.5
 SENT = links(W)
 OWN = SENT.sender == SENT.receiver
 
@@ -26,13 +28,19 @@ def key(seed=0):
 
 def make(rule, **change):
     options = {"deviation": DEVIATION, "key": key(), "rounds": ROUNDS, "over": rule}
-    gradient, step = lambda params, batch: params - batch, change.pop("step", 0.1)
+
+    def gradient(params, batch):
+        return params - batch
+
+    step = change.pop("step", 0.1)
     noisy = zero_sum(SENT.sender, SENT.receiver, **(options | change))
     return composed(W, gradient, optax.scale(-step), privatizer=noisy, method=ZipDL().on(W))
 
 
 def rounds(algorithm, params, batch, count=ROUNDS):
-    state, step, found = algorithm.init(params), jax.jit(algorithm.step), []
+    state = algorithm.init(params)
+    step = jax.jit(algorithm.step)
+    found = []
     for _ in range(count):
         state, info = step(key(1), state, batch)
         found.append((state, info))

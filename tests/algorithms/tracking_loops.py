@@ -14,7 +14,10 @@ def _mixed(weights, values, i):
 
 def tracking(gradient, weights, start, steps, noise, beta):
     n = len(start)
-    x, y, models, sent = [*start], [0 * s for s in start], [], []
+    x = [*start]
+    y = [0 * s for s in start]
+    models = []
+    sent = []
     for k, alpha in enumerate(steps):
         z = [x[i] + noise[k]["model"][i] for i in range(n)]
         mean = [_mixed(weights, z, i) for i in range(n)]
@@ -27,7 +30,9 @@ def tracking(gradient, weights, start, steps, noise, beta):
 
 def dpop(gradient, weights, start, steps, noise, box):
     n = len(start)
-    x, models, sent = [*start], [], []
+    x = [*start]
+    models = []
+    sent = []
     for k, alpha in enumerate(steps):
         y = [x[i] + noise[k]["model"][i] for i in range(n)]
         z = [_mixed(weights, y, i) for i in range(n)]
@@ -39,7 +44,9 @@ def dpop(gradient, weights, start, steps, noise, box):
 
 def dgd(gradient, weights, start, steps, noise):
     n = len(start)
-    x, models, sent = [*start], [], []
+    x = [*start]
+    models = []
+    sent = []
     for k, alpha in enumerate(steps):
         z = [x[i] + noise[k]["model"][i] for i in range(n)]
         x = [_mixed(weights, z, i) - alpha * gradient(i, x[i]) for i in range(n)]
@@ -53,7 +60,9 @@ def pair(gradient, rows, columns, start, steps, noise):
     n = len(start)
     x = [*start]
     y = [gradient(i, x[i]) for i in range(n)]
-    models, sent, tracked = [], [], []
+    models = []
+    sent = []
+    tracked = []
     for k, alpha in enumerate(steps):
         noisy_x = [x[i] + noise[k]["model"][i] for i in range(n)]
         noisy_y = [y[i] + noise[k]["tracker"][i] for i in range(n)]
@@ -71,7 +80,9 @@ def pair(gradient, rows, columns, start, steps, noise):
 def adapt_then_combine(gradient, weights, start, steps):
     """Gradient tracking whose steps are mixed too: x+ = W (x - alpha y)."""
     n = len(start)
-    x, y, models = [*start], [gradient(i, start[i]) for i in range(n)], []
+    x = [*start]
+    y = [gradient(i, start[i]) for i in range(n)]
+    models = []
     for alpha in steps:
         moved = [x[j] - alpha * y[j] for j in range(n)]
         new = [_mixed(weights, moved, i) for i in range(n)]
@@ -83,18 +94,24 @@ def adapt_then_combine(gradient, weights, start, steps):
 
 def pp_doagt(gradient, rows, columns, start, steps, noise):
     n = len(start)
-    x, s, models, sent, tracked = [*start], [0 * one for one in start], [], [], []
+    x = [*start]
+    s = [0 * one for one in start]
+    models = []
+    sent = []
+    tracked = []
     for k, alpha in enumerate(steps):
         noisy_x = [x[i] + noise[k]["model"][i] for i in range(n)]
         noisy_s = [s[i] + noise[k]["tracker"][i] for i in range(n)]
-        new_s, new_x = [], []
+        new_s = []
+        new_x = []
         for i in range(n):
             # An agent's own values enter without their noise.
             heard_s = [s[j] if j == i else noisy_s[j] for j in range(n)]
             heard_x = [x[j] if j == i else noisy_x[j] for j in range(n)]
             new_s.append(_mixed(columns, heard_s, i) + alpha * gradient(i, x[i]))
             new_x.append(_mixed(rows, heard_x, i) - (new_s[i] - s[i]))
-        x, s = new_x, new_s
+        x = new_x
+        s = new_s
         models.append(np.array(x))
         sent.append(np.array(noisy_x))
         tracked.append(np.array(noisy_s))
@@ -102,7 +119,9 @@ def pp_doagt(gradient, rows, columns, start, steps, noise):
 
 
 def extra(gradient, weights, start, steps):
-    n, alpha, eye = len(start), steps[0], np.eye(len(start))
+    n = len(start)
+    alpha = steps[0]
+    eye = np.eye(len(start))
     old = [*start]
     x = [_mixed(weights, old, i) - alpha * gradient(i, old[i]) for i in range(n)]
     models = [np.array(x)]
@@ -113,13 +132,15 @@ def extra(gradient, weights, start, steps):
             - alpha * (gradient(i, x[i]) - gradient(i, old[i]))
             for i in range(n)
         ]
-        old, x = x, new
+        old = x
+        x = new
         models.append(np.array(x))
     return np.array(models), {}
 
 
 def nids(gradient, weights, start, steps):
-    n, alpha = len(start), steps[0]
+    n = len(start)
+    alpha = steps[0]
     half = (np.eye(n) + weights) / 2
     old = [*start]
     x = [old[i] - alpha * gradient(i, old[i]) for i in range(n)]
@@ -129,6 +150,7 @@ def nids(gradient, weights, start, steps):
             2 * x[j] - old[j] - alpha * gradient(j, x[j]) + alpha * gradient(j, old[j])
             for j in range(n)
         ]
-        old, x = x, [_mixed(half, ahead, i) for i in range(n)]
+        old = x
+        x = [_mixed(half, ahead, i) for i in range(n)]
         models.append(np.array(x))
     return np.array(models), {}

@@ -55,7 +55,8 @@ def losses(
     senders = [j for j in range(n) if any(matrix[a, j] != 0 for a in attackers)]
 
     def received(inflow: np.ndarray) -> np.ndarray:
-        x, out = np.zeros(n), []
+        x = np.zeros(n)
+        out = []
         for t in range(rounds):
             x = x + inflow[t]
             out.append(x[senders])
@@ -63,7 +64,8 @@ def losses(
         return np.concatenate(out)
 
     inverse = np.eye(rounds) if inverse is None else inverse
-    moved, noise = {}, []
+    moved = {}
+    noise = []
     for t, i in itertools.product(range(rounds), range(n)):
         unit = np.zeros((rounds, n))
         unit[t, i] = 1
@@ -141,7 +143,8 @@ def test_the_relation_is_said_aloud_and_doubles(capsys: Capture) -> None:
     assert "relation: replace_record (" in text
     assert "a record in every round of 4" in text
     assert cli.main([*PNDP, "--relation", "zero_out_record", "--out", "one.jsonl"]) == 0
-    two, one = stored("two.jsonl"), stored("one.jsonl")
+    two = stored("two.jsonl")
+    one = stored("one.jsonl")
     for gradients in ("any", "view"):
         np.testing.assert_allclose(two[gradients], 2 * one[gradients], rtol=1e-12)
     assert cli.main([*PNDP, "--relation", "replace_agent"]) == 0
@@ -165,7 +168,8 @@ def test_strategies_are_scaled_to_sensitivity_one(algorithm: str, capsys: Captur
     np.testing.assert_allclose(stored("ldp.jsonl")["view"], 1 / 2, rtol=1e-8)
     assert re.search(r"^all +5 ", capsys.readouterr().out, re.MULTILINE)
     assert cli.main([*PNDP, *fields]) == 0
-    matrix, when = mixing.metropolis_hastings(graphs.path(5)), Participation(4, 2, 2)
+    matrix = mixing.metropolis_hastings(graphs.path(5))
+    when = Participation(4, 2, 2)
     strategy = {
         "anti_pgd": temporal.anti_pgd(4),
         "mafalda": temporal.mafalda(matrix, when),
@@ -189,7 +193,8 @@ def test_other_algorithms_and_attackers(capsys: Capture) -> None:
     assert cli.main([*secret, "--trust", "secldp", "--protected", "1", "2", "--out", "a"]) == 0
     assert "but those among agent 1, agent 2" in capsys.readouterr().out
     assert cli.main([*secret, "--out", "b"]) == 0
-    hidden, eavesdropper = stored("a.jsonl")["any"], stored("b.jsonl")["any"]
+    hidden = stored("a.jsonl")["any"]
+    eavesdropper = stored("b.jsonl")["any"]
     # Agents without a protected secret have their own noise alone: 2 sqrt(4) / 2.
     np.testing.assert_allclose(hidden[[0, 3, 4]], 2, rtol=1e-8)
     # Two agents with one secret of variance 3 between them: [(I + 3 L)^-1]_11 = 4 / 7.
@@ -257,7 +262,8 @@ def test_an_attacker_is_a_label_and_never_a_guess(capsys: Capture) -> None:
     assert "attacker: PNDP: agent 3 (index 0), seeing" in text
     assert cli.main([*command, "index:3", "--out", "index"]) == 0
     assert "attacker: PNDP: agent 4 (index 3), seeing" in capsys.readouterr().out
-    label, index = records.read("label.jsonl"), records.read("index.jsonl")
+    label = records.read("label.jsonl")
+    index = records.read("index.jsonl")
     near = label[(label["distance"] == 1) & (label["gradients"] == "any")].iloc[0]
     assert (near["victim"], near["victim_label"], near["attackers"]) == (1, "1", "0")
     assert set(label["attacker_labels"]) == {"3"} and set(index["attacker_labels"]) == {"4"}

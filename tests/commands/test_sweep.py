@@ -114,7 +114,8 @@ def test_best_points_are_grouped_by_value():
 
     parts = [Hidden(1), Hidden(2), np.arange(3), np.arange(4)]
     points = [{"part": part, "step": step} for part in parts for step in (1, 2)]
-    points[1]["part"], points[7]["part"] = Hidden(1), np.arange(4)
+    points[1]["part"] = Hidden(1)
+    points[7]["part"] = np.arange(4)
     rows = [{"point": i, "seed": 0, "loss": float(i)} for i in range(8)]
     result = sweep.Sweep(tuple(points), pandas.DataFrame(rows))
     assert result.best("loss", over="step") == points[::2]
@@ -213,7 +214,8 @@ def test_code_edited_under_its_name_is_run_again(edited, tmp_path, monkeypatch):
     def rows(factor):
         return swept([edited(factor)], folder=tmp_path, seeds=[0]).to_frame()
 
-    first, second = rows(1.0), rows(2.0)
+    first = rows(1.0)
+    second = rows(2.0)
     assert len(list(tmp_path.glob("*.jsonl"))) == 2
     assert not first["mean_gap"].equals(second["mean_gap"])
     # The same code has the same file.

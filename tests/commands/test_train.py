@@ -144,7 +144,8 @@ def test_records_that_do_not_fit_are_refused(arrays: dict, match: str, capsys: C
 
 def test_a_site_has_one_name_in_two_forms_of_unicode() -> None:
     """Files of edges, records and settings may write u and its dots as one letter or as two."""
-    composed, decomposed = "Z\u00fcrich", "Zu\u0308rich"
+    composed = "Z\u00fcrich"
+    decomposed = "Zu\u0308rich"
     for edges, held, budget in (
         (composed, decomposed, decomposed),
         (decomposed, composed, composed),
@@ -304,7 +305,8 @@ def test_what_a_model_of_ones_own_refuses_names_no_other_key(
 
 
 def test_remedies_are_what_settings_can_do(capsys: Capture) -> None:
-    few, skewed = '"complete:60"', '"dirichlet"\nalpha = 1e-9'
+    few = '"complete:60"'
+    skewed = '"dirichlet"\nalpha = 1e-9'
     settings(('"owner"', '"iid"'), ('"edges.txt"', few))
     refused(["train", "own.toml"], capsys, "there are 40; use fewer agents or more data$")
     settings(('"owner"', skewed))

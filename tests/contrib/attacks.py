@@ -21,11 +21,13 @@ def difference(one, other, modulus):
 def logarithm(base, power, modulus, bits):
     """The exponent below 2^bits, by small and large steps; None where there is none."""
     small = 1 << (bits + 1) // 2
-    table, value = {}, 1
+    table = {}
+    value = 1
     for exponent in range(small):
         table.setdefault(value, exponent)
         value = value * base % modulus
-    jump, value = pow(base, -small, modulus), power
+    jump = pow(base, -small, modulus)
+    value = power
     for high in range(small + 1):
         if value in table:
             return high * small + table[value]

@@ -17,12 +17,15 @@ def moments(w, hessians, schedule, beta, trials=4000):
     """[T, 3] sampled E|mean - x*|^2, E|x - 1 mean|^2, E|x(k) - x(k-1)|^2; x* = 0."""
     rng = np.random.default_rng(0)
     n, p = hessians.shape[:2]
-    x, y, rows = rng.standard_normal((trials, n, p)), np.zeros((trials, n, p)), []
+    x = rng.standard_normal((trials, n, p))
+    y = np.zeros((trials, n, p))
+    rows = []
     for alpha, scale in zip(schedule.step_sizes, schedule.scales, strict=True):
         z = x + scale * rng.laplace(size=x.shape)
         mixed = np.einsum("ij,rjp->rip", w, z)
         y = y + beta * (z - mixed)
-        last, x = x, mixed - alpha * (y + np.einsum("nij,rnj->rni", hessians, z))
+        last = x
+        x = mixed - alpha * (y + np.einsum("nij,rnj->rni", hessians, z))
         mean = x.mean(axis=1, keepdims=True)
         parts = mean, x - mean, x - last
         rows.append([(part**2).sum((1, 2)).mean() for part in parts])
@@ -30,7 +33,9 @@ def moments(w, hessians, schedule, beta, trials=4000):
 
 
 def test_where_its_conditions_hold_it_is_a_bound():
-    n, q1, beta = 6, 0.03, 0.5
+    n = 6
+    q1 = 0.03
+    beta = 0.5
     w = np.full((n, n), 1 / n)
     hessians = np.linspace(0.9, 1.1, n)[:, None, None] * np.eye(2)
     made = laplace.geometric(1.0, 1.0, gamma=1e-3, q1=q1, q2=0.5, rounds=12)
@@ -50,7 +55,12 @@ def test_where_its_conditions_hold_it_is_a_bound():
 
 def test_terms_are_sums_of_the_actual_schedule():
     """With the printed nu the last line of (34), up to its misprinted exponent: q1 q2^2."""
-    gamma, q1, q2, epsilon, gap, p = 0.01, 0.9, 0.95, 2.0, 0.5, 3
+    gamma = 0.01
+    q1 = 0.9
+    q2 = 0.95
+    epsilon = 2.0
+    gap = 0.5
+    p = 3
     lip, convex, n, (c1, c2) = 4.0, 0.5, 7, (1.5, 2.5)
     made = laplace.geometric(epsilon, gap, gamma, q1, q2, 3000, printed=True)
     terms = accuracy.terms(made.step_sizes, made.scales, n, p, lip, convex, c1, c2)

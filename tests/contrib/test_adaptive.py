@@ -20,7 +20,8 @@ def stream(link, gradients):
 
 def reference(gradients, taps, noise, *, proportional):
     """The adaptive filter as a loop in float64."""
-    rounds, size = len(gradients), gradients[0].size
+    rounds = len(gradients)
+    size = gradients[0].size
     flat = gradients.reshape(rounds, -1).astype(float)
     out = []
     for t in range(rounds):

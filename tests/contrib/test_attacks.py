@@ -149,7 +149,8 @@ def test_a_blur_below_the_grain_of_floats_would_tell_the_weight(monkeypatch):
     """float32 values lie on a grid of 2^-23 here, fixed point on one of 2^-40."""
     code = FixedPoint(value_bits=48, fraction_bits=40, weight_bits=16)
     model = (1 + np.random.default_rng(4).random((2, D))).astype(np.float32)
-    share, grain = round(0.7654321 * 2**16), 2**17
+    share = round(0.7654321 * 2**16)
+    grain = 2**17
     # A difference is below 1, and so the weight at least an answer.
     answers = decrypted(exchanged(model, code=code))
     least = max(abs(each) for each in answers) / 2**40

@@ -22,7 +22,8 @@ def events(folder):
     from tensorboardX.proto import event_pb2
 
     (file,) = folder.iterdir()
-    content, found = file.read_bytes(), []
+    content = file.read_bytes()
+    found = []
     while content:  # Length, its checksum, a message, its checksum.
         (length,) = struct.unpack("<Q", content[:8])
         event = event_pb2.Event.FromString(content[12 : 12 + length])
@@ -47,7 +48,8 @@ def test_boards_have_the_means_over_seeds(tmp_path, network, small):
     # Stopping at a measurement that was read costs all, and the bare plan has no epsilon.
     assert logged[-1][1]["epsilon/whisper"] == pytest.approx(result.guarantees[0].epsilon)
     assert not any("epsilon/bare" in one for _, one in logged)
-    deadline, written = time.monotonic() + 30, []
+    deadline = time.monotonic() + 30
+    written = []
     while len(written) < 4 and time.monotonic() < deadline:
         time.sleep(0.2)
         found = events(tmp_path / "logs")

@@ -27,7 +27,8 @@ def spent(sigma, rate, rounds, delta):
 @pytest.mark.parametrize("larger", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
     (made,) = Central(epochs=3, batch_size=50).plans(UpdateRule(), [0.5], 2.0, 1000, larger=larger)
-    rate, rounds = 50 * larger / 1000, int(60 / larger)
+    rate = 50 * larger / 1000
+    rounds = int(60 / larger)
     assert made.config.rounds == rounds and made.sampler.expected == 50 * larger
     assert made.sampler.capacity == 16
     assert made.sampler.rates(np.array([1000]))[0] == pytest.approx(rate, rel=1e-5)
@@ -49,7 +50,8 @@ def test_noise_of_many_rounds_spends_the_budget_to_a_thousandth(budget, width, p
     """Between two bounds on what 250 rounds at a rate of 0.004 lose with this noise."""
     count = 50_000
     (made,) = Central(epochs=1, batch_size=200).plans(UpdateRule(), [0.5], budget, count)
-    sigma, delta = float(made.factor[0, 0]), made.guarantee.delta
+    sigma = float(made.factor[0, 0])
+    delta = made.guarantee.delta
     assert made.config.rounds == 250
     below, above = lattice.bracket(0.004, 1 / sigma, 250, delta, width, points)
     assert above < 1.001 * below
@@ -104,7 +106,8 @@ def test_a_filter_chosen_with_the_noise_costs_nothing():
     np.testing.assert_allclose(*lengths, rtol=1e-12)
     assert np.array_equal(first.strategy, second.strategy)
 
-    rounds, size = first.config.rounds, 2
+    rounds = first.config.rounds
+    size = 2
     deviation = float(alone.factor[0, 0]) / 50
     signal = 0.0004 / size * 0.9 ** abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
     signal += np.eye(rounds) / 50 / size
@@ -114,7 +117,8 @@ def test_a_filter_chosen_with_the_noise_costs_nothing():
     )
     link = second.config.optimizer.make(0.5)
     gradients = np.random.default_rng(0).normal(size=(rounds, 2))
-    state, steps = link.init(jnp.zeros(2)), []
+    state = link.init(jnp.zeros(2))
+    steps = []
     for gradient in gradients:
         step, state = link.update(jnp.asarray(gradient, jnp.float32), state)
         steps.append(step)

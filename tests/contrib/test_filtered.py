@@ -28,7 +28,8 @@ def squared_error(matrix, signal, noise, weight):
 
 
 def test_the_filter_is_the_mean_given_what_has_come_in():
-    signal, noise = spread(5, 0), spread(5, 1)
+    signal = spread(5, 0)
+    noise = spread(5, 1)
     got = filtered.wiener(signal, noise)
     for t in range(5):
         past = slice(0, t + 1)
@@ -38,7 +39,9 @@ def test_the_filter_is_the_mean_given_what_has_come_in():
 
 
 def test_a_weight_asks_for_the_mean_of_sums():
-    signal, noise, weight = spread(4, 2), spread(4, 3), np.tri(4)
+    signal = spread(4, 2)
+    noise = spread(4, 3)
+    weight = np.tri(4)
     got = filtered.wiener(signal, noise, gram=weight.T @ weight)
     np.testing.assert_allclose(weight.T @ weight, workload.prefix_sum_gram(4))
     for t in range(4):
@@ -48,7 +51,9 @@ def test_a_weight_asks_for_the_mean_of_sums():
 
 
 def test_no_causal_filter_is_better():
-    signal, noise, weight = spread(4, 4), spread(4, 5), np.tri(4) + np.diag([0, 1, 0, 2])
+    signal = spread(4, 4)
+    noise = spread(4, 5)
+    weight = np.tri(4) + np.diag([0, 1, 0, 2])
     best = filtered.wiener(signal, noise, gram=weight.T @ weight)
     least = squared_error(best, signal, noise, weight)
     lower = np.tril_indices(4)
@@ -66,8 +71,10 @@ def test_no_causal_filter_is_better():
 
 
 def test_error_is_the_definition_whatever_the_scale_of_the_strategy():
-    pattern, weight = Participation(6, 3, 2), np.tri(6)
-    strategy, matrix = np.tri(6) + np.eye(6), np.tri(6) / 6
+    pattern = Participation(6, 3, 2)
+    weight = np.tri(6)
+    strategy = np.tri(6) + np.eye(6)
+    matrix = np.tri(6) / 6
     inverse = np.linalg.inv(strategy)
     classes = [np.abs((strategy.T @ strategy)[c::2, c::2]).sum() for c in range(2)]
     noise = 0.7 * max(classes) * inverse @ inverse.T
@@ -98,10 +105,8 @@ def test_both_are_the_optimum_of_a_semidefinite_program(
     separation = rounds // epochs
     weight = np.tri(rounds) if sums else np.eye(rounds)
     root = np.linalg.cholesky(ar1(rounds, rho))
-    matrix, block = (
-        cvxpy.Variable((rounds, rounds)),
-        cvxpy.Variable((2 * rounds, 2 * rounds), PSD=True),
-    )
+    matrix = cvxpy.Variable((rounds, rounds))
+    block = cvxpy.Variable((2 * rounds, 2 * rounds), PSD=True)
     # [[P, (W F)'], [W F, X]] >= 0 is X >= W F P^-1 F' W'.
     asked = [block[rounds:, :rounds] == weight @ matrix, cvxpy.upper_tri(matrix) == 0]
     asked += [
@@ -130,12 +135,15 @@ def test_both_are_the_optimum_of_a_semidefinite_program(
 
 @pytest.mark.slow
 def test_no_pair_that_a_search_finds_is_better():
-    signal, pattern = ar1(3), Participation(3, 1, 3)
+    signal = ar1(3)
+    pattern = Participation(3, 1, 3)
     both = filtered.solve(signal, 2.0, pattern, tolerance=1e-6)
 
     def value(entries):
-        strategy, matrix = np.eye(3), np.zeros((3, 3))
-        strategy[np.tril_indices(3)], matrix[np.tril_indices(3)] = entries[:6], entries[6:]
+        strategy = np.eye(3)
+        matrix = np.zeros((3, 3))
+        strategy[np.tril_indices(3)] = entries[:6]
+        matrix[np.tril_indices(3)] = entries[6:]
         if abs(np.linalg.det(strategy)) < 1e-6:
             return 1e6
         inverse = np.linalg.inv(strategy) * np.linalg.norm(strategy, axis=0).max()
@@ -152,12 +160,11 @@ def test_no_pair_that_a_search_finds_is_better():
 
 @pytest.mark.slow
 def test_bands_are_the_best_that_a_search_over_their_numbers_finds():
-    rounds, variance = 8, 2.0
-    signal, pattern, gram = (
-        ar1(rounds),
-        Participation(rounds, 2, 4),
-        workload.prefix_sum_gram(rounds),
-    )
+    rounds = 8
+    variance = 2.0
+    signal = ar1(rounds)
+    pattern = Participation(rounds, 2, 4)
+    gram = workload.prefix_sum_gram(rounds)
     both = filtered.solve(signal, variance, pattern, gram=gram, bands=3, tolerance=1e-9)
 
     def made(numbers):
@@ -186,8 +193,10 @@ def test_white_gradients_are_shrunk_and_their_noise_is_white():
 
 
 def test_little_noise_leaves_the_strategy_alone():
-    rounds, variance = 8, 1e-6
-    pattern, gram = Participation(rounds, 2, 4), workload.prefix_sum_gram(rounds)
+    rounds = 8
+    variance = 1e-6
+    pattern = Participation(rounds, 2, 4)
+    gram = workload.prefix_sum_gram(rounds)
     both = filtered.solve(ar1(rounds), variance, pattern, gram=gram)
     alone = temporal.solve(gram, pattern)
     np.testing.assert_allclose(both.filter, np.eye(rounds), atol=1e-3)
@@ -197,10 +206,12 @@ def test_little_noise_leaves_the_strategy_alone():
 @pytest.mark.slow
 @pytest.mark.parametrize("sums", [False, True])
 def test_both_are_better_than_either(sums):
-    rounds, variance = 16, 4.0
+    rounds = 16
+    variance = 4.0
     pattern = Participation(rounds, 1, rounds)
     gram = workload.prefix_sum_gram(rounds) if sums else np.eye(rounds)
-    signal, none = ar1(rounds, 0.95), np.eye(rounds)
+    signal = ar1(rounds, 0.95)
+    none = np.eye(rounds)
     both = filtered.solve(signal, variance, pattern, gram=gram)
     alone = temporal.solve(gram, pattern).strategy
     strategy = filtered.filtered_error(none, alone, signal, variance, pattern, gram=gram)

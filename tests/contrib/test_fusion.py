@@ -9,7 +9,8 @@ from dpjax.results import records
 from experiments import tracking_fusion
 from tests.support import ROOT
 
-COSTS, MIXING = fusion.make(4, seed=0), np.full((4, 4), 0.25)
+COSTS = fusion.make(4, seed=0)
+MIXING = np.full((4, 4), 0.25)
 
 
 def test_parts_for_few_rounds_need_no_knots_of_ones_own():
@@ -31,11 +32,13 @@ def test_costs_that_are_none_are_refused(costs):
 def exact_error_of_dpop(costs, matrix, steps, scales):
     """E sum_i |x_i - x*|^2 after x = W z - alpha (H W z - b), x(0) of N(0, I), backwards."""
     n, p = costs.linear.shape
-    mean, left = np.tile(-costs.minimiser, (n, 1)), costs.linear - costs.hessians @ costs.minimiser
+    mean = np.tile(-costs.minimiser, (n, 1))
+    left = costs.linear - costs.hessians @ costs.minimiser
     curved = [np.eye(p) - alpha * costs.hessians for alpha in steps]
     for alpha, bent in zip(steps, curved, strict=True):
         mean = np.einsum("nij,nj->ni", bent, matrix @ mean) + alpha * left
-    total, back = (mean**2).sum(), np.eye(n * p).reshape(-1, n, p)
+    total = (mean**2).sum()
+    back = np.eye(n * p).reshape(-1, n, p)
     for bent, scale in zip(curved[::-1], scales[::-1], strict=True):
         back = matrix @ np.einsum("rni,nij->rnj", back, bent)
         total += 2 * scale**2 * (back**2).sum()

@@ -13,7 +13,8 @@ def cost(made: fusion.Fusion, i: int, x: np.ndarray) -> float:
 
 def test_the_gradient_is_the_numerical_one():
     made = fusion.make(4, seed=1, measurements=5, dimension=3)
-    x, h = np.array([0.3, -1.2, 0.8], dtype=np.float64), 1e-5
+    x = np.array([0.3, -1.2, 0.8], dtype=np.float64)
+    h = 1e-5
     for i in range(4):
         numerical = [
             (cost(made, i, x + h * e) - cost(made, i, x - h * e)) / (2 * h) for e in np.eye(3)
@@ -40,7 +41,9 @@ def test_the_law_is_the_stated_one():
 
 
 def test_a_seed_makes_the_same_data_and_another_one_other():
-    first, again, other = fusion.make(7, 5), fusion.make(7, 5), fusion.make(7, 6)
+    first = fusion.make(7, 5)
+    again = fusion.make(7, 5)
+    other = fusion.make(7, 6)
     np.testing.assert_array_equal(first.values, again.values)
     assert not np.array_equal(first.values, other.values)
 

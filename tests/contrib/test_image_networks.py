@@ -60,7 +60,8 @@ def test_wide_resnets_have_the_published_size(depth, published):
 
 def test_resnet_50_has_the_published_size():
     """23.5 million without the head, 25.55 with 1,000 classes."""
-    want, channels = 7 * 7 * 3 * 64, 64
+    want = 7 * 7 * 3 * 64
+    channels = 64
     for inner, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for index in range(blocks):
             if index == 0:
@@ -78,7 +79,8 @@ def test_resnet_50_has_the_published_size():
 
 def test_efficientnet_b0_has_the_published_size():
     """5.3 million: kernels without bias, two numbers a channel of each norm, and the squeezes."""
-    want, channels = 9 * 3 * 32 + 2 * 32, 32
+    want = 9 * 3 * 32 + 2 * 32
+    channels = 32
     for expansion, side, features, blocks in (
         (1, 3, 16, 1),
         (6, 3, 24, 2),
@@ -89,7 +91,8 @@ def test_efficientnet_b0_has_the_published_size():
         (6, 3, 320, 1),
     ):
         for _ in range(blocks):
-            wide, few = expansion * channels, channels // 4
+            wide = expansion * channels
+            few = channels // 4
             if expansion > 1:
                 want += channels * wide + 2 * wide
             want += side * side * wide + 2 * wide
@@ -178,7 +181,8 @@ def test_layouts_of_a_network_agree_in_double_precision(name, layout):
 
             return jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))(params, x)
 
-        got, want = gradients(layout), gradients("conv")
+        got = gradients(layout)
+        want = gradients("conv")
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9)
 

@@ -76,7 +76,8 @@ def small_vit(width=12):
 
 def test_fine_tuning_starts_from_the_files_numbers(tmp_path, monkeypatch):
     numpy = pytest.importorskip("safetensors.numpy")
-    tensors, path = small_vit(), tmp_path / "vit.safetensors"
+    tensors = small_vit()
+    path = tmp_path / "vit.safetensors"
     numpy.save_file(tensors, path)
     make = functools.partial(vit.ViT, width=12, depth=1, heads=2)
     monkeypatch.setattr(images.vit, "ViT", make)

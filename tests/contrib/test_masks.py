@@ -73,7 +73,8 @@ def by_pairs(values, degree, own=True):
     for distance in range(1, (degree + 1) // 2 + 1):
         pairs = jax.random.fold_in(jax.random.fold_in(key(), 2), distance)
         for place in range(clients // 2 if 2 * distance == clients else clients):
-            one, other = order[place], order[(place + distance) % clients]
+            one = order[place]
+            other = order[(place + distance) % clients]
             near[one].append(int(other))
             near[other].append(int(one))
             mask = words(jax.random.fold_in(pairs, place), columns)

@@ -10,12 +10,14 @@ from dpjax.contrib.rules import momentum, muon
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms.lowpass import FILTERS, lowpass
 
-ROUNDS, STEP = 400, 0.3
+ROUNDS = 400
+STEP = 0.3
 
 
 def moved(link, gradients):
     """The updates of the rounds for scalars."""
-    state, updates = link.init(jnp.zeros(())), []
+    state = link.init(jnp.zeros(()))
+    updates = []
     for each in gradients:
         update, state = link.update(jnp.asarray(each, jnp.float32), state)
         updates.append(float(update))
@@ -53,9 +55,13 @@ def tree(agents, seed):
 
 @pytest.mark.slow
 def test_muon_is_every_agents_own_in_a_chain():
-    part, n = Chain(muon, step_size=0.02), 3
-    chain, models = part.chain(part.arrays()), tree(n, 0)
-    state, own, link = chain.init(models), [], muon(0.02)
+    part = Chain(muon, step_size=0.02)
+    n = 3
+    chain = part.chain(part.arrays())
+    models = tree(n, 0)
+    state = chain.init(models)
+    own = []
+    link = muon(0.02)
     of_one = jax.jit(link.update)
     for seed in (1, 2):
         updates, state = jax.jit(chain.update)(tree(n, seed), state, models)

@@ -16,15 +16,19 @@ def simulated(method, own, differences, steps=STEPS):
     """
     rounds = len(steps)
     rng = np.random.default_rng(0)
-    base, heard = rng.standard_normal(rounds + 1), rng.standard_normal((rounds, 2))
+    base = rng.standard_normal(rounds + 1)
+    heard = rng.standard_normal((rounds, 2))
     sent = []
     for gradients in (base, base + np.append(differences, 0.0)):
-        x, s, y = 0.4, 0.0, gradients[0]
+        x = 0.4
+        s = 0.0
+        y = gradients[0]
         values = []
         for k in range(rounds):
             if method == "pp_doagt":
                 values.append((x, s))
-                last, s = s, own * s + heard[k, 0] + steps[k] * gradients[k]
+                last = s
+                s = own * s + heard[k, 0] + steps[k] * gradients[k]
                 x = own * x + heard[k, 1] - (s - last)
             elif method == "diff_tv_ab":
                 values.append((x, y))
@@ -59,10 +63,14 @@ def test_no_gradients_move_messages_further_and_some_as_far(method, own):
 @pytest.mark.parametrize("own", [0.0, 0.3, 0.8])
 def test_sums_of_sizes_bound_pp_doagt_from_above(own):
     """S and x term by term: what cancels between rounds is what these recursions do not see."""
-    loose, s, x, gap = [], 0.0, 0.0, 2.0
+    loose = []
+    s = 0.0
+    x = 0.0
+    gap = 2.0
     for step in STEPS:
         loose.append((x, s))
-        last, s = s, own * s + step * gap
+        last = s
+        s = own * s + step * gap
         x = own * x + s + last
     tight = moves.moves("pp_doagt", STEPS, gap, own)
     assert (tight <= np.array(loose) * (1 + 1e-12)).all()
@@ -81,7 +89,9 @@ def test_own_noisy_values_forget():
 @pytest.mark.parametrize("method", ["pp_doagt", "diff_tv_ab"])
 def test_smooth_costs_of_adjacent_problems_stay_below(method):
     """Gradients h x and h x + gap, |h| <= 3: taken at true points, which drift apart."""
-    gap, slope, own = 0.7, 3.0, 0.4
+    gap = 0.7
+    slope = 3.0
+    own = 0.4
     bound = moves.moves(method, STEPS, gap, own, smoothness=slope)
     assert (bound >= moves.moves(method, STEPS, gap, own)).all()
     rng = np.random.default_rng(2)
@@ -89,12 +99,16 @@ def test_smooth_costs_of_adjacent_problems_stay_below(method):
     for h in (-3.0, -1.0, 0.0, 2.0, 3.0):
         sent = []
         for shift in (0.0, gap):
-            x, s, y, values = 0.4, 0.0, h * 0.4 + shift, []
+            x = 0.4
+            s = 0.0
+            y = h * 0.4 + shift
+            values = []
             for k in range(9):
                 gradient = h * x + shift
                 values.append((x, s if method == "pp_doagt" else y))
                 if method == "pp_doagt":
-                    last, s = s, own * s + heard[k, 0] + STEPS[k] * gradient
+                    last = s
+                    s = own * s + heard[k, 0] + STEPS[k] * gradient
                     x = own * x + heard[k, 1] - (s - last)
                 else:
                     x = own * x + heard[k, 0] - STEPS[k] * y

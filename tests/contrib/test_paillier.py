@@ -22,7 +22,8 @@ from dpjax.contrib.paillier import (  # noqa: E402
 
 N = 5
 LINKS = [(0, 1), (3, 1), (1, 2), (0, 3)]  # agent 4 has none
-UNIT, WEIGHT = 2.0**-40, 2.0**-32
+UNIT = 2.0**-40
+WEIGHT = 2.0**-32
 
 
 class Shown(NamedTuple):
@@ -41,8 +42,10 @@ def drawn(seed, links=LINKS, n=N):
 
 def pulls(model, weights):
     """sum_j b_ij b_ji (x_j - x_i), and a bound on what fixed point may add to it."""
-    x, b = np.asarray(model, np.float64).reshape(len(model), -1), weights.astype(np.float64)
-    total, bound = np.zeros_like(x), np.zeros_like(x)
+    x = np.asarray(model, np.float64).reshape(len(model), -1)
+    b = weights.astype(np.float64)
+    total = np.zeros_like(x)
+    bound = np.zeros_like(x)
     for i in range(len(x)):
         for j in range(len(x)):
             grain = 0.0 if x[j].max() == x[j].min() == 0 else np.spacing(
@@ -149,7 +152,8 @@ def test_traffic_is_four_ciphertexts_a_link_and_coordinate(exchange):
 
 def test_obfuscators_are_residues_used_once():
     agent = Agent(0, 256, CODE, allow_weak=True)
-    n, order = agent.modulus, (agent._private.p - 1) * (agent._private.q - 1)
+    n = agent.modulus
+    order = (agent._private.p - 1) * (agent._private.q - 1)
     for pool in (agent._own, Obfuscators(n)):
         pool.fill(5)
         assert len(pool) == 5 and pool.late == 0
@@ -196,7 +200,8 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_messages_that_fixed_point_does_not_hold_are_refused_before_anything_is_sent(pair, name):
     message, match = BAD[name]
-    before, pair.seen = len(pair.traffic), []
+    before = len(pair.traffic)
+    pair.seen = []
     with pytest.raises(ValueError, match=match):
         pair(message, 0)
     assert len(pair.traffic) == before and not pair.seen

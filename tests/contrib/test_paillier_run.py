@@ -16,7 +16,9 @@ from dpjax.plans import plan, protect  # noqa: E402
 from dpjax.plans.optimizers import Sgd  # noqa: E402
 from dpjax.topology import graphs, mixing  # noqa: E402
 
-N, P, T = 4, 2, 12
+N = 4
+P = 2
+T = 12
 MATRIX = mixing.metropolis_hastings(graphs.ring(N))
 LINKS = np.argwhere(np.triu(MATRIX, 1))
 
@@ -34,7 +36,8 @@ def made():
 
 def ran(one, transport):
     """Metrics after every round, and the models that went into every round."""
-    task, models = fusion.problem(fusion.make(N, seed=1, high=3.0)), []
+    task = fusion.problem(fusion.make(N, seed=1, high=3.0))
+    models = []
 
     def carried(message, round):
         models.append(message.model)
@@ -47,7 +50,8 @@ def ran(one, transport):
 
 @pytest.mark.slow
 def test_a_run_over_ciphertexts_is_the_compiled_run():
-    one, exchange = made(), PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
+    one = made()
+    exchange = PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     compiled, _ = ran(one, None)
     _, plain = ran(one, host.local_transport(one))
     metrics, models = ran(one, exchange)
@@ -63,7 +67,8 @@ def test_a_run_over_ciphertexts_is_the_compiled_run():
 
 @pytest.mark.mutant
 def test_a_run_over_weaker_pulls_is_seen():
-    one, exchange = made(), PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
+    one = made()
+    exchange = PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
     _, plain = ran(one, host.local_transport(one))
     _, models = ran(one, lambda message, round: exchange(message, round) * np.float32(1.0001))
     assert np.abs(models - plain).max() > 10 * T * 2.0**-23 * np.abs(plain).max()

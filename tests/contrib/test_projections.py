@@ -36,7 +36,9 @@ def dense(projection, d, k, dtype=F32):
 @pytest.mark.parametrize("dtype", [F32, np.float64])
 @pytest.mark.parametrize("name", NAMES)
 def test_encoding_and_decoding_are_one_matrix(name, dtype):
-    d, k, rng = 90, 12, np.random.default_rng(1)
+    d = 90
+    k = 12
+    rng = np.random.default_rng(1)
     with double_precision():
         projection = made(name, d, k, jax.random.key(1), dtype)
         matrix = dense(projection, d, k, dtype)
@@ -53,7 +55,9 @@ def test_encoding_and_decoding_are_one_matrix(name, dtype):
 
 
 def test_a_count_sketch_has_one_entry_a_row_and_coordinate():
-    d, k, rows = 400, 60, 3
+    d = 400
+    k = 60
+    rows = 3
     sparse = sketches.count_sketch(d, k, jax.random.key(2), rows=rows)
     matrix = dense(sparse, d, k).reshape(d, rows, k // rows)
     assert (np.count_nonzero(matrix, axis=2) == 1).all()
@@ -70,7 +74,9 @@ def test_a_count_sketch_has_one_entry_a_row_and_coordinate():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_decoded_is_right_on_average(name):
-    d, k, trials = 20, 8, 4000
+    d = 20
+    k = 8
+    trials = 4000
     vector = jnp.asarray(np.random.default_rng(4).normal(size=d), F32)
 
     def one(key):
@@ -100,7 +106,11 @@ def test_a_sketch_can_lengthen_so_the_clip_stands_after_it():
 @pytest.mark.parametrize("name", NAMES)
 def test_lemma_3_2_by_draws_and_the_printed_line_fails(name):
     """Fixed gradients of B clients, each with its own noise; the same test for both lines."""
-    d, k, clients, deviation, trials = 12, 4, 5, 2.0, 40_000
+    d = 12
+    k = 4
+    clients = 5
+    deviation = 2.0
+    trials = 40_000
     rng = np.random.default_rng(8)
     projection, before = (made(name, d, k, jax.random.key(s)) for s in (9, 10))
     matrix = dense(projection, d, k).astype(float)

@@ -60,7 +60,8 @@ def test_muffliato_hears_who_sends_in_a_directed_graph():
 
 
 def test_figures_of_the_florentine_families():
-    matrix, rounds = mixing.uniform_neighbors(FLORENTINE), 10
+    matrix = mixing.uniform_neighbors(FLORENTINE)
+    rounds = 10
     mu = views.dsgd(matrix).pndp(0).gdp(Participation(rounds, rounds, 1), gradients="view")
     distance = np.array([0, *(_hops(FLORENTINE, 0, u) for u in range(1, 15))])
     means = [np.mean(mu[distance == d] ** 2) for d in range(1, 5)]
@@ -99,9 +100,11 @@ def test_rounds_do_not_decide_the_gain_on_the_random_graph(rounds, expected):
     """At distance 3, for the first five attackers with a node there: 17 pairs."""
     graph = graphs.erdos_renyi(100, 0.2, 1)
     matrix = mixing.uniform_neighbors(graph)
-    every, algorithm = Participation(rounds, rounds, 1), views.dsgd(matrix)
+    every = Participation(rounds, rounds, 1)
+    algorithm = views.dsgd(matrix)
     published_of = published.muffliato_pndp(matrix, rounds, numerator="plain")
-    exact, bound = [], []
+    exact = []
+    bound = []
     for attacker in (5, 6, 8, 9, 10):
         far = [node for node in graph if _hops(graph, attacker, node) == 3]
         mu = algorithm.pndp(attacker).gdp(every, gradients="view")
@@ -112,7 +115,8 @@ def test_rounds_do_not_decide_the_gain_on_the_random_graph(rounds, expected):
 
 
 def _hops(graph, start, end):
-    reached, count = {start}, 0
+    reached = {start}
+    count = 0
     while end not in reached:
         reached |= {neighbour for node in reached for neighbour in graph[node]}
         count += 1
@@ -125,7 +129,8 @@ def shift(matrix, rounds, victim):
     senders = np.flatnonzero(matrix[0])
 
     def received(inflow):
-        x, out = np.zeros(n), []
+        x = np.zeros(n)
+        out = []
         for t in range(rounds):
             x = x + inflow[t]
             out.append(x[senders])
@@ -156,12 +161,15 @@ def delta_of(distance, epsilon):
 
 
 def test_the_printed_formula_is_false_for_a_far_node():
-    matrix, rounds, far = mixing.uniform_neighbors(FLORENTINE), 10, 3
+    matrix = mixing.uniform_neighbors(FLORENTINE)
+    rounds = 10
+    far = 3
     assert _hops(FLORENTINE, 0, far) >= 3
     participation = Participation(rounds, rounds, 1)
     view = views.dsgd(matrix).pndp(0)
     claim = published.mafalda(view, participation, gradients="view")
-    claimed, true = np.sqrt(claim.mu_squared[far]), shift(matrix, rounds, far)
+    claimed = np.sqrt(claim.mu_squared[far])
+    true = shift(matrix, rounds, far)
     assert claim.false[far] and claimed < 0.7 * true
     # The trade-off itself: at this epsilon the event's probabilities exceed what is claimed.
     for epsilon in (0.1, 0.3, 1.0):

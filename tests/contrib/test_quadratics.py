@@ -7,7 +7,10 @@ from dpjax.contrib import fusion, schedules
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 
-N, P, ROUNDS, BETA = 5, 2, 30, 20.0
+N = 5
+P = 2
+ROUNDS = 30
+BETA = 20.0
 DATA = fusion.make(N, seed=4)
 W = mixing.metropolis_hastings(graphs.ring(N))
 STEPS = 2e-3 * 0.95 ** np.arange(ROUNDS)
@@ -17,7 +20,8 @@ SPREAD = 0.01 * 0.9 ** np.arange(ROUNDS)
 def round_of(x, y, noise, alpha, beta=BETA):
     """Algorithm 1 as printed, agent by agent."""
     z = x + noise
-    new_x, new_y = np.empty_like(x), np.empty_like(y)
+    new_x = np.empty_like(x)
+    new_y = np.empty_like(y)
     for i in range(len(x)):
         mean = sum(W[i, j] * z[j] for j in range(len(x)))
         new_y[i] = y[i] + beta * (z[i] - mean)
@@ -69,7 +73,8 @@ def simulated(problem, schedule, beta, trials, seed, start_variance=1.0):
     generator = np.random.default_rng(seed)
     draw = generator.laplace if schedule.noise == "laplace" else generator.normal
     x = np.sqrt(start_variance) * generator.standard_normal((len(w), trials, len(minimiser)))
-    y, squares = np.zeros_like(x), []
+    y = np.zeros_like(x)
+    squares = []
     for alpha, scale in zip(schedule.step_sizes, schedule.scales, strict=True):
         z = x + scale * draw(size=x.shape)
         mixed = np.einsum("ij,jrp->irp", w, z)
@@ -83,12 +88,14 @@ def simulated(problem, schedule, beta, trials, seed, start_variance=1.0):
 def test_simulated_runs_have_the_predicted_error(noise):
     make = laplace.geometric if noise == "laplace" else schedules.geometric_gaussian
     schedule = make(0.1, 1.0, 2e-3, 0.9, 0.97, ROUNDS)
-    problem, spread = (W, DATA.hessians, DATA.linear), schedules.variances(schedule)
+    problem = (W, DATA.hessians, DATA.linear)
+    spread = schedules.variances(schedule)
     paths = simulated(problem, schedule, BETA, 20_000, seed=0, start_variance=0.0)
     above = []
     for k in (1, 2, 11, ROUNDS):
         given = *problem, schedule.step_sizes[:k], BETA
-        mean, error = paths[:, k - 1].mean(), 4 * paths[:, k - 1].std() / np.sqrt(len(paths))
+        mean = paths[:, k - 1].mean()
+        error = 4 * paths[:, k - 1].std() / np.sqrt(len(paths))
         assert abs(mean - schedules.error(*given, spread[:k], start_variance=0.0).total) < error
         more = schedules.error(*given, 1.5 * spread[:k], start_variance=0.0).total
         above.append(abs(mean - more) > error)
@@ -101,7 +108,8 @@ def test_simulation_is_the_literal_update():
     paths = simulated((W, DATA.hessians, DATA.linear), schedule, BETA, 2, 3, start_variance=0.0)
     generator = np.random.default_rng(3)
     generator.standard_normal((N, 2, P))
-    x, y = np.zeros((N, P)), np.zeros((N, P))
+    x = np.zeros((N, P))
+    y = np.zeros((N, P))
     for k, (alpha, scale) in enumerate(zip(schedule.step_sizes, schedule.scales, strict=True)):
         noise = scale * generator.laplace(size=(N, 2, P))
         x, y = round_of(x, y, noise[:, 1], alpha)

@@ -20,7 +20,8 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise, variates
 from tests.support import composed, make_config, make_problem
 
-N, D = 6, 3
+N = 6
+D = 3
 GRAPHS = {
     "path": graphs.path(N),
     "ring": graphs.ring(N),
@@ -36,7 +37,8 @@ def tree(name):
 
 def passed_on(parents, messages):
     """What every agent sends up, by messages alone: leaves first."""
-    inbox, sent = {i: [] for i in range(len(parents))}, {}
+    inbox = {i: [] for i in range(len(parents))}
+    sent = {}
     children = {i: {c for c, p in enumerate(parents) if p == i != c} for i in range(len(parents))}
     while len(sent) < len(parents):
         for agent, parent in enumerate(parents):
@@ -64,7 +66,8 @@ def test_partial_sums_are_those_of_messages_on_links(name):
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_tree_is_of_the_network_s_links_and_as_flat_as_any(name):
-    relays, graph = tree(name), GRAPHS[name]
+    relays = tree(name)
+    graph = GRAPHS[name]
     for child, parent in enumerate(relays.parents):
         assert child == parent or graph.has_edge(child, parent)
     assert relays.levels == nx.radius(graph)
@@ -72,7 +75,9 @@ def test_the_tree_is_of_the_network_s_links_and_as_flat_as_any(name):
 
 def test_messages_of_a_run_are_those_that_are_accounted():
     """Up the tree goes P (G + s Z), P invertible: the loss of single messages, no less."""
-    relays, scale, rounds = tree("random"), 0.7, 3
+    relays = tree("random")
+    scale = 0.7
+    rounds = 3
     gradients = np.random.default_rng(1).normal(size=(rounds, N, D)).astype(np.float32)
     key = jax.random.key(11, impl="threefry2x32")
     made = composed(
@@ -84,7 +89,8 @@ def test_messages_of_a_run_are_those_that_are_accounted():
             jnp.full(N, scale, jnp.float32), key=key, rounds=rounds
         ),
     )  # fmt: skip
-    state, step = made.init(jnp.zeros((N, D), jnp.float32)), jax.jit(made.step)
+    state = made.init(jnp.zeros((N, D), jnp.float32))
+    step = jax.jit(made.step)
     partial = relays._descendants()
     for t, given in enumerate(gradients):
         state, info = step(key, state, jnp.asarray(given))

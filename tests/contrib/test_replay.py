@@ -10,7 +10,9 @@ from dpjax.contrib import moves, replay
 from dpjax.mechanism import laplace
 from dpjax.topology import graphs, mixing
 
-N, P, T = 5, 2, 8
+N = 5
+P = 2
+T = 8
 W = mixing.metropolis_hastings(graphs.ring(N))
 STEPS = 0.1 * 0.97 ** np.arange(T)
 GAP = 1.0
@@ -59,7 +61,8 @@ class TwoVariables:
         return np.stack(state[:2], axis=1)
 
     def after(self, state, step, shown, gradient):
-        x_mixed, y_mixed = self.mixing @ shown[:, 0], self.mixing @ shown[:, 1]
+        x_mixed = self.mixing @ shown[:, 0]
+        y_mixed = self.mixing @ shown[:, 1]
         if self.own == "true":
             own = np.diag(self.mixing)[:, None]
             x_mixed = x_mixed + own * (state[0] - shown[:, 0])
@@ -97,7 +100,8 @@ def test_noisy_states_move_by_the_step_before():
 
 def test_own_true_state_in_consensus_moves_further():
     """Claim (i): w_ii of the last move is added."""
-    found, plain = of_agent(descent(own="true")), of_agent(descent())
+    found = of_agent(descent(own="true"))
+    plain = of_agent(descent())
     assert (found[2:] > plain[2:]).all()
     for k in range(2, T):
         assert found[k] == pytest.approx(W[1, 1] * found[k - 1] + STEPS[k - 1] * GAP, rel=1e-12)
@@ -105,7 +109,8 @@ def test_own_true_state_in_consensus_moves_further():
 
 def test_on_quadratics_gradients_at_true_states_are_less_sensitive():
     """Against claim (ii): equal Hessians pull the two problems' true states together."""
-    found, plain = of_agent(descent(point="true")), of_agent(descent())
+    found = of_agent(descent(point="true"))
+    plain = of_agent(descent())
     assert plain[2] == pytest.approx(0.097, abs=1e-12)
     assert found[2] == pytest.approx(0.0776, abs=1e-12)
     assert (found[2:] < plain[2:]).all()
@@ -119,8 +124,10 @@ def test_a_gap_that_changes_sign_between_rounds_shows_the_claimed_order():
         return 2 * x + sign * SHIFT
 
     # The agent's state is above the threshold in the first round and below it in the second.
-    start, push = np.zeros((N, P)), np.zeros((T, N, 1, P))
-    start[1], push[0] = 1.0, -2.0
+    start = np.zeros((N, P))
+    push = np.zeros((T, N, 1, P))
+    start[1] = 1.0
+    push[0] = -2.0
     rule = replay.DescentRule(W, STEPS, start, "noisy", "true")
     found = replay.moved(rule, quadratic, turned, push)[:, 1, 0]
     assert found[1] == pytest.approx(0.1, abs=1e-12)
@@ -173,7 +180,8 @@ def test_bad_input_is_named():
         descent(point="far")
 
 
-RUNS, SIZE = 400, 6
+RUNS = 400
+SIZE = 6
 MAP = np.random.default_rng(1).normal(size=(SIZE, SIZE + 2))
 MOVE = np.array([1.0, -2.0, 0.0, 0.5, 0.0, 0.0])
 

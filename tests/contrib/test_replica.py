@@ -27,7 +27,9 @@ from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs, mixing
 from tests.support import make_config, make_problem
 
-N, K, EACH = 5, 3, 6
+N = 5
+K = 3
+EACH = 6
 COMPLETE = mixing.metropolis_hastings(graphs.complete(N))
 FEATURES = 199
 
@@ -47,7 +49,8 @@ def task():
 
 def recorded(one, given):
     """A run, and what its server received in every round."""
-    carried, sums = local_transport(one), []
+    carried = local_transport(one)
+    sums = []
 
     def transport(message, round):
         sums.append(carried(message, round))
@@ -58,7 +61,8 @@ def recorded(one, given):
 
 @pytest.fixture(scope="module")
 def followed():
-    one, given = made(dome(K, Trusted(1, (2,)), probes=2)), task()
+    one = made(dome(K, Trusted(1, (2,)), probes=2))
+    given = task()
     found, sums = recorded(one, given)
     return one, given, found, sums
 
@@ -66,7 +70,8 @@ def followed():
 def test_clients_replay_the_run_to_the_bit_and_the_server_sends_sums(followed):
     one, given, found, sums = followed
     server, every, late = (Replica(one, given) for _ in range(3))
-    feed, taken = Feed(server), 0
+    feed = Feed(server)
+    taken = 0
     for received in sums:
         feed.publish(received)
         taken += every.follow(feed)
@@ -84,8 +89,10 @@ def test_clients_replay_the_run_to_the_bit_and_the_server_sends_sums(followed):
 
 @pytest.mark.slow
 def test_a_state_is_sent_where_it_is_shorter():
-    one, given = made(Federated(Trusted(1))), task()
-    server, late = Feed(Replica(one, given)), Replica(one, given)
+    one = made(Federated(Trusted(1)))
+    given = task()
+    server = Feed(Replica(one, given))
+    late = Replica(one, given)
     for received in recorded(one, given)[1]:
         server.publish(received)
     size = server.replica.size
@@ -96,7 +103,8 @@ def test_a_state_is_sent_where_it_is_shorter():
 
 def test_whoever_computed_otherwise_gets_the_whole_state(followed):
     one, given, _, sums = followed
-    feed, client = Feed(Replica(one, given)), Replica(one, given)
+    feed = Feed(Replica(one, given))
+    client = Replica(one, given)
     feed.publish(sums[0])
     client.follow(feed)
     models, memory = client.state
@@ -141,7 +149,8 @@ def test_another_process_has_the_same_bits(followed, tmp_path):
 
 def test_averages_are_followed_and_methods_of_links_are_refused():
     method = Average(Federated(Trusted(1)), decay=0.9)
-    one, given = made(method, noise=None, budget=None), task()
+    one = made(method, noise=None, budget=None)
+    given = task()
     client = Replica(one, given)
     client.receive((_like(client), np.float32(N)))
     assert client.round == 1

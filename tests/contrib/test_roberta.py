@@ -31,7 +31,8 @@ def normal(shapes, seed=0):
 
 def roberta_layout(model):
     """Names and shapes of the public layout, [out, in]."""
-    d, hidden = model.width, model.hidden
+    d = model.width
+    hidden = model.hidden
     shapes = {
         "roberta.embeddings.word_embeddings.weight": (model.vocabulary, d),
         "roberta.embeddings.position_embeddings.weight": (model.positions, d),
@@ -58,7 +59,8 @@ def roberta_layout(model):
 
 
 def vit_layout(model, image):
-    d, patches = model.width, (image // model.patch) ** 2
+    d = model.width
+    patches = (image // model.patch) ** 2
     shapes = {
         "cls_token": (1, 1, d),
         "pos_embed": (1, 1 + patches, d),
@@ -78,7 +80,8 @@ def vit_layout(model, image):
             shapes[f"{name}.weight"] = (out,) if inside is None else (out, inside)
             shapes[f"{name}.bias"] = (out,)
     for name, shape in (("norm", (d,)), ("head", (model.classes, d))):
-        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = shape, shape[:1]
+        shapes[f"{name}.weight"] = shape
+        shapes[f"{name}.bias"] = shape[:1]
     return shapes
 
 
@@ -114,7 +117,8 @@ def gelu(x):
 
 def attention(query, key, value, heads):
     """Of one sequence [t, d], a head at a time."""
-    out, wide = np.zeros_like(query), query.shape[1] // heads
+    out = np.zeros_like(query)
+    wide = query.shape[1] // heads
     for head in range(heads):
         part = slice(head * wide, (head + 1) * wide)
         scores = np.exp(query[:, part] @ key[:, part].T / math.sqrt(wide))

@@ -19,7 +19,8 @@ STREAM = [jnp.asarray(RNG.normal(size=3), jnp.float32) for _ in range(6)]
 def steps(rule, stream, noise=0.0, step_size=0.5):
     made = rule(step_size, noise)
     state = made.init(jax.tree.map(jnp.zeros_like, stream[0]))
-    update, found = jax.jit(made.update), []
+    update = jax.jit(made.update)
+    found = []
     for gradient in stream:
         out, state = update(gradient, state, gradient)
         found.append(out)
@@ -59,7 +60,8 @@ def test_bases_are_the_links_of_their_names():
     }
     stream = [jnp.asarray(RNG.normal(size=(3, 4)), jnp.float32) for _ in range(4)]
     for base, link in own.items():
-        state, update = link.init(stream[0]), jax.jit(link.update)
+        state = link.init(stream[0])
+        update = jax.jit(link.update)
         rule = UpdateRule(base, rank=2, every=2)
         for gradient, out in zip(stream, steps(rule, stream, noise=0.1), strict=True):
             wanted, state = update(gradient, state, gradient)

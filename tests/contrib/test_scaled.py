@@ -20,7 +20,9 @@ from dpjax.topology import graphs, mixing
 from dpjax.transforms import clipping
 from tests.support import make_config, make_problem
 
-N, D, C = 4, 6, 0.5
+N = 4
+D = 6
+C = 0.5
 NETWORK = mixing.metropolis_hastings(graphs.complete(N))
 RULE = Quantile(clip_norm=C, first=50.0, rate=0.5)
 CASES = {
@@ -101,7 +103,9 @@ def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
 def test_a_run_learns_its_clip_norm_at_the_same_loss():
     """From a hundred times too large, where noise is all there is; the guarantee is the plan's."""
     rule = Quantile(clip_norm=C, first=50.0, rate=0.5, share=0.5)
-    problem, losses, epsilons = make_problem(N), [], set()
+    problem = make_problem(N)
+    losses = []
+    epsilons = set()
     for quantile in (rule, dataclasses.replace(rule, rate=1e-6)):
         sketch = Scaled(sketches.Learned(5), quantile)
         config = make_config(
@@ -123,13 +127,17 @@ def left(aligned, rounds=60):
     """Of noise that is taken back in the next round, squared, in a space of two directions."""
     part = sketches.Learned(2, probes=0, share=1.0, forgetting=0.8, aligned=aligned)
     rng = np.random.default_rng(3)
-    state, total, before = part.start(jax.random.key(0), D, jnp.float32), np.zeros(D), np.zeros(2)
-    learn, past = jax.jit(part.learn), []
+    state = part.start(jax.random.key(0), D, jnp.float32)
+    total = np.zeros(D)
+    before = np.zeros(2)
+    learn = jax.jit(part.learn)
+    past = []
     for t in range(rounds):
         frame = np.asarray(part.projection(state).columns, float)
         np.testing.assert_allclose(frame.T @ frame, np.eye(2), atol=1e-5)
         z = rng.normal(size=2)
-        total, before = total + frame @ (z - before), z
+        total = total + frame @ (z - before)
+        before = z
         past.append(total @ total)
         gradient = np.concatenate([rng.normal(size=2), np.zeros(D - 2)])
         state = learn(state, jnp.asarray(gradient, jnp.float32), jax.random.key(t))

@@ -45,7 +45,8 @@ def test_best_scales_spend_the_budget_and_nothing_at_it_is_better(noise):
     assert 0.7 * (1 - 1e-11) < spent <= 0.7
     cost = factor * WEIGHTS @ best**2
     # The closed forms of the least noise.
-    shown, w = STEPS[:-1], WEIGHTS[1:]
+    shown = STEPS[:-1]
+    w = WEIGHTS[1:]
     if noise == "laplace":
         least = 2 * (1.5 / 0.7) ** 2 * (shown ** (2 / 3) * np.cbrt(w)).sum() ** 3
     else:
@@ -67,7 +68,8 @@ def test_rounds_without_a_step_need_no_noise():
         schedules.best_scales(steps, [1.0, 0.0, 1.0, 1.0], 1.0, 1.0)
 
 
-N, T = 8, 24
+N = 8
+T = 24
 DATA = fusion.make(N, seed=1)
 W = mixing.metropolis_hastings(graphs.erdos_renyi(N, 0.6, seed=0))
 PROBLEM = W, DATA.hessians, DATA.linear

@@ -12,11 +12,15 @@ from dpjax.transforms import sketch
 
 def test_lemma_3_1_by_draws():
     """Inside the span k v, in the full dimension d v, and what a sketch misses on top."""
-    d, k, v, trials = 60, 5, 0.3, 20_000
+    d = 60
+    k = 5
+    v = 0.3
+    trials = 20_000
     rng = np.random.default_rng(0)
     frame = np.linalg.qr(rng.normal(size=(d, k)))[0]
     loose = rng.normal(size=(d, k)) / np.sqrt(k)
-    held, other = frame @ rng.normal(size=k), rng.normal(size=d)
+    held = frame @ rng.normal(size=k)
+    other = rng.normal(size=d)
     noise = np.sqrt(v) * rng.normal(size=(trials, d))
 
     def drawn(matrix, gradient):
@@ -62,7 +66,9 @@ LONG = [pytest.param(*size, marks=pytest.mark.slow) for size in ((16, 0.98), (40
 @pytest.mark.parametrize(("k", "forgetting"), [(16, 0.9), *LONG])
 def test_noise_alone_reaches_the_floor(k, forgetting):
     rng = np.random.default_rng(1)
-    count, v, largest = int(20 / (1 - forgetting)), 0.25, []
+    count = int(20 / (1 - forgetting))
+    v = 0.25
+    largest = []
     weights = forgetting ** (np.arange(count) / 2)
     for _ in range(300):
         z = np.sqrt(v) * weights[:, None] * rng.normal(size=(count, k))
@@ -91,7 +97,8 @@ def listened(rng, d, k, rounds, v, energy, trials, rule):
     """Shares of g explained by its posterior mean, and held by a frame of its own choice."""
     g = np.sqrt(energy / d) * rng.normal(size=(trials, d))
     precision = np.broadcast_to(d / energy * np.eye(d), (trials, d, d)).copy()
-    total, mean = np.zeros((trials, d)), np.zeros((trials, d))
+    total = np.zeros((trials, d))
+    mean = np.zeros((trials, d))
     for t in range(rounds):
         frame = rule(t, mean, precision)
         y = np.einsum("tdk,td->tk", frame, g) + np.sqrt(v) * rng.normal(size=(trials, k))
@@ -111,7 +118,10 @@ def average(values):
 
 @pytest.mark.parametrize(("k", "rounds"), [(4, 9), (4, 3), (3, 2), (1, 8)])
 def test_frames_that_tile_the_space_find_what_can_be_found(k, rounds):
-    d, v, energy, trials = 12, 0.3, 4.0, 6_000
+    d = 12
+    v = 0.3
+    energy = 4.0
+    trials = 6_000
     rng = np.random.default_rng(rounds)
 
     def tile(t, mean, precision):
@@ -126,7 +136,12 @@ def test_frames_that_tile_the_space_find_what_can_be_found(k, rounds):
 
 
 def test_no_rule_finds_more_and_frames_hold_k_over_d_beside_it():
-    d, k, v, energy, trials, rounds = 12, 3, 0.4, 2.0, 2_000, 12
+    d = 12
+    k = 3
+    v = 0.4
+    energy = 2.0
+    trials = 2_000
+    rounds = 12
     rng = np.random.default_rng(3)
 
     def chase(t, mean, precision):
@@ -140,7 +155,8 @@ def test_no_rule_finds_more_and_frames_hold_k_over_d_beside_it():
     def fresh(t, mean, precision):
         return frames(rng, trials, d, k)
 
-    limit, shares = sketching.findable(energy, v, d, k, rounds), []
+    limit = sketching.findable(energy, v, d, k, rounds)
+    shares = []
     for rule in (chase, least, fresh):
         found, held = listened(rng, d, k, rounds, v, energy, trials, rule)
         shares.append(average(found)[0])
@@ -153,7 +169,12 @@ def test_no_rule_finds_more_and_frames_hold_k_over_d_beside_it():
 
 
 def test_the_mean_of_decoded_sketches_finds_nearly_as_much():
-    d, k, v, energy, rounds, trials = 40, 5, 0.05, 1.0, 40, 400
+    d = 40
+    k = 5
+    v = 0.05
+    energy = 1.0
+    rounds = 40
+    trials = 400
     rng = np.random.default_rng(5)
     g = np.zeros(d)
     g[0] = np.sqrt(energy)
@@ -171,7 +192,12 @@ def test_the_mean_of_decoded_sketches_finds_nearly_as_much():
 
 def test_several_directions_are_no_easier():
     """g_t = U a_t, every a_t known: still below one direction of the same mean energy."""
-    d, k, v, rounds, trials, rank = 8, 2, 0.2, 8, 2_000, 2
+    d = 8
+    k = 2
+    v = 0.2
+    rounds = 8
+    trials = 2_000
+    rank = 2
     rng = np.random.default_rng(7)
     a = rng.normal(size=(rounds, rank)) * np.array([1.5, 0.7])
     energy = np.square(a).sum(1).mean()
@@ -206,7 +232,11 @@ def test_rounds_to_find_turns_findable_round():
 
 @pytest.mark.slow
 def test_dome_s_own_loop_finds_no_more():
-    d, k, v, rounds, runs = 60, 8, 0.05, 40, 200
+    d = 60
+    k = 8
+    v = 0.05
+    rounds = 40
+    runs = 200
 
     def one(key):
         keys = jax.random.split(key, 3)

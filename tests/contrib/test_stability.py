@@ -63,7 +63,9 @@ def test_the_papers_condition_is_neither_necessary_nor_sufficient():
 
 
 # Constant steps on random graphs, with the gains that make gamma beta 1 and a half.
-STEP, LONG, SHORT = 1e-4, 1e4, 5e3
+STEP = 1e-4
+LONG = 1e4
+SHORT = 5e3
 COSTS = fusion.make(agents=100, seed=2)
 MEAN = np.broadcast_to(COSTS.hessians.mean(axis=0), COSTS.hessians.shape)
 GRAPHS = [mixing.metropolis_hastings(graphs.erdos_renyi(100, 0.1, seed=s)) for s in range(12)]
@@ -76,12 +78,16 @@ def runs():
     All graphs, both gains, the sensor fusion costs and those with their mean Hessian in the place
     of everybody's (whose minimiser is the same), 4,000 rounds, side by side.
     """
-    w, linear = np.array(GRAPHS), COSTS.linear[:, None]
-    hessians, gains = np.stack([COSTS.hessians, MEAN], axis=1), np.array([LONG, SHORT])
-    hessians, gains = hessians.repeat(2, axis=1), np.tile(gains, 2)[:, None]
+    w = np.array(GRAPHS)
+    linear = COSTS.linear[:, None]
+    hessians = np.stack([COSTS.hessians, MEAN], axis=1)
+    gains = np.array([LONG, SHORT])
+    hessians = hessians.repeat(2, axis=1)
+    gains = np.tile(gains, 2)[:, None]
     start = np.random.default_rng(0).standard_normal((100, 1, 2))
     x = np.broadcast_to(start, (12, 100, 4, 2)).copy()
-    y, left = np.zeros_like(x), []
+    y = np.zeros_like(x)
+    left = []
     for k in range(2000):
         mixed = (w @ x.reshape(12, 100, 8)).reshape(x.shape)
         y += gains * (x - mixed)

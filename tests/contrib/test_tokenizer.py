@@ -17,10 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def alphabet():
     """Characters of the 256 bytes: printable ones their own, others moved beyond 255."""
     own = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters, moved = {byte: chr(byte) for byte in own}, 256
+    letters = {byte: chr(byte) for byte in own}
+    moved = 256
     for byte in range(256):
         if byte not in letters:
-            letters[byte], moved = chr(moved), moved + 1
+            letters[byte] = chr(moved)
+            moved = moved + 1
     return letters
 
 
@@ -118,7 +120,8 @@ def reference(text, ranks, vocabulary):
             best = min(zip(word, word[1:], strict=False), key=lambda pair: ranks.get(pair, 1e9))
             if best not in ranks:
                 break
-            joined, index = [], 0
+            joined = []
+            index = 0
             while index < len(word):
                 if tuple(word[index : index + 2]) == best:
                     joined.append(word[index] + word[index + 1])

@@ -32,7 +32,8 @@ def made(**changes):
 
 
 def test_a_trace_is_the_run_of_its_seeds():
-    one, task = made(), make_problem(N)
+    one = made()
+    task = make_problem(N)
     models = trace(one, task, seeds=(3, 8), read=after)
     result = run(one, task, seeds=(3, 8), eval_every=5)
     for leaf, mine in zip(jax.tree.leaves(result.params), jax.tree.leaves(models), strict=True):
@@ -40,7 +41,8 @@ def test_a_trace_is_the_run_of_its_seeds():
 
 
 def test_noise_is_what_lies_between_private_and_noisy_payloads():
-    one, task = made(), make_problem(N)
+    one = made()
+    task = make_problem(N)
     passed = trace(one, task, seeds=range(40), read=everything, rounds=3)
     gaps = jax.tree.map(jnp.subtract, passed.noisy, passed.private)
     spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gaps)]).std()
@@ -49,7 +51,8 @@ def test_noise_is_what_lies_between_private_and_noisy_payloads():
 
 
 def test_replayed_gradients_move_by_twice_the_clip_norm_at_most_and_others_not_at_all():
-    one, task = made(clip_norm=0.1), make_problem(N)
+    one = made(clip_norm=0.1)
+    task = make_problem(N)
     y = np.array(task.y)
     mine = task.partition.indices[1]
     y[mine] = -y[mine]
@@ -64,7 +67,8 @@ def test_replayed_gradients_move_by_twice_the_clip_norm_at_most_and_others_not_a
 
 
 def test_what_cannot_be_traced_is_refused():
-    one, task = made(), make_problem(N)
+    one = made()
+    task = make_problem(N)
     with pytest.raises(ValueError, match="rounds is"):
         trace(one, task, seeds=(0,), read=after, rounds=6)
     with pytest.raises(ValueError, match="plan is 2 plans"):
@@ -128,7 +132,8 @@ def test_what_is_read_must_be_arrays(found):
 
 
 def test_moves_are_of_two_problems():
-    one, task = made(), make_problem(N)
+    one = made()
+    task = make_problem(N)
     with pytest.raises(ValueError, match="problem is list; give a learning.problem.Problem"):
         empirical_sensitivity(one, [task, task], task, seeds=(0,))
     with pytest.raises(ValueError, match="problem is NoneType; give a learning.problem.Problem"):

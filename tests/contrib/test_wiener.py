@@ -11,7 +11,9 @@ from dpjax.contrib import filtered
 from dpjax.contrib.wiener import wiener
 from dpjax.transforms.lowpass import FILTERS, NoiseVariance, lowpass
 
-RHO, POWER, NOISE = 0.95, 0.5, 4.0
+RHO = 0.95
+POWER = 0.5
+NOISE = 4.0
 KNOWN = {"correlation": RHO, "power": POWER, "fresh": False}
 
 
@@ -37,13 +39,16 @@ def drifting(rounds, size, rho=RHO, power=POWER, noise=NOISE, seed=0):
 def dense_kalman(noisy, rho, power, noise):
     """The textbook's filter with matrices over all coordinates, in float64."""
     size = noisy.shape[1]
-    mean, spread = np.zeros(size), power * np.eye(size)
+    mean = np.zeros(size)
+    spread = power * np.eye(size)
     out = []
     for t, seen in enumerate(np.asarray(noisy, float)):
         if t:
-            mean, spread = rho * mean, rho**2 * spread + (1 - rho**2) * power * np.eye(size)
+            mean = rho * mean
+            spread = rho**2 * spread + (1 - rho**2) * power * np.eye(size)
         gain = spread @ np.linalg.inv(spread + noise * np.eye(size))
-        mean, spread = mean + gain @ (seen - mean), (np.eye(size) - gain) @ spread
+        mean = mean + gain @ (seen - mean)
+        spread = (np.eye(size) - gain) @ spread
         out.append(mean)
     return np.stack(out)
 
@@ -88,7 +93,8 @@ def test_noise_that_comes_back_is_taken_off_the_product():
     fresh = rng.normal(size=(301, 5_000))
     noisy = (gradient + np.sqrt(NOISE / 2) * (fresh[1:] - fresh[:-1])).astype(np.float32)
     profile = np.zeros((300, 64))
-    profile[:, 0], profile[1:, 1] = 1, -0.5
+    profile[:, 0] = 1
+    profile[1:, 1] = -0.5
     _, state = stream(wiener(NoiseVariance(NOISE, jnp.asarray(profile)), decay=1.0), noisy)
     assert float(state.moments[1] / state.moments[0]) == pytest.approx(RHO, abs=0.05)
     _, white = stream(wiener(NOISE, decay=1.0), noisy)

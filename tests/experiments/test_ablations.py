@@ -98,7 +98,8 @@ def test_what_is_said_follows_from_the_rows_of_the_right_cells():
 
 @pytest.mark.parametrize("moves", [None, 2])
 def test_curves_are_tuned_beyond_their_ends_as_moves_says(monkeypatch, moves):
-    module, asked = script(), []
+    module = script()
+    asked = []
 
     def stop(*arguments, **options):
         asked.append(options["moves"])
@@ -128,7 +129,8 @@ def test_waves_are_kept_as_the_frequency_response_says():
 
 def test_what_is_not_the_papers_is_said(tmp_path):
     module = script()
-    full, cpu = module.PRESETS["full"], module.PRESETS["cpu"]
+    full = module.PRESETS["full"]
+    cpu = module.PRESETS["cpu"]
     assert module.remark(full, "filters") == module.remark(full, "models") == ""
     assert module.remark(full, "finetuning") == module.NOT_THE_PAPERS
     path = tmp_path / "vit.safetensors"
@@ -288,7 +290,8 @@ def test_table_3_is_judged(capsys):
     "base, said", [(96.3, f"{UNTOLD}: sgd leaves 3.7 points"), (60.0, NO), (89.0, NO)]
 )
 def test_points_that_the_base_does_not_leave_cannot_be_gained(base, said):
-    module, told = script("cifar_doppler"), []
+    module = script("cifar_doppler")
+    told = []
     rows = [
         {"design": name, "seed": seed, "points": base + lost * (1 + seed / 9)}
         for name, lost in (("sgd", 0.0), ("sgd + first v1", -0.5))

@@ -18,7 +18,8 @@ def test_central_example_is_short_and_learns(capsys, tried):
     assert len(PATH.read_text().splitlines()) < 45
     module = load_script("central", "examples")
     results = module.main(rounds=24, tried=tried)
-    out, banded = capsys.readouterr().out, tried.count("banded")
+    out = capsys.readouterr().out
+    banded = tried.count("banded")
     assert list(results) == list(tried)
     assert out.count("(epsilon = 2, delta = 0.0001)-differentially private per record") == len(
         tried

@@ -81,7 +81,8 @@ def test_what_an_agent_sends_is_counted():
     module = load_script("compare")
     config = dataclasses.replace(module.PRESETS["tiny"], rounds=7)
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(60, 4)), np.repeat([1, -1], 30)
+    x = rng.normal(size=(60, 4))
+    y = np.repeat([1, -1], 30)
     shards = partition.iid(60, 6, 0)
     task = supervised(module.Linear(), "logistic", (x, y), (x, y), shards)
     for name, numbers in (("whisper", None), ("server", 5), ("dome", 4)):
@@ -130,7 +131,8 @@ def test_the_outcome_of_sketches_follows_the_records():
     ]
     frame = pandas.DataFrame(rows).assign(budget_epsilon=1.0)
     found = {row["against"]: row for row in module.wins(frame)}
-    count, adam = found[module.TITLES["count"]], found[module.TITLES["adam"]]
+    count = found[module.TITLES["count"]]
+    adam = found[module.TITLES["adam"]]
     assert count["outcome"] == "wins" and count["gain in points"] == pytest.approx(9.833, abs=1e-3)
     assert adam["outcome"] == "loses" and adam["times the bytes"] == pytest.approx(62.5)
     assert found[module.TITLES["fixed"]]["outcome"] == (chance := f"{UNTOLD}: within chance")
@@ -190,7 +192,8 @@ def test_a_small_run_stores_equal_guarantees(tmp_path, capsys):
 
 def test_stored_records_of_both_say_what_the_page_says():
     """Of the committed records: one guarantee a budget, equal trials, and the page's verdicts."""
-    module, folder = load_script("compare"), ROOT / "docs" / "records"
+    module = load_script("compare")
+    folder = ROOT / "docs" / "records"
     frame = records.read(folder / "compare.jsonl.gz", "a9a_*")
     final = frame[(frame["phase"] == "final") & (frame["round"] == 300)]
     assert module.differing(final) == [] and set(final["design"]) == set(module.SYSTEMS)

@@ -60,7 +60,8 @@ def test_losses_hurt_correlated_noise_more_than_independent_noise() -> None:
 @pytest.mark.parametrize("kind", DESIGNED)
 def test_the_design_solved_again_equals_a_new_one_and_compiles_nothing(kind: str) -> None:
     before = designed(kind, W, 1.5, 20)
-    rest, compiled = mixing.survivors(W, [3]), fixed_point.climb._cache_size()
+    rest = mixing.survivors(W, [3])
+    compiled = fixed_point.climb._cache_size()
     began = time.perf_counter()
     again = script.resolve(before, rest, [3], 8)
     seconds = time.perf_counter() - began

@@ -33,7 +33,8 @@ def test_bytes_are_those_of_links_and_of_the_tree(script):
     config = script.Config(dataset="breast_cancer", agents=5, graphs=("ring",), separation=4)
     network = config.network("ring")
     shards = script.partition.iid(50, 5, 0)
-    x, y = np.ones((50, 7), np.float32), np.tile([-1, 1], 25)
+    x = np.ones((50, 7), np.float32)
+    y = np.tile([-1, 1], 25)
     task = script.supervised(script.Linear(), "logistic", (x, y), (x, y), shards)
     found = {}
     for system in ("dsgd", "relays", "dome 6"):

@@ -53,7 +53,8 @@ def test_noise_in_a_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
     assert "No guarantee covers these records" in capsys.readouterr().out
     frame = records.read(tmp_path / "dome_spectrum" / "tiny")
     run = frame[frame["kind"] == "run"].set_index("trained")
-    rounds, entries = int(run["rounds"].iloc[0]), int(run["entries"].iloc[0])
+    rounds = int(run["rounds"].iloc[0])
+    entries = int(run["entries"].iloc[0])
     for name, width in (("adam", entries), ("dome", 8)):
         row = run.loc[name]
         spread = 5 * np.sqrt(2 / (rounds * width))
@@ -71,7 +72,11 @@ def test_noise_in_a_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
 @pytest.mark.parametrize("gain", [1.0, 5.0])
 def test_how_loud_the_gradient_is_in_what_is_sent(script, gain):
     rng = np.random.default_rng(2)
-    rounds, k, entries, noise, others = 400, 8, 200, 0.01, 0.04
+    rounds = 400
+    k = 8
+    entries = 200
+    noise = 0.01
+    others = 0.04
     held, centre = rng.normal(size=(2, rounds, k))
     centre += 0.5 * held
     sent = gain * held - 3 * centre + np.sqrt(others) * rng.normal(size=(rounds, k))

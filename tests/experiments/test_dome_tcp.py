@@ -23,11 +23,13 @@ def test_tiny_preset_has_the_same_models_both_ways(tmp_path, capsys):
     capsys.readouterr()
     frames = {path.stem: records.read(path) for path in cells(tmp_path, "dome_tcp")}
     assert set(frames) == {"breast_cancer_4_1", "breast_cancer_4_tuning"}
-    frame, tuning = frames["breast_cancer_4_1"], frames["breast_cancer_4_tuning"]
+    frame = frames["breast_cancer_4_1"]
+    tuning = frames["breast_cancer_4_tuning"]
     assert set(frame["way"]) == {"TCP", "masks in jit"} and frame["same_models"].all()
     over, inside = (frame[frame["way"] == way] for way in ("TCP", "masks in jit"))
     assert over["test_accuracy"].tolist() == inside["test_accuracy"].tolist()
-    config, last = module.PRESETS["tiny"], over.iloc[-1]
+    config = module.PRESETS["tiny"]
+    last = over.iloc[-1]
     assert last["round"] == config.rounds and last["aborted"] < config.rounds
     # Clients that leave at three of four stages are missing; on a slow machine late ones, too.
     expected = config.agents - 0.75 * config.dropouts

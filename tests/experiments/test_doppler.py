@@ -88,7 +88,8 @@ def test_the_full_gradient_is_that_of_the_fixed_records_mean_loss():
     spectra = load_script("doppler_spectra")
     config = dataclasses.replace(spectra.PRESETS["tiny"], coordinates=10**6)
     task = spectra.learn(config)
-    x, y = jnp.asarray(task.x[:96]), jnp.asarray(task.y[:96])
+    x = jnp.asarray(task.x[:96])
+    y = jnp.asarray(task.y[:96])
     blocks = x.reshape(3, 32, *x.shape[1:]), y.reshape(3, 32)
     kept = spectra.record(config, "sgd", task, 0, blocks)
     start = task.init(jax.random.split(jax.random.key(0), 3)[0])
@@ -119,7 +120,8 @@ def test_the_ratio_grows_without_bound_even_where_gradients_do_not_last():
 
 def test_the_ratio_grows_where_the_error_has_turned():
     c = np.maximum(0.9 ** np.arange(256) - 0.5, 0)
-    ratios, errors = [], []
+    ratios = []
+    errors = []
     for taps in (1, 8, 64, 256):
         b, _ = snr.optimal_fir(c[:taps])
         lags = 0.9 ** np.arange(taps)

@@ -101,7 +101,8 @@ def sites_of(module, path, features=4):
     """The sites of a file, one secret a group, and what was read."""
     design = {name: value[()] for name, value in np.load(path).items()}
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(6, 40, features)), rng.choice([-1.0, 1.0], (6, 40))
+    x = rng.normal(size=(6, 40, features))
+    y = rng.choice([-1.0, 1.0], (6, 40))
     groups = design["seed_group"]
     return [module.Site(design, i, x[i], y[i], 77 + int(groups[i])) for i in range(6)], design
 
@@ -132,7 +133,8 @@ def test_the_loop_runs_where_dpjax_cannot_be_imported(tmp_path):
 def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("sites.txt").write_text("Lyon Paris\nParis Brest\nBrest Nice\nNice Lyon\n")
-    module, page = example("own_loop"), (ROOT / "docs" / "own_loop.md").read_text()
+    module = example("own_loop")
+    page = (ROOT / "docs" / "own_loop.md").read_text()
     for text, labels in ((module.__doc__, list("012345")), (page, SIX[:4])):
         (command,) = re.findall(r"^dpjax (design (?:.*\\\n)*.*)$", text, flags=re.MULTILINE)
         assert cli.main(command.replace("\\\n", " ").split()) == 0
@@ -155,7 +157,8 @@ def test_the_commands_of_the_loop_and_of_its_page_make_the_file(tmp_path, monkey
 @pytest.mark.parametrize("design", ["independent", "whisper_horizon", "mafalda", "spacetime"])
 def test_the_loop_s_noise_is_the_file_s(design, tmp_path):
     """Covariance over sites and rounds together, from what the sites draw one by one."""
-    module, size = example("own_loop"), 20_000
+    module = example("own_loop")
+    size = 20_000
     sites, held = sites_of(module, saved(tmp_path, design), features=size)
     drawn = np.empty((6, 6, size))
     for t in range(6):
@@ -182,12 +185,14 @@ def test_what_the_loop_clips_is_what_the_relation_moves(relation, tmp_path):
     sites, held = sites_of(module, saved(tmp_path, "independent", relation))
     site, other = (module.Site(held, 0, s.x.copy(), s.y, 7) for s in (sites[0], sites[0]))
     divisor = site.batch_size if relation == "replace_record" else 1
-    rng, largest = np.random.default_rng(1), 0.0
+    rng = np.random.default_rng(1)
+    largest = 0.0
     for _ in range(50):
         site.noise = other.noise = lambda: 0.0
         far = 1e3 * rng.normal(size=4)
         if relation == "replace_agent":
-            site.x, other.x = np.tile(far, (40, 1)), np.tile(-far, (40, 1))
+            site.x = np.tile(far, (40, 1))
+            other.x = np.tile(-far, (40, 1))
         else:
             site.x[3], other.x[3] = far, -far  # Record 3 is in round 0: 3 mod 3.
         moved = np.linalg.norm(site.message() - other.message()) / site.step_size * divisor

@@ -36,7 +36,8 @@ def test_a_file_s_network_has_the_file_s_name(module, file):
 
 
 def test_what_is_no_network_is_refused_before_any_work(module, file, tmp_path, capsys):
-    apart, own = tmp_path / "apart.txt", tmp_path / "florentine.txt"
+    apart = tmp_path / "apart.txt"
+    own = tmp_path / "florentine.txt"
     apart.write_text("a b\nc d\n")
     own.write_text("a b\n")
     for specs, told in (

@@ -7,13 +7,16 @@ import pytest
 import _moving as moving
 from dpjax.transforms import sketch
 
-T, D, K = 5, 12, 3
+T = 5
+D = 12
+K = 3
 
 
 def frames(rounds, d, k, step, seed=0):
     """Frames [T, d, k] that turn at random, each a basis of its own."""
     rng = np.random.default_rng(seed)
-    now, found = rng.normal(size=(d, k)), []
+    now = rng.normal(size=(d, k))
+    found = []
     for _ in range(rounds):
         now = np.linalg.qr(now + step * rng.normal(size=(d, k)))[0]
         found.append(now @ np.linalg.qr(rng.normal(size=(k, k)))[0])
@@ -33,11 +36,13 @@ STRATEGIES = {
 
 def drawn(strategy, given, draws, trials, rng):
     """Decoded noise [trials, T, d], round by round as the module says it, by hand."""
-    inverse, turned = np.linalg.inv(strategy), [np.eye(K)]
+    inverse = np.linalg.inv(strategy)
+    turned = [np.eye(K)]
     for before, now in zip(given[:-1], given[1:], strict=True):
         u, _, v = np.linalg.svd((before @ turned[-1]).T @ now)
         turned.append((u @ v).T)
-    z, w = rng.normal(size=(trials, T, K)), rng.normal(size=(trials, T, D))
+    z = rng.normal(size=(trials, T, K))
+    w = rng.normal(size=(trials, T, D))
     out = np.zeros((trials, T, D))
     for t in range(T):
         for r in range(t + 1):
@@ -55,7 +60,8 @@ def drawn(strategy, given, draws, trials, rng):
 @pytest.mark.parametrize("draws", moving.DRAWS)
 def test_the_running_sum_s_covariance_is_that_of_draws(draws):
     """In every direction and round, and not at 1.5 times it."""
-    given, trials = frames(T, D, K, 0.3), 20_000
+    given = frames(T, D, K, 0.3)
+    trials = 20_000
     for name, strategy in STRATEGIES.items():
         sums = drawn(strategy, given, draws, trials, np.random.default_rng(1)).cumsum(axis=1)
         stated = moving.running(strategy, given, draws)
@@ -68,7 +74,8 @@ def test_the_running_sum_s_covariance_is_that_of_draws(draws):
 
 def whitened(strategy, given, moves, draws):
     """The Gaussian loss from the covariance of all that is released, [T k, T k]."""
-    inverse, sent = np.linalg.inv(strategy), []
+    inverse = np.linalg.inv(strategy)
+    sent = []
     for t in range(len(given)):
         if draws == "ambient":
             sent.append(np.hstack([inverse[t, r] * given[t].T for r in range(len(given))]))
@@ -129,7 +136,8 @@ def test_losses_are_those_of_all_that_is_released():
 def away_and_back(angle, k=1):
     """Three frames: the second turned by an angle, the third the first."""
     d = 2 * k
-    first, other = np.eye(d)[:, :k], np.eye(d)[:, k:]
+    first = np.eye(d)[:, :k]
+    other = np.eye(d)[:, k:]
     return np.stack([first, np.cos(angle) * first + np.sin(angle) * other, first])
 
 

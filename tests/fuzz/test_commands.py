@@ -80,7 +80,8 @@ def malformed(rng):
         tails = [["fetch"], ["fetch", "nothing"], ["fetch", "../x"], ["check", "x"], ["nothing"]]
         return ["data", *tails[int(rng.integers(len(tails)))]]
     base, options = USES[command]
-    words, chosen = base.split(), str(rng.choice(options.split()))
+    words = base.split()
+    chosen = str(rng.choice(options.split()))
     kind = rng.integers(8)
     if kind == 0 and command != "plot":
         at = 2 * int(rng.integers(len(words) // 2))  # a required option is left out ...
@@ -156,7 +157,8 @@ def check(count, seed, folder, capsys):
             name, arguments = launched(rng)
             run = importlib.import_module(f"experiments.{name}").main
         else:
-            arguments, run = malformed(rng), cli.main
+            arguments = malformed(rng)
+            run = cli.main
         refused(run, arguments, folder, capsys)
 
 

@@ -39,7 +39,8 @@ def config(rng, n, wide):
     """A random config for n agents."""
     relation = str(rng.choice(["replace_agent", "replace_record", "zero_out_record"]))
     design = str(rng.choice(DESIGNS))
-    epochs, separation = int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    epochs = int(rng.integers(1, 4))
+    separation = int(rng.integers(1, 4))
     if not wide:
         epochs, separation = [(2, 2), (3, 1)][int(rng.integers(2))]
     rounds = epochs * separation
@@ -77,7 +78,8 @@ def inverse_diagonal(factor):
 
 def over_rounds(made):
     """The largest sum of (C'C)_ab x_a x_b over patterns and signs."""
-    chosen, strategy = made.config, made.applied_strategy
+    chosen = made.config
+    strategy = made.applied_strategy
     rounds = chosen.rounds
     epochs, separation = chosen.participation or (rounds, 1)
     if strategy is None:
@@ -110,13 +112,15 @@ def truth(made, factor):
 
 def delta(mu, epsilon):
     epsilon = mpmath.mpf(epsilon)
-    below, above = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    below = mu / 2 - epsilon / mu
+    above = -mu / 2 - epsilon / mu
     return mpmath.ncdf(below) - mpmath.exp(epsilon) * mpmath.ncdf(above)
 
 
 def understated(made, factor):
     """Whether a plan's guarantee states less than a factor gives; exact up to 40 digits."""
-    stated, n = made.guarantee, made.agents
+    stated = made.guarantee
+    n = made.agents
     epsilons = stated.per_agent_epsilon or (stated.epsilon,) * n
     mus = truth(made, factor)
     if max(mus) > stated.mu:

@@ -59,7 +59,8 @@ def make_records(path: Path) -> None:
 
 def make_data(path: Path) -> None:
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(12, 3)).astype(np.float32), rng.integers(0, 2, 12)
+    x = rng.normal(size=(12, 3)).astype(np.float32)
+    y = rng.integers(0, 2, 12)
     canonical.write_archive(path, {"x_train": x, "y_train": y, "x_test": x[:4], "y_test": y[:4]})
 
 
@@ -174,7 +175,8 @@ KINDS = [
 def mutate(content: bytes, rng: np.random.Generator) -> bytes:
     """One random change of a file's bytes."""
     data = bytearray(content)
-    at, length = int(rng.integers(len(data))), int(rng.integers(1, 40))
+    at = int(rng.integers(len(data)))
+    length = int(rng.integers(1, 40))
     kind = rng.integers(6)
     if kind == 0:
         for _ in range(int(rng.integers(1, 9))):
@@ -219,7 +221,8 @@ def check(kind: Kind, folder: Path, count: int) -> None:
     rng = np.random.default_rng(len(kind.name))
     path = folder / kind.name
     kind.make(path)
-    content, truth = path.read_bytes(), kind.read(path)
+    content = path.read_bytes()
+    truth = kind.read(path)
     for number in range(count):
         path.write_bytes(content)
         changed = exchange(path, content, rng) if number % 4 == 3 else mutate(content, rng)

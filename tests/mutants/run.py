@@ -80,10 +80,12 @@ def written() -> list[Fault]:
     lines = [line for line in lines if line.strip() and not line.startswith("#")]
     package = ROOT / "dpjax"
     sources = {str(p.relative_to(package)): p.read_text() for p in package.rglob("*.py")}
-    faults, wrong = [], []
+    faults = []
+    wrong = []
     for head, old, new in zip(*(iter(lines),) * 3, strict=True):
         what, _, tests = head.partition(" | ")
-        old, new = old.strip(), new.strip()
+        old = old.strip()
+        new = new.strip()
         found = {name: text.count(old) for name, text in sources.items() if old in text}
         if list(found.values()) != [1]:
             wrong.append(
@@ -108,14 +110,17 @@ def generated(count: int, seed: int) -> list[Fault]:
     lines = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     heads = [line.split(" | ") for line in lines[::2]]
     unseen = {(file, what, at) for (file, what, _), at in zip(heads, lines[1::2], strict=True)}
-    faults, stale = {}, set(unseen)
+    faults = {}
+    stale = set(unseen)
     for name in GENERATED:
         path = ROOT / "dpjax" / f"{name}.py"
         if not path.exists():
             sys.exit(f"{path} is not there: update GENERATED in {__file__}")
-        file, source = f"{name}.py", path.read_text()
+        file = f"{name}.py"
+        source = path.read_text()
         for node, new in changes(ast.parse(source)):
-            old, at = ast.get_source_segment(source, node), source.splitlines()[node.lineno - 1]
+            old = ast.get_source_segment(source, node)
+            at = source.splitlines()[node.lineno - 1]
             what = f"{' '.join(str(old).split())} -> {' '.join(new.split())}"
             place = file, what, at.strip()
             stale.discard(place)
@@ -202,7 +207,8 @@ def stages(fault: Fault) -> list[list[str]]:
 
     In several runs, since collecting a whole part takes longer than most tests.
     """
-    tests, path = ROOT / "tests", Path(fault.file)
+    tests = ROOT / "tests"
+    path = Path(fault.file)
     named = fault.tests or (str(path.with_name(f"test_{path.name}")),)
     first = [one for one in (tests / name for name in named) if one.exists()]
     part = path.parent / "**" if path.parent.name else path.parent
@@ -277,7 +283,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=600, help="seconds a fault")
     parser.add_argument("--list", action="store_true", help="show them and run nothing")
     asked = parser.parse_args()
-    by_hand, made = written(), generated(asked.generated, asked.seed)
+    by_hand = written()
+    made = generated(asked.generated, asked.seed)
 
     def wanted(fault: Fault) -> bool:
         text = f"{fault.file}:{fault.line} {fault.what}"

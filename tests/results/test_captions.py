@@ -104,7 +104,8 @@ def test_custom_parts_are_named_together():
 
 def test_participations_are_told_and_told_apart():
     """A guarantee for 20 of 380 rounds must not read like one for all."""
-    few, all_rounds = cyclic(20, 19), private(relation="zero_out_record", rounds=380)
+    few = cyclic(20, 19)
+    all_rounds = private(relation="zero_out_record", rounds=380)
     for one in (few, cyclic(1, 380), all_rounds):
         assert captions.guarantees(one) == [one.caption()]
         assert captions.guarantees(one.to_dict()) == [one.caption()]

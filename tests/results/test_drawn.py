@@ -240,7 +240,8 @@ def test_names_with_dollar_signs_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_the_committed_comparison_is_drawn(tmp_path):
-    archive, out = ROOT / "docs/records/compare.jsonl.gz", tmp_path / "figure.png"
+    archive = ROOT / "docs/records/compare.jsonl.gz"
+    out = tmp_path / "figure.png"
     assert plots.from_records(archive, out=out) == out
     # One budget leaves every system; one system's setting would leave few.
     with pytest.raises(ValueError, match="choose one value of budget_epsilon, .*setting.* first"):

@@ -137,7 +137,9 @@ def test_means_over_different_participations_are_refused():
         stated = {"relation": relation, "participation": pattern}
         return {"design": "independent", "seed": seed, "loss": 1.0, "guarantee": stated}
 
-    few, all_rounds, open_ = row([20, 19], 0), row(None, 1), row(None, 2, relation=None)
+    few = row([20, 19], 0)
+    all_rounds = row(None, 1)
+    open_ = row(None, 2, relation=None)
     with pytest.raises(ValueError, match="guarantees are for all rounds; k = 20, b = 19"):
         tables.summary(pandas.DataFrame([few, all_rounds]), "design", "loss")
     again = row([20, 19], 3)
