@@ -46,7 +46,8 @@ def test_every_record_is_equally_likely(size: int) -> None:
 def test_the_uniformity_test_catches_a_draw_without_its_shift() -> None:
     # Strata of unequal size: 9 records in 4 strata are 2, 2, 2, 3, the last ones less likely.
     rng = np.random.default_rng(0)
-    low, high = np.arange(4) * 9 // 4, (np.arange(4) + 1) * 9 // 4
+    low = np.arange(4) * 9 // 4
+    high = (np.arange(4) + 1) * 9 // 4
     assert uniformity(rng.integers(low, high, (4000, 4)), 9) < 1e-6
 
 
@@ -98,7 +99,8 @@ def taking_part(counts: np.ndarray, size: int, separation: int, rounds: int) -> 
 
 @pytest.mark.parametrize("counts", [[12, 12], [9, 14, 1, 20]])
 def test_cyclic_batches_hold_every_record_once_a_cycle(counts: list[int]) -> None:
-    separation, epochs = 4, 3
+    separation = 4
+    epochs = 3
     size = -(-max(counts) // separation)
     for taken in taking_part(np.array(counts), size, separation, epochs * separation):
         assert (taken.sum(axis=1) == epochs).all() and taken.max() == 1

@@ -101,7 +101,8 @@ def test_no_network_and_no_file_are_named(server: Server, tmp_path: Path) -> Non
     with pytest.raises(ConnectionError, match=r"cannot be reached \(Not Found"):
         cache.fetch(server.url, tmp_path / "file")
     assert not list(tmp_path.iterdir())
-    server.status, server.breaks = 200, 1
+    server.status = 200
+    server.breaks = 1
     with pytest.raises(ConnectionError, match=r"IncompleteRead\(100000 bytes read"):
         cache.fetch(server.url, tmp_path / "file")
     assert not list(tmp_path.iterdir())

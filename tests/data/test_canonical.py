@@ -37,7 +37,8 @@ def test_a_file_is_written_and_read(tmp_path: Path) -> None:
 
 
 def test_train_records_alone_do(tmp_path: Path) -> None:
-    x, y = GOOD["x_train"], GOOD["y_train"]
+    x = GOOD["x_train"]
+    y = GOOD["y_train"]
     arrays, sha256 = canonical.read_archive(
         canonical.write_archive(tmp_path / "a.npz", {"x": x, "y": y})
     )
@@ -45,7 +46,8 @@ def test_train_records_alone_do(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_of_the_smallest_exact_type() -> None:
-    x, y = np.array([[0.0, 1.0], [1.0, 0.0]], np.float32), np.array([-1, 1], np.int32)
+    x = np.array([[0.0, 1.0], [1.0, 0.0]], np.float32)
+    y = np.array([-1, 1], np.int32)
     want = hashlib.sha256(bytes([0, 1, 1, 0]) + np.array([-1, 1], np.int8).tobytes()).hexdigest()
     assert canonical.record_digest(x, y) == want
     assert canonical.record_digest(x.astype(np.uint8), y.astype(np.int8)) == want
@@ -138,7 +140,8 @@ def test_other_records_than_the_known_ones_are_refused(tmp_path: Path) -> None:
 
 
 def test_images_stay_bytes(tmp_path: Path) -> None:
-    x, y = RNG.integers(0, 255, (4, 2, 2, 3), np.uint8), np.arange(4, dtype=np.int64)
+    x = RNG.integers(0, 255, (4, 2, 2, 3), np.uint8)
+    y = np.arange(4, dtype=np.int64)
     arrays, _ = canonical.read_archive(
         canonical.write_archive(tmp_path / "a.npz", {"x_train": x, "y_train": y})
     )

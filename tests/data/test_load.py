@@ -9,7 +9,8 @@ import pytest
 
 from dpjax.data import cache, canonical, catalog, load, split
 
-TRAIN, TEST = "-1 1:1\n+1 2:1 3:1\n-1 3:1\n", "+1 1:1 2:1\n"
+TRAIN = "-1 1:1\n+1 2:1 3:1\n-1 3:1\n"
+TEST = "+1 1:1 2:1\n"
 GET = Callable[[str], Path]
 
 
@@ -206,7 +207,8 @@ def test_the_bundled_sets(name: str, features: int, labels: list[int], tmp_path:
     assert data.x_train.shape[1] == features and data.x_train.dtype == np.float32
     assert data.y_train.dtype == np.int32 and sorted(set(data.y_train.tolist())) == list(labels)
     for label in labels:  # A fifth of each class is for testing.
-        train, test = (data.y_train == label).sum(), (data.y_test == label).sum()
+        train = (data.y_train == label).sum()
+        test = (data.y_test == label).sum()
         assert test == round(0.2 * (train + test))
     np.testing.assert_allclose(data.x_train.mean(0), 0, atol=1e-5)
     deviations = data.x_train.std(0)

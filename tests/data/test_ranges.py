@@ -23,7 +23,8 @@ def test_of_labels(labels, message):
 
 def problem_with(loss="cross_entropy", **changes):
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(8, 3)), np.array([-1, 1] * 4)
+    x = rng.normal(size=(8, 3))
+    y = np.array([-1, 1] * 4)
     parts = {"x": x, "y": y, "x_test": x, "y_test": y} | changes
     return supervised(
         Linear(),

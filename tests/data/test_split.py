@@ -8,7 +8,8 @@ from dpjax.data import load, split
 
 
 def test_both_parts_are_the_whole() -> None:
-    x, y = np.arange(20.0).reshape(10, 2), np.arange(10)
+    x = np.arange(20.0).reshape(10, 2)
+    y = np.arange(10)
     (x1, y1), (x2, y2) = split.split(x, y, 0.3, 0)
     assert len(y1) == 7 and len(y2) == 3
     assert sorted([*y1, *y2]) == list(range(10))
@@ -33,7 +34,8 @@ def test_bad_arguments_are_refused(rows: int, labels: int, fraction: float, mess
 
 
 def test_test_records_are_kept_or_split_off() -> None:
-    x, y = np.arange(20.0).reshape(10, 2), np.arange(10)
+    x = np.arange(20.0).reshape(10, 2)
+    y = np.arange(10)
     whole = load.Dataset("some", x, y, x[:3], y[:3], "made up", "")
     (_, y_train), (_, y_test) = split.with_test(whole, 0.3, seed=1)
     assert np.array_equal(y_train, y) and np.array_equal(y_test, y[:3])
@@ -43,7 +45,8 @@ def test_test_records_are_kept_or_split_off() -> None:
 
 
 def test_lists_and_data_frames_are_split_by_position() -> None:
-    x, y = [[1.0], [2.0], [3.0], [4.0]], [1, 2, 3, 4]
+    x = [[1.0], [2.0], [3.0], [4.0]]
+    y = [1, 2, 3, 4]
     expected = split.split(np.array(x), np.array(y), 0.5, 0)
     rows = pandas.DataFrame(x, index=list("dcba"))
     for given in ((x, y), (rows, pandas.Series(y, index=rows.index))):

@@ -26,7 +26,8 @@ def fit(values: np.ndarray, variance: int | Fraction) -> float:
     wanted = law(variance, -end, end) * values.size
     found = np.bincount(np.clip(values, -end, end) + end, minlength=2 * end + 1)
     inner = np.flatnonzero(wanted >= 5)
-    first, last = inner[0], inner[-1] + 1
+    first = inner[0]
+    last = inner[-1] + 1
     parts = [slice(0, first), slice(last, None)]
     observed = [*found[first:last], *(found[part].sum() for part in parts)]
     expected = [*wanted[first:last], *(wanted[part].sum() for part in parts)]
@@ -49,7 +50,8 @@ class Script:
         self.left = list(words)
 
     def words(self, count: int) -> np.ndarray:
-        taken, self.left = self.left[:count], self.left[count:]
+        taken = self.left[:count]
+        self.left = self.left[count:]
         return np.array(taken + [0] * (count - len(taken)), np.uint32)
 
 
@@ -65,7 +67,8 @@ class Coins:
 
     def both(self, first: Fraction, second: Fraction) -> bool:
         """Two events by the two words of each pair; an answer as soon as one of them failed."""
-        places, width = [Fraction(0)] * 2, Fraction(1)
+        places = [Fraction(0)] * 2
+        width = Fraction(1)
         while True:
             width /= 2**32
             pair = next(self.words)
@@ -87,12 +90,14 @@ class Coins:
 def replayed(words, variance: Fraction, centre: int) -> int:
     """Return the number that pairs of words lead to, computed in fractions."""
     coins = Coins(words)
-    top, bottom = Fraction(variance).numerator, Fraction(variance).denominator
+    top = Fraction(variance).numerator
+    bottom = Fraction(variance).denominator
     while True:
         word, sign = next(coins.words)
         if word * top % 2**32 < 2**32 % top:
             continue
-        uniform, runs = word * top >> 32, 0
+        uniform = word * top >> 32
+        runs = 0
         while coins.run(Fraction(1)):
             runs += 1
         size = (uniform + top * runs) // (bottom * centre)

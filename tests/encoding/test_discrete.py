@@ -283,6 +283,7 @@ def test_clients_load_no_jax() -> None:
 
 def test_no_word_is_given_out_twice() -> None:
     """Drawn in pieces or at once, the words of a seed are the same."""
-    whole, pieces = integers.Stream(bytes(32)).words(5000), integers.Stream(bytes(32))
+    whole = integers.Stream(bytes(32)).words(5000)
+    pieces = integers.Stream(bytes(32))
     counts = [1, 2, 3, 994, 1000, 3000]
     np.testing.assert_array_equal(np.concatenate([pieces.words(n) for n in counts]), whole)

@@ -32,7 +32,10 @@ def key(seed=0):
 
 
 def test_the_limit_is_that_of_the_paper_and_no_more_than_the_simple_one() -> None:
-    c, gamma, k, beta = 1.0, 0.02, 4096, math.exp(-0.5)
+    c = 1.0
+    gamma = 0.02
+    k = 4096
+    beta = math.exp(-0.5)
     printed = c**2 + gamma**2 * k / 4
     printed += math.sqrt(2 * math.log(1 / beta)) * gamma * (c + gamma * math.sqrt(k) / 2)
     found = gamma * math.sqrt(lattice.limit(c / gamma, k, beta))
@@ -70,7 +73,8 @@ def test_the_share_of_roundings_that_are_drawn_anew_is_below_beta() -> None:
 )
 def test_no_vector_is_longer_than_its_sensitivity(grid, beta) -> None:
     code = SumCode(size=100, bound=1.0, grid=grid, clients=50, beta=beta)
-    x, signs = vectors(20), code.signs(b"a")
+    x = vectors(20)
+    signs = code.signs(b"a")
     stream = integers.Stream(bytes(32))
     whole = np.array([integers.encode(code, each, signs, stream) for each in x])
     traced, fine = encode(code, jnp.asarray(x, jnp.float32), signs, key())
@@ -102,7 +106,8 @@ def test_roundings_that_are_too_long_are_drawn_anew() -> None:
 @pytest.mark.parametrize("size", [1, pytest.param(5, marks=pytest.mark.slow), 64])
 def test_jit_and_numpy_agree_to_the_bit(size) -> None:
     code = SumCode(size, 3.7, 0.013, 9)
-    x, signs = vectors(9, size, 3.7).astype(np.float32), code.signs(b"seed")
+    x = vectors(9, size, 3.7).astype(np.float32)
+    signs = code.signs(b"seed")
     traced, fine = encode(code, jnp.asarray(x), signs, key(5))
     assert traced.dtype == jnp.int32 and fine.all()
     column = jnp.arange(code.padded, dtype=jnp.uint32)
@@ -117,7 +122,8 @@ def test_jit_and_numpy_agree_to_the_bit(size) -> None:
 
 
 def test_the_mean_is_the_vector_s() -> None:
-    x, signs = vectors(1)[0], CODE.signs(b"a")
+    x = vectors(1)[0]
+    signs = CODE.signs(b"a")
     rows = jnp.tile(jnp.asarray(x, jnp.float32), (8000, 1))
     whole, _ = encode(CODE, rows, signs, key())
     mean = np.asarray(whole, np.float64).mean(0) * CODE.grid
@@ -132,7 +138,8 @@ def test_the_mean_is_the_vector_s() -> None:
 
 def test_sums_of_noisy_vectors_are_those_of_vectors() -> None:
     code = SumCode(100, 1.0, 0.01, 50, variance=Fraction(9, 2))
-    x, signs = vectors(), code.signs(b"a")
+    x = vectors()
+    signs = code.signs(b"a")
     stream = integers.Stream(bytes(32))
     mine = np.array([integers.noisy(code, each, signs, stream) for each in x])
     traced, fine = noisy(code, jnp.asarray(x, jnp.float32), signs, key())
@@ -173,7 +180,9 @@ def test_vectors_cross_the_protocol_and_who_leaves_takes_its_noise_along() -> No
 
     code = SumCode(30, 1.0, 0.01, 5, variance=25)
     terms = Terms(5, code.padded, bits=32, bound=code.largest, corrupt=0.0, dropout=0.2)
-    x, signs, stream = vectors(5, 30), code.signs(b"a"), integers.Stream(bytes(32))
+    x = vectors(5, 30)
+    signs = code.signs(b"a")
+    stream = integers.Stream(bytes(32))
     values = np.array([integers.noisy(code, each, signs, stream) for each in x])
     assert np.abs(values).max() <= code.largest
     made = Round(terms, values, leaves={2: "mask"})
@@ -228,7 +237,9 @@ def test_a_rotation_spreads_what_one_coordinate_holds() -> None:
 def test_rows_that_are_too_long_or_not_finite_are_not_sent() -> None:
     x = np.array(vectors(6), np.float32)
     x[1] *= 3
-    x[2, 5], x[3, 5], x[4] = np.nan, np.inf, 1e38
+    x[2, 5] = np.nan
+    x[3, 5] = np.inf
+    x[4] = 1e38
     whole, fine = encode(CODE, jnp.asarray(x), CODE.signs(b"a"), key())
     assert np.asarray(fine).tolist() == [True, False, False, False, False, True]
     assert not np.asarray(whole)[1:5].any() and np.asarray(whole)[[0, 5]].any()

@@ -8,10 +8,12 @@ def is_exact(strategy, participation):
 
     Equal gradients then reach the bound.
     """
-    size, support = np.abs(strategy), (strategy != 0).astype(float)
+    size = np.abs(strategy)
+    support = (strategy != 0).astype(float)
     gram = strategy.T @ strategy
     rounding = np.finfo(float).eps * (support.T @ support) * (size.T @ size)
-    sums, negative = [], []
+    sums = []
+    negative = []
     for rounds in participation.patterns:
         block = np.ix_(rounds, rounds)
         sums.append(np.abs(gram[block]).sum())

@@ -113,7 +113,8 @@ def test_bounds_hold_for_any_matrix(n: int, seed: int) -> None:
 def test_interior_point_solver_agrees(spec: str) -> None:
     pytest.importorskip("clarabel")
     factor = weights(spec)
-    ours, theirs = minimize_trace(factor=factor), minimize_trace(factor=factor, solver="sdp")
+    ours = minimize_trace(factor=factor)
+    theirs = minimize_trace(factor=factor, solver="sdp")
     assert_feasible(theirs, factor)
     assert ours.value == pytest.approx(theirs.value, rel=1e-6)
     assert ours.value <= theirs.value * (1 + 1e-9)
@@ -127,7 +128,8 @@ def test_interior_point_solver_agrees_on_many(n: int, p: float) -> None:
     pytest.importorskip("clarabel")
     for seed in range(2 if n > 12 else 8):
         factor = weights(f"er:{n}:{p}:{100 * seed}")
-        ours, theirs = minimize_trace(factor=factor), minimize_trace(factor=factor, solver="sdp")
+        ours = minimize_trace(factor=factor)
+        theirs = minimize_trace(factor=factor, solver="sdp")
         assert ours.lower_bound <= theirs.value and theirs.lower_bound <= ours.value
         if not ours.regularization:
             assert ours.gap < 1e-7
@@ -166,7 +168,8 @@ def test_certificate_in_exact_arithmetic(spec: str) -> None:
     factor = weights(spec)
     solution = minimize_trace(factor=factor)
     with mpmath.workdps(50):
-        root, noise = mpmath.matrix(factor.tolist()), mpmath.matrix(solution.covariance.tolist())
+        root = mpmath.matrix(factor.tolist())
+        noise = mpmath.matrix(solution.covariance.tolist())
         inverse = noise**-1
         assert max(inverse[i, i] for i in range(6)) <= 1
         image = root * noise * root.T
@@ -236,7 +239,8 @@ def test_gram_and_wide_or_tall_factors_are_one_problem() -> None:
 def test_scale_and_order_of_agents() -> None:
     factor = weights("florentine")
     order = np.random.default_rng(0).permutation(15)
-    solution, scaled = minimize_trace(factor=factor), minimize_trace(factor=1e-4 * factor)
+    solution = minimize_trace(factor=factor)
+    scaled = minimize_trace(factor=1e-4 * factor)
     assert scaled.value == pytest.approx(1e-8 * solution.value, rel=1e-9)
     permuted = minimize_trace(factor=factor[:, order])
     np.testing.assert_allclose(
@@ -282,7 +286,8 @@ def test_few_iterations_say_so_but_stay_feasible() -> None:
 
 
 def test_either_precision_flag_gives_the_same_bits() -> None:
-    factor, before = weights("er:8:0.5"), jax.config.jax_enable_x64
+    factor = weights("er:8:0.5")
+    before = jax.config.jax_enable_x64
     prints = []
     try:
         for flag in (False, True):

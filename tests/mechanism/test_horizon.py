@@ -66,7 +66,8 @@ def test_one_step_is_the_papers() -> None:
 @pytest.mark.parametrize("matrix", [SYMMETRIC, DIRECTED, ROWS])
 @pytest.mark.parametrize("rounds", [5, None])
 def test_discount(matrix, rounds) -> None:
-    expected, power = np.zeros((6, 6)), np.eye(6)
+    expected = np.zeros((6, 6))
+    power = np.eye(6)
     for _ in range(rounds or 400):
         power = 0.9 * matrix @ power
         expected += power.T @ power
@@ -89,7 +90,8 @@ def test_energy_is_what_a_simulated_run_pays() -> None:
     covariance = spatial.whisper(DIRECTED, 1.0, horizon=9)
     draws = 4000
     noise = np.linalg.cholesky(covariance) @ rng.normal(size=(9, 6, draws))
-    models, paid = np.zeros((6, draws)), np.zeros(draws)
+    models = np.zeros((6, draws))
+    paid = np.zeros(draws)
     for step in noise:
         models = DIRECTED @ (models + step)
         paid += (models**2).sum(axis=0)

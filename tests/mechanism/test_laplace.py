@@ -122,7 +122,11 @@ def test_both_closed_forms_are_inverse():
 
 @pytest.mark.parametrize("rounds", [2, 5, 300])
 def test_gaussian_schedules_spend_what_they_say(rounds):
-    mu, gap, gamma, q1, q2 = 0.7, 1.5, 0.01, 0.95, 0.98
+    mu = 0.7
+    gap = 1.5
+    gamma = 0.01
+    q1 = 0.95
+    q2 = 0.98
     schedule = schedules.geometric_gaussian(mu, gap, gamma, q1, q2, rounds)
     want = mu * np.sqrt(1 - (q1 / q2) ** (2 * (rounds - 1)))
     assert float(exact(schedule, 2)) ** 0.5 == pytest.approx(want, rel=1e-12)

@@ -15,7 +15,9 @@ def blocks(seed):
     """A gram of rank-one blocks of any scale: its infimum is the sum of their largest squares."""
     random = np.random.default_rng(seed)
     sizes = random.integers(1, 6, 4)
-    gram, infimum, first = np.zeros((sizes.sum(),) * 2), mpmath.mpf(0), 0
+    gram = np.zeros((sizes.sum(),) * 2)
+    infimum = mpmath.mpf(0)
+    first = 0
     for size in sizes:
         # Few digits: the products are exact.
         vector = random.integers(-(2**20), 2**20, size) * 2.0 ** random.integers(-20, 20)
@@ -85,7 +87,8 @@ def dual_of_factor(factor, multipliers):
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_unrestricted_over_agents_and_rounds(epochs):
     """On a complete graph all agents are one: the infimum is that over rounds, by n."""
-    n, rounds = 6, 4
+    n = 6
+    rounds = 4
     participation = Participation(rounds, epochs, rounds // epochs)
     matrix = mixing.metropolis_hastings(graphs.complete(n))
     whole = np.tri(rounds)
@@ -129,7 +132,8 @@ def test_of_known_eigenvectors(seed):
 
 def test_products_of_halves_are_exact():
     random = np.random.default_rng(0)
-    left, right = random.normal(size=(40, 30)), random.normal(size=(30, 50))
+    left = random.normal(size=(40, 30))
+    right = random.normal(size=(30, 50))
     left *= 10.0 ** random.uniform(-9, 9, (40, 1))
     high, low, off = certificate._product(left, right)
     with mpmath.workdps(40):

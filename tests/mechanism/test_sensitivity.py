@@ -28,7 +28,9 @@ def by_signs(gram: np.ndarray) -> float:
 
 def by_vectors(gram: np.ndarray, starts: int = 20) -> float:
     """Maximise sum X_st <u_s, u_t> over unit vectors, one at a time, from random starts."""
-    rng, k, best = np.random.default_rng(0), len(gram), 0.0
+    rng = np.random.default_rng(0)
+    k = len(gram)
+    best = 0.0
     for _ in range(starts):
         u = rng.normal(size=(k, k))
         u /= np.linalg.norm(u, axis=1, keepdims=True)
@@ -117,7 +119,8 @@ def test_anti_pgd() -> None:
 
 
 def test_rounding_only_raises_it() -> None:
-    participation, plain_falls_short = Participation(4, 2, 2), 0
+    participation = Participation(4, 2, 2)
+    plain_falls_short = 0
     for seed in range(20):
         # Columns 0, 2 and 1, 3 nearly cancel: their products are mostly rounding.
         strategy = np.random.default_rng(seed).normal(size=(6, 4)) * 10.0 ** np.arange(6)[:, None]

@@ -55,7 +55,8 @@ def energy(matrix: np.ndarray, strategy: np.ndarray, covariance: np.ndarray) -> 
 
 def sensitivity(strategy: np.ndarray, covariance: np.ndarray, participation) -> float:
     """Return the largest sum of |P| over a record's entries, P the precision of all noise."""
-    n, over_agents = len(covariance), np.linalg.inv(covariance)
+    n = len(covariance)
+    over_agents = np.linalg.inv(covariance)
     precision = np.kron(strategy.T @ strategy, over_agents)
     sums = [
         np.abs(precision[np.ix_(rounds * n + agent, rounds * n + agent)]).sum()
@@ -81,7 +82,8 @@ def designed(participation: Participation) -> spacetime.JointDesign:
 @pytest.mark.parametrize("kind", MIXINGS)
 @pytest.mark.parametrize("rounds", [1, 2, 7])
 def test_factor_is_that_of_the_whole_run(kind, rounds) -> None:
-    matrix, strategy = MIXINGS[kind], triangular(3, rounds)
+    matrix = MIXINGS[kind]
+    strategy = triangular(3, rounds)
     n = matrix.shape[-1]
     blocks = whole_run(matrix, rounds).reshape(-1, rounds, n)
     over_rounds = np.linalg.inv(strategy.T @ strategy)
@@ -97,7 +99,8 @@ def test_factor_is_that_of_the_whole_run(kind, rounds) -> None:
 
 @given(st.integers(0, 10_000), st.integers(1, 8), st.sampled_from(list(MIXINGS)))
 def test_both_half_steps_have_one_objective(seed, rounds, kind) -> None:
-    matrix, strategy = MIXINGS[kind], triangular(seed, rounds)
+    matrix = MIXINGS[kind]
+    strategy = triangular(seed, rounds)
     root = np.random.default_rng(seed).normal(size=matrix.shape[-2:])
     covariance = root @ root.T
     factor = spacetime.factor_over_agents(matrix, strategy)
@@ -110,7 +113,8 @@ def test_both_half_steps_have_one_objective(seed, rounds, kind) -> None:
 
 @pytest.mark.parametrize("kind", ["symmetric", "directed rows", "schedule of three"])
 def test_fresh_noise_gives_the_horizon_aware_design(kind) -> None:
-    matrix, rounds = MIXINGS[kind], 20
+    matrix = MIXINGS[kind]
+    rounds = 20
     factor = spacetime.factor_over_agents(matrix, np.eye(rounds))
     known = workload.factor(matrix, rounds)
     np.testing.assert_allclose(factor.T @ factor, known.T @ known, rtol=1e-10, atol=1e-10)
@@ -144,7 +148,8 @@ KINDS = ("symmetric", "reversible", "schedule of two")
     ],
 )
 def test_design(kind, fields) -> None:
-    matrix, participation = MIXINGS[kind], Participation(*fields)
+    matrix = MIXINGS[kind]
+    participation = Participation(*fields)
     found = spacetime.design(matrix, participation)
     assert not np.triu(found.strategy, 1).any() and found.strategy.diagonal().min() > 0
     assert 1 - 1e-6 < sensitivity(found.strategy, found.covariance, participation) <= 1 + 1e-9
@@ -223,8 +228,10 @@ def test_the_other_start_ends_in_the_same_value() -> None:
 
 
 def relative(graph: nx.Graph, rounds: int) -> tuple[float, ...]:
-    matrix, participation = mixing.metropolis_hastings(graph), Participation(rounds, 1, rounds)
-    n, fresh = len(matrix), np.eye(rounds)
+    matrix = mixing.metropolis_hastings(graph)
+    participation = Participation(rounds, 1, rounds)
+    n = len(matrix)
+    fresh = np.eye(rounds)
     designs = [
         (temporal.mafalda(matrix, participation), np.eye(n)),
         (fresh, spatial.whisper(matrix, 1.0)),
@@ -270,7 +277,8 @@ def test_too_few_half_steps_are_said() -> None:
     ],
 )
 def test_unrestricted_bound_is_below(kind, fields) -> None:
-    matrix, participation = MIXINGS[kind], Participation(*fields)
+    matrix = MIXINGS[kind]
+    participation = Participation(*fields)
     bound = joint.unrestricted_bound(matrix, participation)
     found = spacetime.design(matrix, participation)
     assert 0.3 * found.value < bound.lower_bound <= found.value
@@ -281,8 +289,10 @@ def test_unrestricted_bound_is_below(kind, fields) -> None:
 def test_unrestricted_bound_by_an_interior_point_solver(fields) -> None:
     """The constraint written out record by record, from the definition of the sensitivity."""
     cvxpy = pytest.importorskip("cvxpy")
-    participation, matrix = Participation(*fields), mixing.metropolis_hastings(graphs.ring(3))
-    n, size = 3, 3 * fields[0]
+    participation = Participation(*fields)
+    matrix = mixing.metropolis_hastings(graphs.ring(3))
+    n = 3
+    size = 3 * fields[0]
     run = whole_run(matrix, fields[0])
     precision = cvxpy.Variable((size, size), PSD=True)
     limits = [
@@ -324,7 +334,8 @@ def test_unrestricted_bound_on_a_shift_has_a_closed_form() -> None:
 
 def test_one_round_is_the_spatial_problem() -> None:
     """A circulant W: (sum |l|)^2 / n, of the eigenvalues l, in space, jointly and unrestricted."""
-    matrix, participation = mixing.metropolis_hastings(graphs.ring(5)), Participation(1, 1, 1)
+    matrix = mixing.metropolis_hastings(graphs.ring(5))
+    participation = Participation(1, 1, 1)
     expected = np.abs(np.linalg.eigvalsh(matrix)).sum() ** 2 / 5
     assert spacetime.design(matrix, participation).value == pytest.approx(expected, rel=1e-7)
     bound = joint.unrestricted_bound(matrix, participation)

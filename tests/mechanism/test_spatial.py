@@ -31,7 +31,10 @@ def weights(spec: str) -> np.ndarray:
     ],
 )
 def test_figure_1_of_the_paper(p: float, expected: tuple[float, ...]) -> None:
-    epsilon, clip, rounds, delta = 10, 0.1, 5000, 1e-5
+    epsilon = 10
+    clip = 0.1
+    rounds = 5000
+    delta = 1e-5
     bound = epsilon**2 / (16 * clip**2 * rounds * math.log(1 / delta))
     draws = (nx.gnp_random_graph(20, p, seed=seed) for seed in itertools.count())
     connected = itertools.islice((g for g in draws if nx.is_connected(g)), 5)
@@ -86,7 +89,8 @@ def test_designs_keep_the_bound_and_their_order(n, p, seed, unequal) -> None:
 
 def test_budget_scaling() -> None:
     matrix = weights("florentine")
-    one, tenth = spatial.whisper(matrix, 1.0), spatial.whisper(matrix, 0.1)
+    one = spatial.whisper(matrix, 1.0)
+    tenth = spatial.whisper(matrix, 0.1)
     np.testing.assert_allclose(tenth, 10 * one, rtol=1e-7, atol=1e-9)
 
 

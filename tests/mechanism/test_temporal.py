@@ -144,7 +144,8 @@ def test_certificate(fields, mixed) -> None:
 
 def by_vectors(gram: np.ndarray) -> float:
     """A lower estimate of the exact squared sensitivity on one pattern."""
-    rng, k = np.random.default_rng(0), len(gram)
+    rng = np.random.default_rng(0)
+    k = len(gram)
     u = rng.normal(size=(k, k))
     for _ in range(100):
         for s in range(k):
@@ -208,7 +209,8 @@ def test_the_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
 def test_not_above_jax_privacy(fields, running_sums) -> None:
     participation = Participation(*fields)
     if running_sums:
-        gram, strategy = workload.prefix_sum_gram(fields[0]), temporal.prefix_sum(participation)
+        gram = workload.prefix_sum_gram(fields[0])
+        strategy = temporal.prefix_sum(participation)
     else:
         gram = temporal.workload_gram(FLORENTINE, fields[0])
         strategy = temporal.mafalda(FLORENTINE, participation)
@@ -233,7 +235,8 @@ def best_of_sixty():
     ],
 )
 def test_mafalda_is_the_best(design, best_of_sixty) -> None:
-    participation, best = SIXTY, best_of_sixty
+    participation = SIXTY
+    best = best_of_sixty
     gram = temporal.workload_gram(FLORENTINE, 60)
     if design in DESIGNS:
         strategy = DESIGNS[design](participation)
@@ -332,8 +335,10 @@ def test_all_bands_are_the_optimum() -> None:
 
 @pytest.mark.parametrize("solver", ["solve", "banded", "toeplitz", "minimize_trace"])
 def test_solvers_run_on_the_device_that_is_given(solver, monkeypatch) -> None:
-    participation, gram = Participation(12, 3, 4), temporal.workload_gram(FLORENTINE, 12)
-    used, compute = set(), jax.device_put
+    participation = Participation(12, 3, 4)
+    gram = temporal.workload_gram(FLORENTINE, 12)
+    used = set()
+    compute = jax.device_put
     monkeypatch.setattr(jax, "device_put", lambda x, on=None: used.add(on) or compute(x, on))
     calls = {
         "solve": lambda **on: temporal.solve(gram, participation, **on).strategy,
@@ -355,7 +360,8 @@ def test_the_compiled_iteration_stays_on_its_device() -> None:
 @pytest.mark.parametrize("fields", [(96, 3, 32), (96, 1, 96), (96, 1, 5)])
 def test_long_horizons(monkeypatch, fields) -> None:
     """The coarse start, Cholesky's factor, its certificate and sums by pattern, at a small size."""
-    participation, gram = Participation(*fields), temporal.workload_gram(FLORENTINE, 96)
+    participation = Participation(*fields)
+    gram = temporal.workload_gram(FLORENTINE, 96)
     known = temporal.solve(gram, participation)
     for name, rounds in (("_COMPILED", 60), ("_COARSE", 40), ("_LONG", 80)):
         monkeypatch.setattr(temporal, name, rounds)
@@ -382,9 +388,11 @@ def test_sensitivity_by_pattern(fields, monkeypatch) -> None:
 @pytest.mark.parametrize("fields", [(13, 3, 4), (24, 1, 24), (30, 2, 15)])
 def test_toeplitz_is_no_worse_than_its_neighbours(fields) -> None:
     """At the dense objective: the search works with sums along diagonals."""
-    participation, gram = Participation(*fields), temporal.workload_gram(FLORENTINE, fields[0])
+    participation = Participation(*fields)
+    gram = temporal.workload_gram(FLORENTINE, fields[0])
     best = toeplitz(FLORENTINE, participation, 4)
-    value, rng = temporal.objective(best, gram, participation), np.random.default_rng(0)
+    value = temporal.objective(best, gram, participation)
+    rng = np.random.default_rng(0)
     column = best[:4, 0]
     for scale in (1e-3, 1e-2):
         moved = column * (1 + scale * rng.normal(size=4))
@@ -441,7 +449,8 @@ def test_one_step_takes_back_a_fraction_of_the_last_noise() -> None:
         *np.broadcast_arrays(np.linalg.norm(strategy, axis=0), noise[-1, -1] ** -1)
     )
     # At prefix sums it lies between independent noise and the optimum.
-    participation, gram = Participation(64, 2, 32), workload.prefix_sum_gram(64)
+    participation = Participation(64, 2, 32)
+    gram = workload.prefix_sum_gram(64)
     none, half = (
         temporal.objective(banded.one_lag(participation, f), gram, participation)
         for f in (0.0, 0.5)
@@ -468,7 +477,8 @@ def test_rounds_of_banded_inverses_are_sums_over_few() -> None:
 @given(st.integers(0, 10_000), st.integers(1, 6), st.sampled_from([(6, 2, 3), (6, 3, 2)]))
 def test_singular_grams(seed, rank, fields) -> None:
     root = np.random.default_rng(seed).normal(size=(rank, 6))
-    gram, participation = root.T @ root, Participation(*fields)
+    gram = root.T @ root
+    participation = Participation(*fields)
     solution = temporal.solve(gram, participation)
     assert temporal.sensitivity(solution.strategy, participation) <= 1
     assert solution.lower_bound <= solution.value <= solution.lower_bound * (1 + 1e-3)
@@ -487,7 +497,8 @@ def test_nearly_singular_grams_are_solved_as_well_as_others(least, seed) -> None
 @given(st.integers(0, 10_000), st.sampled_from([(6, 1, 6), (6, 2, 3), (6, 3, 2), (6, 6, 1)]))
 def test_gram_of_rank_one_has_a_closed_form(seed, fields) -> None:
     """The infimum is the largest (sum |a_s|)^2 over a pattern: the dual's weight is all there."""
-    a, participation = np.random.default_rng(seed).normal(size=6), Participation(*fields)
+    a = np.random.default_rng(seed).normal(size=6)
+    participation = Participation(*fields)
     solution = temporal.solve(np.outer(a, a), participation)
     expected = max(np.abs(a[rounds]).sum() ** 2 for rounds in participation.patterns)
     assert solution.lower_bound <= expected * (1 + 1e-12)

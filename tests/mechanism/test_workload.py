@@ -85,8 +85,10 @@ def test_trace_is_the_energy_of_correlated_noise(seed, rounds, kind) -> None:
     matrix = MIXINGS[kind]
     n = matrix.shape[-1]
     rng = np.random.default_rng(seed)
-    over_rounds, over_agents = rng.normal(size=(rounds, rounds)), rng.normal(size=(n, n))
-    k, r = over_rounds @ over_rounds.T, over_agents @ over_agents.T
+    over_rounds = rng.normal(size=(rounds, rounds))
+    over_agents = rng.normal(size=(n, n))
+    k = over_rounds @ over_rounds.T
+    r = over_agents @ over_agents.T
     run = whole_run(matrix, rounds)
     energy = np.trace(run @ np.kron(k, r) @ run.T)
     found = np.trace(workload.gram(matrix, rounds, covariance=r) @ k)
@@ -129,7 +131,8 @@ def test_symmetric_support_alone_is_not_reversible() -> None:
 def test_wide_weights_keep_their_digits() -> None:
     n = 24  # a biased path: weights 9^i, 22 orders of magnitude
     path = np.diag(np.full(n - 1, 0.9), 1) + np.diag(np.full(n - 1, 0.1), -1)
-    path[0, 0], path[-1, -1] = 0.1, 0.9
+    path[0, 0] = 0.1
+    path[-1, -1] = 0.9
     assert workload._reversing(path) is None
     np.testing.assert_allclose(
         workload.gram(path, 20), dense(path, 20, np.eye(n)), rtol=1e-11, atol=1e-13

@@ -167,7 +167,8 @@ def linear(outputs, y):
 
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32])
 def test_numbers_of_words_may_be_narrow(kind):
-    model, x = Words(256), jnp.asarray([[1, 2, 1], [3, 127, 0]], kind)
+    model = Words(256)
+    x = jnp.asarray([[1, 2, 1], [3, 127, 0]], kind)
     params = jax.jit(model.init)(KEY, x)
     gradients = Gradients(model.apply, linear)
     y = jnp.array([1.0, 2.0], jnp.float32)
@@ -180,7 +181,8 @@ def test_numbers_of_words_may_be_narrow(kind):
 @pytest.mark.parametrize("words", [(2, -4), (-1, -4, 2), (3, 3), (-4, -7, 5)])
 def test_words_that_there_are_not_keep_the_clip(words):
     # Three words: -1 is the last one; what is beyond has no row, and must not meet one.
-    model, x = Words(3), jnp.asarray([words], jnp.int32)
+    model = Words(3)
+    x = jnp.asarray([words], jnp.int32)
     params = jax.jit(model.init)(KEY, x)
     fn = jax.jit(clipping.clipped_sum(Gradients(model.apply, linear), 0.1))
     total = fn(params, x, jnp.ones(1))
@@ -208,7 +210,8 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
     params = jax.jit(Numbers().init)(KEY, x)
     gradients = Gradients(Numbers().apply, linear, {"Dense_0": route})
     fn = jax.jit(clipping.clipped_sum(gradients, 1.0))
-    total, alone = fn(params, x, y), fn(params, x[1:], y[1:])
+    total = fn(params, x, y)
+    alone = fn(params, x[1:], y[1:])
     assert difference(total, alone) < 1e-6
     assert difference(alone, jax.tree.map(jnp.zeros_like, alone)) > 0.1
 

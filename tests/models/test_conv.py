@@ -152,7 +152,8 @@ def test_standardised_kernels_are_their_formula(how):
 
 
 def test_what_does_not_fit_is_refused():
-    x, kernel = np.ones((1, 4, 4, 3)), np.ones((3, 3, 3, 2))
+    x = np.ones((1, 4, 4, 3))
+    kernel = np.ones((3, 3, 3, 2))
     for arguments, message in [
         (dict(layout="fast"), "layout is 'fast'; choose one of conv, patches"),
         (dict(padding="FULL"), "padding is 'FULL'; choose one of SAME, VALID"),

@@ -245,7 +245,8 @@ def test_agents_with_convolutions_in_groups_do_not_meet(monkeypatch):
 
 def test_an_infinite_derivative_adds_nothing():
     """Of gradients at two points: each is finite, and ten billion times one of them is not."""
-    model, shape = mlp.MLP((4,), 3), (6, 3, 8)
+    model = mlp.MLP((4,), 3)
+    shape = (6, 3, 8)
     x = jnp.asarray(np.random.default_rng(0).uniform(0.5, 1.5, shape), jnp.float32)
     y = jnp.arange(len(x))
     params = model.init(jax.random.key(0), x[:1])

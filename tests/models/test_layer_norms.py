@@ -110,10 +110,15 @@ def test_sums_and_norms_are_those_of_plain_differentiation(name):
 
 
 def test_a_linear_score_skips_infinite_records():
-    model, rng = linear.Linear(), np.random.default_rng(0)
+    model = linear.Linear()
+    rng = np.random.default_rng(0)
     x = rng.normal(size=(8, 300)).astype(np.float32)
-    x[1, 3], x[2, 5], x[3], x[4] = np.nan, -np.inf, 1e30, 3e38
-    x, y = jnp.asarray(x), jnp.asarray(rng.choice([-1.0, 1.0], 8))
+    x[1, 3] = np.nan
+    x[2, 5] = -np.inf
+    x[3] = 1e30
+    x[4] = 3e38
+    x = jnp.asarray(x)
+    y = jnp.asarray(rng.choice([-1.0, 1.0], 8))
     params = {"params": {"weight": jnp.asarray(rng.normal(size=300)), "bias": jnp.float32(0.1)}}
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
     gradients = Gradients(model.apply, losses.logistic)
@@ -259,7 +264,8 @@ def odd_task(kind):
 
 @pytest.mark.parametrize("kind", ODD)
 def test_layers_called_twice_have_no_layer_norms(kind):
-    model, x = Odd(kind), jnp.ones((4, 2))
+    model = Odd(kind)
+    x = jnp.ones((4, 2))
     params = jax.eval_shape(model.init, KEY, x)
     gradients = Gradients(model.apply, losses.cross_entropy)
     assert set(gradients.chosen(params, x)) == {"known"}
@@ -335,7 +341,8 @@ class Small(nn.Module):
 
 
 def test_agents_are_mapped_over():
-    model, rng = Small(), np.random.default_rng(0)
+    model = Small()
+    rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(2, 3, 4, 4, 1)), jnp.float32)
     y = jnp.asarray(rng.integers(0, 3, (2, 3)))
     params = jax.jit(jax.vmap(model.init, (0, None)))(jax.random.split(KEY), x[0])
@@ -378,7 +385,8 @@ class Pooled(nn.Module):
 def test_the_first_kernel_is_as_exact_as_the_precision(wide, tolerance):
     """By both routes, in both precisions; whole numbers make ties that pooling must break alike."""
     with jax.enable_x64(wide):
-        kind, rng = (jnp.float64 if wide else jnp.float32), np.random.default_rng(3)
+        kind = jnp.float64 if wide else jnp.float32
+        rng = np.random.default_rng(3)
         model = Pooled()
         x = jnp.asarray(rng.integers(0, 3, (3, 5, 5, 2)), kind)
         params = jax.tree.map(lambda leaf: leaf.astype(kind), jax.jit(model.init)(KEY, x))

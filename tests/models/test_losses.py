@@ -14,7 +14,8 @@ def test_scores_of_two_classes_are_scikit_learns(seed):
     random = np.random.default_rng(seed)
     labels = np.where(random.random(40) < 0.3, 1, -1)
     scores = np.round(random.normal(size=40) + labels / 2, 1)  # With ties.
-    taken, given = np.where(scores > 0, 1, -1), (jnp.asarray(scores), jnp.asarray(labels))
+    taken = np.where(scores > 0, 1, -1)
+    given = (jnp.asarray(scores), jnp.asarray(labels))
     assert losses.auc(*given) == pytest.approx(metrics.roc_auc_score(labels, scores), abs=1e-6)
     assert losses.f1(*given) == pytest.approx(metrics.f1_score(labels, taken), abs=1e-6)
     balanced = metrics.balanced_accuracy_score(labels, taken)
@@ -25,11 +26,13 @@ def test_scores_of_two_classes_are_scikit_learns(seed):
 def test_scores_of_classes_are_scikit_learns_means(present):
     """Where a class is missing, those of the others."""
     random = np.random.default_rng(present)
-    labels, logits = random.integers(0, present, 60), random.normal(size=(60, 4))
+    labels = random.integers(0, present, 60)
+    logits = random.normal(size=(60, 4))
     logits[np.arange(60), labels] += 1
     logits[:, present:] = -9
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    taken, given = logits.argmax(axis=1), (jnp.asarray(logits), jnp.asarray(labels))
+    taken = logits.argmax(axis=1)
+    given = (jnp.asarray(logits), jnp.asarray(labels))
     each = [metrics.roc_auc_score(labels == c, shares[:, c]) for c in range(present)]
     assert losses.auc(*given) == pytest.approx(np.mean(each), abs=1e-6)
     macro = metrics.f1_score(labels, taken, average="macro")

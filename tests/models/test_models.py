@@ -45,7 +45,8 @@ def test_mlp_is_its_formula(activation, function):
     network = mlp.MLP(hidden=(4,), outputs=None, activation=activation)
     x = np.random.default_rng(0).normal(size=(7, 5)).astype(np.float32)
     params = jax.jit(network.init)(jax.random.key(0), x)
-    first, last = params["params"]["Dense_0"], params["params"]["Dense_1"]
+    first = params["params"]["Dense_0"]
+    last = params["params"]["Dense_1"]
     want = function(x @ first["kernel"] + first["bias"]) @ last["kernel"] + last["bias"]
     assert network.apply(params, x).shape == (7,)
     np.testing.assert_allclose(network.apply(params, x), want[:, 0], rtol=1e-5, atol=1e-6)

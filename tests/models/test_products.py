@@ -60,7 +60,8 @@ def test_the_bound_from_pixels_is_a_bound(padding, cancelled) -> None:
     derivative = rng.normal(size=(positions, 5)).astype(np.float32)
     if cancelled:
         # What adds up to nearly nothing: the rounding is then larger than the norm.
-        x, derivative = np.ones_like(x), derivative - derivative.mean(axis=0)
+        x = np.ones_like(x)
+        derivative = derivative - derivative.mean(axis=0)
     rows = made.rows(jnp.asarray(x))
     exact = np.square(np.asarray(rows, np.float64).T @ derivative.astype(np.float64)).sum()
     by_pixels = products.square_bound(made, rows, jnp.asarray(derivative), jnp.asarray(x))

@@ -45,11 +45,14 @@ class Round:
     def __init__(
         self, terms, values, leaves=None, late=(), client=Client, server=SumServer, seed=0
     ):
-        self.leaves, self.late = dict(leaves or {}), set(late)
+        self.leaves = dict(leaves or {})
+        self.late = set(late)
         self.server = server(terms, random.Random(seed))
         self.clients = [client(terms, row) for row in values]
         self.values = np.asarray(values)
-        self.numbers, self.seen, self.aborted = {}, [], []
+        self.numbers = {}
+        self.seen = []
+        self.aborted = []
 
     def here(self, row, stage):
         """Whether a client still takes part in a stage."""

@@ -35,9 +35,12 @@ def chosen_dropouts(near, target, spare, threshold):
 
 def answered(round, left):
     """What clients answer to these dropout sets, all confirmations handed on; and why not."""
-    server, clients = round.server, round.clients
+    server = round.server
+    clients = round.clients
     everybody = frozenset(range(len(clients)))
-    said, answers, reasons = {}, {}, []
+    said = {}
+    answers = {}
+    reasons = []
     for number, client in enumerate(clients):
         gone = frozenset(left[number])
         try:
@@ -61,7 +64,8 @@ def answered(round, left):
 
 def opened(round, target, left):
     """The target's vector as the server computes it from what clients answer; `Abort` if not."""
-    server, threshold = round.server, round.server.graph.threshold
+    server = round.server
+    threshold = round.server.graph.threshold
     answers, _ = answered(round, left)
 
     def rebuilt(kind, owner):
@@ -74,7 +78,8 @@ def opened(round, target, left):
             raise Abort(f"{kind} of {owner} has {len(shares)} shares")
         return primitives.join_shares(dict(list(shares.items())[:threshold])).to_bytes(32, "big")
 
-    terms, session = server.terms, server._session
+    terms = server.terms
+    session = server._session
     sent = [each for each in round.seen if isinstance(each, MaskedVector)][target]
     total = primitives.unpacked_vector(sent.vector, terms.length, terms.bits)
     own = primitives.self_key(rebuilt("seeds", target), target, session)
@@ -101,7 +106,8 @@ def masked(client=Client):
 
 def many(one, target):
     """Dropout sets that each client must believe, by which the server would read the target."""
-    graph, spare = one.server.graph, TERMS.clients - TERMS.minimum
+    graph = one.server.graph
+    spare = TERMS.clients - TERMS.minimum
     assert graph.degree < TERMS.clients - 1 and 2 * graph.threshold > graph.degree
     left = chosen_dropouts(one.server._near, target, spare, graph.threshold)
     assert left is not None and max(map(len, left.values())) <= spare
@@ -109,7 +115,8 @@ def many(one, target):
 
 
 def test_a_server_with_many_dropout_sets_gets_no_answer():
-    one, target = masked(), 7
+    one = masked()
+    target = 7
     left = many(one, target)
     with pytest.raises(Abort, match="seeds of 7 has 0 shares"):
         opened(one, target, left)
@@ -122,12 +129,14 @@ def test_a_server_with_many_dropout_sets_gets_no_answer():
 
 @pytest.mark.mutant
 def test_a_copy_that_does_not_compare_is_read():
-    one, target = masked(Trusting), 7
+    one = masked(Trusting)
+    target = 7
     np.testing.assert_array_equal(opened(one, target, many(one, target)), one.values[target])
 
 
 def test_with_one_dropout_set_for_all_it_opens_none():
-    one, target = masked(), 7
+    one = masked()
+    target = 7
     graph = one.server.graph
     gone = one.server._near[target][: graph.degree - graph.threshold]
     assert 0 < len(gone) <= TERMS.clients - TERMS.minimum
@@ -233,7 +242,8 @@ def changed(cipher):
 
 def test_a_client_takes_as_many_confirmations_as_the_threshold():
     one, relayed = confirmed()[3:]
-    threshold, message = SMALL.graph(6).threshold, relayed[1]
+    threshold = SMALL.graph(6).threshold
+    message = relayed[1]
     assert threshold == 3 and sorted(message.confirmations) == [2, 3, 4, 5]
     for count in range(5):
         client = copy.deepcopy(one.clients[1])
@@ -355,7 +365,8 @@ def test_who_leaves_at_a_stage_is_made_up_for(stage):
 def held(rounds):
     """How many rounds of 20 clients, up to 3 of whom leave, at any stages, end in the sum."""
     terms = terms_for(20, dropout=0.15, corrupt=0.1, length=16, adversary="semi_malicious")
-    drawn, finished = np.random.default_rng(0), 0
+    drawn = np.random.default_rng(0)
+    finished = 0
     for at in range(rounds):
         rows = drawn.choice(20, drawn.integers(0, 4), replace=False)
         leaves = {int(row): str(drawn.choice(ALL_STAGES)) for row in rows}

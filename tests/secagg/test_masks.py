@@ -152,7 +152,8 @@ def test_what_is_sealed_opens_for_the_same_key_and_words_alone():
 
 
 def test_keys_agree_and_low_orders_are_refused():
-    one, two = primitives.key_pair(), primitives.key_pair()
+    one = primitives.key_pair()
+    two = primitives.key_pair()
     assert primitives.agreed(one.private, two.public) == primitives.agreed(two.private, one.public)
     assert primitives.key_pair(one.private) == one
     for low in (bytes(32), (1).to_bytes(32, "little")):

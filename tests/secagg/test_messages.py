@@ -14,7 +14,9 @@ from dpjax.secagg import messages  # noqa: E402
 from dpjax.secagg.messages import decoded, encoded  # noqa: E402
 from dpjax.secagg.terms import Rejected  # noqa: E402
 
-NONCE, DIGEST, SHARE = b"n" * 16, b"d" * 32, b"s" * 33
+NONCE = b"n" * 16
+DIGEST = b"d" * 32
+SHARE = b"s" * 33
 SEALED = b"c" * messages.SEALED_BYTES
 SAMPLES = [
     messages.Hello(NONCE, DIGEST),

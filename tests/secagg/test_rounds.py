@@ -167,7 +167,8 @@ def masking():
 
 
 def test_messages_twice_late_early_and_of_strangers_change_nothing(masking):
-    server, deliveries = masking.server, masking.deliveries
+    server = masking.server
+    deliveries = masking.deliveries
     sent = {row: masking.clients[row].mask(deliveries[n]) for row, n in masking.numbers.items()}
     shares = next(m for m in masking.seen if type(m).__name__ == "Shares")
     with pytest.raises(Rejected, match="does not belong"):
@@ -431,14 +432,16 @@ def opened(client):
         made.server.accept(i, sent[i])
     request = made.server.request()[0]
     both = request._replace(dropouts=frozenset({5}))
-    seeds, keys = {}, {}
+    seeds = {}
+    keys = {}
     for i in range(5):
         try:
             answer = made.clients[i].unmask(both)
         except Abort:
             continue
         if i in made.server._near[5]:
-            seeds[i], keys[i] = answer.seeds, answer.keys
+            seeds[i] = answer.seeds
+            keys[i] = answer.keys
     if len(seeds) < made.server.graph.threshold:
         return None
     server = made.server

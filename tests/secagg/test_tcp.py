@@ -53,7 +53,9 @@ class Wire:
     """A client's end of a connection, to break rules with."""
 
     def __init__(self, client, reader, writer):
-        self.client, self.reader, self.writer = client, reader, writer
+        self.client = client
+        self.reader = reader
+        self.writer = writer
 
     async def next(self):
         return decoded(await tcp.read_frame(self.reader, 10**7))
@@ -321,7 +323,8 @@ def test_too_few_that_come_are_an_abort_within_the_time_limit():
 @pytest.mark.slow
 def test_other_terms_are_turned_away():
     async def both():
-        terms, other = terms_for(4, dropout=0.25), terms_for(4, dropout=0.25, bound=999)
+        terms = terms_for(4, dropout=0.25)
+        other = terms_for(4, dropout=0.25, bound=999)
         async with tcp.Listener(terms, limits=QUICK) as listener:
             at = "127.0.0.1", listener.port, QUICK
             joined = [tcp.join(terms, row, *at) for row in vectors(terms)[:3]]

@@ -65,7 +65,8 @@ def compiled():
 @pytest.mark.parametrize("over", [pytest.param("memory", marks=pytest.mark.slow), "tcp"])
 def test_a_run_over_the_protocol_has_the_models_of_the_run_under_masks(compiled, over):
     sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS, skip=over == "tcp")
-    found, planned = models(ONE, transport=sums), departures.absent(LEAVES, T)
+    found = models(ONE, transport=sums)
+    planned = departures.absent(LEAVES, T)
     # Whoever left before its vector went out is missing; in "unmask" it is in the sum.
     assert all(set(gone) <= set(late) for gone, late in zip(planned, sums.missing(), strict=True))
     # Over TCP a client may be late on a machine with other work: it is missing, too.
@@ -404,7 +405,8 @@ def test_a_line_that_was_cut_short_spends_its_round(noted):
 
 
 def test_a_run_that_goes_on_knows_its_aborted_rounds_from_its_journal(tmp_path):
-    one, file = made(), tmp_path / "rounds.jsonl"
+    one = made()
+    file = tmp_path / "rounds.jsonl"
 
     def sums():
         return transport.SecureSums(TERMS, too_many, over="memory", journal=file)

@@ -31,8 +31,11 @@ class Masks:
 
     def __init__(self, coordinates, bits, zero=()):
         self.size = 2 ** (bits * coordinates)
-        self.bits, self.coordinates = bits, coordinates
-        self.known, self.zero, self.asked = {}, zero, []
+        self.bits = bits
+        self.coordinates = coordinates
+        self.known = {}
+        self.zero = zero
+        self.asked = []
 
     def expand(self, key, length, bits):
         assert length == self.size and bits == self.bits

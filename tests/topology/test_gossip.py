@@ -90,7 +90,8 @@ def test_wrong_neighbours_change_the_product(fault) -> None:
     matrix = NETWORKS["irregular"]
     tables = gossip.neighbours(matrix, np.float32)
     assert tables is not None
-    weights, order = list(tables.weights), tables.order
+    weights = list(tables.weights)
+    order = tables.order
     if fault == "dropped":
         weights[1] = weights[1] * (np.arange(weights[1].shape[1]) > 0)
     elif fault == "permuted":

@@ -266,7 +266,8 @@ def test_what_networkx_writes_is_read_or_refused(tmp_path: Path, seed: int) -> N
 
 
 def test_one_name_in_two_forms_of_unicode_is_one_node(tmp_path: Path) -> None:
-    composed, decomposed = "Z\u00fcrich", "Zu\u0308rich"
+    composed = "Z\u00fcrich"
+    decomposed = "Zu\u0308rich"
     graph = read(tmp_path, f"{composed} Bern\nBern {decomposed}\n")
     assert (
         nodes.labels(graph) == (composed, "Bern") == nodes.labels(nx.Graph([(decomposed, "Bern")]))

@@ -48,7 +48,8 @@ def test_runs_and_accounting_keep_the_same_past(name: str) -> None:
         "inverse": np.linalg.inv(banded),
         "full": temporal.prefix_sum(Participation(8, 1, 8)),
     }[name]
-    memory, route = trust.remember(matrix), rounds.route(matrix, 8)
+    memory = trust.remember(matrix)
+    route = rounds.route(matrix, 8)
     inverse = strategy.sparse_inverse_of(matrix)
     assert strategy.is_triangular(inverse) and not strategy.is_triangular(inverse.T)
     assert memory.of_noise == (strategy.width(matrix) <= strategy.width(inverse))

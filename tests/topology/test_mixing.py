@@ -29,13 +29,15 @@ def test_edge_and_node_order_do_not_matter() -> None:
     shuffled = nx.Graph()
     shuffled.add_nodes_from(reversed(range(15)))
     shuffled.add_edges_from((v, u) for u, v in reversed(list(graph.edges)))
-    one, two = mixing.metropolis_hastings(graph), mixing.metropolis_hastings(shuffled)
+    one = mixing.metropolis_hastings(graph)
+    two = mixing.metropolis_hastings(shuffled)
     assert mixing.fingerprint(one) == mixing.fingerprint(two)
 
 
 def test_uniform_neighbors_and_push_sum_on_a_digraph() -> None:
     graph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (0, 2)])
-    rows, columns = mixing.uniform_neighbors(graph), mixing.push_sum(graph)
+    rows = mixing.uniform_neighbors(graph)
+    columns = mixing.push_sum(graph)
     np.testing.assert_allclose(rows, [[1 / 2, 0, 1 / 2], [1 / 2, 1 / 2, 0], [1 / 3] * 3])
     np.testing.assert_allclose(columns[:, 0], [1 / 3] * 3)
     mixing.check_mixing(columns, stochastic="columns")

@@ -29,7 +29,8 @@ def amplitudes(places=PLACES):
     top = 1 << ((places - 1) // 2).bit_length() - 1
     ulp = top * 2.0**-23
     each = np.full(places, 0.51 * ulp)
-    each[:top], each[top] = 1, ulp
+    each[:top] = 1
+    each[top] = ulp
     return each.astype(np.float32)
 
 

@@ -11,7 +11,8 @@ import scipy.stats
 
 from dpjax.transforms import variates
 
-ROWS, COLUMNS = 64, 20_001
+ROWS = 64
+COLUMNS = 20_001
 
 
 def key(seed=3):

@@ -35,7 +35,8 @@ def test_with_a_filter_it_is_the_loop(name):
     given, (b, a) = gradients().astype(float), FILTERS[name]
     ones = signal.lfilter(b, [1, *a], np.ones(len(given)))[:, None]
     mean = signal.lfilter(b, [1, *a], given, axis=0) / ones
-    v, expected = np.zeros(7), []
+    v = np.zeros(7)
+    expected = []
     for t, g in enumerate(given):
         v = 0.99 * v + 0.01 * g**2
         expected.append(mean[t] / np.sqrt(np.maximum(v / (1 - 0.99 ** (t + 1)) - 0.25, 1e-8)))
@@ -56,7 +57,10 @@ def test_the_second_moment_is_the_gradients_own():
 
 def test_the_printed_bias_correction_is_wrong():
     """1 - beta^t with v = (1 - beta) v + beta g^2 from t = 0: a constant 1 should give v = 1."""
-    beta, v, printed, right = 0.01, 0.0, [], []
+    beta = 0.01
+    v = 0.0
+    printed = []
+    right = []
     for t in range(1, 6):
         v = (1 - beta) * v + beta
         printed.append(v / (1 - beta**t))

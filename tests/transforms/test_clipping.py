@@ -252,7 +252,8 @@ def test_automatic_clipping_to_what_a_dtype_cannot_hold_is_refused():
 def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
     """Three records of 3e4 are infinite in float16, two are not."""
     model = nn.Dense(1, use_bias=False)
-    x, y = jnp.full((3, 1), 5e4, jnp.float16), jnp.zeros(3)
+    x = jnp.full((3, 1), 5e4, jnp.float16)
+    y = jnp.zeros(3)
     params = {"params": {"kernel": jnp.zeros((1, 1), jnp.float16)}}
     options = {"method": method, "per_layer": per_layer}
     gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out))

@@ -129,8 +129,12 @@ def check_sensitivity(build, method="flat") -> None:
         if trial % 2:
             x[:] = x[0] * 10.0 ** rng.uniform(-3, 3, (16, 1))
         record = x[0] * 1e6
-        before, replaced, zeroed = x.copy(), x.copy(), x.copy()
-        before[0], replaced[0], zeroed[0] = record, -record, 0
+        before = x.copy()
+        replaced = x.copy()
+        zeroed = x.copy()
+        before[0] = record
+        replaced[0] = -record
+        zeroed[0] = 0
         base = flat(fn(params, jnp.asarray(before), y))
         moved = np.linalg.norm(base - flat(fn(params, jnp.asarray(replaced), y)))
         assert moved <= 2 * CLIP * (1 + rounding)
@@ -199,7 +203,8 @@ def test_images_and_integer_labels():
         return -jax.nn.log_softmax(jnp.einsum("hw,hwc->c", x, params))[y]
 
     params = jnp.zeros((3, 3, 4), jnp.float32)
-    x, y = jnp.ones((5, 3, 3), jnp.float32), jnp.arange(5) % 4
+    x = jnp.ones((5, 3, 3), jnp.float32)
+    y = jnp.arange(5) % 4
     total = jax.jit(clipping.per_example(loss, 0.1))(params, x, y)
     assert total.shape == params.shape
     assert 0 < np.linalg.norm(flat(total)) <= 5 * 0.1
@@ -224,7 +229,8 @@ def test_records_at_once_are_chosen_by_cost(d, passes):
     batch = 8
     x = jnp.asarray(np.random.default_rng(d).normal(size=(batch, d)), jnp.float32)
     padding = jnp.arange(batch) == 2
-    params, y = jnp.full(d, d**-0.5, jnp.float32), jnp.ones(batch)
+    params = jnp.full(d, d**-0.5, jnp.float32)
+    y = jnp.ones(batch)
 
     def loss(p, x, y):
         return jnp.tanh(p @ x) * y
@@ -245,7 +251,8 @@ def test_records_at_once_are_chosen_by_cost(d, passes):
 
 def test_complex_gradients_are_refused():
     """Squares of theirs are no squared sizes: 1 and the imaginary unit have none together."""
-    x, y = jnp.full((1, 2), 1e3), jnp.zeros(1)
+    x = jnp.full((1, 2), 1e3)
+    y = jnp.zeros(1)
     turned = jnp.array([1, 1j], jnp.complex64)
 
     def loss(w, x, y):
@@ -283,7 +290,8 @@ def test_a_custom_sum_never_meets_what_padding_holds():
         return weights(jnp.linalg.norm(each, axis=1)) @ each
 
     total = clipping.clipped_sum(weighted, 1.0)
-    x, y = jnp.ones((3, 2)).at[1].set(0.0), jnp.zeros(3)
+    x = jnp.ones((3, 2)).at[1].set(0.0)
+    y = jnp.zeros(3)
     padding = jnp.array([False, True, False])
     good = total(jnp.ones(2), x[::2], y[::2])
     np.testing.assert_allclose(total(jnp.ones(2), x, y, padding), good, rtol=1e-5)

@@ -12,7 +12,9 @@ from dpjax.encoding import simulated
 from dpjax.encoding.lattice import SumCode
 from dpjax.transforms import noise as noise_
 
-N, K, BOUND = 6, 300, 1.0
+N = 6
+K = 300
+BOUND = 1.0
 NOISE, PUBLIC = jax.random.split(jax.random.key(4, impl="threefry2x32"))
 CODE = SumCode(size=K, bound=BOUND, grid=1 / 64, clients=N, variance=4)
 
@@ -174,14 +176,16 @@ def test_rows_that_are_no_vectors_are_noise_alone():
     bad = vectors()
     bad[1] = np.nan
     bad[3] *= 3
-    whole, same = sent(payload=split(bad)), sent()
+    whole = sent(payload=split(bad))
+    same = sent()
     zeros = sent(payload=split(np.zeros_like(bad)))
     for row in range(N):
         np.testing.assert_array_equal(whole[row], (zeros if row in (1, 3) else same)[row])
 
 
 def test_rounds_are_counted_and_nothing_goes_out_after_the_last():
-    first, second = sent(round=0), sent(round=1)
+    first = sent(round=0)
+    second = sent(round=1)
     assert (first != second).mean() > 0.5
     assert not sent(round=5).any()
     add = noise_.discrete(CODE, key=NOISE, rounds=5)

@@ -14,8 +14,11 @@ from dpjax.transforms import noise, variates
 GRAPH = graphs.erdos_renyi(5, 0.5, 1)
 W = mixing.metropolis_hastings(GRAPH)
 PAIRS = link_pairs(W)
-N, E, ROUNDS = 5, len(PAIRS), 3
-OWN, SHARED = 0.5, 2.0
+N = 5
+E = len(PAIRS)
+ROUNDS = 3
+OWN = 0.5
+SHARED = 2.0
 COORDINATES = 40_000
 
 
@@ -33,7 +36,8 @@ def make(own=OWN, shared=SHARED, own_keys=None, edge_keys=None, pairs=PAIRS):
 
 
 def noises(transform, zeros, rounds=ROUNDS):
-    state, found = transform.init(zeros), []
+    state = transform.init(zeros)
+    found = []
     update = jax.jit(transform.update)
     for _ in range(rounds):
         noisy, state = update(zeros, state)

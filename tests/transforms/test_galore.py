@@ -112,7 +112,8 @@ def test_moments_are_turned():
     given[9]["w"] = given[9]["w"] + other.astype(np.float32)
     link = scale_by_galore(0.0, rank=2, every=5, filter=FILTERS["f5"])
     adam = scale_by_adam(0.0, filter=FILTERS["f5"])
-    update, of_adam = jax.jit(link.update), jax.jit(adam.update)
+    update = jax.jit(link.update)
+    of_adam = jax.jit(adam.update)
     state = link.init(given[0])
     for gradient in given[:5]:
         _, state = update(gradient, state)

@@ -138,7 +138,9 @@ def drawn_normals(length, shape):
 @pytest.mark.x64
 @pytest.mark.parametrize("which", range(4))
 def test_sums_are_rounded_once_as_if_all_was_float64(which):
-    n, length, h = 4, 40, 2.0**-8
+    n = 4
+    length = 40
+    h = 2.0**-8
     strategy = strategies(length)[which]
     factor = np.random.default_rng(2).normal(size=(n, n)).astype(np.float32)
     given = {
@@ -192,7 +194,8 @@ def test_grids_are_powers_of_two():
 # after one step of independent noise, and asks for every coordinate which of the two could have
 # led to the number that was sent.
 
-SIZE, STEP = 40, 0.1
+SIZE = 40
+STEP = 0.1
 
 
 class Fixed:
@@ -281,7 +284,8 @@ def attacked(release, trials, seed):
     direction = rng.normal(size=SIZE)
     gradient = (0.9 * direction / np.linalg.norm(direction)).astype(np.float32)
     other = -gradient
-    own, others = [], []
+    own = []
+    others = []
     for trial in range(trials):
         models = rng.normal(size=(6, SIZE)).astype(np.float32)
         message = chain.messages(models, gradient, jax.random.key(trial, impl="threefry2x32"))
@@ -308,7 +312,9 @@ def test_last_bits_of_a_release_tell_nothing():
 
 
 def test_remainders_of_a_release_do_not_depend_on_the_gradient():
-    sigma, h, count = 1.0, 2.0**-4, 40_000
+    sigma = 1.0
+    h = 2.0**-4
+    count = 40_000
     link = noise.correlated(np.eye(4, dtype=np.float32), key=KEY, rounds=2, grid=h)
     first_round = jax.jit(lambda given: link.update(given, link.init(given))[0])
 

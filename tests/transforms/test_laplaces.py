@@ -57,7 +57,8 @@ def test_words_become_numbers_by_the_inverse_distribution_function(dtype, digits
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_ends_are_the_stated_ones(dtype):
-    none, one = np.uint32([0]), np.uint32([1 << 30])
+    none = np.uint32([0])
+    one = np.uint32([1 << 30])
     (least,), (largest,) = computed(none, none, dtype), computed(one, none, dtype)
     assert least == variates.SMALLEST_LAPLACE
     assert 44.36 < largest <= variates.LARGEST_LAPLACE

@@ -63,7 +63,8 @@ def test_momentum_is_optaxs_debiased_average():
 
 
 def test_no_lags_change_nothing_and_keep_nothing():
-    link, given = lowpass((1.0,)), {"w": jnp.arange(3.0)}
+    link = lowpass((1.0,))
+    given = {"w": jnp.arange(3.0)}
     out, state = link.update(given, link.init(given))
     assert out["w"] is given["w"] and not jax.tree.leaves(state)[0].size
 

@@ -67,7 +67,8 @@ def check_law(samples, covariance):
     over_coordinates = np.einsum("tic,tid->cd", white, white) / (rounds * n)
     assert np.abs(over_coordinates - np.eye(d)).max() < 5.5 * math.sqrt(2 / (rounds * n))
     for lag in range(1, 6):
-        early, late = white[:-lag], white[lag:]
+        early = white[:-lag]
+        late = white[lag:]
         over_coordinates = np.einsum("tic,tid->cd", early, late) / (len(late) * n)
         assert np.abs(over_coordinates).max() < 5.5 / math.sqrt(len(late) * n)
         over_agents = np.einsum("tid,tjd->ij", early, late) / (len(late) * d)
@@ -180,7 +181,9 @@ def test_one_trace_for_all_rounds_and_jit_equals_eager():
         traces.append(1)
         return transform.update(zeros, state)
 
-    jitted, state, other = jax.jit(step), transform.init(zeros), transform.init(zeros)
+    jitted = jax.jit(step)
+    state = transform.init(zeros)
+    other = transform.init(zeros)
     for _ in range(4):
         out, state = jitted(state)
         eager, other = transform.update(zeros, other)
@@ -306,8 +309,10 @@ def test_seeds_under_vmap_get_the_noise_they_get_alone():
         return transform.update(zeros, transform.init(zeros))[0]
 
     keys = jax.vmap(lambda seed: jax.random.fold_in(key(), seed))(jnp.arange(3))
-    together, normals = jax.jit(jax.vmap(one))(keys), jax.jit(jax.vmap(raw))(keys)
-    one, raw = jax.jit(one), jax.jit(raw)
+    together = jax.jit(jax.vmap(one))(keys)
+    normals = jax.jit(jax.vmap(raw))(keys)
+    one = jax.jit(one)
+    raw = jax.jit(raw)
     for index in range(3):
         # The bits are the same; compilers may round the inverse normal's last place either way.
         np.testing.assert_allclose(normals["w"][index], raw(keys[index])["w"], rtol=3e-7)
@@ -398,7 +403,8 @@ def test_a_diagonal_is_its_matrix_to_the_bit(released, rounds_strategy):
         link = noise.correlated(
             factor, key=key(3), rounds=5, strategy=strategy, grid=2.0**-20 if released else None
         )
-        state, taken = link.init(updates), []
+        state = link.init(updates)
+        taken = []
         for _ in range(5):
             noisy, state = jax.jit(link.update)(updates, state)
             taken.append(noisy)

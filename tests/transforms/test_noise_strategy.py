@@ -10,7 +10,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpjax.transforms import noise, rounds
 
-N, ROUNDS, D = 3, 12, 5
+N = 3
+ROUNDS = 12
+D = 5
 
 
 def key():
@@ -178,7 +180,8 @@ def test_applied_by_recursion_is_that_of_rounded_ratios(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["recursion", pytest.param("moving", marks=pytest.mark.slow)])
 def test_routes_of_one_strategy_agree(kind, monkeypatch):
-    strategy, zeros = long_strategies()[kind], jnp.zeros((N, D), jnp.float32)
+    strategy = long_strategies()[kind]
+    zeros = jnp.zeros((N, D), jnp.float32)
     few = long_noises(strategy, zeros)
     monkeypatch.setattr(rounds, "WIDEST", 0)
     assert rounds.route(strategy, LONG).kind == "blocked"
@@ -211,7 +214,8 @@ def long_normals():
     ["blocked", pytest.param("recursion", marks=pytest.mark.slow), "moving"],
 )
 def test_groups_and_narrow_leaves_on_every_route(kind, small_groups):
-    strategy, plain = long_strategies()[kind], long_normals()
+    strategy = long_strategies()[kind]
+    plain = long_normals()
     # A float32 normal takes 2^24 values: among so few a pair may agree by chance.
     assert len(np.unique(plain[..., [0, 1, 2, 3, 4, -2, -1]])) >= LONG * N * 7 - 3
     expected = np.einsum("ts,snd->tnd", np.linalg.inv(strategy), plain)
@@ -263,7 +267,8 @@ def test_a_block_is_drawn_once_and_not_in_every_round():
 )
 def test_plans_share_the_noise_before_the_factor(kind):
     """Factors are mapped over, the state is not: as plans of one seed in a run."""
-    zeros, strategy = jnp.zeros((N, D), jnp.float32), long_strategies()[kind]
+    zeros = jnp.zeros((N, D), jnp.float32)
+    strategy = long_strategies()[kind]
     factors = np.random.default_rng(4).normal(size=(2, N, N)).astype(np.float32)
 
     def one(factor, state):
@@ -297,7 +302,8 @@ def test_plans_share_the_noise_before_the_factor(kind):
 def test_agents_over_devices_get_the_same_noise(kind):
     if len(jax.devices()) < 8:
         pytest.skip("needs eight devices")
-    n, strategy = 8, long_strategies()[kind]
+    n = 8
+    strategy = long_strategies()[kind]
     over_agents = NamedSharding(
         Mesh(np.array(jax.devices()[:8]), ("agents",)), PartitionSpec("agents")
     )
@@ -319,7 +325,8 @@ def test_a_traced_round_past_a_block_is_nan_and_repeats_nothing():
     zeros = jnp.zeros((N, D), jnp.float32)
     for strategy in long_strategies().values():
         transform = noise.correlated(np.eye(N), key=key(), rounds=LONG, strategy=strategy)
-        step, state = jax.jit(transform.update), transform.init(zeros)
+        step = jax.jit(transform.update)
+        state = transform.init(zeros)
         for late in (LONG, LONG + 1, 3 * rounds.BLOCK, 5 * rounds.BLOCK + 1):
             out, _ = step(zeros, state._replace(round=jnp.int32(late)))
             assert np.isnan(out).all()

@@ -53,11 +53,13 @@ def test_layers_are_leaves_of_one_parent():
 
 @pytest.mark.parametrize("method", clipping.CLIPPINGS)
 def test_each_layer_is_clipped_to_its_share_and_the_whole_to_the_norm(method):
-    tree, clip_norm = gradients(), 0.3
+    tree = gradients()
+    clip_norm = 0.3
     tree["b"]["kernel"] = tree["b"]["kernel"].at[3, 0, 0].set(jnp.nan)
     clip = clipping.per_agent(clip_norm, method, per_layer=True)
     out, _ = jax.jit(clip.update)(tree, clip.init(tree))
-    leaves, given = jax.tree.leaves(out), jax.tree.leaves(tree)
+    leaves = jax.tree.leaves(out)
+    given = jax.tree.leaves(tree)
     share = clip_norm / math.sqrt(5)
     for agent in range(5):
         assert exact([leaf[agent] for leaf in leaves]) <= fractions.Fraction(clip_norm) ** 2
@@ -94,7 +96,8 @@ def test_one_layer_is_the_whole():
 
 def problem_of(agents):
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(agents * 6, 5)), rng.integers(0, 3, agents * 6)
+    x = rng.normal(size=(agents * 6, 5))
+    y = rng.integers(0, 3, agents * 6)
     shards = make_problem(agents, records=6).partition
     return supervised(mlp.MLP((4,), 3), "cross_entropy", (x, y), (x, y), shards)
 
@@ -125,7 +128,8 @@ def test_queries_of_agents_and_of_records_clip_layers():
 def test_plans_say_so(network):
     one = make_config(relation="zero_out_record")
     config = dataclasses.replace(one, protect=dataclasses.replace(one.protect, per_layer=True))
-    made, other = plan.make(config, network), plan.make(one, network)
+    made = plan.make(config, network)
+    other = plan.make(one, network)
     assert made.config.protect.per_layer and not other.config.protect.per_layer
     assert made.fingerprint() != other.fingerprint()
     # The same norm bounds the whole, so that the guarantee is the same.

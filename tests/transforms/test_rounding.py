@@ -109,7 +109,8 @@ def test_the_share_is_that_of_the_derivation():
     single = jnp.zeros(3, jnp.float32)
     for places in (1, 256, 8_200, 83_000):
         r = Fraction(clipping.rounding_share(places, single))
-        unit, error = Fraction(1, 2**24), Fraction(places + 4, 2**53)
+        unit = Fraction(1, 2**24)
+        error = Fraction(places + 4, 2**53)
         term = 1 / (1 + r)
         apart = term + 2 * places * term * (unit * (1 + error) + error)
         assert Fraction(999_999, 10**6) < apart <= 1
@@ -184,7 +185,8 @@ def cancelling(places=64, positions=4):
     gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out), {"Dense_0": "norm"})
     fn = clipping.wide_clipped_sum(gradients, 1e-4, "flat", False, None)
     params = model.init(jax.random.key(0), jnp.ones((1, positions, 1)))
-    x, y = jnp.asarray(x, jnp.float32), jnp.zeros(places)
+    x = jnp.asarray(x, jnp.float32)
+    y = jnp.zeros(places)
     one = jax.jit(lambda padding: jax.tree.leaves(fn(params, x, y, padding))[0])
     total = one(jnp.zeros(places, bool)).item()
     terms = [one(jnp.arange(places) != i).item() for i in range(places)]
@@ -210,7 +212,8 @@ def cancelled(route, count=32, clip_norm=1e-3):
     params = model.init(jax.random.key(0), x)
     outputs = np.sort(model.apply(params, x), axis=1)
     x *= (rng.uniform(10, 17, count) / (outputs[:, -1] - outputs[:, -2]))[:, None]
-    params, x = jax.tree.map(lambda leaf: leaf / 1e3, params), jnp.asarray(1e3 * x)
+    params = jax.tree.map(lambda leaf: leaf / 1e3, params)
+    x = jnp.asarray(1e3 * x)
     y = jnp.argmax(model.apply(params, x), axis=1)
     if route == "records":
 
@@ -235,7 +238,9 @@ def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
     lengths = cancelled(route)
     assert lengths.max() <= 1
     assert np.sum(lengths > 0.98) > 5
-    contracted, weighted, norm = layer_norms._contracted, layer_norms._weighted, clipping._norm
+    contracted = layer_norms._contracted
+    weighted = layer_norms._weighted
+    norm = clipping._norm
     monkeypatch.setattr(
         layer_norms,
         "_contracted",

@@ -57,7 +57,8 @@ def test_covariance_over_rounds_and_agents(kind):
 
 
 def test_the_last_round_s_noise_is_drawn_again_where_it_is_large(monkeypatch):
-    strategy, zeros = np.linalg.inv(np.eye(T) - 0.7 * np.eye(T, k=-1)), jnp.zeros((N, 6))
+    strategy = np.linalg.inv(np.eye(T) - 0.7 * np.eye(T, k=-1))
+    zeros = jnp.zeros((N, 6))
     stored = noises(strategy, zeros)
     monkeypatch.setattr(rounds, "AGAIN", 12)
     chosen = rounds.route(strategy, T)
@@ -79,13 +80,15 @@ def test_narrow_leaves_are_coloured_in_float32():
     zeros = {"a": jnp.zeros((N, 6), jnp.bfloat16), "b": jnp.zeros((N, 3), jnp.float32)}
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
     strategy = strategies()["blocked"]
-    narrow, full = noises(strategy, zeros), noises(strategy, wide)
+    narrow = noises(strategy, zeros)
+    full = noises(strategy, wide)
     np.testing.assert_allclose(narrow, full, rtol=2**-8)
     np.testing.assert_array_equal(narrow[..., 6:], full[..., 6:])
 
 
 def test_seeds_side_by_side_are_those_alone():
-    strategy, zeros = strategies()["blocked"], jnp.zeros((N, 4))
+    strategy = strategies()["blocked"]
+    zeros = jnp.zeros((N, 4))
 
     def make(one):
         return noise.correlated(np.eye(N), key=one, rounds=T, strategy=strategy)

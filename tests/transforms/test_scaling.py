@@ -83,7 +83,8 @@ def test_scales_from_raw_gradients_move_the_sum_further():
         return np.asarray(shape * rule.decode(state, total(rule, state, shape, given)), float)
 
     state, shape = raw(records)
-    one, other = released(records, state, shape), released(records[1:], *raw(records[1:]))
+    one = released(records, state, shape)
+    other = released(records[1:], *raw(records[1:]))
     units = np.asarray(shape) * float(rule.gain(state))
     assert np.linalg.norm((one - released(records[1:], state, shape)) / units) <= C
     # The noise is scaled for one of the two only, and the other's tells which it was.
@@ -105,7 +106,8 @@ def test_the_ellipsoid_is_the_best_at_equal_sensitivity():
     """Against a search over all shapes; round noise and the printed one add more."""
     rng = np.random.default_rng(1)
     for _ in range(4):
-        m, w = 10.0 ** rng.uniform(-2, 1, 5), 10.0 ** rng.uniform(-1, 1, 5)
+        m = 10.0 ** rng.uniform(-2, 1, 5)
+        w = 10.0 ** rng.uniform(-1, 1, 5)
         for cost in (np.ones(5), w):
             found = ellipsoid(
                 jnp.asarray(m, jnp.float32), weights=jnp.asarray(cost, jnp.float32), least=1e-6

@@ -14,7 +14,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dpjax.transforms import noise, variates
 from dpjax.transforms.noise import scheduled
 
-N, ROUNDS = 6, 400
+N = 6
+ROUNDS = 400
 SHAPES = {"a": (N, 5), "b": (N, 5), "c": (N, 2, 3), "d": (N,)}  # a and b must not share noise
 SCALES = np.float32(3.0 * 0.99 ** np.arange(ROUNDS))
 KINDS = ("laplace", "normal")
@@ -128,7 +129,8 @@ def check_law(samples, scales, kind):
             off = found[~np.eye(len(found), dtype=bool)]
             assert np.abs(off).max() < bound / math.sqrt(count)
         for lag in range(1, 6):
-            early, late = parts[:-lag], parts[lag:]
+            early = parts[:-lag]
+            late = parts[lag:]
             found = np.einsum("tid,tjd->ij", early, late) / (len(late) * d)
             assert np.abs(found).max() < bound / math.sqrt(len(late) * d)
             found = np.einsum("tic,tid->cd", early, late) / (len(late) * n)
@@ -322,7 +324,9 @@ def test_one_trace_for_all_rounds_and_jit_equals_eager(kind):
         traces.append(1)
         return link.update(zeros(), state)
 
-    jitted, state, other = jax.jit(step), link.init(zeros()), link.init(zeros())
+    jitted = jax.jit(step)
+    state = link.init(zeros())
+    other = link.init(zeros())
     for _ in range(4):
         out, state = jitted(state)
         eager, other = link.update(zeros(), other)

@@ -48,7 +48,8 @@ def scanned(first, gradients, key):
 
 def run(gradients, k, seed=0, first=None, **options):
     """Round by round, so that streams of any length are one program."""
-    d, key = gradients.shape[1], jax.random.key(seed + 1)
+    d = gradients.shape[1]
+    key = jax.random.key(seed + 1)
     options = {"forgetting": 0.95, "share": 0.99} | options
     state = start(d, k, jax.random.key(seed), gradients.dtype) if first is None else first
     for round, gradient in enumerate(gradients):
@@ -180,7 +181,8 @@ def test_the_cut_keeps_a_share_of_what_was_seen():
 
 def test_a_cut_without_order_loses_energy(monkeypatch):
     gradients, _ = stream(200, 100, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
-    seen, exact = covariance(gradients, 0.9), sketch._rank_one
+    seen = covariance(gradients, 0.9)
+    exact = sketch._rank_one
 
     def energy(**options):
         found = run(gradients, 8, forgetting=0.9, **options)
@@ -210,7 +212,8 @@ def test_the_paper_s_lines_by_name():
     np.testing.assert_allclose(one.weights, length * np.abs(coordinates), rtol=1e-5)
     assert angle(one.basis[:, :1], gradients[:1].T / length) < 1e-3
     two = run(gradients[1:2], 4, seed=5, first=one, as_published=True, share=0.9)
-    basis, weights = np.asarray(one.basis, float), np.asarray(one.weights, float)
+    basis = np.asarray(one.basis, float)
+    weights = np.asarray(one.weights, float)
     y = basis * weights + np.outer(gradients[1], gradients[1] @ basis)
     np.testing.assert_allclose(two.weights, np.linalg.norm(y, axis=0), rtol=1e-5)
     assert angle(two.basis, np.linalg.qr(y)[0]) < 1e-3
@@ -342,7 +345,8 @@ def test_a_floor_drops_directions_and_narrows_the_frame():
 def test_scanned_vmapped_and_round_by_round_are_one():
     gradients, _ = stream(6, 100, 3)
     state = run(gradients, 8)
-    first, key = start(100, 8, jax.random.key(0), F32), jax.random.key(1)
+    first = start(100, 8, jax.random.key(0), F32)
+    key = jax.random.key(1)
     firsts = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), first)
     side = jax.jit(jax.vmap(lambda first: scanned(first, gradients, key)))(firsts)
     for one in (scanned(first, gradients, key), jax.tree.map(lambda leaf: leaf[1], side)):

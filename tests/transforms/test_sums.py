@@ -120,7 +120,8 @@ NETWORKS = {"mlp": NETWORK, "images": Images(), "words": Words()}
 @functools.cache
 def known(name):
     """A network's parameters, examples, sum and per-example gradients, compiled once."""
-    model, rng = NETWORKS[name], np.random.default_rng(0)
+    model = NETWORKS[name]
+    rng = np.random.default_rng(0)
     shape = {"mlp": (8,), "images": (4, 4, 2), "words": (3,)}[name]
     if name == "words":
         x = jnp.asarray(rng.integers(0, 7, (6, *shape)), jnp.int32)
@@ -146,7 +147,9 @@ def compiled(name, clip_norm, method, per_layer, understated=1.0):
         exact = gradients
 
         class Understated:
-            at_once, like, by_layer = exact.at_once, exact.like, exact.by_layer
+            at_once = exact.at_once
+            like = exact.like
+            by_layer = exact.by_layer
             __call__ = exact.__call__
 
             def wide(self, params, x, y, weights, **options):
@@ -291,7 +294,8 @@ def test_a_norm_that_lacks_the_biases_is_noticed(monkeypatch):
 )
 def test_routes_agree_with_padding_and_in_passes(name, per_layer, size):
     params, x, gradients, plain = known(name)
-    y, padding = jnp.asarray([0.1, 1.0, 20.0, 3.0, 1.0, -5.0]), jnp.arange(6) == 3
+    y = jnp.asarray([0.1, 1.0, 20.0, 3.0, 1.0, -5.0])
+    padding = jnp.arange(6) == 3
     want = jax.jit(clipping.per_example(plain, 0.7, per_layer=per_layer))(params, x, y, padding)
     fn = clipping.clipped_sum(gradients, 0.7, per_layer=per_layer, microbatch=size)
     got = jax.jit(fn)(params, x, y, padding)
