@@ -33,9 +33,9 @@ server = ServerApp()
 def train(message: Message, context: Context) -> Message:
     """Local steps on the client's records."""
     task = _task()
-    at = int(context.node_config["partition-id"])
-    x = task["x"][at]
-    y = task["y"][at]
+    position = int(context.node_config["partition-id"])
+    x = task["x"][position]
+    y = task["y"][position]
     step = np.float32(task["step_size"])
     model = message.content["arrays"].to_numpy_ndarrays()[0].copy()
     for _ in range(int(task["steps"])):

@@ -63,11 +63,11 @@ def turns(frames: Float[np.ndarray, "t d k"]) -> Float[np.ndarray, "t k k"]:
     Args:
         frames: S_t [T, d, k], orthonormal columns.
     """
-    found = [np.eye(frames.shape[2])]
-    for before, now in zip(frames[:-1], frames[1:], strict=True):
-        left, _, right = np.linalg.svd(now.T @ before @ found[-1])
-        found.append(left @ right)
-    return np.stack(found)
+    results = [np.eye(frames.shape[2])]
+    for before, frame in zip(frames[:-1], frames[1:], strict=True):
+        left, _, right = np.linalg.svd(frame.T @ before @ results[-1])
+        results.append(left @ right)
+    return np.stack(results)
 
 
 def running(
@@ -110,8 +110,8 @@ def loss(
     """
     blocks = _drawn(strategy, frames, draws).reshape(moves.size, -1)
     # The least norm of draws that make the moves, which is the whitened one.
-    found = np.linalg.lstsq(blocks, moves.ravel(), rcond=None)[0]
-    return float(np.linalg.norm(found))
+    result = np.linalg.lstsq(blocks, moves.ravel(), rcond=None)[0]
+    return float(np.linalg.norm(result))
 
 
 def _drawn(

@@ -57,7 +57,7 @@ def node(
     clip_norm = float(task["clip_norm"])
     step = np.float32(task["step_size"])
     neighbours = [int(j) for j in np.flatnonzero(weights) if j != i]
-    ports = [each.getsockname()[1] for each in listeners]
+    ports = [listener.getsockname()[1] for listener in listeners]
     links = connected(i, neighbours, listeners[i], ports)
     random = np.random.default_rng(i)
     model = np.zeros(x.shape[1], np.float32)
@@ -86,13 +86,13 @@ def network(file: Any, rounds: int, scale: float) -> tuple[float, np.ndarray]:
     answers = fork.Queue()
     rest = task, rounds, scale, listeners, start, answers
     nodes = [fork.Process(target=node, args=(i, *rest)) for i in range(n)]
-    for each in nodes:
-        each.start()
+    for item in nodes:
+        item.start()
     ended = sorted((answers.get(timeout=300) for _ in nodes), key=lambda answer: answer[0])
-    for each in nodes:
-        each.join()
-    began = min(each[2] for each in ended)
-    last = max(each[3] for each in ended)
+    for item in nodes:
+        item.join()
+    began = min(value[2] for value in ended)
+    last = max(case[3] for case in ended)
     return last - began, np.stack([each[1] for each in ended])
 
 

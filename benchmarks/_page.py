@@ -60,7 +60,7 @@ def _short(value: float) -> str:
 
 def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
     """In the largest unit that the value reaches, else in the smallest."""
-    name, size = next((each for each in units if value >= each[1]), units[-1])
+    name, size = next((unit for unit in units if value >= unit[1]), units[-1])
     return f"{_short(value / size)} {name}"
 
 
@@ -85,15 +85,15 @@ def _times(line: Line, row: dict[str, Any]) -> str:
 
 def _cells(line: Line, rows: list[dict[str, Any]]) -> Iterator[list[str]]:
     """What, ours, other and times of each row that fits, and that holds what the line shows."""
-    shown = _Formatter()
+    display = _Formatter()
     for row in rows:
         if not _fits(row, line.where):
             continue
         meant = line.base | {name: row.get(name) for name in line.by}
-        base = next((each for each in rows if line.base and _fits(each, meant)), None)
+        base = next((item for item in rows if line.base and _fits(item, meant)), None)
         try:
-            parts = [shown.format(each, **row, base=base) for each in (line.what, line.ours)]
-            other = shown.format(line.other, **row, base=base)
+            parts = [display.format(case, **row, base=base) for case in (line.what, line.ours)]
+            other = display.format(line.other, **row, base=base)
             times = row | {"base": base}
             yield [*parts, other, _times(line, times)]
         except (KeyError, TypeError):
@@ -145,8 +145,8 @@ def page() -> str:
             number = places.setdefault(where, len(places) + 1)
             rows = _rows(path)
             for line in entry.lines:
-                for what, *others in _cells(line, rows):
-                    row = entry.package, f"{what} ({number})" if number > 1 else what, *others
+                for kind, *others in _cells(line, rows):
+                    row = entry.package, f"{kind} ({number})" if number > 1 else kind, *others
                     cells[line.section].append("| `{}` | {} | {} | {} | {} |".format(*row))
             command = about["command"].partition(" --output")[0]
             sources.append(f"| `{path.name}` | `{command}` | {number} |")

@@ -68,15 +68,15 @@ class Entry:
     gpu: bool = False
 
 
-def _tracking(what: str, normal: str, quick: str, *lines: Line) -> Entry:
-    package = "accounting" if what == "estimator" else "algorithms"
-    words = f"--what {what} "
-    name = f"tracking_{what}"
+def _tracking(kind: str, normal: str, quick: str, *lines: Line) -> Entry:
+    package = "accounting" if kind == "estimator" else "algorithms"
+    words = f"--what {kind} "
+    name = f"tracking_{kind}"
     return Entry(name, package, "bench_tracking", words + normal, words + quick, lines)
 
 
-def _secagg(name: str, what: str, normal: str, quick: str, *lines: Line) -> Entry:
-    words = f"--what {what} "
+def _secagg(name: str, kind: str, normal: str, quick: str, *lines: Line) -> Entry:
+    words = f"--what {kind} "
     return Entry(name, "secagg", "bench_secagg", words + normal, words + quick, lines)
 
 

@@ -44,17 +44,17 @@ def rings(n: int, degree: int = 8) -> scipy.sparse.csr_array:
     return matrix.tocsr() / (degree + 1)
 
 
-def logistic(n: int, d: int, each: int) -> Problem:
+def logistic(n: int, d: int, value: int) -> Problem:
     """Agents with as many random records each, one after the other; models [d] begin at 0."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((n * each, d), np.float32) / np.float32(np.sqrt(d))
-    y = np.where(x.sum(axis=1) + rng.standard_normal(n * each) > 0, 1, -1).astype(np.float32)
-    rows = np.arange(n * each, dtype=np.int32).reshape(n, each)
+    x = rng.standard_normal((n * value, d), np.float32) / np.float32(np.sqrt(d))
+    y = np.where(x.sum(axis=1) + rng.standard_normal(n * value) > 0, 1, -1).astype(np.float32)
+    rows = np.arange(n * value, dtype=np.int32).reshape(n, value)
     return Problem(
         init=lambda key: jnp.zeros(d),
         loss=lambda w, x, y: jax.nn.softplus(-y * (x @ w)),
         metrics=lambda models, evaluation: {"mean": jnp.mean(models)},
-        x=x, y=y, partition=Partition(rows, np.full(n, each, np.int32)), evaluation=(),
+        x=x, y=y, partition=Partition(rows, np.full(n, value, np.int32)), evaluation=(),
     )  # fmt: skip
 
 
@@ -86,13 +86,13 @@ def compared(
     """
     rounds = config.rounds
     counts = task.partition.counts
-    noisy, plain = (plan.make(each, mixing, counts=counts) for each in (config, config.using(None)))
+    noisy, plain = (plan.make(case, mixing, counts=counts) for case in (config, config.using(None)))
     scale = share * float(np.asarray(noisy.factor).flat[0])
     agents = len(counts)
     arrays |= {"x": task.x.reshape(agents, -1, task.x.shape[-1]), "y": task.y.reshape(agents, -1)}
 
-    def ours(made: plan.Plan) -> Any:
-        return run(made, task, seeds=[0], eval_every=rounds)
+    def ours(training_plan: plan.Plan) -> Any:
+        return run(training_plan, task, seeds=[0], eval_every=rounds)
 
     def theirs(file: Path, scale: float) -> Any:
         words = [*command, str(file), str(rounds), str(scale)]
@@ -104,9 +104,9 @@ def compared(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "task.npz")
         np.savez(file, clip_norm=CLIP_NORM, **arrays)
-        wanted = np.asarray(ours(plain).params)[0, 0]
-        difference = np.linalg.norm(np.array(theirs(file, 0.0)[1]) - wanted)
-        difference = float(difference / np.linalg.norm(wanted))
+        expected = np.asarray(ours(plain).params)[0, 0]
+        difference = np.linalg.norm(np.array(theirs(file, 0.0)[1]) - expected)
+        difference = float(difference / np.linalg.norm(expected))
         if difference > SAME:
             raise RuntimeError(
                 f"models differ by {difference:.2g} of their norm: not the same task"
@@ -117,10 +117,10 @@ def compared(
         }
         taken = turns(calls, repeats, clock=float)
     rows = []
-    for each, timing in taken.items():
+    for item, timing in taken.items():
         pairs = zip(timing.times, taken["dpjax"].times, strict=True)
-        row = {"algorithm": each, "agents": agents, "parameters": task.x.shape[-1]}
+        row = {"algorithm": item, "agents": agents, "parameters": task.x.shape[-1]}
         row |= {"rounds": rounds, "scale": scale, "rounds_per_second": rounds / timing.median}
-        row |= {"times_dpjax": statistics.median(one / other for one, other in pairs)}
+        row |= {"times_dpjax": statistics.median(value / other for value, other in pairs)}
         rows.append(row | {"difference": difference})
     return rows

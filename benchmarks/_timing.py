@@ -97,7 +97,8 @@ def turns(
             took = time.perf_counter() - began
             seconds[name].append(took if clock is None else clock(results[name]))
     return {
-        name: Timing(results[name], taken[0], tuple(taken[1:])) for name, taken in seconds.items()
+        name: Timing(results[name], second[0], tuple(second[1:]))
+        for name, second in seconds.items()
     }
 
 
@@ -121,10 +122,10 @@ def forget_peak() -> int:
 
 def installed(peer: str) -> bool:
     """Whether a peer's module can be imported; says so where its rows are left out."""
-    found = importlib.util.find_spec(peer) is not None
-    if not found:
+    result = importlib.util.find_spec(peer) is not None
+    if not result:
         print(f"{peer} is not installed: left out (pip install '.[bench]')", flush=True)
-    return found
+    return result
 
 
 def _machine() -> dict[str, Any]:
@@ -140,11 +141,11 @@ def _machine() -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     """Of the peers that are installed."""
-    found = {}
+    results = {}
     for name in _PEERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            results[name] = importlib.metadata.version(name)
+    return results
 
 
 class Bench:
@@ -181,8 +182,8 @@ class Bench:
             if self._output.exists():
                 self.parser.error(f"--output {self._output} exists; records are never overwritten")
             # Where the record is written says nothing of what was measured.
-            at = words.index("--output")
-            del words[at : at + 2]
+            position = words.index("--output")
+            del words[position : position + 2]
         self._command = shlex.join(["python", f"benchmarks/{self.script.name}", *words])
         self._busy = os.getloadavg()[0]
         return options

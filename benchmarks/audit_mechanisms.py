@@ -134,7 +134,7 @@ EVERY = "every"
 _HINTS = get_type_hints(protect.Protect)
 RELATIONS = get_args(_HINTS["relation"])
 _stacked = vars(keys)["seed_keys"]  # Keys of all seeds; `keys.derive` is of one.
-ATTACKERS = tuple((who, of) for of in ("any", "view") for who in get_args(_HINTS["attacker"]))
+ATTACKERS = tuple((who, name) for name in ("any", "view") for who in get_args(_HINTS["attacker"]))
 
 
 class Cell(NamedTuple):
@@ -170,10 +170,12 @@ def missing() -> list[str]:
     covered = {registered(name).part for name in METHODS}
     absent = [row.part for row in compatibility.METHODS if row.part not in covered]
     audits = {"noises": NOISES, "samplers": SAMPLERS}
-    absent += [name for part, known in audits.items() for name in rows(part) if name not in known]
-    joined = [row.part for row in compatibility.METHODS if row.noises != ()]
-    every = [*joined, *rows("noises"), *rows("samplers")]
-    return absent + [f"{name}, a broken copy" for name in every if name not in BROKEN]
+    absent += [
+        name for part, reference in audits.items() for name in rows(part) if name not in reference
+    ]
+    combined = [row.part for row in compatibility.METHODS if row.noises != ()]
+    entries = [*combined, *rows("noises"), *rows("samplers")]
+    return absent + [f"{name}, a broken copy" for name in entries if name not in BROKEN]
 
 
 def planned(cell: Cell) -> tuple[Any, str]:
@@ -199,15 +201,15 @@ def planned(cell: Cell) -> tuple[Any, str]:
             )  # fmt: skip
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", scheduled.LostNoiseWarning)
-                made = plan.make(config, NETWORK, counts=counts)
+                training_plan = plan.make(config, NETWORK, counts=counts)
         except ValueError as error:
             why = why or str(error)
             continue
-        return made, ""
+        return training_plan, ""
     return None, why
 
 
-def cells(wanted: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
+def cells(expected: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
     """Cells that are wanted: those that are joined with a plan, those refused with the reason.
 
     A method and a design that the registry keeps apart are one refused cell; so are those of an
@@ -219,32 +221,34 @@ def cells(wanted: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
         theirs = design.terms
         apart = ours.noises is not None and type(design).__name__ not in ours.noises
         if apart or (theirs.methods is not None and name not in theirs.methods):
-            made, why = planned(Cell(name, label, "Random", *theirs.attackers[0], "replace_agent"))
-            assert made is None, f"{name} joins {label}, though the registry keeps them apart"
+            result, why = planned(
+                Cell(name, label, "Random", *theirs.attackers[0], "replace_agent")
+            )
+            assert result is None, f"{name} joins {label}, though the registry keeps them apart"
             yield Cell(name, label, *[EVERY] * 4), None, why
             continue
         for attacker, gradients in ATTACKERS:
-            yield from _of_attacker(Cell(name, label, EVERY, attacker, gradients, EVERY), wanted)
+            yield from _of_attacker(Cell(name, label, EVERY, attacker, gradients, EVERY), expected)
 
 
-def _of_attacker(cell: Cell, wanted: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
+def _of_attacker(cell: Cell, expected: Callable[[Cell], bool]) -> Iterator[tuple[Cell, Any, str]]:
     """All relations and samplers: none where each relation is refused with its natural sampler."""
     natural = {relation: cell._replace(relation=relation) for relation in RELATIONS}
-    for relation, one in natural.items():
+    for relation, item in natural.items():
         sampler = "Clients" if relation.endswith("client") else "Random"
-        natural[relation] = one._replace(sampler=sampler)
-    if not any(wanted(one) for one in natural.values()):
+        natural[relation] = item._replace(sampler=sampler)
+    if not any(expected(value) for value in natural.values()):
         return
-    first = {one: planned(one) for one in natural.values()}
-    if all(made is None for made, _ in first.values()):
+    first = {case: planned(case) for case in natural.values()}
+    if all(outcome is None for outcome, _ in first.values()):
         yield cell, None, next(iter(first.values()))[1]
         return
-    for one, (made, why) in first.items():
-        if made is None or wanted(one):
-            yield one, made, why
+    for item, (result, why) in first.items():
+        if result is None or expected(item):
+            yield item, result, why
         for sampler in rows("samplers"):
-            other = one._replace(sampler=sampler)
-            if other != one and wanted(other):
+            other = item._replace(sampler=sampler)
+            if other != item and expected(other):
                 yield other, *planned(other)
 
 
@@ -266,15 +270,15 @@ def _metrics(params: Any, evaluation: Any) -> dict[str, Any]:
     return {}
 
 
-def problem(made: Any, victim: int | None = None) -> Problem:
+def problem(result: Any, victim: int | None = None) -> Problem:
     """Data of all agents; with a victim, the neighbour that differs in this one's.
 
     Gradients that change are `LONG` times the worst way: C and -C of replaced data, C and 0 of
     those that are zeroed out. What changes is one record, all of an agent, or all of a client.
     """
-    counts = np.array(made.counts)
-    protected = made.config.protect
-    sampler = made.config.sampler
+    counts = np.array(result.counts)
+    protected = result.config.protect
+    sampler = result.config.sampler
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     x = np.zeros((counts.sum(), 2))
     if sampler.capacity is None:  # Else batches of others are secret, too.
@@ -283,7 +287,7 @@ def problem(made: Any, victim: int | None = None) -> Problem:
         step = getattr(sampler, "clients", 1) if protected.unit == "client" else 1
         which = np.arange(1 if protected.unit == "record" else count)[::step]
         other = 0.0 if protected.relation.startswith("zero_out") else -1.0
-        turned = (-1.0) ** which if type(made.config.method).__name__ in TURNING else which**0.0
+        turned = (-1.0) ** which if type(result.config.method).__name__ in TURNING else which**0.0
         side = turned * (other if agent == victim else 1.0)
         x[start + which] = LONG * side[:, None] * np.array([0.6, 0.8])
     places = np.arange(counts.max())
@@ -307,16 +311,16 @@ def _read(passed: Any) -> Any:
     return passed.message, passed.private, passed.noisy
 
 
-def recorded(made: Any, task: Problem, seeds: range) -> Recorded:
+def recorded(outcome: Any, task: Problem, seeds: range) -> Recorded:
     """Run a plan and record it."""
-    batches = TURNING.get(type(made.config.method).__name__, 0)
+    batches = TURNING.get(type(outcome.config.method).__name__, 0)
 
-    def public(given: Any, purpose: str, phase: int = 0) -> Any:
-        return _stacked((batches,) * len(given) if purpose == "batches" else given, purpose, phase)
+    def public(value: Any, purpose: str, phase: int = 0) -> Any:
+        return _stacked((batches,) * len(value) if purpose == "batches" else value, purpose, phase)
 
     # Batches are public: the same ones in all runs, for the covariance is of the noise.
     with mock.patch.object(keys, "seed_keys", public):
-        found = trace(made, task, seeds=seeds, read=_read)
+        result = trace(outcome, task, seeds=seeds, read=_read)
 
     def flat(tree: Any) -> np.ndarray:
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
@@ -325,14 +329,14 @@ def recorded(made: Any, task: Problem, seeds: range) -> Recorded:
         together = np.concatenate(leaves, axis=-1)
         return together if together.dtype == np.uint32 else together.astype(np.float64)
 
-    message, private, noisy = map(flat, found)
-    whole = noisy.dtype == np.uint32
-    return Recorded(message, private, noisy if whole else noisy - private)
+    message, private, noisy = map(flat, result)
+    complete = noisy.dtype == np.uint32
+    return Recorded(message, private, noisy if complete else noisy - private)
 
 
-def seen(made: Any, record: Recorded, nodes: tuple[int, ...], seeds: range) -> np.ndarray:
+def seen(result: Any, record: Recorded, nodes: tuple[int, ...], seeds: range) -> np.ndarray:
     """All that the plan's attacker sees and knows, [S, ...]; ``nodes`` are those that attack."""
-    config = made.config
+    config = result.config
     messages = record.messages
     if config.integer_encoded:
         # A colluder's message is taken off the sum, modulo 2^32; the signs of rotations are public.
@@ -342,17 +346,17 @@ def seen(made: Any, record: Recorded, nodes: tuple[int, ...], seeds: range) -> n
         return total.astype(np.int32).reshape(len(messages), -1)
     parts = [messages]
     if nodes:
-        known: Any = list(nodes)
-        links_ = getattr(made.method, "sender", None)
+        reference: Any = list(nodes)
+        links_ = getattr(result.method, "sender", None)
         if links_ is not None:
-            known = np.flatnonzero(np.isin(links_, nodes))
+            reference = np.flatnonzero(np.isin(links_, nodes))
         if config.protect.gradients == "view":
             reach = (NETWORK[list(nodes)] != 0).any(axis=0)
             if links_ is not None:
-                reach = np.isin(made.method.receiver, nodes)
-            reach[known] = True
+                reach = np.isin(result.method.receiver, nodes)
+            reach[reference] = True
             parts = [messages[:, :, reach]]
-        parts.append(record.noise[:, :, known])
+        parts.append(record.noise[:, :, reference])
         if isinstance(config.noise, links.PairKeys):
             parts.append(_secrets(nodes, seeds))
     if getattr(config.noise, "colluders", 0) and config.protect.attacker == "aggregator":
@@ -376,12 +380,12 @@ def _of_links(start: int, stop: int) -> np.ndarray:
         _, shared = transforms_noise.simulated_keys(key, AGENTS, number)
 
         def draw(t: Any, link: Any, leaf: Any) -> Any:
-            own = jax.random.fold_in(jax.random.fold_in(shared[link], t), leaf)
-            return variates.normals(own, (1, 1), jnp.float32)[0, 0]
+            subkey = jax.random.fold_in(jax.random.fold_in(shared[link], t), leaf)
+            return variates.normals(subkey, (1, 1), jnp.float32)[0, 0]
 
         grid = jnp.meshgrid(jnp.arange(ROUNDS), jnp.arange(number), jnp.arange(2), indexing="ij")
-        found = jax.vmap(draw)(*(axis.ravel() for axis in grid))
-        return found.reshape(grid[0].shape)
+        function = jax.vmap(draw)(*(axis.ravel() for axis in grid))
+        return function.reshape(grid[0].shape)
 
     return np.asarray(of_seed(_stacked(tuple(range(start, stop)), "noise")))
 
@@ -397,27 +401,27 @@ class Found(NamedTuple):
     tested: float | None = None
 
 
-def stated(made: Any) -> tuple[str, float]:
+def stated(result: Any) -> tuple[str, float]:
     """The loss that a plan states, and what it is: mu, epsilon, or the mu of a rho."""
-    guarantee = made.guarantee
+    guarantee = result.guarantee
     if guarantee.mu is not None:
         return "mu", guarantee.mu
-    if made.config.budget.accountant == "zcdp":
+    if result.config.budget.accountant == "zcdp":
         return "mu of rho", math.sqrt(2 * guarantee.other_loss.rho)
     return "epsilon", guarantee.epsilon
 
 
-def victims(made: Any) -> list[int]:
+def victims(result: Any) -> list[int]:
     """Agents whose data the attacker may be after: they are in the sum, and do not attack."""
-    part = made.config.noise
-    away = set(made.config.protect.nodes or ())
-    if _summed(made):
+    part = result.config.noise
+    away = set(result.config.protect.nodes or ())
+    if _summed(result):
         away |= {*_MISSING.missing, *range(part.colluders)}
     return [agent for agent in range(AGENTS) if agent not in away]
 
 
 def audited(
-    made: Any, seeds: range, *, after: Any = None, reference: Any = None, test: bool = False
+    outcome: Any, seeds: range, *, after: Any = None, reference: Any = None, test: bool = False
 ) -> tuple[Found, int]:
     """Measure a plan.
 
@@ -431,51 +435,53 @@ def audited(
     Returns:
         The worst of all victims and attackers, and its victim.
     """
-    unit, wanted = stated(made if reference is None else reference)
-    who = made.config.protect.attacker
+    unit, expected = stated(outcome if reference is None else reference)
+    who = outcome.config.protect.attacker
     tried = []
-    plain = recorded(made, problem(made), seeds)
-    for victim in victims(made) if after is None else after:
+    plain = recorded(outcome, problem(outcome), seeds)
+    for victim in victims(outcome) if after is None else after:
         attackers: list[tuple[int, ...]] = [()]
         if who == "node":
             attackers = [(node,) for node in range(AGENTS) if node != victim]
         elif who == "coalition":
-            attackers = [made.config.protect.nodes]
-        changed = recorded(made, problem(made, victim), seeds)
+            attackers = [outcome.config.protect.nodes]
+        changed = recorded(outcome, problem(outcome, victim), seeds)
         tried += [(victim, nodes, [plain, changed]) for nodes in attackers]
     start = 0
     if len(tried) > 1:
         # The worst is chosen by other seeds than those that it is measured on.
         start = len(seeds) // 4
-        tried.sort(key=lambda one: _measured(made, one[2], one[1], seeds[:start], False).measured)
+        tried.sort(
+            key=lambda value: _measured(outcome, value[2], value[1], seeds[:start], False).measured
+        )
     victim, nodes, pair = tried[-1]
-    found = _measured(made, pair, nodes, seeds[start:], test)
-    return found._replace(unit=unit, stated=wanted), victim
+    result = _measured(outcome, pair, nodes, seeds[start:], test)
+    return result._replace(unit=unit, stated=expected), victim
 
 
-def _measured(made: Any, pair: list[Recorded], nodes: Any, seeds: range, test: bool) -> Found:
+def _measured(outcome: Any, pair: list[Recorded], nodes: Any, seeds: range, test: bool) -> Found:
     first = len(pair[0].messages) - len(seeds) if seeds.start else 0
-    pair = [Recorded(*(part[first : first + len(seeds)] for part in one)) for one in pair]
-    if made.config.sampler.amplification() is not None:
-        return _sampled(made, pair)
-    if isinstance(made.config.noise, scheduled.ScheduledLaplace):
+    pair = [Recorded(*(part[first : first + len(seeds)] for part in item)) for item in pair]
+    if outcome.config.sampler.amplification() is not None:
+        return _sampled(outcome, pair)
+    if isinstance(outcome.config.noise, scheduled.ScheduledLaplace):
         return _pure(pair)
-    one, other = (seen(made, record, nodes, seeds) for record in pair)
-    found = replay.measured(one, other)
-    tested = _separated(one, other) if test and np.isfinite(found.mu) else None
-    return Found("mu", 0.0, *found, tested)
+    one, other = (seen(outcome, record, nodes, seeds) for record in pair)
+    result = replay.measured(one, other)
+    tested = _separated(one, other) if test and np.isfinite(result.mu) else None
+    return Found("mu", 0.0, *result, tested)
 
 
-def _separated(one: np.ndarray, other: np.ndarray) -> float:
+def _separated(value: np.ndarray, other: np.ndarray) -> float:
     """A lower bound at 95 % on mu, from one event: the test is made on half of the seeds."""
-    half = len(one) // 2
-    d = (other - one).mean(axis=0)
-    weights = np.linalg.pinv(np.cov(one[:half].T), rcond=1e-9, hermitian=True) @ d
-    middle = (one[:half].mean(axis=0) + d / 2) @ weights
+    half = len(value) // 2
+    d = (other - value).mean(axis=0)
+    weights = np.linalg.pinv(np.cov(value[:half].T), rcond=1e-9, hermitian=True) @ d
+    middle = (value[:half].mean(axis=0) + d / 2) @ weights
     # Halves of the fresh seeds, so that the two counts are independent.
-    fresh = half + (len(one) - half) // 2
-    alarms = int((one[half:fresh] @ weights > middle).sum()), fresh - half
-    hits = int((other[fresh:] @ weights > middle).sum()), len(one) - fresh
+    fresh = half + (len(value) - half) // 2
+    alarms = int((value[half:fresh] @ weights > middle).sum()), fresh - half
+    hits = int((other[fresh:] @ weights > middle).sum()), len(value) - fresh
     low = stats.binomtest(*hits).proportion_ci(0.95, "exact").low
     high = stats.binomtest(*alarms).proportion_ci(0.95, "exact").high
     return float(stats.norm.ppf(low) - stats.norm.ppf(high))
@@ -487,13 +493,13 @@ def _pure(pair: list[Recorded]) -> Found:
     Messages are a + B noise, B from the record. Every |move| / scale is the largest logarithm of a
     likelihood ratio of one variable, and all of them are met together.
     """
-    one, other = pair
-    d = (other.messages - one.messages).mean(axis=0).ravel()
-    drawn = one.noise.reshape(len(one.noise), -1)
+    first, other = pair
+    d = (other.messages - first.messages).mean(axis=0).ravel()
+    drawn = first.noise.reshape(len(first.noise), -1)
     scale = np.abs(drawn).mean(axis=0)
     live = scale > 1e-30
     units = drawn[:, live] / scale[live]
-    messages = one.messages.reshape(len(drawn), -1)
+    messages = first.messages.reshape(len(drawn), -1)
     units = units - units.mean(axis=0)
     messages = messages - messages.mean(axis=0)
     response = np.linalg.pinv(units.T @ units, 1e-9, hermitian=True) @ (units.T @ messages)
@@ -506,22 +512,22 @@ def _pure(pair: list[Recorded]) -> Found:
     return Found("epsilon", 0.0, epsilon, epsilon * low, epsilon * high)
 
 
-def _sampled(made: Any, pair: list[Recorded]) -> Found:
+def _sampled(result: Any, pair: list[Recorded]) -> Found:
     """Batches by coin flips: rates and moves as recorded, composed by dp_accounting."""
-    one, other = pair
-    apart = one.private - other.private
-    drawn = (np.abs(apart).max(axis=(2, 3)) > 1e-6).astype(float)
+    first, other = pair
+    difference = first.private - other.private
+    drawn = (np.abs(difference).max(axis=(2, 3)) > 1e-6).astype(float)
     turns = np.flatnonzero(drawn.mean(axis=0) > 0)
     count = int(drawn[:, turns].sum())
     trials = len(drawn) * len(turns)
     rate = stats.binomtest(count, trials).proportion_ci(0.95, "exact")
-    d = (one.messages - other.messages).reshape(len(drawn), -1)
+    d = (first.messages - other.messages).reshape(len(drawn), -1)
     moves = np.linalg.lstsq(drawn[:, turns], d, rcond=None)[0]
     plain = other.messages.reshape(len(drawn), -1)
     each = [replay.measured(plain, plain + move) for move in moves]
     mus = np.sqrt(np.mean(np.square(each), axis=0))
     shares = count / trials, rate.low, rate.high
-    losses = [_composed(*one, len(turns)) for one in zip(shares, mus, strict=True)]
+    losses = [_composed(*item, len(turns)) for item in zip(shares, mus, strict=True)]
     return Found("epsilon", 0.0, *losses)
 
 
@@ -531,38 +537,38 @@ def _composed(rate: float, mu: float, rounds: int) -> float:
         return math.inf
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    one = pld.from_gaussian_mechanism(
+    distribution = pld.from_gaussian_mechanism(
         1 / mu, sampling_prob=rate, value_discretization_interval=4e-3
     )
-    return float(one.self_compose(rounds).get_epsilon_for_delta(DELTA))
+    return float(distribution.self_compose(rounds).get_epsilon_for_delta(DELTA))
 
 
 # Broken copies: a plan whose run is not what its audit was of.
 
 
-def _with(made: Any, parts: dict[str, Any] | None = None, **arrays: Any) -> Any:
+def _with(result: Any, parts: dict[str, Any] | None = None, **arrays: Any) -> Any:
     """A copy of a plan with other arrays, or parts by name, which nothing audits."""
-    other = copy.copy(made)
-    other.__dict__.update(parts or {}, arrays={**made.arrays, **arrays})
+    other = copy.copy(result)
+    other.__dict__.update(parts or {}, arrays={**result.arrays, **arrays})
     return other
 
 
-def _protecting(made: Any, **fields: Any) -> Any:
+def _protecting(result: Any, **fields: Any) -> Any:
     """A copy of a plan that clips otherwise than it says."""
-    target = copy.copy(made.target)
-    config = copy.copy(made.config)
-    changed = copy.copy(made.config.protect)
+    target = copy.copy(result.target)
+    config = copy.copy(result.config)
+    changed = copy.copy(result.config.protect)
     changed.__dict__.update(fields)
     config.__dict__["protect"] = changed
     target.__dict__["config"] = config
-    return _with(made, {"target": target, "privatizer": made.privatizer})
+    return _with(result, {"target": target, "privatizer": result.privatizer})
 
 
-def _scaled(made: Any, by: float) -> Any:
-    names = [name for name in ("factor", "noise_scale", "noise_scales") if name in made.arrays]
+def _scaled(result: Any, key: float) -> Any:
+    names = [name for name in ("factor", "noise_scale", "noise_scales") if name in result.arrays]
     if not names:
         return None
-    return _with(made, **{name: made.arrays[name] * np.float32(by) for name in names})
+    return _with(result, **{name: result.arrays[name] * np.float32(key) for name in names})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -598,43 +604,43 @@ class _Alike(Privatizer):
         return link._replace(update=update)
 
 
-def _noisy(made: Any, wrap: Any) -> Any:
-    return _with(made, {"privatizer": wrap(made.privatizer)})
+def _noisy(result: Any, wrap: Any) -> Any:
+    return _with(result, {"privatizer": wrap(result.privatizer)})
 
 
 def _over_messages(inner: Any) -> Any:
     return dataclasses.replace(inner, options=(*inner.options[:-1], "messages"))
 
 
-def _again(made: Any) -> Any:
+def _again(result: Any) -> Any:
     """Every round has the first one's noise: seen where what is protected is not in all rounds."""
-    return None if made.config.pattern.epochs == ROUNDS else _noisy(made, _Again)
+    return None if result.config.pattern.epochs == ROUNDS else _noisy(result, _Again)
 
 
-def _unclipped(made: Any) -> Any:
-    if made.config.integer_encoded:
+def _unclipped(result: Any) -> Any:
+    if result.config.integer_encoded:
         return None  # Longer vectors than the limit count as zero.
-    return _protecting(made, clip_norm=math.inf)
+    return _protecting(result, clip_norm=math.inf)
 
 
-def _of_absent(made: Any) -> Any:
-    part = made.config.noise
+def _of_absent(result: Any) -> Any:
+    part = result.config.noise
     if isinstance(part, noise.SumShares):
-        return _scaled(made, math.sqrt(part.cohort(AGENTS).honest / AGENTS))
-    rounds, code = made.privatizer.options
-    less = dataclasses.replace(code, variance=code.variance * 2 // AGENTS)
-    return _noisy(made, lambda inner: dataclasses.replace(inner, options=(rounds, less)))
+        return _scaled(result, math.sqrt(part.cohort(AGENTS).honest / AGENTS))
+    rounds, code = result.privatizer.options
+    reduced = dataclasses.replace(code, variance=code.variance * 2 // AGENTS)
+    return _noisy(result, lambda inner: dataclasses.replace(inner, options=(rounds, reduced)))
 
 
 def _redrawn(draw: Callable[[Any, Draw], Draw], why: Any = None) -> Callable[[Any], Any]:
     """Broken copies of samplers: other records than these drew."""
 
-    def broken(made: Any) -> Any:
-        if made.config.protect.unit == "agent":
+    def broken(result: Any) -> Any:
+        if result.config.protect.unit == "agent":
             return None
-        if why is not None and not why(made):
+        if why is not None and not why(result):
             return None
-        return _with(made, {"sampler": _Redrawn(made.sampler, draw)})
+        return _with(result, {"sampler": _Redrawn(result.sampler, draw)})
 
     return broken
 
@@ -665,30 +671,30 @@ def _unpadded(drawn: Draw) -> Draw:
     return Draw(drawn.rows, jnp.zeros_like(drawn.padding))
 
 
-def _of_next(made: Any) -> Any:
-    scales = made.arrays["noise_scales"]
-    return _with(made, noise_scales=np.append(scales[1:], scales[-1] * np.float32(0.8)))
+def _of_next(result: Any) -> Any:
+    scales = result.arrays["noise_scales"]
+    return _with(result, noise_scales=np.append(scales[1:], scales[-1] * np.float32(0.8)))
 
 
-def _twice(made: Any) -> Any:
-    return _with(made, step_size=made.arrays["step_size"] * np.float32(2))
+def _twice(result: Any) -> Any:
+    return _with(result, step_size=result.arrays["step_size"] * np.float32(2))
 
 
-def _often(made: Any) -> Any:
-    sampler = dataclasses.replace(made.sampler, expected=1.5 * made.config.sampler.expected)
-    return _with(made, {"sampler": sampler})
+def _often(result: Any) -> Any:
+    sampler = dataclasses.replace(result.sampler, expected=1.5 * result.config.sampler.expected)
+    return _with(result, {"sampler": sampler})
 
 
-def _of_zero_out(made: Any) -> Any:
-    zeroed = made.config.protect.relation.startswith("zero_out")
-    return None if zeroed else _scaled(made, 0.5)
+def _of_zero_out(result: Any) -> Any:
+    zeroed = result.config.protect.relation.startswith("zero_out")
+    return None if zeroed else _scaled(result, 0.5)
 
 
-def _summed(made: Any) -> bool:
-    return isinstance(made.config.noise, noise.SumShares | sums.Discrete)
+def _summed(result: Any) -> bool:
+    return isinstance(result.config.noise, noise.SumShares | sums.Discrete)
 
 
-_QUIET = ("noise is 0.8 of what it should be", lambda made: _scaled(made, 0.8))
+_QUIET = ("noise is 0.8 of what it should be", lambda result: _scaled(result, 0.8))
 BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = dict.fromkeys(noise.DESIGNS, _QUIET) | {
     "DSGD": ("every round has the noise of the first", _again),
     "DiSK": ("nothing is clipped", _unclipped),
@@ -697,38 +703,38 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = dict.fromkeys(noise.DESIGN
     "ZipDL": ("steps are twice as long", _twice),
     "Federated": (
         "all agents have one key",
-        lambda made: None if _summed(made) else _noisy(made, _Alike),
+        lambda result: None if _summed(result) else _noisy(result, _Alike),
     ),
     "Tracking": ("steps are twice as long", _twice),
     "DPOP": ("nothing is clipped", _unclipped),
     "DGD": ("steps are twice as long", _twice),
     "GradientTracking": ("nothing is clipped", _unclipped),
     "PPDOAGT": ("steps are twice as long", _twice),
-    "pairwise": ("all agents have one key", lambda made: _noisy(made, _Alike)),
-    "whisper": ("all agents have one key", lambda made: _noisy(made, _Alike)),
-    "polynomial": ("all agents have one key", lambda made: _noisy(made, _Alike)),
+    "pairwise": ("all agents have one key", lambda result: _noisy(result, _Alike)),
+    "whisper": ("all agents have one key", lambda result: _noisy(result, _Alike)),
+    "polynomial": ("all agents have one key", lambda result: _noisy(result, _Alike)),
     "whisper_horizon": ("the factor 2 of replacement is left out", _of_zero_out),
     "prefix_sum": ("the factor 2 of replacement is left out", _of_zero_out),
-    "spacetime": ("all agents have one key", lambda made: _noisy(made, _Alike)),
+    "spacetime": ("all agents have one key", lambda result: _noisy(result, _Alike)),
     "banded_inverse": ("the factor 2 of replacement is left out", _of_zero_out),
     "laplace": (
         "clipped in L2, not in L1",
-        lambda made: _protecting(made, norm="l2"),
+        lambda result: _protecting(result, norm="l2"),
     ),
     "normal": ("every scale is that of the next round", _of_next),
     "aggregate": ("who is absent or colludes is counted on", _of_absent),
     "discrete": ("who is absent or colludes is counted on", _of_absent),
     "zip_dl": (
         "own copies have no noise",
-        lambda made: _noisy(made, _over_messages),
+        lambda result: _noisy(result, _over_messages),
     ),
     "Random": (
         "a record is drawn twice",
-        _redrawn(_first, lambda made: made.config.sampler.batch_size > 1),
+        _redrawn(_first, lambda result: result.config.sampler.batch_size > 1),
     ),
     "Full": (
         "padding counts as the first record",
-        _redrawn(_unpadded, lambda made: max(made.counts) > 1),
+        _redrawn(_unpadded, lambda result: max(result.counts) > 1),
     ),
     "Cyclic": ("a record is in every round", _redrawn(_first)),
     "Clients": ("a client is in every round", _redrawn(_first)),
@@ -751,14 +757,14 @@ class Broken(NamedTuple):
     plan: Any
 
 
-def broken(made: Any, names: list[str]) -> Broken:
+def broken(result: Any, names: list[str]) -> Broken:
     """The first fault of these rows that changes anything."""
     for name in names:
         fault, copied = BROKEN[name]
-        if (plan_ := copied(made)) is not None:
+        if (plan_ := copied(result)) is not None:
             return Broken(name, fault, plan_)
-    if (scaled := _scaled(made, 0.8)) is None:  # Whole numbers.
-        return broken(made, [made.config.noise.label])
+    if (scaled := _scaled(result, 0.8)) is None:  # Whole numbers.
+        return broken(result, [result.config.noise.label])
     return Broken("", "noise is 0.8 of what it should be", scaled)
 
 
@@ -772,37 +778,37 @@ def goals(cell: Cell) -> set[tuple[str, ...]]:
     }
 
 
-def flagged(found: Found) -> bool:
+def flagged(result: Found) -> bool:
     """Whether a mechanism loses more than it states, beyond the interval."""
-    return bool(found.low > WORST * found.stated)
+    return bool(result.low > WORST * result.stated)
 
 
 def row(
-    cell: Cell, made: Any, seeds: int, faults: list[str], *, test: bool = False
+    cell: Cell, outcome: Any, seeds: int, faults: list[str], *, test: bool = False
 ) -> dict[str, Any]:
     """The row of a cell that is joined, with the first of these rows' faults that it can have.
 
     A bound that is loose may hide a small fault: then with the next one.
     """
-    if made.config.integer_encoded:
+    if outcome.config.integer_encoded:
         seeds //= 2  # Whole numbers take long to draw.
-    found, victim = audited(made, range(seeds), test=test)
+    result, victim = audited(outcome, range(seeds), test=test)
     while True:
-        copied = broken(made, faults)
-        wrong, _ = audited(copied.plan, range(seeds), after=[victim], reference=made)
+        copied = broken(outcome, faults)
+        invalid, _ = audited(copied.plan, range(seeds), after=[victim], reference=outcome)
         faults = faults[faults.index(copied.of) + 1 :] if copied.of in faults else []
-        if flagged(wrong) or not faults:
+        if flagged(invalid) or not faults:
             break
-    given: dict[str, Any] = {**cell._asdict(), "unit": found.unit, "stated": found.stated}
-    given["measured"] = float(found.measured)
-    for name, value in zip(("ratio", "low", "high"), found[2:5], strict=True):
-        given[name] = float(value / found.stated)
-    if found.tested is not None:
-        given["tested"] = found.tested / found.stated
-    given |= {"finding": flagged(found), "fault": copied.fault, "fault_of": copied.of}
-    given["flagged"] = flagged(wrong)
-    given["broken_ratio"] = float(min(wrong.measured / wrong.stated, 1e9))
-    return given
+    options: dict[str, Any] = {**cell._asdict(), "unit": result.unit, "stated": result.stated}
+    options["measured"] = float(result.measured)
+    for name, value in zip(("ratio", "low", "high"), result[2:5], strict=True):
+        options[name] = float(value / result.stated)
+    if result.tested is not None:
+        options["tested"] = result.tested / result.stated
+    options |= {"finding": flagged(result), "fault": copied.fault, "fault_of": copied.of}
+    options["flagged"] = flagged(invalid)
+    options["broken_ratio"] = float(min(invalid.measured / invalid.stated, 1e9))
+    return options
 
 
 # The page.
@@ -810,8 +816,8 @@ def row(
 
 def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
     """Tables of docs/audit.md by name, from the rows of a record."""
-    audits = [each for each in rows if each["what"] == "audit"]
-    refused = [each for each in rows if each["what"] == "refused"]
+    audits = [item for item in rows if item["what"] == "audit"]
+    refused = [value for value in rows if value["what"] == "refused"]
     return {
         "losses": _table(
             ("method", "noise", "attacker", "cells", "stated", "measured / stated", "faults found"),
@@ -852,10 +858,10 @@ def _refusals(refused: list[dict[str, Any]]) -> list[tuple[str, ...]]:
         for who, group in _grouped(mine, _who):
             designs = {e["noise"] for e in group}
             if who != EVERY and designs == others:
-                told = "all others"
+                reported = "all others"
             else:
-                told = _names(designs)
-            by_design.setdefault(told, []).append(who)
+                reported = _names(designs)
+            by_design.setdefault(reported, []).append(who)
         for designs_, attackers in by_design.items():
             lines.setdefault((", ".join(attackers), designs_), []).append(name)
     return [
@@ -869,14 +875,14 @@ def _batched(names: list[str], number: int) -> list[list[str]]:
 
 def _reasons(refused: list[dict[str, Any]]) -> dict[str, list[str]]:
     """Whom a reason is given for, a method or a design, by the reason."""
-    found: dict[str, list[str]] = {}
-    for each in refused:
+    results: dict[str, list[str]] = {}
+    for case in refused:
         for mark in (" that is known: ", " does not join: "):
-            if mark in each["why"] and each["relation"] == EVERY:
-                name = each["method" if ", which method " in each["why"] else "noise"]
-                names = found.setdefault(each["why"].partition(mark)[2], [])
+            if mark in case["why"] and case["relation"] == EVERY:
+                name = case["method" if ", which method " in case["why"] else "noise"]
+                names = results.setdefault(case["why"].partition(mark)[2], [])
                 names += [name] * (name not in names)
-    return found
+    return results
 
 
 def filled(page: str, stored: list[dict[str, Any]], command: str) -> str:
@@ -893,10 +899,10 @@ def _who(entries: dict[str, Any]) -> str:
 
 
 def _grouped(rows: Any, key: Any) -> Any:
-    found: dict[Any, list[Any]] = {}
-    for each in rows:
-        found.setdefault(key(each), []).append(each)
-    return found.items()
+    results: dict[Any, list[Any]] = {}
+    for item in rows:
+        results.setdefault(key(item), []).append(item)
+    return results.items()
 
 
 def _stated(group: list[dict[str, Any]]) -> str:
@@ -906,32 +912,32 @@ def _stated(group: list[dict[str, Any]]) -> str:
 
 def _range(group: list[dict[str, Any]], name: str = "ratio") -> str:
     if name == "broken_ratio":
-        finite = [each[name] for each in group if each[name] < 1e9]
+        finite = [item[name] for item in group if item[name] < 1e9]
         words = ["infinite"] if len(finite) < len(group) else []
         return ", ".join([*([f"{min(finite):.2f} or more"] if finite else []), *words])
-    most = max(group, key=lambda each: each["ratio"])
-    inside = f"{most['ratio']:.3f} ({most['low']:.3f} to {most['high']:.3f})"
-    least = min(each["ratio"] for each in group)
-    return inside if len(group) == 1 else f"{least:.3f} to {inside}"
+    maximum = max(group, key=lambda value: value["ratio"])
+    inside = f"{maximum['ratio']:.3f} ({maximum['low']:.3f} to {maximum['high']:.3f})"
+    minimum = min(case["ratio"] for case in group)
+    return inside if len(group) == 1 else f"{minimum:.3f} to {inside}"
 
 
 def _flags(group: list[dict[str, Any]]) -> str:
-    return f"{sum(each['flagged'] for each in group)} of {len(group)}"
+    return f"{sum(item['flagged'] for item in group)} of {len(group)}"
 
 
-def _names(given: Any) -> str:
-    names = sorted(set(given))
-    every = set(rows("noises"))
-    if len(names) == len(every):
+def _names(value: Any) -> str:
+    names = sorted(set(value))
+    entries = set(rows("noises"))
+    if len(names) == len(entries):
         return "all"
-    if len(names) > len(every) / 2:
-        return f"all but {', '.join(sorted(every - set(names)))}"
+    if len(names) > len(entries) / 2:
+        return f"all but {', '.join(sorted(entries - set(names)))}"
     return ", ".join(names)
 
 
 def _table(header: tuple[str, ...], lines: list[tuple[Any, ...]]) -> str:
-    every = [header, ["---"] * len(header), *lines]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in every)
+    entries = [header, ["---"] * len(header), *lines]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in entries)
 
 
 def _compile_fast() -> None:
@@ -962,31 +968,34 @@ def main(argv: list[str] | None = None) -> int:
     if absent := missing():
         raise SystemExit(f"no audit of {', '.join(absent)}; add it to {__file__}")
     done: set[tuple[str, ...]] = set()
-    shown: set[str] = set()
+    display: set[str] = set()
 
     def wanted(cell: Cell) -> bool:
         if options.quick:
             return not goals(cell) <= done
         natural = "Clients" if cell.relation.endswith("client") else "Random"
-        alone = cell.method in ("DSGD", "Federated") and cell.attacker in ("outsider", "aggregator")
-        return options.all or cell.sampler == natural or alone
+        single = cell.method in ("DSGD", "Federated") and cell.attacker in (
+            "outsider",
+            "aggregator",
+        )
+        return options.all or cell.sampler == natural or single
 
-    for cell, made, why in cells(wanted):
-        if made is None:
+    for cell, result, why in cells(wanted):
+        if result is None:
             bench.row(what="refused", **cell._asdict(), why=why)
             continue
         done |= goals(cell)
         turn = len(bench.rows) % 3
         names = [cell.noise, cell.method, cell.sampler]
         names = names[turn:] + names[:turn]
-        names.sort(key=lambda name: name in shown)
-        if options.quick and names[0] in shown:
+        names.sort(key=lambda name: name in display)
+        if options.quick and names[0] in display:
             names = []  # What is scaled alone runs without another compilation.
-        entries = row(cell, made, seeds, names, test=not options.quick)
-        shown.add(entries["fault_of"])
+        entries = row(cell, result, seeds, names, test=not options.quick)
+        display.add(entries["fault_of"])
         bench.row(what="audit", **entries)
-    audits = [each for each in bench.rows if each["what"] == "audit"]
-    findings = [each for each in audits if each["finding"] or not each["flagged"]]
+    audits = [item for item in bench.rows if item["what"] == "audit"]
+    findings = [audit for audit in audits if audit["finding"] or not audit["flagged"]]
     print(f"{len(audits)} audits, {len(findings)} of them findings")
     return bench.finish() or bool(findings)
 

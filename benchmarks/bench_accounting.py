@@ -50,8 +50,8 @@ def versus(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
         return row | {"dense_seconds": None, "ratio": None, "difference": None}
 
     def slowly() -> np.ndarray:
-        found = dense.energies(*view.materialize(rounds), when)
-        return np.sqrt(kalman.pattern_sums(found.values, when))
+        energies = dense.energies(*view.materialize(rounds), when)
+        return np.sqrt(kalman.pattern_sums(energies.values, when))
 
     # Nothing is compiled there, and a call takes seconds at the larger sizes: one is enough.
     dense_timing = timed(slowly, 0)
@@ -82,13 +82,13 @@ def every(graph: str, rounds: int, repeats: int) -> dict[str, Any]:
     weights = mixing.uniform_neighbors(graphs.parse(graph))
     algorithm = views.dsgd(weights)
     when = Participation(rounds, rounds, 1)
-    seen = [algorithm.pndp(attacker) for attacker in range(len(weights))]
+    observed = [algorithm.pndp(attacker) for attacker in range(len(weights))]
     before = peak()
-    timing = timed(lambda: [each.loss(when, gradients="view") for each in seen], repeats)
+    timing = timed(lambda: [item.loss(when, gradients="view") for item in observed], repeats)
     row = {"algorithm": "every", "graph": graph, "n": len(weights), "rounds": rounds}
-    row |= {"attackers": len(seen), "seconds": timing.median, "first_seconds": timing.first}
+    row |= {"attackers": len(observed), "seconds": timing.median, "first_seconds": timing.first}
     row |= {"import_bytes": before, "peak_bytes": peak()}
-    return row | {"upper_bounds": int(sum(each.upper_bound.sum() for each in timing.result))}
+    return row | {"upper_bounds": int(sum(value.upper_bound.sum() for value in timing.result))}
 
 
 def one(words: list[str], repeats: int) -> dict[str, Any]:

@@ -139,14 +139,14 @@ def torch_step(way: str, batch: int, size: int) -> Step:
     params = list(model.parameters())
     parts = [(x[i : i + size], y[i : i + size]) for i in range(0, batch, size)]
 
-    def clipped(of: Any) -> Any:
+    def clipped(subject: Any) -> Any:
         """As opacus.optimizers.DPOptimizer clips and adds up."""
-        each = [param.grad_sample for param in of]
-        norms = torch.stack([one.flatten(1).norm(dim=1) for one in each]).norm(dim=0)
+        each = [param.grad_sample for param in subject]
+        norms = torch.stack([item.flatten(1).norm(dim=1) for item in each]).norm(dim=0)
         weights = (CLIP_NORM / (norms + 1e-6)).clamp(max=1.0)
-        for param in of:
+        for param in subject:
             param.grad_sample = None
-        return [torch.einsum("i,i...", weights, one) for one in each]
+        return [torch.einsum("i,i...", weights, value) for value in each]
 
     def step() -> Any:
         total: Any = None
@@ -171,8 +171,8 @@ def there(name: str, mapped: int, way: str) -> bool:
     """Whether a way can be measured: PyTorch has one ``cnn5`` at a time, on the processor alone."""
     if way not in ("torch", "opacus"):
         return True
-    alone = name == "cnn5" and mapped == 1
-    return alone and jax.default_backend() == "cpu" and timing.installed(way)
+    single = name == "cnn5" and mapped == 1
+    return single and jax.default_backend() == "cpu" and timing.installed(way)
 
 
 def measure(bench: timing.Bench, options: Any, name: str, batch: int, mapped: int) -> None:
@@ -182,20 +182,20 @@ def measure(bench: timing.Bench, options: Any, name: str, batch: int, mapped: in
         for size in sorted({min(size, batch) for size in options.passes}):
             if batch % size == 0:
                 steps[way, size] = make(name, way, batch, size, mapped)
-    taken = timing.turns({json.dumps(key): step for key, step in steps.items()}, options.repeats)
-    found = {tuple(json.loads(text)): each for text, each in taken.items()}
+    turns = timing.turns({json.dumps(key): step for key, step in steps.items()}, options.repeats)
+    results = {tuple(json.loads(text)): value for text, value in turns.items()}
     best: dict[str, int] = {}
-    for (way, size), each in found.items():
-        if way not in best or each.median < found[way, best[way]].median:
+    for (way, size), item in results.items():
+        if way not in best or item.median < results[way, best[way]].median:
             best[way] = size
-    plain = [found[way, size] for way, size in best.items() if way.startswith("plain")]
-    least = min(plain, key=lambda each: each.median, default=None)
-    for (way, size), each in found.items():
+    plain = [results[way, size] for way, size in best.items() if way.startswith("plain")]
+    minimum = min(plain, key=lambda each: each.median, default=None)
+    for (way, size), item in results.items():
         row = {"model": name, "mapped": mapped, "batch_size": batch, "algorithm": way, "pass": size}
-        row |= {"fastest": size == best[way], "milliseconds": 1e3 * each.median}
-        row["examples_per_second"] = mapped * batch / each.median
-        if least is not None:
-            pairs = zip(each.times, least.times, strict=True)
+        row |= {"fastest": size == best[way], "milliseconds": 1e3 * item.median}
+        row["examples_per_second"] = mapped * batch / item.median
+        if minimum is not None:
+            pairs = zip(item.times, minimum.times, strict=True)
             row["times_plain"] = statistics.median(mine / other for mine, other in pairs)
         bench.row(**row)
     for way, size in best.items() if options.memory else ():

@@ -98,17 +98,17 @@ def housing(design: str, graph: str) -> Case:
     )  # fmt: skip
     parts = ("draw", "gather", "gradients", "gossip")
     noisy = {"non_private": (), "independent": ("normals",), "mafalda": ("normals", "colour")}
-    made = plan.make(config.using(noise.named(design)), matrix)
-    return Case([made], task, (*parts, *noisy[design]))
+    training_plan = plan.make(config.using(noise.named(design)), matrix)
+    return Case([training_plan], task, (*parts, *noisy[design]))
 
 
-def in_torch(made: plan.Plan, task: Problem, rounds: int) -> float:
+def in_torch(training_plan: plan.Plan, task: Problem, rounds: int) -> float:
     """Seconds a round of the loop over agents in PyTorch."""
     import torch
 
-    config = made.config
+    config = training_plan.config
     unit = config.protect.unit
-    n = made.agents
+    n = training_plan.agents
     batch = config.sampler.batch_size
     clip_norm = config.protect.clip_norm
     step_size = config.optimizer.first
@@ -116,8 +116,8 @@ def in_torch(made: plan.Plan, task: Problem, rounds: int) -> float:
     y = torch.tensor(np.asarray(task.y))
     indices = torch.tensor(np.asarray(task.partition.indices), dtype=torch.long)
     counts = np.asarray(task.partition.counts)
-    matrix = torch.tensor(made.mixing, dtype=torch.float32)
-    factor = torch.tensor(made.factor)
+    matrix = torch.tensor(training_plan.mixing, dtype=torch.float32)
+    factor = torch.tensor(training_plan.factor)
     d = x.shape[1] + 1
     models = torch.zeros(n, d)
 
@@ -156,21 +156,21 @@ def in_torch(made: plan.Plan, task: Problem, rounds: int) -> float:
 
 def floors(case: Case, plans: int, seeds: int) -> dict[str, Callable[[], float]]:
     """Seconds of a round of all runs, of each part on its own."""
-    made = case.plans[0]
+    result = case.plans[0]
     task = case.task
-    n = made.agents
-    step = made.config.optimizer.first
-    rounds = made.config.rounds
-    one = task.init(jax.random.key(0))
-    models = jax.tree.map(lambda leaf: jnp.tile(leaf, (seeds, plans, n, *[1] * leaf.ndim)), one)
-    size = sum(leaf.size for leaf in jax.tree.leaves(one))
+    n = result.agents
+    step = result.config.optimizer.first
+    rounds = result.config.rounds
+    single = task.init(jax.random.key(0))
+    models = jax.tree.map(lambda leaf: jnp.tile(leaf, (seeds, plans, n, *[1] * leaf.ndim)), single)
+    size = sum(leaf.size for leaf in jax.tree.leaves(single))
     data = jax.tree.map(jnp.asarray, (task.x, task.y))
-    weights = jnp.float32(made.mixing)
+    weights = jnp.float32(result.mixing)
     indices, counts = (jnp.asarray(part) for part in task.partition[:2])
     all_keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), seeds)
 
     def draw(key: Any, t: Any) -> Any:
-        positions = made.sampler.draw(jax.random.fold_in(key, t), t, counts).rows
+        positions = result.sampler.draw(jax.random.fold_in(key, t), t, counts).rows
         return jnp.take_along_axis(indices, positions, axis=1, mode="promise_in_bounds")
 
     def normals(key: Any, t: Any) -> Any:
@@ -256,21 +256,25 @@ def main(argv: list[str] | None = None) -> int:
             case = a9a(kind, options.agents, options.rounds, options.steps)
         else:
             case = housing(kind, options.graph)
-        made = case.plans[0]
-        about = {"case": name, "agents": made.agents, "batch_size": made.config.sampler.batch_size}
+        result = case.plans[0]
+        about = {
+            "case": name,
+            "agents": result.agents,
+            "batch_size": result.config.sampler.batch_size,
+        }
         slow = None
         if data == "a9a" and has_torch:
-            slow = in_torch(made, case.task, options.torch_rounds)
+            slow = in_torch(result, case.task, options.torch_rounds)
             bench.row(algorithm="torch", **about, lanes=1, rounds_per_second=1 / slow)
         for plans, seeds in ((1, 1), (len(case.plans), options.seeds)):
             parts = measured(case, plans, seeds, options.repeats)
             took = parts.pop("")
-            least = sum(parts.values())
+            minimum = sum(parts.values())
             row = about | {"lanes": plans * seeds, "rounds_per_second": 1e3 / took}
-            row |= {"milliseconds": took, "floor_milliseconds": least}
+            row |= {"milliseconds": took, "floor_milliseconds": minimum}
             row |= {f"{part}_milliseconds": value for part, value in parts.items()}
             row |= {"times_torch": 1e3 * slow / took} if slow else {}
-            bench.row(algorithm="dpjax", **row, times_floor=took / least)
+            bench.row(algorithm="dpjax", **row, times_floor=took / minimum)
     return bench.finish()
 
 

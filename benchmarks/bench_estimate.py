@@ -20,11 +20,11 @@ from dpjax.models.cnn import SmallCNN
 from dpjax.models.linear import Linear
 
 
-def task(agents: int, each: int, shape: tuple[int, ...], model: Any, loss: str) -> Any:
+def task(agents: int, value: int, shape: tuple[int, ...], model: Any, loss: str) -> Any:
     """A problem of random records: so many an agent, of a shape."""
     random = np.random.default_rng(0)
     classes = np.arange(10) if loss == "cross_entropy" else np.array([-1, 1])
-    count = agents * each
+    count = agents * value
 
     def records(number: int) -> Any:
         y = random.choice(classes, number)
@@ -50,48 +50,50 @@ def config(relation: str, rounds: int, sampler: Any, **parts: Any) -> Any:
 
 def agents() -> tuple[Any, Any, int]:
     """D-SGD, whose agents are protected: 20 of them, ten seeds side by side."""
-    made = config("replace_agent", 6_000, dp.samplers.Random(128), noise=dp.noise.Whisper())
-    return dp.make_plan(made, ring(20)), task(20, 1_000, (123,), Linear(), "logistic"), 10
+    result = config("replace_agent", 6_000, dp.samplers.Random(128), noise=dp.noise.Whisper())
+    return dp.make_plan(result, ring(20)), task(20, 1_000, (123,), Linear(), "logistic"), 10
 
 
 def records() -> tuple[Any, Any, int]:
     """D-SGD, whose records are clipped one by one."""
-    made = config("replace_record", 8_000, dp.samplers.Random(128), noise=dp.noise.Independent())
-    return dp.make_plan(made, ring(20)), task(20, 1_000, (123,), Linear(), "logistic"), 2
+    result = config("replace_record", 8_000, dp.samplers.Random(128), noise=dp.noise.Independent())
+    return dp.make_plan(result, ring(20)), task(20, 1_000, (123,), Linear(), "logistic"), 2
 
 
 def network() -> tuple[Any, Any, int]:
     """A convolutional network per record."""
-    made = config("replace_record", 20, dp.samplers.Random(64), noise=dp.noise.Independent())
+    result = config("replace_record", 20, dp.samplers.Random(64), noise=dp.noise.Independent())
     shape = (28, 28, 1)
-    return dp.make_plan(made, ring(4)), task(4, 512, shape, SmallCNN(), "cross_entropy"), 1
+    return dp.make_plan(result, ring(4)), task(4, 512, shape, SmallCNN(), "cross_entropy"), 1
 
 
 def dome() -> tuple[Any, Any, int]:
     """A server with a learned sketch: two seeds of a convolutional network."""
-    made = config(
+    result = config(
         "zero_out_record", 32, dp.samplers.Cyclic(2, 16, 16), noise=dp.noise.SumShares(),
         method=dp.methods.dome(64, Trusted()), attacker="aggregator",
     )  # fmt: skip
     weights = dp.mixing.metropolis_hastings(dp.graphs.complete(4))
-    return dp.make_plan(made, weights), task(4, 256, (28, 28, 1), SmallCNN(), "cross_entropy"), 2
+    return dp.make_plan(result, weights), task(4, 256, (28, 28, 1), SmallCNN(), "cross_entropy"), 2
 
 
 def over_rounds() -> tuple[Any, Any, int]:
     """Noise correlated over all rounds, which are kept."""
-    made = config("replace_record", 640, dp.samplers.Cyclic(10, 64, 8), noise=dp.noise.PrefixSum())
-    return dp.make_plan(made, ring(10)), task(10, 512, (4_000,), Linear(), "logistic"), 2
+    result = config(
+        "replace_record", 640, dp.samplers.Cyclic(10, 64, 8), noise=dp.noise.PrefixSum()
+    )
+    return dp.make_plan(result, ring(10)), task(10, 512, (4_000,), Linear(), "logistic"), 2
 
 
-CASES = {each.__name__: each for each in (agents, records, network, dome, over_rounds)}
+CASES = {case.__name__: case for case in (agents, records, network, dome, over_rounds)}
 
 
-def one(name: str, what: str) -> dict[str, Any]:
+def one(name: str, kind: str) -> dict[str, Any]:
     """Bytes and seconds of one case in this process: estimated, or done."""
     plan, problem, seeds = CASES[name]()
-    call = dp.estimate if what == "estimate" else dp.run
+    call = dp.estimate if kind == "estimate" else dp.run
     timing = timed(lambda: call(plan, problem, seeds=range(seeds)), 0)
-    if what == "estimate":
+    if kind == "estimate":
         expected = timing.result
         return {
             "memory": expected.memory, "seconds": expected.seconds, "held": expected.in_use,
@@ -102,9 +104,9 @@ def one(name: str, what: str) -> dict[str, Any]:
     return {"memory": peak(), "seconds": timing.first, "rounds_seconds": rounds}
 
 
-def in_process(name: str, what: str) -> dict[str, Any]:
+def in_process(name: str, kind: str) -> dict[str, Any]:
     """The same in a fresh process."""
-    command = [sys.executable, __file__, "--one", name, what]
+    command = [sys.executable, __file__, "--one", name, kind]
     answer = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
     return json.loads(answer.stdout.splitlines()[-1])
 

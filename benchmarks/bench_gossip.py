@@ -74,11 +74,11 @@ def measured(
     before = forget_peak()
     first = timed(once, 0).first
     seconds = timed(once, max(repeats - 1, 0), clock=float).least
-    most = peak()
+    maximum = peak()
     key = jax.random.key(0, impl="threefry2x32")
 
-    def drawn(at: Any, x: Any) -> Any:
-        return x + variates.normals(jax.random.fold_in(key, at), (n, d), jnp.float32)
+    def drawn(position: Any, x: Any) -> Any:
+        return x + variates.normals(jax.random.fold_in(key, position), (n, d), jnp.float32)
 
     normals = looped(drawn, (n, d), repeats)
     copy = copied((n, batch, d), repeats)
@@ -86,7 +86,7 @@ def measured(
     return {
         "rounds": rounds, "seconds": seconds, "limit": limit, "times_limit": seconds / limit,
         "normals": normals, "times_floor": seconds / (limit + normals), "first_seconds": first,
-        "plan_seconds": planning.first, "peak": most, "models": (most - before) / (4 * n * d),
+        "plan_seconds": planning.first, "peak": maximum, "models": (maximum - before) / (4 * n * d),
     }  # fmt: skip
 
 

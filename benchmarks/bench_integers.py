@@ -55,11 +55,11 @@ def draws(clients: int, size: int, variance: int) -> dict[str, Callable[[], floa
     )
     plain = jax.jit(functools.partial(variates.normals, shape=shape, dtype=jnp.float32))
     stream = integers.Stream(bytes(32))
-    one = functools.partial(integers.discrete_gaussians, stream, size, variance)
+    single = functools.partial(integers.discrete_gaussians, stream, size, variance)
     calls: dict[str, Callable[[], Any]] = {
         "threefry": lambda: ours(key),
         "normals": lambda: plain(key),
-        "chacha20": lambda: [one() for _ in range(clients)],
+        "chacha20": lambda: [single() for _ in range(clients)],
     }
     if installed("opendp"):
         calls["opendp"] = lambda: opendp(clients * size, variance)
@@ -73,12 +73,12 @@ def encodings(code: integers.SumCode, clients: int) -> dict[str, Callable[[], fl
     signs = code.signs(b"bench")
     key = jax.random.key(0)
     ours = jax.jit(simulated.encode_rows, static_argnums=0)
-    given = jnp.asarray(vectors, jnp.float32)
+    values = jnp.asarray(vectors, jnp.float32)
     stream = integers.Stream(bytes(32))
     return {
-        "threefry": functools.partial(clocked, lambda: ours(code, given, signs, key)),
+        "threefry": functools.partial(clocked, lambda: ours(code, values, signs, key)),
         "chacha20": functools.partial(
-            clocked, lambda: [integers.encode(code, each, signs, stream) for each in vectors]
+            clocked, lambda: [integers.encode(code, vector, signs, stream) for vector in vectors]
         ),
     }
 
@@ -115,9 +115,14 @@ def main(argv: list[str] | None = None) -> int:
         each = 0.0162
         tau = accounting.tau(variance, honest)
         norm = each * math.sqrt(honest * variance)
-        whole = accounting.round_epsilon(norm, variance, honest, options.size)
+        complete = accounting.round_epsilon(norm, variance, honest, options.size)
         bench.row(
-            what="loss", **shape, variance=variance, tau=tau, each=each, times=(whole / each) ** 2
+            what="loss",
+            **shape,
+            variance=variance,
+            tau=tau,
+            each=each,
+            times=(complete / each) ** 2,
         )
     return bench.finish()
 

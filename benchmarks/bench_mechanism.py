@@ -68,12 +68,12 @@ def versus(sizes: list[int], repeats: int, bench: Bench) -> None:
         timing = timed(ours, repeats)
         # Nothing is compiled there, and at n = 30 a call takes a minute: one is enough.
         slow = timed(theirs, 0)
-        one = timing.result
+        result = timing.result
         other = slow.result
         row = {"algorithm": "versus", "n": n} | seconds(timing)
         row |= {"clarabel_seconds": slow.first, "ratio": slow.first / timing.median}
-        row |= {"clarabel_gap": other.gap, "difference": one.value / other.value - 1.0}
-        bench.row(**row, **described(one))
+        row |= {"clarabel_gap": other.gap, "difference": result.value / other.value - 1.0}
+        bench.row(**row, **described(result))
 
 
 def alone(sizes: list[int], repeats: int, bench: Bench) -> None:
@@ -86,9 +86,9 @@ def alone(sizes: list[int], repeats: int, bench: Bench) -> None:
 
         compiling = timed(ours, 0)
         bare = decomposition(factor, compiling.result.iterations)
-        both = turns({"ours": ours, "floor": bare}, repeats)
-        took = both["ours"].median
-        floor = both["floor"].median
+        pair = turns({"ours": ours, "floor": bare}, repeats)
+        took = pair["ours"].median
+        floor = pair["floor"].median
         row = {"algorithm": "alone", "n": n, "seconds": took, "first_seconds": compiling.first}
         row |= {"floor_seconds": floor, "times_floor": took / floor}
         bench.row(**row, **described(compiling.result))

@@ -46,13 +46,13 @@ DRAWS = ("normals", "jax_normals", "laplaces", "jax_laplaces")
 def strategies(length: int) -> dict[str, np.ndarray | None]:
     """A strategy for each route."""
     banded = np.tril(np.triu(np.full((length, length), 0.5 / BANDS), -BANDS), -1) + np.eye(length)
-    full = temporal.prefix_sum(Participation(length, 1, length))
-    made = {"recursion": banded, "moving": np.linalg.inv(banded), "blocked": full}
-    for name, matrix in made.items():
-        found = rounds.route(matrix, length).kind
-        if found != name:
-            raise ValueError(f"--rounds is {length}: {name} takes the route {found}; give more")
-    return {"none": None, **made}
+    complete = temporal.prefix_sum(Participation(length, 1, length))
+    results = {"recursion": banded, "moving": np.linalg.inv(banded), "blocked": complete}
+    for name, matrix in results.items():
+        kind = rounds.route(matrix, length).kind
+        if kind != name:
+            raise ValueError(f"--rounds is {length}: {name} takes the route {kind}; give more")
+    return {"none": None, **results}
 
 
 def key_of(seed: Any) -> Any:
@@ -152,13 +152,13 @@ def measure(n: int, d: int, length: int, seeds: int, repeats: int) -> list[dict[
     """Return a row a route."""
     # Any full factor: what it holds changes no time.
     factor = np.random.default_rng(0).normal(size=(n, n)).astype(np.float32)
-    made = strategies(length)
+    result = strategies(length)
     keys = jax.vmap(key_of)(jnp.arange(seeds))
-    blocked = made["blocked"]
+    blocked = result["blocked"]
     assert blocked is not None
     calls = floors(factor, blocked, d)
     temporary = {}
-    runs = [(name, each, grid) for name, each in made.items() for grid in (None, GRID)]
+    runs = [(name, item, grid) for name, item in result.items() for grid in (None, GRID)]
     for name, strategy, grid in runs:
         name += RELEASE if grid else ""
         compiled = whole(factor, strategy, length, d, seeds, grid).lower(keys).compile()

@@ -47,7 +47,7 @@ def of_phe(exchange: PaillierExchange, message: Any) -> dict[str, float]:
     keys = [(agent._public, agent._private) for agent in exchange.agents]
     began = time.thread_time()
     total = np.zeros_like(model)
-    for i, j in [(i, j) for each in exchange.links for i, j in (each, each[::-1])]:
+    for i, j in [(i, j) for link in exchange.links for i, j in (link, link[::-1])]:
         public, private = keys[i]
         for k, (x, y) in enumerate(zip(model[i].tolist(), model[j].tolist(), strict=True)):
             request = public.encrypt(-x, precision=2.0**-40)

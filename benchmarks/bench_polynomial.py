@@ -41,19 +41,19 @@ def measured(n: int, d: int, degree: int, horizon: int, repeats: int) -> dict[st
     rounds = max(10, horizon)
     part = noise.Polynomial(degree, horizon if horizon > 1 else None) if degree else None
     config = _tasks.config(rounds, samplers.Random(1))
-    alone = plan.make(config, matrix)
+    single = plan.make(config, matrix)
     config = dataclasses.replace(config, noise=part or config.noise)
     planning = timed(lambda: plan.make(config, matrix), 0)
-    made = planning.result
+    result = planning.result
     row = {"plan_seconds": planning.first}
     if part is not None:
-        solution: polynomial.PolynomialNoise = made.noise.solution
-        scale = float(alone.factor[0])
+        solution: polynomial.PolynomialNoise = result.noise.solution
+        scale = float(single.factor[0])
         row |= {"gap": solution.gap}
         row |= {"gain": energy(n, matrix, scale, horizon) / solution.value}
 
     def once() -> float:
-        return run(made, task, seeds=[0], eval_every=rounds).seconds / rounds
+        return run(result, task, seeds=[0], eval_every=rounds).seconds / rounds
 
     return row | {"seconds": timed(once, repeats, clock=float).least, "peak": peak()}
 

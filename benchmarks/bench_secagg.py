@@ -69,7 +69,7 @@ def vectors_of(clients: int, length: int) -> np.ndarray:
 def leaves_of(terms: Terms, stages: tuple[str, ...]) -> dict[int, str]:
     """As many clients as may leave, spread over the stages."""
     rows = np.random.default_rng(1).permutation(terms.clients)[: terms.clients - terms.minimum]
-    return {int(row): stages[at % len(stages)] for at, row in enumerate(rows)}
+    return {int(row): stages[index % len(stages)] for index, row in enumerate(rows)}
 
 
 def check(values: np.ndarray, survivors: Iterable[int], total: np.ndarray) -> None:
@@ -112,12 +112,12 @@ class InMemory:
         self._round = self.mod.quantize
         self.mod.quantize = self.rounded
 
-    def rounded(self, *given: Any) -> Any:
+    def rounded(self, *value: Any) -> Any:
         """Flower's rounding of reals, whose seconds are not counted."""
         began = time.process_time()
-        found = self._round(*given)
+        result = self._round(*value)
         self.clients -= time.process_time() - began
-        return found
+        return result
 
     def send_and_receive(self, messages: Any, timeout: Any = None) -> list[Any]:
         """The clients' answers; none of those who have left."""
@@ -131,7 +131,7 @@ class InMemory:
             stage = record[self.mod.Key.STAGE]
             if number in self.gone and stage in ("collect_masked_vectors", "unmask"):
                 continue
-            configs = {key: each for key, each in record.items() if key != self.mod.Key.STAGE}
+            configs = {key: item for key, item in record.items() if key != self.mod.Key.STAGE}
             began = time.process_time()
             words = self._said(stage, number, configs)
             self.clients += time.process_time() - began
@@ -177,11 +177,11 @@ def flower_context(clients: int) -> tuple[Any, list[Any]]:
     identity.run_id = identity.task_id = identity.node_id = 1
     logging.getLogger("flwr").setLevel(logging.ERROR)
     ins = common.FitIns(common.Parameters([], ""), {})
-    found = []
+    entries = []
 
     def aggregate_fit(current: int, results: Any, failures: Any) -> tuple[None, dict]:
         del current, failures
-        found.append(common.parameters_to_ndarrays(results[0][1].parameters)[0])
+        entries.append(common.parameters_to_ndarrays(results[0][1].parameters)[0])
         return None, {}
 
     strategy = SimpleNamespace(
@@ -193,7 +193,7 @@ def flower_context(clients: int) -> tuple[Any, list[Any]]:
         config_records=configs, array_records={constant.MAIN_PARAMS_RECORD: app.ArrayRecord()}
     )
     manager = SimpleNamespace(num_available=lambda: clients)
-    return SimpleNamespace(state=state, strategy=strategy, client_manager=manager), found
+    return SimpleNamespace(state=state, strategy=strategy, client_manager=manager), entries
 
 
 def flower_sum(terms: Terms, values: np.ndarray, leaves: dict[int, str]) -> dict[str, float]:
@@ -208,7 +208,7 @@ def flower_sum(terms: Terms, values: np.ndarray, leaves: dict[int, str]) -> dict
         modulus_range=2**BITS,
     )  # fmt: skip
     grid = InMemory(values, leaves)
-    context, found = flower_context(terms.clients)
+    context, result = flower_context(terms.clients)
     state = module.WorkflowState()
     stages = ("setup", "share_keys", "collect_masked_vectors", "unmask")
     try:
@@ -219,7 +219,7 @@ def flower_sum(terms: Terms, values: np.ndarray, leaves: dict[int, str]) -> dict
     finally:
         grid.close()
     survivors = [row for row in range(terms.clients) if leaves.get(row) != "mask"]
-    check(values, survivors, np.rint(found[0] * len(survivors)).astype(np.int64))
+    check(values, survivors, np.rint(result[0] * len(survivors)).astype(np.int64))
     server = total - grid.clients - grid.uncounted
     return {
         "server": server,
@@ -269,11 +269,11 @@ def protocol(
         row: dict[str, Any] = {"source": name, "adversary": adversary, "runs": len(runs)}
         row |= {"degree": graph.degree, "threshold": graph.threshold, "dropouts": dropouts}
         for side, many in zip(SIDES, (clients, 1), strict=True):
-            least = min(run[side] for run in runs)
+            minimum = min(run[side] for run in runs)
             floor = rate * size * drawn[side]
             label = side.removesuffix("s")
-            row |= {f"{label}_seconds": least / many, f"{label}_floor": floor / many}
-            row |= {f"{label}_times_floor": least / floor}
+            row |= {f"{label}_seconds": minimum / many, f"{label}_floor": floor / many}
+            row |= {f"{label}_times_floor": minimum / floor}
         row |= {way: runs[-1][way] / clients for way in ("received", "sent")}
         row |= {"vector": size, "stream_gigabytes_per_second": 1e-9 / rate}
         if name == "flower":
@@ -305,8 +305,8 @@ def over_tcp(options: Namespace, clients: int, length: int) -> dict[str, Any]:
 def words(key: Any, draws: int, shape: tuple[int, int]) -> Any:
     """The sum of as many draws of words of a shape."""
 
-    def step(at: Any, total: Any) -> Any:
-        return total + jax.random.bits(jax.random.fold_in(key, at), shape, jnp.uint32)
+    def step(position: Any, total: Any) -> Any:
+        return total + jax.random.bits(jax.random.fold_in(key, position), shape, jnp.uint32)
 
     return jax.lax.fori_loop(0, draws, step, jnp.zeros(shape, jnp.uint32))
 
@@ -316,14 +316,14 @@ def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
     terms = terms_of(clients, length)
     key = jax.random.key(0)
     values = vectors_of(clients, length)
-    whole = jnp.asarray(values.astype(np.uint32))
+    complete = jnp.asarray(values.astype(np.uint32))
     leaves = leaves_of(terms, ("mask",))
     degree = terms.graph(clients).degree
     present = jnp.ones(clients, bool).at[jnp.asarray(list(leaves))].set(False)
     start = forget_peak()
     mask = jax.jit(masks.masked_vectors, static_argnums=2)
     unmask = jax.jit(masks.unmasked_sum, static_argnums=3)
-    sent = mask(whole, key, degree)
+    sent = mask(complete, key, degree)
     total = np.asarray(unmask(sent, present, key, degree)).view(np.int32)
     check(values, np.flatnonzero(present), total)
     used = peak() - start
@@ -331,7 +331,7 @@ def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
     draws = (degree + 1) // 2 + 1
     jax.block_until_ready(bits(key, draws, (clients, length)))
     calls = {
-        "mask": lambda: mask(whole, key, degree),
+        "mask": lambda: mask(complete, key, degree),
         "unmask": lambda: unmask(sent, present, key, degree),
         "bits": lambda: bits(key, draws, (clients, length)),
     }
@@ -341,14 +341,14 @@ def in_jit(options: Namespace, clients: int, length: int) -> dict[str, Any]:
         jax.block_until_ready(call())
         return time.process_time() - began
 
-    both = {name: functools.partial(clocked, call) for name, call in calls.items()}
-    took = turns(both, options.repeats, clock=float)
-    least = {name: timing.least for name, timing in took.items()}
+    pair = {name: functools.partial(clocked, call) for name, call in calls.items()}
+    took = turns(pair, options.repeats, clock=float)
+    minimum = {name: timing.least for name, timing in took.items()}
     row = {"source": "dpjax", "degree": degree, "dropouts": len(leaves)}
-    row |= {f"{name}_seconds": each for name, each in least.items()}
-    row |= {f"{name}_times_bits": least[name] / least["bits"] for name in ("mask", "unmask")}
-    row |= {"words_per_second": draws * clients * length / least["mask"]}
-    return row | {"peak_bytes": used, "vectors_bytes": whole.nbytes}
+    row |= {f"{name}_seconds": item for name, item in minimum.items()}
+    row |= {f"{name}_times_bits": minimum[name] / minimum["bits"] for name in ("mask", "unmask")}
+    row |= {"words_per_second": draws * clients * length / minimum["mask"]}
+    return row | {"peak_bytes": used, "vectors_bytes": complete.nbytes}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -125,7 +125,7 @@ def loop(
         options = {name: case[name] for name in ("probes", "forgetting", "share")}
         narrow = {"narrow": (True,), "late": (False, True)}.get(case["floor"], (False,))
         rules = [
-            functools.partial(sketch.update, floor=level, narrow=each, **options) for each in narrow
+            functools.partial(sketch.update, floor=level, narrow=item, **options) for item in narrow
         ]
 
     def one(key: Any) -> tuple[Any, ...]:
@@ -148,10 +148,10 @@ def loop(
         parts = []
         for rule, part in zip(rules, np.array_split(np.arange(rounds), len(rules)), strict=True):
             numbers = jnp.asarray(part, jnp.int32)
-            last, found = jax.lax.scan(functools.partial(step, rule), last, numbers)
-            parts.append(found)
+            last, result = jax.lax.scan(functools.partial(step, rule), last, numbers)
+            parts.append(result)
         late = rounds - max(rounds // 4, 1)
-        means = (jnp.mean(jnp.concatenate(each)[late:]) for each in zip(*parts, strict=True))
+        means = (jnp.mean(jnp.concatenate(value)[late:]) for value in zip(*parts, strict=True))
         basis = last.basis[:, :rank]
         outside = truth - jnp.matmul(
             basis, jnp.matmul(basis.T, truth, precision=EXACT), precision=EXACT
@@ -169,16 +169,16 @@ def loops(bench: Bench, options: Namespace) -> None:
     for dimension in options.loop_dimensions:
         for case in cases(options.groups, options.rank):
             with jax.enable_x64(True):
-                found = loop(dimension, options.rounds, options.seeds, case, jnp.float64)
+                result = loop(dimension, options.rounds, options.seeds, case, jnp.float64)
             jax.clear_caches()
-            angle, missed, kept, columns, error = found
+            angle, missed, selection, columns, error = result
             row = {"algorithm": "printed" if case.get("as_published") else "sketch"}
             row |= {"dimension": dimension, "rounds": options.rounds, "seeds": options.seeds}
             row |= {name: case[name] for name in BASE}
             row |= {"angle": float(angle.mean()), "angle_least": float(angle.min())}
             row |= {"angle_most": float(angle.max()), "missed": float(missed.mean())}
             row |= {"columns": float(columns.mean()), "error": float(error.mean())}
-            bench.row(section="loop", **row, kept=float(kept.mean()))
+            bench.row(section="loop", **row, kept=float(selection.mean()))
 
 
 def motions(dimension: int, rounds: int, last: int, case: dict[str, Any]) -> np.ndarray:
@@ -199,10 +199,10 @@ def motions(dimension: int, rounds: int, last: int, case: dict[str, Any]) -> np.
     state = sketch.start(dimension, k, jax.random.key(1), truth.dtype)
     state = jax.lax.scan(step, state, jnp.arange(rounds - last, dtype=jnp.int32))[0]
     frames = []
-    one = jax.jit(step)
+    function = jax.jit(step)
     for round in range(rounds - last, rounds):
         frames.append(np.asarray(state.frame, np.float64))
-        state, _ = one(state, jnp.int32(round))
+        state, _ = function(state, jnp.int32(round))
     return np.stack(frames)
 
 
@@ -225,8 +225,8 @@ def moved(bench: Bench, options: Namespace) -> None:
                 for draws in moving.DRAWS:
                     if draws == "frame":
                         continue
-                    found = moving.running(strategy, frames, draws)
-                    error = scale * np.trace(found, axis1=1, axis2=2).mean() / white
+                    result = moving.running(strategy, frames, draws)
+                    error = scale * np.trace(result, axis1=1, axis2=2).mean() / white
                     row = {"dimension": dimension, "k": k, "probes": probes, "strategy": name}
                     bench.row(section="moving", **row, algorithm=draws, error=float(error))
 
@@ -263,13 +263,13 @@ def trained(
     dataset: str, centre: float, rule: Learned, times: int, seeds: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Share of the gradient in the frame, the mean over rounds, and test accuracy, by seed."""
-    whole, (_, epsilon, epochs, _) = task(dataset), TASKS[dataset]
-    separation = len(whole.y) // 64
+    complete, (_, epsilon, epochs, _) = task(dataset), TASKS[dataset]
+    separation = len(complete.y) // 64
     sample = slice(0, 128)
-    total = clipping.per_example(whole.loss, 1.0, method="automatic")
-    x = jnp.asarray(whole.x[sample])
-    y = jnp.asarray(whole.y[sample])
-    one = plan.make(
+    total = clipping.per_example(complete.loss, 1.0, method="automatic")
+    x = jnp.asarray(complete.x[sample])
+    y = jnp.asarray(complete.y[sample])
+    training_plan = plan.make(
         plan.Config(
             method=Federated(Trusted(), sketch=rule, centre=centre),
             noise=SumShares(),
@@ -293,10 +293,10 @@ def trained(
         after = jax.tree.map(lambda leaf: leaf[0], passed.after.models)
         return jnp.sum(inside**2) / jnp.sum(gradient[0] ** 2), sketch.flat(after)[0]
 
-    held, models = trace(one, whole, seeds=range(seeds), read=read)
-    back = sketch.flat(whole.init(jax.random.key(0)))[1]
+    held, models = trace(training_plan, complete, seeds=range(seeds), read=read)
+    back = sketch.flat(complete.init(jax.random.key(0)))[1]
     last = [jax.tree.map(lambda leaf: leaf[None], back(jnp.asarray(m[-1]))) for m in models]
-    scores = [whole.metrics(model, whole.evaluation)["test_accuracy"] for model in last]
+    scores = [complete.metrics(model, complete.evaluation)["test_accuracy"] for model in last]
     return held.mean(axis=1), np.array(scores, np.float64)
 
 
@@ -305,15 +305,15 @@ def trainings(bench: Bench, options: Namespace) -> None:
     for dataset in options.datasets:
         for centre in options.centres:
             for k in TASKS[dataset][3]:
-                for change in (each for name in options.rules for each in RULES[name]):
+                for change in (item for name in options.rules for item in RULES[name]):
                     case = {"forgetting": 0.95, "probes": 4, "times": 1} | change
                     case["probes"] = {"half": k // 2, "all": k}.get(case["probes"], case["probes"])
                     rule = Learned(k, case["forgetting"], case["probes"])
-                    found = trained(dataset, centre, rule, case["times"], options.seeds)
+                    result = trained(dataset, centre, rule, case["times"], options.seeds)
                     jax.clear_caches()
                     row = {"algorithm": "sketch", "dataset": dataset, "centre": centre, "k": k}
                     row |= case
-                    for seed, (held, score) in enumerate(zip(*found, strict=True)):
+                    for seed, (held, score) in enumerate(zip(*result, strict=True)):
                         pair = {"held": float(held), "test_accuracy": float(score)}
                         bench.row(section="training", **row, seed=seed, **pair)
 
@@ -352,15 +352,15 @@ def peers(bench: Bench, options: Namespace) -> None:
     for dimension in options.dimensions:
         for k in options.columns:
             calls, truth = peer_calls(dimension, k, 8 * k)
-            found = turns(calls, options.repeats)
-            for name, each in found.items():
+            result = turns(calls, options.repeats)
+            for name, item in result.items():
                 gradients = k if name.endswith("by k") else 1
                 row = {"algorithm": name, "dimension": dimension, "k": k}
-                row |= {"seconds": each.median / gradients}
-                both = zip(each.times, found["update"].times, strict=True)
-                ratios = [other / gradients / mine for other, mine in both]
-                row["times_update"] = statistics.median(ratios or [each.first])
-                basis = np.linalg.qr(np.asarray(each.result, np.float64))[0]
+                row |= {"seconds": item.median / gradients}
+                pair = zip(item.times, result["update"].times, strict=True)
+                ratios = [other / gradients / mine for other, mine in pair]
+                row["times_update"] = statistics.median(ratios or [item.first])
+                basis = np.linalg.qr(np.asarray(item.result, np.float64))[0]
                 missed = truth - basis @ (basis.T @ truth)
                 row["angle"] = float(np.arcsin(min(1.0, np.linalg.norm(missed, 2))))
                 bench.row(section="peers", **row)

@@ -76,10 +76,10 @@ def designed(rounds: int, epochs: int) -> dict[str, Any]:
     row |= {"value": solution.value, "gap": solution.gap, "iterations": solution.iterations}
     row |= {"converged": solution.converged, "peak_bytes": peak(), "bands": bands}
     for few in (toeplitz, banded.banded)[: 1 + (rounds <= LONGEST_BANDED)]:
-        made = timed(lambda few=few: few(matrix, participation, bands), 0)
-        value = temporal.objective(made.result, gram, participation)
+        result = timed(lambda few=few: few(matrix, participation, bands), 0)
+        value = temporal.objective(result.result, gram, participation)
         gap = value / solution.lower_bound - 1.0
-        row |= {f"{few.__name__}_seconds": made.first, f"{few.__name__}_gap": gap}
+        row |= {f"{few.__name__}_seconds": result.first, f"{few.__name__}_gap": gap}
     return row
 
 
@@ -108,8 +108,8 @@ def main(argv: list[str] | None = None) -> int:
     options = bench.parse(argv)
     if options.one is not None:
         size, *weights = options.one
-        one, other = map(int, size.split("x"))
-        row = gram_alone(one, other, weights[0]) if weights else designed(one, other)
+        first, other = map(int, size.split("x"))
+        row = gram_alone(first, other, weights[0]) if weights else designed(first, other)
         print(json.dumps(row))
         return 0
     if any(rounds % SEPARATION for rounds in options.versus):

@@ -53,8 +53,8 @@ def scikit_learn(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
     return np.array(
         [
-            mutual_info_regression(one, other[:, 0], n_neighbors=K, random_state=0)[0]
-            for one, other in zip(x, y, strict=True)
+            mutual_info_regression(item, other[:, 0], n_neighbors=K, random_state=0)[0]
+            for item, other in zip(x, y, strict=True)
         ]
     )
 
@@ -63,30 +63,30 @@ def plain(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Pair after pair and trial after trial, one question to a tree each."""
     from scipy import spatial, special
 
-    found = []
-    for one, other in zip(x, y, strict=True):
-        both = np.hstack([one, other])
-        tree = spatial.cKDTree(both)
+    results = []
+    for item, other in zip(x, y, strict=True):
+        pair = np.hstack([item, other])
+        tree = spatial.cKDTree(pair)
         total = 0.0
-        radii = [np.nextafter(tree.query(point, K + 1, p=np.inf)[0][K], 0.0) for point in both]
-        for each in (one, other):
-            alone = spatial.cKDTree(each)
-            for point, radius in zip(each, radii, strict=True):
-                total += special.digamma(len(alone.query_ball_point(point, radius, p=np.inf)))
-        found.append(special.digamma(len(both)) + special.digamma(K) - total / len(both))
-    return np.array(found)
+        radii = [np.nextafter(tree.query(point, K + 1, p=np.inf)[0][K], 0.0) for point in pair]
+        for case in (item, other):
+            single = spatial.cKDTree(case)
+            for point, radius in zip(case, radii, strict=True):
+                total += special.digamma(len(single.query_ball_point(point, radius, p=np.inf)))
+        results.append(special.digamma(len(pair)) + special.digamma(K) - total / len(pair))
+    return np.array(results)
 
 
-def ways(coordinates: int, wanted: list[str]) -> dict[str, Estimator]:
+def ways(coordinates: int, expected: list[str]) -> dict[str, Estimator]:
     """The ways that take so many coordinates, by name."""
-    every: dict[str, Estimator] = {
+    entries: dict[str, Estimator] = {
         "tree": functools.partial(leakage.over_rounds, k=K, backend="tree"),
         "dense": functools.partial(leakage.over_rounds, k=K, backend="dense"),
         "scikit_learn": scikit_learn,
         "plain": plain,
     }
     left = () if coordinates == 1 else ("scikit_learn",)
-    return {name: every[name] for name in WAYS if name in wanted and name not in left}
+    return {name: entries[name] for name in WAYS if name in expected and name not in left}
 
 
 def estimator(bench: Bench, options: Namespace) -> None:
@@ -98,19 +98,19 @@ def estimator(bench: Bench, options: Namespace) -> None:
                 name: functools.partial(way, x, y)
                 for name, way in ways(coordinates, options.ways).items()
             }
-            found = turns(calls, options.repeats)
-            for name, each in found.items():
+            result = turns(calls, options.repeats)
+            for name, item in result.items():
                 row = {"algorithm": name, "pairs": options.pairs, "trials": trials}
-                row |= {"coordinates": coordinates, "seconds": each.median}
-                row |= {"pairs_per_second": options.pairs / each.median}
-                row |= {"trials_per_second": options.pairs * trials / each.median}
-                if (ours := found.get("tree")) is not None:
-                    both = zip(each.times, ours.times, strict=True)
-                    times = [other / mine for other, mine in both]
-                    row["times_tree"] = statistics.median(times or [each.first / ours.first])
+                row |= {"coordinates": coordinates, "seconds": item.median}
+                row |= {"pairs_per_second": options.pairs / item.median}
+                row |= {"trials_per_second": options.pairs * trials / item.median}
+                if (ours := result.get("tree")) is not None:
+                    pair = zip(item.times, ours.times, strict=True)
+                    times = [other / mine for other, mine in pair]
+                    row["times_tree"] = statistics.median(times or [item.first / ours.first])
                     # scikit-learn's are never below 0.
                     cut = np.maximum if name == "scikit_learn" else np.add
-                    gap = np.abs(each.result - cut(ours.result, 0.0))
+                    gap = np.abs(item.result - cut(ours.result, 0.0))
                     row["difference"] = float(gap.max())
                 bench.row(section="estimator", **row)
 
@@ -128,13 +128,13 @@ def bias(bench: Bench, options: Namespace) -> None:
     trials = options.bias_trials
     for truth in options.truths:
         for coordinates in options.gaussians:
-            found = [
+            results = [
                 float(leakage.over_rounds(*gaussians(trials, coordinates, truth, seed), K)[0])
                 for seed in range(options.seeds)
             ]
             row = {"algorithm": "gaussians", "trials": trials, "coordinates": coordinates}
-            row |= {"truth": truth, "found": statistics.mean(found)}
-            row |= {"share": row["found"] / truth, "deviation": statistics.pstdev(found)}
+            row |= {"truth": truth, "found": statistics.mean(results)}
+            row |= {"share": row["found"] / truth, "deviation": statistics.pstdev(results)}
             bench.row(section="bias", **row)
     for coordinates in options.coordinates:
         nothing = np.concatenate(
@@ -174,9 +174,9 @@ def compiled(options: Namespace, trials: int) -> Callable[[], object]:
         protect=protect.Protect("replace_agent", norm="l1", gradient_gap=1.0),
         optimizer=Sgd(STEPS["gamma"], decay=STEPS["q1"]),
     )  # fmt: skip
-    made = plan.make(config, network(options.agents))
+    training_plan = plan.make(config, network(options.agents))
     task = fusion.problem(fusion.make(options.agents, seed=0))
-    return lambda: run(made, task, seeds=range(trials), eval_every=options.run_rounds)
+    return lambda: run(training_plan, task, seeds=range(trials), eval_every=options.run_rounds)
 
 
 def network(agents: int) -> np.ndarray:
@@ -236,14 +236,14 @@ def runs(bench: Bench, options: Namespace) -> None:
     }
     taken = turns(calls, options.repeats)
     rates = {
-        name: counts[name] * options.run_rounds / np.array(each.times)
-        for name, each in taken.items()
+        name: counts[name] * options.run_rounds / np.array(item.times)
+        for name, item in taken.items()
     }
-    for name, each in rates.items():
+    for name, rate in rates.items():
         bench.row(
             what="runs", algorithm=name, agents=options.agents, rounds=options.run_rounds,
-            trials=counts[name], trials_rounds_per_second=float(np.median(each)),
-            times_loop=float(np.median(each / rates["loop"])),
+            trials=counts[name], trials_rounds_per_second=float(np.median(rate)),
+            times_loop=float(np.median(rate / rates["loop"])),
         )  # fmt: skip
 
 

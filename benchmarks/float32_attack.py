@@ -59,17 +59,17 @@ def has_words(messages: np.ndarray, state: float, scale: float) -> np.ndarray:
     """Whether some words of the generator lead from the state to each message."""
     here = np.float32(state)
     times = np.float32(scale)
-    wanted = (messages.astype(np.float64) - float(here)) / float(times)
-    found = np.zeros(messages.shape, bool)
+    expected = (messages.astype(np.float64) - float(here)) / float(times)
+    result = np.zeros(messages.shape, bool)
     for beyond in (True, False):
-        size = np.abs(wanted)
+        size = np.abs(expected)
         tail = np.exp(-size) if beyond else -np.expm1(-size)
         near = np.clip(tail, 2.0**-40, 0.5).astype(np.float32)
         for step in range(-NEAREST, NEAREST + 1):
             # Floats a few places up or down.
             tried = (near.view(np.int32) + np.int32(step)).view(np.float32)
-            found |= here + times * of_tails(tried, beyond, wanted < 0) == messages
-    return found
+            result |= here + times * of_tails(tried, beyond, expected < 0) == messages
+    return result
 
 
 def attack(kind: str, state: float, scale: float, shift: float, draws: np.ndarray) -> dict:

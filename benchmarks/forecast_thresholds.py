@@ -110,9 +110,9 @@ def kept(task, chance, size, agents, relation, design, rounds, clip_norm, order,
         result = run(plans, task, seeds=range(seeds), eval_every=rounds)
         return float(result.metrics["test_accuracy"][-1].mean(axis=0).max())
 
-    whole = best("non_private", 1.0) - chance
+    total = best("non_private", 1.0) - chance
     expected = planned(design, 4.0, 1.0).forecast(size, counts=shards.counts)
-    return [(best(design, expected.epsilon(ratio)) - chance) / whole for ratio in RATIOS]
+    return [(best(design, expected.epsilon(ratio)) - chance) / total for ratio in RATIOS]
 
 
 def main():
@@ -125,7 +125,7 @@ def main():
         # Few coordinates average less over one seed's noise.
         left = kept(task, chance, size, *case[1:], seeds=20 if few else 3)
         name = f"{size:,}, {case[1]}, {case[2]}, {case[3]}, {case[4]}, {case[5]}"
-        print(f"{name:66}" + "".join(f"{each:6.2f}" for each in left), flush=True)
+        print(f"{name:66}" + "".join(f"{item:6.2f}" for item in left), flush=True)
         print(f"  {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 

@@ -53,8 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     bench.parser.add_argument("--rounds", type=int, default=20)
     bench.parser.add_argument("--python", default=str(OWN if OWN.exists() else sys.executable))
     options = bench.parse(argv)
-    found = versions(options.python)
-    if not found:
+    result = versions(options.python)
+    if not result:
         print("flwr[simulation] is not installed: left out (rival_flower.py --help says how to)")
         return bench.finish()
     length = STEPS * _tasks.STEP_SIZE
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
             mixing.metropolis_hastings(graphs.complete(n)), task, options.repeats, share,
             step_size=_tasks.STEP_SIZE, steps=STEPS,
         ):  # fmt: skip
-            bench.row(**row, versions=dict(zip(("flwr", "ray"), found, strict=True)))
+            bench.row(**row, versions=dict(zip(("flwr", "ray"), result, strict=True)))
     return bench.finish()
 
 

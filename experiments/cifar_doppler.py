@@ -117,7 +117,7 @@ CORRELATION = 0.99
 """Of the mean gradient: as measured on MNIST, see `experiments/doppler_spectra.py`."""
 
 _NAMED = RIVALS | FILTERED
-_NAMED |= {f"{name}: {each.name}": (each,) for name, several in _NAMED.items() for each in several}
+_NAMED |= {f"{name}: {item.name}": (item,) for name, several in _NAMED.items() for item in several}
 """And with one of their settings alone, by both names."""
 
 LISTS = {"adam": "moment_steps", "galore": "moment_steps", "muon": "muon_steps"}
@@ -195,9 +195,9 @@ class Config:
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
         unread = ("filter", "rivals", "steps", "moment_steps", "muon_steps")
-        known = {"rivals": _NAMED}
-        least = {"capacity": 0, "copies": 0, "moves": 0}
-        launch.check(self, least, known=known, empty=unread)
+        reference = {"rivals": _NAMED}
+        minimum = {"capacity": 0, "copies": 0, "moves": 0}
+        launch.check(self, minimum, known=reference, empty=unread)
         images.check_dataset(self.dataset)
         if self.copies and self.model == "mlp":
             raise ValueError("copies are of images, and model is 'mlp'; give copies=0")
@@ -205,13 +205,13 @@ class Config:
             raise ValueError("filter and rivals are empty; give at least one entry")
         used = {option: getattr(self, option) for option in map(self._tried, self.methods)}
         if len({len(steps) for steps in used.values()}) > 1:
-            given = ", ".join(f"{option} is {steps}" for option, steps in used.items())
-            raise ValueError(f"{given}; give as many each, so that all methods have as many trials")
+            label = ", ".join(f"{option} is {steps}" for option, steps in used.items())
+            raise ValueError(f"{label}; give as many each, so that all methods have as many trials")
         for name, variants in self.methods.items():
             steps = used[option := self._tried(name)]
             if len(variants) > len(steps):
-                least = f"give {len(variants)} or more, one a setting of {name}"
-                raise ValueError(f"{option} is {steps}; {least}")
+                minimum = f"give {len(variants)} or more, one a setting of {name}"
+                raise ValueError(f"{option} is {steps}; {minimum}")
 
     @property
     def methods(self) -> dict[str, tuple[Variant, ...]]:
@@ -241,12 +241,12 @@ class Config:
     @property
     def remark(self) -> str:
         """What tables and captions say where this is not the paper's setting."""
-        whole = self.dataset in ("cifar10", "cifar100", "mnist") and not self.records
-        if whole and self.model in PAPERS and self.epochs >= 50:
+        complete = self.dataset in ("cifar10", "cifar100", "mnist") and not self.records
+        if complete and self.model in PAPERS and self.epochs >= 50:
             return ""
         size = f"{self.records:,} records, " if self.records else ""
-        given = f"{self.dataset}, {size}{self.model}, {self.epochs:g} epochs"
-        return f"Not the paper's setting: {given}."
+        words = f"{self.dataset}, {size}{self.model}, {self.epochs:g} epochs"
+        return f"Not the paper's setting: {words}."
 
 
 CPU_RIVALS = tuple(name for name in RIVALS if name != "DiSK, two gradients")
@@ -345,11 +345,14 @@ def train(
     where = {"design": name, "dataset": config.dataset, "model": config.model}
     clip = config.clipping + (", per layer" if config.per_layer else "")
     where |= {"budget_epsilon": epsilon, "schedule": config.schedule, "clipping": clip}
-    fit, held = split.split(*data.train, config.validation, seed=0)
-    tuned, whole = (
-        data.problem(*parts, config.copies) for parts in ((fit, held), (data.train, data.test))
+    fit, validation = split.split(*data.train, config.validation, seed=0)
+    tuned, complete = (
+        data.problem(*parts, config.copies)
+        for parts in ((fit, validation), (data.train, data.test))
     )
-    size = sum(leaf.size for leaf in jax.tree.leaves(jax.eval_shape(whole.init, jax.random.key(0))))
+    size = sum(
+        leaf.size for leaf in jax.tree.leaves(jax.eval_shape(complete.init, jax.random.key(0)))
+    )
     trials = [
         tune.Trial(
             variant.name, steps, functools.partial(plans, config, variant, size, epsilon, delta)
@@ -357,7 +360,7 @@ def train(
         for variant, steps in config.trials(name)
     ]
     best = tune.reported(
-        trials, tuned, whole, seeds=config.seeds,
+        trials, tuned, complete, seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,), measurements=config.measurements,
         moves=config.moves or 0, runner=lab.run, checkpoint=folder,
     )  # fmt: skip
@@ -386,14 +389,14 @@ def check(config: Config) -> None:
     data = images.read(config.dataset, config.model, config.layout, config.records, config.weights)
     count = int(len(data.train[1]) * (1 - config.validation))
     for name, variants in config.methods.items():
-        bands = max(each.bands for each in variants)
+        bands = max(variant.bands for variant in variants)
         if bands * config.batch_size > count:
             raise ValueError(
                 f"batch_size is {config.batch_size} for {name!r}, whose batches are drawn from "
                 f"one of {bands} groups of {count} records; give at most {count // bands}"
             )
         rounds = config.epochs * len(data.train[1]) / config.batch_size
-        if any(each.together for each in variants) and rounds > MOST:
+        if any(item.together for item in variants) and rounds > MOST:
             raise ValueError(
                 f"epochs is {config.epochs:g} and batch_size {config.batch_size}, {rounds:,.0f} "
                 f"rounds for {name!r}, which takes {MOST:,} at most; give larger batches"
@@ -452,10 +455,10 @@ def compare(config: Config, lab: launch.Lab, group: Any) -> None:
         room = 100 - group.loc[group["design"] == base, "points"].mean()
         for row in rows:
             if " + " in row["method"]:
-                said = claims.verdict(row["gain in points"], row["margin"], CLAIMED[0])
+                verdict = claims.verdict(row["gain in points"], row["margin"], CLAIMED[0])
                 if room < CLAIMED[1]:
-                    said = f"{claims.UNTOLD}: {base} leaves {room:.1f} points"
-                row["3 to 10 points"] = said
+                    verdict = f"{claims.UNTOLD}: {base} leaves {room:.1f} points"
+                row["3 to 10 points"] = verdict
         lab.say(f"against {base}, paired over seeds:\n" + tables.text(rows))
 
 

@@ -137,8 +137,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        least = {"agents": 2, "batch_size": 0, "hidden": 0, "rounds": 2}
-        launch.check(self, least, known={"systems": SYSTEMS})
+        minimum = {"agents": 2, "batch_size": 0, "hidden": 0, "rounds": 2}
+        launch.check(self, minimum, known={"systems": SYSTEMS})
         if self.separation is not None and self.rounds % self.separation:
             raise ValueError(
                 f"separation is {self.separation} for {self.rounds} rounds; give a divisor"
@@ -233,16 +233,16 @@ def _tracking(config: Config, system: System) -> list[Setting]:
     """Gradient tracking, its steps and noise by schedule: constant, or down to a tenth."""
     del system
     last = 0.1 ** (1 / config.rounds)
-    found = []
-    for at, (weight, ratio) in enumerate(((0.3, 1.0), (3.0, last), (3.0, 1.0), (0.3, last))):
-        clip = config.clip_norms[at % len(config.clip_norms)]
+    results = []
+    for index, (weight, ratio) in enumerate(((0.3, 1.0), (3.0, last), (3.0, 1.0), (0.3, last))):
+        clip = config.clip_norms[index % len(config.clip_norms)]
         decay = "constant" if ratio == 1 else ratio
-        found.append(Setting(
+        results.append(Setting(
             f"C {clip:g}, beta {weight * clip:g}, {'constant' if ratio == 1 else 'down'}", clip,
             Tracking(weight * clip), scheduled.ScheduledGaussian(ratio),
             functools.partial(optimizers.Sgd, decay=decay),
         ))  # fmt: skip
-    return found
+    return results
 
 
 def _server(config: Config, system: System) -> list[Setting]:
@@ -273,15 +273,15 @@ def _adam(config: Config, system: System) -> list[Setting]:
 def _dome(config: Config, system: System) -> list[Setting]:
     """The same through a sketch that learns, less a running mean or not."""
     pairs = [(k, centred) for centred in (True, False) for k in config.sketches]
-    found = []
-    for at, (k, centred) in enumerate(pairs):
+    results = []
+    for index, (k, centred) in enumerate(pairs):
         # Each clip norm meets each of both.
-        clip = config.clip_norms[(at + (not centred)) % len(config.clip_norms)]
+        clip = config.clip_norms[(index + (not centred)) % len(config.clip_norms)]
         method = dome(k, Trusted()) if centred else Federated(Trusted(), sketch=Learned(k))
         name = f"C {clip:g}, k {k}, {'centred' if centred else 'not centred'}"
         setting = Setting(name, clip, method, SumShares(), optimizers.Sgd)
-        found.append(_moments(setting, max(config.floors)))
-    return found
+        results.append(_moments(setting, max(config.floors)))
+    return results
 
 
 KINDS = {
@@ -297,11 +297,11 @@ def trials(config: Config, name: str) -> list[tuple[Setting, tuple[float, ...]]]
         ValueError: For fewer step sizes than settings.
     """
     settings = KINDS[SYSTEMS[name].kind](config, SYSTEMS[name])
-    found = []
-    for at, setting in enumerate(settings):
-        dealt = tune.dealt(config.paths, len(settings))[at]
-        found.append((setting, tuple(path * setting.unit / setting.clip_norm for path in dealt)))
-    return found
+    results = []
+    for index, setting in enumerate(settings):
+        dealt = tune.dealt(config.paths, len(settings))[index]
+        results.append((setting, tuple(path * setting.unit / setting.clip_norm for path in dealt)))
+    return results
 
 
 @functools.cache
@@ -318,9 +318,9 @@ def plans(
     weights = matrix(config.agents, config.probability, config.graph_seed)
     counts = partition.iid(count, config.agents, 0).counts
     private = setting.noise is not None
-    found: list[plan.Plan] = []
+    results: list[plan.Plan] = []
     for step in steps:
-        made = plan.Config(
+        result = plan.Config(
             method=setting.method,
             noise=setting.noise,
             budget=protect.Budget(epsilon, config.delta) if private else None,
@@ -329,9 +329,9 @@ def plans(
             optimizer=setting.rule(step),
             rounds=config.rounds,
         )
-        design = found[0].design if found else None
-        found.append(plan.make(made, weights, design=design, counts=counts))
-    return found
+        design = results[0].design if results else None
+        results.append(plan.make(result, weights, design=design, counts=counts))
+    return results
 
 
 def sampler(config: Config, counts: np.ndarray) -> Any:
@@ -370,11 +370,12 @@ def train(
         tune.Trial(setting.name, steps, functools.partial(plans, config, setting, epsilon))
         for setting, steps in trials(config, name)
     ]
-    fit, held = split.split(*train, config.validation, seed=0)
-    whole = learn(train, test)
+    fit, validation = split.split(*train, config.validation, seed=0)
+    final_task = learn(train, test)
     best = tune.reported(
-        tried, learn(fit, held), whole, seeds=config.seeds, tuning_seeds=config.tuning_seeds,
-        measurements=config.measurements, metric=config.metric, runner=lab.run, checkpoint=folder,
+        tried, learn(fit, validation), final_task, seeds=config.seeds,
+        tuning_seeds=config.tuning_seeds, measurements=config.measurements, metric=config.metric,
+        runner=lab.run, checkpoint=folder,
     )  # fmt: skip
     final = best.final
     lab.say(
@@ -384,11 +385,11 @@ def train(
     )
     extra = {"budget_epsilon": epsilon, "system": SYSTEMS[name].title}
     extra |= {"trust": SYSTEMS[name].trust, "dataset": config.dataset}
-    extra |= dict(zip(("parameters", "bytes_sent"), sent(final.plans[0], whole), strict=True))
+    extra |= dict(zip(("parameters", "bytes_sent"), sent(final.plans[0], final_task), strict=True))
     return best.rows(lambda trial, result: {"setting": trial.name}, design=name, **extra)
 
 
-def sent(made: plan.Plan, task: Problem) -> tuple[int, float]:
+def sent(training_plan: plan.Plan, task: Problem) -> tuple[int, float]:
     """Parameters of the model, and the bytes that an agent sends in a run, on average.
 
     To every neighbour by itself, or to the server once a round: numbers of four bytes, without the
@@ -397,13 +398,16 @@ def sent(made: plan.Plan, task: Problem) -> tuple[int, float]:
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    method = made.config.method
+    method = training_plan.config.method
     if isinstance(getattr(method, "exchange", None), Server):
         sketch = getattr(method, "sketch", None)
         numbers = getattr(sketch, "k", parameters)
-        return parameters, 4.0 * numbers * made.config.rounds
-    found = traffic.per_round(made, task)
-    return parameters, found.bytes * found.links / made.agents * made.config.rounds
+        return parameters, 4.0 * numbers * training_plan.config.rounds
+    result = traffic.per_round(training_plan, task)
+    return (
+        parameters,
+        result.bytes * result.links / training_plan.agents * training_plan.config.rounds,
+    )
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:
@@ -421,8 +425,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
 def default_plot(config: Config) -> dict[str, Any]:
     """What `dpjax plot` draws: all systems over the budgets."""
     where = ["phase=final", f"dataset={config.dataset}"]
-    shown = {"x": "budget_epsilon", "y": "test_accuracy", "series": "system", "where": where}
-    return shown | {"log_x": len(config.epsilon) > 1}
+    display = {"x": "budget_epsilon", "y": "test_accuracy", "series": "system", "where": where}
+    return display | {"log_x": len(config.epsilon) > 1}
 
 
 def differing(frame: Any) -> list[str]:
@@ -434,20 +438,20 @@ def differing(frame: Any) -> list[str]:
     Returns:
         A line for each budget and field of the guarantee that is not one for all.
     """
-    found = []
+    results = []
     private = frame[frame["trust"] != "no privacy"]
     for budget, rows in private.groupby("budget_epsilon", sort=False):
-        stated = [Guarantee.from_dict(one) for one in rows["guarantee"]]
+        stated = [Guarantee.from_dict(item) for item in rows["guarantee"]]
         for field in ("unit", "relation", "attacker", "gradients", "delta", "rounds", "release"):
-            values = sorted({str(getattr(one, field)) for one in stated})
+            values = sorted({str(getattr(guarantee, field)) for guarantee in stated})
             if len(values) > 1:
-                found.append(f"epsilon {budget:g}: {field} is {', '.join(values)}")
-        epsilons = [one.epsilon for one in stated]
+                results.append(f"epsilon {budget:g}: {field} is {', '.join(values)}")
+        epsilons = [value.epsilon for value in stated]
         if max(epsilons) > budget or min(epsilons) < 0.999 * budget:
-            found.append(f"epsilon {budget:g}: {min(epsilons):g} to {max(epsilons):g} is stated")
-        if any(one.gradient_gap is not None or one.unsound for one in stated):
-            found.append(f"epsilon {budget:g}: a gap is assumed, or what is stated is false")
-    return found
+            results.append(f"epsilon {budget:g}: {min(epsilons):g} to {max(epsilons):g} is stated")
+        if any(case.gradient_gap is not None or case.unsound for case in stated):
+            results.append(f"epsilon {budget:g}: a gap is assumed, or what is stated is false")
+    return results
 
 
 def choices(rows: Any) -> list[dict[str, Any]]:
@@ -461,7 +465,7 @@ def choices(rows: Any) -> list[dict[str, Any]]:
         (by Student's t, paired over seeds), the next one "behind" and the "gap in points" to that
         with its standard error.
     """
-    found = []
+    results = []
     for trust in (*TRUSTS, "any"):
         group = rows[rows["trust"] == trust] if trust != "any" else rows
         group = group[group["trust"] != "no privacy"]
@@ -481,8 +485,8 @@ def choices(rows: Any) -> list[dict[str, Any]]:
         if behind:
             line |= {"next": behind[-1]["method"], "gap in points": -behind[-1]["gain in points"]}
             line |= {"standard error": behind[-1]["standard error"]}
-        found.append(line)
-    return found
+        results.append(line)
+    return results
 
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
@@ -490,8 +494,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     final = frame[frame["phase"] == "final"]
     last = final[final["round"] == config.rounds]
     last = last.assign(points=100 * last["test_accuracy"], megabytes=last["bytes_sent"] / 1e6)
-    apart = differing(last)
-    lab.say("guarantees: " + ("the same for all" if not apart else "; ".join(apart)))
+    differences = differing(last)
+    lab.say("guarantees: " + ("the same for all" if not differences else "; ".join(differences)))
     tuning = frame[frame["phase"] == "tuning"]
     tried = tuning.groupby(["design", "budget_epsilon"])[["setting", "step_size"]]
     trials = tried.apply(lambda rows: len(rows.drop_duplicates()))
@@ -500,14 +504,14 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         group = last[last["budget_epsilon"] == epsilon]
         if not len(group):
             continue
-        whole = last[last.index.isin([*bare.index, *group.index])]
+        complete = last[last.index.isin([*bare.index, *group.index])]
         lab.say(
             f"\n{config.dataset}, {config.relation}, epsilon {epsilon:g}, "
-            f"{whole['seed'].nunique()} seeds: test accuracy in %, MB that an agent sends"
+            f"{complete['seed'].nunique()} seeds: test accuracy in %, MB that an agent sends"
         )
         keys = ["system", "trust", "setting", "step_size", "megabytes"]
-        table = tables.summary(whole, keys, "points")
-        table["test_loss"] = tables.summary(whole, keys, "test_loss")["mean"]
+        table = tables.summary(complete, keys, "points")
+        table["test_loss"] = tables.summary(complete, keys, "test_loss")["mean"]
         lab.say(tables.text(table.rename(columns={"mean": "accuracy", "count": "seeds"})))
         if "independent" in set(group["design"]):
             pairs = claims.gains(group, "LDP", "points", column="system")
@@ -527,9 +531,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
 
 def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     """Accuracy over budgets, a panel for each kind of trust."""
-    shown = [trust for trust in TRUSTS if trust in set(last["trust"])]
-    sheet, axes = plots.figure(1, len(shown), sharey="row")
-    for ax, trust in zip(np.ravel(axes), shown, strict=True):
+    display = [trust for trust in TRUSTS if trust in set(last["trust"])]
+    sheet, axes = plots.figure(1, len(display), sharey="row")
+    for ax, trust in zip(np.ravel(axes), display, strict=True):
         rows = last[last["trust"].isin([trust, "no privacy"])]
         plots.lines(
             rows, "budget_epsilon", "test_accuracy", ax=ax, log_x=len(config.epsilon) > 1,

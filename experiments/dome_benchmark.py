@@ -118,19 +118,19 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        known = {"methods": TITLES, "swept": SKETCHES}
-        launch.check(self, {"places": 2}, known=known, empty=("swept",))
+        reference = {"methods": TITLES, "swept": SKETCHES}
+        launch.check(self, {"places": 2}, known=reference, empty=("swept",))
         for name in self.methods:
             self.trials(name, self.k[0], None)
 
     def cells(self) -> list[tuple[str, float, int]]:
         """Method, budget and k of each cell; 0 is no sketch."""
-        found = [
+        results = [
             (name, epsilon, self.k[0] if name in SKETCHES else 0)
             for epsilon in self.epsilon
             for name in self.methods
         ]
-        return found + [
+        return results + [
             (name, self.at_epsilon, k)
             for k in self.k[1:]
             for name in self.methods
@@ -171,12 +171,12 @@ def _settings(config: Config, name: str, k: int, public: Any) -> list[Setting]:
     """Two settings of each method, of what it is most sensitive to."""
     floor = max(config.floors)
 
-    def adam(label: str, method: Federated, least: float = floor) -> Setting:
-        return Setting(label, method, UpdateRule("adam", floor=least), math.sqrt(least))
+    def adam(label: str, method: Federated, minimum: float = floor) -> Setting:
+        return Setting(label, method, UpdateRule("adam", floor=minimum), math.sqrt(minimum))
 
     trusted = Trusted()
     if name == "adam":
-        return [adam(f"floor {one:g}", Federated(trusted), one) for one in config.floors]
+        return [adam(f"floor {item:g}", Federated(trusted), item) for item in config.floors]
     if name == "momentum":
         return [
             Setting(f"beta {beta:g}", Federated(trusted), UpdateRule("momentum", beta=beta), 1.0)
@@ -185,12 +185,12 @@ def _settings(config: Config, name: str, k: int, public: Any) -> list[Setting]:
     if name == "fedavg":
         return [
             Setting(
-                f"local step {one:g}",
-                Federated(trusted, local_steps=LOCAL_STEPS, local_step_size=one),
+                f"local step {number:g}",
+                Federated(trusted, local_steps=LOCAL_STEPS, local_step_size=number),
                 UpdateRule(),
                 1.0,
             )
-            for one in (0.3, 0.1)
+            for number in (0.3, 0.1)
         ]
     if name == "dome":
         return [
@@ -199,12 +199,15 @@ def _settings(config: Config, name: str, k: int, public: Any) -> list[Setting]:
         ]
     if name == "count":
         rows = [rows for rows in (1, 4) if k % rows == 0]
-        return [adam(f"{one} rows", Federated(trusted, sketch=Count(k, one))) for one in rows]
+        return [adam(f"{row} rows", Federated(trusted, sketch=Count(k, row))) for row in rows]
     if name == "fixed":
         sketch: Any = FixedFrame(k, is_orthonormal=False)
     else:
         sketch = None if public is None else GivenFrame(public)
-    return [adam(f"floor {one:g}", Federated(trusted, sketch=sketch), one) for one in config.floors]
+    return [
+        adam(f"floor {value:g}", Federated(trusted, sketch=sketch), value)
+        for value in config.floors
+    ]
 
 
 PRESETS = {
@@ -308,12 +311,12 @@ def directions(config: Config, k: int) -> np.ndarray:
         return optax.apply_updates(params, updates), state, flat(gradient)[0]
 
     state = link.init(params)
-    kept = []
+    selection = []
     for _ in range(max(200, 2 * k)):
         rows = random.choice(len(y), size, replace=False)
         params, state, gradient = step(params, state, (task.x[rows], task.y[rows]))
-        kept.append(gradient)
-    _, _, leading = jnp.linalg.svd(jnp.stack(kept), full_matrices=False)
+        selection.append(gradient)
+    _, _, leading = jnp.linalg.svd(jnp.stack(selection), full_matrices=False)
     return np.asarray(leading[:k].T)
 
 
@@ -361,10 +364,10 @@ def train(
         tune.Trial(setting.name, steps, functools.partial(plans, config, setting, epsilon))
         for setting, steps in config.trials(name, k, public)
     ]
-    fit, held = split.split(*records.train, config.validation, seed=0)
-    whole = learn(config, records, records.train, records.test)
+    fit, validation = split.split(*records.train, config.validation, seed=0)
+    final_task = learn(config, records, records.train, records.test)
     best = tune.reported(
-        tried, learn(config, records, fit, held), whole, seeds=config.seeds,
+        tried, learn(config, records, fit, validation), final_task, seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,), measurements=config.measurements,
         runner=lab.run, checkpoint=folder,
     )  # fmt: skip
@@ -375,7 +378,7 @@ def train(
         f"{best.step_size:.3g}, test accuracy {final.metrics['test_accuracy'][-1].mean():.4f}, "
         f"{clients:,.0f} clients/s"
     )
-    shapes = jax.eval_shape(whole.init, jax.random.key(0))
+    shapes = jax.eval_shape(final_task.init, jax.random.key(0))
     parameters = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     extra = {"budget_epsilon": epsilon, "method": TITLES[name], "k": k or parameters}
     extra |= {"parameters": parameters, "bytes_a_turn": 4 * (k or parameters)}
@@ -397,7 +400,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     report(config, lab, lab.cells(cells, seed=config.seeds))
 
 
-def wins(rows: Any, least: float = 0.0) -> list[dict[str, Any]]:
+def wins(rows: Any, minimum: float = 0.0) -> list[dict[str, Any]]:
     """Where DOME wins and where not: against each rival at each budget and k, paired over seeds.
 
     Args:
@@ -411,7 +414,7 @@ def wins(rows: Any, least: float = 0.0) -> list[dict[str, Any]]:
         size: ..." (within chance by Student's t, or one seed), or "diverged" where a run of
         DOME's has no number.
     """
-    found = []
+    results = []
     own = rows[rows["design"] == "dome"]
     for (epsilon, k), mine in own.groupby(["budget_epsilon", "k"], sort=False):
         for rival in (*RIVALS, "oracle"):
@@ -423,42 +426,42 @@ def wins(rows: Any, least: float = 0.0) -> list[dict[str, Any]]:
             pair = tables.paired(rows.loc[[*mine.index, *theirs.index]], rival, "dome", "points")
             gain = pair.mean
             margin = claims.margin(pair.standard_error, pair.count)
-            found.append({
+            results.append({
                 "epsilon": epsilon, "k": k, "against": TITLES[rival], "gain in points": gain,
                 "standard error": pair.standard_error, "seeds": pair.count,
                 "times the bytes": float(theirs["k"].iloc[0] / k),
-                "outcome": _outcome(gain, margin, least),
+                "outcome": _outcome(gain, margin, minimum),
             })  # fmt: skip
-    return found
+    return results
 
 
-def _outcome(gain: float, margin: float, least: float) -> str:
+def _outcome(gain: float, margin: float, minimum: float) -> str:
     if math.isnan(gain):
         return "diverged"
     if not math.isfinite(margin):
         return f"{claims.UNTOLD}: one seed"
-    if gain > max(margin, least):
+    if gain > max(margin, minimum):
         return "wins"
-    return "loses" if -gain > max(margin, least) else f"{claims.UNTOLD}: within chance"
+    return "loses" if -gain > max(margin, minimum) else f"{claims.UNTOLD}: within chance"
 
 
-def summary(found: list[dict[str, Any]]) -> str:
+def summary(result: list[dict[str, Any]]) -> str:
     """The outcomes in a line a rival: where DOME wins, where it loses, what cannot be told.
 
     Args:
         found: Rows of `wins`.
     """
     lines = []
-    for rival in dict.fromkeys(row["against"] for row in found):
-        own = [row for row in found if row["against"] == rival]
+    for rival in dict.fromkeys(row["against"] for row in result):
+        own = [row for row in result if row["against"] == rival]
         parts = []
         for word in ("wins", "loses", claims.UNTOLD, "diverged"):
-            at = [
+            level = [
                 f"epsilon {row['epsilon']:g} k {row['k']} ({row['gain in points']:+.1f})"
                 for row in own
                 if row["outcome"].startswith(word)
             ]
-            parts += [f"{word} at {', '.join(at)}"] if at else []
+            parts += [f"{word} at {', '.join(level)}"] if level else []
         lines.append(f"against {rival}: {'; '.join(parts)}")
     return "\n".join(lines)
 
@@ -477,10 +480,10 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     counts = tried.apply(lambda rows: len(rows.drop_duplicates()))
     lab.say(f"trials of each: {', '.join(map(str, sorted(set(counts))))}")
     lab.say_ends(tables.at_ends(frame, ["design", "budget_epsilon", "k"]))
-    found = wins(last)
-    if found:
-        lab.say("DOME against others, paired over seeds:\n" + tables.text(found))
-        lab.say("\n" + summary(found))
+    result = wins(last)
+    if result:
+        lab.say("DOME against others, paired over seeds:\n" + tables.text(result))
+        lab.say("\n" + summary(result))
     stated = Guarantee.from_dict(last["guarantee"].iloc[0])
     lab.say(
         f"\nguarantee of the first run: {stated.statement()} All others at the same epsilon state "
@@ -497,19 +500,19 @@ def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     own = last["k"].isin([config.k[0], *last["parameters"]])
     ylabel = f"test accuracy ({config.dataset}, {config.model})"
     note = "Numbers have four bytes. Tuning is outside epsilon."
-    shown = {name: looks.look(name, title) for name, title in TITLES.items()}
+    display = {name: looks.look(name, title) for name, title in TITLES.items()}
     if several:
         plots.lines(
-            last[own], "budget_epsilon", "test_accuracy", ax=panels[0], ylabel=ylabel, looks=shown,
-            xlabel="epsilon", log_x=True, title=f"k = {config.k[0]}",
+            last[own], "budget_epsilon", "test_accuracy", ax=panels[0], ylabel=ylabel,
+            looks=display, xlabel="epsilon", log_x=True, title=f"k = {config.k[0]}",
         )  # fmt: skip
-    at = last[last["budget_epsilon"] == config.at_epsilon]
-    if not len(at):
-        at = last[last["budget_epsilon"] == last["budget_epsilon"].iloc[0]]
+    subset = last[last["budget_epsilon"] == config.at_epsilon]
+    if not len(subset):
+        subset = last[last["budget_epsilon"] == last["budget_epsilon"].iloc[0]]
     plots.lines(
-        at, "k", "test_accuracy", ax=panels[-1], ylabel=ylabel, log_x=True, looks=shown,
+        subset, "k", "test_accuracy", ax=panels[-1], ylabel=ylabel, log_x=True, looks=display,
         xlabel="numbers that a client sends",
-        title=f"epsilon {at['budget_epsilon'].iloc[0]:g}", note=note,
+        title=f"epsilon {subset['budget_epsilon'].iloc[0]:g}", note=note,
     )  # fmt: skip
     lab.figure(sheet, f"dome_benchmark_{config.dataset}.svg")
 

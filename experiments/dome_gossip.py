@@ -108,8 +108,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        least = {"agents": 3, "drift_columns": 5, "drift_dimension": 6, "hidden": 0}
-        launch.check(self, least, known={"graphs": GRAPHS}, empty=("gossip", "systems"))
+        minimum = {"agents": 3, "drift_columns": 5, "drift_dimension": 6, "hidden": 0}
+        launch.check(self, minimum, known={"graphs": GRAPHS}, empty=("gossip", "systems"))
         for name in self.systems:
             self.sketch(name)
         if self.dataset in ("a9a", "breast_cancer") and self.hidden:
@@ -226,9 +226,9 @@ def train(
     config: Config, system: str, graph: str, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Tune and run one system on one network at every budget; rows of both phases."""
-    whole, test, model, loss = data(config)
+    complete, test, model, loss = data(config)
     network = config.network(graph)
-    fit, held = split.split(*whole, config.validation, seed=0)
+    fit, validation = split.split(*complete, config.validation, seed=0)
     scores: dict[Trial, float] = {}
 
     def rows(
@@ -238,39 +238,39 @@ def train(
         places = -(-int(shards.counts.max()) // config.separation)
         task = supervised(model, loss, fit, held, shards, name=config.dataset)
         plans = made(config, system, network, trials, places)
-        at = folder / f"{phase}_{trials[0].rule}"
-        result = lab.run(plans, task, seeds=seeds, eval_every=every, checkpoint=at)
+        position = folder / f"{phase}_{trials[0].rule}"
+        result = lab.run(plans, task, seeds=seeds, eval_every=every, checkpoint=position)
         scores.update(zip(trials, result.metrics["test_loss"][-1].mean(axis=0), strict=True))
         own = {"phase": phase, "system": system, "graph": graph, "rule": trials[0].rule}
         own |= {"dataset": config.dataset} | sent(config, system, network, plans[0], task)
-        found = result.rows(section="train", **own)
-        for row in found:
+        outcome = result.rows(section="train", **own)
+        for row in outcome:
             stated = row["guarantee"]["epsilon"]
             row["budget_epsilon"] = min(config.epsilon, key=lambda e: abs(e - stated))
-        return found
+        return outcome
 
-    found = []
+    results = []
     for rule, steps in (("sgd", config.steps), ("adam", config.moment_steps)):
         trials = [Trial(rule, step, epsilon) for epsilon in config.epsilon for step in steps]
-        found += rows("tuning", fit, held, trials, config.tuning_seeds, config.rounds)
+        results += rows("tuning", fit, validation, trials, config.tuning_seeds, config.rounds)
     tuned = {t: float(np.nan_to_num(score, nan=math.inf)) for t, score in scores.items()}
     best = [
         min((t for t in tuned if t.epsilon == epsilon), key=tuned.__getitem__)
         for epsilon in config.epsilon
     ]
-    every = math.ceil(config.rounds / config.measurements)
+    interval = math.ceil(config.rounds / config.measurements)
     for rule in ("sgd", "adam"):
         if trials := [trial for trial in best if trial.rule == rule]:
-            found += rows("final", whole, test, trials, config.seeds, every)
-    return found
+            results += rows("final", complete, test, trials, config.seeds, interval)
+    return results
 
 
 def sent(
-    config: Config, system: str, network: np.ndarray, one: plan.Plan, task: Problem
+    config: Config, system: str, network: np.ndarray, training_plan: plan.Plan, task: Problem
 ) -> dict[str, Any]:
     """Bytes over all links in a round, entries of a message, and hops of a round."""
     if system == "dsgd":
-        counted = traffic.per_round(one, task)
+        counted = traffic.per_round(training_plan, task)
         return {
             "entries": counted.numbers, "bytes": counted.bytes * counted.links, "hops": 1
         }  # fmt: skip
@@ -318,8 +318,8 @@ def drifted(config: Config, graph: str, steps: int) -> dict[str, float]:
         mean = jnp.mean(gradients, axis=0)
         error = jnp.mean(jnp.sum(jnp.square(decoded - mean), axis=1)) / jnp.sum(jnp.square(mean))
         shared = jnp.einsum("dj,ndk->njk", states.frame[0], states.frame)
-        apart = 1 - jnp.min(jnp.sum(jnp.square(shared), axis=(1, 2))) / k
-        return new, (error, apart)
+        difference = 1 - jnp.min(jnp.sum(jnp.square(shared), axis=(1, 2))) / k
+        return new, (error, difference)
 
     rounds = jnp.arange(config.drift_rounds, dtype=jnp.int32)
     _, (errors, apart) = jax.jit(lambda s: jax.lax.scan(step, s, rounds))(states)
@@ -422,25 +422,25 @@ def shares(drifts: Any) -> Any:
     """Rows of ``drift`` for a reader: frames in float32 agree to 1e-6 at best."""
     names = {"graph": "graph", "gossip_steps": "gossip_steps", "error": "error",
              "apart_first": "apart_first", "apart": "apart_last"}  # fmt: skip
-    found = drifts[list(names)].rename(columns=names)
-    apart = ["apart_first", "apart_last"]
-    return found.assign(**{name: found[name].clip(lower=0).round(5) for name in apart})
+    result = drifts[list(names)].rename(columns=names)
+    differences = ["apart_first", "apart_last"]
+    return result.assign(**{name: result[name].clip(lower=0).round(5) for name in differences})
 
 
 def draw(config: Config, lab: launch.Lab, last: Any) -> None:
     """Accuracy over epsilon, and over bytes of the run at the middle budget."""
     sheet, (left, right) = plots.figure(1, 2)
-    shown = {row["title"]: look_of(row) for _, row in last.drop_duplicates("title").iterrows()}
+    display = {row["title"]: look_of(row) for _, row in last.drop_duplicates("title").iterrows()}
     plots.lines(
         last, "budget_epsilon", "test_accuracy", "title", ax=left, xlabel="epsilon",
-        ylabel="test accuracy", log_x=True, looks=shown,
+        ylabel="test accuracy", log_x=True, looks=display,
     )  # fmt: skip
     middle = sorted(config.epsilon)[len(config.epsilon) // 2]
     rows = last[last["budget_epsilon"] == middle]
     rows = rows.assign(megabytes=rows["bytes"] * config.rounds / 1e6)
     plots.lines(
         rows, "megabytes", "test_accuracy", "title", ax=right, ylabel="test accuracy", log_x=True,
-        xlabel="megabytes over all links", title=f"epsilon {middle:g}", looks=shown,
+        xlabel="megabytes over all links", title=f"epsilon {middle:g}", looks=display,
     )  # fmt: skip
     lab.figure(sheet, "dome_gossip.svg")
 

@@ -199,7 +199,7 @@ def watching(config: Config, k: int, decay: float) -> Any:
     With a sketch, "products" are those of what was sent with the gradient and the centre in the
     frame, from which `heard` says how much of the gradient was in it.
     """
-    at = sampled(config)
+    position = sampled(config)
     places = config.places
     divisor = config.batch_size
 
@@ -210,10 +210,10 @@ def watching(config: Config, k: int, decay: float) -> Any:
 
     def read(passed: Passed) -> dict[str, Any]:
         model = jax.tree.map(lambda leaf: leaf[0], passed.before.models)
-        gradient = at(model)
+        gradient = position(model)
         noise = mean(passed.noisy) - mean(passed.private)
         decoded = mean(passed.noisy)
-        found = {"gradient": gradient}
+        results = {"gradient": gradient}
         if k:
             memory = passed.before.memory
             frame = Frame(memory.sketch.sketch.frame)
@@ -222,20 +222,20 @@ def watching(config: Config, k: int, decay: float) -> Any:
                 opened = memory.opened.astype(jnp.float32)
                 correction = jnp.where(opened > 0, 1 - decay**opened, 1)
                 centre = flat(memory.centre)[0] / correction
-            held = frame.encode(gradient)
+            validation = frame.encode(gradient)
             rest = gradient - centre
-            found["held"] = jnp.sum(held**2) / jnp.sum(gradient**2)
+            results["held"] = jnp.sum(validation**2) / jnp.sum(gradient**2)
             if decay:
-                found["rest_held"] = jnp.sum(frame.encode(rest) ** 2) / jnp.sum(rest**2)
-                found["rest"] = jnp.sum(rest**2) / jnp.sum(gradient**2)
-            three = jnp.stack([held, frame.encode(centre), mean(passed.private)])
-            found["products"] = jnp.matmul(three, three.T, precision="highest")
+                results["rest_held"] = jnp.sum(frame.encode(rest) ** 2) / jnp.sum(rest**2)
+                results["rest"] = jnp.sum(rest**2) / jnp.sum(gradient**2)
+            three = jnp.stack([validation, frame.encode(centre), mean(passed.private)])
+            results["products"] = jnp.matmul(three, three.T, precision="highest")
             noise = frame.decode(noise)
             decoded = frame.decode(decoded) + centre
         lengths = jnp.linalg.norm(decoded) * jnp.linalg.norm(gradient)
-        found["noise"] = jnp.sum(noise**2)
-        found["cosine"] = decoded @ gradient / jnp.maximum(lengths, 1e-30)
-        return found
+        results["noise"] = jnp.sum(noise**2)
+        results["cosine"] = decoded @ gradient / jnp.maximum(lengths, 1e-30)
+        return results
 
     return read
 
@@ -277,8 +277,8 @@ def heard(products: np.ndarray, power: float, k: int, noise: float, entries: int
     limits = [k / entries]
     energy = gain**2 * power
     for rounds in range(1, len(products)):
-        found = sketching.findable(energy, noise + others, entries, k, rounds) if energy else 0.0
-        limits.append(min(1.0, k / entries + found))
+        result = sketching.findable(energy, noise + others, entries, k, rounds) if energy else 0.0
+        limits.append(min(1.0, k / entries + result))
     return {"gain": gain, "others": others, "findable": float(np.mean(limits))}
 
 
@@ -287,21 +287,21 @@ def look(
 ) -> list[dict[str, Any]]:
     """Trace the runs of one kind; rows of spectra, of rounds, and of whole runs."""
     del folder  # Minutes, in one piece.
-    one = made(config, name, k, epsilon)
+    single = made(config, name, k, epsilon)
     rows = []
     read = watching(config, k, CENTRES.get(name, 0.0))
-    seen = trace(one, learn(config), seeds=config.seeds, read=read)
-    entries = seen["gradient"].shape[-1]
+    observed = trace(single, learn(config), seeds=config.seeds, read=read)
+    entries = observed["gradient"].shape[-1]
     variance = 0.0
-    if one.noise is not None:
-        share = float(one.noise.arrays["noise_scale"]) / config.batch_size
+    if single.noise is not None:
+        share = float(single.noise.arrays["noise_scale"]) / config.batch_size
         variance = share**2 / config.places
     expected = sketching.mean_square_error(variance, k or entries)
     for index, seed in enumerate(config.seeds):
-        gradients = seen["gradient"][index]
+        gradients = observed["gradient"][index]
         where = {"trained": name, "title": TITLES[name], "k": k or entries, "seed": seed}
         where |= {"dataset": config.dataset, "entries": entries, "guarantee": None}
-        where |= {"budget_epsilon": epsilon if one.noise is not None else None}
+        where |= {"budget_epsilon": epsilon if single.noise is not None else None}
         values = spectrum(gradients)
         shares = np.cumsum(values) / values.sum()
         rows += [
@@ -309,14 +309,14 @@ def look(
             for j, s in enumerate(shares)
         ]
         power = float(np.mean(np.square(gradients.astype(np.float64)).sum(1)))
-        own = {key: seen[key][index] for key in seen if key != "gradient"}
+        own = {key: observed[key][index] for key in observed if key != "gradient"}
         products = own.pop("products", None)
-        told = {} if products is None else heard(products, power, k, variance, entries)
+        reported = {} if products is None else heard(products, power, k, variance, entries)
         for among in (k,) if k else config.k:
-            known = hindsight(gradients, among)
+            reference = hindsight(gradients, among)
             # The mean share of a round, as the frame's is: not of all energy together.
-            row = where | {"kind": "frames", "columns": among, "hindsight": float(known.mean())}
-            row |= {"random": among / entries} | told
+            row = where | {"kind": "frames", "columns": among, "hindsight": float(reference.mean())}
+            row |= {"random": among / entries} | reported
             row |= {key: float(own[key].mean()) for key in ("held", "rest_held") if key in own}
             rows.append(row)
         rows += [
@@ -339,9 +339,9 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     cells = []
     for name, k, epsilon in config.cells():
         file = launch.file_name(f"{config.dataset}_{name}_{k}_{epsilon:g}")
-        whole = launch.stored(config, "trained", epsilon=epsilon, name=name, columns=k)
+        complete = launch.stored(config, "trained", epsilon=epsilon, name=name, columns=k)
         compute = functools.partial(look, config, name, k, epsilon, lab)
-        cells.append((file, whole, compute))
+        cells.append((file, complete, compute))
     frame = lab.cells(cells, seed=config.seeds)
     report(config, lab, frame)
     draw(config, lab, frame)
@@ -355,16 +355,16 @@ def needed(rows: Any, share: float) -> int:
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     """Print the tables."""
     lab.say("\nNo guarantee covers these records: gradients before the noise are among them.")
-    found = []
+    results = []
     spectra = frame[frame["kind"] == "spectrum"]
     keys = ["title", "k", "budget_epsilon"]
     for (name, k, epsilon, seed), rows in spectra.groupby(
         [*keys, "seed"], sort=False, dropna=False
     ):
         row = {"trained": name, "k": k, "epsilon": epsilon, "seed": seed, "rounds": len(rows)}
-        found.append(row | {f"{s:.0%}": needed(rows, s) for s in (0.5, 0.9, 0.99)})
+        results.append(row | {f"{s:.0%}": needed(rows, s) for s in (0.5, 0.9, 0.99)})
     lab.say(f"\n{config.dataset}: directions that hold so much of all gradients' energy")
-    lab.say(tables.text(found))
+    lab.say(tables.text(results))
     frames = frame[frame["kind"] == "frames"]
     names = ("held", "findable", "rest_held", "hindsight", "random", "gain")
     names = [name for name in names if name in frames]
@@ -411,17 +411,17 @@ def draw(config: Config, lab: launch.Lab, frame: Any) -> None:
     words = ", k = " + k + (", epsilon " + epsilon if len(config.epsilon) > 1 else "")
     frame = frame.assign(run=frame["title"] + words.where(sketched, ""))
     runs = frame.drop_duplicates("run")
-    shown = {row["run"]: look_of(config, row) for _, row in runs.iterrows()}
+    display = {row["run"]: look_of(config, row) for _, row in runs.iterrows()}
     plots.lines(
         frame[frame["kind"] == "spectrum"], "directions", "share", "run", ax=left, log_x=True,
         xlabel="leading directions", ylabel="share of all gradients' energy", note=note,
-        looks=shown,
+        looks=display,
     )  # fmt: skip
     rounds = frame[(frame["kind"] == "round") & sketched]
     if len(rounds):
         plots.lines(
             rounds, "round", "held", "run", ax=right, xlabel="round",
-            ylabel="share of the gradient in the frame", looks=shown,
+            ylabel="share of the gradient in the frame", looks=display,
         )  # fmt: skip
     kind = "spectrum" if "non_private" in config.trained else "noise"
     lab.figure(sheet, f"dome_{kind}_{config.dataset}.svg")

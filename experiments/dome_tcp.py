@@ -144,32 +144,32 @@ def degree(config: Config) -> int:
 
 def problems(config: Config) -> tuple[Callable[[Any, Any], Problem], Any, Any]:
     """What makes a problem of training and test records; all of both."""
-    whole, test = split.with_test(load.load(config.dataset), 0.2, seed=1)
-    wanted = config.agents * config.clients * config.examples
+    records, test = split.with_test(load.load(config.dataset), 0.2, seed=1)
+    expected = config.agents * config.clients * config.examples
 
     def made(train: Any, test: Any) -> Problem:
         # Every place has the records of its clients; a smaller set deals each fewer of them.
-        count = min(wanted, len(train[1]))
+        count = min(expected, len(train[1]))
         sizes = [count // config.agents] * config.agents
         shards = partition.by_size(sum(sizes), sizes, 0)
-        kept = tuple(part[: sum(sizes)] for part in train)
-        return supervised(Linear(), "logistic", kept, test, shards, name=config.dataset)
+        selection = tuple(part[: sum(sizes)] for part in train)
+        return supervised(Linear(), "logistic", selection, test, shards, name=config.dataset)
 
-    return made, whole, test
+    return made, records, test
 
 
 def tune_and_compare(config: Config, k: int, lab: launch.Lab, folder: Path) -> list[dict[str, Any]]:
     """Tune in jit, with noise and without, and run the best of those without: their rows."""
-    learn, whole, test = problems(config)
+    learn, complete, test = problems(config)
     matrix = mixing.metropolis_hastings(graphs.complete(config.agents))
     leaves = departures.taking_turns(config.agents, config.dropouts)
     missing = departures.absent(leaves, config.rounds)
-    base = configured(config, k, whole[0].shape[1] + 1, missing)
+    base = configured(config, k, complete[0].shape[1] + 1, missing)
     # Masks hide whole numbers alone; without noise there are none.
     trusted = method(k, Trusted(config.dropouts, missing))
     free = replace(base, method=trusted, noise=None, budget=None)
-    fit, held = split.split(*whole, config.validation, seed=0)
-    tuned = learn(fit, held)
+    fit, validation = split.split(*complete, config.validation, seed=0)
+    tuned = learn(fit, validation)
     shared = {"tuning_seeds": config.tuning_seeds, "metric": "test_loss", "runner": lab.run}
 
     def trial(way: str, part: plan.Config) -> tune.Trial:
@@ -182,13 +182,13 @@ def tune_and_compare(config: Config, k: int, lab: launch.Lab, folder: Path) -> l
     silent = tune.reported(
         [trial(FREE, free)],
         tuned,
-        learn(whole, test),
+        learn(complete, test),
         seeds=config.seeds,
         measurements=math.ceil(config.rounds / every(config)),
         checkpoint=folder / "free",
         **shared,
     )
-    where = columns(k, whole, test)
+    where = columns(k, complete, test)
     return private.rows(way=INSIDE, **where) + silent.rows(way=FREE, **where)
 
 
@@ -197,26 +197,26 @@ def train(
 ) -> list[dict[str, Any]]:
     """Run one seed over TCP, and under masks in jit: rows of both."""
     del folder  # Not resumed: traffic is that of one process.
-    learn, whole, test = problems(config)
+    learn, complete, test = problems(config)
     matrix = mixing.metropolis_hastings(graphs.complete(config.agents))
     leaves = departures.taking_turns(config.agents, config.dropouts)
 
     def tuned(missing: tuple[tuple[int, ...], ...]) -> plan.Plan:
-        base = configured(config, k, whole[0].shape[1] + 1, missing)
-        (made,) = tune.grid(base, [step], matrix)
-        return made
+        base = configured(config, k, complete[0].shape[1] + 1, missing)
+        (outcome,) = tune.grid(base, [step], matrix)
+        return outcome
 
-    made = tuned(departures.absent(leaves, config.rounds))
-    task = learn(whole, test)
+    result = tuned(departures.absent(leaves, config.rounds))
+    task = learn(complete, test)
     options = {"seeds": [seed], "eval_every": every(config), "devices": None}
-    code = made.noise.code  # type: ignore[union-attr]
+    code = result.noise.code  # type: ignore[union-attr]
     sums = transport.SecureSums(
         transport.terms_of(code, dropouts=config.dropouts, colluders=config.colluders),
         leaves,
         skip=True,
         limits=tcp.Limits(enrol=config.enrol),
     )
-    crossed = lab.run(made, task, transport=sums, **options)
+    crossed = lab.run(result, task, transport=sums, **options)
     # The same clients missing, late ones too, and the same two halves of a round: compiled as one
     # program a sketch may round otherwise in its last bits.
     again = tuned(sums.missing())
@@ -226,7 +226,7 @@ def train(
         f"  {name(k)}, seed {seed}: step {step:g}, sums modulo 2^{code.bits}, "
         f"{'the models' if same else 'OTHER models than those'} under masks"
     )
-    where = columns(k, whole, test) | {
+    where = columns(k, complete, test) | {
         "phase": "final", "bits": code.bits, "numbers": code.padded, "same_models": same,
     }  # fmt: skip
     rows = inside.rows(way=INSIDE, **where)
@@ -249,9 +249,9 @@ def every(config: Config) -> int:
     return max(1, config.rounds // config.measurements)
 
 
-def same_models(one: Result, other: Result) -> bool:
+def same_models(result: Result, other: Result) -> bool:
     """Whether two runs have the same models, to the bit."""
-    pairs = zip(jax.tree.leaves(one.params), jax.tree.leaves(other.params), strict=True)
+    pairs = zip(jax.tree.leaves(result.params), jax.tree.leaves(other.params), strict=True)
     return all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
 
 
@@ -263,13 +263,13 @@ def name(k: int) -> str:
 def traffic(sums: transport.SecureSums, rounds: int, config: Config) -> dict[str, Any]:
     """What has crossed in the first rounds, for one client of each, on average."""
     crossed = sums.crossed[:rounds]
-    opened = [each for each in crossed if not each.aborted]
+    opened = [message for message in crossed if not message.aborted]
     parts = max(1, len(opened)) * config.agents
     return {
-        "bytes_up": sum(each.received for each in opened) / parts,
-        "bytes_down": sum(each.sent for each in opened) / parts,
-        "megabytes": sum(each.received + each.sent for each in opened) / 1e6,
-        "seconds_a_round": float(np.mean([each.seconds for each in crossed])) if crossed else 0.0,
+        "bytes_up": sum(total.received for total in opened) / parts,
+        "bytes_down": sum(item.sent for item in opened) / parts,
+        "megabytes": sum(value.received + value.sent for value in opened) / 1e6,
+        "seconds_a_round": float(np.mean([case.seconds for case in crossed])) if crossed else 0.0,
         "aborted": len(crossed) - len(opened),
         "survivors": float(np.mean([len(each.survivors) for each in opened])) if opened else 0.0,
     }
@@ -282,14 +282,14 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     frames = []
     for k in config.sketches:
         label = f"{config.dataset}_{k or 'whole'}"
-        kept = launch.stored(config, "sketches", sketch=k)
+        selection = launch.stored(config, "sketches", sketch=k)
         compute = functools.partial(tune_and_compare, config, k, lab)
-        frames.append(lab.cell(f"{label}_tuning", kept, compute, seed=config.seeds))
+        frames.append(lab.cell(f"{label}_tuning", selection, compute, seed=config.seeds))
         step = best_step(frames[-1])
         # Seeds may join; what else was tried is in the step.
-        kept = launch.stored(config, "sketches", "seeds", "steps", "tuning_seeds", sketch=k)
+        selection = launch.stored(config, "sketches", "seeds", "steps", "tuning_seeds", sketch=k)
         for seed in config.seeds:
-            cell = kept | {"seed": seed, "step": step}
+            cell = selection | {"seed": seed, "step": step}
             compute = functools.partial(train, config, k, step, seed, lab)
             frames.append(lab.cell(f"{label}_{seed}", cell, compute, seed=seed))
     report(config, lab, pandas.concat(frames, ignore_index=True))
@@ -343,9 +343,9 @@ def costs(config: Config, over: Any) -> list[dict[str, Any]]:
     for series, part in over.groupby("series", sort=False):
         means = part[["bytes_up", "bytes_down", "seconds_a_round", "survivors"]].mean()
         aborted = f"{int(part['aborted'].sum())} of {config.rounds * len(part)}"
-        of = {"series": series, "numbers": int(part["numbers"].iloc[0]),
+        subject = {"series": series, "numbers": int(part["numbers"].iloc[0]),
               "bits": int(part["bits"].iloc[0])}  # fmt: skip
-        rows.append(of | dict(means) | {"aborted": aborted})
+        rows.append(subject | dict(means) | {"aborted": aborted})
     return rows
 
 

@@ -118,10 +118,10 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or would not be a fair comparison."""
-        known: dict[str, Any] = dict.fromkeys(("optimizers", "stepped"), BASES)
-        known |= dict.fromkeys(("models", "model", "tuned_model"), networks.NETWORKS)
-        known["study"] = STUDIES
-        launch.check(self, {"capacity": 0, "moves": 0, "tested": 0}, known=known)
+        reference: dict[str, Any] = dict.fromkeys(("optimizers", "stepped"), BASES)
+        reference |= dict.fromkeys(("models", "model", "tuned_model"), networks.NETWORKS)
+        reference["study"] = STUDIES
+        launch.check(self, {"capacity": 0, "moves": 0, "tested": 0}, known=reference)
         if len(self.steps) < 3:
             raise ValueError(f"steps is {self.steps}; give three or more, ends and a middle")
         if len(self.steps) != len(self.moment_steps):
@@ -270,7 +270,7 @@ def pictured(config: Config, **changes: Any) -> Cell:
 
 def curves(config: Config, study: str) -> dict[str, Cell]:
     """What a study shows: its curves by what a legend says of them."""
-    both = {config.filter: config.filter, "no filter": "none"}
+    pair = {config.filter: config.filter, "no filter": "none"}
     if study == "optimizers":
         return {
             f"{base}, epsilon {epsilon:g}, {name}": plain(
@@ -278,13 +278,13 @@ def curves(config: Config, study: str) -> dict[str, Cell]:
             )
             for base in config.optimizers
             for epsilon in config.epsilon
-            for name, text in both.items()
+            for name, text in pair.items()
         }
     if study == "models":
         return {
             f"{model}, {name}": pictured(config, model=model, filter=text)
             for model in config.models
-            for name, text in both.items()
+            for name, text in pair.items()
         }
     if study == "filters":
         texts = dict.fromkeys((*config.filters, config.filter))
@@ -300,7 +300,7 @@ def curves(config: Config, study: str) -> dict[str, Cell]:
     if study == "steps":
         return {
             name: plain(config, optimizer=config.stepped, filter=text, every=True)
-            for name, text in both.items()
+            for name, text in pair.items()
         }
     if study == "schedules":
         return {kind: plain(config, schedule=kind) for kind in ("constant", "cosine")}
@@ -313,7 +313,7 @@ def curves(config: Config, study: str) -> dict[str, Cell]:
                 pretrained=config.weights is not None,
             )
             for epsilon in config.epsilon
-            for name, text in both.items()
+            for name, text in pair.items()
         }  # fmt: skip
     return {}
 
@@ -344,20 +344,22 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
     def make(steps: tuple[float, ...], count: int) -> list[Any]:
         return recipe.plans(rule, steps, cell.epsilon, count, delta=delta)
 
-    whole = data.problem(data.train, data.test)
+    final_task = data.problem(data.train, data.test)
     where = cell.columns
     steps = config.tried(cell.optimizer)
     if cell.every:
-        made = make(steps, count)
-        rounds = made[0].config.rounds
-        every = -(-rounds // config.measurements)
-        result = lab.run(made, whole, seeds=config.seeds, eval_every=every, checkpoint=folder)
+        outcome = make(steps, count)
+        rounds = outcome[0].config.rounds
+        interval = -(-rounds // config.measurements)
+        result = lab.run(
+            outcome, final_task, seeds=config.seeds, eval_every=interval, checkpoint=folder
+        )
         return result.rows(phase="every step", rounds=rounds, **where)
-    fit, held = split.split(*data.train, config.validation, seed=0)
+    fit, validation = split.split(*data.train, config.validation, seed=0)
     best = tune.reported(
         [tune.Trial(cell.name, steps, make)],
-        data.problem(fit, held),
-        whole,
+        data.problem(fit, validation),
+        final_task,
         seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,),
         measurements=config.measurements,
@@ -372,9 +374,9 @@ def train(config: Config, cell: Cell, lab: launch.Lab, folder: Path) -> list[dic
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Judge the ablations of DOPPLER: optimizers, networks, filters, clips, steps, schedules."""
-    shown = {study: curves(config, study) for study in config.study}
+    display = {study: curves(config, study) for study in config.study}
     frames = {}
-    for cell in dict.fromkeys(cell for each in shown.values() for cell in each.values()):
+    for cell in dict.fromkeys(cell for item in display.values() for cell in item.values()):
         own = cell._asdict() | {"steps": config.tried(cell.optimizer)}
         own |= {"weights": config.weights if cell.pretrained else None}
         own |= {"space_every": config.space_every if cell.optimizer == "galore" else None}
@@ -386,8 +388,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
             rows = lab.cell(study, {"rounds": ROUNDS, "periods": PERIODS}, response)
             report(config, lab, study, rows)
             continue
-        edges = [name for name, cell in shown[study].items() if tables.at_ends(frames[cell])]
-        report(config, lab, study, chosen(frames, shown[study]), edges)
+        edges = [name for name, cell in display[study].items() if tables.at_ends(frames[cell])]
+        report(config, lab, study, chosen(frames, display[study]), edges)
     for frame in list(frames.values())[:1]:
         # Runs that tune are of fewer records, and rounds.
         reported = frame[frame["phase"] != "tuning"]
@@ -399,12 +401,12 @@ def experiment(config: Config, lab: launch.Lab) -> None:
         )
 
 
-def chosen(frames: Mapping[Cell, Any], shown: Mapping[str, Cell]) -> Any:
+def chosen(frames: Mapping[Cell, Any], display: Mapping[str, Cell]) -> Any:
     """The reported rows of a study, with what a legend says of each curve."""
     import pandas
 
     parts = []
-    for label, cell in shown.items():
+    for label, cell in display.items():
         rows = frames[cell][frames[cell]["phase"] != "tuning"]
         names = [f"{label}, step {s:g}" for s in rows["step_size"]] if cell.every else label
         curve = "no filter" if cell.filter == "none" else cell.filter
@@ -427,8 +429,8 @@ def judged(config: Config, study: str, rows: Any) -> list[claims.Judged]:
         return ablations.steps(rows, [f"{config.filter}, step {step:g}" for step in tried])
     if study == "finetuning":
         return ablations.finetuning(rows, config.filter, budgets)
-    whole = {"filters": ablations.filters, "clipping": ablations.clips}
-    return whole.get(study, ablations.schedules)(rows)
+    complete = {"filters": ablations.filters, "clipping": ablations.clips}
+    return complete.get(study, ablations.schedules)(rows)
 
 
 ROUNDS = 400
@@ -470,8 +472,8 @@ def remark(config: Config, study: str) -> str:
     other = study in ("models", "finetuning")
     cell = pictured(config) if other else plain(config)
     size = f"{cell.records:,} records, " if cell.records else ""
-    whole = cell.dataset == "cifar10" and not cell.records and cell.epochs >= 50
-    if whole and (other or cell.model == "cnn5"):
+    complete = cell.dataset == "cifar10" and not cell.records and cell.epochs >= 50
+    if complete and (other or cell.model == "cnn5"):
         return ""
     network = "" if other else f"{cell.model}, "
     return f"Not the paper's setting: {cell.dataset}, {size}{network}{cell.epochs:g} epochs."
@@ -481,13 +483,13 @@ def report(
     config: Config, lab: launch.Lab, study: str, rows: Any, edges: Sequence[str] = ()
 ) -> None:
     """Print a study's table and verdicts, and draw its figures."""
-    found = judged(config, study, rows)
-    lab.say(f"\n{study}, {found[0].source}: {remark(config, study)}".rstrip(": "))
+    result = judged(config, study, rows)
+    lab.say(f"\n{study}, {result[0].source}: {remark(config, study)}".rstrip(": "))
     if study != "response":
         table = tables.summary(ablations.last(rows), ["series", "step_size"], "points")
         lab.say(tables.text(table.rename(columns={"mean": "accuracy in %", "count": "seeds"})))
         lab.say_ends(edges)
-    for claim in found:
+    for claim in result:
         lab.say(claim.text())
     for stem, panels in sheets(config, study, rows).items():
         sheet, axes = plots.figure(1, len(panels), sharey=len(panels) > 1)

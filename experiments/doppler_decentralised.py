@@ -187,21 +187,21 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
 def differences(config: Config, rows: Any) -> list[dict[str, Any]]:
     """Every filter against none under the same noise, every noise against independent noise."""
     rows = rows.assign(pair=rows["design"] + " + " + rows["filter"])
-    there = set(rows["pair"])
-    wanted = [(d, f, d, "none") for d in config.designs for f in config.filters if f != "none"]
-    wanted += [
+    present = set(rows["pair"])
+    expected = [(d, f, d, "none") for d in config.designs for f in config.filters if f != "none"]
+    expected += [
         (d, f, "independent", f) for d in config.designs for f in config.filters
         if d != "independent"
     ]  # fmt: skip
-    found = []
-    for design, name, other, theirs in wanted:
+    results = []
+    for design, name, other, theirs in expected:
         better = f"{design} + {name}"
         worse = f"{other} + {theirs}"
-        if {better, worse} <= there:
+        if {better, worse} <= present:
             # Larger is better here: the claim is on what is missed.
             pair = tables.paired(rows, worse, better, "test_accuracy", column="pair")
-            found.append({"of": better, "over": worse, **pair.row()})
-    return found
+            results.append({"of": better, "over": worse, **pair.row()})
+    return results
 
 
 def draw(config: Config, lab: launch.Lab, final: Any) -> None:

@@ -103,8 +103,8 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what could not be run to its end, or leaves nothing to measure."""
-        least = {"segment": 2, "skip": 0}
-        launch.check(self, least, known={"trained": FILTERS}, free=("correlations",))
+        minimum = {"segment": 2, "skip": 0}
+        launch.check(self, minimum, known={"trained": FILTERS}, free=("correlations",))
         images.check_dataset(self.dataset)
         for rho in self.correlations:
             if not -1 < rho < 1:
@@ -114,11 +114,11 @@ class Config:
                 raise ValueError(
                     f"epochs holds {epochs}; give divisors of the horizon, {self.horizon} rounds"
                 )
-        least = self.skip + max(self.segment, self.lags, *self.taps)
-        if self.rounds < least:
+        minimum = self.skip + max(self.segment, self.lags, *self.taps)
+        if self.rounds < minimum:
             raise ValueError(
-                f"rounds is {self.rounds}; give at least {least}, what is skipped and the longest "
-                "segment, lag or response"
+                f"rounds is {self.rounds}; give at least {minimum}, what is skipped and the "
+                "longest segment, lag or response"
             )
 
 
@@ -185,7 +185,7 @@ def record(config: Config, trained: str, task: Problem, seed: int, fixed: Any = 
     count = len(task.y)
     # A record a batch more than eight standard deviations above the expected size, or none is cut.
     places = min(count, math.ceil(config.batch_size + 8 * math.sqrt(config.batch_size)))
-    made = plan.make(
+    training_plan = plan.make(
         plan.Config(
             noise=noise.Independent(),
             budget=protect.Budget(config.epsilon, count**-1.1),
@@ -197,20 +197,20 @@ def record(config: Config, trained: str, task: Problem, seed: int, fixed: Any = 
         np.eye(1),
         counts=[count],
     )
-    deviation = float(made.factor[0, 0]) / config.batch_size
+    deviation = float(training_plan.factor[0, 0]) / config.batch_size
     query = RecordQuery(task.loss, task.weighted, config.clip_norm, "flat", config.capacity)
     link = optax.chain(lowpass(*FILTERS[trained]), optax.sgd(config.step_size))
     first, batches, raw = jax.random.split(jax.random.key(seed), 3)
     params = task.init(first)
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     some = min(config.coordinates, flat.size)
-    kept = np.sort(np.random.default_rng(0).choice(flat.size, some, replace=False))
+    selection = np.sort(np.random.default_rng(0).choice(flat.size, some, replace=False))
     counts = jnp.array([count])
 
     def step(data: Any, carry: Any, round: Any) -> Any:
         x, y = data
         params, state = carry
-        drawn = made.sampler.draw(jax.random.fold_in(batches, round), round, counts)
+        drawn = training_plan.sampler.draw(jax.random.fold_in(batches, round), round, counts)
         rows = drawn.rows[:, :places]
         padding = drawn.padding[:, :places]
         models = jax.tree.map(lambda leaf: leaf[None], params)
@@ -221,8 +221,8 @@ def record(config: Config, trained: str, task: Problem, seed: int, fixed: Any = 
         noisy = clean + deviation * normal
         updates, state = link.update(unravel(noisy), state, params)
         after = optax.apply_updates(params, updates)
-        full = () if fixed is None else whole_gradient(params)[kept]
-        return (after, state), (clean[kept], noisy[kept], jnp.sum(~drawn.padding), full)
+        full = () if fixed is None else whole_gradient(params)[selection]
+        return (after, state), (clean[selection], noisy[selection], jnp.sum(~drawn.padding), full)
 
     def whole_gradient(params: Any) -> Any:
         def part(total: Any, block: Any) -> Any:
@@ -237,33 +237,33 @@ def record(config: Config, trained: str, task: Problem, seed: int, fixed: Any = 
         return jax.lax.scan(functools.partial(step, data), start, jnp.arange(config.rounds))
 
     data = jnp.asarray(task.x), jnp.asarray(task.y)
-    (params, _), (gradient, private, sizes, full) = whole(data, (params, link.init(params)))
+    (params, _), (gradient, private, sizes, complete) = whole(data, (params, link.init(params)))
     if int(sizes.max()) > places:
         raise ValueError(f"seeds {seed} drew a batch of {sizes.max()}; give another seed")
     models = jax.tree.map(lambda leaf: leaf[None], params)
     accuracy = float(task.metrics(models, task.evaluation)["test_accuracy"])
     recorded = np.asarray(gradient, float), np.asarray(private, float)
-    seen = None if fixed is None else np.asarray(full, float)
-    return Recorded(*recorded, deviation**2, accuracy, seen)
+    observed = None if fixed is None else np.asarray(complete, float)
+    return Recorded(*recorded, deviation**2, accuracy, observed)
 
 
-def streams(kept: Recorded) -> dict[str, np.ndarray]:
+def streams(selection: Recorded) -> dict[str, np.ndarray]:
     """All that is compared, [T, k] each: before the noise, the noise, and behind each filter."""
-    noisy = jnp.asarray(kept.private, jnp.float32)
-    links = {name: lowpass(*each) for name, each in FILTERS.items() if name != "sgd"}
-    links |= {"adaptive": adaptive(4, kept.variance), "wiener": wiener(kept.variance)}
-    links |= {"wiener, unit": wiener(kept.variance, unit=True)}
+    noisy = jnp.asarray(selection.private, jnp.float32)
+    links = {name: lowpass(*item) for name, item in FILTERS.items() if name != "sgd"}
+    links |= {"adaptive": adaptive(4, selection.variance), "wiener": wiener(selection.variance)}
+    links |= {"wiener, unit": wiener(selection.variance, unit=True)}
 
-    def step(states: Any, given: Any) -> Any:
-        both = {name: link.update(given, states[name]) for name, link in links.items()}
-        return {k: state for k, (_, state) in both.items()}, {
-            k: out for k, (out, _) in both.items()
+    def step(states: Any, value: Any) -> Any:
+        pair = {name: link.update(value, states[name]) for name, link in links.items()}
+        return {k: state for k, (_, state) in pair.items()}, {
+            k: out for k, (out, _) in pair.items()
         }
 
     states = {name: link.init(noisy[0]) for name, link in links.items()}
     behind = jax.lax.scan(step, states, noisy)[1]
-    plain = {"gradient": kept.gradient, "noise": kept.private - kept.gradient}
-    plain |= {"private": kept.private}
+    plain = {"gradient": selection.gradient, "noise": selection.private - selection.gradient}
+    plain |= {"private": selection.private}
     return plain | {name: np.asarray(out, float) for name, out in behind.items()}
 
 
@@ -295,14 +295,14 @@ def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[d
         lab.say(f"  {trained}, seed {seed}: test accuracy {kept.accuracy:.3f}")
         where = {"trained": trained, "seed": seed, "budget_epsilon": config.epsilon}
         where |= {"dataset": config.dataset, "guarantee": None}
-        every = {k: values[config.skip :] for k, values in streams(kept).items()}
-        power = float(np.mean(every["gradient"] ** 2))
+        entries = {k: values[config.skip :] for k, values in streams(kept).items()}
+        power = float(np.mean(entries["gradient"] ** 2))
         ratio = kept.variance / power
         rows.append(where | {"kind": "run", "test_accuracy": kept.accuracy, "noise/power": ratio})
-        lags = autocovariance(every["gradient"], config.lags)
+        lags = autocovariance(entries["gradient"], config.lags)
         # The paper's c_tau, 1/2 at 0; none of them below 0, which its filters cannot use.
         c = np.maximum(lags / lags[0] - 0.5, 0.0)
-        for name, values in every.items():
+        for name, values in entries.items():
             where["series"] = name
             own = autocovariance(values, config.lags) / power
             rows += [
@@ -316,12 +316,12 @@ def train(config: Config, trained: str, lab: launch.Lab, folder: Path) -> list[d
             ]
             if name in ("gradient", "noise"):
                 continue
-            error = float(np.mean((values - every["gradient"]) ** 2)) / power
+            error = float(np.mean((values - entries["gradient"]) ** 2)) / power
             b, a = FILTERS["sgd" if name == "private" else name] if name in (
                 *FILTERS, "private",
             ) else ((), ())  # fmt: skip
-            said = snr.signal_to_noise(b, a, c) if len(b) else math.nan
-            rows.append(where | {"kind": "error", "mean_square": error, "ratio": said})
+            value = snr.signal_to_noise(b, a, c) if len(b) else math.nan
+            rows.append(where | {"kind": "error", "mean_square": error, "ratio": value})
         rows += longer(config, kept, c, power, where)
     return rows
 
@@ -357,27 +357,27 @@ def assume(config: Config, step: float, lab: launch.Lab, folder: Path) -> list[d
             squares = np.sum(g**2, axis=1)
             for k in range(config.lags + 1):
                 products = np.sum(g[k:] * g[: len(g) - k], axis=1)
-                least = float(np.min(products / (squares[k:] + squares[: len(g) - k])))
+                minimum = float(np.min(products / (squares[k:] + squares[: len(g) - k])))
                 row = where | {"kind": "assumption", "series": name, "lag": k}
-                rows.append(row | {"correlation": lags[k] / lags[0], "least": least})
+                rows.append(row | {"correlation": lags[k] / lags[0], "least": minimum})
         rows += near(config, kept, where)
     return rows
 
 
-def near(config: Config, kept: Recorded, where: dict[str, Any]) -> list[dict[str, Any]]:
+def near(config: Config, selection: Recorded, where: dict[str, Any]) -> list[dict[str, Any]]:
     """What every published filter misses of the full gradient, and the ratio of its c_k.
 
     ``missed`` is the share of the gradient's power that no multiple of the output has: the private
     gradients are clipped, the full one is not.
     """
-    full = kept.full[config.skip :]
-    lags = autocovariance(full, len(full) // 2)
+    complete = selection.full[config.skip :]
+    lags = autocovariance(complete, len(complete) // 2)
     c = np.maximum(lags / lags[0] - 0.5, 0.0)
     rows = []
-    for name, values in streams(kept).items():
+    for name, values in streams(selection).items():
         if name in FILTERS or name == "private":
             m = values[config.skip :]
-            missed = 1 - float(np.sum(m * full) ** 2 / (np.sum(m**2) * np.sum(full**2)))
+            missed = 1 - float(np.sum(m * complete) ** 2 / (np.sum(m**2) * np.sum(complete**2)))
             ratio = snr.signal_to_noise(*FILTERS["sgd" if name == "private" else name], c)
             row = where | {"kind": "full error", "series": name}
             rows.append(row | {"missed": missed, "ratio": ratio})
@@ -385,19 +385,19 @@ def near(config: Config, kept: Recorded, where: dict[str, Any]) -> list[dict[str
 
 
 def longer(
-    config: Config, kept: Recorded, c: np.ndarray, power: float, where: dict[str, Any]
+    config: Config, selection: Recorded, c: np.ndarray, power: float, where: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Finite responses of ever more taps, each the best by the ratio: ratio and error."""
     from scipy import signal
 
     rows = []
     for taps in config.taps:
-        made = snr.optimal_fir(np.pad(c, (0, max(0, taps - len(c))))[:taps])
-        out = signal.lfilter(made.b, [1.0], kept.private, axis=0)
-        missed = (out - kept.gradient)[max(config.skip, taps) :]
+        coefficients = snr.optimal_fir(np.pad(c, (0, max(0, taps - len(c))))[:taps])
+        out = signal.lfilter(coefficients.b, [1.0], selection.private, axis=0)
+        missed = (out - selection.gradient)[max(config.skip, taps) :]
         row = where | {"kind": "taps", "series": "best by the ratio", "taps": taps}
         error = float(np.mean(missed**2)) / power
-        rows.append(row | {"ratio": snr.signal_to_noise(*made, c), "mean_square": error})
+        rows.append(row | {"ratio": snr.signal_to_noise(*coefficients, c), "mean_square": error})
     return rows
 
 
@@ -406,11 +406,11 @@ def responses(config: Config, folder: Path) -> list[dict[str, Any]]:
     del folder
     rows = []
     for name, (b, a) in FILTERS.items():
-        found = snr.frequency_response(b, a, 65)
+        response = snr.frequency_response(b, a, 65)
         row = {"series": name, "guarantee": None}
         rows += [
             row | {"kind": "gain", "frequency": f, "gain": abs(g)}
-            for f, g in zip(*found, strict=True)
+            for f, g in zip(*response, strict=True)
         ]
         kappa = filters.impulse_response(b, a, config.lags + 1)
         rows += [row | {"kind": "impulse", "lag": k, "kappa": v} for k, v in enumerate(kappa)]
@@ -430,41 +430,43 @@ def design(config: Config, folder: Path) -> list[dict[str, Any]]:
     for epochs in config.epochs:
         pattern = Participation(rounds, epochs, rounds // epochs)
         for name, gram in weights.items():
-            alone = temporal.solve(gram, pattern).strategy
-            colour = np.linalg.inv(alone.T @ alone)
+            single = temporal.solve(gram, pattern).strategy
+            colour = np.linalg.inv(single.T @ single)
             for rho in config.correlations:
                 signal = filtered.covariance(rho ** np.arange(rounds), rounds)
                 for variance in config.variances:
-                    both = filtered.solve(signal, variance, pattern, gram=gram)
+                    union = filtered.solve(signal, variance, pattern, gram=gram)
                     after = filtered.wiener(signal, variance * colour, gram=gram)
                     pairs = {
                         "neither": (none, none),
                         "first v1 alone": (fixed, none),
-                        "strategy alone": (none, alone),
-                        "strategy, then filter": (after, alone),
+                        "strategy alone": (none, single),
+                        "strategy, then filter": (after, single),
                     }
-                    made = {
+                    results = {
                         key: filtered.filtered_error(*pair, signal, variance, pattern, gram=gram)
                         for key, pair in pairs.items()
                     }
-                    made |= {"filter alone": both.errors[0], "together": both.error}
-                    made |= {"bound": both.lower_bound}
+                    results |= {"filter alone": union.errors[0], "together": union.error}
+                    results |= {"bound": union.lower_bound}
                     row = {"kind": "design", "epochs": epochs, "weight": name, "rho": rho}
                     row |= {"variance": variance, "guarantee": None}
-                    rows += [row | {"series": k, "mean_square": e} for k, e in made.items()]
+                    rows += [row | {"series": k, "mean_square": e} for k, e in results.items()]
     return rows
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Record spectra of DP-SGD's gradients, noise and filters; and choose filters and noise."""
-    whole = dataclasses.asdict(config)
-    designs = {name: whole.pop(name) for name in ("horizon", "correlations", "variances", "epochs")}
-    assumed = {name: value for name, value in whole.items() if name not in ("segment", "taps")}
+    complete = dataclasses.asdict(config)
+    designs = {
+        name: complete.pop(name) for name in ("horizon", "correlations", "variances", "epochs")
+    }
+    assumed = {name: value for name, value in complete.items() if name not in ("segment", "taps")}
     for name in ("trained", "steps"):
-        del whole[name], assumed[name]
-    del whole["fixed_records"]
+        del complete[name], assumed[name]
+    del complete["fixed_records"]
     cells = [
-        (f"run_{name.replace(' ', '_')}", whole | {"trained": name},
+        (f"run_{name.replace(' ', '_')}", complete | {"trained": name},
          functools.partial(train, config, name, lab))
         for name in config.trained
     ]  # fmt: skip
@@ -475,12 +477,12 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     ]  # fmt: skip
     runs = lab.cells(cells, seed=config.seeds)
     gains = lab.cell("responses", {"lags": config.lags}, functools.partial(responses, config))
-    made = lab.cell("designs", designs, functools.partial(design, config))
-    report(config, lab, runs, made)
+    cell = lab.cell("designs", designs, functools.partial(design, config))
+    report(config, lab, runs, cell)
     draw(config, lab, runs, gains)
 
 
-def report(config: Config, lab: launch.Lab, runs: Any, made: Any) -> None:
+def report(config: Config, lab: launch.Lab, runs: Any, result: Any) -> None:
     """Print the tables."""
     lab.say("\nNo guarantee covers these records: gradients before the noise are among them.")
     for trained in config.trained:
@@ -509,7 +511,7 @@ def report(config: Config, lab: launch.Lab, runs: Any, made: Any) -> None:
     lab.say(
         "\nshare of the full gradient that a filter misses:\n" + tables.text(table.reset_index())
     )
-    wide = made.pivot_table(
+    wide = result.pivot_table(
         index=["epochs", "weight", "rho", "variance"], columns="series", values="mean_square",
         sort=False,
     ).reset_index()  # fmt: skip
@@ -519,7 +521,7 @@ def report(config: Config, lab: launch.Lab, runs: Any, made: Any) -> None:
 def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
     """Figures: autocorrelation, spectra, ratio and error by taps, responses."""
     note = "Gradients before the noise are private: no guarantee covers a figure that shows them."
-    shown = looks.LOOKS | {"private": looks.look("none", "private gradient")}
+    display = looks.LOOKS | {"private": looks.look("none", "private gradient")}
     own = runs[(runs["trained"] == config.trained[0]) & runs["series"].isin(DRAWN)]
     panels = (
         ("lags", own[(own["kind"] == "lag") & (own["lag"] > 0)], "lag", "covariance",
@@ -531,7 +533,7 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
         sheet = plots.lines(
             rows, x, y, "series", ylabel=label,
             xlabel="lag (rounds)" if x == "lag" else "frequency (cycles a round)", log_y=log_y,
-            note=note, looks=shown,
+            note=note, looks=display,
         )  # fmt: skip
         lab.figure(sheet, f"doppler_spectra_{name}{lab.suffix}.svg")
     sheet, axes = plots.figure(1, 2)
@@ -556,7 +558,7 @@ def draw(config: Config, lab: launch.Lab, runs: Any, gains: Any) -> None:
         for ax, part in zip(axes, (rows[~few], rows[few]), strict=True):
             plots.lines(
                 part, x, "gain" if kind == "gain" else "kappa", "series", ax=ax, xlabel=xlabel,
-                ylabel=ylabel, looks=shown, note="Left: the paper's Table 2. Right: its Table 4.",
+                ylabel=ylabel, looks=display, note="Left: the paper's Table 2. Right: its Table 4.",
             )  # fmt: skip
         lab.figure(sheet, f"doppler_spectra_{name}{lab.suffix}.svg")
 

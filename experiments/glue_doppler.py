@@ -159,14 +159,14 @@ def learner(config: Config) -> Any:
     else:
         model = roberta.RoBERTa(classes)
         start = roberta.load_roberta(config.weights, model, key=jax.random.key(0))
-    given = {"params": start} if config.weights or config.frozen else {}
+    argument = {"params": start} if config.weights or config.frozen else {}
     if config.frozen:
-        given["frozen"] = lambda path: any(part in path for part in config.frozen)
+        argument["frozen"] = lambda path: any(part in path for part in config.frozen)
 
     def learn(train: Any, test: Any) -> Problem:
         shard = partition.iid(len(train[1]), 1, 0)
         name = f"GLUE, {config.task}"
-        return supervised(model, "cross_entropy", train, test, shard, name=name, **given)
+        return supervised(model, "cross_entropy", train, test, shard, name=name, **argument)
 
     train, test = split.with_test(data, 0.1, seed=1)
     x, y = (part[: config.records or None] for part in train)
@@ -192,16 +192,16 @@ def train(
     config: Config, name: str, epsilon: float, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Tune and run one method at one budget; rows of both phases."""
-    learn, whole, test = learner(config)
-    delta = len(whole[1]) ** -1.1
+    learn, complete, test = learner(config)
+    delta = len(complete[1]) ** -1.1
     where = {"design": name, "dataset": config.task, "budget_epsilon": epsilon}
     where |= {"start": "random" if config.weights is None else "pretrained"}
-    fit, held = split.split(*whole, config.validation, seed=0)
+    fit, validation = split.split(*complete, config.validation, seed=0)
     make = functools.partial(plans, config, name, epsilon, delta)
     best = tune.reported(
         [tune.Trial(name, config.steps, make)],
-        learn(fit, held),
-        learn(whole, test),
+        learn(fit, validation),
+        learn(complete, test),
         seeds=config.seeds,
         tuning_seeds=(config.tuning_seed,),
         measurements=config.measurements,

@@ -124,16 +124,16 @@ def networks(config: Config) -> dict[str, np.ndarray]:
     Raises:
         ValueError: Naming a file that is no connected network, or whose name another network has.
     """
-    found: dict[str, np.ndarray] = {}
+    results: dict[str, np.ndarray] = {}
     for spec in config.graphs:
         name = Path(spec).stem if os.path.isfile(spec) else spec
-        if name in found:
+        if name in results:
             raise ValueError(f"graphs holds {spec!r}, another network {name!r}; rename the file")
         try:
-            found[name] = MIXING[config.mixing](graphs.parse(spec))
+            results[name] = MIXING[config.mixing](graphs.parse(spec))
         except ValueError as error:
             raise ValueError(f"graphs holds {spec!r}: {error}") from None
-    return found
+    return results
 
 
 def learn(config: Config, agents: int, seed: int) -> Problem:
@@ -169,16 +169,16 @@ def train(
     config: Config, graph: str, matrix: np.ndarray, design: str, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Run one design on one graph; every seed has a split of its own."""
-    made: list[plan.Plan] = []
+    results: list[plan.Plan] = []
     rows = []
     rates = []
     for first in range(0, len(config.seeds), config.together):
         seeds = config.seeds[first : first + config.together]
         data = [learn(config, len(matrix), seed) for seed in seeds]
         # Shares differ by one at most: the same sizes for every seed.
-        made = made or plans(config, design, matrix, data[0].partition.counts)
+        results = results or plans(config, design, matrix, data[0].partition.counts)
         result = lab.run(
-            made,
+            results,
             data,
             seeds=seeds,
             eval_every=config.every,
@@ -193,7 +193,7 @@ def train(
 
 def _kept(config: Config, graph: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The last measurement with the mean over the tail, and the course at one level."""
-    kept = []
+    selection = []
     last: list[float] = []
     for row in rows:
         row["mu"] = _level(config, row["guarantee"])
@@ -204,8 +204,8 @@ def _kept(config: Config, graph: str, rows: list[dict[str, Any]]) -> list[dict[s
             last = []
         drawn = row["mu"] in (config.drawn, math.inf) and row["round"] % (2 * config.every) == 0
         if drawn or row["round"] == config.rounds:
-            kept.append(row)
-    return kept
+            selection.append(row)
+    return selection
 
 
 def _level(config: Config, guarantee: dict[str, Any]) -> float:
@@ -235,11 +235,11 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     for graph, rows in last.groupby("graph", sort=False):
         for mu in config.mu:
             epsilon = gdp.epsilon(mu, config.delta)
-            chosen = rows[(rows["mu"] == mu) | (rows["design"] == "non_private")]
+            selection = rows[(rows["mu"] == mu) | (rows["design"] == "non_private")]
             lab.say(f"\n{graph}, mu {mu:g} (epsilon {epsilon:.4g} at delta {config.delta:g}):")
-            lab.say(tables.text(losses(chosen)))
+            lab.say(tables.text(losses(selection)))
             for column, name in MEASURES.items():
-                if pairs := differences(chosen, column):
+                if pairs := differences(selection, column):
                     title = f"MAFALDA against others, {name}, paired over seeds:\n"
                     lab.say(title + tables.text(pairs))
         needed(config, lab, rows)
@@ -277,14 +277,14 @@ def differences(rows: Any, column: str) -> list[dict[str, Any]]:
     present = [name for name in LABELS if name in set(rows["design"])]
     if "mafalda" not in present:
         return []
-    own = rows[rows["design"] == "mafalda"][column].mean()
+    mean = rows[rows["design"] == "mafalda"][column].mean()
     rows_of_pairs = []
     for name in present:
         if name in ("mafalda", "non_private"):
             continue
         pair = tables.paired(rows, "mafalda", name, column)
         theirs = rows[rows["design"] == name][column].mean()
-        gain = 100 * (1 - own / theirs)
+        gain = 100 * (1 - mean / theirs)
         rows_of_pairs.append({"against": LABELS[name], "gain in %": gain, **pair.row()})
     return rows_of_pairs
 
@@ -295,12 +295,12 @@ def needed(config: Config, lab: launch.Lab, rows: Any) -> None:
     Of the mean over seeds and of the median: some splits put the few houses with absurd features
     into the test part, whose squared errors rule the mean.
     """
-    for how, column in itertools.product(("mean", "median"), MEASURES):
+    for mode, column in itertools.product(("mean", "median"), MEASURES):
         epsilons = {}
         for name in LABELS:
             own = rows[(rows["design"] == name) & np.isfinite(rows["mu"])]
             if len(own):
-                losses = own.groupby("mu")[column].agg(how)
+                losses = own.groupby("mu")[column].agg(mode)
                 mu = crossing(list(losses.index), list(losses), config.level)
                 epsilons[name] = math.nan if mu is None else float(gdp.epsilon(mu, config.delta))
         base = epsilons.get("mafalda", math.nan)
@@ -310,7 +310,7 @@ def needed(config: Config, lab: launch.Lab, rows: Any) -> None:
         ]
         if table:
             lab.say(
-                f"\nepsilon for a {how} {MEASURES[column]} of {config.level:g} (nan: not reached "
+                f"\nepsilon for a {mode} {MEASURES[column]} of {config.level:g} (nan: not reached "
                 "between levels)"
             )
             lab.say(tables.text(table))
@@ -346,15 +346,15 @@ def cut(ax: Any, rows: Any, x: str, y: str) -> str:
 def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
     """Figures: the loss over privacy, and over rounds at one level."""
     note = "Space and time share a seed: they defend from outsiders only."
-    shown = {name: looks.look(name, label) for name, label in LABELS.items()}
-    at = config.drawn
+    display = {name: looks.look(name, label) for name, label in LABELS.items()}
+    position = config.drawn
     epsilons = {mu: gdp.epsilon(mu, config.delta) for mu in config.mu} | {math.inf: math.inf}
     last = last.assign(stated=last["mu"].map(epsilons))
     for graph, own in last.groupby("graph", sort=False):
-        course = frame[(frame["graph"] == graph) & frame["mu"].isin([at, math.inf])]
+        course = frame[(frame["graph"] == graph) & frame["mu"].isin([position, math.inf])]
         for name, rows, x, label, loss in (
             ("privacy", own, "stated", "epsilon", "final test loss"),
-            ("rounds", course, "round", f"round (epsilon {epsilons[at]:.3g})", "test loss"),
+            ("rounds", course, "round", f"round (epsilon {epsilons[position]:.3g})", "test loss"),
         ):
             sheet, (ax,) = plots.figure()
             above = cut(ax, rows, x, "test_loss")
@@ -370,7 +370,7 @@ def draw(config: Config, lab: launch.Lab, frame: Any, last: Any) -> None:
                 log_x=x == "stated",
                 log_y=x == "round",
                 note=" ".join([above, note if "spacetime" in config.designs else ""]).strip(),
-                looks=shown,
+                looks=display,
             )
             lab.figure(sheet, f"mafalda_housing_{launch.file_name(graph)}_{name}.svg")
 

@@ -95,45 +95,45 @@ PRESETS = {
 }  # fmt: skip
 
 
-def squares(found: Any) -> np.ndarray:
+def squares(result: Any) -> np.ndarray:
     """mu^2 by (attacker, victim)."""
-    return np.stack([each.mu**2 for each in found])
+    return np.stack([item.mu**2 for item in result])
 
 
 def losses(config: Config, graph: Any, weights: Weights) -> list[dict[str, Any]]:
     """Renyi losses by distance, of attacker 0 and of all attackers together."""
     matrix = WEIGHTS[weights](graph)
     n = len(matrix)
-    chosen = range(n if config.attackers is None else min(config.attackers, n))
+    selection = range(n if config.attackers is None else min(config.attackers, n))
     when = Participation(config.rounds, config.rounds, 1)
     algorithm = views.dsgd(matrix)
-    seen = [algorithm.pndp(attacker) for attacker in chosen]
+    observed = [algorithm.pndp(attacker) for attacker in selection]
     unit = config.alpha / 2 / config.sigma**2
-    exact = [each.loss(when, gradients="view") for each in seen]
-    wide = [each.loss(when) for each in seen]
-    found = {"any": squares(wide), "view": squares(account.tighter_losses(exact, wide))}
+    exact = [item.loss(when, gradients="view") for item in observed]
+    wide = [value.loss(when) for value in observed]
+    results = {"any": squares(wide), "view": squares(account.tighter_losses(exact, wide))}
     for numerator in BOUNDS:
         bound = published.muffliato_pndp(matrix, config.rounds, numerator=numerator)
-        found[numerator] = bound.T[list(chosen)]
-    away = np.stack([account.distances(matrix, [attacker]) for attacker in chosen])
+        results[numerator] = bound.T[list(selection)]
+    away = np.stack([account.distances(matrix, [attacker]) for attacker in selection])
     rows = []
     for scope, part in (("attacker 0", slice(0, 1)), ("all attackers", slice(None))):
         hops = away[part]
         for distance in (*range(1, int(hops.max()) + 1), FAR + 1000):
-            at = hops >= FAR if distance > 1000 else hops == distance
-            if not at.any():
+            position = hops >= FAR if distance > 1000 else hops == distance
+            if not position.any():
                 continue
-            shown = f">={FAR}" if distance > 1000 else str(distance)
+            display = f">={FAR}" if distance > 1000 else str(distance)
             row: dict[str, Any] = {
                 "graph": "", "mixing": weights, "attackers": len(hops), "scope": scope,
-                "distance": shown, "pairs": int(at.sum()), "rounds": config.rounds,
+                "distance": display, "pairs": int(position.sum()), "rounds": config.rounds,
                 "alpha": config.alpha, "sigma": config.sigma,
             }  # fmt: skip
-            view = found["view"][part][at]
-            flagged = np.stack([each.upper_bound for each in exact])[part][at]
-            plain = squares(exact)[part][at]
+            view = results["view"][part][position]
+            flagged = np.stack([case.upper_bound for case in exact])[part][position]
+            plain = squares(exact)[part][position]
             for name in LABELS:
-                values = unit * found[name][part][at]
+                values = unit * results[name][part][position]
                 ratio = values / (unit * view)
                 rows.append(
                     row
@@ -168,9 +168,9 @@ def experiment(config: Config, lab: launch.Lab) -> None:
             lab.say(f"{name}: passed over: {error}")
             continue
         for weights in config.mixing:
-            kept = {key: stored[key] for key in ("rounds", "alpha", "sigma", "attackers")}
-            kept |= {"graph": spec, "mixing": weights}
-            kept["fingerprint"] = mixing.fingerprint(WEIGHTS[weights](graph))
+            selection = {key: stored[key] for key in ("rounds", "alpha", "sigma", "attackers")}
+            selection |= {"graph": spec, "mixing": weights}
+            selection["fingerprint"] = mixing.fingerprint(WEIGHTS[weights](graph))
 
             def compute(
                 _: Path, name: str = name, graph: Any = graph, weights: Weights = weights
@@ -178,7 +178,7 @@ def experiment(config: Config, lab: launch.Lab) -> None:
                 return [row | {"graph": name} for row in losses(config, graph, weights)]
 
             cell = f"{name.replace(':', '_')}_{weights}"
-            cells.append((cell, kept, compute))
+            cells.append((cell, selection, compute))
     if cells:
         report(config, lab, lab.cells(cells))
 
@@ -192,8 +192,8 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             f"{config.sigma:g}, T = {config.rounds}"
         )
         table = []
-        for distance, each in part.groupby("distance", sort=False):
-            by = each.set_index("algorithm")
+        for distance, item in part.groupby("distance", sort=False):
+            by = item.set_index("algorithm")
             view = by.loc["view"]
             line = {"distance": distance, "pairs": view["pairs"]}
             line |= {"exact: mean": view["mean"], "min": view["min"], "max": view["max"]}
@@ -209,14 +209,14 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
     figure, panels = plots.figure(-(-len(names) // columns), columns)
-    shown = frame[(frame["scope"] == "attacker 0") & ~frame["distance"].str.startswith(">")]
-    shown = shown.assign(hops=shown["distance"].astype(int))
-    shown = shown[np.isfinite(shown["max"]) & (shown["min"] > 0)].sort_values("hops")
+    display = frame[(frame["scope"] == "attacker 0") & ~frame["distance"].str.startswith(">")]
+    display = display.assign(hops=display["distance"].astype(int))
+    display = display[np.isfinite(display["max"]) & (display["min"] > 0)].sort_values("hops")
     for panel, (graph, weights) in zip(panels, names, strict=False):
         with plots.style():
             for number, (key, label) in enumerate(LABELS.items()):
-                mine = (shown["graph"] == graph) & (shown["mixing"] == weights)
-                part = shown[mine & (shown["algorithm"] == key)]
+                mine = (display["graph"] == graph) & (display["mixing"] == weights)
+                part = display[mine & (display["algorithm"] == key)]
                 look = looks.look(key)
                 # Side by side, so that bars do not hide each other.
                 panel.errorbar(
@@ -248,16 +248,16 @@ CLAIMED = {"1": 1.1, "2": 10.0, f">={FAR}": 100.0}
 
 def verdict(part: Any) -> str:
     """How far the published bounds are above the exact loss, and what that says of the claims."""
-    told = []
-    for distance, least in CLAIMED.items():
+    messages = []
+    for distance, minimum in CLAIMED.items():
         rows = part[part["distance"] == distance].set_index("algorithm")
         for name in BOUNDS if len(rows) else ():
             ratio, geometric = rows.loc[name, ["ratio_of_means", "geometric_ratio"]]
-            told.append(
-                f"  distance {distance} (paper: {least:g}x), {name}: {ratio:.3g}x (geometric mean "
-                f"{geometric:.3g}x): {claims.YES if ratio >= least else claims.NO}"
+            messages.append(
+                f"  distance {distance} (paper: {minimum:g}x), {name}: {ratio:.3g}x (geometric "
+                f"mean {geometric:.3g}x): {claims.YES if ratio >= minimum else claims.NO}"
             )
-    return "published over exact:\n" + "\n".join(told)
+    return "published over exact:\n" + "\n".join(messages)
 
 
 main = functools.partial(launch.main, "pndp_accounting", PRESETS, experiment)

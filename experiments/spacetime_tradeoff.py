@@ -145,9 +145,9 @@ def energies(config: Config, graph: str) -> list[dict[str, Any]]:
                 }
             }  # fmt: skip
             if n * rounds <= config.unrestricted:
-                least = joint_.unrestricted_bound(matrix, participation)
-                values["unrestricted"] = least.lower_bound
-                extra["unrestricted"] = {"converged": least.converged, "gap": least.gap}
+                minimum = joint_.unrestricted_bound(matrix, participation)
+                values["unrestricted"] = minimum.lower_bound
+                extra["unrestricted"] = {"converged": minimum.converged, "gap": minimum.gap}
             rows += [
                 {"algorithm": name, "graph": graph, "agents": n, "rounds": rounds, "epochs": k,
                  "energy": value, "relative": value / values["independent"],
@@ -220,9 +220,9 @@ def report_energies(config: Config, lab: launch.Lab, frame: Any) -> None:
         lab.say(f"\nnoise energy relative to independent noise: {graph}, k = {k}")
         table = []
         for rounds, part in rows.groupby("rounds"):
-            found = dict(zip(part["algorithm"], part["relative"], strict=True))
-            shown = {"T": rounds} | {LABELS[name]: found.get(name) for name in LABELS}
-            table.append({name: value for name, value in shown.items() if value is not None})
+            results = dict(zip(part["algorithm"], part["relative"], strict=True))
+            display = {"T": rounds} | {LABELS[name]: results.get(name) for name in LABELS}
+            table.append({name: value for name, value in display.items() if value is not None})
         columns = list(dict.fromkeys(name for line in table for name in line))
         lab.say(tables.text([{name: line.get(name, "") for name in columns} for line in table]))
     figure, panels = plots.figure(len(config.epochs), len(config.graphs), sharey=True)

@@ -166,14 +166,14 @@ class Setting:
 
     def config_of(self, method: str, epsilon: float, factor: float) -> plan.Config:
         """The config of a method at a budget."""
-        made = {
+        result = {
             "tracking": Tracking(self.beta), "dpop": DPOP(), "pp_doagt": PPDOAGT(),
             "diff_tv_ab": DiffTVAB(),
         }[method]  # fmt: skip
         # These two ask for gradients at models that nobody else knows.
         smoothness = smoothness_of(self.data) if method in ("pp_doagt", "diff_tv_ab") else None
         return plan.Config(
-            method=made,
+            method=result,
             noise=scheduled.ScheduledLaplace(self.q2),
             budget=protect.Budget(epsilon, accountant="pure"),
             protect=protect.Protect(
@@ -191,17 +191,17 @@ class Setting:
             self.data, self.matrix, epsilon=self.epsilon, gradient_gap=self.config.gradient_gap,
             rounds=self.config.rounds, shape=shape, iterations=60,
         )  # fmt: skip
-        given = dataclasses.replace(
+        argument = dataclasses.replace(
             self.config_of("tracking", self.epsilon, 1.0), method=parts.method, noise=parts.noise,
             optimizer=parts.optimizer,
         )  # fmt: skip
-        return plan.make(given, self.matrix), parts.predicted
+        return plan.make(argument, self.matrix), parts.predicted
 
-    def columns(self, method: str, steps: str, made: plan.Plan) -> dict[str, Any]:
+    def columns(self, method: str, steps: str, training_plan: plan.Plan) -> dict[str, Any]:
         """What every row of a method at this budget says."""
         return {
             "algorithm": method, "steps": steps, "setting": self.epsilon,
-            "gamma": made.config.optimizer.first, "gradient_gap": self.config.gradient_gap,
+            "gamma": training_plan.config.optimizer.first, "gradient_gap": self.config.gradient_gap,
         }  # fmt: skip
 
 
@@ -220,15 +220,15 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
     """Mean, spread and median of the residual over trials, by round."""
     setting = Setting(config, index)
     rows = []
-    every = max(1, config.rounds // config.marks)
-    shown = variants(config, setting, method, lab)
+    interval = max(1, config.rounds // config.marks)
+    display = variants(config, setting, method, lab)
     predicted = {}
     for shape in config.optimal if method == "tracking" else ():
-        shown[shape], error = setting.optimal(shape)
+        display[shape], error = setting.optimal(shape)
         predicted[shape] = {"predicted": error.total, "predicted_bias": error.bias}
-    for steps, made in shown.items():
+    for steps, outcome in display.items():
         result = lab.run(
-            made, setting.problem, seeds=range(config.trials), eval_every=every,
+            outcome, setting.problem, seeds=range(config.trials), eval_every=interval,
             checkpoint=folder / steps,
         )  # fmt: skip
         for mark, rounds in enumerate(result.rounds):
@@ -237,7 +237,7 @@ def curves(config: Config, index: int, method: str, lab: launch.Lab, folder: Pat
                 values = result.metrics[name][mark, :, 0].astype(np.float64)
                 row |= {name: values.mean(), f"{name}_std": values.std(ddof=1)}
                 row[f"{name}_median"] = np.median(values)
-            columns = setting.columns(method, steps, made) | {"guarantee": _stated(made)}
+            columns = setting.columns(method, steps, outcome) | {"guarantee": _stated(outcome)}
             rows.append(columns | row | predicted.get(steps, {}))
         lab.say(f"  {method}, {steps}: {result.rounds_per_second:,.0f} trials x rounds a second")
     return rows
@@ -247,32 +247,32 @@ def stops(config: Config, index: int, method: str, lab: launch.Lab, folder: Path
     """When each of some runs is first below the residual, and what it has sent by then."""
     setting = Setting(config, index)
     rows = []
-    for steps, made in variants(config, setting, method, lab).items():
+    for steps, variant in variants(config, setting, method, lab).items():
         result = lab.run(
-            made, setting.problem, seeds=range(config.timed), eval_every=1,
+            variant, setting.problem, seeds=range(config.timed), eval_every=1,
             checkpoint=folder / steps,
         )  # fmt: skip
         # The time of one run alone: seeds side by side share their overhead.
-        alone = lab.run(made, setting.problem, seeds=(0,), eval_every=config.rounds // 2)
-        sent = traffic.per_round(made, setting.problem)
-        columns = setting.columns(method, steps, made)
+        single = lab.run(variant, setting.problem, seeds=(0,), eval_every=config.rounds // 2)
+        sent = traffic.per_round(variant, setting.problem)
+        columns = setting.columns(method, steps, variant)
         for norm, name in (("all agents", "residual"), ("an agent", "residual_per_agent")):
-            found = result.metrics[name][:, :, 0] < config.below
-            first = np.where(found.any(axis=0), result.rounds[found.argmax(axis=0)], -1)
+            outcome = result.metrics[name][:, :, 0] < config.below
+            first = np.where(outcome.any(axis=0), result.rounds[outcome.argmax(axis=0)], -1)
             for seed, rounds in zip(result.seeds, first, strict=True):
                 row = {"seed": seed, "norm": norm, "below": config.below}
-                row |= {"reached": bool(rounds > 0), "guarantee": _stated(made)}
+                row |= {"reached": bool(rounds > 0), "guarantee": _stated(variant)}
                 if rounds > 0:
                     row |= {"rounds": int(rounds), "numbers": float(rounds * sent.total)}
-                    row["seconds"] = float(rounds / alone.rounds_per_second)
+                    row["seconds"] = float(rounds / single.rounds_per_second)
                 rows.append(columns | row)
     return rows
 
 
-def wide(compute: Any, *given: Any) -> list[Any]:
+def wide(compute: Any, *value: Any) -> list[Any]:
     """A cell's rows, computed in float64."""
     with jax.enable_x64(True):
-        return compute(*given)
+        return compute(*value)
 
 
 def experiment(config: Config, lab: launch.Lab) -> None:
@@ -293,8 +293,8 @@ def experiment(config: Config, lab: launch.Lab) -> None:
     report(config, lab, frames["curves"], frames["stops"])
 
 
-def _stated(made: plan.Plan) -> dict[str, Any]:
-    return made.guarantee.to_dict()
+def _stated(training_plan: plan.Plan) -> dict[str, Any]:
+    return training_plan.guarantee.to_dict()
 
 
 _TUNING = 1_000_000
@@ -318,24 +318,24 @@ def report(config: Config, lab: launch.Lab, frame: Any, stopped: Any) -> None:
     lab.say(f"\nresidual over all agents after {config.rounds} rounds, {config.trials} trials")
     rows = []
     for _, row in last.iterrows():
-        shown = {name: row[name] for name in ("setting", "steps", "algorithm", "gamma")}
-        shown |= {"mean": row["residual"], "std": row["residual_std"]}
-        shown |= {"median": row["residual_median"], "per agent": row["residual"] / config.agents}
-        shown |= {"consensus": row["consensus"], "epsilon": float(row["guarantee"]["epsilon"])}
-        shown |= {"predicted": row["predicted"]} if row.get("predicted", 0) > 0 else {}
-        rows.append(shown)
+        display = {name: row[name] for name in ("setting", "steps", "algorithm", "gamma")}
+        display |= {"mean": row["residual"], "std": row["residual_std"]}
+        display |= {"median": row["residual_median"], "per agent": row["residual"] / config.agents}
+        display |= {"consensus": row["consensus"], "epsilon": float(row["guarantee"]["epsilon"])}
+        display |= {"predicted": row["predicted"]} if row.get("predicted", 0) > 0 else {}
+        rows.append(display)
     lab.say(tables.text(rows))
     lab.say(f"\nfirst below {config.below:g}: medians of the runs that ever were")
     rows = []
     keys = ["norm", "setting", "steps", "algorithm"]
     for names, group in stopped.groupby(keys, sort=False):
         reached = group[group["reached"]]
-        shown = dict(zip(keys, names, strict=True))
-        shown |= {"epsilon": float(group["guarantee"].iloc[0]["epsilon"])}
-        shown |= {"runs": len(group), "reached": len(reached)}
+        display = dict(zip(keys, names, strict=True))
+        display |= {"epsilon": float(group["guarantee"].iloc[0]["epsilon"])}
+        display |= {"runs": len(group), "reached": len(reached)}
         if len(reached):
-            shown |= {name: reached[name].median() for name in ("rounds", "numbers", "seconds")}
-        rows.append(shown)
+            display |= {name: reached[name].median() for name in ("rounds", "numbers", "seconds")}
+        rows.append(display)
     lab.say(tables.text(rows))
     draw_curves(config, lab, frame)
     draw_stops(config, lab, stopped[stopped["steps"] == "printed"])
@@ -375,7 +375,7 @@ def draw_stops(config: Config, lab: launch.Lab, stopped: Any) -> None:
 
     figure, panels = plots.figure(2, 2, sharex=True)
     columns = (("seconds", "milliseconds", 1e3), ("numbers", "thousands of numbers sent", 1e-3))
-    places = [(norm, *shown) for norm in ("all agents", "an agent") for shown in columns]
+    places = [(norm, *display) for norm in ("all agents", "an agent") for display in columns]
     for ax, (norm, column, label, scale) in zip(panels, places, strict=True):
         with plots.style():
             for place, name in enumerate(config.methods):
@@ -383,7 +383,7 @@ def draw_stops(config: Config, lab: launch.Lab, stopped: Any) -> None:
                 middles = []
                 ends = []
                 across = np.arange(len(config.epsilon)) + 0.2 * (place - 1.5)
-                for at, epsilon in zip(across, config.epsilon, strict=True):
+                for level, epsilon in zip(across, config.epsilon, strict=True):
                     mine = stopped[(stopped["algorithm"] == name) & (stopped["norm"] == norm)]
                     mine = mine[(mine["setting"] == epsilon) & mine["reached"]]
                     low, middle, high = np.full(3, np.nan)
@@ -392,7 +392,7 @@ def draw_stops(config: Config, lab: launch.Lab, stopped: Any) -> None:
                     middles.append(middle)
                     ends.append((middle - low, high - middle))
                     ax.annotate(
-                        f"{len(mine)}", (at, 0.02), xycoords=("data", "axes fraction"),
+                        f"{len(mine)}", (level, 0.02), xycoords=("data", "axes fraction"),
                         ha="center", fontsize=6.0,
                     )  # fmt: skip
                 ax.errorbar(

@@ -103,8 +103,8 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
-    least = {"trials": 5, "rounds": 4, "until": 0, "permutations": 0}
-    launch.check(config, least, each={"epsilon": _EACH})
+    minimum = {"trials": 5, "rounds": 4, "until": 0, "permutations": 0}
+    launch.check(config, minimum, each={"epsilon": _EACH})
     for pair in zip(config.q1, config.q2, strict=True):
         laplace.decays(*pair)
     if config.trials < config.k + 2:
@@ -137,15 +137,15 @@ def drawn(
 def problems(config: Config) -> list[Any]:
     """One problem a trial, in float64: late rounds divide by steps that float32 rounds away."""
     costs = drawn(config.data, config.spread, config.trials)
-    return [fusion.problem(one, dtype="float64") for one in costs]
+    return [fusion.problem(cost, dtype="float64") for cost in costs]
 
 
 def gradients(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """[N] slope and constant of agent 1's gradient in every trial."""
     costs = drawn(config.data, config.spread, config.trials)
     return (
-        np.array([one.hessians[0, 0, 0] for one in costs]),
-        np.array([one.linear[0, 0] for one in costs]),
+        np.array([cost.hessians[0, 0, 0] for cost in costs]),
+        np.array([item.linear[0, 0] for item in costs]),
     )
 
 
@@ -157,23 +157,23 @@ def marked(config: Config, rounds: int) -> np.ndarray:
 
 def config_of(config: Config, name: str, index: int = 0) -> plan.Config:
     """The config of a method; of tracking at the budget of this number."""
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "protect": protect.Protect("replace_agent", norm="l1", gradient_gap=config.gradient_gap),
         "sampler": samplers.Random(1), "rounds": config.rounds, "optimizer": Sgd(config.step),
     }  # fmt: skip
     if name == "correlated_randomness":
         return plan.Config(
-            **given | {"method": CorrelatedRandomness(config.until), "rounds": 2 * config.rounds}
+            **options | {"method": CorrelatedRandomness(config.until), "rounds": 2 * config.rounds}
         )
     if name == "encrypted":
-        return plan.Config(method=Encrypted(), **given)
+        return plan.Config(method=Encrypted(), **options)
     gamma, beta, q1, q2 = (getattr(config, key)[index] for key in _EACH)
-    given |= {
+    options |= {
         "method": Tracking(beta),
         "noise": ScheduledLaplace(q2),
         "optimizer": Sgd(gamma, decay=q1),
     }
-    return plan.Config(**given, budget=protect.Budget(config.epsilon[index], accountant="pure"))
+    return plan.Config(**options, budget=protect.Budget(config.epsilon[index], accountant="pure"))
 
 
 def of_tracking(passed: Passed) -> tuple[Any, ...]:
@@ -184,12 +184,15 @@ def of_tracking(passed: Passed) -> tuple[Any, ...]:
 
 def tracking(config: Config, index: int) -> dict[str, View]:
     """Agent 1's gradient and what all attackers have of it, (44) with the message that it needs."""
-    given = config_of(config, "tracking", index)
+    argument = config_of(config, "tracking", index)
     gamma = config.gamma[index]
     q1 = config.q1[index]
     with jax.enable_x64(True):
         read = trace(
-            plan.make(given, MATRIX), problems(config), seeds=range(config.trials), read=of_tracking
+            plan.make(argument, MATRIX),
+            problems(config),
+            seeds=range(config.trials),
+            read=of_tracking,
         )
     z, y, mean = (np.asarray(part, np.float64) for part in read)
     slope, constant = gradients(config)
@@ -197,9 +200,9 @@ def tracking(config: Config, index: int) -> dict[str, View]:
     # What is left of the next message once all that is known is taken off it.
     steps = gamma * q1 ** np.arange(config.rounds - 1)
     solved = (mean[:, :-1] - z[:, 1:]) / steps - y[:, :-1]
-    seen = np.stack([z[:, :-1], y[:, :-1], solved], axis=-1)
+    observed = np.stack([z[:, :-1], y[:, :-1], solved], axis=-1)
     # Every message is broadcast: colluding neighbours and an outsider have the same.
-    return {"both": View(private[:, :-1], seen, solved)}
+    return {"both": View(private[:, :-1], observed, solved)}
 
 
 def of_correlated(passed: Passed) -> tuple[Any, ...]:
@@ -210,10 +213,10 @@ def of_correlated(passed: Passed) -> tuple[Any, ...]:
 
 def correlated(config: Config) -> dict[str, View]:
     """Agent 1's gradient; what agent 2 gets of it, agent 3 honest, and what the links show."""
-    given = config_of(config, "correlated_randomness")
+    argument = config_of(config, "correlated_randomness")
     with jax.enable_x64(True):
         read = trace(
-            plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
+            plan.make(argument, MATRIX), problems(config), seeds=range(config.trials),
             read=of_correlated,
         )  # fmt: skip
     x, to_second, to_third, got = (np.asarray(part, np.float64) for part in read)
@@ -230,8 +233,8 @@ def correlated(config: Config) -> dict[str, View]:
     # Columns of weights sum to 1: y - grad grows by what came in less what went out, known. And y
     # is a difference of models over the step, exactly so once steps are as they are.
     grown = np.cumsum(got[:, 1::2] - share - other, axis=1)
-    known = np.concatenate([np.zeros_like(grown[:, :1]), grown[:, :-1]], axis=1)
-    guess = (x[:, 0::2] - moved) / config.step - known
+    reference = np.concatenate([np.zeros_like(grown[:, :1]), grown[:, :-1]], axis=1)
+    guess = (x[:, 0::2] - moved) / config.step - reference
     return {"insiders": View(private, insider), "outsider": View(private, outsider, guess)}
 
 
@@ -245,10 +248,10 @@ def of_encrypted(passed: Passed) -> tuple[Any, ...]:
 
 def encrypted(config: Config) -> dict[str, View]:
     """Agent 1's gradient, and what colluding neighbours have of it: their pulls, over the step."""
-    given = config_of(config, "encrypted")
+    argument = config_of(config, "encrypted")
     with jax.enable_x64(True):
         read = trace(
-            plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
+            plan.make(argument, MATRIX), problems(config), seeds=range(config.trials),
             read=of_encrypted,
         )  # fmt: skip
     x, pulls = (np.asarray(part, np.float64) for part in read)
@@ -261,11 +264,11 @@ def accuracy(
     config: Config, name: str, index: int, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """Table 4's accuracy: |x_i - x*|^2 after the last round, summed over agents, over trials."""
-    given = config_of(config, name, index)
+    argument = config_of(config, name, index)
     with jax.enable_x64(True):
         result = lab.run(
-            plan.make(given, MATRIX), problems(config), seeds=range(config.trials),
-            eval_every=given.rounds, checkpoint=folder,
+            plan.make(argument, MATRIX), problems(config), seeds=range(config.trials),
+            eval_every=argument.rounds, checkpoint=folder,
         )  # fmt: skip
     left = np.asarray(result.metrics["residual"][-1, :, 0], np.float64)
     epsilon = config.epsilon[index] if name == "tracking" else None
@@ -274,38 +277,39 @@ def accuracy(
     return [row | {"kind": "accuracy", "residual": left.mean()} | dict(quantiles)]
 
 
-def rows_of(config: Config, name: str, epsilon: float | None, found: Any) -> list[dict[str, Any]]:
+def rows_of(config: Config, name: str, epsilon: float | None, result: Any) -> list[dict[str, Any]]:
     """M-NMI under both conventions of the normaliser, by coordinates."""
     rows = []
-    for attacker, view in found.items():
-        at = marked(config, view.private.shape[1])
-        x = view.private[:, at].T[:, :, None]
-        y = np.moveaxis(view.seen[:, at], 1, 0)
+    for attacker, view in result.items():
+        position = marked(config, view.private.shape[1])
+        x = view.private[:, position].T[:, :, None]
+        y = np.moveaxis(view.seen[:, position], 1, 0)
         ways: dict[str, Any] = {"raw": (y, "raw"), "standardised": (y, "standardised")}
         if view.guess is not None:
-            ways["guess"] = view.guess[:, at].T[:, :, None], "standardised"
-        for coordinates, (seen, scaled) in ways.items():
-            made = leakage.normalised(
-                x, seen, config.k, coordinates=scaled, jitter="ties", seed=config.seed,
+            ways["guess"] = view.guess[:, position].T[:, :, None], "standardised"
+        for coordinates, (observed, scaled) in ways.items():
+            outcome = leakage.normalised(
+                x, observed, config.k, coordinates=scaled, jitter="ties", seed=config.seed,
                 permutations=config.permutations,
             )  # fmt: skip
-            most = float(made.information.max())
-            both = {
-                kind: most / leakage.normaliser(config.trials, config.k, kind) for kind in _KINDS
+            maximum = float(outcome.information.max())
+            pair = {
+                kind: maximum / leakage.normaliser(config.trials, config.k, kind) for kind in _KINDS
             }
             row = {
                 "algorithm": name, "setting": epsilon, "attacker": attacker, "data": config.data,
                 "spread": config.spread,
                 "coordinates": coordinates, "trials": config.trials, "k": config.k,
-                "at": int(at[made.round]) + 1, "information": most, "m_nmi": both["exact"],
-                "m_nmi_jittered": both["jittered"], "paper": PAPER.get((name, epsilon, attacker)),
+                "at": int(position[outcome.round]) + 1, "information": maximum,
+                "m_nmi": pair["exact"],
+                "m_nmi_jittered": pair["jittered"], "paper": PAPER.get((name, epsilon, attacker)),
             }  # fmt: skip
-            null = made.null
+            null = outcome.null
             if null is not None:
                 row |= {"null": null.maximum_mean, "p_value": null.p_value}
             rows += [
-                row | {"round": int(one) + 1, "value": float(made.rounds[place])}
-                for place, one in enumerate(at)
+                row | {"round": int(item) + 1, "value": float(outcome.rounds[place])}
+                for place, item in enumerate(position)
             ]
     return rows
 
@@ -321,17 +325,19 @@ def told(spread: float, scale: float) -> float:
     from scipy import special
 
     ratio = spread / scale
-    at = np.linspace(0, 12 * ratio + 40, 20_001)
-    sides = [side * at + special.log_ndtr(-side * at / ratio - ratio) for side in (1, -1)]
+    position = np.linspace(0, 12 * ratio + 40, 20_001)
+    sides = [
+        side * position + special.log_ndtr(-side * position / ratio - ratio) for side in (1, -1)
+    ]
     log_density = ratio**2 / 2 + np.logaddexp(*sides) - np.log(2)
-    return float(-2 * np.trapezoid(np.exp(log_density) * log_density, at) - 1 - np.log(2))
+    return float(-2 * np.trapezoid(np.exp(log_density) * log_density, position) - 1 - np.log(2))
 
 
 def first_rounds(config: Config) -> list[dict[str, Any]]:
     """Which spread of normal gradients gives the paper's values of tracking in the first round."""
     from scipy import optimize
 
-    whole = leakage.normaliser(5000, 3, "jittered")  # The paper's trials, and its tool.
+    complete = leakage.normaliser(5000, 3, "jittered")  # The paper's trials, and its tool.
     rows = []
     for place, epsilon in enumerate(config.epsilon):
         if ("tracking", epsilon, "both") not in PAPER:
@@ -340,21 +346,21 @@ def first_rounds(config: Config) -> list[dict[str, Any]]:
         # The gradient is hidden by the next message's noise over the step.
         scale = laplace.first_scale(epsilon, config.gradient_gap, gamma, q1, q2) * q2 / gamma
         value = PAPER["tracking", epsilon, "both"]
-        ratio = optimize.brentq(lambda r: told(r, 1.0) - value * whole, 1e-3, 1e6)  # noqa: B023
+        ratio = optimize.brentq(lambda r: told(r, 1.0) - value * complete, 1e-3, 1e6)  # noqa: B023
         rows.append(
             {"epsilon": epsilon, "noise": scale, "paper": value, "spread for it": ratio * scale}
         )
 
     def missed(log_spread: float) -> float:
-        found = (told(np.exp(log_spread), row["noise"]) / whole - row["paper"] for row in rows)
-        return max(map(abs, found))
+        results = (told(np.exp(log_spread), row["noise"]) / complete - row["paper"] for row in rows)
+        return max(map(abs, results))
 
     if rows:
         needed = [np.log(row["spread for it"]) for row in rows]
         among = np.linspace(min(needed), max(needed), 101)
         best = float(np.exp(min(among, key=missed)))
         for row in rows:
-            row[f"at {best:.3g}"] = told(best, row["noise"]) / whole
+            row[f"at {best:.3g}"] = told(best, row["noise"]) / complete
     return rows
 
 
@@ -406,12 +412,12 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     lab.say(f"\nM-NMI over {config.rounds} rounds, {config.trials} trials, k = {config.k}")
     keys = ["algorithm", "setting", "attacker", "coordinates"]
     once = frame.drop_duplicates(keys)
-    shown = [*keys, "at", "m_nmi", "m_nmi_jittered", "null", "p_value", "paper"]
-    lab.say(tables.text(once[[name for name in shown if name in once]].to_dict("records")))
+    display = [*keys, "at", "m_nmi", "m_nmi_jittered", "null", "p_value", "paper"]
+    lab.say(tables.text(once[[name for name in display if name in once]].to_dict("records")))
     lab.say("\nthe first round, if gradients were normal: the spread that gives the paper's value")
     lab.say(tables.text(first_rounds(config)))
     lines = dict(zip(config.epsilon, ("-", "--", ":", "-."), strict=False))
-    shown = {
+    display = {
         f"tracking, {epsilon:g}": looks.look("tracking", f"tracking, epsilon {epsilon:g}", line)
         for epsilon, line in lines.items()
     }
@@ -426,7 +432,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         plots.lines(
             mine.assign(algorithm=names), "round", "value", "algorithm", ax=ax, xlabel="round",
             log_x=True, ylabel="normalised mutual information", title=f"{coordinates} coordinates",
-            looks=looks.LOOKS | shown,
+            looks=looks.LOOKS | display,
         )  # fmt: skip
     note = f"An estimate from {config.trials:,} trials, no bound."
     lab.figure(figure, "tracking_leakage.svg", note=note)

@@ -141,8 +141,8 @@ PRESETS = {
 
 def check(config: Config) -> None:
     """Refuse options that no run could use, before any work."""
-    least = {"agents": 2, "rounds": 2, "border_rounds": 2, "sizes": 2}
-    launch.check(config, least, known={"parts": PARTS})
+    minimum = {"agents": 2, "rounds": 2, "border_rounds": 2, "sizes": 2}
+    launch.check(config, minimum, known={"parts": PARTS})
     laplace.decays(config.q1, config.q2)
 
 
@@ -157,37 +157,38 @@ def network(config: Config, kind: str, agents: int) -> Any:
 @functools.cache
 def read(config: Config) -> images.Images:
     """The data set, of whose records every agent has a batch at least."""
-    found = images.read(config.dataset, config.model, config.layout, records=config.records)
-    least = config.batch_size
-    most = len(found.train[1])
-    given = {"sizes": config.sizes} if "networks" in config.parts else {}
-    for name, agents in ({"agents": (config.agents,)} | given).items():
-        if max(agents, default=0) * least > most:
+    frame = images.read(config.dataset, config.model, config.layout, records=config.records)
+    minimum = config.batch_size
+    maximum = len(frame.train[1])
+    argument = {"sizes": config.sizes} if "networks" in config.parts else {}
+    for name, agents in ({"agents": (config.agents,)} | argument).items():
+        if max(agents, default=0) * minimum > maximum:
             raise ValueError(
-                f"{name} holds {max(agents)}, a batch of {least} each, and there are {most} "
-                f"records; give at most {most // least} agents, smaller batches or more records"
+                f"{name} holds {max(agents)}, a batch of {minimum} each, and there are "
+                f"{maximum} records; give at most {maximum // minimum} agents, smaller "
+                "batches or more records"
             )
-    return found
+    return frame
 
 
 @functools.cache
 def task(config: Config, agents: int) -> Problem:
     """The classifier over agents, its records dealt evenly."""
-    found = read(config)
-    shards = partition.iid(len(found.train[1]), agents, 0)
-    x, y = (part[: config.test_records or None] for part in found.test)
-    made = supervised(
-        found.model, "cross_entropy", found.train, (x, y), shards, name=config.dataset
+    frame = read(config)
+    shards = partition.iid(len(frame.train[1]), agents, 0)
+    x, y = (part[: config.test_records or None] for part in frame.test)
+    problem = supervised(
+        frame.model, "cross_entropy", frame.train, (x, y), shards, name=config.dataset
     )
     if config.train_records is None:
-        return made
-    seen = tuple(part[: config.train_records] for part in found.train)
+        return problem
+    observed = tuple(part[: config.train_records] for part in frame.train)
 
     def metrics(models: Any, evaluation: Any) -> dict[str, Any]:
-        test, train = (made.metrics(models, part) for part in evaluation)
+        test, train = (problem.metrics(models, part) for part in evaluation)
         return test | {name.replace("test_", "train_"): value for name, value in train.items()}
 
-    return replace(made, metrics=metrics, evaluation=((x, y), seen))
+    return replace(problem, metrics=metrics, evaluation=((x, y), observed))
 
 
 def config_of(
@@ -196,7 +197,7 @@ def config_of(
     smoothness: float | None = None,
 ) -> plan.Config:  # fmt: skip
     """The config of a method at a budget; no epsilon is no noise."""
-    made = {
+    result = {
         "tracking": Tracking(beta or config.beta), "dpop": DPOP(), "pp_doagt": PPDOAGT(),
         "diff_tv_ab": DiffTVAB(),
     }[method]  # fmt: skip
@@ -204,7 +205,7 @@ def config_of(
     if mode == "clipped":
         bound = {"clip_norm": gap / 2}
     return plan.Config(
-        method=made,
+        method=result,
         noise=None if epsilon is None else scheduled.ScheduledLaplace(config.q2),
         budget=None if epsilon is None else protect.Budget(epsilon, accountant="pure"),
         protect=protect.Protect("replace_agent", norm="l1", **bound),
@@ -216,66 +217,66 @@ def config_of(
 
 def same_noise(config: Config, method: str, matrix: Any) -> plan.Plan:
     """A rival with the noise of tracking, at whatever that costs it."""
-    given: dict[str, Any] = {"gap": config.gap, "mode": "assumed"}
-    mine = plan.make(config_of(config, epsilon=config.at_epsilon, **given), matrix)
-    given["smoothness"] = config.smoothness
-    bare = config_of(config, method, epsilon=1.0, **given)
+    options: dict[str, Any] = {"gap": config.gap, "mode": "assumed"}
+    mine = plan.make(config_of(config, epsilon=config.at_epsilon, **options), matrix)
+    options["smoothness"] = config.smoothness
+    bare = config_of(config, method, epsilon=1.0, **options)
     spent = scheduled.cost(bare, matrix, float(mine.noise.scales[0]))
-    return plan.make(config_of(config, method, epsilon=spent, **given), matrix)
+    return plan.make(config_of(config, method, epsilon=spent, **options), matrix)
 
 
 def cells(config: Config) -> list[tuple[str, dict[str, Any], Any, Any]]:
     """Name, columns, network and plan of every cell."""
-    found = []
+    results = []
     matrix = network(config, "er", config.agents)
     if "gaps" in config.parts:
         for mode, gap, epsilon in itertools.product(config.modes, config.gaps, config.epsilon):
-            given = config_of(config, epsilon=epsilon, gap=gap, mode=mode)
+            argument = config_of(config, epsilon=epsilon, gap=gap, mode=mode)
             columns = {"part": "gaps", "mode": mode, "gap": gap, "setting": epsilon}
-            found.append((f"gap_{mode}_{gap:g}_{epsilon:g}", columns, matrix, given))
+            results.append((f"gap_{mode}_{gap:g}_{epsilon:g}", columns, matrix, argument))
         bare = config_of(config, epsilon=None, gap=1.0, mode="assumed")
         columns = {"part": "gaps", "mode": "no noise", "gap": 0.0, "setting": 0.0}
-        found.append(("gap_none", columns, matrix, bare))
+        results.append(("gap_none", columns, matrix, bare))
     if "methods" in config.parts:
         for method in METHODS:
             columns = {"part": "methods", "mode": "assumed", "gap": config.gap}
             columns |= {"algorithm": method, "setting": config.at_epsilon}
             columns |= {"assumed_smoothness": config.smoothness}
-            given: Any = functools.partial(same_noise, config, method, matrix)
+            argument: Any = functools.partial(same_noise, config, method, matrix)
             if method in ("tracking", "dpop"):
-                given = config_of(
+                argument = config_of(
                     config, method, epsilon=config.at_epsilon, gap=config.gap, mode="assumed"
                 )
-            found.append((f"method_{method}", columns, matrix, given))
+            results.append((f"method_{method}", columns, matrix, argument))
     if "border" in config.parts:
         for gamma, beta in itertools.product(config.gammas, config.betas):
-            given = config_of(
+            argument = config_of(
                 config, epsilon=None, gap=1.0, mode="assumed", gamma=gamma, beta=beta,
                 rounds=config.border_rounds,
             )  # fmt: skip
             columns = {"part": "border", "mode": "no noise", "gap": 0.0, "setting": 0.0}
             columns |= {"gamma": gamma, "beta": beta}
-            found.append((f"border_{gamma:g}_{beta:g}", columns, matrix, given))
+            results.append((f"border_{gamma:g}_{beta:g}", columns, matrix, argument))
     if "networks" in config.parts:
-        every = itertools.product(config.graphs, config.sizes, config.budgets)
-        for kind, agents, epsilon in every:
-            given = config_of(config, epsilon=epsilon, gap=config.gap, mode="assumed")
+        product = itertools.product(config.graphs, config.sizes, config.budgets)
+        for kind, agents, epsilon in product:
+            argument = config_of(config, epsilon=epsilon, gap=config.gap, mode="assumed")
             columns = {"part": "networks", "mode": "assumed", "gap": config.gap}
             columns |= {"graph": kind, "setting": epsilon}
             name = f"network_{kind}_{agents}_{epsilon:g}"
-            found.append((name, columns, network(config, kind, agents), given))
-    return found
+            results.append((name, columns, network(config, kind, agents), argument))
+    return results
 
 
 def train(
-    config: Config, columns: dict[str, Any], matrix: Any, given: Any, lab: launch.Lab, folder: Path
+    config: Config, columns: dict[str, Any], matrix: Any, value: Any, lab: launch.Lab, folder: Path
 ) -> list[dict[str, Any]]:
     """One run of every seed."""
     read(config)  # Refuses before the first round what a later cell could not run.
-    made = given() if callable(given) else plan.make(given, matrix)
-    rounds = made.config.rounds
+    outcome = value() if callable(value) else plan.make(value, matrix)
+    rounds = outcome.config.rounds
     result = lab.run(
-        made, task(config, made.agents),
+        outcome, task(config, outcome.agents),
         seeds=config.seeds, eval_every=math.ceil(rounds / config.measurements),
         checkpoint=folder,
     )  # fmt: skip
@@ -288,39 +289,42 @@ def train(
 def spread(config: Config, folder: Path) -> list[dict[str, Any]]:
     """How far gradients are apart in L1 at the models that runs start from."""
     del folder
-    made = task(config, config.agents)
+    result = task(config, config.agents)
     rows = []
-    shards = [part[:count] for part, count in zip(*made.partition[:2], strict=True)]
-    gradient = jax.jit(jax.grad(made.batch_loss))
+    shards = [part[:count] for part, count in zip(*result.partition[:2], strict=True)]
+    gradient = jax.jit(jax.grad(result.batch_loss))
 
     def of(params: Any, records: np.ndarray) -> np.ndarray:
         """Mean gradient of some records, few at a time."""
         total = 0.0
         for part in np.array_split(records, -(-len(records) // 50)):
-            leaves = jax.tree.leaves(gradient(params, made.x[part], made.y[part]))
+            leaves = jax.tree.leaves(gradient(params, result.x[part], result.y[part]))
             total = total + len(part) * np.concatenate(
                 [np.ravel(leaf).astype(np.float64) for leaf in leaves]
             )
         return total / len(records)
 
     for seed in config.seeds:
-        params = made.init(keys.derive(seed, "initial"))
+        params = result.init(keys.derive(seed, "initial"))
         random = np.random.default_rng(seed)
         deals = [
-            random.choice(len(made.y), (2, config.batch_size), replace=False)
+            random.choice(len(result.y), (2, config.batch_size), replace=False)
             for _ in range(config.pairs)
         ]
         batches = [[of(params, records) for records in deal] for deal in deals]
-        two = random.permutation(list(itertools.combinations(range(len(shards)), 2)))
-        whole = {agent: of(params, shards[agent]) for agent in set(two[: config.pairs].ravel())}
-        agents = [[whole[i], whole[j]] for i, j in two[: config.pairs]]
+        second = random.permutation(list(itertools.combinations(range(len(shards)), 2)))
+        complete = {
+            agent: of(params, shards[agent]) for agent in set(second[: config.pairs].ravel())
+        }
+        agents = [[complete[i], complete[j]] for i, j in second[: config.pairs]]
         for compared, size, pairs in (
             ("batches", config.batch_size, batches), ("agents", len(shards[0]), agents),
         ):  # fmt: skip
-            apart = [np.abs(one - other).sum() for one, other in pairs]
+            differences = [np.abs(item - other).sum() for item, other in pairs]
             rows.append({
-                "part": "spread", "compared": compared, "records": size, "pairs": len(apart),
-                "apart": np.mean(apart), "least": np.min(apart), "largest": np.max(apart),
+                "part": "spread", "compared": compared, "records": size, "pairs": len(differences),
+                "apart": np.mean(differences), "least": np.min(differences),
+                "largest": np.max(differences),
                 "agents": len(shards), "seed": seed,
             })  # fmt: skip
     return rows
@@ -338,18 +342,18 @@ def spread_cell(config: Config) -> tuple[str, dict[str, Any], Any]:
 def experiment(config: Config, lab: launch.Lab) -> None:
     """Accuracy of private gradient tracking on digits, over gaps, methods, steps and networks."""
     check(config)
-    given = []
-    for name, columns, matrix, made in cells(config):
+    arguments = []
+    for name, columns, matrix, result in cells(config):
         stored = launch.stored(config, *_SWEPT, **columns, agents=len(matrix))
-        compute = functools.partial(train, config, columns, matrix, made, lab)
-        given.append((name, stored, compute))
-    frame = lab.cells(given, seed=config.seeds)
+        compute = functools.partial(train, config, columns, matrix, result, lab)
+        arguments.append((name, stored, compute))
+    frame = lab.cells(arguments, seed=config.seeds)
     if "spread" in config.parts:
         apart = lab.cells([spread_cell(config)], seed=config.seeds)
         lab.say("\nspread: how far gradients at the start are apart, in L1")
-        shown = apart[["compared", "records", "pairs", "apart", "least", "largest", "seed"]]
-        lab.say(tables.text(shown.to_dict("records")))
-    if given:
+        display = apart[["compared", "records", "pairs", "apart", "least", "largest", "seed"]]
+        lab.say(tables.text(display.to_dict("records")))
+    if arguments:
         report(config, lab, frame[frame["round"] == frame["rounds"]], frame)
 
 

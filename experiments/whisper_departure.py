@@ -91,11 +91,11 @@ def energies(config: Config) -> list[dict[str, Any]]:
     matrix = network(config)
     rows = []
     for name in config.designs:
-        made = _designed(name, matrix, 1.0, config.rounds)
-        base = spatial.energy(made.covariance, matrix)
+        result = _designed(name, matrix, 1.0, config.rounds)
+        base = spatial.energy(result.covariance, matrix)
         for loss in config.loss:
-            theory = expected_energy(made.covariance, matrix, loss)
-            sampled, error = lossy_rounds(config, made.covariance, matrix, loss)
+            theory = expected_energy(result.covariance, matrix, loss)
+            sampled, error = lossy_rounds(config, result.covariance, matrix, loss)
             rows.append(
                 {"algorithm": name, "what": "messages", "lost": loss, "energy": sampled / base,
                  "standard_error": error / base, "theory": theory / base}
@@ -105,8 +105,8 @@ def energies(config: Config) -> list[dict[str, Any]]:
             arrived = np.ones((config.agents, config.agents), dtype=bool)
             arrived[gone, :] = arrived[:, gone] = False
             applied = effective_mixing(matrix, arrived)
-            theory = energy_of(applied, made.covariance)
-            sampled, error = sample(config, made.covariance, lambda key, a=applied: a)
+            theory = energy_of(applied, result.covariance)
+            sampled, error = sample(config, result.covariance, lambda key, a=applied: a)
             rows.append(
                 {"algorithm": name, "what": "agents", "lost": count, "energy": sampled / base,
                  "standard_error": error / base, "theory": theory / base}
@@ -120,10 +120,10 @@ def effective_mixing(matrix: np.ndarray, arrived: np.ndarray) -> np.ndarray:
     Entry (i, j) of ``arrived`` says whether j's message reached i; a lost agent has no entry, not
     even its own, and its row is 0.
     """
-    kept = np.where(arrived, matrix, 0.0)
+    selection = np.where(arrived, matrix, 0.0)
     alive = arrived.diagonal()
-    kept[alive, alive] += (matrix - kept).sum(axis=1)[alive]
-    return kept
+    selection[alive, alive] += (matrix - selection).sum(axis=1)[alive]
+    return selection
 
 
 def energy_of(applied: np.ndarray, covariance: np.ndarray) -> float:
@@ -173,8 +173,8 @@ def lossy_rounds(
 
     def applied(key: Any) -> Any:
         arrived = jax.random.bernoulli(key, 1 - loss, weights.shape) | own
-        kept = jnp.where(arrived, weights, 0)
-        return kept + jnp.diag((weights - kept).sum(axis=1))
+        selection = jnp.where(arrived, weights, 0)
+        return selection + jnp.diag((weights - selection).sum(axis=1))
 
     return sample(config, covariance, applied)
 
@@ -259,12 +259,12 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
     )
     rows: list[dict[str, Any]] = []
     for name in config.designs:
-        chosen = base.using(noise.named(name))
+        selection = base.using(noise.named(name))
         options: dict[str, Any] = {
             "seeds": config.seeds,
             "eval_every": math.ceil(half / config.measurements),
         }
-        first_plan = plan.make(chosen, matrix)
+        first_plan = plan.make(selection, matrix)
         first = lab.run(first_plan, learn(everyone), **options, checkpoint=folder / f"{name}-first")
         assert first_plan.design is not None
         resolve(first_plan.design, rest, gone, horizon(name, half))
@@ -282,15 +282,15 @@ def training(config: Config, lab: launch.Lab, folder: Path) -> list[dict[str, An
         )
         rows += label(first, "before", 0, 0.0, first_plan.design.covariance, matrix)
         start = jax.tree.map(lambda leaf: leaf[:, :, stay], first.params)
-        for policy, made in (("old noise", old), ("solved again", solved)):
+        for policy, result in (("old noise", old), ("solved again", solved)):
             totals = [guarantee.within(total) for guarantee in first.guarantees]
             second = lab.run(
-                plan.make(chosen, rest, design=made), learn(stay), **options,
+                plan.make(selection, rest, design=result), learn(stay), **options,
                 continuation=Continuation(start, 1, totals),
                 checkpoint=folder / f"{name}-{policy.replace(' ', '-')}",
             )  # fmt: skip
             spent = seconds if policy == "solved again" else 0.0
-            rows += label(second, policy, half, spent, made.covariance, rest)
+            rows += label(second, policy, half, spent, result.covariance, rest)
     return rows
 
 

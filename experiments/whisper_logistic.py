@@ -113,14 +113,14 @@ def cells(config: Config) -> list[dict[str, Any]]:
     points += [(config.at_epsilon, p) for p in config.probability[1:]]
     relation = config.relations[0]
     budget = config.budgets[0]
-    chosen = [(relation, budget, *point) for point in points]
+    selection = [(relation, budget, *point) for point in points]
     others = [(relation, other) for other in config.budgets[1:]]
     others += [(other, budget) for other in config.relations[1:]]
-    chosen += [(*pair, e, config.probability[0]) for pair in others for e in config.compared]
+    selection += [(*pair, e, config.probability[0]) for pair in others for e in config.compared]
     names = ("relation", "budget", "epsilon", "probability")
     return [
         dict(zip(names, (r, b, float(e), float(p)), strict=True))
-        for r, b, e, p in dict.fromkeys(chosen)
+        for r, b, e, p in dict.fromkeys(selection)
     ]
 
 
@@ -216,7 +216,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             lab.say("paired over seeds, worse - better:\n" + tables.text(rows))
     private = last[last["design"] != "non_private"]
     for _, cell in private.groupby(["relation", "budget_name"], sort=False):
-        at = f"at epsilon {cell['budget_epsilon'].iloc[0]:g}"
+        text = f"at epsilon {cell['budget_epsilon'].iloc[0]:g}"
         cell = cell[cell["budget_epsilon"] == cell["budget_epsilon"].iloc[0]]
         # Designs state the same against an outsider, and differ in who else is protected.
         named: dict[str, list[str]] = {}
@@ -224,7 +224,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
             names = named.setdefault(statement(first["guarantee"]), [])
             names.append(plots.TITLES[first["design"]])
         for stated, names in named.items():
-            lab.say(f"\nguarantee of {'; '.join(names)}, {at}: {stated}")
+            lab.say(f"\nguarantee of {'; '.join(names)}, {text}: {stated}")
     draw(config, lab, final, last)
 
 
@@ -244,11 +244,11 @@ def draw(config: Config, lab: launch.Lab, final: Any, last: Any) -> None:
     def chosen(rows: Any) -> Any:
         return rows[(rows["unit"] == unit) & (rows["budget_name"] == budget)]
 
-    at = config.at_epsilon if config.at_epsilon in set(last["budget_epsilon"]) else None
-    at = last["budget_epsilon"].iloc[0] if at is None else at
+    level = config.at_epsilon if config.at_epsilon in set(last["budget_epsilon"]) else None
+    level = last["budget_epsilon"].iloc[0] if level is None else level
     middle = chosen(final)
     middle = middle[middle["probability"] == config.probability[0]]
-    figures = [("rounds", middle[middle["budget_epsilon"] == at], "round", "round")]
+    figures = [("rounds", middle[middle["budget_epsilon"] == level], "round", "round")]
     if len(config.epsilon) > 1:
         rows = chosen(last)
         rows = rows[rows["probability"] == config.probability[0]]

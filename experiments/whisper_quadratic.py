@@ -96,10 +96,10 @@ def sweep(
                 optimizer=optimizers.Sgd(config.first_steps[0], decay="sqrt"),
                 rounds=config.rounds,
             )
-            chosen = base.using(noise.named(design))
-            made = tune.grid(chosen, config.first_steps, matrix)
-            plans += made
-            epsilon_of += [epsilon] * len(made)
+            selection = base.using(noise.named(design))
+            outcome = tune.grid(selection, config.first_steps, matrix)
+            plans += outcome
+            epsilon_of += [epsilon] * len(outcome)
     result = lab.run(
         plans,
         quadratics(config.agents, start=start),
@@ -112,8 +112,8 @@ def sweep(
     per_plan = len(config.seeds) * len(result.rounds)
     for number, row in enumerate(result.rows(graph=f"er:{config.agents}:{probability:g}")):
         design = row["design"]
-        at = epsilon_of[number // per_plan]
-        for epsilon in epsilons if design == "non_private" else (at,):
+        position = epsilon_of[number // per_plan]
+        for epsilon in epsilons if design == "non_private" else (position,):
             rows.append({**row, "probability": probability, "budget_epsilon": epsilon})
     return [{**row, "budget_name": budget, "start": start} for row in rows]
 
@@ -156,11 +156,11 @@ def report(config: Config, lab: launch.Lab, start: str, frame: Any) -> None:
             gap = gap.rename(columns={"mean": "optimality_gap"})
             gap["mean_gap"] = tables.summary(group, "design", "mean_gap")["mean"]
             lab.say(tables.text(gap))
-    shown = last[last["budget_name"] == config.budgets[0]]
+    display = last[last["budget_name"] == config.budgets[0]]
     steps = config.first_steps
     figure, panels = plots.figure(len(steps), 2)
     for row, step in enumerate(steps):
-        mine = shown[shown["step_size"].round(9) == round(step, 9)]
+        mine = display[display["step_size"].round(9) == round(step, 9)]
         against = (
             ("budget_epsilon", mine[mine["probability"] == config.probability[0]], "epsilon"),
             ("probability", mine[mine["budget_epsilon"] == config.at_epsilon], "edge probability"),

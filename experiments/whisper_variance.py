@@ -68,14 +68,14 @@ PRESETS = {
 
 def connected_graphs(config: Config, probability: float) -> list[tuple[int, np.ndarray]]:
     """The first connected graphs from seed 0, with their seeds and mixing matrices."""
-    found: list[tuple[int, np.ndarray]] = []
+    results: list[tuple[int, np.ndarray]] = []
     seed = 0
-    while len(found) < config.graphs:
+    while len(results) < config.graphs:
         graph = graphs.erdos_renyi(config.agents, probability, seed)
         used = graph.graph["seed"]
-        found.append((used, mixing.metropolis_hastings(graph)))
+        results.append((used, mixing.metropolis_hastings(graph)))
         seed = used + 1
-    return found
+    return results
 
 
 def solve(config: Config) -> list[dict[str, Any]]:
@@ -88,18 +88,27 @@ def solve(config: Config) -> list[dict[str, Any]]:
             for name in DESIGNS:
                 covariance = COVARIANCES[name](matrix, config.rounds)
                 unit = spatial.figures(covariance, matrix)
-                whole = spatial.energy(covariance, matrix, horizon=config.rounds)
+                complete = spatial.energy(covariance, matrix, horizon=config.rounds)
                 for budget_name in config.budgets:
                     for epsilon in dict.fromkeys(map(float, epsilons)):
                         rows.append(
-                            row(config, name, probability, seed, budget_name, epsilon, unit, whole)
+                            row(
+                                config,
+                                name,
+                                probability,
+                                seed,
+                                budget_name,
+                                epsilon,
+                                unit,
+                                complete,
+                            )
                         )
     return rows
 
 
 def row(
     config: Config, name: str, probability: float, seed: int, budget_name: str, epsilon: float,
-    unit: dict[str, float], whole: float,
+    unit: dict[str, float], complete: float,
 ) -> dict[str, Any]:  # fmt: skip
     """One record: the figures at bound 1, divided by the budget's bound."""
     try:
@@ -114,7 +123,7 @@ def row(
         "design": name, "graph": f"er:{config.agents}:{probability:g}:{seed}",
         "probability": probability, "seed": seed, "accountant": budget_name, "epsilon": epsilon,
         "delta": config.delta, "relation": config.relation, "rounds": config.rounds,
-        "sound": sound, "precision_bound": bound, "trajectory_energy": whole / bound,
+        "sound": sound, "precision_bound": bound, "trajectory_energy": complete / bound,
         "largest_variance_ratio": unit["largest_variance_ratio"], **scaled,
     }  # fmt: skip
 
@@ -146,7 +155,7 @@ def default_plot(config: Config) -> dict[str, Any]:
 
 def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     """Tables of tr(WRW') for every budget rule, and the figure's two sweeps."""
-    at = frame[frame["epsilon"] == config.at_epsilon]
+    subset = frame[frame["epsilon"] == config.at_epsilon]
     for budget_name in config.budgets:
         lab.say(
             f"\ntr(WRW'), mean over {config.graphs} graphs: budget {budget_name}, epsilon "
@@ -154,7 +163,9 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         )
         rows = []
         for probability in sorted(config.probability):
-            mine = at[(at["accountant"] == budget_name) & (at["probability"] == probability)]
+            mine = subset[
+                (subset["accountant"] == budget_name) & (subset["probability"] == probability)
+            ]
             energy = mine.groupby("design", sort=False)["energy"].mean()
             trajectory = mine.groupby("design", sort=False)["trajectory_energy"].mean()
             ratio = trajectory["whisper_horizon"] / trajectory["independent"]
@@ -169,10 +180,10 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
     # The server's noise has rank one; the paper's sigma_cdp^2 is sigma_ldp^2 / n.
     trusted = frame["design"] == "central"
     frame = frame.assign(sigma=frame["lambda_min"].where(~trusted, frame["network_mean"]))
-    shown = frame[frame["accountant"] == config.budgets[0]]
+    display = frame[frame["accountant"] == config.budgets[0]]
     sweeps = (
-        ("epsilon", shown[shown["probability"] == config.probability[0]], "epsilon"),
-        ("probability", shown[shown["epsilon"] == config.at_epsilon], "edge probability"),
+        ("epsilon", display[display["probability"] == config.probability[0]], "epsilon"),
+        ("probability", display[display["epsilon"] == config.at_epsilon], "edge probability"),
     )
     figure, panels = plots.figure(2, 3)
     for row, (x, rows, label) in enumerate(sweeps):
@@ -184,7 +195,7 @@ def report(config: Config, lab: launch.Lab, frame: Any) -> None:
         f"(epsilon as shown, delta = {config.delta:g})-DP by the {config.budgets[0]!r} rule, "
         f"{config.relation}, outsider, T = {config.rounds}, clip norm {config.clip_norm:g}"
     )
-    unsound = shown[~shown["sound"]]["epsilon"]
+    unsound = display[~display["sound"]]["epsilon"]
     note = (
         "Every seed is a graph. CDP is a trusted-server reference, not a design against outsiders; "
         "its sigma^2 is LDP's / n."

@@ -73,45 +73,45 @@ def make_problem(agents, records=24, features=5, seed=0):
 
 def with_norms(gradients, params, x, y, weights):
     """Compiled, the sum of gradients with weights of their norms, and the norms."""
-    seen = []
+    observed = []
 
     def weighted(params, x, y):
         def of(norms):
             # As words: callbacks know nothing of double precision here.
             kind = np.promote_types(norms.dtype, np.float32)
             words = jax.lax.bitcast_convert_type(norms.astype(kind), jnp.uint32)
-            jax.debug.callback(lambda found: seen.append(np.ravel(found).view(kind)), words)
+            jax.debug.callback(lambda result: observed.append(np.ravel(result).view(kind)), words)
             return weights(norms)
 
         return gradients(params, x, y, of)
 
     total = jax.block_until_ready(jax.jit(weighted)(params, x, y))
     jax.effects_barrier()
-    (norms,) = seen
+    (norms,) = observed
     return total, norms
 
 
 def make_config(**changes):
     """A small private config, its parts from plain values."""
-    given = dict(
+    options = dict(
         design="whisper", epsilon=8.0, delta=1e-5, relation="replace_agent", rounds=20,
         clip_norm=0.5, batch_size=4, step_size=0.1,
     )  # fmt: skip
-    given |= changes
+    options |= changes
 
     def taken(*names):
-        return {name: given.pop(name) for name in names if name in given}
+        return {name: options.pop(name) for name in names if name in options}
 
     parts = taken("noise", "budget", "sampler", "optimizer", "protect", "method")
-    design = given.pop("design")
+    design = options.pop("design")
     part = noise.named(design)
     if design == "whisper_horizon":
-        part = noise.Whisper(given.pop("horizon", None) or "run")
+        part = noise.Whisper(options.pop("horizon", None) or "run")
     budget = Budget(**taken("epsilon", "delta", "accountant", "allow_unsound"))
     sampler = Random(**taken("batch_size"))
-    if (participation := given.pop("participation", None)) is not None:
+    if (participation := options.pop("participation", None)) is not None:
         sampler = Cyclic(*participation, sampler.batch_size)
-    made = dict(
+    results = dict(
         noise=dataclasses.replace(part, **taken("max_variance", "subgroups")) if part else None,
         budget=None if part is None else budget,
         protect=Protect(
@@ -120,9 +120,9 @@ def make_config(**changes):
             )
         ),
         sampler=sampler,
-        optimizer=Sgd(given.pop("step_size"), given.pop("step_decay", "constant")),
+        optimizer=Sgd(options.pop("step_size"), options.pop("step_decay", "constant")),
     )
-    return Config(**(made | parts), **given)
+    return Config(**(results | parts), **options)
 
 
 class Algorithm(NamedTuple):
@@ -194,19 +194,19 @@ def designed(kind, matrix, bound, rounds):
     return getattr(design_.Design, kind)(matrix, bound)
 
 
-def retargeted(made, guarantee=None, **changes):
+def retargeted(result, guarantee=None, **changes):
     """The plan for another config, mixing matrix or counts, audited again."""
-    target = dataclasses.replace(made.target, **changes)
-    return dataclasses.replace(made, target=target, guarantee=guarantee or made.guarantee)
+    target = dataclasses.replace(result.target, **changes)
+    return dataclasses.replace(result, target=target, guarantee=guarantee or result.guarantee)
 
 
-def with_factor(made, factor):
+def with_factor(result, factor):
     """The plan with another factor in its noise, audited again."""
-    noise_ = None if factor is None else Factored(factor, made.strategy, made.design)
-    return dataclasses.replace(made, noise=noise_)
+    noise_ = None if factor is None else Factored(factor, result.strategy, result.design)
+    return dataclasses.replace(result, noise=noise_)
 
 
-def cut_and_resumed(one, task, folder, **options):
+def cut_and_resumed(value, task, folder, **options):
     """A run that a callback cut at its first chunk's end, and that went on from its checkpoint."""
 
     class Cut(Exception):
@@ -216,6 +216,6 @@ def cut_and_resumed(one, task, folder, **options):
         raise Cut
 
     with pytest.raises(Cut):
-        run(one, task, checkpoint=folder, callback=cut, **options)
+        run(value, task, checkpoint=folder, callback=cut, **options)
     # A callback that raises leaves the checkpoint before it; the run goes on from there.
-    return run(one, task, checkpoint=folder, **options)
+    return run(value, task, checkpoint=folder, **options)

@@ -24,18 +24,18 @@ def test_the_clipped_sums_are_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(bench_dpsgd, "CLIP_NORM", 0.05)
     ours = summed("dpjax", 4)
     theirs = summed("jax_privacy", 8)
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-5)
+    for item, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(item, other, atol=2e-5)
     plain = summed("plain conv", 8)
     each = (np.hstack([leaf.ravel() for leaf in total]) for total in (ours, plain))
-    clipped, whole = map(np.linalg.norm, each)
-    assert clipped <= 8 * 0.05 < whole
-    for one, other in zip(plain, summed("plain patches", 4), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+    clipped, complete = map(np.linalg.norm, each)
+    assert clipped <= 8 * 0.05 < complete
+    for item, other in zip(plain, summed("plain patches", 4), strict=True):
+        np.testing.assert_allclose(item, other, rtol=1e-3, atol=1e-3)
     mapped = summed("dpjax", 4, mapped=2)
-    for one, other in zip(mapped, summed("dpjax patches", 4, mapped=2), strict=True):
-        assert not np.array_equal(one[0], one[1])
-        np.testing.assert_allclose(one, other, atol=2e-5)
+    for item, other in zip(mapped, summed("dpjax patches", 4, mapped=2), strict=True):
+        assert not np.array_equal(item[0], item[1])
+        np.testing.assert_allclose(item, other, atol=2e-5)
 
 
 @pytest.mark.slow
@@ -49,20 +49,20 @@ def test_the_attack_on_last_bits_finds_every_word_that_leads_to_a_message() -> N
     draws = float32_attack.random_laplaces(3_000)
     for state, other in ((0.0, 0.1), (1 / 3, 1 / 3 + 0.001)):
         messages = np.float32(state) + draws
-        there = np.float32(other)
+        present = np.float32(other)
         assert float32_attack.has_words(messages, state, 1.0).all()
-        found = float32_attack.has_words(messages, other, 1.0)
-        assert 0.5 < found.mean() < 1
+        result = float32_attack.has_words(messages, other, 1.0)
+        assert 0.5 < result.mean() < 1
         # Many more words are tried for what it holds to be excluded: not one is found.
-        left = messages[~found]
-        wanted = left.astype(np.float64) - float(there)
-        size = np.abs(wanted)
+        left = messages[~result]
+        expected = left.astype(np.float64) - float(present)
+        size = np.abs(expected)
         steps = np.arange(-1_000, 1_001, dtype=np.int32)
         for beyond, tail in ((True, np.exp(-size)), (False, -np.expm1(-size))):
             near = np.clip(tail, 2.0**-39, 0.4999).astype(np.float32)
             tried = (near.view(np.int32)[:, None] + steps).view(np.float32)
-            values = float32_attack.of_tails(tried, beyond, (wanted < 0)[:, None])
-            assert not (there + values == left[:, None]).any()
+            values = float32_attack.of_tails(tried, beyond, (expected < 0)[:, None])
+            assert not (present + values == left[:, None]).any()
 
 
 def test_the_attack_sees_no_difference_where_there_is_none() -> None:
@@ -87,10 +87,12 @@ def test_every_way_estimates_the_same(capsys: pytest.CaptureFixture) -> None:
         x, y = bench_tracking.rounds(3, 80, coordinates)
         ways = bench_tracking.ways(coordinates, list(bench_tracking.WAYS))
         assert ("scikit_learn" in ways) == (coordinates == 1) and len(ways) >= 3
-        found = {name: way(x, y) for name, way in ways.items()}
-        for name, values in found.items():
+        results = {name: way(x, y) for name, way in ways.items()}
+        for name, values in results.items():
             # scikit-learn adds noise of its own, 1e-10 wide, and cuts at 0.
-            expected = np.maximum(found["tree"], 0.0) if name == "scikit_learn" else found["tree"]
+            expected = (
+                np.maximum(results["tree"], 0.0) if name == "scikit_learn" else results["tree"]
+            )
             np.testing.assert_allclose(values, expected, atol=1e-10)
     options = ["--pairs", "2", "--trials", "40", "--repeats", "1", "--ways", "tree", "plain"]
     assert bench_tracking.main(["--what", "estimator", *options]) == 0
@@ -98,9 +100,9 @@ def test_every_way_estimates_the_same(capsys: pytest.CaptureFixture) -> None:
 
 
 def test_what_is_found_of_gaussians_is_of_the_stated_truth() -> None:
-    x, y = (each[0] for each in bench_tracking.gaussians(20_000, 2, 0.8, 0))
-    both = np.corrcoef(x[:, 0], y[:, 0])[0, 1], np.corrcoef(x[:, 1], y[:, 1])[0, 1]
-    assert -0.5 * sum(np.log1p(-(r**2)) for r in both) == pytest.approx(0.8, abs=0.05)
+    x, y = (gaussian[0] for gaussian in bench_tracking.gaussians(20_000, 2, 0.8, 0))
+    pair = np.corrcoef(x[:, 0], y[:, 0])[0, 1], np.corrcoef(x[:, 1], y[:, 1])[0, 1]
+    assert -0.5 * sum(np.log1p(-(r**2)) for r in pair) == pytest.approx(0.8, abs=0.05)
     assert abs(np.corrcoef(x[:, 0], y[:, 1])[0, 1]) < 0.05
 
 
@@ -127,10 +129,10 @@ def test_ways_to_follow_a_space_find_the_same_one() -> None:
 @pytest.mark.slow
 def test_the_loop_with_its_own_sketch_is_told_by_seeds() -> None:
     case = bench_sketch.BASE | {"k": 8, "noise": 0.01, "floor": "narrow"}
-    angle, missed, kept, columns, error = bench_sketch.loop(40, 50, 2, case, np.float32)
-    assert angle.shape == missed.shape == kept.shape == columns.shape == (2,)
-    assert (0 < missed).all() and (missed < 1).all() and (kept <= 4).all()
-    np.testing.assert_allclose(columns, kept + 4, atol=0.5)  # a round apart, of those to come
+    angle, missed, selection, columns, error = bench_sketch.loop(40, 50, 2, case, np.float32)
+    assert angle.shape == missed.shape == selection.shape == columns.shape == (2,)
+    assert (0 < missed).all() and (missed < 1).all() and (selection <= 4).all()
+    np.testing.assert_allclose(columns, selection + 4, atol=0.5)  # a round apart, of those to come
     assert (error >= 0.5 * missed).all()
 
 
@@ -174,9 +176,9 @@ def test_sums_that_are_timed_are_the_sums(capsys: pytest.CaptureFixture) -> None
         pytest.importorskip(name, reason="the extra `secure` is not installed")
     sizes = ["--clients", "20", "--jit-clients", "20", "--lengths", "8", "--repeats", "0"]
     assert bench_secagg.main([*sizes, "--peer-clients", "0"]) == 0
-    shown = capsys.readouterr().out
-    assert all(f"what {what}" in shown for what in ("protocol", "tcp", "jit"))
-    assert all(f"adversary {name}" in shown for name in bench_secagg.ADVERSARIES)
+    output = capsys.readouterr().out
+    assert all(f"what {kind}" in output for kind in ("protocol", "tcp", "jit"))
+    assert all(f"adversary {name}" in output for name in bench_secagg.ADVERSARIES)
     values = bench_secagg.vectors_of(5, 3)
     bench_secagg.check(values, [0, 2], values[0] + values[2])
     with pytest.raises(AssertionError, match="the sum is wrong"):

@@ -17,12 +17,12 @@ def claims():
 def test_all_papers_have_claims_with_a_verdict_and_evidence_that_is_there(claims):
     store = claims.load()
     assert list(store) == ["whisper", "mafalda", "tracking", "doppler", "dome"]
-    every = [claim for paper in store.values() for claim in paper["claims"]]
-    assert {claims.word(claim) for claim in every} == set(claims.VERDICTS)
+    entries = [claim for paper in store.values() for claim in paper["claims"]]
+    assert {claims.word(claim) for claim in entries} == set(claims.VERDICTS)
     names = [(key, c["where"], c["claim"]) for key in store for c in store[key]["claims"]]
-    assert len(set(names)) == len(names) and all(claim["evidence"] for claim in every)
+    assert len(set(names)) == len(names) and all(claim["evidence"] for claim in entries)
     # A sentence each, which pages put before the verdict, and no column of a table.
-    assert all(c["claim"].endswith(".") and "|" not in c["claim"] + c["size"] for c in every)
+    assert all(c["claim"].endswith(".") and "|" not in c["claim"] + c["size"] for c in entries)
 
 
 def test_pages_are_what_the_store_makes(claims):
@@ -34,16 +34,16 @@ def test_a_changed_verdict_makes_three_pages_stale(claims, capsys, monkeypatch):
     store["dome"]["claims"][0]["verdict"] = "not reproduced"
     monkeypatch.setattr(claims, "load", lambda: store)
     assert claims.main("--check") == 1
-    said = capsys.readouterr().out.split()
-    assert {"reproduction-dome.md", "claims.md", "findings.md"} <= set(said)
-    assert "reproduction.md" not in said
+    text = capsys.readouterr().out.split()
+    assert {"reproduction-dome.md", "claims.md", "findings.md"} <= set(text)
+    assert "reproduction.md" not in text
 
 
 @pytest.mark.parametrize("page", ["errata", "findings"])
 def test_tests_that_a_page_names_are_there(claims, page):
     text = (ROOT / "docs" / f"{page}.md").read_text()
     named = re.findall(r"`(tests/[^`]+)`", text)
-    assert named and not [each for each in named if not claims.is_there(each)]
+    assert named and not [item for item in named if not claims.is_there(item)]
 
 
 def refusal(claims, path):
@@ -54,7 +54,7 @@ def refusal(claims, path):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "reported"),
     [
         ('verdict = "reproduced"', 'verdict = "holds"', "verdict is 'holds'; begin it with one of"),
         ('record = "mechanism.jsonl"', 'record = "none.jsonl"', "'none.jsonl', and no such file"),
@@ -66,19 +66,19 @@ def refusal(claims, path):
         ('size = "theory', 'sizes = "theory', "size, sizes missing or unknown; give"),
     ],
 )
-def test_a_broken_store_is_refused(claims, tmp_path, old, new, told):
-    whole = STORE.read_text()
+def test_a_broken_store_is_refused(claims, tmp_path, old, new, reported):
+    complete = STORE.read_text()
     copy = tmp_path / "claims.toml"
-    copy.write_text(whole.replace(old, new, 1))
-    said = refusal(claims, copy)
+    copy.write_text(complete.replace(old, new, 1))
+    text = refusal(claims, copy)
     # The claim is named before what is wrong with it.
-    broken = whole[whole.rindex("[[", 0, whole.index(old)) :]
+    broken = complete[complete.rindex("[[", 0, complete.index(old)) :]
     claim = broken.partition('claim = "')[2].partition('"')[0]
-    assert said.startswith("whisper, ") and claim in said and told in said
+    assert text.startswith("whisper, ") and claim in text and reported in text
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "reported"),
     [
         ("Holds.", "Holds|not.", "claim is 'Holds|not.'; write one line without |"),
         ('claim = "Holds."', 'claim = "Holds"', "claim has no full stop at its end; add it"),
@@ -96,7 +96,7 @@ def test_a_broken_store_is_refused(claims, tmp_path, old, new, told):
         ("Evidence", "Again", "one, Theorem 1, 'Holds.': given twice; leave one out"),
     ],
 )
-def test_what_pages_cannot_show_is_refused(claims, tmp_path, old, new, told):
+def test_what_pages_cannot_show_is_refused(claims, tmp_path, old, new, reported):
     claim = """[[one.claims]]
 where = "Theorem 1"
 claim = "Holds."
@@ -105,12 +105,12 @@ found = "It holds."
 size = "theory"
 evidence = ["scripts/claims.py"]
 """
-    whole = f'[one]\ntitle = "One"\npage = "one.md"\n\n{claim}'
+    text = f'[one]\ntitle = "One"\npage = "one.md"\n\n{claim}'
     copy = tmp_path / "claims.toml"
-    copy.write_text(whole)
+    copy.write_text(text)
     claims.load(copy)
-    copy.write_text(whole.replace(old, new) if old in whole else whole + claim)
-    assert told in refusal(claims, copy)
+    copy.write_text(text.replace(old, new) if old in text else text + claim)
+    assert reported in refusal(claims, copy)
 
 
 def test_main_takes_check_alone_and_says_an_error_in_one_line(claims, capsys, monkeypatch):
@@ -122,9 +122,9 @@ def test_main_takes_check_alone_and_says_an_error_in_one_line(claims, capsys, mo
     monkeypatch.undo()
     monkeypatch.setattr(claims, "load", lambda: open("nowhere.toml"))
     assert claims.main("--check") == 2
-    said = capsys.readouterr()
-    assert not said.out and said.err.startswith("scripts/claims: error: ")
-    assert said.err.count("\n") == 1 and "nowhere.toml" in said.err
+    output = capsys.readouterr()
+    assert not output.out and output.err.startswith("scripts/claims: error: ")
+    assert output.err.count("\n") == 1 and "nowhere.toml" in output.err
 
 
 def test_a_paper_without_claims_and_a_page_without_marks_are_refused(claims, tmp_path, monkeypatch):

@@ -66,8 +66,8 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert "usage: dpjax " + command in text and "{None}" not in text
     # The words of each option come from its function.
-    said = {"design": "replace_agent (all data of", "plot": "record file", "data": "$DPJAX_DATA"}
-    assert said.get(command, "The file of settings") in text
+    message = {"design": "replace_agent (all data of", "plot": "record file", "data": "$DPJAX_DATA"}
+    assert message.get(command, "The file of settings") in text
 
 
 @pytest.mark.parametrize(("command", "summary"), cli._COMMANDS.items())
@@ -119,10 +119,10 @@ def test_a_file_of_settings_trains(capsys: Capture, elsewhere: Path) -> None:
     text = file.read_text().replace("rounds = 100", "rounds = 4")
     file.write_text(text.replace("seeds = [0, 1, 2]", "seeds = [1, 2]").replace("er:8", "er:4"))
     assert cli.main(["train", "dpjax.toml"]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     result = Result.load("run/result.npz")
-    assert result.summary() in shown and result.guarantees[0].caption() in shown
-    assert [one["label"] for one in result.terms] == ["independent", "whisper_horizon"]
+    assert result.summary() in output and result.guarantees[0].caption() in output
+    assert [term["label"] for term in result.terms] == ["independent", "whisper_horizon"]
     assert (result.rounds[-1], result.seeds, result.terms[0]["agents"]) == (4, (1, 2), 4)
     assert sorted(os.listdir("run")) == ["report.html", "result.npz", "rows.csv", "settings.toml"]
     assert Path("run/settings.toml").read_text() == file.read_text()
@@ -204,10 +204,10 @@ def test_what_is_one_is_not_counted_as_several(
     for text in texts:
         assert not re.search(SEVERAL, text), re.search(f".*{SEVERAL}.*", text)
     printed = "\n".join(texts)
-    for said in ("1 file, 0 bad", "2 agents, 1 edge;", "over 1 round against", "in 1 round of 5",
+    for name in ("1 file, 0 bad", "2 agents, 1 edge;", "over 1 round against", "in 1 round of 5",
                  "forecast for 1 parameter:", "1 plan, 1 seed, 1 round", "1 run:",
                  "two: 1 record held out", "at most 1 round ("):  # fmt: skip
-        assert said in printed, said
+        assert name in printed, name
     Path("one.toml").write_text(settings.replace('"path:2"', '"complete:3"'))
     refused(["train", "one.toml", "--out", "three"], capsys, "with at least 1 record each, but")
 
@@ -226,8 +226,8 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
     assert saved.kind == "whisper_horizon" and spent.epsilon.max() <= 10
     figures = spatial.figures(saved.covariance, matrix)
     for key, name in design.FIGURES.items():
-        (shown,) = re.findall(rf"{re.escape(name)} +(\S+)", text)
-        assert float(shown) == pytest.approx(figures[key], rel=1e-5)
+        (display,) = re.findall(rf"{re.escape(name)} +(\S+)", text)
+        assert float(display) == pytest.approx(figures[key], rel=1e-5)
     (gap,) = re.findall(r"certified gap: .* (\S+)\n", text)
     assert float(gap) < 1e-7
 
@@ -235,8 +235,8 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
 def test_every_agent_of_a_small_network_has_a_line(capsys: Capture, elsewhere: Path) -> None:
     (elsewhere / "net.txt").write_text('"New York" b\nb c\nc d\nd "New York"\nb d\n')
     terms = ["--epsilon", "3", "--delta", "1e-5", "--rounds", "50", "--clip-norm", "0.2"]
-    chosen = ["--relation", "zero_out_record", "--kind", "whisper", "--batch-size", "8"]
-    assert cli.main(["design", "--graph", "net.txt", *terms, *chosen]) == 0
+    selection = ["--relation", "zero_out_record", "--kind", "whisper", "--batch-size", "8"]
+    assert cli.main(["design", "--graph", "net.txt", *terms, *selection]) == 0
     text = capsys.readouterr().out
     covariance = Design.load("dpjax-design.npz").covariance
     # From the definition: mu_i = C sqrt(T [R^-1]_ii).
@@ -262,9 +262,9 @@ def test_the_table_compares_the_designs_and_orders_them(capsys: Capture) -> None
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
     bound = Design.load("dpjax-design.npz").precision_bound
     whisper = spatial.whisper(matrix, bound)
-    one = spatial.energy(whisper, matrix)
+    energy = spatial.energy(whisper, matrix)
     all_ = spatial.energy(whisper, matrix, 100)
-    assert rows["Whisper, one step"][0] == pytest.approx(one, rel=1e-4)
+    assert rows["Whisper, one step"][0] == pytest.approx(energy, rel=1e-4)
     assert rows["Whisper, one step"][1] == pytest.approx(all_, rel=1e-4)
     order = ("CDP", "Whisper, one step", "DECOR", "LDP")
     assert np.all(np.diff([rows[name][0] for name in order]) > 0)
@@ -277,25 +277,25 @@ def test_of_many_agents_designs_that_take_minutes_are_left_out(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(design, "MANY", 7)
-    made = []
+    results = []
     make = design.design
 
     def counted(matrix: np.ndarray, kind: str, **terms: object) -> plan.Plan:
-        made.append(kind)
+        results.append(kind)
         # Every design is said before the next one is begun.
-        assert len(capsys.readouterr().err.splitlines()) == (len(made) > 1) + (kind == "whisper")
+        assert len(capsys.readouterr().err.splitlines()) == (len(results) > 1) + (kind == "whisper")
         return make(matrix, kind, **terms)  # type: ignore[arg-type]
 
     monkeypatch.setattr(design, "design", counted)
     assert cli.main([*DESIGN, "--kind", "pairwise"]) == 0
-    assert made == ["independent", "pairwise"]
+    assert results == ["independent", "pairwise"]
     out, err = capsys.readouterr()
     assert "left out: Whisper, one step and Whisper, horizon, which take minutes" in out
     assert "--all-designs" in out and "\nPolynomial of W" in out
     assert re.search("^polynomial: noise energy [0-9.]+ in one step$", err, re.MULTILINE)
-    made.clear()
+    results.clear()
     assert cli.main([*DESIGN, "--kind", "whisper"]) == 0
-    assert made == ["independent", "pairwise", "whisper"]
+    assert results == ["independent", "pairwise", "whisper"]
     assert "left out: Whisper, horizon, which" in capsys.readouterr().out
     monkeypatch.setattr(design, "MANY", 8)
     monkeypatch.setattr(design, "design", make)
@@ -322,10 +322,10 @@ def test_the_design_says_whom_it_does_not_protect_and_what_that_would_cost(
     assert "NOT protected" in text and "--kind" in text
     bound = Design.load("dpjax-design.npz").precision_bound
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
-    alone = spatial.figures(spatial.independent(matrix, bound), matrix)
+    single = spatial.figures(spatial.independent(matrix, bound), matrix)
     for key, name in design.FIGURES.items():
         (beside,) = re.findall(rf"{re.escape(name)} +\S+ +(\S+)", text)
-        assert float(beside) == pytest.approx(alone[key], rel=1e-5)
+        assert float(beside) == pytest.approx(single[key], rel=1e-5)
     assert cli.main([*DESIGN, "--kind", "independent"]) == 0
     text = capsys.readouterr().out
     assert "a secret of its own" in text and "NOT protected" not in text
@@ -361,8 +361,10 @@ def test_the_file_has_terms_names_and_instructions(capsys: Capture, elsewhere: P
     with np.load("it.npz", allow_pickle=False) as file:
         entries = {name: file[name][()] for name in file.files}
     assert entries["labels"].tolist() == ["Lyon", "Paris", "Brest", "Nice"]
-    told = {name: entries[name] for name in ("epsilon", "delta", "rounds", "clip_norm", "relation")}
-    assert told == {
+    reported = {
+        name: entries[name] for name in ("epsilon", "delta", "rounds", "clip_norm", "relation")
+    }
+    assert reported == {
         "epsilon": 10, "delta": 1e-5, "rounds": 100, "clip_norm": 0.1, "relation": "replace_agent"
     }  # fmt: skip
     matrix = mixing.metropolis_hastings(graphs.from_edgelist("sites.txt"))
@@ -374,8 +376,8 @@ def test_noise_that_is_large_before_it_cancels_is_told_with_what_there_is(
     capsys: Capture, elsewhere: Path
 ) -> None:
     terms = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "2000", "--clip-norm", "1"]
-    chosen = ["--relation", "replace_agent", "--kind", "pairwise", "--out", "it.npz"]
-    assert cli.main(["design", "--graph", "complete:6", *terms, *chosen]) == 0
+    selection = ["--relation", "replace_agent", "--kind", "pairwise", "--out", "it.npz"]
+    assert cli.main(["design", "--graph", "complete:6", *terms, *selection]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "noise.Whisper('run', max_variance=20)" in text
     assert "this command has no option for it" in text
@@ -383,8 +385,8 @@ def test_noise_that_is_large_before_it_cancels_is_told_with_what_there_is(
     # What it advises is there, and bounds the noise.
     config = make_config(noise=noise.Whisper("run", max_variance=20), rounds=10)
     bounded = plan.make(config, mixing.metropolis_hastings(graphs.complete(6)))
-    alone = plan.make(config.using(noise.Independent()), bounded.mixing)
-    assert bounded.covariance().max() <= 20.001 * alone.covariance().max()
+    single = plan.make(config.using(noise.Independent()), bounded.mixing)
+    assert bounded.covariance().max() <= 20.001 * single.covariance().max()
 
 
 def test_an_existing_file_is_never_replaced(capsys: Capture, elsewhere: Path) -> None:
@@ -579,10 +581,10 @@ def test_data_fetch(
 
 def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsewhere: Path) -> None:
     plots = pytest.importorskip("dpjax.results.plots")
-    seen: dict[str, object] = {}
+    observed: dict[str, object] = {}
 
     def from_records(path: object, **options: object) -> Path:
-        seen.update(options, path=path)
+        observed.update(options, path=path)
         return elsewhere / "figure.svg"
 
     monkeypatch.setattr(plots, "from_records", from_records)
@@ -596,7 +598,7 @@ def test_plot_hands_over(capsys: Capture, monkeypatch: pytest.MonkeyPatch, elsew
         "series": None,
     }
     want |= {"where": ("graph=ring", "seed=1"), "log_x": False, "log_y": True, "file": "*"}
-    assert seen == want | {"out": Path("f.svg")}
+    assert observed == want | {"out": Path("f.svg")}
     refused(["plot"], capsys, "path is missing")
 
 

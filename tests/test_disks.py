@@ -49,7 +49,7 @@ def test_a_disk_that_cannot_be_written(tmp_path, monkeypatch, name, code):
     path = tmp_path / name
     if name != "run.jsonl":  # records are never overwritten
         WRITERS[name](path)
-    before = {each.name: each.read_bytes() for each in tmp_path.iterdir()}
+    before = {item.name: item.read_bytes() for item in tmp_path.iterdir()}
 
     def fail(*_):
         raise OSError(code, os.strerror(code))
@@ -57,7 +57,7 @@ def test_a_disk_that_cannot_be_written(tmp_path, monkeypatch, name, code):
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(ValueError, match=rf"path is .*{name}.*{os.strerror(code)}.*; make room"):
         WRITERS[name](path)
-    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
+    assert {value.name: value.read_bytes() for value in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", WRITERS)

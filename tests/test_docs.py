@@ -56,7 +56,7 @@ def rooms() -> list[str]:
 
 def unknown_names(text: str) -> list[str]:
     """Return names like `room.module` or `room.module.thing` in backticks that lead nowhere."""
-    wrong = []
+    faults = []
     for name in re.findall(r"`(?:dpjax\.)?((?:[a-z_0-9]+\.)+[A-Za-z_0-9]+)[`(]", text):
         room, module, *rest = name.split(".")
         if room not in rooms():
@@ -66,8 +66,8 @@ def unknown_names(text: str) -> list[str]:
             for part in rest:
                 thing = getattr(thing, part)
         except (ImportError, AttributeError):
-            wrong.append(name)
-    return wrong
+            faults.append(name)
+    return faults
 
 
 @pytest.mark.slow
@@ -77,10 +77,10 @@ def test_a_server_s_example_is_as_accurate_as_its_page_says(real_data, monkeypat
     names = {}
     exec(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0], names)
     low, high = re.search(r"accuracy is ([.0-9]+) to ([.0-9]+) by seed", text).groups()
-    found = names["result"].metrics["test_accuracy"][-1]
+    result = names["result"].metrics["test_accuracy"][-1]
     # What builds round otherwise moves a seed so far.
-    assert float(low) - 0.02 < found.min() and found.max() < float(high) + 0.02
-    assert found.max() - found.min() > 0.5 * (float(high) - float(low))
+    assert float(low) - 0.02 < result.min() and result.max() < float(high) + 0.02
+    assert result.max() - result.min() > 0.5 * (float(high) - float(low))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -95,10 +95,10 @@ def test_the_published_coefficients_are_those_that_run() -> None:
         r"^\| (\w[^|]*) \| ([-/., 0-9]*) \| ([-/., 0-9]*) \|$", text, re.M
     ):
         listed[name] = tuple(
-            tuple(float(Fraction(each.strip())) for each in part.split(",") if each.strip())
+            tuple(float(Fraction(word.strip())) for word in part.split(",") if word.strip())
             for part in parts
         )
-    assert listed == {name: tuple(each) for name, each in PUBLISHED.items()}
+    assert listed == {name: tuple(item) for name, item in PUBLISHED.items()}
 
 
 def helpers(text: str) -> set[str]:
@@ -167,17 +167,19 @@ def test_what_float32_noise_gives_away_is_what_was_measured() -> None:
     rows = re.findall(r"^\| ([01/3]+), ([01.]+) \| ([01.]+) \| (.*) \|$", text, re.M)
     assert len(rows) == 10
     for state, scale, shift, rest in rows:
-        told = [0.0 if "none" in cell else float(cell[:-2]) / 100 for cell in rest.split(" | ")]
+        messages = [0.0 if "none" in cell else float(cell[:-2]) / 100 for cell in rest.split(" | ")]
         place = round(float(Fraction(state)), 9), float(scale), float(shift)
-        found = [*measured[(*place, "laplace")], *measured[(*place, "normal")]]
-        assert told == pytest.approx(found, rel=0.06), f"x = {state}, scale {scale}, shift {shift}"
+        results = [*measured[(*place, "laplace")], *measured[(*place, "normal")]]
+        assert messages == pytest.approx(results, rel=0.06), (
+            f"x = {state}, scale {scale}, shift {shift}"
+        )
 
 
 def test_the_citation_is_that_of_its_file() -> None:
     stored = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     page = " ".join((ROOT / "docs" / "cite.md").read_text().split())
     assert all(f"{name} = {{{stored[name]}}}" in page for name in ("title", "version", "license"))
-    assert all(f"[{one['title']}]({one['url']})" in page for one in stored["references"])
+    assert all(f"[{item['title']}]({item['url']})" in page for item in stored["references"])
 
 
 def test_the_link_of_optax_runs_as_its_page_has_it() -> None:

@@ -20,11 +20,11 @@ def shown():
 
 
 def test_every_figure_is_on_a_page_and_every_link_leads_to_one():
-    there = {path.name for path in FIGURES.iterdir()}
-    assert {name for _, _, name in shown()} == there
+    present = {path.name for path in FIGURES.iterdir()}
+    assert {name for _, _, name in shown()} == present
     for page in PAGES:
         linked = set(re.findall(r"figures/([\w.-]+\.(?:svg|png))", page.read_text()))
-        assert linked <= there, f"{page.name} links {linked - there}"
+        assert linked <= present, f"{page.name} links {linked - present}"
 
 
 def test_a_figure_has_one_alt_text_on_all_pages():
@@ -34,12 +34,12 @@ def test_a_figure_has_one_alt_text_on_all_pages():
 
 @pytest.mark.parametrize("page", sorted({page for page, _, _ in shown()}))
 def test_alt_texts_say_what_is_up_what_is_across_and_what_is_found(page):
-    texts = {alt: name for at, alt, name in shown() if at == page}
+    texts = {alt: name for position, alt, name in shown() if position == page}
     for alt, name in texts.items():
         assert len(alt.split()) >= 20 and alt.endswith("."), f"{page}: {name}"
         words = ("(up", "(left)", "above", "a slow wave"), ("across", "(right)", "below")
         assert all(any(word in alt for word in some) for some in words), f"{page}: {name}"
-    assert len(texts) == sum(at == page for at, _, _ in shown())
+    assert len(texts) == sum(place == page for place, _, _ in shown())
 
 
 def test_figures_keep_their_caption_as_text():

@@ -52,20 +52,20 @@ def setting(index):
 @cache
 def moved(method, index, smooth):
     """[T, P] moves of the messages of the agent that keeps most to itself, at the printed steps."""
-    one = setting(index)
-    steps = one.gamma * one.q1 ** np.arange(CONFIG.rounds, dtype=np.float64)
-    slope = np.abs(one.data.hessians).sum(axis=1).max() if smooth else 0.0
-    own = float(np.diagonal(one.matrix).max())
+    single = setting(index)
+    steps = single.gamma * single.q1 ** np.arange(CONFIG.rounds, dtype=np.float64)
+    slope = np.abs(single.data.hessians).sum(axis=1).max() if smooth else 0.0
+    own = float(np.diagonal(single.matrix).max())
     return moves.moves(method, steps, CONFIG.gradient_gap, own, float(slope))
 
 
 @cache
 def scales(index):
-    one = setting(index)
+    single = setting(index)
     first = laplace.first_scale(
-        one.epsilon, CONFIG.gradient_gap, one.gamma, one.q1, one.q2, printed=True
+        single.epsilon, CONFIG.gradient_gap, single.gamma, single.q1, single.q2, printed=True
     )
-    return first * one.q2 ** np.arange(CONFIG.rounds, dtype=np.float64)
+    return first * single.q2 ** np.arange(CONFIG.rounds, dtype=np.float64)
 
 
 @cache
@@ -79,44 +79,47 @@ def sent(method):
 
 def differences_of_moves(text):
     """Rows of the table of messages that the functions do not give."""
-    wrong = []
+    faults = []
     gamma = setting(1).gamma
-    found = rows(text, "method | numbers")
-    assert [row[0] for row in found] == list(NAMES)
-    for name, numbers, _, printed, *here in found:
+    result = rows(text, "method | numbers")
+    assert [row[0] for row in result] == list(NAMES)
+    for name, numbers, _, printed, *here in result:
         method = NAMES[name]
         variables = moves.numbers_sent(method, CONFIG.dimension)
-        wanted = [moves.printed_sensitivity(method, CONFIG.gradient_gap, gamma)]
+        expected = [moves.printed_sensitivity(method, CONFIG.gradient_gap, gamma)]
         if method not in ("xuan2023", "wang2024", "ding2022"):
             assert sent(method) == variables
-            both = [moved(method, 1, smooth).sum(axis=1) for smooth in (False, True)]
-            wanted += [both[0][1], both[0].max(), both[1].max()]
-        shown = [number(cell) for cell in (numbers, printed, *here)]
-        if shown != [variables, *map(rounded, wanted)]:
-            wrong.append(name)
-    return wrong
+            pair = [moved(method, 1, smooth).sum(axis=1) for smooth in (False, True)]
+            expected += [pair[0][1], pair[0].max(), pair[1].max()]
+        display = [number(cell) for cell in (numbers, printed, *here)]
+        if display != [variables, *map(rounded, expected)]:
+            faults.append(name)
+    return faults
 
 
 def differences_of_budgets(text):
     """Rows of the table of budgets that the functions do not give."""
-    wrong = []
-    found = rows(text, "rival, epsilon of tracking")
+    faults = []
+    result = rows(text, "rival, epsilon of tracking")
     places = [(rival, index) for rival in RIVALS for index in range(len(CONFIG.epsilon))]
-    for (rival, index), (name, *cells) in zip(places, found, strict=True):
-        one = setting(index)
-        assert name == f"{TITLES[rival]}, {one.epsilon:g}".replace("0.1", ".1")
+    for (rival, index), (name, *cells) in zip(places, result, strict=True):
+        single = setting(index)
+        assert name == f"{TITLES[rival]}, {single.epsilon:g}".replace("0.1", ".1")
         formula = published.budget(
-            rival, float(scales(index)[0]), q1=one.q1, q2=one.q2, gradient_gap=1.0,
-            gamma=1.0 if rival == "pp_doagt" else one.gamma,
+            rival, float(scales(index)[0]), q1=single.q1, q2=single.q2, gradient_gap=1.0,
+            gamma=1.0 if rival == "pp_doagt" else single.gamma,
         )  # fmt: skip
         spent = [
             pure.epsilon_of_sensitivities(moved(rival, index, smooth), scales(index))
             for smooth in (False, True)
         ]
-        wanted = [published.REPORTED[rival][one.epsilon], *map(rounded, (formula.epsilon, *spent))]
-        if [number(cell) for cell in cells] != wanted:
-            wrong.append(name)
-    return wrong
+        expected = [
+            published.REPORTED[rival][single.epsilon],
+            *map(rounded, (formula.epsilon, *spent)),
+        ]
+        if [number(cell) for cell in cells] != expected:
+            faults.append(name)
+    return faults
 
 
 @pytest.mark.parametrize("differences", [differences_of_moves, differences_of_budgets])
@@ -137,8 +140,8 @@ def test_tables_2_and_3_are_what_the_functions_give(differences):
 
 def test_what_the_page_says_of_the_moves_is_so():
     """Ratios to the step before: 1, from 2 to less than 8, and for Diff-TV-AB no bound."""
-    one = setting(1)
-    before = one.gamma * one.q1 ** np.arange(CONFIG.rounds - 1, dtype=np.float64)
+    single = setting(1)
+    before = single.gamma * single.q1 ** np.arange(CONFIG.rounds - 1, dtype=np.float64)
     ratios = {
         method: moved(method, 1, False)[1:].sum(axis=1) / before
         for method in ("tracking", "dpop", *RIVALS)
@@ -165,9 +168,9 @@ def test_the_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
         protect=protect.Protect("replace_agent", clip, norm="l1"), sampler=samplers.Random(1),
         optimizer=Sgd(step), rounds=rounds,
     )  # fmt: skip
-    made = plan.make(config, mixing.metropolis_hastings(graphs.ring(n)))
+    training_plan = plan.make(config, mixing.metropolis_hastings(graphs.ring(n)))
     # Of D-SGD: every round adds step times the mean of n noises of 2 nu^2 a coordinate.
-    variance = (step**2 * 2 * made.noise.scales.astype(np.float64) ** 2 / n).sum() * d
+    variance = (step**2 * 2 * training_plan.noise.scales.astype(np.float64) ** 2 / n).sum() * d
     assert np.sqrt(variance) / (rounds * step * clip) == pytest.approx(
         2 * np.sqrt(2 * d * rounds / n) / epsilon, rel=1e-5
     )
@@ -175,13 +178,15 @@ def test_the_rule_of_thumb_of_pure_noise_is_what_plans_draw(rounds):
 
 @pytest.mark.slow
 def test_the_examples_of_tracking_run_and_measure_what_they_say(capsys):
-    found = re.findall(r"```python\n(.*?)```", (PAGE.parent / "tracking.md").read_text(), re.DOTALL)
-    assert len(found) == 2
-    said = []
-    for example in found:
+    matches = re.findall(
+        r"```python\n(.*?)```", (PAGE.parent / "tracking.md").read_text(), re.DOTALL
+    )
+    assert len(matches) == 2
+    messages = []
+    for example in matches:
         exec(compile(example, "tracking.md", "exec"), {})
-        said.append(capsys.readouterr().out)
-    assert "ASSUMED" in said[0]
-    (apart,) = re.findall(r"gradients were ([.0-9]+) apart at most", said[1])
+        messages.append(capsys.readouterr().out)
+    assert "ASSUMED" in messages[0]
+    (apart,) = re.findall(r"gradients were ([.0-9]+) apart at most", messages[1])
     # The assumed gap of 1 is too small for these data, which is what the page says it shows.
     assert float(apart) == pytest.approx(1.08, abs=0.01)

@@ -73,7 +73,7 @@ def test_an_untrue_example_is_caught() -> None:
 
     finder = doctest.DocTestFinder()
     runner = doctest.DocTestRunner(verbose=False)
-    told: list[str] = []
+    messages: list[str] = []
     for test in finder.find(double, "double", globs={}):
-        runner.run(test, out=told.append)
-    assert runner.summarize(verbose=False).failed == 1 and "5.0" in "".join(told)
+        runner.run(test, out=messages.append)
+    assert runner.summarize(verbose=False).failed == 1 and "5.0" in "".join(messages)

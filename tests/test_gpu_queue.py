@@ -119,8 +119,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu) -> Path:
     for folder in ("experiments", "benchmarks/records", "docs/records", "out"):
         (tmp_path / folder).mkdir(parents=True)
     for name, text in FAKE.items():
-        at = "benchmarks" if name.startswith("bench") else "experiments"
-        (tmp_path / at / f"{name}.py").write_text(text)
+        position = "benchmarks" if name.startswith("bench") else "experiments"
+        (tmp_path / position / f"{name}.py").write_text(text)
     (tmp_path / "docs" / "records" / "gpu.md").write_text("| entry | run | state |\n")
     monkeypatch.setattr(gpu, "ROOT", tmp_path)
     monkeypatch.setattr(gpu, "about", lambda: DEVICE)
@@ -148,11 +148,11 @@ def test_runs_that_fit_are_taken_and_a_failure_ends_none_of_them(
     queue.append(fake(5, "empty", 1))
     monkeypatch.setattr(gpu, "QUEUE", queue)
     assert gpu.main(["300"]) == 1
-    said = capsys.readouterr().out
-    assert "bad_1" in said and "failed" in said and "no such option" in said
-    assert said.splitlines()[-1] == "next: good_2, 9 minutes"
+    output = capsys.readouterr().out
+    assert "bad_1" in output and "failed" in output and "no such option" in output
+    assert output.splitlines()[-1] == "next: good_2, 9 minutes"
     # What leaves no record is not done.
-    assert "empty_5" in said and said.count("failed after") == 2
+    assert "empty_5" in output and output.count("failed after") == 2
     # A line of date, device, commit and seconds for each that is done.
     page = (checkout / "docs" / "records" / "gpu.md").read_text().splitlines()
     assert len(page) == 3
@@ -173,8 +173,8 @@ def test_runs_that_fit_are_taken_and_a_failure_ends_none_of_them(
     for name in ("bad", "empty"):
         (checkout / "experiments" / f"{name}.py").write_text(GOOD)
     assert gpu.main(["300"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [line.split()[1:3] for line in said] == [["bad_1", "done"], ["empty_5", "done"]]
+    output = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:3] for line in output] == [["bad_1", "done"], ["empty_5", "done"]]
 
 
 def test_a_run_that_the_time_ends_leaves_its_checkpoint(
@@ -184,9 +184,9 @@ def test_a_run_that_the_time_ends_leaves_its_checkpoint(
     monkeypatch.setattr(gpu, "GRACE", 2.0)
     monkeypatch.setattr(gpu, "PACKING", 1.0)
     assert gpu.main(["8"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert "slow_1" in said[0] and "stopped after" in said[0]
-    assert said[1] == "next: good_2, 1 minutes"
+    text = capsys.readouterr().out.splitlines()
+    assert "slow_1" in text[0] and "stopped after" in text[0]
+    assert text[1] == "next: good_2, 1 minutes"
     assert "done" not in (checkout / "docs" / "records" / "gpu.md").read_text()
     with tarfile.open(checkout / "out" / "checkpoints.tar.gz") as archive:
         assert archive.getnames() == ["results/gpu/slow_1/checkpoints/state"]

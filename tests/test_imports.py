@@ -85,12 +85,12 @@ parsed = functools.cache(ast.parse)
 @functools.cache
 def modules() -> dict[str, str]:
     """Return the source of every module of the package, by dotted name."""
-    found = {}
+    results = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        found[name] = path.read_text()
-    return found
+        results[name] = path.read_text()
+    return results
 
 
 def packages() -> set[str]:
@@ -117,30 +117,30 @@ def imported(name: str, source: str, is_package: bool) -> Iterator[str]:
 
 def arrow_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
     """Return one line for each import in ``sources`` that the arrows forbid."""
-    wrong = []
+    faults = []
     for name, source in sources.items():
         package = name.split(".")[1] if name.count(".") else None
         # cli, _validate and the like stand at the top, in no package.
         is_package = package is not None and f"dpjax.{package}" in inits
         if is_package and package not in ARROWS:
-            wrong.append(f"{name}: the package {package} has no row in ARROWS")
+            faults.append(f"{name}: the package {package} has no row in ARROWS")
             continue
         for target in imported(name, source, name in inits):
             top, _, rest = target.partition(".")
             other = rest.split(".")[0]
             if top in OUTSIDE or (other == "cli" and top == "dpjax" and package not in _ENTRIES):
-                wrong.append(f"{name} imports {target}: nobody imports it")
+                faults.append(f"{name} imports {target}: nobody imports it")
             elif top == "dpjax" and other == "contrib" and package != "contrib":
-                wrong.append(f"{name} imports {target}: nothing in the core imports contrib")
+                faults.append(f"{name} imports {target}: nothing in the core imports contrib")
             elif package in (None, "cli") or top != "dpjax" or f"dpjax.{other}" not in inits:
                 continue
             elif not is_package:
-                wrong.append(
+                faults.append(
                     f"{name} imports {target}: what all packages share imports none of them"
                 )
             elif other != package and other not in ARROWS[package] | WIDER.get(name, set()):
-                wrong.append(f"{name} imports {target}: {package} may not import {other}")
-    return wrong
+                faults.append(f"{name} imports {target}: {package} may not import {other}")
+    return faults
 
 
 def circles(sources: dict[str, str], inits: set[str]) -> list[list[str]]:
@@ -157,11 +157,11 @@ def circles(sources: dict[str, str], inits: set[str]) -> list[list[str]]:
 
 def form_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
     """Return one line for each module in bad form: undocumented, no ``__all__``, shadowed."""
-    wrong = []
+    faults = []
     for name, source in sources.items():
         tree = parsed(source)
         if not ast.get_docstring(tree):
-            wrong.append(f"{name} has no docstring")
+            faults.append(f"{name} has no docstring")
         bound = set()
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -172,12 +172,12 @@ def form_violations(sources: dict[str, str], inits: set[str]) -> list[str]:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 bound |= {ast.unparse(target) for target in targets}
         if name not in inits and "__all__" not in bound:
-            wrong.append(f"{name} has no __all__")
+            faults.append(f"{name} has no __all__")
         if name in inits:
             # `from dpjax.package import thing` must give the module, never a function of that name.
             inside = {other[len(name) + 1 :] for other in sources if other.startswith(name + ".")}
-            wrong += [f"{name} binds {both}, a module of it" for both in sorted(bound & inside)]
-    return wrong
+            faults += [f"{name} binds {pair}, a module of it" for pair in sorted(bound & inside)]
+    return faults
 
 
 def loaded_slow(names: list[str], *folders: Path, ground: tuple[str, ...] = GROUND) -> list[str]:

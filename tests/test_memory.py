@@ -30,9 +30,11 @@ HUGE = 5_000_000
     ],
 )
 def test_refused_at_once(make):
-    with pytest.raises(ValueError, match=r"takes [\d.,]+ GiB; this machine has .*; ?|:") as seen:
+    with pytest.raises(
+        ValueError, match=r"takes [\d.,]+ GiB; this machine has .*; ?|:"
+    ) as observed:
         make()
-    assert re.search(r"(rounds|n|columns) is \d+, for which", str(seen.value))
+    assert re.search(r"(rounds|n|columns) is \d+, for which", str(observed.value))
 
 
 def test_what_fits_is_made_and_the_limit_is_this_machine(monkeypatch):

@@ -26,7 +26,9 @@ EXTRAS = ("cluster", "contrib", "pretrained", "secure", "dev")
 FOLDERS = (ROOT / "scripts", ROOT / ".ci")
 # Whose dpjax examples run: `scripts/test --all` names a Python that has the wheel alone.
 PYTHON = os.environ.get("DPJAX_INSTALLED", sys.executable)
-SCRIPTS = [path for at in FOLDERS for path in at.iterdir() if path.is_file() and not path.suffix]
+SCRIPTS = [
+    path for folder in FOLDERS for path in folder.iterdir() if path.is_file() and not path.suffix
+]
 
 
 def test_the_version_is_one() -> None:
@@ -180,10 +182,10 @@ def test_the_quick_start_prints_what_the_readme_shows(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     expected = printed.splitlines()
     assert (cells(lines[0])[:4], lines[-1]) == (cells(expected[0])[:4], expected[-1])
-    for line, shown in zip(lines[2:-1], expected[2:-1], strict=True):
-        assert cells(line)[:3] == cells(shown)[:3]
-        found, wanted = (float(cells(one)[3].split()[0]) for one in (line, shown))
-        assert found == pytest.approx(wanted, abs=0.02)
+    for line, display in zip(lines[2:-1], expected[2:-1], strict=True):
+        assert cells(line)[:3] == cells(display)[:3]
+        results, reference = (float(cells(case)[3].split()[0]) for case in (line, display))
+        assert results == pytest.approx(reference, abs=0.02)
 
 
 # What pages say is given.
@@ -218,11 +220,11 @@ problem = dp.supervised(Linear(), "logistic", (x, y), (x, y), dp.partition.iid(6
 
 def examples(path: Path) -> str:
     """The programs of a page, one after the other, as somebody who reads it would type them."""
-    given = GIVEN.get(path.stem, "")
+    argument = GIVEN.get(path.stem, "")
     if path.stem == "secagg":  # It names the plan of another page.
-        given = examples(path.with_name("integers.md"))
-    found = re.findall(r"```py(?:thon)?\n(.*?)```", path.read_text(), flags=re.DOTALL)
-    return "\n".join([given, *found]) if found else ""
+        argument = examples(path.with_name("integers.md"))
+    matches = re.findall(r"```py(?:thon)?\n(.*?)```", path.read_text(), flags=re.DOTALL)
+    return "\n".join([argument, *matches]) if matches else ""
 
 
 # `tests/experiments/test_examples.py` runs those of own_loop with the files that they read.

@@ -144,10 +144,10 @@ def render() -> str:
     return "\n".join(lines) + "\n"
 
 
-def difference(stored: str, now: str) -> str:
+def difference(stored: str, current: str) -> str:
     """Return the changed lines, empty when there are none."""
-    both = difflib.unified_diff(stored.splitlines(), now.splitlines(), "stored", "now", n=0)
-    return "\n".join(both)
+    pair = difflib.unified_diff(stored.splitlines(), current.splitlines(), "stored", "now", n=0)
+    return "\n".join(pair)
 
 
 def called(source: str) -> set[str]:
@@ -157,8 +157,8 @@ def called(source: str) -> set[str]:
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            modules |= {each.asname or "dpjax": "dpjax" for each in node.names
-                        if each.name == "dpjax"}  # fmt: skip
+            modules |= {name.asname or "dpjax": "dpjax" for name in node.names
+                        if name.name == "dpjax"}  # fmt: skip
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "dpjax":
             for alias in node.names:
                 dotted = f"{node.module}.{alias.name}"
@@ -191,12 +191,12 @@ def scripts() -> dict[str, str]:
     """Return what users read and run: scripts, and the Python in documents, by path."""
     folders = ("examples", "experiments", "benchmarks")
     paths = [path for folder in folders for path in sorted((ROOT / folder).glob("[!_]*.py"))]
-    found = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
+    results = {str(path.relative_to(ROOT)): path.read_text() for path in paths}
     for path in (*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))):
         blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
         if blocks:
-            found[str(path.relative_to(ROOT))] = "\n".join(blocks)
-    return found
+            results[str(path.relative_to(ROOT))] = "\n".join(blocks)
+    return results
 
 
 def stored_names() -> set[str]:

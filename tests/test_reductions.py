@@ -18,9 +18,11 @@ REDUCTIONS = {
     "selected": lambda x: jnp.sum(jnp.where(jnp.isfinite(x), 0, jnp.nan)),
 }
 MAPS = {
-    "jitted": lambda of, x: of(x),
-    "mapped": lambda of, x: jax.vmap(of)(jnp.stack([x, x])).sum(),
-    "scanned": lambda of, x: jax.lax.map(lambda i: of(x + i), jnp.zeros(2, x.dtype)).sum(),
+    "jitted": lambda subject, x: subject(x),
+    "mapped": lambda subject, x: jax.vmap(subject)(jnp.stack([x, x])).sum(),
+    "scanned": lambda subject, x: jax.lax.map(
+        lambda i: subject(x + i), jnp.zeros(2, x.dtype)
+    ).sum(),
 }
 
 
@@ -34,8 +36,8 @@ def test_a_number_that_is_not_finite_shows_in_every_reduction(platform, kind, si
         for place in (0, size // 2 + 7, size - 1):
             for bad in (np.nan, np.inf):
                 spoiled[place, bad] = jnp.ones(size, kind).at[place].set(bad)
-        for name, of in REDUCTIONS.items():
-            for how, run in MAPS.items():
-                compiled = jax.jit(functools.partial(run, of))
+        for name, reduction in REDUCTIONS.items():
+            for mode, run in MAPS.items():
+                compiled = jax.jit(functools.partial(run, reduction))
                 for where, x in spoiled.items():
-                    assert not np.isfinite(compiled(x)), (name, how, where)
+                    assert not np.isfinite(compiled(x)), (name, mode, where)

@@ -46,7 +46,7 @@ def test_what_does_not_parse_is_refused_with_a_remedy(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ([*DESIGN, "--clip-norm", "0"], "clip_norm is 0.0;"),
         ([*DESIGN, "--graph", "empty.txt"], "path is 'empty.txt', which holds no edge;"),
@@ -76,7 +76,7 @@ def test_what_does_not_parse_is_refused_with_a_remedy(
 )
 def test_errors_name_arguments(
     arguments: list[str],
-    told: str,
+    reported: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -89,7 +89,7 @@ def test_errors_name_arguments(
     np.save(tmp_path / "objects.npy", np.array([{}, 1], object))
     (tmp_path / "header.csv").write_text("source,target\na,b\nb,c\nc,a\n")
     line = error(arguments, capsys)
-    assert line.startswith(f"dpjax {arguments[0]}: error: {told}"), line
+    assert line.startswith(f"dpjax {arguments[0]}: error: {reported}"), line
 
 
 def test_what_the_system_refuses_is_told_without_its_number(

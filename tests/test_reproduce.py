@@ -31,8 +31,8 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir(parents=True)
     for file in ("scripts/reproduce", "experiments/_common/archives.py"):
         shutil.copy(ROOT / file, tmp_path / file)
-    made = f"environment() {{ PYTHON={sys.executable}; }}\n"
-    (tmp_path / "scripts" / "_environment.sh").write_text(made)
+    text = f"environment() {{ PYTHON={sys.executable}; }}\n"
+    (tmp_path / "scripts" / "_environment.sh").write_text(text)
     (tmp_path / "experiments" / "one.py").write_text(EXPERIMENT)
     (tmp_path / "new").mkdir()
     for name in "ab":

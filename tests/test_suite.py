@@ -51,7 +51,7 @@ def test_the_suite_s_options_are_those_of_the_scripts(
 
     monkeypatch.setattr(_timing.Bench, "parse", parsed)
     module = importlib.import_module(script)
-    for entry in (each for each in _suite.SUITE if each.script == script):
+    for entry in (benchmark for benchmark in _suite.SUITE if benchmark.script == script):
         for words in (entry.normal, entry.quick):
             with pytest.raises(Parsed):
                 module.main(shlex.split(words))
@@ -120,9 +120,9 @@ def test_the_runner_goes_on_after_a_failure_and_names_it(
     monkeypatch.setattr(_page, "PAGE", tmp_path / "page.md")
 
     assert bench.main(["engine", "--quick", "--output", str(tmp_path / "quick")]) == 1
-    told = capsys.readouterr()
-    assert "too small" in told.out and told.err == "failed: small\n"
-    assert "large" in told.out and "other" not in told.out and not list(stored.iterdir())
+    output = capsys.readouterr()
+    assert "too small" in output.out and output.err == "failed: small\n"
+    assert "large" in output.out and "other" not in output.out and not list(stored.iterdir())
     assert bench.main([]) == 1
     assert {path.name for path in stored.iterdir()} == {"large.jsonl", "other.jsonl"}
     page = (tmp_path / "page.md").read_text()
@@ -134,10 +134,10 @@ def test_the_runner_goes_on_after_a_failure_and_names_it(
     (stored / "large.jsonl").write_text(
         before.replace('"versions": {', '"versions": {"gone": "1", ')
     )
-    kept = (stored / "large.jsonl").read_text()
+    text = (stored / "large.jsonl").read_text()
     assert bench.main(["engine"]) == 1
     assert "gone is not installed" in capsys.readouterr().out
-    assert (stored / "large.jsonl").read_text() == kept
+    assert (stored / "large.jsonl").read_text() == text
     assert _page._stored(suite[1], stored) == [stored / "large.jsonl"]
-    (stored / "large@nvidia-h200.jsonl").write_text(kept.replace('"kind": "cpu"', '"kind": "H200"'))
+    (stored / "large@nvidia-h200.jsonl").write_text(text.replace('"kind": "cpu"', '"kind": "H200"'))
     assert "| a sum of 5 (2) |" in _page.page() and "2. H200, " in _page.page()

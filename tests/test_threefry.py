@@ -12,29 +12,29 @@ KEY = jax.random.fold_in(jax.random.key(7, impl="threefry2x32"), 3)
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1), (5, 9), (20, 129), (3, 0)])
 def test_bits_are_those_of_jax(shape):
-    wanted = np.asarray(jax.random.bits(KEY, shape, jnp.uint32))
-    np.testing.assert_array_equal(_numerics.threefry_bits(KEY, shape), wanted)
+    expected = np.asarray(jax.random.bits(KEY, shape, jnp.uint32))
+    np.testing.assert_array_equal(_numerics.threefry_bits(KEY, shape), expected)
     np.testing.assert_array_equal(
-        jax.jit(_numerics.threefry_bits, static_argnums=1)(KEY, shape), wanted
+        jax.jit(_numerics.threefry_bits, static_argnums=1)(KEY, shape), expected
     )
 
 
 @pytest.mark.parametrize("number", [0, 1, 5, 2**31 - 1, 2**32 - 1])
 def test_folded_keys_are_those_of_jax(number):
-    wanted = jax.random.key_data(jax.random.fold_in(KEY, number))
+    expected = jax.random.key_data(jax.random.fold_in(KEY, number))
     for folded in (
         _numerics.fold_in(KEY, number),
         jax.jit(_numerics.fold_in)(KEY, jnp.uint32(number)),
         jax.vmap(_numerics.fold_in, (0, None))(KEY[None], np.uint32(number))[0],
     ):
-        np.testing.assert_array_equal(jax.random.key_data(folded), wanted)
+        np.testing.assert_array_equal(jax.random.key_data(folded), expected)
 
 
 def test_other_generators_are_left_to_jax():
     key = jax.random.key(7, impl="rbg")
     folded = _numerics.fold_in(key, 3)
-    wanted = jax.random.fold_in(key, 3)
-    np.testing.assert_array_equal(jax.random.key_data(folded), jax.random.key_data(wanted))
+    expected = jax.random.fold_in(key, 3)
+    np.testing.assert_array_equal(jax.random.key_data(folded), jax.random.key_data(expected))
     np.testing.assert_array_equal(
         _numerics.threefry_bits(key, (3, 4)), jax.random.bits(key, (3, 4), jnp.uint32)
     )

@@ -17,10 +17,10 @@ OWN_CLOCK = re.compile(r"perf_counter|getrusage|ArgumentParser|getloadavg|record
 def test_calls_take_turns_and_the_first_is_told_apart() -> None:
     order = []
     calls = {name: lambda name=name: order.append(name) or len(order) for name in "ab"}
-    found = turns(calls, 2, clock=float)
+    result = turns(calls, 2, clock=float)
     assert order == ["a", "b"] * 3
-    assert found["a"] == Timing(5, 1.0, (3.0, 5.0)) and found["b"] == Timing(6, 2.0, (4.0, 6.0))
-    assert (found["a"].median, found["a"].least) == (4.0, 3.0)
+    assert result["a"] == Timing(5, 1.0, (3.0, 5.0)) and result["b"] == Timing(6, 2.0, (4.0, 6.0))
+    assert (result["a"].median, result["a"].least) == (4.0, 3.0)
 
 
 def test_a_call_that_is_not_repeated_counts_itself() -> None:
@@ -56,9 +56,9 @@ def test_rows_and_record(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     bench.in_own_process("a b", 3, repeats=1)
     bench.in_own_process("fails", repeats=1)
     assert bench.finish() == 1
-    told = capsys.readouterr()
-    assert "algorithm ours  seconds 0.123" in told.out
-    assert told.err == "failed: fails: no such graph\n"
+    printed = capsys.readouterr()
+    assert "algorithm ours  seconds 0.123" in printed.out
+    assert printed.err == "failed: fails: no such graph\n"
     frame = records.read(output)
     assert list(frame["experiment"]) == ["bench_some"] * 2 and frame["repeats"][1] == 1
     about = records.read_metadata(output)

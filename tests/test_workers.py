@@ -68,23 +68,23 @@ def test_a_file_is_made_by_one_process_and_others_wait_for_it(tmp_path):
     os.write(other.handle, b"process 7 on a node")
 
     def finish():
-        while not said:
+        while not messages:
             time.sleep(0.01)
         paths[0].touch()
         other.close()
 
-    said = []
+    messages = []
     order = []
     thread = threading.Thread(target=finish)
     thread.start()
-    for path, missing in _workers.shared_files(paths, say=said.append):
+    for path, missing in _workers.shared_files(paths, say=messages.append):
         order.append((paths.index(path), missing))
         if missing:
             assert _workers._beside(path).exists()
             path.touch()
     thread.join()
     assert order == [(1, False), (2, True), (0, False)]
-    assert said == [f"{paths[0]}: waits for process 7 on a node, which makes it"]
+    assert messages == [f"{paths[0]}: waits for process 7 on a node, which makes it"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [path.name for path in paths]
 
 
@@ -103,7 +103,7 @@ def test_what_a_dead_process_left_is_taken_over_last(tmp_path):
 def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
     paths = [tmp_path / str(i) for i in range(4)]
     marker = tmp_path / "killed"
-    said = []
+    messages = []
 
     def work():  # Local, so that workers do not import this file.
         for path, missing in _workers.shared_files(paths):
@@ -115,10 +115,13 @@ def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
             if missing:
                 path.write_text(str(os.getpid()))
 
-    with _workers.Team(2, work, tmp_path, said.append) as team:
+    with _workers.Team(2, work, tmp_path, messages.append) as team:
         assert not list(_workers.shared_files([], team)) and not team._jobs  # Nothing to start for.
         assert sorted(_workers.shared_files(paths, team)) == [(path, False) for path in paths]
-    assert len(said) == 1 and "died with SIGKILL(-9); others take over what it was at" in said[0]
+    assert (
+        len(messages) == 1
+        and "died with SIGKILL(-9); others take over what it was at" in messages[0]
+    )
     assert str(os.getpid()) not in {path.read_text() for path in paths}
     assert not list(tmp_path.rglob(".*"))
 
@@ -142,8 +145,8 @@ def test_workers_have_the_settings_and_functions_of_the_first_process(tmp_path):
         list(_workers.shared_files(paths, team))
     assert paths[0].read_text() == "float64 highest"
     lock = threading.Lock()
-    said = "parallel asks for 2 workers, .*cannot pickle '_thread.lock' object.*; give parallel=1"
-    with pytest.raises(ValueError, match=said):
+    text = "parallel asks for 2 workers, .*cannot pickle '_thread.lock' object.*; give parallel=1"
+    with pytest.raises(ValueError, match=text):
         _workers.Team(2, lambda: lock, tmp_path, print).running()
 
 
@@ -209,7 +212,7 @@ def test_cells_of_two_processes_have_the_bits_of_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         (["0"], "parallel is 0; give how many processes, or the path of a YAML file"),
         (["none.yaml"], "parallel is 'none.yaml', which cannot be used (FileNotFoundError: No"),
@@ -220,11 +223,11 @@ def test_cells_of_two_processes_have_the_bits_of_one(tmp_path):
         (["2", "--no-resume"], "parallel is given with --no-resume; name another --output"),
     ],
 )
-def test_other_workers_are_refused_before_work_starts(tmp_path, monkeypatch, capsys, options, said):
+def test_other_workers_are_refused_before_work_starts(tmp_path, monkeypatch, capsys, options, text):
     monkeypatch.chdir(tmp_path)
     Path("few.yaml").write_text("cluster: local\n")
     assert main(tmp_path / "out", "--parallel", *options) == 2
-    assert f"trial: error: {said}" in capsys.readouterr().err
+    assert f"trial: error: {text}" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

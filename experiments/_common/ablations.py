@@ -62,13 +62,15 @@ def optimizers(
         places: Optimizer -> its places, one a budget.
     """
     end = last(rows)
-    found = {
-        f"{name} is better behind a filter at every budget": [_gain(end, filter, of) for of in own]
-        for name, own in places.items()
+    results = {
+        f"{name} is better behind a filter at every budget": [
+            _gain(end, filter, subject) for subject in place
+        ]
+        for name, place in places.items()
     }
-    every = [of for own in places.values() for of in own]
-    found["the gain is 3 to 10 points"] = [_gain(end, filter, of, _three) for of in every]
-    return _listed("Fig. 4", found)
+    entries = [of for own in places.values() for of in own]
+    results["the gain is 3 to 10 points"] = [_gain(end, filter, of, _three) for of in entries]
+    return _listed("Fig. 4", results)
 
 
 def networks(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[claims.Judged]:
@@ -79,7 +81,7 @@ def networks(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> li
         filter: What series call it.
         places: Networks.
     """
-    parts = [_gain(last(rows), filter, of) for of in places]
+    parts = [_gain(last(rows), filter, place) for place in places]
     return _listed("Fig. 7", {"every network is better behind a filter": parts})
 
 
@@ -195,20 +197,20 @@ def finetuning(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> 
             gain = wide[pair[0]] - wide[pair[1]]
             parts.append(gain.rename("points").reset_index().assign(series=place))
     first = _gain(end, filter, ends[0])
-    more = {"of": f"{ends[0]} over {ends[1]}", "verdict": f"{claims.UNTOLD}: one budget"}
+    extra = {"of": f"{ends[0]} over {ends[1]}", "verdict": f"{claims.UNTOLD}: one budget"}
     if ends[0] != ends[1]:
-        more["verdict"] = f"{claims.UNTOLD}: not run"
+        extra["verdict"] = f"{claims.UNTOLD}: not run"
         if parts:
-            more = _part(pandas.concat(parts, ignore_index=True), *ends)
+            extra = _part(pandas.concat(parts, ignore_index=True), *ends)
     if first["verdict"] == claims.NO:
         # What loses gains neither little nor more.
-        more["verdict"] = claims.NO
+        extra["verdict"] = claims.NO
     return _listed(
         "Fig. 12",
         {
             "it gains at the smallest budget": [first],
             "and less than a point": [_gain(end, filter, ends[0], _slight)],
-            "it gains more at the smallest budget than at the largest": [more],
+            "it gains more at the smallest budget than at the largest": [extra],
         },
     )
 
@@ -222,11 +224,13 @@ def texts(rows: "pandas.DataFrame", filter: str, places: Sequence[str]) -> list[
         places: One a budget.
     """
     end = last(rows)
-    over = [_part(end, f"{of}, {filter}", f"{of}, uncorrected", _one) for of in places]
+    over = [_part(end, f"{place}, {filter}", f"{place}, uncorrected", _one) for place in places]
     return _listed(
         "Table 3",
         {
-            "it gains over AdamBC at every budget": [_gain(end, filter, of) for of in places],
+            "it gains over AdamBC at every budget": [
+                _gain(end, filter, subject) for subject in places
+            ],
             "and less than a point over DPAdam without correction": over,
         },
     )
@@ -241,15 +245,15 @@ def waves(rows: "pandas.DataFrame") -> list[claims.Judged]:
     """
     half = 0.5**0.5
     passed = []
-    kept = []
+    selection = []
     for row in rows[rows["series"] != _NONE].to_dict("records"):
-        said = claims.YES if row["slow"] > half > row["fast"] else claims.NO
+        text = claims.YES if row["slow"] > half > row["fast"] else claims.NO
         numbers = {"of": row["series"], "slow wave kept": row["slow"]}
-        passed.append(numbers | {"fast wave kept": row["fast"], "verdict": said})
+        passed.append(numbers | {"fast wave kept": row["fast"], "verdict": text})
         off = {"of": row["series"], "constant off by": row["drift"]}
-        kept.append(off | {"verdict": claims.YES if row["drift"] < 1e-5 else claims.NO})
+        selection.append(off | {"verdict": claims.YES if row["drift"] < 1e-5 else claims.NO})
     words = ("a slow wave passes, a fast one does not", "a mean stays as it is")
-    return _listed("Fig. 5", dict(zip(words, (passed, kept), strict=True)))
+    return _listed("Fig. 5", dict(zip(words, (passed, selection), strict=True)))
 
 
 def _three(gain: float, margin: float) -> str:
@@ -273,11 +277,11 @@ def _part(
 
 
 def _gain(
-    rows: Any, filter: str, of: str, judge: Callable[[float, float], str] = claims.verdict
+    rows: Any, filter: str, subject: str, judge: Callable[[float, float], str] = claims.verdict
 ) -> dict[str, Any]:
-    pair = (f"{of}, {filter}", f"{of}, {_NONE}")
-    return claims.part(rows, *pair, "points", of=of, judge=judge)
+    pair = (f"{subject}, {filter}", f"{subject}, {_NONE}")
+    return claims.part(rows, *pair, "points", of=subject, judge=judge)
 
 
-def _listed(source: str, found: Mapping[str, list[dict[str, Any]]]) -> list[claims.Judged]:
-    return [claims.Judged(source, words, tuple(parts)) for words, parts in found.items()]
+def _listed(source: str, result: Mapping[str, list[dict[str, Any]]]) -> list[claims.Judged]:
+    return [claims.Judged(source, words, tuple(parts)) for words, parts in result.items()]

@@ -38,7 +38,7 @@ class Judged(NamedTuple):
     @property
     def verdict(self) -> str:
         """Of all parts together."""
-        words = [each["verdict"] for each in self.parts]
+        words = [item["verdict"] for item in self.parts]
         return words[0] if len(words) == 1 else joined(*words)
 
     def text(self) -> str:
@@ -94,7 +94,7 @@ def margin(error: float, seeds: int) -> float:
     return math.nan if seeds < 2 else float(stats.t.ppf(0.975, seeds - 1)) * error
 
 
-def verdict(gain: float, margin: float, least: float = 0.0) -> str:
+def verdict(gain: float, margin: float, minimum: float = 0.0) -> str:
     """Whether a gain is what is claimed: more than chance, and at least so much.
 
     Args:
@@ -108,9 +108,9 @@ def verdict(gain: float, margin: float, least: float = 0.0) -> str:
     """
     if not (math.isnan(gain) or math.isfinite(margin)):
         return f"{UNTOLD}: one seed"
-    if gain > margin and gain >= least:
+    if gain > margin and gain >= minimum:
         return YES
-    return f"{UNTOLD}: within chance" if gain + margin >= least else NO
+    return f"{UNTOLD}: within chance" if gain + margin >= minimum else NO
 
 
 def unequal(gain: float, margin: float) -> str:
@@ -158,13 +158,13 @@ def part(
     if not {better, worse} <= set(frame[column]):
         return {"of": of, "verdict": f"{UNTOLD}: not run"}
     row = _gain(frame, worse, better, value, column)
-    said = judge(row[f"gain in {value}"], row.pop("margin"))
+    text = judge(row[f"gain in {value}"], row.pop("margin"))
     if frame.loc[frame[column] == worse, value].isna().any():
-        said = f"{UNTOLD}: diverged"
-    return {"of": of, **row, "verdict": said}
+        text = f"{UNTOLD}: diverged"
+    return {"of": of, **row, "verdict": text}
 
 
-def below(gain: float, margin: float, most: float) -> str:
+def below(gain: float, margin: float, maximum: float) -> str:
     """Whether a gain is less than what is claimed, by more than chance.
 
     Args:
@@ -176,9 +176,9 @@ def below(gain: float, margin: float, most: float) -> str:
         `YES` where it is less by more than the margin, `NO` where it is more by that or no number,
         else `UNTOLD`, "one seed" or "within chance".
     """
-    if math.isnan(gain) or gain - margin >= most:
+    if math.isnan(gain) or gain - margin >= maximum:
         return NO
-    if gain + margin < most:
+    if gain + margin < maximum:
         return YES
     return f"{UNTOLD}: {'within chance' if math.isfinite(margin) else 'one seed'}"
 
@@ -195,7 +195,7 @@ def joined(*verdicts: str) -> str:
     Raises:
         ValueError: For no verdicts, or what is none.
     """
-    words = [each.partition(":")[0] for each in verdicts]
+    words = [item.partition(":")[0] for item in verdicts]
     if not words:
         raise ValueError("verdicts is empty; give at least one")
     for word in words:

@@ -65,7 +65,7 @@ class Options:
 
 def check(
     config: Any,
-    least: Mapping[str, int] | None = None,
+    minimum: Mapping[str, int] | None = None,
     *,
     known: Mapping[str, Collection[str]] | None = None,
     empty: Collection[str] = (),
@@ -89,7 +89,7 @@ def check(
     Raises:
         ValueError: Naming the option, its value and the remedy.
     """
-    least = least or {}
+    minimum = minimum or {}
     along = {n: first for first, names in (each or {}).items() for n in names}
     for field in dataclasses.fields(config):
         name = field.name
@@ -97,23 +97,23 @@ def check(
         entries = value if isinstance(value, tuple) else (value,)
         if not entries and name not in empty:
             raise ValueError(f"{name} is empty; give at least one entry")
-        for one in () if name in free else entries:
-            _check_number(name, str(field.type), one, least)
+        for item in () if name in free else entries:
+            _check_number(name, str(field.type), item, minimum)
         if isinstance(value, tuple) and name not in along and len(set(value)) < len(value):
             raise ValueError(
                 f"{name} is {_validate.shown(value)}, with an entry twice; give each once"
             )
         if isinstance(value, Path) and not os.path.isfile(value):
             raise ValueError(f"{name} is {str(value)!r}, where no file is; give one's path")
-        for one in (one for one in entries if one not in (known or {}).get(name, entries)):
+        for item in (entry for entry in entries if entry not in (known or {}).get(name, entries)):
             choice = ", ".join((known or {})[name])
-            raise ValueError(f"{name} holds {one!r}; choose from {choice}")
+            raise ValueError(f"{name} holds {item!r}; choose from {choice}")
     for name, first in along.items():
         has = len(getattr(config, name))
-        wanted = len(getattr(config, first))
-        if has != wanted:
+        expected = len(getattr(config, first))
+        if has != expected:
             raise ValueError(
-                f"{name} has {has} entries and {first} {wanted}; give one for each of {first}"
+                f"{name} has {has} entries and {first} {expected}; give one for each of {first}"
             )
     for name in ("tuning_seed", "tuning_seeds"):
         own = getattr(config, name, ())
@@ -121,13 +121,13 @@ def check(
         tune.check_seeds(getattr(config, "seeds", ()), own, name)
 
 
-def _check_number(name: str, kind: str, value: Any, least: Mapping[str, int]) -> None:
+def _check_number(name: str, kind: str, value: Any, minimum: Mapping[str, int]) -> None:
     """One entry of an option of a type."""
     if value is None or isinstance(value, tuple):
         return
     if re.search(r"\bint\b", kind):
         zero = "seed" in name or "records" in name
-        _validate.integer(name, value, minimum=least.get(name, 0 if zero else 1))
+        _validate.integer(name, value, minimum=minimum.get(name, 0 if zero else 1))
     elif re.search(r"\bfloat\b", kind):
         share = name in ("delta", "validation")
         number = (_validate.probability if share else _validate.positive)(name, value)
@@ -210,17 +210,17 @@ class Lab:
             progress = not self.options.quiet and sys.stderr.isatty()
             return run(plans, problem, checkpoint=checkpoint, progress=progress, **options)
         names = ("seeds", "eval_every", "chunk_blocks", "devices", "stop_at")
-        given = {name: options[name] for name in names if name in options}
+        settings = {name: options[name] for name in names if name in options}
         title = "" if checkpoint is None else f"{checkpoint.relative_to(self.checkpoints)}: "
-        taken = estimate(plans, problem, **given)
+        taken = estimate(plans, problem, **settings)
         self.seconds += taken.seconds
         print(title + taken.statement(), flush=True)
         # What follows may choose a step size by metrics, and go on from the models.
         once = {"eval_every": 1, "chunk_blocks": 1, "callback": lambda progress: True}
         result = run(plans, problem, **options | once)
         rounds = result.plans[0].config.rounds
-        every = options.get("eval_every")
-        marks = RunSchedule.of(rounds, options.get("stop_at"), every, 1).marks
+        interval = options.get("eval_every")
+        marks = RunSchedule.of(rounds, options.get("stop_at"), interval, 1).marks
         metrics = {name: value.repeat(len(marks), 0) for name, value in result.metrics.items()}
         return dataclasses.replace(result, rounds=marks, metrics=metrics)
 
@@ -291,8 +291,8 @@ class Lab:
                     f"output {path} was made with another config; name another --output"
                 )
             # Rows follow from code, too, whose edits must not invalidate hours of work unasked.
-            made = metadata.get("commit")
-            self.say(f"{path}: read" + (f", made at commit {made}" if made != commit else ""))
+            outcome = metadata.get("commit")
+            self.say(f"{path}: read" + (f", made at commit {outcome}" if outcome != commit else ""))
         frames = list(map(records.read, work))
         return pandas.concat(frames, ignore_index=True) if frames else pandas.DataFrame()
 
@@ -328,12 +328,12 @@ def stored(config: Any, *listed: str, **cell: Any) -> dict[str, Any]:
     Raises:
         ValueError: For a listed field that is not there.
     """
-    whole = dataclasses.asdict(config) | cell
+    total = dataclasses.asdict(config) | cell
     for name in listed:
-        if name not in whole:
-            raise ValueError(f"listed holds {name!r}, which is no field; give {', '.join(whole)}")
-        del whole[name]
-    return whole
+        if name not in total:
+            raise ValueError(f"listed holds {name!r}, which is no field; give {', '.join(total)}")
+        del total[name]
+    return total
 
 
 def _given(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -376,8 +376,8 @@ def main(
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         preset, rest = _split_preset(arguments, presets, default)
-        chosen = presets[preset]
-        parser = _parser(type(chosen), chosen, experiment.__doc__, tuple(presets), preset)
+        selection = presets[preset]
+        parser = _parser(type(selection), selection, experiment.__doc__, tuple(presets), preset)
         config, options = tyro.cli(
             parser, args=rest, prog=f"experiments/{name}.py", description=experiment.__doc__
         )
@@ -394,8 +394,8 @@ def main(
             return 0
         if not options.resume:
             raise ValueError("parallel is given with --no-resume; name another --output instead")
-        alone = dataclasses.replace(options, parallel=1, quiet=True)
-        worker = Lab(name, preset, alone, command, silent=True)
+        single = dataclasses.replace(options, parallel=1, quiet=True)
+        worker = Lab(name, preset, single, command, silent=True)
         work = functools.partial(_call, experiment, config, worker)
 
         def warn(text: str) -> None:

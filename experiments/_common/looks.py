@@ -78,9 +78,9 @@ def look(
         line: Line style, for one of several runs of a kind.
         marker: The same.
     """
-    known = plots.LOOKS | LOOKS
-    found = known[name if name in known else name.split(" + ")[-1]]
-    return Look(label or found.label, found.color, marker or found.marker, line or found.line)
+    reference = plots.LOOKS | LOOKS
+    result = reference[name if name in reference else name.split(" + ")[-1]]
+    return Look(label or result.label, result.color, marker or result.marker, line or result.line)
 
 
 def titled(names: Iterable[str]) -> dict[str, Look]:
@@ -90,10 +90,10 @@ def titled(names: Iterable[str]) -> dict[str, Look]:
         names: Such as "sgd" (no filter) and "sgd + first v1"; names without a look are left out.
     """
     bare = {"sgd": look("none", "SGD"), "no filter": look("none")}
-    found = {}
+    results = {}
     for name in names:
         base, plus, text = name.partition(" + ")
         label = f"{TITLES.get(base, base)}{plus}{text}" if plus else TITLES.get(name)
         with contextlib.suppress(KeyError):
-            found[name] = bare.get(name) or look(name, label)
-    return found
+            results[name] = bare.get(name) or look(name, label)
+    return results

@@ -52,7 +52,7 @@ def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "design") -> li
         Their entries, joined by " + ", in the order of their first rows.
 
     """
-    found = []
+    results = []
     for key, group in frame.groupby([by] if isinstance(by, str) else list(by), sort=False):
         tuning, best = (group[group["phase"] == phase] for phase in ("tuning", "final"))
         if "setting" in group:
@@ -60,8 +60,8 @@ def at_ends(frame: "pandas.DataFrame", by: str | Sequence[str] = "design") -> li
         tried = tuning["step_size"]
         ends = {tried.min(), tried.max()}
         if len(ends) > 1 and best["step_size"].isin(ends).any():
-            found.append(" + ".join(str(part) for part in key))
-    return found
+            results.append(" + ".join(str(part) for part in key))
+    return results
 
 
 def paired(
@@ -109,13 +109,13 @@ def paired(
             )
         sides.append(dict(zip(keys, map(float, side[value]), strict=True)))
     first, second = sides
-    alone = [key for key in first if key not in second] + [
+    single = [key for key in first if key not in second] + [
         key for key in second if key not in first
     ]
-    if alone:
+    if single:
         raise ValueError(
-            f"{', '.join(names)} = {alone[0]} is in only one of {better!r} and {worse!r}; run both "
-            "on the same"
+            f"{', '.join(names)} = {single[0]} is in only one of {better!r} and {worse!r}; run "
+            "both on the same"
         )
     mean, error, count = moments([second[key] - first[key] for key in first])
     if error == 0:

@@ -198,10 +198,10 @@ def search(
         trial = trials[index]._replace(steps=steps)
         plans = trial.plans(steps, len(fit.y))
         # Measured as often as what is reported: a checkpoint is written at a measurement alone.
-        every = math.ceil(plans[0].config.rounds / measurements)
+        interval = math.ceil(plans[0].config.rounds / measurements)
         folder = None if checkpoint is None else checkpoint / name
         result = (runner or run)(
-            plans, fit, seeds=tuning_seeds, eval_every=every, checkpoint=folder, **options
+            plans, fit, seeds=tuning_seeds, eval_every=interval, checkpoint=folder, **options
         )
         _validate.one_of("metric", metric, result.metrics)
         tuning.append((trial, result))
@@ -228,7 +228,7 @@ def search(
 def reported(
     trials: Sequence[Trial],
     fit: Problem,
-    whole: Problem,
+    complete: Problem,
     *,
     seeds: Sequence[int],
     tuning_seeds: Sequence[int],
@@ -272,11 +272,11 @@ def reported(
         runner=runner,
         **options,
     )
-    plans = best.trial.plans((best.step_size,), len(whole.y))
-    every = math.ceil(plans[0].config.rounds / measurements)
+    plans = best.trial.plans((best.step_size,), len(complete.y))
+    interval = math.ceil(plans[0].config.rounds / measurements)
     folder = None if checkpoint is None else checkpoint / "final"
     final = (runner or run)(
-        plans, whole, seeds=seeds, eval_every=every, checkpoint=folder, **options
+        plans, complete, seeds=seeds, eval_every=interval, checkpoint=folder, **options
     )
     return best._replace(final=final)
 

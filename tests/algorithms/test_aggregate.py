@@ -37,9 +37,9 @@ class Drops(Aggregator):
 
     def __call__(self, messages):
         """The sum over those present, and how many they are."""
-        there = np.setdiff1d(np.arange(N), self.absent)
-        total = jax.tree.map(lambda leaf: jnp.sum(leaf[there], axis=0), messages)
-        return total, jnp.float32(len(there))
+        present = np.setdiff1d(np.arange(N), self.absent)
+        total = jax.tree.map(lambda leaf: jnp.sum(leaf[present], axis=0), messages)
+        return total, jnp.float32(len(present))
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class OfAll(Drops):
 
 def step(method, gradients, privatizer=None):
     """The models and the messages after one round of given gradients."""
-    made = composed(
+    result = composed(
         COMPLETE, lambda model, batch: batch, optax.sgd(1.0), method=method, privatizer=privatizer
     )
-    state = made.init(jnp.zeros((N, D)))
-    state, info = jax.jit(made.step)(KEY, state, jnp.asarray(gradients, jnp.float32))
+    state = result.init(jnp.zeros((N, D)))
+    state, info = jax.jit(result.step)(KEY, state, jnp.asarray(gradients, jnp.float32))
     return np.asarray(state.models), info.messages
 
 
@@ -76,20 +76,20 @@ def step(method, gradients, privatizer=None):
 def test_a_sum_is_divided_by_who_was_present(kind, absent):
     gradients = np.random.default_rng(0).normal(size=(N, D))
     models, _ = step(Federated(kind(absent)), gradients)
-    wanted = -np.delete(gradients, absent, axis=0).mean(0)
-    np.testing.assert_allclose(models, np.tile(wanted, (N, 1)), rtol=1e-6)
-    wrong, _ = step(Federated(OfAll(absent)), gradients)
-    assert np.allclose(wrong, wanted, rtol=1e-6) == (not absent)
+    expected = -np.delete(gradients, absent, axis=0).mean(0)
+    np.testing.assert_allclose(models, np.tile(expected, (N, 1)), rtol=1e-6)
+    invalid, _ = step(Federated(OfAll(absent)), gradients)
+    assert np.allclose(invalid, expected, rtol=1e-6) == (not absent)
 
 
 def test_a_trusted_sum_is_opened_for_enough_agents_alone():
     gradients = np.random.default_rng(2).normal(size=(N, D))
-    models, seen = step(Federated(Trusted(2, (1, 3))), gradients)
-    wanted = -np.delete(gradients, (1, 3), axis=0).mean(0)
-    np.testing.assert_allclose(models, np.tile(wanted, (N, 1)), rtol=1e-6)
-    assert seen.shape == (D,) and Trusted(2).min_survivors(N) == N - 2
-    models, seen = step(Federated(Trusted(1, (1, 3))), gradients)
-    assert not models.any() and not np.asarray(seen).any()
+    models, observed = step(Federated(Trusted(2, (1, 3))), gradients)
+    expected = -np.delete(gradients, (1, 3), axis=0).mean(0)
+    np.testing.assert_allclose(models, np.tile(expected, (N, 1)), rtol=1e-6)
+    assert observed.shape == (D,) and Trusted(2).min_survivors(N) == N - 2
+    models, observed = step(Federated(Trusted(1, (1, 3))), gradients)
+    assert not models.any() and not np.asarray(observed).any()
     with pytest.raises(ValueError, match="missing is 3"):
         Trusted(1, missing=3)
     with pytest.raises(ValueError, match="aggregate is <class"):
@@ -112,11 +112,11 @@ def test_masked_sums_are_the_trusted_ones_to_the_bit(degree, missing):
     turns = missing if missing and isinstance(missing[0], tuple) else (missing,)
     for round in range(len(turns) + 1):
         absent = turns[round % len(turns)]
-        wanted = np.delete(WHOLE, absent, axis=0).sum(0, dtype=np.uint32)
+        expected = np.delete(WHOLE, absent, axis=0).sum(0, dtype=np.uint32)
         for aggregate in (Masked(2, missing, degree), Trusted(2, missing)):
             total, present = opened(aggregate, WHOLE, round)
             assert total.dtype == jnp.uint32 and present.dtype == jnp.float32
-            np.testing.assert_array_equal(total, wanted)
+            np.testing.assert_array_equal(total, expected)
             assert present == N - len(absent)
             # What may be seen of it is the sum.
             assert aggregate.observed(WHOLE, total) is total and aggregate.sum_only
@@ -166,11 +166,11 @@ def test_masks_of_numbers_that_are_not_whole_are_refused():
 
 @pytest.mark.parametrize("rule", [optax.sgd(1.0), optax.adam(0.1)])
 def test_a_round_without_anybody_moves_nothing(rule):
-    made = composed(
+    result = composed(
         COMPLETE, lambda model, batch: batch, rule, method=Federated(Drops(tuple(range(N))))
     )
-    before = made.init(jnp.ones((N, D)))
-    after, _ = made.step(KEY, before, jnp.ones((N, D)))
+    before = result.init(jnp.ones((N, D)))
+    after, _ = result.step(KEY, before, jnp.ones((N, D)))
     for old, new in zip(
         jax.tree.leaves(before._replace(round=0)), jax.tree.leaves(after._replace(round=0)),
         strict=True,
@@ -201,24 +201,24 @@ def config(method):
 def test_a_run_over_a_network_with_dropouts_is_the_one_with_that_aggregate():
     task = make_problem(N)
     absent = (1, 4)
-    one = plan.make(config(Federated(Drops(absent))), COMPLETE)
-    wanted = run(one, task, seeds=[0])
+    training_plan = plan.make(config(Federated(Drops(absent))), COMPLETE)
+    expected = run(training_plan, task, seeds=[0])
     plain = plan.make(config(Federated()), COMPLETE)
 
     def transport(message, round):
-        there = np.setdiff1d(np.arange(N), absent)
-        total = jax.tree.map(lambda leaf: leaf[there].sum(0), message)
-        return total, np.float32(len(there))
+        present = np.setdiff1d(np.arange(N), absent)
+        total = jax.tree.map(lambda leaf: leaf[present].sum(0), message)
+        return total, np.float32(len(present))
 
-    found = run(plain, task, seeds=[0], transport=transport)
-    for a, b in zip(jax.tree.leaves(wanted.params), jax.tree.leaves(found.params), strict=True):
+    result = run(plain, task, seeds=[0], transport=transport)
+    for a, b in zip(jax.tree.leaves(expected.params), jax.tree.leaves(result.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     # An outsider's guarantee is of each message, whoever adds them up.
-    for one, plain_one in zip(wanted.guarantees, found.guarantees, strict=True):
-        assert one.custom == ("Drops",)
-        assert dataclasses.replace(one, custom=()) == plain_one
+    for training_plan, plain_one in zip(expected.guarantees, result.guarantees, strict=True):
+        assert training_plan.custom == ("Drops",)
+        assert dataclasses.replace(training_plan, custom=()) == plain_one
     all_there = run(plain, task, seeds=[0])
-    leaves: list[Any] = [jax.tree.leaves(one.params)[0] for one in (found, all_there)]
+    leaves: list[Any] = [jax.tree.leaves(case.params)[0] for case in (result, all_there)]
     assert np.abs(leaves[0] - leaves[1]).max() > 1e-4
 
 

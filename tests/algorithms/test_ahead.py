@@ -41,7 +41,7 @@ def gradient(w, x, y):
 
 def ran(method, optimizer=None):
     """Models of the rounds, by the engine and the package's query, without noise."""
-    made = make_algorithm(
+    algorithm = make_algorithm(
         method,
         {"mixing": jnp.asarray(W, jnp.float32)},
         query=RecordQuery(loss, None, CLIP, "flat", None),
@@ -49,14 +49,14 @@ def ran(method, optimizer=None):
         optimizer=optax.sgd(STEP) if optimizer is None else optimizer,
         divisor=B,
     )
-    state = made.init(jnp.asarray(START, jnp.float32))
-    step = jax.jit(made.step)
-    seen = []
+    state = algorithm.init(jnp.asarray(START, jnp.float32))
+    step = jax.jit(algorithm.step)
+    observed = []
     for t in range(T):
         batch = (jnp.asarray(X[t], jnp.float32), jnp.asarray(Y[t], jnp.float32), None)
         state, _ = step(jax.random.key(0), state, batch)
-        seen.append(np.asarray(state.models))
-    return np.stack(seen)
+        observed.append(np.asarray(state.models))
+    return np.stack(observed)
 
 
 def clipped_mean(t, i, points, weights):
@@ -72,7 +72,7 @@ def disk_by_hand(kappa, gamma, gain):
     x = START.copy()
     before = START.copy()
     g = np.zeros((N, D))
-    seen = []
+    observed = []
     c = (1 - kappa) / (kappa * gamma)
     for t in range(T):
         for i in range(N):
@@ -81,12 +81,12 @@ def disk_by_hand(kappa, gamma, gain):
             g[i] = v if t == 0 else (1 - gain) * g[i] + gain * v
         before = x
         x = W @ (x - STEP * g)
-        seen.append(x)
-    return np.stack(seen)
+        observed.append(x)
+    return np.stack(observed)
 
 
 @pytest.mark.parametrize(
-    ("method", "given"),
+    ("method", "value"),
     [
         (DiSK(kappa=0.7, gamma=0.5), (0.7, 0.5, 0.7)),
         (DiSK(kappa=0.8, gamma=2.0, weights="opacus"), (0.8, 2.0, 0.2)),
@@ -94,20 +94,20 @@ def disk_by_hand(kappa, gamma, gain):
         (DiSK(kappa=0.7, gamma=None), (0.7, 3 / 7, 0.7)),
     ],
 )
-def test_disk_is_its_recursion(method, given):
-    np.testing.assert_allclose(ran(method), disk_by_hand(*given), rtol=2e-5, atol=2e-6)
+def test_disk_is_its_recursion(method, value):
+    np.testing.assert_allclose(ran(method), disk_by_hand(*value), rtol=2e-5, atol=2e-6)
 
 
 def test_one_point_is_two_of_which_one_weighs_nothing():
-    both = ran(DiSK(kappa=0.7, gamma=3 / 7))
-    np.testing.assert_allclose(ran(DiSK(kappa=0.7, gamma=None)), both, rtol=2e-5, atol=2e-6)
+    pair = ran(DiSK(kappa=0.7, gamma=3 / 7))
+    np.testing.assert_allclose(ran(DiSK(kappa=0.7, gamma=None)), pair, rtol=2e-5, atol=2e-6)
 
 
 def pmlf_by_hand(k, beta, b, a):
     """Algorithm 1 of the paper at every agent, models before the first round being the first."""
     models = [START.copy()]
     means = []
-    seen = []
+    observed = []
     weights = np.array([beta**j for j in range(k)])
     for t in range(T):
         points = [models[max(t - j, 0)] for j in range(k)]
@@ -117,8 +117,8 @@ def pmlf_by_hand(k, beta, b, a):
         ones = signal.lfilter(b, [1, *a], np.ones(t + 1))[-1]
         m = signal.lfilter(b, [1, *a], np.array(means), axis=0)[-1] / ones
         models.append(W @ (models[-1] - STEP * m))
-        seen.append(models[-1])
-    return np.stack(seen)
+        observed.append(models[-1])
+    return np.stack(observed)
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_pmlf_is_its_algorithm(k, beta, name):
 )
 def test_the_guarantee_is_that_of_dsgd(method, changes):
     plans = [
-        plan.make(make_config(**changes, method=each), W, counts=np.full(N, 24))
-        for each in (DSGD(), method)
+        plan.make(make_config(**changes, method=case), W, counts=np.full(N, 24))
+        for case in (DSGD(), method)
     ]
     assert plans[0].guarantee == plans[1].guarantee
     for name in plans[0].arrays:
@@ -156,14 +156,14 @@ def test_one_agent_trains_as_dp_pmlf_with_its_filter():
             lambda step: optax.chain(lowpass(*filter_), optax.sgd(step)), 0.5
         ),
     )  # fmt: skip
-    one = plan.make(config, np.eye(1), counts=np.array([40]))
-    result = run(one, make_problem(1, records=40), seeds=[0])
+    training_plan = plan.make(config, np.eye(1), counts=np.array([40]))
+    result = run(training_plan, make_problem(1, records=40), seeds=[0])
     assert np.isfinite(result.metrics["test_loss"]).all()
     assert result.guarantees[0].epsilon <= 8.0
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "text"),
+    ("kind", "value", "text"),
     [
         (DiSK, {"kappa": 1.0}, "kappa is 1.0; give a number below 1"),
         (DiSK, {"kappa": 1e-30}, "kappa is 1e-30"),
@@ -175,6 +175,6 @@ def test_one_agent_trains_as_dp_pmlf_with_its_filter():
         (PMLF, {"beta": 1.5}, "beta is 1.5; give .* at most 1"),
     ],
 )
-def test_what_is_no_filter_is_refused(kind, given, text):
+def test_what_is_no_filter_is_refused(kind, value, text):
     with pytest.raises(ValueError, match=text):
-        kind(**given)
+        kind(**value)

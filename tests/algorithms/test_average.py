@@ -40,36 +40,36 @@ def by_hand(models, decay, begin):
 @pytest.mark.parametrize(("decay", "begin"), [(0.9, 0), (1.0, 0), (1.0, 3), (0.5, 2), (0.9999, 1)])
 def test_it_is_the_weighted_mean_of_the_rounds(decay, begin):
     target = np.random.default_rng(0).normal(size=(T, N, 3)).astype(np.float32)
-    seen = {}
+    observed = {}
     sent = {}
     for name, method in (("plain", DSGD()), ("average", Average(DSGD(), decay, begin))):
-        made = composed(
+        result = composed(
             jnp.asarray(MATRIX, jnp.float32), lambda x, y: x - y, optax.sgd(0.2, 0.9),
             method=method,
         )  # fmt: skip
-        state = made.init(jnp.zeros((N, 3)))
-        seen[name] = []
+        state = result.init(jnp.zeros((N, 3)))
+        observed[name] = []
         sent[name] = []
         for batch in target:
-            state, info = jax.jit(made.step)(jax.random.key(0), state, jnp.asarray(batch))
-            told = method.released(state)
-            np.testing.assert_array_equal(told, method.released(state))
-            seen[name].append(told)
+            state, info = jax.jit(result.step)(jax.random.key(0), state, jnp.asarray(batch))
+            reported = method.released(state)
+            np.testing.assert_array_equal(reported, method.released(state))
+            observed[name].append(reported)
             sent[name].append(info.messages)
     np.testing.assert_array_equal(sent["plain"], sent["average"])
-    wanted = by_hand(np.stack(seen["plain"]).astype(float), decay, begin)
-    np.testing.assert_allclose(np.stack(seen["average"]), wanted, rtol=2e-4, atol=1e-6)
+    expected = by_hand(np.stack(observed["plain"]).astype(float), decay, begin)
+    np.testing.assert_allclose(np.stack(observed["average"]), expected, rtol=2e-4, atol=1e-6)
 
 
 def test_it_is_optaxs_debiased_average():
     link = optax.ema(0.8, debias=True)
-    made = Average(DSGD(), 0.8)
+    method = Average(DSGD(), 0.8)
     state = link.init(jnp.zeros(()))
     average = jnp.zeros(())
     for t, value in enumerate((3.0, -1.0, 4.0, 1.5)):
-        wanted, state = link.update(jnp.float32(value), state)
-        average = average + made.weight(t) * (value - average)
-        np.testing.assert_allclose(average, wanted, rtol=1e-5)
+        expected, state = link.update(jnp.float32(value), state)
+        average = average + method.weight(t) * (value - average)
+        np.testing.assert_allclose(average, expected, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -96,8 +96,8 @@ def test_a_run_measures_and_leaves_the_average():
     for name, value in task.metrics(own, task.evaluation).items():
         np.testing.assert_allclose(result.metrics[name][-1, 0, 0], value, rtol=1e-5)
     scores = result.predictor(task)(task.x[:3])
-    wanted = task.predict(jax.tree.map(jnp.asarray, tail), jnp.asarray(task.x[:3]))
-    np.testing.assert_allclose(scores, wanted, rtol=1e-4, atol=1e-6)
+    expected = task.predict(jax.tree.map(jnp.asarray, tail), jnp.asarray(task.x[:3]))
+    np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-6)
     over_network = run(
         averaged, task, seeds=[1], eval_every=1, transport=host.local_transport(averaged)
     )

@@ -46,8 +46,8 @@ def key():
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def drawn(one, agents, t):
-    folded = jax.random.fold_in(jax.random.fold_in(one, t), 0)
+def drawn(value, agents, t):
+    folded = jax.random.fold_in(jax.random.fold_in(value, t), 0)
     return variates.normals(folded, (agents, D), jnp.float64)
 
 
@@ -60,11 +60,11 @@ def messages(algorithm, gradients, agents=N):
     """-messages / step of every round, [T, rows, D]; models start at zero."""
     step = jax.jit(algorithm.step)
     state = algorithm.init(jnp.zeros((agents, D), jnp.float64))
-    seen = []
-    for given in gradients:
-        state, info = step(key(), state, jnp.asarray(given))
-        seen.append(np.asarray(info.messages).reshape(-1, D) / -STEP)
-    return np.stack(seen)
+    observed = []
+    for gradient in gradients:
+        state, info = step(key(), state, jnp.asarray(gradient))
+        observed.append(np.asarray(info.messages).reshape(-1, D) / -STEP)
+    return np.stack(observed)
 
 
 def gossip(matrix, *, factor=None, strategy=None, gradients=G, before=None, **options):
@@ -72,27 +72,27 @@ def gossip(matrix, *, factor=None, strategy=None, gradients=G, before=None, **op
     factor = np.eye(N) if factor is None else factor
     rounds = len(gradients)
     noisy = noise.correlated(factor, key=key(), rounds=rounds, strategy=strategy)
-    given = gradients if before is None else before @ gradients
-    made = composed(
+    argument = gradients if before is None else before @ gradients
+    result = composed(
         matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy,
         method=DSGD(**options),
     )  # fmt: skip
-    return messages(made, given), normals(rounds, N)
+    return messages(result, argument), normals(rounds, N)
 
 
 def decor(matrix, *, own=0.7, shared=1.9, flipped=False):
     """A run of DECOR with keys at both ends, and its normals, an agent's before a link's."""
     pairs = link_pairs(matrix)
     own_keys, edge_keys = noise.simulated_keys(key(), N, len(pairs))
-    given = pairs[:, ::-1] if flipped else pairs
+    argument = pairs[:, ::-1] if flipped else pairs
     noisy = noise.pairwise_cancelling(
-        given, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T
+        argument, own, shared, own_keys=own_keys, edge_keys=edge_keys, rounds=T
     )
-    made = composed(matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy)
+    result = composed(matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy)
 
     keys = [*own_keys, *edge_keys]
-    z = np.stack([np.stack([np.asarray(drawn(one, 1, t))[0] for one in keys]) for t in range(T)])
-    return messages(made, G), z
+    z = np.stack([np.stack([np.asarray(drawn(item, 1, t))[0] for item in keys]) for t in range(T)])
+    return messages(result, G), z
 
 
 def zipped(rule, matrix=W, *, shifted=False):
@@ -101,23 +101,23 @@ def zipped(rule, matrix=W, *, shifted=False):
     noisy = noise.zero_sum(
         sent.sender, sent.receiver, STEP, key=key(), rounds=T, over=rule
     )  # fmt: skip
-    made = composed(
+    result = composed(
         matrix, lambda model, batch: batch, optax.scale(-STEP), privatizer=noisy,
         method=zip_dl.ZipDL().on(matrix),
     )  # fmt: skip
     count = len(sent.sender)
     # The noise is added to models and not to gradients, so its sign is turned.
     z = -normals(T + 1, count)[1:] if shifted else -normals(T, count)
-    return messages(made, G)[:, sent.sender != sent.receiver], z
+    return messages(result, G)[:, sent.sender != sent.receiver], z
 
 
 def distance(view, run, gradients=G):
     """Largest difference between a run's messages and A G + B Z."""
-    seen, z = run
+    observed, z = run
     rounds = len(gradients)
     a, b = view.materialize(rounds)
-    told = a @ gradients.reshape(rounds * N, D) + b @ z.reshape(-1, D)
-    return np.abs(told - seen.reshape(-1, D)).max()
+    reported = a @ gradients.reshape(rounds * N, D) + b @ z.reshape(-1, D)
+    return np.abs(reported - observed.reshape(-1, D)).max()
 
 
 def long(seed=6):
@@ -204,14 +204,14 @@ def _late():
 
 def _first(run, steps):
     """Messages of the first steps of gossip of every round."""
-    seen, z = run
-    return seen[:, : steps * N], z
+    observed, z = run
+    return observed[:, : steps * N], z
 
 
 def _repeated(run):
     """Messages of every round, the last step's once more."""
-    seen, z = run
-    return np.concatenate([seen, seen[:, -N:]], axis=1), z
+    observed, z = run
+    return np.concatenate([observed, observed[:, -N:]], axis=1), z
 
 
 def _turned():
@@ -280,11 +280,11 @@ def received(name, attackers):
         schedule = matrix_of(name)
         reach = np.stack([(schedule[t % len(schedule)][nodes] != 0).any(0) for t in range(T)])
         reach = np.tile(reach, (1, len(a) // (T * N)))
-    known = [column for column, owner in enumerate(owners) if owner & set(nodes)]
+    reference = [column for column, owner in enumerate(owners) if owner & set(nodes)]
     a = a.reshape(len(a), T, N).copy()
     b = b.reshape(len(b), T, -1).copy()
     a[:, :, nodes] = 0.0
-    b[:, :, known] = 0.0
+    b[:, :, reference] = 0.0
     rows = np.hstack([a.reshape(len(a), -1), b.reshape(len(b), -1)])
     return rows[reach.ravel()]
 

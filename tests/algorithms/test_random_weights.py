@@ -31,7 +31,7 @@ def test_nothing_mixes_over_links_that_go_one_way_and_they_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("given", "match"),
+    ("value", "match"),
     [
         ([2, 3], r"mixing has shape \(2,\); give an array of 2 dimensions"),
         (np.ones((2, 3)), r"mixing has shape \(2, 3\); give a square matrix"),
@@ -39,6 +39,6 @@ def test_nothing_mixes_over_links_that_go_one_way_and_they_are_refused():
         ("x", "mixing is not an array of numbers"),
     ],
 )
-def test_what_is_no_network_is_refused(given, match):
+def test_what_is_no_network_is_refused(value, match):
     with pytest.raises(ValueError, match=match):
-        Encrypted().on(given)
+        Encrypted().on(value)

@@ -101,7 +101,7 @@ def by_hand(length, missing, *, printed=False, centred=True, own=True, of_mean=T
         own: Whether the frame is this round's.
         of_mean: Whether noise is divided by who was there.
     """
-    there = np.setdiff1d(np.arange(N), missing)
+    present = np.setdiff1d(np.arange(N), missing)
     start = sketch_.start(D, K, jax.random.fold_in(KEY, 1), jnp.float32)
     learned = start
     before = np.asarray(start.frame, np.float64)
@@ -111,16 +111,16 @@ def by_hand(length, missing, *, printed=False, centred=True, own=True, of_mean=T
         centre = running / (1 - 0.9 ** (t - 1)) if t > 1 else np.zeros(D)
         sent = (batch - 0.1 * theta - centre) @ frame
         sent *= np.minimum(1, CLIP / np.linalg.norm(sent, axis=1, keepdims=True))
-        found = frame @ sent[there].mean(0) + centre * centred
-        known = np.square(frame if own and not printed else before).sum(1)
-        known *= SHARE / (1 if printed or not of_mean else len(there))
-        first, running = (0.9 * old + 0.1 * found for old in (first, running))
-        second = 0.999 * second + 0.001 * (found**2 - known)
+        result = frame @ sent[present].mean(0) + centre * centred
+        reference = np.square(frame if own and not printed else before).sum(1)
+        reference *= SHARE / (1 if printed or not of_mean else len(present))
+        first, running = (0.9 * old + 0.1 * result for old in (first, running))
+        second = 0.999 * second + 0.001 * (result**2 - reference)
         corrected = second / (1 - 0.999**t)
         theta = theta - 0.1 * first / (1 - 0.9**t) / np.sqrt(np.maximum(corrected, 1e-4))
         before = frame
         key = jax.random.fold_in(KEY, 100 + t)
-        gradient = jnp.asarray(found, jnp.float32)
+        gradient = jnp.asarray(result, jnp.float32)
         learned = update(learned, gradient, key, probes=2, as_published=printed)
     return theta
 
@@ -137,20 +137,20 @@ def trained(method, length, query=clipping, privatizer=None):
 @pytest.mark.parametrize("missing", [(), (1, 3)])
 def test_dome_is_the_notes_algorithm(missing):
     state = trained(dome(K, Trusted(2, missing), probes=2), 6)
-    found = np.asarray(state.models)
-    wanted = by_hand(6, missing)
-    np.testing.assert_allclose(found, np.tile(wanted, (N, 1)), rtol=1e-3, atol=1e-3)
+    result = np.asarray(state.models)
+    expected = by_hand(6, missing)
+    np.testing.assert_allclose(result, np.tile(expected, (N, 1)), rtol=1e-3, atol=1e-3)
     for broken in ({"centred": False}, {"own": False}, {"of_mean": False}, {"printed": True}):
-        assert np.abs(by_hand(6, missing, **broken) - wanted).max() > 0.02, broken
+        assert np.abs(by_hand(6, missing, **broken) - expected).max() > 0.02, broken
 
 
 def test_the_printed_lines_read_the_frame_before():
     state = trained(dome(K, Trusted(2), as_published=True), 2)
-    kept = state.memory.sketch
+    sketch = state.memory.sketch
     key = jax.random.fold_in(KEY, 9)
-    after = dome(K, as_published=True).sketch.learn(kept, jnp.arange(float(D), dtype="f"), key)
+    after = dome(K, as_published=True).sketch.learn(sketch, jnp.arange(float(D), dtype="f"), key)
     noise = np.asarray(dome(K, as_published=True).sketch.noise(after, 2.0, 5))
-    np.testing.assert_allclose(noise, 2 * np.square(kept.sketch.frame).sum(1), rtol=1e-5)
+    np.testing.assert_allclose(noise, 2 * np.square(sketch.sketch.frame).sum(1), rtol=1e-5)
     assert np.abs(np.square(after.sketch.frame).sum(1) * 2 - noise).max() > 0.1
     # From the second round on what QR invents is rounding's; the first is comparable.
     first = np.asarray(trained(dome(K, Trusted(2), as_published=True), 1).models)[0]
@@ -192,8 +192,8 @@ def test_noise_alone_leaves_no_second_moment(printed):
     made_ = made(method, adam(floor=1e3), noisy, share=deviation**2)
     state = made_.init(jnp.zeros((N, D), jnp.float32), KEY)
 
-    def one(state, given):
-        key, batch = given
+    def one(state, value):
+        key, batch = value
         return made_.step(key, state, batch)[0], None
 
     keys = jax.random.split(KEY, length)
@@ -211,16 +211,16 @@ def test_noise_alone_leaves_no_second_moment(printed):
 
 def test_adam_takes_off_what_it_is_told_of_each_coordinate():
     link = scale_by_adam(passed, b1=0.0, b2=0.5, floor=1e-6)
-    given = {"a": jnp.array([2.0, 3.0]), "b": jnp.array([1.0])}
-    told = {"a": jnp.array([1.0, 5.0]), "b": jnp.array([0.0])}
-    state = link.init(given)
-    out, state = link.update(given, state, noise_variance=told)
+    options = {"a": jnp.array([2.0, 3.0]), "b": jnp.array([1.0])}
+    reported = {"a": jnp.array([1.0, 5.0]), "b": jnp.array([0.0])}
+    state = link.init(options)
+    out, state = link.update(options, state, noise_variance=reported)
     np.testing.assert_allclose(out["a"], [2 / math.sqrt(3), 3 / math.sqrt(4)], rtol=1e-6)
     np.testing.assert_allclose(out["b"], [1.0], rtol=1e-6)
-    same, _ = link.update(given, link.init(given), noise_variance=jnp.float32(0.5))
+    same, _ = link.update(options, link.init(options), noise_variance=jnp.float32(0.5))
     np.testing.assert_allclose(same["a"][0], 2 / math.sqrt(3.5), rtol=1e-6)
     with pytest.raises(ValueError, match="noise_variance is None"):
-        link.update(given, state)
+        link.update(options, state)
     with pytest.raises(ValueError, match="passed with every update"):
         passed(3)
 
@@ -241,12 +241,12 @@ def task(features=11):
 
 def config(method, rule=None, **changes):
     rule = UpdateRule("adam", floor=1e-3).chain(0.05) if rule is None else rule
-    given = dict(
+    options = dict(
         protect=Protect("zero_out_record", clip_norm=CLIP, attacker="aggregator"),
         sampler=Clients(M, 1, EPOCHS), optimizer=rule, rounds=T, noise=SumShares(1),
         budget=Budget(8.0, 1e-5), method=method,
     )  # fmt: skip
-    return plan.Config(**(given | changes))
+    return plan.Config(**(options | changes))
 
 
 @pytest.mark.parametrize(
@@ -254,39 +254,39 @@ def config(method, rule=None, **changes):
     ["learned", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fixed", "count", "given"))],
 )
 def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
-    whole, small = (
+    complete, small = (
         plan.make(config(Federated(Trusted(1, (2,)), sketch, 0.9)), COMPLETE)
         for sketch in (None, SKETCHES[name])
     )
-    assert small.guarantee == whole.guarantee
+    assert small.guarantee == complete.guarantee
     assert small.arrays[SHARES].shape == (N,)
     deviation = float(small.noise.scale)
     np.testing.assert_allclose(small.arrays[SHARES], deviation**2, rtol=1e-6)
-    found = run(small, task(), seeds=[0, 1])
-    assert np.isfinite(found.metrics["test_loss"]).all()
+    result = run(small, task(), seeds=[0, 1])
+    assert np.isfinite(result.metrics["test_loss"]).all()
     # Seeds have sketches of their own; only what is given is one for all.
-    first, second = (np.asarray(jax.tree.leaves(found.params)[0])[i] for i in (0, 1))
+    first, second = (np.asarray(jax.tree.leaves(result.params)[0])[i] for i in (0, 1))
     assert not np.array_equal(first, second)
 
 
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_a_run_over_a_network_is_the_same():
-    one = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
-    wanted = run(one, task(), seeds=[0])
-    over = run(one, task(), seeds=[0], transport=local_transport(one))
-    for a, b in zip(jax.tree.leaves(wanted.params), jax.tree.leaves(over.params), strict=True):
+    training_plan = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
+    expected = run(training_plan, task(), seeds=[0])
+    over = run(training_plan, task(), seeds=[0], transport=local_transport(training_plan))
+    for a, b in zip(jax.tree.leaves(expected.params), jax.tree.leaves(over.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_a_run_after_a_stop_is_the_same(tmp_path):
-    one = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
-    given = task()
-    wanted = run(one, given, seeds=[0])
-    again = cut_and_resumed(one, given, tmp_path, seeds=[0], eval_every=2)
-    for a, b in zip(jax.tree.leaves(wanted.params), jax.tree.leaves(again.params), strict=True):
+    training_plan = plan.make(config(dome(K, Trusted(1, (2,)), probes=2)), COMPLETE)
+    argument = task()
+    expected = run(training_plan, argument, seeds=[0])
+    again = cut_and_resumed(training_plan, argument, tmp_path, seeds=[0], eval_every=2)
+    for a, b in zip(jax.tree.leaves(expected.params), jax.tree.leaves(again.params), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
@@ -333,11 +333,11 @@ Pair = type("Pair", (collections.namedtuple("Pair", "width"),), SKETCH)
 @pytest.mark.parametrize("part", [Mine(4), Scaled(Mine(4), QUANTILE), Bare(), Pair(4)])
 def test_a_users_part_of_a_packaged_method_is_named(part):
     """Whatever it is made of: a dataclass, a plain class, a named tuple."""
-    made = plan.make(config(Federated(Trusted(1), part), Sgd(0.1)), COMPLETE)
+    training_plan = plan.make(config(Federated(Trusted(1), part), Sgd(0.1)), COMPLETE)
     names = [type(part).__name__]
     if isinstance(part, Scaled):
         names += ["Mine", "Quantile"]
-    assert made.guarantee.custom == tuple(names)
+    assert training_plan.guarantee.custom == tuple(names)
     packaged = plan.make(config(dome(4, Trusted(1)), Sgd(0.1)), COMPLETE)
     assert packaged.guarantee.custom == ()
 
@@ -381,7 +381,7 @@ def test_given_frames_are_equal_by_their_numbers():
 
 
 def test_plans_of_other_methods_are_told_as_before():
-    one = plan.make(
+    training_plan = plan.make(
         plan.Config(
             protect=Protect("replace_record", clip_norm=1.0), sampler=Random(2),
             optimizer=UpdateRule("adam").chain(0.1), rounds=T, budget=Budget(8.0, 1e-5),
@@ -389,7 +389,9 @@ def test_plans_of_other_methods_are_told_as_before():
         ),
         COMPLETE,
     )  # fmt: skip
-    assert SHARES not in one.arrays and one.arrays["noise_variance"].shape == (N,)
+    assert SHARES not in training_plan.arrays and training_plan.arrays["noise_variance"].shape == (
+        N,
+    )
     assert plan.make(config(Federated(Trusted(1)), Sgd(0.1)), COMPLETE).arrays.keys() == {
         "mixing", "noise_scale", "step_size"
     }  # fmt: skip

@@ -83,14 +83,14 @@ def both(method, oracle, *, matrix=MATRIX, pair=False, steps=STEPS, silent=False
     optimizer = optax.scale_by_schedule(lambda k: -jnp.asarray(steps, dtype)[k])
     privatizer = None if silent else Given(jax.tree.map(jnp.asarray, added)).link()
     method = method.on(matrix) if hasattr(method, "on") else method
-    made = composed(
+    result = composed(
         jnp.asarray(matrix, dtype), of_batch, optimizer, privatizer=privatizer, method=method
     )
     batch = jnp.asarray(MADE.hessians, dtype), jnp.asarray(MADE.linear, dtype)
-    state = made.init(jnp.asarray(start))
+    state = result.init(jnp.asarray(start))
     models = []
     messages = []
-    step = jax.jit(made.step)
+    step = jax.jit(result.step)
     for k in range(T):
         state, info = step(jax.random.key(k), state, batch)
         models.append(np.asarray(state.models))
@@ -135,8 +135,8 @@ def test_two_variables_are_sent_as_in_a_loop_over_agents(name):
         method, lambda g, s, a, e: loop(g, rows, columns, s, a, e), matrix=rows, pair=True
     )
     close(models, want)
-    close(np.array([one.model for one in messages]), sent["model"])
-    close(np.array([one.tracker for one in messages]), sent["tracker"])
+    close(np.array([message.model for message in messages]), sent["model"])
+    close(np.array([item.tracker for item in messages]), sent["tracker"])
 
 
 @pytest.mark.parametrize(("method", "loop"), [(EXTRA(), loops.extra), (NIDS(), loops.nids)])
@@ -188,12 +188,12 @@ def config(method, part, *, clip=True, rounds=T, epsilon=1.0, **changes):
     budget = protect.Budget(epsilon, accountant="pure")
     if norm == "l2":
         budget = protect.Budget(epsilon, delta=1e-5)
-    given = dict(
+    options = dict(
         method=method, noise=part, budget=budget, rounds=rounds,
         protect=protect.Protect("replace_agent", norm=norm, **bound),
         sampler=samplers.Random(1), optimizer=Sgd(0.01, decay=0.8),
     )  # fmt: skip
-    return plan.Config(**(given | changes))
+    return plan.Config(**(options | changes))
 
 
 MOVING = [
@@ -219,35 +219,38 @@ FEW = (0, 2, 3, 4, 6)
     ],
 )
 def test_no_pair_of_clipped_agents_moves_farther_than_stated(method, part, matrix):
-    made = plan.make(config(method, part), matrix)
+    training_plan = plan.make(config(method, part), matrix)
     task = fusion.problem(MADE)
-    largest = np.zeros_like(made.noise.moves)
+    largest = np.zeros_like(training_plan.noise.moves)
     for seed in range(4):
         # Another agent's data altogether, its gradient as far as the clip lets it be.
         random = np.random.default_rng(seed)
         x = np.array(task.x)
         x[2] = random.normal(size=x.shape[1]) * 10.0 ** random.integers(-1, 3)
         other = dataclasses.replace(task, x=x)
-        found = empirical_sensitivity(made, task, other, seeds=(seed,))
-        assert not np.delete(found, 2, axis=2).any()
-        largest = np.maximum(largest, found[0, :, 2])
-    assert (largest <= made.noise.moves * (1 + 1e-4) + 1e-6).all()
+        result = empirical_sensitivity(training_plan, task, other, seeds=(seed,))
+        assert not np.delete(result, 2, axis=2).any()
+        largest = np.maximum(largest, result[0, :, 2])
+    assert (largest <= training_plan.noise.moves * (1 + 1e-4) + 1e-6).all()
     # And the bound is no idle one: somewhere it is nearly met.
-    assert (largest > 0.2 * made.noise.moves).any()
+    assert (largest > 0.2 * training_plan.noise.moves).any()
 
 
 def test_one_round_late_is_what_messages_are():
     """The first message knows no gradient; the second carries the first step."""
-    made = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
-    assert made.noise.moves[0, 0] == 0
-    np.testing.assert_allclose(made.noise.moves[1, 0], 0.01 * 1.0, rtol=1e-5)
-    np.testing.assert_allclose(made.noise.moves[2, 0], 0.01 * 0.8, rtol=1e-5)
+    training_plan = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
+    assert training_plan.noise.moves[0, 0] == 0
+    np.testing.assert_allclose(training_plan.noise.moves[1, 0], 0.01 * 1.0, rtol=1e-5)
+    np.testing.assert_allclose(training_plan.noise.moves[2, 0], 0.01 * 0.8, rtol=1e-5)
 
 
 def test_only_methods_that_ask_at_messages_run_under_an_assumed_gap_alone():
     for method in (Tracking(5.0), DPOP()):
-        made = plan.make(config(method, ScheduledLaplace(0.9), clip=False), MATRIX)
-        assert "ASSUMED" in made.guarantee.statement() and "ASSUMED" in made.guarantee.caption()
+        training_plan = plan.make(config(method, ScheduledLaplace(0.9), clip=False), MATRIX)
+        assert (
+            "ASSUMED" in training_plan.guarantee.statement()
+            and "ASSUMED" in training_plan.guarantee.caption()
+        )
     for method in (DGD(), GradientTracking(), PPDOAGT()):
         with pytest.raises(ValueError, match="has no bound"):
             plan.make(config(method, ScheduledLaplace(0.9), clip=False), MATRIX)
@@ -271,16 +274,16 @@ def test_smooth_costs_move_no_farther_than_an_assumed_smoothness_lets_them(metho
     x = np.array(task.x)
     x[2, -3:] += change
     other = dataclasses.replace(task, x=x)
-    given = protect.Protect(
+    protection = protect.Protect(
         "replace_agent", norm="l1", gradient_gap=1.0, smoothness=float(smoothness)
     )
     optimizer = Sgd(0.004, decay=0.8)
-    made = plan.make(
-        config(method, ScheduledLaplace(0.9), protect=given, optimizer=optimizer), MATRIX
+    training_plan = plan.make(
+        config(method, ScheduledLaplace(0.9), protect=protection, optimizer=optimizer), MATRIX
     )
-    found = empirical_sensitivity(made, task, other, seeds=(0,))[0, :, 2]
-    assert (found <= made.noise.moves * (1 + 1e-3) + 2e-4).all()
-    assert (found > 0.1 * made.noise.moves).any()
+    result = empirical_sensitivity(training_plan, task, other, seeds=(0,))[0, :, 2]
+    assert (result <= training_plan.noise.moves * (1 + 1e-3) + 2e-4).all()
+    assert (result > 0.1 * training_plan.noise.moves).any()
 
 
 def test_references_and_methods_without_noise_refuse_it():
@@ -303,30 +306,30 @@ def test_references_and_methods_without_noise_refuse_it():
 
 @pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
 def test_trackers_reach_the_optimum_under_constant_steps_and_dgd_does_not():
-    made = fusion.make(30, seed=0)
+    outcome = fusion.make(30, seed=0)
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(30, 0.3, 0))
-    task = fusion.problem(made, dtype="float64")
+    task = fusion.problem(outcome, dtype="float64")
     left = {}
     for method in (Tracking(5e3), GradientTracking(), EXTRA(), NIDS(), DGD()):
-        given = plan.Config(
+        argument = plan.Config(
             method=method, rounds=6000, sampler=samplers.Random(1), optimizer=Sgd(1e-4),
             protect=protect.Protect("replace_agent", gradient_gap=1.0, norm="l1"),
         )  # fmt: skip
-        result = run(plan.make(given, matrix), task, seeds=(0,), eval_every=6000)
+        result = run(plan.make(argument, matrix), task, seeds=(0,), eval_every=6000)
         left[type(method).__name__] = float(result.metrics["residual"][-1, 0, 0])
     assert left.pop("DGD") > 1e-4
     assert max(left.values()) < 1e-8, left
 
 
 def test_what_a_trace_reads_is_what_a_run_does():
-    made = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
+    training_plan = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
     task = fusion.problem(MADE)
-    models = trace(made, task, seeds=(0, 3), read=_after)
-    result = run(made, task, seeds=(0, 3), eval_every=1)
+    models = trace(training_plan, task, seeds=(0, 3), read=_after)
+    result = run(training_plan, task, seeds=(0, 3), eval_every=1)
     residual = np.sum((models - np.float32(MADE.minimiser)) ** 2, axis=(2, 3)).T
     np.testing.assert_allclose(result.metrics["residual"][:, :, 0], residual, rtol=1e-4)
     # What may be published is the last message, noisy, and not the last model.
-    sent = trace(made, task, seeds=(0, 3), read=_message)
+    sent = trace(training_plan, task, seeds=(0, 3), read=_message)
     np.testing.assert_allclose(result.params[:, 0], sent[:, -1], rtol=1e-6)
     assert np.abs(result.params[:, 0] - models[:, -1]).max() > 1e-3
 
@@ -347,12 +350,14 @@ def test_what_two_variables_move_lets_signs_cancel(slope):
     uneven[0, 1:] = 0.45
     uneven[1, ::2] = 0.25
     uneven[2, :2] = 0.1
-    found = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven)
-    each = [pp_doagt(steps, 1.0, own, slope) for own in (0.1, 0.5, 0.8)]
-    np.testing.assert_allclose(found, np.max(each, axis=0), rtol=1e-5)
+    sensitivity = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven)
+    each = [pp_doagt(steps, 1.0, number, slope) for number in (0.1, 0.5, 0.8)]
+    np.testing.assert_allclose(sensitivity, np.max(each, axis=0), rtol=1e-5)
     # By sizes alone, as under weights that change by round.
     bounded = PPDOAGT().sensitivity(lambda apart: 1 + slope * apart, steps, 1.0, uneven[None])
-    assert (found[2:, 0] < 0.9 * bounded[2:, 0]).all() and bounded[-1, 0] > 2 * found[-1, 0]
+    assert (sensitivity[2:, 0] < 0.9 * bounded[2:, 0]).all() and bounded[-1, 0] > 2 * sensitivity[
+        -1, 0
+    ]
 
 
 def test_trackers_are_pushed_without_promoting_ranks():

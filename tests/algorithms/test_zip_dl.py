@@ -40,11 +40,11 @@ def make(rule, **change):
 def rounds(algorithm, params, batch, count=ROUNDS):
     state = algorithm.init(params)
     step = jax.jit(algorithm.step)
-    found = []
+    results = []
     for _ in range(count):
         state, info = step(key(1), state, batch)
-        found.append((state, info))
-    return found
+        results.append((state, info))
+    return results
 
 
 def noise(info, params, batch):
@@ -60,20 +60,20 @@ def total(messages):
 def test_noise_sums_to_zero_and_leaves_the_mean(rule):
     params, batch = np.random.default_rng(0).normal(size=(2, N, 4000)).astype(np.float32)
     (state, info), *_ = rounds(make(rule), jnp.asarray(params), jnp.asarray(batch))
-    found = noise(info, params, batch)
-    np.testing.assert_allclose(total(found), 0, atol=1e-4)
-    own = found[OWN]
+    result = noise(info, params, batch)
+    np.testing.assert_allclose(total(result), 0, atol=1e-4)
+    own = result[OWN]
     assert np.abs(own).max() < 1e-6 if rule == "messages" else np.abs(own).max() > 0.1
     # Against the variances of I - 11'/m, m the messages; 1.5 times the noise is refused.
     counted = ~OWN | (rule == "with_own_copy")
     m = np.bincount(SENT.sender[counted], minlength=N)[SENT.sender]
     expected = np.where(counted, DEVIATION**2 * (1 - 1 / m), 0)
-    sampled = np.where(counted, (found**2).mean(1), 0)
+    sampled = np.where(counted, (result**2).mean(1), 0)
     assert (np.abs(sampled - expected) <= 6 * expected / np.sqrt(2000) + 1e-12).all()
     assert (np.abs(1.5 * sampled - expected) > 6 * expected / np.sqrt(2000) + 1e-12).any()
     plain = W @ (params - 0.1 * (params - batch))
     combined = np.zeros_like(plain)
-    np.add.at(combined, SENT.receiver, SENT.weight[:, None] * found)
+    np.add.at(combined, SENT.receiver, SENT.weight[:, None] * result)
     np.testing.assert_allclose(state.models, plain + combined, atol=1e-5)
 
 
@@ -84,9 +84,9 @@ def test_links_are_those_of_the_matrix():
     assert OWN.sum() == N and (np.diff(SENT.sender) >= 0).all()
 
 
-def bare(one, rounds):
+def bare(value, rounds):
     """Models that stay as they are under noise of deviation 1."""
-    noisy = zero_sum(SENT.sender, SENT.receiver, 1.0, key=one, rounds=rounds)
+    noisy = zero_sum(SENT.sender, SENT.receiver, 1.0, key=value, rounds=rounds)
     return composed(
         W, lambda params, batch: params, optax.scale(0.0), privatizer=noisy, method=ZipDL().on(W)
     )
@@ -98,8 +98,8 @@ def test_the_map_of_the_noise_is_the_one_drawn(rule):
     (_, info), *_ = rounds(make(rule, step=0.0), zeros, zeros)
     leaf_key = jax.random.fold_in(jax.random.fold_in(key(), 0), 0)
     z = np.asarray(normals(leaf_key, (len(SENT.sender), 3), jnp.float32))
-    found = DEVIATION * zero_sum_map(SENT.sender, SENT.receiver, rule) @ z
-    np.testing.assert_allclose(info.messages, found, atol=1e-6)
+    result = DEVIATION * zero_sum_map(SENT.sender, SENT.receiver, rule) @ z
+    np.testing.assert_allclose(info.messages, result, atol=1e-6)
 
 
 def test_noise_is_fresh_for_every_link_round_leaf_and_seed():
@@ -112,8 +112,8 @@ def test_noise_is_fresh_for_every_link_round_leaf_and_seed():
             new, info = jax.jit(algorithm.step)(key(1), state, jnp.zeros(N))
             numbers += [np.asarray(leaf).ravel() for leaf in jax.tree.leaves(info.messages)]
             state = new._replace(models=zeros)
-    joined = np.concatenate(numbers)
-    assert len(np.unique(joined)) == joined.size
+    combined = np.concatenate(numbers)
+    assert len(np.unique(combined)) == combined.size
 
 
 def test_leaves_of_one_shape_have_noise_of_their_own():

@@ -95,7 +95,7 @@ def adapt_then_combine(gradient, weights, start, steps):
 def pp_doagt(gradient, rows, columns, start, steps, noise):
     n = len(start)
     x = [*start]
-    s = [0 * one for one in start]
+    s = [0 * item for item in start]
     models = []
     sent = []
     tracked = []

@@ -86,11 +86,11 @@ def losses(
 def stored(name: str = "dpjax-account.jsonl") -> dict[str, np.ndarray]:
     """Mu by agent of both kinds of gradients, from the record file."""
     frame = records.read(name)
-    found = {}
+    results = {}
     for gradients, part in frame.groupby("gradients"):
-        found[str(gradients)] = np.full(5, np.nan)
-        found[str(gradients)][part["victim"]] = part["mu"]
-    return found
+        results[str(gradients)] = np.full(5, np.nan)
+        results[str(gradients)][part["victim"]] = part["mu"]
+    return results
 
 
 def test_account_tells_and_records_what_a_simulation_gives(capsys: Capture) -> None:
@@ -101,23 +101,23 @@ def test_account_tells_and_records_what_a_simulation_gives(capsys: Capture) -> N
     patterns = [[0, 2], [1, 3]]
     # Clip 1: a replaced gradient moves by 2; sigma = 2.
     want = losses(matrix, 4, (0,), patterns) * 2 / 2
-    found = stored()
-    np.testing.assert_allclose(found["view"], want, rtol=1e-8, atol=1e-12)
-    np.testing.assert_allclose(found["any"][1:], np.sqrt(2), rtol=1e-8)
-    assert (found["view"][1:] >= want[1:] * (1 - 1e-12)).all()
+    result = stored()
+    np.testing.assert_allclose(result["view"], want, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(result["any"][1:], np.sqrt(2), rtol=1e-8)
+    assert (result["view"][1:] >= want[1:] * (1 - 1e-12)).all()
     # The test can fail: other weights, other patterns.
     for other in (
         losses((np.eye(5) + matrix) / 2, 4, (0,), patterns),
         losses(matrix, 4, (0,), [[0, 1, 2, 3]]),
     ):
-        assert np.nanmax(np.abs(other / found["view"] - 1)) > 1e-3
+        assert np.nanmax(np.abs(other / result["view"] - 1)) > 1e-3
     # Printed: one line for each distance and kind of gradients, rounded up.
     by_distance = text.partition("\nagent ")[0]
     for distance in range(1, 5):
         lines = re.findall(rf"^{distance} +1 +(.*)$", by_distance, re.MULTILINE)
         for kind, line in zip(("any", "view"), lines, strict=True):
             mean, _, _, epsilon = map(float, line.split())
-            value = found[kind][distance]
+            value = result[kind][distance]
             assert value <= mean <= value * 1.002 + 1e-12
             assert epsilon == pytest.approx(gdp.epsilon(value, 1e-5), rel=2e-3)
     assert "relation: replace_record (one record of one agent, against another)\n" in text
@@ -127,7 +127,7 @@ def test_account_tells_and_records_what_a_simulation_gives(capsys: Capture) -> N
     metadata = records.read_metadata("dpjax-account.jsonl")
     again = metadata["command"].split()
     assert again[:2] == ["dpjax", "account"] and cli.main(again[1:]) == 0
-    np.testing.assert_array_equal(stored("dpjax-account-2.jsonl")["view"], found["view"])
+    np.testing.assert_array_equal(stored("dpjax-account-2.jsonl")["view"], result["view"])
 
 
 @pytest.mark.parametrize("command", [ACCOUNT, BUDGET])
@@ -143,13 +143,13 @@ def test_the_relation_is_said_aloud_and_doubles(capsys: Capture) -> None:
     assert "relation: replace_record (" in text
     assert "a record in every round of 4" in text
     assert cli.main([*PNDP, "--relation", "zero_out_record", "--out", "one.jsonl"]) == 0
-    two = stored("two.jsonl")
-    one = stored("one.jsonl")
+    second = stored("two.jsonl")
+    first = stored("one.jsonl")
     for gradients in ("any", "view"):
-        np.testing.assert_allclose(two[gradients], 2 * one[gradients], rtol=1e-12)
+        np.testing.assert_allclose(second[gradients], 2 * first[gradients], rtol=1e-12)
     assert cli.main([*PNDP, "--relation", "replace_agent"]) == 0
     assert "an agent in every round" in capsys.readouterr().out
-    np.testing.assert_array_equal(stored()["view"], two["view"])
+    np.testing.assert_array_equal(stored()["view"], second["view"])
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def test_strategies_are_scaled_to_sensitivity_one(algorithm: str, capsys: Captur
 
 @pytest.mark.slow
 def test_other_algorithms_and_attackers(capsys: Capture) -> None:
-    both = [*ACCOUNT, "--trust", "pndp", "--attackers", "0", "4"]
-    assert cli.main([*both, "--algorithm", "muffliato", "--gossip-steps", "3"]) == 0
+    pair = [*ACCOUNT, "--trust", "pndp", "--attackers", "0", "4"]
+    assert cli.main([*pair, "--algorithm", "muffliato", "--gossip-steps", "3"]) == 0
     text = capsys.readouterr().out
     assert "agent 0 and agent 4, who collude" in text and "muffliato, 3 gossip steps" in text
     frame = records.read("dpjax-account.jsonl")
@@ -203,24 +203,25 @@ def test_other_algorithms_and_attackers(capsys: Capture) -> None:
     zipped = [*ACCOUNT, "--algorithm", "zip_dl"]
     assert cli.main([*zipped, "--trust", "pndp", "--attackers", "0", "--out", "c"]) == 0
     assert "no guarantee for agent 1: the loss is infinite" in capsys.readouterr().out
-    found = stored("c.jsonl")
-    assert np.isinf(found["any"][1:]).all() and np.isfinite(found["view"][1:]).all()
+    result = stored("c.jsonl")
+    assert np.isinf(result["any"][1:]).all() and np.isfinite(result["view"][1:]).all()
     assert cli.main([*zipped, "--zero-sum", "messages", "--out", "d"]) == 0
     assert np.isinf(stored("d.jsonl")["view"]).any()
 
 
 def test_every_gossip_step_of_decor_is_accounted() -> None:
     matrix = mixing.metropolis_hastings(graphs.path(5))
-    told = [
+    messages = [
         account(matrix, "decor", relation="zero_out_record", rounds=3, sigma=1.0, trust="pndp",
                 gossip_steps=steps)
         for steps in (1, 3)
     ]  # fmt: skip
-    one, three = (
-        np.array([row["mu"] for row in each.rows if row["gradients"] == "view"]) for each in told
+    single, three = (
+        np.array([row["mu"] for row in item.rows if row["gradients"] == "view"])
+        for item in messages
     )
     # Later steps carry news of agents further away.
-    assert (three >= one * (1 - 1e-8)).all() and (three > 1.1 * one).any()
+    assert (three >= single * (1 - 1e-8)).all() and (three > 1.1 * single).any()
 
 
 def test_upper_bounds_are_named(capsys: Capture) -> None:
@@ -290,17 +291,17 @@ def test_all_attackers_are_every_one_alone(capsys: Capture) -> None:
     assert capsys.readouterr().out.replace("default.", "all.") == text
     frame = records.read("all.jsonl")
     assert len(frame) == 2 * 5 * 4
-    found = {}
+    results = {}
     for attacker in range(5):
         assert cli.main([*ACCOUNT, "--trust", "pndp", "--attackers", str(attacker),
                          "--out", f"{attacker}"]) == 0  # fmt: skip
-        alone = stored(f"{attacker}.jsonl")
+        single = stored(f"{attacker}.jsonl")
         part = frame[frame["attackers"] == str(attacker)]
         for gradients, rows in part.groupby("gradients"):
-            np.testing.assert_array_equal(alone[str(gradients)][rows["victim"]], rows["mu"])
-        found[attacker] = alone["view"]
+            np.testing.assert_array_equal(single[str(gradients)][rows["victim"]], rows["mu"])
+        results[attacker] = single["view"]
     # The line of each agent holds its largest loss, and to whom.
-    worst = np.array([found[a] for a in range(5)])
+    worst = np.array([results[a] for a in range(5)])
     for victim in range(5):
         lines = re.findall(rf"^{victim}  +(.*)$", text.partition("\nagent ")[2], re.MULTILINE)
         _, line = lines
@@ -465,8 +466,8 @@ def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
     assert each[worst["attackers"][0], worst["victim"]] == pytest.approx(np.nanmax(each), rel=1e-9)
     assert spent.sigma == pytest.approx(np.nanmax(each) / gdp.mu(2.0, 1e-6), rel=1e-8)
     assert worst["epsilon"] <= 2.0
-    alone = account(matrix, trust="pndp", attackers=[(4,)], **budget).worst("view")
-    assert alone["attackers"] == (4,) and alone["victim"] == int(np.nanargmax(each[4]))
+    single = account(matrix, trust="pndp", attackers=[(4,)], **budget).worst("view")
+    assert single["attackers"] == (4,) and single["victim"] == int(np.nanargmax(each[4]))
     assert account(matrix, **budget).sigma == pytest.approx(1 / gdp.mu(2.0, 1e-6), rel=1e-8)
     command = [*BUDGET, "--graph", "florentine", "--attackers", "0", "3", "--trust", "pndp"]
     assert cli.main([*command, "--algorithm", "decor"]) == 0

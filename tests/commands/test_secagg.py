@@ -63,16 +63,18 @@ async def masked_then_waits(port, killed):
 
 
 async def all_join(port):
-    joined = [tcp.join(TERMS, row, "127.0.0.1", port, LIMITS) for row in VALUES]
-    return await asyncio.gather(*joined)
+    combined = [tcp.join(TERMS, row, "127.0.0.1", port, LIMITS) for row in VALUES]
+    return await asyncio.gather(*combined)
 
 
 def test_a_killed_server_gives_no_sum_and_its_successor_does(tmp_path):
     first, port = server()
 
     async def cut_off():
-        joined = [tcp.join(TERMS, row, "127.0.0.1", port, LIMITS) for row in VALUES[1:]]
-        return await asyncio.gather(masked_then_waits(port, first), *joined, return_exceptions=True)
+        combined = [tcp.join(TERMS, row, "127.0.0.1", port, LIMITS) for row in VALUES[1:]]
+        return await asyncio.gather(
+            masked_then_waits(port, first), *combined, return_exceptions=True
+        )
 
     ends = asyncio.run(cut_off())
     assert first.wait(10) == -signal.SIGKILL
@@ -85,8 +87,8 @@ def test_a_killed_server_gives_no_sum_and_its_successor_does(tmp_path):
     for _ in range(2):
         for total in asyncio.run(all_join(port)):
             np.testing.assert_array_equal(total.values, VALUES.sum(axis=0))
-    said, _ = second.communicate(timeout=30)
-    assert second.returncode == 0 and "round 2: the sum of 3 vectors" in said
+    text, _ = second.communicate(timeout=30)
+    assert second.returncode == 0 and "round 2: the sum of 3 vectors" in text
     np.testing.assert_array_equal(np.load(out), np.stack([VALUES.sum(axis=0)] * 2))
 
 
@@ -98,20 +100,20 @@ def test_a_stopped_server_keeps_the_opened_sums(tmp_path, stop):
     asyncio.run(all_join(port))
     assert process.stdout.readline() == "round 1: the sum of 3 vectors\n"
     process.send_signal(stop)
-    said, errors = process.communicate(timeout=30)
+    text, errors = process.communicate(timeout=30)
     np.testing.assert_array_equal(np.load(out), [VALUES.sum(axis=0)])
     assert [path.name for path in out.parent.iterdir()] == ["sums.npy"]
     if stop == signal.SIGINT:
         assert process.returncode == 130
-        assert errors == "dpjax secagg: interrupted\n" and said == f"sums: {out}\n"
+        assert errors == "dpjax secagg: interrupted\n" and text == f"sums: {out}\n"
 
 
 def test_an_interrupted_server_leaves_no_empty_file(tmp_path):
     out = tmp_path / "sums.npy"
     process, _ = server("--out", str(out))
     process.send_signal(signal.SIGINT)
-    said, errors = process.communicate(timeout=30)
-    assert (process.returncode, said, errors) == (130, "", "dpjax secagg: interrupted\n")
+    text, errors = process.communicate(timeout=30)
+    assert (process.returncode, text, errors) == (130, "", "dpjax secagg: interrupted\n")
     assert not list(tmp_path.iterdir())
 
 
@@ -121,15 +123,15 @@ def test_an_unwritable_sum_is_refused_before_enrolment(tmp_path, capsys, command
     (tmp_path / "file").write_text("no folder")
     ask = ["secagg", command, *AGREED, "--port", "9"]
     ask += [str(tmp_path / "values.npy")] if command == "join" else ["--enrol", "0.1"]
-    for out, told in (
+    for out, reported in (
         (tmp_path / "file" / "sum.npy", f"{tmp_path / 'file'} is a file)"),
         (tmp_path / "values.npy", "which exists; give another file"),
         (tmp_path / "sum.txt", "give a file that ends in .npy"),
     ):
         assert cli.main([*ask, "--out", str(out)]) == 2
-        said = capsys.readouterr()
-        assert f"out is {out}" in said.err.replace("'", "") and told in said.err
-        assert not said.out  # Neither a port that is listened at, nor an answer.
+        output = capsys.readouterr()
+        assert f"out is {out}" in output.err.replace("'", "") and reported in output.err
+        assert not output.out  # Neither a port that is listened at, nor an answer.
     np.testing.assert_array_equal(np.load(tmp_path / "values.npy"), VALUES[0])
     # No sum, no file: its folder alone was made.
     if command == "join":
@@ -138,7 +140,7 @@ def test_an_unwritable_sum_is_refused_before_enrolment(tmp_path, capsys, command
 
 
 def test_a_disk_that_fills_up_keeps_the_sums_before(tmp_path, monkeypatch, capsys):
-    totals = [Total(VALUES[at], (0, 1, 2)) for at in range(3)]
+    totals = [Total(VALUES[index], (0, 1, 2)) for index in range(3)]
 
     async def opened(listener):
         if len(totals) == 1:
@@ -151,8 +153,10 @@ def test_a_disk_that_fills_up_keeps_the_sums_before(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(tcp.Listener, "aggregate", opened)
     out = tmp_path / "sums.npy"
     assert cli.main(["secagg", "serve", *AGREED, "--rounds", "3", "--out", str(out)]) == 2
-    said = capsys.readouterr()
-    assert "cannot be written (No space left on device)" in said.err and f"sums: {out}" in said.out
+    output = capsys.readouterr()
+    assert (
+        "cannot be written (No space left on device)" in output.err and f"sums: {out}" in output.out
+    )
     np.testing.assert_array_equal(np.load(out), VALUES[:2])
     assert os.listdir(tmp_path) == ["sums.npy"]
 
@@ -166,27 +170,27 @@ def test_a_port_that_is_none_is_refused_by_its_name(tmp_path, capsys, port):
 
 
 def test_join_takes_part_with_a_file(tmp_path, capsys):
-    for at, row in enumerate(VALUES):
-        np.save(tmp_path / f"{at}.npy", row)
+    for index, row in enumerate(VALUES):
+        np.save(tmp_path / f"{index}.npy", row)
     process, port = server()
     clients = []
-    for at in range(3):
-        arguments = ["secagg", "join", str(tmp_path / f"{at}.npy"), *AGREED, "--port", str(port)]
+    for index in range(3):
+        arguments = ["secagg", "join", str(tmp_path / f"{index}.npy"), *AGREED, "--port", str(port)]
         command = [
             sys.executable,
             "-c",
             PROGRAM,
             *arguments,
             "--out",
-            str(tmp_path / f"sum{at}.npy"),
+            str(tmp_path / f"sum{index}.npy"),
         ]
         # A process each, as clients have it: tyro parses one command at a time.
         clients.append(subprocess.Popen(command, cwd=ROOT))
     codes = [client.wait(timeout=60) for client in clients]
     process.communicate(timeout=30)
     assert codes == [0, 0, 0] and process.returncode == 0
-    for at in range(3):
-        np.testing.assert_array_equal(np.load(tmp_path / f"sum{at}.npy"), VALUES.sum(axis=0))
+    for index in range(3):
+        np.testing.assert_array_equal(np.load(tmp_path / f"sum{index}.npy"), VALUES.sum(axis=0))
     # Nobody listens there any more.
     assert cli.main(["secagg", "join", str(tmp_path / "0.npy"), *AGREED, "--port", str(port)]) == 1
     assert "its vector stayed here" in capsys.readouterr().out
@@ -194,24 +198,24 @@ def test_join_takes_part_with_a_file(tmp_path, capsys):
 
 def test_a_round_that_nobody_joins_has_no_sum(capsys):
     assert cli.main(["secagg", "serve", *AGREED, "--enrol", "0.1"]) == 1
-    shown = capsys.readouterr().out
-    assert "; 3 to 3 clients must enrol, and 3 of them must finish; " in shown
-    assert "round 1: no sum: enrolled is 0" in shown
+    output = capsys.readouterr().out
+    assert "; 3 to 3 clients must enrol, and 3 of them must finish; " in output
+    assert "round 1: no sum: enrolled is 0" in output
 
 
 def test_the_example_is_exact(capsys):
     example = load_script("secure_sum", "examples")
     example.main(8, 50, dropout=0.25, corrupt=0.0)
-    said = capsys.readouterr().out
-    assert "the sum of 6 vectors is exact" in said
-    assert all(f"left after its {what}" in said for what in ("keys", "shares"))
+    output = capsys.readouterr().out
+    assert "the sum of 6 vectors is exact" in output
+    assert all(f"left after its {name}" in output for name in ("keys", "shares"))
     example.main(8, 50, dropout=0.4, corrupt=0.0, adversary="semi_malicious")
-    said = capsys.readouterr().out
-    assert "the sum of 6 vectors is exact" in said and "left after its vector" in said
+    output = capsys.readouterr().out
+    assert "the sum of 6 vectors is exact" in output and "left after its vector" in output
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (["--bound", "0"], "bound is 0"),
         (["--bits", "8"], "bound is 100, and a sum of 3 entries may reach 300"),
@@ -222,9 +226,9 @@ def test_the_example_is_exact(capsys):
         (["--out", "sums.txt"], "out is sums.txt"),
     ],
 )
-def test_options_that_cannot_be_are_refused_by_their_name(change, told, capsys):
+def test_options_that_cannot_be_are_refused_by_their_name(change, reported, capsys):
     assert cli.main(["secagg", "serve", *AGREED, *change]) == 2
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err
 
 
 def test_a_file_that_holds_no_vector_is_refused(tmp_path, capsys):

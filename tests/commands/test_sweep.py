@@ -55,8 +55,8 @@ def test_rows_are_those_of_runs_and_are_kept(tmp_path, monkeypatch):
         )
         own = frame[frame["point"] == number]
         columns = ["design", "epsilon", "step_size", "seed", "round", "mean_gap"]
-        alone = dp.run(dp.make_plan(config, W), dp.quadratics(4), seeds=[0, 1], eval_every=4)
-        expected = alone.to_frame()[columns]
+        single = dp.run(dp.make_plan(config, W), dp.quadratics(4), seeds=[0, 1], eval_every=4)
+        expected = single.to_frame()[columns]
         pandas.testing.assert_frame_equal(
             own[columns].reset_index(drop=True), expected, check_exact=False, rtol=1e-4
         )
@@ -99,9 +99,9 @@ def test_best_points_are_a_grid():
     assert [point["optimizer.step_size"] for point in worst] == [1e-9, 1e-9]
     again = swept(best)
     assert list(again.points) == best and set(again.frame["optimizer.step_size"]) == {0.05}
-    for wrong in ({"metric": "loss"}, {"over": "rounds"}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
-            result.best(**{"metric": "mean_gap", "over": "noise"} | wrong)
+    for invalid in ({"metric": "loss"}, {"over": "rounds"}):
+        with pytest.raises(ValueError, match=f"{next(iter(invalid))} is"):
+            result.best(**{"metric": "mean_gap", "over": "noise"} | invalid)
 
 
 def test_best_points_are_grouped_by_value():
@@ -263,7 +263,7 @@ def test_files_of_functions_are_the_same_in_every_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("grid", "options", "said"),
+    ("grid", "options", "text"),
     [
         ({"budget": 3}, {}, "grid is .*; give a list of values for each field"),
         ({1: [2]}, {}, "grid is .*; give a list of values for each field"),
@@ -284,9 +284,9 @@ def test_files_of_functions_are_the_same_in_every_process(tmp_path):
         ({"rounds": [5]}, {"folder": 3}, "folder is 3; give a path"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_work_starts(grid, options, said, monkeypatch):
+def test_what_does_not_fit_is_refused_before_work_starts(grid, options, text, monkeypatch):
     monkeypatch.setattr(sweep, "run", None)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         swept(grid, **options)
 
 
@@ -304,10 +304,10 @@ def test_designs_with_other_parameters_have_rows_of_their_own():
     part = dp.noise.Whisper
     grid = {"noise": [part("run"), part(3), part("run", max_variance=4.0)]}
     result = swept(grid, seeds=[0])
-    shown = ["whisper_horizon", "whisper_horizon(horizon=3)", "whisper_horizon(max_variance=4.0)"]
+    display = ["whisper_horizon", "whisper_horizon(horizon=3)", "whisper_horizon(max_variance=4.0)"]
     frame = result.to_frame().drop_duplicates("noise")
-    assert frame["noise"].tolist() == frame["design"].tolist() == shown
-    assert [line.split()[0] for line in result.summary().splitlines()[2:]] == shown
+    assert frame["noise"].tolist() == frame["design"].tolist() == display
+    assert [line.split()[0] for line in result.summary().splitlines()[2:]] == display
 
 
 def test_progress_is_points_done_of_all(tmp_path, capsys):
@@ -316,14 +316,17 @@ def test_progress_is_points_done_of_all(tmp_path, capsys):
     assert "points" not in capsys.readouterr().err
     next(tmp_path.glob("*.jsonl")).unlink()
     swept(grid, folder=tmp_path, progress=True)
-    said = capsys.readouterr().err
-    assert re.findall(r"\d of \d points done", said) == ["2 of 4 points done", "4 of 4 points done"]
+    output = capsys.readouterr().err
+    assert re.findall(r"\d of \d points done", output) == [
+        "2 of 4 points done",
+        "4 of 4 points done",
+    ]
 
 
 @pytest.mark.slow
 def test_processes_give_the_bits_of_one(tmp_path, capfd):
-    one = swept().to_frame()
-    two = swept(parallel=2, progress=True).to_frame()
-    pandas.testing.assert_frame_equal(two, one, check_exact=True)
-    said = capfd.readouterr().err
-    assert "10 of 10 points done" in said and "waits for" not in said
+    frame = swept().to_frame()
+    second = swept(parallel=2, progress=True).to_frame()
+    pandas.testing.assert_frame_equal(second, frame, check_exact=True)
+    output = capfd.readouterr().err
+    assert "10 of 10 points done" in output and "waits for" not in output

@@ -241,7 +241,9 @@ def keys() -> Iterator[tuple[str, str, dict]]:
             if not inspect.isclass(classes[name]) or name in ("Average", "Chain", "Covariance"):
                 continue
             parameters = inspect.signature(classes[name]).parameters
-            required = {key for key, one in parameters.items() if one.default is one.empty}
+            required = {
+                key for key, parameter in parameters.items() if parameter.default is parameter.empty
+            }
             values = {key: OTHERS[key] for key in OTHERS if key in required}
             named = {} if section in ("protect", "budget") else {"name": name}
             yield from ((section, key, named | values) for key in parameters)

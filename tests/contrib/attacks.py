@@ -9,13 +9,13 @@ def read(ciphertext, modulus):
     """The whole number of a ciphertext without obfuscator, (1 + n)^m; None if it has one."""
     if ciphertext % modulus != 1:
         return None
-    whole = ciphertext % modulus**2 // modulus
-    return whole - modulus if whole > modulus // 2 else whole
+    total = ciphertext % modulus**2 // modulus
+    return total - modulus if total > modulus // 2 else total
 
 
-def difference(one, other, modulus):
+def difference(value, other, modulus):
     """The difference of two whole numbers whose ciphertexts share their obfuscator, or None."""
-    return read(one * pow(other, -1, modulus**2) % modulus**2, modulus)
+    return read(value * pow(other, -1, modulus**2) % modulus**2, modulus)
 
 
 def logarithm(base, power, modulus, bits):
@@ -37,7 +37,7 @@ def logarithm(base, power, modulus, bits):
 
 def squares(ciphertexts, prime):
     """Which of them are squares modulo a prime of the asker's."""
-    return [pow(each, (prime - 1) // 2, prime) == 1 for each in ciphertexts]
+    return [pow(ciphertext, (prime - 1) // 2, prime) == 1 for ciphertext in ciphertexts]
 
 
 def divisor(answers):

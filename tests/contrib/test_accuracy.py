@@ -38,17 +38,17 @@ def test_where_its_conditions_hold_it_is_a_bound():
     beta = 0.5
     w = np.full((n, n), 1 / n)
     hessians = np.linspace(0.9, 1.1, n)[:, None, None] * np.eye(2)
-    made = laplace.geometric(1.0, 1.0, gamma=1e-3, q1=q1, q2=0.5, rounds=12)
-    true = moments(w, hessians, made, beta)
+    result = laplace.geometric(1.0, 1.0, gamma=1e-3, q1=q1, q2=0.5, rounds=12)
+    true = moments(w, hessians, result, beta)
     common = dict(q1=q1, beta=beta, **sizes(hessians))
-    path = accuracy.iterate(made.step_sizes, made.scales, w, true[0], p=2, **common)
+    path = accuracy.iterate(result.step_sizes, result.scales, w, true[0], p=2, **common)
     assert (true <= path * (1 + 1e-9)).all()
-    holds = accuracy.conditions(made.step_sizes, w, **common)
+    holds = accuracy.conditions(result.step_sizes, w, **common)
     assert all(holds.values()), holds
     # The start, E|mean x(0)|^2 and E|x(0) - 1 mean|^2, is covered by the constants too.
     c1, c2 = np.maximum(path.max(axis=0)[:2], [2 / n, 2 * (n - 1)])
     bound = accuracy.terms(
-        made.step_sizes, made.scales, n, 2, *sizes(hessians).values(), c1, c2
+        result.step_sizes, result.scales, n, 2, *sizes(hessians).values(), c1, c2
     ).sum()
     assert true[-1, 0] <= bound < 10
 
@@ -62,8 +62,8 @@ def test_terms_are_sums_of_the_actual_schedule():
     gap = 0.5
     p = 3
     lip, convex, n, (c1, c2) = 4.0, 0.5, 7, (1.5, 2.5)
-    made = laplace.geometric(epsilon, gap, gamma, q1, q2, 3000, printed=True)
-    terms = accuracy.terms(made.step_sizes, made.scales, n, p, lip, convex, c1, c2)
+    result = laplace.geometric(epsilon, gap, gamma, q1, q2, 3000, printed=True)
+    terms = accuracy.terms(result.step_sizes, result.scales, n, p, lip, convex, c1, c2)
     square = gap**2 * gamma**2 * q2**2 / (epsilon**2 * (q2 - q1) ** 2)
     printed = [
         np.exp(-convex * gamma / (1 - q1)) * c1,
@@ -73,7 +73,7 @@ def test_terms_are_sums_of_the_actual_schedule():
     ]
     np.testing.assert_allclose(terms, printed, rtol=1e-10)
     # Errors fall as 1 / epsilon^2 in the noise alone.
-    half = accuracy.terms(made.step_sizes, 2 * made.scales, n, p, lip, convex, c1, c2)
+    half = accuracy.terms(result.step_sizes, 2 * result.scales, n, p, lip, convex, c1, c2)
     np.testing.assert_allclose(half / terms, [1, 1, 4, 4], rtol=1e-12)
 
 
@@ -83,19 +83,19 @@ SIZES = sizes(DATA.hessians)
 
 def test_at_the_papers_parameters_nothing_holds_and_the_recursion_overflows():
     w = mixing.metropolis_hastings(graphs.erdos_renyi(100, 0.1, seed=2))
-    made = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 300, printed=True)
+    result = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 300, printed=True)
     common = dict(q1=0.97, beta=1000.0, **SIZES)
     start = np.array([0.3, 198.0, 198.0])
-    path = accuracy.iterate(made.step_sizes, made.scales, w, start, p=2, **common)
+    path = accuracy.iterate(result.step_sizes, result.scales, w, start, p=2, **common)
     finite = np.isfinite(path).all(axis=1)
     assert not finite[-1] and np.argmin(finite) == 119
-    holds = accuracy.conditions(made.step_sizes, w, **common)
+    holds = accuracy.conditions(result.step_sizes, w, **common)
     assert {name for name, met in holds.items() if not met} == {
         "(26)", "(30)", "(35)", "(37)", "(38)", "(40)",
     }  # fmt: skip
-    far = 1 - np.linalg.eigvalsh(w)[0]
+    distance = 1 - np.linalg.eigvalsh(w)[0]
     sigma = 0.97 + 0.03 * np.linalg.eigvalsh(w)[-2]
-    limit = accuracy.transition(0.0, 100, sigma, far, 0.97, *SIZES.values())
+    limit = accuracy.transition(0.0, 100, sigma, distance, 0.97, *SIZES.values())
     assert np.abs(np.linalg.eigvals(limit)).max() > 100
 
 
@@ -105,8 +105,8 @@ def test_the_condition_on_decays_needs_far_faster_ones(seed):
     largest = accuracy.largest_decay(w)
     assert 0.002 < largest < 0.006
     for factor in (0.99, 1.01):
-        given = dict(q1=factor * largest, beta=0.0, **SIZES)
-        assert accuracy.conditions(np.array([1e-9]), w, **given)["(37)"] == (factor < 1)
+        options = dict(q1=factor * largest, beta=0.0, **SIZES)
+        assert accuracy.conditions(np.array([1e-9]), w, **options)["(37)"] == (factor < 1)
 
 
 def test_the_heuristic_chooses_to_do_nothing():
@@ -117,9 +117,9 @@ def test_the_heuristic_chooses_to_do_nothing():
             1.0, 1.0, 100, 2, *SIZES.values(), first, 198.0, seed
         )
         assert gamma == 0 and value == first and 0 < q1 < q2 < 1
-    made = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 3000, printed=True)
-    given = 100, 2, *SIZES.values(), first, 198.0
-    assert accuracy.terms(made.step_sizes, made.scales, *given).sum() > 1e5 * first
+    result = laplace.geometric(1.0, 1.0, 0.001, 0.97, 0.99, 3000, printed=True)
+    arguments = 100, 2, *SIZES.values(), first, 198.0
+    assert accuracy.terms(result.step_sizes, result.scales, *arguments).sum() > 1e5 * first
     # Without disagreement at the start (c2 = 0) and with mild costs it does take a step.
     point, value = accuracy.remark_520(100.0, 1.0, 4, 1, 1.0, 1.0, 1.0, 0.0, 0)
     assert point[0] > 0.01 and value < 0.9

@@ -26,70 +26,70 @@ SHARE = round(0.7654321 * 2**32)  # what agent 0 must not learn
 
 
 def exchanged(model=MODEL, weights=WEIGHTS, code=CODE, watch=True):
-    one = PaillierExchange([(0, 1)], 2, key_size=256, code=code, allow_weak=True, watch=watch)
-    one((model, weights), 0)
-    return one
+    exchange = PaillierExchange([(0, 1)], 2, key_size=256, code=code, allow_weak=True, watch=watch)
+    exchange((model, weights), 0)
+    return exchange
 
 
-def crossed(one, asker=0):
+def crossed(value, asker=0):
     """Agent 0's request and the answer to it."""
-    found = [sent.ciphertexts for sent in one.seen if asker == (
+    results = [sent.ciphertexts for sent in value.seen if asker == (
         sent.sender if sent.kind == "request" else sent.receiver
     )]  # fmt: skip
-    return found[0], found[1]
+    return results[0], results[1]
 
 
-def openly(one, asker=0):
+def openly(value, asker=0):
     """All that crosses under agent 0's key, read without a key: whole numbers, or None."""
-    n = one.agents[asker].modulus
-    return [attacks.read(each, n) for both in crossed(one, asker) for each in both]
+    n = value.agents[asker].modulus
+    return [attacks.read(item, n) for pair in crossed(value, asker) for item in pair]
 
 
 def test_outsiders_read_nothing_without_a_key():
-    one = exchanged()
-    assert openly(one) == [None] * 2 * D and openly(one, 1) == [None] * 2 * D
-    every = [each for sent in one.seen for each in sent.ciphertexts]
-    assert len(set(every)) == len(every)
-    wholes = {abs(each) for each in CODE.values("x", MODEL.ravel())} | {SHARE}
-    assert not wholes & set(every)
+    single = exchanged()
+    assert openly(single) == [None] * 2 * D and openly(single, 1) == [None] * 2 * D
+    entries = [ciphertext for sent in single.seen for ciphertext in sent.ciphertexts]
+    assert len(set(entries)) == len(entries)
+    wholes = {abs(item) for item in CODE.values("x", MODEL.ravel())} | {SHARE}
+    assert not wholes & set(entries)
 
 
 def test_the_same_model_never_looks_the_same():
-    one = exchanged()
-    before = {each for sent in one.seen for each in sent.ciphertexts}
-    one((MODEL, WEIGHTS), 1)
-    assert not before & {each for sent in one.seen for each in sent.ciphertexts}
+    single = exchanged()
+    before = {ciphertext for sent in single.seen for ciphertext in sent.ciphertexts}
+    single((MODEL, WEIGHTS), 1)
+    assert not before & {item for sent in single.seen for item in sent.ciphertexts}
 
 
 @pytest.mark.mutant
 def test_without_obfuscators_outsiders_would_read_models(monkeypatch):
     monkeypatch.setattr(Obfuscators, "take", lambda pool: 1)
-    assert openly(exchanged())[:D] == [-each for each in CODE.values("x", MODEL[0])]
+    assert openly(exchanged())[:D] == [-item for item in CODE.values("x", MODEL[0])]
 
 
 @pytest.mark.mutant
 def test_a_reused_obfuscator_would_tell_outsiders_differences(monkeypatch):
-    def told(one):
-        n, (request, _) = one.agents[0].modulus, crossed(one)
-        return [attacks.difference(request[0], each, n) for each in request[1:]]
+    def told(value):
+        n, (request, _) = value.agents[0].modulus, crossed(value)
+        return [attacks.difference(request[0], item, n) for item in request[1:]]
 
     assert told(exchanged()) == [None] * (D - 1)
-    kept = {}
+    selection = {}
 
     def again(pool):
-        return kept.setdefault(id(pool), pool._fresh())
+        return selection.setdefault(id(pool), pool._fresh())
 
     monkeypatch.setattr(Obfuscators, "take", again)
     wholes = CODE.values("x", MODEL[0])
-    assert told(exchanged()) == [each - wholes[0] for each in wholes[1:]]
+    assert told(exchanged()) == [case - wholes[0] for case in wholes[1:]]
 
 
 @pytest.mark.mutant
 def test_an_answer_not_randomised_anew_would_tell_outsiders_the_weight(monkeypatch):
     """Modulo n a ciphertext is its obfuscator, and the answer a power of it: 2^16 steps find b."""
 
-    def told(one):
-        (request, answer), n = crossed(one), one.agents[0].modulus
+    def told(value):
+        (request, answer), n = crossed(value), value.agents[0].modulus
         return attacks.logarithm(request[0] % n, answer[0] % n, n, 32)
 
     assert told(exchanged()) is None
@@ -103,17 +103,17 @@ def test_an_obfuscator_before_the_power_would_tell_the_asker_whether_b_is_even(m
     """As the protocol is printed, E(x_j) is obfuscated and then raised to b: always a square."""
     even = np.array([[0, 0.5], [0.5, 0]])
 
-    def told(one):
-        return attacks.squares(crossed(one)[1], one.agents[0]._private.p)
+    def told(value):
+        return attacks.squares(crossed(value)[1], value.agents[0]._private.p)
 
     assert 5 < sum(told(exchanged(weights=even))) < D - 5
 
     def before(self, asker, ciphertexts):
         public, pool = self._others[asker]
         return [
-            pow(self._encrypted(public, x, pool.take()) * each, self._exponents[asker],
+            pow(self._encrypted(public, x, pool.take()) * ciphertext, self._exponents[asker],
                 public.nsquare)
-            for x, each in zip(self._values, ciphertexts, strict=True)
+            for x, ciphertext in zip(self._values, ciphertexts, strict=True)
         ]  # fmt: skip
 
     monkeypatch.setattr(Agent, "answer", before)
@@ -123,9 +123,9 @@ def test_an_obfuscator_before_the_power_would_tell_the_asker_whether_b_is_even(m
     np.testing.assert_allclose(twin.agents[0].pulled(), 0.25 * (MODEL[1] - MODEL[0]), atol=2e-6)
 
 
-def decrypted(one):
+def decrypted(value):
     """What agent 0 decrypts."""
-    return [one.agents[0]._decrypted(each) for each in crossed(one)[1]]
+    return [value.agents[0]._decrypted(item) for item in crossed(value)[1]]
 
 
 def unblurred(monkeypatch):
@@ -153,14 +153,14 @@ def test_a_blur_below_the_grain_of_floats_would_tell_the_weight(monkeypatch):
     grain = 2**17
     # A difference is below 1, and so the weight at least an answer.
     answers = decrypted(exchanged(model, code=code))
-    least = max(abs(each) for each in answers) / 2**40
+    minimum = max(abs(answer) for answer in answers) / 2**40
 
     def told(answers, width):
         fits = attacks.consistent(answers, grain, 16, width)
-        return fits[fits >= least]
+        return fits[fits >= minimum]
 
     # With the blur of a run nothing is ruled out; as if it were narrower, all or nothing is found.
-    assert len(told(answers, grain * 2**15)) == 2**16 - np.ceil(least) + 1
+    assert len(told(answers, grain * 2**15)) == 2**16 - np.ceil(minimum) + 1
     assert not len(told(answers, 2**15))
     begin = Agent.begin
     monkeypatch.setattr(Agent, "begin", lambda self, values, weights, grains: begin(
@@ -171,8 +171,8 @@ def test_a_blur_below_the_grain_of_floats_would_tell_the_weight(monkeypatch):
 
 
 def test_an_agent_hands_out_nothing_but_its_modulus_and_ciphertexts():
-    one = exchanged()
-    for agent in one.agents:
+    single = exchanged()
+    for agent in single.agents:
         assert [name for name in vars(agent) if not name.startswith("_")] == ["number"]
-    kinds = {type(each) for sent in one.seen for each in sent.ciphertexts}
+    kinds = {type(ciphertext) for sent in single.seen for ciphertext in sent.ciphertexts}
     assert kinds == {int}

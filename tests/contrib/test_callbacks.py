@@ -23,13 +23,13 @@ def events(folder):
 
     (file,) = folder.iterdir()
     content = file.read_bytes()
-    found = []
+    results = []
     while content:  # Length, its checksum, a message, its checksum.
         (length,) = struct.unpack("<Q", content[:8])
         event = event_pb2.Event.FromString(content[12 : 12 + length])
-        found += [(one.tag, event.step, one.simple_value) for one in event.summary.value]
+        results += [(item.tag, event.step, item.simple_value) for item in event.summary.value]
         content = content[16 + length :]
-    return found
+    return results
 
 
 def test_boards_have_the_means_over_seeds(tmp_path, network, small):
@@ -43,8 +43,8 @@ def test_boards_have_the_means_over_seeds(tmp_path, network, small):
     )  # fmt: skip
     assert [step for step, _ in logged] == list(result.rounds)
     means = result.metrics["test_loss"].mean(axis=1)
-    np.testing.assert_allclose([one["test_loss/whisper"] for _, one in logged], means[:, 0])
-    np.testing.assert_allclose([one["test_loss/bare"] for _, one in logged], means[:, 1])
+    np.testing.assert_allclose([item["test_loss/whisper"] for _, item in logged], means[:, 0])
+    np.testing.assert_allclose([case["test_loss/bare"] for _, case in logged], means[:, 1])
     # Stopping at a measurement that was read costs all, and the bare plan has no epsilon.
     assert logged[-1][1]["epsilon/whisper"] == pytest.approx(result.guarantees[0].epsilon)
     assert not any("epsilon/bare" in one for _, one in logged)
@@ -52,8 +52,8 @@ def test_boards_have_the_means_over_seeds(tmp_path, network, small):
     written = []
     while len(written) < 4 and time.monotonic() < deadline:
         time.sleep(0.2)
-        found = events(tmp_path / "logs")
-        written = [(step, value) for tag, step, value in found if tag == "test_loss/0"]
+        outcome = events(tmp_path / "logs")
+        written = [(step, value) for tag, step, value in outcome if tag == "test_loss/0"]
     np.testing.assert_allclose(written, np.stack([result.rounds, means[:, 0]], axis=1), rtol=1e-6)
     assert result.ended
 
@@ -61,7 +61,7 @@ def test_boards_have_the_means_over_seeds(tmp_path, network, small):
 def test_boards_have_the_least_and_the_largest_epsilon_of_agents(network, small):
     logged = []
     board = types.SimpleNamespace(log=lambda values, step: logged.append(values))
-    plans = [plan.make(make_config(epsilon=each), network) for each in ((1.0,) * 5 + (4.0,), 4.0)]
+    plans = [plan.make(make_config(epsilon=case), network) for case in ((1.0,) * 5 + (4.0,), 4.0)]
     run(plans, small, seeds=[0], eval_every=20, callback=callbacks.wandb(board))
     assert (logged[-1]["least_epsilon/0"], logged[-1]["epsilon/0"]) == (1.0, 4.0)
     assert logged[-1]["epsilon/1"] == 4.0 and "least_epsilon/1" not in logged[-1]

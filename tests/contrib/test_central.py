@@ -19,25 +19,29 @@ def spent(sigma, rate, rounds, delta):
     """Epsilon of so many rounds by a library that the plan's own accountant is apart from."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    one = pld.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4, sampling_prob=rate)
-    return one.self_compose(rounds).get_epsilon_for_delta(delta)
+    distribution = pld.from_gaussian_mechanism(
+        sigma, value_discretization_interval=1e-4, sampling_prob=rate
+    )
+    return distribution.self_compose(rounds).get_epsilon_for_delta(delta)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("larger", [1.0, pytest.param(2.0, marks=pytest.mark.slow)])
 def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
-    (made,) = Central(epochs=3, batch_size=50).plans(UpdateRule(), [0.5], 2.0, 1000, larger=larger)
+    (result,) = Central(epochs=3, batch_size=50).plans(
+        UpdateRule(), [0.5], 2.0, 1000, larger=larger
+    )
     rate = 50 * larger / 1000
     rounds = int(60 / larger)
-    assert made.config.rounds == rounds and made.sampler.expected == 50 * larger
-    assert made.sampler.capacity == 16
-    assert made.sampler.rates(np.array([1000]))[0] == pytest.approx(rate, rel=1e-5)
-    assert made.guarantee.delta == pytest.approx(1000**-1.1, rel=1e-9)
-    sigma = float(made.factor[0, 0])
+    assert result.config.rounds == rounds and result.sampler.expected == 50 * larger
+    assert result.sampler.capacity == 16
+    assert result.sampler.rates(np.array([1000]))[0] == pytest.approx(rate, rel=1e-5)
+    assert result.guarantee.delta == pytest.approx(1000**-1.1, rel=1e-9)
+    sigma = float(result.factor[0, 0])
     assert spent(sigma, rate, rounds, 1000**-1.1) == pytest.approx(2.0, rel=1e-3)
     # The two numbers that reports of such training give; the clip norm is 1.
-    told = f"sampling rate {rate:g}, noise multiplier {sigma:.4g}"
-    assert told in made.guarantee.statement()
+    text = f"sampling rate {rate:g}, noise multiplier {sigma:.4g}"
+    assert text in result.guarantee.statement()
     # The twins: noise for fewer rounds, for a smaller rate, and noise of a mean for a sum.
     assert spent(sigma, rate, 2 * rounds, 1000**-1.1) > 2.5
     assert spent(sigma, 2 * rate, rounds, 1000**-1.1) > 2.5
@@ -49,13 +53,13 @@ def test_noise_is_what_the_rate_and_the_rounds_that_run_need(larger):
 def test_noise_of_many_rounds_spends_the_budget_to_a_thousandth(budget, width, points):
     """Between two bounds on what 250 rounds at a rate of 0.004 lose with this noise."""
     count = 50_000
-    (made,) = Central(epochs=1, batch_size=200).plans(UpdateRule(), [0.5], budget, count)
-    sigma = float(made.factor[0, 0])
-    delta = made.guarantee.delta
-    assert made.config.rounds == 250
+    (result,) = Central(epochs=1, batch_size=200).plans(UpdateRule(), [0.5], budget, count)
+    sigma = float(result.factor[0, 0])
+    delta = result.guarantee.delta
+    assert result.config.rounds == 250
     below, above = lattice.bracket(0.004, 1 / sigma, 250, delta, width, points)
     assert above < 1.001 * below
-    assert below <= made.guarantee.exact_epsilon <= above and 0.999 * budget < below < budget
+    assert below <= result.guarantee.exact_epsilon <= above and 0.999 * budget < below < budget
     # The twin: noise a percent smaller is above the budget.
     assert lattice.bracket(0.004, 1.01 / sigma, 250, delta, width, points)[0] > 1.005 * budget
 
@@ -67,48 +71,48 @@ def test_filters_steps_and_schedules_cost_nothing_and_what_clips_says_so():
         recipe = Central(epochs=2, batch_size=100, schedule=schedule, clip_norm=0.7)
         for text in ("none", "first v1"):
             plans = recipe.plans(UpdateRule("sgd", read_filter(text)), (1.0, 0.1), 4.0, 500)
-            assert [one.config.optimizer.first for one in plans] == [1.0, 0.1]
-            stated |= {(one.guarantee.epsilon, float(one.factor[0, 0])) for one in plans}
+            assert [plan.config.optimizer.first for plan in plans] == [1.0, 0.1]
+            stated |= {(item.guarantee.epsilon, float(item.factor[0, 0])) for item in plans}
     assert len(stated) == 1
     layers = Central(epochs=2, batch_size=100, clipping="flat", per_layer=True)
-    (made,) = layers.plans(UpdateRule(), [1.0], 4.0, 500, delta=1e-6)
-    assert made.config.protect.per_layer and made.config.protect.clipping == "flat"
-    assert made.guarantee.delta == pytest.approx(1e-6, rel=1e-9)
+    (result,) = layers.plans(UpdateRule(), [1.0], 4.0, 500, delta=1e-6)
+    assert result.config.protect.per_layer and result.config.protect.clipping == "flat"
+    assert result.guarantee.delta == pytest.approx(1e-6, rel=1e-9)
 
 
 @pytest.mark.slow
 def test_methods_are_told_their_rounds_and_bands_divide_them():
     recipe = Central(epochs=2.5, batch_size=100, capacity=32)
-    (made,) = recipe.plans(
+    (result,) = recipe.plans(
         UpdateRule(), [1.0], 4.0, 400, method=lambda rounds: Average(DSGD(), 1.0, rounds // 2)
     )
-    assert made.config.rounds == 10 and made.config.method.begin == 5
+    assert result.config.rounds == 10 and result.config.method.begin == 5
     (banded,) = recipe.plans(UpdateRule(), [1.0], 4.0, 400, bands=4)
     assert banded.config.rounds == 12 and banded.sampler.separation == 4
-    assert banded.guarantee.epsilon == made.guarantee.epsilon == 4.0
-    assert "sampling rate 0.25," in made.guarantee.statement()
+    assert banded.guarantee.epsilon == result.guarantee.epsilon == 4.0
+    assert "sampling rate 0.25," in result.guarantee.statement()
     assert "sampling rate" not in banded.guarantee.statement()
-    (whole,) = recipe.plans(UpdateRule(), [1.0], 4.0, 60)
-    assert whole.sampler.expected == 60 and whole.config.rounds == math.ceil(2.5)
+    (complete,) = recipe.plans(UpdateRule(), [1.0], 4.0, 60)
+    assert complete.sampler.expected == 60 and complete.config.rounds == math.ceil(2.5)
 
 
 @pytest.mark.slow
 def test_a_filter_chosen_with_the_noise_costs_nothing():
     recipe = Central(epochs=2, batch_size=50, capacity=32)
-    (alone,) = recipe.plans(UpdateRule(), [1.0], 4.0, 400, bands=4)
-    given = Assumed(norm=0.02, correlation=0.9, coordinates=2)
-    first, second = recipe.plans(UpdateRule(), [1.0, 0.5], 4.0, 400, bands=4, together=given)
-    assert first.guarantee.epsilon == alone.guarantee.epsilon
-    np.testing.assert_allclose(first.factor, alone.factor, rtol=1e-6)
+    (single,) = recipe.plans(UpdateRule(), [1.0], 4.0, 400, bands=4)
+    argument = Assumed(norm=0.02, correlation=0.9, coordinates=2)
+    first, second = recipe.plans(UpdateRule(), [1.0, 0.5], 4.0, 400, bands=4, together=argument)
+    assert first.guarantee.epsilon == single.guarantee.epsilon
+    np.testing.assert_allclose(first.factor, single.factor, rtol=1e-6)
     # The noise alone is another; a column is as long as before.
-    assert abs(first.strategy - alone.strategy).max() > 0.004
-    lengths = [np.linalg.norm(one.strategy, axis=0) for one in (first, alone)]
+    assert abs(first.strategy - single.strategy).max() > 0.004
+    lengths = [np.linalg.norm(case.strategy, axis=0) for case in (first, single)]
     np.testing.assert_allclose(*lengths, rtol=1e-12)
     assert np.array_equal(first.strategy, second.strategy)
 
     rounds = first.config.rounds
     size = 2
-    deviation = float(alone.factor[0, 0]) / 50
+    deviation = float(single.factor[0, 0]) / 50
     signal = 0.0004 / size * 0.9 ** abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
     signal += np.eye(rounds) / 50 / size
     inverse = np.linalg.inv(first.strategy)
@@ -127,24 +131,24 @@ def test_a_filter_chosen_with_the_noise_costs_nothing():
 
 
 def test_what_is_no_recipe_is_refused():
-    for options, said in (
+    for options, text in (
         ({"epochs": 0.0, "batch_size": 10}, "epochs is 0"),
         ({"epochs": 1.0, "batch_size": -1.0}, "batch_size is -1"),
         ({"epochs": 1.0, "batch_size": 10, "capacity": -2}, "capacity is -2"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=text):
             Central(**options)
     recipe = Central(epochs=1.0, batch_size=10)
-    for options, said in (
+    for options, text in (
         ({"steps": []}, "steps is empty"),
         ({"count": 0}, "count is 0"),
         ({"larger": 0.0}, "larger is 0"),
         ({"bands": -1}, "bands is -1"),
         ({"together": Assumed(0.1, 0.9, 2)}, "together is given and bands is 0"),
     ):
-        given = {"steps": [1.0], "epsilon": 1.0, "count": 100} | options
-        with pytest.raises(ValueError, match=said):
-            recipe.plans(UpdateRule(), **given)
+        argument = {"steps": [1.0], "epsilon": 1.0, "count": 100} | options
+        with pytest.raises(ValueError, match=text):
+            recipe.plans(UpdateRule(), **argument)
 
 
 def test_legends_say_what_a_filter_does():

@@ -12,9 +12,9 @@ def test_shares_are_those_of_the_committed_variances():
     rows = rows[
         (rows["probability"] == 0.5) & (rows["epsilon"] == 10) & (rows["accountant"] == "gdp")
     ]
-    whole = rows.pivot(index="seed", columns="design", values="trajectory_energy")
-    wanted = (whole["pairwise"] / whole["independent"]).sort_index()
-    assert coupling.shares(20, 0.5, 5000, seed=0) == pytest.approx(list(wanted), rel=1e-6)
+    complete = rows.pivot(index="seed", columns="design", values="trajectory_energy")
+    expected = (complete["pairwise"] / complete["independent"]).sort_index()
+    assert coupling.shares(20, 0.5, 5000, seed=0) == pytest.approx(list(expected), rel=1e-6)
 
 
 def test_a_caption_names_agents_graph_and_shares():

@@ -22,9 +22,9 @@ def spread(rounds, seed):
 
 def squared_error(matrix, signal, noise, weight):
     """J by its definition, from a joint covariance of gradient and noise."""
-    both = np.block([[signal, np.zeros_like(signal)], [np.zeros_like(signal), noise]])
+    pair = np.block([[signal, np.zeros_like(signal)], [np.zeros_like(signal), noise]])
     rows = np.hstack([matrix - np.eye(len(signal)), matrix])
-    return np.trace(weight @ rows @ both @ rows.T @ weight.T)
+    return np.trace(weight @ rows @ pair @ rows.T @ weight.T)
 
 
 def test_the_filter_is_the_mean_given_what_has_come_in():
@@ -55,7 +55,7 @@ def test_no_causal_filter_is_better():
     noise = spread(4, 5)
     weight = np.tri(4) + np.diag([0, 1, 0, 2])
     best = filtered.wiener(signal, noise, gram=weight.T @ weight)
-    least = squared_error(best, signal, noise, weight)
+    minimum = squared_error(best, signal, noise, weight)
     lower = np.tril_indices(4)
 
     def value(entries):
@@ -63,11 +63,11 @@ def test_no_causal_filter_is_better():
         matrix[lower] = entries
         return squared_error(matrix, signal, noise, weight)
 
-    found = optimize.minimize(value, np.zeros(len(lower[0])))
-    assert least == pytest.approx(found.fun, rel=1e-7)
+    optimum = optimize.minimize(value, np.zeros(len(lower[0])))
+    assert minimum == pytest.approx(optimum.fun, rel=1e-7)
     # A filter that may look ahead is better, so that causality is what binds.
     ahead = signal @ np.linalg.inv(signal + noise)
-    assert squared_error(ahead, signal, noise, weight) < 0.99 * least
+    assert squared_error(ahead, signal, noise, weight) < 0.99 * minimum
 
 
 def test_error_is_the_definition_whatever_the_scale_of_the_strategy():
@@ -108,27 +108,29 @@ def test_both_are_the_optimum_of_a_semidefinite_program(
     matrix = cvxpy.Variable((rounds, rounds))
     block = cvxpy.Variable((2 * rounds, 2 * rounds), PSD=True)
     # [[P, (W F)'], [W F, X]] >= 0 is X >= W F P^-1 F' W'.
-    asked = [block[rounds:, :rounds] == weight @ matrix, cvxpy.upper_tri(matrix) == 0]
-    asked += [
+    requests = [block[rounds:, :rounds] == weight @ matrix, cvxpy.upper_tri(matrix) == 0]
+    requests += [
         cvxpy.sum(cvxpy.abs(block[c:rounds:separation, c:rounds:separation])) <= 1
         for c in range(separation)
     ]
     lost = cvxpy.sum_squares(weight @ (matrix - np.eye(rounds)) @ root)
     noise = variance * cvxpy.trace(block[rounds:, rounds:])
-    optimum = cvxpy.Problem(cvxpy.Minimize(lost + noise), asked).solve(solver="CLARABEL") / rounds
+    optimum = (
+        cvxpy.Problem(cvxpy.Minimize(lost + noise), requests).solve(solver="CLARABEL") / rounds
+    )
 
     pattern = Participation(rounds, epochs, separation)
-    both = filtered.solve(ar1(rounds, rho), variance, pattern, gram=weight.T @ weight)
-    assert optimum * (1 - 1e-6) <= both.error <= optimum * (1 + above)
-    assert optimum * (1 - below) <= both.lower_bound <= optimum * (1 + 1e-6)
+    pair = filtered.solve(ar1(rounds, rho), variance, pattern, gram=weight.T @ weight)
+    assert optimum * (1 - 1e-6) <= pair.error <= optimum * (1 + above)
+    assert optimum * (1 - below) <= pair.lower_bound <= optimum * (1 + 1e-6)
     assert all(
-        later <= earlier for earlier, later in zip(both.errors, both.errors[1:], strict=False)
+        later <= earlier for earlier, later in zip(pair.errors, pair.errors[1:], strict=False)
     )
     again = filtered.filtered_error(
-        both.filter, both.strategy, ar1(rounds, rho), variance, pattern, gram=weight.T @ weight
+        pair.filter, pair.strategy, ar1(rounds, rho), variance, pattern, gram=weight.T @ weight
     )
-    assert again == pytest.approx(both.error, rel=1e-9)
-    gram = both.strategy.T @ both.strategy
+    assert again == pytest.approx(pair.error, rel=1e-9)
+    gram = pair.strategy.T @ pair.strategy
     sums = [np.abs(gram[c::separation, c::separation]).sum() for c in range(separation)]
     assert 0.99 < max(sums) <= 1.0
 
@@ -137,7 +139,7 @@ def test_both_are_the_optimum_of_a_semidefinite_program(
 def test_no_pair_that_a_search_finds_is_better():
     signal = ar1(3)
     pattern = Participation(3, 1, 3)
-    both = filtered.solve(signal, 2.0, pattern, tolerance=1e-6)
+    pair = filtered.solve(signal, 2.0, pattern, tolerance=1e-6)
 
     def value(entries):
         strategy = np.eye(3)
@@ -150,12 +152,12 @@ def test_no_pair_that_a_search_finds_is_better():
         return squared_error(matrix, signal, 2.0 * inverse @ inverse.T, np.eye(3)) / 3
 
     identity = np.eye(3)[np.tril_indices(3)]
-    found = min(
-        optimize.minimize(value, np.concatenate([identity + by, 0.3 * identity])).fun
-        for by in (0.0, 0.3, -0.2)
+    result = min(
+        optimize.minimize(value, np.concatenate([identity + case, 0.3 * identity])).fun
+        for case in (0.0, 0.3, -0.2)
     )
-    assert both.error <= found * (1 + 1e-5)
-    assert found <= both.error * 1.02  # the search came near, so that it could have found better
+    assert pair.error <= result * (1 + 1e-5)
+    assert result <= pair.error * 1.02  # the search came near, so that it could have found better
 
 
 @pytest.mark.slow
@@ -165,7 +167,7 @@ def test_bands_are_the_best_that_a_search_over_their_numbers_finds():
     signal = ar1(rounds)
     pattern = Participation(rounds, 2, 4)
     gram = workload.prefix_sum_gram(rounds)
-    both = filtered.solve(signal, variance, pattern, gram=gram, bands=3, tolerance=1e-9)
+    pair = filtered.solve(signal, variance, pattern, gram=gram, bands=3, tolerance=1e-9)
 
     def made(numbers):
         column = np.concatenate([[1.0], numbers, np.zeros(rounds - 3)])
@@ -177,19 +179,19 @@ def test_bands_are_the_best_that_a_search_over_their_numbers_finds():
         matrix = filtered.wiener(signal, variance * inverse @ inverse.T, gram=gram)
         return filtered.filtered_error(matrix, made(numbers), signal, variance, pattern, gram=gram)
 
-    found = optimize.minimize(value, [0.3, 0.1], method="Nelder-Mead", options={"xatol": 1e-8})
-    np.testing.assert_allclose(both.strategy, made(found.x), atol=1e-3)
-    assert both.error == pytest.approx(found.fun, rel=1e-5)
-    assert both.lower_bound <= filtered.solve(signal, variance, pattern, gram=gram).error
-    alone = toeplitz(np.eye(1), pattern, 3)[:, 0]
-    assert both.error < 0.99 * value(alone[1:3] / alone[0])
+    optimum = optimize.minimize(value, [0.3, 0.1], method="Nelder-Mead", options={"xatol": 1e-8})
+    np.testing.assert_allclose(pair.strategy, made(optimum.x), atol=1e-3)
+    assert pair.error == pytest.approx(optimum.fun, rel=1e-5)
+    assert pair.lower_bound <= filtered.solve(signal, variance, pattern, gram=gram).error
+    single = toeplitz(np.eye(1), pattern, 3)[:, 0]
+    assert pair.error < 0.99 * value(single[1:3] / single[0])
 
 
 def test_white_gradients_are_shrunk_and_their_noise_is_white():
-    both = filtered.solve(3 * np.eye(8), 2.0, Participation(8, 1, 8))
-    np.testing.assert_allclose(both.filter, 0.6 * np.eye(8), atol=1e-6)
-    np.testing.assert_allclose(both.strategy, np.eye(8), atol=1e-6)
-    assert both.error == pytest.approx(1.2, rel=1e-6) and both.gap < 1e-4
+    pair = filtered.solve(3 * np.eye(8), 2.0, Participation(8, 1, 8))
+    np.testing.assert_allclose(pair.filter, 0.6 * np.eye(8), atol=1e-6)
+    np.testing.assert_allclose(pair.strategy, np.eye(8), atol=1e-6)
+    assert pair.error == pytest.approx(1.2, rel=1e-6) and pair.gap < 1e-4
 
 
 def test_little_noise_leaves_the_strategy_alone():
@@ -197,10 +199,10 @@ def test_little_noise_leaves_the_strategy_alone():
     variance = 1e-6
     pattern = Participation(rounds, 2, 4)
     gram = workload.prefix_sum_gram(rounds)
-    both = filtered.solve(ar1(rounds), variance, pattern, gram=gram)
-    alone = temporal.solve(gram, pattern)
-    np.testing.assert_allclose(both.filter, np.eye(rounds), atol=1e-3)
-    assert both.error == pytest.approx(variance * alone.value / rounds, rel=1e-3)
+    pair = filtered.solve(ar1(rounds), variance, pattern, gram=gram)
+    single = temporal.solve(gram, pattern)
+    np.testing.assert_allclose(pair.filter, np.eye(rounds), atol=1e-3)
+    assert pair.error == pytest.approx(variance * single.value / rounds, rel=1e-3)
 
 
 @pytest.mark.slow
@@ -212,11 +214,11 @@ def test_both_are_better_than_either(sums):
     gram = workload.prefix_sum_gram(rounds) if sums else np.eye(rounds)
     signal = ar1(rounds, 0.95)
     none = np.eye(rounds)
-    both = filtered.solve(signal, variance, pattern, gram=gram)
-    alone = temporal.solve(gram, pattern).strategy
-    strategy = filtered.filtered_error(none, alone, signal, variance, pattern, gram=gram)
+    pair = filtered.solve(signal, variance, pattern, gram=gram)
+    single = temporal.solve(gram, pattern).strategy
+    strategy = filtered.filtered_error(none, single, signal, variance, pattern, gram=gram)
     white = filtered.wiener(signal, variance * none, gram=gram)
-    assert both.errors[0] == pytest.approx(
+    assert pair.errors[0] == pytest.approx(
         filtered.filtered_error(white, none, signal, variance, pattern, gram=gram)
     )
-    assert both.error < 0.9 * min(strategy, both.errors[0])
+    assert pair.error < 0.9 * min(strategy, pair.errors[0])

@@ -37,8 +37,8 @@ def test_values_are_rounded_to_half_a_unit():
     random = np.random.default_rng(0)
     code = FixedPoint()
     values = random.normal(size=200) * 10.0 ** random.integers(-12, 6, 200)
-    for value, whole in zip(values.tolist(), code.values("x", values), strict=True):
-        assert abs(Fraction(whole, 2**40) - Fraction(value)) <= Fraction(1, 2**41)
+    for value, complete in zip(values.tolist(), code.values("x", values), strict=True):
+        assert abs(Fraction(complete, 2**40) - Fraction(value)) <= Fraction(1, 2**41)
     # Beyond the 53 bits of a float64 nothing is lost either.
     assert code.values("x", np.array([2.0**22 + 2.0**-30])) == [2**62 + 2**10]
     assert code.product(2**71) == 0.5 and code.product(-3) == -3 / 2.0**72

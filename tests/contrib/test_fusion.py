@@ -60,16 +60,16 @@ def residuals(epsilon):
 def test_tracking_is_ahead_of_dpop_by_exact_errors(index, ahead):
     """Fig. 2, of one draw of the data: what 1,000 unpaired runs cannot tell at epsilon .1."""
     with double_precision():
-        one = tracking_fusion.Setting(tracking_fusion.PRESETS["cpu"], index)
-        scales = np.asarray(one.made("tracking", 1.0).noise.scales)
-        assert np.array_equal(scales, np.asarray(one.made("dpop", 1.0).noise.scales))
-        steps = one.gamma * one.q1 ** np.arange(len(scales))
-        costs = one.data
+        setting = tracking_fusion.Setting(tracking_fusion.PRESETS["cpu"], index)
+        scales = np.asarray(setting.made("tracking", 1.0).noise.scales)
+        assert np.array_equal(scales, np.asarray(setting.made("dpop", 1.0).noise.scales))
+        steps = setting.gamma * setting.q1 ** np.arange(len(scales))
+        costs = setting.data
         tracking = schedules.error(
-            one.matrix, costs.hessians, costs.linear, steps, one.beta, 2 * scales**2
+            setting.matrix, costs.hessians, costs.linear, steps, setting.beta, 2 * scales**2
         ).total
-        dpop = exact_error_of_dpop(costs, one.matrix, steps, scales)
+        dpop = exact_error_of_dpop(costs, setting.matrix, steps, scales)
     assert 1 - tracking / dpop == pytest.approx(ahead, abs=2e-3)
-    means, errors = residuals(one.epsilon)
+    means, errors = residuals(setting.epsilon)
     for name, exact in (("tracking", tracking), ("dpop", dpop)):
         assert abs(means[name] - exact) < 3 * errors[name], name

@@ -6,38 +6,40 @@ import pytest
 from dpjax.contrib import fusion
 
 
-def cost(made: fusion.Fusion, i: int, x: np.ndarray) -> float:
-    missed = made.values[i] - made.matrices[i] @ x
-    return float(missed @ missed + made.omega * x @ x)
+def cost(result: fusion.Fusion, i: int, x: np.ndarray) -> float:
+    missed = result.values[i] - result.matrices[i] @ x
+    return float(missed @ missed + result.omega * x @ x)
 
 
 def test_the_gradient_is_the_numerical_one():
-    made = fusion.make(4, seed=1, measurements=5, dimension=3)
+    result = fusion.make(4, seed=1, measurements=5, dimension=3)
     x = np.array([0.3, -1.2, 0.8], dtype=np.float64)
     h = 1e-5
     for i in range(4):
         numerical = [
-            (cost(made, i, x + h * e) - cost(made, i, x - h * e)) / (2 * h) for e in np.eye(3)
+            (cost(result, i, x + h * e) - cost(result, i, x - h * e)) / (2 * h) for e in np.eye(3)
         ]
-        np.testing.assert_allclose(made.hessians[i] @ x - made.linear[i], numerical, rtol=1e-6)
+        np.testing.assert_allclose(result.hessians[i] @ x - result.linear[i], numerical, rtol=1e-6)
 
 
 def test_the_minimiser_is_that_of_stacked_least_squares():
-    made = fusion.make(50, seed=3, omega=0.2)
-    rows = np.concatenate([made.matrices.reshape(-1, 2), np.sqrt(50 * 0.2) * np.eye(2)])
-    found = np.linalg.lstsq(rows, np.concatenate([made.values.ravel(), np.zeros(2)]), rcond=None)
-    np.testing.assert_allclose(made.minimiser, found[0], rtol=1e-10)
-    average = np.mean([cost(made, i, made.minimiser) for i in range(50)])
-    assert made.minimum == pytest.approx(average, rel=1e-12)
+    result = fusion.make(50, seed=3, omega=0.2)
+    rows = np.concatenate([result.matrices.reshape(-1, 2), np.sqrt(50 * 0.2) * np.eye(2)])
+    solution = np.linalg.lstsq(
+        rows, np.concatenate([result.values.ravel(), np.zeros(2)]), rcond=None
+    )
+    np.testing.assert_allclose(result.minimiser, solution[0], rtol=1e-10)
+    average = np.mean([cost(result, i, result.minimiser) for i in range(50)])
+    assert result.minimum == pytest.approx(average, rel=1e-12)
 
 
 def test_the_law_is_the_stated_one():
-    made = fusion.make(5000, seed=0, low=-2.0, high=6.0, noise=0.5)
-    assert made.matrices.min() >= -2 and made.matrices.max() <= 6
-    assert made.matrices.mean() == pytest.approx(2.0, abs=0.05)
-    missed = made.values - made.matrices @ made.truth
+    result = fusion.make(5000, seed=0, low=-2.0, high=6.0, noise=0.5)
+    assert result.matrices.min() >= -2 and result.matrices.max() <= 6
+    assert result.matrices.mean() == pytest.approx(2.0, abs=0.05)
+    missed = result.values - result.matrices @ result.truth
     assert missed.std() == pytest.approx(0.5, rel=0.03)
-    assert all(array.dtype == np.float64 for array in made if isinstance(array, np.ndarray))
+    assert all(array.dtype == np.float64 for array in result if isinstance(array, np.ndarray))
 
 
 def test_a_seed_makes_the_same_data_and_another_one_other():

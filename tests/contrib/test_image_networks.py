@@ -27,8 +27,8 @@ def test_cnn5_has_its_table_s_parameters():
     rows = [(3, i, o) for i, o in zip(widths, widths[1:], strict=False)]
     want = kernels(rows) + 2 * sum(widths[1:-1])
     assert want == 412_426 == size(cnn.CNN5(), 32, 32, 3)
-    more = kernels([(3, 256, 100)]) - kernels([(3, 256, 10)])
-    assert size(cnn.CNN5(classes=100), 32, 32, 3) == want + more
+    extra = kernels([(3, 256, 100)]) - kernels([(3, 256, 10)])
+    assert size(cnn.CNN5(classes=100), 32, 32, 3) == want + extra
 
 
 def test_the_small_cnn_has_26_010_parameters():
@@ -144,20 +144,20 @@ def start(name, dtype=np.float32, examples=2):
 @pytest.mark.parametrize(
     "name",
     [
-        each if each in ("small_cnn", "wide_resnet") else pytest.param(each, marks=pytest.mark.slow)
-        for each in SMALL
+        item if item in ("small_cnn", "wide_resnet") else pytest.param(item, marks=pytest.mark.slow)
+        for item in SMALL
     ],
 )
 def test_an_example_s_logits_are_its_own(name):
     """Nothing of the other examples of a batch enters."""
     model, params, x = start(name)
     apply = jax.jit(model.apply)
-    both = apply(params, x)
-    assert both.shape == (2, 10) and np.isfinite(both).all()
-    assert np.abs(both[0] - both[1]).max() > 1e-3
+    pair = apply(params, x)
+    assert pair.shape == (2, 10) and np.isfinite(pair).all()
+    assert np.abs(pair[0] - pair[1]).max() > 1e-3
     other = apply(params, np.stack([x[0], 5 * x[1] + 3]))
-    np.testing.assert_allclose(other[0], both[0], rtol=1e-5, atol=1e-6)
-    assert np.abs(other[1] - both[1]).max() > 1e-3
+    np.testing.assert_allclose(other[0], pair[0], rtol=1e-5, atol=1e-6)
+    assert np.abs(other[1] - pair[1]).max() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_layouts_of_a_network_agree_in_double_precision(name, layout):
         def gradients(layout):
             other = model.clone(layout=layout)
 
-            def loss(params, one):
-                return jax.nn.logsumexp(other.apply(params, one[None]))
+            def loss(params, value):
+                return jax.nn.logsumexp(other.apply(params, value[None]))
 
             return jax.jit(jax.vmap(jax.value_and_grad(loss), (None, 0)))(params, x)
 
@@ -237,7 +237,7 @@ def test_cnn5_is_its_description():
 def test_the_plain_and_the_standardised_layer_are_two_kinds():
     """What knows the one must not take the other for it: their kernels are used differently."""
     x = jnp.ones((1, 4, 4, 2))
-    plain, standardized = (conv.Conv(3, standardize=how) for how in ("no", "scaled"))
+    plain, standardized = (conv.Conv(3, standardize=name) for name in ("no", "scaled"))
     for layer, names in ((plain, ("kernel",)), (standardized, ("kernel", "gain"))):
         product = products.product(layer, x)
         assert product.names == names

@@ -41,19 +41,19 @@ def test_a_problem_is_of_the_records_that_it_is_given():
     assert len(x) == len(y) == 100 and type(digits.model).__name__ == "MLP"
     half = digits.problem((x[:50], y[:50]), (x[50:], y[50:]))
     assert len(half.y) == 50 and half.partition.counts.tolist() == [50]
-    given = digits.model.init(jax.random.key(3), jnp.asarray(x[:1]))
-    started = digits._replace(params=given).problem(*digits[1:3]).init(jax.random.key(0))
-    for found, wanted in zip(jax.tree.leaves(started), jax.tree.leaves(given), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    argument = digits.model.init(jax.random.key(3), jnp.asarray(x[:1]))
+    started = digits._replace(params=argument).problem(*digits[1:3]).init(jax.random.key(0))
+    for leaf, expected in zip(jax.tree.leaves(started), jax.tree.leaves(argument), strict=True):
+        np.testing.assert_array_equal(leaf, expected)
     assert half.augmentation_multiplicity == 1 and half.augment is None and half.name == "digits"
     # A mirrored digit is another sign: it is shifted alone, a picture of anything else is not.
     pictures = np.zeros((6, 28, 28, 1), np.float32), np.arange(6) % 2
-    shown = images.Images("mnist", pictures, pictures, networks.network("small_cnn", 2))
-    shifted = shown.problem(pictures, pictures, 2)
+    display = images.Images("mnist", pictures, pictures, networks.network("small_cnn", 2))
+    shifted = display.problem(pictures, pictures, 2)
     assert (
         shifted.augment == augmentation.Shift(2, "zeros") and shifted.augmentation_multiplicity == 2
     )
-    mirrored = shown._replace(dataset="cifar10").problem(pictures, pictures, 2)
+    mirrored = display._replace(dataset="cifar10").problem(pictures, pictures, 2)
     assert mirrored.augment is augmentation.standard
 
 

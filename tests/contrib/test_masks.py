@@ -33,8 +33,8 @@ def drawn(clients, columns, seed=0):
 def plain(values, present, bits):
     """The sum in Python's whole numbers."""
     rows = [[int(x) for x in row] for row in np.asarray(values)]
-    kept = [row for row, here in zip(rows, present, strict=True) if here]
-    return [sum(row[at] for row in kept) % 2**bits for at in range(len(rows[0]))]
+    selection = [row for row, here in zip(rows, present, strict=True) if here]
+    return [sum(row[index] for row in selection) % 2**bits for index in range(len(rows[0]))]
 
 
 @pytest.mark.parametrize("shapes", [SHAPES, pytest.param(MORE, marks=pytest.mark.slow)])
@@ -73,24 +73,24 @@ def by_pairs(values, degree, own=True):
     for distance in range(1, (degree + 1) // 2 + 1):
         pairs = jax.random.fold_in(jax.random.fold_in(key(), 2), distance)
         for place in range(clients // 2 if 2 * distance == clients else clients):
-            one = order[place]
+            first = order[place]
             other = order[(place + distance) % clients]
-            near[one].append(int(other))
-            near[other].append(int(one))
+            near[first].append(int(other))
+            near[other].append(int(first))
             mask = words(jax.random.fold_in(pairs, place), columns)
-            sent[one], sent[other] = sent[one] + mask, sent[other] - mask
+            sent[first], sent[other] = sent[first] + mask, sent[other] - mask
     return (sent % 2**32).astype(np.uint32), near
 
 
 @pytest.mark.parametrize(
     ("clients", "columns", "degree", "bits"),
-    [*SHAPES, *(pytest.param(*each, marks=pytest.mark.slow) for each in MORE)],
+    [*SHAPES, *(pytest.param(*item, marks=pytest.mark.slow) for item in MORE)],
 )
 def test_masks_are_those_of_pairs_on_the_ring(clients, columns, degree, bits):
     values = drawn(clients, columns)
     want, near = by_pairs(values, degree)
-    assert all(len(set(each)) == len(each) == degree for each in near)
-    assert all(i not in each for i, each in enumerate(near))
+    assert all(len(set(item)) == len(item) == degree for item in near)
+    assert all(i not in value for i, value in enumerate(near))
     sent = MASKED(values, key(), degree=degree, bits=bits)
     np.testing.assert_array_equal(sent, want & np.uint32(2**bits - 1))
 
@@ -99,8 +99,8 @@ def uniform(rows):
     """Whether bytes, and pairs of neighbouring half bytes, come as often as others."""
     low = np.asarray(rows, np.uint32).ravel() & 255
     pairs = (low[::2] & 15) * 16 + (low[1::2] & 15)
-    counts = [np.bincount(each, minlength=256) for each in (low, pairs)]
-    return min(stats.chisquare(each).pvalue for each in counts) > 1e-4
+    counts = [np.bincount(case, minlength=256) for case in (low, pairs)]
+    return min(stats.chisquare(count).pvalue for count in counts) > 1e-4
 
 
 def without_own(values, *, degree, bits=32):
@@ -171,12 +171,12 @@ def test_keys_of_two_rounds_give_masks_of_their_own():
 def test_numbers_are_the_same_in_double_precision_and_over_keys():
     values = drawn(5, 9)
     keys = jnp.stack([key(0), key(1)])
-    one = jax.jit(jax.vmap(lambda k: masks.masked_vectors(values, k, 2)))(keys)
+    function = jax.jit(jax.vmap(lambda k: masks.masked_vectors(values, k, 2)))(keys)
     with double_precision():
         wide = MASKED(values, key(1), degree=2)
         total = SUM(wide, jnp.ones(5, bool), key(1), degree=2)
     assert wide.dtype == total.dtype == jnp.uint32
-    np.testing.assert_array_equal(one[1], wide)
+    np.testing.assert_array_equal(function[1], wide)
     assert total.tolist() == plain(values, [True] * 5, 32)
 
 
@@ -203,9 +203,9 @@ def test_ten_thousand_clients():
     ],
 )
 def test_what_cannot_be_masked_is_refused(change, message):
-    given = {"values": drawn(5, 3), "key": key(), "degree": 2, "bits": 32} | change
+    argument = {"values": drawn(5, 3), "key": key(), "degree": 2, "bits": 32} | change
     with pytest.raises(ValueError, match=message):
-        masks.masked_vectors(**given)
+        masks.masked_vectors(**argument)
 
 
 @pytest.mark.parametrize("present", [jnp.ones(4, bool), jnp.ones(5, jnp.int32)])

@@ -18,8 +18,8 @@ def moved(link, gradients):
     """The updates of the rounds for scalars."""
     state = link.init(jnp.zeros(()))
     updates = []
-    for each in gradients:
-        update, state = link.update(jnp.asarray(each, jnp.float32), state)
+    for gradient in gradients:
+        update, state = link.update(jnp.asarray(gradient, jnp.float32), state)
         updates.append(float(update))
     return np.array(updates)
 
@@ -66,14 +66,14 @@ def test_muon_is_every_agents_own_in_a_chain():
     for seed in (1, 2):
         updates, state = jax.jit(chain.update)(tree(n, seed), state, models)
     for i in range(n):
-        take = lambda given, i=i: jax.tree.map(lambda leaf: leaf[i], given)  # noqa: E731
+        take = lambda value, i=i: jax.tree.map(lambda leaf: leaf[i], value)  # noqa: E731
         inner = link.init(take(models))
         for seed in (1, 2):
-            alone, inner = of_one(take(tree(n, seed)), inner, take(models))
-        own.append(alone)
+            single, inner = of_one(take(tree(n, seed)), inner, take(models))
+        own.append(single)
     for name, leaf in updates.items():
         np.testing.assert_allclose(
-            leaf, np.stack([each[name] for each in own]), rtol=2e-3, atol=2e-5
+            leaf, np.stack([item[name] for item in own]), rtol=2e-3, atol=2e-5
         )
     for name, width in (("conv", 8), ("dense", 5)):
         values = np.linalg.svd(np.asarray(updates[name][0]).reshape(-1, width), compute_uv=False)

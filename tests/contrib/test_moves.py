@@ -79,9 +79,9 @@ def test_sums_of_sizes_bound_pp_doagt_from_above(own):
 
 def test_own_noisy_values_forget():
     """With own noisy values PP-DOAGT moves by a_k + a_{k-1}: with its tracker, three steps."""
-    found = moves.moves("pp_doagt", STEPS, 1.0)
-    np.testing.assert_allclose(found[1:, 1], STEPS[:-1], rtol=1e-12)
-    np.testing.assert_allclose(found[2:, 0], STEPS[1:-1] + STEPS[:-2], rtol=1e-12)
+    result = moves.moves("pp_doagt", STEPS, 1.0)
+    np.testing.assert_allclose(result[1:, 1], STEPS[:-1], rtol=1e-12)
+    np.testing.assert_allclose(result[2:, 0], STEPS[1:-1] + STEPS[:-2], rtol=1e-12)
     constant = moves.moves("pp_doagt", np.full(9, 0.1), 1.0).sum(axis=1)[5]
     assert constant == pytest.approx(moves.printed_sensitivity("pp_doagt", 1.0, 0.1), rel=1e-12)
 
@@ -118,8 +118,8 @@ def test_smooth_costs_of_adjacent_problems_stay_below(method):
 
 
 def test_the_tracked_gradient_does_not_settle():
-    found = moves.moves("diff_tv_ab", 0.5 ** np.arange(60), 1.0, own_weight=0.25)
-    assert (found[1:, 1] > 1.7).all() and found[-1, 0] < 1e-9 < found[-1, 1]
+    result = moves.moves("diff_tv_ab", 0.5 ** np.arange(60), 1.0, own_weight=0.25)
+    assert (result[1:, 1] > 1.7).all() and result[-1, 0] < 1e-9 < result[-1, 1]
 
 
 def test_tables_are_as_printed():

@@ -122,10 +122,10 @@ def test_every_value_and_weight_of_the_range_comes_through(pair, x, y, b, c):
 
 def test_the_blur_is_uniform_below_half_a_unit():
     code = FixedPoint(value_bits=12, fraction_bits=4, weight_bits=3)
-    one = PaillierExchange([(0, 1)], 2, key_size=128, code=code, allow_weak=True)
+    single = PaillierExchange([(0, 1)], 2, key_size=128, code=code, allow_weak=True)
     size = 4000
     model = np.stack([np.full(size, 2.0), np.full(size, -3.5)])
-    received = one((model, np.array([[0, 1], [0.625, 0]])), 0)
+    received = single((model, np.array([[0, 1], [0.625, 0]])), 0)
     # Differences of b (y - x) in eighths of a unit: -4 to 3, each as often.
     blur = np.rint(received[0] * 128 - 0.625 * -5.5 * 128).astype(int)
     counts = np.bincount(blur + 4, minlength=8)
@@ -142,12 +142,12 @@ def test_traffic_is_four_ciphertexts_a_link_and_coordinate(exchange):
         exchange((np.ones((N, 3)), drawn(round)), round)
     numbers = 4 * len(LINKS) * 3
     assert exchange.traffic == [(0, numbers, numbers * 128), (1, numbers, numbers * 128)]
-    crossed = [each for sent in exchange.seen for each in sent.ciphertexts]
+    crossed = [ciphertext for sent in exchange.seen for ciphertext in sent.ciphertexts]
     assert len(crossed) == numbers
-    assert 1000 < max(each.bit_length() for each in crossed) <= 1024
+    assert 1000 < max(message.bit_length() for message in crossed) <= 1024
     pairs = {(sent.sender, sent.receiver, sent.kind) for sent in exchange.seen}
     ends = {(i, j) for i, j in LINKS} | {(j, i) for i, j in LINKS}
-    assert pairs == {(*both, kind) for both in ends for kind in ("request", "answer")}
+    assert pairs == {(*union, kind) for union in ends for kind in ("request", "answer")}
 
 
 def test_obfuscators_are_residues_used_once():
@@ -157,11 +157,11 @@ def test_obfuscators_are_residues_used_once():
     for pool in (agent._own, Obfuscators(n)):
         pool.fill(5)
         assert len(pool) == 5 and pool.late == 0
-        taken = [pool.take() for _ in range(8)]
-        assert len(set(taken)) == 8 and len(pool) == 0 and pool.late == 3
+        selection = [pool.take() for _ in range(8)]
+        assert len(set(selection)) == 8 and len(pool) == 0 and pool.late == 3
         # r^n has an order that divides (p-1)(q-1), and hides all of what it multiplies.
-        assert all(pow(each, order, n**2) == 1 and each % n != 1 for each in taken)
-        assert all(agent._private.raw_decrypt(each) == 0 for each in taken)
+        assert all(pow(item, order, n**2) == 1 and item % n != 1 for item in selection)
+        assert all(agent._private.raw_decrypt(value) == 0 for value in selection)
 
 
 @pytest.mark.parametrize("primes", [None, (11, 13)])
@@ -170,23 +170,23 @@ def test_obfuscators_are_uniform_over_all_residues(primes):
     want = {pow(r, n, n**2) for r in range(1, n) if r % 11 and r % 13}
     pool = Obfuscators(n, primes)
     pool.fill(12_000)
-    taken = [pool.take() for _ in range(12_000)]
+    selection = [pool.take() for _ in range(12_000)]
     # Of so short a modulus some r have a factor in common with it: the owner's draws never do.
-    taken = [each for each in taken if each % 11 and each % 13]
-    assert set(taken) == want and len(want) == 120
-    counts = np.array([taken.count(each) for each in sorted(want)])
-    expected = len(taken) / 120
+    selection = [item for item in selection if item % 11 and item % 13]
+    assert set(selection) == want and len(want) == 120
+    counts = np.array([selection.count(value) for value in sorted(want)])
+    expected = len(selection) / 120
     assert ((counts - expected) ** 2 / expected).sum() < 207.2  # one in a million
 
 
 def test_obfuscators_are_computed_ahead_for_so_many_numbers():
-    one = PaillierExchange([(0, 1)], 2, key_size=256, code=CODE, allow_weak=True)
-    one.prepare(6)
+    single = PaillierExchange([(0, 1)], 2, key_size=256, code=CODE, allow_weak=True)
+    single.prepare(6)
     for round in range(2):
-        one((np.ones((2, 3)), np.array([[0, 0.5], [0.5, 0]])), round)
-    assert one.late == 0
-    one((np.ones((2, 3)), np.array([[0, 0.5], [0.5, 0]])), 2)
-    assert one.late == 2 * 3 * 2
+        single((np.ones((2, 3)), np.array([[0, 0.5], [0.5, 0]])), round)
+    assert single.late == 0
+    single((np.ones((2, 3)), np.array([[0, 0.5], [0.5, 0]])), 2)
+    assert single.late == 2 * 3 * 2
 
 
 GOOD = np.array([[0, 0.5], [0.5, 0]])
@@ -221,12 +221,12 @@ def test_keys_that_are_weak_or_short_are_refused(links, changes, match):
 
 
 def test_keys_are_of_2048_bits_unless_told():
-    one = PaillierExchange([(0, 1)], 2)
-    assert [agent.modulus.bit_length() for agent in one.agents] == [2048, 2048]
+    single = PaillierExchange([(0, 1)], 2)
+    assert [agent.modulus.bit_length() for agent in single.agents] == [2048, 2048]
     model = np.array([[1.0], [-2.0]])
-    received = one((model, np.array([[0, 0.5], [0.25, 0]])), 0)
+    received = single((model, np.array([[0, 0.5], [0.25, 0]])), 0)
     np.testing.assert_allclose(received, [[-0.375], [0.375]], atol=3e-12)
-    assert one.traffic == [(0, 4, 4 * 512)]
+    assert single.traffic == [(0, 4, 4 * 512)]
 
 
 @pytest.mark.parametrize("library", ["phe.paillier", "gmpy2"])
@@ -239,22 +239,22 @@ def test_without_the_extra_it_is_said_what_to_install(monkeypatch, library):
 def met():
     """Two agents that know each other, with a model each."""
     agents = [Agent(i, 256, CODE, allow_weak=True) for i in range(2)]
-    for one, other in (agents, agents[::-1]):
-        one.meet(other.number, other.modulus)
-        one.begin(np.array([1.0, -2.0]) * (1 + one.number), np.array([[0, 0.5], [0.5, 0]])[
-            one.number
+    for item, other in (agents, agents[::-1]):
+        item.meet(other.number, other.modulus)
+        item.begin(np.array([1.0, -2.0]) * (1 + item.number), np.array([[0, 0.5], [0.5, 0]])[
+            item.number
         ])  # fmt: skip
     return agents
 
 
 def test_agents_refuse_what_the_protocol_has_not():
-    one, other = met()
-    request = one.request()
+    first, other = met()
+    request = first.request()
     with pytest.raises(ValueError, match="asker is 7, a stranger to agent 1"):
         other.answer(7, request)
     with pytest.raises(ValueError, match="are 1, and the model has 2 coordinates"):
         other.answer(0, request[:1])
-    for bad in (0, one.modulus**2, 1.5, -request[0]):
+    for bad in (0, first.modulus**2, 1.5, -request[0]):
         with pytest.raises(ValueError, match="hold what is no whole number from 1 to"):
             other.answer(0, [request[0], bad])
     answer = other.answer(0, request)
@@ -262,28 +262,28 @@ def test_agents_refuse_what_the_protocol_has_not():
         other.answer(0, request)
     # A changed ciphertext decrypts to anything below n, which no product is.
     with pytest.raises(ValueError, match="answerer is 1, whose answer decrypts to"):
-        one.receive(1, [answer[0], answer[1] ^ 1])
-    one.receive(1, answer)
-    np.testing.assert_allclose(one.pulled(), [0.25, -0.5], atol=1 / 32)
+        first.receive(1, [answer[0], answer[1] ^ 1])
+    first.receive(1, answer)
+    np.testing.assert_allclose(first.pulled(), [0.25, -0.5], atol=1 / 32)
     with pytest.raises(ValueError, match="agent 3 has no model yet"):
         Agent(3, 256, CODE, allow_weak=True).request()
     with pytest.raises(ValueError, match="modulus of agent 1 is .*fewer than 256 bits; let"):
-        one.meet(1, Agent(1, 128, CODE, allow_weak=True).modulus)
+        first.meet(1, Agent(1, 128, CODE, allow_weak=True).modulus)
 
 
 @pytest.mark.mutant
 def test_unsigned_numbers_would_be_seen(monkeypatch):
     """The broken twin reads the upper half of Z_n as large numbers, not as negative ones."""
-    one, other = met()
-    monkeypatch.setattr(one, "_decrypted", lambda each: int(one._private.raw_decrypt(each)))
+    first, other = met()
+    monkeypatch.setattr(first, "_decrypted", lambda value: int(first._private.raw_decrypt(value)))
     with pytest.raises(ValueError, match="decrypts to"):
-        one.receive(1, other.answer(0, one.request()))
+        first.receive(1, other.answer(0, first.request()))
 
 
 def test_keys_that_are_not_a_neighbours_are_refused():
-    one, other = met()
-    for wrong in (one.modulus, other.modulus - 1):
+    first, other = met()
+    for invalid in (first.modulus, other.modulus - 1):
         with pytest.raises(ValueError, match="modulus of agent 1 is even, one's own, or of fewer"):
-            one.meet(1, wrong)
+            first.meet(1, invalid)
     # None of these took the neighbour's place.
-    one.receive(1, other.answer(0, one.request()))
+    first.receive(1, other.answer(0, first.request()))

@@ -34,7 +34,7 @@ def made():
     return plan.make(config, MATRIX)
 
 
-def ran(one, transport):
+def ran(value, transport):
     """Metrics after every round, and the models that went into every round."""
     task = fusion.problem(fusion.make(N, seed=1, high=3.0))
     models = []
@@ -43,32 +43,32 @@ def ran(one, transport):
         models.append(message.model)
         return transport(message, round)
 
-    given = None if transport is None else carried
-    result = run(one, task, seeds=[0], eval_every=1, transport=given)
+    argument = None if transport is None else carried
+    result = run(value, task, seeds=[0], eval_every=1, transport=argument)
     return result.metrics, np.array(models)
 
 
 @pytest.mark.slow
 def test_a_run_over_ciphertexts_is_the_compiled_run():
-    one = made()
+    single = made()
     exchange = PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
-    compiled, _ = ran(one, None)
-    _, plain = ran(one, host.local_transport(one))
-    metrics, models = ran(one, exchange)
+    compiled, _ = ran(single, None)
+    _, plain = ran(single, host.local_transport(single))
+    metrics, models = ran(single, exchange)
     assert models.shape == (T, N, P) and models.dtype == np.float32
     # A round's pull is off by half a grain of float32; nothing here makes it grow.
     np.testing.assert_allclose(models, plain, rtol=0, atol=T * 2.0**-23 * np.abs(plain).max())
     assert set(metrics) == set(compiled) and "residual" in metrics
     for name, values in compiled.items():
         np.testing.assert_allclose(metrics[name], values, rtol=2e-5, err_msg=name)
-    assert [each.round for each in exchange.traffic] == list(range(T))
-    assert {each.numbers for each in exchange.traffic} == {4 * len(LINKS) * P}
+    assert [message.round for message in exchange.traffic] == list(range(T))
+    assert {item.numbers for item in exchange.traffic} == {4 * len(LINKS) * P}
 
 
 @pytest.mark.mutant
 def test_a_run_over_weaker_pulls_is_seen():
-    one = made()
+    single = made()
     exchange = PaillierExchange(LINKS, N, key_size=256, allow_weak=True)
-    _, plain = ran(one, host.local_transport(one))
-    _, models = ran(one, lambda message, round: exchange(message, round) * np.float32(1.0001))
+    _, plain = ran(single, host.local_transport(single))
+    _, models = ran(single, lambda message, round: exchange(message, round) * np.float32(1.0001))
     assert np.abs(models - plain).max() > 10 * T * 2.0**-23 * np.abs(plain).max()

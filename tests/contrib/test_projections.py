@@ -84,11 +84,11 @@ def test_what_is_decoded_is_right_on_average(name):
         return projection.decode(projection.encode(vector))
 
     keys = jax.random.split(jax.random.key(5), trials)
-    found = np.asarray(jax.jit(jax.vmap(one))(keys), float)
+    result = np.asarray(jax.jit(jax.vmap(one))(keys), float)
     expected = np.asarray(vector, float) * (k / d if name == "orthonormal" else 1.0)
-    error = 5 * found.std(axis=0) / np.sqrt(trials)
-    assert (np.abs(found.mean(axis=0) - expected) < error).all()
-    assert not (np.abs(found.mean(axis=0) - 1.5 * expected) < error).all()
+    error = 5 * result.std(axis=0) / np.sqrt(trials)
+    assert (np.abs(result.mean(axis=0) - expected) < error).all()
+    assert not (np.abs(result.mean(axis=0) - 1.5 * expected) < error).all()
 
 
 def test_a_sketch_can_lengthen_so_the_clip_stands_after_it():

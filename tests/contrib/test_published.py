@@ -41,22 +41,22 @@ def slowly(matrix, rounds, numerator, root=True):
 def test_muffliato_by_a_slow_sum(numerator, weights):
     for graph, rounds in ((graphs.path(6), 3), (graphs.erdos_renyi(7, 0.4, 1), 2)):
         matrix = weights(graph)
-        made = published.muffliato_pndp(matrix, rounds, numerator=numerator)
-        np.testing.assert_allclose(made, slowly(matrix, rounds, numerator), rtol=1e-12)
+        result = published.muffliato_pndp(matrix, rounds, numerator=numerator)
+        np.testing.assert_allclose(result, slowly(matrix, rounds, numerator), rtol=1e-12)
         # The test can fail: a norm that is not squared, the other numerator.
-        assert np.nanmax(np.abs(made - slowly(matrix, rounds, numerator, root=False))) > 1e-2
+        assert np.nanmax(np.abs(result - slowly(matrix, rounds, numerator, root=False))) > 1e-2
         other = "plain" if numerator == "squared" else "squared"
-        assert np.nanmax(np.abs(made - slowly(matrix, rounds, other))) > 1e-2
+        assert np.nanmax(np.abs(result - slowly(matrix, rounds, other))) > 1e-2
 
 
 def test_muffliato_hears_who_sends_in_a_directed_graph():
     matrix = np.array([[0.5, 0.5, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5], [0.5, 0, 0, 0.5]])
-    made = published.muffliato_pndp(matrix, 1, numerator="plain")
+    result = published.muffliato_pndp(matrix, 1, numerator="plain")
     # In one round attacker v hears v + 1 alone.
     want = np.zeros((4, 4))
     want[[1, 2, 3, 0], [0, 1, 2, 3]] = 1
     np.fill_diagonal(want, np.nan)
-    np.testing.assert_array_equal(made, want)
+    np.testing.assert_array_equal(result, want)
 
 
 def test_figures_of_the_florentine_families():
@@ -76,21 +76,23 @@ def test_figures_of_the_florentine_families():
 
 
 @pytest.mark.parametrize(
-    ("rounds", "near", "far"),
+    ("rounds", "near", "distant"),
     [(3, 133.4, None), (5, 147.7, 322.4), (7, 121.3, 308.9), (20, 31.4, 56.1)],
 )
-def test_rounds_decide_the_gain_on_florentine(rounds, near, far):
+def test_rounds_decide_the_gain_on_florentine(rounds, near, distant):
     """Muffliato's bound over the exact loss at distances 3 and 4, above or below 100."""
     matrix = mixing.uniform_neighbors(FLORENTINE)
-    every = Participation(rounds, rounds, 1)
-    exact = views.dsgd(matrix).pndp(0).gdp(every, gradients="view") ** 2
+    participation = Participation(rounds, rounds, 1)
+    exact = views.dsgd(matrix).pndp(0).gdp(participation, gradients="view") ** 2
     bound = published.muffliato_pndp(matrix, rounds, numerator="plain")[:, 0]
     distance = np.array([0, *(_hops(FLORENTINE, 0, u) for u in range(1, 15))])
-    for hops, expected in ((3, near), (4, far)):
-        at = distance == hops
+    for hops, expected in ((3, near), (4, distant)):
+        position = distance == hops
         if expected is not None:
-            assert bound[at].mean() / exact[at].mean() == pytest.approx(expected, abs=0.06)
-    if far is None:  # nothing arrives from there yet
+            assert bound[position].mean() / exact[position].mean() == pytest.approx(
+                expected, abs=0.06
+            )
+    if distant is None:  # nothing arrives from there yet
         assert not exact[distance == 4].any()
 
 
@@ -100,16 +102,16 @@ def test_rounds_do_not_decide_the_gain_on_the_random_graph(rounds, expected):
     """At distance 3, for the first five attackers with a node there: 17 pairs."""
     graph = graphs.erdos_renyi(100, 0.2, 1)
     matrix = mixing.uniform_neighbors(graph)
-    every = Participation(rounds, rounds, 1)
+    participation = Participation(rounds, rounds, 1)
     algorithm = views.dsgd(matrix)
     published_of = published.muffliato_pndp(matrix, rounds, numerator="plain")
     exact = []
     bound = []
     for attacker in (5, 6, 8, 9, 10):
-        far = [node for node in graph if _hops(graph, attacker, node) == 3]
-        mu = algorithm.pndp(attacker).gdp(every, gradients="view")
-        exact += list(mu[far] ** 2)
-        bound += list(published_of[far, attacker])
+        distant = [node for node in graph if _hops(graph, attacker, node) == 3]
+        mu = algorithm.pndp(attacker).gdp(participation, gradients="view")
+        exact += list(mu[distant] ** 2)
+        bound += list(published_of[distant, attacker])
     assert len(exact) == 17
     assert np.mean(bound) / np.mean(exact) == pytest.approx(expected, rel=1e-3)
 
@@ -163,20 +165,20 @@ def delta_of(distance, epsilon):
 def test_the_printed_formula_is_false_for_a_far_node():
     matrix = mixing.uniform_neighbors(FLORENTINE)
     rounds = 10
-    far = 3
-    assert _hops(FLORENTINE, 0, far) >= 3
+    distant = 3
+    assert _hops(FLORENTINE, 0, distant) >= 3
     participation = Participation(rounds, rounds, 1)
     view = views.dsgd(matrix).pndp(0)
     claim = published.mafalda(view, participation, gradients="view")
-    claimed = np.sqrt(claim.mu_squared[far])
-    true = shift(matrix, rounds, far)
-    assert claim.false[far] and claimed < 0.7 * true
+    claimed = np.sqrt(claim.mu_squared[distant])
+    true = shift(matrix, rounds, distant)
+    assert claim.false[distant] and claimed < 0.7 * true
     # The trade-off itself: at this epsilon the event's probabilities exceed what is claimed.
     for epsilon in (0.1, 0.3, 1.0):
         assert delta_of(true, epsilon) > 2 * delta_of(claimed, epsilon)
     # With the square, no shift exceeds the loss.
     mu = view.gdp(participation, gradients="view")
-    assert true <= mu[far] * (1 + 1e-9)
+    assert true <= mu[distant] * (1 + 1e-9)
     # Every mark is borne out by a shift that is really there.
     marked = np.flatnonzero(claim.false)
     assert len(marked) == 13

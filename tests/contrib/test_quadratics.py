@@ -41,29 +41,29 @@ def test_weights_are_the_squared_responses_of_the_literal_update():
     """The update is affine: its response to each entry of each noise by differences."""
     start = np.zeros((N, P), np.float64)
     rest = final(np.zeros((ROUNDS, N, P)), start)
-    found = schedules.weights(W, DATA.hessians, STEPS, BETA)
+    weights = schedules.weights(W, DATA.hessians, STEPS, BETA)
     for k in (0, 1, 17, ROUNDS - 1):
         total = 0.0
         for i, j in np.ndindex(N, P):
             noises = np.zeros((ROUNDS, N, P))
             noises[k, i, j] = 1.0
             total += ((final(noises, start) - rest) ** 2).sum()
-        assert found[k] == pytest.approx(total, rel=1e-9)
+        assert weights[k] == pytest.approx(total, rel=1e-9)
     # With a gain ten percent off they are others.
     off = schedules.weights(W, DATA.hessians, STEPS, 1.1 * BETA)
-    assert np.abs(off / found - 1).max() > 1e-3
+    assert np.abs(off / weights - 1).max() > 1e-3
 
 
 def test_the_error_is_bias_plus_noise():
     start = np.arange(N * P, dtype=np.float64).reshape(N, P) / 7
-    found = schedules.error(
+    result = schedules.error(
         W, DATA.hessians, DATA.linear, STEPS, BETA, SPREAD, start=start, start_variance=0.5
     )
     rest = final(np.zeros((ROUNDS, N, P)), start)
-    assert found.bias == pytest.approx((rest**2).sum() + 0.5 * found.weights[0], rel=1e-9)
-    assert found.noise == pytest.approx(found.weights @ SPREAD, rel=1e-12)
-    assert found.total == found.bias + found.noise
-    assert found.weights.dtype == np.float64
+    assert result.bias == pytest.approx((rest**2).sum() + 0.5 * result.weights[0], rel=1e-9)
+    assert result.noise == pytest.approx(result.weights @ SPREAD, rel=1e-12)
+    assert result.total == result.bias + result.noise
+    assert result.weights.dtype == np.float64
 
 
 def simulated(problem, schedule, beta, trials, seed, start_variance=1.0):
@@ -93,12 +93,12 @@ def test_simulated_runs_have_the_predicted_error(noise):
     paths = simulated(problem, schedule, BETA, 20_000, seed=0, start_variance=0.0)
     above = []
     for k in (1, 2, 11, ROUNDS):
-        given = *problem, schedule.step_sizes[:k], BETA
+        arguments = *problem, schedule.step_sizes[:k], BETA
         mean = paths[:, k - 1].mean()
         error = 4 * paths[:, k - 1].std() / np.sqrt(len(paths))
-        assert abs(mean - schedules.error(*given, spread[:k], start_variance=0.0).total) < error
-        more = schedules.error(*given, 1.5 * spread[:k], start_variance=0.0).total
-        above.append(abs(mean - more) > error)
+        assert abs(mean - schedules.error(*arguments, spread[:k], start_variance=0.0).total) < error
+        extra = schedules.error(*arguments, 1.5 * spread[:k], start_variance=0.0).total
+        above.append(abs(mean - extra) > error)
     # Noise of 1.5 times the variance is noticed.
     assert any(above)
 
@@ -128,5 +128,5 @@ def test_a_sketch_is_unbiased_and_exact_on_the_mean():
 
 
 def test_a_run_that_overflows_has_an_infinite_error():
-    found = schedules.error(W, DATA.hessians, DATA.linear, np.full(200, 10.0), 1.0, np.ones(200))
-    assert found.total == np.inf
+    result = schedules.error(W, DATA.hessians, DATA.linear, np.full(200, 10.0), 1.0, np.ones(200))
+    assert result.total == np.inf

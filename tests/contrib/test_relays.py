@@ -54,14 +54,14 @@ def test_partial_sums_are_those_of_messages_on_links(name):
     relays = tree(name)
     messages = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
     total, present = relays(jnp.asarray(messages))
-    seen = relays.observed(jnp.asarray(messages), total)
+    observed = relays.observed(jnp.asarray(messages), total)
     expected = passed_on(relays.parents, messages.astype(float))
-    np.testing.assert_allclose(seen["up"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(observed["up"], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(total, messages.sum(axis=0), rtol=1e-5, atol=1e-6)
     assert float(present) == N and relays.vectors == 2 * (N - 1)
     # The total is the root's partial sum to the bit: nobody adds it up anew.
-    np.testing.assert_array_equal(total, seen["up"][relays.root])
-    np.testing.assert_array_equal(total, seen["down"])
+    np.testing.assert_array_equal(total, observed["up"][relays.root])
+    np.testing.assert_array_equal(total, observed["down"])
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -80,7 +80,7 @@ def test_messages_of_a_run_are_those_that_are_accounted():
     rounds = 3
     gradients = np.random.default_rng(1).normal(size=(rounds, N, D)).astype(np.float32)
     key = jax.random.key(11, impl="threefry2x32")
-    made = composed(
+    result = composed(
         mixing.metropolis_hastings(GRAPHS["random"]),
         lambda model, batch: batch,
         optax.sgd(0.25),
@@ -89,25 +89,27 @@ def test_messages_of_a_run_are_those_that_are_accounted():
             jnp.full(N, scale, jnp.float32), key=key, rounds=rounds
         ),
     )  # fmt: skip
-    state = made.init(jnp.zeros((N, D), jnp.float32))
-    step = jax.jit(made.step)
+    state = result.init(jnp.zeros((N, D), jnp.float32))
+    step = jax.jit(result.step)
     partial = relays._descendants()
-    for t, given in enumerate(gradients):
-        state, info = step(key, state, jnp.asarray(given))
+    for t, gradient in enumerate(gradients):
+        state, info = step(key, state, jnp.asarray(gradient))
         drawn = jax.random.fold_in(jax.random.fold_in(key, t), 0)
         normals = np.asarray(variates.normals(drawn, (N, D), jnp.float32), float)
-        expected = partial @ given + partial @ (scale * normals)
+        expected = partial @ gradient + partial @ (scale * normals)
         np.testing.assert_allclose(info.messages["up"], expected, atol=1e-5)
         # The twin that adds noise to sums and not to messages would tell a leaf's gradient.
-        assert np.abs(info.messages["up"] - (partial @ given + scale * normals)).max() > 0.1
+        assert np.abs(info.messages["up"] - (partial @ gradient + scale * normals)).max() > 0.1
     none = np.zeros((1, 1))
 
-    def loss(seen, drawn):
+    def loss(observed, drawn):
         view = views.linear(
-            none, np.zeros((1, N)), np.zeros((1, N)), np.zeros((len(seen), 1)), seen, drawn
+            none, np.zeros((1, N)), np.zeros((1, N)), np.zeros((len(observed), 1)), observed, drawn
         )
-        one, other = view.materialize(rounds=1)
-        return [np.linalg.norm(np.linalg.lstsq(other, one[:, i], rcond=None)[0]) for i in range(N)]
+        first, other = view.materialize(rounds=1)
+        return [
+            np.linalg.norm(np.linalg.lstsq(other, first[:, i], rcond=None)[0]) for i in range(N)
+        ]
 
     plain = loss(np.eye(N), scale * np.eye(N))
     np.testing.assert_allclose(loss(partial, scale * partial), plain, rtol=1e-9)
@@ -117,20 +119,20 @@ def test_messages_of_a_run_are_those_that_are_accounted():
 def test_a_run_by_relays_is_a_server_s_and_stays_one_model():
     """And what relays hide from nobody takes no noise in shares."""
     network = mixing.metropolis_hastings(GRAPHS["random"])
-    found = {}
+    results = {}
     for name, aggregated in (("sum", Sum()), ("relays", tree("random"))):
         config = make_config(design="independent", method=Federated(aggregated), rounds=6)
-        made = plan.make(config, network)
-        found[name] = run(made, make_problem(N), seeds=[0], eval_every=6), made
-    relayed, summed = (jax.tree.leaves(found[name][0].params) for name in ("relays", "sum"))
-    for one, other in zip(relayed, summed, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-        agents = np.moveaxis(np.asarray(one), one.shape.index(N), 0)
+        training_plan = plan.make(config, network)
+        results[name] = run(training_plan, make_problem(N), seeds=[0], eval_every=6), training_plan
+    relayed, summed = (jax.tree.leaves(results[name][0].params) for name in ("relays", "sum"))
+    for item, other in zip(relayed, summed, strict=True):
+        np.testing.assert_allclose(item, other, atol=1e-5)
+        agents = np.moveaxis(np.asarray(item), item.shape.index(N), 0)
         assert (agents == agents[:1]).all()
     # With a learned sketch: what its frames follow from went through noise.
     learned = Federated(tree("random"), sketches.Learned(5, probes=2), centre=0.9)
     dependence.check_dependence(learned, Sgd(0.1), network.shape)
-    losses = [made.guarantee.epsilon for _, made in found.values()]
+    losses = [result.guarantee.epsilon for _, result in results.values()]
     assert losses[0] == losses[1]
     shares = make_config(noise=SumShares(), method=Federated(tree("random")), attacker="aggregator")
     with pytest.raises(ValueError, match="shows single messages"):
@@ -139,7 +141,7 @@ def test_a_run_by_relays_is_a_server_s_and_stays_one_model():
 
 def test_refusals():
     one_way = np.eye(3) / 2 + np.roll(np.eye(3), 1, axis=1) / 2
-    for wrong in (
+    for invalid in (
         lambda: Relayed(()),
         lambda: Relayed((0, 1)),
         lambda: Relayed((0, 2, 1)),
@@ -151,4 +153,4 @@ def test_refusals():
         lambda: Relayed((0, 0))(jnp.ones((3, 1))),
     ):
         with pytest.raises(ValueError):
-            wrong()
+            invalid()

@@ -38,8 +38,8 @@ class Tracked:
     def sent(self, state):
         return state[0][:, None]
 
-    def after(self, state, step, shown, gradient):
-        z = shown[:, 0]
+    def after(self, state, step, display, gradient):
+        z = display[:, 0]
         mixed = self.mixing @ z
         y = state[1] + self.beta * (z - mixed)
         return mixed - self.step_sizes[step] * (y + gradient(z)), y
@@ -60,13 +60,13 @@ class TwoVariables:
     def sent(self, state):
         return np.stack(state[:2], axis=1)
 
-    def after(self, state, step, shown, gradient):
-        x_mixed = self.mixing @ shown[:, 0]
-        y_mixed = self.mixing @ shown[:, 1]
+    def after(self, state, step, display, gradient):
+        x_mixed = self.mixing @ display[:, 0]
+        y_mixed = self.mixing @ display[:, 1]
         if self.own == "true":
             own = np.diag(self.mixing)[:, None]
-            x_mixed = x_mixed + own * (state[0] - shown[:, 0])
-            y_mixed = y_mixed + own * (state[1] - shown[:, 1])
+            x_mixed = x_mixed + own * (state[0] - display[:, 0])
+            y_mixed = y_mixed + own * (state[1] - display[:, 1])
         x = x_mixed - self.step_sizes[step] * state[1]
         new = gradient(x)
         return x, y_mixed + new - state[2], new
@@ -81,9 +81,9 @@ def shifted(x):
 
 
 def of_agent(rule, gradient=quadratic, neighbour=shifted, noise=NOISE):
-    found = replay.moved(rule, gradient, neighbour, noise)
-    assert (np.delete(found, 1, axis=1) == 0).all()
-    return found[:, 1].sum(axis=1)
+    result = replay.moved(rule, gradient, neighbour, noise)
+    assert (np.delete(result, 1, axis=1) == 0).all()
+    return result[:, 1].sum(axis=1)
 
 
 def descent(own="noisy", point="noisy"):
@@ -100,20 +100,20 @@ def test_noisy_states_move_by_the_step_before():
 
 def test_own_true_state_in_consensus_moves_further():
     """Claim (i): w_ii of the last move is added."""
-    found = of_agent(descent(own="true"))
+    result = of_agent(descent(own="true"))
     plain = of_agent(descent())
-    assert (found[2:] > plain[2:]).all()
+    assert (result[2:] > plain[2:]).all()
     for k in range(2, T):
-        assert found[k] == pytest.approx(W[1, 1] * found[k - 1] + STEPS[k - 1] * GAP, rel=1e-12)
+        assert result[k] == pytest.approx(W[1, 1] * result[k - 1] + STEPS[k - 1] * GAP, rel=1e-12)
 
 
 def test_on_quadratics_gradients_at_true_states_are_less_sensitive():
     """Against claim (ii): equal Hessians pull the two problems' true states together."""
-    found = of_agent(descent(point="true"))
+    result = of_agent(descent(point="true"))
     plain = of_agent(descent())
     assert plain[2] == pytest.approx(0.097, abs=1e-12)
-    assert found[2] == pytest.approx(0.0776, abs=1e-12)
-    assert (found[2:] < plain[2:]).all()
+    assert result[2] == pytest.approx(0.0776, abs=1e-12)
+    assert (result[2:] < plain[2:]).all()
 
 
 def test_a_gap_that_changes_sign_between_rounds_shows_the_claimed_order():
@@ -129,9 +129,9 @@ def test_a_gap_that_changes_sign_between_rounds_shows_the_claimed_order():
     start[1] = 1.0
     push[0] = -2.0
     rule = replay.DescentRule(W, STEPS, start, "noisy", "true")
-    found = replay.moved(rule, quadratic, turned, push)[:, 1, 0]
-    assert found[1] == pytest.approx(0.1, abs=1e-12)
-    assert found[2] == pytest.approx(0.1164, abs=1e-12)
+    result = replay.moved(rule, quadratic, turned, push)[:, 1, 0]
+    assert result[1] == pytest.approx(0.1, abs=1e-12)
+    assert result[2] == pytest.approx(0.1164, abs=1e-12)
     plain = replay.moved(replay.DescentRule(W, STEPS, start), quadratic, turned, push)[:, 1, 0]
     assert plain[2] == pytest.approx(0.097, abs=1e-12)
 
@@ -141,34 +141,34 @@ def test_two_variables_move_further(own):
     """Claim (iii) holds for what any gradients can do; on quadratics, in the first rounds only."""
     noise = np.concatenate([NOISE, NOISE], axis=2)
     rule = TwoVariables(W, STEPS, START, own)
-    found = replay.moved(rule, quadratic, shifted, noise)[:, 1]
+    result = replay.moved(rule, quadratic, shifted, noise)[:, 1]
     plain = of_agent(descent())
-    assert (found.sum(axis=1)[1:3] > plain[1:3]).all()
-    assert (found.sum(axis=1)[5:] < plain[5:]).all()
+    assert (result.sum(axis=1)[1:3] > plain[1:3]).all()
+    assert (result.sum(axis=1)[5:] < plain[5:]).all()
     weight = W[1, 1] if own == "true" else 0.0
     assert (moves.moves("diff_tv_ab", STEPS, GAP, weight).sum(axis=1) > plain).all()
     bound = moves.moves("diff_tv_ab", STEPS, GAP, weight, smoothness=2.0)
-    assert (found <= bound * (1 + 1e-12)).all()
+    assert (result <= bound * (1 + 1e-12)).all()
 
 
 def test_no_replay_of_the_method_exceeds_its_accounted_loss():
     """Gradients at random that differ by the gap: losses of replayed moves, and at halved noise."""
-    made = laplace.geometric(1.0, GAP, 0.1, 0.5, 0.9, T)
+    outcome = laplace.geometric(1.0, GAP, 0.1, 0.5, 0.9, T)
     rng = np.random.default_rng(3)
-    accounted = pure.epsilon(made.step_sizes, made.scales, GAP)
+    accounted = pure.epsilon(outcome.step_sizes, outcome.scales, GAP)
     for _ in range(20):
         curvature = rng.uniform(0, 3, (N, 1))
         signs = np.zeros((N, P))
         signs[1] = rng.dirichlet(np.ones(P)) * rng.choice((-1, 1), P) * GAP
-        noise = rng.laplace(size=(T, N, 1, P)) * made.scales[:, None, None, None]
-        found = replay.moved(
-            Tracked(W, made.step_sizes, START, 2.0),
+        noise = rng.laplace(size=(T, N, 1, P)) * outcome.scales[:, None, None, None]
+        result = replay.moved(
+            Tracked(W, outcome.step_sizes, START, 2.0),
             lambda x, c=curvature: c * x,
             lambda x, c=curvature, s=signs: c * x + s,
             noise,
         )[:, 1]
-        assert pure.epsilon_of_sensitivities(found, made.scales) <= accounted * (1 + 1e-9)
-        assert pure.epsilon_of_sensitivities(found, made.scales / 2) > accounted * 1.9
+        assert pure.epsilon_of_sensitivities(result, outcome.scales) <= accounted * (1 + 1e-9)
+        assert pure.epsilon_of_sensitivities(result, outcome.scales / 2) > accounted * 1.9
 
 
 def test_bad_input_is_named():
@@ -194,27 +194,27 @@ def recorded(seed, runs=RUNS):
 
 def test_the_measured_loss_is_the_whitened_difference():
     exact = np.sqrt(MOVE @ np.linalg.solve(MAP @ MAP.T, MOVE))
-    found = replay.measured(*recorded(0, 40_000))
-    assert found.low < exact < found.high and found.high - found.low < 0.02 * exact
+    result = replay.measured(*recorded(0, 40_000))
+    assert result.low < exact < result.high and result.high - result.low < 0.02 * exact
     # Another unit of any entry, or a message that repeats one, tells no more.
     messages, neighbours = recorded(0, 40_000)
     units = np.array([1e-6, 1, 1e5, 1, 1, 3])
     twice = [np.hstack([part * units, part[:, :2] - part[:, 2:4]]) for part in recorded(0, 40_000)]
-    assert replay.measured(*twice).mu == pytest.approx(found.mu, rel=1e-6)
+    assert replay.measured(*twice).mu == pytest.approx(result.mu, rel=1e-6)
     halved = replay.measured(messages / 2, messages / 2 + MOVE)
-    assert halved.mu == pytest.approx(2 * found.mu)
+    assert halved.mu == pytest.approx(2 * result.mu)
     shaped = [part.reshape(-1, 2, 3) for part in (messages, neighbours)]
-    assert replay.measured(*shaped) == found
+    assert replay.measured(*shaped) == result
 
 
 def test_intervals_of_the_measured_loss_cover_it_as_often_as_they_say():
     exact = np.sqrt(MOVE @ np.linalg.solve(MAP @ MAP.T, MOVE))
-    found = [replay.measured(*recorded(seed, 4 * SIZE), confidence=0.8) for seed in range(500)]
-    covered = np.mean([low < exact < high for _, low, high in found])
+    results = [replay.measured(*recorded(seed, 4 * SIZE), confidence=0.8) for seed in range(500)]
+    covered = np.mean([low < exact < high for _, low, high in results])
     assert abs(covered - 0.8) < 3 * np.sqrt(0.16 / 500)
     # Without the degrees of freedom that a covariance takes, they would lie too high.
     free = np.sqrt(4 * SIZE / (3 * SIZE))
-    high = np.mean([low * free < exact < high * free for _, low, high in found])
+    high = np.mean([low * free < exact < high * free for _, low, high in results])
     assert high < 0.8 - 3 * np.sqrt(0.16 / 500)
 
 

@@ -35,65 +35,65 @@ FEATURES = 199
 
 
 def made(method, **changes):
-    given = dict(
+    options = dict(
         protect=Protect("zero_out_record", clip_norm=1.0, attacker="aggregator"),
         sampler=Clients(EACH, 1, 1), optimizer=UpdateRule("adam", floor=1e-3).chain(0.1),
         rounds=EACH, noise=SumShares(1), budget=Budget(8.0, 1e-5), method=method,
     )  # fmt: skip
-    return plan.make(plan.Config(**(given | changes)), COMPLETE)
+    return plan.make(plan.Config(**(options | changes)), COMPLETE)
 
 
 def task():
     return make_problem(N, records=EACH, features=FEATURES)
 
 
-def recorded(one, given):
+def recorded(item, value):
     """A run, and what its server received in every round."""
-    carried = local_transport(one)
+    carried = local_transport(item)
     sums = []
 
     def transport(message, round):
         sums.append(carried(message, round))
         return sums[-1]
 
-    return run(one, given, seeds=[0], transport=transport), sums
+    return run(item, value, seeds=[0], transport=transport), sums
 
 
 @pytest.fixture(scope="module")
 def followed():
-    one = made(dome(K, Trusted(1, (2,)), probes=2))
-    given = task()
-    found, sums = recorded(one, given)
-    return one, given, found, sums
+    single = made(dome(K, Trusted(1, (2,)), probes=2))
+    argument = task()
+    result, sums = recorded(single, argument)
+    return single, argument, result, sums
 
 
 def test_clients_replay_the_run_to_the_bit_and_the_server_sends_sums(followed):
-    one, given, found, sums = followed
-    server, every, late = (Replica(one, given) for _ in range(3))
+    single, argument, result, sums = followed
+    server, entries, late = (Replica(single, argument) for _ in range(3))
     feed = Feed(server)
     taken = 0
     for received in sums:
         feed.publish(received)
-        taken += every.follow(feed)
-    assert every.fingerprint() == server.fingerprint() and every.round == EACH
+        taken += entries.follow(feed)
+    assert entries.fingerprint() == server.fingerprint() and entries.round == EACH
     assert taken == EACH * (4 * K + 4 + DIGEST)
     with pytest.raises(ValueError, match="has 6 rounds, and all were received"):
         feed.publish(sums[0])
     # One who missed all rounds fetches their sums alone: a state is longer.
     assert late.follow(feed) == EACH * (4 * K + 4) + DIGEST
     assert late.fingerprint() == server.fingerprint()
-    model = jax.tree.leaves(jax.tree.map(lambda leaf: leaf[0], found.params))
+    model = jax.tree.leaves(jax.tree.map(lambda leaf: leaf[0], result.params))
     for a, b in zip(model, jax.tree.leaves(server.state[0]), strict=True):
         np.testing.assert_allclose(np.asarray(a).reshape(np.shape(b)), b, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_a_state_is_sent_where_it_is_shorter():
-    one = made(Federated(Trusted(1)))
-    given = task()
-    server = Feed(Replica(one, given))
-    late = Replica(one, given)
-    for received in recorded(one, given)[1]:
+    single = made(Federated(Trusted(1)))
+    argument = task()
+    server = Feed(Replica(single, argument))
+    late = Replica(single, argument)
+    for received in recorded(single, argument)[1]:
         server.publish(received)
     size = server.replica.size
     assert EACH * 4 * (FEATURES + 1) > size > 3 * 4 * (FEATURES + 1)
@@ -102,9 +102,9 @@ def test_a_state_is_sent_where_it_is_shorter():
 
 
 def test_whoever_computed_otherwise_gets_the_whole_state(followed):
-    one, given, _, sums = followed
-    feed = Feed(Replica(one, given))
-    client = Replica(one, given)
+    single, argument, _, sums = followed
+    feed = Feed(Replica(single, argument))
+    client = Replica(single, argument)
     feed.publish(sums[0])
     client.follow(feed)
     models, memory = client.state
@@ -123,8 +123,8 @@ def test_whoever_computed_otherwise_gets_the_whole_state(followed):
 
 @pytest.mark.slow
 def test_another_process_has_the_same_bits(followed, tmp_path):
-    one, given, _, sums = followed
-    feed = Feed(Replica(one, given))
+    single, argument, _, sums = followed
+    feed = Feed(Replica(single, argument))
     for received in sums:
         feed.publish(received)
     path = tmp_path / "sums.npz"
@@ -149,9 +149,9 @@ def test_another_process_has_the_same_bits(followed, tmp_path):
 
 def test_averages_are_followed_and_methods_of_links_are_refused():
     method = Average(Federated(Trusted(1)), decay=0.9)
-    one = made(method, noise=None, budget=None)
-    given = task()
-    client = Replica(one, given)
+    single = made(method, noise=None, budget=None)
+    argument = task()
+    client = Replica(single, argument)
     client.receive((_like(client), np.float32(N)))
     assert client.round == 1
     rule = Chain(optax.adam, 0.1)
@@ -166,8 +166,8 @@ def _like(client):
 
 
 def test_bad_sums_states_and_rounds_are_refused(followed):
-    one, given, _, sums = followed
-    client = Replica(one, given)
+    single, argument, _, sums = followed
+    client = Replica(single, argument)
     with pytest.raises(ValueError, match="received is"):
         client.receive((np.zeros(K + 1, np.float32), np.float32(N)))
     with pytest.raises(ValueError, match="received is"):
@@ -175,6 +175,6 @@ def test_bad_sums_states_and_rounds_are_refused(followed):
     with pytest.raises(ValueError, match="state is"):
         client.adopt(client.state[:1], 0)
     with pytest.raises(ValueError, match="round is 3 of a server that has done 0"):
-        Feed(Replica(one, given)).since(3)
+        Feed(Replica(single, argument)).since(3)
     plain = plan.make(make_config(method=Federated(Sum()), design="independent"), COMPLETE)
     assert Replica(plain, make_problem(N)).round == 0

@@ -136,11 +136,11 @@ def numpy_roberta(tensors, row, heads, depth, padding=1):
     x = layer_norm(tensors, f"{start}LayerNorm", x, 1e-5)
     for index in range(depth):
         start = f"roberta.encoder.layer.{index}."
-        asked = [
+        requests = [
             linear(tensors, f"{start}attention.self.{n}", x) for n in ("query", "key", "value")
         ]
-        found = linear(tensors, f"{start}attention.output.dense", attention(*asked, heads))
-        x = layer_norm(tensors, f"{start}attention.output.LayerNorm", x + found, 1e-5)
+        layer = linear(tensors, f"{start}attention.output.dense", attention(*requests, heads))
+        x = layer_norm(tensors, f"{start}attention.output.LayerNorm", x + layer, 1e-5)
         inner = gelu(linear(tensors, f"{start}intermediate.dense", x))
         out = linear(tensors, f"{start}output.dense", inner)
         x = layer_norm(tensors, f"{start}output.LayerNorm", x + out, 1e-5)
@@ -161,8 +161,8 @@ def numpy_vit(tensors, image, heads, depth, patch):
     for index in range(depth):
         start = f"blocks.{index}."
         inner = linear(tensors, f"{start}attn.qkv", layer_norm(tensors, f"{start}norm1", x, 1e-6))
-        found = attention(*np.split(inner, 3, axis=1), heads)
-        x = x + linear(tensors, f"{start}attn.proj", found)
+        result = attention(*np.split(inner, 3, axis=1), heads)
+        x = x + linear(tensors, f"{start}attn.proj", result)
         inner = linear(tensors, f"{start}mlp.fc1", layer_norm(tensors, f"{start}norm2", x, 1e-6))
         x = x + linear(tensors, f"{start}mlp.fc2", gelu(inner))
     return linear(tensors, "head", layer_norm(tensors, "norm", x, 1e-6)[0])
@@ -214,8 +214,8 @@ def test_roberta_is_that_of_transformers(save):
         theirs = transformers.RobertaForSequenceClassification(config).eval()
         tensors = normal(roberta_layout(SMALL))
         path = save(tensors)
-        given = {name: torch.tensor(tensor) for name, tensor in tensors.items()}
-        left = theirs.load_state_dict(given, strict=False)
+        options = {name: torch.tensor(tensor) for name, tensor in tensors.items()}
+        left = theirs.load_state_dict(options, strict=False)
         assert not left.unexpected_keys
         assert all("position_ids" in name or "pooler" in name for name in left.missing_keys)
         tokens = torch.tensor(TOKENS.astype(np.int64))
@@ -327,7 +327,7 @@ def test_a_new_head_is_drawn_and_the_rest_is_the_file_s(save):
     words = tensors["roberta.embeddings.word_embeddings.weight"]
     np.testing.assert_array_equal(params["words"]["embedding"], words)
 
-    pretrained = {name: each for name, each in tensors.items() if "classifier" not in name}
+    pretrained = {name: tensor for name, tensor in tensors.items() if "classifier" not in name}
     pretrained["lm_head.bias"] = np.zeros(50, np.float32)
     pretrained["roberta.pooler.dense.bias"] = np.zeros(32, np.float32)
     pretrained["roberta.embeddings.position_ids"] = np.arange(20)[None]
@@ -347,7 +347,7 @@ def test_files_that_do_not_fit_are_refused_by_name(save):
         ({name: good[name].astype(np.int32)}, "output.dense.weight int32"),
         ({name: np.full_like(good[name], np.nan)}, "numbers that are not finite"),
     ]:
-        tensors = {key: each for key, each in (good | change).items() if each is not None}
+        tensors = {key: item for key, item in (good | change).items() if item is not None}
         with pytest.raises(ValueError, match=message):
             roberta.load_roberta(save(tensors), SMALL)
 
@@ -374,7 +374,7 @@ def test_files_in_float8_are_refused(tmp_path, kind):
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
 def test_half_precision_files_become_float32(save, kind):
     tensors = normal(roberta_layout(SMALL))
-    halves = {name: each.astype(jnp.dtype(kind)) for name, each in tensors.items()}
+    halves = {name: tensor.astype(jnp.dtype(kind)) for name, tensor in tensors.items()}
     params = roberta.load_roberta(save(halves), SMALL)
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {np.dtype("float32")}
     name = "roberta.embeddings.word_embeddings.weight"

@@ -17,14 +17,14 @@ STREAM = [jnp.asarray(RNG.normal(size=3), jnp.float32) for _ in range(6)]
 
 
 def steps(rule, stream, noise=0.0, step_size=0.5):
-    made = rule(step_size, noise)
-    state = made.init(jax.tree.map(jnp.zeros_like, stream[0]))
-    update = jax.jit(made.update)
-    found = []
+    result = rule(step_size, noise)
+    state = result.init(jax.tree.map(jnp.zeros_like, stream[0]))
+    update = jax.jit(result.update)
+    results = []
     for gradient in stream:
         out, state = update(gradient, state, gradient)
-        found.append(out)
-    return found
+        results.append(out)
+    return results
 
 
 @pytest.mark.parametrize("filter", ["none", "first v1", "second"])
@@ -44,10 +44,10 @@ def after_filter(base):
 
 @pytest.mark.parametrize("base", ["sgd", "momentum", "nesterov"])
 def test_a_filter_stands_in_front(base):
-    for out, wanted in zip(
+    for out, expected in zip(
         steps(UpdateRule(base, read_filter("f3")), STREAM), after_filter(base), strict=True
     ):
-        np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_bases_are_the_links_of_their_names():
@@ -64,8 +64,8 @@ def test_bases_are_the_links_of_their_names():
         update = jax.jit(link.update)
         rule = UpdateRule(base, rank=2, every=2)
         for gradient, out in zip(stream, steps(rule, stream, noise=0.1), strict=True):
-            wanted, state = update(gradient, state, gradient)
-            np.testing.assert_allclose(out, wanted, rtol=2e-4, atol=1e-5)
+            expected, state = update(gradient, state, gradient)
+            np.testing.assert_allclose(out, expected, rtol=2e-4, atol=1e-5)
 
 
 def test_a_cosine_rises_in_the_first_rounds_and_falls_to_the_end():
@@ -99,8 +99,8 @@ def test_a_wiener_filter_is_told_the_noise_and_keeps_the_steps_meaning():
     link = wiener(0.3, unit=True)
     state = link.init(STREAM[0])
     for gradient, out in zip(STREAM, steps(UpdateRule(filter="wiener"), STREAM, 0.3), strict=True):
-        wanted, state = link.update(gradient, state)
-        np.testing.assert_allclose(out, -0.5 * wanted, rtol=1e-5, atol=1e-7)
+        expected, state = link.update(gradient, state)
+        np.testing.assert_allclose(out, -0.5 * expected, rtol=1e-5, atol=1e-7)
 
 
 def test_filters_are_read():
@@ -110,7 +110,7 @@ def test_filters_are_read():
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         ({"base": "lion"}, "base is 'lion'"),
         ({"base": "adam", "filter": "adaptive"}, "filter is 'adaptive' with adam"),
@@ -127,8 +127,8 @@ def test_filters_are_read():
         ({"filter": ((1.0,), (0.5,))}, "sum"),
     ],
 )
-def test_impossible_rules_are_refused(options, said):
-    with pytest.raises(ValueError, match=said):
+def test_impossible_rules_are_refused(options, text):
+    with pytest.raises(ValueError, match=text):
         UpdateRule(**options)
 
 

@@ -38,16 +38,16 @@ def states(name, rounds=12):
     part = CASES[name]
     first = part.start(jax.random.key(0), D, jnp.float32)
 
-    def step(state, given):
-        mean, key = given
+    def step(state, value):
+        mean, key = value
         gradient = part.projection(state).decode(mean)
         return part.learn(state, gradient, key, mean), None
 
     means = 0.2 * np.random.default_rng(0).normal(size=(3, rounds, part.k)).astype(np.float32)
     keys = jax.random.split(jax.random.key(1), rounds)
-    run = jax.jit(jax.vmap(lambda given: jax.lax.scan(step, first, (given, keys))[0]))
-    found = run(jnp.asarray(means))
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], found) for i in range(3)]
+    run = jax.jit(jax.vmap(lambda argument: jax.lax.scan(step, first, (argument, keys))[0]))
+    result = run(jnp.asarray(means))
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], result) for i in range(3)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -70,10 +70,10 @@ def test_one_gradient_moves_a_sum_by_the_clip_norm_whatever_was_learned(name):
     part = CASES[name]
     clip = clipping.per_agent(C)
     rng = np.random.default_rng(1)
-    given = jnp.asarray(rng.normal(size=(40, D)) * 10.0 ** rng.uniform(-4, 4, (40, 1)), "f")
+    values = jnp.asarray(rng.normal(size=(40, D)) * 10.0 ** rng.uniform(-4, 4, (40, 1)), "f")
     for state in states(name):
         projection = part.projection(state)
-        sent = clip.update(jax.vmap(projection.encode)(given), None)[0]
+        sent = clip.update(jax.vmap(projection.encode)(values), None)[0]
         assert np.linalg.norm(np.asarray(sent, float), axis=1).max() <= C
 
 
@@ -112,10 +112,10 @@ def test_a_run_learns_its_clip_norm_at_the_same_loss():
             design="independent", method=Federated(sketch=sketch), rounds=60, epsilon=1000.0,
             clip_norm=C, step_size=0.1,
         )  # fmt: skip
-        made = plan.make(config, NETWORK)
-        result = run(made, problem, seeds=[0, 1], eval_every=60)
+        training_plan = plan.make(config, NETWORK)
+        result = run(training_plan, problem, seeds=[0, 1], eval_every=60)
         losses.append(result.metrics["test_loss"][-1].mean())
-        epsilons.add(made.guarantee.epsilon)
+        epsilons.add(training_plan.guarantee.epsilon)
     plain = make_config(
         design="independent", method=Federated(), rounds=60, epsilon=1000.0, clip_norm=C
     )
@@ -152,20 +152,20 @@ def test_aligned_frames_let_noise_over_rounds_cancel():
 def test_noise_over_rounds_joins_a_server_and_is_refused_where_its_variance_is_told():
     """Its loss is the strategy's, whatever the frames; benchmarks/_moving.py has the proof."""
     method = Federated(sketch=sketches.Learned(4, probes=1, aligned=True))
-    given = dict(
+    options = dict(
         noise=noise.PrefixSum(bands=2), rounds=8, participation=(2, 4), relation="zero_out_record"
     )
-    made = plan.make(make_config(method=method, **given), NETWORK)
-    whole = plan.make(make_config(**given), NETWORK)
-    assert made.guarantee.epsilon == whole.guarantee.epsilon
-    np.testing.assert_array_equal(made.noise.factor, whole.noise.factor)
-    told = make_config(method=method, **given)
+    training_plan = plan.make(make_config(method=method, **options), NETWORK)
+    complete = plan.make(make_config(**options), NETWORK)
+    assert training_plan.guarantee.epsilon == complete.guarantee.epsilon
+    np.testing.assert_array_equal(training_plan.noise.factor, complete.noise.factor)
+    config = make_config(method=method, **options)
     with pytest.raises(ValueError, match="of noise PrefixSum changes by round"):
-        dataclasses.replace(told, optimizer=UpdateRule("adam").chain(0.1))
+        dataclasses.replace(config, optimizer=UpdateRule("adam").chain(0.1))
 
 
 def test_refusals():
-    for wrong, named in (
+    for invalid, named in (
         (lambda: Scaled(5, RULE), "sketch"),
         (lambda: Scaled(sketches.Learned, RULE), "sketch"),
         (lambda: Scaled(FixedFrame(4), 0.5), "quantile"),
@@ -173,4 +173,4 @@ def test_refusals():
         (lambda: sketches.Learned(4, as_published=True, floor=1.0), "as_published"),
     ):
         with pytest.raises(ValueError, match=named):
-            wrong()
+            invalid()

@@ -23,17 +23,17 @@ def test_best_scales_are_those_of_a_convex_solver():
     spent = cvxpy.sum(cvxpy.multiply(1.5 * STEPS[:-1], cvxpy.inv_pos(nu)))
     problem = cvxpy.Problem(cvxpy.Minimize(noise), [spent <= 0.7])
     problem.solve(solver=cvxpy.CLARABEL)
-    found = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5)
-    assert 2 * WEIGHTS @ found**2 == pytest.approx(problem.value, rel=1e-6)
-    np.testing.assert_allclose(found[1:], nu.value, rtol=1e-3)
-    assert found[0] == 0
+    result = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5)
+    assert 2 * WEIGHTS @ result**2 == pytest.approx(problem.value, rel=1e-6)
+    np.testing.assert_allclose(result[1:], nu.value, rtol=1e-3)
+    assert result[0] == 0
 
     variance = cvxpy.Variable(11, pos=True)
     squares = cvxpy.multiply((1.5 * STEPS[:-1]) ** 2, cvxpy.inv_pos(variance))
     problem = cvxpy.Problem(cvxpy.Minimize(WEIGHTS[1:] @ variance), [cvxpy.sum(squares) <= 0.49])
     problem.solve(solver=cvxpy.CLARABEL)
-    found = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5, "gaussian")
-    assert WEIGHTS @ found**2 == pytest.approx(problem.value, rel=1e-6)
+    result = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5, "gaussian")
+    assert WEIGHTS @ result**2 == pytest.approx(problem.value, rel=1e-6)
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
@@ -45,13 +45,13 @@ def test_best_scales_spend_the_budget_and_nothing_at_it_is_better(noise):
     assert 0.7 * (1 - 1e-11) < spent <= 0.7
     cost = factor * WEIGHTS @ best**2
     # The closed forms of the least noise.
-    shown = STEPS[:-1]
+    display = STEPS[:-1]
     w = WEIGHTS[1:]
     if noise == "laplace":
-        least = 2 * (1.5 / 0.7) ** 2 * (shown ** (2 / 3) * np.cbrt(w)).sum() ** 3
+        minimum = 2 * (1.5 / 0.7) ** 2 * (display ** (2 / 3) * np.cbrt(w)).sum() ** 3
     else:
-        least = (1.5 / 0.7) ** 2 * (shown * np.sqrt(w)).sum() ** 2
-    assert cost == pytest.approx(least, rel=1e-10)
+        minimum = (1.5 / 0.7) ** 2 * (display * np.sqrt(w)).sum() ** 2
+    assert cost == pytest.approx(minimum, rel=1e-10)
     rng = np.random.default_rng(1)
     for _ in range(200):
         other = best * np.exp(rng.normal(0, 0.2, 12))
@@ -61,9 +61,9 @@ def test_best_scales_spend_the_budget_and_nothing_at_it_is_better(noise):
 
 def test_rounds_without_a_step_need_no_noise():
     steps = np.array([0.5, 0.0, 0.25, 0.0], np.float64)
-    found = schedules.best_scales(steps, np.ones(4), 1.0, 1.0)
-    assert (found[[0, 2]] == 0).all() and (found[[1, 3]] > 0).all()
-    assert pure.epsilon(steps, found, 1.0) == pytest.approx(1.0, rel=1e-10)
+    result = schedules.best_scales(steps, np.ones(4), 1.0, 1.0)
+    assert (result[[0, 2]] == 0).all() and (result[[1, 3]] > 0).all()
+    assert pure.epsilon(steps, result, 1.0) == pytest.approx(1.0, rel=1e-10)
     with pytest.raises(ValueError, match="weights"):
         schedules.best_scales(steps, [1.0, 0.0, 1.0, 1.0], 1.0, 1.0)
 
@@ -94,13 +94,13 @@ def test_what_descends_is_the_exact_error_with_the_best_noise(shape, gaussian):
     rows = np.moveaxis(np.eye(2 * N).reshape(-1, N, 2), 0, 1)
     arrays = W, DATA.hessians, e, u, start.basis, start.mask, rows, 0.7, factor
     with double_precision():
-        given = tuple(jnp.asarray(array) for array in arrays)
-        value, slope = schedules._log_error(jnp.asarray(start.point), given, gaussian)
+        argument = tuple(jnp.asarray(array) for array in arrays)
+        value, slope = schedules._log_error(jnp.asarray(start.point), argument, gaussian)
         assert float(value) == pytest.approx(np.log(want.total), abs=1e-9)
         for j in range(8):
             ends = [start.point + sign * 1e-5 * np.eye(8)[j] for sign in (1, -1)]
             up, down = (
-                float(schedules._log_error(jnp.asarray(x), given, gaussian)[0]) for x in ends
+                float(schedules._log_error(jnp.asarray(x), argument, gaussian)[0]) for x in ends
             )
             assert float(slope[j]) == pytest.approx((up - down) / 2e-5, abs=1e-5)
 
@@ -111,8 +111,8 @@ def test_pulses_solve_the_average_problem_between_rounds_of_averaging():
     steps, beta = start.steps(start.point)
     assert (steps > 0).sum() == 2 and steps[-1] == 0
     complete = np.full((N, N), 1 / N)
-    found = schedules.error(complete, DATA.hessians, DATA.linear, steps, beta, np.zeros(60))
-    assert found.bias < 1e-20
+    result = schedules.error(complete, DATA.hessians, DATA.linear, steps, beta, np.zeros(60))
+    assert result.bias < 1e-20
 
 
 @pytest.mark.slow
@@ -130,8 +130,8 @@ def test_the_optimum_beats_geometric_schedules_and_runs_as_predicted(noise):
     assert best.error == best.met[best.shape]
     make = laplace.geometric if noise == "laplace" else schedules.geometric_gaussian
     for gamma, beta, q1, q2 in ((0.001, 1000, 0.97, 0.99), (0.002, 100, 0.9, 0.97)):
-        made = make(1.0, 1.0, gamma, q1, q2, T)
-        plain = schedules.error(*PROBLEM, made.step_sizes, beta, schedules.variances(made))
+        result = make(1.0, 1.0, gamma, q1, q2, T)
+        plain = schedules.error(*PROBLEM, result.step_sizes, beta, schedules.variances(result))
         assert best.error.total < 0.5 * plain.total
     paths = simulated(PROBLEM, schedule, best.beta, 4000, seed=0)[:, -1]
     assert abs(paths.mean() - best.error.total) < 4 * paths.std() / np.sqrt(4000)
@@ -151,7 +151,7 @@ def test_no_shape_is_worse_than_where_it_began():
         rtol=1e-9,
     )
     assert best.met["smooth"].total <= first.total * (1 + 1e-9)
-    assert best.error.total == min(one.total for one in best.met.values())
+    assert best.error.total == min(item.total for item in best.met.values())
 
 
 @pytest.mark.slow
@@ -193,15 +193,15 @@ def test_a_start_that_diverges_is_refused():
     ],
 )
 def test_best_scales_of_far_apart_numbers_spend_the_budget(steps, weights, budget, gap, noise):
-    found = schedules.best_scales(steps, weights, budget, gap, noise)
-    assert np.isfinite(found).all() and (found[1:] > 1e-300).all()
-    spent = (pure.epsilon if noise == "laplace" else pure.mu_of_steps)(steps, found, gap)
+    result = schedules.best_scales(steps, weights, budget, gap, noise)
+    assert np.isfinite(result).all() and (result[1:] > 1e-300).all()
+    spent = (pure.epsilon if noise == "laplace" else pure.mu_of_steps)(steps, result, gap)
     assert budget * (1 - 1e-11) < spent <= budget
     # A tenth of a millionth less noise would not.
-    less = (pure.epsilon if noise == "laplace" else pure.mu_of_steps)(
-        steps, found * (1 - 1e-7), gap
+    reduced = (pure.epsilon if noise == "laplace" else pure.mu_of_steps)(
+        steps, result * (1 - 1e-7), gap
     )
-    assert less > budget
+    assert reduced > budget
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])

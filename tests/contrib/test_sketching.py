@@ -85,8 +85,8 @@ def test_without_forgetting_it_is_marchenko_and_pastur_s_edge():
     for rounds, k in ((1, 1), (100, 9), (25, 100)):
         edge = (np.sqrt(rounds) + np.sqrt(k)) ** 2
         assert sketching.noise_floor(2.0, k, 1.0, rounds) == pytest.approx(2 * edge, rel=1e-6)
-    far = sketching.noise_floor(1.0, 8, 0.9, rounds=2000)
-    assert sketching.noise_floor(1.0, 8, 0.9) == pytest.approx(far, rel=1e-9)
+    distant = sketching.noise_floor(1.0, 8, 0.9, rounds=2000)
+    assert sketching.noise_floor(1.0, 8, 0.9) == pytest.approx(distant, rel=1e-9)
 
 
 def frames(rng, trials, d, k):
@@ -105,11 +105,11 @@ def listened(rng, d, k, rounds, v, energy, trials, rule):
         precision += frame @ frame.swapaxes(1, 2) / v
         total += np.einsum("tdk,tk->td", frame, y) / v
         mean = np.linalg.solve(precision, total[..., None])[..., 0]
-    found = 1 - np.square(g - mean).sum(1) / energy
+    result = 1 - np.square(g - mean).sum(1) / energy
     best = np.linalg.inv(precision) + mean[:, :, None] * mean[:, None, :]
     best = np.linalg.eigh(best)[1][:, :, -k:]
     held = np.square(np.einsum("tdk,td->tk", best, g)).sum(1) / energy
-    return found, held
+    return result, held
 
 
 def average(values):
@@ -128,11 +128,11 @@ def test_frames_that_tile_the_space_find_what_can_be_found(k, rounds):
         columns = (t * k + np.arange(k)) % d
         return np.broadcast_to(np.eye(d)[:, columns], (trials, d, k))
 
-    found, error = average(listened(rng, d, k, rounds, v, energy, trials, tile)[0])
-    assert found == pytest.approx(sketching.findable(energy, v, d, k, rounds), abs=error)
+    result, error = average(listened(rng, d, k, rounds, v, energy, trials, tile)[0])
+    assert result == pytest.approx(sketching.findable(energy, v, d, k, rounds), abs=error)
     # Its twins: noise as in the full dimension, and one that forgets it.
     for twin in (sketching.findable(energy, v, d, d, rounds), min(1.0, k * rounds / d)):
-        assert found != pytest.approx(twin, abs=2 * error)
+        assert result != pytest.approx(twin, abs=2 * error)
 
 
 def test_no_rule_finds_more_and_frames_hold_k_over_d_beside_it():
@@ -158,9 +158,9 @@ def test_no_rule_finds_more_and_frames_hold_k_over_d_beside_it():
     limit = sketching.findable(energy, v, d, k, rounds)
     shares = []
     for rule in (chase, least, fresh):
-        found, held = listened(rng, d, k, rounds, v, energy, trials, rule)
-        shares.append(average(found)[0])
-        assert average(found)[0] < limit + average(found)[1]
+        result, held = listened(rng, d, k, rounds, v, energy, trials, rule)
+        shares.append(average(result)[0])
+        assert average(result)[0] < limit + average(result)[1]
         assert average(held)[0] < limit + k / d + average(held)[1]
         # The best frame has more than the share found: k / d is no slack.
         assert average(held)[0] > limit
@@ -185,9 +185,9 @@ def test_the_mean_of_decoded_sketches_finds_nearly_as_much():
         total += np.einsum("tdk,tk->td", frame, y)
     cosines = np.square(total[:, 0]) / np.square(total).sum(1)
     stated = 1 / (1 + (d - k) / (k * rounds) + d**2 * v / (k * rounds * energy))
-    found, error = average(cosines)
-    assert found == pytest.approx(stated, abs=error + 0.01)
-    assert found < sketching.findable(energy, v, d, k, rounds)
+    result, error = average(cosines)
+    assert result == pytest.approx(stated, abs=error + 0.01)
+    assert result < sketching.findable(energy, v, d, k, rounds)
 
 
 def test_several_directions_are_no_easier():
@@ -206,17 +206,17 @@ def test_several_directions_are_no_easier():
     total = np.zeros((trials, rank * d))
     for t in range(rounds):
         frame = frames(rng, 1, d, k)[0] if t % 2 else np.eye(d)[:, (t * k + np.arange(k)) % d]
-        seen = np.kron(a[t], frame.T)
-        y = truth @ seen.T + np.sqrt(v) * rng.normal(size=(trials, k))
-        precision += seen.T @ seen / v
-        total += y @ seen / v
+        observed = np.kron(a[t], frame.T)
+        y = truth @ observed.T + np.sqrt(v) * rng.normal(size=(trials, k))
+        precision += observed.T @ observed / v
+        total += y @ observed / v
     missed = truth - np.linalg.solve(precision, total[..., None])[..., 0]
     weights = a.T @ a / rounds
     pair = missed.reshape(trials, rank, d)
-    found = 1 - np.einsum("tid,ij,tjd->t", pair, weights, pair) / energy
-    assert average(found)[0] + average(found)[1] < sketching.findable(energy, v, d, k, rounds)
+    result = 1 - np.einsum("tid,ij,tjd->t", pair, weights, pair) / energy
+    assert average(result)[0] + average(result)[1] < sketching.findable(energy, v, d, k, rounds)
     # Each by itself finds more than nothing: the smaller one is what makes the difference.
-    assert average(found)[0] > 0.5 * sketching.findable(energy, v, d, k, rounds)
+    assert average(result)[0] > 0.5 * sketching.findable(energy, v, d, k, rounds)
 
 
 def test_rounds_to_find_turns_findable_round():
@@ -226,8 +226,8 @@ def test_rounds_to_find_turns_findable_round():
             assert sketching.findable(0.5, v, 50, 7, rounds) >= share - 1e-12
             assert rounds == 1 or sketching.findable(0.5, v, 50, 7, rounds - 1) < share
     # d / k times the full dimension's, where noise hides the direction.
-    full = sketching.rounds_to_find(0.5, 0.01, 1.0, 1000, 1000)
-    assert sketching.rounds_to_find(0.5, 0.01, 1.0, 1000, 10) == 100 * full
+    complete = sketching.rounds_to_find(0.5, 0.01, 1.0, 1000, 1000)
+    assert sketching.rounds_to_find(0.5, 0.01, 1.0, 1000, 10) == 100 * complete
 
 
 @pytest.mark.slow
@@ -244,10 +244,10 @@ def test_dome_s_own_loop_finds_no_more():
         state = sketch.start(d, k, keys[1])
 
         def step(state, key):
-            held = jnp.sum(jnp.square(state.frame.T @ g))
+            total = jnp.sum(jnp.square(state.frame.T @ g))
             mask, probe = jax.random.split(key)
             z = jnp.sqrt(jnp.float32(v)) * jax.random.normal(mask, (k,), jnp.float32)
-            return sketch.update(state, state.frame @ (state.frame.T @ g + z), probe), held
+            return sketch.update(state, state.frame @ (state.frame.T @ g + z), probe), total
 
         return jax.lax.scan(step, state, jax.random.split(keys[2], rounds))[1]
 
@@ -261,6 +261,6 @@ def test_dome_s_own_loop_finds_no_more():
 
 
 def test_refusals():
-    for wrong in ((1.0, 3, 1.0), (1.0, 3, 1.1, 5), (0.0, 3, 0.9)):
+    for invalid in ((1.0, 3, 1.0), (1.0, 3, 1.1, 5), (0.0, 3, 0.9)):
         with pytest.raises(ValueError):
-            sketching.noise_floor(*wrong)
+            sketching.noise_floor(*invalid)

@@ -25,10 +25,10 @@ def radius(w, hessians, alpha, beta):
     mixed = np.einsum("ij,jpc->ipc", w, e)
     u = u + beta * (e - mixed)
     e = mixed - alpha * (u + hessians @ e)
-    whole = np.stack([e, u]).reshape(2 * n * p, -1)
+    complete = np.stack([e, u]).reshape(2 * n * p, -1)
     spread = np.kron(np.linalg.svd(np.ones((1, n)))[2][1:].T, np.eye(p))
     basis = np.block([[np.eye(n * p), np.zeros_like(spread)], [np.zeros((n * p, n * p)), spread]])
-    return float(np.abs(np.linalg.eigvals(basis.T @ whole @ basis)).max())
+    return float(np.abs(np.linalg.eigvals(basis.T @ complete @ basis)).max())
 
 
 @pytest.mark.parametrize("w", [RING, RANDOM], ids=["ring", "random"])
@@ -99,19 +99,19 @@ def runs():
     # Nothing is left in between; what settles at the short gain is at the optimum.
     assert ((ratio > 2) | (ratio < 0.5)).all()
     assert (left[1][ratio > 1] > 1).all() and (left[1][:, 1::2] < 1e-6).all()
-    found = {("own", LONG): 0, ("own", SHORT): 1, ("mean", LONG): 2, ("mean", SHORT): 3}
-    return {name: set(np.flatnonzero(ratio[:, at] > 1)) for name, at in found.items()}
+    results = {("own", LONG): 0, ("own", SHORT): 1, ("mean", LONG): 2, ("mean", SHORT): 3}
+    return {name: set(np.flatnonzero(ratio[:, position] > 1)) for name, position in results.items()}
 
 
 def test_least_eigenvalues_tell_which_random_graphs_diverge_under_one_hessian():
     """Gamma beta = 1 on all twelve, and two of them diverge; at half of it none does."""
     h = float(np.linalg.eigvalsh(MEAN[0])[-1])
-    for gain, wanted in ((LONG, {3, 8}), (SHORT, set())):
+    for gain, expected in ((LONG, {3, 8}), (SHORT, set())):
         # W's eigenvalues come from the least, whose margin is the one that fails.
-        told = {i for i, w in enumerate(GRAPHS) if margins(w, h, STEP, gain)[0] <= 0}
-        assert told == runs()["mean", gain] == wanted
-    least = [np.linalg.eigvalsh(w)[0] for w in GRAPHS]
-    assert set(np.argsort(least)[:2]) == {3, 8}
+        reported = {i for i, w in enumerate(GRAPHS) if margins(w, h, STEP, gain)[0] <= 0}
+        assert reported == runs()["mean", gain] == expected
+    minimum = [np.linalg.eigvalsh(w)[0] for w in GRAPHS]
+    assert set(np.argsort(minimum)[:2]) == {3, 8}
 
 
 def least_of_all(w, hessians, gain):
@@ -123,20 +123,22 @@ def least_of_all(w, hessians, gain):
     It is the bracket at z = -1, whose value far left of it is positive definite: where it has an
     eigenvalue below 0, the bracket is singular at a z < -1, and that course grows.
     """
-    one = np.eye(len(w))
-    whole = np.kron(2 * (one + w) - STEP * gain * (one - w), np.eye(2)).reshape(len(w), 2, -1, 2)
+    single = np.eye(len(w))
+    complete = np.kron(2 * (single + w) - STEP * gain * (single - w), np.eye(2)).reshape(
+        len(w), 2, -1, 2
+    )
     for i, hessian in enumerate(hessians):
-        whole[i, :, i] -= 2 * STEP * hessian
-    return np.linalg.eigvalsh(whole.reshape(2 * len(w), -1))[0]
+        complete[i, :, i] -= 2 * STEP * hessian
+    return np.linalg.eigvalsh(complete.reshape(2 * len(w), -1))[0]
 
 
 @pytest.mark.slow
 def test_unequal_hessians_take_their_weight_in_the_mode():
     """The formula at the least and largest Hessian encloses the border; a matrix tells it."""
     ends = np.linalg.eigvalsh(COSTS.hessians)
-    for gain, wanted in ((LONG, {3}), (SHORT, set())):
-        told = {i for i, w in enumerate(GRAPHS) if least_of_all(w, COSTS.hessians, gain) <= 0}
-        assert told == runs()["own", gain] == wanted
+    for gain, expected in ((LONG, {3}), (SHORT, set())):
+        reported = {i for i, w in enumerate(GRAPHS) if least_of_all(w, COSTS.hessians, gain) <= 0}
+        assert reported == runs()["own", gain] == expected
     low, high = (
         {i for i, w in enumerate(GRAPHS) if margins(w, h, STEP, LONG)[0] <= 0}
         for h in (ends.min(), ends.max())
@@ -146,7 +148,7 @@ def test_unequal_hessians_take_their_weight_in_the_mode():
         largest = radius(GRAPHS[i], COSTS.hessians, STEP, LONG)
         assert (largest > 1) == (i == 3)
     # Of other data it is others.
-    for seed, wanted in ((0, {3, 4, 7, 8}), (1, {3})):
+    for seed, expected in ((0, {3, 4, 7, 8}), (1, {3})):
         hessians = fusion.make(agents=100, seed=seed).hessians
-        assert {i for i, w in enumerate(GRAPHS) if least_of_all(w, hessians, LONG) <= 0} == wanted
+        assert {i for i, w in enumerate(GRAPHS) if least_of_all(w, hessians, LONG) <= 0} == expected
         assert all(least_of_all(w, hessians, SHORT) > 0 for w in GRAPHS)

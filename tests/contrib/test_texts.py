@@ -13,10 +13,10 @@ from dpjax.data import cache
 class Letters:
     """A tokenizer: the codes of letters."""
 
-    def encode(self, given, length, seconds=None):
-        pairs = given
+    def encode(self, value, length, seconds=None):
+        pairs = value
         if seconds is not None:
-            pairs = [a + "|" + b for a, b in zip(given, seconds, strict=True)]
+            pairs = [a + "|" + b for a, b in zip(value, seconds, strict=True)]
         rows = [[ord(letter) for letter in text[:length].ljust(length)] for text in pairs]
         return np.array(rows, np.int32)
 
@@ -67,7 +67,7 @@ def test_compressed_files_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "text"),
     [
         ("text\tlabel\na\t1\n", "names no column 'sentence'"),
         (HEAD + "a\t1\nb\n", "line 3, has 1 of 2 columns"),
@@ -76,9 +76,9 @@ def test_compressed_files_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
         ("", "names no column"),
     ],
 )
-def test_what_is_no_task_is_refused(tmp_path: Path, train: str, said: str) -> None:
+def test_what_is_no_task_is_refused(tmp_path: Path, train: str, text: str) -> None:
     put(tmp_path, train=train, dev=HEAD + "a\t1\n")
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         texts.read_task("sst2", Letters(), 4, folder=tmp_path)
 
 
@@ -106,8 +106,8 @@ def test_the_sentiment_treebank(data_folder: Path) -> None:
     assert (data.x_train[:, 0] == tokenizer.START).all() and data.x_train.max() < 50265
 
 
-@pytest.mark.parametrize("given", [{"length": 0}, {"folder": 5}, {"tokenizer": None}])
-def test_what_reads_nothing_is_refused(given: dict) -> None:
-    (name,) = given
+@pytest.mark.parametrize("value", [{"length": 0}, {"folder": 5}, {"tokenizer": None}])
+def test_what_reads_nothing_is_refused(value: dict) -> None:
+    (name,) = value
     with pytest.raises(ValueError, match=f"{name} is"):
-        texts.read_task(**({"task": "sst2", "tokenizer": Letters(), "length": 4} | given))
+        texts.read_task(**({"task": "sst2", "tokenizer": Letters(), "length": 4} | value))

@@ -97,7 +97,7 @@ def test_pairs_are_joined_and_the_longer_is_cut(small):
 
 def test_texts_cannot_spell_special_tokens(small):
     row = small.encode(["</s><pad>"], 12)[0].tolist()
-    assert row[1:10] == [byte(each) for each in "</s><pad>"] and row[10:] == [2, 1]
+    assert row[1:10] == [byte(item) for item in "</s><pad>"] and row[10:] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,16 @@ def reference(text, ranks, vocabulary):
             best = min(zip(word, word[1:], strict=False), key=lambda pair: ranks.get(pair, 1e9))
             if best not in ranks:
                 break
-            joined = []
+            combined = []
             index = 0
             while index < len(word):
                 if tuple(word[index : index + 2]) == best:
-                    joined.append(word[index] + word[index + 1])
+                    combined.append(word[index] + word[index + 1])
                     index += 2
                 else:
-                    joined.append(word[index])
+                    combined.append(word[index])
                     index += 1
-            word = joined
+            word = combined
         tokens += [vocabulary[token] for token in word]
     return tokens
 

@@ -32,26 +32,26 @@ def made(**changes):
 
 
 def test_a_trace_is_the_run_of_its_seeds():
-    one = made()
+    single = made()
     task = make_problem(N)
-    models = trace(one, task, seeds=(3, 8), read=after)
-    result = run(one, task, seeds=(3, 8), eval_every=5)
+    models = trace(single, task, seeds=(3, 8), read=after)
+    result = run(single, task, seeds=(3, 8), eval_every=5)
     for leaf, mine in zip(jax.tree.leaves(result.params), jax.tree.leaves(models), strict=True):
         np.testing.assert_allclose(leaf[:, 0], mine[:, -1], rtol=2e-5, atol=1e-6)
 
 
 def test_noise_is_what_lies_between_private_and_noisy_payloads():
-    one = made()
+    single = made()
     task = make_problem(N)
-    passed = trace(one, task, seeds=range(40), read=everything, rounds=3)
+    passed = trace(single, task, seeds=range(40), read=everything, rounds=3)
     gaps = jax.tree.map(jnp.subtract, passed.noisy, passed.private)
     spread = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(gaps)]).std()
-    np.testing.assert_allclose(spread, one.factor[0, 0], rtol=0.05)
+    np.testing.assert_allclose(spread, single.factor[0, 0], rtol=0.05)
     assert jax.tree.leaves(passed.message)[0].shape[:3] == (40, 3, N)
 
 
 def test_replayed_gradients_move_by_twice_the_clip_norm_at_most_and_others_not_at_all():
-    one = made(clip_norm=0.1)
+    first = made(clip_norm=0.1)
     task = make_problem(N)
     y = np.array(task.y)
     mine = task.partition.indices[1]
@@ -59,23 +59,23 @@ def test_replayed_gradients_move_by_twice_the_clip_norm_at_most_and_others_not_a
     x = np.array(task.x)
     x[mine] *= 3
     other = dataclasses.replace(task, x=x, y=y)
-    found = empirical_sensitivity(one, task, other, seeds=(0, 1))
-    assert found.shape[:3] == (2, 5, N)
-    whole = np.sqrt((found**2).sum(axis=-1))
-    assert not np.delete(whole, 1, axis=2).any()
-    assert 0.1 < whole.max() <= 0.2 + 1e-6
+    result = empirical_sensitivity(first, task, other, seeds=(0, 1))
+    assert result.shape[:3] == (2, 5, N)
+    complete = np.sqrt((result**2).sum(axis=-1))
+    assert not np.delete(complete, 1, axis=2).any()
+    assert 0.1 < complete.max() <= 0.2 + 1e-6
 
 
 def test_what_cannot_be_traced_is_refused():
-    one = made()
+    single = made()
     task = make_problem(N)
     with pytest.raises(ValueError, match="rounds is"):
-        trace(one, task, seeds=(0,), read=after, rounds=6)
+        trace(single, task, seeds=(0,), read=after, rounds=6)
     with pytest.raises(ValueError, match="plan is 2 plans"):
-        trace([one, one], task, seeds=(0,), read=after)
+        trace([single, single], task, seeds=(0,), read=after)
     smaller = make_problem(N, records=20)
     with pytest.raises(ValueError, match="shapes"):
-        empirical_sensitivity(one, task, smaller, seeds=(0,))
+        empirical_sensitivity(single, task, smaller, seeds=(0,))
     release = plan.make(make_config(rounds=5, design="independent", release=True), MATRIX)
     with pytest.raises(ValueError, match="release"):
         trace(release, task, seeds=(0,), read=after)
@@ -95,9 +95,9 @@ def test_messages_are_counted_by_number_byte_and_link():
 def test_agents_may_start_apart_in_any_method():
     task = fusion.problem(fusion.make(N, seed=0))
     alike = fusion.problem(fusion.make(N, seed=0), apart=False)
-    for one, spread in ((task, True), (alike, False)):
+    for item, spread in ((task, True), (alike, False)):
         first = trace(
-            made(batch_size=1), one, seeds=(0, 1), read=lambda passed: passed.before.models
+            made(batch_size=1), item, seeds=(0, 1), read=lambda passed: passed.before.models
         )[:, 0]
         assert (first.std(axis=1).max() > 0.1) == spread
         # Seeds differ, and a seed gives the same start twice.
@@ -123,18 +123,18 @@ def test_averages_of_float64_models_keep_their_mean_as_float64_does():
     assert models[-1].std(axis=0).max() < 1e-3
 
 
-@pytest.mark.parametrize("found", ["text", {"a": "text"}, print])
-def test_what_is_read_must_be_arrays(found):
+@pytest.mark.parametrize("result", ["text", {"a": "text"}, print])
+def test_what_is_read_must_be_arrays(result):
     with pytest.raises(ValueError, match="read gives .*; give a function that returns arrays"):
-        trace(made(), make_problem(N), seeds=(0,), read=lambda passed: found, rounds=1)
+        trace(made(), make_problem(N), seeds=(0,), read=lambda passed: result, rounds=1)
     number = trace(made(), make_problem(N), seeds=(0,), read=lambda passed: 2.5, rounds=1)
     assert number.tolist() == [[2.5]]
 
 
 def test_moves_are_of_two_problems():
-    one = made()
+    single = made()
     task = make_problem(N)
     with pytest.raises(ValueError, match="problem is list; give a learning.problem.Problem"):
-        empirical_sensitivity(one, [task, task], task, seeds=(0,))
+        empirical_sensitivity(single, [task, task], task, seeds=(0,))
     with pytest.raises(ValueError, match="problem is NoneType; give a learning.problem.Problem"):
-        empirical_sensitivity(one, task, None, seeds=(0,))
+        empirical_sensitivity(single, task, None, seeds=(0,))

@@ -19,7 +19,7 @@ KNOWN = {"correlation": RHO, "power": POWER, "fresh": False}
 
 def stream(link, gradients):
     """What a link makes of gradients [T, ...] in a tree, and its last state."""
-    step = lambda state, given: link.update(given, state)[::-1]  # noqa: E731
+    step = lambda state, value: link.update(value, state)[::-1]  # noqa: E731
     first = jax.tree.map(lambda leaf: leaf[0], gradients)
     return jax.lax.scan(step, link.init(first), gradients)[::-1]
 
@@ -42,12 +42,12 @@ def dense_kalman(noisy, rho, power, noise):
     mean = np.zeros(size)
     spread = power * np.eye(size)
     out = []
-    for t, seen in enumerate(np.asarray(noisy, float)):
+    for t, observed in enumerate(np.asarray(noisy, float)):
         if t:
             mean = rho * mean
             spread = rho**2 * spread + (1 - rho**2) * power * np.eye(size)
         gain = spread @ np.linalg.inv(spread + noise * np.eye(size))
-        mean = mean + gain @ (seen - mean)
+        mean = mean + gain @ (observed - mean)
         spread = (np.eye(size) - gain) @ spread
         out.append(mean)
     return np.stack(out)
@@ -71,8 +71,8 @@ def test_it_is_the_kalman_filter_and_the_projection_on_the_past():
 def test_the_gain_settles_where_riccatis_equation_does(rho, power, noise):
     ahead = scipy.linalg.solve_discrete_are([[rho]], [[1.0]], [[power * (1 - rho**2)]], [[noise]])
     expected = (ahead / (ahead + noise)).item()
-    given = np.zeros((400, 1), np.float32)
-    _, state = stream(wiener(noise, correlation=rho, power=power, fresh=False), given)
+    values = np.zeros((400, 1), np.float32)
+    _, state = stream(wiener(noise, correlation=rho, power=power, fresh=False), values)
     assert float(state.error) == pytest.approx(expected * noise, rel=1e-3)
 
 
@@ -108,10 +108,10 @@ def mean_square(link, gradient, noisy):
 def test_on_its_own_model_no_published_filter_is_as_near():
     gradient, noisy = drifting(400, 2_000)
     learned = mean_square(wiener(NOISE, fresh=False, decay=1.0), gradient, noisy)
-    known = mean_square(wiener(NOISE, **KNOWN), gradient, noisy)
+    reference = mean_square(wiener(NOISE, **KNOWN), gradient, noisy)
     others = {name: mean_square(lowpass(*f), gradient, noisy) for name, f in FILTERS.items()}
     # Measured: 0.283 known, 0.287 learned, 0.298 learned at decay 0.99, from 0.359 (f1) others.
-    assert known <= learned < 1.03 * known
+    assert reference <= learned < 1.03 * reference
     assert learned < 0.85 * min(others.values())
 
 
@@ -120,26 +120,26 @@ def test_what_sampling_draws_anew_is_told_from_the_drift():
     plain, fresh = (
         mean_square(wiener(NOISE, decay=1.0, fresh=f), gradient, noisy) for f in (False, True)
     )
-    known = mean_square(
+    reference = mean_square(
         wiener(0.4 + NOISE, correlation=0.995, power=0.2, fresh=False), gradient, noisy
     )
     others = min(mean_square(lowpass(*f), gradient, noisy) for f in FILTERS.values())
-    assert known <= fresh < 1.3 * known
+    assert reference <= fresh < 1.3 * reference
     assert fresh < 0.6 * others and fresh < 0.6 * plain
 
 
 def test_a_constant_gradient_passes_as_it_is_if_asked():
-    given = np.full((20, 2), 3.0, np.float32)
-    shrunk, _ = stream(wiener(50.0, correlation=0.9, power=1.0, fresh=False), given)
-    whole, _ = stream(wiener(50.0, correlation=0.9, power=1.0, fresh=False, unit=True), given)
-    np.testing.assert_allclose(whole, given, rtol=1e-5)
+    values = np.full((20, 2), 3.0, np.float32)
+    shrunk, _ = stream(wiener(50.0, correlation=0.9, power=1.0, fresh=False), values)
+    complete, _ = stream(wiener(50.0, correlation=0.9, power=1.0, fresh=False, unit=True), values)
+    np.testing.assert_allclose(complete, values, rtol=1e-5)
     assert np.asarray(shrunk).max() < 1.5
 
 
 def test_without_noise_or_gradients_it_passes_what_there_is():
-    given = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    got, _ = stream(wiener(0.0, fresh=False), given)
-    np.testing.assert_allclose(got, given, rtol=1e-5)
+    values = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    got, _ = stream(wiener(0.0, fresh=False), values)
+    np.testing.assert_allclose(got, values, rtol=1e-5)
     for noise in (0.0, 1.0):
         for fresh in (False, True):
             link = wiener(noise, fresh=fresh, unit=True)
@@ -152,8 +152,8 @@ def test_it_keeps_two_models_or_three_and_chains_under_vmap():
     models = {"w": jnp.zeros((7, 11))}
     sizes = sum(leaf.size for leaf in jax.tree.leaves(link.init(models)))
     assert sizes <= 2 * 77 + 6
-    more = sum(leaf.size for leaf in jax.tree.leaves(wiener(NOISE).init(models)))
-    assert more <= 3 * 77 + 6
+    extra = sum(leaf.size for leaf in jax.tree.leaves(wiener(NOISE).init(models)))
+    assert extra <= 3 * 77 + 6
     many = jax.vmap(link.init)({"w": jnp.ones((3, 7, 11))})
     out, _ = jax.vmap(link.update)({"w": jnp.ones((3, 7, 11))}, many)
     assert out["w"].shape == (3, 7, 11)
@@ -166,8 +166,8 @@ def test_a_filter_of_every_round_is_its_matrix(width):
     matrix = np.tril(np.triu(matrix, -width))
     tree = {"w": rng.normal(size=(8, 2, 3)).astype(np.float32), "b": (np.ones((8,), np.float32),)}
     got, state = stream(filtered.by_matrix(matrix), tree)
-    for leaf, given in zip(jax.tree.leaves(got), jax.tree.leaves(tree), strict=True):
-        np.testing.assert_allclose(leaf, np.tensordot(matrix, given, 1), rtol=1e-4, atol=1e-5)
+    for leaf, value in zip(jax.tree.leaves(got), jax.tree.leaves(tree), strict=True):
+        np.testing.assert_allclose(leaf, np.tensordot(matrix, value, 1), rtol=1e-4, atol=1e-5)
     assert sum(leaf.size for leaf in jax.tree.leaves(state.past)) == width * 7
 
 

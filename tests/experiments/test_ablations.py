@@ -29,21 +29,21 @@ def script(name="doppler_ablations"):
 def test_runs_that_studies_share_are_run_once_and_others_apart(preset):
     module = script()
     config = module.PRESETS[preset]
-    shown = {study: module.curves(config, study) for study in config.study}
-    every = [cell for curves in shown.values() for cell in curves.values()]
-    cells = set(every)
-    assert len({cell.name for cell in cells}) == len(cells) < len(every)
-    assert not shown["response"]
+    display = {study: module.curves(config, study) for study in config.study}
+    entries = [cell for curves in display.values() for cell in curves.values()]
+    cells = set(entries)
+    assert len({cell.name for cell in cells}) == len(cells) < len(entries)
+    assert not display["response"]
     # The filtered run of SGD is one of five studies.
     plain = module.plain(config)
     for study in ("optimizers", "filters", "clipping", "schedules"):
-        assert plain in shown[study].values(), study
-    assert {cell.clipping for cell in shown["clipping"].values()} == {"flat", "automatic"}
-    assert {cell.per_layer for cell in shown["clipping"].values()} == {False, True}
-    assert all(cell.every for cell in shown["steps"].values())
-    epsilons = {cell.epsilon for cell in shown["finetuning"].values()}
+        assert plain in display[study].values(), study
+    assert {cell.clipping for cell in display["clipping"].values()} == {"flat", "automatic"}
+    assert {cell.per_layer for cell in display["clipping"].values()} == {False, True}
+    assert all(cell.every for cell in display["steps"].values())
+    epsilons = {cell.epsilon for cell in display["finetuning"].values()}
     assert epsilons == set(config.epsilon)
-    budget = {cell.epsilon for cell in shown["filters"].values()}
+    budget = {cell.epsilon for cell in display["filters"].values()}
     assert budget == {config.at_epsilon}
 
 
@@ -55,9 +55,9 @@ def test_every_optimizer_has_as_many_trials():
 def test_what_is_said_follows_from_the_rows_of_the_right_cells():
     module = script()
     config = module.PRESETS["tiny"]
-    shown = {study: module.curves(config, study) for study in config.study}
+    display = {study: module.curves(config, study) for study in config.study}
     frames = {}
-    for cell in {cell for curves in shown.values() for cell in curves.values()}:
+    for cell in {cell for curves in display.values() for cell in curves.values()}:
         rows = []
         steps = config.tried(cell.optimizer) if cell.every else (1.0,)
         for step in steps:
@@ -68,17 +68,17 @@ def test_what_is_said_follows_from_the_rows_of_the_right_cells():
                 jitter = 0.1 * ((seed + len(cell.name)) % 3)
                 own = {**cell.columns, "phase": "every step" if cell.every else "final"}
                 own |= {"seed": seed, "step_size": step, "rounds": 9}
-                for at, part in ((3, 0.5), (9, 1.0)):
+                for position, part in ((3, 0.5), (9, 1.0)):
                     accuracy = (points * part + jitter) / 100
-                    rows.append(own | {"round": at, "test_accuracy": accuracy})
+                    rows.append(own | {"round": position, "test_accuracy": accuracy})
         # Trials are on validation records, and are no part of a verdict.
         rows.append(rows[-1] | {"phase": "tuning", "test_accuracy": 0.99})
         frames[cell] = pandas.DataFrame(rows)
 
     def said(study):
-        chosen = module.chosen(frames, shown[study])
-        assert chosen["points"].max() < 70
-        return {claim.words: claim.verdict for claim in module.judged(config, study, chosen)}
+        selection = module.chosen(frames, display[study])
+        assert selection["points"].max() < 70
+        return {claim.words: claim.verdict for claim in module.judged(config, study, selection)}
 
     assert said("optimizers") == {
         "SGD is better behind a filter at every budget": YES,
@@ -99,17 +99,17 @@ def test_what_is_said_follows_from_the_rows_of_the_right_cells():
 @pytest.mark.parametrize("moves", [None, 2])
 def test_curves_are_tuned_beyond_their_ends_as_moves_says(monkeypatch, moves):
     module = script()
-    asked = []
+    requests = []
 
     def stop(*arguments, **options):
-        asked.append(options["moves"])
+        requests.append(options["moves"])
         raise InterruptedError
 
     monkeypatch.setattr(module.tune, "reported", stop)
     config = dataclasses.replace(module.PRESETS["tiny"], moves=moves)
     with pytest.raises(InterruptedError):
         module.train(config, module.plain(config), SimpleNamespace(run=None), None)
-    assert asked == [moves or 0]
+    assert requests == [moves or 0]
     # A record that was made without the option is as good as before.
     assert module.PRESETS["cpu"].moves is None
     with pytest.raises(ValueError, match="moves is -1"):
@@ -129,23 +129,23 @@ def test_waves_are_kept_as_the_frequency_response_says():
 
 def test_what_is_not_the_papers_is_said(tmp_path):
     module = script()
-    full = module.PRESETS["full"]
+    complete = module.PRESETS["full"]
     cpu = module.PRESETS["cpu"]
-    assert module.remark(full, "filters") == module.remark(full, "models") == ""
-    assert module.remark(full, "finetuning") == module.NOT_THE_PAPERS
+    assert module.remark(complete, "filters") == module.remark(complete, "models") == ""
+    assert module.remark(complete, "finetuning") == module.NOT_THE_PAPERS
     path = tmp_path / "vit.safetensors"
     path.touch()
-    tuned = dataclasses.replace(full, weights=path)
+    tuned = dataclasses.replace(complete, weights=path)
     assert module.remark(tuned, "finetuning") == ""
     assert {cell.pretrained for cell in module.curves(tuned, "finetuning").values()} == {True}
     for study in ("filters", "models", "optimizers"):
         assert module.remark(cpu, study).startswith("Not the paper's setting: ")
-    fewer = dataclasses.replace(full, records=500)
+    fewer = dataclasses.replace(complete, records=500)
     assert "500 records" in module.remark(fewer, "steps")
 
 
 @pytest.mark.parametrize(
-    "options, said",
+    "options, text",
     [
         (("--tuning-seed", "0"), "tuning_seed shares [0]"),
         (("--steps", "1.0", "0.5"), "give three or more"),
@@ -164,12 +164,12 @@ def test_what_is_not_the_papers_is_said(tmp_path):
         (("--weights", "gone.safetensors"), "weights is 'gone.safetensors', where no file is"),
     ],
 )
-def test_bad_options_are_refused(tmp_path, capsys, options, said):
+def test_bad_options_are_refused(tmp_path, capsys, options, text):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), *options]
     with pytest.raises(SystemExit) as stop:
         script().main(arguments)
     streams = capsys.readouterr()
-    assert stop.value.code == 2 and said in " ".join((streams.err + streams.out).split())
+    assert stop.value.code == 2 and text in " ".join((streams.err + streams.out).split())
     assert not list(tmp_path.iterdir())
 
 
@@ -196,17 +196,17 @@ def test_the_guarantee_told_is_of_a_reported_run(monkeypatch):
     recipe = Central(epochs=1, batch_size=10)
     rows = []
     for phase, count in (("tuning", 640), ("final", 710)):
-        (made,) = recipe.plans(UpdateRule(), [0.5], 8.0, count, delta=1e-5)
+        (result,) = recipe.plans(UpdateRule(), [0.5], 8.0, count, delta=1e-5)
         row = {"design": "sgd", "phase": phase, "step_size": 0.5, "test_accuracy": 0.5}
-        row |= {"round": made.config.rounds}
-        rows.append(row | {"guarantee": made.guarantee.to_dict()})
+        row |= {"round": result.config.rounds}
+        rows.append(row | {"guarantee": result.guarantee.to_dict()})
     stated = [Guarantee.from_dict(row["guarantee"]).statement() for row in rows]
     assert [row["round"] for row in rows] == [64, 71] and stated[0] != stated[1]
     monkeypatch.setattr(module, "report", lambda *arguments: None)
-    said = []
-    lab = SimpleNamespace(cell=lambda *_, **__: pandas.DataFrame(rows), say=said.append)
+    messages = []
+    lab = SimpleNamespace(cell=lambda *_, **__: pandas.DataFrame(rows), say=messages.append)
     module.experiment(config, lab)
-    assert stated[1] in said[-1] and stated[0] not in said[-1]
+    assert stated[1] in messages[-1] and stated[0] not in messages[-1]
 
 
 @pytest.mark.slow
@@ -222,14 +222,14 @@ def test_a_study_without_data_is_drawn(tmp_path, capsys):
 def test_a_study_is_run_and_judged(tmp_path, capsys):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--study", "steps"]
     assert script().main([*arguments, "--stepped", "sgd", "--seeds", "0"]) == 0
-    said = capsys.readouterr().out
-    assert f"Fig. 10: the smallest is slow early: {UNTOLD}: one seed" in said
+    output = capsys.readouterr().out
+    assert f"Fig. 10: the smallest is slow early: {UNTOLD}: one seed" in output
     frame = records.read(tmp_path / "doppler_ablations" / "tiny")
     assert set(frame["phase"]) == {"every step"} and set(frame["filter"]) == {"none", "first v1"}
     assert set(frame["step_size"]) == {2.0, 1.0, 0.5} and len(frame) == 2 * 3 * 3
-    stated = [Guarantee.from_dict(one) for one in frame["guarantee"]]
-    assert {one.epsilon for one in stated} == {8.0}
-    counts = {one.delta for one in stated}
+    stated = [Guarantee.from_dict(item) for item in frame["guarantee"]]
+    assert {guarantee.epsilon for guarantee in stated} == {8.0}
+    counts = {value.delta for value in stated}
     assert len(counts) == 1 and counts.pop() == pytest.approx(1438**-1.1, rel=1e-6)
 
 
@@ -248,7 +248,7 @@ def test_tiny_preset(tmp_path, capsys):
     assert "the paper's run" in (folder / "doppler_ablations_finetuning.svg").read_text()
     frame = records.read(folder)
     trained = frame[frame["filter"].notna()]
-    assert {Guarantee.from_dict(one).epsilon for one in trained["guarantee"]} == {8.0}
+    assert {Guarantee.from_dict(item).epsilon for item in trained["guarantee"]} == {8.0}
     assert module.main(arguments) == 0
     again = capsys.readouterr().out
     assert again.count(": read") == len(list(folder.glob("*.jsonl")))
@@ -271,46 +271,46 @@ def test_table_3_is_judged(capsys):
     module = script("glue_doppler")
     config = module.Config(epsilon=(3.0,), uncorrected=True)
     assert set(config.methods) == {"adam", "adam + first v1", module.UNCORRECTED}
-    said = []
-    lab = SimpleNamespace(say=said.append)
+    messages = []
+    lab = SimpleNamespace(say=messages.append)
     ends = {"adam": 90.0, "adam + first v1": 91.0, module.UNCORRECTED: 91.2}
     module.judge(config, lab, pandas.DataFrame(glue_rows(ends)))
-    text = "\n".join(said)
+    text = "\n".join(messages)
     assert module.NOT_THE_PAPERS in text
     assert f"Table 3: it gains over AdamBC at every budget: {YES}" in text
     assert f"Table 3: and less than a point over DPAdam without correction: {YES}" in text
-    said.clear()
+    messages.clear()
     module.judge(dataclasses.replace(config, optimizer="sgd", uncorrected=False), lab, None)
-    assert "not judged" in said[0]
+    assert "not judged" in messages[0]
     with pytest.raises(ValueError, match="uncorrected is True with sgd"):
         dataclasses.replace(config, optimizer="sgd")
 
 
 @pytest.mark.parametrize(
-    "base, said", [(96.3, f"{UNTOLD}: sgd leaves 3.7 points"), (60.0, NO), (89.0, NO)]
+    "base, text", [(96.3, f"{UNTOLD}: sgd leaves 3.7 points"), (60.0, NO), (89.0, NO)]
 )
-def test_points_that_the_base_does_not_leave_cannot_be_gained(base, said):
+def test_points_that_the_base_does_not_leave_cannot_be_gained(base, text):
     module = script("cifar_doppler")
-    told = []
+    messages = []
     rows = [
         {"design": name, "seed": seed, "points": base + lost * (1 + seed / 9)}
         for name, lost in (("sgd", 0.0), ("sgd + first v1", -0.5))
         for seed in (0, 1, 2)
     ]
     frame = pandas.DataFrame(rows)
-    module.compare(module.PRESETS["cpu"], SimpleNamespace(say=told.append), frame)
-    assert len(told) == 1 and told[0].splitlines()[-1].endswith(f" {said}")
+    module.compare(module.PRESETS["cpu"], SimpleNamespace(say=messages.append), frame)
+    assert len(messages) == 1 and messages[0].splitlines()[-1].endswith(f" {text}")
 
 
 def test_uncorrected_adam_keeps_the_noise():
     module = script("glue_doppler")
-    given = np.array([0.5, -0.2], np.float32)
+    values = np.array([0.5, -0.2], np.float32)
 
     def out(rule, noise):
         link = rule(0.1, noise)
-        return jax.jit(link.update)(given, link.init(given))[0]
+        return jax.jit(link.update)(values, link.init(values))[0]
 
     plain = scale_by_adam(0.0)
-    expected = -0.1 * plain.update(given, plain.init(given))[0]
+    expected = -0.1 * plain.update(values, plain.init(values))[0]
     np.testing.assert_allclose(out(module.Uncorrected("adam"), 0.03), expected, rtol=1e-6)
     assert not np.allclose(out(UpdateRule("adam"), 0.03), expected, rtol=1e-2)

@@ -48,7 +48,7 @@ def test_upper_bounds_are_judged():
 
 
 def test_claims_of_several_parts():
-    for parts, whole in (
+    for parts, complete in (
         ((YES, YES), YES),
         ((NO, NO), NO),
         ((YES, NO), NO),
@@ -57,10 +57,10 @@ def test_claims_of_several_parts():
         ((YES, NO, UNTOLD), NO),
         ((UNTOLD,), UNTOLD),
     ):
-        assert claims.joined(*parts) == whole, parts
-    for wrong in ((), ("maybe",)):
+        assert claims.joined(*parts) == complete, parts
+    for invalid in ((), ("maybe",)):
         with pytest.raises(ValueError, match="verdicts"):
-            claims.joined(*wrong)
+            claims.joined(*invalid)
 
 
 def test_parts_say_what_was_not_run_and_claims_join_them():

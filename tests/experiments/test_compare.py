@@ -45,14 +45,14 @@ def test_all_systems_state_one_guarantee_and_a_twin_is_told():
     rows = []
     for name in config.systems:
         setting, steps = module.trials(config, name)[0]
-        (made,) = module.plans(config, setting, 10.0, steps[:1], 60)
+        (result,) = module.plans(config, setting, 10.0, steps[:1], 60)
         trust = module.SYSTEMS[name].trust
         # Plans without noise are the reference alone.
-        assert (made.noise is None) == (trust == "no privacy")
-        stated = {"guarantee": made.guarantee.to_dict(), "trust": trust}
+        assert (result.noise is None) == (trust == "no privacy")
+        stated = {"guarantee": result.guarantee.to_dict(), "trust": trust}
         rows.append({"budget_epsilon": 10.0, **stated})
     assert len(rows) == 13 and module.differing(pandas.DataFrame(rows)) == []
-    for field, value, said in (
+    for field, value, text in (
         ("attacker", "aggregator", "attacker is aggregator, outsider"),
         ("epsilon", 11.0, "to 11 is stated"),
         ("epsilon", 9.0, "9 to 10 is stated"),
@@ -66,14 +66,14 @@ def test_all_systems_state_one_guarantee_and_a_twin_is_told():
                 value if field == "epsilon" else 10.0, value if field == "delta" else 1e-5
             )
             setting, steps = module.trials(config, "independent")[0]
-            (made,) = module.plans(config, setting, budget.epsilon, steps[:1], 60)
-            twin[3]["guarantee"] = made.guarantee.to_dict()
+            (result,) = module.plans(config, setting, budget.epsilon, steps[:1], 60)
+            twin[3]["guarantee"] = result.guarantee.to_dict()
             if field == "delta":
                 other = dataclasses.replace(config, delta=value)
-                (made,) = module.plans(other, setting, 10.0, steps[:1], 60)
-                twin[3]["guarantee"] = made.guarantee.to_dict()
-        found = module.differing(pandas.DataFrame(twin))
-        assert found and said in " ".join(found), found
+                (result,) = module.plans(other, setting, 10.0, steps[:1], 60)
+                twin[3]["guarantee"] = result.guarantee.to_dict()
+        differences = module.differing(pandas.DataFrame(twin))
+        assert differences and text in " ".join(differences), differences
 
 
 def test_what_an_agent_sends_is_counted():
@@ -88,10 +88,10 @@ def test_what_an_agent_sends_is_counted():
     for name, numbers in (("whisper", None), ("server", 5), ("dome", 4)):
         small = dataclasses.replace(config, sketches=(4,))
         setting, steps = module.trials(small, name)[0]
-        (made,) = module.plans(small, setting, 10.0, steps[:1], 60)
-        links = np.count_nonzero(made.mixing - np.diag(np.diag(made.mixing)))
+        (result,) = module.plans(small, setting, 10.0, steps[:1], 60)
+        links = np.count_nonzero(result.mixing - np.diag(np.diag(result.mixing)))
         numbers = 5 * links / 6 if numbers is None else numbers
-        assert module.sent(made, task) == (5, pytest.approx(4 * numbers * 7))
+        assert module.sent(result, task) == (5, pytest.approx(4 * numbers * 7))
 
 
 def rows_of(points, **columns):
@@ -111,13 +111,13 @@ def test_the_choice_is_by_paired_differences_beyond_chance():
         *rows_of([99.0, 99.0, 99.0], system="D-SGD, no noise", trust="no privacy"),
         *rows_of([math.nan, 99.0, 99.0], system="server SGD", trust="secure sum"),
     ]
-    found = {row["trust"]: row for row in module.choices(pandas.DataFrame(rows))}
-    assert set(found) == {"nobody", "secure sum", "any"}
-    assert found["nobody"]["best"] == "MAFALDA" and found["nobody"]["within chance"] == "LDP"
-    assert found["nobody"]["next"] == "gradient tracking"
-    assert found["nobody"]["gap in points"] == pytest.approx(10.1, abs=0.01)
+    results = {row["trust"]: row for row in module.choices(pandas.DataFrame(rows))}
+    assert set(results) == {"nobody", "secure sum", "any"}
+    assert results["nobody"]["best"] == "MAFALDA" and results["nobody"]["within chance"] == "LDP"
+    assert results["nobody"]["next"] == "gradient tracking"
+    assert results["nobody"]["gap in points"] == pytest.approx(10.1, abs=0.01)
     # The reference is nobody's choice.
-    assert found["any"]["best"] in ("DOME", "server SGD")
+    assert results["any"]["best"] in ("DOME", "server SGD")
 
 
 def test_the_outcome_of_sketches_follows_the_records():
@@ -130,14 +130,14 @@ def test_the_outcome_of_sketches_follows_the_records():
         *rows_of([70.5, 70.5, 72.2], design="fixed", k=16),
     ]
     frame = pandas.DataFrame(rows).assign(budget_epsilon=1.0)
-    found = {row["against"]: row for row in module.wins(frame)}
-    count = found[module.TITLES["count"]]
-    adam = found[module.TITLES["adam"]]
+    results = {row["against"]: row for row in module.wins(frame)}
+    count = results[module.TITLES["count"]]
+    adam = results[module.TITLES["adam"]]
     assert count["outcome"] == "wins" and count["gain in points"] == pytest.approx(9.833, abs=1e-3)
     assert adam["outcome"] == "loses" and adam["times the bytes"] == pytest.approx(62.5)
-    assert found[module.TITLES["fixed"]]["outcome"] == (chance := f"{UNTOLD}: within chance")
-    said = module.summary(list(found.values()))
-    assert "against count sketch: wins at epsilon 1 k 16 (+9.8)" in said
+    assert results[module.TITLES["fixed"]]["outcome"] == (chance := f"{UNTOLD}: within chance")
+    table = module.summary(list(results.values()))
+    assert "against count sketch: wins at epsilon 1 k 16 (+9.8)" in table
     # Twins: signs turned, a rival at another k, one that diverged, one seed.
     turned = frame.assign(points=-frame["points"])
     assert [row["outcome"] for row in module.wins(turned)][:2] == ["wins", chance]
@@ -162,26 +162,26 @@ def test_every_sketch_is_tried_as_often():
 def test_public_directions_are_of_public_records_alone():
     module = load_script("dome_benchmark")
     config = dataclasses.replace(module.PRESETS["tiny"], k=(4,))
-    found = module.directions(config, 4)
-    assert found.shape == (31, 4)
-    np.testing.assert_allclose(found.T @ found, np.eye(4), atol=1e-5)
+    directions = module.directions(config, 4)
+    assert directions.shape == (31, 4)
+    np.testing.assert_allclose(directions.T @ directions, np.eye(4), atol=1e-5)
     data = module._records(config)
     assert len(data.public[1]) == config.public and len(data.train[1]) == config.records
-    both = {row.tobytes() for row in data.public[0]} & {row.tobytes() for row in data.train[0]}
-    assert not both
+    overlap = {row.tobytes() for row in data.public[0]} & {row.tobytes() for row in data.train[0]}
+    assert not overlap
     # Private records are in no part of it.
     x, y = data.train
     module._records = lambda config: data._replace(train=(x + 1, y))
     module.directions.cache_clear()
-    np.testing.assert_array_equal(module.directions(config, 4), found)
+    np.testing.assert_array_equal(module.directions(config, 4), directions)
 
 
 @pytest.mark.slow
 def test_a_small_run_stores_equal_guarantees(tmp_path, capsys):
     module = load_script("dome_benchmark")
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), "--quiet"]) == 0
-    said = capsys.readouterr().out
-    assert "DOME against others" in said and "trials of each: 2" in said
+    output = capsys.readouterr().out
+    assert "DOME against others" in output and "trials of each: 2" in output
     frame = records.read(tmp_path / "dome_benchmark" / "tiny")
     final = frame[frame["phase"] == "final"]
     stated = {str(row["epsilon"]) for row in final["guarantee"]}
@@ -200,8 +200,8 @@ def test_stored_records_of_both_say_what_the_page_says():
     tuning = frame[frame["phase"] == "tuning"].groupby(["design", "budget_epsilon"])
     assert {len(rows) for _, rows in tuning} == {2 * 20}
     final = final.assign(points=100 * final["test_accuracy"])
-    at = final[final["budget_epsilon"] == 10]
-    best = {row["trust"]: row["best"] for row in module.choices(at)}
+    subset = final[final["budget_epsilon"] == 10]
+    best = {row["trust"]: row["best"] for row in module.choices(subset)}
     assert best == {
         "nobody": "gradient tracking", "shared seed": "DOPPLER on Whisper",
         "secure sum": "server Adam", "any": "server Adam",
@@ -209,9 +209,9 @@ def test_stored_records_of_both_say_what_the_page_says():
     bench = load_script("dome_benchmark")
     frame = records.read(folder / "dome_benchmark.jsonl.gz", "a9a_*")
     last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]
-    found = bench.wins(last.assign(points=100 * last["test_accuracy"]))
+    result = bench.wins(last.assign(points=100 * last["test_accuracy"]))
     wins = {
-        (row["epsilon"], row["k"]) for row in found
+        (row["epsilon"], row["k"]) for row in result
         if row["against"] == "count sketch" and row["outcome"] == "wins"
     }  # fmt: skip
     assert wins == {(1.0, 16), (3.0, 16), (1.0, 4)}
@@ -226,8 +226,8 @@ def test_noise_over_rounds_leads_where_records_come_seldom_alone(names, nobody):
     assert module.differing(final) == []
     tuning = frame[frame["phase"] == "tuning"].groupby(["design", "budget_epsilon"])
     assert {len(rows) for _, rows in tuning} == {20}
-    at = final[final["budget_epsilon"] == 4].assign(points=100 * final["test_accuracy"])
-    best = {row["trust"]: row["best"] for row in module.choices(at)}
+    level = final[final["budget_epsilon"] == 4].assign(points=100 * final["test_accuracy"])
+    best = {row["trust"]: row["best"] for row in module.choices(level)}
     assert best == {
         "nobody": nobody, "shared seed": "DOPPLER on Whisper", "any": best["secure sum"],
         "secure sum": "server Adam" if nobody == "LDP" else "server SGD",
@@ -245,10 +245,10 @@ def test_on_images_sketches_win_where_the_page_says_and_lose_to_all_numbers(name
     bench = load_script("dome_benchmark")
     frame = records.read(ROOT / "docs" / "records" / "dome_benchmark.jsonl.gz", names)
     last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]
-    found = bench.wins(last.assign(points=100 * last["test_accuracy"]))
-    of = {"wins": set(), "loses": set()}
-    for row in found:
+    result = bench.wins(last.assign(points=100 * last["test_accuracy"]))
+    subject = {"wins": set(), "loses": set()}
+    for row in result:
         rival = {"count sketch": "wins", "DP momentum, all numbers": "loses"}.get(row["against"])
         if rival == row["outcome"]:
-            of[rival].add((row["epsilon"], row["k"]))
-    assert of == {"wins": ahead, "loses": behind}
+            subject[rival].add((row["epsilon"], row["k"]))
+    assert subject == {"wins": ahead, "loses": behind}

@@ -23,8 +23,8 @@ def test_frames_stay_one_by_exact_sums_and_part_by_gossip(script):
 def test_what_float32_cannot_tell_is_printed_as_nothing(script):
     rows = {"graph": ["ring"] * 2, "gossip_steps": [0, 8], "error": [0.43, 0.58]}
     rows |= {"apart_first": [-1.1e-7, 3e-7], "apart": [-9e-8, 0.134], "other": [1, 2]}
-    found = script.shares(pandas.DataFrame(rows))
-    assert found["apart_first"].tolist() == [0, 0] and found["apart_last"].tolist() == [0, 0.134]
+    shares = script.shares(pandas.DataFrame(rows))
+    assert shares["apart_first"].tolist() == [0, 0] and shares["apart_last"].tolist() == [0, 0.134]
 
 
 @pytest.mark.slow
@@ -36,15 +36,15 @@ def test_bytes_are_those_of_links_and_of_the_tree(script):
     x = np.ones((50, 7), np.float32)
     y = np.tile([-1, 1], 25)
     task = script.supervised(script.Linear(), "logistic", (x, y), (x, y), shards)
-    found = {}
+    results = {}
     for system in ("dsgd", "relays", "dome 6"):
         trial = script.Trial("sgd", 1.0, 1.0)
-        (made,) = script.made(config, system, network, [trial], 3)
-        found[system] = script.sent(config, system, network, made, task)
-    entries = found["relays"]["entries"]
-    assert found["dsgd"] == {"entries": entries, "bytes": 4.0 * entries * 10, "hops": 1}
-    assert found["relays"] == {"entries": entries, "bytes": 4.0 * entries * 8, "hops": 4}
-    assert found["dome 6"] == {"entries": 6.0, "bytes": 4.0 * 6 * 8, "hops": 4}
-    for wrong in ("dome", "dome many", "gossip 8"):
+        (result,) = script.made(config, system, network, [trial], 3)
+        results[system] = script.sent(config, system, network, result, task)
+    entries = results["relays"]["entries"]
+    assert results["dsgd"] == {"entries": entries, "bytes": 4.0 * entries * 10, "hops": 1}
+    assert results["relays"] == {"entries": entries, "bytes": 4.0 * entries * 8, "hops": 4}
+    assert results["dome 6"] == {"entries": 6.0, "bytes": 4.0 * 6 * 8, "hops": 4}
+    for invalid in ("dome", "dome many", "gossip 8"):
         with pytest.raises(ValueError, match="systems holds"):
-            script.Config(systems=(wrong,))
+            script.Config(systems=(invalid,))

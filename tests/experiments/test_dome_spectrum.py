@@ -22,12 +22,12 @@ def test_spectra_and_hindsight_are_those_of_the_dense_matrix(script):
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(6, 3)) @ rng.normal(size=(3, 9))
     dense, vectors = np.linalg.eigh(gradients.T @ gradients)
-    found = script.spectrum(gradients)
-    np.testing.assert_allclose(found[:3], dense[::-1][:3], rtol=1e-9)
-    np.testing.assert_allclose(found[3:], 0, atol=1e-9 * found[0])
+    spectrum = script.spectrum(gradients)
+    np.testing.assert_allclose(spectrum[:3], dense[::-1][:3], rtol=1e-9)
+    np.testing.assert_allclose(spectrum[3:], 0, atol=1e-9 * spectrum[0])
     lead = gradients @ vectors[:, -2:]
-    wanted = np.square(lead).sum(1) / np.square(gradients).sum(1)
-    np.testing.assert_allclose(script.hindsight(gradients, 2), wanted, rtol=1e-9)
+    expected = np.square(lead).sum(1) / np.square(gradients).sum(1)
+    np.testing.assert_allclose(script.hindsight(gradients, 2), expected, rtol=1e-9)
     np.testing.assert_allclose(script.hindsight(gradients, 3), 1.0, rtol=1e-9)
 
 
@@ -41,9 +41,9 @@ def test_the_sample_s_gradient_is_of_scaled_records(script):
         leaves = jax.tree.leaves(jax.grad(task.loss)(params, task.x[i], task.y[i]))
         vector = np.concatenate([np.ravel(leaf) for leaf in leaves]).astype(np.float64)
         each.append(vector / (np.linalg.norm(vector) + 0.01))
-    found = jax.jit(script.sampled(config))(params)
-    np.testing.assert_allclose(found, np.mean(each, 0), rtol=2e-3, atol=2e-6)
-    assert jnp.linalg.norm(found) <= 1
+    function = jax.jit(script.sampled(config))(params)
+    np.testing.assert_allclose(function, np.mean(each, 0), rtol=2e-3, atol=2e-6)
+    assert jnp.linalg.norm(function) <= 1
 
 
 @pytest.mark.slow
@@ -63,9 +63,9 @@ def test_noise_in_a_tiny_run_is_lemma_3_1_s(script, tmp_path, capsys):
     assert run.loc["adam"]["noise"] > 20 * run.loc["dome"]["expected"]
     held = frame[frame["kind"] == "round"]["held"].dropna()
     assert len(held) == rounds and held.between(0, 1 + 1e-5).all()
-    known = frame[(frame["kind"] == "frames") & (frame["trained"] == "dome")].iloc[0]
-    assert known["hindsight"] > known["held"] and known["random"] == 8 / entries
-    assert known["findable"] > known["random"] and known["gain"] > 1
+    reference = frame[(frame["kind"] == "frames") & (frame["trained"] == "dome")].iloc[0]
+    assert reference["hindsight"] > reference["held"] and reference["random"] == 8 / entries
+    assert reference["findable"] > reference["random"] and reference["gain"] > 1
     assert len(list((tmp_path / "dome_spectrum" / "tiny").glob("*.svg"))) == 1
 
 
@@ -82,20 +82,20 @@ def test_how_loud_the_gradient_is_in_what_is_sent(script, gain):
     sent = gain * held - 3 * centre + np.sqrt(others) * rng.normal(size=(rounds, k))
     three = np.stack([held, centre, sent], axis=1)
     products = np.einsum("tik,tjk->tij", three, three)
-    found = script.heard(products, 0.02, k, noise, entries)
-    assert found["gain"] == pytest.approx(gain, rel=0.02)
-    assert found["others"] == pytest.approx(others, rel=0.1)
+    result = script.heard(products, 0.02, k, noise, entries)
+    assert result["gain"] == pytest.approx(gain, rel=0.02)
+    assert result["others"] == pytest.approx(others, rel=0.1)
     each = [0.0]
     for t in range(1, rounds):
         each.append(script.sketching.findable(0.02 * gain**2, noise + others, entries, k, t))
-    assert found["findable"] == pytest.approx(k / entries + np.mean(each), rel=0.07)
+    assert result["findable"] == pytest.approx(k / entries + np.mean(each), rel=0.07)
     # Twins: the centre taken for noise, and a gradient taken for as long as it is.
     deaf = np.array([1, 0, 1])
     blind = script.heard(products * np.outer(deaf, deaf), 0.02, k, noise, entries)
     assert blind["others"] > 10 * others
     if gain > 1:
         plain = script.sketching.findable(0.02, noise + others, entries, k, rounds)
-        assert plain < 0.7 * found["findable"]
+        assert plain < 0.7 * result["findable"]
     # Without a centre nothing is taken off.
     bare = np.einsum("tik,tjk->tij", *2 * [three * deaf[:, None]])
     assert np.isfinite(list(script.heard(bare, 0.02, k, noise, entries).values())).all()
@@ -112,20 +112,20 @@ def test_stored_records_say_what_the_page_says(script):
     frame = records.read(PATH.parents[1] / "docs" / "records" / "dome_spectrum.jsonl.gz")
     frames = frame[(frame["kind"] == "frames") & frame["trained"].isin(list(script.CENTRES))]
     keys = ["dataset", "trained", "columns", "budget_epsilon"]
-    held = frames.groupby(keys)[["held", "findable", "random", "hindsight"]].mean()
-    assert (held["hindsight"] > 0.99).all()
+    mean = frames.groupby(keys)[["held", "findable", "random", "hindsight"]].mean()
+    assert (mean["hindsight"] > 0.99).all()
     # Without a centre no frame holds more than could be found; with one, of its own making, some.
-    plain = held.xs("uncentred", level="trained")
+    plain = mean.xs("uncentred", level="trained")
     assert (plain["held"] < plain["findable"]).all()
     for dataset, k, epsilon in (("a9a", 16, 1.0), ("digits", 64, 400.0)):
-        row = held.loc[(dataset, "dome", k, epsilon)]
+        row = mean.loc[(dataset, "dome", k, epsilon)]
         assert row["held"] > 1.5 * row["findable"]
     # On the network hardly anything could be found, with noise and without.
-    network = held.loc[("mnist", "dome", 64)]
+    network = mean.loc[("mnist", "dome", 64)]
     assert (network["findable"] < 0.02).all() and (network["held"] < network["findable"]).all()
     assert (network["held"] > network["random"]).all()
     # All columns are probes: what a random frame holds.
-    few = held.xs(("a9a", 4), level=("dataset", "columns"))
+    few = mean.xs(("a9a", 4), level=("dataset", "columns"))
     assert (few["held"] / few["random"]).between(0.9, 1.1).all()
     run = frame[(frame["kind"] == "run") & (frame["trained"] != "non_private")]
     assert (run["noise"] / run["expected"]).between(0.94, 1.06).all()

@@ -66,8 +66,8 @@ def test_the_step_is_that_of_the_least_mean_loss():
 
 def test_a_bit_is_another_model():
     module = load_script("dome_tcp")
-    one = np.linspace(0, 1, 5, dtype=np.float32)
-    other = one.copy()
+    first = np.linspace(0, 1, 5, dtype=np.float32)
+    other = first.copy()
     other[3] = np.nextafter(other[3], 2)
-    results = [types.SimpleNamespace(params={"w": leaf}) for leaf in (one, one.copy(), other)]
+    results = [types.SimpleNamespace(params={"w": leaf}) for leaf in (first, first.copy(), other)]
     assert module.same_models(*results[:2]) and not module.same_models(*results[1:])

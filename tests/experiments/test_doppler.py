@@ -28,16 +28,16 @@ from tests.support import load_script
 def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
     spectra = load_script("doppler_spectra")
     config = spectra.PRESETS["tiny"]
-    kept = spectra.record(config, "sgd", spectra.learn(config), seed=0)
-    assert kept.gradient.shape == kept.private.shape == (config.rounds, config.coordinates)
-    noise = kept.private - kept.gradient
-    assert np.mean(noise**2) == pytest.approx(kept.variance, rel=0.1)
+    record = spectra.record(config, "sgd", spectra.learn(config), seed=0)
+    assert record.gradient.shape == record.private.shape == (config.rounds, config.coordinates)
+    noise = record.private - record.gradient
+    assert np.mean(noise**2) == pytest.approx(record.variance, rel=0.1)
     lags = spectra.autocovariance(noise, 3)
     assert np.abs(lags[1:]).max() < 0.1 * lags[0]
-    assert kept.accuracy > 0.5
-    every = spectra.streams(kept)
-    unfiltered = np.mean((every["private"] - kept.gradient)[config.skip :] ** 2)
-    filtered = np.mean((every["momentum"] - kept.gradient)[config.skip :] ** 2)
+    assert record.accuracy > 0.5
+    streams = spectra.streams(record)
+    unfiltered = np.mean((streams["private"] - record.gradient)[config.skip :] ** 2)
+    filtered = np.mean((streams["momentum"] - record.gradient)[config.skip :] ** 2)
     assert filtered < 0.5 * unfiltered
 
 
@@ -46,12 +46,12 @@ def test_a_pass_of_fewer_records_has_the_same_gradients():
     spectra = load_script("doppler_spectra")
     tiny = dataclasses.replace(spectra.PRESETS["tiny"], rounds=22)
     task = spectra.learn(tiny)
-    kept = spectra.record(tiny, "sgd", task, seed=0)
+    record = spectra.record(tiny, "sgd", task, seed=0)
     # 128 places, of which each pass takes 24, the last one fewer.
     passes = spectra.record(dataclasses.replace(tiny, capacity=24), "sgd", task, seed=0)
     # Clipped to C less what rounding may add, which depends on the size of a pass.
-    np.testing.assert_allclose(passes.gradient, kept.gradient, atol=1e-4)
-    assert (passes.gradient != kept.gradient).any()
+    np.testing.assert_allclose(passes.gradient, record.gradient, atol=1e-4)
+    assert (passes.gradient != record.gradient).any()
     assert spectra.PRESETS["cpu"].capacity is None
     with pytest.raises(ValueError, match="capacity is 0"):
         dataclasses.replace(tiny, capacity=0)
@@ -91,12 +91,12 @@ def test_the_full_gradient_is_that_of_the_fixed_records_mean_loss():
     x = jnp.asarray(task.x[:96])
     y = jnp.asarray(task.y[:96])
     blocks = x.reshape(3, 32, *x.shape[1:]), y.reshape(3, 32)
-    kept = spectra.record(config, "sgd", task, 0, blocks)
+    record = spectra.record(config, "sgd", task, 0, blocks)
     start = task.init(jax.random.split(jax.random.key(0), 3)[0])
-    whole = jax.flatten_util.ravel_pytree(jax.grad(task.batch_loss)(start, x, y))[0]
-    np.testing.assert_allclose(kept.full[0], whole, rtol=1e-4, atol=1e-6)
+    complete = jax.flatten_util.ravel_pytree(jax.grad(task.batch_loss)(start, x, y))[0]
+    np.testing.assert_allclose(record.full[0], complete, rtol=1e-4, atol=1e-6)
     # What is looked at changes nothing.
-    np.testing.assert_array_equal(kept.private, spectra.record(config, "sgd", task, 0).private)
+    np.testing.assert_array_equal(record.private, spectra.record(config, "sgd", task, 0).private)
 
 
 def test_autocovariance_is_its_definition():
@@ -114,8 +114,8 @@ def test_the_ratio_grows_without_bound_even_where_gradients_do_not_last():
             ratios.append(snr.signal_to_noise(*snr.optimal_fir(padded), padded))
         # By a square root of the taps, at least: (sum c + sqrt(n sum c^2)) / 2.
         assert all(b > 1.5 * a for a, b in zip(ratios, ratios[1:], strict=False))
-        least = (np.sum(c) + np.sqrt(4096 * np.sum(np.square(c)))) / 2
-        assert ratios[-1] == pytest.approx(least, rel=1e-6) and ratios[-1] > 15
+        minimum = (np.sum(c) + np.sqrt(4096 * np.sum(np.square(c)))) / 2
+        assert ratios[-1] == pytest.approx(minimum, rel=1e-6) and ratios[-1] > 15
 
 
 def test_the_ratio_grows_where_the_error_has_turned():
@@ -146,15 +146,15 @@ def test_a_filter_at_every_agent_leaves_the_guarantee_as_it_is():
                 optimizer=UpdateRule(filter=read_filter(name)).chain(0.5),
                 rounds=6,
             )
-            made = plan.make(config, matrix)
-            stated.append((made.guarantee.to_dict(), made.factor.tolist()))
-        assert all(each == stated[0] for each in stated)
+            training_plan = plan.make(config, matrix)
+            stated.append((training_plan.guarantee.to_dict(), training_plan.factor.tolist()))
+        assert all(guarantee == stated[0] for guarantee in stated)
 
 
 @pytest.mark.slow
 def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
     matrix = mixing.metropolis_hastings(graphs.ring(4))
-    both = filtered.solve(
+    pair = filtered.solve(
         filtered.covariance(0.9 ** np.arange(6), 6),
         1.0,
         Participation(6, 2, 3),
@@ -166,23 +166,23 @@ def test_a_strategy_chosen_with_its_filter_runs_as_any_other():
         protect=protect.Protect("zero_out_record", clip_norm=1.0),
         sampler=samplers.Cyclic(2, 3, 10),
         optimizer=optimizers.Chain(
-            lambda step: optax.chain(filtered.by_matrix(both.filter), optax.sgd(step)), 0.5
+            lambda step: optax.chain(filtered.by_matrix(pair.filter), optax.sgd(step)), 0.5
         ),
         rounds=6,
     )
-    made = plan.make(config, matrix, strategy=both.strategy)
-    np.testing.assert_array_equal(made.strategy, both.strategy)
+    training_plan = plan.make(config, matrix, strategy=pair.strategy)
+    np.testing.assert_array_equal(training_plan.strategy, pair.strategy)
     plain = plan.make(config, matrix).guarantee
-    assert made.guarantee.epsilon == plain.epsilon
-    assert made.guarantee.mu == pytest.approx(plain.mu, rel=1e-6)
+    assert training_plan.guarantee.epsilon == plain.epsilon
+    assert training_plan.guarantee.mu == pytest.approx(plain.mu, rel=1e-6)
 
 
 def test_a_link_is_the_filter_then_the_step():
-    given = np.array([4.0, 0.0], np.float32)
+    values = np.array([4.0, 0.0], np.float32)
     plain = UpdateRule()(0.5, 1.0)
-    np.testing.assert_allclose(plain.update(given, plain.init(given))[0], -0.5 * given)
+    np.testing.assert_allclose(plain.update(values, plain.init(values))[0], -0.5 * values)
     link = UpdateRule(filter=read_filter("first v1"))(0.5, 1.0)
-    _, state = link.update(given, link.init(given))
+    _, state = link.update(values, link.init(values))
     second, _ = link.update(np.zeros(2, np.float32), state)
     b, a = FILTERS["first v1"]
     response = b[1] - a[0] * b[0]
@@ -273,7 +273,7 @@ NAMED = [name for name in FILTERS if not re.fullmatch("f[1-6]|sgd", name)]
 
 
 @pytest.mark.parametrize(
-    "name, option, known",
+    "name, option, reference",
     [
         ("cifar_doppler", "filter", ["none", *NAMED, "adaptive", "wiener"]),
         ("cifar_doppler", "rivals", CENTRAL.RIVALS | CENTRAL.FILTERED),
@@ -287,10 +287,10 @@ NAMED = [name for name in FILTERS if not re.fullmatch("f[1-6]|sgd", name)]
         ("doppler_spectra", "trained", ["sgd", *NAMED]),
     ],
 )
-def test_help_names_what_an_option_takes(name, option, known):
+def test_help_names_what_an_option_takes(name, option, reference):
     doc = inspect.getdoc(load_script(name).Config)
     (text,) = re.findall(rf"(?m)^    {option}: ((?:.|\n)*?)(?=^    \w|\Z)", doc)
     text = " ".join(text.split())
     names = set(re.findall("'([^']+)'", text)) - {"f1", "f6"}
-    assert names == set(known)
+    assert names == set(reference)
     assert ("filter" not in option and option != "trained") or "'f1' to 'f6'" in text

@@ -26,24 +26,24 @@ def made(ends, early=None, rounds=20):
     return pandas.DataFrame(rows)
 
 
-def verdicts(found):
-    return {claim.words: claim.verdict for claim in found}
+def verdicts(result):
+    return {claim.words: claim.verdict for claim in result}
 
 
-def numbers(found, words):
-    (claim,) = (claim for claim in found if claim.words == words)
+def numbers(result, words):
+    (claim,) = (claim for claim in result if claim.words == words)
     return claim.parts
 
 
 def test_gains_are_of_the_last_round_and_have_a_standard_error():
     rows = made({"a, no filter": 50.0, "a, f": 54.0}, {"a, no filter": 20.0, "a, f": 10.0})
-    found = ablations.networks(rows, "f", ["a"])
-    (part,) = numbers(found, "every network is better behind a filter")
+    networks = ablations.networks(rows, "f", ["a"])
+    (part,) = numbers(networks, "every network is better behind a filter")
     assert part["gain in points"] == pytest.approx(4.0) and part["seeds"] == 3
     assert part["standard error"] == pytest.approx(0.1)
-    assert verdicts(found) == {"every network is better behind a filter": YES}
-    assert found[0].source == "Fig. 7"
-    text = found[0].text().splitlines()
+    assert verdicts(networks) == {"every network is better behind a filter": YES}
+    assert networks[0].source == "Fig. 7"
+    text = networks[0].text().splitlines()
     assert text[0].endswith(f"behind a filter: {YES}") and text[-1].split()[1] == "4"
 
 
@@ -60,13 +60,15 @@ def test_every_network_is_one_that_none_contradicts():
 def test_optimizers_are_judged_one_by_one_and_by_points():
     ends = {"sgd 1, no filter": 50.0, "sgd 1, f": 54.0, "sgd 8, no filter": 60.0, "sgd 8, f": 61.0}
     ends |= {"adam 1, no filter": 50.0, "adam 1, f": 49.0}
-    found = ablations.optimizers(made(ends), "f", {"SGD": ["sgd 1", "sgd 8"], "Adam": ["adam 1"]})
-    assert verdicts(found) == {
+    optimizers = ablations.optimizers(
+        made(ends), "f", {"SGD": ["sgd 1", "sgd 8"], "Adam": ["adam 1"]}
+    )
+    assert verdicts(optimizers) == {
         "SGD is better behind a filter at every budget": YES,
         "Adam is better behind a filter at every budget": NO,
         "the gain is 3 to 10 points": NO,
     }
-    parts = numbers(found, "the gain is 3 to 10 points")
+    parts = numbers(optimizers, "the gain is 3 to 10 points")
     assert [part["verdict"] for part in parts] == [YES, NO, NO]
 
 
@@ -74,14 +76,14 @@ def test_filters_that_are_as_the_paper_says_and_that_are_not():
     names = ("no filter", "first v1", "first v2", "f1", "f2", "f3", "f4", "f5", "f6", "second")
     as_said = dict(zip(names, (50, 56, 53, 56, 54, 55, 52, 56, 50, 51), strict=True))
     slow = dict.fromkeys(names, 30.0) | {"second": 20.0}
-    found = ablations.filters(made(as_said, slow))
-    assert set(verdicts(found).values()) == {YES} and len(found) == 4
+    filters = ablations.filters(made(as_said, slow))
+    assert set(verdicts(filters).values()) == {YES} and len(filters) == 4
     worse = dict.fromkeys(names, 50.0) | {"no filter": 53.0, "first v1": 49.0, "second": 52.0}
     fast = dict.fromkeys(names, 30.0) | {"second": 32.0}
-    found = verdicts(ablations.filters(made(worse, fast)))
+    filters = verdicts(ablations.filters(made(worse, fast)))
     # Whether two are different, no equal numbers decide.
-    assert found.pop("filters of other coefficients have another accuracy") == UNTOLD
-    assert set(found.values()) == {NO}
+    assert filters.pop("filters of other coefficients have another accuracy") == UNTOLD
+    assert set(filters.values()) == {NO}
     # Without a measurement before the end, nothing is known of the beginning.
     once = verdicts(ablations.filters(made(as_said)))
     assert once["the second order is slower early"] == f"{UNTOLD}: not run"
@@ -118,41 +120,41 @@ def test_steps_have_a_best_inside_or_at_an_end():
 
 
 def test_schedules():
-    for late, soon, said in (
+    for late, soon, text in (
         (58.0, 20.0, (YES, YES)),
         (54.0, 35.0, (NO, NO)),
         (58.0, 35.0, (YES, NO)),
     ):
         rows = made({"constant": 55.0, "cosine": late}, {"constant": 30.0, "cosine": soon})
-        assert tuple(verdicts(ablations.schedules(rows)).values()) == said
+        assert tuple(verdicts(ablations.schedules(rows)).values()) == text
 
 
 def test_finetuning_gains_little_and_less_at_large_budgets():
     places = ["epsilon 1", "epsilon 8"]
 
-    def judged(low, high, given=places):
+    def judged(low, high, value=places):
         ends = {"epsilon 1, no filter": 50.0, "epsilon 1, f": 50.0 + low}
         ends |= {"epsilon 8, no filter": 60.0, "epsilon 8, f": 60.0 + high}
-        return tuple(verdicts(ablations.finetuning(made(ends), "f", given)).values())
+        return tuple(verdicts(ablations.finetuning(made(ends), "f", value)).values())
 
     assert judged(0.5, 0.0) == (YES, YES, YES)
     assert judged(3.0, 5.0) == (YES, NO, NO)
     assert judged(-1.0, -0.5) == (NO, NO, NO)
     # What loses less where budgets are small gains nothing there.
     assert judged(-9.0, -19.0) == (NO, NO, NO)
-    whole = made({"epsilon 1, no filter": 50.0, "epsilon 1, f": 50.5})
-    found = verdicts(ablations.finetuning(whole, "f", places))
-    assert tuple(found.values()) == (YES, YES, f"{UNTOLD}: not run")
+    complete = made({"epsilon 1, no filter": 50.0, "epsilon 1, f": 50.5})
+    result = verdicts(ablations.finetuning(complete, "f", places))
+    assert tuple(result.values()) == (YES, YES, f"{UNTOLD}: not run")
     assert judged(0.5, 0.0, places[:1])[2] == f"{UNTOLD}: one budget"
 
 
 def test_texts_gain_over_one_adam_and_not_over_the_other():
     ends = {"epsilon 3, no filter": 90.0, "epsilon 3, f": 91.0, "epsilon 3, uncorrected": 91.2}
-    found = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
-    assert set(found.values()) == {YES}
+    result = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
+    assert set(result.values()) == {YES}
     del ends["epsilon 3, uncorrected"]
-    found = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
-    assert tuple(found.values()) == (YES, f"{UNTOLD}: not run")
+    result = verdicts(ablations.texts(made(ends), "f", ["epsilon 3"]))
+    assert tuple(result.values()) == (YES, f"{UNTOLD}: not run")
 
 
 def test_one_seed_tells_nothing():
@@ -168,7 +170,7 @@ def test_waves():
         {"series": "flat", "slow": 1.0, "fast": 0.9, "drift": 1e-2},
         {"series": "high", "slow": 0.1, "fast": 0.9, "drift": 0.0},
     ]
-    passed, kept = ablations.waves(pandas.DataFrame(rows))
+    passed, selection = ablations.waves(pandas.DataFrame(rows))
     assert [part["verdict"] for part in passed.parts] == [YES, NO, NO]
-    assert [part["verdict"] for part in kept.parts] == [YES, NO, YES]
-    assert passed.verdict == kept.verdict == NO
+    assert [part["verdict"] for part in selection.parts] == [YES, NO, YES]
+    assert passed.verdict == selection.verdict == NO

@@ -82,8 +82,8 @@ def test_an_example_runs_twice_in_one_folder(name, tmp_path, monkeypatch, capsys
         monkeypatch.setattr(module, "CLIENTS", 4)
     for _ in range(2):
         module.main(**SMALL[name])
-        said = capsys.readouterr()
-        assert said.out or (name == "sweep" and "points done" in said.err)
+        output = capsys.readouterr()
+        assert output.out or (name == "sweep" and "points done" in output.err)
 
 
 def saved(folder, design, relation="replace_agent", rounds=6, **changes):
@@ -167,15 +167,15 @@ def test_the_loop_s_noise_is_the_file_s(design, tmp_path):
             drawn[t, i] = site.noise()
     flat = drawn.reshape(36, size)
     inverse = np.linalg.inv(held.get("strategy", np.eye(6)))
-    wanted = np.kron(inverse @ inverse.T, held["factor"] @ held["factor"].T)
-    scale = np.sqrt(np.outer(np.diag(wanted), np.diag(wanted)))
-    error = np.abs(flat @ flat.T / size - wanted) / scale
+    expected = np.kron(inverse @ inverse.T, held["factor"] @ held["factor"].T)
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    error = np.abs(flat @ flat.T / size - expected) / scale
     assert error.max() < 0.04
     # Half again as much noise, or no correlation over rounds, would be seen.
-    assert (np.abs(wanted - 1.5 * wanted) / scale).max() > 0.04
+    assert (np.abs(expected - 1.5 * expected) / scale).max() > 0.04
     if "strategy" in held:
         fresh = np.kron(np.eye(6), held["factor"] @ held["factor"].T)
-        assert (np.abs(fresh - wanted) / scale).max() > 0.1
+        assert (np.abs(fresh - expected) / scale).max() > 0.1
 
 
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
@@ -189,12 +189,12 @@ def test_what_the_loop_clips_is_what_the_relation_moves(relation, tmp_path):
     largest = 0.0
     for _ in range(50):
         site.noise = other.noise = lambda: 0.0
-        far = 1e3 * rng.normal(size=4)
+        distance = 1e3 * rng.normal(size=4)
         if relation == "replace_agent":
-            site.x = np.tile(far, (40, 1))
-            other.x = np.tile(-far, (40, 1))
+            site.x = np.tile(distance, (40, 1))
+            other.x = np.tile(-distance, (40, 1))
         else:
-            site.x[3], other.x[3] = far, -far  # Record 3 is in round 0: 3 mod 3.
+            site.x[3], other.x[3] = distance, -distance  # Record 3 is in round 0: 3 mod 3.
         moved = np.linalg.norm(site.message() - other.message()) / site.step_size * divisor
         largest = max(largest, moved)
     # 2 C, and C is 1.
@@ -221,7 +221,7 @@ def test_the_loop_stops_when_the_budget_is_spent(tmp_path):
         sites[0].message()
     # No round repeats another's noise.
     drawn = [module.normals(sites[0].design, 0, 5, t, 3) for t in range(6)]
-    assert len({tuple(one) for one in drawn}) == 6
+    assert len({tuple(item) for item in drawn}) == 6
 
 
 def test_own_design_example_is_short_and_lies_between(capsys):
@@ -229,7 +229,7 @@ def test_own_design_example_is_short_and_lies_between(capsys):
     result = example("own_design").main(rounds=60)
     loss = dict(
         zip(
-            [each.config.label for each in result.plans],
+            [item.config.label for item in result.plans],
             result.metrics["test_loss"][-1].mean(0),
             strict=True,
         )
@@ -258,23 +258,23 @@ def test_the_own_loop_page_states_a_total_over_an_unplanned_departure(
     page = (ROOT / "docs" / "own_loop.md").read_text().partition("## A site leaves")[2]
     (code, *_) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
     config = make_config(design="independent", epsilon=6.0, rounds=20)
-    given = {
+    options = {
         "dp": dp,
         "config": config,
         "W": mixing.metropolis_hastings(graphs.complete(6)),
         "names": SIX,
     }
-    exec(code, given)
+    exec(code, options)
     assert "A total of mu = " in capsys.readouterr().out
-    assert given["stated"].epsilon == 10.0 and given["stated"].rounds == 50
+    assert options["stated"].epsilon == 10.0 and options["stated"].rounds == 50
     with np.load("second.npz") as file:
         assert file["labels"].tolist() == [name for name in SIX if name != "Nice"]
         # The total, and the phase's own beside it.
         text = " ".join(str(file["how_to_use"]).split())
         assert float(file["epsilon"]) == 10.0 and file["rounds"] == 30 and file["phase"] == 2
-    own = given["second"].guarantee.epsilon
-    assert own == pytest.approx(given["left"].epsilon)
-    assert f"This is phase 2. Its own rounds cost epsilon = {up(own)} at delta" in text
+    epsilon = options["second"].guarantee.epsilon
+    assert epsilon == pytest.approx(options["left"].epsilon)
+    assert f"This is phase 2. Its own rounds cost epsilon = {up(epsilon)} at delta" in text
     assert "the total of all phases, epsilon = 10" in text and "at most 30 rounds" in text
     assert "Sites start from the models with which phase 1 ended" in text and "zeros" not in text
     with np.load("first.npz") as file:
@@ -299,8 +299,8 @@ def test_own_method_example_is_short_and_pushes_on_a_directed_graph(tmp_path, mo
 
         class Leak(module.Push):
             def emit(self, ctx, public_state):
-                made = super().emit(ctx, public_state)
-                return made._replace(public=(made.public, made.private))
+                outcome = super().emit(ctx, public_state)
+                return outcome._replace(public=(outcome.public, outcome.private))
 
             def send(self, ctx, public_state, emission, noisy):
                 return super().send(

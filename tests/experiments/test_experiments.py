@@ -92,7 +92,7 @@ def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
     )
     steps = module.PRESETS["cpu"].steps
     assert [dealt for _, dealt in tuned] == [steps[::2], steps[1::2]]
-    for options, said in (
+    for options, text in (
         (["--tuning-seed", "0"], "tuning_seed shares [0]"),
         (["--steps", "1.0", "--rivals", "muon"], "steps is (1.0,), muon_steps is (0.02, 0.01);"),
         (
@@ -108,7 +108,7 @@ def test_every_method_of_the_image_experiment_has_as_many_trials(capsys):
         with pytest.raises(SystemExit):
             module.main(["--preset", "tiny", *options])
         streams = capsys.readouterr()
-        assert said in " ".join((streams.err + streams.out).split())
+        assert text in " ".join((streams.err + streams.out).split())
 
 
 def test_lists_of_step_sizes_that_no_method_uses_may_have_any_length():
@@ -120,8 +120,8 @@ def test_lists_of_step_sizes_that_no_method_uses_may_have_any_length():
         {"optimizer": "muon", "muon_steps": (0.02,)},
         {"optimizer": "galore", "rivals": ("muon",), "steps": ()},
     ):
-        made = dataclasses.replace(tiny, **options)
-        counts = {sum(len(s) for _, s in made.trials(name)) for name in made.methods}
+        result = dataclasses.replace(tiny, **options)
+        counts = {sum(len(s) for _, s in result.trials(name)) for name in result.methods}
         assert len(counts) == 1, options
     for options in (
         {"optimizer": "adam", "moment_steps": (1e-3,), "rivals": ("momentum",)},
@@ -136,8 +136,8 @@ def test_the_image_experiment_says_where_it_is_not_the_papers():
     gpu = module.PRESETS["gpu"]
     assert gpu.remark == module.PRESETS["full"].remark == ""
     assert module.PRESETS["paper_cifar"].remark == module.PRESETS["paper_cifar100"].remark == ""
-    said = module.PRESETS["tiny"].remark
-    assert said == "Not the paper's setting: digits, mlp, 2 epochs."
+    remark = module.PRESETS["tiny"].remark
+    assert remark == "Not the paper's setting: digits, mlp, 2 epochs."
     for options, word in (
         ({"dataset": "cifar10_small"}, "cifar10_small"),
         ({"records": 5000}, "5,000 records"),
@@ -155,8 +155,8 @@ def test_the_text_experiment_says_that_it_is_not_the_papers(tmp_path, capsys, da
     module = load_script("glue_doppler")
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--quiet", "--frozen", "words"]
     assert module.main(arguments) == 0
-    said = capsys.readouterr().out
-    assert module.NOT_THE_PAPERS in said
+    output = capsys.readouterr().out
+    assert module.NOT_THE_PAPERS in output
     (figure,) = (tmp_path / "glue_doppler" / "tiny").glob("*.svg")
     assert "the paper's run" in figure.read_text()
     frame = records.read(cells(tmp_path, "glue_doppler"))
@@ -175,7 +175,7 @@ def test_the_image_experiment_runs_every_method(tmp_path, capsys):
     assert module.main([*tiny, *rivals, "--output", str(tmp_path / "sgd")]) == 0
     frame = records.read(tmp_path / "sgd")
     assert set(frame["design"]) == {"sgd", "sgd + adaptive", "sgd + 0.5,0.5;", *module.RIVALS}
-    losses = {str(Guarantee.from_dict(one).epsilon) for one in frame["guarantee"]}
+    losses = {str(Guarantee.from_dict(item).epsilon) for item in frame["guarantee"]}
     assert losses == {"8.0"}
     for optimizer in ("adam", "galore", "muon", "nesterov"):
         options = ["--optimizer", optimizer, "--output", str(tmp_path / optimizer), "--per-layer"]
@@ -210,10 +210,10 @@ def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
     small = dict(clips=(0.3, 1.0), steps=(0.1, 0.3), rounds=8, seeds=2)
     module.main(tmp_path, epsilons=(3.0, 30.0), **small)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
-    made = module.main(tmp_path, epsilons=(3.0, 30.0), **small)
-    assert [path.name for path in made] == ["independent.svg", "whisper_horizon.svg"]
-    assert "<!-- clip norm 0.3 -->" in made[0].read_text()
-    assert "epsilon = 3 and 30" in made[1].read_text()
+    result = module.main(tmp_path, epsilons=(3.0, 30.0), **small)
+    assert [path.name for path in result] == ["independent.svg", "whisper_horizon.svg"]
+    assert "<!-- clip norm 0.3 -->" in result[0].read_text()
+    assert "epsilon = 3 and 30" in result[1].read_text()
     assert {path: path.read_bytes() for path in before} == before
     frame = records.read(tmp_path / "final")
     assert len(frame) == 2 * 2 * 2 * 2 and set(frame["seed"]) == {0, 1}
@@ -222,4 +222,4 @@ def test_the_sweep_is_drawn_and_carries_on(tmp_path, monkeypatch):
     assert set(frame["step_size"]) <= {0.1, 0.3}
     # All points are there: nothing is run.
     monkeypatch.setattr("dpjax.commands.sweep.run", None)
-    assert module.main(tmp_path, epsilons=(3.0, 30.0), **small) == made
+    assert module.main(tmp_path, epsilons=(3.0, 30.0), **small) == result

@@ -28,11 +28,11 @@ def given(module, *specs):
 
 
 def test_a_file_s_network_has_the_file_s_name(module, file):
-    found = module.networks(given(module, "florentine", file, "ring:4"))
-    assert list(found) == ["florentine", "peertube", "ring:4"]
-    np.testing.assert_array_equal(found["peertube"], np.full((3, 3), 1 / 3))
-    wanted = mixing.uniform_neighbors(graphs.from_edgelist(file))
-    np.testing.assert_array_equal(found["peertube"], wanted)
+    networks = module.networks(given(module, "florentine", file, "ring:4"))
+    assert list(networks) == ["florentine", "peertube", "ring:4"]
+    np.testing.assert_array_equal(networks["peertube"], np.full((3, 3), 1 / 3))
+    expected = mixing.uniform_neighbors(graphs.from_edgelist(file))
+    np.testing.assert_array_equal(networks["peertube"], expected)
 
 
 def test_what_is_no_network_is_refused_before_any_work(module, file, tmp_path, capsys):
@@ -40,12 +40,12 @@ def test_what_is_no_network_is_refused_before_any_work(module, file, tmp_path, c
     own = tmp_path / "florentine.txt"
     apart.write_text("a b\nc d\n")
     own.write_text("a b\n")
-    for specs, told in (
+    for specs, reported in (
         ((tmp_path / "none.txt",), "none.txt'?: graph is .*give an edge-list file"),
         ((apart,), "apart.txt'?: .*is not connected"),
         (("florentine", own), "another network 'florentine'; rename the file"),
     ):
-        with pytest.raises(ValueError, match=f"graphs holds .*{told}"):
+        with pytest.raises(ValueError, match=f"graphs holds .*{reported}"):
             module.networks(given(module, *specs))
     arguments = ["--preset", "tiny", "--output", str(tmp_path / "out"), "--quiet"]
     assert module.main([*arguments, "--graphs", str(apart)]) == 2

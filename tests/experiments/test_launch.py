@@ -28,13 +28,13 @@ PRESETS = {"tiny": Config(), "cpu": Config(rounds=50, names=("a", "b"))}
 
 
 def collect(argv):
-    seen = []
+    observed = []
 
     def body(config, lab):
         """Do the work."""
-        seen.append((config, lab))
+        observed.append((config, lab))
 
-    return launch.main("trial", PRESETS, body, argv), seen
+    return launch.main("trial", PRESETS, body, argv), observed
 
 
 def test_preset_sets_defaults_and_options_override(tmp_path):
@@ -49,8 +49,8 @@ def test_preset_sets_defaults_and_options_override(tmp_path):
 
 
 def test_unknown_preset_and_value_errors_are_one_line(capsys):
-    code, seen = collect(["--preset", "huge"])
-    assert code == 2 and not seen
+    code, observed = collect(["--preset", "huge"])
+    assert code == 2 and not observed
     assert "preset is 'huge'; choose one of tiny, cpu" in capsys.readouterr().err
 
 
@@ -87,28 +87,28 @@ def test_cells_are_run_once_and_tied_to_their_config(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         ({"rounds": 0}, "rounds is 0; give a whole number of at least 1"),
         ({"rounds": 2.5}, "rounds is 2.5"),
         ({"names": ("a", "b", "a")}, "names is .*, with an entry twice"),
     ],
 )
-def test_options_that_are_no_numbers_or_come_twice_are_refused(options, said):
+def test_options_that_are_no_numbers_or_come_twice_are_refused(options, text):
     launch.check(Config())
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         launch.check(Config(**options))
 
 
 def test_paths_are_of_files_that_are_there(tmp_path):
-    made = dataclasses.make_dataclass("Fine", ["weights"])
+    kind = dataclasses.make_dataclass("Fine", ["weights"])
     path = tmp_path / "vit.safetensors"
     for missing in (path, tmp_path):
         with pytest.raises(ValueError, match=f"weights is '{missing}', where no file is; give"):
-            launch.check(made(missing))
+            launch.check(kind(missing))
     path.touch()
-    launch.check(made(path))
-    launch.check(made(None))
+    launch.check(kind(path))
+    launch.check(kind(None))
 
 
 @pytest.mark.parametrize("options", [[], ["--no-resume"]])
@@ -135,47 +135,47 @@ def test_figures_of_longer_presets_stand_beside_those_of_two_cores(tmp_path):
 
 @pytest.mark.parametrize("value", [(0.5, 0.0), (0.5, float("nan")), (1.5,), ("a",)])
 def test_entries_are_checked_one_by_one(value):
-    made = dataclasses.make_dataclass("Shares", [("validation", tuple[float, ...])])
-    launch.check(made((0.5, 0.25)))
+    kind = dataclasses.make_dataclass("Shares", [("validation", tuple[float, ...])])
+    launch.check(kind((0.5, 0.25)))
     with pytest.raises(ValueError, match="validation is"):
-        launch.check(made(value))
+        launch.check(kind(value))
 
 
 def test_numbers_are_checked_by_type_and_name():
-    made = dataclasses.make_dataclass(
+    kind = dataclasses.make_dataclass(
         "Numbers",
         [("agents", int), ("records", int), ("seeds", tuple[int, ...]), ("probability", float)],
     )
     for fine in ((2, 0, (0, 1), 1.0), (1, 5, (3,), 0.1)):
-        launch.check(made(*fine))
-    launch.check(made(0, 0, (0,), 1.0), {"agents": 0})
-    launch.check(made(1, 0, (), -1.0), empty=("seeds",), free=("probability",))
-    for wrong, said in (
+        launch.check(kind(*fine))
+    launch.check(kind(0, 0, (0,), 1.0), {"agents": 0})
+    launch.check(kind(1, 0, (), -1.0), empty=("seeds",), free=("probability",))
+    for invalid, text in (
         ((0, 0, (0,), 1.0), "agents is 0; give a whole number of at least 1"),
         ((1, -1, (0,), 1.0), "records is -1"),
         ((1, 0, (-1,), 1.0), "seeds is -1"),
         ((1, 0, (0,), 1.5), "probability is 1.5; give one of at most 1"),
         ((1, 0, (0,), 0.0), "probability is 0"),
     ):
-        with pytest.raises(ValueError, match=said):
-            launch.check(made(*wrong))
+        with pytest.raises(ValueError, match=text):
+            launch.check(kind(*invalid))
     names = dataclasses.make_dataclass("Names", [("systems", tuple[str, ...])])
     with pytest.raises(ValueError, match="systems holds 'b'; choose from a"):
         launch.check(names(("b",)), known={"systems": ("a",)})
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "text"),
     [
         ("tuning_seed", 1, r"tuning_seed shares \[1\] with seeds"),
         ("tuning_seeds", (5, 0, 1), r"tuning_seeds share \[0, 1\] with seeds"),
     ],
 )
-def test_seeds_of_tuning_are_not_reported(name, value, said):
-    made = dataclasses.make_dataclass("Seeded", ["seeds", name])
-    launch.check(made((0, 1), (7,) if isinstance(value, tuple) else 7))
-    with pytest.raises(ValueError, match=said):
-        launch.check(made((0, 1), value))
+def test_seeds_of_tuning_are_not_reported(name, value, text):
+    kind = dataclasses.make_dataclass("Seeded", ["seeds", name])
+    launch.check(kind((0, 1), (7,) if isinstance(value, tuple) else 7))
+    with pytest.raises(ValueError, match=text):
+        launch.check(kind((0, 1), value))
 
 
 def test_records_stay_good_when_an_option_joins_that_they_were_not_given(tmp_path):
@@ -203,8 +203,8 @@ def test_cells_of_another_commit_are_read_with_a_word(tmp_path, monkeypatch, cap
 
 
 def test_a_cell_stores_its_own_place_of_a_sweep():
-    kept = launch.stored(PRESETS["cpu"], "names", name="a", rounds=7)
-    assert kept == {"rounds": 7, "name": "a"}
+    selection = launch.stored(PRESETS["cpu"], "names", name="a", rounds=7)
+    assert selection == {"rounds": 7, "name": "a"}
     with pytest.raises(ValueError, match="listed holds 'colours'"):
         launch.stored(PRESETS["cpu"], "colours")
     assert launch.file_name("a + b (first v1)_") == "a_b_first_v1"
@@ -219,17 +219,17 @@ def test_what_must_hold_an_entry_is_refused_without() -> None:
 
 
 def test_options_that_go_with_another_have_an_entry_for_each_of_its_own() -> None:
-    made = dataclasses.make_dataclass("Config", ["epsilon", "gamma", "q1"])
+    kind = dataclasses.make_dataclass("Config", ["epsilon", "gamma", "q1"])
     each = {"epsilon": ("gamma", "q1")}
-    launch.check(made((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
+    launch.check(kind((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
     with pytest.raises(ValueError, match="gamma is .*, with an entry twice"):
-        launch.check(made((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)))
+        launch.check(kind((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)))
     with pytest.raises(ValueError, match="epsilon is .*, with an entry twice"):
-        launch.check(made((1.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
+        launch.check(kind((1.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
     for q1 in ((0.9,), (0.9, 0.8, 0.7)):
-        said = f"q1 has {len(q1)} entries and epsilon 2; give one for each of epsilon"
-        with pytest.raises(ValueError, match=said):
-            launch.check(made((10.0, 1.0), (0.5, 0.5), q1), each=each)
+        text = f"q1 has {len(q1)} entries and epsilon 2; give one for each of epsilon"
+        with pytest.raises(ValueError, match=text):
+            launch.check(kind((10.0, 1.0), (0.5, 0.5), q1), each=each)
 
 
 def test_estimates_are_printed_for_every_run_and_nothing_is_kept(
@@ -243,8 +243,10 @@ def test_estimates_are_printed_for_every_run_and_nothing_is_kept(
         """Do the work."""
 
         def compute(folder):
-            made = plan.make(make_config(rounds=8), network)
-            first = lab.run(made, small, seeds=[0], eval_every=3, checkpoint=folder / "first")
+            training_plan = plan.make(make_config(rounds=8), network)
+            first = lab.run(
+                training_plan, small, seeds=[0], eval_every=3, checkpoint=folder / "first"
+            )
             assert first.rounds.tolist() == [3, 6, 8]
             step = float(first.metrics["test_loss"][-1].mean())
             later = plan.make(make_config(rounds=6, step_size=step), network)

@@ -35,8 +35,8 @@ FIGURES = {
 
 
 def looks_of(names):
-    known = plots.LOOKS | looks.LOOKS | looks.titled(names)
-    return {name: known[name] for name in names}
+    reference = plots.LOOKS | looks.LOOKS | looks.titled(names)
+    return {name: reference[name] for name in names}
 
 
 def test_the_palette_is_the_package_s():
@@ -48,16 +48,18 @@ def test_the_palette_is_the_package_s():
 
 @pytest.mark.parametrize("figure", FIGURES)
 def test_no_two_series_of_a_figure_look_alike(figure):
-    found = looks_of(FIGURES[figure])
-    for (one, a), (other, b) in itertools.combinations(found.items(), 2):
-        assert a.marker != b.marker, f"{one} and {other} have one marker"
-        assert (a.color, str(a.line)) != (b.color, str(b.line)), f"{one} and {other}"
+    result = looks_of(FIGURES[figure])
+    for (item, a), (other, b) in itertools.combinations(result.items(), 2):
+        assert a.marker != b.marker, f"{item} and {other} have one marker"
+        assert (a.color, str(a.line)) != (b.color, str(b.line)), f"{item} and {other}"
 
 
 def test_a_filter_decides_the_look_of_an_optimizer():
-    found = looks.titled(["sgd", "sgd + first v1", "adam", "adam + first v1", "0.1;-0.9"])
-    assert [look.label for look in found.values()] == [
+    result = looks.titled(["sgd", "sgd + first v1", "adam", "adam + first v1", "0.1;-0.9"])
+    assert [look.label for look in result.values()] == [
         "SGD", "SGD + first v1", "AdamBC", "AdamBC + first v1",
     ]  # fmt: skip
-    assert found["sgd + first v1"][1:] == found["adam + first v1"][1:] == looks.look("first v1")[1:]
+    assert (
+        result["sgd + first v1"][1:] == result["adam + first v1"][1:] == looks.look("first v1")[1:]
+    )
     assert looks.look("dome", "k = 8", ":", "P") == ("k = 8", "#AA4499", "P", ":")

@@ -15,12 +15,12 @@ K = 3
 def frames(rounds, d, k, step, seed=0):
     """Frames [T, d, k] that turn at random, each a basis of its own."""
     rng = np.random.default_rng(seed)
-    now = rng.normal(size=(d, k))
-    found = []
+    current = rng.normal(size=(d, k))
+    results = []
     for _ in range(rounds):
-        now = np.linalg.qr(now + step * rng.normal(size=(d, k)))[0]
-        found.append(now @ np.linalg.qr(rng.normal(size=(k, k)))[0])
-    return np.stack(found)
+        current = np.linalg.qr(current + step * rng.normal(size=(d, k)))[0]
+        results.append(current @ np.linalg.qr(rng.normal(size=(k, k)))[0])
+    return np.stack(results)
 
 
 def banded(rounds, *entries):
@@ -34,25 +34,25 @@ STRATEGIES = {
 }
 
 
-def drawn(strategy, given, draws, trials, rng):
+def drawn(strategy, value, draws, trials, rng):
     """Decoded noise [trials, T, d], round by round as the module says it, by hand."""
     inverse = np.linalg.inv(strategy)
     turned = [np.eye(K)]
-    for before, now in zip(given[:-1], given[1:], strict=True):
-        u, _, v = np.linalg.svd((before @ turned[-1]).T @ now)
+    for before, current in zip(value[:-1], value[1:], strict=True):
+        u, _, v = np.linalg.svd((before @ turned[-1]).T @ current)
         turned.append((u @ v).T)
     z = rng.normal(size=(trials, T, K))
     w = rng.normal(size=(trials, T, D))
     out = np.zeros((trials, T, D))
     for t in range(T):
         for r in range(t + 1):
-            one = {
+            single = {
                 "coordinates": lambda r=r: z[:, r],
                 "aligned": lambda t=t, r=r: z[:, r] @ turned[t].T,
-                "frame": lambda t=t, r=r: z[:, r] @ given[r].T @ given[t],
-                "ambient": lambda t=t, r=r: w[:, r] @ given[t],
+                "frame": lambda t=t, r=r: z[:, r] @ value[r].T @ value[t],
+                "ambient": lambda t=t, r=r: w[:, r] @ value[t],
             }[draws]()
-            out[:, t] += inverse[t, r] * one @ given[t].T
+            out[:, t] += inverse[t, r] * single @ value[t].T
     return out
 
 
@@ -60,48 +60,48 @@ def drawn(strategy, given, draws, trials, rng):
 @pytest.mark.parametrize("draws", moving.DRAWS)
 def test_the_running_sum_s_covariance_is_that_of_draws(draws):
     """In every direction and round, and not at 1.5 times it."""
-    given = frames(T, D, K, 0.3)
+    argument = frames(T, D, K, 0.3)
     trials = 20_000
     for name, strategy in STRATEGIES.items():
-        sums = drawn(strategy, given, draws, trials, np.random.default_rng(1)).cumsum(axis=1)
-        stated = moving.running(strategy, given, draws)
+        sums = drawn(strategy, argument, draws, trials, np.random.default_rng(1)).cumsum(axis=1)
+        stated = moving.running(strategy, argument, draws)
         for t in (1, T - 1):
-            found = sums[:, t].T @ sums[:, t] / trials
+            result = sums[:, t].T @ sums[:, t] / trials
             error = 5 * np.trace(stated[t]) / np.sqrt(trials)
-            assert np.linalg.norm(found - stated[t]) < error, name
-            assert np.linalg.norm(found - 1.5 * stated[t]) > error, name
+            assert np.linalg.norm(result - stated[t]) < error, name
+            assert np.linalg.norm(result - 1.5 * stated[t]) > error, name
 
 
-def whitened(strategy, given, moves, draws):
+def whitened(strategy, value, moves, draws):
     """The Gaussian loss from the covariance of all that is released, [T k, T k]."""
     inverse = np.linalg.inv(strategy)
     sent = []
-    for t in range(len(given)):
+    for t in range(len(value)):
         if draws == "ambient":
-            sent.append(np.hstack([inverse[t, r] * given[t].T for r in range(len(given))]))
+            sent.append(np.hstack([inverse[t, r] * value[t].T for r in range(len(value))]))
         else:
             sent.append(
-                np.hstack([inverse[t, r] * given[t].T @ given[r] for r in range(len(given))])
+                np.hstack([inverse[t, r] * value[t].T @ value[r] for r in range(len(value))])
             )
     joint = np.vstack(sent)
     vector = moves.ravel()
     return np.sqrt(vector @ np.linalg.solve(joint @ joint.T, vector))
 
 
-def worst(strategy, given, members, draws, seed=0):
+def worst(strategy, value, members, draws, seed=0):
     """The largest loss found over unit moves in the rounds of a participation."""
-    rng, (rounds, _, k) = np.random.default_rng(seed), given.shape
+    rng, (rounds, _, k) = np.random.default_rng(seed), value.shape
     # The loss is a quadratic form of the moves: its matrix from unit moves, then ascent by round.
     units = np.zeros((rounds * k, rounds, k))
     places = [t * k + i for t in members for i in range(k)]
     for place in places:
         units[place, place // k, place % k] = 1
-    single = {place: moving.loss(strategy, given, units[place], draws) ** 2 for place in places}
+    single = {place: moving.loss(strategy, value, units[place], draws) ** 2 for place in places}
     form = np.zeros((len(places), len(places)))
     for i, p in enumerate(places):
         for j, q in enumerate(places[:i]):
-            both = moving.loss(strategy, given, units[p] + units[q], draws) ** 2
-            form[i, j] = form[j, i] = (both - single[p] - single[q]) / 2
+            pair = moving.loss(strategy, value, units[p] + units[q], draws) ** 2
+            form[i, j] = form[j, i] = (pair - single[p] - single[q]) / 2
         form[i, i] = single[p]
     best = 0.0
     for _ in range(3):
@@ -121,16 +121,16 @@ def sensitivity(strategy, members):
 
 
 def test_losses_are_those_of_all_that_is_released():
-    given = frames(T, D, K, 0.5)
+    argument = frames(T, D, K, 0.5)
     moves = np.random.default_rng(2).normal(size=(T, K))
     for strategy in STRATEGIES.values():
         for draws in ("frame", "ambient"):
-            stated = moving.loss(strategy, given, moves, draws)
-            assert stated == pytest.approx(whitened(strategy, given, moves, draws), rel=1e-8)
-        turned = np.einsum("tij,ti->tj", moving.turns(given), moves)
+            stated = moving.loss(strategy, argument, moves, draws)
+            assert stated == pytest.approx(whitened(strategy, argument, moves, draws), rel=1e-8)
+        turned = np.einsum("tij,ti->tj", moving.turns(argument), moves)
         for draws, vectors in (("coordinates", moves), ("aligned", turned)):
             plain = np.linalg.norm(strategy @ vectors)
-            assert moving.loss(strategy, given, moves, draws) == pytest.approx(plain, rel=1e-9)
+            assert moving.loss(strategy, argument, moves, draws) == pytest.approx(plain, rel=1e-9)
 
 
 def away_and_back(angle, k=1):
@@ -145,15 +145,15 @@ def away_and_back(angle, k=1):
 def test_three_ways_keep_the_strategy_s_guarantee(draws):
     """Whatever the frames, for every participation tried."""
     cases = [frames(T, D, K, step, seed) for step in (0.1, 1.0) for seed in (0, 1)]
-    for given in cases:
+    for case in cases:
         for strategy in (STRATEGIES["bands"], STRATEGIES["prefix sums"]):
             for members in ((0,), (0, 2), (0, 2, 4)):
                 bound = sensitivity(strategy, members)
-                assert worst(strategy, given, members, draws) <= bound * (1 + 1e-9)
+                assert worst(strategy, case, members, draws) <= bound * (1 + 1e-9)
     strategy = banded(3, 1.0, 0.5)
     for angle in (0.3, 1.0, np.pi / 2):
-        given = away_and_back(angle)
-        assert worst(strategy, given, (0, 2), draws) <= sensitivity(strategy, (0, 2)) * (1 + 1e-9)
+        case = away_and_back(angle)
+        assert worst(strategy, case, (0, 2), draws) <= sensitivity(strategy, (0, 2)) * (1 + 1e-9)
 
 
 @pytest.mark.mutant
@@ -164,9 +164,9 @@ def test_noise_drawn_in_frames_alone_loses_more():
         bound = sensitivity(strategy, (0, 2))
         # The third column has no row below it: a unit's last round moves nothing later.
         assert bound == pytest.approx(np.sqrt(2 + entry**2))
-        found = worst(strategy, away_and_back(np.pi / 2), (0, 2), "frame")
-        assert found == pytest.approx(np.sqrt(1 + (1 + entry**2) ** 2))
-        assert found / bound == pytest.approx(factor, rel=5e-3)
+        result = worst(strategy, away_and_back(np.pi / 2), (0, 2), "frame")
+        assert result == pytest.approx(np.sqrt(1 + (1 + entry**2) ** 2))
+        assert result / bound == pytest.approx(factor, rel=5e-3)
         assert worst(strategy, away_and_back(0.0), (0, 2), "frame") == pytest.approx(bound)
 
 
@@ -175,35 +175,35 @@ def test_aligned_noise_cancels_where_coordinates_do_not():
     strategy = STRATEGIES["taken back"]
     still = np.eye(D)[:, :K]
     rng = np.random.default_rng(5)
-    given = np.stack([still @ np.linalg.qr(rng.normal(size=(K, K)))[0] for _ in range(T)])
+    values = np.stack([still @ np.linalg.qr(rng.normal(size=(K, K)))[0] for _ in range(T)])
 
-    def left(given, draws):
-        return np.trace(moving.running(strategy, given, draws)[-1])
+    def left(value, draws):
+        return np.trace(moving.running(strategy, value, draws)[-1])
 
     for draws in ("aligned", "frame", "ambient"):
-        assert left(given, draws) == pytest.approx(K)
-    assert left(given, "coordinates") > 3 * K
+        assert left(values, draws) == pytest.approx(K)
+    assert left(values, "coordinates") > 3 * K
     turning = frames(T, D, K, 0.2, seed=3)
     cosines = [
         np.linalg.svd(a.T @ b, compute_uv=False)
         for a, b in zip(turning[:-1], turning[1:], strict=True)
     ]
-    one = K + sum(2 * (1 - c).sum() for c in cosines)
+    first = K + sum(2 * (1 - c).sum() for c in cosines)
     other = K + sum(2 * (1 - c**2).sum() for c in cosines)
-    assert left(turning, "aligned") == pytest.approx(one)
-    assert left(turning, "ambient") == pytest.approx(other) and one < other
+    assert left(turning, "aligned") == pytest.approx(first)
+    assert left(turning, "ambient") == pytest.approx(other) and first < other
     # No other rotations do better than Procrustes'.
     for seed in range(3):
         other_turns = [np.linalg.qr(np.random.default_rng(seed).normal(size=(K, K)))[0]] * T
         tried = np.stack([s @ q for s, q in zip(turning, other_turns, strict=True)])
-        assert left(tried, "coordinates") >= one
+        assert left(tried, "coordinates") >= first
 
 
 def test_what_runs_online_is_the_same_rotation():
-    given = frames(T, D, K, 0.4)
-    stated = np.einsum("tdi,tij->tdj", given, moving.turns(given))
-    before = jnp.asarray(given[0], jnp.float32)
-    for columns, expected in zip(given, stated, strict=True):
+    argument = frames(T, D, K, 0.4)
+    stated = np.einsum("tdi,tij->tdj", argument, moving.turns(argument))
+    before = jnp.asarray(argument[0], jnp.float32)
+    for columns, expected in zip(argument, stated, strict=True):
         before = sketch.aligned(jnp.asarray(columns, jnp.float32), before)
         assert before.dtype == jnp.float32
         np.testing.assert_allclose(before, expected, atol=1e-5)

@@ -16,8 +16,8 @@ def module():
     return load_script("pndp_accounting")
 
 
-def run(module, folder, *more):
-    arguments = ["--preset", "tiny", "--output", str(folder), "--quiet", *more]
+def run(module, folder, *extra):
+    arguments = ["--preset", "tiny", "--output", str(folder), "--quiet", *extra]
     assert module.main(arguments) == 0
     return folder / "pndp_accounting" / "tiny"
 
@@ -35,21 +35,21 @@ def test_tiny_preset(module, tmp_path, capsys):
     assert again.count(": read") == 4 and [path.read_bytes() for path in paths] == before
     frame = records.read(folder)
     assert (frame["min"] <= frame["mean"] * (1 + 1e-12)).all()
-    by = frame.pivot(
+    table = frame.pivot(
         index=["graph", "mixing", "scope", "distance"], columns="algorithm", values="mean"
     )
-    assert (by["view"] <= by["any"] * (1 + 1e-9)).all()
-    assert (by["squared"] <= by["plain"] * (1 + 1e-9)).all()
-    np.testing.assert_allclose(by["any"], 4, rtol=1e-8)
+    assert (table["view"] <= table["any"] * (1 + 1e-9)).all()
+    assert (table["squared"] <= table["plain"] * (1 + 1e-9)).all()
+    np.testing.assert_allclose(table["any"], 4, rtol=1e-8)
     ratio = frame[frame["algorithm"] == "plain"].set_index(
         ["graph", "mixing", "scope", "distance"]
     )["ratio_of_means"]
-    np.testing.assert_allclose(ratio, (by["plain"] / by["view"]).loc[ratio.index], rtol=1e-9)
+    np.testing.assert_allclose(ratio, (table["plain"] / table["view"]).loc[ratio.index], rtol=1e-9)
 
 
 def test_the_paper_s_numbers_on_the_florentine_families(module, tmp_path):
-    more = ["--graphs", "florentine", "--mixing", "uniform", "--rounds", "10", "--attackers", "1"]
-    frame = records.read(run(module, tmp_path, *more))
+    extras = ["--graphs", "florentine", "--mixing", "uniform", "--rounds", "10", "--attackers", "1"]
+    frame = records.read(run(module, tmp_path, *extras))
     mine = frame[frame["scope"] == "attacker 0"].set_index(["algorithm", "distance"])
     exact = [mine.loc[("view", str(d)), "uncapped"] for d in range(1, 5)]
     np.testing.assert_allclose(exact, [10.9, 0.45, 0.15, 0.049], rtol=0.02)
@@ -64,10 +64,10 @@ def test_the_paper_s_numbers_on_the_florentine_families(module, tmp_path):
 @pytest.mark.slow
 def test_the_scale_is_alpha_over_two_sigma_squared(module, tmp_path):
     common = ["--graphs", "ring:6", "--mixing", "uniform"]
-    one = records.read(run(module, tmp_path / "one", *common))
-    two = records.read(run(module, tmp_path / "two", *common, "--alpha", "3", "--sigma", "2"))
-    np.testing.assert_allclose(two["mean"], one["mean"] * 1.5 / 4, rtol=1e-12)
-    np.testing.assert_allclose(two["ratio_of_means"], one["ratio_of_means"], rtol=1e-12)
+    frame = records.read(run(module, tmp_path / "one", *common))
+    second = records.read(run(module, tmp_path / "two", *common, "--alpha", "3", "--sigma", "2"))
+    np.testing.assert_allclose(second["mean"], frame["mean"] * 1.5 / 4, rtol=1e-12)
+    np.testing.assert_allclose(second["ratio_of_means"], frame["ratio_of_means"], rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -77,8 +77,8 @@ def test_a_missing_network_is_passed_over_and_a_given_one_is_named(
     monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "own.txt").write_text("0 1\n1 2\n2 3\n")
-    more = ["--graphs", "facebook_ego", "--mixing", "uniform"]
-    folder = run(module, tmp_path / "a", *more, "--peertube", str(tmp_path / "own.txt"))
+    extras = ["--graphs", "facebook_ego", "--mixing", "uniform"]
+    folder = run(module, tmp_path / "a", *extras, "--peertube", str(tmp_path / "own.txt"))
     text = capsys.readouterr().out
     assert "facebook_ego: passed over: graph is 'facebook_ego': facebook_ego.edgelist" in text
     assert set(records.read(folder)["graph"]) == {"peertube"}
@@ -97,11 +97,20 @@ def test_the_sparse_graph_is_that_of_the_authors_code(module):
 
 @pytest.mark.slow
 def test_the_numbers_on_the_authors_random_graph(module, tmp_path):
-    more = ["--graphs", module.SPARSE, "--mixing", "uniform", "--rounds", "10", "--attackers", "1"]
-    frame = records.read(run(module, tmp_path, *more))
+    extras = [
+        "--graphs",
+        module.SPARSE,
+        "--mixing",
+        "uniform",
+        "--rounds",
+        "10",
+        "--attackers",
+        "1",
+    ]
+    frame = records.read(run(module, tmp_path, *extras))
     plain = frame[(frame["scope"] == "attacker 0") & (frame["algorithm"] == "plain")]
-    found = plain.set_index("distance")["ratio_of_means"].loc[list("12345")]
-    np.testing.assert_allclose(found, [1.016, 16.67, 184.8, 1438, 9671], rtol=1e-3)
+    result = plain.set_index("distance")["ratio_of_means"].loc[list("12345")]
+    np.testing.assert_allclose(result, [1.016, 16.67, 184.8, 1438, 9671], rtol=1e-3)
 
 
 def test_bad_configs_are_refused(module, capsys):

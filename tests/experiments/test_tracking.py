@@ -21,7 +21,7 @@ SWEEPS = ("gaps", "methods", "border", "networks")
 
 @pytest.mark.parametrize("name", ["tracking_fusion", "tracking_leakage"])
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         (["--gamma", "0.1", "0.2"], "gamma has 2 entries and epsilon 1; give one for each"),
         (["--q1", "0.99"], "q1 is 0.99 and q2 0.99; give q1 < q2"),
@@ -29,10 +29,10 @@ SWEEPS = ("gaps", "methods", "border", "networks")
         (["--beta", "-1"], "beta is -1"),
     ],
 )
-def test_options_of_a_budget_are_refused_before_any_work(tmp_path, capsys, name, options, said):
+def test_options_of_a_budget_are_refused_before_any_work(tmp_path, capsys, name, options, text):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), *options]
     assert load_script(name).main(arguments) == 2
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -49,19 +49,19 @@ def test_decays_of_images_are_checked_too(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     [
         (["--sizes", "4", "100"], "sizes holds 100, a batch of 8 each, and there are 200 records"),
         (["--agents", "26", "--parts", "spread"], "agents holds 26, a batch of 8 each"),
     ],
 )
 def test_agents_without_a_batch_are_refused_before_any_work(
-    tmp_path, capsys, monkeypatch, options, said
+    tmp_path, capsys, monkeypatch, options, text
 ):
     module = load_script("tracking_mnist")
     monkeypatch.setattr(module.launch.Lab, "run", None)
     assert module.main(["--preset", "tiny", "--output", str(tmp_path), *options]) == 2
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
@@ -83,14 +83,14 @@ def test_the_spread_of_gradients_is_that_of_a_plain_loop(tmp_path, capsys):
         )])
         for shard in task.partition.indices
     ]  # fmt: skip
-    apart = [np.abs(one - other).sum() for one, other in itertools.combinations(each, 2)]
-    found = rows["agents"]
-    assert found["records"] == 50
-    np.testing.assert_allclose(found[["apart", "least", "largest"]].astype(float), [
-        np.mean(apart), np.min(apart), np.max(apart)
+    differences = [np.abs(item - other).sum() for item, other in itertools.combinations(each, 2)]
+    result = rows["agents"]
+    assert result["records"] == 50
+    np.testing.assert_allclose(result[["apart", "least", "largest"]].astype(float), [
+        np.mean(differences), np.min(differences), np.max(differences)
     ], rtol=1e-4)  # fmt: skip
     # A batch has fewer records than an agent, and is farther from another.
-    assert rows["batches"]["least"] > found["largest"]
+    assert rows["batches"]["least"] > result["largest"]
     assert "batches" in capsys.readouterr().out
     # Of the sweeps nothing decides it, and it decides nothing of theirs.
     assert module.main([*arguments, "--gaps", "0.5", "--rounds", "20"]) == 0
@@ -127,7 +127,7 @@ def read_again(tmp_path, capsys, name, *options):
 @pytest.mark.slow
 def test_tables_of_fusion_say_what_epsilon_is_of(tmp_path, capsys):
     lines = read_again(tmp_path, capsys, "tracking_fusion")
-    assumed, smooth = (next(i for i, x in enumerate(lines) if said in x) for said in (
+    assumed, smooth = (next(i for i, x in enumerate(lines) if name in x) for name in (
         "at most 1 apart in L1 at every model", "for PP-DOAGT and Diff-TV-AB also"
     ))  # fmt: skip
     heads = [i for i, line in enumerate(lines) if "algorithm" in line.split()]
@@ -148,18 +148,18 @@ def test_records_of_leakage_are_read_as_stored(tmp_path, capsys):
 
 
 def test_quadrature_of_a_normal_number_behind_laplace_noise():
-    told = load_script("tracking_leakage").told
+    reported = load_script("tracking_leakage").told
     rng = np.random.default_rng(0)
     for spread, scale in ((4.0, 1.0), (1.0, 1.0), (30.0, 60.0)):
         private = spread * rng.standard_normal((4000, 1))
-        seen = private + rng.laplace(scale=scale, size=(4000, 1))
-        value = mutual_information(private, seen)
-        assert abs(told(spread, scale) - value) < 0.04
-        assert abs(told(spread, 1.5 * scale) - value) > 0.04
+        observed = private + rng.laplace(scale=scale, size=(4000, 1))
+        value = mutual_information(private, observed)
+        assert abs(reported(spread, scale) - value) < 0.04
+        assert abs(reported(spread, 1.5 * scale) - value) > 0.04
     # Far above the noise it is the difference of entropies, far below it goes with the square.
-    apart = np.log(1000 * np.sqrt(2 * np.pi * np.e)) - np.log(2 * np.e)
-    assert told(1000.0, 1.0) == pytest.approx(apart, abs=1e-4)
-    assert told(0.02, 1.0) / told(0.01, 1.0) == pytest.approx(4, rel=0.05)
+    difference = np.log(1000 * np.sqrt(2 * np.pi * np.e)) - np.log(2 * np.e)
+    assert reported(1000.0, 1.0) == pytest.approx(difference, abs=1e-4)
+    assert reported(0.02, 1.0) / reported(0.01, 1.0) == pytest.approx(4, rel=0.05)
 
 
 def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth():
@@ -171,8 +171,8 @@ def test_no_spread_gives_the_values_of_the_paper_at_one_and_a_tenth():
     rows = {row["epsilon"]: row for row in module.first_rounds(module.PRESETS["cpu"])}
     noise = {epsilon: row["noise"] for epsilon, row in rows.items()}
     assert noise == pytest.approx({10.0: 4.95, 1.0: 49.5, 0.1: 141.43}, rel=1e-4)
-    wanted = (rows[1.0]["paper"] - rows[0.1]["paper"]) * leakage.normaliser(5000, 3, "jittered")
-    assert wanted > 1.3 * np.log(noise[0.1] / noise[1.0])
+    expected = (rows[1.0]["paper"] - rows[0.1]["paper"]) * leakage.normaliser(5000, 3, "jittered")
+    assert expected > 1.3 * np.log(noise[0.1] / noise[1.0])
 
 
 @pytest.mark.slow
@@ -181,11 +181,11 @@ def test_whoever_sees_all_links_solves_for_the_gradient_of_correlated_randomness
     config = dataclasses.replace(module.PRESETS["tiny"], until=4, rounds=10, trials=5)
     views = module.correlated(config)
     assert views["insiders"].guess is None
-    private, seen, guess = views["outsider"]
+    private, observed, guess = views["outsider"]
     np.testing.assert_allclose(guess[:, 4:], private[:, 4:], rtol=1e-5)
     assert (np.abs(guess[:, :4] / private[:, :4] - 1) > 1e-4).all()
     # The tracker alone is something else.
-    tracker = (seen[..., 1] / config.step)[:, 4:9]
+    tracker = (observed[..., 1] / config.step)[:, 4:9]
     assert (np.abs(tracker / private[:, 4:9] - 1) > 1e-4).all()
 
 

@@ -44,21 +44,21 @@ def found():
 def test_the_best_trial_is_run_as_it_would_be_alone():
     best = found()
     scores = {
-        (one.name, step): score
-        for one, result in best.tuning
-        for step, score in zip(one.steps, result.metrics["test_accuracy"][-1, 0], strict=True)
+        (item.name, step): score
+        for item, result in best.tuning
+        for step, score in zip(item.steps, result.metrics["test_accuracy"][-1, 0], strict=True)
     }
     assert len(scores) == 4 and len(set(scores.values())) > 1
     assert max(scores, key=scores.get) == (best.trial.name, best.step_size)
     assert best.trial.name == "long"
-    alone = run(plans(4, (best.step_size,), 56), problems()[1], seeds=(0, 1), eval_every=7)
-    for name, values in alone.metrics.items():
+    single = run(plans(4, (best.step_size,), 56), problems()[1], seeds=(0, 1), eval_every=7)
+    for name, values in single.metrics.items():
         np.testing.assert_array_equal(best.final.metrics[name], values)
 
 
 @pytest.mark.slow
 def test_rows_hold_every_trial_and_every_measurement_of_the_best():
-    rows = found().rows(lambda one, result: {"setting": one.name}, design="m")
+    rows = found().rows(lambda value, result: {"setting": value.name}, design="m")
     tried = [row for row in rows if row["phase"] == "tuning"]
     assert [(row["setting"], row["step_size"]) for row in tried] == [
         ("short", 0.3),
@@ -70,7 +70,7 @@ def test_rows_hold_every_trial_and_every_measurement_of_the_best():
     assert [(row["seed"], row["round"]) for row in tried] == [(7, 1), (7, 1), (7, 10), (7, 10)]
     final = [row for row in rows if row["phase"] == "final"]
     assert {(row["seed"], row["round"], row["rounds"]) for row in final} == {
-        (seed, at, 14) for seed in (0, 1) for at in (7, 14)
+        (seed, number, 14) for seed in (0, 1) for number in (7, 14)
     }
     assert {row["design"] for row in rows} == {"m"}
 
@@ -79,7 +79,7 @@ def test_a_run_that_diverged_is_never_the_best(monkeypatch):
     scores = {1e3: np.nan, 1.0: 0.2, 0.1: 0.3, 0.01: 0.3}
 
     def run(plans, problem, *, seeds, **options):
-        steps = [one.config.optimizer.first for one in plans]
+        steps = [item.config.optimizer.first for item in plans]
         values = np.array([[[scores[step] for step in steps]] * len(seeds)])
         metrics = {"test_accuracy": values, "test_loss": values}
         return SimpleNamespace(plans=plans, metrics=metrics, rounds=[1])
@@ -117,7 +117,7 @@ def test_step_sizes_beyond_an_end_are_tried_while_it_is_the_best(
 
     def run(plans, problem, *, seeds, checkpoint, **options):
         folders.append(checkpoint)
-        steps = np.array([one.config.optimizer.first for one in plans])
+        steps = np.array([item.config.optimizer.first for item in plans])
         scores = np.full(len(steps), np.nan) if peak is None else -np.abs(np.log(steps / peak))
         values = np.tile(scores, (1, len(seeds), 1))
         return SimpleNamespace(plans=plans, metrics={"test_accuracy": values}, rounds=[1])
@@ -127,7 +127,7 @@ def test_step_sizes_beyond_an_end_are_tried_while_it_is_the_best(
         [trial("only", (4.0, 2.0, 1.0))], *problems(), seeds=(0,), tuning_seeds=(7,), moves=moves,
         checkpoint=tmp_path,
     )  # fmt: skip
-    assert [one.steps for one, _ in best.tuning] == reached
+    assert [value.steps for value, _ in best.tuning] == reached
     assert len(set(folders)) == len(folders) == len(reached) + 1
     tried = [step for steps in reached for step in steps]
     distance = {step: abs(np.log(step / (peak or step))) for step in tried}
@@ -146,13 +146,13 @@ def test_step_sizes_are_dealt_so_that_all_have_as_many_trials():
 
 
 def test_what_is_no_search_is_refused():
-    fit, whole = problems()
-    given = {"seeds": (0, 1), "tuning_seeds": (7,)}
-    for trials, options, said in (
+    fit, complete = problems()
+    settings = {"seeds": (0, 1), "tuning_seeds": (7,)}
+    for trials, options, text in (
         ([], {}, "trials is empty"),
         ([trial("a", (1.0,))], {"tuning_seeds": (1, 7)}, r"tuning_seeds share \[1\]"),
         ([trial("a", (1.0,))], {"metric": "luck"}, "metric is 'luck'"),
         ([trial("a", (1.0,))], {"measurements": 0}, "measurements is 0"),
     ):
-        with pytest.raises(ValueError, match=said):
-            tune.reported(trials, fit, whole, **(given | options))
+        with pytest.raises(ValueError, match=text):
+            tune.reported(trials, fit, complete, **(settings | options))

@@ -81,32 +81,32 @@ def malformed(rng):
         return ["data", *tails[int(rng.integers(len(tails)))]]
     base, options = USES[command]
     words = base.split()
-    chosen = str(rng.choice(options.split()))
+    selection = str(rng.choice(options.split()))
     kind = rng.integers(8)
     if kind == 0 and command != "plot":
-        at = 2 * int(rng.integers(len(words) // 2))  # a required option is left out ...
-        if words[at] in ("--algorithm", "--trust", "--attackers"):
-            at = 0
-        return [command, *words[:at], *words[at + 2 :]]
-    if kind == 1 and chosen != "--attackers":  # which takes any number of them
-        return [command, *words, chosen]  # ... or stands without its value
-    value = str(rng.choice(BAD[chosen]))
-    if chosen in words:
-        at = words.index(chosen)
-        words = words[:at] + words[at + 2 :]
+        position = 2 * int(rng.integers(len(words) // 2))  # a required option is left out ...
+        if words[position] in ("--algorithm", "--trust", "--attackers"):
+            position = 0
+        return [command, *words[:position], *words[position + 2 :]]
+    if kind == 1 and selection != "--attackers":  # which takes any number of them
+        return [command, *words, selection]  # ... or stands without its value
+    value = str(rng.choice(BAD[selection]))
+    if selection in words:
+        position = words.index(selection)
+        words = words[:position] + words[position + 2 :]
     if command == "plot" and kind == 2:
         words = [str(rng.choice(["folder", "no-such", "empty.txt", "bytes.txt", "loop.txt"]))]
-    return [command, *words, f"{chosen}={value}"]
+    return [command, *words, f"{selection}={value}"]
 
 
 def launched(rng):
     """A malformed command line of an experiment's launcher."""
-    chosen = str(rng.choice(["--preset", "--devices", "--output", "--unknown"]))
-    value = str(rng.choice(BAD.get(chosen, WHOLE)))
-    words = ["--preset", "tiny"] if chosen != "--preset" else []
-    if chosen != "--output" and "--preset" not in chosen:
+    selection = str(rng.choice(["--preset", "--devices", "--output", "--unknown"]))
+    value = str(rng.choice(BAD.get(selection, WHOLE)))
+    words = ["--preset", "tiny"] if selection != "--preset" else []
+    if selection != "--output" and "--preset" not in selection:
         words += ["--output", "loop.txt/out"]
-    return str(rng.choice(NAMES)), [*words, f"{chosen}={value}"]
+    return str(rng.choice(NAMES)), [*words, f"{selection}={value}"]
 
 
 @pytest.fixture

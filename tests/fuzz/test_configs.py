@@ -44,15 +44,15 @@ def config(rng, n, wide):
     if not wide:
         epochs, separation = [(2, 2), (3, 1)][int(rng.integers(2))]
     rounds = epochs * separation
-    chosen = {"relation": relation, "design": design, "rounds": rounds}
+    selection = {"relation": relation, "design": design, "rounds": rounds}
     if relation != "replace_agent" and rng.random() < 0.6:
-        chosen |= {"participation": (epochs, separation)}
+        selection |= {"participation": (epochs, separation)}
     elif design in FRESH:
-        chosen["rounds"] = int(rng.integers(1, 2000 if design != "whisper_horizon" else 40))
+        selection["rounds"] = int(rng.integers(1, 2000 if design != "whisper_horizon" else 40))
     if wide and design.startswith("whisper") and rng.random() < 0.4:
-        chosen["max_variance"] = float(10 ** rng.uniform(0.1, 3))
+        selection["max_variance"] = float(10 ** rng.uniform(0.1, 3))
     if wide and design.startswith("whisper") and n > 3 and rng.random() < 0.3:
-        chosen["subgroups"] = (tuple(range(2)), tuple(range(2, n)))
+        selection["subgroups"] = (tuple(range(2)), tuple(range(2, n)))
     accountant = str(rng.choice(["gdp", "gdp", "rdp", "paper"]))
     many = rng.random() < 0.3 and design != "spacetime"
     budgets = 10 ** rng.uniform(-2, 1.3, n if many else 1)
@@ -65,7 +65,7 @@ def config(rng, n, wide):
         accountant=accountant,
         allow_unsound=accountant == "paper",
         release=bool(rng.random() < 0.2),
-        **chosen,
+        **selection,
     )
 
 
@@ -76,12 +76,12 @@ def inverse_diagonal(factor):
     return [mpmath.fsum(inverse[row, i] ** 2 for row in range(n)) for i in range(n)]
 
 
-def over_rounds(made):
+def over_rounds(result):
     """The largest sum of (C'C)_ab x_a x_b over patterns and signs."""
-    chosen = made.config
-    strategy = made.applied_strategy
-    rounds = chosen.rounds
-    epochs, separation = chosen.participation or (rounds, 1)
+    selection = result.config
+    strategy = result.applied_strategy
+    rounds = selection.rounds
+    epochs, separation = selection.participation or (rounds, 1)
     if strategy is None:
         return mpmath.mpf(epochs)
     gram = strategy.T @ strategy
@@ -101,12 +101,12 @@ def over_rounds(made):
     return best
 
 
-def truth(made, factor):
+def truth(result, factor):
     """Mu of every agent, at least: exact for strategies without negative products."""
-    chosen = made.config
-    times = 1 if chosen.protect.relation == "zero_out_record" else 2
-    energy = over_rounds(made)
-    shift = times * mpmath.mpf(chosen.protect.clip_norm)
+    selection = result.config
+    times = 1 if selection.protect.relation == "zero_out_record" else 2
+    energy = over_rounds(result)
+    shift = times * mpmath.mpf(selection.protect.clip_norm)
     return [shift * mpmath.sqrt(energy * entry) for entry in inverse_diagonal(factor)]
 
 
@@ -117,12 +117,12 @@ def delta(mu, epsilon):
     return mpmath.ncdf(below) - mpmath.exp(epsilon) * mpmath.ncdf(above)
 
 
-def understated(made, factor):
+def understated(result, factor):
     """Whether a plan's guarantee states less than a factor gives; exact up to 40 digits."""
-    stated = made.guarantee
-    n = made.agents
+    stated = result.guarantee
+    n = result.agents
     epsilons = stated.per_agent_epsilon or (stated.epsilon,) * n
-    mus = truth(made, factor)
+    mus = truth(result, factor)
     if max(mus) > stated.mu:
         return True
     broken = any(
@@ -137,20 +137,22 @@ def check(count, seed, wide):
     with mpmath.workdps(DIGITS):
         for _ in range(count):
             matrix = network(rng, wide)
-            chosen = config(rng, len(matrix), wide)
+            selection = config(rng, len(matrix), wide)
             try:
-                made = plan.make(chosen, matrix)
+                training_plan = plan.make(selection, matrix)
             except ValueError as error:
                 refused += 1
                 # A budget is refused for what it asks, never for how numbers round.
-                assert not any(word in str(error) for word in ("condition", "singular")), chosen
+                assert not any(word in str(error) for word in ("condition", "singular")), selection
                 continue
-            assert not understated(made, made.factor), chosen
-            unsound += made.guarantee.unsound
+            assert not understated(training_plan, training_plan.factor), selection
+            unsound += training_plan.guarantee.unsound
             # Tight: nobody pays for noise that the statement does not need.
-            assert max(truth(made, made.factor)) >= made.guarantee.mu * 0.99, chosen
+            assert (
+                max(truth(training_plan, training_plan.factor)) >= training_plan.guarantee.mu * 0.99
+            ), selection
             # The broken twin: a millionth less noise than stated.
-            caught += understated(made, made.factor * np.float32(1 - 2e-6))
+            caught += understated(training_plan, training_plan.factor * np.float32(1 - 2e-6))
     assert refused <= 0.05 * count
     assert caught >= 0.9 * (count - refused - unsound)
 

@@ -79,8 +79,8 @@ def same_records(a: Any, b: Any) -> bool:
 class Letters:
     """A tokenizer: the codes of letters."""
 
-    def encode(self, given: Any, length: int, seconds: Any = None) -> np.ndarray:
-        return np.array([[ord(each) for each in text[:length].ljust(length)] for text in given])
+    def encode(self, value: Any, length: int, seconds: Any = None) -> np.ndarray:
+        return np.array([[ord(label) for label in text[:length].ljust(length)] for text in value])
 
 
 def make_glue(path: Path) -> None:
@@ -118,14 +118,14 @@ def make_tokenizer(path: Path) -> None:
 
 
 def read_tokenizer(path: Path) -> tokenizer.Tokenizer:
-    found = tokenizer.load(path.parent)
+    result = tokenizer.load(path.parent)
     assert (
-        len(found.vocabulary)
-        == len(set(found.vocabulary.values()))
-        == 258 + ("<|endoftext|>" in found.vocabulary)
+        len(result.vocabulary)
+        == len(set(result.vocabulary.values()))
+        == 258 + ("<|endoftext|>" in result.vocabulary)
     )
-    assert len(found.merges) == 2
-    return found
+    assert len(result.merges) == 2
+    return result
 
 
 def make_weights(path: Path) -> None:
@@ -175,24 +175,24 @@ KINDS = [
 def mutate(content: bytes, rng: np.random.Generator) -> bytes:
     """One random change of a file's bytes."""
     data = bytearray(content)
-    at = int(rng.integers(len(data)))
+    position = int(rng.integers(len(data)))
     length = int(rng.integers(1, 40))
     kind = rng.integers(6)
     if kind == 0:
         for _ in range(int(rng.integers(1, 9))):
             data[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
     elif kind == 1:
-        del data[at:]
+        del data[position:]
     elif kind == 2:
-        del data[at : at + length]
+        del data[position : position + length]
     elif kind == 3:
-        data[at:at] = data[at : at + length] * int(rng.integers(1, 5))
+        data[position:position] = data[position : position + length] * int(rng.integers(1, 5))
     elif kind == 4:
-        data[at:at] = rng.bytes(length)
+        data[position:position] = rng.bytes(length)
     else:
         other = int(rng.integers(len(data)))
-        data[at : at + length], data[other : other + length] = (
-            data[other : other + length], data[at : at + length],
+        data[position : position + length], data[other : other + length] = (
+            data[other : other + length], data[position : position + length],
         )  # fmt: skip
     return bytes(data)
 
@@ -228,12 +228,12 @@ def check(kind: Kind, folder: Path, count: int) -> None:
         changed = exchange(path, content, rng) if number % 4 == 3 else mutate(content, rng)
         path.write_bytes(changed)
         try:
-            found = kind.read(path)
+            frame = kind.read(path)
         except ValueError as error:
             assert kind.name in str(error) or str(folder) in str(error), (error, changed)
             continue
         if kind.same is not None and number % 4 != 3:
-            assert kind.same(found, truth), changed
+            assert kind.same(frame, truth), changed
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

@@ -83,19 +83,19 @@ def written() -> list[Fault]:
     faults = []
     wrong = []
     for head, old, new in zip(*(iter(lines),) * 3, strict=True):
-        what, _, tests = head.partition(" | ")
+        kind, _, tests = head.partition(" | ")
         old = old.strip()
         new = new.strip()
-        found = {name: text.count(old) for name, text in sources.items() if old in text}
-        if list(found.values()) != [1]:
+        results = {name: text.count(old) for name, text in sources.items() if old in text}
+        if list(results.values()) != [1]:
             wrong.append(
-                f"text not found in one place but in {found}: update the entry\n{head}\n  {old}"
+                f"text not found in one place but in {results}: update the entry\n{head}\n  {old}"
             )
             continue
-        (file,) = found
+        (file,) = results
         text = sources[file]
         line = text[: text.index(old)].count("\n") + 1
-        faults.append(Fault(file, line, what, text.replace(old, new), tuple(tests.split())))
+        faults.append(Fault(file, line, kind, text.replace(old, new), tuple(tests.split())))
     if wrong:
         sys.exit("\n".join(wrong))
     return faults
@@ -109,7 +109,7 @@ def generated(count: int, seed: int) -> list[Fault]:
     lines = (Path(__file__).parent / "equivalent.txt").read_text().splitlines()
     lines = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     heads = [line.split(" | ") for line in lines[::2]]
-    unseen = {(file, what, at) for (file, what, _), at in zip(heads, lines[1::2], strict=True)}
+    unseen = {(file, kind, at) for (file, kind, _), at in zip(heads, lines[1::2], strict=True)}
     faults = {}
     stale = set(unseen)
     for name in GENERATED:
@@ -120,15 +120,15 @@ def generated(count: int, seed: int) -> list[Fault]:
         source = path.read_text()
         for node, new in changes(ast.parse(source)):
             old = ast.get_source_segment(source, node)
-            at = source.splitlines()[node.lineno - 1]
-            what = f"{' '.join(str(old).split())} -> {' '.join(new.split())}"
-            place = file, what, at.strip()
+            position = source.splitlines()[node.lineno - 1]
+            text = f"{' '.join(str(old).split())} -> {' '.join(new.split())}"
+            place = file, text, position.strip()
             stale.discard(place)
             if place not in unseen:
-                before = node.col_offset - len(at) + len(at.lstrip())
+                before = node.col_offset - len(position) + len(position.lstrip())
                 rank = hashlib.sha256(repr((seed, place, before)).encode()).digest()
                 faults[rank, node.lineno] = Fault(
-                    file, node.lineno, what, replaced(source, node, new), ()
+                    file, node.lineno, text, replaced(source, node, new), ()
                 )
     if stale:
         sys.exit(f"equivalent.txt: these are not there, update the entries: {sorted(stale)}")
@@ -144,8 +144,8 @@ def replaced(source: str, node: ast.expr, new: str) -> str:
     assert node.end_lineno is not None and node.end_col_offset is not None
     first = starts[node.lineno - 1] + node.col_offset
     last = starts[node.end_lineno - 1] + node.end_col_offset
-    whole = b"".join(lines)
-    return (whole[:first] + f"({new})".encode() + whole[last:]).decode()
+    text = b"".join(lines)
+    return (text[:first] + f"({new})".encode() + text[last:]).decode()
 
 
 def changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
@@ -160,7 +160,7 @@ def changes(tree: ast.AST) -> Iterator[tuple[ast.expr, str]]:
         if isinstance(node, ast.AnnAssign | ast.FunctionDef):
             # Shapes in annotations are no code.
             parts = node.body if isinstance(node, ast.FunctionDef) else [node.value]
-            yield from changes(ast.Module([one for one in parts if one], []))
+            yield from changes(ast.Module([part for part in parts if part], []))
             continue
         if isinstance(node, ast.expr):
             yield from ((node, new) for new in variants(node))
@@ -173,7 +173,7 @@ def variants(node: ast.expr) -> Iterator[str]:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in COMPARED:
             yield f"{ast.unparse(left)} {COMPARED[type(op)]} {ast.unparse(right)}"
         case ast.BinOp(left=left, op=op, right=right) if type(op) in SIGNED:
-            if not any(isinstance(one, ast.Constant | ast.JoinedStr) for one in (left, right)):
+            if not any(isinstance(case, ast.Constant | ast.JoinedStr) for case in (left, right)):
                 yield f"({ast.unparse(left)}) {SIGNED[type(op)]} ({ast.unparse(right)})"
         case ast.UnaryOp(op=ast.USub(), operand=operand) if not isinstance(operand, ast.Constant):
             yield ast.unparse(operand)
@@ -210,16 +210,16 @@ def stages(fault: Fault) -> list[list[str]]:
     tests = ROOT / "tests"
     path = Path(fault.file)
     named = fault.tests or (str(path.with_name(f"test_{path.name}")),)
-    first = [one for one in (tests / name for name in named) if one.exists()]
+    first = [item for item in (tests / name for name in named) if item.exists()]
     part = path.parent / "**" if path.parent.name else path.parent
     rest = set(tests.glob(str(part / "test_*.py"))) - set(first)
     package = ".".join(("dpjax", *path.parent.parts))
     imports = rf"from {package} import .*\b{path.stem}\b|{package}\.{path.stem}\b"
-    every = sorted(set(tests.rglob("test_*.py")) - set(first))
-    users = [one for one in every if re.search(imports, one.read_text())]
+    entries = sorted(set(tests.rglob("test_*.py")) - set(first))
+    users = [value for value in entries if re.search(imports, value.read_text())]
     users.sort(key=lambda one: one not in rest)
     runs = (first, users, sorted(rest - set(users)))
-    return [[str(one.relative_to(ROOT)) for one in run] for run in runs if run]
+    return [[str(case.relative_to(ROOT)) for case in run] for run in runs if run]
 
 
 def failing(folder: Path, runs: list[list[str]], limit: float, *options: str) -> list[str]:
@@ -242,10 +242,10 @@ def failing(folder: Path, runs: list[list[str]], limit: float, *options: str) ->
     # Slow, hung or gone: a person would see it, but no test has said so.
     process.kill()
     process.join()
-    found = re.findall(FAILING, text := output.read_text(), re.MULTILINE)
-    if (status := process.exitcode) and not found:
+    matches = re.findall(FAILING, text := output.read_text(), re.MULTILINE)
+    if (status := process.exitcode) and not matches:
         print(f"pytest ended with {status}: {text[-2000:]}", flush=True)
-    return found
+    return matches
 
 
 def tried(fault: Fault, clean: Path, limit: float) -> tuple[Fault, str, float]:
@@ -257,8 +257,8 @@ def tried(fault: Fault, clean: Path, limit: float) -> tuple[Fault, str, float]:
         shutil.copytree(clean, folder, copy_function=os.link)
         (folder / "dpjax" / fault.file).unlink()
         (folder / "dpjax" / fault.file).write_text(fault.text)
-        found = failing(folder, stages(fault), limit, "-x")
-    return fault, found[0] if found else "", time.perf_counter() - began
+        result = failing(folder, stages(fault), limit, "-x")
+    return fault, result[0] if result else "", time.perf_counter() - began
 
 
 def warm(folder: Path) -> Path:
@@ -282,43 +282,43 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--limit", type=float, default=600, help="seconds a fault")
     parser.add_argument("--list", action="store_true", help="show them and run nothing")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     by_hand = written()
-    made = generated(asked.generated, asked.seed)
+    result = generated(arguments.generated, arguments.seed)
 
     def wanted(fault: Fault) -> bool:
         text = f"{fault.file}:{fault.line} {fault.what}"
-        return not asked.only or any(one in text for one in asked.only)
+        return not arguments.only or any(item in text for item in arguments.only)
 
-    faults = [fault for fault in (*by_hand, *made) if wanted(fault)]
-    if asked.list:
-        print(*(f"{one.file}:{one.line}: {one.what}" for one in faults), sep="\n")
+    faults = [fault for fault in (*by_hand, *result) if wanted(fault)]
+    if arguments.list:
+        print(*(f"{value.file}:{value.line}: {value.what}" for value in faults), sep="\n")
         return 0
     outcomes = {}
     with tempfile.TemporaryDirectory(prefix="dpjax-mutants-") as name:
         clean = warm(Path(name))
-        with concurrent.futures.ProcessPoolExecutor(asked.workers, FORK) as pool:
-            trials = [pool.submit(tried, fault, clean, asked.limit) for fault in faults]
+        with concurrent.futures.ProcessPoolExecutor(arguments.workers, FORK) as pool:
+            trials = [pool.submit(tried, fault, clean, arguments.limit) for fault in faults]
             for trial in concurrent.futures.as_completed(trials):
                 fault, test, seconds = trial.result()
                 outcomes[fault] = test
-                said = f"found by {test}" if test else "SURVIVES"
-                at = f"[{len(outcomes)}/{len(faults)}] {fault.file}:{fault.line}"
-                print(f"{at}: {fault.what}: {said} ({seconds:.0f} s)", flush=True)
+                message = f"found by {test}" if test else "SURVIVES"
+                label = f"[{len(outcomes)}/{len(faults)}] {fault.file}:{fault.line}"
+                print(f"{label}: {fault.what}: {message} ({seconds:.0f} s)", flush=True)
         tests = sorted({test for test in outcomes.values() if "::" in test})
-        unfounded = failing(clean, [tests], 20 * asked.limit) if tests else []
+        unfounded = failing(clean, [tests], 20 * arguments.limit) if tests else []
     for test in unfounded:
         print(f"FAILS WITHOUT A FAULT: {test}")
     fine = not unfounded
-    for kind, group, enough in (("written", by_hand, 1.0), ("generated", made, ENOUGH)):
+    for kind, group, enough in (("written", by_hand, 1.0), ("generated", result, ENOUGH)):
         ours = [fault for fault in group if fault in outcomes]
         lost = [fault for fault in ours if not outcomes[fault]]
         if not ours:
             continue
         share = 1 - len(lost) / len(ours)
         fine = fine and share >= enough
-        found = f"{len(ours) - len(lost)} of {len(ours)} found"
-        print(f"{kind}: {found}, {share:.0%} of {enough:.0%} asked for")
+        words = f"{len(ours) - len(lost)} of {len(ours)} found"
+        print(f"{kind}: {words}, {share:.0%} of {enough:.0%} asked for")
         for fault in lost:
             print(f"  SURVIVES {fault.file}:{fault.line}: {fault.what}")
     return 0 if fine else 1

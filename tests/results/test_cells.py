@@ -26,10 +26,10 @@ def rows() -> list[dict[str, Any]]:
 
 def stored(folder: Path, column: str, cell: Any, every: bool) -> Path:
     """Records of which one row, or every one, has a cell in a column."""
-    given = rows()
-    for row in given if every else given[3:4]:
+    argument = rows()
+    for row in argument if every else argument[3:4]:
         row[column] = cell
-    return records.write(folder / "run.jsonl", given, {})
+    return records.write(folder / "run.jsonl", argument, {})
 
 
 # Each draws twenty figures: here two columns, all of them with the slow tests.
@@ -58,9 +58,9 @@ def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_pa
                 starts = ("colum", "where", "frame", "recor", "algor", "seed ", "x is ", "y is ")
                 assert str(refusal)[:5] in starts, refusal
         # A table shows what there is.
-        shown = tables.text(frame)
-        assert cell != "word" or "word" in shown
-        assert cell != [1, 2.5] or "[1, 2.5]" in shown
+        text = tables.text(frame)
+        assert cell != "word" or "word" in text
+        assert cell != [1, 2.5] or "[1, 2.5]" in text
 
 
 def test_refusals_name_column_and_cell(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"column 'test_loss' holds \[1, 2\]"):
         plots.from_records(path, y="test_loss", where=["epsilon=3"])
     path = stored(tmp_path / "b", "test_loss", None, False)
-    made = plots.from_records(path, y="test_loss", where=["epsilon=3"]).read_text()
-    assert "1 rows without round, test_loss or design left out." in made
+    text = plots.from_records(path, y="test_loss", where=["epsilon=3"]).read_text()
+    assert "1 rows without round, test_loss or design left out." in text
     # An empty value makes the mean nan: what diverged is not passed over.
     empty = records.read(stored(tmp_path / "c", "test_loss", None, False))
     assert means(empty, ["design"], "test_loss")["mean"].isna().tolist() == [True, False]

@@ -80,10 +80,10 @@ def test_conditions_keep_rows_or_say_what_there_is() -> None:
 
 def test_the_metadata_say_what_is_drawn_unless_asked(tmp_path: Path) -> None:
     rows = [{"kind": k, "distance": d, "mu": 1.0 + d} for k in "ab" for d in (1, 1, 2)]
-    told = {"plot": {"x": "distance", "y": "mu", "series": "kind"}}
-    path = records.write(tmp_path / "r.jsonl", rows, told)
-    made = plots.from_records(path)
-    assert made.name == "r_mu_distance.svg" and "means over 1 to 2 rows" in made.read_text()
+    reported = {"plot": {"x": "distance", "y": "mu", "series": "kind"}}
+    path = records.write(tmp_path / "r.jsonl", rows, reported)
+    figure = plots.from_records(path)
+    assert figure.name == "r_mu_distance.svg" and "means over 1 to 2 rows" in figure.read_text()
     with pytest.raises(ValueError, match="series is 'size'; choose one of kind, distance, mu"):
         plots.from_records(path, series="size")
 
@@ -111,19 +111,19 @@ def test_all_systems_are_drawn_over_the_budgets(tmp_path: Path) -> None:
     for name in ("LDP", "Whisper, all rounds", "server SGD", "DOME", "gradient tracking"):
         assert f"<!-- {name} -->" in text
     assert all(f"<!-- {epsilon} -->" in text for epsilon in (3, 10, 30))
-    made = plots.from_records(STORED / "compare.jsonl.gz", file="digits_epochs_*",
+    figure = plots.from_records(STORED / "compare.jsonl.gz", file="digits_epochs_*",
                               out=tmp_path / "b.svg")  # fmt: skip
-    assert "k = 10, b = 10" in " ".join(made.read_text().split())
-    both = {"where": ["dataset=digits"], "out": tmp_path / "c.svg"}
+    assert "k = 10, b = 10" in " ".join(figure.read_text().split())
+    pair = {"where": ["dataset=digits"], "out": tmp_path / "c.svg"}
     with pytest.raises(
         ValueError, match=r"choose some of the files first, or one value of .* \(where \w+="
     ):
-        plots.from_records(STORED / "compare.jsonl.gz", **both)
+        plots.from_records(STORED / "compare.jsonl.gz", **pair)
 
 
 def test_the_noise_of_the_whole_run_is_drawn_first(tmp_path: Path) -> None:
-    made = plots.from_records(STORED / "whisper_variance.jsonl.gz", out=tmp_path / "a.svg")
-    assert "<!-- trajectory energy -->" in made.read_text()
+    figure = plots.from_records(STORED / "whisper_variance.jsonl.gz", out=tmp_path / "a.svg")
+    assert "<!-- trajectory energy -->" in figure.read_text()
 
 
 def test_axes_are_logarithmic_where_asked(tmp_path: Path) -> None:
@@ -146,25 +146,25 @@ def test_several_files_and_pdf(tmp_path: Path) -> None:
     for name in ("whisper", "pairwise"):
         rows = [{"design": name, "round": r, "seed": 0, "test_loss": 1 / r} for r in (1, 2)]
         records.write(tmp_path / f"{name}.jsonl", rows, {})
-    both = [tmp_path / "whisper.jsonl", tmp_path / "pairwise.jsonl"]
-    text = plots.from_records(both).read_text()
+    pair = [tmp_path / "whisper.jsonl", tmp_path / "pairwise.jsonl"]
+    text = plots.from_records(pair).read_text()
     assert "DECOR" in text and "Whisper" in text
-    first = plots.from_records(both, out=tmp_path / "a.pdf").read_bytes()
+    first = plots.from_records(pair, out=tmp_path / "a.pdf").read_bytes()
     assert first.startswith(b"%PDF") and b"CreationDate" not in first and b"One seed." in first
-    assert plots.from_records(both, out=tmp_path / "b.pdf").read_bytes() == first
+    assert plots.from_records(pair, out=tmp_path / "b.pdf").read_bytes() == first
 
 
-def rows(**more: object) -> list[dict[str, object]]:
+def rows(**extra: object) -> list[dict[str, object]]:
     """Two algorithms and phases, a round's accuracy and loss."""
     return [
         {"design": a, "phase": p, "seed": s, "accuracy": 0.1 * r + s + len(p), "loss": 1.0 / r}
-        | {"round": r, **more}
+        | {"round": r, **extra}
         for a in "ab" for p in ("final", "tuning") for s in (0, 1) for r in (1, 2)
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("plot", "asked", "told"),
+    ("plot", "request", "reported"),
     [
         ("abc", {}, "of whose metadata plot is 'abc'; give texts 'x'"),
         (["x"], {}, "of whose metadata plot is"),
@@ -186,12 +186,12 @@ def rows(**more: object) -> list[dict[str, object]]:
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_refused_by_its_name(
-    plot: object, asked: dict[str, object], told: str, tmp_path: Path
+    plot: object, request: dict[str, object], reported: str, tmp_path: Path
 ) -> None:
     path = records.write(tmp_path / "a.jsonl", rows(debt=-1.0), {"plot": plot})
-    with pytest.raises(ValueError, match=told):
-        plots.from_records(path, **asked)
-    assert [each.name for each in tmp_path.iterdir()] == ["a.jsonl"]
+    with pytest.raises(ValueError, match=reported):
+        plots.from_records(path, **request)
+    assert [item.name for item in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_records_without_rows_are_named_plainly(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_files_are_chosen_where_they_are_no_archive_too(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_seed_are_no_seeds(tmp_path: Path) -> None:
-    given = [r | {"seed": None} for r in rows() if r["seed"] == 0]
-    path = records.write(tmp_path / "a.jsonl", given, {})
+    arguments = [r | {"seed": None} for r in rows() if r["seed"] == 0]
+    path = records.write(tmp_path / "a.jsonl", arguments, {})
     for where in (["phase=final"], ["phase=final", "seed=None"]):
         assert "seed." not in plots.from_records(path, where=where, y="loss").read_text()
     with pytest.raises(ValueError, match="choose one value of phase first"):
@@ -226,15 +226,15 @@ def test_rows_without_a_seed_are_no_seeds(tmp_path: Path) -> None:
 
 
 def test_missing_cells_may_be_chosen(tmp_path: Path) -> None:
-    given = [{k: v for k, v in r.items() if k != "phase" or v == "final"} for r in rows()]
-    path = records.write(tmp_path / "a.jsonl", given, {})
+    arguments = [{k: v for k, v in r.items() if k != "phase" or v == "final"} for r in rows()]
+    path = records.write(tmp_path / "a.jsonl", arguments, {})
     text = plots.from_records(path, where=["phase=nan"], y="loss").read_text()
     assert "Rows of phase = nan." in text
 
 
 def test_names_with_dollar_signs_are_shown_as_they_are(tmp_path: Path) -> None:
-    given = [r | {"design": f"${r['design']}^{{_$", "$^{$": 1.0} for r in rows()]
-    path = records.write(tmp_path / "a.jsonl", given, {})
+    arguments = [r | {"design": f"${r['design']}^{{_$", "$^{$": 1.0} for r in rows()]
+    path = records.write(tmp_path / "a.jsonl", arguments, {})
     text = plots.from_records(path, where=["phase=final"], y="$^{$", x="round").read_text()
     assert "<!-- $^{$ -->" in text and "<!-- $a^{_$ -->" in text
 
@@ -246,8 +246,8 @@ def test_the_committed_comparison_is_drawn(tmp_path):
     # One budget leaves every system; one system's setting would leave few.
     with pytest.raises(ValueError, match="choose one value of budget_epsilon, .*setting.* first"):
         plots.from_records(archive, x="round", out=out)
-    chosen = {"where": ["budget_epsilon=10"], "x": "round", "y": "test_loss", "out": out}
-    assert plots.from_records(archive, **chosen) == out
+    selection = {"where": ["budget_epsilon=10"], "x": "round", "y": "test_loss", "out": out}
+    assert plots.from_records(archive, **selection) == out
     # Of two sets of rounds on one data set a file's name chooses, which the list tells.
     with pytest.raises(ValueError, match=r"choose some of the files first"):
         plots.from_records(archive, where=["dataset=digits"], out=out)

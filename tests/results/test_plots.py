@@ -127,19 +127,19 @@ def test_the_caption_holds_the_guarantee(tmp_path, ten):
     caption = guarantee(10.0).caption()
     figure = plots.lines(ten, "round", "test_loss")
     assert caption in plots.finish(figure)
-    shown = " ".join(texts(figure)).replace("\n", " ")
-    assert caption in shown
-    assert "means over 3 seeds, bands one standard error" in shown
+    display = " ".join(texts(figure)).replace("\n", " ")
+    assert caption in display
+    assert "means over 3 seeds, bands one standard error" in display
     # The text is drawn as outlines; it is in the file for search and screen readers too.
     for ending in ("svg", "png"):
         assert caption.encode() in plots.save(figure, tmp_path / f"a.{ending}").read_bytes()
 
 
 @pytest.mark.parametrize(
-    "given", ["(epsilon = 5)-DP, a test's", guarantee(5.0), guarantee(5.0).to_dict()]
+    "value", ["(epsilon = 5)-DP, a test's", guarantee(5.0), guarantee(5.0).to_dict()]
 )
-def test_a_guarantee_may_be_given(ten, given):
-    figure = plots.lines(ten, "round", "test_loss", guarantee=given)
+def test_a_guarantee_may_be_given(ten, value):
+    figure = plots.lines(ten, "round", "test_loss", guarantee=value)
     caption = plots.finish(figure)
     assert "epsilon = 5" in caption and "epsilon = 10" not in caption
 
@@ -178,44 +178,44 @@ def test_looks_may_be_given(ten):
         "whisper": Look("W", "#123456", "8", "-."),
         "mine": Look("M", "#654321", "d"),
     }
-    one = ten[ten["design"] == "whisper"]
-    both = pandas.concat([one, one.assign(design="mine")])
-    lines = plots.lines(both, "round", "test_loss", looks=own).axes[0].get_lines()
+    first = ten[ten["design"] == "whisper"]
+    pair = pandas.concat([first, first.assign(design="mine")])
+    lines = plots.lines(pair, "round", "test_loss", looks=own).axes[0].get_lines()
     assert [line.get_label() for line in lines] == ["W", "M"]
     assert [line.get_color() for line in lines] == ["#123456", "#654321"]
 
 
 def test_a_series_looks_the_same_in_all_panels(ten):
-    one = ten[ten["design"] == "whisper"]
+    single = ten[ten["design"] == "whisper"]
     figure, panels = plots.figure(1, 3)
     for ax, names in zip(panels, (["a", "b", "c"], ["c", "d"], ["b"]), strict=True):
-        rows = pandas.concat([one.assign(design=name) for name in names])
+        rows = pandas.concat([single.assign(design=name) for name in names])
         plots.lines(rows, "round", "test_loss", ax=ax)
-    seen = {}
+    observed = {}
     for line in (line for ax in panels for line in ax.get_lines()):
-        assert seen.setdefault(line.get_label(), appearance(line)) == appearance(line)
-    assert len(set(seen.values())) == len(seen) == 4
+        assert observed.setdefault(line.get_label(), appearance(line)) == appearance(line)
+    assert len(set(observed.values())) == len(observed) == 4
 
 
 def test_a_title_is_drawn_as_its_algorithm(ten):
-    one = ten[ten["design"] == "whisper"].assign(design="Whisper")
-    (line,) = plots.lines(one, "round", "test_loss").axes[0].get_lines()
+    single = ten[ten["design"] == "whisper"].assign(design="Whisper")
+    (line,) = plots.lines(single, "round", "test_loss").axes[0].get_lines()
     assert line.get_color() == plots.LOOKS["whisper"].color
 
 
 def test_levels_have_line_styles_of_their_own(ten):
     figure, panels = plots.figure(1, 2)
-    one = ten[ten["design"] == "whisper"]
+    single = ten[ten["design"] == "whisper"]
     for ax, levels in zip(panels, ({"a": 0.1, "b": 0.2, "c": 0.3}, {"c": 0.3}), strict=True):
-        plots.lines(one, "round", "test_loss", ax=ax, hlines=levels)
+        plots.lines(single, "round", "test_loss", ax=ax, hlines=levels)
     styles = [[str(line._dash_pattern) for line in ax.get_lines()[1:]] for ax in panels]
     assert len(set(styles[0])) == 3 and styles[1] == styles[0][2:]
 
 
 def test_ticks_of_near_values_do_not_overlap(ten):
-    one = ten[(ten["design"] == "whisper") & (ten["round"] == 300)]
+    single = ten[(ten["design"] == "whisper") & (ten["round"] == 300)]
     sizes = (0.192, 0.768, 2.98, 3.18, 4.96, 26010.0)
-    rows = pandas.concat([one.assign(design=f"{x:g}", size=x) for x in sizes])
+    rows = pandas.concat([single.assign(design=f"{x:g}", size=x) for x in sizes])
     figure = plots.lines(rows, "size", "test_loss", log_x=True)
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_xticklabels()]
@@ -223,9 +223,9 @@ def test_ticks_of_near_values_do_not_overlap(ten):
 
 
 def test_short_logarithmic_axes_have_several_ticks(ten):
-    for least, most in ((1.0, 1.9), (0.02, 0.9), (2.2, 40.0), (0.5, 1e6)):
+    for minimum, maximum in ((1.0, 1.9), (0.02, 0.9), (2.2, 40.0), (0.5, 1e6)):
         rows = ten[ten["design"] == "whisper"].copy()
-        rows["test_loss"] = np.where(rows["round"] == 100, most, least)
+        rows["test_loss"] = np.where(rows["round"] == 100, maximum, minimum)
         figure = plots.lines(rows, "round", "test_loss", log_y=True)
         figure.canvas.draw()
         low, high = figure.axes[0].get_ylim()
@@ -234,36 +234,36 @@ def test_short_logarithmic_axes_have_several_ticks(ten):
 
 def test_rows_without_repeats_do_not_count_as_means(ten):
     figure, panels = plots.figure(1, 2)
-    one = ten[ten["design"] == "whisper"]
-    plots.lines(one, "round", "test_loss", ax=panels[0])
-    alone = one[one["seed"] == 0].drop(columns="seed")
-    plots.lines(alone, "round", "test_loss", ax=panels[1])
+    first = ten[ten["design"] == "whisper"]
+    plots.lines(first, "round", "test_loss", ax=panels[0])
+    single = first[first["seed"] == 0].drop(columns="seed")
+    plots.lines(single, "round", "test_loss", ax=panels[1])
     assert "means over 3 seeds" in plots.finish(figure)
 
 
 def test_no_two_of_many_series_look_alike(ten):
-    one = ten[ten["design"] == "whisper"]
-    many = pandas.concat([one.assign(design=f"method {k}") for k in range(20)])
+    first = ten[ten["design"] == "whisper"]
+    many = pandas.concat([first.assign(design=f"method {k}") for k in range(20)])
     lines = plots.lines(many, "round", "test_loss").axes[0].get_lines()
     looks = {appearance(line) for line in lines}
     assert len(lines) == len(looks) == 20
-    known = {(look.color, look.marker) for look in plots.LOOKS.values()}
-    assert not known & {look[:2] for look in looks} and {look[3] for look in looks} == {"white"}
+    reference = {(look.color, look.marker) for look in plots.LOOKS.values()}
+    assert not reference & {look[:2] for look in looks} and {look[3] for look in looks} == {"white"}
 
 
 def test_lines_are_means_and_bands_standard_errors(ten):
     from scipy import stats
 
-    one = ten[ten["design"] == "whisper"]
-    (ax,) = plots.lines(one.sample(frac=1.0, random_state=0), "round", "test_loss").axes
-    groups = [group["test_loss"] for _, group in one.groupby("round")]
+    single = ten[ten["design"] == "whisper"]
+    (ax,) = plots.lines(single.sample(frac=1.0, random_state=0), "round", "test_loss").axes
+    groups = [group["test_loss"] for _, group in single.groupby("round")]
     np.testing.assert_allclose(ax.get_lines()[0].get_xdata(), [100, 200, 300])
     np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), [g.mean() for g in groups])
     edges = ax.collections[0].get_paths()[0].vertices
     first = edges[np.isclose(edges[:, 0], 100), 1]
     half = (first.max() - first.min()) / 2
     assert half == pytest.approx(stats.sem(groups[0]))
-    (bare,) = plots.lines(one.drop(columns="seed"), "round", "test_loss").axes
+    (bare,) = plots.lines(single.drop(columns="seed"), "round", "test_loss").axes
     assert not bare.collections
 
 
@@ -367,26 +367,26 @@ def test_records_are_drawn_with_sensible_defaults(tmp_path):
     tuning = [{**row, "phase": "tuning", "seed": 99} for row in make_rows()]
     records.write(tmp_path / "swept" / "tuning.jsonl", tuning, {})
     across = {"x": "budget_epsilon", "where": ["phase=final"]}
-    made = plots.from_records(tmp_path / "swept", **across)
-    assert made == tmp_path / "swept" / "swept_test_loss_budget_epsilon.svg"
-    assert "over 3 seeds" in made.read_text()
+    figure = plots.from_records(tmp_path / "swept", **across)
+    assert figure == tmp_path / "swept" / "swept_test_loss_budget_epsilon.svg"
+    assert "over 3 seeds" in figure.read_text()
     assert plots.from_records(swept, **across).name == "run_test_loss_budget_epsilon.svg"
     with pytest.raises(ValueError, match="choose one value of budget_epsilon first"):
         plots.from_records(swept)
-    one = records.write(tmp_path / "one.jsonl", make_rows(epsilons=(3.0,)), {})
-    assert plots.from_records(one).name == "one_test_loss_round.svg"
-    assert plots.from_records(one, y="accuracy").name == "one_accuracy_round.svg"
+    single = records.write(tmp_path / "one.jsonl", make_rows(epsilons=(3.0,)), {})
+    assert plots.from_records(single).name == "one_test_loss_round.svg"
+    assert plots.from_records(single, y="accuracy").name == "one_accuracy_round.svg"
 
 
-@pytest.mark.parametrize("least", [1.0, 3.0])
-def test_an_epsilon_axis_names_the_largest_agent(least):
+@pytest.mark.parametrize("minimum", [1.0, 3.0])
+def test_an_epsilon_axis_names_the_largest_agent(minimum):
     rows = pandas.DataFrame(make_rows(("independent",)))
     figure = plots.lines(rows[rows["round"] == 300], "epsilon", "test_loss")
     assert figure.axes[0].get_xlabel() == "epsilon"
-    different = guarantee(3.0).replace(per_agent_epsilon=(least, 3.0)).to_dict()
+    different = guarantee(3.0).replace(per_agent_epsilon=(minimum, 3.0)).to_dict()
     rows["guarantee"] = [different if row == 3.0 else None for row in rows["epsilon"]]
     figure = plots.lines(rows[rows["round"] == 300], "epsilon", "test_loss")
-    expected = "largest epsilon of an agent" if least < 3 else "epsilon"
+    expected = "largest epsilon of an agent" if minimum < 3 else "epsilon"
     assert figure.axes[0].get_xlabel() == expected
 
 
@@ -432,16 +432,16 @@ def test_records_of_two_participations_are_not_mixed(tmp_path):
             for r in (100, 300)
         ]
 
-    both = rows((20, 15), range(3)) + rows((60, 5), range(2))
-    mixed = pandas.DataFrame(both)
+    pair = rows((20, 15), range(3)) + rows((60, 5), range(2))
+    mixed = pandas.DataFrame(pair)
     with pytest.raises(ValueError, match="k = 20, b = 15; k = 60, b = 5"):
         plots.lines(mixed, "round", "test_loss")
     apart = mixed.assign(design=[str(g["participation"]) for g in mixed["guarantee"]])
     drawn = plots.lines(apart, "round", "test_loss", "design")
     caption = plots.finish(drawn)
     assert "k = 20, b = 15" in caption and "k = 60, b = 5" in caption
-    alone = rows(None, range(3), design="non_private")
-    records.write(tmp_path / "r.jsonl", both + alone, {})
+    single = rows(None, range(3), design="non_private")
+    records.write(tmp_path / "r.jsonl", pair + single, {})
     with pytest.raises(ValueError, match="k = 20, b = 15; k = 60, b = 5"):
         plots.from_records(tmp_path / "r.jsonl")
 
@@ -462,8 +462,8 @@ def test_a_design_with_parameters_has_a_look_of_its_own(tmp_path):
         for name in names for seed in range(2) for r in (1, 2)
     ]  # fmt: skip
     drawn = plots.lines(pandas.DataFrame(rows), "round", "test_loss")
-    made = drawn.axes[0].get_lines()
-    assert [line.get_label() for line in made] == [
+    result = drawn.axes[0].get_lines()
+    assert [line.get_label() for line in result] == [
         "polynomial of W", "polynomial of W (degree=4)", "polynomial of W (degree=8)",
     ]  # fmt: skip
-    assert len({(line.get_color(), line.get_marker()) for line in made}) == 3
+    assert len({(line.get_color(), line.get_marker()) for line in result}) == 3

@@ -28,14 +28,14 @@ def private(epsilon=10.0):
     )  # fmt: skip
 
 
-def same(one, other):
-    return one == other or (one != one and other != other)
+def same(value, other):
+    return value == other or (value != value and other != other)
 
 
 def test_rows_and_metadata_come_back(tmp_path):
     path = tmp_path / "a" / "b" / "run.jsonl"
-    given = {"command": "python x.py", "config": {"epsilon": math.inf, "steps": (1, 2)}}
-    assert records.write(path, ROWS, given) == path
+    options = {"command": "python x.py", "config": {"epsilon": math.inf, "steps": (1, 2)}}
+    assert records.write(path, ROWS, options) == path
     frame = records.read(path)
     assert list(frame.columns) == list(ROWS[0])
     for row, stored in zip(ROWS, frame.to_dict("records"), strict=True):
@@ -154,29 +154,29 @@ def test_folders_and_lists_are_merged_in_order(tmp_path):
     assert list(frame["name"]) == ["a", "b/1", "b/2"]
     assert list(frame["experiment"]) == ["of a", "of b/1", "of b/2"]
     assert list(frame.columns) == ["experiment", "name"]
-    chosen = records.read([tmp_path / "b", tmp_path / "a.jsonl"])
-    assert list(chosen["name"]) == ["b/1", "b/2", "a"]
-    assert list(chosen.index) == [0, 1, 2]
+    selection = records.read([tmp_path / "b", tmp_path / "a.jsonl"])
+    assert list(selection["name"]) == ["b/1", "b/2", "a"]
+    assert list(selection.index) == [0, 1, 2]
 
 
 def test_nothing_to_read_is_an_error(tmp_path):
-    for given, message in (
+    for arguments, message in (
         (tmp_path / "none.jsonl", "not there"),
         (tmp_path, "without"),
         ([], "at least one"),
     ):
         with pytest.raises(ValueError, match=message):
-            records.read(given)
+            records.read(arguments)
     with pytest.raises(ValueError, match="without"):
         records.read_metadata(tmp_path)
 
 
 def test_every_truncation_is_noticed(tmp_path):
     rows = [{"seed": i, "guarantee": private().to_dict()} for i in range(3)]
-    whole = records.write(tmp_path / "run.jsonl", rows, {}).read_bytes()
+    complete = records.write(tmp_path / "run.jsonl", rows, {}).read_bytes()
     cut = tmp_path / "cut.jsonl"
-    for length in range(len(whole)):
-        cut.write_bytes(whole[:length])
+    for length in range(len(complete)):
+        cut.write_bytes(complete[:length])
         with pytest.raises(ValueError, match=r"cut.jsonl, line \d"):
             records.read(cut)
 
@@ -298,20 +298,32 @@ def test_another_format_is_refused(tmp_path):
 
 
 def test_metadata_says_what_ran_where():
-    made = records.metadata(command="python x.py", seed=(0, 1), note="quick")
-    assert made["command"] == "python x.py" and made["seed"] == [0, 1] and made["note"] == "quick"
-    assert set(made["versions"]) == {"python", "dpjax", "jax", "jaxlib", "numpy", "optax", "flax"}
-    assert all(made["versions"].values())
-    assert made["device"]["count"] >= 1 and made["device"]["kind"]
-    assert made["date"].endswith("Z") and len(made["date"]) == 20
-    assert (made["commit"] is None) == (made["dirty"] is None)
-    json.dumps(made, allow_nan=False)
+    metadata = records.metadata(command="python x.py", seed=(0, 1), note="quick")
+    assert (
+        metadata["command"] == "python x.py"
+        and metadata["seed"] == [0, 1]
+        and metadata["note"] == "quick"
+    )
+    assert set(metadata["versions"]) == {
+        "python",
+        "dpjax",
+        "jax",
+        "jaxlib",
+        "numpy",
+        "optax",
+        "flax",
+    }
+    assert all(metadata["versions"].values())
+    assert metadata["device"]["count"] >= 1 and metadata["device"]["kind"]
+    assert metadata["date"].endswith("Z") and len(metadata["date"]) == 20
+    assert (metadata["commit"] is None) == (metadata["dirty"] is None)
+    json.dumps(metadata, allow_nan=False)
 
 
 def test_metadata_is_made_where_git_is_missing(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    made = records.metadata()
-    assert made["commit"] is None and made["dirty"] is None and made["seed"] is None
+    metadata = records.metadata()
+    assert metadata["commit"] is None and metadata["dirty"] is None and metadata["seed"] is None
 
 
 def test_an_archive_holds_a_folder_s_files_as_they_were(tmp_path):
@@ -343,8 +355,8 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path):
     path = records.write(tmp_path / "a.jsonl", [{"x": x} for x in range(99)], {})
     archive = tmp_path / "all.jsonl.gz"
     archives.pack(archive, [path])
-    whole = archive.read_bytes()
-    for damaged in (whole[:-9], whole[:40] + b"!" + whole[41:], b"", b"no archive"):
+    complete = archive.read_bytes()
+    for damaged in (complete[:-9], complete[:40] + b"!" + complete[41:], b"", b"no archive"):
         archive.write_bytes(damaged)
         with pytest.raises(ValueError, match="all.jsonl.gz"):
             records.read(archive)

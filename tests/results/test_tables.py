@@ -25,30 +25,30 @@ def frame():
 def test_summary_agrees_with_scipy(frame):
     from scipy import stats
 
-    made = tables.summary(frame, ["design", "accountant"], "loss")
-    assert list(made.columns) == ["design", "accountant", "mean", "standard error", "count"]
-    assert list(made["design"]) == ["whisper", "independent"]  # as given, not sorted
-    for _, row in made.iterrows():
+    table = tables.summary(frame, ["design", "accountant"], "loss")
+    assert list(table.columns) == ["design", "accountant", "mean", "standard error", "count"]
+    assert list(table["design"]) == ["whisper", "independent"]  # as given, not sorted
+    for _, row in table.iterrows():
         values = frame[frame["design"] == row["design"]]["loss"]
         assert row["mean"] == pytest.approx(values.mean(), rel=1e-12)
         assert row["standard error"] == pytest.approx(stats.sem(values, ddof=1), rel=1e-12)
         assert row["count"] == 10
         # The biased one is 5 % smaller, and is told apart.
         assert row["standard error"] != pytest.approx(stats.sem(values, ddof=0), rel=1e-2)
-    assert list(tables.summary(frame, "design", "loss")["mean"]) == list(made["mean"])
+    assert list(tables.summary(frame, "design", "loss")["mean"]) == list(table["mean"])
 
 
 def test_summary_does_not_hide_what_diverged():
     rows = [{"a": "x", "loss": 1.0}, {"a": "x", "loss": math.nan}, {"a": "y", "loss": 2.0}]
-    made = tables.summary(pandas.DataFrame(rows), "a", "loss")
-    assert math.isnan(made["mean"][0]) and made["count"][0] == 2
-    assert made["mean"][1] == 2.0 and math.isnan(made["standard error"][1])
+    table = tables.summary(pandas.DataFrame(rows), "a", "loss")
+    assert math.isnan(table["mean"][0]) and table["count"][0] == 2
+    assert table["mean"][1] == 2.0 and math.isnan(table["standard error"][1])
 
 
 def test_summary_keeps_groups_without_a_value():
     rows = [{"e": math.inf, "v": 1.0}, {"e": math.nan, "v": 2.0}, {"e": math.nan, "v": 4.0}]
-    made = tables.summary(pandas.DataFrame(rows), "e", "v")
-    assert list(made["mean"]) == [1.0, 3.0] and list(made["count"]) == [1, 2]
+    table = tables.summary(pandas.DataFrame(rows), "e", "v")
+    assert list(table["mean"]) == [1.0, 3.0] and list(table["count"]) == [1, 2]
 
 
 def test_paired_agrees_with_scipy(frame):
@@ -88,8 +88,8 @@ def test_paired_at_the_edges():
 
     assert pair(2.0, 2.0).t == math.inf and pair(-2.0, -2.0).t == -math.inf
     assert math.isnan(pair(0.0, 0.0).t)
-    one = pair(2.0)
-    assert one.mean == 2.0 and one.count == 1 and math.isnan(one.standard_error + one.t)
+    single = pair(2.0)
+    assert single.mean == 2.0 and single.count == 1 and math.isnan(single.standard_error + single.t)
     assert math.isnan(pair(2.0, math.nan).mean)
 
 
@@ -159,8 +159,10 @@ def test_means_over_runs_that_nothing_tells_apart_are_refused():
     assert tables.summary(frame[1:], "design", "hits")["mean"].tolist() == [2.5]
     with pytest.raises(ValueError, match="several rows with design = a, seed = 0"):
         tables.summary(frame, "design", "hits")
-    told = [row | {"run": "plain"} for row in run] + [row | {"run": "filtered"} for row in other]
-    assert tables.summary(pandas.DataFrame(told), "run", "loss")["mean"].tolist() == [1.0, 2.0]
+    reported = [row | {"run": "plain"} for row in run] + [
+        row | {"run": "filtered"} for row in other
+    ]
+    assert tables.summary(pandas.DataFrame(reported), "run", "loss")["mean"].tolist() == [1.0, 2.0]
 
 
 def test_what_was_tuned_to_an_end_of_its_grid_is_named():
