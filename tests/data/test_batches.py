@@ -23,9 +23,9 @@ def draws(counts: np.ndarray, size: int, rounds: int) -> np.ndarray:
 
 def uniformity(rows: np.ndarray, count: int) -> float:
     """The p-value of a chi-square test that each of an agent's records is as likely as any."""
-    seen = np.bincount(rows.ravel(), minlength=count)
+    counts = np.bincount(rows.ravel(), minlength=count)
     # Draws of one batch exclude each other, which only makes the counts more even.
-    return float(stats.chisquare(seen).pvalue)
+    return float(stats.chisquare(counts).pvalue)
 
 
 @pytest.mark.parametrize("size", [1, 7])
@@ -88,13 +88,13 @@ def test_check_names_the_agent_with_too_few_records() -> None:
 def taking_part(counts: np.ndarray, size: int, separation: int, rounds: int) -> list[np.ndarray]:
     """For each agent which of its records are in which round, [records, rounds]."""
     deal = jax.jit(batches.cyclic, static_argnums=(2, 3))
-    taken = [np.zeros((count, rounds), int) for count in counts]
+    selection = [np.zeros((count, rounds), int) for count in counts]
     for t in range(rounds):
         positions, padding = map(np.asarray, deal(t, counts, size, separation))
         assert positions.shape == padding.shape == (len(counts), size)
         for agent, (row, pad) in enumerate(zip(positions, padding, strict=True)):
-            np.add.at(taken[agent][:, t], row[~pad], 1)
-    return taken
+            np.add.at(selection[agent][:, t], row[~pad], 1)
+    return selection
 
 
 @pytest.mark.parametrize("counts", [[12, 12], [9, 14, 1, 20]])

@@ -114,8 +114,8 @@ def test_what_cannot_be_built_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
 class Letters:
     """A tokenizer: the codes of letters."""
 
-    def encode(self, given, length, seconds=None):
-        rows = [[ord(letter) for letter in text[:length].ljust(length)] for text in given]
+    def encode(self, value, length, seconds=None):
+        rows = [[ord(letter) for letter in text[:length].ljust(length)] for text in value]
         return np.array(rows, np.int32)
 
 

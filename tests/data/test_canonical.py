@@ -90,11 +90,11 @@ def test_unfit_arrays_are_named_and_never_written(
         canonical.read_archive(path)
 
 
-@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
-def test_a_truncated_file_is_named(tmp_path: Path, kept: float) -> None:
+@pytest.mark.parametrize("selection", [0, 10, 0.5, 0.99])
+def test_a_truncated_file_is_named(tmp_path: Path, selection: float) -> None:
     path = canonical.write_archive(tmp_path / "a.npz", GOOD)
     content = path.read_bytes()
-    path.write_bytes(content[: int(kept if kept > 1 else kept * len(content))])
+    path.write_bytes(content[: int(selection if selection > 1 else selection * len(content))])
     with pytest.raises(ValueError, match=r"a.npz cannot be read .*; get it anew"):
         canonical.read_archive(path, remedy="get it anew")
 

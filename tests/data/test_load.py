@@ -24,8 +24,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, str]:
         canonical.record_digest(np.array([[1, 1, 0]]), np.array([1])),
     )
     urls = (("https://one/tiny", "https://two/tiny"), ("https://one/tiny.t",))
-    known = catalog.Known("made up", digests, urls, 3)
-    monkeypatch.setitem(catalog.SETS, "tiny", known)
+    reference = catalog.Known("made up", digests, urls, 3)
+    monkeypatch.setitem(catalog.SETS, "tiny", reference)
 
     def fetch(addresses: tuple[str, ...], path: Path) -> Path:
         if path.exists():
@@ -244,10 +244,10 @@ def test_housing_comes_through_scikit_learn(
 ) -> None:
     from sklearn import datasets
 
-    asked = []
+    requests = []
 
     def fetch(data_home: str, return_X_y: bool) -> tuple[np.ndarray, np.ndarray]:
-        asked.append(data_home)
+        requests.append(data_home)
         return np.arange(16.0).reshape(2, 8) + 0.5, np.array([1.5, 2.5])
 
     monkeypatch.setattr(datasets, "fetch_california_housing", fetch)
@@ -257,7 +257,7 @@ def test_housing_comes_through_scikit_learn(
     # What was fetched here is not the published set: refused, as a damaged download would be.
     with pytest.raises(ValueError, match="other train records than the published ones"):
         load.load("housing", cache=tmp_path)
-    assert len(asked) == 1 and not (tmp_path / "housing.npz").exists()
+    assert len(requests) == 1 and not (tmp_path / "housing.npz").exists()
 
     def broken(**_: object) -> None:
         raise OSError("no network")

@@ -12,9 +12,9 @@ hypothesis = pytest.importorskip("hypothesis")
 st = hypothesis.strategies
 
 
-def exact(made: partition.Partition, total: int) -> bool:
+def exact(result: partition.Partition, total: int) -> bool:
     """Whether each of the records stands once, and rows are padded with their first record."""
-    rows = list(zip(made.indices, made.counts, strict=True))
+    rows = list(zip(result.indices, result.counts, strict=True))
     held = np.concatenate([row[:count] for row, count in rows])
     padded = all((row[count:] == row[0]).all() for row, count in rows)
     return padded and sorted(held.tolist()) == list(range(total))
@@ -29,17 +29,17 @@ def test_iid_deals_every_record_once_in_even_shares(total: int, n: int, seed: in
         with pytest.raises(ValueError, match=f"n is {n} agents"):
             partition.iid(total, n, seed)
         return
-    made = partition.iid(total, n, seed)
-    assert made.origin == "public"
-    assert exact(made, total) and len(made.counts) == n
-    assert made.counts.max() - made.counts.min() <= 1
-    assert made.indices.dtype == made.counts.dtype == np.int32
+    shards = partition.iid(total, n, seed)
+    assert shards.origin == "public"
+    assert exact(shards, total) and len(shards.counts) == n
+    assert shards.counts.max() - shards.counts.min() <= 1
+    assert shards.indices.dtype == shards.counts.dtype == np.int32
 
 
 @hypothesis.given(st.lists(st.integers(1, 20), min_size=1, max_size=12), seeds)
 def test_by_size_deals_the_given_shares(sizes: list[int], seed: int) -> None:
-    made = partition.by_size(sum(sizes), sizes, seed)
-    assert exact(made, sum(sizes)) and made.counts.tolist() == sizes
+    result = partition.by_size(sum(sizes), sizes, seed)
+    assert exact(result, sum(sizes)) and result.counts.tolist() == sizes
     with pytest.raises(ValueError, match="make them sum to that"):
         partition.by_size(sum(sizes) + 1, sizes, seed)
 
@@ -53,17 +53,17 @@ def test_by_size_deals_the_given_shares(sizes: list[int], seed: int) -> None:
 def test_dirichlet_deals_every_record_once(
     labels: list[int], n: int, alpha: float, seed: int
 ) -> None:
-    made = partition.dirichlet(np.array(labels), n, alpha, seed)
-    assert made.origin == "private"  # It reads labels.
-    assert exact(made, len(labels)) and made.counts.min() >= 1
+    shards = partition.dirichlet(np.array(labels), n, alpha, seed)
+    assert shards.origin == "private"  # It reads labels.
+    assert exact(shards, len(labels)) and shards.counts.min() >= 1
 
 
 @pytest.mark.mutant
 def test_a_partition_that_loses_or_doubles_a_record_is_caught() -> None:
-    made = partition.iid(20, 4, 0)
-    lost = made._replace(counts=made.counts - np.array([1, 0, 0, 0], np.int32))
-    doubled = made._replace(indices=np.where(made.indices == 3, 4, made.indices))
-    assert exact(made, 20)
+    shards = partition.iid(20, 4, 0)
+    lost = shards._replace(counts=shards.counts - np.array([1, 0, 0, 0], np.int32))
+    doubled = shards._replace(indices=np.where(shards.indices == 3, 4, shards.indices))
+    assert exact(shards, 20)
     assert not exact(lost, 20) and not exact(doubled, 20)
 
 
@@ -71,8 +71,8 @@ def test_a_small_alpha_makes_agents_unlike_and_a_large_one_alike() -> None:
     labels = np.repeat([-1, 1], 2000)
 
     def spread(alpha: float) -> float:
-        made = partition.dirichlet(labels, 5, alpha, 0)
-        rows = zip(made.indices, made.counts, strict=True)
+        shards = partition.dirichlet(labels, 5, alpha, 0)
+        rows = zip(shards.indices, shards.counts, strict=True)
         return float(np.std([np.mean(labels[row[:count]]) for row, count in rows]))
 
     assert spread(0.3) > 5 * spread(1000.0)
@@ -80,8 +80,8 @@ def test_a_small_alpha_makes_agents_unlike_and_a_large_one_alike() -> None:
 
 def test_minimum_is_kept_or_refused() -> None:
     labels = np.repeat([0, 1], 100)
-    made = partition.dirichlet(labels, 4, 1.0, 0, minimum=20)
-    assert made.counts.min() >= 20
+    shards = partition.dirichlet(labels, 4, 1.0, 0, minimum=20)
+    assert shards.counts.min() >= 20
     with pytest.raises(ValueError, match="raise alpha, use fewer agents or a smaller minimum$"):
         partition.dirichlet(labels, 4, 0.01, 0, minimum=50)
     with pytest.raises(ValueError, match="there are 200; use fewer agents, a smaller minimum or"):
@@ -95,8 +95,8 @@ def test_a_bad_alpha_is_refused(alpha: float) -> None:
 
 
 def test_the_seed_decides() -> None:
-    one, again, other = (partition.iid(50, 3, seed).indices for seed in (1, 1, 2))
-    assert np.array_equal(one, again) and not np.array_equal(one, other)
+    first, again, other = (partition.iid(50, 3, seed).indices for seed in (1, 1, 2))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
 
 
 def test_owners_keep_their_records_in_the_order_of_the_labels() -> None:
@@ -105,13 +105,13 @@ def test_owners_keep_their_records_in_the_order_of_the_labels() -> None:
     np.testing.assert_array_equal(shards.counts, [1, 3, 1])
     np.testing.assert_array_equal(shards.indices, [[1, 1, 1], [0, 2, 4], [3, 3, 3]])
     assert shards.names == ("St Mary", "North", "East") and partition.iid(5, 2, 0).names is None
-    for given, labels, match in (
+    for arguments, labels, match in (
         (owners, ("St Mary", "North"), "'East', which is no agent"),
         (owners, ("St Mary", "North", "East", "West"), "'West', which owns no record"),
         (owners, ("North", "North", "East"), "a name of its own"),
     ):
         with pytest.raises(ValueError, match=match):
-            partition.by_owner(given, labels)
+            partition.by_owner(arguments, labels)
 
 
 def test_a_process_owns_the_records_of_consecutive_agents(monkeypatch):

@@ -36,10 +36,10 @@ def test_bad_arguments_are_refused(rows: int, labels: int, fraction: float, mess
 def test_test_records_are_kept_or_split_off() -> None:
     x = np.arange(20.0).reshape(10, 2)
     y = np.arange(10)
-    whole = load.Dataset("some", x, y, x[:3], y[:3], "made up", "")
-    (_, y_train), (_, y_test) = split.with_test(whole, 0.3, seed=1)
+    complete = load.Dataset("some", x, y, x[:3], y[:3], "made up", "")
+    (_, y_train), (_, y_test) = split.with_test(complete, 0.3, seed=1)
     assert np.array_equal(y_train, y) and np.array_equal(y_test, y[:3])
-    parts = split.with_test(whole._replace(x_test=None, y_test=None), 0.3, seed=1)
+    parts = split.with_test(complete._replace(x_test=None, y_test=None), 0.3, seed=1)
     expected = split.split(x, y, 0.3, 1)
     assert all(np.array_equal(a[1], b[1]) for a, b in zip(parts, expected, strict=True))
 
@@ -49,9 +49,9 @@ def test_lists_and_data_frames_are_split_by_position() -> None:
     y = [1, 2, 3, 4]
     expected = split.split(np.array(x), np.array(y), 0.5, 0)
     rows = pandas.DataFrame(x, index=list("dcba"))
-    for given in ((x, y), (rows, pandas.Series(y, index=rows.index))):
-        for part, wanted in zip(split.split(*given, 0.5, 0), expected, strict=True):
-            assert all(map(np.array_equal, part, wanted))
+    for case in ((x, y), (rows, pandas.Series(y, index=rows.index))):
+        for part, reference in zip(split.split(*case, 0.5, 0), expected, strict=True):
+            assert all(map(np.array_equal, part, reference))
     with pytest.raises(ValueError, match="x has shape .*; give one entry a record"):
         split.split(None, y, 0.5, 0)
     with pytest.raises(ValueError, match="y has another index than x"):

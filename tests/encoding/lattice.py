@@ -8,11 +8,11 @@ import scipy.stats
 VARIANCES = [Fraction(1, 4), Fraction(2, 3), 1, 4, Fraction(50, 3)]
 
 
-def law(variance: int | Fraction, least: int, most: int) -> np.ndarray:
+def law(variance: int | Fraction, minimum: int, maximum: int) -> np.ndarray:
     """Return the probabilities of least, ..., most."""
     reach = np.arange(-2000, 2001)
     weights = np.exp(-(reach**2) / (2 * float(variance)))
-    return (weights / weights.sum())[least + 2000 : most + 2001]
+    return (weights / weights.sum())[minimum + 2000 : maximum + 2001]
 
 
 def moment(variance: int | Fraction, power: int) -> float:
@@ -23,21 +23,21 @@ def moment(variance: int | Fraction, power: int) -> float:
 def fit(values: np.ndarray, variance: int | Fraction) -> float:
     """Return the p-value of a chi-square test; what is rarer than 5 in all is one class a side."""
     end = 40 * int(float(variance) ** 0.5 + 1)
-    wanted = law(variance, -end, end) * values.size
-    found = np.bincount(np.clip(values, -end, end) + end, minlength=2 * end + 1)
-    inner = np.flatnonzero(wanted >= 5)
+    reference = law(variance, -end, end) * values.size
+    counts = np.bincount(np.clip(values, -end, end) + end, minlength=2 * end + 1)
+    inner = np.flatnonzero(reference >= 5)
     first = inner[0]
     last = inner[-1] + 1
     parts = [slice(0, first), slice(last, None)]
-    observed = [*found[first:last], *(found[part].sum() for part in parts)]
-    expected = [*wanted[first:last], *(wanted[part].sum() for part in parts)]
+    observed = [*counts[first:last], *(counts[part].sum() for part in parts)]
+    expected = [*reference[first:last], *(reference[part].sum() for part in parts)]
     return float(scipy.stats.chisquare(observed, expected, sum_check=False).pvalue)
 
 
 def same(first: np.ndarray, second: np.ndarray) -> float:
     """Return the p-value of two samples having one law."""
     end = int(max(np.abs(first).max(), np.abs(second).max()))
-    counts = np.array([np.bincount(each + end, minlength=2 * end + 1) for each in (first, second)])
+    counts = np.array([np.bincount(case + end, minlength=2 * end + 1) for case in (first, second)])
     common = counts.sum(0) >= 20
     table = np.column_stack([counts[:, common], counts[:, ~common].sum(1)])
     return float(scipy.stats.chi2_contingency(table[:, table.sum(0) > 0]).pvalue)
@@ -112,13 +112,13 @@ def replayed(words, variance: Fraction, centre: int) -> int:
 
 def rounded_twin(rng: np.random.Generator, count: int, variance: int, bits: int) -> np.ndarray:
     """Rejection with probabilities of so many bits: what floats do, told sooner."""
-    kept: list[np.ndarray] = []
+    selection: list[np.ndarray] = []
     scale = np.sqrt(variance)
-    while sum(map(len, kept)) < count:
+    while sum(map(len, selection)) < count:
         sizes = rng.geometric(1 - np.exp(-1 / scale), count) - 1
         signs = rng.choice([-1, 1], count)
         odds = np.exp(-((sizes - scale) ** 2) / (2 * variance))
         odds = np.round(odds * 2**bits) / 2**bits
         fine = (rng.random(count) < odds) & ~((sizes == 0) & (signs < 0))
-        kept.append((sizes * signs)[fine])
-    return np.concatenate(kept)[:count]
+        selection.append((sizes * signs)[fine])
+    return np.concatenate(selection)[:count]

@@ -43,7 +43,9 @@ def in_jit(variance, seed=3, shape=(40, 1500)):
     return np.asarray(drawn)
 
 
-SAMPLES = [(of_client, each) for each in lattice.VARIANCES] + [(in_jit, each) for each in IN_JIT]
+SAMPLES = [(of_client, variance) for variance in lattice.VARIANCES] + [
+    (in_jit, item) for item in IN_JIT
+]
 
 
 @pytest.mark.parametrize(("sample", "variance"), SAMPLES)
@@ -72,8 +74,8 @@ def test_their_moments(sample, variance) -> None:
     assert abs((values**2).mean() - second) < 4 * ((fourth - second**2) / count) ** 0.5
     assert abs((values**4).mean() - fourth) < 4 * ((eighth - fourth**2) / count) ** 0.5
     # Each other: neighbours are not correlated, nor are their squares.
-    for one in (values, values**2):
-        assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 4 / count**0.5
+    for case in (values, values**2):
+        assert abs(np.corrcoef(case[1:], case[:-1])[0, 1]) < 4 / count**0.5
 
 
 def test_both_samplers_have_one_law() -> None:
@@ -116,8 +118,8 @@ def test_a_seed_draws_the_same_numbers_and_a_purpose_others() -> None:
 )
 def test_events_that_a_word_leaves_open_wait_for_the_next(top, divisor, words, below) -> None:
     script = lattice.Script(words)
-    found = integers._rational(script, np.array([top], np.uint64), divisor)
-    assert found.tolist() == [below]
+    result = integers._rational(script, np.array([top], np.uint64), divisor)
+    assert result.tolist() == [below]
     # What was decided by fewer words, or by a float, had not read them all.
     assert not script.left
 
@@ -159,8 +161,8 @@ def test_rows_columns_and_keys_are_independent() -> None:
     values = in_jit(4).astype(np.float64)
     others = [values[1:, :], values[:, 1:], in_jit(4, 4)]
     mine = [values[:-1, :], values[:, :-1], values]
-    for one, other in zip(mine, others, strict=True):
-        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 4 / one.size**0.5
+    for item, other in zip(mine, others, strict=True):
+        assert abs(np.corrcoef(item.ravel(), other.ravel())[0, 1]) < 4 / item.size**0.5
 
 
 def pairs(row, column, seed=3):
@@ -188,13 +190,13 @@ def test_events_that_words_leave_open_wait_for_the_next() -> None:
     words = np.where(np.arange(2000) % 2, near + rng.integers(-1, 2, 2000).astype(np.uint64), near)
     words = np.clip(words.astype(np.int64), 0, 2**32 - 1).astype(np.uint32)
     products = simulated._product(jnp.asarray(words), jnp.asarray(divisors))
-    products = tuple(np.asarray(each) for each in products)
-    whole = [int(a) * int(b) for a, b in zip(words, divisors, strict=True)]
-    assert [int(h) * 2**32 + int(low) for h, low in zip(*products, strict=True)] == whole
+    products = tuple(np.asarray(item) for item in products)
+    complete = [int(a) * int(b) for a, b in zip(words, divisors, strict=True)]
+    assert [int(h) * 2**32 + int(low) for h, low in zip(*products, strict=True)] == complete
     compared = simulated._compared(products, jnp.asarray(rests), jnp.asarray(divisors))
-    yes, no, left = (np.asarray(each) for each in compared)
+    yes, no, left = (np.asarray(value) for value in compared)
     opened = 0
-    for i, product in enumerate(whole):
+    for i, product in enumerate(complete):
         target = int(rests[i]) * 2**32
         assert bool(yes[i]) == (product + int(divisors[i]) <= target)
         assert bool(no[i]) == (product >= target)
@@ -206,23 +208,23 @@ def test_events_that_words_leave_open_wait_for_the_next() -> None:
 
 @pytest.mark.x64
 def test_a_number_depends_on_key_row_and_column_alone() -> None:
-    whole = in_jit(4)
+    complete = in_jit(4)
     draw = jax.jit(simulated.discrete_gaussian_rows, static_argnums=(1, 2))
-    np.testing.assert_array_equal(draw(key(), (3, 33), 4), whole[:3, :33])
+    np.testing.assert_array_equal(draw(key(), (3, 33), 4), complete[:3, :33])
     keys = jnp.stack([key(3), key(4)])
-    one = jax.jit(jax.vmap(lambda k: simulated.discrete_gaussian_rows(k, (2, 40), 4)))(keys)
-    np.testing.assert_array_equal(one[0], whole[:2, :40])
-    np.testing.assert_array_equal(one[1], in_jit(4, 4)[:2, :40])
+    function = jax.jit(jax.vmap(lambda k: simulated.discrete_gaussian_rows(k, (2, 40), 4)))(keys)
+    np.testing.assert_array_equal(function[0], complete[:2, :40])
+    np.testing.assert_array_equal(function[1], in_jit(4, 4)[:2, :40])
 
     def body(carry, seed):
         return carry, simulated.discrete_gaussian_rows(jax.random.key(seed), (2, 40), 4)
 
     seeds = jnp.array([3, 4], jnp.uint32)
-    np.testing.assert_array_equal(jax.lax.scan(body, 0, seeds)[1][1], one[1])
+    np.testing.assert_array_equal(jax.lax.scan(body, 0, seeds)[1][1], function[1])
     with double_precision():
         wide = draw(key(), (3, 33), 4)
     assert wide.dtype == jnp.int32
-    np.testing.assert_array_equal(wide, whole[:3, :33])
+    np.testing.assert_array_equal(wide, complete[:3, :33])
 
 
 def test_nothing_is_drawn_for_no_rows() -> None:
@@ -283,7 +285,7 @@ def test_clients_load_no_jax() -> None:
 
 def test_no_word_is_given_out_twice() -> None:
     """Drawn in pieces or at once, the words of a seed are the same."""
-    whole = integers.Stream(bytes(32)).words(5000)
+    complete = integers.Stream(bytes(32)).words(5000)
     pieces = integers.Stream(bytes(32))
     counts = [1, 2, 3, 994, 1000, 3000]
-    np.testing.assert_array_equal(np.concatenate([pieces.words(n) for n in counts]), whole)
+    np.testing.assert_array_equal(np.concatenate([pieces.words(n) for n in counts]), complete)

@@ -38,11 +38,11 @@ def test_the_limit_is_that_of_the_paper_and_no_more_than_the_simple_one() -> Non
     beta = math.exp(-0.5)
     printed = c**2 + gamma**2 * k / 4
     printed += math.sqrt(2 * math.log(1 / beta)) * gamma * (c + gamma * math.sqrt(k) / 2)
-    found = gamma * math.sqrt(lattice.limit(c / gamma, k, beta))
-    assert 0 <= math.sqrt(printed) - found < gamma
+    result = gamma * math.sqrt(lattice.limit(c / gamma, k, beta))
+    assert 0 <= math.sqrt(printed) - result < gamma
     assert lattice.limit(c / gamma, k, 0.0) == int((c / gamma + math.sqrt(k)) ** 2)
     code = SumCode(size=k, bound=c, grid=gamma, clients=10)
-    assert code.sensitivity == pytest.approx(found, rel=1e-12)
+    assert code.sensitivity == pytest.approx(result, rel=1e-12)
     # Never above: a huge grid leaves the simple one.
     assert lattice.limit(0.01, 4, 1e-9) == lattice.limit(0.01, 4, 0.0)
 
@@ -54,9 +54,9 @@ def test_the_share_of_roundings_that_are_drawn_anew_is_below_beta() -> None:
             square = lattice.limit(math.hypot(*place), 2, beta)
             share = 0.0
             for up in itertools.product((0, 1), repeat=2):
-                whole = [math.floor(p) + u for p, u in zip(place, up, strict=True)]
+                complete = [math.floor(p) + u for p, u in zip(place, up, strict=True)]
                 odds = [(p % 1) if u else 1 - p % 1 for p, u in zip(place, up, strict=True)]
-                share += math.prod(odds) * (sum(w**2 for w in whole) > square)
+                share += math.prod(odds) * (sum(w**2 for w in complete) > square)
             assert share <= beta
 
 
@@ -76,9 +76,9 @@ def test_no_vector_is_longer_than_its_sensitivity(grid, beta) -> None:
     x = vectors(20)
     signs = code.signs(b"a")
     stream = integers.Stream(bytes(32))
-    whole = np.array([integers.encode(code, each, signs, stream) for each in x])
+    complete = np.array([integers.encode(code, item, signs, stream) for item in x])
     traced, fine = encode(code, jnp.asarray(x, jnp.float32), signs, key())
-    for drawn in (whole, np.asarray(traced, np.int64)):
+    for drawn in (complete, np.asarray(traced, np.int64)):
         lengths = np.linalg.norm(grid * drawn, axis=1)
         assert lengths.max() <= code.sensitivity
     assert np.asarray(fine).all()
@@ -92,9 +92,9 @@ def test_roundings_that_are_too_long_are_drawn_anew() -> None:
     # Words of zero round all up. The broken twin sends that: longer than it says.
     assert 64 > code.limit
     later = np.random.default_rng(0).integers(0, 2**32, 64).tolist()
-    whole = integers.encode(code, x, signs, Script([0] * 128 + later))
-    assert whole.tolist() == [int((word >> 8) < 2**21) for word in later]
-    assert 0 < int(whole @ whole) <= code.limit
+    complete = integers.encode(code, x, signs, Script([0] * 128 + later))
+    assert complete.tolist() == [int((word >> 8) < 2**21) for word in later]
+    assert 0 < int(complete @ complete) <= code.limit
     # Words that never let it pass: all towards zero.
     assert not integers.encode(code, x, signs, Script([0] * (64 * lattice.TRIES))).any()
     # Where every rounding is taken, the limit is that of all up.
@@ -125,8 +125,8 @@ def test_the_mean_is_the_vector_s() -> None:
     x = vectors(1)[0]
     signs = CODE.signs(b"a")
     rows = jnp.tile(jnp.asarray(x, jnp.float32), (8000, 1))
-    whole, _ = encode(CODE, rows, signs, key())
-    mean = np.asarray(whole, np.float64).mean(0) * CODE.grid
+    complete, _ = encode(CODE, rows, signs, key())
+    mean = np.asarray(complete, np.float64).mean(0) * CODE.grid
     mean = (lattice.hadamard(mean) / math.sqrt(CODE.padded) * signs)[:100]
     # Standard errors of half a grid unit at most, and a bias that conditioning leaves.
     assert np.abs(mean - x).max() < 4.5 * CODE.grid / 2 / math.sqrt(8000)
@@ -141,7 +141,7 @@ def test_sums_of_noisy_vectors_are_those_of_vectors() -> None:
     x = vectors()
     signs = code.signs(b"a")
     stream = integers.Stream(bytes(32))
-    mine = np.array([integers.noisy(code, each, signs, stream) for each in x])
+    mine = np.array([integers.noisy(code, item, signs, stream) for item in x])
     traced, fine = noisy(code, jnp.asarray(x, jnp.float32), signs, key())
     assert fine.all() and traced.dtype == jnp.int32
     low = 2**code.bits - 1
@@ -149,12 +149,12 @@ def test_sums_of_noisy_vectors_are_those_of_vectors() -> None:
     theirs = jnp.sum(traced, axis=0, dtype=jnp.int32).astype(jnp.uint32) & np.uint32(low)
     # Noise of 50 clients, and roundings of each: at most 1/4 a coordinate.
     spread = code.grid * math.sqrt(50 * (4.5 + 0.25))
-    for whole in (total, np.asarray(theirs)):
-        error = integers.decode(code, whole, signs) - x.sum(0)
+    for complete in (total, np.asarray(theirs)):
+        error = integers.decode(code, complete, signs) - x.sum(0)
         assert 0.7 * spread < error.std() < 1.3 * spread and np.abs(error).max() < 5 * spread
-    found = integers.decode(code, np.asarray(theirs), signs)
+    result = integers.decode(code, np.asarray(theirs), signs)
     decode = jax.jit(simulated.decode_total, static_argnums=0)
-    np.testing.assert_allclose(decode(code, theirs, signs), found, atol=1e-5)
+    np.testing.assert_allclose(decode(code, theirs, signs), result, atol=1e-5)
 
 
 def test_sums_do_not_wrap_and_with_fewer_bits_they_would() -> None:
@@ -166,11 +166,11 @@ def test_sums_do_not_wrap_and_with_fewer_bits_they_would() -> None:
     traced, _ = noisy(code, jnp.asarray(x), signs, key())
     low = np.uint32(2**code.bits - 1)
     total = np.asarray(jnp.sum(traced, axis=0, dtype=jnp.int32)).astype(np.uint32) & low
-    found = integers.decode(code, total, signs)
-    assert abs(found[3] - 200) < 10 and np.abs(np.delete(found, 3)).max() < 10
+    result = integers.decode(code, total, signs)
+    assert abs(result[3] - 200) < 10 and np.abs(np.delete(result, 3)).max() < 10
     half = 1 << (code.bits - 1)
-    whole = ((total.astype(np.int64) + half) & (2 * half - 1)) - half
-    assert (np.abs(whole) >= 1 << (code.bits - 5)).any()
+    complete = ((total.astype(np.int64) + half) & (2 * half - 1)) - half
+    assert (np.abs(complete) >= 1 << (code.bits - 5)).any()
 
 
 def test_vectors_cross_the_protocol_and_who_leaves_takes_its_noise_along() -> None:
@@ -183,11 +183,11 @@ def test_vectors_cross_the_protocol_and_who_leaves_takes_its_noise_along() -> No
     x = vectors(5, 30)
     signs = code.signs(b"a")
     stream = integers.Stream(bytes(32))
-    values = np.array([integers.noisy(code, each, signs, stream) for each in x])
+    values = np.array([integers.noisy(code, item, signs, stream) for item in x])
     assert np.abs(values).max() <= code.largest
-    made = Round(terms, values, leaves={2: "mask"})
-    found = integers.decode(code, made.run().values, signs)
-    error = found - x[[0, 1, 3, 4]].sum(0)
+    ctx = Round(terms, values, leaves={2: "mask"})
+    result = integers.decode(code, ctx.run().values, signs)
+    error = result - x[[0, 1, 3, 4]].sum(0)
     spread = code.grid * math.sqrt(4 * 25.25)
     assert 0.6 * spread < error.std() < 1.4 * spread
 
@@ -202,20 +202,20 @@ def test_no_entry_is_beyond_the_largest() -> None:
 
 
 def test_bits_are_those_of_signals_and_of_noise() -> None:
-    given = dict(clients=1000, norm=20.0, square=500, size=4096, failure=2.0**-40)
-    bits = lattice.wrap_bits(variance=4, **given)
+    options = dict(clients=1000, norm=20.0, square=500, size=4096, failure=2.0**-40)
+    bits = lattice.wrap_bits(variance=4, **options)
     z = math.sqrt(2 * math.log(4 * 4096 * 2.0**40))
     reach = 1000 * 20 / 64 * z + 1000 + math.sqrt(4000) * z
     assert 2 ** (bits - 1) > reach >= 2 ** (bits - 2)
     # The broken twin: a modulus for the signals alone wraps on noise.
-    quiet = dict(given, clients=4, norm=1.0, square=2)
-    alone = lattice.wrap_bits(variance=0, **quiet)
+    quiet = dict(options, clients=4, norm=1.0, square=2)
+    single = lattice.wrap_bits(variance=0, **quiet)
     noise = integers.discrete_gaussians(integers.Stream(bytes(32)), 4096, 400)
-    assert np.abs(noise).max() >= 2 ** (alone - 1)
+    assert np.abs(noise).max() >= 2 ** (single - 1)
     assert np.abs(noise).max() < 2 ** (lattice.wrap_bits(variance=400, **quiet) - 1)
     # More of anything never takes fewer.
     for change in ({"clients": 2000}, {"norm": 40.0, "square": 2000}, {"failure": 2.0**-60}):
-        assert lattice.wrap_bits(variance=4, **(given | change)) >= bits
+        assert lattice.wrap_bits(variance=4, **(options | change)) >= bits
 
 
 def test_signs_are_public_coins() -> None:
@@ -240,9 +240,9 @@ def test_rows_that_are_too_long_or_not_finite_are_not_sent() -> None:
     x[2, 5] = np.nan
     x[3, 5] = np.inf
     x[4] = 1e38
-    whole, fine = encode(CODE, jnp.asarray(x), CODE.signs(b"a"), key())
+    complete, fine = encode(CODE, jnp.asarray(x), CODE.signs(b"a"), key())
     assert np.asarray(fine).tolist() == [True, False, False, False, False, True]
-    assert not np.asarray(whole)[1:5].any() and np.asarray(whole)[[0, 5]].any()
+    assert not np.asarray(complete)[1:5].any() and np.asarray(complete)[[0, 5]].any()
 
 
 @pytest.mark.x64

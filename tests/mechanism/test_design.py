@@ -15,17 +15,17 @@ W = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
 
 @pytest.mark.parametrize("kind", DESIGNED)
 def test_make_save_load(kind: str, tmp_path: Path) -> None:
-    made = designed(kind, W, 0.3, 10)
-    assert made.kind == kind
-    read = design.Design.load(made.save(tmp_path / "folder" / "design.npz"))
+    result = designed(kind, W, 0.3, 10)
+    assert result.kind == kind
+    read = design.Design.load(result.save(tmp_path / "folder" / "design.npz"))
     for name in ("kind", "mixing_fingerprint", "precision_bound", "horizon", "value"):
-        assert getattr(read, name) == getattr(made, name)
-    assert (read.fingerprint, read.options, read.gap) == (made.fingerprint, {}, made.gap)
+        assert getattr(read, name) == getattr(result, name)
+    assert (read.fingerprint, read.options, read.gap) == (result.fingerprint, {}, result.gap)
     assert read.check(W, 0.3) is read
     assert read.horizon == (10 if kind == "whisper_horizon" else None)
-    assert made.value == pytest.approx(spatial.energy(made.covariance, W, made.horizon))
+    assert result.value == pytest.approx(spatial.energy(result.covariance, W, result.horizon))
     if kind.startswith("whisper"):
-        assert 0 <= made.gap < 1e-8
+        assert 0 <= result.gap < 1e-8
     assert not list(tmp_path.glob("**/*.tmp"))
 
 
@@ -37,21 +37,21 @@ def test_every_agent_computes_the_same_bits() -> None:
         graph.remove_edges_from(list(graph.edges))
         graph.add_edges_from(order)
         matrix = mixing.metropolis_hastings(graph)
-        made = design.Design.whisper(matrix, 0.3, tolerance=0, max_iterations=40)
-        prints.add(made.fingerprint)
+        covariance = design.Design.whisper(matrix, 0.3, tolerance=0, max_iterations=40)
+        prints.add(covariance.fingerprint)
     assert len(prints) == 1
 
 
 def test_mismatch_is_refused() -> None:
-    made = design.Design.whisper(W, 0.3, horizon=10)
+    covariance = design.Design.whisper(W, 0.3, horizon=10)
     other = W.copy()
     other[0, 0] = np.nextafter(other[0, 0], 1)
     with pytest.raises(ValueError, match="mixing has fingerprint"):
-        made.check(other, 0.3)
+        covariance.check(other, 0.3)
     with pytest.raises(ValueError, match=r"precision_bound is 0\.31"):
-        made.check(W, 0.31)
+        covariance.check(W, 0.31)
     with pytest.raises(ValueError, match="horizon is 11"):
-        made.check(W, 0.3, horizon=11)
+        covariance.check(W, 0.3, horizon=11)
 
 
 def test_bounds_per_agent_survive_a_file(tmp_path: Path) -> None:
@@ -99,11 +99,11 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_options_are_recorded() -> None:
-    made = design.Design.whisper(
+    covariance = design.Design.whisper(
         W, 0.3, step_sizes=np.ones(5), weights=np.ones(8), final_model=True
     )
-    assert made.horizon == 5
-    assert set(made.options) == {"step_sizes", "weights", "final_model"}
+    assert covariance.horizon == 5
+    assert set(covariance.options) == {"step_sizes", "weights", "final_model"}
     grouped = design.Design.whisper(W, 0.3, subgroups=[[0, 1, 2], [3, 4, 5, 6, 7]])
     assert grouped.options == {"subgroups": [[0, 1, 2], [3, 4, 5, 6, 7]]}
     assert 0 <= grouped.gap < 1e-5

@@ -188,8 +188,8 @@ def test_the_value_is_of_the_matrix_that_was_given(
     """Whatever rounds in the factor that is solved with; here far more than ever does."""
     tall = np.random.default_rng(3).normal(size=(9, 5)) * 10.0 ** -np.arange(9.0)[:, None]
     matrix = tall if form == "factor" else tall.T @ tall
-    whole = factorization._root
-    monkeypatch.setattr(factorization, "_root", lambda *those: whole(*those) * (1 - 1e-9))
+    complete = factorization._root
+    monkeypatch.setattr(factorization, "_root", lambda *those: complete(*those) * (1 - 1e-9))
     solution = minimize_trace(**{form: matrix})
     exact = [[Fraction(float(entry)) for entry in row] for row in solution.covariance]
     entries = [[Fraction(float(entry)) for entry in row] for row in matrix]

@@ -29,10 +29,10 @@ PRINTED = {
 def test_published_filters_are_as_printed():
     assert list(filters.PUBLISHED) == list(PRINTED)
     for name, (b, a, divisor) in PRINTED.items():
-        made = filters.PUBLISHED[name]
-        assert [len(made.b), len(made.a)] == [len(b), len(a)]
-        np.testing.assert_allclose(made.b, np.array(b) / divisor, rtol=1e-15, err_msg=name)
-        np.testing.assert_allclose(made.a, np.array(a) / divisor, rtol=1e-15, err_msg=name)
+        result = filters.PUBLISHED[name]
+        assert [len(result.b), len(result.a)] == [len(b), len(a)]
+        np.testing.assert_allclose(result.b, np.array(b) / divisor, rtol=1e-15, err_msg=name)
+        np.testing.assert_allclose(result.a, np.array(a) / divisor, rtol=1e-15, err_msg=name)
 
 
 @pytest.mark.parametrize("name", filters.PUBLISHED)
@@ -70,17 +70,17 @@ def test_the_printed_ratio_of_momentum_counts_its_first_term_twice():
 def test_the_ratio_is_its_double_sum(rounds):
     b, a = filters.PUBLISHED["f6"]
     kappa = signal.lfilter(b, [1, *a], np.eye(1, rounds)[0])
-    kept = sum(DECAYING[k] * kappa[k] for t in range(rounds) for k in range(t + 1))
+    total = sum(DECAYING[k] * kappa[k] for t in range(rounds) for k in range(t + 1))
     noise = sum(kappa[k] ** 2 for t in range(rounds) for k in range(t + 1))
-    assert snr.signal_to_noise(b, a, DECAYING, rounds) == pytest.approx(kept / noise, rel=1e-10)
+    assert snr.signal_to_noise(b, a, DECAYING, rounds) == pytest.approx(total / noise, rel=1e-10)
 
 
 @pytest.mark.parametrize(
     ("c", "best", "paper"), [((0.5, 0.4, 0.3, 0.2), 1.435, 1.400), ((0.5, 0.0), 0.604, 0.5)]
 )
 def test_taps_in_closed_form_beat_proportional_ones_and_a_search(c, best, paper):
-    made = snr.optimal_fir(c)
-    value = snr.signal_to_noise(*made, c)
+    coefficients = snr.optimal_fir(c)
+    value = snr.signal_to_noise(*coefficients, c)
     assert value == pytest.approx(best, abs=1e-3)
     assert value == pytest.approx((sum(c) + np.sqrt(len(c) * np.dot(c, c))) / 2, rel=1e-12)
     assert snr.signal_to_noise(*snr.proportional_fir(c), c) == pytest.approx(paper, abs=1e-3)
@@ -111,7 +111,7 @@ def test_coefficients_no_run_should_use_are_refused(b, a, text):
 
 def test_theorem_2_does_not_cover_every_published_filter():
     """Its proof needs a response of at least 0 that sums to at most 1."""
-    for name, least, total in (("f6", -0.046, 1.90), ("second", -0.005, 1.08), ("f1", 0.0, 1.0)):
+    for name, minimum, total in (("f6", -0.046, 1.90), ("second", -0.005, 1.08), ("f1", 0.0, 1.0)):
         response = filters.impulse_response(*filters.PUBLISHED[name], 2_000)
-        assert response.min() == pytest.approx(least, abs=1e-3)
+        assert response.min() == pytest.approx(minimum, abs=1e-3)
         assert np.abs(response).sum() == pytest.approx(total, abs=5e-3)

@@ -51,9 +51,9 @@ def brute_force(
 def test_gram_is_the_definition(matrix, rounds, final_model, steps, weighted) -> None:
     etas = np.linspace(1, 0, rounds + 1)[:-1] if steps else None
     weights = np.linspace(0.5, 2, 6) if weighted else None
-    found = gram(matrix, rounds, step_sizes=etas, weights=weights, final_model=final_model)
+    result = gram(matrix, rounds, step_sizes=etas, weights=weights, final_model=final_model)
     expected = brute_force(matrix, rounds, etas, weights, final_model)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_one_step_is_the_papers() -> None:
@@ -71,8 +71,8 @@ def test_discount(matrix, rounds) -> None:
     for _ in range(rounds or 400):
         power = 0.9 * matrix @ power
         expected += power.T @ power
-    found = gram(matrix, rounds, discount=0.9)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    result = gram(matrix, rounds, discount=0.9)
+    np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
 @given(st.integers(1, 3000))

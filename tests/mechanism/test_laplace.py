@@ -52,8 +52,8 @@ def test_the_printed_form_spends_more_than_its_epsilon(epsilon, gap, gamma, q1, 
     assert float(exact(printed)) == pytest.approx(want, rel=1e-12)
     assert printed.spent == pytest.approx(want, rel=1e-12) and printed.budget > epsilon
     # The paper's own sum, which pairs step and noise of the same round, is epsilon in the limit.
-    own = (gap * printed.step_sizes / printed.scales).sum()
-    assert own == pytest.approx(epsilon * (1 - (q1 / q2) ** rounds), rel=1e-11)
+    total = (gap * printed.step_sizes / printed.scales).sum()
+    assert total == pytest.approx(epsilon * (1 - (q1 / q2) ** rounds), rel=1e-11)
 
 
 def ratio_on_a_path(schedule, messages):
@@ -172,14 +172,14 @@ def of_rationals(gamma, gap, budget, q1, q2):
 )
 def test_first_scales_of_far_apart_numbers_are_rounded_up(budget, gap, gamma):
     wide = of_rationals(gamma, gap, budget, 0.5, 0.9)
-    found = laplace.first_scale(budget, gap, gamma, 0.5, 0.9)
-    assert wide <= Fraction(found) <= wide * Fraction(1 + 1e-13)
+    result = laplace.first_scale(budget, gap, gamma, 0.5, 0.9)
+    assert wide <= Fraction(result) <= wide * Fraction(1 + 1e-13)
     squared = wide**2 * (Fraction(0.9) - Fraction(0.5)) / (Fraction(0.9) + Fraction(0.5))
     deviation = schedules.first_deviation(budget, gap, gamma, 0.5, 0.9)
     assert squared <= Fraction(deviation) ** 2 <= squared * Fraction(1 + 1e-13)
-    made = laplace.geometric(budget, gap, gamma, 0.5, 0.9, 20)
-    assert 0.999 * budget < pure.epsilon(made.step_sizes, made.scales, gap) <= budget
-    assert made.spent == pytest.approx(budget, rel=1e-4, abs=0)
+    outcome = laplace.geometric(budget, gap, gamma, 0.5, 0.9, 20)
+    assert 0.999 * budget < pure.epsilon(outcome.step_sizes, outcome.scales, gap) <= budget
+    assert outcome.spent == pytest.approx(budget, rel=1e-4, abs=0)
 
 
 @pytest.mark.parametrize(("budget", "gap", "gamma"), [(1.0, 1e-200, 1e-200), (1e-9, 1e200, 1e200)])

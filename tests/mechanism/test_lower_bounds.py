@@ -40,21 +40,21 @@ def dual(gram, multipliers):
 def test_of_one_average(n):
     """11': the infimum is 1, and rounding alone made eigenvalues of 1e-16 whose roots add up."""
     gram = np.ones((n, n))
-    found = factorization.minimize_trace(gram=gram)
-    assert 1 - 1e-9 <= found.lower_bound <= 1
-    assert found.value >= 1
+    optimum = factorization.minimize_trace(gram=gram)
+    assert 1 - 1e-9 <= optimum.lower_bound <= 1
+    assert optimum.value >= 1
     # The broken twin: singular values of a factor that was computed.
-    factor = factorization.factor_of(gram) * np.sqrt(found.multipliers)
-    twin = np.linalg.svd(factor, compute_uv=False).sum() ** 2 / found.multipliers.sum()
+    factor = factorization.factor_of(gram) * np.sqrt(optimum.multipliers)
+    twin = np.linalg.svd(factor, compute_uv=False).sum() ** 2 / optimum.multipliers.sum()
     assert n < 100 or twin > 1 + 1e-8
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_of_rank_one_blocks_of_any_scale(seed):
     gram, infimum = blocks(seed)
-    found = factorization.minimize_trace(gram=gram)
-    assert found.lower_bound <= infimum
-    assert found.lower_bound >= infimum * (1 - mpmath.mpf("1e-6"))
+    optimum = factorization.minimize_trace(gram=gram)
+    assert optimum.lower_bound <= infimum
+    assert optimum.lower_bound >= infimum * (1 - mpmath.mpf("1e-6"))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -91,8 +91,8 @@ def test_unrestricted_over_agents_and_rounds(epochs):
     rounds = 4
     participation = Participation(rounds, epochs, rounds // epochs)
     matrix = mixing.metropolis_hastings(graphs.complete(n))
-    whole = np.tri(rounds)
-    infimum = temporal.solve(whole.T @ whole, participation).value / n
+    complete = np.tri(rounds)
+    infimum = temporal.solve(complete.T @ complete, participation).value / n
     bound = joint.unrestricted_bound(matrix, participation).lower_bound
     assert bound <= infimum
     assert bound >= infimum * (1 - 1e-6)
@@ -103,8 +103,8 @@ def test_over_rounds_that_are_all_alike(epochs):
     """H = 11': only the sum over all rounds is wanted, which a record in k of them moves by k."""
     rounds = 20
     participation = Participation(rounds, epochs, rounds // epochs)
-    found = temporal.solve(np.ones((rounds, rounds)), participation)
-    assert (1 - 1e-6) * epochs**2 <= found.lower_bound <= epochs**2 <= found.value
+    solution = temporal.solve(np.ones((rounds, rounds)), participation)
+    assert (1 - 1e-6) * epochs**2 <= solution.lower_bound <= epochs**2 <= solution.value
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -114,19 +114,19 @@ def test_of_known_eigenvectors(seed):
     gram = np.tri(8).T @ np.tri(8) + np.diag(random.uniform(0, 1, 8))
     half = random.normal(size=(4, 2, 2))
     half = half @ half.transpose(0, 2, 1) + 0.1 * np.eye(2)
-    whole = scipy.linalg.block_diag(*half)
+    complete = scipy.linalg.block_diag(*half)
     with mpmath.workdps(50):
-        product = mpmath.matrix(whole.T.tolist()) * mpmath.matrix(gram.tolist())
-        values = mpmath.eigsy(product * mpmath.matrix(whole.tolist()), eigvals_only=True)
+        product = mpmath.matrix(complete.T.tolist()) * mpmath.matrix(gram.tolist())
+        values = mpmath.eigsy(product * mpmath.matrix(complete.tolist()), eigvals_only=True)
         exact = mpmath.fsum(mpmath.sqrt(value) for value in values)
     factor = np.linalg.cholesky(gram).T
-    squares, left = np.linalg.eigh(factor @ whole @ whole.T @ factor.T)
+    squares, left = np.linalg.eigh(factor @ complete @ complete.T @ factor.T)
     bound = certificate.factored_root_trace(factor, half, left, np.sqrt(squares))
     assert exact * (1 - mpmath.mpf("1e-9")) <= bound <= exact
-    for wrong in (1 + 1e-6, 1.1, 3.0):
-        off = certificate.factored_root_trace(factor, half, left, wrong * np.sqrt(squares))
+    for invalid in (1 + 1e-6, 1.1, 3.0):
+        off = certificate.factored_root_trace(factor, half, left, invalid * np.sqrt(squares))
         assert off <= exact
-        turned = certificate.factored_root_trace(factor, half, wrong * left, np.sqrt(squares))
+        turned = certificate.factored_root_trace(factor, half, invalid * left, np.sqrt(squares))
         assert turned <= exact
 
 
@@ -138,10 +138,10 @@ def test_products_of_halves_are_exact():
     high, low, off = certificate._product(left, right)
     with mpmath.workdps(40):
         exact = mpmath.matrix(left.tolist()) * mpmath.matrix(right.tolist())
-        wrong = [
+        faults = [
             exact[i, j] - mpmath.mpf(high[i, j]) - mpmath.mpf(low[i, j])
             for i in range(40)
             for j in range(50)
         ]
-        assert mpmath.sqrt(mpmath.fsum(w**2 for w in wrong)) <= off
+        assert mpmath.sqrt(mpmath.fsum(w**2 for w in faults)) <= off
     assert off < 1e-5 * 40 * np.finfo(float).eps * np.linalg.norm(left) * np.linalg.norm(right)

@@ -56,8 +56,8 @@ def test_matrices_with_eigenvalues_near_one_and_minus_one(own):
     matrix = np.array([[own, 1 - own], [1 - own, own]])
     single = polynomial.rounded(matrix).matrix
     low, high = polynomial.interval(single)
-    least, most = np.linalg.eigvalsh(single.toarray())
-    assert low < least < most < high
+    minimum, maximum = np.linalg.eigvalsh(single.toarray())
+    assert low < minimum < maximum < high
     noise = polynomial.design_polynomial(matrix, 1.0)
     assert 0.8 < exact(matrix, noise).max() <= 1
 
@@ -80,14 +80,14 @@ def test_least_is_below_narrow_dips():
     """The product dips to 1e-9 at one place; the grid alone sees more."""
     rng = np.random.default_rng(0)
     missed = 0
-    for at in rng.uniform(-0.8, 1, 50):
-        dips = np.array([at**2 + 1e-9, -2 * at, 1.0])
+    for index in rng.uniform(-0.8, 1, 50):
+        dips = np.array([index**2 + 1e-9, -2 * index, 1.0])
         assert polynomial.least_product(np.ones(1), dips, (-0.8, 1.0)) <= 1e-9
         angles = (np.arange(3 * 1024) + 0.5) * np.pi / (3 * 1024)
-        seen = np.polyval(dips[::-1], 0.1 + 0.9 * np.cos(angles)).min()
-        missed += seen > 2e-9
+        observed = np.polyval(dips[::-1], 0.1 + 0.9 * np.cos(angles)).min()
+        missed += observed > 2e-9
         # Coefficients that are 0 somewhere prove nothing.
-        root = polynomial.least_product(np.array([-at, 1.0]), np.ones(1), (-0.8, 1.0))
+        root = polynomial.least_product(np.array([-index, 1.0]), np.ones(1), (-0.8, 1.0))
         assert root <= 0
     assert missed > 25
     flat = polynomial.least_product(np.array([2.0, 0.0]), np.array([3.0]), (-1.0, 1.0))
@@ -105,10 +105,10 @@ def test_smaller_noise_or_another_polynomial_is_seen():
 
     assert proved() <= 1 < proved(scales=noise.scales * np.float32(1 - 1e-6))
     for k in range(noise.degree + 1):
-        less = noise.coefficients.copy()
-        less[k] -= np.float32(1e-3) * np.abs(less).max()
-        wrong = polynomial.PolynomialNoise(less, noise.scales, noise.precision, 1.0, 1.0)
-        assert exact(matrix, wrong).max() <= proved(less)
+        reduced = noise.coefficients.copy()
+        reduced[k] -= np.float32(1e-3) * np.abs(reduced).max()
+        invalid = polynomial.PolynomialNoise(reduced, noise.scales, noise.precision, 1.0, 1.0)
+        assert exact(matrix, invalid).max() <= proved(reduced)
     # Upper bounds of sampled diagonals would not do: these are the diagonal itself.
     powers = [np.linalg.matrix_power(w.matrix.toarray(), k).diagonal() for k in range(7)]
     np.testing.assert_allclose(polynomial._moments(w, 3).T, powers, rtol=1e-12)
@@ -116,11 +116,11 @@ def test_smaller_noise_or_another_polynomial_is_seen():
 
 def drawn_error(matrix, noise):
     """Root mean square of what float32 adds to the noise of a run, in units of its weakest part."""
-    whole = polynomial.rounded(matrix)
+    complete = polynomial.rounded(matrix)
     normals = np.random.default_rng(0).normal(size=(len(noise.scales), 500)).astype(np.float32)
-    weights = whole.matrix.toarray().astype(np.float32)
+    weights = complete.matrix.toarray().astype(np.float32)
     drawn = noise.scales[:, None] * gossip.polynomial(weights, noise.coefficients, normals)
-    factor = polynomial.noise_map(whole, noise.coefficients, noise.scales)
+    factor = polynomial.noise_map(complete, noise.coefficients, noise.scales)
     return np.sqrt(np.square(np.linalg.solve(factor, drawn - factor @ normals)).mean())
 
 
@@ -139,10 +139,10 @@ def test_coefficients_that_cancel_in_float32_are_lowered_or_refused(monkeypatch)
 
 def test_blocks_of_rows_and_lower_powers(monkeypatch):
     matrix = polynomial.rounded(mixing.metropolis_hastings(GRAPHS["random"], sparse=True))
-    whole = polynomial._moments(matrix, 3)
+    complete = polynomial._moments(matrix, 3)
     polynomial._moments.cache_clear()
     monkeypatch.setattr(polynomial, "_ROWS", 150 * 40)
-    np.testing.assert_array_equal(polynomial._moments(matrix, 3), whole)
+    np.testing.assert_array_equal(polynomial._moments(matrix, 3), complete)
     assert polynomial._half(matrix) == 3
     for limit, half in ((1e4, 1), (1e5, 2)):
         monkeypatch.setattr(polynomial, "_WORK", limit)
@@ -157,12 +157,12 @@ def test_estimates_of_many_agents_are_on_the_safe_side(monkeypatch, rounds):
     graph = nx.random_regular_graph(8, 300, seed=0)
     matrix = mixing.metropolis_hastings(graph, sparse=True)
     steps = None if rounds is None else np.linspace(1, 0.5, rounds)
-    known = polynomial.design_polynomial(matrix, 2.0, step_sizes=steps)
+    reference = polynomial.design_polynomial(matrix, 2.0, step_sizes=steps)
     monkeypatch.setattr(polynomial, "_DENSE", 0)
     monkeypatch.setattr(polynomial, "_DRAWN", 2**16)
     noise = polynomial.design_polynomial(matrix, 2.0, step_sizes=steps)
-    assert known.value < noise.value < 1.06 * known.value
-    assert 0.9 * known.lower_bound < noise.lower_bound < known.lower_bound
+    assert reference.value < noise.value < 1.06 * reference.value
+    assert 0.9 * reference.lower_bound < noise.lower_bound < reference.lower_bound
 
 
 def test_what_is_no_symmetric_matrix_is_refused():
@@ -173,9 +173,9 @@ def test_what_is_no_symmetric_matrix_is_refused():
     polynomial.design_polynomial(skewed, 1.0)  # Not in float32.
     skewed[0, 1] += 1e-6
     skewed[0, 0] -= 1e-6
-    for wrong in (mixing.uniform_neighbors(graphs.star(5)), skewed):
+    for invalid in (mixing.uniform_neighbors(graphs.star(5)), skewed):
         with pytest.raises(ValueError, match="not symmetric and doubly stochastic.*metropolis"):
-            polynomial.design_polynomial(wrong, 1.0)
+            polynomial.design_polynomial(invalid, 1.0)
     with pytest.raises(ValueError, match=r"shape \(2, 5, 5\); noise of polynomials needs one"):
         polynomial.design_polynomial(np.stack([weights, weights]), 1.0)
     with pytest.raises(ValueError, match="degree is 0"):

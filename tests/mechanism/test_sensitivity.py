@@ -134,8 +134,8 @@ def test_rounding_only_raises_it() -> None:
             sum(abs(exact(s, t)) for s, t in itertools.product(pattern, repeat=2))
             for pattern in ((0, 2), (1, 3))
         )
-        found = sensitivity(strategy, participation)
-        assert truth <= Fraction(found) ** 2 <= truth * Fraction(1 + 1e-9)
+        result = sensitivity(strategy, participation)
+        assert truth <= Fraction(result) ** 2 <= truth * Fraction(1 + 1e-9)
         plain_falls_short += Fraction(worst(by_formula, strategy, participation)) < truth
     assert plain_falls_short > 0
 

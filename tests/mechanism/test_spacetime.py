@@ -93,8 +93,8 @@ def test_factor_is_that_of_the_whole_run(kind, rounds) -> None:
     np.testing.assert_allclose(factor.T @ factor, expected, rtol=1e-10, atol=1e-11)
     # The transposed strategy has another inverse: a swap of K = C^-1 C^-T would show.
     swapped = np.linalg.inv(strategy @ strategy.T)
-    wrong = np.einsum("xsi,st,xtj->ij", blocks, swapped, blocks)
-    assert rounds == 1 or np.abs(wrong - expected).max() > 1e-2
+    invalid = np.einsum("xsi,st,xtj->ij", blocks, swapped, blocks)
+    assert rounds == 1 or np.abs(invalid - expected).max() > 1e-2
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8), st.sampled_from(list(MIXINGS)))
@@ -116,21 +116,21 @@ def test_fresh_noise_gives_the_horizon_aware_design(kind) -> None:
     matrix = MIXINGS[kind]
     rounds = 20
     factor = spacetime.factor_over_agents(matrix, np.eye(rounds))
-    known = workload.factor(matrix, rounds)
-    np.testing.assert_allclose(factor.T @ factor, known.T @ known, rtol=1e-10, atol=1e-10)
+    reference = workload.factor(matrix, rounds)
+    np.testing.assert_allclose(factor.T @ factor, reference.T @ reference, rtol=1e-10, atol=1e-10)
     covariance, _ = spatial.solve_whisper(factor, 1.0)
     np.testing.assert_allclose(covariance, spatial.whisper(matrix, 1.0, rounds), atol=2e-3)
-    assert np.trace(known.T @ known @ covariance) == pytest.approx(
+    assert np.trace(reference.T @ reference @ covariance) == pytest.approx(
         spatial.energy(spatial.whisper(matrix, 1.0, rounds), matrix, rounds), rel=1e-7
     )
 
 
 def test_blocks_of_rows_add_up(monkeypatch) -> None:
     strategy = triangular(0, 9)
-    whole = spacetime.factor_over_agents(MIXINGS["schedule of two"], strategy)
+    complete = spacetime.factor_over_agents(MIXINGS["schedule of two"], strategy)
     monkeypatch.setattr(spacetime, "_BLOCK", 9 * N * 2)  # two rows, two rows, one
     parts = spacetime.factor_over_agents(MIXINGS["schedule of two"], strategy)
-    np.testing.assert_allclose(parts.T @ parts, whole.T @ whole, rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(parts.T @ parts, complete.T @ complete, rtol=1e-11, atol=1e-11)
 
 
 # The design.
@@ -150,68 +150,70 @@ KINDS = ("symmetric", "reversible", "schedule of two")
 def test_design(kind, fields) -> None:
     matrix = MIXINGS[kind]
     participation = Participation(*fields)
-    found = spacetime.design(matrix, participation)
-    assert not np.triu(found.strategy, 1).any() and found.strategy.diagonal().min() > 0
-    assert 1 - 1e-6 < sensitivity(found.strategy, found.covariance, participation) <= 1 + 1e-9
-    assert temporal.sensitivity(found.strategy, participation) <= 1
-    assert found.value == pytest.approx(energy(matrix, found.strategy, found.covariance), rel=1e-7)
-    assert found.value == pytest.approx(
-        joint.objective(matrix, 3 * found.strategy, found.covariance / 7, participation),
+    design = spacetime.design(matrix, participation)
+    assert not np.triu(design.strategy, 1).any() and design.strategy.diagonal().min() > 0
+    assert 1 - 1e-6 < sensitivity(design.strategy, design.covariance, participation) <= 1 + 1e-9
+    assert temporal.sensitivity(design.strategy, participation) <= 1
+    assert design.value == pytest.approx(
+        energy(matrix, design.strategy, design.covariance), rel=1e-7
+    )
+    assert design.value == pytest.approx(
+        joint.objective(matrix, 3 * design.strategy, design.covariance / 7, participation),
         rel=1e-6,
     )
-    history = np.array(found.history)
-    assert found.converged and len(history) > 1 and (np.diff(history) < 0).all()
-    assert found.value == history[-1]
+    history = np.array(design.history)
+    assert design.converged and len(history) > 1 and (np.diff(history) < 0).all()
+    assert design.value == history[-1]
     # C for R = I is MAFALDA's: the design improves on both parents.
     assert history[0] == pytest.approx(
         temporal.solve(temporal.workload_gram(matrix, fields[0]), participation).value
     )
-    assert found.value < 0.99 * history[0]
+    assert design.value < 0.99 * history[0]
     fresh = spatial.whisper(matrix, 1.0, fields[0])
     parent = joint.objective(matrix, np.eye(fields[0]), fresh, participation)
-    assert found.value < 0.99 * parent
-    assert 0 <= found.gap < 1e-5
-    assert max(found.strategy_bound, found.covariance_bound) <= found.value
+    assert design.value < 0.99 * parent
+    assert 0 <= design.gap < 1e-5
+    assert max(design.strategy_bound, design.covariance_bound) <= design.value
 
 
 @pytest.mark.mutant
 def test_a_loose_covariance_is_caught() -> None:
     participation = Participation(6, 2, 3)
-    found = spacetime.design(SYMMETRIC, participation)
+    design = spacetime.design(SYMMETRIC, participation)
     for c, r in ((1.01, 1.0), (1.0, 0.98)):
-        loose = sensitivity(c * found.strategy, r * found.covariance, participation)
+        loose = sensitivity(c * design.strategy, r * design.covariance, participation)
         assert loose > 1 + 5e-3
     other = Participation(6, 3, 1)
-    assert sensitivity(found.strategy, found.covariance, other) > 1.01
+    assert sensitivity(design.strategy, design.covariance, other) > 1.01
 
 
 @pytest.mark.parametrize("fields", [(6, 1, 6), (6, 2, 3)])
 def test_the_attackers_view_has_this_loss(fields) -> None:
     """The loss of an outsider by the accounting's own recursion: mu = 1 at noise 1, clip 1."""
     participation = Participation(*fields)
-    found = spacetime.design(SYMMETRIC, participation)
+    design = spacetime.design(SYMMETRIC, participation)
 
     def loss(strategy: np.ndarray, covariance: np.ndarray) -> float:
         view = views.dsgd(SYMMETRIC, strategy=strategy, covariance=covariance).ldp()
         return float(np.max(view.gdp(participation)))
 
-    assert loss(found.strategy, found.covariance) == pytest.approx(1.0, abs=1e-5)
-    assert loss(found.strategy, found.covariance / 1.1) > 1.04
+    assert loss(design.strategy, design.covariance) == pytest.approx(1.0, abs=1e-5)
+    assert loss(design.strategy, design.covariance / 1.1) > 1.04
 
 
 @given(st.integers(0, 10_000), st.sampled_from(PARTICIPATIONS))
 def test_no_pair_nearby_is_better(seed, fields) -> None:
     participation = Participation(*fields)
-    found = designed(participation)
+    design = designed(participation)
     rng = np.random.default_rng(seed)
     size = 10.0 ** rng.uniform(-4, 0)
-    step = np.tril(rng.normal(size=(6, 6))) * found.strategy.diagonal().min() * size
-    strategy = found.strategy + 0.3 * step
+    step = np.tril(rng.normal(size=(6, 6))) * design.strategy.diagonal().min() * size
+    strategy = design.strategy + 0.3 * step
     skewed = np.eye(N) + 0.3 * size * rng.normal(size=(N, N))
-    covariance = skewed @ found.covariance @ skewed.T
+    covariance = skewed @ design.covariance @ skewed.T
     if min(np.abs(strategy.diagonal())) > 1e-3 and np.linalg.cond(skewed) < 1e3:
         cost = joint.objective(SYMMETRIC, strategy, covariance, participation)
-        assert cost >= found.value * (1 - 1e-7)
+        assert cost >= design.value * (1 - 1e-7)
 
 
 def test_the_other_start_ends_in_the_same_value() -> None:
@@ -238,8 +240,8 @@ def relative(graph: nx.Graph, rounds: int) -> tuple[float, ...]:
         (fresh, spatial.whisper(matrix, 1.0, rounds)),
         spacetime.design(matrix, participation)[:2],
     ]
-    alone = joint.objective(matrix, fresh, np.eye(n), participation)
-    return tuple(joint.objective(matrix, *pair, participation) / alone for pair in designs)
+    single = joint.objective(matrix, fresh, np.eye(n), participation)
+    return tuple(joint.objective(matrix, *pair, participation) / single for pair in designs)
 
 
 @pytest.mark.parametrize(
@@ -256,13 +258,13 @@ def test_known_values(graph, rounds, expected) -> None:
 
 
 def test_too_few_half_steps_are_said() -> None:
-    found = spacetime.design(FLORENTINE, Participation(12, 3, 4), max_iterations=1)
+    design = spacetime.design(FLORENTINE, Participation(12, 3, 4), max_iterations=1)
     best = spacetime.design(FLORENTINE, Participation(12, 3, 4))
-    assert not found.converged and best.converged
-    assert best.value < found.value
+    assert not design.converged and best.converged
+    assert best.value < design.value
     # The certificates hold for the pair that is returned.
-    assert found.strategy_bound <= found.value and found.covariance_bound <= found.value
-    assert found.gap > best.gap
+    assert design.strategy_bound <= design.value and design.covariance_bound <= design.value
+    assert design.gap > best.gap
 
 
 # What the Kronecker form gives away.
@@ -280,8 +282,8 @@ def test_unrestricted_bound_is_below(kind, fields) -> None:
     matrix = MIXINGS[kind]
     participation = Participation(*fields)
     bound = joint.unrestricted_bound(matrix, participation)
-    found = spacetime.design(matrix, participation)
-    assert 0.3 * found.value < bound.lower_bound <= found.value
+    design = spacetime.design(matrix, participation)
+    assert 0.3 * design.value < bound.lower_bound <= design.value
     assert bound.gap < 1e-3
 
 
@@ -326,10 +328,10 @@ def test_unrestricted_bound_on_a_shift_has_a_closed_form() -> None:
     for rounds in (3, 4):
         participation = Participation(rounds, 1, rounds)
         bound = joint.unrestricted_bound(SHIFT, participation)
-        alone = joint.unrestricted_bound(np.ones((1, 1)), participation)
-        assert bound.value == pytest.approx(4 * alone.value, rel=1e-6)
-    found = spacetime.design(SHIFT, Participation(2, 1, 2))
-    assert found.value / 4 > 1.01 * (3 + 5**0.5) / 2
+        single = joint.unrestricted_bound(np.ones((1, 1)), participation)
+        assert bound.value == pytest.approx(4 * single.value, rel=1e-6)
+    design = spacetime.design(SHIFT, Participation(2, 1, 2))
+    assert design.value / 4 > 1.01 * (3 + 5**0.5) / 2
 
 
 def test_one_round_is_the_spatial_problem() -> None:
@@ -345,10 +347,10 @@ def test_one_round_is_the_spatial_problem() -> None:
 @pytest.mark.parametrize(("k", "b"), [(1, 5), (3, 1), (2, 4)])
 def test_one_agent_has_no_space(k, b) -> None:
     participation = Participation(k * b, k, b)
-    found = spacetime.design(np.ones((1, 1)), participation)
-    alone = temporal.solve(np.linalg.multi_dot([np.tri(k * b).T, np.tri(k * b)]), participation)
-    assert found.value == pytest.approx(alone.value, rel=1e-8)
-    np.testing.assert_allclose(found.covariance, 1.0, rtol=1e-9)
+    design = spacetime.design(np.ones((1, 1)), participation)
+    single = temporal.solve(np.linalg.multi_dot([np.tri(k * b).T, np.tri(k * b)]), participation)
+    assert design.value == pytest.approx(single.value, rel=1e-8)
+    np.testing.assert_allclose(design.covariance, 1.0, rtol=1e-9)
 
 
 # Size, and bad input.
@@ -358,9 +360,9 @@ def test_one_agent_has_no_space(k, b) -> None:
 @pytest.mark.parametrize("weights", [mixing.metropolis_hastings, mixing.uniform_neighbors])
 def test_large_networks_fit(weights) -> None:
     matrix = weights(graphs.erdos_renyi(148, 0.1, 0))
-    found = spacetime.design(matrix, Participation(380, 20, 19))
-    assert found.converged and found.gap < 1e-4
-    assert found.value < 0.9 * found.history[0]
+    design = spacetime.design(matrix, Participation(380, 20, 19))
+    assert design.converged and design.gap < 1e-4
+    assert design.value < 0.9 * design.history[0]
 
 
 def test_bad_input() -> None:

@@ -50,9 +50,9 @@ def test_figure_1_of_the_paper(p: float, expected: tuple[float, ...]) -> None:
 )
 def test_horizon_aware_beats_one_step(spec, rounds, one_step, aware) -> None:
     matrix = weights(spec)
-    alone = spatial.energy(spatial.independent(matrix, 1.0), matrix, rounds)
-    short = spatial.energy(spatial.whisper(matrix, 1.0), matrix, rounds) / alone
-    long = spatial.energy(spatial.whisper(matrix, 1.0, rounds), matrix, rounds) / alone
+    single = spatial.energy(spatial.independent(matrix, 1.0), matrix, rounds)
+    short = spatial.energy(spatial.whisper(matrix, 1.0), matrix, rounds) / single
+    long = spatial.energy(spatial.whisper(matrix, 1.0, rounds), matrix, rounds) / single
     assert (round(short, 3), round(long, 3)) == (one_step, aware)
 
 
@@ -89,9 +89,9 @@ def test_designs_keep_the_bound_and_their_order(n, p, seed, unequal) -> None:
 
 def test_budget_scaling() -> None:
     matrix = weights("florentine")
-    one = spatial.whisper(matrix, 1.0)
+    covariance = spatial.whisper(matrix, 1.0)
     tenth = spatial.whisper(matrix, 0.1)
-    np.testing.assert_allclose(tenth, 10 * one, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(tenth, 10 * covariance, rtol=1e-7, atol=1e-9)
 
 
 def test_budgets_per_agent_spend_where_they_may() -> None:
@@ -140,29 +140,29 @@ def test_push_sum_designs_for_the_debiased_models() -> None:
     adjacency = (rng.random((8, 8)) < 0.3) | np.eye(8, dtype=bool)
     matrix = adjacency / adjacency.sum(axis=0)
     y = np.linalg.matrix_power(matrix, 1000).sum(axis=1)
-    made = [
+    parts = [
         spatial.whisper(matrix, 1.0, weights=y),
         spatial.whisper(matrix, 1.0),
         spatial.independent(matrix, 1.0),
     ]
-    found = [spatial.energy(noise, matrix, weights=y) for noise in made]
-    np.testing.assert_allclose(found, [14.2, 17.8, 20.0], atol=0.06)
+    results = [spatial.energy(noise, matrix, weights=y) for noise in parts]
+    np.testing.assert_allclose(results, [14.2, 17.8, 20.0], atol=0.06)
 
 
 def test_subgroups_share_nothing_and_are_each_optimal() -> None:
     matrix = weights("er:10:0.5")
     groups = [[0, 1, 2, 9], [3, 4, 5], [6, 7, 8]]
     noise = spatial.whisper(matrix, 1.5, subgroups=groups)
-    for one, two in itertools.permutations(groups, 2):
-        assert not noise[np.ix_(one, two)].any()
+    for item, second in itertools.permutations(groups, 2):
+        assert not noise[np.ix_(item, second)].any()
     assert (np.linalg.inv(noise).diagonal() <= 1.5).all()
     costs = [
         spatial.energy(spatial.whisper(matrix, 1.5, subgroups=partition), matrix)
         for partition in ([list(range(10))], groups, [[i] for i in range(10)])
     ]
     assert costs[0] < costs[1] < costs[2]
-    alone = spatial.energy(spatial.independent(matrix, 1.5), matrix)
-    assert costs[2] == pytest.approx(alone, rel=1e-9)
+    single = spatial.energy(spatial.independent(matrix, 1.5), matrix)
+    assert costs[2] == pytest.approx(single, rel=1e-9)
 
 
 @pytest.mark.parametrize("groups", [[[0, 1]], [[0, 1], [1, 2]], [[0, 1, 2], []], [[0, 1, 3]]])

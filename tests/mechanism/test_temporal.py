@@ -33,8 +33,8 @@ def by_jax_privacy(gram: np.ndarray, participation: Participation) -> np.ndarray
 
     with jax.enable_x64(True):
         root = jnp.asarray(np.linalg.cholesky(gram).T)
-        found = dense.optimize(participation.rounds, epochs=participation.epochs, A=root)
-        return np.array(found)
+        optimum = dense.optimize(participation.rounds, epochs=participation.epochs, A=root)
+        return np.array(optimum)
 
 
 def test_a_search_ends_where_its_loss_no_longer_falls() -> None:
@@ -192,9 +192,9 @@ def test_one_participation_is_minimize_trace() -> None:
 
 def test_the_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
     gram = temporal.workload_gram(FLORENTINE, 30)
-    found, _ = temporal._climb(np.linalg.cholesky(gram).T, 1, 1e-9, 100)
-    assert found.gap <= 1e-9
-    np.testing.assert_allclose(found.precision, minimize_trace(gram).precision, atol=1e-4)
+    result, _ = temporal._climb(np.linalg.cholesky(gram).T, 1, 1e-9, 100)
+    assert result.gap <= 1e-9
+    np.testing.assert_allclose(result.precision, minimize_trace(gram).precision, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -307,17 +307,17 @@ def test_one_band_and_more_bands(fields) -> None:
     rounds, k, _ = fields
     participation = Participation(*fields)
     gram = temporal.workload_gram(FLORENTINE, rounds)
-    few, more = (
+    few, extras = (
         temporal.objective(banded.banded(FLORENTINE, participation, bands), gram, participation)
         for bands in (1, 8)
     )
     even = temporal.objective(toeplitz(FLORENTINE, participation, 8), gram, participation)
-    assert more * (1 - 1e-6) <= even < 1.15 * more < few
+    assert extras * (1 - 1e-6) <= even < 1.15 * extras < few
     if rounds == 24:
         # A diagonal C: within a class, or alone, precision goes as the root of H_tt.
         roots = np.sqrt(gram.diagonal()).reshape(k, -1).sum(axis=0)
         assert few == pytest.approx(np.sum(roots**2), rel=1e-6)
-        assert more > temporal.solve(gram, participation).value
+        assert extras > temporal.solve(gram, participation).value
     else:
         assert few == pytest.approx(k * np.trace(gram), rel=1e-6)
 
@@ -346,15 +346,15 @@ def test_solvers_run_on_the_device_that_is_given(solver, monkeypatch) -> None:
         "toeplitz": lambda **on: toeplitz(FLORENTINE, participation, 2, **on),
         "minimize_trace": lambda **on: minimize_trace(gram, **on).precision,
     }
-    there = calls[solver](device=jax.devices()[3])
+    present = calls[solver](device=jax.devices()[3])
     assert used == {jax.devices()[3]}
-    np.testing.assert_allclose(there, calls[solver](), atol=1e-9)
+    np.testing.assert_allclose(present, calls[solver](), atol=1e-9)
 
 
 def test_the_compiled_iteration_stays_on_its_device() -> None:
     factor = np.linalg.cholesky(temporal.workload_gram(FLORENTINE, 12)).T
-    found, _ = temporal._climb(factor, 3, 1e-9, 50, device=jax.devices()[3])
-    assert found.precision.devices() == {jax.devices()[3]} and found.gap <= 1e-9
+    result, _ = temporal._climb(factor, 3, 1e-9, 50, device=jax.devices()[3])
+    assert result.precision.devices() == {jax.devices()[3]} and result.gap <= 1e-9
 
 
 @pytest.mark.parametrize("fields", [(96, 3, 32), (96, 1, 96), (96, 1, 5)])
@@ -362,14 +362,14 @@ def test_long_horizons(monkeypatch, fields) -> None:
     """The coarse start, Cholesky's factor, its certificate and sums by pattern, at a small size."""
     participation = Participation(*fields)
     gram = temporal.workload_gram(FLORENTINE, 96)
-    known = temporal.solve(gram, participation)
+    reference = temporal.solve(gram, participation)
     for name, rounds in (("_COMPILED", 60), ("_COARSE", 40), ("_LONG", 80)):
         monkeypatch.setattr(temporal, name, rounds)
-    found = temporal.solve(gram, participation, tolerance=1e-9)
-    assert found.converged and found.value == pytest.approx(known.value, rel=2e-9)
-    assert known.value * (1 - 1e-8) <= found.lower_bound <= known.value
-    assert 1 - 1e-10 < temporal.sensitivity(found.strategy, participation) <= 1
-    assert found.iterations < known.iterations
+    solution = temporal.solve(gram, participation, tolerance=1e-9)
+    assert solution.converged and solution.value == pytest.approx(reference.value, rel=2e-9)
+    assert reference.value * (1 - 1e-8) <= solution.lower_bound <= reference.value
+    assert 1 - 1e-10 < temporal.sensitivity(solution.strategy, participation) <= 1
+    assert solution.iterations < reference.iterations
     few = toeplitz(FLORENTINE, participation, 8)
     judged = certified(few, gram, participation)
     assert 0.1 < judged.gap < 0.4
@@ -380,9 +380,9 @@ def test_long_horizons(monkeypatch, fields) -> None:
 def test_sensitivity_by_pattern(fields, monkeypatch) -> None:
     participation = Participation(*fields)
     strategy = np.tril(np.random.default_rng(0).normal(size=(fields[0], fields[0])))
-    whole = temporal.sensitivity(strategy, participation)
+    complete = temporal.sensitivity(strategy, participation)
     monkeypatch.setattr(temporal, "_LONG", 1)
-    assert temporal.sensitivity(strategy, participation) == pytest.approx(whole, rel=1e-14)
+    assert temporal.sensitivity(strategy, participation) == pytest.approx(complete, rel=1e-14)
 
 
 @pytest.mark.parametrize("fields", [(13, 3, 4), (24, 1, 24), (30, 2, 15)])
@@ -417,7 +417,9 @@ def test_sensitivity_of_banded_inverses_is_attained(fields) -> None:
     for strategy in banded_inverses(participation):
         assert strategy.min() >= 0 and not np.triu(strategy, 1).any()
         rounds = np.array(participation.patterns)
-        moved = max(np.linalg.norm(strategy[:, each].sum(axis=1)) for each in rounds)
+        moved = max(
+            np.linalg.norm(strategy[:, round_number].sum(axis=1)) for round_number in rounds
+        )
         assert 1 - 1e-12 < moved <= 1
 
 
@@ -484,11 +486,11 @@ def test_singular_grams(seed, rank, fields) -> None:
     assert solution.lower_bound <= solution.value <= solution.lower_bound * (1 + 1e-3)
 
 
-@pytest.mark.parametrize(("least", "seed"), [(1e-9, 0), (3e-10, 1), (1e-10, 2)])
-def test_nearly_singular_grams_are_solved_as_well_as_others(least, seed) -> None:
+@pytest.mark.parametrize(("minimum", "seed"), [(1e-9, 0), (3e-10, 1), (1e-10, 2)])
+def test_nearly_singular_grams_are_solved_as_well_as_others(minimum, seed) -> None:
     """By singular values of F V^1/2: eigenvalues of its square keep half of the digits."""
     basis, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(24, 24)))
-    gram = (basis * np.geomspace(1, least, 24)) @ basis.T
+    gram = (basis * np.geomspace(1, minimum, 24)) @ basis.T
     solution = temporal.solve((gram + gram.T) / 2, Participation(24, 4, 6))
     assert solution.lower_bound <= solution.value <= solution.lower_bound * (1 + 1e-6)
 

@@ -65,10 +65,10 @@ def test_gram_is_that_of_the_whole_run(kind, rounds, correlated) -> None:
     matrix = MIXINGS[kind]
     n = matrix.shape[-1]
     r = covariance(n) if correlated else np.eye(n)
-    found = temporal.workload_gram(matrix, rounds, covariance=r if correlated else None)
-    assert found.dtype == np.float64
-    np.testing.assert_array_equal(found, found.T)
-    np.testing.assert_allclose(found, dense(matrix, rounds, r), rtol=1e-11, atol=1e-13)
+    gram = temporal.workload_gram(matrix, rounds, covariance=r if correlated else None)
+    assert gram.dtype == np.float64
+    np.testing.assert_array_equal(gram, gram.T)
+    np.testing.assert_allclose(gram, dense(matrix, rounds, r), rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("kind", MIXINGS)
@@ -91,8 +91,8 @@ def test_trace_is_the_energy_of_correlated_noise(seed, rounds, kind) -> None:
     r = over_agents @ over_agents.T
     run = whole_run(matrix, rounds)
     energy = np.trace(run @ np.kron(k, r) @ run.T)
-    found = np.trace(workload.gram(matrix, rounds, covariance=r) @ k)
-    np.testing.assert_allclose(found, energy, rtol=1e-10)
+    trace = np.trace(workload.gram(matrix, rounds, covariance=r) @ k)
+    np.testing.assert_allclose(trace, energy, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "directed rows", "schedule of three"])
@@ -124,8 +124,8 @@ def test_eigenvalues_serve_where_they_can(kind, monkeypatch) -> None:
 def test_symmetric_support_alone_is_not_reversible() -> None:
     cycle = np.array([[0.2, 0.5, 0.3], [0.3, 0.2, 0.5], [0.5, 0.3, 0.2]])
     assert workload._reversing(cycle) is None
-    found = workload.gram(cycle, 8)
-    np.testing.assert_allclose(found, dense(cycle, 8, np.eye(3)), rtol=1e-12)
+    gram = workload.gram(cycle, 8)
+    np.testing.assert_allclose(gram, dense(cycle, 8, np.eye(3)), rtol=1e-12)
 
 
 def test_wide_weights_keep_their_digits() -> None:
@@ -140,9 +140,11 @@ def test_wide_weights_keep_their_digits() -> None:
 
 
 def test_blocks_of_rows_add_up(monkeypatch) -> None:
-    whole = workload.gram(ROWS, 9, covariance=covariance(N))
+    complete = workload.gram(ROWS, 9, covariance=covariance(N))
     monkeypatch.setattr(workload, "_BLOCK", 9 * N * 4)  # four rows, then two
-    np.testing.assert_allclose(workload.gram(ROWS, 9, covariance=covariance(N)), whole, rtol=1e-12)
+    np.testing.assert_allclose(
+        workload.gram(ROWS, 9, covariance=covariance(N)), complete, rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -180,12 +182,12 @@ def test_large_networks_fit(weights) -> None:
     matrix = weights(graphs.erdos_renyi(1000, 0.01, 0))
     tracemalloc.start()
     try:
-        found = workload.gram(matrix, 2000)
+        gram = workload.gram(matrix, 2000)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 2**30
     # The last rows meet few powers: they can be had by hand.
     squares = matrix @ matrix
-    assert found[-1, -1] == pytest.approx(np.sum(matrix**2), rel=1e-10)
-    assert found[-1, -2] == pytest.approx(np.sum(matrix * squares), rel=1e-10)
+    assert gram[-1, -1] == pytest.approx(np.sum(matrix**2), rel=1e-10)
+    assert gram[-1, -2] == pytest.approx(np.sum(matrix * squares), rel=1e-10)

@@ -95,12 +95,12 @@ def plain(model, params, x, y, weight, loss=losses.cross_entropy):
     def one(params, x, y):
         return loss(model.apply(params, x[None])[0], y)
 
-    each = jax.jit(jax.vmap(jax.grad(one), (None, 0, 0)))(params, x, y)
-    return jax.tree.map(lambda leaf: weight * jnp.sum(leaf, axis=0), each)
+    function = jax.jit(jax.vmap(jax.grad(one), (None, 0, 0)))(params, x, y)
+    return jax.tree.map(lambda leaf: weight * jnp.sum(leaf, axis=0), function)
 
 
-def difference(one, other):
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+def difference(value, other):
+    pairs = zip(jax.tree.leaves(value), jax.tree.leaves(other), strict=True)
     return float(np.max([jnp.max(jnp.abs(a - b)) for a, b in pairs]))
 
 
@@ -172,7 +172,9 @@ def test_numbers_of_words_may_be_narrow(kind):
     params = jax.jit(model.init)(KEY, x)
     gradients = Gradients(model.apply, linear)
     y = jnp.array([1.0, 2.0], jnp.float32)
-    got = jax.jit(lambda *of: gradients(*of, lambda norms: jnp.ones_like(norms)))(params, x, y)
+    got = jax.jit(lambda *subject: gradients(*subject, lambda norms: jnp.ones_like(norms)))(
+        params, x, y
+    )
     # Some of XLA's compilers end the process at a gradient by rows of so narrow numbers.
     wide = x.astype(jnp.int32)
     assert difference(got, plain(model, params, wide, y, 1.0, linear)) < 1e-5
@@ -189,9 +191,9 @@ def test_words_that_there_are_not_keep_the_clip(words):
     term = np.float64(total["params"]["Embed_0"]["embedding"])
     assert np.isfinite(term).all()
     assert np.linalg.norm(term) <= 0.1
-    wanted = plain(model, params, x, jnp.ones(1), 1.0, linear)
-    there = np.asarray(wanted["params"]["Embed_0"]["embedding"])
-    np.testing.assert_array_equal(term != 0, there != 0)
+    expected = plain(model, params, x, jnp.ones(1), 1.0, linear)
+    present = np.asarray(expected["params"]["Embed_0"]["embedding"])
+    np.testing.assert_array_equal(term != 0, present != 0)
 
 
 class Numbers(nn.Module):
@@ -211,13 +213,13 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
     gradients = Gradients(Numbers().apply, linear, {"Dense_0": route})
     fn = jax.jit(clipping.clipped_sum(gradients, 1.0))
     total = fn(params, x, y)
-    alone = fn(params, x[1:], y[1:])
-    assert difference(total, alone) < 1e-6
-    assert difference(alone, jax.tree.map(jnp.zeros_like, alone)) > 0.1
+    single = fn(params, x[1:], y[1:])
+    assert difference(total, single) < 1e-6
+    assert difference(single, jax.tree.map(jnp.zeros_like, single)) > 0.1
 
 
 @pytest.mark.parametrize(
-    ("made", "text"),
+    ("result", "text"),
     [
         (lambda g: Gradients(g.apply, g.loss, None), "routes is None"),
         (
@@ -229,7 +231,7 @@ def test_an_overflow_of_whole_numbers_is_a_record_less(route):
         (lambda g: g.at_points("ab"), "coefficients is not"),
     ],
 )
-def test_bad_input_is_named(made, text):
+def test_bad_input_is_named(result, text):
     params = jax.eval_shape(Numbers().init, KEY, jnp.ones((1, 2)))
     with pytest.raises(ValueError, match=text):
-        made(Gradients(Numbers().apply, linear)).chosen(params, jnp.ones((1, 2)))
+        result(Gradients(Numbers().apply, linear)).chosen(params, jnp.ones((1, 2)))

@@ -49,8 +49,8 @@ def by_hand(x, kernel, strides, pads, groups):
             part = x[:, p * strides : p * strides + rows, q * strides : q * strides + columns]
             for o in range(features):
                 first = o // (features // groups) * inside
-                seen = part[..., first : first + inside]
-                out[:, p, q, o] = (seen * kernel[..., o]).sum(axis=(1, 2, 3))
+                observed = part[..., first : first + inside]
+                out[:, p, q, o] = (observed * kernel[..., o]).sum(axis=(1, 2, 3))
     return out
 
 
@@ -106,7 +106,7 @@ def test_the_layer_has_flax_s_parameters_and_numbers(layout, groups):
     ours = conv.Conv(8, (3, 3), 2, 1, groups=groups, layout=layout)
     flax = nn.Conv(8, (3, 3), 2, padding=1, feature_group_count=groups)
     x = arrays((9, 8), 4, 8, (3, 3), 1, np.float32)[0]
-    params, theirs = (jax.jit(each.init)(jax.random.key(0), x) for each in (ours, flax))
+    params, theirs = (jax.jit(case.init)(jax.random.key(0), x) for case in (ours, flax))
     assert jax.tree.structure(params) == jax.tree.structure(theirs)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -116,10 +116,10 @@ def test_the_layer_has_flax_s_parameters_and_numbers(layout, groups):
 @pytest.mark.parametrize("layout", conv.LAYOUTS)
 def test_any_axes_may_be_in_front(layout):
     x, kernel = arrays((6, 6), 2, 3, (3, 3), 1, np.float32, front=(2, 3))
-    whole = conv.convolve(x, kernel, layout=layout)
-    assert whole.shape == (2, 3, 6, 6, 3)
-    one = conv.convolve(x[1, 2], kernel, layout=layout)
-    np.testing.assert_allclose(one, whole[1, 2], rtol=1e-5, atol=1e-6)
+    complete = conv.convolve(x, kernel, layout=layout)
+    assert complete.shape == (2, 3, 6, 6, 3)
+    convolution = conv.convolve(x[1, 2], kernel, layout=layout)
+    np.testing.assert_allclose(convolution, complete[1, 2], rtol=1e-5, atol=1e-6)
 
 
 def test_images_of_bytes_are_taken_as_the_kernel_s_numbers():
@@ -128,11 +128,11 @@ def test_images_of_bytes_are_taken_as_the_kernel_s_numbers():
     np.testing.assert_array_equal(out, np.full((1, 2, 2, 1), 1800.0))
 
 
-@pytest.mark.parametrize("how", ["plain", "scaled"])
-def test_standardised_kernels_are_their_formula(how):
+@pytest.mark.parametrize("mode", ["plain", "scaled"])
+def test_standardised_kernels_are_their_formula(mode):
     """As the two papers' codes write it: with and without the fan-in, gain and bias."""
-    scaled = how == "scaled"
-    layer = conv.Conv(4, padding="VALID", standardize=how)
+    scaled = mode == "scaled"
+    layer = conv.Conv(4, padding="VALID", standardize=mode)
     x = arrays((5, 5), 3, 4, (3, 3), 1, np.float32)[0]
     params = layer.init(jax.random.key(0), x)["params"]
     assert set(params) == {"kernel", "bias"} | ({"gain"} if scaled else set())
@@ -190,8 +190,8 @@ def test_pooling_is_flax_s_with_its_choice_among_equal_numbers(window, strides):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("how", ["no", "plain", "scaled"])
-def test_the_layer_promotes_no_ranks(how):
-    layer = conv.Conv(3, (2, 2), standardize=how)
+@pytest.mark.parametrize("mode", ["no", "plain", "scaled"])
+def test_the_layer_promotes_no_ranks(mode):
+    layer = conv.Conv(3, (2, 2), standardize=mode)
     with jax.numpy_rank_promotion("raise"):
         layer.init_with_output(jax.random.key(0), jnp.ones((2, 4, 4, 2)))

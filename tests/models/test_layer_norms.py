@@ -69,17 +69,17 @@ def one_by_one(model, params, x, y, loss=losses.cross_entropy):
     return jax.jit(jax.vmap(jax.grad(one), (None, 0, 0)))(params, x, y)
 
 
-def lengths(each):
+def lengths(value):
     return np.sqrt(
         sum(
             np.sum(np.float64(leaf).reshape(len(leaf), -1) ** 2, 1)
-            for leaf in jax.tree.leaves(each)
+            for leaf in jax.tree.leaves(value)
         )
     )
 
 
-def weighted_sum(each, weights):
-    return jax.tree.map(lambda leaf: np.tensordot(weights, np.float64(leaf), 1), each)
+def weighted_sum(value, weights):
+    return jax.tree.map(lambda leaf: np.tensordot(weights, np.float64(leaf), 1), value)
 
 
 def check_close(got, want, tolerance):
@@ -100,12 +100,12 @@ def test_sums_and_norms_are_those_of_plain_differentiation(name):
     model, params, x, y = task(name)
     each = one_by_one(model, params, x, y)
     norms = lengths(each)
-    total, seen = run(Gradients(model.apply, losses.cross_entropy), params, x, y, norms[0])
+    total, observed = run(Gradients(model.apply, losses.cross_entropy), params, x, y, norms[0])
     # Never below, but for the rounding of plain gradients; above by what is added for safety.
-    assert np.all(seen >= norms * (1 - 4e-6))
-    np.testing.assert_allclose(seen, norms, rtol=3e-5)
+    assert np.all(observed >= norms * (1 - 4e-6))
+    np.testing.assert_allclose(observed, norms, rtol=3e-5)
     # The same norms: what remains is the sum's.
-    weights = norms[0] / (norms[0] + np.float64(seen))
+    weights = norms[0] / (norms[0] + np.float64(observed))
     check_close(total, weighted_sum(each, weights), 1e-5)
 
 
@@ -123,13 +123,13 @@ def test_a_linear_score_skips_infinite_records():
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
     gradients = Gradients(model.apply, losses.logistic)
     assert gradients.chosen(params, x) == {"": "norm"}
-    total, seen = run(gradients, params, x, y, 1.0)
+    total, observed = run(gradients, params, x, y, 1.0)
     good = np.array([0, 5, 6, 7])
-    assert not np.isfinite(np.delete(seen, good)).any()
+    assert not np.isfinite(np.delete(observed, good)).any()
     each = one_by_one(model, params, x[good], y[good], losses.logistic)
     norms = lengths(each)
-    assert np.all(seen[good] >= norms) and np.all(seen[good] <= norms * (1 + 1e-4))
-    check_close(total, weighted_sum(each, 1 / (1 + np.float64(seen[good]))), 1e-5)
+    assert np.all(observed[good] >= norms) and np.all(observed[good] <= norms * (1 + 1e-4))
+    check_close(total, weighted_sum(each, 1 / (1 + np.float64(observed[good]))), 1e-5)
 
 
 def test_the_rule_and_the_caller_choose_what_is_formed():
@@ -147,10 +147,10 @@ def test_the_rule_and_the_caller_choose_what_is_formed():
     params = jax.eval_shape(big.init, KEY, jnp.zeros((1, 9, 4)))
     for positions, first in ((11, "norm"), (12, "formed")):  # 2 * 121 <= 4 * 64 < 2 * 144
         x = jax.ShapeDtypeStruct((1, positions, 4), jnp.float32)
-        found = Gradients(big.apply, losses.cross_entropy).chosen(params, x)
-        assert found == {"Dense_0": first, "Dense_1": "norm" if positions < 9 else "formed"}
-    asked = Gradients(big.apply, losses.cross_entropy, {"Dense_0": "norm", "Dense_1": "plain"})
-    assert asked.chosen(params, x) == {"Dense_0": "norm"}
+        result = Gradients(big.apply, losses.cross_entropy).chosen(params, x)
+        assert result == {"Dense_0": first, "Dense_1": "norm" if positions < 9 else "formed"}
+    request = Gradients(big.apply, losses.cross_entropy, {"Dense_0": "norm", "Dense_1": "plain"})
+    assert request.chosen(params, x) == {"Dense_0": "norm"}
     with pytest.raises(ValueError, match=r"routes\['a'\] is 'ghost'; choose one of norm, formed"):
         Gradients(big.apply, losses.cross_entropy, {"a": "ghost"})
 
@@ -273,8 +273,8 @@ def test_layers_called_twice_have_no_layer_norms(kind):
 
 @pytest.mark.parametrize(
     "kind",
-    [each if each in ("twice", "vmap") else pytest.param(each, marks=pytest.mark.slow)
-     for each in ODD],
+    [item if item in ("twice", "vmap") else pytest.param(item, marks=pytest.mark.slow)
+     for item in ODD],
 )  # fmt: skip
 def test_what_is_not_tapped_is_differentiated_plainly(kind):
     model, params, x, y = odd_task(kind)

@@ -15,11 +15,11 @@ def test_scores_of_two_classes_are_scikit_learns(seed):
     labels = np.where(random.random(40) < 0.3, 1, -1)
     scores = np.round(random.normal(size=40) + labels / 2, 1)  # With ties.
     taken = np.where(scores > 0, 1, -1)
-    given = (jnp.asarray(scores), jnp.asarray(labels))
-    assert losses.auc(*given) == pytest.approx(metrics.roc_auc_score(labels, scores), abs=1e-6)
-    assert losses.f1(*given) == pytest.approx(metrics.f1_score(labels, taken), abs=1e-6)
+    arguments = (jnp.asarray(scores), jnp.asarray(labels))
+    assert losses.auc(*arguments) == pytest.approx(metrics.roc_auc_score(labels, scores), abs=1e-6)
+    assert losses.f1(*arguments) == pytest.approx(metrics.f1_score(labels, taken), abs=1e-6)
     balanced = metrics.balanced_accuracy_score(labels, taken)
-    assert losses.balanced_accuracy(*given) == pytest.approx(balanced, abs=1e-6)
+    assert losses.balanced_accuracy(*arguments) == pytest.approx(balanced, abs=1e-6)
 
 
 @pytest.mark.parametrize("present", [4, 3])
@@ -32,13 +32,13 @@ def test_scores_of_classes_are_scikit_learns_means(present):
     logits[:, present:] = -9
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     taken = logits.argmax(axis=1)
-    given = (jnp.asarray(logits), jnp.asarray(labels))
+    arguments = (jnp.asarray(logits), jnp.asarray(labels))
     each = [metrics.roc_auc_score(labels == c, shares[:, c]) for c in range(present)]
-    assert losses.auc(*given) == pytest.approx(np.mean(each), abs=1e-6)
+    assert losses.auc(*arguments) == pytest.approx(np.mean(each), abs=1e-6)
     macro = metrics.f1_score(labels, taken, average="macro")
-    assert losses.f1(*given) == pytest.approx(macro, abs=1e-6)
+    assert losses.f1(*arguments) == pytest.approx(macro, abs=1e-6)
     balanced = metrics.balanced_accuracy_score(labels, taken)
-    assert losses.balanced_accuracy(*given) == pytest.approx(balanced, abs=1e-6)
+    assert losses.balanced_accuracy(*arguments) == pytest.approx(balanced, abs=1e-6)
 
 
 def test_metrics_of_classes_promote_no_ranks():

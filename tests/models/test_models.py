@@ -71,13 +71,13 @@ def test_weighted_gradients_are_those_of_autodiff(network, loss):
     def one(params, x, y):
         return loss(network.apply(params, x[None])[0], y)
 
-    each = jax.jit(jax.vmap(jax.grad(one), (None, 0, 0)))(params, x, y)
-    flat = np.concatenate([np.reshape(leaf, (9, -1)) for leaf in jax.tree.leaves(each)], 1)
+    function = jax.jit(jax.vmap(jax.grad(one), (None, 0, 0)))(params, x, y)
+    flat = np.concatenate([np.reshape(leaf, (9, -1)) for leaf in jax.tree.leaves(function)], 1)
     norms = np.linalg.norm(flat.astype(np.float64), axis=1)
     gradients = layer_norms.Gradients(network.apply, loss)
-    got, seen = with_norms(gradients, params, x, y, lambda norms: 1 / (1 + norms))
-    np.testing.assert_allclose(seen, norms, rtol=1e-5)
-    want = jax.tree.map(lambda leaf: np.tensordot(1 / (1 + norms), leaf, 1), each)
+    got, observed = with_norms(gradients, params, x, y, lambda norms: 1 / (1 + norms))
+    np.testing.assert_allclose(observed, norms, rtol=1e-5)
+    want = jax.tree.map(lambda leaf: np.tensordot(1 / (1 + norms), leaf, 1), function)
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)

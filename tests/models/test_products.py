@@ -15,9 +15,9 @@ def layer(kernel: tuple[int, int], padding: int, features: int, shape: tuple[int
     module = conv.Conv(features, kernel, padding=padding)
     x = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     out = jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x)[0], x)
-    made = products.product(module, x)
-    assert made is not None and made.gram is not None
-    return made, out.shape
+    product = products.product(module, x)
+    assert product is not None and product.gram is not None
+    return product, out.shape
 
 
 @pytest.mark.slow
@@ -30,17 +30,17 @@ def layer(kernel: tuple[int, int], padding: int, features: int, shape: tuple[int
 )
 @settings(max_examples=12, deadline=None, derandomize=True)
 def test_patches_meet_as_their_pixels_do(kernel, padding, size, channels, seed) -> None:
-    made, _ = layer(kernel, padding, 2, (*size, channels))
+    result, _ = layer(kernel, padding, 2, (*size, channels))
     rng = np.random.default_rng(seed)
     # Of very different sizes, so that a place which is left out or counted twice is seen.
     x = rng.normal(size=(1, *size, channels)) * 10 ** rng.uniform(-2, 2, (1, *size, 1))
     x = x.astype(np.float32)
-    rows = np.asarray(made.rows(jnp.asarray(x)), np.float64)
-    gram, terms = made.gram(jnp.asarray(x))
-    wrong = products._error(gram, terms, rows.shape[1])
-    assert np.all(np.abs(np.asarray(gram, np.float64) - rows @ rows.T) <= np.asarray(wrong))
+    rows = np.asarray(result.rows(jnp.asarray(x)), np.float64)
+    gram, terms = result.gram(jnp.asarray(x))
+    invalid = products._error(gram, terms, rows.shape[1])
+    assert np.all(np.abs(np.asarray(gram, np.float64) - rows @ rows.T) <= np.asarray(invalid))
     lengths = np.linalg.norm(rows, axis=1)
-    assert np.all(np.asarray(wrong) <= 1e-4 * lengths[:, None] * lengths + 1e-12 * lengths.max())
+    assert np.all(np.asarray(invalid) <= 1e-4 * lengths[:, None] * lengths + 1e-12 * lengths.max())
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_patches_meet_as_their_pixels_do(kernel, padding, size, channels, seed) 
     ],
 )
 def test_the_bound_from_pixels_is_a_bound(padding, cancelled) -> None:
-    made, out = layer((3, 3), padding, 5, (6, 6, 40))
+    result, out = layer((3, 3), padding, 5, (6, 6, 40))
     rng = np.random.default_rng(7)
     x = rng.normal(size=(1, 6, 6, 40)).astype(np.float32)
     positions = out[1] * out[2]
@@ -62,10 +62,10 @@ def test_the_bound_from_pixels_is_a_bound(padding, cancelled) -> None:
         # What adds up to nearly nothing: the rounding is then larger than the norm.
         x = np.ones_like(x)
         derivative = derivative - derivative.mean(axis=0)
-    rows = made.rows(jnp.asarray(x))
+    rows = result.rows(jnp.asarray(x))
     exact = np.square(np.asarray(rows, np.float64).T @ derivative.astype(np.float64)).sum()
-    by_pixels = products.square_bound(made, rows, jnp.asarray(derivative), jnp.asarray(x))
-    by_patches = products.square_bound(made, rows, jnp.asarray(derivative))
+    by_pixels = products.square_bound(result, rows, jnp.asarray(derivative), jnp.asarray(x))
+    by_patches = products.square_bound(result, rows, jnp.asarray(derivative))
     assert exact <= float(by_pixels) and exact <= float(by_patches)
     if not cancelled:
         assert float(by_pixels) <= exact * (1 + 2e-3)

@@ -96,11 +96,11 @@ class Round:
         """The sum, or `Abort`."""
         self.step("share", "share", self.enrol())
         self.step("mask", "mask", self.server.deliver())
-        told = self.server.request()
+        reported = self.server.request()
         if "confirm" in self.server.terms.stages:
-            self.step("confirm", "confirm", told)
-            told = self.server.relay()
-        self.step("unmask", "unmask", told)
+            self.step("confirm", "confirm", reported)
+            reported = self.server.relay()
+        self.step("unmask", "unmask", reported)
         return self.server.total()
 
     def survivors(self):

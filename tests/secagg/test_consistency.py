@@ -26,8 +26,8 @@ def chosen_dropouts(near, target, spare, threshold):
     lacking = dict.fromkeys(near[target], threshold)
     left = {}
     for client in range(len(near)):
-        known = [j for j in near[client] if lacking.get(j, 0) > 0 and client != target]
-        left[client] = set(sorted(known, key=lambda j: -lacking[j])[:spare])
+        reference = [j for j in near[client] if lacking.get(j, 0) > 0 and client != target]
+        left[client] = set(sorted(reference, key=lambda j: -lacking[j])[:spare])
         for j in left[client]:
             lacking[j] -= 1
     return None if any(lacking[j] > 0 for j in lacking) else left
@@ -38,22 +38,22 @@ def answered(round, left):
     server = round.server
     clients = round.clients
     everybody = frozenset(range(len(clients)))
-    said = {}
+    text = {}
     answers = {}
     reasons = []
     for number, client in enumerate(clients):
         gone = frozenset(left[number])
         try:
-            said[number] = client.confirm(Request(server.hello.nonce, everybody - gone, gone))
+            text[number] = client.confirm(Request(server.hello.nonce, everybody - gone, gone))
         except Abort as abort:  # Who is told of its own death says nothing.
             reasons.append(abort.reason)
-    for number in said:
+    for number in text:
         # The server hands on all that this client takes.
         near = set(server._near[number]) - set(left[number])
         came = {
-            j: said[j].confirmations[number]
+            j: text[j].confirmations[number]
             for j in near
-            if number in getattr(said.get(j), "confirmations", ())
+            if number in getattr(text.get(j), "confirmations", ())
         }
         try:
             answers[number] = clients[number].unmask(Confirmed(server.hello.nonce, came))
@@ -70,9 +70,9 @@ def opened(round, target, left):
 
     def rebuilt(kind, owner):
         near = [j for j in server._near[owner] if j in answers]
-        said = {j + 1: getattr(answers[j], kind) for j in near}
+        text = {j + 1: getattr(answers[j], kind) for j in near}
         shares = {
-            x: int.from_bytes(each[owner], "big") for x, each in said.items() if owner in each
+            x: int.from_bytes(item[owner], "big") for x, item in text.items() if owner in item
         }
         if len(shares) < threshold:
             raise Abort(f"{kind} of {owner} has {len(shares)} shares")
@@ -80,7 +80,7 @@ def opened(round, target, left):
 
     terms = server.terms
     session = server._session
-    sent = [each for each in round.seen if isinstance(each, MaskedVector)][target]
+    sent = [value for value in round.seen if isinstance(value, MaskedVector)][target]
     total = primitives.unpacked_vector(sent.vector, terms.length, terms.bits)
     own = primitives.self_key(rebuilt("seeds", target), target, session)
     total = total - primitives.expand(own, terms.length, terms.bits)
@@ -93,10 +93,10 @@ def opened(round, target, left):
 @functools.cache
 def made(client):
     """A round up to the vectors under their masks."""
-    one = Round(TERMS, vectors(TERMS), seed=1, client=client)
-    one.step("share", "share", one.enrol())
-    one.step("mask", "mask", one.server.deliver())
-    return one
+    ctx = Round(TERMS, vectors(TERMS), seed=1, client=client)
+    ctx.step("share", "share", ctx.enrol())
+    ctx.step("mask", "mask", ctx.server.deliver())
+    return ctx
 
 
 def masked(client=Client):
@@ -104,45 +104,45 @@ def masked(client=Client):
     return copy.deepcopy(made(client))
 
 
-def many(one, target):
+def many(value, target):
     """Dropout sets that each client must believe, by which the server would read the target."""
-    graph = one.server.graph
+    graph = value.server.graph
     spare = TERMS.clients - TERMS.minimum
     assert graph.degree < TERMS.clients - 1 and 2 * graph.threshold > graph.degree
-    left = chosen_dropouts(one.server._near, target, spare, graph.threshold)
+    left = chosen_dropouts(value.server._near, target, spare, graph.threshold)
     assert left is not None and max(map(len, left.values())) <= spare
     return left
 
 
 def test_a_server_with_many_dropout_sets_gets_no_answer():
-    one = masked()
+    mask = masked()
     target = 7
-    left = many(one, target)
+    left = many(mask, target)
     with pytest.raises(Abort, match="seeds of 7 has 0 shares"):
-        opened(one, target, left)
+        opened(mask, target, left)
     answers, reasons = answered(masked(), left)
     # Whoever is far from the target was told alike, and answers: of its vector nothing.
-    assert answers and not set(answers) & {target, *one.server._near[target]}
-    assert any("fewer than the threshold 20" in each for each in reasons)
-    assert all(client.over for client in one.clients) and one.clients[target].exposed
+    assert answers and not set(answers) & {target, *mask.server._near[target]}
+    assert any("fewer than the threshold 20" in reason for reason in reasons)
+    assert all(client.over for client in mask.clients) and mask.clients[target].exposed
 
 
 @pytest.mark.mutant
 def test_a_copy_that_does_not_compare_is_read():
-    one = masked(Trusting)
+    mask = masked(Trusting)
     target = 7
-    np.testing.assert_array_equal(opened(one, target, many(one, target)), one.values[target])
+    np.testing.assert_array_equal(opened(mask, target, many(mask, target)), mask.values[target])
 
 
 def test_with_one_dropout_set_for_all_it_opens_none():
-    one = masked()
+    mask = masked()
     target = 7
-    graph = one.server.graph
-    gone = one.server._near[target][: graph.degree - graph.threshold]
+    graph = mask.server.graph
+    gone = mask.server._near[target][: graph.degree - graph.threshold]
     assert 0 < len(gone) <= TERMS.clients - TERMS.minimum
     left = dict.fromkeys(range(TERMS.clients), gone)
     with pytest.raises(Abort, match="keys of"):
-        opened(one, target, left)
+        opened(mask, target, left)
     assert len(answered(masked(), left)[0]) == TERMS.clients - len(gone)
 
 
@@ -160,23 +160,23 @@ def shown(near, corrupt, left, threshold, confirmations):
         confirmations: How many of the same request a client asks for.
     """
     honest = [i for i in range(len(near)) if i not in corrupt]
-    told = {i: left[i] for i in honest if left[i] is not None and i not in left[i]}
+    reported = {i: left[i] for i in honest if left[i] is not None and i not in left[i]}
     answers = {
-        i for i, gone in told.items()
-        if sum(j not in gone and (j in corrupt or told.get(j) == gone) for j in near[i])
+        i for i, gone in reported.items()
+        if sum(j not in gone and (j in corrupt or reported.get(j) == gone) for j in near[i])
         >= confirmations
     }  # fmt: skip
 
     def rebuilt(owner, dead):
         return threshold <= sum(
-            j in corrupt or (j in answers and (owner in told[j]) is dead) for j in near[owner]
+            j in corrupt or (j in answers and (owner in reported[j]) is dead) for j in near[owner]
         )
 
     keys = {i for i in honest if rebuilt(i, True)}
     seeds = {i for i in honest if rebuilt(i, False)}
-    both = keys & (seeds | answers)
-    known = keys | set(corrupt)
-    return both, {i for i in seeds if i in keys or set(near[i]) <= known}
+    overlap = keys & (seeds | answers)
+    reference = keys | set(corrupt)
+    return overlap, {i for i in seeds if i in keys or set(near[i]) <= reference}
 
 
 def harary(clients, degree):
@@ -190,32 +190,36 @@ def harary(clients, degree):
 )
 def test_no_dropout_sets_at_all_open_a_vector_alone(clients, degree, corrupt, threshold, dropouts):
     near = harary(clients, degree)
-    most = max(len(set(each) & set(corrupt)) for each in near)
-    assert 2 * threshold > degree + most
+    maximum = max(len(set(item) & set(corrupt)) for item in near)
+    assert 2 * threshold > degree + maximum
     sets = [
-        frozenset(each)
+        frozenset(subset)
         for count in range(dropouts + 1)
-        for each in itertools.combinations(range(clients), count)
+        for subset in itertools.combinations(range(clients), count)
     ]
-    found = {least: [0, 0] for least in (threshold, degree + most - threshold, 0)}
+    results = {lowest: [0, 0] for lowest in (threshold, degree + maximum - threshold, 0)}
     choices = [
-        [None] if i in corrupt else [None, *(each for each in sets if i not in each)]
+        [None] if i in corrupt else [None, *(value for value in sets if i not in value)]
         for i in range(clients)
     ]
-    every = list(itertools.product(*choices))
+    entries = list(itertools.product(*choices))
     rng = np.random.default_rng(clients)
-    picked = every if len(every) < 12000 else [every[i] for i in rng.integers(0, len(every), 12000)]
+    picked = (
+        entries
+        if len(entries) < 12000
+        else [entries[i] for i in rng.integers(0, len(entries), 12000)]
+    )
     for left in picked:
-        for least, counts in found.items():
-            both, alone = shown(near, corrupt, left, threshold, least)
-            counts[0] += bool(both)
-            counts[1] += bool(alone)
-    assert found[threshold] == [0, 0]
+        for minimum, counts in results.items():
+            pair, single = shown(near, corrupt, left, threshold, minimum)
+            counts[0] += bool(pair)
+            counts[1] += bool(single)
+    assert results[threshold] == [0, 0]
     # The search has power: without enough confirmations keys come out of clients that answer.
     if dropouts < 2 or corrupt:
-        assert found[0][0]
+        assert results[0][0]
     if corrupt:
-        assert found[degree + most - threshold][0]
+        assert results[degree + maximum - threshold][0]
 
 
 # Confirmations that are wrong
@@ -226,14 +230,14 @@ SMALL = terms_for(6, dropout=0.34, adversary="semi_malicious")
 @functools.cache
 def confirmed():
     """Six clients, one of whom left with its vector: requests, and what the server hands on."""
-    one = Round(SMALL, vectors(SMALL), {0: "mask"}, seed=1)
-    one.step("share", "share", one.enrol())
-    one.step("mask", "mask", one.server.deliver())
-    requests = one.server.request()
-    before = copy.deepcopy(one)
-    one.step("confirm", "confirm", requests)
-    said = dict(one.server._came)
-    return before, requests, said, one, one.server.relay()
+    ctx = Round(SMALL, vectors(SMALL), {0: "mask"}, seed=1)
+    ctx.step("share", "share", ctx.enrol())
+    ctx.step("mask", "mask", ctx.server.deliver())
+    requests = ctx.server.request()
+    before = copy.deepcopy(ctx)
+    ctx.step("confirm", "confirm", requests)
+    text = dict(ctx.server._came)
+    return before, requests, text, ctx, ctx.server.relay()
 
 
 def changed(cipher):
@@ -241,12 +245,12 @@ def changed(cipher):
 
 
 def test_a_client_takes_as_many_confirmations_as_the_threshold():
-    one, relayed = confirmed()[3:]
+    single, relayed = confirmed()[3:]
     threshold = SMALL.graph(6).threshold
     message = relayed[1]
     assert threshold == 3 and sorted(message.confirmations) == [2, 3, 4, 5]
     for count in range(5):
-        client = copy.deepcopy(one.clients[1])
+        client = copy.deepcopy(single.clients[1])
         few = message._replace(confirmations=dict(list(message.confirmations.items())[:count]))
         if count >= threshold:
             assert set(client.unmask(few).keys) == {0}
@@ -258,47 +262,51 @@ def test_a_client_takes_as_many_confirmations_as_the_threshold():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
-        (lambda s: {j: changed(each) for j, each in s.items()}, "0 neighbours confirmed"),
+        (lambda s: {j: changed(item) for j, item in s.items()}, "0 neighbours confirmed"),
         (lambda s: {j: s[5 if j == 2 else j - 1] for j in s}, "0 neighbours confirmed"),
         (lambda s: {j: s[2] for j in s}, "1 neighbours confirmed"),  # one for many
         (lambda s: {**s, 0: s[2]}, "name 0, who is no surviving neighbour"),
         (lambda s: {**s, 1: s[2]}, "name 1, who is no surviving neighbour"),
     ],
 )
-def test_confirmations_that_are_none_do_not_count(change, told):
-    one, relayed = confirmed()[3:]
-    client = copy.deepcopy(one.clients[1])
-    with pytest.raises(Abort, match=told) as caught:
+def test_confirmations_that_are_none_do_not_count(change, reported):
+    single, relayed = confirmed()[3:]
+    client = copy.deepcopy(single.clients[1])
+    with pytest.raises(Abort, match=reported) as caught:
         client.unmask(relayed[1]._replace(confirmations=change(relayed[1].confirmations)))
     assert caught.value.exposed and client.over and not client._shares
 
 
 def test_what_goes_to_one_neighbour_opens_for_nobody_else_nor_comes_back():
-    said, one, relayed = confirmed()[2:]
-    client = copy.deepcopy(one.clients[1])
-    own = said[1].confirmations  # its own confirmations, given back to it
+    text, single, relayed = confirmed()[2:]
+    client = copy.deepcopy(single.clients[1])
+    confirmations = text[1].confirmations  # its own confirmations, given back to it
     with pytest.raises(Abort, match="0 neighbours confirmed"):
-        client.unmask(relayed[1]._replace(confirmations=own))
-    sealed = [each for message in said.values() for each in message.confirmations.values()]
+        client.unmask(relayed[1]._replace(confirmations=confirmations))
+    sealed = [
+        confirmation for message in text.values() for confirmation in message.confirmations.values()
+    ]
     assert len(set(sealed)) == len(sealed) == 20
 
 
 def test_a_client_confirms_once_and_answers_no_request_without():
     before, requests = confirmed()[:2]
-    one = copy.deepcopy(before)
-    one.clients[1].confirm(requests[1])
+    duplicate = copy.deepcopy(before)
+    duplicate.clients[1].confirm(requests[1])
     with pytest.raises(Abort, match="out of order"):
-        one.clients[1].confirm(requests[1])
+        duplicate.clients[1].confirm(requests[1])
     with pytest.raises(Abort, match="out of order"):
-        one.clients[2].unmask(requests[2])
-    one.clients[3].confirm(requests[3])
+        duplicate.clients[2].unmask(requests[2])
+    duplicate.clients[3].confirm(requests[3])
     with pytest.raises(Abort, match="in place of what the neighbours confirmed"):
-        one.clients[3].unmask(requests[3])
+        duplicate.clients[3].unmask(requests[3])
     with pytest.raises(Abort, match="leaves this client out"):
         gone = requests[4].survivors - {4}
-        one.clients[4].confirm(requests[4]._replace(survivors=gone, dropouts=frozenset({0, 4})))
+        duplicate.clients[4].confirm(
+            requests[4]._replace(survivors=gone, dropouts=frozenset({0, 4}))
+        )
     # Where there is no such stage, nothing of it is taken.
     terms = terms_for(6, dropout=0.17)
     plain = Round(terms, vectors(terms), seed=1)
@@ -313,40 +321,40 @@ def test_a_client_confirms_once_and_answers_no_request_without():
 
 def test_a_server_takes_one_confirmation_in_time_and_for_neighbours():
     before, requests = confirmed()[:2]
-    one = copy.deepcopy(before)
-    said = {i: one.clients[i].confirm(requests[i]) for i in requests}
-    server = one.server
-    some = dict(list(said[1].confirmations.items())[1:])
-    for wrong in (some, {**some, 0: b"c" * 48}):
+    duplicate = copy.deepcopy(before)
+    text = {i: duplicate.clients[i].confirm(requests[i]) for i in requests}
+    server = duplicate.server
+    some = dict(list(text[1].confirmations.items())[1:])
+    for invalid in (some, {**some, 0: b"c" * 48}):
         with pytest.raises(Rejected, match="not for its neighbours"):
-            server.accept(1, said[1]._replace(confirmations=wrong))
+            server.accept(1, text[1]._replace(confirmations=invalid))
     with pytest.raises(Rejected, match="another aggregation"):
-        server.accept(1, said[1]._replace(nonce=bytes(16)))
+        server.accept(1, text[1]._replace(nonce=bytes(16)))
     for i in (1, 2, 3, 4):
-        server.accept(i, said[i])
+        server.accept(i, text[i])
     with pytest.raises(Rejected, match="sent this before"):
-        server.accept(1, said[1])
+        server.accept(1, text[1])
     relayed = server.relay()
     assert set(relayed) == {1, 2, 3, 4} and set(relayed[1].confirmations) == {2, 3, 4}
     with pytest.raises(Rejected, match="Confirm of client 5"):
-        server.accept(5, said[5])
+        server.accept(5, text[5])
     for i in relayed:
-        server.accept(i, one.clients[i].unmask(relayed[i]))
+        server.accept(i, duplicate.clients[i].unmask(relayed[i]))
     # Who left while confirming has its vector in the sum.
     total = server.total()
     assert total.survivors == (1, 2, 3, 4, 5)
-    np.testing.assert_array_equal(total.values, one.values[1:].sum(axis=0))
+    np.testing.assert_array_equal(total.values, duplicate.values[1:].sum(axis=0))
 
 
 def test_requests_have_one_digest_each():
     def named(survivors, dropouts, nonce=b"n" * 16, session=b"s" * 32):
         return request_digest(Request(nonce, frozenset(survivors), frozenset(dropouts)), session)
 
-    seen = [
+    observed = [
         named({0, 1}, {2}), named({0, 1, 2}, {}), named({0, 1}, {}), named({0}, {1, 2}),
         named({0, 1}, {2}, nonce=b"m" * 16), named({0, 1}, {2}, session=b"t" * 32),
     ]  # fmt: skip
-    assert len(set(seen)) == 6 and named([1, 0], [2]) == seen[0]
+    assert len(set(observed)) == 6 and named([1, 0], [2]) == observed[0]
 
 
 # Rounds
@@ -356,10 +364,10 @@ def test_requests_have_one_digest_each():
 def test_who_leaves_at_a_stage_is_made_up_for(stage):
     terms = terms_for(8, dropout=0.25, adversary="semi_malicious")
     for rows in ((0,), (2, 5), (6, 7)):
-        one = Round(terms, vectors(terms), dict.fromkeys(rows, stage))
-        np.testing.assert_array_equal(one.run().values, one.want())
+        ctx = Round(terms, vectors(terms), dict.fromkeys(rows, stage))
+        np.testing.assert_array_equal(ctx.run().values, ctx.want())
         late = stage in ("confirm", "unmask")
-        assert len(one.survivors()) == 8 - len(rows) * (not late) and not one.aborted
+        assert len(ctx.survivors()) == 8 - len(rows) * (not late) and not ctx.aborted
 
 
 def held(rounds):
@@ -367,15 +375,15 @@ def held(rounds):
     terms = terms_for(20, dropout=0.15, corrupt=0.1, length=16, adversary="semi_malicious")
     drawn = np.random.default_rng(0)
     finished = 0
-    for at in range(rounds):
+    for index in range(rounds):
         rows = drawn.choice(20, drawn.integers(0, 4), replace=False)
         leaves = {int(row): str(drawn.choice(ALL_STAGES)) for row in rows}
-        one = Round(terms, vectors(terms, at), leaves, seed=at)
+        ctx = Round(terms, vectors(terms, index), leaves, seed=index)
         try:
-            total = one.run()
+            total = ctx.run()
         except Abort:
             continue
-        np.testing.assert_array_equal(total.values, one.want())
+        np.testing.assert_array_equal(total.values, ctx.want())
         finished += 1
     return finished
 

@@ -19,20 +19,20 @@ def summed(variance, modular):
     reals = np.random.default_rng(0).normal(size=(CLIENTS, 60))
     reals /= np.linalg.norm(reals, axis=1, keepdims=True) * 1.01
     signs = code.signs(b"a round's seed")
-    streams = [integers.Stream(bytes([at]) * 32) for at in range(CLIENTS)]
-    whole = np.stack(
+    streams = [integers.Stream(bytes([index]) * 32) for index in range(CLIENTS)]
+    complete = np.stack(
         [
-            integers.noisy(code, *each)
-            for each in zip(reals, [signs] * CLIENTS, streams, strict=True)
+            integers.noisy(code, *item)
+            for item in zip(reals, [signs] * CLIENTS, streams, strict=True)
         ]
     )
-    whole = whole & (2**code.bits - 1) if modular else whole
+    complete = complete & (2**code.bits - 1) if modular else complete
     sizes = (code.bits, None) if modular else (32, code.largest)
     terms = Terms(CLIENTS, code.padded, *sizes, corrupt=0.0, dropout=0.25)
-    total = local.over_memory(terms, whole, {2: "mask", 5: "unmask"}).total
+    total = local.over_memory(terms, complete, {2: "mask", 5: "unmask"}).total
     present = [0, 1, 3, 4, 5, 6, 7]
     assert total.survivors == tuple(present)
-    plain = whole[present].astype(np.int64).sum(axis=0)
+    plain = complete[present].astype(np.int64).sum(axis=0)
     if modular:
         np.testing.assert_array_equal(total.values % 2**code.bits, plain % 2**code.bits)
     else:
@@ -42,14 +42,14 @@ def summed(variance, modular):
 
 @pytest.mark.parametrize("modular", [False, True])
 def test_without_noise_the_sum_is_that_of_the_reals_up_to_rounding(modular):
-    code, found, want = summed(0, modular)
+    code, result, want = summed(0, modular)
     # Rounding moves each of seven vectors' rotated coordinates by less than a grid unit.
-    assert 0 < np.linalg.norm(found - want) < 7 * code.grid * np.sqrt(code.padded)
-    assert np.abs(found - want).max() < 0.05
+    assert 0 < np.linalg.norm(result - want) < 7 * code.grid * np.sqrt(code.padded)
+    assert np.abs(result - want).max() < 0.05
 
 
 @pytest.mark.parametrize("modular", [False, True])
 def test_with_noise_the_sum_is_off_by_as_much_as_seven_clients_add(modular):
-    code, found, want = summed(16, modular)
+    code, result, want = summed(16, modular)
     deviation = code.grid * np.sqrt(7 * 16)
-    assert 0.7 * deviation < np.std(found - want) < 1.4 * deviation
+    assert 0.7 * deviation < np.std(result - want) < 1.4 * deviation

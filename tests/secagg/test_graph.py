@@ -79,9 +79,11 @@ STRICTER = {
 
 @pytest.mark.parametrize(("adversary", "clients", "corrupt", "dropout"), CASES)
 def test_published_values_are_met(adversary, clients, corrupt, dropout):
-    found = graph.parameters(clients, corrupt, dropout, adversary)
-    assert (found.degree, found.threshold) == PUBLISHED[adversary][clients, corrupt, dropout]
-    assert (found.security, found.correctness) == (40, 20)
+    parameters = graph.parameters(clients, corrupt, dropout, adversary)
+    assert (parameters.degree, parameters.threshold) == PUBLISHED[adversary][
+        clients, corrupt, dropout
+    ]
+    assert (parameters.security, parameters.correctness) == (40, 20)
 
 
 def test_the_table_of_the_documentation_is_the_code_s():
@@ -89,17 +91,17 @@ def test_the_table_of_the_documentation_is_the_code_s():
     row = r"^\| ([\d,]+) \| (\.\d+) \| (\.\d+) \| (\d+, \d+) \| (\d+, \d+) \|$"
     rows = re.findall(row, text.partition("semi-malicious (k, t)")[2], re.MULTILINE)
     assert len(rows) == 5
-    for clients, corrupt, dropout, *told in rows:
+    for clients, corrupt, dropout, *reported in rows:
         ends = int(clients.replace(",", "")), float(corrupt), float(dropout)
-        found = [graph.parameters(*ends, adversary) for adversary in PUBLISHED]
-        assert [f"{one.degree}, {one.threshold}" for one in found] == told
+        results = [graph.parameters(*ends, adversary) for adversary in PUBLISHED]
+        assert [f"{item.degree}, {item.threshold}" for item in results] == reported
 
 
-def exact_tail(population, marked, draws, least):
+def exact_tail(population, marked, draws, minimum):
     """P[X >= least] in whole numbers."""
     ways = [
         math.comb(marked, x) * math.comb(population - marked, draws - x)
-        for x in range(least, draws + 1)
+        for x in range(minimum, draws + 1)
     ]
     return Fraction(sum(ways), math.comb(population, draws))
 
@@ -131,15 +133,17 @@ def holds(adversary, clients, corrupt, dropouts, degree, threshold):
     [(10, 0.05, 0.33), (20, 0.1, 0.2), (60, 0.2, 0.1), (100, 0.05, 0.05), (300, 0.1, 0.1)],
 )
 def test_bounds_hold_exactly_and_no_smaller_degree_keeps_them(adversary, clients, corrupt, dropout):
-    found = graph.parameters(clients, corrupt, dropout, adversary)
-    assert (found.corrupt, found.dropouts) == (
+    parameters = graph.parameters(clients, corrupt, dropout, adversary)
+    assert (parameters.corrupt, parameters.dropouts) == (
         int(Fraction(str(corrupt)) * clients), int(Fraction(str(dropout)) * clients)
     )  # fmt: skip
-    ends = (adversary, clients, found.corrupt, found.dropouts)
-    if found.degree < clients - 1:
-        assert holds(*ends, found.degree, found.threshold)
-        assert found.threshold == 2 or not holds(*ends, found.degree, found.threshold - 1)
-    for degree in range(2, found.degree, 2):
+    ends = (adversary, clients, parameters.corrupt, parameters.dropouts)
+    if parameters.degree < clients - 1:
+        assert holds(*ends, parameters.degree, parameters.threshold)
+        assert parameters.threshold == 2 or not holds(
+            *ends, parameters.degree, parameters.threshold - 1
+        )
+    for degree in range(2, parameters.degree, 2):
         assert not any(holds(*ends, degree, t) for t in range(2, degree + 1))
 
 
@@ -147,17 +151,17 @@ def test_bounds_hold_exactly_and_no_smaller_degree_keeps_them(adversary, clients
 def test_where_degrees_exceed_the_published_ones_those_break_a_bound(case):
     published, needed = STRICTER[case]
     adversary, clients, corrupt, dropout = case
-    found = graph.parameters(clients, corrupt, dropout, adversary)
-    assert (found.degree, found.threshold) == needed
-    ends = (adversary, clients, found.corrupt, found.dropouts)
+    parameters = graph.parameters(clients, corrupt, dropout, adversary)
+    assert (parameters.degree, parameters.threshold) == needed
+    ends = (adversary, clients, parameters.corrupt, parameters.dropouts)
     assert holds(*ends, *needed) and not holds(*ends, *published)
 
 
 @pytest.mark.parametrize(("n", "marked", "draws"), [(99, 5, 12), (999, 330, 286), (7, 0, 4)])
 def test_masses_are_hypergeometric(n, marked, draws):
-    found = graph.log_masses(n, marked, draws)
+    result = graph.log_masses(n, marked, draws)
     want = stats.hypergeom(n, marked, draws).logpmf(np.arange(draws + 1))
-    np.testing.assert_allclose(np.exp(found), np.exp(want), rtol=1e-9, atol=0)
+    np.testing.assert_allclose(np.exp(result), np.exp(want), rtol=1e-9, atol=0)
 
 
 def circulant(n, degree):
@@ -166,10 +170,10 @@ def circulant(n, degree):
 
 @pytest.mark.parametrize(("n", "degree", "removed"), [(8, 4, 4), (9, 4, 5), (10, 4, 5), (9, 2, 3)])
 def test_the_bound_on_falling_apart_is_above_what_enumeration_counts(n, degree, removed):
-    whole = circulant(n, degree)
+    complete = circulant(n, degree)
     apart = total = 0
     for gone in itertools.combinations(range(n), removed):
-        left = whole.subgraph(set(range(n)) - set(gone))
+        left = complete.subgraph(set(range(n)) - set(gone))
         apart += not nx.is_connected(left)
         total += 1
     bound = math.exp(graph.log_disconnected(n, degree, removed))
@@ -178,17 +182,17 @@ def test_the_bound_on_falling_apart_is_above_what_enumeration_counts(n, degree, 
     assert bound < 4 * apart / total
     assert graph.log_disconnected(n, degree, degree - 1) == -math.inf
     for gone in itertools.combinations(range(n), degree - 1):
-        assert nx.is_connected(whole.subgraph(set(range(n)) - set(gone)))
+        assert nx.is_connected(complete.subgraph(set(range(n)) - set(gone)))
 
 
 @pytest.mark.parametrize(("n", "degree"), [(3, 2), (4, 3), (4, 2), (5, 4), (10, 6), (11, 8)])
 def test_a_harary_graph_is_a_ring_with_chords_in_random_order(n, degree):
     near = graph.harary(n, degree, random.Random(1))
-    found = nx.Graph([(i, j) for i in range(n) for j in near[i]])
+    result = nx.Graph([(i, j) for i in range(n) for j in near[i]])
     assert all(len(set(row)) == degree and i not in row for i, row in enumerate(near))
     assert all(i in near[j] for i in range(n) for j in near[i])
     want = nx.complete_graph(n) if degree == n - 1 else circulant(n, degree)
-    assert nx.is_isomorphic(found, want)
+    assert nx.is_isomorphic(result, want)
 
 
 def test_the_order_is_uniform_over_the_ring():
@@ -218,7 +222,7 @@ def test_decimals_are_what_they_say():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         ((2, 0.1, 0.1), "clients is 2"),
         ((10.0, 0.1, 0.1), "clients is 10.0"),
@@ -231,6 +235,6 @@ def test_decimals_are_what_they_say():
         ((100, 0.1, 0.1, "malicious"), "adversary is 'malicious'"),
     ],
 )
-def test_what_no_graph_carries_is_refused(arguments, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_no_graph_carries_is_refused(arguments, reported):
+    with pytest.raises(ValueError, match=reported):
         graph.parameters(*arguments)

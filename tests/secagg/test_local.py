@@ -45,9 +45,9 @@ def test_confirmations_are_a_stage_of_their_own():
         np.testing.assert_array_equal(total.values, values.sum(axis=0))
     # 48 bytes for each neighbour, and a few around them.
     degree = terms.graph(9).degree
-    told = local.over_memory(terms, values).received - local.over_memory(plain, values).received
-    told -= 9 * (degree - plain.graph(9).degree) * (messages.SEALED_BYTES + 3 + 36)  # shares
-    assert 9 * degree * 50 < told < 9 * (degree * 51 + 24)
+    reported = local.over_memory(terms, values).received - local.over_memory(plain, values).received
+    reported -= 9 * (degree - plain.graph(9).degree) * (messages.SEALED_BYTES + 3 + 36)  # shares
+    assert 9 * degree * 50 < reported < 9 * (degree * 51 + 24)
     assert local.over_memory(terms, values, {0: "mask"}).total.survivors == tuple(range(1, 9))
     assert terms.stages == ("enrol", "share", "mask", "confirm", "unmask")
     assert plain.stages == local.STAGES
@@ -81,7 +81,7 @@ def test_a_thousand_clients_over_tcp_a_twentieth_of_whom_leave_at_all_stages():
     options = {"length": 4096, "bits": 32, "bound": 2**20, "corrupt": 0.05, "dropout": 0.05}
     terms = terms_for(1000, **options)
     rows = np.random.default_rng(2).choice(1000, 50, replace=False)
-    leaves = {int(row): terms.stages[at % 4] for at, row in enumerate(rows)}
+    leaves = {int(row): terms.stages[index % 4] for index, row in enumerate(rows)}
     values = vectors(terms)
     limits = tcp.Limits(enrol=60.0, stage=200.0, send=60.0)
     total, received, sent = local.over_tcp(terms, values, leaves, limits=limits)[:3]

@@ -97,7 +97,9 @@ def test_masks_cancel(bits):
         assert sent.max() < 2**bits
         assert bits == 1 or (sent != values[i]).mean() > 0.4
         total += sent - primitives.expand(own[i], 33, bits)
-    want = np.array([sum(int(v[at]) for v in values) % 2**bits for at in range(33)], np.uint64)
+    want = np.array(
+        [sum(int(v[index]) for v in values) % 2**bits for index in range(33)], np.uint64
+    )
     np.testing.assert_array_equal(total & primitives.low_bits(bits), want)
 
 
@@ -136,7 +138,7 @@ def test_keys_are_apart_by_purpose_session_and_parties():
         made(parties=(b"b", b"a")), made(parties=(b"ab",)), made(parties=(b"a", b"b", b"")),
         made(parties=(b"", b"ab")),
     ]  # fmt: skip
-    assert len(set(keys)) == len(keys) and all(len(each) == 32 for each in keys)
+    assert len(set(keys)) == len(keys) and all(len(item) == 32 for item in keys)
     assert made() == keys[0]
 
 
@@ -145,17 +147,19 @@ def test_what_is_sealed_opens_for_the_same_key_and_words_alone():
     assert primitives.unsealed(key(0), cipher, b"from 1 to 2") == b"share"
     assert primitives.unsealed(key(1), cipher, b"from 1 to 2") is None
     assert primitives.unsealed(key(0), cipher, b"from 2 to 1") is None
-    for at in range(len(cipher)):
+    for index in range(len(cipher)):
         changed = bytearray(cipher)
-        changed[at] ^= 1
+        changed[index] ^= 1
         assert primitives.unsealed(key(0), bytes(changed), b"from 1 to 2") is None
 
 
 def test_keys_agree_and_low_orders_are_refused():
-    one = primitives.key_pair()
-    two = primitives.key_pair()
-    assert primitives.agreed(one.private, two.public) == primitives.agreed(two.private, one.public)
-    assert primitives.key_pair(one.private) == one
+    keys = primitives.key_pair()
+    second = primitives.key_pair()
+    assert primitives.agreed(keys.private, second.public) == primitives.agreed(
+        second.private, keys.public
+    )
+    assert primitives.key_pair(keys.private) == keys
     for low in (bytes(32), (1).to_bytes(32, "little")):
         with pytest.raises(ValueError):
-            primitives.agreed(one.private, low)
+            primitives.agreed(keys.private, low)

@@ -46,9 +46,9 @@ def test_cut_lengthened_and_changed_bytes_are_refused_or_another_message(message
             decoded(data[:end])
     with pytest.raises(Rejected):
         decoded(data + b"\0")
-    for at in range(min(len(data), 80)):
+    for index in range(min(len(data), 80)):
         changed = bytearray(data)
-        changed[at] ^= 0x41
+        changed[index] ^= 0x41
         try:
             assert decoded(bytes(changed)) != message
         except Rejected:

@@ -21,10 +21,10 @@ from tests.secagg.rounds import STAGES, Round, Trusting, terms_for, vectors  # n
 @pytest.mark.parametrize(("bits", "bound"), [(8, 9), (13, 200), (32, 10**8), (64, 2**59)])
 def test_the_sum_of_everybody(clients, bits, bound):
     terms = terms_for(clients, bits=bits, bound=bound)
-    made = Round(terms, vectors(terms))
-    total = made.run()
+    ctx = Round(terms, vectors(terms))
+    total = ctx.run()
     assert total.values.dtype == np.int64 and total.survivors == tuple(range(clients))
-    np.testing.assert_array_equal(total.values, made.values.sum(axis=0))
+    np.testing.assert_array_equal(total.values, ctx.values.sum(axis=0))
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -32,20 +32,20 @@ def test_the_sum_of_everybody(clients, bits, bound):
 def test_who_leaves_at_a_stage_is_made_up_for(clients, stage):
     terms = terms_for(clients, dropout=1 / clients + 1e-6)
     for row in range(clients):
-        made = Round(terms, vectors(terms), leaves={row: stage})
+        ctx = Round(terms, vectors(terms), leaves={row: stage})
         if clients == 9 or stage in ("mask", "unmask") or clients > 4:
-            np.testing.assert_array_equal(made.run().values, made.want())
-            assert len(made.survivors()) == clients - (stage != "unmask")
+            np.testing.assert_array_equal(ctx.run().values, ctx.want())
+            assert len(ctx.survivors()) == clients - (stage != "unmask")
         else:  # Three clients of whom one more could leave
-            np.testing.assert_array_equal(made.run().values, made.want())
+            np.testing.assert_array_equal(ctx.run().values, ctx.want())
 
 
 @pytest.mark.parametrize("row", range(3))
 @pytest.mark.parametrize("stage", ["mask", "unmask"])
 def test_three_clients_one_of_whom_leaves(row, stage):
     terms = terms_for(3, dropout=0.34)
-    made = Round(terms, vectors(terms), leaves={row: stage})
-    np.testing.assert_array_equal(made.run().values, made.want())
+    ctx = Round(terms, vectors(terms), leaves={row: stage})
+    np.testing.assert_array_equal(ctx.run().values, ctx.want())
 
 
 @pytest.mark.parametrize("adversary", ["semi_honest", "semi_malicious"])
@@ -57,33 +57,31 @@ def test_any_pattern_of_dropouts_gives_the_sum_or_an_abort(adversary, data):
     rows = st.dictionaries(st.integers(0, clients - 1), st.sampled_from(STAGES), max_size=6)
     leaves = data.draw(rows)
     late = data.draw(st.sets(st.integers(0, clients - 1), max_size=2))
-    made = Round(
-        terms, vectors(terms, clients), leaves, late, seed=data.draw(st.integers(0, 2**32))
-    )
+    ctx = Round(terms, vectors(terms, clients), leaves, late, seed=data.draw(st.integers(0, 2**32)))
     lost = len(leaves) + len(late - set(leaves))
     try:
-        total = made.run()
+        total = ctx.run()
     except Abort:
         # Within the dropouts a round ends in a sum (but for 2^-20).
         assert lost > clients - terms.minimum
         with pytest.raises(Abort):
-            made.server.total()
+            ctx.server.total()
     else:
-        np.testing.assert_array_equal(total.values, made.want())
-        assert len(total.survivors) == len(made.survivors()) >= terms.minimum
+        np.testing.assert_array_equal(total.values, ctx.want())
+        assert len(total.survivors) == len(ctx.survivors()) >= terms.minimum
 
 
 def test_thresholds_of_a_graph_that_is_not_complete():
     terms = terms_for(40, dropout=0.1, corrupt=0.05)
     assert 2 < terms.graph(40).degree < 39
     leaves = {3: "enrol", 11: "share", 17: "mask", 29: "unmask"}
-    made = Round(terms, vectors(terms), leaves)
-    np.testing.assert_array_equal(made.run().values, made.want())
-    assert len(made.survivors()) == 37
+    ctx = Round(terms, vectors(terms), leaves)
+    np.testing.assert_array_equal(ctx.run().values, ctx.want())
+    assert len(ctx.survivors()) == 37
 
 
 @pytest.mark.parametrize(
-    ("leaves", "told"),
+    ("leaves", "reported"),
     [
         (dict.fromkeys(range(3), "enrol"), "enrolled is 7"),
         (dict.fromkeys(range(3), "share"), "7 clients shared"),
@@ -91,52 +89,52 @@ def test_thresholds_of_a_graph_that_is_not_complete():
         (dict.fromkeys(range(8), "unmask"), "fewer than the threshold"),
     ],
 )
-def test_too_many_dropouts_abort_and_say_why(leaves, told):
+def test_too_many_dropouts_abort_and_say_why(leaves, reported):
     terms = terms_for(10, dropout=0.2)
-    made = Round(terms, vectors(terms), leaves)
-    with pytest.raises(Abort, match=told):
-        made.run()
+    ctx = Round(terms, vectors(terms), leaves)
+    with pytest.raises(Abort, match=reported):
+        ctx.run()
     # It stays so.
-    for act in (made.server.draw, made.server.deliver, made.server.request, made.server.total):
-        with pytest.raises(Abort, match=told):
+    for act in (ctx.server.draw, ctx.server.deliver, ctx.server.request, ctx.server.total):
+        with pytest.raises(Abort, match=reported):
             act()
-    assert made.server.ready and not made.server.waiting
+    assert ctx.server.ready and not ctx.server.waiting
 
 
 def test_a_wrong_share_of_a_seed_or_a_key_aborts():
-    for stage, told in (("nobody", "seed of survivor"), ("mask", "mask key of dropout")):
+    for stage, reported in (("nobody", "seed of survivor"), ("mask", "mask key of dropout")):
         terms = terms_for(6, dropout=0.2)
-        made = Round(terms, vectors(terms), {0: stage} if stage == "mask" else {})
-        made.step("share", "share", made.enrol())
-        made.step("mask", "mask", made.server.deliver())
-        requests = made.server.request()
-        for row, number in made.numbers.items():
+        ctx = Round(terms, vectors(terms), {0: stage} if stage == "mask" else {})
+        ctx.step("share", "share", ctx.enrol())
+        ctx.step("mask", "mask", ctx.server.deliver())
+        requests = ctx.server.request()
+        for row, number in ctx.numbers.items():
             if number not in requests:
                 continue
-            answer = made.clients[row].unmask(requests[number])
+            answer = ctx.clients[row].unmask(requests[number])
             field = "keys" if stage == "mask" else "seeds"
             changed = {
                 j: share[:-1] + bytes([share[-1] ^ 1])
                 for j, share in getattr(answer, field).items()
             }
-            made.server.accept(number, answer._replace(**{field: changed}))
-        with pytest.raises(Abort, match=told):
-            made.server.total()
+            ctx.server.accept(number, answer._replace(**{field: changed}))
+        with pytest.raises(Abort, match=reported):
+            ctx.server.total()
 
 
 def test_a_vector_that_is_not_masked_as_it_should_be_is_found_out():
     terms = terms_for(5, bits=40)
-    made = Round(terms, vectors(terms))
-    made.step("share", "share", made.enrol())
-    deliveries = made.server.deliver()
-    for row, number in made.numbers.items():
-        masked = made.clients[row].mask(deliveries[number])
+    ctx = Round(terms, vectors(terms))
+    ctx.step("share", "share", ctx.enrol())
+    deliveries = ctx.server.deliver()
+    for row, number in ctx.numbers.items():
+        masked = ctx.clients[row].mask(deliveries[number])
         if row == 2:
             masked = masked._replace(vector=bytes(len(masked.vector)))
-        made.server.accept(number, masked)
-    made.step("unmask", "unmask", made.server.request())
+        ctx.server.accept(number, masked)
+    ctx.step("unmask", "unmask", ctx.server.request())
     with pytest.raises(Abort, match="beyond survivors times bound"):
-        made.server.total()
+        ctx.server.total()
 
 
 def test_a_client_that_seals_nonsense_is_alone_with_it():
@@ -146,11 +144,11 @@ def test_a_client_that_seals_nonsense_is_alone_with_it():
             return shares._replace(sealed={j: bytes(len(s)) for j, s in shares.sealed.items()})
 
     terms = terms_for(6, dropout=0.2)
-    made = Round(terms, vectors(terms))
-    made.clients[0] = Nonsense(terms, made.values[0])
+    ctx = Round(terms, vectors(terms))
+    ctx.clients[0] = Nonsense(terms, ctx.values[0])
     # Nobody holds its seed: the round ends, and no sum is given.
     with pytest.raises(Abort, match="seed of survivor 0 has 0 shares"):
-        made.run()
+        ctx.run()
 
 
 # Messages that do not belong
@@ -160,10 +158,10 @@ def test_a_client_that_seals_nonsense_is_alone_with_it():
 def masking():
     """A round in which masked vectors are about to come."""
     terms = terms_for(6, dropout=0.2)
-    made = Round(terms, vectors(terms))
-    made.step("share", "share", made.enrol())
-    made.deliveries = made.server.deliver()
-    return made
+    ctx = Round(terms, vectors(terms))
+    ctx.step("share", "share", ctx.enrol())
+    ctx.deliveries = ctx.server.deliver()
+    return ctx
 
 
 def test_messages_twice_late_early_and_of_strangers_change_nothing(masking):
@@ -216,8 +214,8 @@ def test_keys_that_are_of_low_order_in_use_or_of_other_terms_do_not_enrol():
         (other._replace(terms=bytes(32)), "other terms"),
         (other._replace(nonce=bytes(16)), "another aggregation"),
     ]
-    for message, told in bad:
-        with pytest.raises(Rejected, match=told):
+    for message, reported in bad:
+        with pytest.raises(Rejected, match=reported):
             server.enrol(message)
     assert server.enrolled == 1 and server.waiting == {1, 2, 3}
 
@@ -228,14 +226,14 @@ def test_keys_that_are_of_low_order_in_use_or_of_other_terms_do_not_enrol():
 def asking(clients=6, dropout=0.34, drops=1, **options):
     """A round in which the request is about to come, and who dropped out."""
     terms = terms_for(clients, dropout=dropout, **options)
-    made = Round(terms, vectors(terms), dict.fromkeys(range(drops), "mask"))
-    made.step("share", "share", made.enrol())
-    made.step("mask", "mask", made.server.deliver())
-    return made, next(iter(made.server.request().values()))
+    ctx = Round(terms, vectors(terms), dict.fromkeys(range(drops), "mask"))
+    ctx.step("share", "share", ctx.enrol())
+    ctx.step("mask", "mask", ctx.server.deliver())
+    return ctx, next(iter(ctx.server.request().values()))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (lambda s, d: (s | d, d), "0 as survivor and as dropout"),
         (lambda s, d: (s, d | {5}), "5 as survivor and as dropout"),
@@ -248,11 +246,11 @@ def asking(clients=6, dropout=0.34, drops=1, **options):
         (lambda s, d: (s | {99}, d), "names 99, of 6"),
     ],
 )
-def test_a_client_refuses_requests_and_is_over(change, told):
-    made, request = asking()
-    client = made.clients[3]
+def test_a_client_refuses_requests_and_is_over(change, reported):
+    result, request = asking()
+    client = result.clients[3]
     survivors, dropouts = change(request.survivors, request.dropouts)
-    with pytest.raises(Abort, match=told) as caught:
+    with pytest.raises(Abort, match=reported) as caught:
         client.unmask(request._replace(survivors=survivors, dropouts=dropouts))
     assert caught.value.exposed and client.over
     # Nor does it answer the right one any more.
@@ -261,24 +259,24 @@ def test_a_client_refuses_requests_and_is_over(change, told):
 
 
 def test_a_client_answers_once_also_to_a_server_that_was_started_again():
-    made, request = asking()
-    answer = made.clients[3].unmask(request)
-    near = set(made.server._near[3])
+    result, request = asking()
+    answer = result.clients[3].unmask(request)
+    near = set(result.server._near[3])
     assert set(answer.seeds) == near - {0} and set(answer.keys) == near & {0}
     # Another story of the same aggregation: what a server that came back may ask.
     other = request._replace(survivors=request.survivors - {1}, dropouts=request.dropouts | {1})
     for again in (request, other):
         with pytest.raises(Abort, match="out of order"):
-            made.clients[3].unmask(again)
+            result.clients[3].unmask(again)
     # Nothing is left that it could say.
-    held = vars(made.clients[3])
+    held = vars(result.clients[3])
     assert not held["_shares"] and held["_values"] is None and held["_mask"] == (b"", b"")
 
 
 def test_a_client_refuses_another_aggregation_and_what_comes_out_of_order():
-    made, request = asking()
+    result, request = asking()
     with pytest.raises(Abort, match="another aggregation"):
-        made.clients[3].unmask(request._replace(nonce=bytes(16)))
+        result.clients[3].unmask(request._replace(nonce=bytes(16)))
     terms = terms_for(6)
     client = Client(terms, vectors(terms)[0])
     with pytest.raises(Abort, match="out of order") as caught:
@@ -290,7 +288,7 @@ def test_a_client_refuses_another_aggregation_and_what_comes_out_of_order():
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (lambda r: r._replace(enrolled=7), "enrolled is 7"),
         (lambda r: r._replace(enrolled=2), "enrolled is 2"),
@@ -301,12 +299,12 @@ def test_a_client_refuses_another_aggregation_and_what_comes_out_of_order():
         (lambda r: r._replace(neighbours=r.neighbours | {1: bytes(32) + b"x" * 32}), "low order"),
     ],
 )
-def test_a_client_refuses_a_roster_that_its_terms_do_not_give(change, told):
+def test_a_client_refuses_a_roster_that_its_terms_do_not_give(change, reported):
     terms = terms_for(6, dropout=0.34)
-    made = Round(terms, vectors(terms))
-    roster = made.enrol()[0]
-    with pytest.raises(Abort, match=told):
-        made.clients[0].share(change(roster))
+    ctx = Round(terms, vectors(terms))
+    roster = ctx.enrol()[0]
+    with pytest.raises(Abort, match=reported):
+        ctx.clients[0].share(change(roster))
 
 
 def test_a_client_refuses_a_delivery_of_strangers_or_of_too_few(masking):
@@ -323,7 +321,7 @@ def test_a_client_refuses_a_delivery_of_strangers_or_of_too_few(masking):
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ([1.0] * 5, "values are float64"),
         ([1] * 4, "values are int64"),
@@ -332,13 +330,13 @@ def test_a_client_refuses_a_delivery_of_strangers_or_of_too_few(masking):
         ([True] * 5, "values are bool"),
     ],
 )
-def test_values_beyond_the_terms_are_refused(values, told):
-    with pytest.raises(ValueError, match=told):
+def test_values_beyond_the_terms_are_refused(values, reported):
+    with pytest.raises(ValueError, match=reported):
         Client(terms_for(3), np.asarray(values))
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"clients": 2}, "clients is 2"),
         ({"length": 0}, "length is 0"),
@@ -350,8 +348,8 @@ def test_values_beyond_the_terms_are_refused(values, told):
         ({"adversary": "malicious"}, "adversary is 'malicious'"),
     ],
 )
-def test_terms_that_cannot_hold_are_refused(change, told):
-    with pytest.raises(ValueError, match=told):
+def test_terms_that_cannot_hold_are_refused(change, reported):
+    with pytest.raises(ValueError, match=reported):
         terms_for(**({"clients": 3} | change))
     assert terms_for(3, bits=8, bound=42).minimum == 3
 
@@ -363,7 +361,7 @@ def test_terms_differ_by_their_digest():
         terms_for(6, corrupt=0.17), terms_for(6, dropout=0.17),
         terms_for(6, adversary="semi_malicious"),
     ]  # fmt: skip
-    assert len({each.digest() for each in [base, *others]}) == 8
+    assert len({case.digest() for case in [base, *others]}) == 8
     assert base.digest() == terms_for(6, dropout=0).digest()
 
 
@@ -379,10 +377,10 @@ def test_without_a_bound_sums_are_modulo_the_modulus(bits, dtype):
     terms = terms_for(5, bits=bits, bound=None, dropout=0.2)
     values = np.random.default_rng(bits).integers(0, 2**bits, (5, 5), dtype, endpoint=False)
     values[:, 0] = 2**bits - 1
-    made = Round(terms, values, {3: "mask"})
-    want = [sum(int(values[row, at]) for row in (0, 1, 2, 4)) % 2**bits for at in range(5)]
-    total = made.run().values
-    assert [int(each) % 2**bits for each in total] == want
+    ctx = Round(terms, values, {3: "mask"})
+    want = [sum(int(values[row, index]) for row in (0, 1, 2, 4)) % 2**bits for index in range(5)]
+    total = ctx.run().values
+    assert [int(item) % 2**bits for item in total] == want
     assert (total >= -(2 ** (bits - 1))).all() and int(total.max()) < 2 ** (bits - 1)
     assert int(total[0]) == -4
     if bits < 64:
@@ -424,27 +422,27 @@ class Gullible(Client):
 def opened(client):
     """The vector of client 5 as a server that lies while unmasking reads it; None if it cannot."""
     terms = terms_for(6, dropout=0.34)
-    made = Round(terms, vectors(terms), client=client)
-    made.step("share", "share", made.enrol())
-    deliveries = made.server.deliver()
-    sent = {i: made.clients[i].mask(deliveries[i]) for i in range(6)}
+    ctx = Round(terms, vectors(terms), client=client)
+    ctx.step("share", "share", ctx.enrol())
+    deliveries = ctx.server.deliver()
+    sent = {i: ctx.clients[i].mask(deliveries[i]) for i in range(6)}
     for i in range(6):
-        made.server.accept(i, sent[i])
-    request = made.server.request()[0]
-    both = request._replace(dropouts=frozenset({5}))
+        ctx.server.accept(i, sent[i])
+    request = ctx.server.request()[0]
+    pair = request._replace(dropouts=frozenset({5}))
     seeds = {}
     keys = {}
     for i in range(5):
         try:
-            answer = made.clients[i].unmask(both)
+            answer = ctx.clients[i].unmask(pair)
         except Abort:
             continue
-        if i in made.server._near[5]:
+        if i in ctx.server._near[5]:
             seeds[i] = answer.seeds
             keys[i] = answer.keys
-    if len(seeds) < made.server.graph.threshold:
+    if len(seeds) < ctx.server.graph.threshold:
         return None
-    server = made.server
+    server = ctx.server
     seed = server._rebuilt("seed", seeds, 5)
     private = server._rebuilt("key", keys, 5)
     vector = primitives.unpacked_vector(sent[5].vector, terms.length, terms.bits)
@@ -455,7 +453,7 @@ def opened(client):
     lifted = {j: primitives.expand(key, terms.length, 32) for j, key in pair_keys.items()}
     for j, mask in lifted.items():
         vector = vector - mask if j > 5 else vector + mask
-    return signed(vector & primitives.low_bits(32), 32), made.values[5]
+    return signed(vector & primitives.low_bits(32), 32), ctx.values[5]
 
 
 @pytest.mark.mutant
@@ -469,30 +467,30 @@ def test_requests_that_differ_open_both_secrets_only_where_thresholds_let_them()
     """Half of the neighbours hear that 0 dropped out, half that it survived."""
     for adversary, opens in (("semi_honest", True), ("semi_malicious", False)):
         terms = terms_for(8, dropout=0.25, adversary=adversary)
-        made = Round(terms, vectors(terms), client=Trusting)
-        made.step("share", "share", made.enrol())
-        made.step("mask", "mask", made.server.deliver())
-        request = made.server.request()[0]
+        ctx = Round(terms, vectors(terms), client=Trusting)
+        ctx.step("share", "share", ctx.enrol())
+        ctx.step("mask", "mask", ctx.server.deliver())
+        request = ctx.server.request()[0]
         other = request._replace(survivors=request.survivors - {0}, dropouts=request.dropouts | {0})
-        near = [i for i in range(1, 8) if i in made.server._near[0]]
+        near = [i for i in range(1, 8) if i in ctx.server._near[0]]
         half = len(near) // 2
-        requests = {i: request if at < half else other for at, i in enumerate(near)}
+        requests = {i: request if index < half else other for index, i in enumerate(near)}
         if not opens:  # The thresholds by themselves: clients that do not compare.
             for i in near:
-                made.clients[i].confirm(requests[i])
+                ctx.clients[i].confirm(requests[i])
                 requests[i] = Confirmed(request.nonce, {})
-        answers = [made.clients[i].unmask(requests[i]) for i in near]
+        answers = [ctx.clients[i].unmask(requests[i]) for i in near]
         seeds = sum(0 in answer.seeds for answer in answers)
         keys = sum(0 in answer.keys for answer in answers)
         assert seeds + keys == len(near)  # one of the two from each
-        threshold = made.server.graph.threshold
+        threshold = ctx.server.graph.threshold
         assert (min(seeds, keys) >= threshold) is opens
 
 
 def test_secrets_are_drawn_anew_for_every_aggregation():
     terms = terms_for(3)
     clients = [Client(terms, vectors(terms)[0]) for _ in range(4)]
-    drawn = [c for each in clients for c in (*each._channel, *each._mask, each._seed)]
+    drawn = [c for client in clients for c in (*client._channel, *client._mask, client._seed)]
     assert len(set(drawn)) == 20
     hellos = {SumServer(terms).hello.nonce for _ in range(4)}
     assert len(hellos) == 4
@@ -504,9 +502,9 @@ def test_a_masked_vector_is_uniform_over_aggregations():
     values = np.zeros((3, 2048), np.int64)
     counts = np.zeros(256)
     for _ in range(4):
-        made = Round(terms, values)
-        made.run()
-        sent = next(m for m in made.seen if type(m).__name__ == "MaskedVector")
+        ctx = Round(terms, values)
+        ctx.run()
+        sent = next(m for m in ctx.seen if type(m).__name__ == "MaskedVector")
         counts += np.bincount(np.frombuffer(sent.vector, np.uint8), minlength=256)
     from scipy import stats
 
@@ -519,15 +517,15 @@ def test_a_thousand_rounds_with_dropouts_at_all_stages():
     terms = terms_for(20, dropout=0.15, corrupt=0.1, length=16)
     drawn = np.random.default_rng(0)
     finished = 0
-    for at in range(1000):
+    for index in range(1000):
         rows = drawn.choice(20, drawn.integers(0, 4), replace=False)
         leaves = {int(row): str(drawn.choice(STAGES)) for row in rows}
-        made = Round(terms, vectors(terms, at), leaves, seed=at)
+        ctx = Round(terms, vectors(terms, index), leaves, seed=index)
         try:
-            total = made.run()
+            total = ctx.run()
         except Abort:
             continue
-        np.testing.assert_array_equal(total.values, made.want())
+        np.testing.assert_array_equal(total.values, ctx.want())
         finished += 1
     assert finished >= 999
 
@@ -537,8 +535,8 @@ def test_a_thousand_clients_of_4096_entries():
     terms = terms_for(1000, length=4096, bits=32, bound=2**20, corrupt=0.05, dropout=0.05)
     assert terms.graph(1000)[:2] == (30, 17)
     rows = np.random.default_rng(1).choice(1000, 50, replace=False)
-    leaves = {int(row): STAGES[at % 4] for at, row in enumerate(rows)}
-    made = Round(terms, vectors(terms), leaves)
-    total = made.run()
-    np.testing.assert_array_equal(total.values, made.want())
+    leaves = {int(row): STAGES[index % 4] for index, row in enumerate(rows)}
+    ctx = Round(terms, vectors(terms), leaves)
+    total = ctx.run()
+    np.testing.assert_array_equal(total.values, ctx.want())
     assert len(total.survivors) == 1000 - sum(stage != "unmask" for stage in leaves.values())

@@ -26,8 +26,8 @@ def test_every_subset_of_the_threshold_rebuilds_the_secret(n):
         shares = primitives.split_secret(secret, range(1, n + 1), threshold)
         for subset in itertools.combinations(shares, threshold):
             assert primitives.join_shares({x: shares[x] for x in subset}) == secret
-        for more in range(threshold, n + 1):
-            assert primitives.join_shares({x: shares[x] for x in list(shares)[:more]}) == secret
+        for extra in range(threshold, n + 1):
+            assert primitives.join_shares({x: shares[x] for x in list(shares)[:extra]}) == secret
 
 
 @hypothesis.given(
@@ -38,30 +38,30 @@ def test_every_subset_of_the_threshold_rebuilds_the_secret(n):
 def test_any_points_do(secret, points, data):
     threshold = data.draw(st.integers(1, len(points)))
     shares = primitives.split_secret(secret, points, threshold)
-    chosen = data.draw(st.permutations(sorted(points)))[:threshold]
-    assert primitives.join_shares({x: shares[x] for x in chosen}) == secret
+    selection = data.draw(st.permutations(sorted(points)))[:threshold]
+    assert primitives.join_shares({x: shares[x] for x in selection}) == secret
 
 
 def views(split, threshold, points, prime=5):
     """How often each view of threshold - 1 shares comes, for each secret, over all polynomials."""
-    seen: dict = {}
+    observed: dict = {}
     for secret in range(prime):
         counts: Counter = Counter()
         for drawn in itertools.product(range(prime), repeat=threshold - 1):
             feed = iter(drawn)
             shares = split(secret, [1, 2, 3, 4], threshold, prime=prime, draw=lambda _: next(feed))  # noqa: B023
             counts[tuple(shares[x] for x in points)] += 1
-        seen[secret] = counts
-    return seen
+        observed[secret] = counts
+    return observed
 
 
 @pytest.mark.parametrize("threshold", [2, 3, 4])
 def test_fewer_shares_than_the_threshold_say_nothing(threshold):
     for points in itertools.combinations([1, 2, 3, 4], threshold - 1):
-        seen = views(primitives.split_secret, threshold, points)
+        observed = views(primitives.split_secret, threshold, points)
         # All shares alike under every secret, and uniform.
-        assert all(seen[secret] == seen[0] for secret in seen)
-        assert set(seen[0].values()) == {1} and len(seen[0]) == 5 ** (threshold - 1)
+        assert all(observed[secret] == observed[0] for secret in observed)
+        assert set(observed[0].values()) == {1} and len(observed[0]) == 5 ** (threshold - 1)
     with_all = views(primitives.split_secret, threshold, (1, 2, 3, 4)[:threshold])
     assert with_all[0] != with_all[1]
 
@@ -71,8 +71,8 @@ def test_a_polynomial_of_too_low_a_degree_is_caught():
     def twin(secret, points, threshold, **options):
         return primitives.split_secret(secret, points, threshold - 1, **options)
 
-    seen = views(twin, 3, (1, 2))
-    assert seen[0] != seen[1]
+    observed = views(twin, 3, (1, 2))
+    assert observed[0] != observed[1]
 
 
 def test_coefficients_never_repeat():

@@ -38,13 +38,15 @@ async def hold(terms, values, faults=None, limits=QUICK):
     """One aggregation: the server's sum or abort, and what each client ends with."""
     faults = faults or {}
     async with tcp.Listener(terms, limits=limits) as listener:
-        at = "127.0.0.1", listener.port
-        joined = [
-            faulty(terms, row, *at, faults[i]) if i in faults else tcp.join(terms, row, *at, limits)
+        position = "127.0.0.1", listener.port
+        combined = [
+            faulty(terms, row, *position, faults[i])
+            if i in faults
+            else tcp.join(terms, row, *position, limits)
             for i, row in enumerate(values)
         ]
         async with asyncio.timeout(2 * limits.whole):
-            ends = await asyncio.gather(listener.aggregate(), *joined, return_exceptions=True)
+            ends = await asyncio.gather(listener.aggregate(), *combined, return_exceptions=True)
         assert not listener._connections
         return ends[0], ends[1:]
 
@@ -279,7 +281,7 @@ def test_who_breaks_the_rules_of_confirming_is_made_up_for():
     values = vectors(terms)
 
     async def all_at_once():
-        return await asyncio.gather(*(hold(terms, values, {0: each}) for each in CONFIRMING))
+        return await asyncio.gather(*(hold(terms, values, {0: item}) for item in CONFIRMING))
 
     started = time.monotonic()
     ends = asyncio.run(all_at_once())
@@ -326,11 +328,11 @@ def test_other_terms_are_turned_away():
         terms = terms_for(4, dropout=0.25)
         other = terms_for(4, dropout=0.25, bound=999)
         async with tcp.Listener(terms, limits=QUICK) as listener:
-            at = "127.0.0.1", listener.port, QUICK
-            joined = [tcp.join(terms, row, *at) for row in vectors(terms)[:3]]
-            stray = tcp.join(other, vectors(other)[0], *at)
+            position = "127.0.0.1", listener.port, QUICK
+            combined = [tcp.join(terms, row, *position) for row in vectors(terms)[:3]]
+            stray = tcp.join(other, vectors(other)[0], *position)
             return await asyncio.gather(
-                listener.aggregate(), stray, *joined, return_exceptions=True
+                listener.aggregate(), stray, *combined, return_exceptions=True
             )
 
     total, stray, *clients = asyncio.run(both())
@@ -354,8 +356,8 @@ def test_no_vector_crosses_unmasked(monkeypatch):
     everything = b"".join(crossed)
     for row in values:
         plain = primitives.packed_vector(row.astype(np.uint64) & primitives.low_bits(32), 32)
-        for at in range(0, len(plain) - 16, 16):
-            assert plain[at : at + 16] not in everything
+        for index in range(0, len(plain) - 16, 16):
+            assert plain[index : index + 16] not in everything
     # The search finds what is there: the sum crosses in plain.
     sum_bytes = primitives.packed_vector(
         total.values.astype(np.uint64) & primitives.low_bits(32), 32
@@ -368,20 +370,20 @@ def test_who_comes_while_an_aggregation_runs_is_in_the_next_one():
         terms = terms_for(4, dropout=0.25)
         values = vectors(terms)
         async with tcp.Listener(terms, limits=QUICK) as listener:
-            at = "127.0.0.1", listener.port
+            position = "127.0.0.1", listener.port
 
             async def slowly(wire):
                 message = wire.client.mask(await wire.until(Delivery))
                 following.extend(
-                    asyncio.ensure_future(tcp.join(terms, row, *at, QUICK)) for row in values
+                    asyncio.ensure_future(tcp.join(terms, row, *position, QUICK)) for row in values
                 )
                 await asyncio.sleep(0.3)
                 await wire.say(message)
 
             following: list = []
-            joined = [tcp.join(terms, row // 2, *at, QUICK) for row in values[1:]]
-            halves = faulty(terms, values[0] // 2, *at, slowly)
-            first, *_ = await asyncio.gather(listener.aggregate(), halves, *joined)
+            combined = [tcp.join(terms, row // 2, *position, QUICK) for row in values[1:]]
+            halves = faulty(terms, values[0] // 2, *position, slowly)
+            first, *_ = await asyncio.gather(listener.aggregate(), halves, *combined)
             second = await listener.aggregate()
             ends = await asyncio.gather(*following)
         return values, first, second, ends
@@ -406,23 +408,25 @@ def test_idle_connections_do_not_keep_clients_out(when):
 
     async def crowded():
         async with tcp.Listener(terms, limits=SLOW) as listener:
-            at = "127.0.0.1", listener.port
+            position = "127.0.0.1", listener.port
             crowd = await idle(listener.port, 40) if "before" in when else []
             early = values[:3] if when == "long before" else []  # They wait to be asked.
-            joined = [asyncio.ensure_future(tcp.join(terms, row, *at, SLOW)) for row in early]
+            combined = [
+                asyncio.ensure_future(tcp.join(terms, row, *position, SLOW)) for row in early
+            ]
             await asyncio.sleep(0.1)
             holding = asyncio.ensure_future(listener.aggregate())
             await asyncio.sleep(0.05)
             crowd += await idle(listener.port, 40) if when == "during" else []
-            joined += [
-                asyncio.ensure_future(tcp.join(terms, row, *at, SLOW))
+            combined += [
+                asyncio.ensure_future(tcp.join(terms, row, *position, SLOW))
                 for row in values[len(early) : 3]
             ]
             await asyncio.sleep(0.3)
             # Who has enrolled stays, whoever comes.
             crowd += await idle(listener.port, 40) if when == "after" else []
-            rest = [tcp.join(terms, row, *at, SLOW) for row in values[3:]]
-            ends = await asyncio.gather(holding, *joined, *rest)
+            rest = [tcp.join(terms, row, *position, SLOW) for row in values[3:]]
+            ends = await asyncio.gather(holding, *combined, *rest)
             for writer in crowd:
                 writer.close()
             return ends
@@ -440,18 +444,18 @@ def test_who_is_silent_is_cut_off_while_others_may_still_enrol():
     async def cut():
         limits = tcp.Limits(enrol=20.0, stage=20.0, send=0.4)
         async with tcp.Listener(terms, limits=limits) as listener:
-            at = "127.0.0.1", listener.port
+            position = "127.0.0.1", listener.port
             holding = asyncio.ensure_future(listener.aggregate())
-            reader, writer = await asyncio.open_connection(*at)
-            slow, other = await asyncio.open_connection(*at)
+            reader, writer = await asyncio.open_connection(*position)
+            slow, other = await asyncio.open_connection(*position)
             started = time.monotonic()
             for _ in range(3):  # A byte now and then is not a message.
                 other.write(b"\0")
                 await asyncio.sleep(0.1)
             await asyncio.gather(reader.read(), slow.read())
             waited = time.monotonic() - started
-            joined = [tcp.join(terms, row, *at, limits) for row in values]
-            total, *_ = await asyncio.gather(holding, *joined)
+            combined = [tcp.join(terms, row, *position, limits) for row in values]
+            total, *_ = await asyncio.gather(holding, *combined)
             writer.close()
             other.close()
             return waited, total
@@ -478,16 +482,16 @@ def test_what_is_no_host_is_no_connection(host):
 def test_one_port_holds_aggregation_after_aggregation():
     async def several():
         terms = terms_for(5, dropout=0.2)
-        found = []
+        results = []
         async with tcp.Listener(terms, limits=QUICK) as listener:
-            at = "127.0.0.1", listener.port, QUICK
+            position = "127.0.0.1", listener.port, QUICK
             for seed in range(3):
                 values = vectors(terms, seed)
-                joined = [tcp.join(terms, row, *at) for row in values]
-                total, *_ = await asyncio.gather(listener.aggregate(), *joined)
-                found.append((total.values, values.sum(axis=0)))
+                combined = [tcp.join(terms, row, *position) for row in values]
+                total, *_ = await asyncio.gather(listener.aggregate(), *combined)
+                results.append((total.values, values.sum(axis=0)))
             assert listener.sent > listener.received > 0
-        return found
+        return results
 
     for total, want in asyncio.run(several()):
         np.testing.assert_array_equal(total, want)
@@ -502,7 +506,7 @@ def test_a_server_that_is_killed_and_started_again_gives_the_sum_of_the_second_t
         values = vectors(terms)
         first = tcp.Listener(terms, limits=QUICK)
         await first.__aenter__()
-        at = "127.0.0.1", first.port
+        position = "127.0.0.1", first.port
         reached = asyncio.Event()
 
         async def stops(wire):
@@ -511,17 +515,19 @@ def test_a_server_that_is_killed_and_started_again_gives_the_sum_of_the_second_t
             wires.append(wire)
 
         wires: list = []
-        clients = [asyncio.ensure_future(faulty(terms, values[0], *at, stops))]
-        clients += [asyncio.ensure_future(tcp.join(terms, row, *at, QUICK)) for row in values[1:]]
+        clients = [asyncio.ensure_future(faulty(terms, values[0], *position, stops))]
+        clients += [
+            asyncio.ensure_future(tcp.join(terms, row, *position, QUICK)) for row in values[1:]
+        ]
         holding = asyncio.ensure_future(first.aggregate())
         await asyncio.wait_for(reached.wait(), 10)
         holding.cancel()
         await first.__aexit__()
         ends = await asyncio.gather(*clients, return_exceptions=True)
-        second = tcp.Listener(terms, port=at[1], limits=QUICK)
+        second = tcp.Listener(terms, port=position[1], limits=QUICK)
         async with second:
-            joined = [tcp.join(terms, row, *at, QUICK) for row in values]
-            total, *_ = await asyncio.gather(second.aggregate(), *joined)
+            combined = [tcp.join(terms, row, *position, QUICK) for row in values]
+            total, *_ = await asyncio.gather(second.aggregate(), *combined)
         return values, ends[1:], wires[0], total
 
     values, ends, wire, total = asyncio.run(both())
@@ -615,7 +621,7 @@ def test_two_hundred_clients_over_tcp_with_dropouts():
     terms = terms_for(200, length=4096, bound=2**20, corrupt=0.05, dropout=0.05)
     values = vectors(terms)
     kinds = [leaves_at_once, vanishes_in_its_vector, vanishes_before_it_answers]
-    faults = {7 * at: kinds[at % 3] for at in range(10)}
+    faults = {7 * index: kinds[index % 3] for index in range(10)}
     total, clients = asyncio.run(hold(terms, values, faults, SLOW))
     rows = [i for i in range(200) if faults.get(i) in (None, vanishes_before_it_answers)]
     np.testing.assert_array_equal(total.values, values[rows].sum(axis=0))

@@ -41,19 +41,19 @@ LIMITS = tcp.Limits(enrol=0.5, stage=20.0, send=5.0)
 
 
 def made(missing=()):
-    given = config(
+    argument = config(
         part=PART, aggregate=Masked(2, missing), budget=Budget(8.0, DELTA, accountant="zcdp")
     )
-    return plan.make(given, COMPLETE)
+    return plan.make(argument, COMPLETE)
 
 
 ONE = made(departures.absent(LEAVES, T))
 TERMS = transport.terms_of(ONE.noise.code, dropouts=2, colluders=1)
 
 
-def models(one, **options):
-    found = run(one, task(), seeds=[0], eval_every=T, **options)
-    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(found.params)])
+def models(value, **options):
+    result = run(value, task(), seeds=[0], eval_every=T, **options)
+    return np.concatenate([np.asarray(leaf).ravel() for leaf in jax.tree.leaves(result.params)])
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +65,20 @@ def compiled():
 @pytest.mark.parametrize("over", [pytest.param("memory", marks=pytest.mark.slow), "tcp"])
 def test_a_run_over_the_protocol_has_the_models_of_the_run_under_masks(compiled, over):
     sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS, skip=over == "tcp")
-    found = models(ONE, transport=sums)
+    result = models(ONE, transport=sums)
     planned = departures.absent(LEAVES, T)
     # Whoever left before its vector went out is missing; in "unmask" it is in the sum.
     assert all(set(gone) <= set(late) for gone, late in zip(planned, sums.missing(), strict=True))
     # Over TCP a client may be late on a machine with other work: it is missing, too.
     on_time = sums.missing() == planned
     assert on_time or over == "tcp"
-    wanted = compiled if on_time else models(made(sums.missing()))
-    np.testing.assert_array_equal(found, wanted)
-    assert [each.round for each in sums.crossed] == list(range(T))
+    expected = compiled if on_time else models(made(sums.missing()))
+    np.testing.assert_array_equal(result, expected)
+    assert [value.round for value in sums.crossed] == list(range(T))
     assert {stage for t in range(T) for stage in LEAVES(t).values()} == set(local.STAGES)
     size = TERMS.vector_bytes()
-    for each in sums.crossed:
-        assert each.aborted or each.received > len(each.survivors) * size and each.sent > 0
+    for item in sums.crossed:
+        assert item.aborted or item.received > len(item.survivors) * size and item.sent > 0
 
 
 @pytest.mark.mutant
@@ -95,34 +95,34 @@ def too_many(round):
 
 
 def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
-    one = made()
+    single = made()
     sums = transport.SecureSums(TERMS, too_many, over="memory")
     with pytest.raises(Abort, match="3 clients sent a vector") as stopped:
-        models(one, transport=sums, checkpoint=tmp_path)
+        models(single, transport=sums, checkpoint=tmp_path)
     notes = " ".join(stopped.value.__notes__)
     assert "spent=(4,)" in notes and "round 4 (from 0) was not delivered" in notes
     assert sums.crossed[-1].aborted and sums.crossed[-1].survivors == ()
     # Its vectors may have gone out: the very same message is not summed again.
     with pytest.raises(ValueError, match="was asked for before"):
-        models(one, transport=sums, checkpoint=tmp_path)
+        models(single, transport=sums, checkpoint=tmp_path)
     left = transport.SecureSums(TERMS, too_many, over="memory", spent=(4,))
-    went_on = models(one, transport=left, checkpoint=tmp_path)
-    assert [each.round for each in left.crossed] == list(range(5, T))
+    went_on = models(single, transport=left, checkpoint=tmp_path)
+    assert [item.round for item in left.crossed] == list(range(5, T))
     # Who was there in rounds before is not told as who was there in these.
     with pytest.raises(ValueError, match="round 0 crossed in another process"):
         left.missing()
     # As where the run was told beforehand to go on without such a round.
     transport._ASKED.clear()
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
-    np.testing.assert_array_equal(models(one, transport=skipped), went_on)
+    np.testing.assert_array_equal(models(single, transport=skipped), went_on)
     assert skipped.missing()[4] == tuple(range(N)) and not skipped.missing()[5]
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_without_a_round_is_the_one_under_masks():
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
-    found = models(made(), transport=skipped)
-    np.testing.assert_array_equal(models(made(skipped.missing())), found)
+    result = models(made(), transport=skipped)
+    np.testing.assert_array_equal(models(made(skipped.missing())), result)
 
 
 ROWS = np.random.default_rng(0).integers(0, 2**TERMS.bits, (N, TERMS.length), np.uint32)
@@ -179,7 +179,7 @@ def test_no_message_is_summed_twice_though_the_process_is_another(tmp_path):
 
 def both_ask(file, monkeypatch):
     """Two objects on one journal where locks keep nobody out: their sums of one round."""
-    monkeypatch.setattr(fcntl, "flock", lambda handle, how: None)
+    monkeypatch.setattr(fcntl, "flock", lambda handle, mode: None)
     with secure(journal=file) as hung, secure(one_less, journal=file) as restarted:
         first = hung(ROWS, 0)
         transport._ASKED.clear()  # Of the other process.
@@ -281,7 +281,7 @@ inherited.read()
 
 
 def test_a_file_system_without_locks_is_refused(tmp_path, monkeypatch):
-    def unsupported(handle, how):
+    def unsupported(handle, mode):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
@@ -294,9 +294,9 @@ def noted(tmp_path):
     """A journal of rounds 0 (aborted) and 1, and their sums."""
     file = tmp_path / "rounds.jsonl"
     with secure(too_many_first, journal=file, skip=True) as sums:
-        found = [sums(message(t), t) for t in range(2)]
-    assert [present for _, present in found] == [0, N]
-    return file, found
+        results = [sums(message(t), t) for t in range(2)]
+    assert [present for _, present in results] == [0, N]
+    return file, results
 
 
 def too_many_first(round):
@@ -308,26 +308,26 @@ def message(t):
 
 
 def test_every_change_of_a_character_of_a_journal_is_refused_or_harmless(noted):
-    file, found = noted
-    whole = file.read_bytes()
+    file, result = noted
+    complete = file.read_bytes()
     tried = refused = 0
-    for place in range(len(whole)):
+    for place in range(len(complete)):
         # All places, each by one of four changes, and the first and last bytes by all.
-        changes = (ord("\n"), ord("7"), whole[place] ^ 1, 0xFF)
-        some = 16 < place < len(whole) - 16
-        for other in {changes[place % 4]} if some else {*changes} - {whole[place]}:
-            if other == whole[place]:
+        changes = (ord("\n"), ord("7"), complete[place] ^ 1, 0xFF)
+        some = 16 < place < len(complete) - 16
+        for other in {changes[place % 4]} if some else {*changes} - {complete[place]}:
+            if other == complete[place]:
                 continue
             tried += 1
-            file.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
-            if harmless(file, found):
-                assert place == len(whole) - 1  # Its last line has no end.
+            file.write_bytes(complete[:place] + bytes([other]) + complete[place + 1 :])
+            if harmless(file, result):
+                assert place == len(complete) - 1  # Its last line has no end.
             else:
                 refused += 1
-    assert refused >= tried - 4 > 0.9 * len(whole)
+    assert refused >= tried - 4 > 0.9 * len(complete)
 
 
-def harmless(file, found):
+def harmless(file, result):
     """Whether a journal is read; then no round is asked again, and no sum is another."""
     before = file.read_bytes()
     try:
@@ -336,63 +336,63 @@ def harmless(file, found):
         assert "damaged in line" in str(error)
         assert file.read_bytes() == before
         return False
-    known = dict(journal.rounds)
+    reference = dict(journal.rounds)
     journal.close()
-    for round, (values, present) in enumerate(found):
-        assert round in known
-        if known[round].values is not None:
-            np.testing.assert_array_equal(known[round].values, values)
-            assert known[round].present == present
+    for round, (values, present) in enumerate(result):
+        assert round in reference
+        if reference[round].values is not None:
+            np.testing.assert_array_equal(reference[round].values, values)
+            assert reference[round].present == present
     return True
 
 
 def test_lines_that_are_dropped_swapped_or_of_another_journal_are_refused(noted, tmp_path):
-    file, found = noted
+    file, result = noted
     lines = file.read_bytes().splitlines(keepends=True)
     assert len(lines) == 4
-    for at in range(3):
+    for index in range(3):
         for changed in (
-            lines[:at] + lines[at + 1 :],
-            [*lines[:at], lines[at + 1], lines[at], *lines[at + 2 :]],
-            [*lines[:at], lines[at], *lines[at:]],
+            lines[:index] + lines[index + 1 :],
+            [*lines[:index], lines[index + 1], lines[index], *lines[index + 2 :]],
+            [*lines[:index], lines[index], *lines[index:]],
         ):
             file.write_bytes(b"".join(changed))
-            assert not harmless(file, found)
+            assert not harmless(file, result)
     for text in (b"", b"{}", b"{}\n", b"\n", b"\xff" * 9, b'{"round": Infinity}\n'):
         file.write_bytes(text)
-        assert not harmless(file, found)
+        assert not harmless(file, result)
 
 
 @pytest.mark.mutant
 def test_changes_are_noticed_by_the_digests_alone(noted, monkeypatch):
     """The broken copy: lines whose digests nobody compares give another sum, and ask again."""
-    file, found = noted
-    whole = file.read_bytes()
+    file, result = noted
+    complete = file.read_bytes()
     monkeypatch.setattr(transport, "_chained", lambda before, body: "0" * 64)
     end = b', "digest": "'
     bare = b"".join(
-        line.partition(end)[0] + end + b"0" * 64 + b'"}\n' for line in whole.splitlines()
+        line.partition(end)[0] + end + b"0" * 64 + b'"}\n' for line in complete.splitlines()
     )
     file.write_bytes(bare)
-    assert harmless(file, found)
+    assert harmless(file, result)
     file.write_bytes(bare.replace(b'"round": 1', b'"round": 7'))
     with pytest.raises(AssertionError):
-        harmless(file, found)
-    at = bare.index(b'"sum": "') + 10
-    file.write_bytes(bare[:at] + bytes([bare[at] ^ 1]) + bare[at + 1 :])
+        harmless(file, result)
+    position = bare.index(b'"sum": "') + 10
+    file.write_bytes(bare[:position] + bytes([bare[position] ^ 1]) + bare[position + 1 :])
     with pytest.raises(AssertionError):
-        harmless(file, found)
+        harmless(file, result)
 
 
 def test_a_line_that_was_cut_short_spends_its_round(noted):
     """Wherever a kill, or a disk, cut it: no round is asked again that may have been opened."""
-    file, found = noted
-    whole = file.read_bytes()
-    lines = whole.splitlines(keepends=True)
-    asked, summed = (len(b"".join(lines[:number])) for number in (2, 3))
-    starts = {start + length for start in (asked, summed) for length in range(1, 15)}
-    for length in {*starts, *range(asked + 1, len(whole), 9)} - {summed}:
-        file.write_bytes(whole[:length])
+    file, result = noted
+    complete = file.read_bytes()
+    lines = complete.splitlines(keepends=True)
+    requests, summed = (len(b"".join(lines[:number])) for number in (2, 3))
+    starts = {start + length for start in (requests, summed) for length in range(1, 15)}
+    for length in {*starts, *range(requests + 1, len(complete), 9)} - {summed}:
+        file.write_bytes(complete[:length])
         transport._ASKED.clear()
         with secure(one_less, journal=file) as sums:
             assert [sums(message(t), t)[1] for t in (0, 1)] == [0, 0] and not sums.crossed
@@ -405,27 +405,27 @@ def test_a_line_that_was_cut_short_spends_its_round(noted):
 
 
 def test_a_run_that_goes_on_knows_its_aborted_rounds_from_its_journal(tmp_path):
-    one = made()
+    single = made()
     file = tmp_path / "rounds.jsonl"
 
     def sums():
         return transport.SecureSums(TERMS, too_many, over="memory", journal=file)
 
     with sums() as first, pytest.raises(Abort):
-        models(one, transport=first, checkpoint=tmp_path / "state")
+        models(single, transport=first, checkpoint=tmp_path / "state")
     # Killed while it wrote that the next round is asked for: that round is spent.
     with open(file, "ab") as raw:
         raw.write(b'{"round": 5, "mess')
     with sums() as left:
-        went_on = models(one, transport=left, checkpoint=tmp_path / "state")
-        assert [each.round for each in left.crossed] == list(range(6, T))
+        went_on = models(single, transport=left, checkpoint=tmp_path / "state")
+        assert [item.round for item in left.crossed] == list(range(6, T))
     transport._ASKED.clear()
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True, spent=(5,))
-    np.testing.assert_array_equal(models(one, transport=skipped), went_on)
+    np.testing.assert_array_equal(models(single, transport=skipped), went_on)
     # Begun again without its checkpoint: the same sums, and nothing crosses.
-    with sums() as whole:
-        np.testing.assert_array_equal(models(one, transport=whole), went_on)
-        assert not whole.crossed
+    with sums() as complete:
+        np.testing.assert_array_equal(models(single, transport=complete), went_on)
+        assert not complete.crossed
     with pytest.raises(ValueError, match="cannot be written"):
         transport.SecureSums(TERMS, journal=tmp_path)
     with pytest.raises(ValueError, match="journal is 3; name a file"):
@@ -516,9 +516,9 @@ def test_other_terms_and_schedules_are_refused():
         transport.SecureSums(dataclasses.replace(TERMS, bits=40))
     with pytest.raises(ValueError, match="over is 'udp'"):
         transport.SecureSums(TERMS, over="udp")
-    for wrong in ({"terms": None}, {"spent": 4}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*; give"):
-            transport.SecureSums(**{"terms": TERMS} | wrong)
+    for invalid in ({"terms": None}, {"spent": 4}):
+        with pytest.raises(ValueError, match=f"{next(iter(invalid))} is .*; give"):
+            transport.SecureSums(**{"terms": TERMS} | invalid)
     with pytest.raises(ValueError, match="give at least one of"):
         departures.taking_turns(N, 1, ())
     with pytest.raises(ValueError, match="stages is 'late'"):

@@ -68,16 +68,16 @@ def view(monkeypatch, clients, bits, inputs, leaves=None, late=(), self_masks=Tr
         monkeypatch.setattr(primitives, "self_key", none)
     terms = Free(clients, source.size, bits, 2**bits, 0.0, 1 / clients + 1e-9)
     values = np.repeat(np.asarray(inputs)[:, None], source.size, axis=1)
-    made = Round(terms, values, leaves, late)
-    made.step("share", "share", made.enrol())
-    made.step("mask", "mask", made.server.deliver())
-    made.step("unmask", "unmask", made.server.request())
+    ctx = Round(terms, values, leaves, late)
+    ctx.step("share", "share", ctx.enrol())
+    ctx.step("mask", "mask", ctx.server.deliver())
+    ctx.step("unmask", "unmask", ctx.server.request())
     source.asked.clear()
-    total = made.server.total()
+    total = ctx.server.total()
     modulus = 2**bits
-    want = sum(inputs[row] for row in made.survivors()) % modulus
+    want = sum(inputs[row] for row in ctx.survivors()) % modulus
     assert (total.values % modulus == want).all()
-    sent = [m.vector for m in made.seen if type(m).__name__ == "MaskedVector"]
+    sent = [m.vector for m in ctx.seen if type(m).__name__ == "MaskedVector"]
     parts = [primitives.unpacked_vector(vector, source.size, bits) for vector in sent]
     rebuilt = list(dict.fromkeys(source.asked))
     parts += [source.expand(key, source.size, bits) for key in rebuilt]
@@ -88,11 +88,11 @@ def view(monkeypatch, clients, bits, inputs, leaves=None, late=(), self_masks=Tr
     return len(sent), len(rebuilt), np.unique(code, return_counts=True)
 
 
-def same(one, two):
+def same(value, second):
     return (
-        one[:2] == two[:2]
-        and np.array_equal(one[2][0], two[2][0])
-        and np.array_equal(one[2][1], two[2][1])
+        value[:2] == second[:2]
+        and np.array_equal(value[2][0], second[2][0])
+        and np.array_equal(value[2][1], second[2][1])
     )
 
 
@@ -105,9 +105,9 @@ FOUR = [(0, 0, 0, 0), (1, 1, 1, 1), (3, 2, 2, 1)]
 @pytest.mark.parametrize(("bits", "inputs"), [(3, THREE), (2, FOUR)])
 def test_with_everybody_the_view_is_that_of_any_inputs_of_the_same_sum(monkeypatch, bits, inputs):
     clients = len(inputs[0])
-    views = [view(monkeypatch, clients, bits, each) for each in inputs]
+    views = [view(monkeypatch, clients, bits, item) for item in inputs]
     assert views[0][:2] == (clients, clients)  # every vector, every self mask
-    assert all(same(views[0], each) for each in views[1:])
+    assert all(same(views[0], value) for value in views[1:])
     # The test has power: another sum gives another view.
     other = view(monkeypatch, clients, bits, (*inputs[0][:-1], 1))
     assert not same(views[0], other)
@@ -134,10 +134,10 @@ def test_a_dropout_shows_nothing_of_its_input_even_where_it_came_late(
 ):
     lost = clients - 1
     options = {"late": {lost}} if late else {"leaves": {lost: "mask"}}
-    views = [view(monkeypatch, clients, bits, each, **options) for each in LAST[clients]]
+    views = [view(monkeypatch, clients, bits, item, **options) for item in LAST[clients]]
     # Vectors; self masks of survivors and the dropout's masks with them.
     assert views[0][:2] == (clients - 1 + late, 2 * (clients - 1))
-    assert all(same(views[0], each) for each in views[1:])
+    assert all(same(views[0], value) for value in views[1:])
 
 
 @pytest.mark.mutant
@@ -146,24 +146,24 @@ def test_without_self_masks_a_late_vector_is_read_and_the_test_fails(monkeypatch
     lost = clients - 1
     zeros = (0,) * clients
     views = [
-        view(monkeypatch, clients, bits, each, late={lost}, self_masks=False)
-        for each in (zeros, (*zeros[:-1], 1))
+        view(monkeypatch, clients, bits, case, late={lost}, self_masks=False)
+        for case in (zeros, (*zeros[:-1], 1))
     ]
     assert not same(*views)
     # Where nobody is late the twin passes, which is why this is the case to look at.
     fine = [
-        view(monkeypatch, clients, bits, each, leaves={lost: "mask"}, self_masks=False)
-        for each in LAST[clients]
+        view(monkeypatch, clients, bits, item, leaves={lost: "mask"}, self_masks=False)
+        for item in LAST[clients]
     ]
-    assert all(same(fine[0], each) for each in fine[1:])
+    assert all(same(fine[0], value) for value in fine[1:])
 
 
 def test_all_inputs_of_three_clients_modulo_4(monkeypatch):
-    found: dict = {}
+    results: dict = {}
     for inputs in itertools.product(range(4), repeat=3):
-        found.setdefault(sum(inputs) % 4, []).append(view(monkeypatch, 3, 2, inputs))
-    assert [len(found[total]) for total in range(4)] == [16] * 4
-    for one, two in itertools.combinations(range(4), 2):
-        assert not same(found[one][0], found[two][0])
-    for views in found.values():
-        assert all(same(views[0], each) for each in views[1:])
+        results.setdefault(sum(inputs) % 4, []).append(view(monkeypatch, 3, 2, inputs))
+    assert [len(results[total]) for total in range(4)] == [16] * 4
+    for item, second in itertools.combinations(range(4), 2):
+        assert not same(results[item][0], results[second][0])
+    for views in results.values():
+        assert all(same(views[0], value) for value in views[1:])

@@ -108,14 +108,18 @@ def test_the_layout_follows_from_the_entries_alone() -> None:
     few = mixing.metropolis_hastings(graphs.ring(64))
     assert gossip.neighbours(few, np.float32) is None
     assert gossip.neighbours(np.full((100, 100), 0.01), np.float32) is None
-    one, two = (gossip.neighbours(kind(NETWORKS["ring"]), np.float32) for kind in (np.array, csr))
-    assert (
-        one is not None and one.order is None and jax.tree.structure(one) == jax.tree.structure(two)
+    first, second = (
+        gossip.neighbours(kind(NETWORKS["ring"]), np.float32) for kind in (np.array, csr)
     )
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(two), strict=True):
+    assert (
+        first is not None
+        and first.order is None
+        and jax.tree.structure(first) == jax.tree.structure(second)
+    )
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match=r"leading axis of n=120"):
-        gossip.mix(one, jnp.ones((121, 2)))
+        gossip.mix(first, jnp.ones((121, 2)))
 
 
 @pytest.mark.slow

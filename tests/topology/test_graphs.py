@@ -299,8 +299,8 @@ def test_facebook_ego_is_the_stored_graph(real_data) -> None:
 
 
 def test_renumbered_graphs_keep_edges_and_shorten_them() -> None:
-    far = nx.relabel_nodes(graphs.grid(9, 9), {i: (i * 32) % 81 for i in range(81)})
-    for graph in (far, far.to_directed()):
+    distant = nx.relabel_nodes(graphs.grid(9, 9), {i: (i * 32) % 81 for i in range(81)})
+    for graph in (distant, distant.to_directed()):
         near = graphs.renumbered(graph)
         assert max(abs(i - j) for i, j in near.edges) <= 9
         names = {i: int(label) for i, label in near.nodes(data="label")}

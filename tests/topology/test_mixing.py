@@ -29,9 +29,9 @@ def test_edge_and_node_order_do_not_matter() -> None:
     shuffled = nx.Graph()
     shuffled.add_nodes_from(reversed(range(15)))
     shuffled.add_edges_from((v, u) for u, v in reversed(list(graph.edges)))
-    one = mixing.metropolis_hastings(graph)
-    two = mixing.metropolis_hastings(shuffled)
-    assert mixing.fingerprint(one) == mixing.fingerprint(two)
+    first = mixing.metropolis_hastings(graph)
+    second = mixing.metropolis_hastings(shuffled)
+    assert mixing.fingerprint(first) == mixing.fingerprint(second)
 
 
 def test_uniform_neighbors_and_push_sum_on_a_digraph() -> None:
@@ -68,8 +68,8 @@ def test_a_header_line_read_as_an_edge_is_named(tmp_path: Path) -> None:
     (tmp_path / "net.csv").write_text("source,target\nLyon,Paris\nParis,Nice\nNice,Lyon\n")
     graph = graphs.from_edgelist(tmp_path / "net.csv")
     for make in (mixing.metropolis_hastings, mixing.uniform_neighbors):
-        told = r"agent source \(index 0\), agent target \(index 1\) and the other 3 of 5 agents"
-        with pytest.raises(ValueError, match=f"{told}.*header line.*begin it with #"):
+        reported = r"agent source \(index 0\), agent target \(index 1\) and the other 3 of 5 agents"
+        with pytest.raises(ValueError, match=f"{reported}.*header line.*begin it with #"):
             make(graph)
     # Without names there is no header; of many agents the first are named.
     apart = nx.disjoint_union(nx.path_graph(9), nx.path_graph(8))

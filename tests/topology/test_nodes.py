@@ -63,12 +63,12 @@ def test_a_word_finds_the_node_that_was_told_or_refuses(names: list[str]) -> Non
     for index, name in enumerate(names):
         for word in (name, f"label:{name}", f"index:{index}"):
             try:
-                found = nodes.find(names, word)
+                result = nodes.find(names, word)
             except ValueError:
                 continue
-            assert found == index
+            assert result == index
             # What is found without a prefix is never the index of another node.
-            other = name.isdecimal() and int(name) < len(names) and int(name) != found
+            other = name.isdecimal() and int(name) < len(names) and int(name) != result
             assert word != name or not other
 
 

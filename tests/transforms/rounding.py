@@ -57,8 +57,8 @@ def of_remainders(clip_norm, method="flat"):
     """Clip what rounding leaves of products: zero, unless multiply and add are fused."""
     transform = clipping.per_agent(clip_norm, method)
 
-    def update(given, state, params=None):
-        a, b, product = given
+    def update(value, state, params=None):
+        a, b, product = value
         remainders = {"x": {"k": a * b - product}, "y": {"k": product - b * a}}
         return transform.update(remainders, state)
 
@@ -68,7 +68,7 @@ def of_remainders(clip_norm, method="flat"):
         {"xla_cpu_use_fusion_emitters": True} if older and jax.default_backend() == "cpu" else {}
     )
     update = jax.jit(update, compiler_options=options)
-    return optax.GradientTransformation(lambda given: optax.EmptyState(), update)
+    return optax.GradientTransformation(lambda argument: optax.EmptyState(), update)
 
 
 def factors(size, n):
@@ -184,7 +184,7 @@ WHOLE = {
 
 def jitted(total):
     fn = jax.jit(total)
-    return lambda x, paddings: [fn(x, each) for each in paddings]
+    return lambda x, paddings: [fn(x, padding) for padding in paddings]
 
 
 def vmapped(total):
@@ -193,7 +193,7 @@ def vmapped(total):
 
 def scanned(total):
     def both(x, paddings):
-        return jax.lax.scan(lambda _, one: (None, total(x, one)), None, paddings)[1]
+        return jax.lax.scan(lambda _, value: (None, total(x, value)), None, paddings)[1]
 
     return jax.jit(both)
 
@@ -225,7 +225,7 @@ def over_records(total):
 
     def both(x, paddings):
         x = jax.device_put(x, spread)
-        return [fn(x, jax.device_put(each, spread)) for each in paddings]
+        return [fn(x, jax.device_put(padding, spread)) for padding in paddings]
 
     return both
 
@@ -244,10 +244,10 @@ def distance(total, form="jitted", x=None):
     x = jnp.asarray(amplitudes() if x is None else x)
     neighbours = jnp.stack([jnp.zeros(len(x), bool), jnp.arange(len(x)) == 0])
     # A function of its own each time: compiled code of the same one is found again.
-    found = FORMS[form](lambda x, padding: total(x, padding))(x, neighbours)
-    if isinstance(found, list):
-        found = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-    leaves = [np.float64(leaf[0]) - np.float64(leaf[1]) for leaf in jax.tree.leaves(found)]
+    result = FORMS[form](lambda x, padding: total(x, padding))(x, neighbours)
+    if isinstance(result, list):
+        result = jax.tree.map(lambda *leaves: np.stack(leaves), *result)
+    leaves = [np.float64(leaf[0]) - np.float64(leaf[1]) for leaf in jax.tree.leaves(result)]
     assert all(leaf.any() for leaf in leaves) or len(leaves) > 1
     return math.sqrt(sum(np.sum(leaf**2) for leaf in leaves))
 

@@ -27,9 +27,9 @@ class Stream:
     law: str
     rounding: float
 
-    def sample(self, one=None, shape=(ROWS, COLUMNS)):
+    def sample(self, value=None, shape=(ROWS, COLUMNS)):
         """What it draws in float32, of the usual key where no other is given."""
-        return np.asarray(self.draw(key() if one is None else one, shape, jnp.float32))
+        return np.asarray(self.draw(key() if value is None else value, shape, jnp.float32))
 
     def distance(self, values):
         """Kolmogorov's distance from the law, in units of its standard error."""

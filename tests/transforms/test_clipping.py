@@ -272,8 +272,8 @@ def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
     assert unclipped(jnp.zeros(1, jnp.float16), x[:1], y[:1]).item() == x[0, 0]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_the_stated_share_is_the_one_by_which_sums_are_lowered(known):
+@pytest.mark.parametrize("reference", [True, False])
+def test_the_stated_share_is_the_one_by_which_sums_are_lowered(reference):
     """One long gradient among eight places, in float16, where the share is far above a rounding."""
     model = nn.Dense(1, use_bias=False)
     gradients = layer_norms.Gradients(model.apply, lambda out, y: jnp.sum(out))
@@ -282,7 +282,7 @@ def test_the_stated_share_is_the_one_by_which_sums_are_lowered(known):
         total = weights(jnp.linalg.norm(x, axis=1)) @ x
         return {"params": {"kernel": total[:, None]}}
 
-    weighted = gradients if known else plain
+    weighted = gradients if reference else plain
     params = {"params": {"kernel": jnp.zeros((2, 1), jnp.float16)}}
     x = jnp.asarray([[0, 0]] * 7 + [[30, 40]], jnp.float16)
     (total,) = jax.tree.leaves(clipping.clipped_sum(weighted, 1.0)(params, x, jnp.zeros(8)))
@@ -313,9 +313,9 @@ def test_what_an_encoder_returns_is_clipped(method, microbatch):
 
     each = [np.asarray(sketch @ jax.grad(loss)(params, *pair)) for pair in zip(x, y, strict=True)]
     extra = 0.01 if method == "automatic" else 0.0
-    wanted = sum(g * min(1.0, 0.5 / (np.linalg.norm(g) + extra)) for g in each)
-    np.testing.assert_allclose(answer(x, y), wanted, rtol=1e-4, atol=1e-5)
+    expected = sum(g * min(1.0, 0.5 / (np.linalg.norm(g) + extra)) for g in each)
+    np.testing.assert_allclose(answer(x, y), expected, rtol=1e-4, atol=1e-5)
     # One record moves it by no more than the clip norm; without the second clip it would.
-    alone = np.linalg.norm(answer(x, y) - answer(x[1:], y[1:]))
-    assert alone <= 0.5 * (1 + 1e-5) < np.linalg.norm(each[0])
+    single = np.linalg.norm(answer(x, y) - answer(x[1:], y[1:]))
+    assert single <= 0.5 * (1 + 1e-5) < np.linalg.norm(each[0])
     assert answer(x[:0], y[:0]).shape == (3,)

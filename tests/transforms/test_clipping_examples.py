@@ -64,9 +64,9 @@ def check_sum(build, loss=logistic, method="flat", microbatch=None, spoil=False)
     keep = np.ones(len(x), bool)
     keep[[2, 8]] = False
     fn = jax.jit(build(loss, CLIP, method=method, microbatch=microbatch))
-    found = flat(fn(params, x, y, jnp.asarray(~keep)))
+    result = flat(fn(params, x, y, jnp.asarray(~keep)))
     expected = oracle(loss, params, x, y, keep, SCALES[method])
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-6)
     everything = flat(fn(params, x, y))
     expected = oracle(loss, params, x, y, np.ones(len(x), bool), SCALES[method])
     np.testing.assert_allclose(everything, expected, rtol=1e-4, atol=1e-6)
@@ -193,8 +193,8 @@ def test_agents_by_vmap(microbatch):
     together = jax.jit(jax.vmap(fn))(params, x, y, padding)
     fn = jax.jit(fn)
     for agent, (own, rows, labels) in enumerate(parts):
-        alone = fn(own, rows, labels, padding[agent])
-        np.testing.assert_allclose(flat(pick(together, agent)), flat(alone), atol=1e-6)
+        single = fn(own, rows, labels, padding[agent])
+        np.testing.assert_allclose(flat(pick(together, agent)), flat(single), atol=1e-6)
     assert (flat(pick(together, 2)) == 0).all()
 
 
@@ -274,8 +274,8 @@ def test_a_gradient_of_one_number_that_is_not_finite_adds_nothing(clip_norm):
     """Compilers take the root of its square for its size, which does not overflow."""
     total = clipping.per_example(lambda w, x, y: jnp.log(w * x), clip_norm)
     x = jnp.array([0.0, 1.0])
-    alone = total(jnp.float32(1), x[1:], jnp.zeros(1))
-    assert total(jnp.float32(1), x, jnp.zeros(2)) == pytest.approx(float(alone), rel=1e-6)
+    single = total(jnp.float32(1), x[1:], jnp.zeros(1))
+    assert total(jnp.float32(1), x, jnp.zeros(2)) == pytest.approx(float(single), rel=1e-6)
     clip = clipping.per_agent(clip_norm)
     clipped, _ = jax.jit(clip.update)(jnp.array([[jnp.nan], [1.0]]), clip.init(None))
     assert clipped.tolist() == [[0.0], [1.0]] if clip_norm == math.inf else clipped[0, 0] == 0

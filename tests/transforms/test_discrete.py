@@ -51,29 +51,29 @@ def opened(code, total, public, like):
 
 
 def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
-    whole = sent()
-    assert whole.dtype == np.uint32 and whole.shape == (N, 512)
+    complete = sent()
+    assert complete.dtype == np.uint32 and complete.shape == (N, 512)
     like = jax.tree.map(lambda leaf: leaf[0], split(vectors()))
-    exact = whole.sum(0, dtype=np.uint32)
+    exact = complete.sum(0, dtype=np.uint32)
     for total in (exact, exact & np.uint32(2**CODE.bits - 1)):
-        found = opened(CODE, total, PUBLIC, like)
-        for leaf, wanted in zip(
-            jax.tree.leaves(found), jax.tree.leaves(split(vectors())), strict=True
+        result = opened(CODE, total, PUBLIC, like)
+        for leaf, expected in zip(
+            jax.tree.leaves(result), jax.tree.leaves(split(vectors())), strict=True
         ):
-            assert leaf.shape == wanted.shape[1:] and leaf.dtype == wanted.dtype
+            assert leaf.shape == expected.shape[1:] and leaf.dtype == expected.dtype
             # Six noises of variance 4, and six roundings of a sixth on average, on a 1/64 grid.
             deviation = np.sqrt(6 * (4 + 1 / 6)) / 64
-            assert np.std(leaf - wanted.sum(0)) == pytest.approx(deviation, rel=0.2)
+            assert np.std(leaf - expected.sum(0)) == pytest.approx(deviation, rel=0.2)
 
 
 @pytest.mark.x64
 def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
     """To the bit; noise rounded to whole numbers from floats is another law, and is caught."""
     signs = public_signs(PUBLIC)
-    own = jax.random.fold_in(NOISE, 0)
-    rounded, _ = encoded(vectors(), signs, jax.random.fold_in(own, 0))
+    subkey = jax.random.fold_in(NOISE, 0)
+    rounded, _ = encoded(vectors(), signs, jax.random.fold_in(subkey, 0))
     draw = jax.jit(simulated.discrete_gaussian_rows, static_argnums=(1, 2))
-    noise = draw(jax.random.fold_in(own, 1), rounded.shape, 4)
+    noise = draw(jax.random.fold_in(subkey, 1), rounded.shape, 4)
     np.testing.assert_array_equal(sent().view(np.int32), np.asarray(rounded + noise))
     squares = np.square(np.asarray(rounded, np.int64)).sum(1)
     assert (squares <= CODE.limit).all() and (squares > 0).all()
@@ -99,16 +99,16 @@ def test_the_noise_is_discrete_gaussian(twin, monkeypatch):
     code = SumCode(size=2**15, bound=BOUND, grid=1 / 64, clients=24, variance=4)
     zeros = np.zeros((code.clients, code.size), np.float32)
     # Under another name: what is compiled is kept by it.
-    made = jax.jit(
+    function = jax.jit(
         lambda key: simulated.noisy_rows(code, zeros, simulated.signs(code, PUBLIC), key)[0]
     )
-    noise = np.asarray(made(NOISE)).ravel()
+    noise = np.asarray(function(NOISE)).ravel()
     around = np.arange(-40, 41)
     law = np.exp(-(around**2) / 8)
     law /= law.sum()
-    found = np.bincount(noise + 40, minlength=81)[:81] / noise.size
+    result = np.bincount(noise + 40, minlength=81)[:81] / noise.size
     cells = law * noise.size > 20
-    chi = noise.size * ((found - law)[cells] ** 2 / law[cells]).sum()
+    chi = noise.size * ((result - law)[cells] ** 2 / law[cells]).sum()
     # 10 to 20 cells: 60 is past any chance.
     assert (chi > 60) == twin, chi
 
@@ -129,11 +129,11 @@ def test_signs_are_public_and_new_in_every_round():
 def test_no_sign_comes_from_the_noise_key():
     """Whoever reads a sum knows the public key alone; the twin rotates by the noise key."""
     like = jax.tree.map(lambda leaf: leaf[0], split(vectors()))
-    wanted = vectors()[:, 100:].sum(0)
+    expected = vectors()[:, 100:].sum(0)
 
-    def off(whole):
-        found = opened(CODE, whole.sum(0, dtype=np.uint32), PUBLIC, like)
-        return np.abs(np.asarray(found["b"]) - wanted).max()
+    def off(complete):
+        result = opened(CODE, complete.sum(0, dtype=np.uint32), PUBLIC, like)
+        return np.abs(np.asarray(result["b"]) - expected).max()
 
     for seed in range(2):
         key = jax.random.key(seed, impl="threefry2x32")
@@ -151,8 +151,8 @@ def test_a_sum_that_overflows_is_another_one():
     like = jax.tree.map(lambda leaf: leaf[0], split(alike))
 
     def off(code):
-        found = opened(code, total, PUBLIC, like)
-        return np.abs(np.asarray(found["b"]) - alike[:, 100:].sum(0)).max()
+        result = opened(code, total, PUBLIC, like)
+        return np.abs(np.asarray(result["b"]) - alike[:, 100:].sum(0)).max()
 
     class Narrow(SumCode):
         bits = 5  # type: ignore[assignment]
@@ -176,11 +176,11 @@ def test_rows_that_are_no_vectors_are_noise_alone():
     bad = vectors()
     bad[1] = np.nan
     bad[3] *= 3
-    whole = sent(payload=split(bad))
+    records = sent(payload=split(bad))
     same = sent()
     zeros = sent(payload=split(np.zeros_like(bad)))
     for row in range(N):
-        np.testing.assert_array_equal(whole[row], (zeros if row in (1, 3) else same)[row])
+        np.testing.assert_array_equal(records[row], (zeros if row in (1, 3) else same)[row])
 
 
 def test_rounds_are_counted_and_nothing_goes_out_after_the_last():

@@ -37,12 +37,12 @@ def make(own=OWN, shared=SHARED, own_keys=None, edge_keys=None, pairs=PAIRS):
 
 def noises(transform, zeros, rounds=ROUNDS):
     state = transform.init(zeros)
-    found = []
+    results = []
     update = jax.jit(transform.update)
     for _ in range(rounds):
         noisy, state = update(zeros, state)
-        found.append(jax.tree.map(np.asarray, noisy))
-    return found
+        results.append(jax.tree.map(np.asarray, noisy))
+    return results
 
 
 def laplacian():
@@ -50,8 +50,8 @@ def laplacian():
     return np.diag(support.sum(1)) - support
 
 
-def sampled(found):
-    flat = found.reshape(N, -1).astype(np.float64)
+def sampled(result):
+    flat = result.reshape(N, -1).astype(np.float64)
     return flat @ flat.T / flat.shape[1]
 
 
@@ -62,11 +62,11 @@ def close(matrix, expected):
 
 def test_covariance_is_own_plus_shared_laplacian():
     expected = OWN * np.eye(N) + SHARED * laplacian()
-    found = sampled(noises(make(), jnp.zeros((N, COORDINATES)))[1])
-    assert close(found, expected) and not close(1.5 * found, expected)
+    result = sampled(noises(make(), jnp.zeros((N, COORDINATES)))[1])
+    assert close(result, expected) and not close(1.5 * result, expected)
     # Without the minus at the other end the covariance is another one.
     assert not close(
-        found, OWN * np.eye(N) + SHARED * (2 * np.diag(np.diag(laplacian())) - laplacian())
+        result, OWN * np.eye(N) + SHARED * (2 * np.diag(np.diag(laplacian())) - laplacian())
     )
     source = views.decor(W, OWN, SHARED).source
     np.testing.assert_allclose(source @ source.T, expected, atol=1e-12)
@@ -75,25 +75,25 @@ def test_covariance_is_own_plus_shared_laplacian():
 def drawn(attackers, missing=None):
     """Noise of the first round as the attackers draw it, from the keys that they hold alone."""
     own_keys, edge_keys = noise.simulated_keys(root(), N, E)
-    known = np.zeros((N, COORDINATES), np.float32)
+    reference = np.zeros((N, COORDINATES), np.float32)
 
-    def normals(one):
-        one = jax.random.fold_in(jax.random.fold_in(one, 0), 0)
-        return np.asarray(variates.normals(one, (1, COORDINATES), jnp.float32))[0]
+    def normals(value):
+        value = jax.random.fold_in(jax.random.fold_in(value, 0), 0)
+        return np.asarray(variates.normals(value, (1, COORDINATES), jnp.float32))[0]
 
     for agent in attackers:
-        known[agent] += np.sqrt(OWN) * normals(own_keys[agent])
+        reference[agent] += np.sqrt(OWN) * normals(own_keys[agent])
     for index, (plus, minus) in enumerate(PAIRS.tolist()):
         if {plus, minus} & set(attackers) and index != missing:
-            known[plus] += np.sqrt(SHARED) * normals(edge_keys[index])
-            known[minus] -= np.sqrt(SHARED) * normals(edge_keys[index])
-    return known
+            reference[plus] += np.sqrt(SHARED) * normals(edge_keys[index])
+            reference[minus] -= np.sqrt(SHARED) * normals(edge_keys[index])
+    return reference
 
 
 @pytest.mark.parametrize("attackers", [pytest.param((0,), marks=pytest.mark.slow), (1, 3)])
 def test_colluding_agents_take_away_what_they_hold_and_no_more(attackers):
-    whole = noises(make(), jnp.zeros((N, COORDINATES), jnp.float32), 1)[0]
-    left = whole - drawn(attackers)
+    complete = noises(make(), jnp.zeros((N, COORDINATES), jnp.float32), 1)[0]
+    left = complete - drawn(attackers)
     # Nothing is left on themselves; on others, the noise that the view says they do not know.
     np.testing.assert_allclose(left[list(attackers)], 0, atol=1e-5)
     reach = np.flatnonzero((W[list(attackers)] != 0).any(0))
@@ -104,13 +104,13 @@ def test_colluding_agents_take_away_what_they_hold_and_no_more(attackers):
     # The same by hand: own noise, and the Laplacian of the links among honest agents.
     among = -laplacian()[np.ix_(honest, honest)] * (1 - np.eye(len(honest)))
     by_hand = OWN * np.eye(len(honest)) + SHARED * (np.diag(among.sum(1)) - among)
-    both = np.ix_(honest, honest)
-    assert close(sampled(left)[both], by_hand)
+    union = np.ix_(honest, honest)
+    assert close(sampled(left)[union], by_hand)
     # One link's key less, another set of attackers, or nothing known, leaves another covariance.
     some = next(k for k, pair in enumerate(PAIRS.tolist()) if len(set(pair) & set(attackers)) == 1)
     others = tuple(honest[: len(attackers)].tolist())
-    for guess in (drawn(attackers, missing=some), drawn(others), np.zeros_like(whole)):
-        assert not close(sampled(whole - guess)[both], by_hand)
+    for guess in (drawn(attackers, missing=some), drawn(others), np.zeros_like(complete)):
+        assert not close(sampled(complete - guess)[union], by_hand)
     mu = (
         views.decor(W, OWN, SHARED)
         .pndp(attackers)
@@ -134,8 +134,8 @@ def test_rounds_leaves_and_links_share_no_number():
 
 def test_after_the_last_round():
     zeros = jnp.zeros((N, 2))
-    found = noises(make(), zeros, ROUNDS + 1)
-    assert np.isfinite(found[ROUNDS - 1]).all() and np.isnan(found[ROUNDS]).all()
+    result = noises(make(), zeros, ROUNDS + 1)
+    assert np.isfinite(result[ROUNDS - 1]).all() and np.isnan(result[ROUNDS]).all()
     transform = make()
     state = transform.init(zeros)._replace(round=jnp.int32(ROUNDS))
     with pytest.raises(ValueError, match="round is 3, the noise is accounted for 3 rounds"):

@@ -22,20 +22,20 @@ def tree(rounds, seed=0):
 def stream(link, gradients):
     """Every output and the last state."""
     first = jax.tree.map(lambda leaf: leaf[0], gradients)
-    step = lambda state, given: link.update(given, state)[::-1]  # noqa: E731
+    step = lambda state, value: link.update(value, state)[::-1]  # noqa: E731
     state, out = jax.lax.scan(step, link.init(first), gradients)
     return out, state
 
 
 @pytest.mark.parametrize("on_change", ["turn", "reset"])
 def test_it_projects_on_the_leading_vectors_of_earlier_gradients(on_change):
-    given = tree(13)
+    argument = tree(13)
     link = scale_by_galore(0.01, rank=2, every=4, on_change=on_change)
-    out, state = stream(link, given)
+    out, state = stream(link, argument)
     # In order of names: bias, conv, tall, wide.
     assert [basis.shape for basis in state.bases] == [(0, 0), (8, 2), (9, 2), (9, 2)]
     for basis, name in zip(state.bases[1:], ("conv", "tall", "wide"), strict=True):
-        matrix = given[name][11].reshape(-1, given[name].shape[-1])
+        matrix = argument[name][11].reshape(-1, argument[name].shape[-1])
         u, _, vt = np.linalg.svd(matrix)
         expected = u[:, :2] if matrix.shape[0] <= matrix.shape[1] else vt[:2].T
         np.testing.assert_allclose(basis @ basis.T, expected @ expected.T, atol=1e-4)
@@ -44,19 +44,19 @@ def test_it_projects_on_the_leading_vectors_of_earlier_gradients(on_change):
         assert np.linalg.matrix_rank(moved, tol=1e-4) <= 2
     own = scale_by_adam(0.01)
     if on_change == "turn":
-        np.testing.assert_allclose(out["bias"], stream(own, given["bias"])[0], rtol=1e-4)
+        np.testing.assert_allclose(out["bias"], stream(own, argument["bias"])[0], rtol=1e-4)
 
 
 def test_no_round_uses_its_own_gradients_space():
     """White noise: its own leading vectors would gather more of it than any fixed space."""
     rng = np.random.default_rng(2)
-    given = {"w": rng.normal(size=(40, 30, 30)).astype(np.float32)}
+    options = {"w": rng.normal(size=(40, 30, 30)).astype(np.float32)}
     link = scale_by_galore(0.0, rank=3, every=1, b1=0.0, b2=0.0, on_change="reset")
-    _, state = stream(link, given)
+    _, state = stream(link, options)
     (basis,) = state.bases
-    own = np.square(np.asarray(basis.T @ given["w"][-1])).mean()
+    mean = np.square(np.asarray(basis.T @ options["w"][-1])).mean()
     other = np.square(np.asarray(basis.T @ rng.normal(size=(30, 30)))).mean()
-    assert own > 2 and other < 1.5
+    assert mean > 2 and other < 1.5
 
 
 @pytest.mark.parametrize("on_change", ["turn", "reset"])
@@ -64,7 +64,7 @@ def test_the_round_of_a_change_still_moves_in_the_space_before(on_change):
     """White gradients, all of other spaces: the fourth and the eighth round bring a new one."""
     rng = np.random.default_rng(5)
     shapes = {"tall": (12, 7), "wide": (7, 12)}
-    given = {
+    options = {
         name: rng.normal(size=(9, *shape)).astype(np.float32) for name, shape in shapes.items()
     }
     link = scale_by_galore(0.0, rank=2, every=4, on_change=on_change)
@@ -73,8 +73,8 @@ def test_the_round_of_a_change_still_moves_in_the_space_before(on_change):
         out, new = link.update(gradient, state)
         return new, (state.bases, new.bases, out)
 
-    first = link.init(jax.tree.map(lambda leaf: leaf[0], given))
-    _, (before, after, out) = jax.lax.scan(step, first, given)
+    first = link.init(jax.tree.map(lambda leaf: leaf[0], options))
+    _, (before, after, out) = jax.lax.scan(step, first, options)
     moves = np.swapaxes(out["tall"], 1, 2), np.asarray(out["wide"])
     for old, new, moved in zip(before, after, moves, strict=True):
         outside = [
@@ -98,47 +98,47 @@ def test_mapped_layers_are_decomposed_one_matrix_at_a_time():
     operands = [eqn.invars[0].aval.shape for eqn in equations if eqn.primitive.name == "eigh"]
     assert sorted(operands) == [(7, 7), (8, 8)]
     out, _ = jax.vmap(link.update)(models, states)
-    alone, _ = link.update(*jax.tree.map(lambda leaf: leaf[0], (models, states)))
+    single, _ = link.update(*jax.tree.map(lambda leaf: leaf[0], (models, states)))
     for name in shapes:
-        np.testing.assert_allclose(out[name][0], alone[name], rtol=1e-6)
+        np.testing.assert_allclose(out[name][0], single[name], rtol=1e-6)
 
 
 def test_moments_are_turned():
     """A gradient within the old and the new space keeps its filtered past through a change."""
     rng = np.random.default_rng(3)
     direction = np.outer(rng.normal(size=6), rng.normal(size=8)).astype(np.float32)
-    given = [{"w": direction * (1 + 0.1 * t)} for t in range(10)]
+    arguments = [{"w": direction * (1 + 0.1 * t)} for t in range(10)]
     other = np.outer(rng.normal(size=6), rng.normal(size=8))
-    given[9]["w"] = given[9]["w"] + other.astype(np.float32)
+    arguments[9]["w"] = arguments[9]["w"] + other.astype(np.float32)
     link = scale_by_galore(0.0, rank=2, every=5, filter=FILTERS["f5"])
     adam = scale_by_adam(0.0, filter=FILTERS["f5"])
     update = jax.jit(link.update)
     of_adam = jax.jit(adam.update)
-    state = link.init(given[0])
-    for gradient in given[:5]:
+    state = link.init(arguments[0])
+    for gradient in arguments[:5]:
         _, state = update(gradient, state)
     # From here the space holds the direction: Adam of what is within it, and no change till 9.
-    (basis,), alone = state.bases, state.adam
-    for gradient in given[5:9]:
+    (basis,), single = state.bases, state.adam
+    for gradient in arguments[5:9]:
         _, state = update(gradient, state)
-        _, alone = of_adam([basis.T @ gradient["w"]], alone)
-    before = basis @ alone.first.delayed[0][0]
+        _, single = of_adam([basis.T @ gradient["w"]], single)
+    before = basis @ single.first.delayed[0][0]
     np.testing.assert_allclose(basis @ state.adam.first.delayed[0][0], before, rtol=1e-4, atol=1e-5)
-    _, state = update(given[9], state)
-    _, alone = of_adam([basis.T @ given[9]["w"]], alone)
+    _, state = update(arguments[9], state)
+    _, single = of_adam([basis.T @ arguments[9]["w"]], single)
     (turned,) = state.bases
     assert np.abs(basis @ basis.T - turned @ turned.T).max() > 0.1
     along = np.linalg.svd(direction)[0][:, 0]
     kept = along @ (turned @ state.adam.first.delayed[0][0])
-    np.testing.assert_allclose(kept, along @ (basis @ alone.first.delayed[0][0]), atol=1e-3)
+    np.testing.assert_allclose(kept, along @ (basis @ single.first.delayed[0][0]), atol=1e-3)
 
 
 def test_the_second_moment_keeps_the_noises_share():
     """White noise of variance 4 in any space: what is taken off stays what the moment holds."""
     rng = np.random.default_rng(4)
-    given = {"w": (2 * rng.normal(size=(400, 40, 50))).astype(np.float32)}
+    options = {"w": (2 * rng.normal(size=(400, 40, 50))).astype(np.float32)}
     link = scale_by_galore(4.0, rank=10, every=20, b2=0.99)
-    _, state = stream(link, given)
+    _, state = stream(link, options)
     (second,) = state.adam.second
     assert float(jnp.mean(second)) == pytest.approx(4 * (1 - 0.99**400), rel=0.05)
 
@@ -147,14 +147,14 @@ def test_no_rank_is_a_quarter_of_every_shorter_side():
     shapes = {"a": (12, 40), "b": (3, 3, 16, 10), "c": (7,), "d": (1, 9)}
     model = {name: jnp.zeros(shape) for name, shape in shapes.items()}
     state = scale_by_galore(0.1, rank=None).init(model)
-    found = [np.shape(basis) for basis in state.bases]
-    assert found == [(12, 3), (10, 3), (0, 0), (0, 0)]
+    results = [np.shape(basis) for basis in state.bases]
+    assert results == [(12, 3), (10, 3), (0, 0), (0, 0)]
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("value", "text"),
     [({"rank": 0}, "rank is 0"), ({"every": 0}, "every is 0"), ({"on_change": "x"}, "on_change")],
 )
-def test_bad_settings_are_refused(given, text):
+def test_bad_settings_are_refused(value, text):
     with pytest.raises(ValueError, match=text):
-        scale_by_galore(0.1, **given)
+        scale_by_galore(0.1, **value)

@@ -44,10 +44,10 @@ def test_quantiles_against_many_digits():
     near = 0.5 - 10.0 ** rng.uniform(-17, -1, 100)
     p = np.concatenate([rng.uniform(0.05, 0.5, 100), near, 2.0 ** rng.uniform(-129, -1, 300)])
     p = np.concatenate([p, [0.075, np.nextafter(0.075, 0), np.exp(-25.0), 2.0**-65, 2.0**-129]])
-    found = wide(variates.quantile, np.concatenate([p, -p]))
-    np.testing.assert_array_equal(found[: len(p)], -found[len(p) :])
+    result = wide(variates.quantile, np.concatenate([p, -p]))
+    np.testing.assert_array_equal(result[: len(p)], -result[len(p) :])
     with mp.workdps(50):
-        for value, z in zip(p, found[: len(p)], strict=True):
+        for value, z in zip(p, result[: len(p)], strict=True):
             true = exact(mp.mpf(float(value)))
             assert abs(z - true) <= mp.mpf(finite.SAMPLER.error) / 2 * (1 + abs(true))
 
@@ -60,14 +60,14 @@ def test_probabilities_are_those_of_all_bits():
     words_[:, -2:] = np.array([[0, 2**32 - 1]] * 4, np.uint32)
     coarse = wide(variates.signed_probabilities, *words_[:2])
     finer = wide(variates.signed_probabilities, *words_)
-    for high, low, more, most, a, b in zip(*words_.tolist(), coarse, finer, strict=True):
+    for high, low, extra, maximum, a, b in zip(*words_.tolist(), coarse, finer, strict=True):
         sign = -1 if high >> 31 else 1
         m = Fraction(((high & (2**31 - 1)) << 32) + low)
-        for found, true in (
+        for result, true in (
             (a, (m + Fraction(1, 2)) / 2**64),
-            (b, (m + ((more << 32) + most + Fraction(1, 2)) / Fraction(2**64)) / 2**64),
+            (b, (m + ((extra << 32) + maximum + Fraction(1, 2)) / Fraction(2**64)) / 2**64),
         ):
-            assert abs(Fraction(float(found)) * sign - true) <= true / 2**51
+            assert abs(Fraction(float(result)) * sign - true) <= true / 2**51
     assert np.abs(finer).min() > 0
     tail = wide(variates.quantile, np.array([2.0**-65, 2.0**-129]))
     assert tail[0] > 9.1 and tail[1] > 13
@@ -75,17 +75,17 @@ def test_probabilities_are_those_of_all_bits():
 
 def test_normals_are_the_quantiles_of_their_own_hashes():
     key = jax.random.fold_in(KEY, 3)
-    found = wide(lambda: variates.release_normals(key, (40, 50)))
+    result = wide(lambda: variates.release_normals(key, (40, 50)))
     high, low = (np.asarray(w) for w in words(jax.random.fold_in(key, 0), (40, 50)))
     p = (((high & np.uint32(2**31 - 1)).astype(object) << 32) + low.astype(object)) * 2 + 1
     z = stats.norm.isf((p / 2**65).astype(float)) * np.where(high >> 31, -1, 1)
-    np.testing.assert_allclose(found, z, rtol=1e-13, atol=1e-15)
+    np.testing.assert_allclose(result, z, rtol=1e-13, atol=1e-15)
     # Neither the shape nor what is vmapped around changes a number.
-    more = wide(
+    extra = wide(
         lambda: jax.vmap(lambda k: variates.release_normals(k, (60, 70)))(jnp.stack([KEY, key]))
     )
-    np.testing.assert_array_equal(more[1, :40, :50], found)
-    assert len(np.unique(found)) == found.size
+    np.testing.assert_array_equal(extra[1, :40, :50], result)
+    assert len(np.unique(result)) == result.size
 
 
 def test_a_tail_draws_more_bits(monkeypatch):
@@ -102,12 +102,12 @@ def test_a_tail_draws_more_bits(monkeypatch):
         return jnp.where(tail, first & jnp.uint32(2**31), first), second
 
     monkeypatch.setattr(variates, "words", some_small)
-    found = wide(lambda: variates.release_normals(KEY, (3, 8)))
+    result = wide(lambda: variates.release_normals(KEY, (3, 8)))
     low = (np.asarray(words(jax.random.fold_in(KEY, 0), (3, 8))[1]) >> 24 | 1).astype(float)
     high = np.asarray(words(jax.random.fold_in(KEY, 1), (3, 8))[0]).astype(float)
     expected = stats.norm.isf((low + high / 2**32) / 2**64)
-    np.testing.assert_allclose(np.abs(found)[:, ::2], expected[:, ::2], rtol=1e-11)
-    assert np.abs(found)[:, ::2].min() > 6.2 > np.abs(found)[:, 1::2].max()
+    np.testing.assert_allclose(np.abs(result)[:, ::2], expected[:, ::2], rtol=1e-11)
+    assert np.abs(result)[:, ::2].min() > 6.2 > np.abs(result)[:, 1::2].max()
 
 
 def test_normals_are_normal():
@@ -120,8 +120,8 @@ def test_normals_are_normal():
 
 def strategies(length):
     banded = np.tril(np.triu(np.full((length, length), 0.1), -3), -1) + np.eye(length)
-    full = temporal.prefix_sum(Participation(length, 1, length))
-    return [None, banded, np.linalg.inv(banded), full]
+    complete = temporal.prefix_sum(Participation(length, 1, length))
+    return [None, banded, np.linalg.inv(banded), complete]
 
 
 @functools.cache
@@ -143,17 +143,17 @@ def test_sums_are_rounded_once_as_if_all_was_float64(which):
     h = 2.0**-8
     strategy = strategies(length)[which]
     factor = np.random.default_rng(2).normal(size=(n, n)).astype(np.float32)
-    given = {
+    options = {
         "b": np.random.default_rng(3).normal(size=(n, 3)).astype(np.float32),
         "w": np.random.default_rng(4).normal(size=(n, 2, 5)).astype(np.float32),
     }
     link = noise.correlated(factor, key=KEY, rounds=length, strategy=strategy, grid=h)
 
     def step(state, _):
-        updates, state = link.update(given, state)
+        updates, state = link.update(options, state)
         return state, updates
 
-    sent = jax.jit(lambda: jax.lax.scan(step, link.init(given), None, length=length)[1])()
+    sent = jax.jit(lambda: jax.lax.scan(step, link.init(options), None, length=length)[1])()
     assert sent["b"].dtype == sent["w"].dtype == jnp.float32
 
     drawn = drawn_normals(length, (n, 13))
@@ -161,10 +161,10 @@ def test_sums_are_rounded_once_as_if_all_was_float64(which):
     if strategy is not None:
         inverse = np.linalg.inv(rounds.applied(strategy, np.float64))
     coloured = np.einsum("st,ij,tjd->sid", inverse, factor.astype(float), drawn)
-    flat = np.concatenate([given["b"], given["w"].reshape(n, -1)], axis=1).astype(float)
-    found = np.concatenate([sent["b"], sent["w"].reshape(length, n, -1)], axis=2).astype(float)
+    flat = np.concatenate([options["b"], options["w"].reshape(n, -1)], axis=1).astype(float)
+    result = np.concatenate([sent["b"], sent["w"].reshape(length, n, -1)], axis=2).astype(float)
     # Sums may lie so near to a cell's edge that another order of adding crosses it: none does here.
-    np.testing.assert_array_equal(found, np.round((flat + coloured) / h) * h)
+    np.testing.assert_array_equal(result, np.round((flat + coloured) / h) * h)
 
 
 @pytest.mark.x64
@@ -185,9 +185,9 @@ def test_no_vmap_of_a_scan_adds_float32_noise():
 
 
 def test_grids_are_powers_of_two():
-    for wrong in (0.0, -0.5, 0.3, np.inf, np.nan):
+    for invalid in (0.0, -0.5, 0.3, np.inf, np.nan):
         with pytest.raises(ValueError, match="give a power of two"):
-            noise.correlated(np.eye(2), key=KEY, rounds=5, grid=wrong)
+            noise.correlated(np.eye(2), key=KEY, rounds=5, grid=invalid)
 
 
 # The attack on last bits. Everybody has the gradient g or g'; the attacker sees models before and
@@ -217,8 +217,8 @@ class Fixed:
 
         @jax.jit
         def sent(models, batch, key):
-            made = algorithm_of(self.statics, arrays, key)
-            return made.step(key, made.init(models), batch)[1].messages
+            algorithm = algorithm_of(self.statics, arrays, key)
+            return algorithm.step(key, algorithm.init(models), batch)[1].messages
 
         self.sent = sent
 
@@ -235,8 +235,8 @@ def _as_normal(uniform):
 
 def reachable_simulation(models, message, gradient, sigma, width=40):
     """Whether some float32 normal leads from a gradient to a message, entry by entry."""
-    wanted = (models.astype(float) - message.astype(float)) / np.float32(STEP)
-    guess = (wanted - gradient) / float(sigma)
+    expected = (models.astype(float) - message.astype(float)) / np.float32(STEP)
+    guess = (expected - gradient) / float(sigma)
     step = np.floor(2**23 * (2 * stats.norm.cdf(guess) - 1)).astype(np.int64)
     step = step[..., None] + np.arange(-width, width + 1)
     step = np.clip(step, -(2**23), 2**23 - 1).astype(np.float32)
@@ -258,10 +258,10 @@ def _quantile(p):
 
 def reachable_release(models, message, gradient, sigma, h):
     """The same for a release: some word of 64 bits leads to the message."""
-    wanted = (models.astype(float) - message.astype(float)) / float(np.float32(STEP))
-    found = np.zeros(message.shape, bool)
+    expected = (models.astype(float) - message.astype(float)) / float(np.float32(STEP))
+    result = np.zeros(message.shape, bool)
     for offset in range(-4, 5):
-        cell = np.round(wanted / h) + offset
+        cell = np.round(expected / h) + offset
         update = np.float32(cell * h)
         apart = models + np.float32(-STEP) * update
         fused = models.astype(float) - float(np.float32(STEP)) * update.astype(float)
@@ -272,8 +272,8 @@ def reachable_release(models, message, gradient, sigma, h):
         with double_precision():
             value = np.asarray(_quantile(np.clip((word + 0.5) * 2.0**-64, 2.0**-65, 0.5)))
         value = np.sign(cell * h - gradient) * value * float(sigma)
-        found |= leads & (np.round((gradient + value) / h) == cell)
-    return found
+        result |= leads & (np.round((gradient + value) / h) == cell)
+    return result
 
 
 def attacked(release, trials, seed):
@@ -291,9 +291,9 @@ def attacked(release, trials, seed):
         message = chain.messages(models, gradient, jax.random.key(trial, impl="threefry2x32"))
         extra = (chain.plan.grid.spacing,) if release else ()
         test = reachable_release if release else reachable_simulation
-        for found, candidate in ((own, gradient), (others, other)):
-            given = np.broadcast_to(candidate, message.shape)
-            found.append(test(models, message, given, sigma, *extra))
+        for result, candidate in ((own, gradient), (others, other)):
+            values = np.broadcast_to(candidate, message.shape)
+            result.append(test(models, message, values, sigma, *extra))
     return np.concatenate(own), np.concatenate(others)
 
 
@@ -316,7 +316,7 @@ def test_remainders_of_a_release_do_not_depend_on_the_gradient():
     h = 2.0**-4
     count = 40_000
     link = noise.correlated(np.eye(4, dtype=np.float32), key=KEY, rounds=2, grid=h)
-    first_round = jax.jit(lambda given: link.update(given, link.init(given))[0])
+    first_round = jax.jit(lambda value: link.update(value, link.init(value))[0])
 
     def cells(shift):
         sent = np.asarray(first_round(jnp.full((4, count), shift, jnp.float32))).ravel()

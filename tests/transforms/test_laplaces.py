@@ -16,9 +16,9 @@ from tests.transforms.streams import LAPLACE, key
 def computed(high, low, dtype):
     """What the words stand for, to NumPy."""
     with double_precision():
-        found = variates.laplaces_of_words(jnp.asarray(high), jnp.asarray(low), dtype)
-    assert found.dtype == dtype
-    return np.asarray(found, np.float64)
+        result = variates.laplaces_of_words(jnp.asarray(high), jnp.asarray(low), dtype)
+    assert result.dtype == dtype
+    return np.asarray(result, np.float64)
 
 
 def exact(high, low):
@@ -58,14 +58,14 @@ def test_words_become_numbers_by_the_inverse_distribution_function(dtype, digits
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_ends_are_the_stated_ones(dtype):
     none = np.uint32([0])
-    one = np.uint32([1 << 30])
-    (least,), (largest,) = computed(none, none, dtype), computed(one, none, dtype)
-    assert least == variates.SMALLEST_LAPLACE
+    single = np.uint32([1 << 30])
+    (minimum,), (largest,) = computed(none, none, dtype), computed(single, none, dtype)
+    assert minimum == variates.SMALLEST_LAPLACE
     assert 44.36 < largest <= variates.LARGEST_LAPLACE
     # Both sides meet at the median: no gap and no overlap beyond rounding.
-    most = np.uint32([2**32 - 1])
+    maximum = np.uint32([2**32 - 1])
     below, above = (
-        computed(np.uint32([side | (2**30 - 1)]), most, dtype)[0] for side in (0, 1 << 30)
+        computed(np.uint32([side | (2**30 - 1)]), maximum, dtype)[0] for side in (0, 1 << 30)
     )
     assert below <= above and above - below < 3e-7 and above == pytest.approx(np.log(2), rel=3e-7)
 

@@ -15,7 +15,7 @@ ROUNDS = 60
 def stream(link, gradients):
     """What a link makes of gradients [T, ...] in a tree, under scan."""
     first = jax.tree.map(lambda leaf: leaf[0], gradients)
-    step = lambda state, given: link.update(given, state)[::-1]  # noqa: E731
+    step = lambda state, value: link.update(value, state)[::-1]  # noqa: E731
     return jax.lax.scan(step, link.init(first), gradients)[1]
 
 
@@ -33,9 +33,9 @@ def test_it_is_scipys_filter_over_its_response_to_ones(name, agents):
     gradients = tree(agents=agents)
     got = stream(lowpass(b, a), gradients)
     ones = signal.lfilter(b, [1, *a], np.ones(ROUNDS))
-    for leaf, given in zip(jax.tree.leaves(got), jax.tree.leaves(gradients), strict=True):
-        expected = signal.lfilter(b, [1, *a], given.astype(float), axis=0)
-        expected /= ones.reshape(-1, *[1] * (given.ndim - 1))
+    for leaf, value in zip(jax.tree.leaves(got), jax.tree.leaves(gradients), strict=True):
+        expected = signal.lfilter(b, [1, *a], value.astype(float), axis=0)
+        expected /= ones.reshape(-1, *[1] * (value.ndim - 1))
         np.testing.assert_allclose(leaf, expected, rtol=2e-4, atol=2e-5)
         assert leaf.dtype == np.float32
 
@@ -47,10 +47,10 @@ def test_random_filters_too():
         a = np.poly(poles)[1:]
         b = rng.uniform(0.2, 1, rng.integers(1, 4))
         b *= (1 + a.sum()) / b.sum()
-        given = rng.normal(size=(ROUNDS, 3))
-        got = stream(lowpass(tuple(b), tuple(a)), jnp.asarray(given, jnp.float32))
+        values = rng.normal(size=(ROUNDS, 3))
+        got = stream(lowpass(tuple(b), tuple(a)), jnp.asarray(values, jnp.float32))
         ones = signal.lfilter(b, [1, *a], np.ones(ROUNDS))
-        expected = signal.lfilter(b, [1, *a], given, axis=0) / ones[:, None]
+        expected = signal.lfilter(b, [1, *a], values, axis=0) / ones[:, None]
         np.testing.assert_allclose(got, expected, rtol=2e-3, atol=2e-4)
 
 
@@ -64,9 +64,9 @@ def test_momentum_is_optaxs_debiased_average():
 
 def test_no_lags_change_nothing_and_keep_nothing():
     link = lowpass((1.0,))
-    given = {"w": jnp.arange(3.0)}
-    out, state = link.update(given, link.init(given))
-    assert out["w"] is given["w"] and not jax.tree.leaves(state)[0].size
+    options = {"w": jnp.arange(3.0)}
+    out, state = link.update(options, link.init(options))
+    assert out["w"] is options["w"] and not jax.tree.leaves(state)[0].size
 
 
 @pytest.mark.parametrize("name", FILTERS)

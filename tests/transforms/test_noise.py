@@ -83,10 +83,10 @@ def check_law(samples, covariance):
 def check_energy(samples, weights, covariance):
     """Mixed noise has energy tr(W R W') a coordinate."""
     mixed = np.einsum("ij,tjd->tid", weights, samples)
-    found = (mixed**2).sum(axis=1).mean()
+    mean = (mixed**2).sum(axis=1).mean()
     product = weights @ covariance @ weights.T
     error = math.sqrt(2 * np.trace(product @ product) / (samples.shape[0] * samples.shape[2]))
-    assert abs(found - np.trace(product)) < 5.5 * error
+    assert abs(mean - np.trace(product)) < 5.5 * error
 
 
 def test_noise_has_the_designed_law():
@@ -100,14 +100,14 @@ def test_noise_has_the_designed_law():
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize("wrong", [1.5, 1 / 1.5])
-def test_the_checks_have_power(wrong):
+@pytest.mark.parametrize("invalid", [1.5, 1 / 1.5])
+def test_the_checks_have_power(invalid):
     weights, covariance, factor = network()
     samples = collect(noise.correlated, factor)
     with pytest.raises(AssertionError):
-        check_law(samples, wrong * covariance)
+        check_law(samples, invalid * covariance)
     with pytest.raises(AssertionError):
-        check_energy(samples, weights, wrong * covariance)
+        check_energy(samples, weights, invalid * covariance)
 
 
 def key_added_up(white):
@@ -194,14 +194,14 @@ def test_one_trace_for_all_rounds_and_jit_equals_eager():
 
 def test_the_state_resumes_and_the_key_decides():
     _, _, factor = network()
-    whole = collect(noise.correlated, factor, rounds=6)
+    complete = collect(noise.correlated, factor, rounds=6)
     zeros = {name: jnp.zeros(shape, jnp.float32) for name, shape in SHAPES.items()}
     transform = noise.correlated(factor, key=key(), rounds=6)
     out, _ = transform.update(zeros, noise.NoiseState(key(), jnp.int32(4)))
     flat = np.concatenate([np.asarray(leaf).reshape(N, -1) for leaf in out.values()], axis=1)
-    np.testing.assert_allclose(flat, whole[4], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(flat, complete[4], rtol=1e-6, atol=1e-6)
     other = collect(noise.correlated, factor, seed=1, rounds=6)
-    assert not np.isclose(other, whole).any(axis=2).all(axis=1).any()
+    assert not np.isclose(other, complete).any(axis=2).all(axis=1).any()
 
 
 @pytest.mark.x64
@@ -211,9 +211,9 @@ def test_layout_is_fixed():
     transform = noise.correlated(np.eye(2), key=key(), rounds=9)
     out, _ = transform.update(zeros, noise.NoiseState(key(), jnp.int32(5)))
     drawn = jax.random.fold_in(jax.random.fold_in(key(), 5), 0)
-    whole = normals(drawn, (2, 7), jnp.float32)
-    np.testing.assert_array_equal(out["b"], whole[:, :3])
-    np.testing.assert_array_equal(out["w"].reshape(2, 4), whole[:, 3:])
+    complete = normals(drawn, (2, 7), jnp.float32)
+    np.testing.assert_array_equal(out["b"], complete[:, :3])
+    np.testing.assert_array_equal(out["w"].reshape(2, 4), complete[:, 3:])
 
 
 def test_large_leaves_have_draws_of_their_own(monkeypatch):
@@ -241,8 +241,8 @@ def test_narrow_leaves_are_rounded_once():
     }
     # Both are of computing dtype float32, so they share a draw: half's 64 columns, then single's.
     drawn = jax.random.fold_in(jax.random.fold_in(key(), 0), 0)
-    whole = normals(drawn, (N, 128), jnp.float32)
-    np.testing.assert_array_equal(out["half"], (3 + whole[:, :64]).astype(jnp.bfloat16))
+    complete = normals(drawn, (N, 128), jnp.float32)
+    np.testing.assert_array_equal(out["half"], (3 + complete[:, :64]).astype(jnp.bfloat16))
 
 
 @pytest.mark.x64
@@ -279,9 +279,9 @@ def test_designs_share_one_draw_under_vmap():
     many = jax.vmap(one, in_axes=(0, None), out_axes=(0, None))
     together, after = jax.jit(many)(factors, state)
     assert after.key.shape == () and int(after.round) == 4
-    for index, each in enumerate(factors):
-        alone, _ = one(each, state)
-        np.testing.assert_allclose(together["w"][index], alone["w"], rtol=1e-5, atol=1e-6)
+    for index, item in enumerate(factors):
+        single, _ = one(item, state)
+        np.testing.assert_allclose(together["w"][index], single["w"], rtol=1e-5, atol=1e-6)
     drawn = [
         equation.outvars[0].aval.shape
         for equation in equations(jax.make_jaxpr(many)(factors, state).jaxpr)
@@ -345,7 +345,7 @@ def test_sharding_changes_no_normal():
 
 
 def test_other_keys_are_refused():
-    for wrong, message in (
+    for invalid, message in (
         (jax.random.key(0, impl="rbg"), "generator 'rbg'"),
         (jax.random.key(0, impl="unsafe_rbg"), "generator"),
         (0, "key is int"),
@@ -354,7 +354,7 @@ def test_other_keys_are_refused():
         (jnp.zeros(2, jnp.uint32), "uint32"),
     ):
         with pytest.raises(ValueError, match=f"{message}.*threefry"):
-            noise.correlated(np.eye(2), key=wrong, rounds=3)
+            noise.correlated(np.eye(2), key=invalid, rounds=3)
     with pytest.raises(ValueError, match="generator"):
         jax.jit(lambda k: noise.correlated(np.eye(2), key=k, rounds=3).init(jnp.zeros((2, 1))))(
             jax.random.key(0, impl="rbg")
@@ -404,11 +404,11 @@ def test_a_diagonal_is_its_matrix_to_the_bit(released, rounds_strategy):
             factor, key=key(3), rounds=5, strategy=strategy, grid=2.0**-20 if released else None
         )
         state = link.init(updates)
-        taken = []
+        selection = []
         for _ in range(5):
             noisy, state = jax.jit(link.update)(updates, state)
-            taken.append(noisy)
-        out.append(taken)
+            selection.append(noisy)
+        out.append(selection)
     jax.tree.map(np.testing.assert_array_equal, *out)
     assert np.abs(out[0][0]["w"][2] - 1).max() < 1e-5 < np.abs(out[0][0]["w"][1] - 1).max()
 

@@ -110,12 +110,14 @@ LONG = 2 * rounds.BLOCK + 9
 
 def long_strategies():
     """One for each route."""
-    full = np.tril(np.random.default_rng(2).uniform(0.1, 0.6, (LONG, LONG))) / LONG
+    complete = np.tril(np.random.default_rng(2).uniform(0.1, 0.6, (LONG, LONG))) / LONG
     banded = (
-        np.tril(np.triu(full, -4)) + np.eye(LONG) + np.tril(np.triu(np.ones_like(full), -4)) / 8
+        np.tril(np.triu(complete, -4))
+        + np.eye(LONG)
+        + np.tril(np.triu(np.ones_like(complete), -4)) / 8
     )
     return {
-        "blocked": full + np.eye(LONG),
+        "blocked": complete + np.eye(LONG),
         "recursion": banded,
         "moving": np.linalg.inv(np.eye(LONG) - 0.7 * np.eye(LONG, k=-1) - 0.2 * np.eye(LONG, k=-3)),
     }
@@ -131,8 +133,8 @@ def long_noises(strategy, zeros, agents=N, factor=None):
         flat = [leaf.reshape(agents, -1) for leaf in jax.tree.leaves(updates)]
         return state, jnp.concatenate([leaf.astype(jnp.float32) for leaf in flat], axis=1)
 
-    whole = jax.jit(lambda state: jax.lax.scan(step, state, None, length=LONG)[1])
-    return np.asarray(whole(transform.init(zeros)), np.float64)
+    complete = jax.jit(lambda state: jax.lax.scan(step, state, None, length=LONG)[1])
+    return np.asarray(complete(transform.init(zeros)), np.float64)
 
 
 def impulses(monkeypatch):
@@ -150,29 +152,29 @@ def test_the_map_of_a_run_is_the_rounded_inverse_and_applied_its_strategy(kind, 
     strategy = long_strategies()[kind]
     assert rounds.route(strategy, LONG).kind == kind
     # One normal in a sum of zeros rounds nothing, so float32 shows the coefficients as they are.
-    found = long_noises(strategy, jnp.zeros((1, LONG), jnp.float32), agents=1)[:, 0]
+    result = long_noises(strategy, jnp.zeros((1, LONG), jnp.float32), agents=1)[:, 0]
     inverse = np.linalg.inv(strategy)
     inverse[np.abs(inverse) < 1e-13] = 0
-    np.testing.assert_allclose(found, inverse, rtol=2**-23)
+    np.testing.assert_allclose(result, inverse, rtol=2**-23)
     mine = rounds.applied(strategy)
-    np.testing.assert_allclose(np.linalg.inv(found), mine, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.inv(result), mine, rtol=0, atol=1e-12)
     # Neither the strategy asked for nor one whose own entries are rounded is what runs.
     for twin in (strategy, strategy.astype(np.float32).astype(np.float64)):
-        assert np.abs(np.linalg.inv(found) - twin).max() > 1e-9
+        assert np.abs(np.linalg.inv(result) - twin).max() > 1e-9
 
 
 def test_applied_by_recursion_is_that_of_rounded_ratios(monkeypatch):
     strategy = long_strategies()["recursion"]
     ratios = (np.tril(strategy, -1) / np.diag(strategy)[:, None]).astype(np.float32)
     scale = (1 / np.diag(strategy)).astype(np.float32)
-    found = np.zeros((LONG, LONG))
+    result = np.zeros((LONG, LONG))
     for t in range(LONG):
-        found[t] = float(scale[t]) * np.eye(LONG)[t] - ratios[t].astype(np.float64) @ found
+        result[t] = float(scale[t]) * np.eye(LONG)[t] - ratios[t].astype(np.float64) @ result
     mine = rounds.applied(strategy)
-    np.testing.assert_allclose(np.linalg.inv(found), mine, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(np.linalg.inv(result), mine, rtol=0, atol=1e-12)
     impulses(monkeypatch)
     ran = long_noises(strategy, jnp.zeros((1, LONG), jnp.float32), agents=1)[:, 0]
-    np.testing.assert_allclose(ran, found, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ran, result, rtol=0, atol=1e-6)
     # Rounding the inverse, which is right for the other routes, gives another strategy.
     rounded = np.linalg.inv(np.linalg.inv(strategy).astype(np.float32).astype(np.float64))
     assert np.abs(rounded - mine).max() > 1e-9
@@ -219,32 +221,32 @@ def test_groups_and_narrow_leaves_on_every_route(kind, small_groups):
     # A float32 normal takes 2^24 values: among so few a pair may agree by chance.
     assert len(np.unique(plain[..., [0, 1, 2, 3, 4, -2, -1]])) >= LONG * N * 7 - 3
     expected = np.einsum("ts,snd->tnd", np.linalg.inv(strategy), plain)
-    found = long_noises(strategy, three_leaves(jnp.bfloat16))
-    np.testing.assert_allclose(found[..., 3:], expected[..., 3:], rtol=0, atol=2e-5)
-    np.testing.assert_allclose(found[..., :3], expected[..., :3], rtol=2**-8, atol=2e-5)
-    assert np.abs(found[..., :3] - expected[..., 3:6]).max() > 0.1
+    noises = long_noises(strategy, three_leaves(jnp.bfloat16))
+    np.testing.assert_allclose(noises[..., 3:], expected[..., 3:], rtol=0, atol=2e-5)
+    np.testing.assert_allclose(noises[..., :3], expected[..., :3], rtol=2**-8, atol=2e-5)
+    assert np.abs(noises[..., :3] - expected[..., 3:6]).max() > 0.1
 
 
 def drawn_once(step, start, seeds):
     """Every round's normals are drawn once a seed, under a scan and a vmap over seeds."""
-    seen = []
+    observed = []
 
-    def run(kept, t):
-        def one(kept, seed):
+    def run(selection, t):
+        def one(rest, seed):
             def draw(t):
-                jax.debug.callback(lambda t, s: seen.append((int(s), int(t))), t, seed)
+                jax.debug.callback(lambda t, s: observed.append((int(s), int(t))), t, seed)
                 return jnp.ones((1, 1), jnp.float32)
 
-            return step(draw, kept, t)
+            return step(draw, rest, t)
 
-        _, kept = jax.vmap(one)(kept, jnp.arange(seeds))
-        return kept, None
+        _, selection = jax.vmap(one)(selection, jnp.arange(seeds))
+        return selection, None
 
     kept = jax.tree.map(lambda leaf: jnp.stack([leaf] * seeds), start)
     jax.block_until_ready(jax.jit(lambda k: jax.lax.scan(run, k, jnp.arange(LONG)))(kept))
     jax.effects_barrier()
-    assert len(seen) == len(set(seen)) and {s for s, _ in seen} == set(range(seeds))
-    assert {t for _, t in seen} >= set(range(LONG))
+    assert len(observed) == len(set(observed)) and {s for s, _ in observed} == set(range(seeds))
+    assert {t for _, t in observed} >= set(range(LONG))
 
 
 def test_a_block_is_drawn_once_and_not_in_every_round():
@@ -252,10 +254,12 @@ def test_a_block_is_drawn_once_and_not_in_every_round():
     start = route.start((1, 1), jnp.float32)
     drawn_once(route.step, start, seeds=2)
 
-    def selected(draw, kept, t):
+    def selected(draw, selection, t):
         """A conditional under vmap that became a select: blocks are made and thrown away."""
-        value, new = route.step(draw, kept, t - t % rounds.BLOCK)
-        return value, jax.tree.map(lambda a, b: jnp.where(t % rounds.BLOCK == 0, a, b), new, kept)
+        value, new = route.step(draw, selection, t - t % rounds.BLOCK)
+        return value, jax.tree.map(
+            lambda a, b: jnp.where(t % rounds.BLOCK == 0, a, b), new, selection
+        )
 
     with pytest.raises(AssertionError):
         drawn_once(selected, start, seeds=2)
@@ -284,10 +288,10 @@ def test_plans_share_the_noise_before_the_factor(kind):
 
     end, together = jax.jit(lambda s: jax.lax.scan(step, s, None, length=LONG))(start)
     assert jax.tree.map(jnp.shape, end) == jax.tree.map(jnp.shape, start)
-    alone = long_noises(strategy, zeros)
-    expected = np.einsum("pij,tjd->tpid", factors.astype(np.float64), alone)
+    single = long_noises(strategy, zeros)
+    expected = np.einsum("pij,tjd->tpid", factors.astype(np.float64), single)
     np.testing.assert_allclose(together, expected, rtol=0, atol=2e-5)
-    swapped = np.einsum("pij,tjd->tpid", factors[::-1].astype(np.float64), alone)
+    swapped = np.einsum("pij,tjd->tpid", factors[::-1].astype(np.float64), single)
     assert np.abs(np.asarray(together) - swapped).max() > 0.1
 
 

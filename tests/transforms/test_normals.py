@@ -36,8 +36,8 @@ def test_both_words_become_normals_by_the_inverse_distribution_function():
 @pytest.mark.parametrize("columns", [6, 7])
 def test_large_draws_have_the_numbers_of_small_ones(columns, monkeypatch):
     draws = []
-    for least in (variates._LARGE, 1):
-        monkeypatch.setattr(variates, "_LARGE", least)
+    for minimum in (variates._LARGE, 1):
+        monkeypatch.setattr(variates, "_LARGE", minimum)
         draw = jax.jit(lambda key: variates.normals(key, (5, columns), jnp.float32))
         draws.append(draw(key()))
     np.testing.assert_array_equal(*draws)
@@ -77,8 +77,8 @@ def test_the_words_of_a_hash_are_independent():
 
 def test_no_number_is_drawn_twice():
     low, high = variates.words(key(), (512, 300))
-    whole = (np.asarray(low).astype(np.uint64) << np.uint64(32)) | np.asarray(high)
-    assert len(np.unique(whole)) == whole.size
+    total = (np.asarray(low).astype(np.uint64) << np.uint64(32)) | np.asarray(high)
+    assert len(np.unique(total)) == total.size
 
 
 @pytest.mark.x64

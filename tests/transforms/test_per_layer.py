@@ -59,16 +59,16 @@ def test_each_layer_is_clipped_to_its_share_and_the_whole_to_the_norm(method):
     clip = clipping.per_agent(clip_norm, method, per_layer=True)
     out, _ = jax.jit(clip.update)(tree, clip.init(tree))
     leaves = jax.tree.leaves(out)
-    given = jax.tree.leaves(tree)
+    argument = jax.tree.leaves(tree)
     share = clip_norm / math.sqrt(5)
     for agent in range(5):
         assert exact([leaf[agent] for leaf in leaves]) <= fractions.Fraction(clip_norm) ** 2
         for layer in _numerics.layer_groups(tree):
             mine = [np.float64(leaves[i][agent]) for i in layer]
-            plain = [np.float64(given[i][agent]) for i in layer]
-            norm = math.sqrt(sum(np.sum(each**2) for each in plain))
+            plain = [np.float64(argument[i][agent]) for i in layer]
+            norm = math.sqrt(sum(np.sum(item**2) for item in plain))
             if not math.isfinite(norm):
-                assert all(not np.any(each) for each in mine)
+                assert all(not np.any(value) for value in mine)
                 continue
             scale = share / (norm + 0.01) if method == "automatic" else min(1, share / norm)
             for a, b in zip(mine, plain, strict=True):
@@ -88,8 +88,8 @@ def test_layers_that_each_have_the_whole_norm_are_noticed(monkeypatch):
 def test_one_layer_is_the_whole():
     tree = {"kernel": gradients()["c"]["kernel"]}
     outs = [
-        clipping.per_agent(0.3, per_layer=each).update(tree, optax.EmptyState())[0]
-        for each in (False, True)
+        clipping.per_agent(0.3, per_layer=number).update(tree, optax.EmptyState())[0]
+        for number in (False, True)
     ]
     np.testing.assert_array_equal(*(out["kernel"] for out in outs))
 
@@ -120,19 +120,19 @@ def test_queries_of_agents_and_of_records_clip_layers():
     for answer in answers[1:]:
         for a, b in zip(*map(jax.tree.leaves, (answer.total, answers[0].total)), strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)
-    whole = jax.jit(AgentQuery(task.loss, task.batch_loss, 0.2, "flat"))(models, batch)
-    assert not np.allclose(whole.total["params"]["Dense_0"]["bias"][0],
+    complete = jax.jit(AgentQuery(task.loss, task.batch_loss, 0.2, "flat"))(models, batch)
+    assert not np.allclose(complete.total["params"]["Dense_0"]["bias"][0],
                            answers[0].total["params"]["Dense_0"]["bias"][0], rtol=0.01)  # fmt: skip
 
 
 def test_plans_say_so(network):
-    one = make_config(relation="zero_out_record")
-    config = dataclasses.replace(one, protect=dataclasses.replace(one.protect, per_layer=True))
-    made = plan.make(config, network)
-    other = plan.make(one, network)
-    assert made.config.protect.per_layer and not other.config.protect.per_layer
-    assert made.fingerprint() != other.fingerprint()
+    first = make_config(relation="zero_out_record")
+    config = dataclasses.replace(first, protect=dataclasses.replace(first.protect, per_layer=True))
+    training_plan = plan.make(config, network)
+    other = plan.make(first, network)
+    assert training_plan.config.protect.per_layer and not other.config.protect.per_layer
+    assert training_plan.fingerprint() != other.fingerprint()
     # The same norm bounds the whole, so that the guarantee is the same.
-    assert made.guarantee.epsilon == other.guarantee.epsilon
+    assert training_plan.guarantee.epsilon == other.guarantee.epsilon
     with pytest.raises(ValueError, match="per_layer is 1; give True or False"):
-        dataclasses.replace(one.protect, per_layer=1)
+        dataclasses.replace(first.protect, per_layer=1)

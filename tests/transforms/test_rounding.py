@@ -88,10 +88,10 @@ def last_roundings(kind, places=200):
     def total(x, padding):
         return fn(jnp.zeros(1, kind), x[:, None], jnp.zeros(len(x)), padding)
 
-    both = jax.jit(jax.vmap(total, (0, None)))
+    pair = jax.jit(jax.vmap(total, (0, None)))
     x = jnp.asarray(x, jnp.float32)
-    whole, less = (np.float64(both(x, jnp.arange(places) < out)) for out in (0, 1))
-    return np.abs(whole - less).max()
+    complete, reduced = (np.float64(pair(x, jnp.arange(places) < out)) for out in (0, 1))
+    return np.abs(complete - reduced).max()
 
 
 @pytest.mark.x64
@@ -100,7 +100,7 @@ def last_roundings(kind, places=200):
 def test_the_rounding_of_the_sum_is_within_the_clip_norm(kind, monkeypatch):
     """A broken copy clips records to C, and nothing is left for the last rounding."""
     assert 0.4 < last_roundings(kind) <= CLIP
-    monkeypatch.setattr(clipping, "rounding_share", lambda *given: 0.0)
+    monkeypatch.setattr(clipping, "rounding_share", lambda *value: 0.0)
     assert last_roundings(kind) > CLIP
 
 
@@ -130,8 +130,8 @@ def test_no_records_are_an_exception(seed, spread, kind):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(24, 4)) * 10.0 ** rng.uniform(-spread, spread / 10, size=(24, 1))
     neighbours = jnp.concatenate([jnp.zeros((1, 24), bool), jnp.eye(24, dtype=bool)])
-    found = np.float64(_many(kind)(jnp.asarray(x, jnp.float32), neighbours).astype(jnp.float32))
-    assert np.sqrt(np.sum((found[0] - found[1:]) ** 2, axis=1)).max() <= 0.7
+    result = np.float64(_many(kind)(jnp.asarray(x, jnp.float32), neighbours).astype(jnp.float32))
+    assert np.sqrt(np.sum((result[0] - result[1:]) ** 2, axis=1)).max() <= 0.7
 
 
 _KNOWN = {}
@@ -187,17 +187,17 @@ def cancelling(places=64, positions=4):
     params = model.init(jax.random.key(0), jnp.ones((1, positions, 1)))
     x = jnp.asarray(x, jnp.float32)
     y = jnp.zeros(places)
-    one = jax.jit(lambda padding: jax.tree.leaves(fn(params, x, y, padding))[0])
-    total = one(jnp.zeros(places, bool)).item()
-    terms = [one(jnp.arange(places) != i).item() for i in range(places)]
-    wrong = abs(Fraction(total) - sum(map(Fraction, terms)))
-    return float(wrong / sum(map(abs, map(Fraction, terms)))), gradients.error(params, x, places)
+    function = jax.jit(lambda padding: jax.tree.leaves(fn(params, x, y, padding))[0])
+    total = function(jnp.zeros(places, bool)).item()
+    terms = [function(jnp.arange(places) != i).item() for i in range(places)]
+    invalid = abs(Fraction(total) - sum(map(Fraction, terms)))
+    return float(invalid / sum(map(abs, map(Fraction, terms)))), gradients.error(params, x, places)
 
 
 def test_products_of_positions_that_cancel_are_added_in_float64(monkeypatch):
-    found, stated = cancelling()
-    assert found <= stated < 2.0**-24
-    monkeypatch.setattr(layer_norms, "_single", lambda *given: True)
+    result, stated = cancelling()
+    assert result <= stated < 2.0**-24
+    monkeypatch.setattr(layer_norms, "_single", lambda *value: True)
     assert cancelling()[0] > 2.0**-24
 
 
@@ -226,7 +226,7 @@ def cancelled(route, count=32, clip_norm=1e-3):
         fn = clipping.wide_clipped_sum(gradients, clip_norm, "flat", False, None)
     total = jax.jit(lambda padding: fn(params, x, y, padding))
     each = [jax.tree.leaves(total(jnp.arange(count) != i)) for i in range(count)]
-    squares = [sum(np.sum(np.square(np.asarray(leaf))) for leaf in one) for one in each]
+    squares = [sum(np.sum(np.square(np.asarray(leaf))) for leaf in item) for item in each]
     return np.sqrt(squares) / clip_norm
 
 
@@ -244,10 +244,10 @@ def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
     monkeypatch.setattr(
         layer_norms,
         "_contracted",
-        lambda p, rows, d, w, **given: contracted(p, rows, 1.01 * d, w, **given),
+        lambda p, rows, d, w, **value: contracted(p, rows, 1.01 * d, w, **value),
     )
     monkeypatch.setattr(
-        layer_norms, "_weighted", lambda w, g, **given: weighted(w, 1.01 * g, **given)
+        layer_norms, "_weighted", lambda w, g, **argument: weighted(w, 1.01 * g, **argument)
     )
     monkeypatch.setattr(clipping, "_norm", lambda tree, kind: norm(tree, kind) / 1.01)
     assert cancelled(route).max() > 1
@@ -266,8 +266,8 @@ def test_a_fence_lies_between_gradients_and_their_norms(route):
 @pytest.mark.parametrize("places", [64, 256, 258])
 def test_products_of_one_position_are_as_exact_as_is_said(places):
     """Up to 256 records in float32, which costs less than one per cent of the clip norm."""
-    found, stated = cancelling(places, positions=1)
-    assert found <= stated
+    result, stated = cancelling(places, positions=1)
+    assert result <= stated
     assert (stated > 2.0**-24) == (places <= 256)
     assert clipping.rounding_share(places, jnp.zeros(1, jnp.float32), stated) < 0.0081
 
@@ -278,11 +278,11 @@ def test_a_mean_gradient_is_clipped_after_all_additions(norm):
     query = AgentQuery(lambda w, x, y: jnp.sum(w * x), None, 0.1, "flat", norm=norm)
     x = jnp.asarray(np.repeat(rounding.amplitudes()[None, :, None], 3, axis=2))
     answer = jax.jit(lambda x: query(jnp.zeros((1, 3)), (x, jnp.zeros(x.shape[:2]), None)).total)
-    entries = [Fraction(float(each)) for each in np.asarray(answer(x)).ravel()]
+    entries = [Fraction(float(item)) for item in np.asarray(answer(x)).ravel()]
     if norm == "l1":
         assert 0 < sum(map(abs, entries)) <= Fraction(0.1)
     else:
-        assert 0 < sum(each**2 for each in entries) <= Fraction(0.1) ** 2
+        assert 0 < sum(entry**2 for entry in entries) <= Fraction(0.1) ** 2
 
 
 @pytest.mark.parametrize("missing", [(), (0,), ((0,), ())])
@@ -292,9 +292,9 @@ def test_a_trusted_sum_is_the_exact_one_rounded_once(missing, monkeypatch):
     messages = np.repeat(rounding.amplitudes()[:, None], 3, axis=1)
     messages[:, 1] = rng.permutation(messages[:, 1])
     messages[:, 2] = rng.normal(size=len(messages))
-    there = np.ones(len(messages), bool)
-    there[[0] if missing else []] = False
-    want = [np.float32(math.fsum(column[there])) for column in np.float64(messages).T]
+    present = np.ones(len(messages), bool)
+    present[[0] if missing else []] = False
+    want = [np.float32(math.fsum(column[present])) for column in np.float64(messages).T]
 
     def total():
         return jax.jit(Trusted(8_000, missing))(jnp.asarray(messages))[0]
@@ -306,10 +306,10 @@ def test_a_trusted_sum_is_the_exact_one_rounded_once(missing, monkeypatch):
 
 @pytest.mark.x64
 def test_the_global_flag_stays_as_it_was():
-    seen = []
+    observed = []
 
     def loss(w, x, y):
-        seen.append((w * 1.5).dtype)
+        observed.append((w * 1.5).dtype)
         return jnp.sum(w * x)
 
     fn = clipping.per_example(loss, 1.0, microbatch=2)
@@ -317,5 +317,5 @@ def test_the_global_flag_stays_as_it_was():
         fn(jnp.zeros(2, jnp.float32), jnp.ones((4, 2), jnp.float32), jnp.zeros(4)).dtype
         == jnp.float32
     )
-    assert seen and set(seen) == {jnp.dtype(jnp.float32)}
+    assert observed and set(observed) == {jnp.dtype(jnp.float32)}
     assert _numerics.wide_zeros(jnp.zeros(2)).dtype == np.float64

@@ -17,10 +17,10 @@ def key(seed=3):
 
 def strategies():
     random = np.random.default_rng(0)
-    full = np.tril(random.uniform(0.1, 0.6, (T, T))) / T + np.eye(T)
+    complete = np.tril(random.uniform(0.1, 0.6, (T, T))) / T + np.eye(T)
     return {
-        "blocked": full,
-        "recursion": np.tril(np.triu(full, -4)) + np.tril(np.triu(np.ones((T, T)), -4)) / 8,
+        "blocked": complete,
+        "recursion": np.tril(np.triu(complete, -4)) + np.tril(np.triu(np.ones((T, T)), -4)) / 8,
         "moving": np.linalg.inv(np.eye(T) - 0.7 * np.eye(T, k=-1) - 0.2 * np.eye(T, k=-3)),
     }
 
@@ -46,10 +46,10 @@ def test_covariance_over_rounds_and_agents(kind):
     """Over 4,000 coordinates; 1.5 times the noise would be far outside."""
     strategy = strategies()[kind]
     factor = np.array([[1.0, 0.0], [0.6, 0.8]])
-    found = noises(strategy, jnp.zeros((N, 4000)), factor=factor)
+    result = noises(strategy, jnp.zeros((N, 4000)), factor=factor)
     inverse = np.linalg.inv(strategy)
     expected = np.kron(inverse @ inverse.T, factor @ factor.T)
-    flat = found.reshape(T * N, -1)
+    flat = result.reshape(T * N, -1)
     sampled = flat @ flat.T / flat.shape[1]
     spread = np.sqrt(np.outer(np.diag(expected), np.diag(expected)) * 2 / 4000)
     assert (np.abs(sampled - expected) < 6 * spread).all()
@@ -61,8 +61,8 @@ def test_the_last_round_s_noise_is_drawn_again_where_it_is_large(monkeypatch):
     zeros = jnp.zeros((N, 6))
     stored = noises(strategy, zeros)
     monkeypatch.setattr(rounds, "AGAIN", 12)
-    chosen = rounds.route(strategy, T)
-    assert chosen.kind == "moving" and chosen.start((N, 6), jnp.float32) == ()
+    selection = rounds.route(strategy, T)
+    assert selection.kind == "moving" and selection.start((N, 6), jnp.float32) == ()
     with jax.numpy_rank_promotion("raise"):
         drawn_again = noises(strategy, zeros)
     np.testing.assert_allclose(drawn_again, stored, rtol=1e-5, atol=1e-6)
@@ -70,9 +70,9 @@ def test_the_last_round_s_noise_is_drawn_again_where_it_is_large(monkeypatch):
 
 @pytest.mark.parametrize("kind", strategies())
 def test_no_number_repeats(kind):
-    found = noises(strategies()[kind], {"a": jnp.zeros((N, 6)), "b": jnp.zeros((N, 5))})
-    assert len(np.unique(found)) == found.size
-    assert not np.isin(noises(strategies()[kind], jnp.zeros((N, 6)), seed=4), found).any()
+    result = noises(strategies()[kind], {"a": jnp.zeros((N, 6)), "b": jnp.zeros((N, 5))})
+    assert len(np.unique(result)) == result.size
+    assert not np.isin(noises(strategies()[kind], jnp.zeros((N, 6)), seed=4), result).any()
 
 
 @pytest.mark.x64
@@ -81,20 +81,20 @@ def test_narrow_leaves_are_coloured_in_float32():
     wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), zeros)
     strategy = strategies()["blocked"]
     narrow = noises(strategy, zeros)
-    full = noises(strategy, wide)
-    np.testing.assert_allclose(narrow, full, rtol=2**-8)
-    np.testing.assert_array_equal(narrow[..., 6:], full[..., 6:])
+    complete = noises(strategy, wide)
+    np.testing.assert_allclose(narrow, complete, rtol=2**-8)
+    np.testing.assert_array_equal(narrow[..., 6:], complete[..., 6:])
 
 
 def test_seeds_side_by_side_are_those_alone():
     strategy = strategies()["blocked"]
     zeros = jnp.zeros((N, 4))
 
-    def make(one):
-        return noise.correlated(np.eye(N), key=one, rounds=T, strategy=strategy)
+    def make(value):
+        return noise.correlated(np.eye(N), key=value, rounds=T, strategy=strategy)
 
     keys = jnp.stack([key(3), key(4)])
-    start = jax.vmap(lambda one: make(one).init(zeros))(keys)._replace(round=jnp.int32(0))
+    start = jax.vmap(lambda item: make(item).init(zeros))(keys)._replace(round=jnp.int32(0))
     axes = jax.tree.map(lambda _: 0, start)._replace(round=None)
 
     def step(state, _):
@@ -104,9 +104,9 @@ def test_seeds_side_by_side_are_those_alone():
         updates, state = jax.vmap(one, in_axes=(axes,), out_axes=(0, axes))(state)
         return state, updates
 
-    both = np.asarray(jax.jit(lambda s: jax.lax.scan(step, s, None, length=T)[1])(start))
+    pair = np.asarray(jax.jit(lambda s: jax.lax.scan(step, s, None, length=T)[1])(start))
     for place, seed in enumerate((3, 4)):
-        np.testing.assert_allclose(both[:, place], noises(strategy, zeros, seed), atol=1e-6)
+        np.testing.assert_allclose(pair[:, place], noises(strategy, zeros, seed), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_applied_agrees_with_exact_arithmetic(kind):
     """The sensitivity of the inverse of the rounded coefficients, in 50 digits."""
     import mpmath
 
-    chosen = rounds.route(strategies()[kind], T)
+    selection = rounds.route(strategies()[kind], T)
     if kind == "recursion":
         pytest.skip("its coefficients are the strategy: nothing is inverted")
-    coefficients = np.float64(np.float32(chosen.weights))
+    coefficients = np.float64(np.float32(selection.weights))
     if kind == "moving":
-        inverse = np.diag(np.float64(np.float32(chosen.scale)))
+        inverse = np.diag(np.float64(np.float32(selection.scale)))
         for lag in range(1, coefficients.shape[1] + 1):
             inverse += np.diag(coefficients[lag:, lag - 1], -lag)
     else:

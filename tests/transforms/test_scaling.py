@@ -47,9 +47,9 @@ def total(rule, state, shape, records):
 
 def moved(rule, state, shape, records):
     """How far the sum moves at most when one record is taken out, scales held."""
-    whole = total(rule, state, shape, records)
+    complete = total(rule, state, shape, records)
     without = [total(rule, state, shape, np.delete(records, i, axis=0)) for i in range(3)]
-    return max(np.linalg.norm(whole - other) for other in without)
+    return max(np.linalg.norm(complete - other) for other in without)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["quantile", "tight"])
@@ -74,22 +74,22 @@ def test_scales_from_raw_gradients_move_the_sum_further():
     records = np.full((5, 8), 1e-2, F32)
     records[0] = [30.0] + [1e-2] * 7
 
-    def raw(given):
-        shape = ellipsoid(jnp.asarray(np.mean(np.square(given), axis=0), jnp.float32))
-        state = rule.start()._replace(bound=jnp.float32(np.linalg.norm(given, axis=1).max()))
+    def raw(value):
+        shape = ellipsoid(jnp.asarray(np.mean(np.square(value), axis=0), jnp.float32))
+        state = rule.start()._replace(bound=jnp.float32(np.linalg.norm(value, axis=1).max()))
         return state, shape
 
-    def released(given, state, shape):
-        return np.asarray(shape * rule.decode(state, total(rule, state, shape, given)), float)
+    def released(argument, state, shape):
+        return np.asarray(shape * rule.decode(state, total(rule, state, shape, argument)), float)
 
     state, shape = raw(records)
-    one = released(records, state, shape)
+    first = released(records, state, shape)
     other = released(records[1:], *raw(records[1:]))
     units = np.asarray(shape) * float(rule.gain(state))
-    assert np.linalg.norm((one - released(records[1:], state, shape)) / units) <= C
+    assert np.linalg.norm((first - released(records[1:], state, shape)) / units) <= C
     # The noise is scaled for one of the two only, and the other's tells which it was.
     twin = np.asarray(raw(records[1:])[1]) * float(rule.gain(raw(records[1:])[0]))
-    assert np.linalg.norm((one - other) / twin) > 3 * C
+    assert np.linalg.norm((first - other) / twin) > 3 * C
 
 
 def test_noise_as_printed_has_another_sensitivity_than_the_clip():
@@ -109,10 +109,10 @@ def test_the_ellipsoid_is_the_best_at_equal_sensitivity():
         m = 10.0 ** rng.uniform(-2, 1, 5)
         w = 10.0 ** rng.uniform(-1, 1, 5)
         for cost in (np.ones(5), w):
-            found = ellipsoid(
+            result = ellipsoid(
                 jnp.asarray(m, jnp.float32), weights=jnp.asarray(cost, jnp.float32), least=1e-6
             )
-            squares = np.asarray(found, float) ** 2
+            squares = np.asarray(result, float) ** 2
             assert (m / squares).sum() == pytest.approx(m.sum(), rel=1e-5)
 
             def noise(logs, m=m, cost=cost):
@@ -147,8 +147,8 @@ def learned(rule, records, deviation, seed=0):
     noise = (deviation * rng.normal(size=(len(records), rule.size(records.shape[-1])))).astype(F32)
     clip = clipping.per_agent(C)
 
-    def step(state, given):
-        vectors, z = given
+    def step(state, value):
+        vectors, z = value
         encoded = jax.vmap(lambda s: rule.encode(state, s))(vectors)
         mean = jnp.mean(clip.update(encoded, None)[0], axis=0) + z
         new = rule.learn(state, mean)
@@ -231,7 +231,7 @@ def test_the_plan_s_check_tells_a_scale_of_sums_from_one_of_gradients():
 
 
 def test_refusals():
-    for wrong, named in (
+    for invalid, named in (
         (lambda: Quantile(clip_norm=0.0, first=1.0), "clip_norm"),
         (lambda: Quantile(clip_norm=1.0, first=np.inf), "first"),
         (lambda: Quantile(clip_norm=1.0, first=1.0, quantile=1.0), "quantile"),
@@ -239,7 +239,7 @@ def test_refusals():
         (lambda: Quantile(clip_norm=1.0, first=1.0, rate=2.0), "rate"),
     ):
         with pytest.raises(ValueError, match=named):
-            wrong()
+            invalid()
 
 
 def test_a_long_sketch_that_is_not_finite_is_left_out():

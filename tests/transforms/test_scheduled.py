@@ -86,37 +86,37 @@ def test_lost_noise_is_the_share_of_sums_that_noise_leaves_as_they_are(kind):
         share = float(noise.lost(payload, jnp.float32(scale), kind))
         assert share == pytest.approx(true, abs=0.012), (largest, scale)
         for name, broken in WRONG.items():
-            wrong = float(broken(payload, jnp.float32(scale), kind))
-            refuted |= {name} if abs(wrong - true) > 0.03 else set()
+            invalid = float(broken(payload, jnp.float32(scale), kind))
+            refuted |= {name} if abs(invalid - true) > 0.03 else set()
     assert refuted == set(WRONG)
     assert float(noise.lost(jnp.ones((2, 2)), jnp.float32(0), kind)) == 0, "no noise to lose"
     long = jnp.ones(8_192).at[5_000].set(jnp.nan)
     assert float(jax.jit(noise.lost, static_argnums=2)(long, jnp.float32(1), kind)) == 1
     assert float(noise.lost(jnp.zeros((2, 2)), jnp.float32(1e-20), kind)) < 1e-10
     tree = {"a": jnp.ones((2, 3)), "b": jnp.full((2, 1), 1e5, jnp.float32)}
-    alone = noise.lost(tree["b"], jnp.float32(0.01), kind)
-    assert noise.lost(tree, jnp.float32(0.01), kind) == alone
+    single = noise.lost(tree["b"], jnp.float32(0.01), kind)
+    assert noise.lost(tree, jnp.float32(0.01), kind) == single
 
 
 def standard_normals(samples, scales, kind):
     """The normals that would be at the same quantiles of the stated law."""
     law = LAWS[kind]
-    one = samples / np.asarray(scales, np.float64)[:, None, None]
+    single = samples / np.asarray(scales, np.float64)[:, None, None]
     # By the nearer tail: the quantile of a probability near 1 has few digits.
-    return np.sign(one) * scipy.special.ndtri(law.cdf(-np.abs(one))) * -1
+    return np.sign(single) * scipy.special.ndtri(law.cdf(-np.abs(single))) * -1
 
 
 def check_law(samples, scales, kind):
     """The samples have this law in every round and nothing else in common."""
     rounds, n, d = samples.shape
-    one = samples / np.asarray(scales, np.float64)[:, None, None]
-    distance = scipy.stats.kstest(one.ravel(), LAWS[kind].cdf).statistic
-    assert distance * math.sqrt(one.size) < 2.2  # by chance once in 8,000 keys
+    single = samples / np.asarray(scales, np.float64)[:, None, None]
+    distance = scipy.stats.kstest(single.ravel(), LAWS[kind].cdf).statistic
+    assert distance * math.sqrt(single.size) < 2.2  # by chance once in 8,000 keys
     white = standard_normals(samples, scales, kind)
     # In every round: the mean of the squares, so that no round has another's scale.
     energy = (white**2).mean(axis=(1, 2))
     assert np.abs(energy - 1).max() < 5.5 * math.sqrt(2 / (n * d))
-    assert abs(energy.mean() - 1) < 5.5 * math.sqrt(2 / one.size)
+    assert abs(energy.mean() - 1) < 5.5 * math.sqrt(2 / single.size)
     trend = np.arange(rounds) - (rounds - 1) / 2
     slope = (energy - 1) @ trend / math.sqrt(2 / (n * d) * (trend @ trend))
     assert abs(slope) < 5
@@ -125,17 +125,17 @@ def check_law(samples, scales, kind):
     for parts, bound in ((white, 5.5), (magnitudes, 9)):  # squares have heavier tails
         over_agents = np.einsum("tid,tjd->ij", parts, parts) / (rounds * d)
         over_coordinates = np.einsum("tic,tid->cd", parts, parts) / (rounds * n)
-        for found, count in ((over_agents, rounds * d), (over_coordinates, rounds * n)):
-            off = found[~np.eye(len(found), dtype=bool)]
+        for result, count in ((over_agents, rounds * d), (over_coordinates, rounds * n)):
+            off = result[~np.eye(len(result), dtype=bool)]
             assert np.abs(off).max() < bound / math.sqrt(count)
         for lag in range(1, 6):
             early = parts[:-lag]
             late = parts[lag:]
-            found = np.einsum("tid,tjd->ij", early, late) / (len(late) * d)
-            assert np.abs(found).max() < bound / math.sqrt(len(late) * d)
-            found = np.einsum("tic,tid->cd", early, late) / (len(late) * n)
-            assert np.abs(found).max() < bound / math.sqrt(len(late) * n)
-    vectors = {row.tobytes() for row in np.round(np.abs(one), 4).reshape(-1, d)}
+            result = np.einsum("tid,tjd->ij", early, late) / (len(late) * d)
+            assert np.abs(result).max() < bound / math.sqrt(len(late) * d)
+            result = np.einsum("tic,tid->cd", early, late) / (len(late) * n)
+            assert np.abs(result).max() < bound / math.sqrt(len(late) * n)
+    vectors = {row.tobytes() for row in np.round(np.abs(single), 4).reshape(-1, d)}
     assert len(vectors) == rounds * n  # no agent or round shares its noise
 
 
@@ -247,36 +247,36 @@ def test_layout_and_scaling_are_exact(kind):
     """The layout is part of what a seed means: a change of it must be a decision."""
     scales = np.float32([0.3, 1.7, 0.0, 2.5])
     link = scheduled(scales, key=key(), rounds=4, kind=kind)
-    given = {"b": jnp.zeros((2, 3), jnp.float32), "w": jnp.zeros((2, 2, 2), jnp.float32)}
+    options = {"b": jnp.zeros((2, 3), jnp.float32), "w": jnp.zeros((2, 2, 2), jnp.float32)}
     for t, scale in enumerate(scales):
-        out, state = link.update(given, noise.NoiseState(key(), jnp.int32(t)))
+        out, state = link.update(options, noise.NoiseState(key(), jnp.int32(t)))
         assert isinstance(state, noise.NoiseState) and int(state.round) == t + 1
         drawn = jax.random.fold_in(jax.random.fold_in(key(), t), 0)
-        whole = scale * np.asarray(DRAWS[kind](drawn, (2, 7), jnp.float32))
-        np.testing.assert_array_equal(out["b"], whole[:, :3])
-        np.testing.assert_array_equal(np.reshape(out["w"], (2, 4)), whole[:, 3:])
+        total = scale * np.asarray(DRAWS[kind](drawn, (2, 7), jnp.float32))
+        np.testing.assert_array_equal(out["b"], total[:, :3])
+        np.testing.assert_array_equal(np.reshape(out["w"], (2, 4)), total[:, 3:])
 
 
 def test_large_leaves_have_draws_of_their_own(monkeypatch):
     monkeypatch.setattr(noise, "PACK", 64)
     sizes = {"a": 63, "b": 4, "c": 69, "d": 3}
-    given = {name: jnp.zeros((2, size), jnp.float32) for name, size in sizes.items()}
+    options = {name: jnp.zeros((2, size), jnp.float32) for name, size in sizes.items()}
     link = scheduled(np.ones(1), key=key(), rounds=1, kind="laplace")
-    out, _ = jax.jit(link.update)(given, link.init(given))
+    out, _ = jax.jit(link.update)(options, link.init(options))
     starts = [np.asarray(leaf[agent, :3]) for leaf in out.values() for agent in (0, 1)]
     assert len({row.tobytes() for row in starts}) == 8
-    every = np.concatenate([np.asarray(leaf).ravel() for leaf in out.values()])
-    assert len(np.unique(np.abs(every))) == every.size == 2 * 139
+    entries = np.concatenate([np.asarray(leaf).ravel() for leaf in out.values()])
+    assert len(np.unique(np.abs(entries))) == entries.size == 2 * 139
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
 def test_no_two_entries_share_a_draw(kind, monkeypatch):
     """Every counter of every key that is hashed, over rounds, agents and leaves, counted."""
-    seen = []
+    observed = []
 
     def noted(key, shape, dtype, rows=None):
         high, low = variates.words(key, shape, rows)
-        seen.append((np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low))
+        observed.append((np.asarray(high).astype(np.uint64) << np.uint64(32)) | np.asarray(low))
         return jnp.zeros(shape, dtype)
 
     monkeypatch.setitem(noise._DRAWS, kind, noted)
@@ -286,19 +286,19 @@ def test_no_two_entries_share_a_draw(kind, monkeypatch):
     state = link.init(big)
     for _ in range(9):
         _, state = link.update(big, state)
-    every = np.concatenate([each.ravel() for each in seen])
-    assert every.size == 9 * 3 * (700 + 9 + 495) == len(np.unique(every))
-    assert len(seen) == 9 * 3
+    entries = np.concatenate([item.ravel() for item in observed])
+    assert entries.size == 9 * 3 * (700 + 9 + 495) == len(np.unique(entries))
+    assert len(observed) == 9 * 3
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
 def test_a_zero_scale_adds_nothing(kind):
-    given = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(N, 7)), jnp.float32)}
+    options = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(N, 7)), jnp.float32)}
     link = scheduled(np.array([1.0, 0.0, 1.0]), key=key(), rounds=3, kind=kind)
-    state = link.init(given)
+    state = link.init(options)
     for nothing in (False, True, False):
-        out, state = jax.jit(link.update)(given, state)
-        assert np.array_equal(out["w"], given["w"]) == nothing
+        out, state = jax.jit(link.update)(options, state)
+        assert np.array_equal(out["w"], options["w"]) == nothing
 
 
 @pytest.mark.parametrize("kind", KINDS[:1])
@@ -338,33 +338,33 @@ def test_one_trace_for_all_rounds_and_jit_equals_eager(kind):
 
 @pytest.mark.parametrize("kind", KINDS[:1])
 def test_the_state_resumes_and_the_key_decides(kind):
-    whole = collect(scheduled, kind)
+    complete = collect(scheduled, kind)
     link = scheduled(SCALES, key=key(), rounds=ROUNDS, kind=kind)
     out, _ = link.update(zeros(), noise.NoiseState(key(), jnp.int32(200)))
     flat = np.concatenate([np.asarray(leaf).reshape(N, -1) for leaf in out.values()], axis=1)
-    np.testing.assert_allclose(flat, whole[200], rtol=1e-6)
+    np.testing.assert_allclose(flat, complete[200], rtol=1e-6)
     other = collect(scheduled, kind, seed=1)
-    assert not np.isclose(other, whole).any(axis=2).all(axis=1).any()
+    assert not np.isclose(other, complete).any(axis=2).all(axis=1).any()
 
 
 @pytest.mark.x64
 @pytest.mark.parametrize("kind", KINDS)
 def test_narrow_leaves_are_rounded_once(kind):
-    given = {
+    options = {
         "half": jnp.full((N, 64), 3.0, jnp.bfloat16),
         "single": jnp.full((N, 64), 3.0, jnp.float32),
     }
     link = scheduled(np.full(2, 0.5), key=key(), rounds=2, kind=kind)
-    out, _ = link.update(given, link.init(given))
+    out, _ = link.update(options, link.init(options))
     assert {name: leaf.dtype for name, leaf in out.items()} == {
         "half": jnp.bfloat16,
         "single": jnp.float32,
     }
     # Both are of computing dtype float32, so they share a draw: half's 64 columns, then single's.
     drawn = jax.random.fold_in(jax.random.fold_in(key(), 0), 0)
-    whole = 3 + np.float32(0.5) * DRAWS[kind](drawn, (N, 128), jnp.float32)
-    np.testing.assert_array_equal(out["half"], whole[:, :64].astype(jnp.bfloat16))
-    np.testing.assert_array_equal(out["single"], whole[:, 64:])
+    total = 3 + np.float32(0.5) * DRAWS[kind](drawn, (N, 128), jnp.float32)
+    np.testing.assert_array_equal(out["half"], total[:, :64].astype(jnp.bfloat16))
+    np.testing.assert_array_equal(out["single"], total[:, 64:])
 
 
 @pytest.mark.x64
@@ -372,10 +372,10 @@ def test_narrow_leaves_are_rounded_once(kind):
 def test_double_precision_leaves_get_double_noise(kind):
     if not jax.config.jax_enable_x64:
         pytest.skip("needs jax_enable_x64")
-    given = {"w": jnp.zeros((N, 64), jnp.float64), "v": jnp.zeros((N, 64), jnp.float32)}
+    options = {"w": jnp.zeros((N, 64), jnp.float64), "v": jnp.zeros((N, 64), jnp.float32)}
     for scales in (np.array([1 / 3, 1.0]), np.float32([1 / 3, 1.0])):
         link = scheduled(scales, key=key(), rounds=2, kind=kind)
-        out, _ = jax.jit(link.update)(given, link.init(given))
+        out, _ = jax.jit(link.update)(options, link.init(options))
         assert out["w"].dtype == jnp.float64 and out["v"].dtype == jnp.float32
         # In tree order float32's v is the first group, float64's w the second.
         drawn = jax.random.fold_in(jax.random.fold_in(key(), 0), 1)
@@ -388,8 +388,8 @@ def test_double_precision_leaves_get_double_noise(kind):
 def test_float64_scales_add_what_their_float32_roundings_do(kind):
     scales = 1 / np.arange(3.0, 6.0)
     out = []
-    for given in (scales, scales.astype(np.float32), list(scales)):
-        link = scheduled(given, key=key(), rounds=3, kind=kind)
+    for case in (scales, scales.astype(np.float32), list(scales)):
+        link = scheduled(case, key=key(), rounds=3, kind=kind)
         out.append(link.update(zeros(), link.init(zeros()))[0])
     jax.tree.map(np.testing.assert_array_equal, out[0], out[1])
     jax.tree.map(np.testing.assert_array_equal, out[0], out[2])
@@ -408,18 +408,18 @@ def equations(jaxpr):
 @pytest.mark.parametrize(("kind", "primitive"), [("laplace", "log1p"), ("normal", "erf_inv")])
 def test_plans_share_one_draw_under_vmap_and_each_is_as_alone(kind, primitive):
     plans = jnp.asarray(np.stack([SCALES, 2 * SCALES, np.ones_like(SCALES)]))
-    given = {"w": jnp.ones((N, 4), jnp.float32)}
+    options = {"w": jnp.ones((N, 4), jnp.float32)}
 
     def one(scales, state):
-        return scheduled(scales, key=key(), rounds=ROUNDS, kind=kind).update(given, state)
+        return scheduled(scales, key=key(), rounds=ROUNDS, kind=kind).update(options, state)
 
     state = noise.NoiseState(key(), jnp.int32(3))
     many = jax.vmap(one, in_axes=(0, None), out_axes=(0, None))
     together, after = jax.jit(many)(plans, state)
     assert after.key.shape == () and int(after.round) == 4
     for index, scales in enumerate(plans):
-        alone, _ = jax.jit(one)(scales, state)
-        np.testing.assert_array_equal(together["w"][index], alone["w"])
+        single, _ = jax.jit(one)(scales, state)
+        np.testing.assert_array_equal(together["w"][index], single["w"])
     assert np.abs(together["w"][0] - together["w"][1]).max() > 0.1
     drawn = [
         equation.outvars[0].aval.shape
@@ -449,25 +449,25 @@ def test_sharding_changes_no_number(kind):
         pytest.skip("needs eight devices")
     mesh = Mesh(np.array(jax.devices()[:8]), ("agents",))
     over_agents = NamedSharding(mesh, PartitionSpec("agents"))
-    given = {"w": jnp.zeros((24, 9, 3), jnp.float32), "b": jnp.zeros((24,), jnp.float32)}
-    spread = jax.device_put(given, over_agents)
+    options = {"w": jnp.zeros((24, 9, 3), jnp.float32), "b": jnp.zeros((24,), jnp.float32)}
+    spread = jax.device_put(options, over_agents)
     link = scheduled(SCALES, key=key(), rounds=ROUNDS, kind=kind)
-    plain, _ = jax.jit(link.update)(given, link.init(given))
+    plain, _ = jax.jit(link.update)(options, link.init(options))
     step = jax.jit(link.update, out_shardings=(over_agents, None))
     sharded, _ = step(spread, link.init(spread))
-    for name in given:
+    for name in options:
         assert len(sharded[name].sharding.device_set) == 8
         np.testing.assert_array_equal(sharded[name], plain[name])
 
 
 def test_other_keys_are_refused():
-    for wrong, message in (
+    for invalid, message in (
         (jax.random.key(0, impl="rbg"), "generator 'rbg'"),
         (0, "key is int"),
         (jax.random.split(key(), 3), r"shape \(3,\)"),
     ):
         with pytest.raises(ValueError, match=f"{message}.*threefry"):
-            scheduled(np.ones(3), key=wrong, rounds=3, kind="laplace")
+            scheduled(np.ones(3), key=invalid, rounds=3, kind="laplace")
 
 
 @pytest.mark.parametrize(

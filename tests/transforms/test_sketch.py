@@ -38,8 +38,8 @@ update = jax.jit(sketch.update, static_argnames=NUMBERS)
 
 @jax.jit
 def scanned(first, gradients, key):
-    def step(state, given):
-        round, gradient = given
+    def step(state, value):
+        round, gradient = value
         return sketch.update(state, gradient, jax.random.fold_in(key, round)), None
 
     rounds = jnp.arange(len(gradients), dtype=jnp.int32)
@@ -80,27 +80,27 @@ def covariance(gradients, forgetting):
 def test_it_is_the_dense_decomposition_where_the_rank_is_low(forgetting, dtype):
     with double_precision():
         gradients, truth = stream(300, 100, 5, dtype=dtype, spectrum=[3, 2, 1, 0.5, 0.2])
-        found = run(gradients, 8, forgetting=forgetting)
+        result = run(gradients, 8, forgetting=forgetting)
     values, vectors = np.linalg.eigh(covariance(gradients, forgetting))
     digits = 1e-5 if dtype == F32 else 1e-12
     np.testing.assert_allclose(
-        found.weights, np.maximum(values[:-9:-1], 0), atol=digits * values[-1]
+        result.weights, np.maximum(values[:-9:-1], 0), atol=digits * values[-1]
     )
-    assert found.basis.dtype == found.frame.dtype == found.weights.dtype == dtype
-    assert angle(found.basis[:, :5], truth) < 1e3 * digits
-    for column, vector in zip(np.asarray(found.basis).T[:5], vectors.T[:-6:-1], strict=True):
+    assert result.basis.dtype == result.frame.dtype == result.weights.dtype == dtype
+    assert angle(result.basis[:, :5], truth) < 1e3 * digits
+    for column, vector in zip(np.asarray(result.basis).T[:5], vectors.T[:-6:-1], strict=True):
         assert abs(column @ vector) > 1 - 1e2 * digits
-    assert max(off(found.basis), off(found.frame)) < digits
+    assert max(off(result.basis), off(result.frame)) < digits
 
 
 @pytest.mark.slow
 def test_what_is_cut_off_at_full_rank_is_little():
     """Weights are at most the dense ones, and leading directions those of the stream."""
     gradients, _ = stream(400, 40, 40, spectrum=0.6 ** np.arange(40))
-    found = run(gradients, 10, forgetting=0.95)
+    result = run(gradients, 10, forgetting=0.95)
     values, vectors = np.linalg.eigh(covariance(gradients, 0.95))
-    assert (np.asarray(found.weights) <= values[:-11:-1] * (1 + 1e-4) + 1e-4 * values[-1]).all()
-    assert angle(found.basis, vectors[:, :-4:-1]) < 1e-2
+    assert (np.asarray(result.weights) <= values[:-11:-1] * (1 + 1e-4) + 1e-4 * values[-1]).all()
+    assert angle(result.basis, vectors[:, :-4:-1]) < 1e-2
 
 
 @pytest.mark.slow
@@ -112,10 +112,10 @@ def test_it_is_scikit_learns_incremental_pca():
     peer = IncrementalPCA(n_components=8)
     for batch in gradients.astype(np.float64).reshape(-1, 8, 50):
         peer.partial_fit(np.concatenate([batch, -batch]))
-    found = run(gradients, 8, forgetting=1.0)
-    np.testing.assert_allclose(found.weights[:6], peer.singular_values_[:6] ** 2 / 2, rtol=1e-4)
-    assert angle(found.basis[:, :6], peer.components_[:6].T) < 1e-3
-    assert angle(found.basis[:, :6], truth) < 1e-3
+    result = run(gradients, 8, forgetting=1.0)
+    np.testing.assert_allclose(result.weights[:6], peer.singular_values_[:6] ** 2 / 2, rtol=1e-4)
+    assert angle(result.basis[:, :6], peer.components_[:6].T) < 1e-3
+    assert angle(result.basis[:, :6], truth) < 1e-3
 
 
 @pytest.mark.slow
@@ -125,9 +125,9 @@ def test_it_finds_a_space_in_noise_and_follows_one_that_turns():
     noisy = gradients + (1e-4 * rng.normal(size=gradients.shape)).astype(F32)
     assert angle(run(noisy, 8).basis[:, :3], truth) < 1e-2
     # A plane that turns by 1e-3 a round towards another one: seen as it was some rounds before.
-    both = directions(200, 4)
+    pair = directions(200, 4)
     turns = 1e-3 * np.arange(600)[:, None, None]
-    planes = np.cos(turns) * both[:, :2] + np.sin(turns) * both[:, 2:]
+    planes = np.cos(turns) * pair[:, :2] + np.sin(turns) * pair[:, 2:]
     turning = np.einsum("tdr,tr->td", planes, rng.normal(size=(600, 2))).astype(F32)
     followed = run(turning, 6, forgetting=0.9)
     assert angle(followed.basis[:, :2], planes[-1]) < 3e-2
@@ -149,8 +149,8 @@ def drifts(rounds, d=300, k=6):
 
         return jax.lax.scan(step, state, jnp.arange(rounds, dtype=jnp.int32))[0]
 
-    found = long(first)
-    return max(off(found.basis), off(found.frame))
+    result = long(first)
+    return max(off(result.basis), off(result.frame))
 
 
 @pytest.mark.slow
@@ -169,25 +169,25 @@ def test_without_the_correcting_step_columns_drift(monkeypatch):
 def test_the_cut_keeps_a_share_of_what_was_seen():
     gradients, _ = stream(200, 100, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
     for share in (0.5, 0.8, 0.99):
-        found = run(gradients, 10, share=share, forgetting=0.9)
-        seen = covariance(gradients, 0.9)
-        kept = np.asarray(found.frame)[:, : int(found.kept)].astype(np.float64)
-        assert np.trace(kept.T @ seen @ kept) >= (share - 1e-4) * np.trace(seen)
+        result = run(gradients, 10, share=share, forgetting=0.9)
+        observed = covariance(gradients, 0.9)
+        kept = np.asarray(result.frame)[:, : int(result.kept)].astype(np.float64)
+        assert np.trace(kept.T @ observed @ kept) >= (share - 1e-4) * np.trace(observed)
         fewer = kept[:, :-1]
-        assert np.trace(fewer.T @ seen @ fewer) < share * np.trace(seen)
+        assert np.trace(fewer.T @ observed @ fewer) < share * np.trace(observed)
     # At most k - p of them, whatever the share.
     assert int(run(gradients, 6, share=1.0, probes=4).kept) == 2
 
 
 def test_a_cut_without_order_loses_energy(monkeypatch):
     gradients, _ = stream(200, 100, 6, spectrum=[4, 3, 2, 1, 0.5, 0.1])
-    seen = covariance(gradients, 0.9)
+    observed = covariance(gradients, 0.9)
     exact = sketch._rank_one
 
     def energy(**options):
-        found = run(gradients, 8, forgetting=0.9, **options)
-        kept = np.asarray(found.frame)[:, : min(int(found.kept), 4)].astype(np.float64)
-        return np.trace(kept.T @ seen @ kept) / np.trace(seen)
+        result = run(gradients, 8, forgetting=0.9, **options)
+        kept = np.asarray(result.frame)[:, : min(int(result.kept), 4)].astype(np.float64)
+        return np.trace(kept.T @ observed @ kept) / np.trace(observed)
 
     def unordered(state, gradient, forgetting):
         rows, weights = exact(state, gradient, forgetting)
@@ -197,7 +197,9 @@ def test_a_cut_without_order_loses_energy(monkeypatch):
     assert energy(share=0.9) > 0.9 - 1e-4
     monkeypatch.setattr(sketch, "_rank_one", unordered)
     # Compiled anew: what is compiled is kept by its function.
-    again = jax.jit(lambda *of, **given: sketch.update(*of, **given), static_argnames=NUMBERS)
+    again = jax.jit(
+        lambda *subject, **value: sketch.update(*subject, **value), static_argnames=NUMBERS
+    )
     monkeypatch.setitem(globals(), "update", again)
     assert energy(share=0.9) < 0.9
 
@@ -206,22 +208,22 @@ def test_the_paper_s_lines_by_name():
     """One round by NumPy; weights that the first round gives to invented directions."""
     rng = np.random.default_rng(0)
     gradients = rng.normal(size=(3, 30)).astype(F32)
-    one = run(gradients[:1], 4, as_published=True, share=0.9)
+    result = run(gradients[:1], 4, as_published=True, share=0.9)
     coordinates = gradients[0] @ np.asarray(sketch.start(30, 4, jax.random.key(0)).frame)
     length = np.linalg.norm(gradients[0])
-    np.testing.assert_allclose(one.weights, length * np.abs(coordinates), rtol=1e-5)
-    assert angle(one.basis[:, :1], gradients[:1].T / length) < 1e-3
-    two = run(gradients[1:2], 4, seed=5, first=one, as_published=True, share=0.9)
-    basis = np.asarray(one.basis, float)
-    weights = np.asarray(one.weights, float)
+    np.testing.assert_allclose(result.weights, length * np.abs(coordinates), rtol=1e-5)
+    assert angle(result.basis[:, :1], gradients[:1].T / length) < 1e-3
+    second = run(gradients[1:2], 4, seed=5, first=result, as_published=True, share=0.9)
+    basis = np.asarray(result.basis, float)
+    weights = np.asarray(result.weights, float)
     y = basis * weights + np.outer(gradients[1], gradients[1] @ basis)
-    np.testing.assert_allclose(two.weights, np.linalg.norm(y, axis=0), rtol=1e-5)
-    assert angle(two.basis, np.linalg.qr(y)[0]) < 1e-3
-    squares = np.asarray(two.weights, float) ** 2
-    r = int(two.kept)
+    np.testing.assert_allclose(second.weights, np.linalg.norm(y, axis=0), rtol=1e-5)
+    assert angle(second.basis, np.linalg.qr(y)[0]) < 1e-3
+    squares = np.asarray(second.weights, float) ** 2
+    r = int(second.kept)
     assert squares[:r].sum() >= 0.9 * squares.sum() > squares[: r - 1].sum()
-    assert off(two.frame) < 1e-5
-    np.testing.assert_array_equal(two.frame[:, :r], two.basis[:, :r])
+    assert off(second.frame) < 1e-5
+    np.testing.assert_array_equal(second.frame[:, :r], second.basis[:, :r])
 
 
 def missed(rounds, d=60, k=8, noise=1e-3, **options):
@@ -272,9 +274,9 @@ def test_probes_are_as_likely_in_every_direction():
     """The mean of Q Q' over keys is that of the complement; scaled by 1.5 it would be seen."""
     first = sketch.start(12, 4, jax.random.key(0))
     step = functools.partial(sketch.update, probes=3)
-    known = step(first, jnp.eye(12, dtype=jnp.float32)[0], jax.random.key(1))
+    reference = step(first, jnp.eye(12, dtype=jnp.float32)[0], jax.random.key(1))
     keys = jax.random.split(jax.random.key(2), 4000)
-    again = jax.vmap(lambda key: step(known, jnp.zeros(12, jnp.float32), key))(keys)
+    again = jax.vmap(lambda key: step(reference, jnp.zeros(12, jnp.float32), key))(keys)
     probes = np.asarray(again.frame[:, :, 1:], np.float64)
     mean = np.einsum("ndk,nek->de", probes, probes) / len(probes)
     expected = np.diag([0.0] + [3 / 11] * 11)
@@ -307,36 +309,36 @@ def test_zeros_only_forget_and_what_has_no_rank_is_filled():
     same = run(np.repeat(gradients[:1], 60, axis=0), 8)
     assert int(same.kept) == 1 and max(off(same.basis), off(same.frame)) < 1e-5
     square, _ = stream(60, 8, 8)
-    whole = run(square, 8, share=1.0, forgetting=0.9)
-    assert max(off(whole.basis), off(whole.frame)) < 1e-5
+    complete = run(square, 8, share=1.0, forgetting=0.9)
+    assert max(off(complete.basis), off(complete.frame)) < 1e-5
     values = np.linalg.eigvalsh(covariance(square, 0.9))
-    np.testing.assert_allclose(whole.weights, values[::-1], atol=1e-4 * values[-1])
+    np.testing.assert_allclose(complete.weights, values[::-1], atol=1e-4 * values[-1])
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e12])
 def test_the_size_of_gradients_does_not_matter(size):
     gradients, truth = stream(60, 100, 3)
-    found = run(gradients * F32(size), 8)
-    assert int(found.kept) == 3 and angle(found.basis[:, :3], truth) < 1e-3
+    result = run(gradients * F32(size), 8)
+    assert int(result.kept) == 3 and angle(result.basis[:, :3], truth) < 1e-3
     np.testing.assert_allclose(
-        found.weights[:3] / size**2, run(gradients, 8).weights[:3], rtol=1e-3
+        result.weights[:3] / size**2, run(gradients, 8).weights[:3], rtol=1e-3
     )
 
 
 def test_a_floor_drops_directions_and_narrows_the_frame():
     gradients, truth = stream(100, 100, 4, spectrum=[5, 4, 0.1, 0.1])
     options = {"share": 1.0, "floor": 3.0, "probes": 2}
-    found = run(gradients, 10, **options, narrow=False)
-    assert int(found.kept) == 2 and off(found.frame) < 1e-5
-    found = run(gradients, 10, **options, narrow=True)
-    assert int(found.kept) == 2
-    assert off(found.frame[:, :4]) < 1e-5
-    assert not np.asarray(found.frame[:, 4:]).any()
-    assert angle(found.frame[:, :2], truth[:, :2]) < 0.1
+    result = run(gradients, 10, **options, narrow=False)
+    assert int(result.kept) == 2 and off(result.frame) < 1e-5
+    result = run(gradients, 10, **options, narrow=True)
+    assert int(result.kept) == 2
+    assert off(result.frame[:, :4]) < 1e-5
+    assert not np.asarray(result.frame[:, 4:]).any()
+    assert angle(result.frame[:, :2], truth[:, :2]) < 0.1
     assert int(run(gradients, 10, **options | {"floor": 1e-3}, narrow=False).kept) == 4
     # From a round on: known when it runs, in one program.
     wide, cut = (
-        run(gradients[:1], 10, seed=3, first=found, **options, narrow=t >= 5) for t in (4, 5)
+        run(gradients[:1], 10, seed=3, first=result, **options, narrow=t >= 5) for t in (4, 5)
     )
     assert off(wide.frame) < 1e-5 and not np.asarray(cut.frame[:, 4:]).any()
     np.testing.assert_array_equal(cut.basis, wide.basis)
@@ -349,11 +351,13 @@ def test_scanned_vmapped_and_round_by_round_are_one():
     key = jax.random.key(1)
     firsts = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), first)
     side = jax.jit(jax.vmap(lambda first: scanned(first, gradients, key)))(firsts)
-    for one in (scanned(first, gradients, key), jax.tree.map(lambda leaf: leaf[1], side)):
-        assert int(one.kept) == int(state.kept)
-        np.testing.assert_allclose(one.weights, state.weights, rtol=1e-4, atol=1e-4)
+    for case in (scanned(first, gradients, key), jax.tree.map(lambda leaf: leaf[1], side)):
+        assert int(case.kept) == int(state.kept)
+        np.testing.assert_allclose(case.weights, state.weights, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(
-            np.asarray(one.frame) @ np.asarray(one.frame).T, state.frame @ state.frame.T, atol=1e-3
+            np.asarray(case.frame) @ np.asarray(case.frame).T,
+            state.frame @ state.frame.T,
+            atol=1e-3,
         )
 
 
@@ -381,9 +385,9 @@ def test_a_round_costs_in_proportion_to_the_dimension():
         cost = step.lower(state, jnp.zeros(d, jnp.float32), jax.random.key(0)).compile()
         return cost.cost_analysis()["flops"], cost.memory_analysis().temp_size_in_bytes
 
-    (one, _), (two, _), (four, room) = (operations(d) for d in (1000, 2000, 4000))
-    assert (four - two) / (two - one) == pytest.approx(2.0, rel=0.01)
-    assert four < 4.0 * one and one < 100 * 1000 * 8**2
+    (first, _), (second, _), (four, room) = (operations(d) for d in (1000, 2000, 4000))
+    assert (four - second) / (second - first) == pytest.approx(2.0, rel=0.01)
+    assert four < 4.0 * first and first < 100 * 1000 * 8**2
     assert room < 4 * 4000 * 4000 / 4  # d x d would be 64 MB
 
 
@@ -434,9 +438,9 @@ def test_flat_trees():
     tree = {"w": jnp.ones((2, 3), jnp.float32), "b": jnp.arange(2, dtype=jnp.float32)}
     vector, back = sketch.flat(tree)
     jax.tree.map(np.testing.assert_array_equal, back(vector), tree)
-    for wrong in ({}, {"n": jnp.arange(3)}):
+    for invalid in ({}, {"n": jnp.arange(3)}):
         with pytest.raises(ValueError):
-            sketch.flat(wrong)
+            sketch.flat(invalid)
 
 
 def test_a_narrow_frame_promotes_no_ranks():

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from dpjax._numerics import double_precision
 from tests.transforms.streams import LAPLACE, NORMAL, ROWS, key
 
-pytestmark = pytest.mark.parametrize("stream", [NORMAL, LAPLACE], ids=lambda one: one.law)
+pytestmark = pytest.mark.parametrize("stream", [NORMAL, LAPLACE], ids=lambda value: value.law)
 
 
 def test_a_place_decides_a_number_and_not_the_number_of_rows(stream):
@@ -28,8 +28,8 @@ def test_double_precision_around_it_changes_no_float32_number(stream):
 def test_what_is_vmapped_or_compiled_does_not_matter(stream):
     keys = jax.random.split(key(), 3)
 
-    def draw(one):
-        return stream.draw(one, (4, 11), jnp.float32)
+    def draw(value):
+        return stream.draw(value, (4, 11), jnp.float32)
 
     together = jax.jit(jax.vmap(draw))(keys)
     scanned = jax.jit(lambda k: jax.lax.map(draw, k))(keys)
@@ -46,11 +46,11 @@ def test_the_number_of_devices_does_not_matter(stream, devices):
     mesh = Mesh(np.array(jax.devices()[:devices]), ("agents",))
     spread = NamedSharding(mesh, PartitionSpec("agents"))
 
-    def draw(one):
-        return stream.draw(one, (16, 333), jnp.float32)
+    def draw(value):
+        return stream.draw(value, (16, 333), jnp.float32)
 
-    alone = jax.jit(draw)(key())
-    np.testing.assert_array_equal(jax.jit(draw, out_shardings=spread)(key()), alone)
+    single = jax.jit(draw)(key())
+    np.testing.assert_array_equal(jax.jit(draw, out_shardings=spread)(key()), single)
 
 
 @pytest.mark.slow

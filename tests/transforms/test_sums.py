@@ -72,11 +72,11 @@ def test_no_record_exceeds_the_clip_norm(batch):
 def test_padding_adds_exactly_zero_and_so_does_what_is_not_finite(batch):
     params, x, y = batch
     fn = jax.jit(clipping.clipped_sum(WEIGHTED, 1.0))
-    whole = fn(params, x[:8], y[:8])
+    complete = fn(params, x[:8], y[:8])
     padding = jnp.arange(12) >= 8
     for replaced in (y, y.at[8:].set(1e30), y.at[8:].set(jnp.inf)):
         padded = fn(params, x, replaced, padding)
-        for a, b in zip(jax.tree.leaves(padded), jax.tree.leaves(whole), strict=True):
+        for a, b in zip(jax.tree.leaves(padded), jax.tree.leaves(complete), strict=True):
             np.testing.assert_allclose(a, b, rtol=5e-5, atol=1e-7)
         nothing = fn(params, x, replaced, jnp.ones(12, bool))
         assert all(not np.any(leaf) for leaf in jax.tree.leaves(nothing))
@@ -88,10 +88,10 @@ def test_padding_adds_exactly_zero_and_so_does_what_is_not_finite(batch):
 def test_zeroing_a_record_moves_the_sum_by_the_clip_norm_at_most(batch):
     params, x, y = batch
     fn = jax.jit(clipping.clipped_sum(WEIGHTED, 0.25))
-    whole = fn(params, x, y, jnp.zeros(12, bool))
+    complete = fn(params, x, y, jnp.zeros(12, bool))
     for record in range(12):
-        less = fn(params, x, y, jnp.arange(12) == record)
-        moved = length(jax.tree.map(lambda a, b: a - b, whole, less))
+        reduced = fn(params, x, y, jnp.arange(12) == record)
+        moved = length(jax.tree.map(lambda a, b: a - b, complete, reduced))
         assert 0.2 < moved <= 0.25 * (1 + 1e-5)
 
 
@@ -178,12 +178,12 @@ def worst(name, clip_norm, method, per_layer, labels, scale=1.0, understated=1.0
         for leaf in jax.tree.leaves(terms)
     ]
     assert np.isfinite(squares).all()
-    whole = np.sqrt(np.sum(squares, axis=0)).max() / clip_norm
+    total = np.sqrt(np.sum(squares, axis=0)).max() / clip_norm
     if not per_layer:
-        return whole
+        return total
     layers = _numerics.layer_groups(params)
     each = [np.sqrt(sum(squares[i] for i in layer)).max() for layer in layers]
-    return max(whole, max(each) * np.sqrt(len(layers)) / clip_norm)
+    return max(total, max(each) * np.sqrt(len(layers)) / clip_norm)
 
 
 LABELS = st.one_of(
@@ -249,8 +249,8 @@ def test_no_term_is_longer_than_its_bound_whatever_the_shapes(network, seed, per
 
     def longest(clip_norm):
         fn = clipping.clipped_sum(gradients, clip_norm, per_layer=per_layer)
-        each = jax.jit(lambda x, y: jax.lax.map(lambda one: fn(params, *one), (x, y)))
-        terms = each(x[:, None], y[:, None])
+        function = jax.jit(lambda x, y: jax.lax.map(lambda value: fn(params, *value), (x, y)))
+        terms = function(x[:, None], y[:, None])
         leaves = [np.float64(leaf).reshape(len(y), -1) for leaf in jax.tree.leaves(terms)]
         return np.linalg.norm(np.concatenate(leaves, axis=1), axis=1)
 
