@@ -40,7 +40,7 @@ class Design:
             coupling ran into its bound.
         regularization: largest r that was added; 0 where the optimum is attained.
         multipliers: [n] dual variables to start a similar solve from; empty if none.
-        options: objective and structure beyond the horizon (discount, final_model, subgroups,
+        options: objective and structure beyond the horizon (subgroups,
             fingerprints of step sizes and weights), part of what :meth:`check` compares.
 
     Example:
@@ -251,10 +251,8 @@ class Design:
         precision_bound: Bound,
         horizon: int | None = None,
         *,
-        discount: float | None = None,
         step_sizes: workload.StepSizes = None,
         weights: Vector | None = None,
-        final_model: bool = False,
         subgroups: Subgroups = None,
         **options: Any,
     ) -> "Design":
@@ -263,11 +261,9 @@ class Design:
         Args:
             mixing: as for `independent`; computed with the dense matrix.
             precision_bound: likewise.
-            horizon: T; None is one step, unless ``discount`` or ``step_sizes`` is given.
-            discount: see ``mechanism.workload.factor``.
-            step_sizes: likewise.
+            horizon: T; None is one step, unless ``step_sizes`` is given.
+            step_sizes: see ``mechanism.workload.factor``.
             weights: likewise.
-            final_model: likewise.
             subgroups: see ``spatial.whisper``.
             options: of ``factorization.minimize_trace``.
 
@@ -285,14 +281,7 @@ class Design:
             ('whisper', 'whisper_horizon')
         """
         network = _checked(mixing)
-        root = workload.factor(
-            network,
-            horizon,
-            discount=discount,
-            step_sizes=step_sizes,
-            weights=weights,
-            final_model=final_model,
-        )
+        root = workload.factor(network, horizon, step_sizes=step_sizes, weights=weights)
         covariance, solutions = spatial.solve_whisper(
             root, precision_bound, subgroups=subgroups, **options
         )
@@ -300,17 +289,15 @@ class Design:
             horizon = len(step_sizes)
         # What a later check compares, beside the horizon.
         structure: dict = {
-            "discount": None if discount is None else float(discount),
             "step_sizes": _digest(step_sizes),
             "weights": _digest(weights),
-            "final_model": final_model or None,
         }
         if subgroups is not None:
             structure["subgroups"] = [[int(agent) for agent in group] for group in subgroups]
         # Multipliers of several blocks start no solve of the whole.
         multipliers = solutions[0].multipliers if len(solutions) == 1 else np.zeros(0)
         return cls.of(
-            "whisper" if horizon is None and discount is None else "whisper_horizon",
+            "whisper" if horizon is None else "whisper_horizon",
             network,
             precision_bound,
             covariance,

@@ -91,7 +91,7 @@ def pairwise(
         mixing: [n, n] W, or a schedule [P, n, n].
         precision_bound: b or [n] b_i, largest allowed [R^-1]_ii.
         horizon: as for :func:`whisper`; None is the published one-step objective.
-        options: ``discount``, ``step_sizes``, ``weights``, ``final_model``: the table in
+        options: ``step_sizes``, ``weights``: the table in
             ``mechanism.workload.factor``.
 
     Returns:

@@ -201,20 +201,15 @@ def factor(
     mixing: DenseMixing | HashableMatrix,
     horizon: int | None = None,
     *,
-    discount: float | None = None,
     step_sizes: StepSizes = None,
     weights: Vector | None = None,
-    final_model: bool = False,
 ) -> Factor:
     """Return F with F'F = M, where tr(M R) is the noise energy of R over ``horizon`` rounds.
 
     ==========================  ============================================================
     horizon None                M = W'W, one step (a schedule: the mean over its period)
     horizon T                   M = sum_k (T - k + 1) (W^k)' W^k: all models of T rounds
-    ... and final_model         M = sum_k (W^k)' W^k: the models after round T alone
-    discount rho (T or None)    M = sum_k rho^(2k) (W^k)' W^k, k to T or to infinity
-    step_sizes eta_1..eta_T     M = sum_{s<=t} eta_s^2 (W^(t-s+1))' W^(t-s+1) (t = T alone if
-                                final_model)
+    step_sizes eta_1..eta_T     M = sum_{s<=t} eta_s^2 (W^(t-s+1))' W^(t-s+1)
     weights y (push-sum)        the models divided by y: (W^k)' D^-2 W^k, D = diag(y)
     schedule [P, n, n]          A_s = W_s' (I + A_s+1) W_s backwards, M = sum_s eta_s^2 A_s
     ==========================  ============================================================
@@ -223,10 +218,8 @@ def factor(
         mixing: [n, n] W, any real matrix, or a schedule [P, n, n] (round s uses W_{s mod P},
             rounds counted from 0).
         horizon: number of rounds T.
-        discount: rho, below 1 if ``horizon`` is None.
         step_sizes: [T] eta_s; gives the horizon if that is None.
         weights: [n] positive push-sum weights.
-        final_model: count the noise in the final models only.
 
     Returns:
         [m, n] float64 with m <= n (m = P n for a one-step schedule).
@@ -262,23 +255,15 @@ def factor(
         horizon = len(etas)
     if horizon is not None:
         horizon = _validate.integer("horizon", horizon)
-    if discount is not None:
-        if etas is not None or final_model or len(schedule) > 1:
-            raise ValueError(
-                f"discount is {discount!r}, together with step_sizes, final_model or a schedule; "
-                f"give one of them"
-            )
-        return _discounted(matrix, _validate.positive("discount", discount), horizon, readout)
     if horizon is None:
-        if final_model:
-            raise ValueError("final_model needs a horizon; give the number of rounds")
         # One step, M = W' D^-2 W; of a schedule the mean.
         return (readout[:, None] * schedule).reshape(-1, n) / np.sqrt(len(schedule))
     if len(schedule) == 1 and weights is None and np.array_equal(matrix, matrix.T):
-        return _spectral(matrix, horizon, etas, final_model)
+        return _spectral(matrix, horizon, etas)
     if len(schedule) == 1 and etas is None:
-        return _doubled(matrix, horizon, readout)[0 if final_model else 1]
-    return _backwards(schedule, horizon, etas, readout, final_model)
+        first = readout[:, None] * matrix
+        return _doubled(first, matrix, horizon, np.matmul, compressed, np.sqrt)
+    return _backwards(schedule, horizon, etas, readout)
 
 
 def one_step_energy(mixing: Mixing, variances: Vector) -> float:
@@ -298,34 +283,28 @@ def one_step_energy(mixing: Mixing, variances: Vector) -> float:
     return float(total) / len(schedule)
 
 
-def _spectral(matrix: Matrix, horizon: int, etas: StepSizes, final_model: bool) -> Matrix:
+def _spectral(matrix: Matrix, horizon: int, etas: StepSizes) -> Matrix:
     """M = sum_k c_k (W^k)' W^k on eigenvalues: sums of positive terms only."""
     values, vectors = np.linalg.eigh(matrix)
     squares = values**2
     if etas is None:
-        sums = _twice(squares, squares, horizon, np.multiply, lambda *terms: sum(terms), float)
-        total = sums[0 if final_model else 1]
+        total = _doubled(squares, squares, horizon, np.multiply, lambda *terms: sum(terms), float)
     else:
         total = np.zeros_like(squares)
-        for coefficient in etas**2 if final_model else np.cumsum(etas**2):
+        for coefficient in np.cumsum(etas**2):
             total = squares * (coefficient + total)
     return np.sqrt(total)[:, None] * vectors.T
 
 
-def _doubled(matrix: Matrix, horizon: int, readout: Vector) -> tuple[Factor, Factor]:
-    """Return factors of G_T = sum_k (W^k)' W^k and of sum_{t<=T} G_t."""
-    return _twice(readout[:, None] * matrix, matrix, horizon, np.matmul, compressed, np.sqrt)
-
-
-def _twice(
+def _doubled(
     first: np.ndarray,
     power: np.ndarray,
     horizon: int,
     times: _Operation,
     add: _Operation,
     weight: Callable[[int], float],
-) -> tuple[np.ndarray, np.ndarray]:
-    """G_T and sum_{t<=T} G_t by doubling, in log T steps, of factors or on eigenvalues.
+) -> np.ndarray:
+    """sum_{t<=T} G_t, G_t = sum_k (W^k)' W^k, in log T steps, of factors or on eigenvalues.
 
     G_{a+b} = G_a + (W^a)' G_b W^a  and, summed,  M_{a+b} = M_a + b G_a + (W^a)' M_b W^a.
     """
@@ -344,28 +323,7 @@ def _twice(
             running = add(weight(length + 1) * first, times(running, step))
             length += 1
             power = times(power, step)
-    return final, running
-
-
-def _discounted(
-    matrix: Matrix,
-    discount: float,
-    horizon: int | None,
-    readout: Vector,
-) -> Factor:
-    damped = discount * matrix
-    if horizon is not None:
-        return _doubled(damped, horizon, readout)[0]
-    # The sum to infinity converges below a spectral radius of 1 alone.
-    radius = float(np.abs(np.linalg.eigvals(damped)).max())
-    if radius >= 1:
-        raise ValueError(
-            f"discount is {discount!r} without a horizon: the sum diverges (spectral radius of "
-            f"discount * mixing {radius:.6g}); give a horizon or a smaller discount"
-        )
-    # The tail after T rounds is of order radius^2T; square the eps so that the factor is exact.
-    rounds = 1 + int(np.ceil(np.log(1e-34) / np.log(max(radius, 1e-34) ** 2)))
-    return _doubled(damped, 1 << rounds.bit_length(), readout)[0]
+    return running
 
 
 def _backwards(
@@ -373,17 +331,15 @@ def _backwards(
     horizon: int,
     etas: StepSizes,
     readout: Vector,
-    final_model: bool,
 ) -> Factor:
     n = schedule.shape[-1]
     read = np.diag(readout)
-    later = read if final_model else np.zeros((0, n))
+    later = np.zeros((0, n))
     total = np.zeros((0, n))
     for s in range(horizon - 1, -1, -1):
         matrix = schedule[s % len(schedule)]
-        # A_s = W' (I + A_s+1) W, without I where the final model alone counts.
-        read_now = np.zeros((0, n)) if final_model else read @ matrix
-        later = compressed(read_now, later @ matrix)
+        # A_s = W' (I + A_s+1) W.
+        later = compressed(read @ matrix, later @ matrix)
         eta = 1.0 if etas is None else abs(etas[s])
         total = compressed(total, eta * later)
     return total

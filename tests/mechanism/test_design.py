@@ -99,16 +99,12 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_options_are_recorded() -> None:
-    covariance = design.Design.whisper(
-        W, 0.3, step_sizes=np.ones(5), weights=np.ones(8), final_model=True
-    )
+    covariance = design.Design.whisper(W, 0.3, step_sizes=np.ones(5), weights=np.ones(8))
     assert covariance.horizon == 5
-    assert set(covariance.options) == {"step_sizes", "weights", "final_model"}
+    assert set(covariance.options) == {"step_sizes", "weights"}
     grouped = design.Design.whisper(W, 0.3, subgroups=[[0, 1, 2], [3, 4, 5, 6, 7]])
     assert grouped.options == {"subgroups": [[0, 1, 2], [3, 4, 5, 6, 7]]}
     assert 0 <= grouped.gap < 1e-5
-    discounted = design.Design.whisper(W, 0.3, discount=0.9)
-    assert discounted.horizon is None and discounted.options == {"discount": 0.9}
 
 
 def test_pairwise_reports_its_bound() -> None:
@@ -120,8 +116,6 @@ def test_pairwise_reports_its_bound() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"final_model": True}, "final_model needs a horizon"),
-        ({"discount": 0.9, "step_sizes": np.ones(5)}, "discount is 0.9, together with"),
         ({"horizon": 0}, "horizon is 0"),
     ],
 )

@@ -26,7 +26,6 @@ def brute_force(
     rounds: int,
     etas: np.ndarray | None = None,
     weights: np.ndarray | None = None,
-    final_model: bool = False,
 ) -> np.ndarray:
     """Sum over every pair s <= t of the map from the noise of round s to the models of t."""
     n = matrix.shape[-1]
@@ -34,7 +33,7 @@ def brute_force(
     read = np.diag(1 / (np.ones(n) if weights is None else weights))
     etas = np.ones(rounds) if etas is None else etas
     total = np.zeros((n, n))
-    for t in range(rounds) if not final_model else [rounds - 1]:
+    for t in range(rounds):
         for s in range(t + 1):
             carry = np.eye(n)
             for r in range(s, t + 1):
@@ -45,14 +44,13 @@ def brute_force(
 
 @pytest.mark.parametrize("matrix", EVERY)
 @pytest.mark.parametrize("rounds", [1, 2, 3, 7, 12])
-@pytest.mark.parametrize("final_model", [False, True])
 @pytest.mark.parametrize("steps", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gram_is_the_definition(matrix, rounds, final_model, steps, weighted) -> None:
+def test_gram_is_the_definition(matrix, rounds, steps, weighted) -> None:
     etas = np.linspace(1, 0, rounds + 1)[:-1] if steps else None
     weights = np.linspace(0.5, 2, 6) if weighted else None
-    result = gram(matrix, rounds, step_sizes=etas, weights=weights, final_model=final_model)
-    expected = brute_force(matrix, rounds, etas, weights, final_model)
+    result = gram(matrix, rounds, step_sizes=etas, weights=weights)
+    expected = brute_force(matrix, rounds, etas, weights)
     np.testing.assert_allclose(result, expected, rtol=1e-11, atol=1e-12)
 
 
@@ -61,18 +59,6 @@ def test_one_step_is_the_papers() -> None:
         np.testing.assert_allclose(gram(matrix), matrix.T @ matrix)
     mean = np.mean([w.T @ w for w in SCHEDULE], axis=0)
     np.testing.assert_allclose(gram(SCHEDULE), mean)
-
-
-@pytest.mark.parametrize("matrix", [SYMMETRIC, DIRECTED, ROWS])
-@pytest.mark.parametrize("rounds", [5, None])
-def test_discount(matrix, rounds) -> None:
-    expected = np.zeros((6, 6))
-    power = np.eye(6)
-    for _ in range(rounds or 400):
-        power = 0.9 * matrix @ power
-        expected += power.T @ power
-    result = gram(matrix, rounds, discount=0.9)
-    np.testing.assert_allclose(result, expected, rtol=1e-12)
 
 
 @given(st.integers(1, 3000))
@@ -118,9 +104,6 @@ def test_factor_keeps_weak_directions() -> None:
     ("arguments", "message"),
     [
         ({"horizon": 0}, "horizon is 0"),
-        ({"discount": 1.0}, "diverges"),
-        ({"discount": 0.5, "final_model": True}, "one of them"),
-        ({"final_model": True}, "needs a horizon"),
         ({"horizon": 3, "step_sizes": np.ones(4)}, "4 entries for horizon=3"),
         ({"step_sizes": np.zeros(4)}, "not all 0"),
         ({"weights": np.zeros(6)}, "6 positive"),
