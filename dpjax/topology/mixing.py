@@ -77,14 +77,14 @@ def metropolis_hastings(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
             "graph is directed; use uniform_neighbors or push_sum, or graph.to_undirected()"
         )
     degree = sends.sum(axis=1)
+    links = sends.tocoo()
+    row, column = links.coords
+    weights = 1.0 / (1.0 + np.maximum(degree[row], degree[column]))
+    off = csr_array((weights, links.coords), shape=links.shape)
     if sparse:
-        links = csr_array(sends).tocoo()
-        row, column = links.coords
-        weights = 1.0 / (1.0 + np.maximum(degree[row], degree[column]))
-        off = csr_array((weights, links.coords), shape=links.shape)
         return off + diags_array(1.0 - off.sum(axis=1), format="csr")
-    weights = 1.0 / (1.0 + np.maximum.outer(degree, degree))
-    mixing = np.where(sends, weights, 0.0)
+    mixing = off.toarray()
+    # Sums of dense rows round otherwise than those of sparse ones.
     np.fill_diagonal(mixing, 1.0 - mixing.sum(axis=1))
     return mixing
 
@@ -114,9 +114,8 @@ def uniform_neighbors(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
                [0.  , 0.5 , 0.5 ]])
     """
     receives = _receives(graph, sparse)
-    if sparse:
-        return diags_array(1.0 / receives.sum(axis=1), format="csr") @ receives
-    return receives / receives.sum(axis=1, keepdims=True)
+    mixing = diags_array(1.0 / receives.sum(axis=1), format="csr") @ receives
+    return mixing if sparse else mixing.toarray()
 
 
 def push_sum(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
@@ -143,9 +142,8 @@ def push_sum(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
                [0.  , 0.33, 0.5 ]])
     """
     receives = _receives(graph, sparse)
-    if sparse:
-        return receives @ diags_array(1.0 / receives.sum(axis=0), format="csr")
-    return receives / receives.sum(axis=0, keepdims=True)
+    mixing = receives @ diags_array(1.0 / receives.sum(axis=0), format="csr")
+    return mixing if sparse else mixing.toarray()
 
 
 def survivors(mixing: Matrix, departed: Sequence[int]) -> Float[np.ndarray, "k k"]:
@@ -404,32 +402,29 @@ class HashableMatrix:
         return self
 
 
-def _adjacency(graph: nx.Graph, sparse: bool) -> Mixing:
-    """Return the 0/1 matrix, entry (u, v) for an edge u -> v, without self-loops."""
+def _adjacency(graph: nx.Graph, sparse: bool) -> csr_array:
+    """Return the 0/1 matrix, entry (u, v) for an edge u -> v, without self-loops.
+
+    Refuses a graph whose dense mixing matrix exceeds memory, unless a sparse one is asked for.
+    """
     order = nodes.order(graph)
     n = len(order)
-    if _validate.flag("sparse", sparse):
-        adjacency = nx.to_scipy_sparse_array(graph, nodelist=order, weight=None, dtype=float)
-        # Several links of one pair count once, and links of an agent to itself not at all.
-        adjacency.data[:] = 1.0
-        adjacency = adjacency - diags_array(adjacency.diagonal(), format="csr")
-        adjacency.eliminate_zeros()
-    else:
+    if not _validate.flag("sparse", sparse):
         purpose = "a mixing matrix [n, n] and its support"
         _validate.memory("graph", f"of {n} agents without sparse=True", purpose, 3, n, n)
-        adjacency = nx.to_numpy_array(graph, nodelist=order, weight=None) > 0
-        np.fill_diagonal(adjacency, False)
+    adjacency = nx.to_scipy_sparse_array(graph, nodelist=order, weight=None, dtype=float)
+    # Several links of one pair count once, and links of an agent to itself not at all.
+    adjacency.data[:] = 1.0
+    adjacency = adjacency - diags_array(adjacency.diagonal(), format="csr")
+    adjacency.eliminate_zeros()
     _require_connected(adjacency, "graph", nodes.labels(graph))
-    return adjacency.astype(float)
+    return adjacency
 
 
-def _receives(graph: nx.Graph, sparse: bool) -> Mixing:
+def _receives(graph: nx.Graph, sparse: bool) -> csr_array:
     """Entry (v, u) is 1 where u sends to v, or is v."""
     sends = _adjacency(graph, sparse)
-    n = graph.number_of_nodes()
-    if sparse:
-        return (sends.T + eye_array(n)).tocsr()
-    return sends.T + np.eye(n)
+    return (sends.T + eye_array(sends.shape[0])).tocsr()
 
 
 def _require_connected(support: Mixing, name: str, names: Sequence[str] | None = None) -> None:
