@@ -244,7 +244,6 @@ def check_mixing(
     mixing: Mixing,
     *,
     stochastic: Stochastic | None = "rows",
-    symmetric: bool = False,
     connected: bool = True,
     name: str = "mixing",
 ) -> Mixing:
@@ -255,7 +254,6 @@ def check_mixing(
     Args:
         mixing: [n, n], dense or sparse, or [P, n, n] for a schedule of period P.
         stochastic: which sums must be 1 (entries then >= 0); None asks for finite entries only.
-        symmetric: whether W must equal its transpose.
         connected: whether every agent must reach every other (a schedule: over its period).
         name: the argument's name in error messages.
 
@@ -281,14 +279,6 @@ def check_mixing(
             f"{name} is {matrix[position]:g} at {position}, which float32 takes for 0 on some "
             "devices and not on others; give 0, or at least 1.2e-38"
         )
-    if symmetric:
-        transpose = matrix.T if matrix.ndim == 2 else matrix.transpose(0, 2, 1)
-        position = _validate.first(abs(matrix - transpose) > 1e-12)
-        if position:
-            raise ValueError(
-                f"{name} is not symmetric at {position}; give a symmetric matrix, such as "
-                f"metropolis_hastings(graph)"
-            )
     if connected:
         # A schedule connects whom any of its matrices connects.
         support = sizes if matrix.ndim == 2 else sizes.sum(axis=0)
