@@ -228,8 +228,8 @@ class SumCode:
         _validate.integer("clients", self.clients, maximum=2**24)
         if self.variance != 0:
             proposal(self.variance)
-        if not 0 <= _validate.number("beta", self.beta) <= 0.75:
-            raise ValueError(f"beta is {self.beta}; give a number from 0 to 0.75")
+        remedy = "give a number from 0 to 0.75"
+        _validate.number("beta", self.beta, remedy=remedy, holds=lambda x: 0 <= x <= 0.75)
         if not self.norm + math.sqrt(self.padded) < LONGEST:
             raise ValueError(
                 f"bound is {self.norm:.6g} grid units, and at most {LONGEST} less sqrt(K) have "

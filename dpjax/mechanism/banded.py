@@ -102,9 +102,8 @@ def one_lag(participation: Participation, fraction: float) -> Strategy:
                [0.218, 0.447, 1.   ]])
     """
     rounds = check_participation(participation).rounds
-    fraction = _validate.number("fraction", fraction)
-    if not 0 <= fraction < 1:
-        raise ValueError(f"fraction is {fraction!r}; give a number from 0 to below 1")
+    remedy = "give a number from 0 to below 1"
+    fraction = _validate.number("fraction", fraction, remedy=remedy, holds=lambda x: 0 <= x < 1)
     strategy = _inverse_toeplitz(np.array([1.0, -fraction])[:rounds], rounds)
     return normalized(strategy / np.linalg.norm(strategy, axis=0), participation)
 

@@ -150,9 +150,8 @@ def minimize_trace(
     else:
         problem = {"gram": np.asarray(gram, np.float64)}
     n = root.shape[1]
-    tolerance = _validate.number("tolerance", tolerance)
-    if tolerance < 0:
-        raise ValueError(f"tolerance is {tolerance!r}; give 0 or a small number above")
+    remedy = "give 0 or a small number above"
+    tolerance = _validate.number("tolerance", tolerance, remedy=remedy, holds=lambda x: x >= 0)
     max_iterations = _validate.integer("max_iterations", max_iterations)
     regularization = _validate.positive("regularization", regularization)
     limit = max_variance

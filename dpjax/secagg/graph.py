@@ -138,9 +138,7 @@ def allowed_clients(clients: int, name: str, fraction: float) -> int:
         fraction: From 0 to below 1.
     """
     remedy = "give a fraction of the clients, from 0 to below 1"
-    value = _validate.number(name, fraction, remedy=remedy)
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} is {value!r}; {remedy}")
+    value = _validate.number(name, fraction, remedy=remedy, holds=lambda x: 0 <= x < 1)
     return math.floor(Fraction(repr(value)) * clients)
 
 
