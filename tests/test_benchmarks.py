@@ -45,7 +45,7 @@ def test_pytorchs_network_is_as_large() -> None:
     assert sum(param.numel() for param in params) == 412_426
 
 
-def test_the_attack_on_last_bits_finds_every_word_that_leads_to_a_message() -> None:
+def test_the_float32_attack_finds_every_possible_word() -> None:
     draws = float32_attack.random_laplaces(3_000)
     for state, other in ((0.0, 0.1), (1 / 3, 1 / 3 + 0.001)):
         messages = np.float32(state) + draws

@@ -14,7 +14,7 @@ def claims():
     return load_script("claims", folder="scripts")
 
 
-def test_all_papers_have_claims_with_a_verdict_and_evidence_that_is_there(claims):
+def test_all_papers_have_claims_with_verdict_and_evidence(claims):
     store = claims.load()
     assert list(store) == ["whisper", "mafalda", "tracking", "doppler", "dome"]
     entries = [claim for paper in store.values() for claim in paper["claims"]]
@@ -127,7 +127,7 @@ def test_main_takes_check_alone_and_says_an_error_in_one_line(claims, capsys, mo
     assert output.err.count("\n") == 1 and "nowhere.toml" in output.err
 
 
-def test_a_paper_without_claims_and_a_page_without_marks_are_refused(claims, tmp_path, monkeypatch):
+def test_papers_without_claims_are_refused(claims, tmp_path, monkeypatch):
     copy = tmp_path / "claims.toml"
     copy.write_text('[other]\ntitle = "Other"\npage = "other.md"\n')
     with pytest.raises(ValueError, match=r"other has no claim; add one under \[\[other.claims\]\]"):

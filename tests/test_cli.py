@@ -76,7 +76,7 @@ def test_the_overview_has_the_words_of_each_command(command: str, summary: str) 
 
 
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
-def test_closed_streams_change_neither_status_nor_the_other_stream(closed: str) -> None:
+def test_a_closed_stream_changes_nothing_else(closed: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for words in ("design", "desing"):
         command = f"{sys.executable} -m dpjax {words} {closed}"
@@ -314,7 +314,7 @@ def test_all_designs_of_many_agents_are_compared_where_asked(
     assert "whisper takes minutes for 8 agents; --kind pairwise is quick\n" in err
 
 
-def test_the_design_says_whom_it_does_not_protect_and_what_that_would_cost(
+def test_the_design_says_whom_it_does_not_protect(
     capsys: Capture,
 ) -> None:
     assert cli.main(DESIGN) == 0
@@ -372,9 +372,7 @@ def test_the_file_has_terms_names_and_instructions(capsys: Capture, elsewhere: P
     assert "In each round t = 0, 1, ..., 99" in str(entries["how_to_use"])
 
 
-def test_noise_that_is_large_before_it_cancels_is_told_with_what_there_is(
-    capsys: Capture, elsewhere: Path
-) -> None:
+def test_noise_that_is_large_before_it_cancels_is_named(capsys: Capture, elsewhere: Path) -> None:
     terms = ["--epsilon", "10", "--delta", "1e-5", "--rounds", "2000", "--clip-norm", "1"]
     selection = ["--relation", "replace_agent", "--kind", "pairwise", "--out", "it.npz"]
     assert cli.main(["design", "--graph", "complete:6", *terms, *selection]) == 0
@@ -475,7 +473,7 @@ def test_the_seed_chooses_the_graph(capsys: Capture) -> None:
     assert saved.mixing_fingerprint == mixing.fingerprint(matrix)
 
 
-def test_the_paper_s_rule_is_refused_where_it_is_false_unless_asked(capsys: Capture) -> None:
+def test_the_paper_s_rule_is_refused_where_it_is_false(capsys: Capture) -> None:
     arguments = [*DESIGN, "--accountant", "paper", "--epsilon", "60"]
     refused(arguments, capsys, "its rule is false")
     assert cli.main([*arguments, "--allow-unsound"]) == 0

@@ -33,7 +33,7 @@ def test_a_figure_has_one_alt_text_on_all_pages():
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _, _ in shown()}))
-def test_alt_texts_say_what_is_up_what_is_across_and_what_is_found(page):
+def test_alt_texts_name_both_axes_and_the_finding(page):
     texts = {alt: name for position, alt, name in shown() if position == page}
     for alt, name in texts.items():
         assert len(alt.split()) >= 20 and alt.endswith("."), f"{page}: {name}"

@@ -141,7 +141,7 @@ def test_the_first_run_that_fits_is_next(gpu) -> None:
     assert gpu.next_run(runs, 59) is None
 
 
-def test_runs_that_fit_are_taken_and_a_failure_ends_none_of_them(
+def test_runs_that_fit_are_taken_despite_failures(
     checkout: Path, gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     queue = [fake(1, "bad", 1), fake(2, "good", 9), fake(3, "good", 1), fake(4, "bench_one", 2)]

@@ -287,7 +287,7 @@ def test_a_text_in_the_locale_s_encoding_is_caught(source: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["experiments", "examples", "benchmarks"])
-def test_scripts_import_the_package_and_helpers_never_each_other(folder: str) -> None:
+def test_scripts_never_import_each_other(folder: str) -> None:
     """Helpers have names that begin with _, and lie in the script's own folder."""
     helpers = {path.stem for path in (ROOT / folder).glob("_*")}
     for path in (ROOT / folder).rglob("*.py"):

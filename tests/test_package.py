@@ -84,7 +84,7 @@ def _environment(folder: Path, extra: str, venv: Path) -> str:
     return text
 
 
-def test_the_environment_is_made_once_and_again_when_the_project_changes(tmp_path: Path) -> None:
+def test_the_environment_is_made_again_for_a_changed_project(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "_environment.sh", tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
@@ -105,7 +105,7 @@ def test_the_environment_is_made_once_and_again_when_the_project_changes(tmp_pat
     assert "--editable .[dev]" in _environment(tmp_path, "dev", venv)
 
 
-def test_the_newest_supported_python_is_found_in_version_managers(tmp_path: Path) -> None:
+def test_version_managers_give_the_newest_python(tmp_path: Path) -> None:
     """Shims that do not start, versions that are not supported and other names are passed over."""
 
     def interpreter(path: Path, code: str) -> None:

@@ -126,7 +126,7 @@ def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_workers_have_the_settings_and_functions_of_the_first_process(tmp_path):
+def test_workers_have_the_first_process_s_settings(tmp_path):
     paths = [tmp_path / "values"]
 
     @functools.partial(jax.jit, static_argnames="power")
@@ -162,7 +162,7 @@ def test_others_take_over_the_cell_of_a_worker_that_was_killed(tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_what_all_workers_fail_at_is_missing_and_the_same_command_carries_on(tmp_path, capfd):
+def test_a_cell_that_all_workers_fail_at_is_missing(tmp_path, capfd):
     assert main(tmp_path, "--parallel", "2", "--refused", "3") == 2
     err = capfd.readouterr().err
     assert "3.jsonl is missing: all 2 workers ended (cell is refused; leave it out)" in err

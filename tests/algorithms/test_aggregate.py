@@ -198,7 +198,7 @@ def config(method):
 
 @pytest.mark.slow
 @pytest.mark.optimized
-def test_a_run_over_a_network_with_dropouts_is_the_one_with_that_aggregate():
+def test_a_networked_run_with_dropouts_equals_a_simulated_one():
     task = make_problem(N)
     absent = (1, 4)
     training_plan = plan.make(config(Federated(Drops(absent))), COMPLETE)

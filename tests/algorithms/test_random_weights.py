@@ -16,7 +16,7 @@ def test_factors_are_bounded_by_the_largest_degree():
     assert Encrypted().on(mixing.metropolis_hastings(graphs.star(5))).largest == 1 / math.sqrt(5)
 
 
-def test_nothing_mixes_over_links_that_go_one_way_and_they_are_refused():
+def test_one_way_links_mix_nothing_and_are_refused():
     weights = ((CYCLE != 0) & ~np.eye(4, dtype=bool)).astype(np.float32)
     models = np.arange(4, dtype=np.float32)[:, None]
     assert not np.asarray(Pulls()({}, 0, Shielded(models, weights)).value).any()

@@ -148,7 +148,7 @@ def test_references_are_those_of_their_papers(method, loop):
     close(models, want)
 
 
-def test_correlated_randomness_keeps_the_sum_of_trackers_and_ends_as_tracking():
+def test_correlated_randomness_keeps_the_sum_of_trackers():
     plain = CorrelatedRandomness(until=0)
     steps = np.full(T, 0.004)
     models, _, (want, _) = both(
@@ -244,7 +244,7 @@ def test_one_round_late_is_what_messages_are():
     np.testing.assert_allclose(training_plan.noise.moves[2, 0], 0.01 * 0.8, rtol=1e-5)
 
 
-def test_only_methods_that_ask_at_messages_run_under_an_assumed_gap_alone():
+def test_an_assumed_gap_suffices_for_gradients_at_messages():
     for method in (Tracking(5.0), DPOP()):
         training_plan = plan.make(config(method, ScheduledLaplace(0.9), clip=False), MATRIX)
         assert (
@@ -264,7 +264,7 @@ def test_only_methods_that_ask_at_messages_run_under_an_assumed_gap_alone():
     "method",
     [GradientTracking(), *(pytest.param(m, marks=pytest.mark.slow) for m in (DGD(), PPDOAGT()))],
 )
-def test_smooth_costs_move_no_farther_than_an_assumed_smoothness_lets_them(method):
+def test_smooth_costs_move_within_their_assumed_smoothness(method):
     """Two agents of one Hessian, whose gradients differ by a constant."""
     smoothness = np.abs(MADE.hessians[2]).sum(axis=0).max()
     shift = np.array([0.6, -0.4])
@@ -305,7 +305,7 @@ def test_references_and_methods_without_noise_refuse_it():
 
 
 @pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
-def test_trackers_reach_the_optimum_under_constant_steps_and_dgd_does_not():
+def test_tracking_reaches_the_optimum_where_dgd_does_not():
     outcome = fusion.make(30, seed=0)
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(30, 0.3, 0))
     task = fusion.problem(outcome, dtype="float64")

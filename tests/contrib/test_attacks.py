@@ -85,7 +85,7 @@ def test_a_reused_obfuscator_would_tell_outsiders_differences(monkeypatch):
 
 
 @pytest.mark.mutant
-def test_an_answer_not_randomised_anew_would_tell_outsiders_the_weight(monkeypatch):
+def test_outsiders_read_the_weight_of_a_repeated_answer(monkeypatch):
     """Modulo n a ciphertext is its obfuscator, and the answer a power of it: 2^16 steps find b."""
 
     def told(value):
@@ -99,7 +99,7 @@ def test_an_answer_not_randomised_anew_would_tell_outsiders_the_weight(monkeypat
 
 
 @pytest.mark.mutant
-def test_an_obfuscator_before_the_power_would_tell_the_asker_whether_b_is_even(monkeypatch):
+def test_obfuscation_before_the_power_tells_the_parity(monkeypatch):
     """As the protocol is printed, E(x_j) is obfuscated and then raised to b: always a square."""
     even = np.array([[0, 0.5], [0.5, 0]])
 
@@ -138,7 +138,7 @@ def unblurred(monkeypatch):
 
 
 @pytest.mark.mutant
-def test_without_the_blur_the_asker_would_read_the_weight_as_a_divisor(monkeypatch):
+def test_without_blur_the_asker_divides_the_weight_out(monkeypatch):
     assert attacks.divisor(decrypted(exchanged())) != SHARE
     unblurred(monkeypatch)
     assert attacks.divisor(decrypted(exchanged())) == SHARE
@@ -170,7 +170,7 @@ def test_a_blur_below_the_grain_of_floats_would_tell_the_weight(monkeypatch):
     assert told(twin, 2**15).tolist() == [share]
 
 
-def test_an_agent_hands_out_nothing_but_its_modulus_and_ciphertexts():
+def test_an_agent_sends_its_modulus_and_ciphertexts_alone():
     single = exchanged()
     for agent in single.agents:
         assert [name for name in vars(agent) if not name.startswith("_")] == ["number"]

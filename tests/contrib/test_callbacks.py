@@ -58,7 +58,7 @@ def test_boards_have_the_means_over_seeds(tmp_path, network, small):
     assert result.ended
 
 
-def test_boards_have_the_least_and_the_largest_epsilon_of_agents(network, small):
+def test_boards_have_the_extreme_epsilons_of_agents(network, small):
     logged = []
     board = types.SimpleNamespace(log=lambda values, step: logged.append(values))
     plans = [plan.make(make_config(epsilon=case), network) for case in ((1.0,) * 5 + (4.0,), 4.0)]

@@ -65,7 +65,7 @@ def test_noise_of_many_rounds_spends_the_budget_to_a_thousandth(budget, width, p
 
 
 @pytest.mark.slow
-def test_filters_steps_and_schedules_cost_nothing_and_what_clips_says_so():
+def test_post_processing_costs_nothing_and_clipping_says_so():
     stated = set()
     for schedule in ("constant", "cosine"):
         recipe = Central(epochs=2, batch_size=100, schedule=schedule, clip_norm=0.7)

@@ -70,7 +70,7 @@ def test_no_causal_filter_is_better():
     assert squared_error(ahead, signal, noise, weight) < 0.99 * minimum
 
 
-def test_error_is_the_definition_whatever_the_scale_of_the_strategy():
+def test_the_error_does_not_depend_on_the_strategy_s_scale():
     pattern = Participation(6, 3, 2)
     weight = np.tri(6)
     strategy = np.tri(6) + np.eye(6)
@@ -161,7 +161,7 @@ def test_no_pair_that_a_search_finds_is_better():
 
 
 @pytest.mark.slow
-def test_bands_are_the_best_that_a_search_over_their_numbers_finds():
+def test_no_search_finds_better_bands():
     rounds = 8
     variance = 2.0
     signal = ar1(rounds)

@@ -10,7 +10,7 @@ from dpjax.contrib.paillier import FixedPoint
 SMALL = FixedPoint(value_bits=8, fraction_bits=3, weight_bits=4)
 
 
-def test_edges_of_the_range_are_held_and_one_unit_more_is_refused():
+def test_a_unit_beyond_the_range_is_refused():
     edges = [SMALL.largest, -16.0, 0.0, -0.0, 1 / 8, -1 / 8]
     assert SMALL.largest == 127 / 8
     assert SMALL.values("x", np.array(edges)) == [127, -128, 0, 0, 1, -1]

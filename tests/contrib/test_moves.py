@@ -155,7 +155,7 @@ def test_bad_input_is_named(name, arguments):
 
 @pytest.mark.parametrize("method", ["tracking", "pp_doagt", "diff_tv_ab"])
 @pytest.mark.parametrize("own", [0.0, 0.3, 1.0])
-def test_moves_beyond_float64_are_infinite_and_those_below_it_are_not_zero(method, own):
+def test_moves_overflow_to_infinity_and_never_underflow_to_zero(method, own):
     for gap, slope in ((10.0, 0.0), (1e308, 1e10)):
         wide = moves.moves(method, [1e308] * 4, gap, own, slope)
         assert not np.isnan(wide).any() and wide[-1, 0] == np.inf and wide[0, 0] == 0

@@ -198,7 +198,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_messages_that_fixed_point_does_not_hold_are_refused_before_anything_is_sent(pair, name):
+def test_messages_beyond_fixed_point_are_refused_before_sending(pair, name):
     message, match = BAD[name]
     before = len(pair.traffic)
     pair.seen = []

@@ -37,7 +37,7 @@ def final(noises, x):
     return x - DATA.minimiser
 
 
-def test_weights_are_the_squared_responses_of_the_literal_update():
+def test_weights_are_squared_responses_of_the_update():
     """The update is affine: its response to each entry of each noise by differences."""
     start = np.zeros((N, P), np.float64)
     rest = final(np.zeros((ROUNDS, N, P)), start)

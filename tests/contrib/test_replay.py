@@ -207,7 +207,7 @@ def test_the_measured_loss_is_the_whitened_difference():
     assert replay.measured(*shaped) == result
 
 
-def test_intervals_of_the_measured_loss_cover_it_as_often_as_they_say():
+def test_intervals_cover_the_loss_as_often_as_stated():
     exact = np.sqrt(MOVE @ np.linalg.solve(MAP @ MAP.T, MOVE))
     results = [replay.measured(*recorded(seed, 4 * SIZE), confidence=0.8) for seed in range(500)]
     covered = np.mean([low < exact < high for _, low, high in results])

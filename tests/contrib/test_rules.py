@@ -68,7 +68,7 @@ def test_bases_are_the_links_of_their_names():
             np.testing.assert_allclose(out, expected, rtol=2e-4, atol=1e-5)
 
 
-def test_a_cosine_rises_in_the_first_rounds_and_falls_to_the_end():
+def test_a_cosine_schedule_rises_and_then_falls():
     rule = UpdateRule("sgd", schedule="cosine", rounds=40)
     sizes = -np.array([float(out[0]) for out in steps(rule, [jnp.ones(1)] * 40, step_size=2.0)])
     t = np.arange(2, 40)
@@ -95,7 +95,7 @@ def test_what_needs_the_noise_asks_for_it():
     assert np.abs(loud).max() > 1.2 * np.abs(quiet).max()
 
 
-def test_a_wiener_filter_is_told_the_noise_and_keeps_the_steps_meaning():
+def test_a_wiener_filter_takes_the_plan_s_noise_variance():
     link = wiener(0.3, unit=True)
     state = link.init(STREAM[0])
     for gradient, out in zip(STREAM, steps(UpdateRule(filter="wiener"), STREAM, 0.3), strict=True):

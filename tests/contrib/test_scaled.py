@@ -51,7 +51,7 @@ def states(name, rounds=12):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_decoded_is_what_was_encoded_and_noise_as_stated(name):
+def test_decoding_returns_the_encoded_value_and_stated_noise(name):
     part = CASES[name]
     state = states(name)[0]
     projection = part.projection(state)
@@ -66,7 +66,7 @@ def test_what_is_decoded_is_what_was_encoded_and_noise_as_stated(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_gradient_moves_a_sum_by_the_clip_norm_whatever_was_learned(name):
+def test_one_gradient_moves_a_scaled_sum_by_the_clip_norm(name):
     part = CASES[name]
     clip = clipping.per_agent(C)
     rng = np.random.default_rng(1)
@@ -92,7 +92,7 @@ class Raw(Federated):
 
 
 @pytest.mark.mutant
-def test_the_plan_takes_scales_of_sums_and_refuses_those_of_gradients():
+def test_scales_of_gradients_are_refused():
     for part in CASES.values():
         dependence.check_dependence(Federated(sketch=part, centre=0.9), Sgd(0.1), (N, N))
     with pytest.raises(ValueError, match="depends on data by another way"):
@@ -149,7 +149,7 @@ def test_aligned_frames_let_noise_over_rounds_cancel():
     assert left(True) < left(False) / 4
 
 
-def test_noise_over_rounds_joins_a_server_and_is_refused_where_its_variance_is_told():
+def test_noise_over_rounds_of_passed_variance_is_refused():
     """Its loss is the strategy's, whatever the frames; benchmarks/_moving.py has the proof."""
     method = Federated(sketch=sketches.Learned(4, probes=1, aligned=True))
     options = dict(

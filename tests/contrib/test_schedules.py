@@ -37,7 +37,7 @@ def test_best_scales_are_those_of_a_convex_solver():
 
 
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_best_scales_spend_the_budget_and_nothing_at_it_is_better(noise):
+def test_the_best_scales_spend_the_budget(noise):
     measure = pure.epsilon if noise == "laplace" else pure.mu_of_steps
     factor = 2.0 if noise == "laplace" else 1.0
     best = schedules.best_scales(STEPS, WEIGHTS, 0.7, 1.5, noise)
@@ -105,7 +105,7 @@ def test_what_descends_is_the_exact_error_with_the_best_noise(shape, gaussian):
             assert float(slope[j]) == pytest.approx((up - down) / 2e-5, abs=1e-5)
 
 
-def test_pulses_solve_the_average_problem_between_rounds_of_averaging():
+def test_pulses_solve_the_problem_between_averages():
     """As many as eigenvalues: without noise nothing is left but what averaging leaves."""
     start = schedules._pulses(60, 2, DATA.hessians.mean(axis=0), 1.0, 2)
     steps, beta = start.steps(start.point)
@@ -117,7 +117,7 @@ def test_pulses_solve_the_average_problem_between_rounds_of_averaging():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_the_optimum_beats_geometric_schedules_and_runs_as_predicted(noise):
+def test_the_optimum_beats_geometric_schedules(noise):
     best = schedules.optimal(
         *PROBLEM, 1.0, 1.0, T, noise=noise, pulses=(1, 2), knots=6, probes=None, iterations=60
     )

@@ -50,7 +50,7 @@ def test_noise_is_what_lies_between_private_and_noisy_payloads():
     assert jax.tree.leaves(passed.message)[0].shape[:3] == (40, 3, N)
 
 
-def test_replayed_gradients_move_by_twice_the_clip_norm_at_most_and_others_not_at_all():
+def test_replayed_gradients_move_by_twice_the_clip_norm():
     first = made(clip_norm=0.1)
     task = make_problem(N)
     y = np.array(task.y)
@@ -110,7 +110,7 @@ def test_agents_may_start_apart_in_any_method():
 
 
 @pytest.mark.skipif(not jax.config.jax_enable_x64, reason="needs float64 (JAX_ENABLE_X64=1)")
-def test_averages_of_float64_models_keep_their_mean_as_float64_does():
+def test_averages_keep_the_mean_of_float64_models():
     task = fusion.problem(fusion.make(N, seed=0), dtype="float64")
     config = make_config(
         rounds=40, design="non_private", step_size=1e-30, clip_norm=1e-9, batch_size=1

@@ -67,7 +67,7 @@ def test_a_partition_that_loses_or_doubles_a_record_is_caught() -> None:
     assert not exact(lost, 20) and not exact(doubled, 20)
 
 
-def test_a_small_alpha_makes_agents_unlike_and_a_large_one_alike() -> None:
+def test_a_small_alpha_makes_agents_differ() -> None:
     labels = np.repeat([-1, 1], 2000)
 
     def spread(alpha: float) -> float:

@@ -31,7 +31,7 @@ def key(seed=0):
     return jax.random.key(seed, impl="threefry2x32")
 
 
-def test_the_limit_is_that_of_the_paper_and_no_more_than_the_simple_one() -> None:
+def test_the_limit_is_the_papers_and_below_the_simple_one() -> None:
     c = 1.0
     gamma = 0.02
     k = 4096
@@ -47,7 +47,7 @@ def test_the_limit_is_that_of_the_paper_and_no_more_than_the_simple_one() -> Non
     assert lattice.limit(0.01, 4, 1e-9) == lattice.limit(0.01, 4, 0.0)
 
 
-def test_the_share_of_roundings_that_are_drawn_anew_is_below_beta() -> None:
+def test_the_share_of_repeated_roundings_is_below_beta() -> None:
     # Two coordinates, all four roundings with their probabilities, over places and betas.
     for beta in (0.6065, 0.2, 0.75):
         for place in itertools.product((0.1, 0.5, 2.5, 3.9), repeat=2):
@@ -173,7 +173,7 @@ def test_sums_do_not_wrap_and_with_fewer_bits_they_would() -> None:
     assert (np.abs(complete) >= 1 << (code.bits - 5)).any()
 
 
-def test_vectors_cross_the_protocol_and_who_leaves_takes_its_noise_along() -> None:
+def test_a_dropout_takes_its_noise_along() -> None:
     pytest.importorskip("msgpack")
     from dpjax.secagg.terms import Terms
     from tests.secagg.rounds import Round

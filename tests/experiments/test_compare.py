@@ -219,7 +219,7 @@ def test_stored_records_of_both_say_what_the_page_says():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("names", "nobody"), [("digits_[!e]*", "LDP"), ("digits_e*", "MAFALDA")])
-def test_noise_over_rounds_leads_where_records_come_seldom_alone(names, nobody):
+def test_noise_over_rounds_leads_for_rare_records_alone(names, nobody):
     module = load_script("compare")
     frame = records.read(ROOT / "docs" / "records" / "compare.jsonl.gz", names)
     final = frame[(frame["phase"] == "final") & (frame["round"] == 100)]
@@ -241,7 +241,7 @@ def test_noise_over_rounds_leads_where_records_come_seldom_alone(names, nobody):
         ("cifar10_small_*", {(8.0, 64)}, {(8.0, 64)}),
     ],
 )
-def test_on_images_sketches_win_where_the_page_says_and_lose_to_all_numbers(names, ahead, behind):
+def test_sketches_win_on_images_where_the_page_says(names, ahead, behind):
     bench = load_script("dome_benchmark")
     frame = records.read(ROOT / "docs" / "records" / "dome_benchmark.jsonl.gz", names)
     last = frame[(frame["phase"] == "final") & (frame["round"] == frame["rounds"])]

@@ -49,7 +49,7 @@ def test_expected_energy_under_random_losses(loss: float) -> None:
         assert script.expected_energy(R, W, 0.0) == pytest.approx(spatial.energy(R, W))
 
 
-def test_losses_hurt_correlated_noise_more_than_independent_noise() -> None:
+def test_lost_messages_hurt_correlated_noise_more() -> None:
     growth = [
         script.expected_energy(noise, W, 0.1) / script.expected_energy(noise, W, 0.0)
         for noise in (R, spatial.independent(W, 1.0))
@@ -58,7 +58,7 @@ def test_losses_hurt_correlated_noise_more_than_independent_noise() -> None:
 
 
 @pytest.mark.parametrize("kind", DESIGNED)
-def test_the_design_solved_again_equals_a_new_one_and_compiles_nothing(kind: str) -> None:
+def test_a_design_solved_again_compiles_nothing(kind: str) -> None:
     before = designed(kind, W, 1.5, 20)
     rest = mixing.survivors(W, [3])
     compiled = fixed_point.climb._cache_size()

@@ -25,7 +25,7 @@ from tests.support import load_script
 
 
 @pytest.mark.slow
-def test_what_is_recorded_differs_by_noise_of_the_calibrated_variance():
+def test_recorded_noise_has_the_calibrated_variance():
     spectra = load_script("doppler_spectra")
     config = spectra.PRESETS["tiny"]
     record = spectra.record(config, "sgd", spectra.learn(config), seed=0)
@@ -58,7 +58,7 @@ def test_a_pass_of_fewer_records_has_the_same_gradients():
 
 
 @pytest.mark.parametrize(("capacity", "blocks"), [(None, 8), (128, 2), (1000, 32)])
-def test_fixed_records_are_taken_as_many_at_once_as_capacity_says(monkeypatch, capacity, blocks):
+def test_fixed_records_are_read_in_passes_of_capacity(monkeypatch, capacity, blocks):
     spectra = load_script("doppler_spectra")
     shapes = []
 
@@ -106,7 +106,7 @@ def test_autocovariance_is_its_definition():
     np.testing.assert_allclose(spectra.autocovariance(values, 2), expected)
 
 
-def test_the_ratio_grows_without_bound_even_where_gradients_do_not_last():
+def test_the_ratio_grows_even_under_short_gradients():
     for c in ([0.5], 0.5 * 0.8 ** np.arange(50)):
         ratios = []
         for taps in (1, 16, 256, 4096):
@@ -260,9 +260,7 @@ def test_bad_options_are_refused(tmp_path, capsys, name, options, match):
         ),
     ],
 )
-def test_methods_that_could_not_run_are_refused_before_others_have(
-    tmp_path, capsys, rival, option, match
-):
+def test_methods_that_cannot_run_are_refused_first(tmp_path, capsys, rival, option, match):
     arguments = ["--preset", "tiny", "--output", str(tmp_path), "--rivals", rival, *option]
     assert CENTRAL.main(arguments) == 2
     assert match in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -251,9 +251,7 @@ def test_the_departure_example_states_the_total(capsys):
     assert "first phase left epsilon 2.062" in out and "was fixed before the first phase" in out
 
 
-def test_the_own_loop_page_states_a_total_over_an_unplanned_departure(
-    tmp_path, monkeypatch, capsys
-):
+def test_the_own_loop_page_states_a_total_over_a_departure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs" / "own_loop.md").read_text().partition("## A site leaves")[2]
     (code, *_) = re.findall(r"```py\n(.*?)```", page, flags=re.DOTALL)
@@ -281,7 +279,7 @@ def test_the_own_loop_page_states_a_total_over_an_unplanned_departure(
         assert float(file["epsilon"]) == 10.0 and "(zeros," in str(file["how_to_use"])
 
 
-def test_own_method_example_is_short_and_pushes_on_a_directed_graph(tmp_path, monkeypatch, capsys):
+def test_own_method_example_is_short_and_learns(tmp_path, monkeypatch, capsys):
     """Without its weights it would settle on another average than that of all agents."""
     import matplotlib
 

@@ -124,7 +124,7 @@ def test_stopping_is_told_in_one_line(capsys, options):
     )
 
 
-def test_figures_of_longer_presets_stand_beside_those_of_two_cores(tmp_path):
+def test_figures_of_longer_presets_are_kept_apart(tmp_path):
     suffixes = {
         preset: launch.Lab("trial", preset, launch.Options(output=tmp_path), "c").suffix
         for preset in ("tiny", "demo", "cpu", "cpu_cifar", "long", "gpu", "paper_spectra")
@@ -178,7 +178,7 @@ def test_seeds_of_tuning_are_not_reported(name, value, text):
         launch.check(kind((0, 1), value))
 
 
-def test_records_stay_good_when_an_option_joins_that_they_were_not_given(tmp_path):
+def test_records_stay_valid_when_an_option_is_added(tmp_path):
     options = launch.Options(output=tmp_path, quiet=True)
     lab = launch.Lab("trial", "tiny", options, "c")
     lab.cell("one", {"rounds": 1}, lambda folder: [{"loss": 0.5}])
@@ -218,7 +218,7 @@ def test_what_must_hold_an_entry_is_refused_without() -> None:
         launch.check(config(()))
 
 
-def test_options_that_go_with_another_have_an_entry_for_each_of_its_own() -> None:
+def test_paired_options_have_equal_lengths() -> None:
     kind = dataclasses.make_dataclass("Config", ["epsilon", "gamma", "q1"])
     each = {"epsilon": ("gamma", "q1")}
     launch.check(kind((10.0, 1.0), (0.5, 0.5), (0.9, 0.8)), each=each)
@@ -232,9 +232,7 @@ def test_options_that_go_with_another_have_an_entry_for_each_of_its_own() -> Non
             launch.check(kind((10.0, 1.0), (0.5, 0.5), q1), each=each)
 
 
-def test_estimates_are_printed_for_every_run_and_nothing_is_kept(
-    tmp_path, capsys, monkeypatch, network, small
-):
+def test_estimates_are_printed_and_nothing_is_stored(tmp_path, capsys, monkeypatch, network, small):
     """Also of a run whose step size another one chooses."""
     monkeypatch.setattr(estimate, "_SECONDS", 0.0)
     monkeypatch.chdir(tmp_path)

@@ -71,9 +71,7 @@ def test_the_scale_is_alpha_over_two_sigma_squared(module, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_missing_network_is_passed_over_and_a_given_one_is_named(
-    module, tmp_path, capsys, monkeypatch
-):
+def test_a_missing_network_is_skipped_unless_named(module, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("DPJAX_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "own.txt").write_text("0 1\n1 2\n2 3\n")

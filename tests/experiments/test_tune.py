@@ -57,7 +57,7 @@ def test_the_best_trial_is_run_as_it_would_be_alone():
 
 
 @pytest.mark.slow
-def test_rows_hold_every_trial_and_every_measurement_of_the_best():
+def test_rows_have_every_trial_and_the_best_curve():
     rows = found().rows(lambda value, result: {"setting": value.name}, design="m")
     tried = [row for row in rows if row["phase"] == "tuning"]
     assert [(row["setting"], row["step_size"]) for row in tried] == [
@@ -109,9 +109,7 @@ def test_a_run_that_diverged_is_never_the_best(monkeypatch):
         (None, 3, [(4.0, 2.0, 1.0)]),
     ],
 )
-def test_step_sizes_beyond_an_end_are_tried_while_it_is_the_best(
-    monkeypatch, tmp_path, peak, moves, reached
-):
+def test_steps_beyond_a_best_end_are_tried(monkeypatch, tmp_path, peak, moves, reached):
     """Scores fall with the distance from the peak; without one, every run diverged."""
     folders = []
 

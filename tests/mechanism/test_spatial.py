@@ -238,7 +238,7 @@ def test_max_variance_reaches_the_solver() -> None:
 
 
 @pytest.mark.parametrize("design", [spatial.whisper, spatial.independent])
-def test_a_covariance_in_the_place_of_the_mixing_matrix_is_refused(design) -> None:
+def test_a_covariance_for_a_mixing_matrix_is_refused(design) -> None:
     matrix = mixing.metropolis_hastings(graphs.ring(6))
     covariance = design(matrix, 0.7)
     for judge in (spatial.energy, spatial.figures):

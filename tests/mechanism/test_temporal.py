@@ -102,7 +102,7 @@ def test_gram_of_a_sparse_matrix_is_that_of_its_dense_form() -> None:
 
 
 @pytest.mark.parametrize("fields", [(6, 2, 3), (6, 3, 2), (6, 6, 1), (5, 1, 5)])
-def test_optimum_of_the_full_problem_by_an_interior_point_solver(fields) -> None:
+def test_an_interior_point_solver_finds_the_same_optimum(fields) -> None:
     """No orthogonality is asked of the reference: it may use every strategy."""
     cvxpy = pytest.importorskip("cvxpy")
     participation = Participation(*fields)
@@ -155,7 +155,7 @@ def by_vectors(gram: np.ndarray) -> float:
 
 
 @given(st.integers(0, 10_000), st.sampled_from([(6, 2, 3), (6, 3, 2), (6, 6, 1)]))
-def test_nothing_is_below_the_bound_even_at_its_exact_sensitivity(seed, fields) -> None:
+def test_no_strategy_is_below_the_bound(seed, fields) -> None:
     participation = Participation(*fields)
     gram = temporal.workload_gram(FLORENTINE, fields[0])
     solution = temporal.solve(gram, participation)
@@ -432,7 +432,7 @@ def test_banded_inverses_scaled_to_one_appearance_are_caught() -> None:
         assert np.linalg.norm(once[:, rounds].sum(axis=1)) > 1.5
 
 
-def test_banded_inverse_of_all_bands_is_the_square_root_of_prefix_sums() -> None:
+def test_a_full_banded_inverse_is_the_root_of_prefix_sums() -> None:
     participation = Participation(9, 1, 9)
     root = banded.banded_inverse(participation, 9)
     root /= root[0, 0]

@@ -164,7 +164,7 @@ def rows(**extra: object) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize(
-    ("plot", "request", "reported"),
+    ("plot", "options", "reported"),
     [
         ("abc", {}, "of whose metadata plot is 'abc'; give texts 'x'"),
         (["x"], {}, "of whose metadata plot is"),
@@ -186,11 +186,11 @@ def rows(**extra: object) -> list[dict[str, object]]:
     ],
 )  # fmt: skip
 def test_what_cannot_be_drawn_is_refused_by_its_name(
-    plot: object, request: dict[str, object], reported: str, tmp_path: Path
+    plot: object, options: dict[str, object], reported: str, tmp_path: Path
 ) -> None:
     path = records.write(tmp_path / "a.jsonl", rows(debt=-1.0), {"plot": plot})
     with pytest.raises(ValueError, match=reported):
-        plots.from_records(path, **request)
+        plots.from_records(path, **options)
     assert [item.name for item in tmp_path.iterdir()] == ["a.jsonl"]
 
 

@@ -370,7 +370,7 @@ def test_a_compressed_file_is_read_as_it_was_written(tmp_path):
     assert records.read(path)["x"].tolist() == [1.5] and records.read_metadata(path)["seed"] == 3
 
 
-def test_columns_of_older_results_are_read_by_their_names_of_now(tmp_path):
+def test_old_columns_are_read_by_their_new_names(tmp_path):
     old = [{"algorithm": "whisper", "budget": "gdp", "loss": 0.5}]
     own = [{"algorithm": "tracking", "loss": 0.5}]
     for name, rows in (("old", old), ("own", own)):

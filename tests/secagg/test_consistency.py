@@ -279,7 +279,7 @@ def test_confirmations_that_are_none_do_not_count(change, reported):
     assert caught.value.exposed and client.over and not client._shares
 
 
-def test_what_goes_to_one_neighbour_opens_for_nobody_else_nor_comes_back():
+def test_a_message_opens_for_its_receiver_alone():
     text, single, relayed = confirmed()[2:]
     client = copy.deepcopy(single.clients[1])
     confirmations = text[1].confirmations  # its own confirmations, given back to it
@@ -319,7 +319,7 @@ def test_a_client_confirms_once_and_answers_no_request_without():
         plain.clients[1].unmask(Confirmed(request.nonce, {}))
 
 
-def test_a_server_takes_one_confirmation_in_time_and_for_neighbours():
+def test_a_server_takes_one_confirmation_a_neighbour():
     before, requests = confirmed()[:2]
     duplicate = copy.deepcopy(before)
     text = {i: duplicate.clients[i].confirm(requests[i]) for i in requests}

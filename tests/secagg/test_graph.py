@@ -148,7 +148,7 @@ def test_bounds_hold_exactly_and_no_smaller_degree_keeps_them(adversary, clients
 
 
 @pytest.mark.parametrize("case", STRICTER, ids=str)
-def test_where_degrees_exceed_the_published_ones_those_break_a_bound(case):
+def test_published_degrees_below_ours_break_a_bound(case):
     published, needed = STRICTER[case]
     adversary, clients, corrupt, dropout = case
     parameters = graph.parameters(clients, corrupt, dropout, adversary)
@@ -169,7 +169,7 @@ def circulant(n, degree):
 
 
 @pytest.mark.parametrize(("n", "degree", "removed"), [(8, 4, 4), (9, 4, 5), (10, 4, 5), (9, 2, 3)])
-def test_the_bound_on_falling_apart_is_above_what_enumeration_counts(n, degree, removed):
+def test_the_bound_on_disconnection_exceeds_enumeration(n, degree, removed):
     complete = circulant(n, degree)
     apart = total = 0
     for gone in itertools.combinations(range(n), removed):

@@ -74,7 +74,7 @@ def test_too_many_that_leave_are_an_abort_either_way():
 
 
 @pytest.mark.slow
-def test_a_thousand_clients_over_tcp_a_twentieth_of_whom_leave_at_all_stages():
+def test_a_thousand_clients_over_tcp_with_dropouts():
     resource = pytest.importorskip("resource")
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2500:
         pytest.skip("needs 2,500 open files: ulimit -n")

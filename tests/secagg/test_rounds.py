@@ -122,7 +122,7 @@ def test_a_wrong_share_of_a_seed_or_a_key_aborts():
             ctx.server.total()
 
 
-def test_a_vector_that_is_not_masked_as_it_should_be_is_found_out():
+def test_a_wrongly_masked_vector_is_detected():
     terms = terms_for(5, bits=40)
     ctx = Round(terms, vectors(terms))
     ctx.step("share", "share", ctx.enrol())
@@ -164,7 +164,7 @@ def masking():
     return ctx
 
 
-def test_messages_twice_late_early_and_of_strangers_change_nothing(masking):
+def test_repeated_late_and_foreign_messages_change_nothing(masking):
     server = masking.server
     deliveries = masking.deliveries
     sent = {row: masking.clients[row].mask(deliveries[n]) for row, n in masking.numbers.items()}
@@ -198,7 +198,7 @@ def test_messages_twice_late_early_and_of_strangers_change_nothing(masking):
     np.testing.assert_array_equal(server.total().values, masking.values[:5].sum(axis=0))
 
 
-def test_keys_that_are_of_low_order_in_use_or_of_other_terms_do_not_enrol():
+def test_weak_used_and_foreign_keys_do_not_enrol():
     terms = terms_for(4)
     server = SumServer(terms)
     keys = Client(terms, vectors(terms)[0]).greet(server.hello)
@@ -258,7 +258,7 @@ def test_a_client_refuses_requests_and_is_over(change, reported):
         client.unmask(request)
 
 
-def test_a_client_answers_once_also_to_a_server_that_was_started_again():
+def test_a_client_answers_a_restarted_server_once():
     result, request = asking()
     answer = result.clients[3].unmask(request)
     near = set(result.server._near[3])
@@ -273,7 +273,7 @@ def test_a_client_answers_once_also_to_a_server_that_was_started_again():
     assert not held["_shares"] and held["_values"] is None and held["_mask"] == (b"", b"")
 
 
-def test_a_client_refuses_another_aggregation_and_what_comes_out_of_order():
+def test_a_client_refuses_messages_out_of_order():
     result, request = asking()
     with pytest.raises(Abort, match="another aggregation"):
         result.clients[3].unmask(request._replace(nonce=bytes(16)))
@@ -394,7 +394,7 @@ def test_without_a_bound_sums_are_modulo_the_modulus(bits, dtype):
 
 
 @pytest.mark.mutant
-def test_a_sum_beyond_its_modulus_is_refused_and_a_twin_gives_a_wrong_one():
+def test_a_sum_beyond_its_modulus_is_refused():
     class Unchecked(Terms):
         def _fits(self, bound):
             return True
@@ -457,13 +457,13 @@ def opened(client):
 
 
 @pytest.mark.mutant
-def test_a_request_that_names_one_client_twice_opens_nobody_but_the_twin():
+def test_a_request_naming_a_client_twice_opens_nobody():
     assert opened(Client) is None
     read, true = opened(Gullible)
     np.testing.assert_array_equal(read, true)
 
 
-def test_requests_that_differ_open_both_secrets_only_where_thresholds_let_them():
+def test_differing_requests_open_both_secrets_below_thresholds():
     """Half of the neighbours hear that 0 dropped out, half that it survived."""
     for adversary, opens in (("semi_honest", True), ("semi_malicious", False)):
         terms = terms_for(8, dropout=0.25, adversary=adversary)

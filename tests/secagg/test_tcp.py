@@ -498,7 +498,7 @@ def test_one_port_holds_aggregation_after_aggregation():
 
 
 @pytest.mark.parametrize("stage", [Delivery, Request])
-def test_a_server_that_is_killed_and_started_again_gives_the_sum_of_the_second_time(stage):
+def test_a_killed_server_gives_the_second_sum(stage):
     """Clients of the first end with an abort; those of the second have nothing in common with."""
 
     async def both():

@@ -63,7 +63,7 @@ def compiled():
 
 
 @pytest.mark.parametrize("over", [pytest.param("memory", marks=pytest.mark.slow), "tcp"])
-def test_a_run_over_the_protocol_has_the_models_of_the_run_under_masks(compiled, over):
+def test_a_run_over_the_protocol_equals_a_masked_run(compiled, over):
     sums = transport.SecureSums(TERMS, LEAVES, over=over, limits=LIMITS, skip=over == "tcp")
     result = models(ONE, transport=sums)
     planned = departures.absent(LEAVES, T)
@@ -94,7 +94,7 @@ def too_many(round):
     return {0: "mask", 1: "share", 2: "mask"} if round == 4 else {}
 
 
-def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
+def test_an_aborted_round_ends_the_run_for_good(tmp_path):
     single = made()
     sums = transport.SecureSums(TERMS, too_many, over="memory")
     with pytest.raises(Abort, match="3 clients sent a vector") as stopped:
@@ -119,7 +119,7 @@ def test_an_aborted_round_ends_the_run_and_is_not_asked_for_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_without_a_round_is_the_one_under_masks():
+def test_a_run_without_one_round_equals_a_masked_run():
     skipped = transport.SecureSums(TERMS, too_many, over="memory", skip=True)
     result = models(made(), transport=skipped)
     np.testing.assert_array_equal(models(made(skipped.missing())), result)
@@ -141,7 +141,7 @@ def shows_one_client(first, second):
     return np.array_equal((first[0] - second[0]) & (2**TERMS.bits - 1), ROWS[0])
 
 
-def test_no_message_is_summed_twice_though_the_object_is_another(monkeypatch):
+def test_no_message_is_summed_twice_by_another_object(monkeypatch):
     """Two sums of the same messages over different survivors show a single one."""
     first = secure()(ROWS, 0)
     for round in (0, 7):
@@ -155,7 +155,7 @@ def test_no_message_is_summed_twice_though_the_object_is_another(monkeypatch):
     assert shows_one_client(first, secure(one_less)(ROWS, 0))
 
 
-def test_no_message_is_summed_twice_though_the_process_is_another(tmp_path):
+def test_no_message_is_summed_twice_by_another_process(tmp_path):
     file = tmp_path / "rounds.jsonl"
     with secure(journal=file) as sums:
         first = sums(ROWS, 0)
@@ -246,7 +246,7 @@ def test_a_journal_is_locked_over_processes_until_a_kill(tmp_path):
         assert sums(ROWS, 0)[1] == N
 
 
-def test_a_fork_asks_for_nothing_and_a_killed_one_frees_its_journal(tmp_path):
+def test_a_killed_fork_frees_its_journal(tmp_path):
     """In a process without JAX, whose threads do not go well with forks."""
     code = """
 import os, signal, sys, time
@@ -307,7 +307,7 @@ def message(t):
     return (ROWS + np.uint32(t)) & np.uint32(2**TERMS.bits - 1)
 
 
-def test_every_change_of_a_character_of_a_journal_is_refused_or_harmless(noted):
+def test_every_changed_character_of_a_journal_is_harmless(noted):
     file, result = noted
     complete = file.read_bytes()
     tried = refused = 0
@@ -346,7 +346,7 @@ def harmless(file, result):
     return True
 
 
-def test_lines_that_are_dropped_swapped_or_of_another_journal_are_refused(noted, tmp_path):
+def test_dropped_swapped_and_foreign_lines_are_refused(noted, tmp_path):
     file, result = noted
     lines = file.read_bytes().splitlines(keepends=True)
     assert len(lines) == 4
@@ -404,7 +404,7 @@ def test_a_line_that_was_cut_short_spends_its_round(noted):
             assert sums(message(1), 1)[1] == 0 and not sums.crossed
 
 
-def test_a_run_that_goes_on_knows_its_aborted_rounds_from_its_journal(tmp_path):
+def test_a_resumed_run_knows_its_aborted_rounds(tmp_path):
     single = made()
     file = tmp_path / "rounds.jsonl"
 
@@ -448,7 +448,7 @@ def test_sums_of_fewer_than_the_noise_is_for_are_refused():
         models(ONE, transport=own)
 
 
-def test_terms_for_fewer_colluders_than_the_noise_is_for_are_refused():
+def test_terms_for_fewer_colluders_than_the_noise_s_are_refused():
     """With the knowledge of more clients than the graph is for, the server opens single vectors."""
     terms = transport.terms_of(ONE.noise.code, dropouts=2, colluders=0)
     sums = transport.SecureSums(terms, over="memory")
@@ -471,7 +471,7 @@ def test_terms_for_fewer_colluders_than_the_noise_is_for_are_refused():
     assert host.local_transport(ONE).colluders == 1, "no message leaves the process"
 
 
-def test_terms_of_a_plan_with_many_colluders_keep_every_vector_of_a_client_closed():
+def test_terms_for_many_colluders_keep_vectors_closed():
     """Sixty clients, twenty of whom collude, counted here over all rings."""
     code = dataclasses.replace(ONE.noise.code, clients=60)
 

@@ -103,7 +103,7 @@ FOUR = [(0, 0, 0, 0), (1, 1, 1, 1), (3, 2, 2, 1)]
 
 
 @pytest.mark.parametrize(("bits", "inputs"), [(3, THREE), (2, FOUR)])
-def test_with_everybody_the_view_is_that_of_any_inputs_of_the_same_sum(monkeypatch, bits, inputs):
+def test_inputs_of_equal_sum_have_equal_views(monkeypatch, bits, inputs):
     clients = len(inputs[0])
     views = [view(monkeypatch, clients, bits, item) for item in inputs]
     assert views[0][:2] == (clients, clients)  # every vector, every self mask
@@ -129,9 +129,7 @@ LAST = {
         pytest.param(4, 2, False, marks=pytest.mark.slow),
     ],
 )
-def test_a_dropout_shows_nothing_of_its_input_even_where_it_came_late(
-    monkeypatch, clients, bits, late
-):
+def test_a_late_dropout_reveals_nothing_of_its_input(monkeypatch, clients, bits, late):
     lost = clients - 1
     options = {"late": {lost}} if late else {"leaves": {lost: "mask"}}
     views = [view(monkeypatch, clients, bits, item, **options) for item in LAST[clients]]
@@ -142,7 +140,7 @@ def test_a_dropout_shows_nothing_of_its_input_even_where_it_came_late(
 
 @pytest.mark.mutant
 @pytest.mark.parametrize(("clients", "bits"), [(3, 3), (4, 2)])
-def test_without_self_masks_a_late_vector_is_read_and_the_test_fails(monkeypatch, clients, bits):
+def test_without_self_masks_a_late_vector_is_read(monkeypatch, clients, bits):
     lost = clients - 1
     zeros = (0,) * clients
     views = [

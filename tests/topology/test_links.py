@@ -15,7 +15,7 @@ DIRECTED = np.array(
 )
 
 
-def test_pairs_are_those_that_exchange_something_in_either_direction() -> None:
+def test_pairs_exchange_in_either_direction() -> None:
     expected = [[0, 1], [0, 3], [1, 2]]
     assert link_pairs(DIRECTED).tolist() == link_pairs(DIRECTED.T).tolist() == expected
     # A schedule's links are those of all its matrices.

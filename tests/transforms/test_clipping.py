@@ -132,7 +132,7 @@ def test_automatic_is_the_published_rule():
     np.testing.assert_allclose(out["bias"], expected, rtol=2e-5)
 
 
-def test_infinite_clip_norm_changes_nothing_but_drops_what_is_not_finite():
+def test_an_infinite_clip_norm_drops_what_is_not_finite():
     updates = {"w": jnp.array([[1e18, 3.0], [jnp.inf, 1.0], [0.0, -0.0]], jnp.float32)}
     out, _ = clipping.per_agent(math.inf).update(updates, optax.EmptyState())
     np.testing.assert_array_equal(
@@ -227,7 +227,7 @@ def test_malformed_updates_are_refused():
         clipping.per_agent(1e-9).update(jnp.ones((2, 3), jnp.float16), optax.EmptyState())
 
 
-def test_automatic_clipping_to_what_a_dtype_cannot_hold_is_refused():
+def test_automatic_clipping_beyond_a_dtype_is_refused():
     """Scaled to 1e5, a gradient of one entry would be infinite in float16."""
     gradients = jnp.asarray([[100.0, 0.0], [3.0, 4.0]], jnp.float16)
     limit = float(jnp.finfo(jnp.float16).max)

@@ -270,7 +270,7 @@ def test_complex_gradients_are_refused():
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("clip_norm", [5.0, math.inf])
-def test_a_gradient_of_one_number_that_is_not_finite_adds_nothing(clip_norm):
+def test_a_gradient_that_is_not_finite_adds_nothing(clip_norm):
     """Compilers take the root of its square for its size, which does not overflow."""
     total = clipping.per_example(lambda w, x, y: jnp.log(w * x), clip_norm)
     x = jnp.array([0.0, 1.0])

@@ -50,7 +50,7 @@ def opened(code, total, public, like):
     return noise_.opened(code, jnp.asarray(total), public, like)
 
 
-def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
+def test_a_sum_is_decoded_in_the_payload_s_form():
     complete = sent()
     assert complete.dtype == np.uint32 and complete.shape == (N, 512)
     like = jax.tree.map(lambda leaf: leaf[0], split(vectors()))
@@ -67,7 +67,7 @@ def test_a_sum_is_read_by_whoever_has_it_and_in_the_payloads_form():
 
 
 @pytest.mark.x64
-def test_messages_are_the_roundings_and_the_exact_sampler_s_noise():
+def test_messages_are_roundings_plus_exact_noise():
     """To the bit; noise rounded to whole numbers from floats is another law, and is caught."""
     signs = public_signs(PUBLIC)
     subkey = jax.random.fold_in(NOISE, 0)

@@ -28,7 +28,7 @@ def stream(link, gradients):
 
 
 @pytest.mark.parametrize("on_change", ["turn", "reset"])
-def test_it_projects_on_the_leading_vectors_of_earlier_gradients(on_change):
+def test_it_projects_on_leading_vectors(on_change):
     argument = tree(13)
     link = scale_by_galore(0.01, rank=2, every=4, on_change=on_change)
     out, state = stream(link, argument)

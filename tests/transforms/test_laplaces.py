@@ -50,7 +50,7 @@ def several_words():
 
 @pytest.mark.x64
 @pytest.mark.parametrize(("dtype", "digits"), [(np.float32, 4e-7), (np.float64, 1e-13)])
-def test_words_become_numbers_by_the_inverse_distribution_function(dtype, digits):
+def test_words_become_laplaces_by_inversion(dtype, digits):
     high, low = several_words()
     np.testing.assert_allclose(computed(high, low, dtype), exact(high, low), rtol=digits)
 

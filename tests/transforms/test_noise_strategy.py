@@ -147,7 +147,7 @@ def impulses(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["blocked", "moving"])
-def test_the_map_of_a_run_is_the_rounded_inverse_and_applied_its_strategy(kind, monkeypatch):
+def test_a_run_s_map_is_the_rounded_inverse(kind, monkeypatch):
     impulses(monkeypatch)
     strategy = long_strategies()[kind]
     assert rounds.route(strategy, LONG).kind == kind

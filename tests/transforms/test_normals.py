@@ -23,7 +23,7 @@ def test_the_hash_is_threefry():
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_both_words_become_normals_by_the_inverse_distribution_function():
+def test_words_become_normals_by_inversion():
     low, high = variates.words(key(), (3, 4))
     bits = np.concatenate([low, high], axis=1)[:, :7].astype(np.int64)
     # The upper 24 bits as a signed number, in the middle of its cell.

@@ -165,7 +165,7 @@ def whole(route):
 
 
 @pytest.mark.parametrize("route", ["weighted", "whole", "in passes"])
-def test_sums_whose_order_the_compiler_chooses_are_as_exact_as_is_said(route, monkeypatch):
+def test_sums_in_a_compiler_s_order_are_as_exact_as_stated(route, monkeypatch):
     assert whole(route) <= 260 * 2.0**-53
     rounding.in_single_precision(monkeypatch)
     assert whole(route) > 2.0**-30

@@ -53,7 +53,7 @@ def moved(rule, state, shape, records):
 
 
 @pytest.mark.parametrize("rule", RULES, ids=["quantile", "tight"])
-def test_one_record_moves_the_sum_by_the_plan_s_clip_norm_at_most(rule):
+def test_one_record_moves_the_sum_by_the_clip_norm(rule):
     """At any public state and shape; decoded, the ellipsoid is that of the noise."""
     rng = np.random.default_rng(0)
     records = (rng.normal(size=(5, 8)) * 10.0 ** rng.uniform(-3, 3, (5, 1))).astype(F32)
@@ -171,7 +171,7 @@ def test_a_quantile_is_found_from_noisy_averages(quantile):
         assert abs(np.log(bounds).mean() - np.log(other)) > 0.3
 
 
-def test_numbers_that_are_none_teach_nothing_and_sizes_do_not_matter():
+def test_nan_and_sizes_teach_nothing():
     for rule in RULES:
         state = rule.start()
         for bad in (np.nan, np.inf):
@@ -224,7 +224,7 @@ class Scaled(Method):
 
 
 @pytest.mark.mutant
-def test_the_plan_s_check_tells_a_scale_of_sums_from_one_of_gradients():
+def test_the_plan_tells_scales_of_sums_from_those_of_gradients():
     dependence.check_dependence(Scaled(raw=False), Sgd(0.1), (4, 4))
     with pytest.raises(ValueError, match="depends on data by another way"):
         dependence.check_dependence(Scaled(raw=True), Sgd(0.1), (4, 4))

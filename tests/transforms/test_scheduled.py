@@ -74,7 +74,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_lost_noise_is_the_share_of_sums_that_noise_leaves_as_they_are(kind):
+def test_lost_noise_is_the_share_of_unchanged_sums(kind):
     cases = [  # None a power of two, below which floats are nearer.
         (1e5, 0.0044, jnp.float32), (1.7e5, 0.0044, jnp.float32), (3.0, 1e-6, jnp.float32),
         (3.0, 1.0, jnp.float32), (1e-4, 1e-11, jnp.float32), (300.0, 0.9, jnp.bfloat16),

@@ -363,7 +363,7 @@ def test_scanned_vmapped_and_round_by_round_are_one():
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_columns_are_orthonormal_where_a_gradient_has_nothing_outside(seeds):
+def test_columns_stay_orthonormal_for_gradients_inside(seeds):
     """In the first round of its own loop: what is left is rounding, in each use the same."""
     over = lambda function: jax.vmap(jax.vmap(function))  # noqa: E731, as runs do
     mapped = jax.jit(over(functools.partial(sketch.update, probes=2)))

@@ -54,7 +54,7 @@ def test_the_number_of_devices_does_not_matter(stream, devices):
 
 
 @pytest.mark.slow
-def test_the_numbers_follow_the_law_and_the_test_sees_one_percent(stream):
+def test_numbers_follow_the_law_within_one_percent(stream):
     values = stream.sample()
     assert stream.distance(values) < 2.2  # passed by chance once in 8,000 keys
     assert stream.distance(1.01 * values) > 2.2
