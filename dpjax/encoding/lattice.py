@@ -129,10 +129,8 @@ def variance_above(value: float | Fraction) -> Fraction:
     # A float would round a fraction, perhaps down.
     exact = Fraction(value if isinstance(value, _Variance) else number)
     exact = max(exact, LEAST)
-    # The numerator is below 2^20 after rounding up.
+    # From 2^19 to below 2^20, so that the numerator is 2^20 at most after rounding up.
     denominator = 2 ** max(0, 19 - math.floor(math.log2(exact)))
-    while math.ceil(exact * denominator) > MOST:
-        denominator //= 2
     return Fraction(math.ceil(exact * denominator), denominator)
 
 
