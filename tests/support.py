@@ -134,9 +134,10 @@ class Algorithm(NamedTuple):
     step: Any
 
 
-def make_algorithm(method, arrays, **parts):
+def make_algorithm(method, arrays, *, privatizer, **parts):
     """`make_rounds` of given keys and batches."""
-    return _algorithm(functools.partial(make_rounds, method, arrays, **parts))
+    make = functools.partial(make_rounds, method, arrays, transformation=privatizer, **parts)
+    return _algorithm(make)
 
 
 def algorithm_of(statics, arrays, noise_key):

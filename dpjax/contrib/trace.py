@@ -186,10 +186,11 @@ def _traced(
     """What is read of every round, [S, T, ...]; ``sent`` replaces the noisy payloads."""
 
     def of_seed(models: Models, batch_key: Any, noise_key: Any, noisy: Any, data: Data) -> Any:
-        recording = _recording(statics.link(arrays, noise_key), noisy)
+        recording = _recording(statics.transformation(arrays, noise_key), noisy)
         draw = functools.partial(statics.draw, data, batch_key)
-        parts = {"frozen": data.frozen, "privatizer": recording}
-        rounds = statics.rounds(arrays, noise_key, draw, **parts)
+        rounds = statics.rounds(
+            arrays, noise_key, draw, frozen=data.frozen, transformation=recording
+        )
 
         def one_round(state: State, _: None) -> tuple[State, Any]:
             new, info = rounds.step(state)
@@ -199,7 +200,7 @@ def _traced(
             passed = Passed(last.private, last.noisy, info.messages, before, after)
             return new, _arrays(read(passed))
 
-        state = statics.initial(arrays, models, batch_key, noise_key, privatizer=recording)
+        state = statics.initial(arrays, models, batch_key, noise_key, recording)
         return jax.lax.scan(one_round, state, None, length=length)[1]
 
     axes = (0, 0, 0, None if sent is None else 0, statics.data_axes)
@@ -229,10 +230,12 @@ class _Recorded(NamedTuple):
 
 
 def _recording(
-    link: optax.GradientTransformation | None, replayed: Updates
+    transformation: optax.GradientTransformation | None, replayed: Updates
 ) -> optax.GradientTransformation:
     """A privatizer (or none) that records its inputs and outputs, or returns replayed ones."""
-    inner = optax.with_extra_args_support(optax.identity() if link is None else link)
+    if transformation is None:
+        transformation = optax.identity()
+    inner = optax.with_extra_args_support(transformation)
 
     def init(payload: Updates) -> _Recorded:
         state = inner.init(payload)

@@ -139,7 +139,7 @@ def estimate(
     run = RunState.first(tasks, schedule, devices, throwaway_key=True)
     data = run.inputs
     processes.collected(program.final_models(data.statics, False, run.state))
-    blocks = np.zeros_like(schedule.blocks(0).data)
+    blocks = np.zeros_like(schedule.blocks(0).lengths)
     compiling = time.perf_counter()
     traced = program.advance.trace(*run.arguments, blocks)
     in_use, added = data.memory.check_programs([traced], run.state)

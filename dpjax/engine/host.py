@@ -223,7 +223,10 @@ def _outgoing(statics: Statics, *arguments: Tree) -> tuple[Outgoing, Metrics]:
         return sent._replace(metrics={}), program.reported(statics, sent.metrics)
 
     sent, reported = program.each_run(
-        statics, half, tuple(inputs), axes=lambda axes: ((), (_sent_axes(axes), 0))
+        statics,
+        half,
+        program.RunInputs(*inputs),
+        axes=lambda of_state: ((), (_sent_axes(of_state), 0)),
     )
     # Added here as in the scan: outside the round they would be rounded once more.
     return sent, program.joined(sums, reported)
@@ -242,10 +245,10 @@ def _incoming(statics: Statics, *arguments: Tree) -> State:
     return program.each_run(
         statics,
         half,
-        tuple(inputs),
+        program.RunInputs(*inputs),
         sent,
         received,
-        axes=lambda axes: ((_sent_axes(axes), 0), axes),
+        axes=lambda of_state: ((_sent_axes(of_state), 0), of_state),
     )
 
 

@@ -307,7 +307,7 @@ def stacked_data(problems: Problems, mesh: Mesh | None = None) -> Data:
     if mesh is not None or problems[0].local:
         firsts, records = _by_device(problems, mesh, axis)
         for number, first in enumerate(firsts):
-            data[number] = data[number]._replace(x=(), y=(), first=first)
+            data[number] = data[number]._replace(x=(), y=(), offsets=first)
     axes = Data(None, None, axis, axis, None, axis)
     joint = jax.tree.map(_joined, *data)
     placed = Data(*(place(part, mesh, axis) for part, axis in zip(joint, axes, strict=True)))

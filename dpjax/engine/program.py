@@ -5,15 +5,19 @@ seed alone, so plans that differ in design, budget or step size share raw normal
 paired, and the work is done once. That is sound in a simulation only; releases run one plan and one
 seed.
 
-The treatment of a leaf of a stacked state follows from its slot, never from its type. Models and
-memory are [S, V, ...]. The secret is [S, ...], since all plans of a seed share it. All runs share
-one counter.
+The treatment of a leaf of a stacked state follows from its slot. Models and memory are [S, V, ...].
+The secret is [S, ...], since all plans of a seed share it. All runs share one number of rounds.
+Within the secret the type decides, as `dpjax.protocols.Privatizer.transformation` says: an integer
+scalar counts rounds, and runs share it; a key is a key, and all else is past noise.
+
+Functions that take `Statics` get the parts that all runs of a call share. A program is compiled for
+each value of it.
 """
 
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +63,7 @@ class Blocks:
     tail: int = 0
 
     @property
-    def data(self) -> Int[np.ndarray, " e"]:
+    def lengths(self) -> Int[np.ndarray, " e"]:
         """The rounds of each block, as data: then blocks of all lengths are one program."""
         lengths = [self.length] * self.count
         if self.tail:
@@ -104,7 +108,7 @@ def _state_axes(state: State, over: str) -> _Axes:
     return State(0, 0, jax.tree.map(of_secret, state.secret), None)  # type: ignore[arg-type]
 
 
-def _over_runs(
+def _vmap_or_loop(
     sequential: bool, function: Callable[..., Tree], in_axes: _Axes, out_axes: _Axes, *values: Tree
 ) -> Tree:
     """`jax.vmap` of a function of one seed (or one plan), or the same as a loop."""
@@ -136,22 +140,40 @@ def _replace_shared(function: Callable[[Array], Tree], axes: _Axes, tree: Tree) 
     return jax.tree.map(replaced, axes, tree, is_leaf=_is_none)
 
 
+class RunInputs(NamedTuple):
+    """What all runs of a call read, stacked.
+
+    Attributes:
+        arrays: Stacked over V plans.
+        data: The problem's data.
+        state: As from `initial`.
+        batch_keys: [S] keys of the batches.
+        noise_keys: [S] keys of the noise.
+    """
+
+    arrays: Arrays
+    data: Data
+    state: State
+    batch_keys: PRNGKeyArray
+    noise_keys: PRNGKeyArray
+
+
 def each_run(
     statics: Statics,
     function: Callable[..., Tree],
-    inputs: tuple[Tree, ...],
+    inputs: RunInputs,
     *others: Tree,
     axes: Callable[[State], tuple[_Axes, _Axes]],
 ) -> Tree:
     """Call ``function(rounds, state, *others)`` for every seed and plan.
 
     Args:
-        statics: What is static.
+        statics: Of the runs.
         function: Of the rounds of one run.
-        inputs: Arrays stacked over V plans, data, the stacked state, and the [S] keys of the
-            batches and of the noise.
+        inputs: Of all runs.
         others: More arguments.
-        axes: Function of a state's axes that returns the axes of the others and of the results.
+        axes: ``axes(of_state)`` returns the axes of the others and of the results, over plans or
+            over seeds, from those of the state.
     """
     arrays, data, state, batch_keys, noise_keys = inputs
     plans = _state_axes(state, "plans")
@@ -173,10 +195,10 @@ def each_run(
             return function(rounds, state, *others)
 
         in_axes = (plans, 0, *plans_in)
-        return _over_runs(plan_by_plan, of_plan, in_axes, plans_out, state, arrays, *others)
+        return _vmap_or_loop(plan_by_plan, of_plan, in_axes, plans_out, state, arrays, *others)
 
     in_axes = (seeds, 0, 0, statics.data_axes, *seeds_in)
-    return _over_runs(
+    return _vmap_or_loop(
         sequential, of_seed, in_axes, seeds_out, state, batch_keys, noise_keys, data, *others
     )
 
@@ -192,7 +214,7 @@ def initial(
     """Build the stacked initial state.
 
     Args:
-        statics: What is static.
+        statics: Of the runs.
         arrays: Stacked over V plans.
         models: Models to start from, leaves [S, V, n, ...].
         batch_keys: [S] keys of the batches, of which the methods' public ones are made.
@@ -231,7 +253,7 @@ def final_models(statics: Statics, private: bool, state: State) -> Models:
     """Models after a run, leaves [S, V, ...].
 
     Args:
-        statics: What is static.
+        statics: Of the runs.
         private: False for models that may be published, functions of messages alone. True for the
             measured models, which agents keep.
         state: Stacked as from `initial`.
@@ -252,32 +274,32 @@ def secret(
     """The secret slot of the stacked state under the noise of other keys.
 
     Args:
-        statics: What is static.
+        statics: Of the runs.
         arrays: Stacked over V plans.
         models: Leaves [S, V, n, ...], whose shapes alone are read.
         noise_keys: [S] noise keys.
         rounds: Rounds done, whose noise is drawn again; None before the first one.
     """
     batches = jax.vmap(statics.secret_batches)(noise_keys)
-    if statics.privatizer is None:
+    privatizer = statics.privatizer
+    if privatizer is None:
         return Secret((), batches)
     arrays, models = without_padding((arrays, models))
     first_plan = first_leaves(arrays)
     models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), models)
     zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
 
-    def link(key: PRNGKeyArray) -> optax.GradientTransformationExtraArgs:
-        transformation = statics.link(first_plan, key)
-        assert transformation is not None
-        return optax.with_extra_args_support(transformation)
+    def transformation(key: PRNGKeyArray) -> optax.GradientTransformationExtraArgs:
+        return optax.with_extra_args_support(privatizer.transformation(first_plan, key))
 
     def before(key: PRNGKeyArray) -> Tree:
-        return link(key).init(zeros)
+        return transformation(key).init(zeros)
 
     def later(key: PRNGKeyArray, past: Tree) -> Tree:
         # Noise depends on no public key, so any will do, but not a secret one: a part of a user's
         # own may show its public key.
-        _, noise = link(key).update(zeros, past, key=jax.random.key(0, impl=THREEFRY))
+        public_key = jax.random.key(0, impl=THREEFRY)
+        _, noise = transformation(key).update(zeros, past, key=public_key)
         return noise
 
     # Mapped inside the loop, as rounds are: compilers add the terms of a product in an order that
@@ -285,10 +307,10 @@ def secret(
     noise = jax.eval_shape(before, noise_keys[0])
     state = State((), (), Secret(noise), None)  # type: ignore[arg-type]
     axes = _state_axes(state, "seeds").secret.noise
-    noise = _over_runs(statics.sequential, before, (0,), axes, noise_keys)
+    noise = _vmap_or_loop(statics.sequential, before, (0,), axes, noise_keys)
 
     def again(_: Array, past: Tree) -> Tree:
-        return _over_runs(statics.sequential, later, (0, axes), axes, noise_keys, past)
+        return _vmap_or_loop(statics.sequential, later, (0, axes), axes, noise_keys, past)
 
     if rounds is not None:
         noise = jax.lax.fori_loop(0, rounds, again, noise)
@@ -308,14 +330,15 @@ def advance(
     """Advance all runs by the rounds of all blocks.
 
     Args:
-        statics: What is static.
+        statics: Of the runs.
         arrays: Stacked over V plans.
         data: The problem's data.
         state: From `initial` or an earlier call; its buffers are reused.
         batch_keys: [S] keys of the batches.
         noise_keys: [S] keys of the noise (the secret slot holds them too).
-        blocks: Rounds of each block, after which metrics are taken. They are part of the program,
-            or data: then blocks of all lengths are one loop, compiled once.
+        blocks: Rounds of each block, after which metrics are taken. `Blocks` are part of the
+            program. Their ``lengths`` are data: blocks of all lengths are then one loop, compiled
+            once.
 
     Returns:
         The new state and the metrics, each [blocks, S, V].
@@ -330,8 +353,10 @@ def advance(
 
     def one_round(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
         state, sums = carry
-        inputs = (arrays, data, state, batch_keys, noise_keys)
-        state, new = each_run(statics, round_of_run, inputs, axes=lambda axes: ((), (axes, 0)))
+        inputs = RunInputs(arrays, data, state, batch_keys, noise_keys)
+        state, new = each_run(
+            statics, round_of_run, inputs, axes=lambda of_state: ((), (of_state, 0))
+        )
         if statics.mesh is not None:
             # Models stay with their agents: XLA may choose to copy them to all devices.
             over_agents = NamedSharding(statics.mesh, PartitionSpec(None, None, AGENTS))
@@ -368,7 +393,7 @@ def reported(statics: Statics, metrics: Metrics) -> Metrics:
     """The round's metrics that a run reports, float32; nan for missing ones.
 
     Args:
-        statics: What is static.
+        statics: Its ``reports`` are the names.
         metrics: Of one round.
     """
     # A loop carries one structure, whatever a round reports.
@@ -392,7 +417,7 @@ def zeros(statics: Statics, state: State) -> Metrics:
     """Sums of a block's metrics before its first round, name -> [S, V].
 
     Args:
-        statics: What is static.
+        statics: Its ``reports`` are the names.
         state: Stacked.
     """
     shape = jax.tree.leaves(state.models)[0].shape[:2]
@@ -405,7 +430,7 @@ def block_metrics(
     """Metrics after a block, name -> [S, V].
 
     Args:
-        statics: What is static.
+        statics: Of the runs.
         data: The problem's data.
         state: Stacked, after the block.
         sums: The rounds' own metrics, `joined` over the block.
@@ -461,7 +486,7 @@ def with_reports(
     Neither traces `advance`. Reports of the query come first, then those of the method.
 
     Args:
-        statics: What is static.
+        statics: Of the runs.
         arrays: Stacked over V plans.
         data: The problem's data.
         models: Shapes of the models, leaves [n, ...].

@@ -313,10 +313,12 @@ def _rounds_of_agents(
     start = jax.tree.map(lambda leaf: leaf[np.array(members)], models)
     # Once and outside of any program: keys of other links follow from the noise key, and none of
     # them may enter one.
-    link = statics.link(arrays, run.noise_key)
-    first = statics.initial(arrays, start, run.batch_key, run.noise_key, privatizer=link)
+    added = statics.transformation(arrays, run.noise_key)
+    first = statics.initial(arrays, start, run.batch_key, run.noise_key, added)
     draw = functools.partial(statics.draw, data, run.batch_key)
-    functions = statics.rounds(arrays, run.noise_key, draw, frozen=data.frozen, privatizer=link)
+    functions = statics.rounds(
+        arrays, run.noise_key, draw, frozen=data.frozen, transformation=added
+    )
     # The functions below must not keep the run, which has the others' records and keys.
     last = run.last
 

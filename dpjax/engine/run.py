@@ -309,7 +309,7 @@ def _as_argument(blocks: program.Blocks) -> program.Blocks | np.ndarray:
     On a CPU they are data, since compiling a round takes longer than many runs. Other devices would
     ask the host after every round whether to continue; there they are part of the program.
     """
-    return blocks.data if jax.default_backend() == "cpu" else blocks
+    return blocks.lengths if jax.default_backend() == "cpu" else blocks
 
 
 def _drive(

@@ -145,7 +145,7 @@ def make_rounds(
     arrays: Arrays,
     *,
     query: Query,
-    privatizer: optax.GradientTransformation | None,
+    transformation: optax.GradientTransformation | None,
     optimizer: optax.GradientTransformation,
     divisor: float,
     draw: Callable[[State], RoundDraw],
@@ -164,7 +164,7 @@ def make_rounds(
         method: What agents compute, keep and send.
         arrays: One plan's arrays, traced or not.
         query: Reads clipped gradients of a batch.
-        privatizer: Adds the noise; None where there is none.
+        transformation: Adds the noise; None where there is none.
         optimizer: Turns noisy means into updates.
         divisor: The sampler's divisor of sums.
         draw: Of a state, what its round draws.
@@ -177,10 +177,12 @@ def make_rounds(
     Returns:
         The rounds.
     """
-    # Privatizers take the key of a round, which other transformations do not know.
-    link = None if privatizer is None else optax.with_extra_args_support(privatizer)
+    if transformation is not None:
+        # Noise takes the key of a round, which other transformations do not know.
+        transformation = optax.with_extra_args_support(transformation)
 
-    def context(drawn: RoundDraw, state: State) -> Round:
+    def context(state: State) -> Round:
+        drawn = draw(state)
         ctx = Round(arrays, drawn.batch, query, optimizer, divisor, drawn.key, state.round)
         if opened is None:
             return ctx
@@ -194,43 +196,45 @@ def make_rounds(
         # A method starts before any batch, so its memory depends on no data.
         ctx = Round(arrays, None, query, optimizer, divisor, key, round)
         memory = method.start(ctx, models)
-        noise = () if link is None else link.init(method.payload(models))
+        noise = () if transformation is None else transformation.init(method.payload(models))
         return State(models, memory, Secret(noise, batches), round)
 
-    def outgoing(state: State, drawn: RoundDraw | None = None) -> Outgoing:
-        ctx = context(drawn or draw(state), state)
+    def send(ctx: Round, state: State) -> Outgoing:
         public_state = PublicState(state.models, state.memory)
         emission = method.emit(ctx, public_state)
         noisy = emission.private
         noise = state.secret.noise
-        if link is not None:
-            noisy, noise = link.update(noisy, noise, key=ctx.key)
+        if transformation is not None:
+            noisy, noise = transformation.update(noisy, noise, key=ctx.key)
         # The private payload is out of the method's reach from here on.
-        public = emission._replace(private=(), metrics={})
-        message, carry = method.send(ctx, public_state, public, noisy)
+        remainder = emission._replace(private=(), metrics={})
+        message, carry = method.send(ctx, public_state, remainder, noisy)
         metrics = dict(emission.metrics)
         if lost is not None:
             metrics[LOST] = lost(state.round, emission.private)
         if checked:
             # Compiled code cannot raise: the driver does, before the message goes out.
-            metrics[NOT_FINITE] = ~jnp.array([*finite_leaves(message).values()], bool).all()
+            leaves = list(finite_leaves(message).values())
+            metrics[NOT_FINITE] = ~jnp.array(leaves, bool).all()
         return Outgoing(message, carry, metrics, state.secret._replace(noise=noise))
 
-    def incoming(
-        state: State, sent: Outgoing, received: Message, drawn: RoundDraw | None = None
-    ) -> State:
-        ctx = context(drawn or draw(state), state)
+    def absorb(ctx: Round, state: State, sent: Outgoing, received: Message) -> State:
         public_state = PublicState(state.models, state.memory)
         models, memory = method.absorb(ctx, public_state, sent.carry, received)
         return State(models, memory, sent.secret, state.round + 1)
 
+    def outgoing(state: State) -> Outgoing:
+        return send(context(state), state)
+
+    def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        return absorb(context(state), state, sent, received)
+
     def step(state: State) -> tuple[State, Info]:
         # Both halves share one draw: a compiler need not find out that two are equal.
-        drawn = draw(state)
-        sent = outgoing(state, drawn)
+        ctx = context(state)
+        sent = send(ctx, state)
         received = method.exchange(arrays, state.round, sent.message)
-        new = incoming(state, sent, received.value, drawn)
-        return new, Info(sent.metrics, received.sent)
+        return absorb(ctx, state, sent, received.value), Info(sent.metrics, received.sent)
 
     return Rounds(init, outgoing, incoming, step)
 
@@ -257,10 +261,10 @@ def first_leaves(tree: Tree) -> Tree:
 class Data(NamedTuple):
     """Training data over agents, and evaluation data; with ``data_per_seed`` stacked by seed.
 
-    ``indices`` are numbers of records among all. ``first`` is where ``x`` and ``y`` have the first
-    record of each agent, the others behind it, as on the agent's device; None where they lie in the
-    order of the numbers. ``frozen`` are the public values of leaves that are not trained. All
-    agents, plans and seeds share them; None where all leaves are trained.
+    ``indices`` are numbers of records among all. ``offsets`` say where ``x`` and ``y`` have the
+    first record of each agent, the others behind it, as on the agent's device; None where they lie
+    in the order of the numbers. ``frozen`` are the public values of leaves that are not trained.
+    All agents, plans and seeds share them; None where all leaves are trained.
     """
 
     x: Tree
@@ -268,7 +272,7 @@ class Data(NamedTuple):
     indices: Tree
     counts: Tree
     evaluation: Tree
-    first: Tree = None
+    offsets: Tree = None
     frozen: Models = None
 
 
@@ -365,7 +369,9 @@ class Statics(NamedTuple):
     @property
     def data_axes(self) -> Data | None:
         """The axes of seeds in the data, for `jax.vmap`."""
-        return Data(0, 0, 0, 0, 0, 0, None) if self.data_per_seed else None
+        if not self.data_per_seed:
+            return None
+        return Data(x=0, y=0, indices=0, counts=0, evaluation=0, offsets=0, frozen=None)
 
     def of_first_seed(self, data: Data) -> Data:
         """The data of the first seed."""
@@ -377,8 +383,10 @@ class Statics(NamedTuple):
         """The query of models that lack the frozen leaves."""
         return self.query if frozen is None else self.query.merging(frozen)
 
-    def link(self, arrays: Arrays, noise_key: PRNGKeyArray) -> optax.GradientTransformation | None:
-        """The transformation that adds one plan's noise; None where no plan has any."""
+    def transformation(
+        self, arrays: Arrays, noise_key: PRNGKeyArray
+    ) -> optax.GradientTransformation | None:
+        """What adds one plan's noise; None where no plan has any."""
         if self.privatizer is None:
             return None
         return self.privatizer.transformation(arrays, noise_key)
@@ -394,7 +402,7 @@ class Statics(NamedTuple):
         draw: Callable[[State], RoundDraw],
         *,
         frozen: Models = None,
-        **changes: Any,
+        transformation: optax.GradientTransformation | None = None,
     ) -> Rounds:
         """Combine the parts of a run for one plan.
 
@@ -403,21 +411,29 @@ class Statics(NamedTuple):
             noise_key: The seed's noise key.
             draw: As in `make_rounds`.
             frozen: `Data.frozen`.
-            changes: More arguments of `make_rounds`, and parts that replace those of the run.
+            transformation: Takes the place of the privatizer's own; None is that.
         """
-        parts: dict[str, Any] = {
-            "query": self.query_of(frozen),
-            "privatizer": self.link(arrays, noise_key),
-            "optimizer": self.optimizer.chain(arrays),
-            "divisor": self.divisor,
-            "batches": self.secret_batches(noise_key),
-            "checked": self.release,
-        }
+        if transformation is None:
+            transformation = self.transformation(arrays, noise_key)
+        opened = None
+        lost = None
         if self.privatizer is not None:
-            parts["opened"] = self.privatizer.opened
+            opened = self.privatizer.opened
             if self.privatizer.lost is not None:
-                parts["lost"] = functools.partial(self.privatizer.lost, arrays)
-        return make_rounds(self.method, arrays, draw=draw, **parts | changes)
+                lost = functools.partial(self.privatizer.lost, arrays)
+        return make_rounds(
+            self.method,
+            arrays,
+            query=self.query_of(frozen),
+            transformation=transformation,
+            optimizer=self.optimizer.chain(arrays),
+            divisor=self.divisor,
+            draw=draw,
+            batches=self.secret_batches(noise_key),
+            opened=opened,
+            lost=lost,
+            checked=self.release,
+        )
 
     def draw(self, data: Data, batch_key: PRNGKeyArray, state: State) -> RoundDraw:
         """What a seed draws for a round beside its noise; the same for all plans.
@@ -427,6 +443,9 @@ class Statics(NamedTuple):
             batch_key: Its key of the batches.
             state: Of any plan; its round and secret are read.
         """
+        # Most samplers draw by the same key. Their batches may be public, as it is: a guarantee
+        # without amplification holds for every sequence of batches. Those that amplify have a
+        # key of their own, of the noise's.
         key = fold_in(batch_key, state.round)
         return RoundDraw(key, self.batch(data, batch_key, state.secret.batches, state.round))
 
@@ -462,7 +481,7 @@ class Statics(NamedTuple):
             drawn = self.members.draw(self.sampler, key, round, data.counts)
         # Positions are below counts.
         rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode="promise_in_bounds")
-        places = rows if data.first is None else data.first[:, None] + drawn.rows
+        places = rows if data.offsets is None else data.offsets[:, None] + drawn.rows
         if self.sampler.capacity is not None:
             assert drawn.padding is not None
             return UngatheredBatch(data.x, data.y, rows, drawn.padding, variants, places)
@@ -475,7 +494,7 @@ class Statics(NamedTuple):
         models: Models,
         batch_key: PRNGKeyArray,
         noise_key: PRNGKeyArray,
-        **changes: Any,
+        transformation: optax.GradientTransformation | None = None,
     ) -> State:
         """The state of one plan and one seed before the first round.
 
@@ -484,10 +503,11 @@ class Statics(NamedTuple):
             models: Models to start from, leaves [n, ...].
             batch_key: The seed's key of the batches.
             noise_key: Its key of the noise.
-            changes: As in `rounds`.
+            transformation: As in `rounds`.
         """
         key = jax.random.fold_in(batch_key, _START)
-        return self.rounds(arrays, noise_key, _no_draw, **changes).init(models, key)
+        rounds = self.rounds(arrays, noise_key, _no_draw, transformation=transformation)
+        return rounds.init(models, key)
 
     def template(self, arrays: Arrays, models: Models, key: PRNGKeyArray) -> State:
         """Shapes of the state of one plan and one seed.

@@ -366,7 +366,9 @@ def test_one_agents_program_holds_nothing_of_other_agents(monkeypatch):
         records = records_of(problem, list(range(N)))
         part = jnp.array(agents)
         return records._replace(
-            indices=records.indices[part], counts=records.counts[part], first=records.first[part]
+            indices=records.indices[part],
+            counts=records.counts[part],
+            offsets=records.offsets[part],
         )
 
     monkeypatch.setattr(round_, "_records_of", records_of_all)

@@ -268,7 +268,7 @@ def test_noise_has_the_same_bits_on_any_devices_and_agents_share_none():
         @jax.jit
         def noise_of(arrays, round):
             one = jax.tree.map(lambda leaf: leaf[0], processes.without_padding(arrays))
-            zeros, link = np.zeros((N, 7), np.float32), statics.link(one, KEY)
+            zeros, link = np.zeros((N, 7), np.float32), statics.transformation(one, KEY)
             state = link.init(zeros)._replace(round=round)
             return processes.place(link.update(zeros, state)[0], statics.mesh, 0, N)
 
