@@ -1,5 +1,6 @@
 """A design of the noise over agents with what it was made for, saved and checked."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -40,8 +41,8 @@ class Design:
             coupling ran into its bound.
         regularization: largest r that was added; 0 where the optimum is attained.
         multipliers: [n] dual variables to start a similar solve from; empty if none.
-        options: objective and structure beyond the horizon (subgroups,
-            fingerprints of step sizes and weights), part of what :meth:`check` compares.
+        options: objective and structure beyond the horizon (subgroups, max_variance,
+            fingerprints of step sizes and weights); a plan compares all of them.
 
     Example:
         >>> from dpjax.mechanism.design import Design
@@ -126,14 +127,12 @@ class Design:
         self,
         mixing: Network,
         precision_bound: Bound,
-        horizon: int | None = None,
     ) -> "Design":
         """Return the design if it was made for these arguments, else raise ValueError.
 
         Args:
             mixing: the mixing matrix of the run, equal to the last bit.
             precision_bound: the bound the run needs; equal to 1e-12 relative.
-            horizon: for ``whisper_horizon`` the rounds it optimised for; None skips that check.
         """
         network = mixing if isinstance(mixing, HashableMatrix) else HashableMatrix(mixing)
         fingerprint = network.fingerprint
@@ -149,10 +148,6 @@ class Design:
             raise ValueError(
                 f"precision_bound is {precision_bound!r}, the design's {self.precision_bound!r}; "
                 "make the design again"
-            )
-        if self.horizon is not None and horizon is not None and horizon != self.horizon:
-            raise ValueError(
-                f"horizon is {horizon!r}, the design's {self.horizon!r}; make the design again"
             )
         return self
 
@@ -254,6 +249,7 @@ class Design:
         step_sizes: workload.StepSizes = None,
         weights: Vector | None = None,
         subgroups: Subgroups = None,
+        max_variance: float | None = None,
         **options: Any,
     ) -> "Design":
         """Return the design of least noise energy, in one step or in all models of a run.
@@ -265,7 +261,8 @@ class Design:
             step_sizes: see ``mechanism.workload.factor``.
             weights: likewise.
             subgroups: see ``spatial.whisper``.
-            options: of ``factorization.minimize_trace``.
+            max_variance: see ``factorization.minimize_trace``.
+            options: more of ``factorization.minimize_trace``.
 
         Returns:
             The certified design, "whisper" of one step and "whisper_horizon" of more.
@@ -283,7 +280,7 @@ class Design:
         network = _checked(mixing)
         root = workload.factor(network, horizon, step_sizes=step_sizes, weights=weights)
         covariance, solutions = spatial.solve_whisper(
-            root, precision_bound, subgroups=subgroups, **options
+            root, precision_bound, subgroups=subgroups, max_variance=max_variance, **options
         )
         if horizon is None and step_sizes is not None:
             horizon = len(step_sizes)
@@ -291,6 +288,8 @@ class Design:
         structure: dict = {
             "step_sizes": _digest(step_sizes),
             "weights": _digest(weights),
+            # Of no limit inf: files from before options held it have none.
+            "max_variance": math.inf if max_variance is None else float(max_variance),
         }
         if subgroups is not None:
             structure["subgroups"] = [[int(agent) for agent in group] for group in subgroups]

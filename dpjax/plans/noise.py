@@ -8,6 +8,7 @@ stand there, and `DESIGNS` lists all.
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -28,7 +29,7 @@ from dpjax.plans.polynomial import Polynomial
 from dpjax.plans.scheduled import ScheduledGaussian, ScheduledLaplace
 from dpjax.plans.sums import Discrete, SumShares
 from dpjax.protocols import Look, Noise
-from dpjax.topology.mixing import HashableMatrix, Mixing
+from dpjax.topology.mixing import HashableMatrix, Mixing, fingerprint
 
 if TYPE_CHECKING:
     from dpjax.mechanism.spacetime import JointDesign
@@ -56,13 +57,15 @@ __all__ = [
     "named",
 ]
 
-# Names that stay fixed.
+# Older names, by which scripts import them.
 Aggregate = SumShares
 Laplace = ScheduledLaplace
 
 _Expected: TypeAlias = dict[str, Any]
-"""Kind, horizon, groups and name of a design over agents."""
+"""Kind, horizon and options of a design over agents."""
 
+_UNSAID = ("max_variance", "matrix", "participation")
+"""Options that designs in older files lack; a `Covariance` may leave its matrix to the design."""
 _TRIES = 40
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 _ONE_AGENT = HashableMatrix(np.ones((1, 1)))
@@ -140,7 +143,7 @@ class Correlated:
         if strategy is not None:
             check_applied_strategy(strategy, target.rounds)
             return np.asarray(strategy, np.float64)
-        # Of the network only those that depend on it: the last few strategies serve every budget.
+        # Strategies that depend on no network are made once for all networks and budgets.
         network = target.network.dense if self.of_network else _ONE_AGENT
         # A draw costs its column's norm, so that an amplified loss counts the largest one.
         equal_columns = target.amplification is not None
@@ -166,7 +169,7 @@ class Correlated:
         return Design.independent(target.network, bound)
 
     def expected(self, target: Target) -> _Expected:
-        """What a design over agents that was made earlier must be."""
+        """What a design over agents that was made earlier must be, beside network and bound."""
         return {"kind": "independent" if self.temporal else self.label}
 
 
@@ -271,24 +274,36 @@ class Whisper(Correlated):
     def _rounds(self, target: Target) -> int | None:
         return target.rounds if self.horizon == "run" else self.horizon
 
+    def _steps(self, target: Target) -> np.ndarray | None:
+        """Step sizes over the first one, where they differ within the horizon."""
+        horizon = self._rounds(target)
+        if horizon is None:
+            return None
+        # A horizon may lie beyond the run's rounds.
+        steps = target.config.optimizer.relative(horizon)
+        return steps if (steps != 1).any() else None
+
     def over_agents(self, target: Target, bound: Bound) -> Design:
         """The design for the horizon, and for step sizes where these differ."""
-        options: dict[str, Any] = {"subgroups": self.subgroups}
-        # Designs hold what was asked for alone.
-        if self.max_variance is not None:
-            options["max_variance"] = self.max_variance
-        horizon = self._rounds(target)
-        if horizon is not None:
-            # A horizon may lie beyond the run's rounds.
-            steps = target.config.optimizer.relative(horizon)
-            if (steps != 1).any():
-                options["step_sizes"] = steps
-        return Design.whisper(target.network, bound, horizon, **options)
+        return Design.whisper(
+            target.network,
+            bound,
+            self._rounds(target),
+            step_sizes=self._steps(target),
+            subgroups=self.subgroups,
+            max_variance=self.max_variance,
+        )
 
     def expected(self, target: Target) -> _Expected:
-        """Its horizon and groups."""
-        groups = None if self.subgroups is None else [*map(list, self.subgroups)]
-        return {"kind": self.label, "horizon": self._rounds(target), "subgroups": groups}
+        """Its horizon, step sizes, groups and limit."""
+        steps = self._steps(target)
+        return {
+            "kind": self.label,
+            "horizon": self._rounds(target),
+            "step_sizes": None if steps is None else fingerprint(steps),
+            "subgroups": None if self.subgroups is None else [*map(list, self.subgroups)],
+            "max_variance": math.inf if self.max_variance is None else self.max_variance,
+        }
 
 
 class AntiPgd(Correlated):
@@ -473,11 +488,12 @@ class SpaceTime(Correlated):
         roots = np.sqrt(spatial.bounds(bound, target.agents))
         scaled = covariance / np.outer(roots, roots)
         value = float(np.trace(scaled))
-        return Design.of(self.label, target.network, bound, scaled, value)
+        options = _participation(target)
+        return Design.of(self.label, target.network, bound, scaled, value, options=options)
 
     def expected(self, target: Target) -> _Expected:
-        """A part of a joint design."""
-        return {"kind": self.label}
+        """A part of a joint design for a participation."""
+        return {"kind": self.label, **_participation(target)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -571,12 +587,12 @@ class Covariance(Correlated):
         excess = float(np.max(diagonal / spatial.bounds(bound, n))) * (1 + 1e-12)
         scaled = (matrix + matrix.T) / 2 * excess
         energy = spatial.energy(scaled, target.dense)
-        options = {"name": self.name}
+        options = {"name": self.name, "matrix": _digest(self.matrix)}
         return Design.of("covariance", target.network, bound, scaled, energy, options=options)
 
     def expected(self, target: Target) -> _Expected:
-        """The user's name for it."""
-        return {"kind": "covariance", "name": self.name}
+        """The user's name for it, and the matrix where the part has one."""
+        return {"kind": "covariance", "name": self.name, "matrix": _digest(self.matrix)}
 
 
 PARTS: tuple[Correlated, ...] = (
@@ -624,6 +640,11 @@ def named(label: str | None) -> Correlated | None:
     return PARTS[LABELS.index(label) - 1]
 
 
+def _participation(target: Target) -> _Expected:
+    """What a joint design depends on beside network and bound; a list, as files hold it."""
+    return {"participation": list(dataclasses.astuple(target.pattern))}
+
+
 def _digest(matrix: np.ndarray | None) -> str | None:
     return None if matrix is None else HashableMatrix(matrix).fingerprint
 
@@ -643,12 +664,13 @@ def _joint(network: HashableMatrix, participation: Participation) -> "JointDesig
 
 
 def _check_design(design: Design, expected: _Expected) -> None:
-    """Refuse a given design of another kind, horizon, grouping or name."""
-    actual = {"kind": design.kind, "horizon": design.horizon}
-    actual |= {name: design.options.get(name) for name in ("subgroups", "name")}
-    for name, value in actual.items():
+    """Refuse a given design that was made from anything else than the config says."""
+    actual = {"kind": design.kind, "horizon": design.horizon, **design.options}
+    for name in actual | expected:
+        value = actual.get(name)
         needed = expected.get(name)
-        if value != needed:
+        unsaid = name in _UNSAID and None in (value, needed)
+        if value != needed and not unsaid:
             raise ValueError(
                 f"design is {design.kind!r} of {name} {value!r}, the config's is {needed!r}; "
                 "make a design for this config"

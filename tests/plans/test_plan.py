@@ -184,6 +184,41 @@ def test_design_of_another_network_or_budget_is_refused(network):
         plan.make(make_config(design="whisper_horizon"), network, design=short)
 
 
+def _covariance(scale):
+    matrix = np.eye(6) + scale * np.ones((6, 6))
+    return {"noise": noise.Covariance(matrix, name="mine")}
+
+
+_DEALT = {"design": "spacetime", "relation": "zero_out_record"}
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    ("name", "changes", "others"),
+    [
+        ("max_variance", {}, {"max_variance": 5.0}),
+        ("max_variance", {"max_variance": 1.1}, {"max_variance": None}),
+        ("max_variance", {"max_variance": 1.1}, {"max_variance": 1.2}),
+        ("step_sizes", {"design": "whisper_horizon"}, {"step_decay": "sqrt"}),
+        ("step_sizes", {"design": "whisper_horizon", "step_decay": "sqrt"}, {"step_decay": 0.9}),
+        ("participation", _DEALT | {"participation": (4, 5)}, {"participation": (5, 4)}),
+        ("matrix", _covariance(0.1), _covariance(0.2)),
+    ],
+)
+def test_a_design_of_what_the_config_does_not_say_is_refused(network, name, changes, others):
+    config = make_config(**changes)
+    other = make_config(**changes | others)
+    given = plan.make(config, network).design
+    assert plan.make(config, network, design=given).design is given
+    with pytest.raises(ValueError, match=f"design is .* of {name} .*, the config's is "):
+        plan.make(other, network, design=given)
+    # Files from before the options held it have less to compare.
+    if name != "step_sizes":
+        options = {key: value for key, value in given.options.items() if key != name}
+        older = dataclasses.replace(given, options=options)
+        assert plan.make(config, network, design=older).design is older
+
+
 @pytest.mark.parametrize("horizon", [5, 50])
 def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
     config = make_config(design="whisper_horizon", horizon=horizon, step_decay="sqrt")
