@@ -13,6 +13,7 @@ Only the engine privatises and exchanges, so a method never sees a noise key.
 agents are the leading axis of every leaf unless a part says otherwise.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
@@ -804,14 +805,14 @@ class SampledNoise(Protocol):
         """Upper bounds on [R^-1]_ii, R being the covariance over agents."""
 
 
-class Amplification:
+class Amplification(abc.ABC):
     """What a sampler's secret batches take off the loss, and where that is proved.
 
     A sampler returns one from `Sampler.amplification`. A plan refuses relations, attackers and
-    gradients that are not named here, calibrates noise by `bound`, and states `loss`.
+    gradients that are not named here, calibrates noise by `bound`, and states `loss`. One of your
+    own defines `kind`, `bound` and `loss`; Python names what is missing.
 
     Attributes:
-        kind: Of its losses, which records name as the accountant.
         relations: Neighbouring relations for which it holds.
         attackers: Whom it holds against.
         gradients: "any", or "view".
@@ -823,12 +824,17 @@ class Amplification:
         ('zero_out_record',)
     """
 
-    kind: ClassVar[str]
     relations: ClassVar[tuple[str, ...]] = ("zero_out_record",)
     attackers: ClassVar[tuple[str, ...]] = ("outsider",)
     gradients: ClassVar[tuple[str, ...]] = ("any",)
     remedy: ClassVar[str] = "give a covariance over agents that is fresh in every round"
 
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """The ``kind`` of its loss, which records name as the accountant."""
+
+    @abc.abstractmethod
     def bound(self, target: SampledTarget, strategy: _Strategy | None) -> Float[np.ndarray, "*n"]:
         """The bound b on [R^-1]_ii that keeps the target's budget: 0-d, or one entry an agent.
 
@@ -836,8 +842,8 @@ class Amplification:
             target: What the noise is for.
             strategy: [T, T] C over rounds; None is fresh noise.
         """
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def loss(self, target: SampledTarget, noise: SampledNoise) -> Any:
         """What every agent loses, an `dpjax.accounting.loss.AmplifiedLoss`.
 
@@ -845,7 +851,6 @@ class Amplification:
             target: What the noise is for.
             noise: The noise as it will run.
         """
-        raise NotImplementedError
 
 
 @runtime_checkable

@@ -83,6 +83,9 @@ class BinLoss(AmplifiedLoss):
     drawn once, apart from all else and evenly up to 2^-48, and if a record takes part in the rounds
     of its bin alone. Adaptive composition is included. It never rises with delta.
 
+    Two runs throw a record into two bins, and tell of it by the product of two such means, of which
+    this loss keeps no distribution: it refuses them, planned or not.
+
     Attributes:
         bins: Bins that the attacker cannot tell apart, at most ``separation``.
         ratios: [n] how far one round of a record moves the messages, in units of the noise.
@@ -162,13 +165,9 @@ class BinLoss(AmplifiedLoss):
         """
         return dataclasses.replace(self, ratios=tuple(factor * ratio for ratio in self.ratios))
 
-    def _first(self, rounds: int) -> "BinLoss":
+    def first_rounds(self, rounds: int) -> "BinLoss":
+        """The same ratios in fewer rounds of every bin."""
         return dataclasses.replace(self, rounds=rounds)
-
-    def _plus(self, later: "BinLoss") -> "BinLoss":
-        raise ValueError(
-            "loss is BinLoss, then BinLoss, whose bins are drawn anew; state the two runs apart"
-        )
 
 
 @dataclass(frozen=True)

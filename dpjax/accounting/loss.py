@@ -1,8 +1,9 @@
 """What records and texts ask of a loss, and how a sampler's secret batches lower one."""
 
+import abc
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,16 +18,21 @@ KINDS: "dict[str, type[Loss]]" = {}
 """Losses by the name under which records store them; a class enters itself."""
 
 
-class Loss:
+class Loss(abc.ABC):
     """What a run costs, before it is stated at a delta: what losses of all kinds share.
 
-    A class with a ``kind`` can be stored and read, from its import on.
+    A class with a ``kind`` can be stored and read, from its import on. A loss of your own is a
+    frozen dataclass of numbers and tuples of them, and defines `kind`, ``rounds``, `epsilon` and
+    `first_rounds`. An `AmplifiedLoss` also defines what that class asks for. Python refuses to
+    make a loss that lacks one of them, and names it. `plus` is refused by default.
 
     Attributes:
-        kind: Under which name records store it.
         rounds: Rounds T.
         accounting: How epsilon follows, as a statement says it; "" where the accountant says it.
         caveat: What a statement adds to that.
+
+    Raises:
+        ValueError: When a class is defined whose ``kind`` is another class's.
 
     Example:
         >>> from dpjax.accounting.loss import KINDS
@@ -35,7 +41,6 @@ class Loss:
         True
     """
 
-    kind: ClassVar[str]
     rounds: int
     accounting = ""
     caveat = ""
@@ -44,8 +49,22 @@ class Loss:
         """Enter what records may store."""
         super().__init_subclass__()
         # Bases without a name of their own are no loss that a record holds.
-        if "kind" in vars(cls):
-            KINDS[cls.kind] = cls
+        kind = vars(cls).get("kind")
+        if not isinstance(kind, str):
+            return
+        holder = KINDS.setdefault(kind, cls)
+        # A notebook's cell that runs again defines the same class anew.
+        if (holder.__module__, holder.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise ValueError(
+                f"kind is {kind!r} for {cls.__name__}, the kind of {holder.__name__}, as which "
+                "records would be read; give another kind"
+            )
+        KINDS[kind] = cls
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """The name under which records store it, an attribute of the class."""
 
     @property
     def pattern(self) -> Pattern | None:
@@ -68,13 +87,13 @@ class Loss:
         """What a statement adds to the accounting: rates, where batches are drawn by some."""
         return ""
 
+    @abc.abstractmethod
     def epsilon(self, delta: float) -> float:
         """Epsilon at a delta, rounded up.
 
         Args:
             delta: From 0 to below 1.
         """
-        raise NotImplementedError
 
     def after(self, rounds: int) -> Self:
         """What the first rounds cost, their number fixed beforehand.
@@ -90,7 +109,7 @@ class Loss:
             raise ValueError(
                 f"rounds is {rounds}, the loss covers {self.rounds}; account for the longer run"
             )
-        return self._first(rounds)
+        return self.first_rounds(rounds)
 
     def then(self, later: "Loss") -> "Loss":
         """What this and a later run of the same agents cost together, both planned.
@@ -120,7 +139,7 @@ class Loss:
                 f"loss is {type(self).__name__}, then {type(later).__name__}, which do not "
                 f"compose; {'state the two runs apart' if amplified else remedy}"
             )
-        return first._plus(second)
+        return first.plus(second)
 
     def dp_event(self, events: ModuleType, delta: float) -> Any:
         """The same loss as an event of dp_accounting, of the agent that loses most.
@@ -150,17 +169,33 @@ class Loss:
         """The same loss as zCDP: itself."""
         return self
 
-    def _first(self, rounds: int) -> Self:
-        """The loss of the first rounds, at most all."""
-        raise NotImplementedError
+    @abc.abstractmethod
+    def first_rounds(self, rounds: int) -> Self:
+        """The loss of the first rounds, or a larger one.
 
-    def _plus(self, later: Any) -> "Loss":
-        """The loss of this and a later run, of one kind."""
-        raise NotImplementedError
+        Args:
+            rounds: Their number, 0 to T, which is fixed beforehand.
+        """
+
+    def plus(self, later: Any) -> "Loss":
+        """The loss of this and a later run, both planned.
+
+        Args:
+            later: The later run's, of the same kind.
+
+        Raises:
+            ValueError: By default: nothing is known of two runs.
+        """
+        name = type(self).__name__
+        raise ValueError(f"loss is {name}, then {name}; state the two runs apart")
 
 
 class AmplifiedLoss(Loss):
     """A loss of Gaussian noise that counts on secret batches.
+
+    One of your own defines `draw_ratios`, `unamplified` and `scaled` beside what `Loss` asks for;
+    ``examples/own_sampler.py`` has one. That its epsilon holds is your word, and guarantees name
+    the class. Plans refuse one that contradicts itself or its noise, see `Amplification.loss`.
 
     Attributes:
         relation: The neighbouring relation that it is of.
@@ -175,28 +210,29 @@ class AmplifiedLoss(Loss):
 
     relation = "zero_out_record"
     attacker = "outsider"
+    accounting = "with batches that stay secret, accounted by their sampler"
     no_total = (
         "adding up such losses to a total is not known to hold for phases chosen on the way. Take "
         "samplers.Random or Cyclic"
     )
 
     @property
+    @abc.abstractmethod
     def draw_ratios(self) -> Floats:
         """[n] how far one draw of a record moves the messages, in units of the noise."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def unamplified(self) -> float:
         """Gaussian-DP mu of the same noise if the batches were known, rounded up."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def scaled(self, factor: float) -> Self:
         """The loss with ratios larger by a factor: noise smaller by it.
 
         Args:
             factor: At least 0.
         """
-        raise NotImplementedError
 
 
 def draw_sensitivity(target: SampledTarget, strategy: Matrix | None) -> float:

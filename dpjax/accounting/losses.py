@@ -102,7 +102,8 @@ class _Summed(Loss):
         """
         return min(1.0, (sqrt(share) if cls.squared else share) * MARGIN)
 
-    def _first(self, rounds: int) -> Self:
+    def first_rounds(self, rounds: int) -> Self:
+        """The share that these rounds have spent at most."""
         return self.part(rounds, self.share(rounds))
 
 
@@ -173,7 +174,8 @@ class Gaussian(_Summed):
             return events.GaussianDpEvent(1 / self.mu)
         return events.SelfComposedDpEvent(events.GaussianDpEvent(sqrt(times) / self.mu), times)
 
-    def _plus(self, later: "Gaussian") -> "Gaussian":
+    def plus(self, later: "Gaussian") -> "Gaussian":
+        """Both mus, squared and added."""
         mu = hypot(self.mu, later.mu) * MARGIN
         rounds = self.rounds + later.rounds
         return Gaussian(mu, rounds, False, _both(self, later), "phases")
@@ -255,7 +257,8 @@ class Concentrated(_Summed):
         del delta
         return events.ZCDpEvent(self.rho)
 
-    def _plus(self, later: "Concentrated") -> "Concentrated":
+    def plus(self, later: "Concentrated") -> "Concentrated":
+        """The sum of both rhos."""
         rho = (self.rho + later.rho) * MARGIN
         return Concentrated(rho, self.rounds + later.rounds, participation=_both(self, later))
 
@@ -291,7 +294,8 @@ class Pure(_Summed):
         checked_delta(delta)
         return self.bound
 
-    def _plus(self, later: "Pure") -> "Pure":
+    def plus(self, later: "Pure") -> "Pure":
+        """The sum of both bounds."""
         return Pure((self.bound + later.bound) * MARGIN, self.rounds + later.rounds)
 
     def concentrated(self) -> Concentrated:

@@ -436,8 +436,13 @@ class Record(Threat, Caveats):
                 values["curve"] = stopping.Curve(**curve)
             loss = values.get("other_loss")
             if loss is not None:
-                # A loss of a user's own is known once its module is imported.
-                values["other_loss"] = KINDS[loss.pop("kind")](**loss)
+                kind = loss.pop("kind")
+                if kind not in KINDS:
+                    raise ValueError(
+                        f"record has a loss of kind {kind!r}, which no class here has; import the "
+                        "module that defines it"
+                    )
+                values["other_loss"] = KINDS[kind](**loss)
             values["phases"] = tuple(map(cls.from_dict, values.get("phases", ())))
             return cls.of(**values)
         except (AttributeError, KeyError, TypeError) as error:

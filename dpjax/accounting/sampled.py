@@ -281,7 +281,7 @@ class Pld(AmplifiedLoss):
             phases.append(replace(phase, ratios=ratios))
         return Pld(tuple(phases))
 
-    def _first(self, rounds: int) -> "Pld":
+    def first_rounds(self, rounds: int) -> "Pld":
         """A whole phase is spent from its first round on."""
         phases = []
         for phase in self.phases:
@@ -290,7 +290,8 @@ class Pld(AmplifiedLoss):
             rounds -= covered
         return Pld(tuple(phases))
 
-    def _plus(self, later: "Pld") -> "Pld":
+    def plus(self, later: "Pld") -> "Pld":
+        """The phases of both, one after the other."""
         return Pld(self.phases + later.phases)
 
 

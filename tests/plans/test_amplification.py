@@ -13,7 +13,7 @@ import pytest
 
 from dpjax.accounting import gdp
 from dpjax.accounting.guarantee import Guarantee
-from dpjax.accounting.loss import AmplifiedLoss, draw_ratios, draw_sensitivity
+from dpjax.accounting.loss import KINDS, AmplifiedLoss, draw_ratios, draw_sensitivity
 from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.plans import noise, plan
@@ -183,8 +183,11 @@ class Once(AmplifiedLoss):
     def epsilon(self, delta):
         return float(gdp.epsilon(self.unamplified, delta))
 
-    def _first(self, rounds):
+    def first_rounds(self, rounds):
         return dataclasses.replace(self, rounds=rounds)
+
+    def scaled(self, factor):
+        return dataclasses.replace(self, ratios=tuple(factor * ratio for ratio in self.ratios))
 
 
 class OneDraw(Amplification):
@@ -244,3 +247,39 @@ def test_a_sampler_of_ones_own_brings_its_accounting():
     with pytest.raises(ValueError, match="guarantee states ratios"):
         less = dataclasses.replace(own.noise, factor=own.factor * np.float32(0.99))
         dataclasses.replace(own, noise=less)
+    # What it need not define: two runs are refused, and a forecast scales its ratios.
+    with pytest.raises(ValueError, match="loss is Once, then Once; state the two runs apart"):
+        stated.followed_by(stated, planned=True)
+    assert own.forecast(50).epsilon(0.1) > stated.exact_epsilon
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial(AmplifiedLoss):
+    """A loss without what records and plans ask for."""
+
+    kind: ClassVar[str] = "partial"
+    rounds: int
+
+
+def test_losses_say_what_they_lack_and_take_no_name_of_another():
+    missing = "abstract class Partial.*draw_ratios.*epsilon.*first_rounds.*scaled.*unamplified"
+    with pytest.raises(TypeError, match=missing):
+        Partial(3)
+    with pytest.raises(TypeError, match="abstract class Amplification.*bound.*kind.*loss"):
+        Amplification()
+    for kind in ("gdp", "pld", "once"):
+        with pytest.raises(ValueError, match=f"kind is '{kind}' for Copied, the kind of"):
+            type("Copied", (AmplifiedLoss,), {"kind": kind})
+    # The same class again, as where a cell of a notebook runs twice.
+    again = {"kind": "once", "__module__": Once.__module__, "__qualname__": Once.__qualname__}
+    assert KINDS["once"] is Once
+    newer = type("Once", (Once,), again)
+    assert KINDS["once"] is newer
+    KINDS["once"] = Once
+
+
+def test_a_record_of_a_loss_that_is_not_imported_says_so():
+    record = dict(sampled().guarantee.to_dict())
+    record["other_loss"] = dict(record["other_loss"], kind="elsewhere")
+    with pytest.raises(ValueError, match="loss of kind 'elsewhere'.*import the module that"):
+        Guarantee.from_dict(record)
