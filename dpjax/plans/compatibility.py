@@ -545,12 +545,17 @@ def _sampler_rules(config: Any) -> _Rules:
     amplification = part.amplification()
     if amplification is None:
         clients = getattr(part, "turns", None) is not None
+        dealt = part.participation
+        pattern = part.pattern(config.rounds)
+        is_any = dealt is None and pattern == (config.rounds, 1)
         return {
             f"sampler is {text} with {relation}, but knows no clients: use samplers.Clients": (
                 protect.unit == "client" and not clients
             ),
             f"sampler is {text} with {relation}; an agent takes part in every round: protect "
-            "records, or use Random": part.participation is not None and protect.unit == "agent",
+            "records, or use Random": not is_any and protect.unit == "agent",
+            f"sampler is {text}, whose participation is {dealt} and whose pattern is {pattern}; "
+            "give both alike, or leave participation out": dealt not in (None, pattern),
         }
     # Designs that do not say so may depend on earlier rounds, or be no covariance.
     fresh = config.noise is None or not getattr(config.noise, "temporal", True)

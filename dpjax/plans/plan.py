@@ -28,7 +28,7 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.loss import AmplifiedLoss
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.mechanism import design as design_
-from dpjax.plans import calibration, compatibility, identity
+from dpjax.plans import calibration, compatibility, custom, identity
 from dpjax.plans.calibration import Calibrated, Target
 from dpjax.plans.config import Config
 from dpjax.plans.export import Export
@@ -95,6 +95,16 @@ class Plan:
         _validate.assign(self, noise=noise, guarantee=stated)
         # A second computation on purpose, from the very arrays that run.
         calibration.audit(self.target, noise, stated)
+        config = self.config
+        target = self.target
+        if compatibility.custom_names(config.sampler):
+            times = custom.check_sampler(target)
+            if noise is not None and target.amplification is not None:
+                custom.check_amplified(target, noise, stated.loss, times)
+        # For many agents an array [n, n], which a trial needs, may not fit.
+        dense = not scipy.sparse.issparse(self.mixing)
+        if noise is not None and dense and compatibility.custom_names(config.noise, noise):
+            custom.check_noise(target, noise)
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""

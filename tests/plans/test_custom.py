@@ -1,0 +1,352 @@
+"""Parts of a user's own: a few draws, and what they state, are tried when a plan is made."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dpjax.learning.samplers import Clients, Cyclic, Poisson, Random
+from dpjax.plans import compatibility, custom, noise, plan
+from dpjax.plans.calibration import DrawnNoise
+from dpjax.plans.links import ScaledNoise
+from dpjax.protocols import Draw, Sampler
+from dpjax.topology import graphs, mixing
+from dpjax.transforms import noise as noise_
+from tests.plans import test_amplification as amplified
+from tests.support import make_config
+
+RING = mixing.metropolis_hastings(graphs.ring(4))
+COUNTS = np.array([24, 12, 30, 24])
+frozen = dataclasses.dataclass(frozen=True)
+
+
+def made(sampler, counts=COUNTS, **changes):
+    options = {"relation": "zero_out_record", "rounds": 12, "design": "independent"}
+    return plan.make(make_config(sampler=sampler, **options | changes), RING, counts=counts)
+
+
+@frozen
+class Own(Random):
+    """Draws as it should."""
+
+
+@frozen
+class Blind(Own):
+    """Draws from no fewer records than twice a batch."""
+
+    def check(self, counts, agents=None):
+        if min(counts) < 8:
+            raise ValueError("too few")
+
+
+@frozen
+class Replaced(Random):
+    """With replacement: among many records hardly any comes twice."""
+
+    def draw(self, key, round, counts):
+        shape = (len(counts), self.batch_size)
+        return Draw(jax.random.randint(key, shape, 0, counts[:, None]), None)
+
+
+@frozen
+class Late(Random):
+    """Its first record twice, after a hundred rounds."""
+
+    def draw(self, key, round, counts):
+        drawn = super().draw(key, round, counts)
+        twice = drawn.rows.at[:, 1].set(drawn.rows[:, 0])
+        return drawn._replace(rows=jnp.where(round == 100, twice, drawn.rows))
+
+
+@frozen
+class Moved(Random):
+    """Rows by another origin."""
+
+    by: object = 1
+
+    def draw(self, key, round, counts):
+        drawn = super().draw(key, round, counts)
+        return drawn._replace(rows=drawn.rows + self.by)
+
+
+@frozen
+class Padded(Poisson):
+    """Padding counts as the first record."""
+
+    def draw(self, key, round, counts):
+        drawn = super().draw(key, round, counts)
+        return drawn._replace(padding=jnp.zeros_like(drawn.padding))
+
+
+@frozen
+class Restless(Cyclic):
+    """Every cycle is one round longer than it says."""
+
+    def draw(self, key, round, counts):
+        longer = Cyclic(self.epochs, self.separation + 1, self.batch_size)
+        return longer.draw(key, round, counts)
+
+
+@frozen
+class Rare(Random):
+    """Says that a record comes once."""
+
+    def pattern(self, rounds):
+        return 1, rounds
+
+
+@frozen
+class Unlike(Cyclic):
+    """Another participation than pattern."""
+
+    participation = (1, 3)
+
+
+@frozen
+class Anywhere(Poisson):
+    """Coins in every round, at the groups' rate."""
+
+    def draw(self, key, round, counts):
+        other = Poisson(self.expected * self.separation, self.capacity, self.records)
+        return other.draw(key, round, counts)
+
+
+@frozen
+class Alike(Poisson):
+    """One batch by any key."""
+
+    def draw(self, key, round, counts):
+        return super().draw(jax.random.key(0), round, counts)
+
+
+@frozen
+class Early(Clients):
+    """A client's record in another client's round."""
+
+    def draw(self, key, round, counts):
+        drawn = super().draw(key, round, counts)
+        return drawn._replace(rows=jnp.where(round == 4, 2, drawn.rows))
+
+
+@frozen
+class Bare(Sampler):
+    """Neither divisor nor draw."""
+
+
+@frozen
+class Undrawn(Bare):
+    divisor = 4.0
+
+
+@frozen
+class Real(Random):
+    """Rows that are no whole numbers."""
+
+    def draw(self, key, round, counts):
+        return Draw(super().draw(key, round, counts).rows * 1.0, None)
+
+
+@frozen
+class Infinite(Random):
+    divisor = math.nan
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    ("sampler", "changes", "text"),
+    [
+        (Replaced(4), {"counts": np.full(4, 9_000)}, r"round \d+ row \d+ twice; draw distinct"),
+        (Replaced(4), {"counts": None}, "twice; draw distinct rows"),
+        (Late(4), {"rounds": 101}, r"in round 100 row \d+ twice"),
+        (Moved(4), {}, "which has no record; draw from 0 to below counts"),
+        (Moved(4, -1), {"design": "non_private"}, "which has no record"),
+        (Padded(4.0, 6), {"epsilon": 2.0}, "row 0 twice"),
+        (Restless(4, 3, 12), {}, r"record \d+, against its pattern .*epochs=4, separation=3"),
+        (Rare(4), {}, "against its pattern .*epochs=1, separation=12"),
+        (Rare(4), {"relation": "replace_agent"}, "an agent takes part in every round"),
+        (Unlike(4, 3, 12), {}, r"participation is \(1, 3\) and whose pattern is \(4, 3\)"),
+        (
+            Anywhere(2.0, 6, separation=3), {"epsilon": 2.0}, "against its pattern"
+        ),
+        (Alike(4.0, 6), {"epsilon": 2.0}, "the same by 4 keys, which amplifies nothing"),
+        (
+            Early(3, 4, 1),
+            {"relation": "zero_out_client", "counts": np.full(4, 12)},
+            "in round 4 client 2, against its pattern",
+        ),
+        (Bare(), {}, "sampler.divisor is None; give a finite number above 0"),
+        (Infinite(4), {}, "sampler.divisor is nan"),
+        (Undrawn(), {}, "whose draw returns None; return a Draw of whole numbers"),
+        (Real(4), {}, "whose draw returns Draw.*float32.*return a Draw of whole numbers"),
+    ],
+)  # fmt: skip
+def test_a_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, changes, text):
+    with pytest.raises(ValueError, match=text):
+        made(sampler, **changes)
+
+
+def test_samplers_that_draw_as_they_say_are_planned():
+    for sampler in (Own(4), Blind(4)):
+        assert made(sampler).guarantee.custom == (type(sampler).__name__,)
+        made(sampler, counts=None)
+    assert made(frozen(type("Coins", (Poisson,), {}))(4.0, 6), epsilon=2.0)
+    # Nothing is drawn from millions of records, nor of the package's own.
+    made(Late(4), counts=np.full(4, 300_000), rounds=101, delta=1e-7)
+
+
+@frozen
+class Loss(amplified.Once):
+    """Another number than follows from the noise."""
+
+    times: float = 1.0
+    fewer: int = 0
+
+    @property
+    def draw_ratios(self):
+        return tuple(self.times * ratio for ratio in self.ratios)
+
+
+class Unhidden(Loss):
+    @property
+    def unamplified(self):
+        return 0.7 * max(self.ratios)
+
+
+class Rising(Loss):
+    def epsilon(self, delta):
+        return super().epsilon(delta) * math.sqrt(delta / 1e-5)
+
+
+class Endless(Loss):
+    def epsilon(self, delta):
+        return math.inf
+
+
+@frozen
+class Stating(amplified.OneDraw):
+    """States a loss that may contradict the noise."""
+
+    kind_of: type
+    times: float = 1.0
+    fewer: int = 0
+
+    def loss(self, target, noise):
+        honest = super().loss(target, noise)
+        return self.kind_of(honest.ratios, target.rounds - self.fewer, self.times)
+
+
+@frozen
+class Single(amplified.Single):
+    """Every record in one round, with another claim."""
+
+    claim: Stating = Stating(Loss)
+
+    def amplification(self, counts=None):
+        return self.claim
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    ("claim", "text"),
+    [
+        (Stating(Loss, times=0.99), "whose draw_ratios is .*, and the noise alone gives"),
+        (Stating(Unhidden), "whose unamplified is 1.*, and the noise alone gives"),
+        (Stating(Rising), "with epsilons .* numbers that fall"),
+        (
+            Stating(Endless),
+            "with epsilons inf, inf and inf|epsilon is .* whose exact epsilon is inf",
+        ),
+        (Stating(Loss, fewer=1), "of 7 rounds, with .*; state the run's 8 rounds"),
+    ],
+)
+def test_an_amplified_loss_that_contradicts_the_noise_is_refused(claim, text):
+    options = {"rounds": 8, "counts": np.full(4, 24)}
+    assert made(Single(8, 24), **options).guarantee.custom == ("Single", "Stating", "Loss")
+    with pytest.raises(ValueError, match=text):
+        made(Single(8, 24, claim=claim), **options)
+
+
+@frozen
+class Plain(ScaledNoise):
+    """Independent noise of a user's own, drawn by a function of a name."""
+
+    way: str = "fresh"
+
+    label, secrets = "plain", "own"
+
+    def unit(self, target):
+        size = target.protect.sensitivity * np.sqrt(target.pattern.epochs)
+        return np.full(target.agents, size * (1 + 1e-12))
+
+    def source(self, target):
+        return np.eye(target.agents)
+
+    def drawn(self, target):
+        return DrawnNoise(globals()[f"_{self.way}"], (target.rounds, target.agents))
+
+
+def _fresh(arrays, key, rounds, agents):
+    scales = jnp.full(agents, 1.0, jnp.float32) * arrays["noise_scale"]
+    return noise_.correlated(scales, key=key, rounds=rounds)
+
+
+def _keyless(arrays, key, rounds, agents):
+    return _fresh(arrays, jax.random.key(3, impl="threefry2x32"), rounds, agents)
+
+
+def _repeated(arrays, key, rounds, agents):
+    link = _fresh(arrays, key, rounds, agents)
+    return link._replace(
+        update=lambda updates, state, params=None: (link.update(updates, state)[0], state)
+    )
+
+
+def _undefined(arrays, key, rounds, agents):
+    return _fresh({"noise_scale": arrays["noise_scale"] * jnp.nan}, key, rounds, agents)
+
+
+def _hosted(arrays, key, rounds, agents):
+    return _fresh({"noise_scale": np.random.default_rng().uniform(1, 2)}, key, rounds, agents)
+
+
+def _narrow(arrays, key, rounds, agents):
+    link = _fresh(arrays, key, rounds, agents)
+
+    def update(updates, state, params=None):
+        noisy, state = link.update(updates, state)
+        return jax.tree.map(lambda leaf: leaf[:, :1], noisy), state
+
+    return link._replace(update=update)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ("keyless", "the same by two keys, or in two rounds"),
+        ("repeated", "the same by two keys, or in two rounds"),
+        ("undefined", "not finite"),
+        ("hosted", "another one by the same key"),
+        ("narrow", "of another size than the payload"),
+    ],
+)
+def test_noise_of_ones_own_is_drawn_once(way, text):
+    sampler = Random(4)
+    assert made(sampler, noise=Plain()).guarantee.custom == ("Plain",)
+    made(sampler, noise=Plain(), rounds=1)
+    with pytest.raises(
+        ValueError, match=f"noise is Plain.*, which draws noise that is {text}|{text}"
+    ):
+        made(sampler, noise=Plain(way))
+
+
+def test_parts_of_the_package_are_not_tried(monkeypatch):
+    for name in ("check_sampler", "check_noise", "check_amplified"):
+        monkeypatch.setattr(custom, name, None)
+    made(Random(4))
+    made(Poisson(4.0, 6), epsilon=2.0)
+    made(Random(4), noise=noise.Covariance(np.eye(4), "mine"))
+    assert compatibility.custom_names(Own(4)) == ("Own",)
