@@ -572,8 +572,9 @@ class Method(_Described, Protocol):
         """Whether every agent's part of a round follows from its own rows of all trees.
 
         True says that ``start``, ``emit``, ``send`` and ``absorb`` work on the rows of any agents,
-        and read neither the mixing matrix nor the number of all agents. Such a method also runs at
-        some agents alone (`dpjax.rounds`).
+        and read neither the mixing matrix, nor the number of all agents, nor an agent's own number.
+        Such a method also runs at some agents alone (`dpjax.rounds`). A class of your own that
+        replaces one of these functions says so again, else the answer is no.
         """
         return False
 

@@ -18,6 +18,7 @@ from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import Data, Info, Members, Outgoing, Rounds, Statics, first_leaves
 from dpjax.learning.problem import Problem
+from dpjax.plans import compatibility
 from dpjax.plans.optimizers import rows_of
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Arrays, Message, Models, State
@@ -289,7 +290,7 @@ def _rounds_of_agents(
     senders = [plan.senders[agent] for agent in members]
     method = plan.method
     combine = method.exchange.for_agents(plan.mixing, members, senders)
-    if not method.by_agent or combine is None:
+    if not compatibility.by_agent(method) or combine is None:
         raise ValueError(
             f"agents is {members} for method {method}, whose rounds need all agents; leave agents "
             "out, or give DSGD(gossip_steps=1), Tracking or GradientTracking"

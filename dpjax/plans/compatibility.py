@@ -369,6 +369,22 @@ def in_sums(part: object) -> bool:
     return method(part).noisy_means == "sums"
 
 
+def by_agent(part: Method) -> bool:
+    """Return whether an agent's part of a round follows from its own rows, as a method states it.
+
+    A class of a user's own that replaces a function of the round makes the statement itself: its
+    base's is of other functions.
+
+    Args:
+        part: A method on its network.
+    """
+    kinds = type(part).__mro__
+    stated = next(kind for kind in kinds if packaged(kind) or "by_agent" in vars(kind))
+    functions = ("start", "emit", "send", "absorb")
+    same = all(getattr(stated, name, None) is getattr(kinds[0], name) for name in functions)
+    return part.by_agent and same
+
+
 def _packaged_kinds(part: object) -> list[type]:
     """The classes of the package that a part's class is, or inherits, the nearest first."""
     return [kind for kind in type(part).__mro__ if packaged(kind)]

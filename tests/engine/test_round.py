@@ -194,6 +194,7 @@ class PushSum(dp.methods.DSGD):
     """Models and public weights travel together; each agent divides what it sends."""
 
     stochastic = "columns"
+    by_agent = True
 
     def start(self, ctx, models):
         return ctx.optimizer.init(models), models, jnp.ones(len(jax.tree.leaves(models)[0]))

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import dpjax as dp
+from dpjax.algorithms.disk import DiSK
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.learning.samplers import Clients, Cyclic, Poisson, Random
 from dpjax.plans import compatibility, custom, noise, plan
 from dpjax.plans.calibration import DrawnNoise
@@ -16,7 +19,7 @@ from dpjax.protocols import Draw, Sampler
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
 from tests.plans import test_amplification as amplified
-from tests.support import make_config
+from tests.support import make_config, make_problem
 
 RING = mixing.metropolis_hastings(graphs.ring(4))
 COUNTS = np.array([24, 12, 30, 24])
@@ -341,6 +344,36 @@ def test_noise_of_ones_own_is_drawn_once(way, text):
         ValueError, match=f"noise is Plain.*, which draws noise that is {text}|{text}"
     ):
         made(sampler, noise=Plain(way))
+
+
+@frozen
+class Numbered(DSGD):
+    """Weighs what it sends by the agents' numbers, which one agent alone does not know."""
+
+    def send(self, ctx, public_state, emission, noisy):
+        weighted = jax.tree.map(lambda leaf: (leaf.T * jnp.arange(len(leaf))).T, noisy)
+        return super().send(ctx, public_state, emission, weighted)
+
+
+class Stated(Numbered):
+    by_agent = True
+
+
+class Renamed(DiSK):
+    """Nothing of a round is another one."""
+
+    def measured(self, public_state):
+        return public_state.models
+
+
+@pytest.mark.mutant
+def test_a_method_that_replaces_a_part_says_again_that_agents_can_run_alone():
+    assert not compatibility.by_agent(Numbered())
+    for method in (DSGD(), DiSK(), frozen(Stated)(), Renamed()):
+        assert compatibility.by_agent(method)
+    own = made(Random(4), method=Numbered(), relation="replace_agent", rounds=2, counts=None)
+    with pytest.raises(ValueError, match="whose rounds need all agents"):
+        dp.rounds(own, make_problem(4), agents=(1,))
 
 
 def test_parts_of_the_package_are_not_tried(monkeypatch):
