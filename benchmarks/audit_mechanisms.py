@@ -426,10 +426,10 @@ def audited(
     """Measure a plan.
 
     Args:
-        made: A plan, or a broken copy.
+        outcome: A plan, or a broken copy.
         seeds: Of the runs.
         after: Victims that are tried; None is all of them.
-        reference: The plan whose statement is audited; None is ``made``.
+        reference: The plan whose statement is audited; None is ``outcome``.
         test: Whether to confirm by one event on fresh seeds.
 
     Returns:

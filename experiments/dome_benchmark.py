@@ -406,7 +406,7 @@ def wins(rows: Any, minimum: float = 0.0) -> list[dict[str, Any]]:
     Args:
         rows: Rows of the last round with "design", "budget_epsilon", "k", "seed", ``points``.
             A rival without a sketch is at one k of its own, and compared at every k of DOME's.
-        least: Points that a win is at least.
+        minimum: Points that a win is at least.
 
     Returns:
         "epsilon", "k", "against", "gain in points", "standard error", "seeds", how many times as
@@ -449,7 +449,7 @@ def summary(result: list[dict[str, Any]]) -> str:
     """The outcomes in a line a rival: where DOME wins, where it loses, what cannot be told.
 
     Args:
-        found: Rows of `wins`.
+        result: Rows of `wins`.
     """
     lines = []
     for rival in dict.fromkeys(row["against"] for row in result):

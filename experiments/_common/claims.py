@@ -100,7 +100,7 @@ def verdict(gain: float, margin: float, minimum: float = 0.0) -> str:
     Args:
         gain: The mean gain.
         margin: Half its interval; nan for one seed.
-        least: What is claimed.
+        minimum: What is claimed.
 
     Returns:
         `YES` above 0 by more than the margin and not below the claim; `NO` below the claim by more
@@ -170,7 +170,7 @@ def below(gain: float, margin: float, maximum: float) -> str:
     Args:
         gain: The mean gain.
         margin: Half its interval; nan for one seed.
-        most: What it shall be less than.
+        maximum: What it shall be less than.
 
     Returns:
         `YES` where it is less by more than the margin, `NO` where it is more by that or no number,

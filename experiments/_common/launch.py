@@ -80,7 +80,7 @@ def check(
 
     Args:
         config: The experiment's config.
-        least: Whole numbers by option that are at least something else.
+        minimum: Whole numbers by option that are at least something else.
         known: By option, the names that it may hold.
         empty: Lists that may be empty.
         free: Options that may be any number.

@@ -244,7 +244,7 @@ def reported(
     Args:
         trials: Settings of one method.
         fit: As in `search`.
-        whole: Trains on all training records, and measures on test records.
+        complete: Trains on all training records, and measures on test records.
         seeds: Of the runs that are reported.
         tuning_seeds: Of the trials; none of ``seeds``.
         measurements: How often runs are measured.
