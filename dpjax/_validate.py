@@ -428,6 +428,8 @@ def memory(
         )
 
 
-def rounds_in_memory(rounds: int) -> None:
-    """Refuse a number of rounds whose strategy cannot be made: a few [T, T] at a time."""
+def rounds_in_memory(value: object) -> int:
+    """Return a number of rounds whose strategy can be made: a few [T, T] at a time."""
+    rounds = integer("rounds", value)
     memory("rounds", rounds, "a strategy [T, T] and what makes it", 3, rounds, rounds)
+    return rounds

@@ -122,7 +122,7 @@ def identity(rounds: int) -> Strategy:
         >>> temporal.identity(2).tolist()
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    _validate.rounds_in_memory(_validate.integer("rounds", rounds))
+    _validate.rounds_in_memory(rounds)
     return np.eye(rounds)
 
 
@@ -144,7 +144,7 @@ def anti_pgd(rounds: int) -> Strategy:
                [1., 1., 0.],
                [1., 1., 1.]])
     """
-    _validate.rounds_in_memory(_validate.integer("rounds", rounds))
+    _validate.rounds_in_memory(rounds)
     return np.tri(rounds)
 
 

@@ -71,8 +71,7 @@ def gram(
                [1., 1., 1.]])
     """
     schedule = schedule_of(mixing)
-    rounds = _validate.integer("rounds", rounds)
-    _validate.rounds_in_memory(rounds)
+    rounds = _validate.rounds_in_memory(rounds)
     root = None if covariance is None else _root(covariance, schedule.shape[-1])
     weights = _reversing(schedule[0]) if len(schedule) == 1 else None
     if weights is not None:
@@ -93,7 +92,7 @@ def prefix_sum_gram(rounds: int) -> Gram:
     Raises:
         ValueError: for rounds below 1, or more than memory holds.
     """
-    _validate.rounds_in_memory(_validate.integer("rounds", rounds))
+    rounds = _validate.rounds_in_memory(rounds)
     # Round t's sum has noise s in it from s on: T - max(s, t) sums have both.
     index = np.arange(rounds)
     return len(index) - np.maximum.outer(index, index).astype(np.float64)
