@@ -62,7 +62,16 @@ def inverse_diagonal(
     matrix = _validate.square("covariance", covariance)
     if abs(matrix - matrix.T).max() > 1e-12 * abs(matrix).max():
         raise ValueError("covariance is not symmetric; give (R + R') / 2 if that is meant")
-    return _from_covariance(np.tril(matrix) + np.tril(matrix, -1).T)
+    return _from_covariance(np.tril(matrix) + np.tril(matrix, -1).T)[1]
+
+
+def inverse(covariance: Matrix) -> Matrix:
+    """R^-1 to rounding, refused where `inverse_diagonal` refuses.
+
+    Args:
+        covariance: [n, n] symmetric positive definite R.
+    """
+    return _from_covariance(covariance)[0]
 
 
 def _singular(name: str) -> ValueError:
@@ -107,7 +116,8 @@ def _bounds(
     return np.linalg.norm(residual, axis=0), size
 
 
-def _from_covariance(matrix: Matrix) -> Vector:
+def _from_covariance(matrix: Matrix) -> tuple[Matrix, Vector]:
+    """R^-1 to rounding, and the upper bound on its diagonal."""
     n = len(matrix)
     powers = _powers(np.sqrt(abs(matrix.diagonal())), "covariance")
     matrix = matrix * powers[:, None] * powers
@@ -127,7 +137,7 @@ def _from_covariance(matrix: Matrix) -> Vector:
     bound = root**2 * (1 + 16 * UNIT)
     if not (computed > 0).all() or (bound > 1.01 * computed).any():
         raise _singular("covariance")
-    return bound * powers**2
+    return inverse * powers[:, None] * powers, bound * powers**2
 
 
 def _from_factor(factor: Numbers) -> Vector:

@@ -5,6 +5,9 @@ and losses below what follows from the noise alone. Nobody loses less than an ou
 noisy sums, and what that one gains follows from the factor.
 """
 
+import contextlib
+import functools
+from collections import Counter
 from typing import Any
 
 import jax
@@ -12,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array
 
 from dpjax import _validate
 from dpjax._numerics import THREEFRY
@@ -24,11 +26,12 @@ from dpjax.protocols import Draw
 
 __all__ = ()
 
-# Records of all agents in the rounds that a key draws, and most records; keys, since two of them
-# may well draw the same few records.
-_RECORDS = 200_000
-_MOST_RECORDS = 1_000_000
+# Records of all agents in the rounds that a key draws, and keys: two of them may well draw the same
+# few records.
+_RECORDS = 50_000
 _KEYS = 4
+
+_key = functools.partial(jax.random.key, impl=THREEFRY)
 
 
 def check_sampler(target: Any) -> int:
@@ -37,8 +40,7 @@ def check_sampler(target: Any) -> int:
     Some keys draw for the plan's numbers of records, and for as few as a batch holds, among which
     draws with replacement meet. What passes drew distinct rows in a round, all of them there, and
     what is protected in rounds of the pattern alone; an amplified one drew other batches by other
-    keys. That holds of these rounds and keys: a trial is no proof. Nothing is drawn from more than
-    a million records.
+    keys. That holds of these rounds and keys: a trial is no proof.
 
     Args:
         target: The config on its network.
@@ -52,64 +54,59 @@ def check_sampler(target: Any) -> int:
     sampler = target.sampler
     name = f"sampler is {_validate.shown(sampler)}"
     _validate.positive("sampler.divisor", sampler.divisor)
-    key = jax.random.key(0, impl=THREEFRY)
+    draw = jax.jit(sampler.draw)
     few = np.ones(target.agents, np.int32)
-    draw = jax.eval_shape(sampler.draw, key, np.int32(0), few)
-    if not isinstance(draw, Draw) or draw.rows.dtype.kind != "i":
-        raise ValueError(f"{name}, whose draw returns {draw}; return a Draw of whole numbers")
-    few *= draw.rows.shape[1]
+    batch = jax.eval_shape(draw, _key(0), 0, few)
+    if not isinstance(batch, Draw):
+        raise ValueError(f"{name}, whose draw returns {batch}; return a protocols.Draw")
+    few *= batch.rows.shape[1]
     limit = few if target.counts is None else target.counts
-    # A number that no record has, for all that is drawn beyond them.
-    beyond = limit.max()
-    if beyond * len(limit) > _MOST_RECORDS:
-        return 0
-    few = np.minimum(few, limit)
-    probes = [limit]
+    probes = []
     # A sampler says itself which numbers it can draw from.
-    try:
+    with contextlib.suppress(ValueError):
         sampler.check(few)
-        probes.insert(0, few)
-    except ValueError:
-        probes = probes[target.counts is None :]
-    rounds = np.arange(min(target.rounds, 2 + _RECORDS // (beyond * len(limit))))
-    keys = jax.random.split(key, (_KEYS, len(rounds)))
-    if sampler.key_of == "run":
-        keys = jnp.broadcast_to(keys[:, :1], keys.shape)
-    of_rounds = jax.vmap(sampler.draw, (0, 0, None))
-    draws = jax.jit(jax.vmap(of_rounds, (0, None, None)))
-    unit = target.protect.unit
+        probes.append(np.minimum(few, limit))
+    if target.counts is not None:
+        probes.append(limit)
+    most = limit.max()
+    rounds = min(target.rounds, 2 + _RECORDS // (most * len(limit)))
     pattern = target.pattern
-    most = 0
+    span = pattern.epochs * pattern.separation
+    # Record r is of client r mod M.
+    units = pattern.separation if target.protect.unit == "client" else most
+    batches = set[object]()
+    times = Counter[object]()
     for counts in probes:
-        rows, padding = draws(keys, rounds, counts)
-        padding = np.broadcast_to(False if padding is None else padding, rows.shape)
-        *places, _ = present = np.nonzero(~padding)
-        # Negative numbers turn into large ones.
-        drawn = np.minimum(np.uint32(rows[present]), beyond)
-        times = np.zeros((*rows.shape[:3], beyond + 1), int)
-        np.add.at(times, (*places, drawn), 1)
-        came = np.zeros_like(times)
-        # Record r is of client r mod M.
-        came[(*places, drawn % pattern.separation if unit == "client" else drawn)] = 1
-        since = rounds[:, None, None] - came.argmax(1)[:, None]
-        off = (since % pattern.separation > 0) | (since >= pattern.epochs * pattern.separation)
-        faults = {
-            "row {}, which has no record; draw from 0 to below counts": times
-            * (np.arange(beyond + 1) >= limit[:, None]),
-            "row {} twice; draw distinct rows, as each place is clipped alone": times > 1,
-            f"{unit} {{}}, against its pattern {pattern}; draw by the pattern": came * off,
-        }
-        for text, fault in faults.items():
-            for _, round, agent, number in np.argwhere(fault)[:1]:
-                drew = text.format(number)
-                raise ValueError(f"{name}, which draws of agent {agent} in round {round} {drew}")
-        most = int(times.sum(1).max())
-    if most and target.amplification is not None and (times == times[0]).all():
+        # The plan's own numbers are the last.
+        batches.clear()
+        times.clear()
+        first = dict[object, int]()
+        for seed, turn in np.ndindex(_KEYS, rounds):
+            number = turn if sampler.key_of == "round" else 0
+            key = jax.random.fold_in(_key(seed), number)
+            rows, padding = draw(key, turn, counts)
+            masked = np.ma.array(rows, mask=False if padding is None else padding)
+            batches.add((turn, masked.filled(-1).tobytes()))
+            for agent, places in enumerate(masked):
+                drawn = places.compressed().tolist()
+                records = {row for row in drawn if 0 <= row < limit[agent]}
+                times.update((seed, agent, row) for row in records)
+                since = [
+                    turn - first.setdefault((seed, agent, row % units), turn) for row in records
+                ]
+                off = any(gap % pattern.separation or gap >= span for gap in since)
+                if off or len(records) < len(drawn):
+                    raise ValueError(
+                        f"{name}, which draws rows {_validate.shown(drawn)} of agent {agent} in "
+                        f"round {turn}; draw distinct rows, from 0 to below {limit[agent]}, by the "
+                        f"pattern {pattern}"
+                    )
+    if target.amplification is not None and len(batches) == rounds:
         raise ValueError(
             f"{name}, whose batches are the same by {_KEYS} keys, which amplifies nothing; draw "
             "them by the key, or return None from amplification"
         )
-    return most
+    return max(times.values(), default=0)
 
 
 def check_amplified(target: Any, noise: Any, loss: Any, times: int) -> None:
@@ -129,24 +126,21 @@ def check_amplified(target: Any, noise: Any, loss: Any, times: int) -> None:
     Raises:
         ValueError: Naming the loss, what it states, and the remedy.
     """
-    name = f"loss is {_validate.shown(loss)}"
     moved = draw_sensitivity(target, noise.strategy) * np.sqrt(noise.inverse_diagonal())
     # Columns of a strategy differ, and a record may have missed the largest.
     known = moved.min() * times**0.5 if noise.strategy is None else 0.0
-    for field, least in {"draw_ratios": moved, "unamplified": known}.items():
-        value = getattr(loss, field)
-        if not np.all(value >= least):
-            raise ValueError(
-                f"{name}, whose {field} is {value}, and the noise alone gives {least}; state as "
-                "much, by accounting.loss.draw_ratios"
-            )
     delta = target.budget.delta
-    first, second, third = [loss.epsilon(share * delta) for share in (0.1, 0.5, 1.0)]
-    if loss.rounds != target.rounds or not np.inf > first >= second >= third >= 0:
-        raise ValueError(
-            f"{name} of {loss.rounds} rounds, with epsilons {first}, {second} and {third} at "
-            f"deltas up to {delta}; state the run's {target.rounds} rounds, and numbers that fall"
-        )
+    first, second, last = [loss.epsilon(share * delta) for share in (0.1, 0.5, 1.0)]
+    refusals = {
+        f"draw_ratios is {loss.draw_ratios}, and one draw moves messages by {moved}; give "
+        "accounting.loss.draw_ratios(target, noise)": not np.all(loss.draw_ratios >= moved),
+        f"unamplified is {loss.unamplified}, and {known} of a record that came {times} times; give "
+        "the mu of known batches": not loss.unamplified >= known,
+        f"epsilon is {first}, {second} and {last} at deltas that rise to {delta}; give finite "
+        "numbers from 0 that fall": not np.inf > first >= second >= last >= 0,
+        f"rounds is {loss.rounds}; give {target.rounds}": loss.rounds != target.rounds,
+    }
+    _validate.refuse({f"loss is {loss}, whose {why}": wrong for why, wrong in refusals.items()})
 
 
 def check_noise(target: Any, noise: Any) -> None:
@@ -156,7 +150,7 @@ def check_noise(target: Any, noise: Any) -> None:
     What passes is no proof.
 
     Args:
-        target: The config on its network, of a dense mixing matrix.
+        target: The config on its network.
         noise: The noise as it will run.
 
     Raises:
@@ -164,39 +158,31 @@ def check_noise(target: Any, noise: Any) -> None:
     """
     method = target.method
     privatizer = noise.privatizer(target)
-    arrays = {"mixing": np.float32(target.mixing), **noise.arrays}
+    arrays = {"mixing": target.mixing, **noise.arrays}
     payload = method.payload({"w": jnp.zeros((target.agents, 1 + method.min_entries), "f4")})
-    public = jax.random.key(0, impl=THREEFRY)
 
-    def draw(seed: Array) -> Array:
-        key = jax.random.key(seed, impl=THREEFRY)
-        link = optax.with_extra_args_support(privatizer.transformation(arrays, key))
+    def draw(seed: int) -> np.ndarray:
+        link = optax.with_extra_args_support(privatizer.transformation(arrays, _key(seed)))
         state = link.init(payload)
         rounds = []
         for _ in range(min(2, target.rounds)):
-            noisy, state = link.update(payload, state, key=public)
+            # A round's public key is the same for all secret ones.
+            noisy, state = link.update(payload, state, key=_key(0))
             rounds.append(ravel_pytree(noisy)[0])
-        return jnp.stack(rounds)
+        return np.array(rounds)
 
-    # A function of its own is traced anew, and numbers from elsewhere than the key are others.
-    trials = [np.asarray(jax.jit(lambda seed: draw(seed))(seed)) for seed in (1, 2, 1)]
-    drawn = np.concatenate(trials[:2])
-    faults = {
-        "of another size than the payload": privatizer.opened is None
-        and drawn[0].shape != ravel_pytree(payload)[0].shape,
-        "that is not finite": not np.isfinite(drawn).all(),
-        # One program may round the same normals in two ways.
-        "that is the same by two keys, or in two rounds": (
-            np.isclose(drawn[:, None], drawn).all(2).sum() > len(drawn)
-        ),
-        "that is another one by the same key": not np.allclose(trials[0], trials[2]),
-    }
-    for text, fault in faults.items():
-        if fault:
-            raise ValueError(
-                f"noise is {_validate.shown(target.config.noise)}, which draws noise {text}; draw "
-                "it by the key and the count of rounds alone"
-            )
+    first, other, again = map(draw, (1, 2, 1))
+    drawn = np.concatenate([first, other])
+    # One program may round the same normals in two ways.
+    repeated = np.isclose(drawn[:, None], drawn).all(2).sum() > len(drawn)
+    fits = privatizer.opened is not None or drawn[0].shape == ravel_pytree(payload)[0].shape
+    if repeated or not (fits and np.allclose(first, again) and np.isfinite(drawn).all()):
+        raise ValueError(
+            f"noise is {_validate.shown(target.config.noise)}, which by two keys in two rounds "
+            f"draws {_validate.shown(drawn[:, :2].tolist())}, ...; draw finite noise of the "
+            "payload's shape by the key and the count of rounds alone: other numbers in each round "
+            "and by each key, and the same ones again"
+        )
 
 
 def check_stated_loss(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> None:
@@ -278,13 +264,9 @@ def _deviations(factor: np.ndarray, sum_only: bool) -> np.ndarray:
         return np.asarray(np.linalg.norm(matrix.sum(axis=0)) + rounding * lost)
     if wide.ndim == 1:
         return np.abs(wide) * (1 + rounding)
-    # Refuses a singular one: its weights would be rounding alone.
-    precision.inverse_diagonal(wide @ wide.T)
-    sizes = np.linalg.norm(wide, axis=1)
-    scaled = wide / sizes[:, None]
-    # Agents of other sizes are scaled alike, so that no weight of a small one is lost.
-    inverse = np.linalg.inv(scaled @ scaled.T)
+    # Refuses a singular one, whose weights would be rounding alone.
+    inverse = precision.inverse(wide @ wide.T)
     weights = inverse / np.diag(inverse)[:, None]
-    deviations = np.linalg.norm(weights @ scaled, axis=1)
-    lost = np.linalg.norm(np.abs(weights) @ np.abs(scaled), axis=1)
-    return sizes * (deviations + rounding * lost)
+    deviations = np.linalg.norm(weights @ wide, axis=1)
+    lost = np.linalg.norm(np.abs(weights) @ np.abs(wide), axis=1)
+    return deviations + rounding * lost

@@ -101,9 +101,7 @@ class Plan:
             times = custom.check_sampler(target)
             if noise is not None and target.amplification is not None:
                 custom.check_amplified(target, noise, stated.loss, times)
-        # For many agents an array [n, n], which a trial needs, may not fit.
-        dense = not scipy.sparse.issparse(self.mixing)
-        if noise is not None and dense and compatibility.custom_names(config.noise, noise):
+        if noise is not None and compatibility.custom_names(config.noise, noise):
             custom.check_noise(target, noise)
 
     def __repr__(self) -> str:
