@@ -93,8 +93,8 @@ class Forecast:
         independent: True where agents draw their noise apart (R is diagonal).
         disagreement_rate: Noise in agents' own models around the average, over the largest drift
             and for one parameter; 0 for methods that do not gossip models.
-        sampled: The run's loss where batches are Poisson-sampled; mu then is the same noise's
-            without sampling, from which epsilon does not follow.
+        sampled: The run's loss where batches are secret and amplify; mu then is the same noise's
+            on known batches, from which epsilon does not follow.
         largest_batch: Records of the smallest agent, which no batch exceeds; infinity where
             unknown. The batch's own size where a larger one changes how often a record takes part.
 
@@ -345,7 +345,7 @@ def forecast(
     accountant: budget.Accountant = "gdp",
     strategy: Matrix | None = None,
     budgets: ArrayLike | None = None,
-    filled: ArrayLike = 1.0,
+    fill_share: ArrayLike = 1.0,
     sampled: AmplifiedLoss | None = None,
     spread: float = 0.0,
     records: float = inf,
@@ -367,8 +367,8 @@ def forecast(
         accountant: How epsilons are told.
         strategy: [T, T] C over rounds; None is fresh noise.
         budgets: [n] mu_i that each agent's budget allows; None is ``mu`` for all.
-        filled: How much of a batch is records, [n] or [T, n]; the rest is padding.
-        sampled: The loss where batches are Poisson-sampled, ``mu`` being that without sampling.
+        fill_share: How much of a batch is records, [n] or [T, n]; the rest is padding.
+        sampled: The loss where secret batches amplify, ``mu`` being that of known ones.
         spread: What `disagreement` returned; 0 leaves it out.
         records: Those of the agent with the fewest; infinity where unknown.
 
@@ -386,7 +386,7 @@ def forecast(
     divisor = batch_size if unit == "record" else 1
     sent = steps[:, None] * np.broadcast_to(reach, (len(steps), n))
     # All gradients of one direction, each as long as its clip allows.
-    drift = float(clip_norm * (sent * filled).sum())
+    drift = float(clip_norm * (sent * fill_share).sum())
 
     def over_rounds(responses: Numbers) -> float:
         """|C^-T Y|, whose square is the variance of sum_t y_t' (C^-1 Z)_t."""

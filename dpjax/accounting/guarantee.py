@@ -420,7 +420,7 @@ class Guarantee(Record):
 
         Raises:
             ValueError: For a phase that passes the total or has another delta; a total of other
-                agents; losses of batches drawn by Poisson sampling, for which adding up does not
+                agents; losses of secret batches, for which adding up is not known to
                 hold; coalitions, whose numbers a departure changes; gradients="view", whose phases
                 do not compose; another total than stated.
 

@@ -311,8 +311,9 @@ class Target:
         if self.diagonals(strategy) > separation:
             raise ValueError(
                 f"strategy has more than {separation} diagonals as a run applies it, in whose rows "
-                "two draws of a record meet, which no amplified loss here covers; give noise with "
-                f"bands of at most {min(separation, rounds_.WIDEST + 1)}, or use Cyclic"
+                "two draws of a record meet, which no amplified loss here covers; give bands of C "
+                f"(not of C^-1) of at most {min(separation, rounds_.WIDEST + 1)}, as "
+                "noise.PrefixSum(bands=b) has, or use Cyclic"
             )
         # A draw moves the rows of its round's column, and no later draw shares one of them.
         norms = [float(np.linalg.norm(matrix, axis=0).max()) for matrix in _applied(strategy)]

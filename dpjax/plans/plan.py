@@ -146,8 +146,8 @@ class Plan:
     def counts(self) -> np.ndarray | None:
         """[n] records of each agent, which those of a run must equal.
 
-        The sampler must know them for Poisson-sampled batches, whose loss depends on them, and
-        full ones; else they may be None.
+        The sampler must know them for secret batches, whose loss depends on them, and full ones;
+        else they may be None.
         """
         return self.target.counts
 
@@ -298,7 +298,8 @@ class Plan:
         """Noise in the average model against the largest drift of clipped gradients.
 
         And that in agents' own models around it. Reads the plan and no data; see
-        `dpjax.accounting.forecast`.
+        `dpjax.accounting.forecast`. It is of models that gossip mixes by W once a round, and knows
+        no other exchange of a method.
 
         Args:
             parameters: d, entries of one agent's model.
@@ -349,7 +350,7 @@ class Plan:
             accountant=accountant,
             strategy=self.strategy,
             budgets=None if budget is None or budget.each is None else budget.allowed_mu(),
-            filled=1.0 if counts is None else self._filled(counts),
+            fill_share=1.0 if counts is None else self._fill_share(counts),
             spread=self._disagreement,
             records=math.inf if counts is None else int(np.min(counts)),
         )
@@ -369,7 +370,7 @@ class Plan:
             config.method.gossip_steps,
         )
 
-    def _filled(self, counts: Counts) -> np.ndarray:
+    def _fill_share(self, counts: Counts) -> np.ndarray:
         """How much of each batch is records, [T, n] or [n]."""
         records = _validate.finite_array("counts", counts, ndim=1)
         if len(records) != self.agents:
@@ -458,8 +459,8 @@ def make(
             polynomial of W then need no array [n, n]; other noise needs some, and is refused where
             memory does not hold them.
         counts: [n] records of each agent (`Partition.counts`), or the partition, whose names then
-            stand in messages: needed where the sampler must know them, as for Poisson-sampled
-            batches and full ones. A run refuses other ones.
+            stand in messages: needed where the sampler must know them, as for secret batches
+            that amplify and for full ones. A run refuses other ones.
         design: A design made earlier for the same mixing matrix, budget and horizon (a saved
             one, say); made here when None.
         strategy: [T, T] C over rounds made earlier, in place of the one that the config's noise
