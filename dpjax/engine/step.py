@@ -63,6 +63,8 @@ _RUN = 2**32 - 3
 class Secret(NamedTuple):
     """The part of a state that nobody else may see; no checkpoint holds it.
 
+    Guarantee: it is not shown with a state, and pickling it raises a TypeError.
+
     Attributes:
         noise: The privatizer's state: noise keys and past noise.
         batches: The key of secret batches, where their secrecy amplifies; else None.
@@ -70,6 +72,21 @@ class Secret(NamedTuple):
 
     noise: Tree
     batches: PRNGKeyArray | None = None
+
+    def __repr__(self) -> str:
+        """Hide the keys: notebooks and logs show states."""
+        return "Secret(...)"
+
+    def __deepcopy__(self, memo: object) -> "Secret":
+        """Itself, since arrays of JAX do not change; copies would else be pickled."""
+        return self
+
+    def __reduce__(self) -> str:
+        """Refuse to be pickled, in simulations too: their loops become those of releases."""
+        raise TypeError(
+            "secret of a state gives its noise away, so it is not pickled; store "
+            "state._replace(secret=()), and go on with rounds.init(stored)"
+        )
 
 
 class Outgoing(NamedTuple):

@@ -1,7 +1,9 @@
 """`dpjax.rounds`: a loop of one's own has the bits of a run, and what it refuses."""
 
+import copy
 import dataclasses
 import functools
+import pickle
 import secrets
 
 import jax
@@ -187,6 +189,20 @@ def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
     assert rounds.init(stored).round == state.round
     again = models_of(rounds)
     jax.tree.map(np.testing.assert_array_equal, again.models, state.models)
+
+
+def test_secrets_are_neither_shown_nor_pickled():
+    plan, task = make("mafalda")
+    for agents in (None, (3,)):
+        rounds = dp.rounds(plan, task, agents=agents)
+        state = rounds.init()
+        sent = rounds.outgoing(state)
+        for value in (state, sent):
+            assert "secret=Secret(...)" in repr(value) and "key" not in repr(value)
+            with pytest.raises(TypeError, match=r"store state._replace\(secret=\(\)\)"):
+                pickle.dumps(value)
+        assert copy.deepcopy(state).secret is state.secret
+        pickle.dumps(jax.device_get(state._replace(secret=())))
 
 
 @dataclasses.dataclass(frozen=True)
