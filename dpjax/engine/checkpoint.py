@@ -31,7 +31,7 @@ from dpjax.engine.arguments import Tasks
 from dpjax.learning.problem import Problem
 from dpjax.plans.identity import described
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Tree
+from dpjax.protocols import Message, Tree
 
 __all__ = ()
 
@@ -174,7 +174,6 @@ def check_alike(arguments: Sequence[Identity]) -> Identity:
     Raises:
         ValueError: On all processes, naming what differs.
     """
-    records = [identity[_LOCAL] for identity in arguments]
     # Of the training data each process may hold its own agents' alone.
     shared = [{**identity, _LOCAL: ""} for identity in arguments]
     for number, identity in enumerate(shared):
@@ -184,7 +183,7 @@ def check_alike(arguments: Sequence[Identity]) -> Identity:
                 f"process {number} (there) was not called like process 0 (here), which differs in "
                 f"{differing}; make the same call in every process"
             )
-    return {"records of processes": " ".join(records)}
+    return {"records of processes": " ".join(identity[_LOCAL] for identity in arguments)}
 
 
 def _configs(plans: Sequence[Plan]) -> Identity:
@@ -220,11 +219,6 @@ def differences(stored: Identity, current: Identity) -> str:
         values = f"{stored.get(name, 'nothing')} there, {current.get(name, 'nothing')} here"
         texts.append(f"{name} ({values})" if len(values) < _SHORT else name)
     return ", ".join(texts)
-
-
-def _fingerprint(identity: Identity) -> str:
-    """Return the SHA-256 of an identity, in hexadecimal."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def tree_digest(tree: Tree) -> str:
@@ -338,7 +332,9 @@ class Storage:
                 beside = target.with_name(f".{target.name}.lock")
                 lock = _files.Lock("key_file", place.key_file, beside, passing=True)
                 stack.callback(lock.close)
-                self.key_file = keys.KeyFile(place.key_file, _fingerprint(identity))
+                text = json.dumps(identity, sort_keys=True)
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                self.key_file = keys.KeyFile(place.key_file, digest)
             with processes.all_gather_errors_and_values():
                 if self.folder is not None and processes.is_first():
                     self._open(self.folder, stack)
@@ -453,7 +449,7 @@ class Storage:
         new = not self.begun and not os.path.lexists(file.path)
         return (file.create() if new else file.key())[None]
 
-    def check_sent(self, done: int) -> None:
+    def check_sent(self, done: int, *, is_noted: bool = False) -> None:
         """Refuse a release that sent more rounds than its stored state covers.
 
         Guarantee: the stored state covers all rounds that may have been sent, but for the last one,
@@ -461,19 +457,33 @@ class Storage:
 
         Args:
             done: Rounds done.
+            is_noted: Whether the key file has a note of every round that the state has done. A file
+                without it is another one: fresh noise would send the state's round again.
 
         Raises:
-            ValueError: If more were sent.
+            ValueError: If more were sent, or fewer.
         """
         if self.key_file is None:
             return
         sent = self.key_file.sent()
-        # A killed run may have noted a round that its stored state lacks: it is sent again.
-        if sent > done + 1:
+        # A killed run may have noted a round that its stored state lacks: it is sent again. A state
+        # from before the first round proves nothing, and is refused beside a new file.
+        if sent > done + 1 or (is_noted and sent < max(done, 1)):
             raise ValueError(
-                f"key_file {self.key_file.path} says that {sent} rounds were sent, the checkpoint "
-                f"is of {done}; restore the newest, or begin another run and account for both"
+                f"key_file {self.key_file.path} says that {sent} rounds were sent, the state is of "
+                f"{done}; go on from the newest state with the key file of its own noise, or begin "
+                "another run and account for both"
             )
+
+    def note_sent(self, done: int, message: Message) -> None:
+        """Note that the message of a round may be out; `KeyFile.note_sent` refuses another one.
+
+        Args:
+            done: Rounds done before.
+            message: Of this round.
+        """
+        if self.key_file is not None:
+            self.key_file.note_sent(done + 1, tree_digest(message))
 
 
 def check_storage(plans: Sequence[Plan], storage: Checkpoint) -> None:

@@ -20,9 +20,9 @@ from jaxtyping import Array
 from dpjax import _numerics, _validate
 from dpjax._programs import compiled
 from dpjax.engine import program
-from dpjax.engine.checkpoint import Storage, tree_digest
+from dpjax.engine.checkpoint import Storage
 from dpjax.engine.state import RunState, not_finite
-from dpjax.engine.step import Data, Metrics, Outgoing, Rounds, Statics, finite_leaves, first_leaves
+from dpjax.engine.step import Data, Metrics, Outgoing, Rounds, Statics, finite_leaves
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Arrays, Message, State, Tree
 from dpjax.topology import mixing
@@ -121,12 +121,11 @@ class HostDriver:
         arguments = run.arguments
         sent, sums = _outgoing(*arguments, run.sums)
         message = jax.tree.map(lambda leaf: np.array(leaf[0, 0]), jax.device_get(sent.message))
-        expected = _delivered(inputs.statics, inputs.arrays, message)
+        expected = delivered(inputs.statics, _numerics.shapes(inputs.arrays), message)
         # First the state: a killed run makes the very same message of it again.
         run.save()
-        if run.storage.key_file is not None:
-            # Then the digest: no other payload may go out under the noise of this round.
-            run.storage.key_file.note_sent(run.done + 1, tree_digest(message))
+        # Then the digest: no other payload may go out under the noise of this round.
+        run.storage.note_sent(run.done, message)
         places = _not_finite(message)
         if places:
             raise ValueError(not_finite(f"round {run.done} (from 0), at {places},"))
@@ -190,22 +189,15 @@ class HostDriver:
         statics, arrays, data, *_ = run.arguments
         outgoing = _outgoing.trace(*run.arguments, run.sums)
         sent, _ = outgoing.out_info
-        message = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape[2:], leaf.dtype), sent.message
-        )
-        # JAX shortens shapes of a release's float64 noise itself, and warns of it since 0.12.
-        sent = jax.tree.map(lambda leaf: leaf.update(dtype=_canonical(leaf.dtype)), sent)
-        incoming = _incoming.trace(*run.arguments, sent, _delivered(statics, arrays, message))
+        # The run's own secret has the same shapes; JAX would shorten the float64 of past noise.
+        sent = sent._replace(secret=run.state.secret)
+        message = _numerics.shapes(sent.message, dropped=2)
+        received = delivered(statics, _numerics.shapes(arrays), message)
+        incoming = _incoming.trace(*run.arguments, sent, received)
         programs = [outgoing, incoming]
         for length in np.unique(np.diff(run.schedule.marks, prepend=0)).tolist():
             programs.append(_measured.trace(statics, length, data, run.state, run.sums))
         return programs
-
-
-def _canonical(dtype: np.dtype) -> np.dtype:
-    """The dtype that shapes have outside of double precision; keys keep theirs."""
-    extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
-    return dtype if extended else jax.dtypes.canonicalize_dtype(dtype)
 
 
 def _sent_axes(axes: State) -> Outgoing:
@@ -237,14 +229,11 @@ def _incoming(statics: Statics, *arguments: Tree) -> State:
     """The stacked state of the run after it has received its messages."""
     *inputs, sent, received = arguments
 
-    def half(rounds: Rounds, state: State, sent: Outgoing, received: Message) -> State:
-        return rounds.incoming(state, sent, received)
-
     # Of the one seed and the one plan.
     received = jax.tree.map(lambda leaf: leaf[None, None], received)
     return program.each_run(
         statics,
-        half,
+        lambda rounds, *halves: rounds.incoming(*halves),
         program.RunInputs(*inputs),
         sent,
         received,
@@ -259,11 +248,17 @@ def _measured(statics: Statics, length: int, data: Data, state: State, sums: Met
     return jax.tree.map(lambda leaf: leaf[None], values)
 
 
-def _delivered(statics: Statics, arrays: Arrays, message: Message) -> Message:
-    """Shapes of the result of the method's exchange."""
+def delivered(statics: Statics, arrays: Arrays, message: Message) -> Message:
+    """Shapes of the result of the method's exchange; costs nothing in a compiled program.
+
+    Args:
+        statics: What is static.
+        arrays: One plan's arrays, traced or not, or their shapes.
+        message: Of all agents, or its shapes.
+    """
 
     def value(arrays: Arrays, message: Message) -> Message:
-        return statics.method.exchange(first_leaves(arrays), jnp.int32(0), message).value
+        return statics.method.exchange(arrays, jnp.int32(0), message).value
 
     return jax.eval_shape(value, arrays, message)
 
@@ -337,11 +332,9 @@ def check_delivered(subject: str, received: Message, expected: Message) -> None:
         return f"{leaf.dtype}{list(leaf.shape)}"
 
     actual = jax.tree.map(kind, received)
-    delivered = jax.tree.map(kind, expected)
-    if actual != delivered:
-        raise ValueError(
-            f"{subject} {actual}, the method's exchange delivers {delivered}; give that"
-        )
+    kinds = jax.tree.map(kind, expected)
+    if actual != kinds:
+        raise ValueError(f"{subject} {actual}, the method's exchange delivers {kinds}; give that")
 
 
 def _not_finite(message: Message) -> list[str]:

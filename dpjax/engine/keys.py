@@ -117,7 +117,7 @@ class KeyFile:
         return _wrapped(self._read()["key"])
 
     def sent(self) -> int:
-        """The number of rounds whose messages may be out, where a host loop notes it; else 0."""
+        """The number of rounds whose messages may be out, where a driver notes it; else 0."""
         return self._read().get("sent", 0)
 
     def note_sent(self, rounds: int, message: str) -> None:

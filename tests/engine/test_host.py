@@ -207,7 +207,7 @@ def test_a_release_whose_newest_state_is_lost_is_refused(network, small, tmp_pat
     shutil.copytree(tmp_path / "c", tmp_path / "elsewhere")
     (tmp_path / "c" / "state.npz").unlink()
     again = Wire(one, changes=lossy)
-    with pytest.raises(ValueError, match="says that 7 rounds were sent, the checkpoint is of 0"):
+    with pytest.raises(ValueError, match="says that 7 rounds were sent, the state is of 0"):
         run(one, small, transport=again, **options)
     assert not again.sent
     # With its newest state it goes on.
