@@ -1,29 +1,43 @@
 """One round at a time, for a training loop of a user's own: `dpjax.rounds`."""
 
 import functools
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from dpjax import _files, _validate
+from dpjax._numerics import fold_in, shapes
 from dpjax._programs import compiled
-from dpjax.data.partition import local
-from dpjax.engine import arguments, checkpoint, keys, program
+from dpjax.data.partition import Partition, blocks, local
+from dpjax.engine import arguments, checkpoint, host, keys, program
 from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.inputs import Inputs
-from dpjax.engine.step import Data, Info, Members, Outgoing, Rounds, Statics, first_leaves
+from dpjax.engine.step import (
+    NOT_FINITE,
+    Data,
+    Info,
+    Members,
+    Metrics,
+    Outgoing,
+    Rounds,
+    Secret,
+    Statics,
+    first_leaves,
+)
 from dpjax.learning.problem import Problem
 from dpjax.plans import compatibility
 from dpjax.plans.optimizers import rows_of
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Arrays, Message, Models, State
+from dpjax.protocols import Arrays, Message, Models, State, Tree
 
 __all__ = ["Rounds", "rounds"]
+
+# Folded into noise keys: apart from rounds and from the batches' number.
+_MARK = 2**32 - 2
 
 
 def rounds(
@@ -46,36 +60,42 @@ def rounds(
 
     and `Outgoing` has ``message``, leaves [n, ...], and ``metrics``, scalars by name. Send
     ``sent.message`` and nothing else: ``sent.secret`` has the noise key, and ``sent.carry`` is an
-    agent's own. ``received``
-    is the value of the method's exchange: for D-SGD every agent's average W m of all messages m,
-    leaves [n, ...]; for a server the sum without the agents' axis, and the number of clients in it.
-    All functions are compiled. They are pure: batch and noise of a round follow from the seed and
-    ``state.round``, and the same state gives the same message. Past round T models are NaN.
+    agent's own. ``received`` is the value of the method's exchange: for D-SGD every agent's average
+    W m of all messages m, leaves [n, ...]; for a server the sum without the agents' axis, and the
+    number of clients in it. Its tree, shapes and dtypes are checked, its values are not: models
+    that receive NaN are NaN, and so are the next messages of models.
 
-    Guarantee: the plan's (``plan.guarantee``), for all messages of the T rounds together. The
-    guarantees of `dpjax.run`'s result also name custom parts of the problem, and what finite
-    precision adds within the budget. It holds where every round sends its message once, or again
-    unchanged. Whoever steps one state twice with different ``received`` values sends the noise of
-    the next round with two payloads, which no guarantee covers. Metrics are not private.
+    All functions are compiled. They are pure: batch and noise of a round follow from the seed and
+    ``state.round``, and the same state gives the same message. Past round T models and messages are
+    NaN, and so are those of a state with the secret of another seed, loop or round.
+
+    Guarantee: the plan's, for all messages of the T rounds together; ``rounds.guarantee`` states it
+    as the result of `dpjax.run` does, with custom parts of the problem and what finite precision
+    adds within the budget. It holds where every round sends its message once, or again unchanged.
+    Whoever steps one state twice with different ``received`` values sends the noise of the next
+    round with two payloads, which no guarantee covers; a release refuses that. Metrics are not
+    private.
 
     A stored state (of all agents) goes on by ``init(stored)``, which draws the secret of its round
-    again; with the secret of another round its models are NaN. A key file does not say which rounds
-    were sent: a loop that was stopped goes on from its stored state, never from the beginning.
+    again. ``state.secret`` must not be stored or sent: whoever has it subtracts the noise. States
+    do not show it, and it is not pickled. A simulation draws it from the seed, and its functions
+    can be compiled into a program of your own.
 
-    ``state.secret`` must not be stored or sent: whoever has it subtracts the noise. A simulation
-    draws it from the seed. A release draws its noise key from the operating system and keeps it in
-    ``key_file``, which serves one plan, problem and seed, and which no other loop may use
-    meanwhile. Do not compile `Rounds.init` of a release into a program of your own, which would
-    hold the key. Store models, memory and round before a message goes out, and delete the file
-    after the last round. A message that is not finite (``metrics["not_finite"]`` of a release) must
-    not go out.
+    A release draws its noise key from the operating system and keeps it in ``key_file``, which
+    serves one plan, problem and seed, and which no other loop may use meanwhile; copies are not
+    noticed. ``outgoing`` and ``step`` note the round and a digest of its message in it before they
+    return. They refuse another message of that round, an earlier round, and a message that is not
+    finite; ``init`` refuses a state of earlier or of other rounds. Call one of the two in a round:
+    their messages may differ in the last bits. Store models, memory and round before a message goes
+    out, and delete the file after the last round.
 
     With ``agents=(3,)`` these are the rounds of some agents alone, say of one that has a process of
     its own. All arrays lead with ``len(agents)``. ``received`` has the messages of other agents as
-    they were sent, leaves [agents, senders, ...] in the order of ``plan.senders[agent]``; places
-    beyond an agent's senders may hold anything. ``step`` raises an error, and metrics are of these
-    agents only. The programs hold their records, their rows of W and of the noise's factor, and
-    nothing of any other agent. They agree with a run up to rounding, about 1e-6.
+    they were sent, leaves [agents, senders, ...] in the order of ``plan.senders[agent]``, up to the
+    most senders of an agent; places beyond an agent's senders may hold anything. ``step`` raises an
+    error, and metrics are of these agents only. The programs hold their records, their rows of W
+    and of the noise's factor, and nothing of any other agent. They agree with a run up to rounding,
+    about 1e-6.
 
     Guarantee: the plan's. An agent draws the raw normals of its whole group (agents whose noise is
     correlated), as every member of a group does who holds the group's seed. So agents of one group
@@ -96,7 +116,9 @@ def rounds(
     Raises:
         ValueError: For a plan that does not fit the problem; for a release without a key file, with
             one of another loop, or on a device whose sums are not repeatable; for agents whose
-            method, exchange or noise needs all agents, and for agents of a release.
+            method, exchange or noise needs all agents, and for agents of a release. From the
+            functions, for a state without a secret and received values of other kinds; of a
+            release, for states that it refuses, and inside a program of your own.
 
     Example:
         >>> import dpjax as dp
@@ -142,9 +164,9 @@ def rounds(
     arguments.check_device(plans, None)
     data = Inputs.of(plans, problems, seeds)
     # Refuses a release whose numbers are too coarse for its budget.
-    data.with_precision_cost(plans, problems)
+    (priced,) = data.with_precision_cost(plans, problems)
     statics = data.statics
-    run = _Run(
+    instance = _Instance(
         first_leaves(data.arrays),
         data.data,
         data.batch_keys[0],
@@ -152,40 +174,36 @@ def rounds(
         keys.throwaway(1)[0] if plan.config.release else keys.derive(seed, "noise"),
         jnp.int32(plan.config.rounds),
     )
-    models = jax.tree.map(lambda leaf: leaf[0, 0], data.start(None, 1))
+    models = data.start(None, 1)
     if agents is not None:
-        return _rounds_of_agents(plan, problem, statics, run, models, agents)
-    if not plan.config.release:
-        return _functions(statics, run, models)
-    # The key file is of these very programs: others would put its noise on other gradients.
-    state = _initial(statics, run, models)
-    programs = [function.trace(statics, run, state) for function in (_outgoing, _step)]
-    values = ((data.models, None), data.arrays, state.memory)
-    identity = checkpoint.of_run(tasks, {"driver": "rounds"}, values, programs, data.memory.devices)
-    # A stored state goes on with the key of its own noise: another one sends its round twice.
-    is_new = not os.path.lexists(key_file or "")
-    storage = Storage(identity, place)
-    functions = _functions(statics, run._replace(noise_key=storage.noise_keys()[0]), models)
-    if is_new:
-        functions = functions._replace(init=functools.partial(_begin, functions.init))
-    for function in functions:
-        # Its lock lasts as long as any of them can be called.
-        vars(function)["storage"] = storage
+        functions = _rounds_of_agents(plan, problem, statics, instance, models, agents)
+    elif plan.config.release:
+        # The key file is of these very programs: others would put its noise on other gradients.
+        state = _initial(statics, instance, models)
+        outgoing = _outgoing.trace(statics, instance, state)
+        # The state's own secret has the same shapes, of which JAX would shorten float64.
+        sent = outgoing.out_info._replace(secret=state.secret)
+        received = host.delivered(statics, instance.arrays, sent.message)
+        programs = [
+            _initial.trace(statics, instance, models),
+            outgoing,
+            _incoming.trace(statics, instance, state, sent, received),
+            _step.trace(statics, instance, state),
+        ]
+        values = ((data.models, None), data.arrays, state.memory)
+        devices = data.memory.devices
+        identity = checkpoint.of_run(tasks, {"driver": "rounds"}, values, programs, devices)
+        storage = Storage(identity, place)
+        instance = instance._replace(noise_key=storage.noise_keys()[0])
+        functions = _functions(statics, instance, models, storage)
+    else:
+        functions = _functions(statics, instance, models)
+    functions.guarantee = priced.guarantee
     return functions
 
 
-def _begin(init: Callable[[], State], stored: State | None = None) -> State:
-    """The first state of a release whose key file was made just now."""
-    if stored is not None:
-        raise ValueError(
-            "stored is a state of before, and the key file is new; a release goes on only with "
-            "the key file of its own noise, and ends without it"
-        )
-    return init()
-
-
-class _Run(NamedTuple):
-    """The arguments that all programs of one plan and one seed share."""
+class _Instance(NamedTuple):
+    """One plan with one seed: the arguments that all of its programs share."""
 
     arrays: Arrays
     data: Data
@@ -194,87 +212,157 @@ class _Run(NamedTuple):
     last: Int[Array, ""]
 
 
-def _functions(statics: Statics, run: _Run, models: Models) -> Rounds:
-    """The compiled functions of one plan and one seed.
+def _functions(
+    statics: Statics, instance: _Instance, models: Models, storage: Storage | None = None
+) -> Rounds:
+    """The compiled functions of one plan and one seed; a release notes what it may have sent.
 
-    Functions of their own, since a partial's repr would print a release's key and its records.
+    Functions of their own, since a partial's repr would print a release's key and its records. They
+    hold the storage, whose lock lasts as long as any of them can send.
     """
 
     def init(stored: State | None = None) -> State:
-        return _initial(statics, run, models, stored)
+        if stored is None:
+            state = _initial(statics, instance, models)
+        elif isinstance(stored, State):
+            # A run stacks its states over seeds and plans.
+            arrays = jax.tree.map(lambda leaf: leaf[None], instance.arrays)
+            noise_keys = instance.noise_key[None]
+            secret = program.secret(statics, arrays, models, noise_keys, stored.round)
+            secret = jax.tree.map(lambda x: x if program.is_counter(x) else x[0], secret)
+            state = _marked(stored._replace(secret=secret), _mark(instance.noise_key))
+        else:
+            raise ValueError(f"stored is {type(stored).__name__}; give a State of these rounds")
+        if storage is not None:
+            # `Storage.noise_keys` cannot refuse a new key file for all drivers: a loop's state
+            # comes later, where that of a run is in its folder.
+            storage.check_sent(int(state.round), is_noted=stored is not None)
+        return state
+
+    def note(state: State, message: Message, metrics: Metrics) -> None:
+        if storage is None:
+            return
+        is_refused = metrics[NOT_FINITE]
+        if isinstance(is_refused, jax.core.Tracer):
+            raise ValueError(
+                "state is traced in a release, whose key file notes every round; call these "
+                "functions as they are, which are compiled"
+            )
+        if is_refused:
+            raise ValueError(
+                "state has a message that is not finite, and nothing goes out: models diverged, "
+                "all rounds are done, or the secret is of another round or loop"
+            )
+        storage.note_sent(int(state.round), message)
 
     def outgoing(state: State) -> Outgoing:
-        return _outgoing(statics, run, state)
+        sent = _outgoing(statics, instance, state)
+        note(state, sent.message, sent.metrics)
+        return sent
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
-        return _incoming(statics, run, state, sent, received)
+        return _incoming(statics, instance, state, sent, received)
 
     def step(state: State) -> tuple[State, Info]:
-        return _step(statics, run, state)
+        new, info = _step(statics, instance, state)
+        note(state, info.messages, info.metrics)
+        return new, info
 
     return Rounds(init, outgoing, incoming, step)
 
 
-def _initial(statics: Statics, run: _Run, models: Models, stored: State | None = None) -> State:
-    first = _first(statics, run, models)
-    if stored is None:
-        return first
-    if not isinstance(stored, State):
-        raise ValueError(f"stored is {type(stored).__name__}; give a State of these rounds")
-    # A run stacks its states over seeds and plans.
-    stacked = jax.tree.map(lambda leaf: leaf[None], run.arrays)
-    models = jax.tree.map(lambda leaf: leaf[None, None], models)
-    secret = program.secret(statics, stacked, models, run.noise_key[None], stored.round)
-    of_seed = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], secret)
-    return stored._replace(secret=of_seed)
+@compiled()
+def _initial(statics: Statics, instance: _Instance, models: Models) -> State:
+    start = first_leaves(first_leaves(models))
+    state = statics.initial(instance.arrays, start, instance.batch_key, instance.noise_key)
+    return _marked(state, _mark(instance.noise_key))
 
 
 @compiled()
-def _first(statics: Statics, run: _Run, models: Models) -> State:
-    return statics.initial(run.arrays, models, run.batch_key, run.noise_key)
-
-
-@compiled()
-def _outgoing(statics: Statics, run: _Run, state: State) -> Outgoing:
-    return _rounds(statics, run).outgoing(_planned(run.last, state))
+def _outgoing(statics: Statics, instance: _Instance, state: State) -> Outgoing:
+    return _rounds(statics, instance).outgoing(state)
 
 
 @compiled()
 def _incoming(
-    statics: Statics, run: _Run, state: State, sent: Outgoing, received: Message
+    statics: Statics, instance: _Instance, state: State, sent: Outgoing, received: Message
 ) -> State:
-    return _planned(run.last, _rounds(statics, run).incoming(state, sent, received))
+    expected = host.delivered(statics, instance.arrays, sent.message)
+    host.check_delivered("received is", received, expected)
+    return _rounds(statics, instance).incoming(state, sent, received)
 
 
 @compiled()
-def _step(statics: Statics, run: _Run, state: State) -> tuple[State, Info]:
-    new, info = _rounds(statics, run).step(_planned(run.last, state))
-    return _planned(run.last, new), info
+def _step(statics: Statics, instance: _Instance, state: State) -> tuple[State, Info]:
+    return _rounds(statics, instance).step(state)
 
 
-def _rounds(statics: Statics, run: _Run) -> Rounds:
-    draw = functools.partial(statics.draw, run.data, run.batch_key)
-    return statics.rounds(run.arrays, run.noise_key, draw, frozen=run.data.frozen)
+def _rounds(statics: Statics, instance: _Instance) -> Rounds:
+    draw = functools.partial(statics.draw, instance.data, instance.batch_key)
+    functions = statics.rounds(
+        instance.arrays, instance.noise_key, draw, frozen=instance.data.frozen
+    )
+    return _guarded(functions, _mark(instance.noise_key), instance.last)
 
 
-def _planned(last: Int[Array, ""], state: State) -> State:
-    """The state, its models NaN past the last round, and where its noise is of another round.
+def _guarded(functions: Rounds, mark: PRNGKeyArray, last: Int[Array, ""]) -> Rounds:
+    """The functions, for states of this mark and rounds up to the last one alone.
 
-    A stored state with the secret of a new one would send noise that went out already.
+    Guarantee: of other states nothing is sent, and models become NaN. Their noise went out already,
+    or is that of other agents. Compiled code cannot raise.
     """
-    valid = state.round <= last
-    for leaf in jax.tree.leaves(state.secret):
-        if program.is_counter(leaf):
-            valid &= leaf == state.round
-    models = jax.tree.map(lambda leaf: jnp.where(valid, leaf, jnp.nan), state.models)
-    return state._replace(models=models)
+
+    def is_valid(state: State, secret: Secret, ahead: int = 0) -> Bool[Array, ""]:
+        if not isinstance(secret, Secret):
+            raise ValueError("state has no secret; give init(state), which draws it again")
+        valid = (secret.mark == mark) & (state.round < last)
+        for leaf in jax.tree.leaves(secret):
+            if program.is_counter(leaf):
+                valid &= leaf == state.round + ahead
+        return valid
+
+    def outgoing(state: State) -> Outgoing:
+        valid = is_valid(state, state.secret)
+        message, carry, metrics, secret = functions.outgoing(state)
+        # NaN in the models is not enough: clipping takes gradients that are not finite for 0.
+        return Outgoing(_blanked(valid, message), carry, _blanked(valid, metrics), secret)
+
+    def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        new = functions.incoming(state, sent, received)
+        return new._replace(models=_blanked(is_valid(state, sent.secret, 1), new.models))
+
+    def step(state: State) -> tuple[State, Info]:
+        valid = is_valid(state, state.secret)
+        new, info = functions.step(state)
+        return new._replace(models=_blanked(valid, new.models)), _blanked(valid, info)
+
+    return Rounds(functions.init, outgoing, incoming, step)
+
+
+def _blanked(valid: Bool[Array, ""], tree: Tree) -> Tree:
+    """The tree where a state is valid; else NaN, in place of whole numbers 0, of flags True."""
+
+    def blanked(leaf: Array) -> Array:
+        is_number = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return jnp.where(valid, leaf, jnp.nan if is_number else leaf.dtype == bool)
+
+    return jax.tree.map(blanked, tree)
+
+
+def _mark(noise_key: PRNGKeyArray, agents: Sequence[int] = ()) -> PRNGKeyArray:
+    """What tells states apart that are of other noise, or of other agents."""
+    return functools.reduce(fold_in, agents, fold_in(noise_key, _MARK))
+
+
+def _marked(state: State, mark: PRNGKeyArray) -> State:
+    return state._replace(secret=state.secret._replace(mark=mark))
 
 
 def _rounds_of_agents(
     plan: Plan,
     problem: Problem,
     statics: Statics,
-    run: _Run,
+    instance: _Instance,
     models: Models,
     agents: Sequence[int],
 ) -> Rounds:
@@ -295,7 +383,7 @@ def _rounds_of_agents(
             f"agents is {members} for method {method}, whose rounds need all agents; leave agents "
             "out, or give DSGD(gossip_steps=1), Tracking or GradientTracking"
         )
-    arrays: Arrays = rows_of(run.arrays, members)
+    arrays: Arrays = rows_of(instance.arrays, members)
     # Their rows of W are in what combines messages.
     arrays = {name: array for name, array in arrays.items() if name != "mixing"}
     privatizer = statics.privatizer
@@ -310,18 +398,20 @@ def _rounds_of_agents(
         privatizer, arrays = noise
     numbers = Members(tuple(members), plan.agents)
     statics = statics._replace(agents=len(members), privatizer=privatizer, members=numbers)
-    data = _records_of(problem, members)._replace(frozen=run.data.frozen)
-    start = jax.tree.map(lambda leaf: leaf[np.array(members)], models)
+    data = _records_of(problem, members)._replace(frozen=instance.data.frozen)
+    start = jax.tree.map(lambda leaf: leaf[0, 0, np.array(members)], models)
     # Once and outside of any program: keys of other links follow from the noise key, and none of
     # them may enter one.
-    added = statics.transformation(arrays, run.noise_key)
-    first = statics.initial(arrays, start, run.batch_key, run.noise_key, added)
-    draw = functools.partial(statics.draw, data, run.batch_key)
-    functions = statics.rounds(
-        arrays, run.noise_key, draw, frozen=data.frozen, transformation=added
-    )
-    # The functions below must not keep the run, which has the others' records and keys.
-    last = run.last
+    noise_key = instance.noise_key
+    added = statics.transformation(arrays, noise_key)
+    mark = _mark(noise_key, members)
+    first = statics.initial(arrays, start, instance.batch_key, noise_key, added)
+    first = _marked(first, mark)
+    draw = functools.partial(statics.draw, data, instance.batch_key)
+    parts = statics.rounds(arrays, noise_key, draw, frozen=data.frozen, transformation=added)
+    # The functions below must not keep the instance, which has the others' records and keys.
+    guarded = _guarded(parts, mark, instance.last)
+    widest = max(map(len, senders))
 
     def init(stored: State | None = None) -> State:
         if stored is not None:
@@ -332,29 +422,24 @@ def _rounds_of_agents(
         return first
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
-        value = combine(state.round, sent.message, received)
-        return _planned(last, functions.incoming(state, sent, value))
+        expected = shapes(sent.message, len(members), widest)
+        host.check_delivered("received is", received, expected)
+        return guarded.incoming(state, sent, combine(state.round, sent.message, received))
 
     def step(state: State) -> tuple[State, Info]:
         raise ValueError(
             f"step needs messages of others than agents {members}; call outgoing and incoming"
         )
 
-    def outgoing(state: State) -> Outgoing:
-        return functions.outgoing(_planned(last, state))
-
-    return Rounds(init, jax.jit(outgoing), jax.jit(incoming), step)
+    return Rounds(init, jax.jit(guarded.outgoing), jax.jit(incoming), step)
 
 
 def _records_of(problem: Problem, agents: Sequence[int]) -> Data:
     """The records of some agents, one agent's after the other's."""
-    partition = problem.partition
-    indices = np.asarray(partition.indices)[agents]
-    counts = np.asarray(partition.counts)[agents]
-    # Behind an agent's records its row is padded.
-    places = indices[np.arange(indices.shape[1]) < counts[:, None]]
+    rows = problem.partition.indices[agents]
+    counts = problem.partition.counts[agents]
+    first, (places,) = blocks(Partition(rows, counts), 1)
     if problem.local:
-        places = np.searchsorted(local(partition), places)
-    first = np.cumsum(counts) - counts
-    data = Data(problem.x[places], problem.y[places], indices, counts, (), first)
+        places = np.searchsorted(local(problem.partition), places)
+    data = Data(problem.x[places], problem.y[places], rows, counts, (), first)
     return jax.tree.map(jnp.asarray, data)

@@ -20,6 +20,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from dpjax import _validate
 from dpjax._agents import gathered
 from dpjax._numerics import fold_in
+from dpjax.accounting.guarantee import Guarantee
 from dpjax.engine.arguments import Plans, Problems
 from dpjax.learning.query import AgentQuery, RecordQuery, UngatheredBatch, keyed
 from dpjax.plans.plan import Plan
@@ -68,10 +69,13 @@ class Secret(NamedTuple):
     Attributes:
         noise: The privatizer's state: noise keys and past noise.
         batches: The key of secret batches, where their secrecy amplifies; else None.
+        mark: Of states of `dpjax.rounds`: derives from the noise key and the agents, and tells
+            other states apart; else None.
     """
 
     noise: Tree
     batches: PRNGKeyArray | None = None
+    mark: PRNGKeyArray | None = None
 
     def __repr__(self) -> str:
         """Hide the keys: notebooks and logs show states."""
@@ -118,10 +122,18 @@ class Info(NamedTuple):
     messages: Message
 
 
-class Rounds(NamedTuple):
-    """The rounds of one plan and one seed: pure functions of the state, which can be jitted.
+class _Functions(NamedTuple):
+    init: Callable[..., State]
+    outgoing: Callable[[State], Outgoing]
+    incoming: Callable[[State, Outgoing, Message], State]
+    step: Callable[[State], tuple[State, Info]]
 
-    The batch and the noise of a round follow from the seed and from ``state.round``.
+
+class Rounds(_Functions):
+    """The rounds of one plan and one seed: four pure functions of the state.
+
+    The batch and the noise of a round follow from the seed and from ``state.round``. They can be
+    jitted, but for those of a release.
 
     Attributes:
         init: ``init() -> State`` before the first round. That of `dpjax.rounds` also takes a stored
@@ -131,6 +143,7 @@ class Rounds(NamedTuple):
         incoming: ``incoming(state, sent, received) -> State``, from the message on; ``state`` is
             the one that `outgoing` had.
         step: ``step(state) -> (State, Info)``: both, with the method's own exchange.
+        guarantee: Of `dpjax.rounds`: what all T rounds guarantee; no item of the tuple.
 
     Example:
         >>> import dpjax as dp
@@ -139,10 +152,7 @@ class Rounds(NamedTuple):
         ('init', 'outgoing', 'incoming', 'step')
     """
 
-    init: Callable[..., State]
-    outgoing: Callable[[State], Outgoing]
-    incoming: Callable[[State, Outgoing, Message], State]
-    step: Callable[[State], tuple[State, Info]]
+    guarantee: Guarantee
 
 
 class RoundDraw(NamedTuple):

@@ -18,11 +18,13 @@ from dpjax.engine import checkpoint, keys
 from dpjax.engine import round as round_
 from dpjax.engine.host import local_transport
 from dpjax.plans.scheduled import ScheduledLaplace
+from dpjax.plans.sums import Discrete
 from dpjax.protocols import Emission
 from dpjax.topology import links
 from dpjax.transforms import noise
 from dpjax.transforms.optimizers import scale_by_adam
-from tests.support import make_problem, run, with_factor
+from tests.plans import test_aggregate
+from tests.support import make_problem, with_factor
 
 N = 6
 T = 6
@@ -162,6 +164,11 @@ def test_models_are_nan_past_the_last_round(name):
     assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(state.models))
 
 
+def all_nan(tree):
+    """Whether all numbers of a tree are NaN."""
+    return all(np.isnan(leaf).all() for leaf in jax.tree.leaves(tree))
+
+
 def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
     monkeypatch.setattr(secrets, "randbits", lambda bits: 12345)
     plan, task = make("anti-pgd", release=True)
@@ -172,23 +179,234 @@ def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
     # What a notebook shows of them holds neither the key nor records.
     assert "Array" not in repr(rounds) and len(repr(rounds)) < 1000
     state = models_of(rounds)
-    assert float(rounds.step(state)[1].metrics["not_finite"]) == 1
-    same_bits(state.models, run(plan, task, seeds=[0], key_file=tmp_path / "run.key"))
+    result = dp.run(plan, task, seeds=[0], checkpoint=dp.Checkpoint(key_file=tmp_path / "run.key"))
+    same_bits(state.models, result)
+    assert rounds.guarantee == result.guarantees[0] and rounds.guarantee.added_epsilon > 0
+    for function in (rounds.step, rounds.outgoing):
+        with pytest.raises(ValueError, match="not finite, and nothing goes out.*rounds are done"):
+            function(state)
     # No other loop may use the key meanwhile, and no other problem at all.
     with pytest.raises(ValueError, match="which another process uses"):
         dp.rounds(plan, task, key_file=path)
     stored = state._replace(secret=())
-    with pytest.raises(ValueError, match="and the key file is new"):
-        rounds.init(stored)
+    # Each of its functions that may send holds the lock.
     del rounds
-    with pytest.raises(ValueError, match="and the key file is new"):
+    with pytest.raises(ValueError, match="which another process uses"):
+        dp.rounds(plan, task, key_file=path)
+    del function
+    with pytest.raises(ValueError, match="says that 0 rounds were sent, the state is of 6"):
         dp.rounds(plan, task, key_file=tmp_path / "fresh.key").init(stored)
     with pytest.raises(ValueError, match="belongs to another run"):
         dp.rounds(plan, make_problem(N, seed=1), key_file=path)
+    assert dp.rounds(plan, task, key_file=path).init(stored).round == state.round
+
+
+def test_a_key_file_is_of_all_programs(tmp_path, monkeypatch):
+    plan, task = make("whisper", release=True)
+    programs = []
+
+    def of_run(tasks, options, values, traced, devices):
+        programs.extend(traced)
+        return {}
+
+    monkeypatch.setattr(checkpoint, "of_run", of_run)
+    dp.rounds(plan, task, key_file=tmp_path / "key")
+    # The first state, both halves, and both in one.
+    assert len({program.lower().as_text() for program in programs}) == 4
+
+
+@pytest.mark.mutant
+def test_a_release_sends_one_message_a_round(tmp_path, monkeypatch):
+    plan, task = make("whisper", release=True)
+    path = tmp_path / "key"
     rounds = dp.rounds(plan, task, key_file=path)
-    assert rounds.init(stored).round == state.round
-    again = models_of(rounds)
-    jax.tree.map(np.testing.assert_array_equal, again.models, state.models)
+    first = rounds.init()
+    stored = jax.device_get(first._replace(secret=()))
+    sent = rounds.outgoing(first)
+    # The same message may go out again, also after a restart.
+    rounds.outgoing(first)
+    del rounds
+    rounds = dp.rounds(plan, task, key_file=path)
+    first = rounds.init(stored)
+    rounds.outgoing(first)
+    other = jax.tree.map(lambda leaf: leaf + 1, stored.models)
+    for function in (rounds.outgoing, rounds.step):
+        with pytest.raises(ValueError, match="notes another message of round 1, or a later"):
+            function(first._replace(models=other))
+    state = first
+    for _ in range(2):
+        state, _ = rounds.step(state)
+    with pytest.raises(ValueError, match="notes another message of round 1, or a later"):
+        rounds.outgoing(first)
+    # A round that was set back, before any of its messages.
+    with pytest.raises(ValueError, match="says that 2 rounds were sent, the state is of 0"):
+        rounds.init(stored)
+    with pytest.raises(ValueError, match="says that 2 rounds were sent, the state is of 0"):
+        rounds.init()
+    assert rounds.init(state._replace(secret=())).round == 2
+    with pytest.raises(ValueError, match="says that 2 rounds were sent, the state is of 3"):
+        rounds.init(state._replace(secret=(), round=state.round + 1))
+
+    # A broken copy that notes nothing sends the noise of a round with two payloads.
+    monkeypatch.setattr(checkpoint.Storage, "note_sent", lambda storage, done, message: None)
+    again = rounds.outgoing(first._replace(models=other))
+    payloads = jax.tree.map(lambda leaf, other: other - leaf, sent.message, again.message)
+    assert not any(np.isnan(leaf).any() for leaf in jax.tree.leaves(payloads))
+
+
+def test_a_release_cannot_be_compiled_into_another_program(tmp_path):
+    plan, task = make("whisper", release=True)
+    rounds = dp.rounds(plan, task, key_file=tmp_path / "key")
+    state = rounds.init()
+    for function in (rounds.outgoing, rounds.step):
+        with pytest.raises(ValueError, match="state is traced in a release.*as they are"):
+            jax.jit(function)(state)
+    # It was not noted.
+    rounds.outgoing(state)
+
+
+def test_a_new_key_is_not_that_of_a_state_before_the_first_round(tmp_path):
+    """Its message may be out, under a key that was lost."""
+    plan, task = make("whisper", release=True)
+    stored = dp.rounds(plan, task, key_file=tmp_path / "lost").init()._replace(secret=())
+    with pytest.raises(ValueError, match="says that 0 rounds were sent, the state is of 0"):
+        dp.rounds(plan, task, key_file=tmp_path / "fresh").init(stored)
+
+
+@pytest.mark.parametrize("name", ["whisper", "poisson", "server"])
+def test_rounds_state_the_guarantee_of_a_run(name):
+    plan, task = make(name)
+    # A loss of one's own, which the guarantee names as custom.
+    loss = task.loss
+    task = dataclasses.replace(task, loss=lambda *arguments: loss(*arguments))
+    rounds = dp.rounds(plan, task)
+    assert len(rounds) == 4
+    assert rounds.guarantee == dp.run(plan, task, seeds=[0]).guarantees[0] != plan.guarantee
+    if name != "server":
+        assert dp.rounds(plan, task, agents=(3,)).guarantee == rounds.guarantee
+
+
+UNLIKE = {
+    "broadcasts": lambda leaf: leaf[None],
+    "more axes": lambda leaf: leaf[..., None],
+    "float16": lambda leaf: leaf.astype(np.float16),
+    "bfloat16": lambda leaf: leaf.astype(jnp.bfloat16),
+    "int32": lambda leaf: leaf.astype(np.int32),
+    "another tree": lambda leaf: [leaf],
+}
+
+
+@pytest.mark.parametrize("name", ["whisper", "server", "agents"])
+def test_received_values_unlike_those_of_the_exchange_are_refused(name):
+    plan, task = make("server" if name == "server" else "whisper")
+    agents = (3, 0) if name == "agents" else None
+    rounds = dp.rounds(plan, task, agents=agents)
+    state = rounds.init()
+    sent = rounds.outgoing(state)
+    if agents:
+        received = received_by(plan, agents, dp.rounds(plan, task).outgoing(state_of(plan)).message)
+    else:
+        received = local_transport(plan)(jax.device_get(sent.message), 0)
+    rounds.incoming(state, sent, received)
+    for incoming in (rounds.incoming, jax.jit(rounds.incoming)):
+        for change in UNLIKE.values():
+            with pytest.raises(ValueError, match="received is .*, the method's exchange delivers"):
+                incoming(state, sent, jax.tree.map(change, received))
+
+
+def state_of(plan):
+    """The first state of all agents."""
+    return dp.rounds(plan, make_problem(N)).init()
+
+
+def test_wide_received_values_do_not_widen_the_models():
+    plan, task = make("whisper")
+    rounds = dp.rounds(plan, task)
+    state = rounds.init()
+    sent = rounds.outgoing(state)
+    received = local_transport(plan)(jax.device_get(sent.message), 0)
+    wide = jax.tree.map(np.float64, received)
+    with jax.enable_x64(True), pytest.raises(ValueError, match="received is .*float64"):
+        rounds.incoming(state, sent, wide)
+    # Outside of double precision JAX shortens them itself.
+    models = rounds.incoming(state, sent, wide).models
+    assert {leaf.dtype for leaf in jax.tree.leaves(models)} == {np.dtype(np.float32)}
+
+
+def test_received_nan_shows_in_the_next_round(tmp_path):
+    for release in (False, True):
+        plan, task = make("whisper", release=release)
+        rounds = dp.rounds(plan, task, key_file=tmp_path / "key" if release else None)
+        state = rounds.init()
+        sent = rounds.outgoing(state)
+        received = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), sent.message)
+        state = rounds.incoming(state, sent, received)
+        assert all_nan(state.models)
+        if release:
+            with pytest.raises(ValueError, match="not finite, and nothing goes out"):
+                rounds.outgoing(state)
+        else:
+            assert all_nan(rounds.outgoing(state).message)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("name", ["whisper", "server", "poisson", "no noise"])
+def test_states_of_other_seeds_give_nan(name, monkeypatch):
+    plan, task = make(name)
+    rounds, others = dp.rounds(plan, task, seed=1), dp.rounds(plan, task, seed=2)
+    state = others.init()
+    # A server's clients clip gradients that are not finite to zero: the message itself is NaN.
+    sent = rounds.outgoing(state)
+    assert all_nan(sent.message)
+    assert all_nan(jax.jit(rounds.outgoing)(state).message)
+    new, info = rounds.step(state)
+    assert all_nan(new.models) and all_nan(info.messages)
+    received = local_transport(plan)(jax.device_get(others.outgoing(state).message), 0)
+    assert all_nan(rounds.incoming(rounds.init(), others.outgoing(state), received).models)
+    # The plan's own state.
+    assert not all_nan(rounds.outgoing(rounds.init()).message)
+
+    # A broken copy whose states all have one mark.
+    monkeypatch.setattr(round_, "_mark", lambda key, agents=(): jax.random.key(0))
+    jax.clear_caches()
+    for function in (round_._initial, round_._outgoing):
+        function._program.cache_clear()
+    assert not all_nan(rounds.outgoing(others.init()).message)
+    for function in (round_._initial, round_._outgoing):
+        function._program.cache_clear()
+
+
+def test_states_of_other_agents_or_seeds_give_nan_with_agents():
+    plan, task = make("whisper")
+    alone = dp.rounds(plan, task, agents=(3,))
+    states = [
+        dp.rounds(plan, task, agents=(0,)).init(),
+        dp.rounds(plan, task, agents=(3,), seed=1).init(),
+    ]
+    received = received_by(plan, (3,), dp.rounds(plan, task).outgoing(state_of(plan)).message)
+    for state in states:
+        sent = alone.outgoing(state)
+        assert all_nan(sent.message)
+        assert all_nan(alone.incoming(state, sent, received).models)
+    assert not all_nan(alone.outgoing(alone.init()).message)
+
+
+def test_messages_of_whole_numbers_are_zero_for_other_states():
+    task = test_aggregate.task()
+    config = test_aggregate.config(part=Discrete(size=5), budget=test_aggregate.ZCDP)
+    plan = dp.make_plan(config, test_aggregate.COMPLETE)
+    rounds = dp.rounds(plan, task, seed=1)
+    for seed in (1, 2):
+        message = rounds.outgoing(dp.rounds(plan, task, seed=seed).init()).message
+        for leaf in jax.tree.leaves(message):
+            assert leaf.dtype.kind in "iu" and np.any(leaf) == (seed == 1)
+
+
+@pytest.mark.parametrize("name", ["no noise", "whisper", "server"])
+def test_no_message_follows_the_last_round(name):
+    plan, task = make(name)
+    rounds = dp.rounds(plan, task)
+    assert all_nan(rounds.outgoing(models_of(rounds)).message)
 
 
 def test_secrets_are_neither_shown_nor_pickled():
@@ -203,6 +421,9 @@ def test_secrets_are_neither_shown_nor_pickled():
                 pickle.dumps(value)
         assert copy.deepcopy(state).secret is state.secret
         pickle.dumps(jax.device_get(state._replace(secret=())))
+        # Handed on without its secret, it is refused by name.
+        with pytest.raises(ValueError, match="state has no secret; give init"):
+            rounds.outgoing(state._replace(secret=()))
 
 
 @dataclasses.dataclass(frozen=True)
