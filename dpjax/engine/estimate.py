@@ -145,7 +145,7 @@ def estimate(
     in_use, added = data.memory.check_programs([traced], run.state)
     compiled = time.perf_counter()
     # A last chunk of another number of blocks is compiled for itself.
-    repeats = len({len(variant.data) for variant in schedule.variants})
+    repeats = len({len(variant.lengths) for variant in schedule.variants})
     setup = compiled - began + (repeats - 1) * (compiled - compiling)
 
     say(f"compiled after {setup:.1f} s, timing rounds for some seconds")

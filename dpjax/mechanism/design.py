@@ -134,8 +134,7 @@ class Design:
             mixing: the mixing matrix of the run, equal to the last bit.
             precision_bound: the bound the run needs; equal to 1e-12 relative.
         """
-        network = mixing if isinstance(mixing, HashableMatrix) else HashableMatrix(mixing)
-        fingerprint = network.fingerprint
+        fingerprint = _checked(mixing).fingerprint
         if fingerprint != self.mixing_fingerprint:
             raise ValueError(
                 f"mixing has fingerprint {fingerprint[:12]}, the design "
@@ -285,14 +284,13 @@ class Design:
         if horizon is None and step_sizes is not None:
             horizon = len(step_sizes)
         # What a later check compares, beside the horizon.
-        structure: dict = {
+        structure = {
             "step_sizes": _digest(step_sizes),
             "weights": _digest(weights),
+            "subgroups": None if subgroups is None else [[*map(int, group)] for group in subgroups],
             # Of no limit inf: files from before options held it have none.
             "max_variance": math.inf if max_variance is None else float(max_variance),
         }
-        if subgroups is not None:
-            structure["subgroups"] = [[int(agent) for agent in group] for group in subgroups]
         # Multipliers of several blocks start no solve of the whole.
         multipliers = solutions[0].multipliers if len(solutions) == 1 else np.zeros(0)
         return cls.of(

@@ -65,7 +65,11 @@ _Fields: TypeAlias = dict[str, Any]
 
 _REMEDY = "make the plan from one config with plan.make"
 _AMOUNTS = ("mu", "rho", "bound", "rates", "ratios")
-"""Fields of losses that may be stated larger than they are; all others must agree."""
+"""Fields of losses that may be stated larger than they are; all others must agree.
+
+At every delta a loss rises with each of them: mu, rho and epsilon by definition, an amplified one
+with the rate of a record and with its sensitivity over the noise. So a larger one promises less.
+"""
 
 
 def check_applied_strategy(strategy: Strategy | None, rounds: int) -> None:
@@ -111,8 +115,8 @@ def partial_energies(
 
 
 @functools.lru_cache(maxsize=4)
-def _energy(strategy: HashableMatrix, participation: Participation) -> float:
-    """Squared sensitivity of all rounds: calibration, guarantee and audit ask for the same one."""
+def _squared_sensitivity(strategy: HashableMatrix, participation: Participation) -> float:
+    """Of all rounds: calibration, guarantee and audit ask for the same one."""
     matrix = strategy.matrix
     return float(partial_energies(matrix, participation, [len(matrix)])[0])
 
@@ -123,7 +127,12 @@ def _applied(strategy: np.ndarray) -> list[np.ndarray]:
 
 
 def _margin(strategy: np.ndarray) -> float:
-    """What inverting the coefficients may have lost."""
+    """By what factor inverting the coefficients may have shortened C; no unit.
+
+    Substitution errs by T eps / 2 times |C| |C^-1| |C| to first order, entry by entry (Higham 2002,
+    Theorem 8.5). Rows of |C^-1| |C| sum to `strategy.WORST` at most, so the errors of a row of C
+    sum to T WORST eps / 2 of the row. This is eight times as much, for norms and their products.
+    """
     return 1 + 4 * len(strategy) * strategy_.WORST * np.finfo(np.float64).eps
 
 
@@ -169,9 +178,14 @@ class Target:
         if not scipy.sparse.issparse(mixing):
             mixing.flags.writeable = False
         _validate.assign(self, mixing=mixing)
-        optimizer = config.optimizer.shared()
-        encoded = config.integer_encoded
-        dependence.check_dependence(self.method, optimizer, mixing.shape, encoded)  # type: ignore[arg-type]
+        # Every loss is that of noisy payloads alone, and all noise is made for a target: here no
+        # method passes that shows data by another way.
+        dependence.check_dependence(
+            self.method,  # type: ignore[arg-type]
+            config.optimizer.shared(),
+            mixing.shape,
+            config.integer_encoded,
+        )
         self._check_counts()
         if config.budget is None:
             return
@@ -183,7 +197,7 @@ class Target:
                 f"epsilon has {_validate.counted(len(per_agent), 'entry', 'entries')} for "
                 f"{_validate.counted(n, 'agent')}; give one an agent"
             )
-        if nodes is not None and not (max(nodes) < n and len(nodes) < n):
+        if nodes is not None and (max(nodes) >= n or len(nodes) >= n):
             raise ValueError(
                 f"nodes is {nodes} of {n} agents; give some of 0 .. {n - 1}, and leave a victim"
             )
@@ -215,6 +229,7 @@ class Target:
         records = fixed(numbers, np.int64)
         _validate.assign(self, counts=records)
         sampler.check(records, titles)
+        # Refuses more records than its batches hold.
         sampler.with_max_records(int(records.max()))
 
     @property
@@ -277,18 +292,18 @@ class Target:
         """What the sampler's secret batches take off the loss; None is nothing."""
         return self.config.sampler.amplification(self.counts)
 
-    def over_rounds(self, strategy: Strategy | None) -> float:
-        """Squared sensitivity over rounds, of the strategy as a run applies it, at clip 1."""
+    def squared_sensitivity(self, strategy: Strategy | None) -> float:
+        """That of all rounds together, of the strategy as a run applies it, at clip 1."""
         if strategy is None:
             return float(self.pattern.epochs)
-        return _energy(HashableMatrix(strategy), self.pattern)
+        return _squared_sensitivity(HashableMatrix(strategy), self.pattern)
 
-    def bound(self, strategy: Strategy | None) -> Bound:
+    def precision_bound(self, strategy: Strategy | None) -> Bound:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
         if self.amplification is not None:
             return self.amplification.bound(self, strategy)
-        sensitivity = self.protect.sensitivity
-        return budget_.bound_of(self.budget.allowed_mu(), sensitivity, self.over_rounds(strategy))
+        squared = self.squared_sensitivity(strategy)
+        return budget_.bound_of(self.budget.allowed_mu(), self.protect.sensitivity, squared)
 
     def single_draw_sensitivity(self, strategy: Strategy | None) -> float:
         """How far one draw of a record moves all rounds' messages, at clip 1 and noise 1.
@@ -349,7 +364,6 @@ class Calibrated(Protocol):
     @property
     def arrays(self) -> Arrays:
         """What may differ between plans of one run, float32, by name."""
-        ...
 
     @property
     def factor(self) -> Factor | None:
@@ -379,9 +393,8 @@ class Calibrated(Protocol):
         """
         return None
 
-    def white(self, target: Target) -> bool:
-        """Whether the first t of T rounds spend t / T of the squared loss."""
-        ...
+    def spends_evenly(self, target: Target) -> bool:
+        """Whether the first t of T rounds spend t / T of the squared loss; records say "white"."""
 
     def check(self, target: Target) -> None:
         """Refuse arrays of other shapes or types than the target's."""
@@ -389,7 +402,6 @@ class Calibrated(Protocol):
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker, from the very arrays that run."""
-        ...
 
     def grid(self, target: Target) -> finite.Grid:
         """The grid that a release's noisy sums are rounded to; refused for simulated noise.
@@ -404,7 +416,6 @@ class Calibrated(Protocol):
 
     def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn; hashable."""
-        ...
 
 
 def _design(noise: object) -> str:
@@ -418,15 +429,14 @@ class OverAgents:
     strategy: Strategy | None
     """[T, T] float64 C over rounds; None is the identity."""
 
-    def white(self, target: Target) -> bool:
+    def spends_evenly(self, target: Target) -> bool:
         """Whether there is no strategy."""
         return self.strategy is None
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to an outsider."""
-        over_rounds = target.over_rounds(self.strategy)
-        diagonal = self.inverse_diagonal()
-        mu = budget_.mu_of(diagonal, target.protect.sensitivity, over_rounds)
+        squared = target.squared_sensitivity(self.strategy)
+        mu = budget_.mu_of(self.inverse_diagonal(), target.protect.sensitivity, squared)
         return target.budget.spent(mu)
 
     def inverse_diagonal(self) -> PerAgent:
@@ -455,7 +465,7 @@ class Factored(OverAgents):
 
     @property
     def secrets(self) -> records.Secrets:
-        """Agents who use the same normals share a seed; the others need none in common."""
+        """Agents who use the same normals hold one shared seed; others need none in common."""
         count = len(set(groups(self.factor)))
         # One agent has no other, and its noise is its own.
         if count == len(self.factor):
@@ -497,18 +507,18 @@ class DrawnNoise(Privatizer):
     """Noise that a function of arrays and a key draws.
 
     Attributes:
-        link: ``link(arrays, key, *options)`` is the noise of one plan.
+        function: ``function(arrays, key, *options)`` is the noise of one plan.
         options: What else it is given; hashable.
-        lost: As `dpjax.protocols.Privatizer.lost`.
-        link_of_agents: ``link_of_agents(arrays, key, *options, agents)`` is the noise of some
-            agents alone; None where there is none.
+        share_lost: ``share_lost(arrays, round, payload, *options)`` is
+            `dpjax.protocols.Privatizer.lost`; None where the payload is bounded.
+        by_agent: Whether ``function(arrays, key, *options, agents)`` is the noise of some agents.
         decode: ``decode(*options, total, key, like)``, see `dpjax.protocols.Privatizer.opened`.
     """
 
-    link: Callable[..., optax.GradientTransformation]
+    function: Callable[..., optax.GradientTransformation]
     options: tuple[Hashable, ...]
-    lost: Callable[[Arrays, Array, Updates], Array] | None = None
-    link_of_agents: Callable[..., optax.GradientTransformation] | None = None
+    share_lost: Callable[..., Array] | None = None
+    by_agent: bool = False
     decode: Callable[..., Updates] | None = None
 
     @property
@@ -516,17 +526,25 @@ class DrawnNoise(Privatizer):
         """What decodes sums, where they have a form of their own."""
         return None if self.decode is None else functools.partial(self.decode, *self.options)
 
+    @property
+    def lost(self) -> Callable[[Arrays, Array, Updates], Array] | None:
+        """How much of a payload goes out without noise, where nothing bounds it."""
+        share_lost = self.share_lost
+        if share_lost is None:
+            return None
+        return lambda arrays, round, payload: share_lost(arrays, round, payload, *self.options)
+
     def for_agents(
         self, arrays: Arrays, agents: Sequence[int]
     ) -> "tuple[Privatizer, Arrays] | None":
-        """The noise of some agents alone, where there is a function for it."""
-        if self.link_of_agents is None:
+        """The noise of some agents alone, where the function draws it."""
+        if not self.by_agent:
             return None
-        return DrawnNoise(self.link_of_agents, (*self.options, tuple(agents)), self.lost), arrays
+        return dataclasses.replace(self, options=(*self.options, tuple(agents))), arrays
 
     def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
         """The noise of one plan."""
-        return self.link(arrays, key, *self.options)
+        return self.function(arrays, key, *self.options)
 
 
 @dataclass(frozen=True)
@@ -597,7 +615,7 @@ def groups(factor: np.ndarray) -> Counts:
     """
     if precision.diagonal_of(factor) is not None:
         return np.arange(len(factor))
-    # Whoever adds a normal must know it; who shares one with another shares a seed with all of its.
+    # Whoever adds a normal must know it, and all that the others who add it know.
     _, group = scipy.sparse.csgraph.connected_components(factor != 0, directed=False)
     return group.astype(np.int64)
 
@@ -607,8 +625,8 @@ def guarantee_of(target: Target, noise: Calibrated) -> Guarantee:
 
     Guarantee: the constructor's, which refuses less than the loss says. With sampled batches that
     is of an outsider who knows neither batches nor noise, for zeroing out one record: agent i has
-    the sampler's rate and the sensitivity over noise C sqrt([R^-1]_ii) in every round in which it
-    may be drawn, times the norm of the strategy's largest column where there is one.
+    the sampler's rate and the sensitivity over noise clip_norm sqrt([R^-1]_ii) in every round in
+    which it may be drawn, times the norm of the strategy's largest column where there is one.
 
     Args:
         target: What the noise was made for.
@@ -636,10 +654,11 @@ def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss]:
                 f"noise is {_design(noise)} for sampled batches; give a covariance over agents, "
                 "and a strategy over rounds of few bands or none"
             )
-        # It holds all agents' ratios, and no agent has a mu of its own to state.
-        none = np.zeros(target.agents)
-        unknown = np.full(target.agents, np.inf)
-        return amplification.loss(target, noise), budget_.AgentLoss("gdp", unknown, none, none)
+        # The loss holds all agents' ratios, and no agent has a number of its own: no mu is large
+        # enough to be stated of it, and its epsilon is compared with none.
+        zero = np.zeros(target.agents)
+        unlimited = np.full(target.agents, np.inf)
+        return amplification.loss(target, noise), budget_.AgentLoss("gdp", unlimited, zero, zero)
     loss = noise.loss(target)
     rounds = target.rounds
     dealt = target.config.participation
@@ -652,7 +671,7 @@ def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss]:
         even = dealt is not None or target.pattern.epochs == rounds
         total = losses.Concentrated(size, rounds, even, dealt)
     else:
-        white = noise.white(target)
+        white = noise.spends_evenly(target)
         reason: Literal["correlated", "schedule"] | None = None
         # Why the first t rounds may spend more than t / T of the squared loss.
         if not white and noise.strategy is not None:
@@ -663,23 +682,32 @@ def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss]:
     return total, loss
 
 
+def _secrets(target: Target, noise: Calibrated) -> records.Secrets | None:
+    """Who draws the noise from which secret, as the noise says; None where nobody promises it."""
+    # The numbers of a factor show it, whatever the design is.
+    if type(noise) is Factored:
+        return noise.secrets
+    # Elsewhere it is a promise, which a user's class makes itself: it inherits none, as it may draw
+    # the noise in another way.
+    for kind in (type(target.config.noise), type(noise)):
+        if not (compatibility.packaged(kind) or "secrets" in vars(kind)):
+            return None
+    return noise.secrets
+
+
 def _terms(target: Target, noise: Calibrated) -> _Fields:
     """What a guarantee is about, as its fields: all but the loss."""
     config = target.config
-    protect = target.protect
-    part = target.config.noise
-    # A class of a user's own inherits no promise.
-    states = compatibility.packaged(type(part)) or "secrets" in vars(type(part))
-    secrets = getattr(noise, "secrets", None) if states or isinstance(noise, Factored) else None
-    threat = {name: getattr(protect, name) for name in records.Threat.__dataclass_fields__}
+    design = config.noise
+    threat = {name: getattr(target.protect, name) for name in records.Threat.__dataclass_fields__}
     return threat | {
         "delta": target.budget.delta,
         "accountant": config.accountant,
         "release": config.release,
-        "secrets": "alone" if target.agents == 1 else secrets,
-        "dropouts": getattr(part, "dropouts", 0),
-        "colluders": getattr(part, "colluders", 0),
-        "sum_only": getattr(part, "sum_only", False),
+        "secrets": "alone" if target.agents == 1 else _secrets(target, noise),
+        "dropouts": getattr(design, "dropouts", 0),
+        "colluders": getattr(design, "colluders", 0),
+        "sum_only": getattr(design, "sum_only", False),
         "custom": compatibility.custom_names(config, noise),
     }
 
@@ -712,12 +740,7 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
                 "use Guarantee.none"
             )
         return
-    correlated = isinstance(noise, Factored)
-    part = None if correlated else getattr(noise, "part", config.noise)
-    compatibility.check_noise(
-        part, config.method, config.protect, independent_keys=correlated and noise.secrets == "own"
-    )
-    noise.check(target)
+    _check_noise(target, noise)
     loss, spent = _spent(target, noise)
     # The package's classes compute it from the factor, but for what a design of a user's own says.
     packaged = compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)
@@ -725,35 +748,48 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         custom.check_stated_loss(target, noise, loss, spent)
         if config.release:
             noise.grid(target)  # Refuses noise that only simulations draw.
-    # Amounts may be stated larger than they are; all else must be what runs.
-    runs, expected = _split(loss)
-    claims, claimed = _split(stated.loss)
-    for name, value in (_terms(target, noise) | expected).items():
-        other = claimed.get(name, getattr(stated, name, None))
+    amounts, fields = _split(loss)
+    stated_amounts, stated_fields = _split(stated.loss)
+    for name, value in (_terms(target, noise) | fields).items():
+        other = stated_fields.get(name, getattr(stated, name, None))
         # A run adds those of its problem.
         agree = value == other or (name == "custom" and set(value) <= set(other or ()))
         if not agree:
             raise ValueError(f"guarantee.{name} is {other!r}, the config runs {value!r}; {_REMEDY}")
-    runs = {"epsilon": spent.epsilon, **runs}
-    claims["epsilon"] = stated.per_agent_epsilon or stated.epsilon
+    amounts = {"epsilon": spent.epsilon, **amounts}
+    stated_amounts["epsilon"] = stated.per_agent_epsilon or stated.epsilon
     if stated.per_agent_mu is not None:
-        runs["per_agent_mu"] = spent.size
-        claims["per_agent_mu"] = stated.per_agent_mu
+        amounts["per_agent_mu"] = spent.size
+        stated_amounts["per_agent_mu"] = stated.per_agent_mu
     # An amount that is not stated at all counts as -1, below any.
-    for name, amount in runs.items():
-        pairs = np.empty((2, target.agents))
-        pairs[0] = amount
-        pairs[1] = claims.get(name, -1.0)
-        # What is no number is stated by none.
-        stated_amounts = pairs[0] <= pairs[1]
-        if not stated_amounts.all():
-            excess = np.where(stated_amounts, -1.0, np.nan_to_num(pairs[0] - pairs[1], nan=np.inf))
-            worst = int(np.argmax(excess))
-            real, claim = pairs[:, worst]
-            raise ValueError(
-                f"guarantee states {name} {claim:.6g} for agent {worst}, but its noise "
-                f"gives {real:.6g}; {_REMEDY}"
-            )
+    for name, amount in amounts.items():
+        _check_amount(name, amount, stated_amounts.get(name, -1.0), target.agents)
+
+
+def _check_noise(target: Target, noise: Calibrated) -> None:
+    """Refuse noise that does not go with method and attacker, or has arrays of another target."""
+    config = target.config
+    correlated = isinstance(noise, Factored)
+    # The terms are those of what runs, whose design may be another than the config's.
+    design = None if correlated else getattr(noise, "part", config.noise)
+    own = correlated and _secrets(target, noise) == "own"
+    compatibility.check_noise(design, config.method, config.protect, independent_keys=own)
+    noise.check(target)
+
+
+def _check_amount(name: str, amount: Any, stated: Any, agents: int) -> None:
+    """Refuse an amount that is larger than stated for some agent; NaN is stated by none."""
+    pairs = np.empty((2, agents))
+    pairs[0] = amount
+    pairs[1] = stated
+    understated = ~(pairs[0] <= pairs[1])
+    if understated.any():
+        agent = int(np.argmax(understated))
+        real, claim = pairs[:, agent]
+        raise ValueError(
+            f"guarantee states {name} {claim:.6g} for agent {agent}, but its noise "
+            f"gives {real:.6g}; {_REMEDY}"
+        )
 
 
 def _split(loss: Loss) -> tuple[_Fields, _Fields]:

@@ -205,10 +205,10 @@ def check_stated_loss(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> 
     protect = target.protect
     factor = noise.factor
     strategy = noise.strategy
-    if strategy is not None and noise.white(target):
+    if strategy is not None and noise.spends_evenly(target):
         raise ValueError(
-            f"noise is {type(noise).__name__}, whose white() is True beside a strategy: what t "
-            "rounds of correlated noise spend is no share t / T; return strategy is None"
+            f"noise is {type(noise).__name__}, whose spends_evenly() is True beside a strategy: "
+            "what t rounds of correlated noise spend is no share t / T; return strategy is None"
         )
     # Under "view" an attacker gains less, and noise without one map has no formula.
     if protect.gradients == "view" or factor is None:
@@ -219,7 +219,7 @@ def check_stated_loss(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> 
         moved *= target.single_draw_sensitivity(strategy)
     elif spent.kind == "gdp":
         stated = spent.size
-        moved *= np.sqrt(target.over_rounds(strategy))
+        moved *= np.sqrt(target.squared_sensitivity(strategy))
     else:
         return
     sum_only = getattr(part, "sum_only", False) or protect.attacker == "aggregator"
@@ -237,7 +237,7 @@ def check_stated_loss(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> 
         f"noise is {design}, which states mu {mu:.4g} for agent {worst}. By its own "
         f"factor F an outsider gains {moved / deviations[worst]:.4g}: state at least {formula}, "
         "s = target.protect.sensitivity (twice the clip norm where data are replaced) and "
-        "k = target.over_rounds(strategy), its strategy or None"
+        "k = target.squared_sensitivity(strategy), its strategy or None"
     )
 
 

@@ -9,9 +9,10 @@ import abc
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from dpjax import _validate
@@ -31,6 +32,8 @@ from dpjax.transforms import noise as noise_
 
 __all__ = ["PairKeys", "ZeroSum"]
 
+_Pairs: TypeAlias = tuple[tuple[int, int], ...]
+"""Links as pairs of agents; tuples, since what compiles a run is hashed."""
 _Source = Float[np.ndarray, "n q"]
 _ROUNDING = 1 + 2.0**-20
 """More than the float32 products of scales and shapes round by."""
@@ -147,7 +150,7 @@ class _CalibratedScale(Calibrated):
         """Map of a round's fresh normals to the agents' noisy sums."""
         return (float(self.scale) * self.source).astype(np.float32)
 
-    def white(self, target: Target) -> bool:
+    def spends_evenly(self, target: Target) -> bool:
         """Not under "view": what a round costs there depends on how many follow."""
         return target.protect.gradients == "any"
 
@@ -170,13 +173,13 @@ class PairKeys(ScaledNoise):
     Guarantee: agents know their own keys and those of their links, and no other. Against "node"
     (each single agent), "coalition" or "outsider", with gradients clipped as the relation says,
     agent u loses `dpjax.accounting.views.decor`'s ``pndp`` (an outsider's ``ldp``) at noise s, its
-    sensitivity C or 2C. Under gradients "any" that is s'^2 [(I + shared L_H)^-1]_uu T over T
-    rounds, L_H the Laplacian of the links among those who do not attack, s' = sensitivity / s: it
-    also covers attackers who see every message on every link. Under "view" it is smaller, and
-    holds only for gradients that do not depend on what attackers cannot see. The largest loss over
-    victims (over attackers too, for "node") meets the budget. A coalition's own agents are no
-    victims: to an outsider they may lose more. One process that draws all keys, as a run here, is a
-    simulation.
+    sensitivity the clip norm or twice it. Under gradients "any" that is
+    s'^2 [(I + shared L_H)^-1]_uu T over T rounds, L_H the Laplacian of the links among those who do
+    not attack, s' = sensitivity / s: it also covers attackers who see every message on every link.
+    Under "view" it is smaller, and holds only for gradients that do not depend on what attackers
+    cannot see. The largest loss over victims (over attackers too, for "node") meets the budget. A
+    coalition's own agents are no victims: to an outsider they may lose more. One process that draws
+    all keys, as a run here, is a simulation.
 
     Attributes:
         shared: Variance of a link's secret over that of an agent's own noise.
@@ -226,10 +229,9 @@ class PairKeys(ScaledNoise):
 
     def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn, its keys all from one: a simulation."""
-        # Tuples, since what compiles a run is hashed.
         pairs = tuple(map(tuple, link_pairs(target.dense).tolist()))
         options = (target.rounds, target.agents, pairs, self.shared)
-        return DrawnNoise(_pair_keys, options, link_of_agents=_pair_keys)
+        return DrawnNoise(_pair_keys, options, by_agent=True)
 
 
 def _pair_keys(
@@ -237,10 +239,10 @@ def _pair_keys(
     key: PRNGKeyArray,
     rounds: int,
     agents: int,
-    edges: tuple[tuple[int, int], ...],
+    edges: _Pairs,
     shared: float,
     members: tuple[int, ...] | None = None,
-) -> Privatizer:
+) -> optax.GradientTransformation:
     # Of a network without links, too, an array of pairs.
     pairs = np.array(edges, np.int64).reshape(-1, 2)
     agent_keys, link_keys = noise_.simulated_keys(key, agents, len(pairs))
@@ -321,11 +323,8 @@ class ZeroSum(ScaledNoise):
     def drawn(self, target: Target) -> DrawnNoise:
         """How it is drawn."""
         links = zip_dl.links(target.dense)
-        # Tuples: what a privatizer is made of is compared and hashed.
-        sender = tuple(links.sender.tolist())
-        receiver = tuple(links.receiver.tolist())
-        options = (target.rounds, sender, receiver, self.over)
-        return DrawnNoise(_zero_sum, options, _lost_zero_sum)
+        pairs = tuple(zip(links.sender.tolist(), links.receiver.tolist(), strict=True))
+        return DrawnNoise(_zero_sum, (target.rounds, pairs, self.over), _lost_zero_sum)
 
     def _sensitivity(self, target: Target) -> float:
         """How far a model moves for one unit of the noisy sum; the run's step is a float32."""
@@ -341,17 +340,15 @@ def _zero_sum(
     arrays: Arrays,
     key: PRNGKeyArray,
     rounds: int,
-    sender: tuple[int, ...],
-    receiver: tuple[int, ...],
+    pairs: _Pairs,
     over: noise_.Over,
-) -> Privatizer:
-    senders = np.array(sender, np.int64)
-    receivers = np.array(receiver, np.int64)
+) -> optax.GradientTransformation:
+    sender, receiver = np.array(pairs, np.int64).T
     scale = arrays["noise_scale"]
-    return noise_.zero_sum(senders, receivers, scale, key=key, rounds=rounds, over=over)
+    return noise_.zero_sum(sender, receiver, scale, key=key, rounds=rounds, over=over)
 
 
-def _lost_zero_sum(arrays: Arrays, round: Array, payload: Updates) -> Array:
+def _lost_zero_sum(arrays: Arrays, round: Array, payload: Updates, *_: object) -> Array:
     """How likely the largest entry of a message is to go out without its noise, at most."""
     # Of k normals whose sum is taken away each keeps 1 - 1/k of its variance.
     return noise_.lost(payload, arrays["noise_scale"] * np.sqrt(0.5), "normal")
@@ -361,9 +358,9 @@ def _largest_losses(
     view: Callable[..., LinearAlgorithm], target: Target, **options: float | str
 ) -> PerAgent:
     """[n] largest loss to the target's attackers, at clip 1, noise 1 and zero-out."""
-    pairs = tuple(options.items())
-    network = target.network.dense
-    return _cached_losses(view, pairs, network, target.protect, target.pattern)
+    return _cached_losses(
+        view, tuple(options.items()), target.network.dense, target.protect, target.pattern
+    )
 
 
 # One Kalman filter an attacker: budgets of one network share them.

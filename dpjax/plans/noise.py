@@ -6,6 +6,7 @@ design is its class: label, look in figures, title of the command line and terms
 stand there, and `DESIGNS` lists all.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -127,9 +128,9 @@ class Correlated:
                 "round; leave it out, or give noise.Covariance(matrix, name, strategy=C)"
             )
         if self.temporal:
-            strategy = self.over_rounds(target, strategy)
+            strategy = self.choose_strategy(target, strategy)
         # What the strategy costs over rounds is left over agents.
-        bound = target.bound(strategy)
+        bound = target.precision_bound(strategy)
         if design is None:
             design = self.over_agents(target, bound)
         else:
@@ -138,16 +139,15 @@ class Correlated:
         design.check(target.network, bound)
         return Factored(_rounded(design.covariance, bound), strategy, design)
 
-    def over_rounds(self, target: Target, strategy: Strategy | None) -> Strategy:
+    def choose_strategy(self, target: Target, strategy: Strategy | None) -> Strategy:
         """The strategy over rounds: the part's own, or the one that was given."""
         if strategy is not None:
             check_applied_strategy(strategy, target.rounds)
             return np.asarray(strategy, np.float64)
         # Strategies that depend on no network are made once for all networks and budgets.
         network = target.network.dense if self.of_network else _ONE_AGENT
-        # A draw costs its column's norm, so that an amplified loss counts the largest one.
-        equal_columns = target.amplification is not None
-        return _cached_strategy(self, network, target.pattern, equal_columns)
+        # A draw costs its column's norm: an amplified loss counts the largest, so all are equal.
+        return _cached_strategy(self, network, target.pattern, target.amplification is not None)
 
     def strategy_for(
         self, mixing: Mixing, participation: Participation, equal: bool = False
@@ -236,8 +236,7 @@ class Whisper(Correlated):
 
     def __post_init__(self) -> None:
         """Refuse what is no horizon, limit or grouping, and keep plain numbers."""
-        for_run = isinstance(self.horizon, str) and self.horizon == "run"
-        if self.horizon is not None and not for_run:
+        if self.horizon not in (None, "run"):
             remedy = f'give "run", None for one step, or a whole number from 1 to {2**31 - 2}'
             limits = {"maximum": 2**31 - 2, "remedy": remedy}
             _validate.fields(self, _validate.integer, "horizon", **limits)
@@ -296,11 +295,10 @@ class Whisper(Correlated):
 
     def expected(self, target: Target) -> _Expected:
         """Its horizon, step sizes, groups and limit."""
-        steps = self._steps(target)
         return {
             "kind": self.label,
             "horizon": self._rounds(target),
-            "step_sizes": None if steps is None else fingerprint(steps),
+            "step_sizes": _digest(self._steps(target)),
             "subgroups": None if self.subgroups is None else [*map(list, self.subgroups)],
             "max_variance": math.inf if self.max_variance is None else self.max_variance,
         }
@@ -487,9 +485,14 @@ class SpaceTime(Correlated):
         # The joint design is for the bound 1: agent i's noise goes by 1 / sqrt(b_i).
         roots = np.sqrt(spatial.bounds(bound, target.agents))
         scaled = covariance / np.outer(roots, roots)
-        value = float(np.trace(scaled))
-        options = _participation(target)
-        return Design.of(self.label, target.network, bound, scaled, value, options=options)
+        return Design.of(
+            self.label,
+            target.network,
+            bound,
+            scaled,
+            float(np.trace(scaled)),
+            options=_participation(target),
+        )
 
     def expected(self, target: Target) -> _Expected:
         """A part of a joint design for a participation."""
@@ -559,7 +562,7 @@ class Covariance(Correlated):
         """Whether it has a strategy over rounds."""
         return self.strategy is not None
 
-    def over_rounds(self, target: Target, strategy: Strategy | None) -> Strategy:
+    def choose_strategy(self, target: Target, strategy: Strategy | None) -> Strategy:
         """The user's strategy."""
         if strategy is not None:
             raise ValueError(
@@ -586,9 +589,14 @@ class Covariance(Correlated):
         diagonal = precision.inverse_diagonal(matrix)
         excess = float(np.max(diagonal / spatial.bounds(bound, n))) * (1 + 1e-12)
         scaled = (matrix + matrix.T) / 2 * excess
-        energy = spatial.energy(scaled, target.dense)
-        options = {"name": self.name, "matrix": _digest(self.matrix)}
-        return Design.of("covariance", target.network, bound, scaled, energy, options=options)
+        return Design.of(
+            "covariance",
+            target.network,
+            bound,
+            scaled,
+            spatial.energy(scaled, target.dense),
+            options={"name": self.name, "matrix": _digest(self.matrix)},
+        )
 
     def expected(self, target: Target) -> _Expected:
         """The user's name for it, and the matrix where the part has one."""
@@ -646,7 +654,7 @@ def _participation(target: Target) -> _Expected:
 
 
 def _digest(matrix: np.ndarray | None) -> str | None:
-    return None if matrix is None else HashableMatrix(matrix).fingerprint
+    return None if matrix is None else fingerprint(matrix)
 
 
 @functools.lru_cache(maxsize=16)
@@ -699,23 +707,20 @@ def _rounded(covariance: np.ndarray, bound: Bound) -> np.ndarray:
         ValueError: For a covariance that is singular in float32.
     """
     diagonal = precision.diagonal_of(covariance)
-    try:
-        if diagonal is not None and not (diagonal > 0).all():
-            raise ValueError("a variance is not positive")
+    # A matrix that is singular, indefinite or not finite has no factor, or one without an inverse:
+    # it is refused below, with those that no scale brings within the bound.
+    with contextlib.suppress(ValueError), np.errstate(over="ignore", invalid="ignore"):
         exact = np.linalg.cholesky(covariance) if diagonal is None else np.sqrt(diagonal)
         # Rounding moves every entry by 2^-24 at most: a few larger factors are enough.
         scale = 1.0
         for attempt in range(_TRIES):
-            with np.errstate(over="ignore"):
-                factor = (exact * scale).astype(np.float32)
+            factor = (exact * scale).astype(np.float32)
             excess = float(np.max(precision.inverse_diagonal(factor=factor) / bound))
             # The margin covers the rounding between this and the accountant's own steps.
             if excess <= 1 - 1e-12:
                 return factor if covariance.ndim == factor.ndim else np.diag(factor)
             # Steps that grow: each rounding moves the excess anew, by an amount that does not.
             scale *= np.sqrt(excess) * (1 + 2.0 ** (attempt - 25))
-    except (np.linalg.LinAlgError, ValueError):
-        pass
     matrix = covariance
     if diagonal is not None:
         # Its ends say the condition number, without an array [n, n].

@@ -1,6 +1,5 @@
 """Noise of a diagonal and a polynomial of W: correlated noise for networks of many agents."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +13,7 @@ from scipy.sparse.linalg import LinearOperator
 from dpjax import _validate
 from dpjax.mechanism import polynomial
 from dpjax.mechanism.polynomial import PolynomialNoise
-from dpjax.plans.calibration import Calibrated, Coloured, OverAgents, PerAgent, Target
+from dpjax.plans.calibration import Calibrated, DrawnNoise, OverAgents, PerAgent, Target
 from dpjax.plans.compatibility import NoiseTerms
 from dpjax.protocols import Arrays, Look
 from dpjax.topology import gossip
@@ -93,7 +92,7 @@ class Polynomial:
         rounds = target.rounds if self.horizon == "run" else self.horizon
         # The energy of all rounds depends on how large each step is.
         steps = None if rounds is None else target.config.optimizer.relative(rounds)
-        bound = target.bound(None)
+        bound = target.precision_bound(None)
         solution = polynomial.design_polynomial(target.mixing, bound, self.degree, step_sizes=steps)
         return CalibratedPolynomial(solution, polynomial.rounded(target.mixing))
 
@@ -154,34 +153,33 @@ class CalibratedPolynomial(OverAgents, Calibrated):
             self.matrix, solution.coefficients, solution.precision, solution.scales
         )
 
-    def privatizer(self, target: Target) -> "_ColouredByGossip":
-        """How it is drawn."""
-        return _ColouredByGossip(target.rounds, degree=self.solution.degree)
+    def privatizer(self, target: Target) -> DrawnNoise:
+        """How it is drawn: no agent alone, as every agent's noise passes all others on its way."""
+        return DrawnNoise(_coloured_by_gossip, (target.rounds, self.solution.degree))
 
 
-@dataclass(frozen=True)
-class _ColouredByGossip(Coloured):
-    """How it is drawn: normals are gossiped ``degree`` times before they are scaled."""
+def _coloured_by_gossip(
+    arrays: Arrays, key: PRNGKeyArray, rounds: int, degree: int
+) -> optax.GradientTransformation:
+    """Normals are gossiped before they are scaled; W has float32 entries also in float64 models.
 
-    degree: int = 1
+    Args:
+        arrays: S, the coefficients of g, and W.
+        key: The noise key.
+        rounds: Rounds that the noise is accounted for.
+        degree: That of g, which plans of one run share; the coefficients have it, too.
+    """
 
-    def for_agents(self, arrays: Arrays, agents: Sequence[int]) -> None:
-        """None: every agent's noise passes all others on its way."""
-        return
+    def single(part: Array) -> Array:
+        # Numbers of neighbours are integers.
+        is_integer = not jnp.issubdtype(part.dtype, jnp.floating)
+        return part if is_integer else jax.lax.reduce_precision(part, 8, 23)
 
-    def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan; W has float32 entries also where the models are float64."""
+    mixing = jax.tree.map(single, arrays["mixing"])
 
-        def single(part: Array) -> Array:
-            # Numbers of neighbours are integers.
-            is_integer = not jnp.issubdtype(part.dtype, jnp.floating)
-            return part if is_integer else jax.lax.reduce_precision(part, 8, 23)
+    def spread(drawn: Array) -> Array:
+        # In the noise's own precision: a release's float64 loses nothing here.
+        coefficients = jnp.asarray(arrays["polynomial"]).astype(drawn.dtype)
+        return gossip.polynomial(mixing, coefficients, drawn)
 
-        mixing = jax.tree.map(single, arrays["mixing"])
-
-        def spread(drawn: Array) -> Array:
-            # In the noise's own precision: a release's float64 loses nothing here.
-            coefficients = jnp.asarray(arrays["polynomial"]).astype(drawn.dtype)
-            return gossip.polynomial(mixing, coefficients, drawn)
-
-        return noise_.correlated(arrays["factor"], key=key, rounds=self.rounds, spread=spread)
+    return noise_.correlated(arrays["factor"], key=key, rounds=rounds, spread=spread)

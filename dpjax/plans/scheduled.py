@@ -5,9 +5,9 @@ said how far its private payload moves in each round.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +17,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import pure
-from dpjax.plans.calibration import Calibrated, Target
+from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
 from dpjax.plans.compatibility import SCHEDULED
 from dpjax.plans.config import Config
 from dpjax.protocols import Arrays, Counts, Look, Privatizer, Updates
 from dpjax.topology.mixing import Mixing
 from dpjax.transforms import noise as noise_
+from dpjax.transforms.variates import Rows
 
 __all__ = ["LostNoiseWarning", "ScheduledGaussian", "ScheduledLaplace", "cost"]
 
@@ -56,7 +57,7 @@ class _Scheduled:
     label = ""
     """What records, figures and plans call the design."""
     temporal = True
-    kind: ClassVar[Literal["laplace", "normal"]]
+    kind: ClassVar[noise_.Kind]
     total: ClassVar[Callable[..., float]]
     """``total(moves, scales)``: epsilon or mu of all rounds together."""
 
@@ -225,7 +226,7 @@ class _ScheduledNoise(Calibrated):
         """The scales."""
         return {"noise_scales": self.scales}
 
-    def white(self, target: Target) -> bool:
+    def spends_evenly(self, target: Target) -> bool:
         """Never: rounds differ in what they spend, so the whole loss stands from the first."""
         return False
 
@@ -246,38 +247,23 @@ class _ScheduledNoise(Calibrated):
         return target.budget.spent(losses)
 
     def privatizer(self, target: Target) -> Privatizer:
-        """How it is drawn."""
-        return _ScheduledPrivatizer(target.rounds, self.part.kind)
+        """How it is drawn: every agent's part by itself."""
+        return DrawnNoise(_scheduled, (target.rounds, self.part.kind), _lost, by_agent=True)
 
 
-@dataclass(frozen=True)
-class _ScheduledPrivatizer(Privatizer):
-    """How noise of a schedule is drawn; see `dpjax.transforms.noise.scheduled`.
+def _scheduled(
+    arrays: Arrays, key: PRNGKeyArray, rounds: int, kind: noise_.Kind, rows: Rows = None
+) -> optax.GradientTransformation:
+    scales = arrays["noise_scales"]
+    return noise_.scheduled(scales, key=key, rounds=rounds, kind=kind, rows=rows)
 
-    Attributes:
-        rounds: Rounds that the noise is accounted for.
-        kind: "laplace" or "normal".
-        rows: Numbers of the agents whose noise is drawn; None is all.
-    """
 
-    rounds: int
-    kind: Literal["laplace", "normal"]
-    rows: tuple[int, ...] | None = None
-
-    def for_agents(self, arrays: Arrays, agents: Sequence[int]) -> "tuple[Privatizer, Arrays]":
-        """The same scales, for the agents' own draws."""
-        return dataclasses.replace(self, rows=tuple(agents)), arrays
-
-    def transformation(self, arrays: Arrays, key: PRNGKeyArray) -> optax.GradientTransformation:
-        """The noise of one plan; ``arrays["noise_scales"]`` are its scales [T]."""
-        return noise_.scheduled(
-            arrays["noise_scales"], key=key, rounds=self.rounds, kind=self.kind, rows=self.rows
-        )
-
-    def lost(self, arrays: Arrays, round: Array, payload: Updates) -> Array:
-        """How likely the largest entry of a round's payload is to go out without its noise."""
-        scale = jnp.take(arrays["noise_scales"], round, mode="clip")
-        return noise_.lost(payload, scale, self.kind)
+def _lost(
+    arrays: Arrays, round: Array, payload: Updates, rounds: int, kind: noise_.Kind, *_: Rows
+) -> Array:
+    """How likely the largest entry of a round's payload is to go out without its noise."""
+    scale = jnp.take(arrays["noise_scales"], round, mode="clip")
+    return noise_.lost(payload, scale, kind)
 
 
 def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:

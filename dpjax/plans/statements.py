@@ -336,7 +336,7 @@ def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
     if plan.strategy is None:
         return None
     # Energies of C's first rows, which rise from round to round.
-    total = plan.target.over_rounds(plan.strategy)
+    total = plan.target.squared_sensitivity(plan.strategy)
     parts = calibration.partial_energies(plan.strategy, plan.config.pattern, ends)
     # A run cut short by stop_at has after all stated its whole plan's loss.
     shares = np.minimum(np.maximum.accumulate(parts) / total * MARGIN, 1.0)

@@ -11,11 +11,12 @@ from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, PRNGKeyArray
 
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
-from dpjax.accounting import discrete, losses
+from dpjax.accounting import discrete
 from dpjax.accounting.rounding import MARGIN
 from dpjax.algorithms.exchange import Server
 from dpjax.encoding import lattice
@@ -23,7 +24,7 @@ from dpjax.encoding.lattice import SumCode
 from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import SIMULATED, NoiseTerms
 from dpjax.plans.links import ScaledNoise
-from dpjax.protocols import Arrays, Look, Privatizer, Updates
+from dpjax.protocols import Arrays, Look, Updates
 from dpjax.topology.mixing import Matrix
 from dpjax.transforms import noise as noise_
 
@@ -109,13 +110,13 @@ class SumShares(ScaledNoise, _InShares):
     aggregate aborts below n - dropouts, before anything is seen), and at most ``colluders`` of
     those who are in it show their messages to the aggregator. Then the shares of the others,
     n - dropouts - colluders at least, are unknown to it. Each has deviation a, so that with
-    sensitivity s (C, or 2 C where data are replaced) a unit that takes part in k rounds loses
-    mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives the sum of
-    every round and no single message, whatever gradients depend on. To an "outsider", who reads all
-    links, it loses no more, and the same is stated: single messages go masked over these, which is
-    what a sum-only aggregate promises: this one sees the sums that are opened and no shares.
-    Exact arithmetic; real noise, in simulations. A round counts if its sum may have been revealed,
-    whether it finished or not.
+    sensitivity s (the clip norm, or twice it where data are replaced) a unit that takes part in k
+    rounds loses mu = s sqrt(k / (n - dropouts - colluders)) / a to an "aggregator", who receives
+    the sum of every round and no single message, whatever gradients depend on. To an "outsider",
+    who reads all links, it loses no more, and the same is stated: single messages go masked over
+    these, which is what a sum-only aggregate promises: this one sees the sums that are opened and
+    no shares. Exact arithmetic; real noise, in simulations. A round counts if its sum may have been
+    revealed, whether it finished or not.
 
     Attributes:
         dropouts: Agents that may be missing from a sum, at most.
@@ -147,7 +148,7 @@ class SumShares(ScaledNoise, _InShares):
         """Loss mu of every agent at a deviation of 1."""
         self.check_sums(target)
         # The variances of honest shares add up.
-        root = math.sqrt(target.over_rounds(None) / self.cohort(target.agents).honest)
+        root = math.sqrt(target.squared_sensitivity(None) / self.cohort(target.agents).honest)
         return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
 
     def source(self, target: Target) -> Matrix:
@@ -159,7 +160,9 @@ class SumShares(ScaledNoise, _InShares):
         return DrawnNoise(_shares, (target.rounds, target.agents))
 
 
-def _shares(arrays: Arrays, key: PRNGKeyArray, rounds: int, agents: int) -> Privatizer:
+def _shares(
+    arrays: Arrays, key: PRNGKeyArray, rounds: int, agents: int
+) -> optax.GradientTransformation:
     deviations = jnp.full(agents, 1.0, jnp.float32) * arrays["noise_scale"]
     return noise_.correlated(deviations, key=key, rounds=rounds)
 
@@ -334,7 +337,7 @@ class CalibratedCode(Calibrated):
         deviation = self.code.grid * math.sqrt(self.code.variance)
         return np.diag(np.full(self.code.clients, deviation, np.float32))
 
-    def white(self, target: Target) -> bool:
+    def spends_evenly(self, target: Target) -> bool:
         """The loss says itself what the first rounds spend."""
         return True
 
@@ -357,7 +360,7 @@ class CalibratedCode(Calibrated):
 
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses to the target's attacker."""
-        spent: losses.Concentrated = discrete.concentrated_loss(
+        spent = discrete.concentrated_loss(
             math.sqrt(self.code.limit),
             self.code.variance,
             self.part.cohort(target.agents),
@@ -376,7 +379,9 @@ class CalibratedCode(Calibrated):
         return DrawnNoise(_encoded, (target.rounds, self.code), decode=_decoded)
 
 
-def _encoded(arrays: Arrays, key: PRNGKeyArray, rounds: int, code: SumCode) -> Privatizer:
+def _encoded(
+    arrays: Arrays, key: PRNGKeyArray, rounds: int, code: SumCode
+) -> optax.GradientTransformation:
     return noise_.discrete(code, key=key, rounds=rounds)
 
 

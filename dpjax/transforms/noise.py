@@ -604,7 +604,6 @@ def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> GradientTransf
         *,
         key: PRNGKeyArray,
     ) -> tuple[Array, NoiseState]:
-        del params
         values = _entries(code, payload)
         _check_round(state.round, rounds)
         # This argument is the round's public key, of which the signs are made and nothing else.
@@ -672,9 +671,9 @@ def _entries(code: SumCode, payload: Updates) -> Float[Array, "n k"]:
 def _check_edges(pairs: np.ndarray, n: int) -> None:
     """Check the links of n agents."""
     valid = pairs.ndim == 2 and pairs.shape[1] == 2 and np.issubdtype(pairs.dtype, np.integer)
-    if valid and len(pairs):
+    if valid:
         ordered = np.sort(pairs, axis=1)
-        in_range = pairs.min() >= 0 and pairs.max() < n
+        in_range = ((pairs >= 0) & (pairs < n)).all()
         of_two = (ordered[:, 0] < ordered[:, 1]).all()
         valid = in_range and of_two and len(np.unique(ordered, axis=0)) == len(pairs)
     if not valid:

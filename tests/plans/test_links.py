@@ -673,14 +673,14 @@ def test_correlated_noise_of_ones_own_class_states_at_least_an_outsiders_loss(
 class White(calibration.Factored):
     """A user's own: it claims that the first t of T rounds spend t / T."""
 
-    def white(self, target):
+    def spends_evenly(self, target):
         return True
 
 
 def test_noise_of_ones_own_over_rounds_spends_no_share_a_round(network):
     made = plan.make(make_config(design="prefix_sum", rounds=T), network)
     parts = [made.noise.factor, made.noise.strategy, made.noise.design]
-    with pytest.raises(ValueError, match="White, whose white.. is True beside a strategy"):
+    with pytest.raises(ValueError, match="White, whose spends_evenly.. is True beside a strategy"):
         replaced(made, White(*parts))
     alone = plan.make(make_config(design="independent", rounds=T), network)
     parts = [alone.noise.factor, alone.noise.strategy, alone.noise.design]
@@ -707,6 +707,21 @@ def test_noise_of_ones_own_class_states_at_least_an_outsiders_loss_to_sampled_ba
 def test_a_release_of_noise_that_has_no_grid_is_refused_before_its_first_round(network):
     with pytest.raises(ValueError, match=r"True with noise Plain, which .*: give release=False"):
         decor(network, noise=Plain(), attacker="outsider", release=True)
+
+
+@pytest.mark.mutant
+def test_noise_of_a_users_class_inherits_no_promise(network):
+    """The broken copy: a class that would draw by one seed for all, and says nothing of it."""
+    made = [decor(network), decor(network, noise=noise.Independent(), attacker="outsider")]
+    for one, secrets in zip(made, ("links", "own"), strict=True):
+        assert calibration.guarantee_of(one.target, one.noise).secrets == secrets
+        heir = type("Heir", (type(one.noise),), {})
+        fields = [field.name for field in dataclasses.fields(one.noise)]
+        given = heir(*[getattr(one.noise, name) for name in fields])
+        assert calibration.guarantee_of(one.target, given).secrets is None
+        heir = type("Heir", (type(one.noise),), {"secrets": secrets})
+        given = heir(*[getattr(one.noise, name) for name in fields])
+        assert calibration.guarantee_of(one.target, given).secrets == secrets
 
 
 def test_noise_of_ones_own_covers_nodes_by_the_secrets_that_it_states(network):

@@ -164,14 +164,14 @@ def test_noise_in_a_non_private_plan_and_none_in_a_private_one(network):
 def test_float32_factor_of_a_badly_conditioned_design_keeps_the_bound():
     matrix = mixing.metropolis_hastings(graphs.complete(20))
     made = plan.make(make_config(rounds=100), matrix)
-    bound = made.target.bound(None)
+    bound = made.target.precision_bound(None)
     diagonal = np.diag(np.linalg.inv(made.covariance()))
     assert diagonal.max() <= bound
     assert diagonal.max() >= 0.98 * bound
 
 
 def test_design_of_another_network_or_budget_is_refused(network):
-    bound = float(calibration.Target(make_config(), network).bound(None))
+    bound = float(calibration.Target(make_config(), network).precision_bound(None))
     other = mixing.metropolis_hastings(graphs.ring(6))
     with pytest.raises(ValueError, match="mixing|network"):
         plan.make(make_config(), network, design=design.Design.whisper(other, bound))
@@ -223,7 +223,7 @@ def test_a_design_of_what_the_config_does_not_say_is_refused(network, name, chan
 def test_a_horizon_beside_the_run_s_takes_its_own_step_sizes(network, horizon):
     config = make_config(design="whisper_horizon", horizon=horizon, step_decay="sqrt")
     made = plan.make(config, network)
-    bound, steps = made.target.bound(None), 1 / np.sqrt(np.arange(1, horizon + 1))
+    bound, steps = made.target.precision_bound(None), 1 / np.sqrt(np.arange(1, horizon + 1))
     wanted = design.Design.whisper(network, bound, horizon=horizon, step_sizes=steps)
     np.testing.assert_array_equal(made.design.covariance, wanted.covariance)
 
@@ -342,7 +342,7 @@ def test_options_of_the_designs(network):
     made = plan.make(make_config(subgroups=groups), network)
     assert not made.covariance()[:3, 3:].any()
     limited = plan.make(make_config(max_variance=1.5), network)
-    bound = limited.target.bound(None)
+    bound = limited.target.precision_bound(None)
     assert np.diag(limited.covariance()).max() * bound <= 1.5 * (1 + 1e-5)
     with pytest.raises(ValueError, match="subgroups"):
         plan.make(make_config(), network, design=made.design)
@@ -408,6 +408,6 @@ def test_what_is_no_number_is_stated_by_none(network):
             loss = super().loss(target)
             return dataclasses.replace(loss, epsilon=np.full(target.agents, np.nan))
 
-    stated = dataclasses.replace(made.guarantee, custom=("Silent",))
+    stated = dataclasses.replace(made.guarantee, custom=("Silent",), secrets=None)
     with pytest.raises(ValueError, match="guarantee states epsilon .* but its noise gives nan"):
         dataclasses.replace(made, noise=Silent(**vars(made.noise)), guarantee=stated)
