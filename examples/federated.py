@@ -15,10 +15,10 @@ import optax
 
 import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
+from dpjax.contrib.optimizers import scale_by_adam
 from dpjax.contrib.replica import Feed, Replica
 from dpjax.data import split
 from dpjax.engine.host import local_transport
-from dpjax.transforms.optimizers import scale_by_adam
 
 PLACES, CLIENTS = 40, 35
 

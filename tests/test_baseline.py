@@ -42,13 +42,13 @@ from dpjax.accounting import budget, gdp, leakage, pure, views
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.algorithms.exchange import Trusted
 from dpjax.contrib.masks import Masked
+from dpjax.contrib.optimizers import scale_by_adam
 from dpjax.engine.keys import derive
 from dpjax.mechanism import laplace, spacetime, spatial, temporal
 from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.results import records
 from dpjax.secagg import graph
-from dpjax.transforms.optimizers import scale_by_adam
 from tests.support import load_script, make_config, make_problem
 
 Value = Any

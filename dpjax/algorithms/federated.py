@@ -60,7 +60,7 @@ class Federated(Method):
     optimizer, sketch and centre follow from sums, so that clients can replay them from the sum of
     every round. A round whose sum was not opened (present = 0) changes nothing. An
     optimizer that uses the noise's variance (``Chain(..., uses_noise=True)``, as
-    `dpjax.transforms.optimizers.scale_by_adam` does) receives that of every coordinate, for the
+    `dpjax.contrib.optimizers.scale_by_adam` does) receives that of every coordinate, for the
     clients that answered.
 
     Guarantee: none by itself; it is the plan's. Models depend on noisy sums alone, with noise in
@@ -236,7 +236,7 @@ class Federated(Method):
 def dome(k: int, aggregate: Aggregator = _PLAIN, **options: Any) -> Federated:
     """Return DOME: a learned sketch of k columns, and gradients less their running mean.
 
-    With a ``Chain`` of `dpjax.transforms.optimizers.scale_by_adam` as the optimizer it is the
+    With a ``Chain`` of `dpjax.contrib.optimizers.scale_by_adam` as the optimizer it is the
     paper's Algorithm 1, corrected: t begins at 1, and the second moment is corrected by
     (a^2 / B) diag(S_t S_t') for the B present clients. ``as_published=True`` takes the paper's
     lines.

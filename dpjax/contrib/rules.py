@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import optax
 
 from dpjax import _validate
+from dpjax.contrib.optimizers import filter_of, scale_by_adam, scale_by_galore
 from dpjax.contrib.wiener import adaptive, wiener
 from dpjax.mechanism import filters
 from dpjax.plans.optimizers import Chain
 from dpjax.transforms.lowpass import LAGS, lowpass
-from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
 __all__ = ["BASES", "UpdateRule", "momentum", "muon", "read_filter"]
 
@@ -137,7 +137,7 @@ class UpdateRule:
             raise ValueError(f"beta is {self.beta!r}; give a number between 0 and 1")
         learned = isinstance(self.filter, str) and self.filter in _LEARNED
         if self.filter is not None and not learned:
-            coefficients = filters.filter_of(self.filter)
+            coefficients = filter_of(self.filter)
             _validate.assign(self, filter=(coefficients.b, coefficients.a))
         if learned and self.base in ("adam", "galore"):
             raise ValueError(

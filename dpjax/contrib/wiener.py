@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from optax import GradientTransformation, Params, Updates
 
 from dpjax import _validate
-from dpjax.transforms.lowpass import Variance, per_round
+from dpjax.contrib.optimizers import Variance, per_round
 
 __all__ = ["adaptive", "wiener"]
 

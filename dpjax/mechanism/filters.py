@@ -118,23 +118,6 @@ def check_filter(b: Coefficients, a: Coefficients = ()) -> Filter:
     return result
 
 
-def filter_of(value: object) -> Filter:
-    """Return the filter that an argument ``filter`` gives, `check_filter`.
-
-    Args:
-        value: (b, a).
-
-    Raises:
-        ValueError: For something else, a name say, or coefficients that no run should use.
-    """
-    if not isinstance(value, list | tuple) or len(value) not in (1, 2):
-        raise ValueError(
-            f"filter is {_validate.shown(value)}; give coefficients (b, a), such as "
-            "transforms.lowpass.FILTERS['f1']"
-        )
-    return check_filter(*value)
-
-
 def _coefficients(name: str, value: Coefficients) -> np.ndarray:
     """One coefficient each, none allowed."""
     if isinstance(value, list | tuple | np.ndarray) and np.shape(value)[:1] == (0,):

@@ -159,7 +159,7 @@ class Chain:
         >>> from dpjax.plans.optimizers import Chain
         >>> Chain(optax.adam, step_size=0.01).first
         0.01
-        >>> from dpjax.transforms.optimizers import scale_by_adam
+        >>> from dpjax.contrib.optimizers import scale_by_adam
         >>> def adam(step_size, noise):
         ...     return optax.chain(scale_by_adam(noise), optax.scale_by_learning_rate(step_size))
         >>> Chain(adam, step_size=0.01, uses_noise=True).uses_noise

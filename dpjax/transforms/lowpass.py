@@ -9,8 +9,8 @@ one record's gradients over rounds, which no accounting here covers. Put it into
 behind the noise: ``Chain(lambda step: optax.chain(lowpass(b, a), optax.sgd(step)), 0.5)``.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,6 @@ __all__ = ["FILTERS", "NoiseVariance", "lowpass", "passed"]
 
 _Scalar = Float[Array, ""]
 _Round = Int[Array, ""]
-Variance = float | _Scalar | Callable[..., Any]
 
 FILTERS = filters.PUBLISHED
 """The published filters (b, a) by name (Zhang et al., DOPPLER, Tables 2 and 4)."""
@@ -37,7 +36,7 @@ SHARES = "share_variance"
 class NoiseVariance(NamedTuple):
     """Variance of the noise in a coordinate of an optimizer's input.
 
-    It is public, since it follows from the plan. Links of `dpjax.transforms.optimizers` take it as
+    It is public, since it follows from the plan. Links of `dpjax.contrib.optimizers` take it as
     their ``noise``.
 
     Attributes:
@@ -81,31 +80,16 @@ def passed(round: int | _Round, lag: int = 0) -> NoReturn:
         ValueError: Always: it is no function of the round.
 
     Example:
-        >>> from dpjax.transforms import lowpass, optimizers
+        >>> from dpjax.contrib import optimizers
+        >>> from dpjax.transforms import lowpass
         >>> link = optimizers.scale_by_adam(lowpass.passed)  # update(..., noise_variance=...)
     """
     del round, lag
     raise ValueError(
         "noise is passed with every update, by coordinate, and this link asks for one number a "
-        "round; give one that reads update(..., noise_variance=), as optimizers.scale_by_adam does"
+        "round; give one that reads update(..., noise_variance=), as scale_by_adam does (of "
+        "dpjax.contrib.optimizers)"
     )
-
-
-def per_round(noise: Variance) -> Callable[..., Any] | NoiseVariance:
-    """Return the variance as a function of the round, from a number or a function.
-
-    Args:
-        noise: A variance, fresh in every round; or a function of the round, and of the lag if
-            needed. Functions and arrays are not checked.
-
-    Raises:
-        ValueError: For another value, or one below 0.
-    """
-    if callable(noise):
-        return noise
-    if not isinstance(noise, jax.Array) and _validate.number("noise", noise) < 0:
-        raise ValueError(f"noise is {noise!r}; give a variance of at least 0")
-    return NoiseVariance(noise)
 
 
 class _LowpassState(NamedTuple):

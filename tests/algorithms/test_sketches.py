@@ -14,6 +14,7 @@ from dpjax.algorithms import sketches
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.exchange import Sum, Trusted
 from dpjax.algorithms.federated import Federated, dome
+from dpjax.contrib.optimizers import scale_by_adam
 from dpjax.contrib.rules import UpdateRule
 from dpjax.contrib.scaled import Quantile, Scaled
 from dpjax.contrib.sketches import Count, FixedFrame, GivenFrame
@@ -31,7 +32,6 @@ from dpjax.protocols import Answer
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import sketch as sketch_
 from dpjax.transforms.lowpass import SHARES, passed
-from dpjax.transforms.optimizers import scale_by_adam
 from tests.support import cut_and_resumed, make_algorithm
 
 N = 5

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+from dpjax.contrib.optimizers import scale_by_adam, scale_by_galore
 from dpjax.contrib.rules import BASES, UpdateRule, muon, read_filter
 from dpjax.contrib.wiener import wiener
 from dpjax.transforms.lowpass import FILTERS
-from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 from tests.support import make_config
 
 RNG = np.random.default_rng(4)

@@ -14,6 +14,7 @@ import pytest
 
 import dpjax as dp
 from dpjax.algorithms.exchange import Trusted
+from dpjax.contrib.optimizers import scale_by_adam
 from dpjax.engine import checkpoint, keys
 from dpjax.engine import round as round_
 from dpjax.engine.host import local_transport
@@ -22,7 +23,6 @@ from dpjax.plans.sums import Discrete
 from dpjax.protocols import Emission
 from dpjax.topology import links
 from dpjax.transforms import noise
-from dpjax.transforms.optimizers import scale_by_adam
 from tests.plans import test_aggregate
 from tests.support import make_problem, with_factor
 

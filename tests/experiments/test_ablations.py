@@ -13,10 +13,10 @@ from scipy import signal
 from _common.claims import NO, UNTOLD, YES
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.contrib.central import Central
+from dpjax.contrib.optimizers import scale_by_adam
 from dpjax.contrib.rules import UpdateRule
 from dpjax.results import records
 from dpjax.transforms.lowpass import FILTERS
-from dpjax.transforms.optimizers import scale_by_adam
 from tests.support import load_script
 
 

@@ -12,10 +12,10 @@ from dpjax.algorithms.average import Average
 from dpjax.algorithms.disk import DiSK
 from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
+from dpjax.contrib.optimizers import scale_by_adam, scale_by_galore
 from dpjax.engine import keys, program
 from dpjax.plans import optimizers, plan
 from dpjax.transforms.lowpass import FILTERS, NoiseVariance, lowpass
-from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 from tests.support import diagonal, make_config, run
 
 

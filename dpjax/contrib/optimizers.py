@@ -6,7 +6,7 @@ not data. GaLore's space of a round is spanned by singular vectors of noisy grad
 rounds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,9 +17,12 @@ from optax import GradientTransformation, OptState, Params, Updates
 
 from dpjax import _validate
 from dpjax.mechanism import filters
-from dpjax.transforms.lowpass import Variance, lowpass, passed, per_round
+from dpjax.transforms.lowpass import NoiseVariance, lowpass, passed
 
 __all__ = ["scale_by_adam", "scale_by_galore"]
+
+Variance = float | Float[Array, ""] | Callable[..., Any]
+"""Of a coordinate's noise: fresh in every round, or a function of the round and the lag."""
 
 _EXACT = jax.lax.Precision.HIGHEST
 _Matrix = Float[Array, "r c"]
@@ -86,7 +89,7 @@ def scale_by_adam(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from dpjax.transforms import optimizers
+        >>> from dpjax.contrib import optimizers
         >>> link = optimizers.scale_by_adam(noise=0.25, floor=1e-4)
         >>> update, state = link.update(jnp.array([1.0, -1.0]), link.init(jnp.zeros(2)))
         >>> [f"{entry:.3f}" for entry in update]  # 1 / sqrt(1 - 0.25)
@@ -98,7 +101,7 @@ def scale_by_adam(
         if not 0 <= _validate.number(name, decay) < 1:
             raise ValueError(f"{name} is {decay!r}; give a decay from 0 to below 1")
     if filter is not None:
-        b, a = filters.filter_of(filter)
+        b, a = filter_of(filter)
     else:
         b = (1 - b1,)
         a = (-b1,) if b1 else ()
@@ -149,6 +152,40 @@ def scale_by_adam(
         return jax.tree.map(scaled, mean, second), after
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def per_round(noise: Variance) -> Callable[..., Any] | NoiseVariance:
+    """Return the variance as a function of the round, from a number or a function.
+
+    Args:
+        noise: A variance, fresh in every round; or a function of the round, and of the lag if
+            needed. Functions and arrays are not checked.
+
+    Raises:
+        ValueError: For another value, or one below 0.
+    """
+    if callable(noise):
+        return noise
+    if not isinstance(noise, jax.Array) and _validate.number("noise", noise) < 0:
+        raise ValueError(f"noise is {noise!r}; give a variance of at least 0")
+    return NoiseVariance(noise)
+
+
+def filter_of(value: object) -> filters.Filter:
+    """Return the filter that an argument ``filter`` gives, `dpjax.mechanism.filters.check_filter`.
+
+    Args:
+        value: (b, a).
+
+    Raises:
+        ValueError: For something else, a name say, or coefficients that no run should use.
+    """
+    if not isinstance(value, list | tuple) or len(value) not in (1, 2):
+        raise ValueError(
+            f"filter is {_validate.shown(value)}; give coefficients (b, a), such as "
+            "transforms.lowpass.FILTERS['f1']"
+        )
+    return filters.check_filter(*value)
 
 
 def _less_noise(squares: Updates, noise_variance: Updates) -> Updates:
@@ -216,7 +253,7 @@ def scale_by_galore(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from dpjax.transforms import optimizers
+        >>> from dpjax.contrib import optimizers
         >>> link = optimizers.scale_by_galore(noise=0.01, rank=2, every=10)
         >>> update, state = link.update(jnp.ones((6, 4)), link.init(jnp.ones((6, 4))))
         >>> update.shape

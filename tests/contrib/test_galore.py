@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpjax import _programs
+from dpjax.contrib.optimizers import scale_by_adam, scale_by_galore
 from dpjax.transforms.lowpass import FILTERS
-from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
 
 def tree(rounds, seed=0):

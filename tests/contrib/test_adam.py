@@ -7,9 +7,9 @@ import optax
 import pytest
 from scipy import signal
 
+from dpjax.contrib.optimizers import scale_by_adam, scale_by_galore
 from dpjax.contrib.wiener import wiener
 from dpjax.transforms.lowpass import FILTERS
-from dpjax.transforms.optimizers import scale_by_adam, scale_by_galore
 
 
 def stream(link, gradients):
