@@ -858,6 +858,8 @@ class Amplification(abc.ABC):
 class Sampler(Protocol):
     """Draws the records of a round: a frozen dataclass that inherits this.
 
+    It defines `divisor` and `draw`; ``examples/own_sampler.py`` also has an accountant.
+
     Attributes:
         capacity: Records that are computed together, where a batch has any size; it bounds memory
             and nothing else. None where batches have one size.
@@ -878,7 +880,10 @@ class Sampler(Protocol):
 
     @property
     def divisor(self) -> float:
-        """The divisor of a sum of clipped records; public, the same in every round."""
+        """The divisor of a sum of clipped records; public, the same in every round.
+
+        Not a number before a plan has said how many records there are, where it depends on them.
+        """
 
     @property
     def participation(self) -> tuple[int, int] | None:
@@ -914,7 +919,11 @@ class Sampler(Protocol):
         return
 
     def draw(self, key: PRNGKeyArray, round: _RoundNumber, counts: Int[Array, " n"]) -> Draw:
-        """Draw a round's records.
+        """Draw a round's records: distinct rows of each agent, padding aside.
+
+        A row that came twice would be clipped twice, and move the sum by twice the clip norm. A
+        plan draws a few rounds of a class of your own and refuses what it sees to be wrong. Such a
+        trial is no proof: the guarantee stays your word, and names the class.
 
         Args:
             key: The round's own key; that of the whole run where ``key_of`` is "run".

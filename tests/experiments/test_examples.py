@@ -35,6 +35,7 @@ SMALL = {
     "own_design": {"rounds": 5},
     "own_method": {"rounds": 5},
     "own_model": {"rounds": 5},
+    "own_sampler": {"rounds": 5},
     "secure_sum": {"clients": 8, "length": 50, "corrupt": 0.0},
     "sweep": {"folder": "swept", "clips": (0.3,), "epsilons": (3.0,), "rounds": 8, "seeds": 2},
     "two_processes": {"folder": "two"},

@@ -17,10 +17,10 @@ from dpjax.accounting.loss import KINDS, AmplifiedLoss, draw_ratios, draw_sensit
 from dpjax.engine import keys
 from dpjax.engine.run import run
 from dpjax.plans import noise, plan
-from dpjax.plans.samplers import BallsInBins, Cyclic, Poisson
+from dpjax.plans.samplers import BallsInBins, Cyclic, Full, Poisson
 from dpjax.protocols import Amplification, Draw, Sampler
 from dpjax.topology import graphs, mixing
-from tests.support import make_config, make_problem
+from tests.support import load_script, make_config, make_problem
 
 RING = mixing.metropolis_hastings(graphs.ring(4))
 ALONE = np.ones((1, 1))
@@ -283,3 +283,46 @@ def test_a_record_of_a_loss_that_is_not_imported_says_so():
     record["other_loss"] = dict(record["other_loss"], kind="elsewhere")
     with pytest.raises(ValueError, match="loss of kind 'elsewhere'.*import the module that"):
         Guarantee.from_dict(record)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(("ratio", "rounds"), [(0.3, 10), (1.0, 4), (0.05, 1)])
+def test_the_example_of_a_sampler_states_what_it_costs(ratio, rounds):
+    """Its epsilon against both directions of a mixture of two Gaussians, integrated."""
+    module = load_script("own_sampler", "examples")
+    loss = module.CoinLoss((ratio, ratio / 2), rounds)
+    mu = ratio * math.sqrt(rounds)
+    places = np.linspace(-12, 14, 200_001)
+    absent = np.exp(-(places**2) / 2) / math.sqrt(2 * math.pi)
+    present = (1 - module.SHARE) * absent + module.SHARE * absent * np.exp(mu * places - mu**2 / 2)
+
+    def delta(epsilon):
+        sides = ((present, absent), (absent, present))
+        excess = [np.maximum(p - math.exp(epsilon) * q, 0).sum() for p, q in sides]
+        return max(excess) * (places[1] - places[0])
+
+    for share in (1e-5, 1e-3):
+        stated = loss.epsilon(share)
+        assert delta(stated) <= share * (1 + 1e-4)
+        # The bound is tight, and the broken copy counts the coin twice.
+        base = float(gdp.epsilon(mu, share / module.SHARE))
+        for less in (0.99 * stated, math.log1p(module.SHARE**2 * math.expm1(base))):
+            assert stated == 0 or delta(less) > share
+    assert loss.epsilon(0.3) == 0 and loss.first_rounds(0).epsilon(1e-5) < 1e-12
+
+
+def test_the_example_of_a_sampler_keeps_its_budget():
+    module = load_script("own_sampler", "examples")
+    config = make_config(
+        sampler=module.OneCoin(), relation="zero_out_record", rounds=8, epsilon=2.0,
+        noise=noise.Independent(),
+    )  # fmt: skip
+    own = plan.make(config, RING, counts=UNEQUAL)
+    assert own.guarantee.custom == ("OneCoin", "CoinLoss")
+    assert 0.9999 < own.guarantee.exact_epsilon / 2.0 <= 1
+    # Less noise than for records that all take part.
+    full = plan.make(dataclasses.replace(config, sampler=Full()), RING, counts=UNEQUAL)
+    assert own.factor.max() < 0.7 * full.factor.max()
+    key = jax.random.key(1, impl="threefry2x32")
+    padding = own.sampler.draw(key, 3, jnp.array(UNEQUAL)).padding
+    assert abs((~padding).sum() / sum(UNEQUAL) - module.SHARE) < 0.15
