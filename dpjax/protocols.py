@@ -95,6 +95,8 @@ _Mixing: TypeAlias = Float[np.ndarray, "*p n n"]
 class State(NamedTuple):
     """The state between rounds; the treatment of a leaf follows from its slot.
 
+    Within the secret it follows from the leaf's type, see `Privatizer.transformation`.
+
     Attributes:
         models: Models for gradients, agent-stacked, or the server's alone with a leading axis
             of 1.

@@ -480,7 +480,7 @@ class Statics(NamedTuple):
         self,
         data: Data,
         batch_key: PRNGKeyArray,
-        secret: PRNGKeyArray | None,
+        secret_key: PRNGKeyArray | None,
         round: Int[Array, ""],
     ) -> Batch:
         """Every agent's records of a round, and the mask of padding (None: no padding).
@@ -488,14 +488,14 @@ class Statics(NamedTuple):
         Args:
             data: The seed's data.
             batch_key: Its key of the batches.
-            secret: The key of secret batches, from `secret_batches`.
+            secret_key: That of secret batches, from `secret_batches`.
             round: Rounds done before.
         """
         # Amplification needs batches that an attacker does not know.
-        key = batch_key if secret is None else secret
+        key = batch_key if secret_key is None else secret_key
         if self.sampler.key_of == "round":
             key = fold_in(key, round)
-        elif secret is None:
+        elif secret_key is None:
             # Methods receive the rounds' keys, so that of a whole run stands apart from them.
             key = fold_in(key, _RUN)
         variants = None
@@ -506,14 +506,14 @@ class Statics(NamedTuple):
             drawn = self.sampler.draw(key, round, data.counts)
         else:
             drawn = self.members.draw(self.sampler, key, round, data.counts)
-        # Positions are below counts.
-        rows = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode="promise_in_bounds")
-        places = rows if data.offsets is None else data.offsets[:, None] + drawn.rows
+        # Rows are positions among an agent's own records, below its count.
+        numbers = jnp.take_along_axis(data.indices, drawn.rows, axis=1, mode="promise_in_bounds")
+        places = numbers if data.offsets is None else data.offsets[:, None] + drawn.rows
         if self.sampler.capacity is not None:
             assert drawn.padding is not None
-            return UngatheredBatch(data.x, data.y, rows, drawn.padding, variants, places)
+            return UngatheredBatch(data.x, data.y, numbers, drawn.padding, variants, places)
         x, y = gathered(places, data.x, data.y)
-        return (x if variants is None else keyed(variants, x, rows)), y, drawn.padding
+        return (x if variants is None else keyed(variants, x, numbers)), y, drawn.padding
 
     def initial(
         self,

@@ -136,7 +136,7 @@ class _Scheduled:
         Args:
             scale: The largest of a round.
             profile: [T] scales over it.
-            moves: [T, P] how far the payload moves.
+            moves: [T, parts] how far the payload moves.
 
         Raises:
             ValueError: For scales that float32 noise cannot have.
@@ -212,12 +212,12 @@ class _ScheduledNoise(Calibrated):
     Attributes:
         part: The design.
         scales: [T] float32.
-        moves: [T, P] how far the private payload moves, in the design's norm.
+        moves: [T, parts] how far the private payload moves, in the design's norm.
     """
 
     part: _Scheduled
     scales: Float[np.ndarray, " t"]
-    moves: Float[np.ndarray, "t p"]
+    moves: Float[np.ndarray, "t parts"]
 
     secrets = "own"
 
@@ -266,7 +266,7 @@ def _lost(
     return noise_.lost(payload, scale, kind)
 
 
-def sensitivities(target: Target) -> Float[np.ndarray, "t p"]:
+def sensitivities(target: Target) -> Float[np.ndarray, "t parts"]:
     """How far one agent's private payload moves in each round, in the norm of its clip.
 
     Given all messages before: what the method says of it, and of one that emits answers of the

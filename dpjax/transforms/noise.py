@@ -1,4 +1,4 @@
-"""Noise for agent-stacked updates, as optax links whose state is the only place with a key.
+"""Noise for agent-stacked updates, as optax transformations; a key is in their states alone.
 
 `correlated` is Gaussian noise over agents (and, by a strategy, over rounds), `scheduled` Laplace or
 Gaussian noise whose scale changes by round, `zero_sum` and `pairwise_cancelling` are noise on
@@ -67,7 +67,7 @@ _DRAWS = {"laplace": variates.laplaces, "normal": variates.normals}
 
 
 class NoiseState(NamedTuple):
-    """State of every link here.
+    """State of every transformation here.
 
     Attributes:
         key: The noise key, or the keys of all parts; whoever has it can subtract the noise.
@@ -194,7 +194,7 @@ def correlated(
                 _add_to_leaves(leaves, group, noise, grid)
         return leaves, tuple(past)
 
-    return _link(key, rounds, add, start)
+    return _transformation(key, rounds, add, start)
 
 
 def scheduled(
@@ -275,7 +275,7 @@ def scheduled(
             _add_to_leaves(leaves, group, noise)
         return leaves, ()
 
-    return _link(key, rounds, add)
+    return _transformation(key, rounds, add)
 
 
 def lost(payload: Updates, scale: _Scalar, kind: Kind) -> _Scalar:
@@ -372,8 +372,8 @@ def zero_sum(
         >>> import jax, jax.numpy as jnp
         >>> from dpjax.transforms import noise
         >>> sender, receiver = jnp.array([0, 0, 0]), jnp.array([0, 1, 2])
-        >>> link = noise.zero_sum(sender, receiver, 1.0, key=jax.random.key(0), rounds=5)
-        >>> noisy, _ = link.update(jnp.zeros((3, 4)), link.init(jnp.zeros((3, 4))))
+        >>> add = noise.zero_sum(sender, receiver, 1.0, key=jax.random.key(0), rounds=5)
+        >>> noisy, _ = add.update(jnp.zeros((3, 4)), add.init(jnp.zeros((3, 4))))
         >>> bool(abs(noisy.sum(0)).max() < 1e-5)
         True
     """
@@ -413,7 +413,7 @@ def zero_sum(
             leaves.append(noisy.astype(leaf.dtype))
         return leaves, ()
 
-    return _link(key, rounds, add)
+    return _transformation(key, rounds, add)
 
 
 def simulated_keys(root: PRNGKeyArray, agents: int, edges: int) -> tuple[Array, Array]:
@@ -495,8 +495,8 @@ def pairwise_cancelling(
         >>> edges = jnp.array([[0, 1], [1, 2]])
         >>> own, shared = noise.simulated_keys(jax.random.key(0), agents=3, edges=2)
         >>> keys = {"own_keys": own, "edge_keys": shared}
-        >>> link = noise.pairwise_cancelling(edges, 0.0, 1.0, **keys, rounds=5)
-        >>> noisy, _ = link.update(jnp.zeros((3, 4)), link.init(jnp.zeros((3, 4))))
+        >>> add = noise.pairwise_cancelling(edges, 0.0, 1.0, **keys, rounds=5)
+        >>> noisy, _ = add.update(jnp.zeros((3, 4)), add.init(jnp.zeros((3, 4))))
         >>> bool(abs(noisy.sum(0)).max() < 1e-6)  # what one end adds the other takes away
         True
     """
@@ -546,7 +546,7 @@ def pairwise_cancelling(
             leaves.append((leaf.astype(dtype) + noise).astype(leaf.dtype))
         return leaves, ()
 
-    return _link(all_keys, rounds, add)
+    return _transformation(all_keys, rounds, add)
 
 
 def discrete(code: SumCode, *, key: PRNGKeyArray, rounds: int) -> GradientTransformationExtraArgs:
@@ -688,7 +688,7 @@ def _draw_row(key: PRNGKeyArray, index: int, size: int, dtype: jnp.dtype) -> Arr
     return variates.normals(jax.random.fold_in(key, index), (1, size), dtype)[0]
 
 
-def _link(
+def _transformation(
     key: PRNGKeyArray,
     rounds: int,
     add: Callable[[_Paths, NoiseState, Array], _Added],
