@@ -28,6 +28,7 @@ __all__ = [
     "Aggregator",
     "Amplification",
     "Answer",
+    "Counted",
     "Draw",
     "Emission",
     "Exchange",
@@ -935,7 +936,13 @@ class Sampler(Protocol):
 
 
 class Counted(Sampler):
-    """A sampler that must know the most records of an agent, in its field ``records``."""
+    """A sampler that must know the most records of an agent, in its field ``records``.
+
+    Example:
+        >>> from dpjax.plans import samplers
+        >>> samplers.Full().with_max_records(40).places
+        40
+    """
 
     needs_counts = True
     records: int | None

@@ -12,7 +12,7 @@ from dpjax.accounting.arrays import Floats, Matrix, Pattern, Vector
 from dpjax.accounting.rounding import MARGIN
 from dpjax.protocols import SampledNoise, SampledTarget
 
-__all__ = ["AmplifiedLoss", "Loss"]
+__all__ = ["AmplifiedLoss", "Loss", "draw_ratios", "draw_sensitivity"]
 
 KINDS: "dict[str, type[Loss]]" = {}
 """Losses by the name under which records store them; a class enters itself."""
@@ -241,16 +241,33 @@ def draw_sensitivity(target: SampledTarget, strategy: Matrix | None) -> float:
     Args:
         target: What the noise is for.
         strategy: [T, T] C over rounds; None is fresh noise.
+
+    Example:
+        >>> import dpjax as dp
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=9)
+        >>> config = dp.Config(protect=dp.Protect("zero_out_record", clip_norm=2.0), **parts)
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
+        >>> draw_sensitivity(plan.target, None)
+        2.0
     """
     return target.protect.sensitivity * target.single_draw_sensitivity(strategy)
 
 
 def draw_ratios(target: SampledTarget, noise: SampledNoise) -> Vector:
-    """Return the same of every agent in units of its noise, rounded up.
+    """Return the same of every agent in units of its noise, s sqrt([R^-1]_ii), rounded up.
 
     Args:
         target: What the noise is for.
         noise: The noise as it will run.
+
+    Example:
+        >>> import dpjax as dp
+        >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=9)
+        >>> parts |= dict(noise=dp.noise.Independent(), budget=dp.Budget(8.0, delta=1e-5))
+        >>> config = dp.Config(protect=dp.Protect("zero_out_record", clip_norm=2.0), **parts)
+        >>> plan = dp.make_plan(config, dp.mixing.metropolis_hastings(dp.graphs.ring(3)))
+        >>> (plan.factor.diagonal() * draw_ratios(plan.target, plan.noise)).round(4).tolist()
+        [2.0, 2.0, 2.0]
     """
     moved = draw_sensitivity(target, noise.strategy)
     # mu_i = s sqrt([R^-1]_ii), rounded up.
