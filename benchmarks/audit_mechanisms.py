@@ -34,9 +34,10 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 from _timing import Bench
+from dpjax.accounting import gdp
 from dpjax.algorithms import (
     average,
     disk,
@@ -125,6 +126,7 @@ SAMPLERS: dict[str, tuple[tuple[Any, tuple[int, ...]], ...]] = {
         (samplers.Poisson(expected=1.0, capacity=2), (3, 2, 4, 3)),
         (samplers.Poisson(expected=1.0, capacity=2, separation=2), (4, 4, 5, 4)),
     ),
+    "BallsInBins": ((samplers.BallsInBins(bins=2, capacity=2), (4, 4, 5, 4)),),
 }
 """The same of samplers, with the records of each agent."""
 TURNING = {"GradientTracking": 9}
@@ -517,6 +519,8 @@ def _sampled(result: Any, pair: list[Recorded]) -> Found:
     first, other = pair
     difference = first.private - other.private
     drawn = (np.abs(difference).max(axis=(2, 3)) > 1e-6).astype(float)
+    if made.config.sampler.key_of == "run":
+        return _binned(drawn, one.messages - other.messages, other.messages)
     turns = np.flatnonzero(drawn.mean(axis=0) > 0)
     count = int(drawn[:, turns].sum())
     trials = len(drawn) * len(turns)
@@ -529,6 +533,51 @@ def _sampled(result: Any, pair: list[Recorded]) -> Found:
     shares = count / trials, rate.low, rate.high
     losses = [_composed(*item, len(turns)) for item in zip(shares, mus, strict=True)]
     return Found("epsilon", 0.0, *losses)
+
+
+def _binned(drawn: np.ndarray, apart: np.ndarray, plain: np.ndarray) -> Found:
+    """One bin of two, the same in every cycle: how far each moves all messages, and their mixture.
+
+    Args:
+        drawn: [S, T] whether the record took part.
+        apart: [S, ...] how far it moved the messages.
+        plain: [S, ...] messages without it.
+    """
+    bins, of_run = np.unique(drawn, axis=0, return_inverse=True)
+    messages = plain.reshape(len(plain), -1)
+    moves = [apart[of_run == number].mean(axis=0).ravel() for number in range(len(bins))]
+    measures = [replay.measured(messages, messages + move) for move in moves]
+    mus = np.sqrt(np.mean(np.square(measures), axis=0))
+    return Found("epsilon", 0.0, *(_mixed(len(bins), float(mu)) for mu in mus))
+
+
+def _mixed(bins: int, mu: float) -> float:
+    """Epsilon at delta of the mean of likelihood ratios exp(mu g - mu^2 / 2), one for each bin.
+
+    Of two, the one is integrated and the other one's calls and puts have a closed form.
+    """
+    if bins == 1 or not np.isfinite(mu):
+        return float(gdp.epsilon(mu, DELTA))
+    assert bins == 2
+    normals = np.linspace(-10, 10 + mu, 20_001)
+    weights = stats.norm.pdf(normals) * (normals[1] - normals[0])
+    half = np.exp(mu * normals - mu**2 / 2) / 2
+
+    def call(strikes: np.ndarray) -> np.ndarray:
+        """E (L / 2 - strike)_+ of the other one."""
+        paid = np.maximum(strikes, 1e-300)
+        distance = np.log(0.5 / paid) / mu
+        above = stats.norm.cdf(distance + mu / 2) / 2 - paid * stats.norm.cdf(distance - mu / 2)
+        return np.where(strikes > 0, above, 0.5 - strikes)
+
+    def excess(epsilon: float) -> float:
+        present = weights @ call(math.exp(epsilon) - half)
+        strikes = math.exp(-epsilon) - half
+        # A put is a call, less what it is of.
+        absent = math.exp(epsilon) * (weights @ (call(strikes) - 0.5 + strikes))
+        return max(present, absent) - DELTA
+
+    return float(optimize.brentq(excess, 0.0, float(gdp.epsilon(mu, DELTA)) + 1e-6))
 
 
 def _composed(rate: float, mu: float, rounds: int) -> float:
@@ -690,6 +739,11 @@ def _of_zero_out(result: Any) -> Any:
     return None if zeroed else _scaled(result, 0.5)
 
 
+def _together(made: Any) -> Any:
+    sampler = dataclasses.replace(made.sampler, bins=1)
+    return _with(made, {"sampler": sampler})
+
+
 def _summed(result: Any) -> bool:
     return isinstance(result.config.noise, noise.SumShares | sums.Discrete)
 
@@ -739,6 +793,7 @@ BROKEN: dict[str, tuple[str, Callable[[Any], Any]]] = dict.fromkeys(noise.DESIGN
     "Cyclic": ("a record is in every round", _redrawn(_first)),
     "Clients": ("a client is in every round", _redrawn(_first)),
     "Poisson": ("records are drawn half as often again", _often),
+    "BallsInBins": ("a record is in all bins", _together),
 }
 """A fault of every row, by its name: what it is, and the copy; None where it changes nothing."""
 

@@ -740,52 +740,20 @@ class Noise(Protocol):
         """Return noise that keeps a budget, a `dpjax.plans.calibration.Calibrated`."""
 
 
-class _Pattern(Protocol):
-    """(epochs, separation) of a record."""
-
-    @property
-    def epochs(self) -> int:
-        """In how many rounds it may take part."""
-
-    @property
-    def separation(self) -> int:
-        """Rounds from one of them to the next."""
-
-
-class _Protected(Protocol):
-    """What is protected."""
-
-    @property
-    def sensitivity(self) -> float:
-        """How far zeroing a record out moves a round's sum."""
-
-
-class _Spending(Protocol):
-    """What a run may cost."""
-
-    @property
-    def largest(self) -> float:
-        """Epsilon."""
-
-    @property
-    def delta(self) -> float:
-        """Delta."""
-
-
 class SampledTarget(Protocol):
     """What `dpjax.plans.calibration.Target` tells an `Amplification`."""
 
     @property
-    def protect(self) -> _Protected:
-        """What is protected."""
+    def protect(self) -> Any:
+        """`dpjax.plans.protect.Protect`: zeroing a record out moves a sum by its `sensitivity`."""
 
     @property
-    def budget(self) -> _Spending:
-        """What the run may cost."""
+    def budget(self) -> Any:
+        """`dpjax.plans.protect.Budget`: what the run may cost is its `largest`, at its `delta`."""
 
     @property
-    def pattern(self) -> _Pattern:
-        """In which rounds a record may take part."""
+    def pattern(self) -> Any:
+        """In how many rounds a record may take part, `epochs`, and how many apart, `separation`."""
 
     @property
     def rounds(self) -> int:

@@ -31,6 +31,7 @@ CELLS = (
     (Cell("Federated", "discrete", "Random", "aggregator", "any", "replace_agent"), "discrete"),
     (Cell("ZipDL", "zip_dl", "Random", "node", "view", "replace_agent"), "zip_dl"),
     (Cell("DSGD", "independent", "Poisson", *OUTSIDER, "zero_out_record"), "Poisson"),
+    (Cell("DSGD", "whisper", "BallsInBins", *OUTSIDER, "zero_out_record"), "BallsInBins"),
 )
 CELLS += tuple(
     (Cell("DSGD", label, "Random", *OUTSIDER, "replace_agent"), label)
