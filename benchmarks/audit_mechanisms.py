@@ -519,8 +519,8 @@ def _sampled(result: Any, pair: list[Recorded]) -> Found:
     first, other = pair
     difference = first.private - other.private
     drawn = (np.abs(difference).max(axis=(2, 3)) > 1e-6).astype(float)
-    if made.config.sampler.key_of == "run":
-        return _binned(drawn, one.messages - other.messages, other.messages)
+    if result.config.sampler.key_of == "run":
+        return _binned(drawn, first.messages - other.messages, other.messages)
     turns = np.flatnonzero(drawn.mean(axis=0) > 0)
     count = int(drawn[:, turns].sum())
     trials = len(drawn) * len(turns)

@@ -45,11 +45,10 @@ def with_arguments(function: Callable[..., Any]) -> Callable[[Callable[..., int]
     def extend(command: Callable[..., int]) -> Command:
         declared = inspect.signature(command).parameters
         inherited = inspect.signature(function).parameters
-        options = [
-            parameter.replace(kind=parameter.KEYWORD_ONLY)
-            for parameter in {**declared, **inherited, **declared}.values()
-            if parameter.kind != parameter.VAR_KEYWORD
-        ]
+        options = []
+        for parameter in {**declared, **inherited, **declared}.values():
+            if parameter.kind != parameter.VAR_KEYWORD:
+                options.append(parameter.replace(kind=parameter.KEYWORD_ONLY))
         # Options that must be given come first in the help.
         options.sort(key=lambda option: option.default is not option.empty)
 

@@ -16,6 +16,7 @@ import optax
 import scipy.sparse
 import scipy.sparse.csgraph
 from jaxtyping import Array, Float, PRNGKeyArray
+from numpy.typing import ArrayLike
 
 from dpjax import _validate
 from dpjax._validate import fixed
@@ -777,7 +778,7 @@ def _check_noise(target: Target, noise: Calibrated) -> None:
     noise.check(target)
 
 
-def _check_amount(name: str, amount: Any, stated: Any, agents: int) -> None:
+def _check_amount(name: str, amount: ArrayLike, stated: ArrayLike, agents: int) -> None:
     """Refuse an amount that is larger than stated for some agent; NaN is stated by none."""
     pairs = np.empty((2, agents))
     pairs[0] = amount

@@ -143,7 +143,7 @@ def check_amplified(target: Any, noise: Any, loss: Any, times: int) -> None:
     _validate.refuse({f"loss is {loss}, whose {why}": wrong for why, wrong in refusals.items()})
 
 
-def check_noise(target: Any, noise: Any) -> None:
+def check_noise_draws(target: Any, noise: Any) -> None:
     """Refuse noise of a user's own that is not finite, or the same by other keys or in two rounds.
 
     A small payload of zeros gets its noise by two keys in two rounds, and again by the first key.

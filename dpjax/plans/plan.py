@@ -102,7 +102,7 @@ class Plan:
             if noise is not None and target.amplification is not None:
                 custom.check_amplified(target, noise, stated.loss, times)
         if noise is not None and compatibility.custom_names(config.noise, noise):
-            custom.check_noise(target, noise)
+            custom.check_noise_draws(target, noise)
 
     def __repr__(self) -> str:
         """One line: design, network's size, guarantee, what its noise does, who shares a seed."""

@@ -361,7 +361,7 @@ def test_a_method_that_replaces_a_part_says_again_that_agents_can_run_alone():
 
 
 def test_parts_of_the_package_are_not_tried(monkeypatch):
-    for name in ("check_sampler", "check_noise", "check_amplified"):
+    for name in ("check_sampler", "check_noise_draws", "check_amplified"):
         monkeypatch.setattr(custom, name, None)
     made(Random(4))
     made(Poisson(4.0, 6), epsilon=2.0)
