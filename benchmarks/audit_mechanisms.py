@@ -538,6 +538,8 @@ def _sampled(result: Any, pair: list[Recorded]) -> Found:
 def _binned(drawn: np.ndarray, apart: np.ndarray, plain: np.ndarray) -> Found:
     """One bin of two, the same in every cycle: how far each moves all messages, and their mixture.
 
+    The mixture is that of orthogonal moves. Noise over rounds joins them, and loses more.
+
     Args:
         drawn: [S, T] whether the record took part.
         apart: [S, ...] how far it moved the messages.
