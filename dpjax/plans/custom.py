@@ -8,7 +8,7 @@ noisy sums, and what that one gains follows from the factor.
 import contextlib
 import functools
 from collections import Counter
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,10 @@ from dpjax.protocols import Draw
 
 __all__ = ()
 
+# `Target` and `Calibrated` of `dpjax.plans.calibration`, which imports this module.
+_Target: TypeAlias = Any
+_Noise: TypeAlias = Any
+
 # Records of all agents in the rounds that a key draws, and keys: two of them may well draw the same
 # few records.
 _RECORDS = 50_000
@@ -34,7 +38,7 @@ _KEYS = 4
 _key = functools.partial(jax.random.key, impl=THREEFRY)
 
 
-def check_sampler(target: Any) -> int:
+def check_sampler(target: _Target) -> int:
     """Refuse a sampler of a user's own that draws otherwise than it says, in a few rounds.
 
     Some keys draw for the plan's numbers of records, and for as few as a batch holds, among which
@@ -109,7 +113,7 @@ def check_sampler(target: Any) -> int:
     return max(times.values(), default=0)
 
 
-def check_amplified(target: Any, noise: Any, loss: Any, times: int) -> None:
+def check_amplified(target: _Target, noise: _Noise, loss: Any, times: int) -> None:
     """Refuse an amplified loss of a user's own that contradicts itself, or the noise.
 
     Whatever hides the batches, noise over agents says how far one draw of a record moves the
@@ -143,7 +147,7 @@ def check_amplified(target: Any, noise: Any, loss: Any, times: int) -> None:
     _validate.refuse({f"loss is {loss}, whose {why}": wrong for why, wrong in refusals.items()})
 
 
-def check_noise_draws(target: Any, noise: Any) -> None:
+def check_noise_draws(target: _Target, noise: _Noise) -> None:
     """Refuse noise of a user's own that is not finite, or the same by other keys or in two rounds.
 
     A small payload of zeros gets its noise by two keys in two rounds, and again by the first key.
@@ -185,7 +189,7 @@ def check_noise_draws(target: Any, noise: Any) -> None:
         )
 
 
-def check_stated_loss(target: Any, noise: Any, loss: Loss, spent: AgentLoss) -> None:
+def check_stated_loss(target: _Target, noise: _Noise, loss: Loss, spent: AgentLoss) -> None:
     """Refuse a loss that a custom design states below an outsider's to its own factor F.
 
     An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
