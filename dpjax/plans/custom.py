@@ -130,14 +130,14 @@ def check_amplified(target: _Target, noise: _Noise, loss: Any, times: int) -> No
     Raises:
         ValueError: Naming the loss, what it states, and the remedy.
     """
-    moved = draw_sensitivity(target, noise.strategy) * np.sqrt(noise.inverse_diagonal())
+    distance = draw_sensitivity(target, noise.strategy) * np.sqrt(noise.inverse_diagonal())
     # Columns of a strategy differ, and a record may have missed the largest.
-    known = moved.min() * times**0.5 if noise.strategy is None else 0.0
+    known = distance.min() * times**0.5 if noise.strategy is None else 0.0
     delta = target.budget.delta
     first, second, last = [loss.epsilon(share * delta) for share in (0.1, 0.5, 1.0)]
     refusals = {
-        f"draw_ratios is {loss.draw_ratios}, and one draw moves messages by {moved}; give "
-        "accounting.loss.draw_ratios(target, noise)": not np.all(loss.draw_ratios >= moved),
+        f"draw_ratios is {loss.draw_ratios}, and one draw moves messages by {distance}; give "
+        "accounting.loss.draw_ratios(target, noise)": not np.all(loss.draw_ratios >= distance),
         f"unamplified is {loss.unamplified}, and {known} of a record that came {times} times; give "
         "the mu of known batches": not loss.unamplified >= known,
         f"epsilon is {first}, {second} and {last} at deltas that rise to {delta}; give finite "
