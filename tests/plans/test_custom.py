@@ -19,7 +19,7 @@ from dpjax.protocols import Draw, Sampler
 from dpjax.topology import graphs, mixing
 from dpjax.transforms import noise as noise_
 from tests.plans import test_amplification as amplified
-from tests.support import make_config, make_problem
+from tests.support import load_script, make_config, make_problem
 
 RING = mixing.metropolis_hastings(graphs.ring(4))
 COUNTS = np.array([24, 12, 30, 24])
@@ -259,6 +259,28 @@ def test_an_amplified_loss_that_contradicts_the_noise_is_refused(claim, text):
     assert made(Single(8, 24), **options).guarantee.custom == ("Single", "Stating", "Loss")
     with pytest.raises(ValueError, match=text):
         made(Single(8, 24, claim=claim), **options)
+
+
+@pytest.mark.mutant
+def test_known_batches_cost_as_much_as_those_that_were_drawn():
+    """A record of the example is in all rounds or none: one round's mu is too little."""
+    module = load_script("own_sampler", "examples")
+
+    class Forgetful(module.CoinLoss):
+        unamplified = property(lambda self: max(self.ratios))
+
+    class Coin(module.Coin):
+        def loss(self, target, noise):
+            honest = super().loss(target, noise)
+            return Forgetful(honest.ratios, honest.rounds)
+
+    class Forgetting(module.OneCoin):
+        def amplification(self, counts=None):
+            return Coin()
+
+    made(module.OneCoin(), epsilon=2.0)
+    with pytest.raises(ValueError, match="whose unamplified is .* of a record that came 12 times"):
+        made(Forgetting(), epsilon=2.0)
 
 
 @frozen
