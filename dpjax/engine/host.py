@@ -149,14 +149,8 @@ class HostDriver:
         try:
             received = self.transport(message, round)
             check_delivered("transport returned", received, expected)
-            # Fewer terms in a sum carry less noise than its guarantee says.
-            present = float(received[1]) if self.min_survivors else 0
-            if 0 < present < self.min_survivors:
-                raise ValueError(
-                    f"transport opened a sum of {present:g} agents in round {round} (from 0), less "
-                    f"than the {self.min_survivors} of the plan's noise, so that its guarantee "
-                    "does not hold; give one that aborts"
-                )
+            if self.min_survivors:
+                check_opened("transport opened", received, self.min_survivors)
             places = _not_finite(received)
             if places:
                 raise ValueError(
@@ -335,6 +329,26 @@ def check_delivered(subject: str, received: Message, expected: Message) -> None:
     kinds = jax.tree.map(kind, expected)
     if actual != kinds:
         raise ValueError(f"{subject} {actual}, the method's exchange delivers {kinds}; give that")
+
+
+def check_opened(subject: str, received: Message, survivors: int) -> None:
+    """Refuse a sum of fewer agents than the plan's noise is for.
+
+    Args:
+        subject: Name of the values in the error.
+        received: The sum, and the number of agents in it.
+        survivors: The fewest agents for which the noise suffices.
+
+    Raises:
+        ValueError: For fewer; nobody in it (0) is a sum that was not opened.
+    """
+    # Fewer terms in a sum carry less noise than its guarantee says.
+    present = float(received[1])
+    if 0 < present < survivors:
+        raise ValueError(
+            f"{subject} a sum of {present:g} agents, less than the {survivors} of the plan's "
+            "noise, so that its guarantee does not hold; give one that aborts"
+        )
 
 
 def _not_finite(message: Message) -> list[str]:

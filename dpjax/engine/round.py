@@ -117,8 +117,10 @@ def rounds(
         ValueError: For a plan that does not fit the problem; for a release without a key file, with
             one of another loop, or on a device whose sums are not repeatable; for agents whose
             method, exchange or noise needs all agents, and for agents of a release. From the
-            functions, for a state without a secret and received values of other kinds; of a
-            release, for states that it refuses, and inside a program of your own.
+            functions, for a state without a secret, received values of other kinds and a sum of
+            fewer clients than the plan's noise is for; from ``outgoing``, for gradients "view" and
+            for colluders, whose loss is of the method's own exchange; of a release, for states
+            that it refuses, and inside a program of your own.
 
     Example:
         >>> import dpjax as dp
@@ -195,9 +197,9 @@ def rounds(
         identity = checkpoint.of_run(tasks, {"driver": "rounds"}, values, programs, devices)
         storage = Storage(identity, place)
         instance = instance._replace(noise_key=storage.noise_keys()[0])
-        functions = _functions(statics, instance, models, storage)
+        functions = _functions(plan, statics, instance, models, storage)
     else:
-        functions = _functions(statics, instance, models)
+        functions = _functions(plan, statics, instance, models)
     functions.guarantee = priced.guarantee
     return functions
 
@@ -213,7 +215,11 @@ class _Instance(NamedTuple):
 
 
 def _functions(
-    statics: Statics, instance: _Instance, models: Models, storage: Storage | None = None
+    plan: Plan,
+    statics: Statics,
+    instance: _Instance,
+    models: Models,
+    storage: Storage | None = None,
 ) -> Rounds:
     """The compiled functions of one plan and one seed; a release notes what it may have sent.
 
@@ -256,12 +262,18 @@ def _functions(
         storage.note_sent(int(state.round), message)
 
     def outgoing(state: State) -> Outgoing:
+        _check_network(plan)
         sent = _outgoing(statics, instance, state)
         note(state, sent.message, sent.metrics)
         return sent
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
-        return _incoming(statics, instance, state, sent, received)
+        new = _incoming(statics, instance, state, sent, received)
+        survivors = _survivors(statics)
+        # Traced, it gives NaN. The program has checked the form of what was received.
+        if survivors and not isinstance(received[1], jax.core.Tracer):
+            host.check_opened("received is", received, survivors)
+        return new
 
     def step(state: State) -> tuple[State, Info]:
         new, info = _step(statics, instance, state)
@@ -269,6 +281,22 @@ def _functions(
         return new, info
 
     return Rounds(init, outgoing, incoming, step)
+
+
+def _check_network(plan: Plan) -> None:
+    """Refuse a network of the loop's own, where the loss is of the method's own exchange."""
+    colluders = plan.guarantee.colluders
+    kind = _validate.counted(colluders, "colluder") if colluders else "gradients 'view'"
+    if colluders or plan.config.protect.gradients == "view":
+        raise ValueError(
+            f"plan has {kind}, whose loss is not that of any network of your own; call step, which "
+            "exchanges messages as the plan says, or plan for neither"
+        )
+
+
+def _survivors(statics: Statics) -> int:
+    """The fewest agents in a sum for which the plan's noise suffices; 0 where nothing is summed."""
+    return statics.method.exchange.min_survivors(statics.agents)
 
 
 @compiled()
@@ -302,10 +330,12 @@ def _rounds(statics: Statics, instance: _Instance) -> Rounds:
     functions = statics.rounds(
         instance.arrays, instance.noise_key, draw, frozen=instance.data.frozen
     )
-    return _guarded(functions, _mark(instance.noise_key), instance.last)
+    return _guarded(functions, _mark(instance.noise_key), instance.last, _survivors(statics))
 
 
-def _guarded(functions: Rounds, mark: PRNGKeyArray, last: Int[Array, ""]) -> Rounds:
+def _guarded(
+    functions: Rounds, mark: PRNGKeyArray, last: Int[Array, ""], survivors: int = 0
+) -> Rounds:
     """The functions, for states of this mark and rounds up to the last one alone.
 
     Guarantee: of other states nothing is sent, and models become NaN. Their noise went out already,
@@ -328,8 +358,12 @@ def _guarded(functions: Rounds, mark: PRNGKeyArray, last: Int[Array, ""]) -> Rou
         return Outgoing(_blanked(valid, message), carry, _blanked(valid, metrics), secret)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        valid = is_valid(state, sent.secret, 1)
+        if survivors:
+            _, present = received
+            valid &= (present <= 0) | (present >= survivors)
         new = functions.incoming(state, sent, received)
-        return new._replace(models=_blanked(is_valid(state, sent.secret, 1), new.models))
+        return new._replace(models=_blanked(valid, new.models))
 
     def step(state: State) -> tuple[State, Info]:
         valid = is_valid(state, state.secret)
@@ -367,6 +401,7 @@ def _rounds_of_agents(
     agents: Sequence[int],
 ) -> Rounds:
     """The rounds of some agents, from values that hold nothing of the others."""
+    _check_network(plan)
     if plan.config.release:
         raise ValueError(
             f"agents is {_validate.shown(agents)} of a release, whose groups would need a key file "

@@ -19,7 +19,7 @@ from dpjax.engine import checkpoint, keys
 from dpjax.engine import round as round_
 from dpjax.engine.host import local_transport
 from dpjax.plans.scheduled import ScheduledLaplace
-from dpjax.plans.sums import Discrete
+from dpjax.plans.sums import Discrete, SumShares
 from dpjax.protocols import Emission
 from dpjax.topology import links
 from dpjax.transforms import noise
@@ -400,6 +400,40 @@ def test_messages_of_whole_numbers_are_zero_for_other_states():
         message = rounds.outgoing(dp.rounds(plan, task, seed=seed).init()).message
         for leaf in jax.tree.leaves(message):
             assert leaf.dtype.kind in "iu" and np.any(leaf) == (seed == 1)
+
+
+def test_a_loss_of_the_methods_own_exchange_covers_no_other_network():
+    view = dataclasses.replace(AGENTS, attacker="node", gradients="view")
+    plan, task = make("pair keys", protect=view)
+    config = test_aggregate.config(part=SumShares(colluders=1))
+    of_sums = dp.make_plan(config, test_aggregate.COMPLETE)
+    for text, loop in (
+        ("gradients 'view'", dp.rounds(plan, task)),
+        ("1 colluder", dp.rounds(of_sums, test_aggregate.task())),
+    ):
+        with pytest.raises(ValueError, match=f"plan has {text}, whose loss is not.*call step"):
+            loop.outgoing(loop.init())
+        state, _ = loop.step(loop.init())
+        assert state.round == 1
+    with pytest.raises(ValueError, match="plan has gradients 'view'"):
+        dp.rounds(plan, task, agents=(0,))
+
+
+def test_sums_of_fewer_agents_than_the_noise_is_for_are_refused():
+    plan, task = make("server")
+    rounds = dp.rounds(plan, task)
+    state = rounds.init()
+    sent = rounds.outgoing(state)
+    total, present = local_transport(plan)(jax.device_get(sent.message), 0)
+    for number in (0, N - 1, N):
+        received = total, np.full_like(present, number)
+        rounds.incoming(state, sent, received)
+        assert not all_nan(jax.jit(rounds.incoming)(state, sent, received).models)
+    received = total, np.full_like(present, N - 2)
+    with pytest.raises(ValueError, match="received is a sum of 4 agents, less than the 5 of"):
+        rounds.incoming(state, sent, received)
+    # Compiled code cannot raise.
+    assert all_nan(jax.jit(rounds.incoming)(state, sent, received).models)
 
 
 @pytest.mark.parametrize("name", ["no noise", "whisper", "server"])
