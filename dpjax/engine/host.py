@@ -309,13 +309,16 @@ def make_driver(
     return HostDriver(transport, survivors)
 
 
-def check_delivered(subject: str, received: Message, expected: Message) -> None:
-    """Refuse values unlike those of the method's exchange.
+def check_delivered(
+    subject: str, received: Tree, expected: Tree, source: str = "the method's exchange delivers"
+) -> None:
+    """Refuse values unlike those of the method's exchange, or of another source.
 
     Args:
         subject: Name of the values in the error.
         received: The values of a round, leaves of numpy or jax.
-        expected: Shapes and dtypes of the result of the method's exchange.
+        expected: Shapes and dtypes of what the source gives.
+        source: Its name, with a verb.
 
     Raises:
         ValueError: For other shapes, dtypes or trees.
@@ -328,7 +331,7 @@ def check_delivered(subject: str, received: Message, expected: Message) -> None:
     actual = jax.tree.map(kind, received)
     kinds = jax.tree.map(kind, expected)
     if actual != kinds:
-        raise ValueError(f"{subject} {actual}, the method's exchange delivers {kinds}; give that")
+        raise ValueError(f"{subject} {actual}, {source} {kinds}; give that")
 
 
 def check_opened(subject: str, received: Message, survivors: int) -> None:

@@ -77,7 +77,8 @@ def rounds(
     private.
 
     A stored state (of all agents) goes on by ``init(stored)``, which draws the secret of its round
-    again. ``state.secret`` must not be stored or sent: whoever has it subtracts the noise. States
+    again. States of other shapes or dtypes are refused, and so are stored models that are not
+    finite. ``state.secret`` must not be stored or sent: whoever has it subtracts the noise. States
     do not show it, and it is not pickled. A simulation draws it from the seed, and its functions
     can be compiled into a program of your own.
 
@@ -117,10 +118,10 @@ def rounds(
         ValueError: For a plan that does not fit the problem; for a release without a key file, with
             one of another loop, or on a device whose sums are not repeatable; for agents whose
             method, exchange or noise needs all agents, and for agents of a release. From the
-            functions, for a state without a secret, received values of other kinds and a sum of
-            fewer clients than the plan's noise is for; from ``outgoing``, for gradients "view" and
-            for colluders, whose loss is of the method's own exchange; of a release, for states
-            that it refuses, and inside a program of your own.
+            functions, for states and received values of other kinds, a state without a secret, and
+            a sum of fewer clients than the plan's noise is for; from ``outgoing``, for gradients
+            "view" and colluders, whose loss is of the method's own exchange; of a release, for
+            states that it refuses, and inside a program of your own.
 
     Example:
         >>> import dpjax as dp
@@ -227,15 +228,16 @@ def _functions(
     hold the storage, whose lock lasts as long as any of them can send.
     """
 
+    first = _initial.trace(statics, instance, models).out_info
+
     def init(stored: State | None = None) -> State:
         if stored is None:
             state = _initial(statics, instance, models)
         elif isinstance(stored, State):
-            # A run stacks its states over seeds and plans.
-            arrays = jax.tree.map(lambda leaf: leaf[None], instance.arrays)
-            noise_keys = instance.noise_key[None]
-            secret = program.secret(statics, arrays, models, noise_keys, stored.round)
-            secret = jax.tree.map(lambda x: x if program.is_counter(x) else x[0], secret)
+            _check_form(stored, first)
+            for leaf in jax.tree.leaves(stored.models):
+                _validate.finite_array("stored.models", leaf)
+            secret = _secret_at(statics, instance, models, stored.round)
             state = _marked(stored._replace(secret=secret), _mark(instance.noise_key))
         else:
             raise ValueError(f"stored is {type(stored).__name__}; give a State of these rounds")
@@ -263,11 +265,13 @@ def _functions(
 
     def outgoing(state: State) -> Outgoing:
         _check_network(plan)
+        _check_form(state, first)
         sent = _outgoing(statics, instance, state)
         note(state, sent.message, sent.metrics)
         return sent
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        _check_form(state, first)
         new = _incoming(statics, instance, state, sent, received)
         survivors = _survivors(statics)
         # Traced, it gives NaN. The program has checked the form of what was received.
@@ -276,11 +280,30 @@ def _functions(
         return new
 
     def step(state: State) -> tuple[State, Info]:
+        _check_form(state, first)
         new, info = _step(statics, instance, state)
         note(state, info.messages, info.metrics)
         return new, info
 
     return Rounds(init, outgoing, incoming, step)
+
+
+def _check_form(state: State, first: State) -> None:
+    """Refuse a state of another form than the first one has.
+
+    Guarantee: a release runs the programs that its key file is of. Other dtypes would compile
+    others, whose rounding its guarantee does not cover.
+    """
+    parts, expected = [(form.models, form.memory, form.round) for form in (state, first)]
+    host.check_delivered("state is", parts, expected, "these rounds have")
+
+
+def _secret_at(statics: Statics, instance: _Instance, models: Models, done: Array) -> Secret:
+    """The secret of one plan and one seed after so many rounds, without a mark."""
+    # A run stacks its states over seeds and plans.
+    arrays = jax.tree.map(lambda leaf: leaf[None], instance.arrays)
+    secret = program.secret(statics, arrays, models, instance.noise_key[None], done)
+    return jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], secret)
 
 
 def _check_network(plan: Plan) -> None:

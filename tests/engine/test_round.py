@@ -273,6 +273,29 @@ def test_a_new_key_is_not_that_of_a_state_before_the_first_round(tmp_path):
         dp.rounds(plan, task, key_file=tmp_path / "fresh").init(stored)
 
 
+@pytest.mark.parametrize("release", [False, True])
+def test_states_of_another_form_are_refused(release, tmp_path):
+    adam = dp.optimizers.Chain(optax.adam, 0.01)
+    plan, task = make("anti-pgd", optimizer=adam, release=release)
+    rounds = dp.rounds(plan, task, key_file=tmp_path / "key" if release else None)
+    state, _ = rounds.step(rounds.init())
+    stored = jax.device_get(state._replace(secret=()))
+    changes = [lambda leaf: np.ravel(leaf)[:1], *UNLIKE.values()]
+    slots = ("models", "memory")
+    others = [{slot: jax.tree.map(f, getattr(stored, slot))} for slot in slots for f in changes]
+    others += [{"round": np.float32(1)}, {"round": np.int32([1])}]
+    for change in others:
+        with pytest.raises(ValueError, match=r"state is .*, these rounds have .*; give that"):
+            rounds.init(stored._replace(**change))
+        for function in (rounds.outgoing, rounds.step):
+            with pytest.raises(ValueError, match=r"state is .*, these rounds have .*; give that"):
+                function(state._replace(**change))
+    lost = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), stored.models)
+    with pytest.raises(ValueError, match=r"stored.models holds nan"):
+        rounds.init(stored._replace(models=lost))
+    assert rounds.init(stored).round == 1
+
+
 @pytest.mark.parametrize("name", ["whisper", "poisson", "server"])
 def test_rounds_state_the_guarantee_of_a_run(name):
     plan, task = make(name)
