@@ -58,7 +58,8 @@ def rounds(
         secret    noise keys, past noise and the key of secret batches
         round     rounds done, int32
 
-    and `Outgoing` has ``message``, leaves [n, ...], and ``metrics``, scalars by name. Send
+    and `Outgoing` has ``message``, leaves [n, ...] (with a message for each of L links [L, ...]),
+    and ``metrics``, scalars by name. Send
     ``sent.message`` and nothing else: ``sent.secret`` has the noise key, and ``sent.carry`` is an
     agent's own. ``received`` is the value of the method's exchange: for D-SGD every agent's average
     W m of all messages m, leaves [n, ...]; for a server the sum without the agents' axis, and the
@@ -66,8 +67,10 @@ def rounds(
     that receive NaN are NaN, and so are the next messages of models.
 
     All functions are compiled. They are pure: batch and noise of a round follow from the seed and
-    ``state.round``, and the same state gives the same message. Past round T models and messages are
-    NaN, and so are those of a state with the secret of another seed, loop or round.
+    ``state.round``, and the same state gives the same message. Past round T models, memory and
+    messages are NaN, and whole numbers in them 0. So are those of a state with the secret of
+    another round, seed or release, or of other agents. In simulations a secret follows from the
+    seed alone: a loop of another plan with this seed takes its states for its own.
 
     Guarantee: the plan's, for all messages of the T rounds together; ``rounds.guarantee`` states it
     as the result of `dpjax.run` does, with custom parts of the problem and what finite precision
@@ -259,7 +262,8 @@ def _functions(
         if is_refused:
             raise ValueError(
                 "state has a message that is not finite, and nothing goes out: models diverged, "
-                "all rounds are done, or the secret is of another round or loop"
+                "all rounds are done, or the secret is of another round or loop. Where models "
+                "diverged, the loop's end by this error is an output that no epsilon covers"
             )
         storage.note_sent(int(state.round), message)
 
@@ -378,7 +382,7 @@ def _guarded(
         valid = is_valid(state, state.secret)
         message, carry, metrics, secret = functions.outgoing(state)
         # NaN in the models is not enough: clipping takes gradients that are not finite for 0.
-        return Outgoing(_blanked(valid, message), carry, _blanked(valid, metrics), secret)
+        return Outgoing(*_blanked(valid, (message, carry, metrics)), secret)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         valid = is_valid(state, sent.secret, 1)
@@ -386,12 +390,12 @@ def _guarded(
             _, present = received
             valid &= (present <= 0) | (present >= survivors)
         new = functions.incoming(state, sent, received)
-        return new._replace(models=_blanked(valid, new.models))
+        return _blanked_state(valid, new)
 
     def step(state: State) -> tuple[State, Info]:
         valid = is_valid(state, state.secret)
         new, info = functions.step(state)
-        return new._replace(models=_blanked(valid, new.models)), _blanked(valid, info)
+        return _blanked_state(valid, new), _blanked(valid, info)
 
     return Rounds(functions.init, outgoing, incoming, step)
 
@@ -400,10 +404,19 @@ def _blanked(valid: Bool[Array, ""], tree: Tree) -> Tree:
     """The tree where a state is valid; else NaN, in place of whole numbers 0, of flags True."""
 
     def blanked(leaf: Array) -> Array:
+        # A method's memory may hold keys, which are public.
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
         is_number = jnp.issubdtype(leaf.dtype, jnp.inexact)
         return jnp.where(valid, leaf, jnp.nan if is_number else leaf.dtype == bool)
 
     return jax.tree.map(blanked, tree)
+
+
+def _blanked_state(valid: Bool[Array, ""], state: State) -> State:
+    """The state, whose memory is blanked too: methods keep messages there and release them."""
+    models, memory = _blanked(valid, (state.models, state.memory))
+    return state._replace(models=models, memory=memory)
 
 
 def _mark(noise_key: PRNGKeyArray, agents: Sequence[int] = ()) -> PRNGKeyArray:

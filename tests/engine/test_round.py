@@ -366,7 +366,7 @@ def test_received_nan_shows_in_the_next_round(tmp_path):
         state = rounds.incoming(state, sent, received)
         assert all_nan(state.models)
         if release:
-            with pytest.raises(ValueError, match="not finite, and nothing goes out"):
+            with pytest.raises(ValueError, match="nothing goes out.*that no epsilon covers"):
                 rounds.outgoing(state)
         else:
             assert all_nan(rounds.outgoing(state).message)
@@ -397,6 +397,27 @@ def test_states_of_other_seeds_give_nan(name, monkeypatch):
     assert not all_nan(rounds.outgoing(others.init()).message)
     for function in (round_._initial, round_._outgoing):
         function._program.cache_clear()
+
+
+@pytest.mark.parametrize("of_last", [False, True])
+def test_what_agents_keep_of_other_states_is_nan(of_last):
+    """A method may release a message that it keeps, whose noise is another round's or seed's."""
+    plan, task = make("tracking")
+    rounds = dp.rounds(plan, task, seed=1)
+    others = dp.rounds(plan, task, seed=2)
+    state = models_of(rounds) if of_last else others.init()
+    assert not all_nan(state.memory)
+    sent = rounds.outgoing(state)
+    assert all_nan(sent.carry)
+    new, info = rounds.step(state)
+    assert all_nan(new.memory.message) and all_nan(info.messages)
+    good = rounds.outgoing(rounds.init())
+    received = local_transport(plan)(jax.device_get(good.message), 0)
+    assert all_nan(rounds.incoming(state, sent, received).memory.message)
+    assert not all_nan(rounds.incoming(rounds.init(), good, received).memory.message)
+    # Whoever puts an own carry beside a foreign secret gets nothing, either.
+    mixed = good._replace(secret=sent.secret)
+    assert all_nan(rounds.incoming(rounds.init(), mixed, received).memory.message)
 
 
 def test_states_of_other_agents_or_seeds_give_nan_with_agents():
