@@ -131,8 +131,9 @@ def correlated(
 
     Raises:
         ValueError: For another generator's key or an integer, a factor that is not square or not
-            finite, a strategy of the wrong shape, a grid that is no power of two; in ``update``,
-            for leaves without the n agents as their leading axis or of another than floating dtype.
+            finite, a strategy of the wrong shape, a grid that is no power of two or comes with
+            rows; in ``update``, for leaves without the n agents as their leading axis or of
+            another than floating dtype.
 
     Reference:
         Rodio et al., Whisper D-SGD, Algorithm 1; Denisov et al. (2022) for the strategy.
@@ -157,6 +158,9 @@ def correlated(
     released = grid is not None
     if grid is not None and not (0 < grid < math.inf and math.frexp(grid)[0] == 0.5):
         raise ValueError(f"grid is {grid}; give a power of two, or None for a simulation")
+    # The hardened draw counts all agents' normals, so it would give rows the normals of others.
+    if released and rows is not None:
+        raise ValueError(f"rows is {rows} with a grid, whose noise is of all agents; give one")
     precision = double_precision if released else contextlib.nullcontext
 
     def grouped(paths: _Paths) -> list[_Group]:

@@ -190,6 +190,11 @@ def test_grids_are_powers_of_two():
             noise.correlated(np.eye(2), key=KEY, rounds=5, grid=invalid)
 
 
+def test_a_grid_is_for_all_agents():
+    with pytest.raises(ValueError, match=r"rows is \(1,\) with a grid, .* give one"):
+        noise.correlated(np.ones(1), key=KEY, rounds=5, grid=0.5, rows=(1,))
+
+
 # The attack on last bits. Everybody has the gradient g or g'; the attacker sees models before and
 # after one step of independent noise, and asks for every coordinate which of the two could have
 # led to the number that was sent.
