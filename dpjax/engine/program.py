@@ -280,7 +280,7 @@ def secret(
         noise_keys: [S] noise keys.
         rounds: Rounds done, whose noise is drawn again; None before the first one.
     """
-    batches = jax.vmap(statics.secret_batches)(noise_keys)
+    batches = jax.vmap(statics.secret_batch_key)(noise_keys)
     privatizer = statics.privatizer
     if privatizer is None:
         return Secret((), batches)

@@ -49,12 +49,24 @@ Metrics: TypeAlias = Mapping[str, Array]
 """Scalars by name, or stacks of them; not private."""
 
 LOST = "lost_noise"
-"""The metric of a round: the largest share of a payload's entries that is sent without noise."""
+"""The metric of a round: the probability that its largest entry is sent without noise.
+
+On average at most this share of all entries is: see `dpjax.transforms.noise.lost`.
+"""
 
 NOT_FINITE = "not_finite"
-"""What a release's round reports for the engine: 1 where a number of a message is not finite."""
+"""What a release's round reports for the engine: whether a message has a number that is not."""
 
-# Above every round number; numbers folded into one key differ.
+# Numbers that are folded into a seed's two keys, all above every round number. Those of one key
+# differ, since equal ones would give equal draws.
+#
+#   noise key   t            noise of round t (`dpjax.transforms.noise`)
+#               _BATCHES     key of secret batches: of the whole run, or t is folded into it
+#               _MARK        mark of states (`dpjax.engine.round`)
+#   batch key   t            `Round.key`, public; also that of the round's public batch
+#               _RUN         key of public batches, where a sampler has one of the whole run
+#               _VARIANTS    key of augmented records, into which t is folded
+#               _START       key of `Method.start`
 _BATCHES = 2**32 - 1
 _VARIANTS = 2**32 - 1
 _START = 2**32 - 2
@@ -68,13 +80,13 @@ class Secret(NamedTuple):
 
     Attributes:
         noise: The privatizer's state: noise keys and past noise.
-        batches: The key of secret batches, where their secrecy amplifies; else None.
+        batch_key: The key of secret batches, where their secrecy amplifies; else None.
         mark: Of states of `dpjax.rounds`: derives from the noise key and the agents, and tells
             other states apart; else None.
     """
 
     noise: Tree
-    batches: PRNGKeyArray | None = None
+    batch_key: PRNGKeyArray | None = None
     mark: PRNGKeyArray | None = None
 
     def __repr__(self) -> str:
@@ -176,7 +188,7 @@ def make_rounds(
     optimizer: optax.GradientTransformation,
     divisor: float,
     draw: Callable[[State], RoundDraw],
-    batches: PRNGKeyArray | None = None,
+    secret_batch_key: PRNGKeyArray | None = None,
     opened: Callable[[Message, PRNGKeyArray, Updates], Updates] | None = None,
     lost: Callable[[Int[Array, ""], Updates], Array] | None = None,
     checked: bool = False,
@@ -195,7 +207,7 @@ def make_rounds(
         optimizer: Turns noisy means into updates.
         divisor: The sampler's divisor of sums.
         draw: Of a state, what its round draws.
-        batches: As in `Secret`.
+        secret_batch_key: `Secret.batch_key`; that of public batches is in ``draw``.
         opened: As `Privatizer.opened`.
         lost: ``lost(round, payload)``, the share of entries for which the noise is too fine; None
             where the payload is bounded.
@@ -224,9 +236,9 @@ def make_rounds(
         ctx = Round(arrays, None, query, optimizer, divisor, key, round)
         memory = method.start(ctx, models)
         noise = () if transformation is None else transformation.init(method.payload(models))
-        return State(models, memory, Secret(noise, batches), round)
+        return State(models, memory, Secret(noise, secret_batch_key), round)
 
-    def send(ctx: Round, state: State) -> Outgoing:
+    def emit_privatise_send(ctx: Round, state: State) -> Outgoing:
         public_state = PublicState(state.models, state.memory)
         emission = method.emit(ctx, public_state)
         noisy = emission.private
@@ -251,7 +263,7 @@ def make_rounds(
         return State(models, memory, sent.secret, state.round + 1)
 
     def outgoing(state: State) -> Outgoing:
-        return send(context(state), state)
+        return emit_privatise_send(context(state), state)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         return absorb(context(state), state, sent, received)
@@ -259,7 +271,7 @@ def make_rounds(
     def step(state: State) -> tuple[State, Info]:
         # Both halves share one draw: a compiler need not find out that two are equal.
         ctx = context(state)
-        sent = send(ctx, state)
+        sent = emit_privatise_send(ctx, state)
         received = method.exchange(arrays, state.round, sent.message)
         return absorb(ctx, state, sent, received.value), Info(sent.metrics, received.sent)
 
@@ -368,7 +380,8 @@ class Statics(NamedTuple):
         Raises:
             ValueError: For plans that differ in what they must share.
         """
-        # Without noise the factor is zero, so that draws add nothing.
+        # Plans are alike but for the noise, which some may lack: all parts are those of one that
+        # has it. Without noise the factor is zero, so that draws add nothing. A release is alone.
         noisy = next((plan for plan in plans if plan.noise is not None), plans[0])
         for plan in plans:
             _check_shared(plan, noisy)
@@ -390,7 +403,7 @@ class Statics(NamedTuple):
             mesh=mesh,
             sequential=forms_gradients and jax.default_backend() == "cpu",
             data_per_seed=len(problems) > 1,
-            release=plans[0].config.release,
+            release=noisy.config.release,
         )
 
     @property
@@ -418,7 +431,7 @@ class Statics(NamedTuple):
             return None
         return self.privatizer.transformation(arrays, noise_key)
 
-    def secret_batches(self, noise_key: PRNGKeyArray) -> PRNGKeyArray | None:
+    def secret_batch_key(self, noise_key: PRNGKeyArray) -> PRNGKeyArray | None:
         """The key of secret batches: of the noise key, under a number above those of rounds."""
         return None if self.sampler.amplification() is None else fold_in(noise_key, _BATCHES)
 
@@ -456,7 +469,7 @@ class Statics(NamedTuple):
             optimizer=self.optimizer.chain(arrays),
             divisor=self.divisor,
             draw=draw,
-            batches=self.secret_batches(noise_key),
+            secret_batch_key=self.secret_batch_key(noise_key),
             opened=opened,
             lost=lost,
             checked=self.release,
@@ -474,7 +487,7 @@ class Statics(NamedTuple):
         # without amplification holds for every sequence of batches. Those that amplify have a
         # key of their own, of the noise's.
         key = fold_in(batch_key, state.round)
-        return RoundDraw(key, self.batch(data, batch_key, state.secret.batches, state.round))
+        return RoundDraw(key, self.batch(data, batch_key, state.secret.batch_key, state.round))
 
     def batch(
         self,
@@ -488,7 +501,7 @@ class Statics(NamedTuple):
         Args:
             data: The seed's data.
             batch_key: Its key of the batches.
-            secret_key: That of secret batches, from `secret_batches`.
+            secret_key: That of secret batches, from `secret_batch_key`.
             round: Rounds done before.
         """
         # Amplification needs batches that an attacker does not know.

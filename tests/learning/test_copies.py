@@ -149,7 +149,7 @@ def drawn(sampler, task, noise=0, relation="zero_out_record", round=2):
     counts = task.partition.counts if sampler.needs_counts else None
     statics, data = prepared(plan.make(config, RING, counts=counts), task)
     batch_key, noise_key = keys.derive(0, "batches"), keys.derive(noise, "noise")
-    secret = statics.secret_batches(noise_key)
+    secret = statics.secret_batch_key(noise_key)
     return statics, jax.jit(statics.batch)(data, batch_key, secret, jnp.int32(round))
 
 
