@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from dpjax.algorithms.dsgd import DSGD
@@ -136,7 +137,8 @@ class Algorithm(NamedTuple):
 
 def make_algorithm(method, arrays, *, privatizer, **parts):
     """`make_rounds` of given keys and batches."""
-    make = functools.partial(make_rounds, method, arrays, transformation=privatizer, **parts)
+    added = optax.with_extra_args_support(privatizer or optax.identity())
+    make = functools.partial(make_rounds, method, arrays, transformation=added, **parts)
     return _algorithm(make)
 
 

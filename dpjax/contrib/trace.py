@@ -230,12 +230,9 @@ class _Recorded(NamedTuple):
 
 
 def _recording(
-    transformation: optax.GradientTransformation | None, replayed: Updates
-) -> optax.GradientTransformation:
-    """A privatizer (or none) that records its inputs and outputs, or returns replayed ones."""
-    if transformation is None:
-        transformation = optax.identity()
-    inner = optax.with_extra_args_support(transformation)
+    inner: optax.GradientTransformationExtraArgs, replayed: Updates
+) -> optax.GradientTransformationExtraArgs:
+    """A privatizer that records its inputs and outputs, or returns replayed ones."""
 
     def init(payload: Updates) -> _Recorded:
         state = inner.init(payload)

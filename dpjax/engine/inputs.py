@@ -16,7 +16,7 @@ from dpjax.data.partition import blocks, local
 from dpjax.engine import keys, program
 from dpjax.engine.arguments import Plans, Problems, Seeds
 from dpjax.engine.processes import RunMemory, agent_mesh, mine, place, place_own, without_padding
-from dpjax.engine.step import Data, Statics
+from dpjax.engine.step import Data, Statics, first_leaves
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
 from dpjax.plans import statements
@@ -91,7 +91,7 @@ class Inputs:
     @property
     def entries(self) -> int:
         """Numbers in one model."""
-        return statements.parameter_count(jax.tree.map(lambda leaf: leaf[0, 0], self.models))
+        return statements.parameter_count(first_leaves(first_leaves(self.models)))
 
     @property
     def payload(self) -> int:

@@ -22,7 +22,6 @@ from typing import NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -98,20 +97,33 @@ def keeps_noise(state: State) -> bool:
     )
 
 
-def _state_axes(state: State, over: str) -> _Axes:
-    """The axes of plans (or seeds) in a stacked state; None where they share one value."""
+def _secret_axes(secret: Tree) -> _Axes:
+    """The axes of seeds in a stacked secret, or in its noise; None for counters, which all share.
 
-    def of_secret(leaf: Array) -> int | None:
-        # All plans of a seed share its key and its noise before the factor over agents.
-        return 0 if over == "seeds" and not is_counter(leaf) else None
+    All plans of a seed share its key and its noise before the factor over agents. What one plan's
+    arrays decided there would be that of the first plan for all: see `Privatizer.transformation`.
+    """
+    return jax.tree.map(lambda leaf: None if is_counter(leaf) else 0, secret)
 
-    return State(0, 0, jax.tree.map(of_secret, state.secret), None)  # type: ignore[arg-type]
+
+_PLAN_AXES = State(0, 0, None, None)  # type: ignore[arg-type]
+"""The axes of plans in a stacked state, whose secret they share."""
+
+
+def _seed_axes(state: State) -> _Axes:
+    """The axes of seeds in a stacked state."""
+    return _PLAN_AXES._replace(secret=_secret_axes(state.secret))
 
 
 def _vmap_or_loop(
     sequential: bool, function: Callable[..., Tree], in_axes: _Axes, out_axes: _Axes, *values: Tree
 ) -> Tree:
-    """`jax.vmap` of a function of one seed (or one plan), or the same as a loop."""
+    """`jax.vmap` of a function of one seed (or one plan), or the same as a loop.
+
+    An axis is 0 or None, which is a value that all share. With the axes ``(0, None)`` and the
+    values ``([1, 2], 5)`` the loop maps over ``([1, 2], None)``, and each call puts the 5 where it
+    finds None. Frozen leaves of a model are None, too, in the values: they stay so.
+    """
     if not sequential:
         return jax.vmap(function, in_axes=in_axes, out_axes=out_axes)(*values)
     mapped = _replace_shared(lambda leaf: None, in_axes, values)
@@ -176,9 +188,8 @@ def each_run(
             over seeds, from those of the state.
     """
     arrays, data, state, batch_keys, noise_keys = inputs
-    plans = _state_axes(state, "plans")
-    seeds = _state_axes(state, "seeds")
-    plans_in, plans_out = axes(plans)
+    seeds = _seed_axes(state)
+    plans_in, plans_out = axes(_PLAN_AXES)
     seeds_in, seeds_out = axes(seeds)
     sequential = statics.sequential
     # Over devices, JAX has no gradient of a convolution whose kernels are mapped, images not.
@@ -194,7 +205,7 @@ def each_run(
             rounds = statics.rounds(arrays, noise_key, lambda _: drawn, frozen=data.frozen)
             return function(rounds, state, *others)
 
-        in_axes = (plans, 0, *plans_in)
+        in_axes = (_PLAN_AXES, 0, *plans_in)
         return _vmap_or_loop(plan_by_plan, of_plan, in_axes, plans_out, state, arrays, *others)
 
     in_axes = (seeds, 0, 0, statics.data_axes, *seeds_in)
@@ -224,7 +235,7 @@ def initial(
         The state: models and memory [S, V, ...], the secret [S, ...], counters [].
     """
     arrays, models = without_padding((arrays, models))
-    first_models = jax.tree.map(lambda leaf: leaf[0, 0], models)
+    first_models = first_leaves(first_leaves(models))
     # Shapes say which leaves of the secret all plans of a seed share.
     shapes = statics.template(arrays, first_models, noise_keys[0])
 
@@ -232,9 +243,9 @@ def initial(
         def of_plan(arrays: Arrays, models: Models) -> State:
             return statics.initial(arrays, models, batch_key, noise_key)
 
-        return jax.vmap(of_plan, out_axes=_state_axes(shapes, "plans"))(arrays, models)
+        return jax.vmap(of_plan, out_axes=_PLAN_AXES)(arrays, models)
 
-    axes = _state_axes(shapes, "seeds")
+    axes = _seed_axes(shapes)
     return _over_devices(statics, jax.vmap(of_seed, out_axes=axes)(models, batch_keys, noise_keys))
 
 
@@ -280,41 +291,36 @@ def secret(
         noise_keys: [S] noise keys.
         rounds: Rounds done, whose noise is drawn again; None before the first one.
     """
-    batches = jax.vmap(statics.secret_batch_key)(noise_keys)
-    privatizer = statics.privatizer
-    if privatizer is None:
-        return Secret((), batches)
+    batch_keys = jax.vmap(statics.secret_batch_key)(noise_keys)
+    if statics.privatizer is None:
+        return Secret((), batch_keys)
     arrays, models = without_padding((arrays, models))
     first_plan = first_leaves(arrays)
-    models = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0, 0]), models)
-    zeros = jax.tree.map(jnp.zeros_like, statics.method.payload(models))
+    payload = statics.method.payload(first_leaves(first_leaves(models)))
+    # Neither noise nor its state depends on the payload that it is added to.
+    payload = jax.tree.map(jnp.zeros_like, payload)
 
-    def transformation(key: PRNGKeyArray) -> optax.GradientTransformationExtraArgs:
-        return optax.with_extra_args_support(privatizer.transformation(first_plan, key))
+    def initial_noise(key: PRNGKeyArray) -> Tree:
+        return statics.transformation(first_plan, key).init(payload)
 
-    def before(key: PRNGKeyArray) -> Tree:
-        return transformation(key).init(zeros)
-
-    def later(key: PRNGKeyArray, past: Tree) -> Tree:
+    def after_round(key: PRNGKeyArray, past: Tree) -> Tree:
         # Noise depends on no public key, so any will do, but not a secret one: a part of a user's
         # own may show its public key.
         public_key = jax.random.key(0, impl=THREEFRY)
-        _, noise = transformation(key).update(zeros, past, key=public_key)
+        _, noise = statics.transformation(first_plan, key).update(payload, past, key=public_key)
         return noise
+
+    axes = _secret_axes(jax.eval_shape(initial_noise, noise_keys[0]))
 
     # Mapped inside the loop, as rounds are: compilers add the terms of a product in an order that
     # depends on its shape, and a loop that is mapped would lose the float64 of a release.
-    noise = jax.eval_shape(before, noise_keys[0])
-    state = State((), (), Secret(noise), None)  # type: ignore[arg-type]
-    axes = _state_axes(state, "seeds").secret.noise
-    noise = _vmap_or_loop(statics.sequential, before, (0,), axes, noise_keys)
+    def after_rounds(_: Array, past: Tree) -> Tree:
+        return _vmap_or_loop(statics.sequential, after_round, (0, axes), axes, noise_keys, past)
 
-    def again(_: Array, past: Tree) -> Tree:
-        return _vmap_or_loop(statics.sequential, later, (0, axes), axes, noise_keys, past)
-
+    noise = _vmap_or_loop(statics.sequential, initial_noise, (0,), axes, noise_keys)
     if rounds is not None:
-        noise = jax.lax.fori_loop(0, rounds, again, noise)
-    return Secret(place(noise, statics.mesh, 1, statics.agents), batches)
+        noise = jax.lax.fori_loop(0, rounds, after_rounds, noise)
+    return Secret(place(noise, statics.mesh, 1, statics.agents), batch_keys)
 
 
 @compiled(donate_argnames="state")

@@ -184,13 +184,13 @@ def make_rounds(
     arrays: Arrays,
     *,
     query: Query,
-    transformation: optax.GradientTransformation | None,
+    transformation: optax.GradientTransformationExtraArgs,
     optimizer: optax.GradientTransformation,
     divisor: float,
     draw: Callable[[State], RoundDraw],
     secret_batch_key: PRNGKeyArray | None = None,
     opened: Callable[[Message, PRNGKeyArray, Updates], Updates] | None = None,
-    lost: Callable[[Int[Array, ""], Updates], Array] | None = None,
+    lost: Callable[[Arrays, Int[Array, ""], Updates], Array] | None = None,
     checked: bool = False,
 ) -> Rounds:
     """Combine the parts of a run: emit, privatise, send, exchange, absorb.
@@ -203,22 +203,18 @@ def make_rounds(
         method: What agents compute, keep and send.
         arrays: One plan's arrays, traced or not.
         query: Reads clipped gradients of a batch.
-        transformation: Adds the noise; None where there is none.
+        transformation: Adds the noise; the identity where there is none.
         optimizer: Turns noisy means into updates.
         divisor: The sampler's divisor of sums.
         draw: Of a state, what its round draws.
         secret_batch_key: `Secret.batch_key`; that of public batches is in ``draw``.
         opened: As `Privatizer.opened`.
-        lost: ``lost(round, payload)``, the share of entries for which the noise is too fine; None
-            where the payload is bounded.
+        lost: As `Privatizer.lost`.
         checked: Whether a round reports messages that are not finite.
 
     Returns:
         The rounds.
     """
-    if transformation is not None:
-        # Noise takes the key of a round, which other transformations do not know.
-        transformation = optax.with_extra_args_support(transformation)
 
     def context(state: State) -> Round:
         drawn = draw(state)
@@ -235,22 +231,20 @@ def make_rounds(
         # A method starts before any batch, so its memory depends on no data.
         ctx = Round(arrays, None, query, optimizer, divisor, key, round)
         memory = method.start(ctx, models)
-        noise = () if transformation is None else transformation.init(method.payload(models))
+        noise = transformation.init(method.payload(models))
         return State(models, memory, Secret(noise, secret_batch_key), round)
 
     def emit_privatise_send(ctx: Round, state: State) -> Outgoing:
         public_state = PublicState(state.models, state.memory)
         emission = method.emit(ctx, public_state)
-        noisy = emission.private
         noise = state.secret.noise
-        if transformation is not None:
-            noisy, noise = transformation.update(noisy, noise, key=ctx.key)
+        noisy, noise = transformation.update(emission.private, noise, key=ctx.key)
         # The private payload is out of the method's reach from here on.
         remainder = emission._replace(private=(), metrics={})
         message, carry = method.send(ctx, public_state, remainder, noisy)
         metrics = dict(emission.metrics)
         if lost is not None:
-            metrics[LOST] = lost(state.round, emission.private)
+            metrics[LOST] = lost(arrays, state.round, emission.private)
         if checked:
             # Compiled code cannot raise: the driver does, before the message goes out.
             leaves = list(finite_leaves(message).values())
@@ -330,6 +324,8 @@ class Members(NamedTuple):
         self, sampler: Sampler, key: PRNGKeyArray, round: Int[Array, ""], counts: Int[Array, " m"]
     ) -> Draw:
         """Their part of what all agents draw: a row follows from its number and its own count.
+
+        So it is with the package's samplers; `dpjax.rounds` refuses others.
 
         Args:
             sampler: Draws for all agents.
@@ -425,11 +421,13 @@ class Statics(NamedTuple):
 
     def transformation(
         self, arrays: Arrays, noise_key: PRNGKeyArray
-    ) -> optax.GradientTransformation | None:
-        """What adds one plan's noise; None where no plan has any."""
-        if self.privatizer is None:
-            return None
-        return self.privatizer.transformation(arrays, noise_key)
+    ) -> optax.GradientTransformationExtraArgs:
+        """What adds one plan's noise; the identity where no plan has any."""
+        added = optax.identity()
+        if self.privatizer is not None:
+            added = self.privatizer.transformation(arrays, noise_key)
+        # Some noise takes the key of a round, which other transformations do not know.
+        return optax.with_extra_args_support(added)
 
     def secret_batch_key(self, noise_key: PRNGKeyArray) -> PRNGKeyArray | None:
         """The key of secret batches: of the noise key, under a number above those of rounds."""
@@ -442,7 +440,7 @@ class Statics(NamedTuple):
         draw: Callable[[State], RoundDraw],
         *,
         frozen: Models = None,
-        transformation: optax.GradientTransformation | None = None,
+        transformation: optax.GradientTransformationExtraArgs | None = None,
     ) -> Rounds:
         """Combine the parts of a run for one plan.
 
@@ -455,12 +453,6 @@ class Statics(NamedTuple):
         """
         if transformation is None:
             transformation = self.transformation(arrays, noise_key)
-        opened = None
-        lost = None
-        if self.privatizer is not None:
-            opened = self.privatizer.opened
-            if self.privatizer.lost is not None:
-                lost = functools.partial(self.privatizer.lost, arrays)
         return make_rounds(
             self.method,
             arrays,
@@ -470,8 +462,8 @@ class Statics(NamedTuple):
             divisor=self.divisor,
             draw=draw,
             secret_batch_key=self.secret_batch_key(noise_key),
-            opened=opened,
-            lost=lost,
+            opened=getattr(self.privatizer, "opened", None),
+            lost=getattr(self.privatizer, "lost", None),
             checked=self.release,
         )
 
@@ -534,7 +526,7 @@ class Statics(NamedTuple):
         models: Models,
         batch_key: PRNGKeyArray,
         noise_key: PRNGKeyArray,
-        transformation: optax.GradientTransformation | None = None,
+        transformation: optax.GradientTransformationExtraArgs | None = None,
     ) -> State:
         """The state of one plan and one seed before the first round.
 

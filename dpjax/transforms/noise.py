@@ -269,9 +269,8 @@ def scheduled(
     def add(paths: _Paths, state: NoiseState, valid: Array) -> _Added:
         leaves = [leaf for _, leaf in paths]
         n = next((len(leaf) for leaf in leaves if jnp.ndim(leaf)), 0)
-        # Past the last round the last scale would be taken: NaN instead.
-        scale = jnp.take(jnp.asarray(scales), state.round, mode="clip")
-        scale = jnp.where(jnp.isnan(valid), jnp.nan, scale)
+        # Past the last round it is NaN, and not the last scale.
+        scale = jnp.take(jnp.asarray(scales), state.round, mode="fill", fill_value=jnp.nan)
         for index, group in enumerate(_groups(paths, n, f"the n={n} agents of the first leaf")):
             key = _draw_key(state.key, state.round, index)
             drawn = draw(key, (n, group.entries), group.dtype, rows)
@@ -515,10 +514,10 @@ def pairwise_cancelling(
     n = len(own_keys)
     _check_edges(pairs, n)
     _numerics.check_key(edge_keys, "edge_keys", (len(pairs),))
+    all_keys = jnp.concatenate([own_keys, edge_keys])
     # A key that two parts share would let one take off the other's noise.
-    if not isinstance(own_keys, jax.core.Tracer) and not isinstance(edge_keys, jax.core.Tracer):
-        parts = [jax.random.key_data(own_keys), jax.random.key_data(edge_keys)]
-        words = np.concatenate(parts)
+    if not isinstance(all_keys, jax.core.Tracer):
+        words = jax.random.key_data(all_keys)
         if len(np.unique(words, axis=0)) != len(words):
             raise ValueError("edge_keys and own_keys hold a key twice; give every part its own")
     if not isinstance(scale, jax.core.Tracer):
@@ -527,7 +526,6 @@ def pairwise_cancelling(
     of_agents = spreads[0] * np.eye(n)
     of_links = spreads[1] * incidence(pairs, n)
     spread = np.hstack([of_agents, of_links])
-    all_keys = jnp.concatenate([own_keys, edge_keys])
     if agents is not None:
         spread = spread[list(agents)]
         used = np.flatnonzero(spread.any(axis=0))
@@ -840,8 +838,10 @@ def _checked_factor(factor: _Real, rows: Rows) -> _Real:
     """A factor over agents; a float32 one stays as it is."""
     if rows is not None:
         if factor.shape[-1] != len(rows):
-            text = f"factor has shape {factor.shape} for {len(rows)} rows of normals"
-            raise ValueError(f"{text}; give a column for each")
+            raise ValueError(
+                f"factor has shape {factor.shape} for {len(rows)} rows of normals; give a column "
+                "for each"
+            )
         return factor
     if not isinstance(factor, jax.core.Tracer):
         factor = np.asarray(factor)
