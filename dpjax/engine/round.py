@@ -14,6 +14,7 @@ from dpjax._numerics import fold_in, shapes
 from dpjax._programs import compiled
 from dpjax.data.partition import Partition, blocks, local
 from dpjax.engine import arguments, checkpoint, host, keys, program
+from dpjax.engine.arguments import Tasks
 from dpjax.engine.checkpoint import Checkpoint, Storage
 from dpjax.engine.inputs import Inputs
 from dpjax.engine.step import (
@@ -120,11 +121,11 @@ def rounds(
     Raises:
         ValueError: For a plan that does not fit the problem; for a release without a key file, with
             one of another loop, or on a device whose sums are not repeatable; for agents whose
-            method, exchange or noise needs all agents, and for agents of a release. From the
-            functions, for states and received values of other kinds, a state without a secret, and
-            a sum of fewer clients than the plan's noise is for; from ``outgoing``, for gradients
-            "view" and colluders, whose loss is of the method's own exchange; of a release, for
-            states that it refuses, and inside a program of your own.
+            method, exchange or noise needs all agents, or whose sampler is your own, and for agents
+            of a release. From the functions, for states and received values of other kinds, a state
+            without a secret, and a sum of fewer clients than the plan's noise is for; from
+            ``outgoing``, for gradients "view" and colluders, whose loss is of the method's own
+            exchange; of a release, for states that it refuses, and inside a program of your own.
 
     Example:
         >>> import dpjax as dp
@@ -178,70 +179,77 @@ def rounds(
         data.batch_keys[0],
         # A release has no key of its own before there is a file for it.
         keys.throwaway(1)[0] if plan.config.release else keys.derive(seed, "noise"),
+        data.start(None, 1),
         jnp.int32(plan.config.rounds),
     )
-    models = data.start(None, 1)
     if agents is not None:
-        functions = _rounds_of_agents(plan, problem, statics, instance, models, agents)
+        functions = _rounds_of_agents(plan, problem, statics, instance, agents)
     elif plan.config.release:
-        # The key file is of these very programs: others would put its noise on other gradients.
-        state = _initial(statics, instance, models)
-        outgoing = _outgoing.trace(statics, instance, state)
-        # The state's own secret has the same shapes, of which JAX would shorten float64.
-        sent = outgoing.out_info._replace(secret=state.secret)
-        received = host.delivered(statics, instance.arrays, sent.message)
-        programs = [
-            _initial.trace(statics, instance, models),
-            outgoing,
-            _incoming.trace(statics, instance, state, sent, received),
-            _step.trace(statics, instance, state),
-        ]
-        values = ((data.models, None), data.arrays, state.memory)
-        devices = data.memory.devices
-        identity = checkpoint.of_run(tasks, {"driver": "rounds"}, values, programs, devices)
-        storage = Storage(identity, place)
+        storage = _open_release(tasks, data, instance, place)
+        # The real key comes last: the file is opened for programs that are hashed already.
         instance = instance._replace(noise_key=storage.noise_keys()[0])
-        functions = _functions(plan, statics, instance, models, storage)
+        functions = _functions(plan, statics, instance, storage)
     else:
-        functions = _functions(plan, statics, instance, models)
+        functions = _functions(plan, statics, instance)
     functions.guarantee = priced.guarantee
     return functions
 
 
 class _Instance(NamedTuple):
-    """One plan with one seed: the arguments that all of its programs share."""
+    """One plan with one seed: the arguments that all of its programs share.
+
+    The models to start from are stacked over one seed and one plan, as a run has them.
+    """
 
     arrays: Arrays
     data: Data
     batch_key: PRNGKeyArray
     noise_key: PRNGKeyArray
+    models: Models
     last: Int[Array, ""]
 
 
+def _open_release(tasks: Tasks, data: Inputs, instance: _Instance, place: Checkpoint) -> Storage:
+    """Open the key file of a release, which is of its programs under a throwaway key.
+
+    They are traced first: other programs would put the file's noise on other gradients.
+    """
+    statics = data.statics
+    state = _initial(statics, instance)
+    outgoing = _outgoing.trace(statics, instance, state)
+    # The state's own secret has the same shapes, of which JAX would shorten float64.
+    sent = outgoing.out_info._replace(secret=state.secret)
+    received = host.delivered(statics, instance.arrays, sent.message)
+    programs = [
+        _initial.trace(statics, instance),
+        outgoing,
+        _incoming.trace(statics, instance, state, sent, received),
+        _step.trace(statics, instance, state),
+    ]
+    values = ((data.models, None), data.arrays, state.memory)
+    devices = data.memory.devices
+    identity = checkpoint.of_run(tasks, {"driver": "rounds"}, values, programs, devices)
+    return Storage(identity, place)
+
+
 def _functions(
-    plan: Plan,
-    statics: Statics,
-    instance: _Instance,
-    models: Models,
-    storage: Storage | None = None,
+    plan: Plan, statics: Statics, instance: _Instance, storage: Storage | None = None
 ) -> Rounds:
     """The compiled functions of one plan and one seed; a release notes what it may have sent.
 
     Functions of their own, since a partial's repr would print a release's key and its records. They
     hold the storage, whose lock lasts as long as any of them can send.
     """
-
-    first = _initial.trace(statics, instance, models).out_info
+    first = _initial.trace(statics, instance).out_info
 
     def init(stored: State | None = None) -> State:
         if stored is None:
-            state = _initial(statics, instance, models)
+            state = _initial(statics, instance)
         elif isinstance(stored, State):
             _check_form(stored, first)
             for leaf in jax.tree.leaves(stored.models):
                 _validate.finite_array("stored.models", leaf)
-            secret = _secret_at(statics, instance, models, stored.round)
-            state = _marked(stored._replace(secret=secret), _mark(instance.noise_key))
+            state = stored._replace(secret=_secret_at(statics, instance, stored.round))
         else:
             raise ValueError(f"stored is {type(stored).__name__}; give a State of these rounds")
         if storage is not None:
@@ -275,12 +283,10 @@ def _functions(
         return sent
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
-        _check_form(state, first)
         new = _incoming(statics, instance, state, sent, received)
-        survivors = _survivors(statics)
-        # Traced, it gives NaN. The program has checked the form of what was received.
-        if survivors and not isinstance(received[1], jax.core.Tracer):
-            host.check_opened("received is", received, survivors)
+        # The program has checked the form of what was received.
+        survivors = statics.method.exchange.min_survivors(statics.agents)
+        host.check_opened("received is", received, survivors)
         return new
 
     def step(state: State) -> tuple[State, Info]:
@@ -302,33 +308,30 @@ def _check_form(state: State, first: State) -> None:
     host.check_delivered("state is", parts, expected, "these rounds have")
 
 
-def _secret_at(statics: Statics, instance: _Instance, models: Models, done: Array) -> Secret:
-    """The secret of one plan and one seed after so many rounds, without a mark."""
+def _secret_at(statics: Statics, instance: _Instance, done: Array) -> Secret:
+    """The secret of one plan and one seed after so many rounds."""
     # A run stacks its states over seeds and plans.
     arrays = jax.tree.map(lambda leaf: leaf[None], instance.arrays)
-    secret = program.secret(statics, arrays, models, instance.noise_key[None], done)
-    return jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], secret)
+    secret = program.secret(statics, arrays, instance.models, instance.noise_key[None], done)
+    secret = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], secret)
+    return secret._replace(mark=_mark(instance.noise_key))
 
 
 def _check_network(plan: Plan) -> None:
     """Refuse a network of the loop's own, where the loss is of the method's own exchange."""
+    gradients = plan.config.protect.gradients
     colluders = plan.guarantee.colluders
-    kind = _validate.counted(colluders, "colluder") if colluders else "gradients 'view'"
-    if colluders or plan.config.protect.gradients == "view":
+    if colluders or gradients == "view":
         raise ValueError(
-            f"plan has {kind}, whose loss is not that of any network of your own; call step, which "
-            "exchanges messages as the plan says, or plan for neither"
+            f"plan has gradients {gradients!r} and colluders={colluders}, whose loss is not that "
+            "of any network; call step, which exchanges messages as the plan says, or plan for "
+            "'any' gradients and no colluders"
         )
 
 
-def _survivors(statics: Statics) -> int:
-    """The fewest agents in a sum for which the plan's noise suffices; 0 where nothing is summed."""
-    return statics.method.exchange.min_survivors(statics.agents)
-
-
 @compiled()
-def _initial(statics: Statics, instance: _Instance, models: Models) -> State:
-    start = first_leaves(first_leaves(models))
+def _initial(statics: Statics, instance: _Instance) -> State:
+    start = first_leaves(first_leaves(instance.models))
     state = statics.initial(instance.arrays, start, instance.batch_key, instance.noise_key)
     return _marked(state, _mark(instance.noise_key))
 
@@ -357,7 +360,8 @@ def _rounds(statics: Statics, instance: _Instance) -> Rounds:
     functions = statics.rounds(
         instance.arrays, instance.noise_key, draw, frozen=instance.data.frozen
     )
-    return _guarded(functions, _mark(instance.noise_key), instance.last, _survivors(statics))
+    survivors = statics.method.exchange.min_survivors(statics.agents)
+    return _guarded(functions, _mark(instance.noise_key), instance.last, survivors)
 
 
 def _guarded(
@@ -429,12 +433,7 @@ def _marked(state: State, mark: PRNGKeyArray) -> State:
 
 
 def _rounds_of_agents(
-    plan: Plan,
-    problem: Problem,
-    statics: Statics,
-    instance: _Instance,
-    models: Models,
-    agents: Sequence[int],
+    plan: Plan, problem: Problem, statics: Statics, instance: _Instance, agents: Sequence[int]
 ) -> Rounds:
     """The rounds of some agents, from values that hold nothing of the others."""
     _check_network(plan)
@@ -454,6 +453,11 @@ def _rounds_of_agents(
             f"agents is {members} for method {method}, whose rounds need all agents; leave agents "
             "out, or give DSGD(gossip_steps=1), Tracking or GradientTracking"
         )
+    if not compatibility.packaged(type(plan.sampler)):
+        raise ValueError(
+            f"agents is {members} for sampler {plan.sampler}, whose rows may depend on the counts "
+            "of others; leave agents out, or give a sampler of the package"
+        )
     arrays: Arrays = rows_of(instance.arrays, members)
     # Their rows of W are in what combines messages.
     arrays = {name: array for name, array in arrays.items() if name != "mixing"}
@@ -470,7 +474,7 @@ def _rounds_of_agents(
     numbers = Members(tuple(members), plan.agents)
     statics = statics._replace(agents=len(members), privatizer=privatizer, members=numbers)
     data = _records_of(problem, members)._replace(frozen=instance.data.frozen)
-    start = jax.tree.map(lambda leaf: leaf[0, 0, np.array(members)], models)
+    start = jax.tree.map(lambda leaf: leaf[0, 0, np.array(members)], instance.models)
     # Once and outside of any program: keys of other links follow from the noise key, and none of
     # them may enter one.
     noise_key = instance.noise_key

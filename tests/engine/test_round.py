@@ -452,8 +452,8 @@ def test_a_loss_of_the_methods_own_exchange_covers_no_other_network():
     config = test_aggregate.config(part=SumShares(colluders=1))
     of_sums = dp.make_plan(config, test_aggregate.COMPLETE)
     for text, loop in (
-        ("gradients 'view'", dp.rounds(plan, task)),
-        ("1 colluder", dp.rounds(of_sums, test_aggregate.task())),
+        ("gradients 'view' and colluders=0", dp.rounds(plan, task)),
+        ("gradients 'any' and colluders=1", dp.rounds(of_sums, test_aggregate.task())),
     ):
         with pytest.raises(ValueError, match=f"plan has {text}, whose loss is not.*call step"):
             loop.outgoing(loop.init())
@@ -739,9 +739,15 @@ def test_agents_draw_the_normals_of_their_group_alone():
     assert privatizer.rows == (AGENT,) and arrays["factor"].shape == (1,)
 
 
+@dataclasses.dataclass(frozen=True)
+class ByTurns(dp.samplers.Random):
+    """A sampler of one's own, which may read the counts of all agents."""
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "text"),
     [
+        ("whisper", {"sampler": ByTurns(4)}, "whose rows may depend on the counts of others"),
         ("server", {}, "whose rounds need all agents"),
         ("whisper", {"method": dp.methods.DSGD(gossip_steps=2)}, "whose rounds need all agents"),
         ("whisper", {"noise": dp.noise.Polynomial(2)}, "drawn for all agents together"),
