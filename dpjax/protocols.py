@@ -651,7 +651,8 @@ class Privatizer(Protocol):
         same for all participants, and on which no noise may depend.
 
         Integer scalars in that state count rounds. Everything else but keys is past noise, which is
-        drawn again on resume.
+        drawn again on resume. All plans of a seed share the state, which is then the first plan's.
+        So nothing in it may depend on ``arrays``: what is drawn is kept before these colour it.
         """
 
     def compact(self, arrays: Arrays) -> Arrays:
