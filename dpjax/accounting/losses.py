@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, hypot, inf, isinf, log, log1p, sqrt
 from types import ModuleType
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from dpjax.accounting.rounding import MARGIN
 from dpjax.accounting.sampled import Phase, Pld
 
 __all__ = ["Concentrated", "Gaussian", "Pld", "Pure"]
+
+_Reason: TypeAlias = Literal["correlated", "schedule", "sampler", "phases"]
 
 
 class _Summed(Loss):
@@ -125,8 +127,9 @@ class Gaussian(_Summed):
             from the first round on.
         participation: (epochs, separation) of what is protected; None where it may take part in
             all rounds.
-        over_rounds: Why ``white`` is False: "correlated" noise, a scale by "schedule", or "phases"
-            of several runs; None where it is True, and in older records.
+        over_rounds: Why ``white`` is False: "correlated" noise, a scale by "schedule", a "sampler"
+            by which records are in some rounds alone, perhaps the first, or "phases" of several
+            runs. None where it is True, where gradients are a "view", and in older records.
 
     Example:
         >>> from dpjax.accounting import losses
@@ -143,13 +146,13 @@ class Gaussian(_Summed):
     rounds: int = 1
     white: bool = True
     participation: Pattern | None = None
-    over_rounds: Literal["correlated", "schedule", "phases"] | None = None
+    over_rounds: _Reason | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is no mu, and reasons why noise that is white is not."""
         super().__post_init__()
         if self.over_rounds is not None:
-            _validate.one_of("over_rounds", self.over_rounds, ("correlated", "schedule", "phases"))
+            _validate.one_of("over_rounds", self.over_rounds, get_args(_Reason))
             if self.white:
                 raise ValueError(
                     f"over_rounds is {self.over_rounds!r} of noise that is white over rounds; "

@@ -198,7 +198,7 @@ class Record(Threat, Caveats):
         rounds: Rounds T that it covers.
         mu: Gaussian-DP parameter of the whole run, the largest over agents; None without one.
         white: True where the noise is independent between rounds, so that they spend apart.
-        over_rounds: Why ``white`` is False; None where it is True, and in older records.
+        over_rounds: Why ``white`` is False, see `dpjax.accounting.losses.Gaussian`.
 
     Example:
         >>> import dpjax as dp

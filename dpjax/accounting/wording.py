@@ -40,6 +40,7 @@ _OF_SUMS = (
 OVER_ROUNDS = {
     "correlated": "with noise correlated over rounds",
     "schedule": "with noise of a scale that changes by round",
+    "sampler": "in some of which alone each record takes part, perhaps the first,",
     "phases": "in phases with noise of their own",
     None: "with noise correlated over rounds or of a scale that changes by round",
 }

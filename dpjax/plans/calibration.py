@@ -395,7 +395,11 @@ class Calibrated(Protocol):
         return None
 
     def spends_evenly(self, target: Target) -> bool:
-        """Whether the first t of T rounds spend t / T of the squared loss; records say "white"."""
+        """Whether all rounds cost what is in them the same, so that each part of them is known.
+
+        Of the squared loss the first t of T rounds then spend t / T, or ceil(t / b) / k where a
+        fixed order deals records k times, b rounds apart; records say "white".
+        """
 
     def check(self, target: Target) -> None:
         """Refuse arrays of other shapes or types than the target's."""
@@ -660,27 +664,28 @@ def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss]:
         zero = np.zeros(target.agents)
         unlimited = np.full(target.agents, np.inf)
         return amplification.loss(target, noise), budget_.AgentLoss("gdp", unlimited, zero, zero)
-    loss = noise.loss(target)
+    spent = noise.loss(target)
     rounds = target.rounds
-    dealt = target.config.participation
     # The guarantee is one for all agents: that of the worst.
-    size = float(np.max(loss.size))
-    if loss.kind == "pure":
-        total: Loss = losses.Pure(size, rounds)
-    elif loss.kind == "zcdp":
-        # A unit that is not in all rounds may be in the first ones, unless they are dealt.
-        even = dealt is not None or target.pattern.epochs == rounds
-        total = losses.Concentrated(size, rounds, even, dealt)
-    else:
-        white = noise.spends_evenly(target)
-        reason: Literal["correlated", "schedule"] | None = None
-        # Why the first t rounds may spend more than t / T of the squared loss.
-        if not white and noise.strategy is not None:
-            reason = "correlated"
-        elif not white and compatibility.noise(target.config.noise).by_round:
-            reason = "schedule"
-        total = losses.Gaussian(size, rounds, white, dealt, reason)
-    return total, loss
+    size = float(np.max(spent.size))
+    if spent.kind == "pure":
+        return losses.Pure(size, rounds), spent
+    dealt = target.config.participation
+    even = noise.spends_evenly(target)
+    # What is in some rounds alone may be in the first ones, unless they are dealt.
+    regular = dealt is not None or target.pattern.epochs == rounds
+    white = even and regular
+    if spent.kind == "zcdp":
+        return losses.Concentrated(size, rounds, white, dealt), spent
+    # Why the first t rounds may spend more than t / T of the squared loss.
+    reason: Literal["correlated", "schedule", "sampler"] | None = None
+    if noise.strategy is not None:
+        reason = "correlated"
+    elif compatibility.noise(target.config.noise).by_round:
+        reason = "schedule"
+    elif even:
+        reason = "sampler"
+    return losses.Gaussian(size, rounds, white, dealt, None if white else reason), spent
 
 
 def _secrets(target: Target, noise: Calibrated) -> records.Secrets | None:

@@ -180,6 +180,30 @@ def test_a_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, changes
         made(sampler, **changes)
 
 
+@frozen
+class Shuffled(Cyclic):
+    """Every record once, in no order that it promises."""
+
+    participation = None
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("design", ["independent", "anti_pgd"])
+def test_a_record_that_is_in_some_rounds_alone_may_be_in_the_first(design):
+    stated = made(Shuffled(1, 12, 3), design=design).guarantee
+    # A record of round 0 has spent everything after it.
+    assert stated.after(1).mu == stated.mu and not stated.white
+    assert stated.loss.concentrated().after(1).rho == stated.loss.concentrated().rho
+    if design == "independent":
+        assert stated.stopping_at([1, 12]).curve.shares == (1.0, 1.0)
+        assert "in some of which alone each record takes part, perhaps the first, against" in (
+            stated.statement()
+        )
+    dealt = made(Cyclic(1, 12, 3), design=design).guarantee
+    assert (dealt.after(1).mu == dealt.mu) and dealt.white == (design == "independent")
+    assert dealt.mu == stated.mu and type(stated).from_dict(stated.to_dict()) == stated
+
+
 def test_samplers_that_draw_as_they_say_are_planned():
     for sampler in (Own(4), Blind(4)):
         assert made(sampler).guarantee.custom == (type(sampler).__name__,)

@@ -56,6 +56,13 @@ def epsilon_of(rho, delta):
     return terms.min()
 
 
+def test_a_code_of_ones_own_that_spends_unevenly_says_so(monkeypatch):
+    assert made(Discrete(SIZE)).guarantee.loss.even
+    monkeypatch.setattr(CalibratedCode, "spends_evenly", lambda *_: False)
+    stated = made(Discrete(SIZE)).guarantee
+    assert stated.after(1).loss.rho == stated.loss.rho
+
+
 @pytest.mark.parametrize(("dropouts", "colluders"), [(0, 0), (2, 1)])
 @pytest.mark.parametrize(
     ("relation", "copies", "times"),
