@@ -1,9 +1,9 @@
 """Noise designs as parts of a config, all by name, ``dpjax.noise``, and those that are correlated.
 
 Each part makes a covariance R over agents, a strategy C over rounds, or both; what they share
-stands here once: the bound that a budget asks for, the factor that runs, and what it costs. A
-design is its class: label, look in figures, title of the command line and terms of its guarantee
-stand there, and `DESIGNS` lists all.
+stands here once: how a target's bound on R becomes the factor that runs. What that costs, and the
+bound itself, stand in `dpjax.plans.calibration`. A design is its class: label, look in figures,
+title of the command line and terms of its guarantee stand there, and `DESIGNS` lists all.
 """
 
 import contextlib
@@ -509,7 +509,8 @@ class Covariance(Correlated):
     Attributes:
         matrix: [n, n] R, symmetric positive definite, at any scale; None where a design that was
             made of it is given to the plan.
-        name: What records and figures call it; no other design's name.
+        name: What records and figures call it; no label or title of the package's designs, and
+            without "(", which begins the parameters in their labels.
         strategy: [T, T] float64 C over rounds, lower triangular, at any scale; None is noise that
             is fresh in every round.
 
@@ -527,11 +528,16 @@ class Covariance(Correlated):
     def __post_init__(self) -> None:
         """Refuse a name that would pass for another design; keep a copy of the matrix."""
         name: Any = self.name
+        taken = {"covariance", "central", "non_private"}
+        for label, part in DESIGNS.items():
+            taken |= {label, part.look.label}
         plain = isinstance(name, str) and name.isprintable() and name == name.strip()
-        if not plain or not 1 <= len(name) <= 60 or name in ("covariance", "central", *LABELS):
+        # A config's label has its design's parameters in brackets.
+        if not plain or not 1 <= len(name) <= 60 or name in taken or "(" in name:
             raise ValueError(
                 f"name is {_validate.shown(name)} for a covariance of your own; give a name of "
-                "up to 60 characters that no other design has, for records and figures"
+                "up to 60 characters that no other design has, without brackets, for records and "
+                "figures"
             )
         if self.matrix is not None:
             _validate.assign(self, matrix=fixed(_validate.square("covariance", self.matrix)))
@@ -607,7 +613,7 @@ PARTS: tuple[Correlated, ...] = (
     Independent(), Pairwise(), Whisper(), Whisper("run"), AntiPgd(), PrefixSum(), Mafalda(),
     SpaceTime(), BandedInverse(), OneStep(),
 )  # fmt: skip
-"""Every design that needs no matrix of the user's, with its defaults."""
+"""The package's subclasses of `Correlated` that need no matrix of the user's, at defaults."""
 
 LABELS = ("non_private", *(part.label for part in PARTS))
 """What records call these, and a run without noise."""

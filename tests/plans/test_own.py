@@ -12,6 +12,7 @@ from dpjax.mechanism import spatial
 from dpjax.mechanism.design import Design
 from dpjax.plans import noise, plan
 from dpjax.plans.protect import Budget, Protect
+from dpjax.results import plots
 from dpjax.topology import graphs
 from tests.support import make_config, with_factor
 
@@ -154,7 +155,10 @@ def test_what_cannot_defend_is_refused(network, covariance, message):
 
 
 def test_a_name_of_another_design_is_refused():
-    for name in (None, "", " x", "whisper", "central", "covariance", "a\nb", "x" * 61, 3):
+    others = (None, "", " x", "central", "covariance", "non_private", "a\nb", "x" * 61, 3)
+    titles = [title for label, title in plots.TITLES.items() if label in noise.DESIGNS]
+    labels = [make_config(noise=part).label for part, label in LABELS if label != "mine"]
+    for name in (*others, *noise.DESIGNS, *titles, *labels):
         with pytest.raises(ValueError, match="name is .* for a covariance"):
             own_config(positive(6), name)
 
