@@ -110,9 +110,8 @@ def partial_energies(
     applied = _applied(strategy)
     largest = []
     for mark in marks:
-        energies = [temporal.sensitivity(matrix[:mark], participation) for matrix in applied]
-        largest.append(max(energies))
-    return (np.asarray(largest) * _margin(strategy)) ** 2
+        largest.append(max(_sensitivity(matrix, mark, participation) for matrix in applied))
+    return np.asarray(largest) ** 2
 
 
 @functools.lru_cache(maxsize=4)
@@ -127,14 +126,28 @@ def _applied(strategy: np.ndarray) -> list[np.ndarray]:
     return [rounds_.applied(strategy, kind) for kind in (np.float32, np.float64)]
 
 
-def _margin(strategy: np.ndarray) -> float:
-    """By what factor inverting the coefficients may have shortened C; no unit.
+def _sensitivity(strategy: np.ndarray, mark: int, participation: Participation) -> float:
+    """Sensitivity S of the first rows of C, with what inverting its coefficients may have lost.
 
-    Substitution errs by T eps / 2 times |C| |C^-1| |C| to first order, entry by entry (Higham 2002,
-    Theorem 8.5). Rows of |C^-1| |C| sum to `strategy.WORST` at most, so the errors of a row of C
-    sum to T WORST eps / 2 of the row. This is eight times as much, for norms and their products.
+    Column j of C comes by substitution, whose error E_j is, entry by entry and to first order, at
+    most u |C| |C^-1| |C_j| for u = T eps / 2 (Higham 2002, Theorem 8.5). So with the norms c_k of
+    C's columns
+
+        |E_j| <= u e_j,  e_j = sum_k c_k (|C^-1| |C|)_kj,
+
+    and a pattern's sum of Gram entries errs by at most 2 u (sum_j e_j) (sum_j c_j), which is S by a
+    share u K, K = (sum_j e_j) (sum_j c_j) / S^2. Eight times that covers the second order and what
+    rounds here. No K of the package's strategies comes near `strategy.WORST`, which stands for all
+    that are smaller.
     """
-    return 1 + 4 * len(strategy) * strategy_.WORST * np.finfo(np.float64).eps
+    rows = strategy[:mark]
+    size = temporal.sensitivity(rows, participation)
+    norms = np.linalg.norm(rows, axis=0, keepdims=True)
+    lost = norms @ np.abs(strategy_.inverse_of(strategy)) @ np.abs(strategy)
+    # Of one row the sensitivity is the largest sum over a pattern.
+    product = temporal.sensitivity(norms, participation) * temporal.sensitivity(lost, participation)
+    share = max(strategy_.WORST, product / size**2)
+    return size * (1 + 4 * len(strategy) * share * np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -332,8 +345,8 @@ class Target:
                 "noise.PrefixSum(bands=b) has, or use Cyclic"
             )
         # A draw moves the rows of its round's column, and no later draw shares one of them.
-        norms = [float(np.linalg.norm(matrix, axis=0).max()) for matrix in _applied(strategy)]
-        return max(norms) * _margin(strategy)
+        single = Participation(self.rounds, 1, 1)
+        return _squared_sensitivity(HashableMatrix(strategy), single) ** 0.5
 
     def diagonals(self, strategy: Strategy | None) -> int:
         """How many diagonals a strategy has, as a run applies it.
