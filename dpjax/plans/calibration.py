@@ -365,6 +365,9 @@ class Target:
 class Calibrated(Protocol):
     """Noise that keeps a budget, as it will run: what a plan knows of it.
 
+    A class may hold its design as ``part``: the audit goes by that one's terms, then, and by the
+    config's where there is none.
+
     Example:
         >>> import dpjax as dp
         >>> parts = dict(sampler=dp.samplers.Random(1), optimizer=dp.optimizers.Sgd(0.1), rounds=2)
@@ -468,7 +471,8 @@ class Factored(OverAgents):
 
     Guarantee: `loss` is an outsider's, who sees every message on every link, whatever gradients
     depend on; see `dpjax.accounting.budget.loss`. Where every agent's noise is its own (F is
-    diagonal), other agents lose no more to any number of the others, who know their own noise.
+    diagonal), agent i loses no more to a coalition: mu_i = s sqrt(K [R^-1]_ii) = s sqrt(K) / F_ii,
+    K the squared sensitivity over rounds, whatever noise of their own its members subtract.
 
     Attributes:
         factor: [n, n] float32 F as the run uses it; the covariance over agents is F F'. Its
@@ -530,6 +534,7 @@ class DrawnNoise(Privatizer):
         share_lost: ``share_lost(arrays, round, payload, *options)`` is
             `dpjax.protocols.Privatizer.lost`; None where the payload is bounded.
         by_agent: Whether ``function(arrays, key, *options, agents)`` is the noise of some agents.
+            Theirs have ``agents``, a tuple, as one more option, which both functions below receive.
         decode: ``decode(*options, total, key, like)``, see `dpjax.protocols.Privatizer.opened`.
     """
 
@@ -652,18 +657,28 @@ def guarantee_of(target: Target, noise: Calibrated) -> Guarantee:
     """
     budget = target.budget
     loss, spent = _spent(target, noise)
+    agents: _Fields = {}
+    if spent is not None:
+        # Agent by agent: one may lose more than its own epsilon, and less than the largest.
+        agents["unsound"] = bool((spent.exact_epsilon > np.asarray(budget.epsilon)).any())
+        if budget.each is not None:
+            agents["per_agent_mu"] = tuple(spent.size.tolist())
     return Guarantee(
         epsilon=budget.largest,
         per_agent_epsilon=budget.each,
-        per_agent_mu=None if budget.each is None else tuple(spent.size.tolist()),
-        unsound=bool(np.max(spent.exact_epsilon) > budget.largest),
         loss=loss,
+        **agents,
         **_terms(target, noise),
     )
 
 
-def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss]:
-    """What the very arrays that run cost: the loss to state, and that of every agent."""
+def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss | None]:
+    """What the very arrays that run cost: the loss to state, and that of every agent.
+
+    An amplified loss holds all agents' ratios, and no agent has a number of its own: its second is
+    None. That its epsilon at delta is no more than stated is for the record to check,
+    `dpjax.accounting.records.Record.__post_init__`.
+    """
     amplification = target.amplification
     if amplification is not None:
         # Amplified losses are composed by the sampler alone, of Gaussian noise over agents.
@@ -672,11 +687,7 @@ def _spent(target: Target, noise: Calibrated) -> tuple[Loss, budget_.AgentLoss]:
                 f"noise is {_design(noise)} for sampled batches; give a covariance over agents, "
                 "and a strategy over rounds of few bands or none"
             )
-        # The loss holds all agents' ratios, and no agent has a number of its own: no mu is large
-        # enough to be stated of it, and its epsilon is compared with none.
-        zero = np.zeros(target.agents)
-        unlimited = np.full(target.agents, np.inf)
-        return amplification.loss(target, noise), budget_.AgentLoss("gdp", unlimited, zero, zero)
+        return amplification.loss(target, noise), None
     spent = noise.loss(target)
     rounds = target.rounds
     # The guarantee is one for all agents: that of the worst.
@@ -767,6 +778,9 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         custom.check_stated_loss(target, noise, loss, spent)
         if config.release:
             noise.grid(target)  # Refuses noise that only simulations draw.
+    # A loss's fields and a record's go by their names together: where both have one, as `white` and
+    # `participation`, the record's is the loss's. One phase says all, since a plan's loss has one,
+    # and the number of phases is compared.
     amounts, fields = _split(loss)
     stated_amounts, stated_fields = _split(stated.loss)
     for name, value in (_terms(target, noise) | fields).items():
@@ -775,11 +789,12 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         agree = value == other or (name == "custom" and set(value) <= set(other or ()))
         if not agree:
             raise ValueError(f"guarantee.{name} is {other!r}, the config runs {value!r}; {_REMEDY}")
-    amounts = {"epsilon": spent.epsilon, **amounts}
-    stated_amounts["epsilon"] = stated.per_agent_epsilon or stated.epsilon
-    if stated.per_agent_mu is not None:
-        amounts["per_agent_mu"] = spent.size
-        stated_amounts["per_agent_mu"] = stated.per_agent_mu
+    if spent is not None:
+        amounts = {"epsilon": spent.epsilon, **amounts}
+        stated_amounts["epsilon"] = stated.per_agent_epsilon or stated.epsilon
+        if stated.per_agent_mu is not None:
+            amounts["per_agent_mu"] = spent.size
+            stated_amounts["per_agent_mu"] = stated.per_agent_mu
     # An amount that is not stated at all counts as -1, below any.
     for name, amount in amounts.items():
         _check_amount(name, amount, stated_amounts.get(name, -1.0), target.agents)

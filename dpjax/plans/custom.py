@@ -189,7 +189,7 @@ def check_noise_draws(target: _Target, noise: _Noise) -> None:
         )
 
 
-def check_stated_loss(target: _Target, noise: _Noise, loss: Loss, spent: AgentLoss) -> None:
+def check_stated_loss(target: _Target, noise: _Noise, loss: Loss, spent: AgentLoss | None) -> None:
     """Refuse a loss that a custom design states below an outsider's to its own factor F.
 
     An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any
@@ -200,7 +200,7 @@ def check_stated_loss(target: _Target, noise: _Noise, loss: Loss, spent: AgentLo
         target: The config on its network.
         noise: Noise of a user's own class, or of a design of a user's own.
         loss: What it states.
-        spent: The same of every agent.
+        spent: The same of every agent; None for an amplified loss.
 
     Raises:
         ValueError: Naming the design, the agent, both losses and the formula.
@@ -221,7 +221,7 @@ def check_stated_loss(target: _Target, noise: _Noise, loss: Loss, spent: AgentLo
     if isinstance(loss, AmplifiedLoss):
         stated = np.asarray(loss.draw_ratios)
         moved *= target.single_draw_sensitivity(strategy)
-    elif spent.kind == "gdp":
+    elif spent is not None and spent.kind == "gdp":
         stated = spent.size
         moved *= np.sqrt(target.squared_sensitivity(strategy))
     else:

@@ -17,7 +17,7 @@ from dpjax.mechanism import banded, design, temporal
 from dpjax.mechanism.participation import Participation
 from dpjax.plans import calibration, noise, plan
 from dpjax.plans.optimizers import Sgd
-from dpjax.plans.protect import Protect
+from dpjax.plans.protect import Budget, Protect
 from dpjax.topology import graphs, mixing
 from dpjax.transforms.rounds import applied
 from tests.support import diagonal, make_config, retargeted, with_factor
@@ -105,12 +105,12 @@ def test_a_plan_checks_and_hashes_its_network_once(network, monkeypatch):
 
 @pytest.mark.parametrize("part", [noise.OneStep(0.37), noise.BandedInverse(5)])
 def test_no_strategy_s_sensitivity_is_computed_twice(network, part, monkeypatch):
-    """Of C as it is designed, and as runs apply it in float32 and in float64."""
+    """Of C as it is designed, and as runs apply it in float32 and in float64, with two rows."""
     seen = counting(monkeypatch, temporal, "sensitivity")
     made = plan.make(make_config(noise=part, rounds=23), network)
-    assert len({matrix.tobytes() for matrix in seen}) == len(seen) == 3
+    assert len({matrix.tobytes() for matrix in seen}) == len(seen) == 7
     again = plan.make(made.config, network)
-    assert len(seen) == 3 and again.guarantee == made.guarantee
+    assert len(seen) == 7 and again.guarantee == made.guarantee
 
 
 @pytest.mark.mutant
@@ -449,3 +449,19 @@ def test_what_is_no_number_is_stated_by_none(network):
     stated = dataclasses.replace(made.guarantee, custom=("Silent",), secrets=None)
     with pytest.raises(ValueError, match="guarantee states epsilon .* but its noise gives nan"):
         dataclasses.replace(made, noise=Silent(**vars(made.noise)), guarantee=stated)
+
+
+def test_one_agent_below_its_own_loss_makes_the_papers_rule_unsound():
+    """Its exact epsilon is above its own budget, and below the largest one."""
+    budget = Budget((40.0,) * 5 + (80.0,), 1e-5, "paper", allow_unsound=True)
+    config = dataclasses.replace(make_config(design="pairwise"), budget=budget)
+    made = plan.make(config, mixing.metropolis_hastings(graphs.ring(6)))
+    exact = made.noise.loss(made.target).exact_epsilon
+    assert exact[0] > 40 and exact.max() < 80
+    stated = made.guarantee
+    assert stated.unsound and "FALSE" in stated.caption()
+    assert type(stated).from_dict(stated.to_dict()) == stated
+    with pytest.raises(ValueError, match="per_agent_epsilon is 40.0 at agent . with mu"):
+        stated.replace(unsound=False)
+    with pytest.raises(ValueError, match="whose exact epsilon is"):
+        stated.replace(accountant="gdp")
