@@ -85,6 +85,8 @@ class NoiseTerms:
             asks for, or under an assumed gap.
         released: Whether a run in one process may be a release.
         known_variance: Whether the plan knows the variance that optimizers may ask for.
+        inherited: Whether a user's class may have them by inheritance alone, without a promise of
+            its own: a method's list of designs then does not count for it.
         why: Why no others, with the remedy.
 
     Example:
@@ -99,6 +101,7 @@ class NoiseTerms:
     loss: Literal["gaussian", "pure", "zcdp"] = "gaussian"
     released: bool = True
     known_variance: bool = True
+    inherited: bool = False
     why: str = (
         "agents draw it from a seed that they share (all of them, or a group) and can subtract: "
         "give attacker='outsider' and gradients='any', or a design whose agents keep secrets of "
@@ -106,7 +109,7 @@ class NoiseTerms:
     )
 
 
-CORRELATED = NoiseTerms()
+CORRELATED = NoiseTerms(inherited=True)
 """Of any noise over agents or rounds that a seed colours, a user's own among them."""
 SHARED_SEED = NoiseTerms()
 """Of designs of the package whose agents share a seed."""
@@ -469,7 +472,7 @@ def check_parts(config: Any) -> None:
     norm = "l1" if terms.loss == "pure" else "l2"
     design = _design(noise_part)
     # Any correlated noise of a user's own is the user's word, whatever method it is given to.
-    is_custom = design is None or (terms is CORRELATED and not packaged(type(noise_part)))
+    is_custom = design is None or (terms.inherited and not packaged(type(noise_part)))
     excluded = row.noises is not None and not is_custom and design.__name__ not in row.noises  # type: ignore[union-attr]
     refusals = {
         f"protect has gradient_gap {gap}, which says how far one gradient moves, and the method "

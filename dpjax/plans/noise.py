@@ -68,6 +68,7 @@ _Expected: TypeAlias = dict[str, Any]
 _UNSAID = ("max_variance", "matrix", "participation")
 """Options that designs in older files lack; a `Covariance` may leave its matrix to the design."""
 _TRIES = 40
+"""Scales that are tried for a factor in float32; where noise nearly cancels, some ten are."""
 _DOTS = (0, (5, 1.5, 1, 1.5, 1, 1.5))
 _ONE_AGENT = HashableMatrix(np.ones((1, 1)))
 """The network of strategies that depend on none."""
@@ -146,7 +147,8 @@ class Correlated:
             return np.asarray(strategy, np.float64)
         # Strategies that depend on no network are made once for all networks and budgets.
         network = target.network.dense if self.of_network else _ONE_AGENT
-        # A draw costs its column's norm: an amplified loss counts the largest, so all are equal.
+        # An amplified loss is of max_j |C e_j|, as a record may be drawn in any round j: the best C
+        # for it has |C e_j| = |C e_0| for all j.
         return _cached_strategy(self, network, target.pattern, target.amplification is not None)
 
     def strategy_for(
@@ -351,7 +353,7 @@ class _Banded(Correlated):
         self, mixing: Mixing, participation: Participation, equal: bool = False
     ) -> Strategy:
         """The best strategy of these diagonals."""
-        # Sums over rounds are one agent's models.
+        # With one agent, W = [1], a model is a sum over rounds: x_T = x_0 - eta sum_t y_t.
         over = mixing if self.of_network else _ONE_AGENT.matrix
         if self.bands is None:
             return temporal.mafalda(over, participation)
@@ -713,16 +715,19 @@ def _rounded(covariance: np.ndarray, bound: Bound) -> np.ndarray:
         ValueError: For a covariance that is singular in float32.
     """
     diagonal = precision.diagonal_of(covariance)
-    # A matrix that is singular, indefinite or not finite has no factor, or one without an inverse:
-    # it is refused below, with those that no scale brings within the bound.
+    # A matrix that is singular, indefinite or not finite has no factor (a LinAlgError, which is a
+    # ValueError), or one without an inverse: it is refused below, with those that no scale brings
+    # within the bound.
     with contextlib.suppress(ValueError), np.errstate(over="ignore", invalid="ignore"):
-        exact = np.linalg.cholesky(covariance) if diagonal is None else np.sqrt(diagonal)
-        # Rounding moves every entry by 2^-24 at most: a few larger factors are enough.
+        wide = np.linalg.cholesky(covariance) if diagonal is None else np.sqrt(diagonal)
+        # Rounding moves every entry by 2^-24 of its own size at most: a few larger factors are
+        # enough.
         scale = 1.0
         for attempt in range(_TRIES):
-            factor = (exact * scale).astype(np.float32)
+            factor = (wide * scale).astype(np.float32)
             excess = float(np.max(precision.inverse_diagonal(factor=factor) / bound))
-            # The margin covers the rounding between this and the accountant's own steps.
+            # With b of `budget.bound_of`, `budget.mu_of` states of [R^-1]_ii <= (1 - 1e-12) b no
+            # more than mu sqrt((1 - 1e-12) (1 - 1e-15)) (1 + 1e-15), rounded by a few 1e-16.
             if excess <= 1 - 1e-12:
                 return factor if covariance.ndim == factor.ndim else np.diag(factor)
             # Steps that grow: each rounding moves the excess anew, by an amount that does not.
