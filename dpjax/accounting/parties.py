@@ -153,7 +153,7 @@ def table(record: Record, unprotected: str = "no noise is added") -> Protection:
         reasons = [(party, False, why) for party, *_ in reasons]
     why = "the key of this release gives all noise away; it must stay secret"
     if not record.release:
-        batches = " and batches" if secret_batches(record) else ""
+        batches = " and batches" if _secret_batches(record) else ""
         why = (
             f"the seed of a simulation gives all noise{batches} away, and records hold it; "
             f"the other rows are about {keepers(record)}"
@@ -315,7 +315,7 @@ def _others(record: Record) -> list[_Row]:
     if not _outsider(record)[0]:
         return [(ANOTHER, False, "it may see more than the stated attacker does")]
     # Whoever serves or joins an agent may know its batches.
-    if secret_batches(record):
+    if _secret_batches(record):
         return [(ANOTHER, False, _DRAWN)]
     why = _WHY[secrets].format(colluders=record.colluders)
     shared = secrets in ("shared", "group")
@@ -348,11 +348,11 @@ def keepers(record: Record) -> str:
     Args:
         record: Its guarantee.
     """
-    of_agents = secret_batches(record) and record.secrets != "alone"
+    of_agents = _secret_batches(record) and record.secrets != "alone"
     return _KEEPERS["batches" if of_agents else record.secrets]
 
 
-def secret_batches(record: Record) -> bool:
+def _secret_batches(record: Record) -> bool:
     """Whether a guarantee counts on batches that nobody knows.
 
     Args:

@@ -386,7 +386,8 @@ def _guarded(
         valid = is_valid(state, state.secret)
         message, carry, metrics, secret = functions.outgoing(state)
         # NaN in the models is not enough: clipping takes gradients that are not finite for 0.
-        return Outgoing(*_blanked(valid, (message, carry, metrics)), secret)
+        message, carry, metrics = _blanked(valid, (message, carry, metrics))
+        return Outgoing(message, carry, metrics, secret)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         valid = is_valid(state, sent.secret, 1)
