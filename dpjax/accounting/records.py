@@ -248,8 +248,8 @@ class Record(Threat, Caveats):
         if self.per_agent_epsilon is not None:
             epsilons = tuple(map(float, self.per_agent_epsilon))
             # A nan fails every comparison.
-            fits = bool(epsilons) and all(0 <= value <= epsilon for value in epsilons)
-            if self.mu is None or not fits or max(epsilons) != epsilon:
+            fits = all(value >= 0 for value in epsilons)
+            if self.mu is None or not fits or max(epsilons, default=-1.0) != epsilon:
                 raise ValueError(
                     f"per_agent_epsilon is {epsilons}; epsilon {epsilon} is to be their maximum"
                 )

@@ -318,8 +318,9 @@ def _metrics(
                 if divisible < records:
                     last_total, last_outputs = of_part(rest)
                     total = jax.tree.map(jnp.add, total, last_total)
-                    pairs = outputs, last_outputs
-                    outputs = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), *pairs)
+                    outputs = jax.tree.map(
+                        lambda *parts: jnp.concatenate(parts), outputs, last_outputs
+                    )
             # By one division at the end: means of parts of other sizes would weigh otherwise.
             means = jax.tree.map(lambda value: value / records, total)
             for name in scores:

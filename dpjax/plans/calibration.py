@@ -107,11 +107,10 @@ def partial_energies(
         [M] squared sensitivities, at clip 1, of the strategy as a run applies it: the larger of
         those in float32 and in float64.
     """
-    applied = _applied(strategy)
-    largest = []
-    for mark in marks:
-        largest.append(max(_sensitivity(matrix, mark, participation) for matrix in applied))
-    return np.asarray(largest) ** 2
+    energies = []
+    for matrix in _applied(strategy):
+        energies.append([_sensitivity(matrix, mark, participation) for mark in marks])
+    return np.max(energies, axis=0) ** 2
 
 
 @functools.lru_cache(maxsize=4)
@@ -770,7 +769,12 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
                 "use Guarantee.none"
             )
         return
-    _check_noise(target, noise)
+    correlated = isinstance(noise, Factored)
+    # The terms are those of what runs, whose design may be another than the config's.
+    design = None if correlated else getattr(noise, "part", config.noise)
+    own = correlated and _secrets(target, noise) == "own"
+    compatibility.check_noise(design, config.method, config.protect, independent_keys=own)
+    noise.check(target)
     loss, spent = _spent(target, noise)
     # The package's classes compute it from the factor, but for what a design of a user's own says.
     packaged = compatibility.packaged(type(config.noise)) or isinstance(noise, OverAgents)
@@ -800,29 +804,16 @@ def audit(target: Target, noise: Calibrated | None, stated: Guarantee) -> None:
         _check_amount(name, amount, stated_amounts.get(name, -1.0), target.agents)
 
 
-def _check_noise(target: Target, noise: Calibrated) -> None:
-    """Refuse noise that does not go with method and attacker, or has arrays of another target."""
-    config = target.config
-    correlated = isinstance(noise, Factored)
-    # The terms are those of what runs, whose design may be another than the config's.
-    design = None if correlated else getattr(noise, "part", config.noise)
-    own = correlated and _secrets(target, noise) == "own"
-    compatibility.check_noise(design, config.method, config.protect, independent_keys=own)
-    noise.check(target)
-
-
 def _check_amount(name: str, amount: ArrayLike, stated: ArrayLike, agents: int) -> None:
     """Refuse an amount that is larger than stated for some agent; NaN is stated by none."""
-    pairs = np.empty((2, agents))
-    pairs[0] = amount
-    pairs[1] = stated
-    understated = ~(pairs[0] <= pairs[1])
+    real = np.broadcast_to(amount, agents)
+    claim = np.broadcast_to(stated, agents)
+    understated = ~(real <= claim)
     if understated.any():
         agent = int(np.argmax(understated))
-        real, claim = pairs[:, agent]
         raise ValueError(
-            f"guarantee states {name} {claim:.6g} for agent {agent}, but its noise "
-            f"gives {real:.6g}; {_REMEDY}"
+            f"guarantee states {name} {claim[agent]:.6g} for agent {agent}, but its noise "
+            f"gives {real[agent]:.6g}; {_REMEDY}"
         )
 
 

@@ -105,20 +105,21 @@ class Export:
         Raises:
             ValueError: For labels that are not n different ones.
         """
-        n = self.plan.agents
-        guarantee = self.plan.guarantee
+        plan = self.plan
+        n = plan.agents
+        guarantee = plan.guarantee
         stated = self.stated
         names = [str(i) for i in range(n)] if labels is None else [*map(_validate.name, labels)]
         if len(names) != n or len(set(names)) != n:
             raise ValueError(f"labels is {names!r} for {n} sites; give {n} different names")
-        strategy = self.plan.strategy
+        strategy = plan.strategy
         entries: dict[str, Any] = {
             "how_to_use": self.instructions(),
             "labels": np.array(names),
             "epsilon": np.asarray(stated.per_agent_epsilon or stated.epsilon),
-            "mixing": self.plan.mixing,
-            "factor": self.plan.factor.astype(np.float64),
-            "seed_group": calibration.groups(self.plan.factor),
+            "mixing": plan.mixing,
+            "factor": plan.factor.astype(np.float64),
+            "seed_group": calibration.groups(plan.factor),
             "messages": "float64" if self.precision else "float32",
             "mu": stated.mu,  # A total may be of another kind than mu.
             "accountant": str(stated.accountant),
@@ -132,19 +133,19 @@ class Export:
             entries[name] = getattr(stated, name)
         # NumPy has no entry for nothing: what is missing does not apply.
         entries = {name: entry for name, entry in entries.items() if entry is not None}
-        return self.plan.design.save(path, entries=entries)
+        return plan.design.save(path, entries=entries)
 
     def instructions(self) -> str:
         """What a training loop has to do for the guarantee to be its own, in words."""
-        guarantee = self.plan.guarantee
+        plan = self.plan
+        guarantee = plan.guarantee
         stated = self.stated
-        config = self.plan.config
-        groups = calibration.groups(self.plan.factor)
-        shape = self.plan.mixing.shape
+        config = plan.config
+        shape = plan.mixing.shape
         n = shape[-1]
-        own_seeds = len(set(groups)) == n
+        own_seeds = len(set(calibration.groups(plan.factor))) == n
         phase = len(stated.phases)
-        full_batches = isinstance(self.plan.sampler, Full)
+        full_batches = isinstance(plan.sampler, Full)
         of_records = config.protect.clips == "record"
         steps = config.method.gossip_steps
         precision = self.precision
@@ -159,7 +160,7 @@ class Export:
             "order": epochs,
             "full": full_batches,
             "normals": True,
-            "white" if self.plan.strategy is None else "correlated": True,
+            "white" if plan.strategy is None else "correlated": True,
             "add": True,
             "divide": of_records,
             "send": True,
@@ -187,7 +188,7 @@ class Export:
             delta=delta_text(guarantee.delta),
             total=parties.epsilon_text(stated),
             clip=config.protect.clip_norm,
-            divisor=self.plan.sampler.divisor,
+            divisor=plan.sampler.divisor,
             size="the largest number of records of any site"
             if full_batches
             else "one number for the run",

@@ -530,9 +530,8 @@ class Covariance(Correlated):
     def __post_init__(self) -> None:
         """Refuse a name that would pass for another design; keep a copy of the matrix."""
         name: Any = self.name
-        taken = {"covariance", "central", "non_private"}
-        for label, part in DESIGNS.items():
-            taken |= {label, part.look.label}
+        titles = [part.look.label for part in DESIGNS.values()]
+        taken = ("covariance", "central", "non_private", *DESIGNS, *titles)
         plain = isinstance(name, str) and name.isprintable() and name == name.strip()
         # A config's label has its design's parameters in brackets.
         if not plain or not 1 <= len(name) <= 60 or name in taken or "(" in name:

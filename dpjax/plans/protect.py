@@ -117,9 +117,8 @@ class Protect(Threat):
                     f"smoothness is {smoothness} for clipped gradients, which at any model are "
                     "within 2C of each other; leave it out"
                 )
-        l1 = self.norm == "l1"
-        of_records = l1 and self.unit != "agent"
-        if of_records or (l1 and self.per_layer) or (gap is not None and self.clipping != "flat"):
+        parted_l1 = self.norm == "l1" and (self.unit != "agent" or self.per_layer)
+        if parted_l1 or (gap is not None and self.clipping != "flat"):
             raise ValueError(
                 f"norm is {self.norm!r} and gradient_gap {gap} with relation {self.relation!r}, "
                 f"clipping {self.clipping!r} and per_layer {self.per_layer}; L1 norms and assumed "

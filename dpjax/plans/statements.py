@@ -341,4 +341,4 @@ def _shares(plan: Plan, ends: Sequence[int]) -> list[float] | None:
     # A run cut short by stop_at has after all stated its whole plan's loss.
     shares = np.minimum(np.maximum.accumulate(parts) / total * MARGIN, 1.0)
     shares[-1] = 1.0
-    return [float(share) for share in shares]
+    return shares.tolist()
