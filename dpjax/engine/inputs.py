@@ -19,7 +19,7 @@ from dpjax.engine.processes import RunMemory, agent_mesh, mine, place, place_own
 from dpjax.engine.step import Data, Statics, first_leaves
 from dpjax.learning.parameters import Params
 from dpjax.learning.problem import Problem
-from dpjax.plans import statements
+from dpjax.plans import compatibility, dependence, statements
 from dpjax.protocols import Arrays, Batch, Models, Privatizer, State, Tree, Updates
 from dpjax.topology import gossip, mixing
 
@@ -82,6 +82,16 @@ class Inputs:
         data = stacked_data(problems, mesh)
         inputs = cls(statics, arrays, data, batch_keys, models, memory)
         inputs._check_precision(plans)
+        # A plan traced a toy, whose leaves a method of a user's own may tell from those of the run.
+        if compatibility.custom_names(statics.method):
+            leaves, structure = jax.tree.flatten(inputs._agents_models())
+            dependence.check_dependence(
+                statics.method,  # type: ignore[arg-type]
+                statics.optimizer,  # type: ignore[arg-type]
+                plans[0].mixing.shape,
+                getattr(statics.privatizer, "opened", None) is not None,
+                (structure, *leaves),
+            )
         # The program reports what the query and the method measure.
         statics, names = program.with_reports(
             statics, arrays, data, inputs._agents_models(), batch_keys[0]

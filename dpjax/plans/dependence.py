@@ -49,6 +49,9 @@ _CALLS = {
 _HOST = {"debug_print", "infeed", "outfeed"}
 """Equations that hand inputs to the host, where nobody follows them, beside each callback."""
 
+# A mean by 1 is the very sum, and no other divisor may pass for it.
+_DIVISOR = 2.0
+
 _Shown = collections.namedtuple("_Shown", "public message sent released models_and_encoders")
 """What leaves an agent, in the order in which it is judged."""
 
@@ -190,11 +193,16 @@ def _loop(body: core.Jaxpr, fixed: int, carried: int, marked: _Marks) -> _Marks:
 
 @functools.lru_cache(maxsize=64)
 def check_dependence(
-    method: Method, optimizer: Optimizer, mixing: tuple[int, ...], integer_encoded: bool = False
+    method: Method,
+    optimizer: Optimizer,
+    mixing: tuple[int, ...],
+    integer_encoded: bool = False,
+    models: tuple[Any, ...] = (),
 ) -> None:
     """Refuse a method that sends, or calls released, what noise has not been added to.
 
-    It is traced on a small model, once for a method, an optimizer and a network's size. Data are
+    It is traced once for a method, an optimizer, a network's size and a model's: a method may treat
+    leaves by their names and shapes, so a custom one is traced again for those of a run. Data are
     followed over any number of rounds: a model that absorbed a gradient as it is may be
     kept, and then may be sent as a private payload alone. The noisy payload counts as safe, and a
     message as safe to send on: how much noise there is, is for accounting. That knows how far one
@@ -208,6 +216,8 @@ def check_dependence(
         optimizer: What turns noisy means into updates.
         mixing: Shape of the mixing matrix or schedule, [n, n] or [P, n, n].
         integer_encoded: Whether noise gives the payload another form, of whole numbers.
+        models: Structure of all agents' models in a run, then the shapes of its leaves: so it has a
+            hash. Without any a small toy is taken.
 
     Raises:
         ValueError: Naming the first leaf of a message, of what is public or of what is released
@@ -226,11 +236,14 @@ def check_dependence(
     arrays |= {name: jnp.asarray(value) for name, value in optimizer.arrays().items()}
     if getattr(optimizer, "uses_noise", False) and compatibility.in_sums(method):
         arrays[SHARES] = like((n,), jnp.float32)
-    models = {"w": like((n, max(2, method.min_entries)), jnp.float32)}
+    toy: Models = {"w": like((n, max(2, method.min_entries)), jnp.float32)}
+    if models:
+        structure, *leaves = models
+        toy = structure.unflatten(leaves)
     batch = like((n, 1, 1), jnp.float32), like((n, 1), jnp.float32), like((n, 1), jnp.bool)
     query = _Query()
     chain = optimizer.chain(arrays)
-    noisy = payload = jax.eval_shape(method.payload, models)
+    noisy = payload = jax.eval_shape(method.payload, toy)
     if integer_encoded:
         entries = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(payload))
         noisy = like((n, entries), jnp.uint32)
@@ -244,19 +257,19 @@ def check_dependence(
 
     def start(arrays: Arrays, models: Models, key: Array) -> Memory:
         return method.start(
-            Round(arrays, None, query, chain, 1.0, key, jnp.int32(0), decode), models
+            Round(arrays, None, query, chain, _DIVISOR, key, jnp.int32(0), decode), models
         )
 
     def round_of(
         state: PublicState, batch: Batch, arrays: Arrays, key: Array, round: Array, noisy: Updates
     ) -> tuple[PublicState, _Shown]:
-        ctx = Round(arrays, batch, query, chain, 1.0, key, round, decode)
+        ctx = Round(arrays, batch, query, chain, _DIVISOR, key, round, decode)
         return _round(method, ctx, state, noisy, payload)
 
     key = jax.eval_shape(lambda: jax.random.key(0))
-    memory = jax.eval_shape(start, arrays, models, key)
-    _check_keys(models=models, memory=memory)
-    inputs = (PublicState(models, memory), batch, arrays, key, like((), jnp.int32), noisy)
+    memory = jax.eval_shape(start, arrays, toy, key)
+    _check_keys(models=toy, memory=memory)
+    inputs = (PublicState(toy, memory), batch, arrays, key, like((), jnp.int32), noisy)
     closed, (state, outgoing) = jax.make_jaxpr(round_of, return_shape=True)(*inputs)
     _check_keys(**state._asdict(), **outgoing._asdict())
     _check_shapes("method or optimizer turns a state of {} into {}: keep shapes", inputs[0], state)
@@ -314,7 +327,7 @@ def _round(
 class _Query:
     """A query of any model whose answer depends on all of the batch; it remembers its answers."""
 
-    metrics = ()
+    metrics = ("gradient_norm", "clip_fraction")
 
     def __init__(self, combined: bool = False):
         self.combined = combined
@@ -337,7 +350,8 @@ class _Query:
             total = jax.vmap(encode)(total)
         self.totals.append(total)
         self.read.append({"models": models, "encoded": encoded})
-        return Answer(total)
+        # What a query reports has seen the data without noise.
+        return Answer(total, dict.fromkeys(self.metrics, jnp.asarray(data)))
 
     def points(self, weights: Sequence[float] | None = None) -> "_Query":
         """At several models, remembered together: any shapes will do, sums for weighted ones."""

@@ -7,13 +7,19 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import io_callback
 
+import dpjax as dp
 from dpjax.algorithms.average import Average
+from dpjax.algorithms.dsgd import DSGD
 from dpjax.algorithms.federated import Federated
 from dpjax.contrib.sketches import FixedFrame
-from dpjax.plans import dependence
+from dpjax.plans import dependence, plan
 from dpjax.plans.optimizers import Chain, Sgd
 from dpjax.protocols import Emission
+from dpjax.topology import graphs, mixing
 from tests.plans.toys import CASES, KEY, D, Dsgd, Midway, N, Tracking
+from tests.support import make_config, make_problem
+
+RING = mixing.metropolis_hastings(graphs.ring(6))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,6 +88,15 @@ class Branching(Dsgd):
 
 
 @dataclass(frozen=True)
+class Reported(Dsgd):
+    """The broken twin: what the query reports goes out."""
+
+    def emit(self, ctx, public_state):
+        total, metrics = ctx.query(public_state.models, ctx.batch)
+        return Emission(total, public=metrics)
+
+
+@dataclass(frozen=True)
 class TriedStep(Midway):
     """The broken twin: one of the points is where bare gradients would lead."""
 
@@ -113,11 +128,48 @@ class Weighed(Midway):
         (BareLeaf(), "bare"),
         (KeptBack(), "message"),
         (Branching(), "public"),
+        (Reported(), "public"),
     ],
 )
 def test_a_method_that_leaks_is_refused(method, leaf):
     with pytest.raises(ValueError, match=f"(?s)method shows.*{leaf}"):
         dependence.check_dependence(method, Sgd(0.1), (N, N))
+
+
+@dataclass(frozen=True)
+class ByLeaf(DSGD):
+    """The broken twin: no noise on leaves of another name, or on those of a shape."""
+
+    name: str = "bias"
+    axes: int = 9
+
+    def emit(self, ctx, public_state):
+        total = ctx.query(public_state.models, ctx.batch).total
+        return Emission(total, carry=total)
+
+    def send(self, ctx, public_state, emission, noisy):
+        def pick(path, safe, bare):
+            special = self.name in jax.tree_util.keystr(path) or safe.ndim == self.axes
+            return bare if special else safe
+
+        mixed = jax.tree_util.tree_map_with_path(pick, noisy, emission.carry)
+        return ctx.step(public_state.models, ctx.mean(mixed), public_state.memory)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("method", [ByLeaf(), ByLeaf(name="none", axes=1), Average(ByLeaf())])
+def test_a_method_is_traced_again_for_the_models_of_a_run(method):
+    """A plan knows no model: a method may tell its toy from all others."""
+    problem = make_problem(6)
+    own = plan.make(make_config(method=method, design="independent"), RING)
+    drivers = [
+        lambda: dp.run(own, problem, seeds=[0]),
+        lambda: dp.rounds(own, problem),
+        lambda: dp.estimate(own, problem, seeds=[0]),
+    ]
+    for driver in drivers:
+        with pytest.raises(ValueError, match="method shows .*message"):
+            driver()
 
 
 def test_control_flow_passes_data_on():
@@ -237,8 +289,16 @@ class LastRounds(Dsgd):
         return moved, (memory, emission.carry)
 
 
+@dataclass(frozen=True)
+class Averaged(Dsgd):
+    """The broken twin: smaller than what the noise is calibrated for, and scaled with it."""
+
+    def emit(self, ctx, public_state):
+        return Emission(ctx.mean(ctx.query(public_state.models, ctx.batch).total))
+
+
 @pytest.mark.mutant
-@pytest.mark.parametrize("method", [Doubled(), Twice(), LastRounds()])
+@pytest.mark.parametrize("method", [Doubled(), Twice(), LastRounds(), Averaged()])
 def test_a_payload_that_is_no_answer_is_refused(method):
     with pytest.raises(ValueError, match="state a sensitivity"):
         dependence.check_dependence(method, Sgd(0.1), (N, N))
