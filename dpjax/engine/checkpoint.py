@@ -327,14 +327,14 @@ class Storage:
         self._identity = identity
         with contextlib.ExitStack() as stack:
             if place.key_file is not None:
-                # Beside it: the file itself is replaced with every note.
-                target = Path(place.key_file).resolve()
-                beside = target.with_name(f".{target.name}.lock")
-                lock = _files.Lock("key_file", place.key_file, beside, passing=True)
-                stack.callback(lock.close)
                 text = json.dumps(identity, sort_keys=True)
                 digest = hashlib.sha256(text.encode()).hexdigest()
                 self.key_file = keys.KeyFile(place.key_file, digest)
+                # Beside it: the file itself is replaced with every note.
+                file = self.key_file.file
+                beside = file.with_name(f".{file.name}.lock")
+                self._key_lock = _files.Lock("key_file", place.key_file, beside, passing=True)
+                stack.callback(self._key_lock.close)
             with processes.all_gather_errors_and_values():
                 if self.folder is not None and processes.is_first():
                     self._open(self.folder, stack)
@@ -483,6 +483,8 @@ class Storage:
             message: Of this round.
         """
         if self.key_file is not None:
+            # In a forked process the lock keeps the other one out no more.
+            self._key_lock.check()
             self.key_file.note_sent(done + 1, tree_digest(message))
 
 

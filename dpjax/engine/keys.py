@@ -10,10 +10,10 @@ continue.
 import glob
 import hashlib
 import json
-import os
 import secrets
 import stat
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,20 @@ class KeyFile:
     ties it to one run, so that two runs never share noise. A checksum detects a damaged key.
 
     Args:
-        path: The file.
+        path: The file, or a symbolic link to it.
         fingerprint: Of the run. Methods raise a ValueError for a file that is missing, damaged,
-            open to others or another run's.
+            open to others, of two names or another run's.
+
+    Attributes:
+        path: As it was given.
+        file: The file itself, whatever the process's folder is and links name later.
     """
 
     def __init__(self, path: _files.PathLike, fingerprint: str):
-        self.path = Path(path)
+        self.path = Path(path).absolute()
+        self.file = self.path.resolve()
         self._fingerprint = fingerprint
+        self._thread = threading.Lock()
 
     def create(self) -> PRNGKeyArray:
         """Draw a noise key from the operating system, and store it.
@@ -134,20 +140,21 @@ class KeyFile:
         Raises:
             ValueError: For another message or fewer rounds than were noted.
         """
-        fields = self._read()
-        noted = fields.get("sent", 0)
-        if rounds > noted:
-            content = _checked(fields | {"sent": rounds, "message": message})
-            with _files.writing("key_file", self.path):
-                # A symbolic link stays one: its target is replaced.
-                _files.replace(self.path.resolve(), content, mode=0o600)
-        # One message may go out again: it shows nothing new.
-        elif rounds < noted or fields["message"] != message:
-            raise ValueError(
-                f"key_file {self.path} notes another message of round {rounds}, or a later round: "
-                "its noise would go out twice. Use deterministic operations and the newest "
-                "checkpoint, or begin another run and account for both"
-            )
+        # Of two threads with a message each, the second must read what the first has noted.
+        with self._thread:
+            fields = self._read()
+            noted = fields.get("sent", 0)
+            if rounds > noted:
+                content = _checked(fields | {"sent": rounds, "message": message})
+                with _files.writing("key_file", self.path):
+                    _files.replace(self.file, content, mode=0o600)
+            # One message may go out again: it shows nothing new.
+            elif rounds < noted or fields["message"] != message:
+                raise ValueError(
+                    f"key_file {self.path} notes another message of round {rounds}, or a later "
+                    "round: its noise would go out twice. Use deterministic operations and the "
+                    "newest checkpoint, or begin another run and account for both"
+                )
 
     def delete(self) -> bool:
         """Delete the key of a finished release, and temporary files of killed processes.
@@ -159,7 +166,7 @@ class KeyFile:
         """
         deleted = False
         # The key last: whoever interrupts this finds a key that the next run deletes.
-        for path in (*self.path.parent.glob(f".{glob.escape(self.path.name)}.*.tmp"), self.path):
+        for path in (*self._copies(), self.path, self.file):
             try:
                 KeyFile(path, self._fingerprint)._read(private=False)
             except ValueError:
@@ -171,21 +178,24 @@ class KeyFile:
     def _read(self, *, private: bool = True) -> dict[str, Any]:
         """The fields of the file; a changed file is refused."""
         name = f"key_file {self.path}"
-        if not os.path.exists(self.path):
+        if not self.file.exists():
             raise ValueError(
                 f"{name} does not exist; a release resumes only with its own noise key: with fresh "
                 "noise the rounds sent again would spend their budget again. Restore the file, or "
                 "start a new run and account for both"
             )
         with _files.reading(name, "restore it from a copy, or name another file"):
-            if not self.path.is_file() or self.path.stat().st_size > 100_000:
+            status = self.file.stat()
+            if not stat.S_ISREG(status.st_mode) or status.st_size > 100_000:
                 raise ValueError("it is no ordinary file of a key's size")
             # A file that others may read is deleted all the same.
-            if private and stat.S_IMODE(self.path.stat().st_mode) & 0o077:
+            if private and stat.S_IMODE(status.st_mode) & 0o077:
                 raise ValueError(f"{name} is open to other users; chmod 600 it if still secret")
-            fields: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
-            checksum = fields.pop("checksum", None)
-            if fields.get("format") != _FORMAT or checksum != _checksum(fields):
+            if private and status.st_nlink > 1:
+                self._check_names()
+            fields = json.loads(self.file.read_text(encoding="utf-8"))
+            is_keys = isinstance(fields, dict) and fields.get("format") == _FORMAT
+            if not is_keys or fields.pop("checksum", None) != _checksum(fields):
                 raise ValueError("its checksum does not fit")
         if fields["fingerprint"] != self._fingerprint:
             raise ValueError(
@@ -194,6 +204,22 @@ class KeyFile:
                 "gradients would cancel. Name another file"
             )
         return fields
+
+    def _copies(self) -> Iterator[Path]:
+        """Temporary files of killed processes, beside the file."""
+        return self.file.parent.glob(f".{glob.escape(self.file.name)}.*.tmp")
+
+    def _check_names(self) -> None:
+        """Refuse hard links: locks go by name, and a note leaves the old file to the others."""
+        for path in self._copies():
+            # Left by a process that was killed while it made the file.
+            if path.samefile(self.file):
+                path.unlink()
+        if self.file.stat().st_nlink > 1:
+            raise ValueError(
+                f"key_file {self.path} has hard links, under which another loop could send its "
+                "rounds again; delete all names but one, or use a symbolic link"
+            )
 
 
 def throwaway(seeds: int) -> PRNGKeyArray:

@@ -5,6 +5,8 @@ import json
 import os
 import resource
 import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -129,9 +131,10 @@ def test_what_is_no_key_is_refused_and_left(tmp_path, content):
     assert path.read_bytes() == content
 
 
-def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path):
+@pytest.mark.parametrize("fields", [{"format": 1, "fingerprint": "run A", "key": [1, 2]}, [], None])
+def test_a_key_file_without_a_checksum_is_refused_by_name(tmp_path, fields):
     path = tmp_path / "noise.key"
-    path.write_text(json.dumps({"format": 1, "fingerprint": "run A", "key": [1, 2]}))
+    path.write_text(json.dumps(fields))
     path.chmod(0o600)
     with pytest.raises(ValueError, match="cannot be read .its checksum does not fit"):
         KeyFile(path, "run A").key()
@@ -175,3 +178,57 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written(tmp_path):
         KeyFile("/proc/dpjax/noise.key", "run A").create()
     with pytest.raises(ValueError, match="cannot be written"):
         KeyFile(kept / "noise.key", "run A").create()
+
+
+@pytest.mark.mutant
+def test_of_two_threads_one_has_the_message_of_a_round(tmp_path, monkeypatch):
+    file = KeyFile(tmp_path / "noise.key", "run A")
+    file.create()
+    read = KeyFile._read
+
+    def slow_read(file):
+        fields = read(file)
+        # The other thread may read before this one writes.
+        time.sleep(0.1)
+        return fields
+
+    monkeypatch.setattr(KeyFile, "_read", slow_read)
+    with ThreadPoolExecutor(2) as threads:
+        notes = [threads.submit(file.note_sent, 1, message) for message in ("one", "other")]
+    assert sorted(note.exception() is None for note in notes) == [False, True]
+
+
+def test_a_key_file_has_one_name(tmp_path):
+    """Locks go by name, and every note leaves the old file to the other name."""
+    path, link = tmp_path / "noise.key", tmp_path / "link.key"
+    KeyFile(path, "run A").create()
+    file = KeyFile(path, "run A")
+    os.link(path, link)
+    for function in (file.key, file.sent, lambda: file.note_sent(1, "message")):
+        with pytest.raises(ValueError, match="noise.key has hard links.*delete all names but one"):
+            function()
+    link.unlink()
+    # Killed while it was made: its temporary name is no other loop's.
+    left = tmp_path / ".noise.key.0.tmp"
+    os.link(path, left)
+    file.note_sent(1, "message")
+    assert file.sent() == 1 and not left.exists()
+
+
+def test_a_key_file_stays_the_same_in_other_folders_and_behind_links(tmp_path, monkeypatch):
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        KeyFile("noise.key", "run A").create()
+    monkeypatch.chdir(tmp_path / "own")
+    os.symlink("noise.key", "link.key")
+    for name in ("noise.key", "link.key"):
+        file = KeyFile(name, "run A")
+        monkeypatch.chdir(tmp_path / "other")
+        file.note_sent(file.sent() + 1, name)
+        monkeypatch.chdir(tmp_path / "own")
+    assert KeyFile("noise.key", "run A").sent() == 2 and os.path.islink("link.key")
+    assert KeyFile(tmp_path / "other" / "noise.key", "run A").sent() == 0
+    # Neither the key nor a link to it outlives the run.
+    assert KeyFile("link.key", "run A").delete()
+    assert os.listdir() == []

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import os
 import pickle
 import secrets
 
@@ -263,6 +264,21 @@ def test_a_release_cannot_be_compiled_into_another_program(tmp_path):
             jax.jit(function)(state)
     # It was not noted.
     rounds.outgoing(state)
+
+
+@pytest.mark.mutant
+def test_a_release_sends_nothing_where_its_lock_keeps_nobody_out(tmp_path, monkeypatch):
+    plan, task = make("whisper", release=True)
+    rounds = dp.rounds(plan, task, key_file=tmp_path / "key")
+    state = rounds.init()
+    with monkeypatch.context() as forked:
+        forked.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(ValueError, match="key_file .* was opened before .* was forked"):
+            rounds.outgoing(state)
+    rounds.outgoing(state)
+    (tmp_path / ".key.lock").unlink()
+    with pytest.raises(ValueError, match="key_file .* was deleted, moved or replaced"):
+        rounds.outgoing(state)
 
 
 def test_a_new_key_is_not_that_of_a_state_before_the_first_round(tmp_path):
