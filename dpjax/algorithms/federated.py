@@ -177,7 +177,11 @@ class Federated(Method):
         if self.sketch is not None:
             sketch = self.sketch.learn(sketch, flat(gradient)[0], ctx.key, mean)
         if self.centre:
-            centre = optax.tree.update_moment(gradient, centre, self.centre, order=1)
+            # Not by optax's moment, which rounds otherwise: learned sketches magnify a last bit.
+            decay = self.centre
+            centre = jax.tree.map(
+                lambda old, new: decay * old + (1 - decay) * new, centre, gradient
+            )
         new_memory = _ServerMemory(optimizer, sketch, centre, opened + 1)
         new = optax.apply_updates(server, updates), new_memory
         server, memory = optax.tree.where(present > 0, new, (server, memory))

@@ -55,7 +55,7 @@ def test_each_is_drawn_or_refused_with_a_reason(column: str, every: bool, tmp_pa
             try:
                 draw()
             except ValueError as refusal:
-                starts = ("colum", "where", "frame", "recor", "algor", "seed ", "x is ", "y is ")
+                starts = ("colum", "where", "frame", "recor", "desig", "seed ", "x is ", "y is ")
                 assert str(refusal)[:5] in starts, refusal
         # A table shows what there is.
         text = tables.text(frame)
