@@ -221,9 +221,10 @@ def test_design_prints_its_guarantee_and_writes_what_keeps_it(capsys: Capture) -
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(8, 0.5, 0))
     saved = Design.load("dpjax-design.npz")
     terms = {"rounds": 100, "clip_norm": 0.1, "relation": "replace_agent"}
-    saved.check(matrix, budget.precision_bound(10.0, 1e-5, **terms), 100)  # type: ignore[arg-type]
+    saved.check(matrix, budget.precision_bound(10.0, 1e-5, **terms))  # type: ignore[arg-type]
     spent = budget.loss(saved.covariance, 1e-5, **terms)  # type: ignore[arg-type]
-    assert saved.kind == "whisper_horizon" and spent.epsilon.max() <= 10
+    assert saved.kind == "whisper_horizon" and saved.horizon == 100
+    assert spent.epsilon.max() <= 10
     figures = spatial.figures(saved.covariance, matrix)
     for key, name in design.FIGURES.items():
         (display,) = re.findall(rf"{re.escape(name)} +(\S+)", text)
@@ -461,7 +462,7 @@ def test_the_options_reach_the_design(capsys: Capture, elsewhere: Path) -> None:
         10.0, 1e-5, rounds=100, clip_norm=0.1, relation="zero_out_record", accountant="rdp"
     )
     matrix = mixing.uniform_neighbors(graphs.from_edgelist("net.txt"))
-    Design.load("made/it.npz").check(matrix, bound, 7)
+    assert Design.load("made/it.npz").check(matrix, bound).horizon == 7
 
 
 def test_the_seed_chooses_the_graph(capsys: Capture) -> None:

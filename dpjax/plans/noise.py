@@ -238,7 +238,9 @@ class Whisper(Correlated):
 
     def __post_init__(self) -> None:
         """Refuse what is no horizon, limit or grouping, and keep plain numbers."""
-        if self.horizon not in (None, "run"):
+        # An array is equal to no text, and has no truth value.
+        is_run = isinstance(self.horizon, str) and self.horizon == "run"
+        if self.horizon is not None and not is_run:
             remedy = f'give "run", None for one step, or a whole number from 1 to {2**31 - 2}'
             limits = {"maximum": 2**31 - 2, "remedy": remedy}
             _validate.fields(self, _validate.integer, "horizon", **limits)
