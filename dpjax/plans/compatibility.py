@@ -15,7 +15,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -212,6 +212,22 @@ def packaged(kind: type) -> bool:
     """
     module = kind.__module__
     return module.startswith("dpjax.") and not module.startswith(_CONTRIB)
+
+
+@contextlib.contextmanager
+def called(part: object, name: str) -> Iterator[None]:
+    """Name a part of a user's own in errors of its code, which are ValueErrors then.
+
+    Args:
+        part: What is called inside.
+        name: What of it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if packaged(type(part)):
+            raise
+        raise ValueError(f"{name} of {type(part).__name__} fails: {error!r}") from error
 
 
 _LIBRARIES = {
@@ -561,7 +577,8 @@ def _sampler_rules(config: Any) -> _Rules:
     protect = config.protect
     text = _validate.shown(part)
     relation = f"relation {protect.relation!r}"
-    amplification = part.amplification()
+    with called(part, "sampler.amplification"):
+        amplification = part.amplification(None)
     if amplification is None:
         clients = getattr(part, "turns", None) is not None
         dealt = part.participation

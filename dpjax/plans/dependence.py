@@ -5,6 +5,7 @@ whatever the values. That is more than the truth (x - x depends on x) and never 
 """
 
 import collections
+import copy
 import functools
 import itertools
 import math
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jaxtyping import Array
 
+from dpjax import _numerics
 from dpjax.plans import compatibility
 from dpjax.protocols import (
     Answer,
@@ -256,9 +258,9 @@ def check_dependence(
     decode = opened if integer_encoded else None
 
     def start(arrays: Arrays, models: Models, key: Array) -> Memory:
-        return method.start(
-            Round(arrays, None, query, chain, _DIVISOR, key, jnp.int32(0), decode), models
-        )
+        ctx = Round(arrays, None, query, chain, _DIVISOR, key, jnp.int32(0), decode)
+        with compatibility.called(method, "method.start"):
+            return method.start(ctx, models)
 
     def round_of(
         state: PublicState, batch: Batch, arrays: Arrays, key: Array, round: Array, noisy: Updates
@@ -299,25 +301,22 @@ def _round(
     method: Method, ctx: Round, public_state: PublicState, noisy: Updates, payload: Updates
 ) -> tuple[PublicState, _Shown]:
     """The state after a round, and what leaves an agent in it."""
-    emission = method.emit(ctx, public_state)
+    with compatibility.called(method, "method.emit"):
+        emission = method.emit(ctx, public_state)
     query = ctx.query
     assert isinstance(query, _Query)
     _check_payload(method, emission.private, payload, query.totals)
     hidden = Emission((), emission.public, emission.carry)
-    try:
+    text = (
+        "method.send (which gets the noisy payload as its last argument, Emission.private is "
+        "withheld from it, and returns (message, carry)), exchange"
+    )
+    with compatibility.called(method, text):
         message, carry = method.send(ctx, public_state, hidden, noisy)
         received = method.exchange(ctx.arrays, ctx.round, message)
+    with compatibility.called(method, "method.absorb (which returns (models, memory)) or released"):
         state = PublicState(*method.absorb(ctx, public_state, carry, received.value))
         released = method.released(state)
-    except Exception as error:
-        if compatibility.packaged(type(method)):
-            raise
-        first = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"method is {type(method).__name__}, which fails between send and released: {first}; "
-            "send gets the noisy payload as its last argument, Emission.private is withheld from "
-            "it, and it returns (message, carry); absorb returns (models, memory)"
-        ) from error
     # Gradients at an agent's own model move with it, which such a method's sensitivity says.
     says_distance = method.sensitivity is not None and method.reads_private_models
     read = [] if says_distance else query.read
@@ -329,8 +328,9 @@ class _Query:
 
     metrics = ("gradient_norm", "clip_fraction")
 
-    def __init__(self, combined: bool = False):
-        self.combined = combined
+    combined = False
+
+    def __init__(self) -> None:
         self.totals = list[Updates]()
         self.read = list[Models]()
 
@@ -355,9 +355,8 @@ class _Query:
 
     def points(self, weights: Sequence[float] | None = None) -> "_Query":
         """At several models, remembered together: any shapes will do, sums for weighted ones."""
-        wide = _Query(weights is not None)
-        wide.totals = self.totals
-        wide.read = self.read
+        wide = copy.copy(self)
+        wide.combined = weights is not None
         return wide
 
     def local_steps(self, steps: int, step_size: float) -> "_Query":
@@ -394,6 +393,6 @@ def _check_payload(
 
 
 def _check_shapes(text: str, *trees: Memory) -> None:
-    shapes = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in trees]
+    shapes = [_numerics.shapes(tree, dropped=0) for tree in trees]
     if shapes[0] != shapes[1]:
         raise ValueError(text.format(*shapes))

@@ -514,5 +514,6 @@ def make(
         # A copy: network and counts were checked, and a budget's share is one for as many agents.
         ideal = copy.copy(target)
         _validate.assign(ideal, config=smaller)
-    noise = config.noise.calibrate(ideal, **pieces)
+    with compatibility.called(config.noise, "noise.calibrate"):
+        noise = config.noise.calibrate(ideal, **pieces)
     return Plan(target, noise, calibration.guarantee_of(target, noise))

@@ -290,7 +290,8 @@ class MessageAlone(DSGD):
 
 @pytest.mark.parametrize("kind", [Bare, MessageAlone])
 def test_what_a_method_is_given_is_said_where_it_fails(network, kind):
-    with pytest.raises(ValueError, match=r"fails between send .* withheld .* \(message, carry\)"):
+    text = rf"send .* withheld .* \(message, carry\).* of {kind.__name__} fails: "
+    with pytest.raises(ValueError, match=text):
         plan.make(make_config(method=kind(), design="independent"), network)
 
 
