@@ -118,7 +118,7 @@ class Loss(abc.ABC):
             later: The later run's.
 
         Raises:
-            ValueError: For two kinds that do not compose.
+            ValueError: For two kinds that do not compose, or a total of other rounds than both.
         """
         first = self
         second = later
@@ -134,12 +134,17 @@ class Loss(abc.ABC):
             first = self.concentrated()
             second = later.concentrated()
         elif len(kinds) > 1:
-            remedy = "state the pure one by its concentrated()"
             raise ValueError(
                 f"loss is {type(self).__name__}, then {type(later).__name__}, which do not "
-                f"compose; {'state the two runs apart' if amplified else remedy}"
+                "compose; state the two runs apart, or a pure one by its concentrated()"
             )
-        return first.plus(second)
+        total = first.plus(second)
+        if total.rounds != self.rounds + later.rounds:
+            raise ValueError(
+                f"loss is {type(self).__name__}, whose plus gives {total.rounds} rounds for "
+                f"{self.rounds} and {later.rounds}; return what all of them cost"
+            )
+        return total
 
     def dp_event(self, events: ModuleType, delta: float) -> Any:
         """The same loss as an event of dp_accounting, of the agent that loses most.

@@ -1,5 +1,6 @@
 """The arguments of a run: plans, problems, seeds and devices that fit."""
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from dpjax import _validate
 from dpjax.engine.processes import agent_mesh
 from dpjax.learning import parameters
 from dpjax.learning.problem import Problem
+from dpjax.plans import compatibility, custom
 from dpjax.plans.plan import Plan
 from dpjax.protocols import Noise, Tree
 from dpjax.topology import nodes
@@ -152,6 +154,9 @@ def _check_counts(plans: Plans, problem: Problem) -> None:
     titles = None if names is None else [nodes.title(names, i) for i in range(len(names))]
     # Plans of a run share their sampler.
     plans[0].sampler.check(counts, titles)
+    # One of a user's own was tried on the plan's numbers of records, if it knew any.
+    if plans[0].counts is None and compatibility.custom_names(plans[0].sampler):
+        custom.check_sampler(dataclasses.replace(plans[0].target, counts=counts))
 
 
 def check_device(plans: Sequence[Plan], devices: int | None) -> None:

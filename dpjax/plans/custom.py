@@ -20,7 +20,7 @@ from dpjax import _validate
 from dpjax._numerics import THREEFRY
 from dpjax.accounting import precision
 from dpjax.accounting.budget import AgentLoss
-from dpjax.accounting.loss import AmplifiedLoss, Loss, draw_sensitivity
+from dpjax.accounting.loss import KINDS, AmplifiedLoss, Loss, draw_sensitivity
 from dpjax.plans import compatibility
 from dpjax.protocols import Draw
 
@@ -34,6 +34,10 @@ _Noise: TypeAlias = Any
 # few records.
 _RECORDS = 50_000
 _KEYS = 4
+
+# Numbers of all agents in a round of noise, and the most agents whose covariance is looked at.
+_DRAWS = 2**20
+_AGENTS = 2**10
 
 _key = functools.partial(jax.random.key, impl=THREEFRY)
 
@@ -57,12 +61,15 @@ def check_sampler(target: _Target) -> int:
     """
     sampler = target.sampler
     name = f"sampler is {_validate.shown(sampler)}"
-    _validate.positive("sampler.divisor", sampler.divisor)
     draw = jax.jit(sampler.draw)
     few = np.ones(target.agents, np.int32)
-    batch = jax.eval_shape(draw, _key(0), 0, few)
-    if not isinstance(batch, Draw):
-        raise ValueError(f"{name}, whose draw returns {batch}; return a protocols.Draw")
+    with compatibility.called(sampler, "sampler.divisor or draw"):
+        _validate.positive("sampler.divisor", sampler.divisor)
+        batch = jax.eval_shape(draw, _key(0), 0, few)
+    if not isinstance(batch, Draw) or batch.rows.dtype.kind not in "iu":
+        raise ValueError(
+            f"{name}, whose draw returns {batch}; return a protocols.Draw of whole numbers"
+        )
     few *= batch.rows.shape[1]
     limit = few if target.counts is None else target.counts
     probes = []
@@ -88,8 +95,9 @@ def check_sampler(target: _Target) -> int:
         for seed, turn in np.ndindex(_KEYS, rounds):
             number = turn if sampler.key_of == "round" else 0
             key = jax.random.fold_in(_key(seed), number)
-            rows, padding = draw(key, turn, counts)
-            masked = np.ma.array(rows, mask=False if padding is None else padding)
+            with compatibility.called(sampler, "sampler.draw (rows and padding alike)"):
+                rows, padding = draw(key, turn, counts)
+                masked = np.ma.array(rows, mask=False if padding is None else padding)
             batches.add((turn, masked.filled(-1).tobytes()))
             for agent, places in enumerate(masked):
                 drawn = places.compressed().tolist()
@@ -142,16 +150,20 @@ def check_amplified(target: _Target, noise: _Noise, loss: Any, times: int) -> No
         "the mu of known batches": not loss.unamplified >= known,
         f"epsilon is {first}, {second} and {last} at deltas that rise to {delta}; give finite "
         "numbers from 0 that fall": not np.inf > first >= second >= last >= 0,
+        f"kind is {loss.kind!r}, as which records read another class; give it a kind of its own": (
+            KINDS.get(loss.kind) is not type(loss)
+        ),
         f"rounds is {loss.rounds}; give {target.rounds}": loss.rounds != target.rounds,
     }
     _validate.refuse({f"loss is {loss}, whose {why}": wrong for why, wrong in refusals.items()})
 
 
 def check_noise_draws(target: _Target, noise: _Noise) -> None:
-    """Refuse noise of a user's own that is not finite, or the same by other keys or in two rounds.
+    """Refuse noise of a user's own that is not what its factor says, or comes again.
 
-    A small payload of zeros gets its noise by two keys in two rounds, and again by the first key.
-    What passes is no proof.
+    A payload of zeros gets its noise by two keys in two rounds, and again by the first key. In the
+    first round its covariance over agents is that of the factor F, F F' / C[0, 0]^2 under a
+    strategy C. What passes is no proof: uniform numbers of this covariance do.
 
     Args:
         target: The config on its network.
@@ -163,7 +175,9 @@ def check_noise_draws(target: _Target, noise: _Noise) -> None:
     method = target.method
     privatizer = noise.privatizer(target)
     arrays = {"mixing": target.mixing, **noise.arrays}
-    payload = method.payload({"w": jnp.zeros((target.agents, 1 + method.min_entries), "f4")})
+    entries = method.min_entries - -_DRAWS // target.agents
+    payload = method.payload({"w": jnp.zeros((target.agents, entries), "f4")})
+    flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])
 
     def draw(seed: int) -> np.ndarray:
         link = optax.with_extra_args_support(privatizer.transformation(arrays, _key(seed)))
@@ -172,20 +186,35 @@ def check_noise_draws(target: _Target, noise: _Noise) -> None:
         for _ in range(min(2, target.rounds)):
             # A round's public key is the same for all secret ones.
             noisy, state = link.update(payload, state, key=_key(0))
-            rounds.append(ravel_pytree(noisy)[0])
+            rounds.append(flat(noisy))
         return np.array(rounds)
 
     first, other, again = map(draw, (1, 2, 1))
     drawn = np.concatenate([first, other])
     # One program may round the same normals in two ways.
-    repeated = np.isclose(drawn[:, None], drawn).all(2).sum() > len(drawn)
-    fits = privatizer.opened is not None or drawn[0].shape == ravel_pytree(payload)[0].shape
-    if repeated or not (fits and np.allclose(first, again) and np.isfinite(drawn).all()):
+    sample = drawn[..., :2]
+    repeated = np.isclose(sample[:, None], sample).all((2, 3)).sum() > len(drawn)
+    fits = privatizer.opened is not None or drawn[0].shape == flat(payload).shape
+    wrong = repeated or not (fits and np.allclose(first, again) and np.isfinite(drawn).all())
+    factor = noise.factor
+    # Integers code another unit, and noise on links is of no agent.
+    is_real = factor is not None and privatizer.opened is None
+    if not wrong and is_real and len(first[0]) == len(factor) <= _AGENTS:
+        wide = np.diag(factor) if factor.ndim == 1 else factor
+        covariance = wide @ wide.T / (1 if noise.strategy is None else noise.strategy[0, 0] ** 2)
+        size = np.sqrt(covariance.diagonal())
+        gaps = np.abs(np.cov(first[0]) - covariance)
+        # Of m entries an element of the sample's covariance has a deviation of sqrt(2 / m) at most,
+        # in units of the agents' deviations. Nine of these are .2 at m = 4,096, which right noise
+        # exceeds with a probability of 2 exp(-m (.2 - ln 1.2) / 2) < 1e-15 an element.
+        wrong |= (gaps > 13 * first.shape[2] ** -0.5 * np.outer(size, size)).any()
+    if wrong:
         raise ValueError(
             f"noise is {_validate.shown(target.config.noise)}, which by two keys in two rounds "
-            f"draws {_validate.shown(drawn[:, :2].tolist())}, ...; draw finite noise of the "
+            f"draws {_validate.shown(sample[:, 0].tolist())}, ...; draw finite noise of the "
             "payload's shape by the key and the count of rounds alone: other numbers in each round "
-            "and by each key, and the same ones again"
+            "and by each key, and the same ones again; of covariance F F' over agents where it "
+            "states a factor F (over C[0, 0]^2 in round 0 of a strategy C)"
         )
 
 

@@ -145,6 +145,30 @@ class Undrawn(Bare):
 
 
 @frozen
+class Floating(Moved):
+    by: float = 0.5
+
+
+@frozen
+class Unpadded(Poisson):
+    def draw(self, key, round, counts):
+        drawn = super().draw(key, round, counts)
+        return drawn._replace(padding=drawn.padding[:, :1])
+
+
+@frozen
+class Broken(Random):
+    def draw(self, key, round, counts):
+        return self.missing
+
+
+@frozen
+class Silent(Random):
+    def amplification(self, counts=None):
+        raise NotImplementedError
+
+
+@frozen
 class Infinite(Random):
     divisor = math.nan
 
@@ -173,6 +197,10 @@ class Infinite(Random):
         (Bare(), {}, "sampler.divisor is None; give a finite number above 0"),
         (Infinite(4), {}, "sampler.divisor is nan"),
         (Undrawn(), {}, "whose draw returns None; return a protocols.Draw"),
+        (Floating(4), {}, "float32.*; return a protocols.Draw of whole numbers"),
+        (Unpadded(4.0, 6), {"epsilon": 2.0}, "padding alike. of Unpadded fails: MaskError"),
+        (Broken(4), {}, "sampler.divisor or draw of Broken fails: AttributeError"),
+        (Silent(4), {}, r"sampler.amplification of Silent fails: NotImplementedError\(\)"),
     ],
 )
 def test_a_sampler_that_draws_otherwise_than_it_says_is_refused(sampler, changes, text):
@@ -214,11 +242,32 @@ def test_samplers_that_draw_as_they_say_are_planned():
 
 
 @frozen
+class Wrapped(Sampler):
+    """Begins again where the records end."""
+
+    divisor = 25.0
+
+    def draw(self, key, round, counts):
+        places = jnp.arange(25)[None, :]
+        return Draw((round + places) % counts[:, None], None)
+
+
+@pytest.mark.mutant
+def test_a_sampler_is_tried_again_on_the_records_of_a_run():
+    """A plan without counts knows no agent that has fewer than a batch."""
+    own = made(Wrapped(), counts=None)
+    with pytest.raises(ValueError, match="which draws rows .*; draw distinct rows"):
+        dp.rounds(own, make_problem(4, 24))
+    dp.rounds(own, make_problem(4, 25))
+
+
+@frozen
 class Loss(amplified.Once):
     """Another number than follows from the noise."""
 
     times: float = 1.0
     fewer: int = 0
+    kind = "changed"
 
     @property
     def draw_ratios(self):
@@ -226,19 +275,43 @@ class Loss(amplified.Once):
 
 
 class Unhidden(Loss):
+    kind = "unhidden"
+
     @property
     def unamplified(self):
         return 0.7 * max(self.ratios)
 
 
 class Rising(Loss):
+    kind = "rising"
+
     def epsilon(self, delta):
         return super().epsilon(delta) * math.sqrt(delta / 1e-5)
 
 
 class Endless(Loss):
+    kind = "endless"
+
     def epsilon(self, delta):
         return math.inf
+
+
+class Inherited(Loss):
+    """Records would be read as its base."""
+
+
+class Staying(Loss):
+    kind = "staying"
+
+    def plus(self, later):
+        return self
+
+
+@pytest.mark.mutant
+def test_a_total_is_of_all_rounds():
+    loss = Staying((0.1,), 8)
+    with pytest.raises(ValueError, match="Staying, whose plus gives 8 rounds for 8 and 8"):
+        loss.then(loss)
 
 
 @frozen
@@ -248,6 +321,8 @@ class Stating(amplified.OneDraw):
     kind_of: type
     times: float = 1.0
     fewer: int = 0
+
+    kind = property(lambda self: self.kind_of.kind)
 
     def loss(self, target, noise):
         honest = super().loss(target, noise)
@@ -276,6 +351,7 @@ class Single(amplified.Single):
             "whose epsilon is inf|epsilon is .* whose exact epsilon is inf",
         ),
         (Stating(Loss, fewer=1), "whose rounds is 7; give 8"),
+        (Stating(Inherited), "whose kind is 'changed', as which records read another class"),
     ],
 )
 def test_an_amplified_loss_that_contradicts_the_noise_is_refused(claim, text):
@@ -291,9 +367,12 @@ def test_known_batches_cost_as_much_as_those_that_were_drawn():
     module = load_script("own_sampler", "examples")
 
     class Forgetful(module.CoinLoss):
+        kind = "forgetful"
         unamplified = property(lambda self: max(self.ratios))
 
     class Coin(module.Coin):
+        kind = "forgetful"
+
         def loss(self, target, noise):
             honest = super().loss(target, noise)
             return Forgetful(honest.ratios, honest.rounds)
@@ -374,6 +453,40 @@ def test_noise_of_ones_own_is_drawn_once(way):
     made(sampler, noise=Plain(), rounds=1)
     with pytest.raises(ValueError, match="noise is Plain.*draws .*; draw finite noise"):
         made(sampler, noise=Plain(way))
+
+
+def _changed(change):
+    """The fresh noise, changed."""
+
+    def drawn(arrays, key, rounds, agents):
+        link = _fresh(arrays, key, rounds, agents)
+
+        def update(updates, state, params=None):
+            noisy, state = link.update(updates, state)
+            return jax.tree.map(change, noisy), state
+
+        return link._replace(update=update)
+
+    return drawn
+
+
+_halved = _changed(lambda leaf: leaf / 2)
+_common = _changed(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape))
+_level = _changed(lambda leaf: jnp.broadcast_to(leaf[:, :1], leaf.shape))
+_mixed = _changed(lambda leaf: (leaf + leaf[::-1]) / 2**0.5)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("way", ["halved", "common", "level", "mixed"])
+def test_noise_of_ones_own_has_the_covariance_of_its_factor(way):
+    with pytest.raises(ValueError, match="noise is Plain.* covariance F F' over agents"):
+        made(Random(4), noise=Plain(way))
+
+
+def test_designs_that_inherit_draw_what_their_factors_say():
+    for base in (noise.Whisper, noise.SpaceTime, noise.Mafalda):
+        own = frozen(type(base.__name__ + "OfMine", (base,), {}))()
+        assert made(Random(4), noise=own).guarantee.custom == (type(own).__name__,)
 
 
 @frozen
