@@ -863,7 +863,10 @@ class Sampler(Protocol):
         return None
 
     def pattern(self, rounds: int) -> tuple[int, int]:
-        """(epochs, separation) of the rounds in which one record may take part; by default all."""
+        """(epochs, separation) of the rounds in which one record may take part; by default all.
+
+        Two of these rounds are a multiple of the separation apart, below epochs x separation.
+        """
         return rounds, 1
 
     def fill_share(self, counts: Counts, rounds: int) -> np.ndarray:

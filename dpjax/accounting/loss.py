@@ -123,14 +123,13 @@ class Loss(abc.ABC):
         first = self
         second = later
         kinds = {self.kind, later.kind}
-        amplified = isinstance(self, AmplifiedLoss) or isinstance(later, AmplifiedLoss)
         # Of sampled batches a Gaussian is the case in which every record is drawn.
         if kinds == {"gdp", "pld"}:
             agents = max(getattr(loss, "agents", 0) for loss in (self, later))
             first = self.sampled(agents)
             second = later.sampled(agents)
         # Gaussian and pure losses imply concentrated ones, and not the other way.
-        elif "zcdp" in kinds and not amplified:
+        elif kinds <= {"gdp", "pure", "zcdp"} and "zcdp" in kinds:
             first = self.concentrated()
             second = later.concentrated()
         elif len(kinds) > 1:

@@ -26,9 +26,8 @@ from dpjax.protocols import Draw
 
 __all__ = ()
 
-# `Target` and `Calibrated` of `dpjax.plans.calibration`, which imports this module.
-_Target: TypeAlias = Any
-_Noise: TypeAlias = Any
+# `Target` or `Calibrated` of `dpjax.plans.calibration`, which imports this module.
+_Part: TypeAlias = Any
 
 # Records of all agents in the rounds that a key draws, and keys: two of them may well draw the same
 # few records.
@@ -42,7 +41,7 @@ _AGENTS = 2**10
 _key = functools.partial(jax.random.key, impl=THREEFRY)
 
 
-def check_sampler(target: _Target) -> int:
+def check_sampler(target: _Part) -> int:
     """Refuse a sampler of a user's own that draws otherwise than it says, in a few rounds.
 
     Some keys draw for the plan's numbers of records, and for as few as a batch holds, among which
@@ -121,7 +120,7 @@ def check_sampler(target: _Target) -> int:
     return max(times.values(), default=0)
 
 
-def check_amplified(target: _Target, noise: _Noise, loss: Any, times: int) -> None:
+def check_amplified(target: _Part, noise: _Part, loss: Any, times: int) -> None:
     """Refuse an amplified loss of a user's own that contradicts itself, or the noise.
 
     Whatever hides the batches, noise over agents says how far one draw of a record moves the
@@ -158,7 +157,7 @@ def check_amplified(target: _Target, noise: _Noise, loss: Any, times: int) -> No
     _validate.refuse({f"loss is {loss}, whose {why}": wrong for why, wrong in refusals.items()})
 
 
-def check_noise_draws(target: _Target, noise: _Noise) -> None:
+def check_noise_draws(target: _Part, noise: _Part) -> None:
     """Refuse noise of a user's own that is not what its factor says, or comes again.
 
     A payload of zeros gets its noise by two keys in two rounds, and again by the first key. In the
@@ -218,7 +217,7 @@ def check_noise_draws(target: _Target, noise: _Noise) -> None:
         )
 
 
-def check_stated_loss(target: _Target, noise: _Noise, loss: Loss, spent: AgentLoss | None) -> None:
+def check_stated_loss(target: _Part, noise: _Part, loss: Loss, spent: AgentLoss | None) -> None:
     """Refuse a loss that a custom design states below an outsider's to its own factor F.
 
     An outsider who sees all noisy sums gains mu_i = s sqrt(k [(F F')^-1]_ii) of agent i, and any

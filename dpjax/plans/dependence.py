@@ -9,7 +9,6 @@ import copy
 import functools
 import itertools
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -303,8 +302,7 @@ def _round(
     """The state after a round, and what leaves an agent in it."""
     with compatibility.called(method, "method.emit"):
         emission = method.emit(ctx, public_state)
-    query = ctx.query
-    assert isinstance(query, _Query)
+    query: Any = ctx.query
     _check_payload(method, emission.private, payload, query.totals)
     hidden = Emission((), emission.public, emission.carry)
     text = (
@@ -379,11 +377,8 @@ def _check_payload(
     method: Method, emitted: Updates, payload: Updates, totals: list[Updates]
 ) -> None:
     """Refuse a payload of other shapes, or that is not one answer, the very arrays."""
-    leaves = jax.tree.leaves(emitted)
-    answers = [jax.tree.leaves(total) for total in totals]
-    if method.sensitivity is None and not any(
-        len(answer) == len(leaves) and all(map(operator.is_, leaves, answer)) for answer in answers
-    ):
+    arrays = [[*map(id, jax.tree.leaves(tree))] for tree in (emitted, *totals)]
+    if method.sensitivity is None and arrays[0] not in arrays[1:]:
         raise ValueError(
             f"method emits a private payload that is none of the {len(totals)} answers of the "
             "query as it was given, so nothing says how far one record can move it. Emit the "
