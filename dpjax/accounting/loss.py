@@ -54,7 +54,7 @@ class Loss(abc.ABC):
             return
         holder = KINDS.setdefault(kind, cls)
         # A notebook's cell that runs again defines the same class anew.
-        if (holder.__module__, holder.__qualname__) != (cls.__module__, cls.__qualname__):
+        if repr(holder) != repr(cls):
             raise ValueError(
                 f"kind is {kind!r} for {cls.__name__}, the kind of {holder.__name__}, as which "
                 "records would be read; give another kind"
@@ -289,7 +289,7 @@ def lowest(value: Callable[[float], float], grid: Vector) -> tuple[float, float,
 
     values = [value(number) for number in grid]
     best = int(np.argmin(values))
-    around = (grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)])
+    around = grid[max(best - 1, 0) : best + 2][[0, -1]]
     minimum = optimize.minimize_scalar(value, bounds=around, method="bounded")
     return float(minimum.x), float(minimum.fun), values[best]
 

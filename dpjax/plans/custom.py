@@ -34,10 +34,6 @@ _Part: TypeAlias = Any
 _RECORDS = 50_000
 _KEYS = 4
 
-# Numbers of all agents in a round of noise, and the most agents whose covariance is looked at.
-_DRAWS = 2**20
-_AGENTS = 2**10
-
 _key = functools.partial(jax.random.key, impl=THREEFRY)
 
 
@@ -174,7 +170,8 @@ def check_noise_draws(target: _Part, noise: _Part) -> None:
     method = target.method
     privatizer = noise.privatizer(target)
     arrays = {"mixing": target.mixing, **noise.arrays}
-    entries = method.min_entries - -_DRAWS // target.agents
+    # A million numbers of all agents, in which a thousand agents still show half the scale.
+    entries = method.min_entries - -1_000_000 // target.agents
     payload = method.payload({"w": jnp.zeros((target.agents, entries), "f4")})
     flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])
 
@@ -193,12 +190,13 @@ def check_noise_draws(target: _Part, noise: _Part) -> None:
     # One program may round the same normals in two ways.
     sample = drawn[..., :2]
     repeated = np.isclose(sample[:, None], sample).all((2, 3)).sum() > len(drawn)
-    fits = privatizer.opened is not None or drawn[0].shape == flat(payload).shape
+    # Integers code another unit.
+    coded = privatizer.opened is not None
+    fits = coded or drawn[0].shape == flat(payload).shape
     wrong = repeated or not (fits and np.allclose(first, again) and np.isfinite(drawn).all())
     factor = noise.factor
-    # Integers code another unit, and noise on links is of no agent.
-    is_real = factor is not None and privatizer.opened is None
-    if not wrong and is_real and len(first[0]) == len(factor) <= _AGENTS:
+    # Noise on links is of no agent.
+    if not (wrong or coded or factor is None) and len(first[0]) == len(factor) <= 1_000:
         wide = np.diag(factor) if factor.ndim == 1 else factor
         covariance = wide @ wide.T / (1 if noise.strategy is None else noise.strategy[0, 0] ** 2)
         size = np.sqrt(covariance.diagonal())

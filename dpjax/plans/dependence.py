@@ -130,12 +130,11 @@ def _written(atom: _Atom) -> bool:
 def _programs(values: Iterable[Any]) -> list[core.Jaxpr]:
     """The programs among an equation's parameters, one by one or in tuples."""
     programs = []
-    for value in values:
-        for part in value if isinstance(value, tuple | list) else [value]:
-            if isinstance(part, core.ClosedJaxpr):
-                part = part.jaxpr
-            if isinstance(part, core.Jaxpr):
-                programs.append(part)
+    for value in jax.tree.leaves([*values]):
+        if isinstance(value, core.ClosedJaxpr):
+            value = value.jaxpr
+        if isinstance(value, core.Jaxpr):
+            programs.append(value)
     return programs
 
 
@@ -198,7 +197,7 @@ def check_dependence(
     optimizer: Optimizer,
     mixing: tuple[int, ...],
     integer_encoded: bool = False,
-    models: tuple[Any, ...] = (),
+    models: Any = (),
 ) -> None:
     """Refuse a method that sends, or calls released, what noise has not been added to.
 
@@ -245,16 +244,17 @@ def check_dependence(
     query = _Query()
     chain = optimizer.chain(arrays)
     noisy = payload = jax.eval_shape(method.payload, toy)
-    if integer_encoded:
-        entries = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(payload))
-        noisy = like((n, entries), jnp.uint32)
 
     def opened(total: Message) -> Updates:
         # Every entry of a decoded sum may depend on all of what was summed.
         of_all = jnp.sum(total)
         return jax.tree.map(lambda leaf: jnp.full(leaf.shape[1:], of_all, leaf.dtype), payload)
 
-    decode = opened if integer_encoded else None
+    decode = None
+    if integer_encoded:
+        entries = sum(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(payload))
+        noisy = like((n, entries), jnp.uint32)
+        decode = opened
 
     def start(arrays: Arrays, models: Models, key: Array) -> Memory:
         ctx = Round(arrays, None, query, chain, _DIVISOR, key, jnp.int32(0), decode)
