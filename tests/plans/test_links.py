@@ -537,12 +537,13 @@ class Plain(ScaledNoise):
         return np.eye(target.agents)
 
     def drawn(self, target):
-        return DrawnNoise(_drawn_plainly, (target.rounds, target.agents))
+        source = tuple(map(tuple, self.source(target).tolist()))
+        return DrawnNoise(_drawn_plainly, (target.rounds, source))
 
 
-def _drawn_plainly(arrays, key, rounds, agents):
-    scales = jnp.full(agents, 1.0, jnp.float32) * arrays["noise_scale"]
-    return noise_.correlated(scales, key=key, rounds=rounds)
+def _drawn_plainly(arrays, key, rounds, source):
+    factor = jnp.array(source, jnp.float32) * arrays["noise_scale"]
+    return noise_.correlated(factor, key=key, rounds=rounds)
 
 
 class Silent(Plain):
