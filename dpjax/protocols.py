@@ -412,7 +412,8 @@ Combine: TypeAlias = Callable[[_RoundNumber, Message, Message], Message]
 """``combine(round, sent, received) -> value`` of some agents alone.
 
 It returns what an exchange delivers to m agents, leaves [m, ...], from their own messages [m, ...]
-and those that they received, leaves [m, senders, ...].
+and those that they received, leaves [m, senders, ...]. Rows of W should be arguments of a
+`jax.tree_util.Partial`: what a closure holds becomes a constant of programs, which JAX may store.
 """
 
 

@@ -33,7 +33,7 @@ from dpjax.learning.problem import Problem
 from dpjax.plans import compatibility
 from dpjax.plans.optimizers import rows_of
 from dpjax.plans.plan import Plan
-from dpjax.protocols import Arrays, Message, Models, State, Tree
+from dpjax.protocols import Arrays, Combine, Message, Models, State, Tree
 
 __all__ = ["Rounds", "rounds"]
 
@@ -173,12 +173,14 @@ def rounds(
     # Refuses a release whose numbers are too coarse for its budget.
     (priced,) = data.with_precision_cost(plans, problems)
     statics = data.statics
+    # A release has no key of its own before there is a file for it.
+    noise_key = keys.throwaway(1)[0] if plan.config.release else keys.derive(seed, "noise")
     instance = _Instance(
         first_leaves(data.arrays),
         data.data,
         data.batch_keys[0],
-        # A release has no key of its own before there is a file for it.
-        keys.throwaway(1)[0] if plan.config.release else keys.derive(seed, "noise"),
+        noise_key,
+        _mark(noise_key),
         data.start(None, 1),
         jnp.int32(plan.config.rounds),
     )
@@ -187,7 +189,8 @@ def rounds(
     elif plan.config.release:
         storage = _open_release(tasks, data, instance, place)
         # The real key comes last: the file is opened for programs that are hashed already.
-        instance = instance._replace(noise_key=storage.noise_keys()[0])
+        noise_key = storage.noise_keys()[0]
+        instance = instance._replace(noise_key=noise_key, mark=_mark(noise_key))
         functions = _functions(plan, statics, instance, storage)
     else:
         functions = _functions(plan, statics, instance)
@@ -205,6 +208,7 @@ class _Instance(NamedTuple):
     data: Data
     batch_key: PRNGKeyArray
     noise_key: PRNGKeyArray
+    mark: PRNGKeyArray
     models: Models
     last: Int[Array, ""]
 
@@ -314,7 +318,7 @@ def _secret_at(statics: Statics, instance: _Instance, done: Array) -> Secret:
     arrays = jax.tree.map(lambda leaf: leaf[None], instance.arrays)
     secret = program.secret(statics, arrays, instance.models, instance.noise_key[None], done)
     secret = jax.tree.map(lambda leaf: leaf if program.is_counter(leaf) else leaf[0], secret)
-    return secret._replace(mark=_mark(instance.noise_key))
+    return secret._replace(mark=instance.mark)
 
 
 def _check_network(plan: Plan) -> None:
@@ -333,7 +337,7 @@ def _check_network(plan: Plan) -> None:
 def _initial(statics: Statics, instance: _Instance) -> State:
     start = first_leaves(first_leaves(instance.models))
     state = statics.initial(instance.arrays, start, instance.batch_key, instance.noise_key)
-    return _marked(state, _mark(instance.noise_key))
+    return state._replace(secret=state.secret._replace(mark=instance.mark))
 
 
 @compiled()
@@ -351,32 +355,39 @@ def _incoming(
 
 
 @compiled()
+def _incoming_of_agents(
+    statics: Statics,
+    instance: _Instance,
+    combine: Combine,
+    state: State,
+    sent: Outgoing,
+    received: Message,
+) -> State:
+    value = combine(state.round, sent.message, received)
+    return _rounds(statics, instance).incoming(state, sent, value)
+
+
+@compiled()
 def _step(statics: Statics, instance: _Instance, state: State) -> tuple[State, Info]:
     return _rounds(statics, instance).step(state)
 
 
 def _rounds(statics: Statics, instance: _Instance) -> Rounds:
+    """The functions, for states of the instance's mark and rounds up to the last one alone.
+
+    Guarantee: of other states nothing is sent, and models become NaN. Their noise went out already,
+    or is that of other agents. Compiled code cannot raise.
+    """
     draw = functools.partial(statics.draw, instance.data, instance.batch_key)
     functions = statics.rounds(
         instance.arrays, instance.noise_key, draw, frozen=instance.data.frozen
     )
     survivors = statics.method.exchange.min_survivors(statics.agents)
-    return _guarded(functions, _mark(instance.noise_key), instance.last, survivors)
-
-
-def _guarded(
-    functions: Rounds, mark: PRNGKeyArray, last: Int[Array, ""], survivors: int = 0
-) -> Rounds:
-    """The functions, for states of this mark and rounds up to the last one alone.
-
-    Guarantee: of other states nothing is sent, and models become NaN. Their noise went out already,
-    or is that of other agents. Compiled code cannot raise.
-    """
 
     def is_valid(state: State, secret: Secret, ahead: int = 0) -> Bool[Array, ""]:
         if not isinstance(secret, Secret):
             raise ValueError("state has no secret; give init(state), which draws it again")
-        valid = (secret.mark == mark) & (state.round < last)
+        valid = (secret.mark == instance.mark) & (state.round < instance.last)
         for leaf in jax.tree.leaves(secret):
             if program.is_counter(leaf):
                 valid &= leaf == state.round + ahead
@@ -429,14 +440,14 @@ def _mark(noise_key: PRNGKeyArray, agents: Sequence[int] = ()) -> PRNGKeyArray:
     return functools.reduce(fold_in, agents, fold_in(noise_key, _MARK))
 
 
-def _marked(state: State, mark: PRNGKeyArray) -> State:
-    return state._replace(secret=state.secret._replace(mark=mark))
-
-
 def _rounds_of_agents(
     plan: Plan, problem: Problem, statics: Statics, instance: _Instance, agents: Sequence[int]
 ) -> Rounds:
-    """The rounds of some agents, from values that hold nothing of the others."""
+    """The rounds of some agents, from values that hold nothing of the others.
+
+    Guarantee: records, keys, rows of W and of the factor are arguments of the programs, which JAX
+    may store on disk for everybody.
+    """
     _check_network(plan)
     if plan.config.release:
         raise ValueError(
@@ -475,18 +486,18 @@ def _rounds_of_agents(
     numbers = Members(tuple(members), plan.agents)
     statics = statics._replace(agents=len(members), privatizer=privatizer, members=numbers)
     data = _records_of(problem, members)._replace(frozen=instance.data.frozen)
-    start = jax.tree.map(lambda leaf: leaf[0, 0, np.array(members)], instance.models)
-    # Once and outside of any program: keys of other links follow from the noise key, and none of
-    # them may enter one.
-    noise_key = instance.noise_key
-    added = statics.transformation(arrays, noise_key)
-    mark = _mark(noise_key, members)
-    first = statics.initial(arrays, start, instance.batch_key, noise_key, added)
-    first = _marked(first, mark)
-    draw = functools.partial(statics.draw, data, instance.batch_key)
-    parts = statics.rounds(arrays, noise_key, draw, frozen=data.frozen, transformation=added)
-    # The functions below must not keep the instance, which has the others' records and keys.
-    guarded = _guarded(parts, mark, instance.last)
+    own = instance._replace(
+        arrays=arrays,
+        data=data,
+        mark=_mark(instance.noise_key, members),
+        models=jax.tree.map(lambda leaf: leaf[:, :, np.array(members)], instance.models),
+    )
+    first = _initial(statics, own)
+    # From the noise key follow keys of links between others, so the functions below do not keep
+    # it. Noise takes its keys from the state alone.
+    own = own._replace(noise_key=keys.throwaway(1)[0])
+    if not isinstance(combine, jax.tree_util.Partial):
+        combine = jax.tree_util.Partial(combine)
     widest = max(map(len, senders))
 
     def init(stored: State | None = None) -> State:
@@ -495,19 +506,24 @@ def _rounds_of_agents(
                 f"init has a stored state of agents {members}; leave it out and run their rounds "
                 "again from the first, with the same received messages"
             )
-        return first
+        # The caller may donate them.
+        return jax.tree.map(jnp.copy, first)
+
+    def outgoing(state: State) -> Outgoing:
+        _check_form(state, first)
+        return _outgoing(statics, own, state)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
         expected = shapes(sent.message, len(members), widest)
         host.check_delivered("received is", received, expected)
-        return guarded.incoming(state, sent, combine(state.round, sent.message, received))
+        return _incoming_of_agents(statics, own, combine, state, sent, received)
 
     def step(state: State) -> tuple[State, Info]:
         raise ValueError(
             f"step needs messages of others than agents {members}; call outgoing and incoming"
         )
 
-    return Rounds(init, jax.jit(guarded.outgoing), jax.jit(incoming), step)
+    return Rounds(init, outgoing, incoming, step)
 
 
 def _records_of(problem: Problem, agents: Sequence[int]) -> Data:

@@ -241,7 +241,7 @@ def combining(
         heard = [agent, *senders[row]]
         weights[:, row, : len(heard)] = rows[:, row, heard]
 
-    def combine(round: Round, sent: Tree, received: Tree) -> Tree:
+    def combine(weights: Array, round: Round, sent: Tree, received: Tree) -> Tree:
         def mixed(own: Array, others: Array) -> Array:
             dtype = _numerics.wide_dtype(own)
             # float32 first, as in a run: its weights are rounded once.
@@ -254,7 +254,8 @@ def combining(
 
         return jax.tree.map(mixed, sent, received)
 
-    return combine
+    # Weights in a closure would be constants of programs.
+    return jax.tree_util.Partial(combine, weights)
 
 
 def neighbours(mixing: Mixing, dtype: DTypeLike) -> Neighbours | None:

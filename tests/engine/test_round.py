@@ -14,6 +14,7 @@ import optax
 import pytest
 
 import dpjax as dp
+from dpjax import _programs
 from dpjax.algorithms.exchange import Trusted
 from dpjax.contrib.optimizers import scale_by_adam
 from dpjax.engine import checkpoint, keys
@@ -407,12 +408,8 @@ def test_states_of_other_seeds_give_nan(name, monkeypatch):
 
     # A broken copy whose states all have one mark.
     monkeypatch.setattr(round_, "_mark", lambda key, agents=(): jax.random.key(0))
-    jax.clear_caches()
-    for function in (round_._initial, round_._outgoing):
-        function._program.cache_clear()
+    rounds, others = [dp.rounds(plan, task, seed=seed) for seed in (1, 2)]
     assert not all_nan(rounds.outgoing(others.init()).message)
-    for function in (round_._initial, round_._outgoing):
-        function._program.cache_clear()
 
 
 @pytest.mark.parametrize("of_last", [False, True])
@@ -707,6 +704,51 @@ def test_one_agents_program_holds_nothing_of_other_agents(monkeypatch):
     assert contents(plan, with_records(task, OTHERS)) != contents(plan, task)
 
 
+def programs_of_agent(plan, task, monkeypatch, seed=0):
+    """Digests of the programs that one agent compiles, as they may be stored on disk."""
+    call = _programs.Compiled.__call__
+    digests = []
+
+    def traced(program, *arguments):
+        digests.append(checkpoint.computation([program.trace(*arguments)], release=False))
+        return call(program, *arguments)
+
+    loop = dp.rounds(plan, task)
+    everyone = loop.outgoing(loop.init()).message
+    rounds = dp.rounds(plan, task, seed=seed, agents=(AGENT,))
+    with monkeypatch.context() as patched:
+        patched.setattr(_programs.Compiled, "__call__", traced)
+        state = rounds.init()
+        sent = rounds.outgoing(state)
+        rounds.incoming(state, sent, received_by(plan, (AGENT,), everyone))
+    return digests
+
+
+@pytest.mark.mutant
+def test_one_agents_programs_hold_nothing_of_its_own(monkeypatch):
+    """JAX may store them, and others may read that folder."""
+    plan, task = make("blocks")
+    digests = programs_of_agent(plan, task, monkeypatch)
+    assert len(digests) == 2
+    others = [
+        (plan, with_records(task, [AGENT])),
+        (with_factor_of(plan, [1, 3, 5]), task),
+        (make("blocks", mixing=(RING + np.eye(N)) / 2)[0], task),
+    ]
+    for other in others:
+        assert programs_of_agent(*other, monkeypatch) == digests
+    assert programs_of_agent(plan, task, monkeypatch, seed=1) == digests
+
+
+def test_first_states_may_be_donated():
+    plan, task = make("whisper")
+    for agents in (None, (AGENT,)):
+        rounds = dp.rounds(plan, task, agents=agents)
+        outgoing = jax.jit(rounds.outgoing, donate_argnums=0)
+        first, again = [outgoing(rounds.init()).message for _ in range(2)]
+        jax.tree.map(np.testing.assert_array_equal, first, again)
+
+
 @pytest.mark.mutant
 def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
     plan, task = make("pair keys")
@@ -722,10 +764,15 @@ def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
             jnp.where(kept, edge_keys, other_edges),
         )
 
-    own = contents(plan, task)
+    def state_of_agent():
+        # Programs of the code before a patch would be called again.
+        jax.clear_caches()
+        return checkpoint.tree_digest(dp.rounds(plan, task, agents=(AGENT,)).init())
+
+    own = state_of_agent()
     with monkeypatch.context() as patched:
         patched.setattr(noise, "simulated_keys", others_drawn_anew)
-        assert contents(plan, task) == own
+        assert state_of_agent() == own
 
     # A broken copy whose state holds the keys of all links.
     pairwise = noise.pairwise_cancelling
@@ -740,9 +787,9 @@ def test_one_agents_state_holds_no_key_of_other_links(monkeypatch):
         return optax.GradientTransformation(lambda payload: (link.init(payload), edge_keys), update)
 
     monkeypatch.setattr(noise, "pairwise_cancelling", pairwise_of_all)
-    leaky = contents(plan, task)
+    leaky = state_of_agent()
     monkeypatch.setattr(noise, "simulated_keys", others_drawn_anew)
-    assert contents(plan, task) != leaky
+    assert state_of_agent() != leaky
 
 
 def test_agents_draw_the_normals_of_their_group_alone():
