@@ -81,6 +81,10 @@ class NoiseState(NamedTuple):
     round: _Round
     past: _Past = ()
 
+    def __repr__(self) -> str:
+        """Hide the key: notebooks and logs show an optimizer's states."""
+        return "NoiseState(...)"
+
 
 def correlated(
     factor: Float[Array, "n n"],

@@ -419,3 +419,8 @@ def test_a_factor_of_another_shape_is_refused():
             noise.correlated(factor, key=key(), rounds=5)
     with pytest.raises(ValueError, match="factor holds nan"):
         noise.correlated(np.array([1.0, np.nan], np.float32), key=key(), rounds=5)
+
+
+def test_a_states_key_is_not_shown():
+    state = noise.correlated(np.eye(N), key=key(7), rounds=3).init(jnp.zeros((N, 2)))
+    assert repr((state,)) == "(NoiseState(...),)"
