@@ -252,13 +252,11 @@ def _functions(
     def init(stored: State | None = None) -> State:
         if stored is None:
             state = _initial(statics, instance)
-        elif isinstance(stored, State):
+        else:
             _check_form(stored, first)
             for leaf in jax.tree.leaves(stored.models):
                 _validate.finite_array("stored.models", leaf)
             state = stored._replace(secret=_secret_at(statics, instance, stored.round))
-        else:
-            raise ValueError(f"stored is {type(stored).__name__}; give a State of these rounds")
         if storage is not None:
             # `Storage.noise_keys` cannot refuse a new key file for all drivers: a loop's state
             # comes later, where that of a run is in its folder.
@@ -277,8 +275,8 @@ def _functions(
         done = int(state.round)
         if done >= plan.config.rounds:
             raise ValueError(
-                f"state.round is {done} of {plan.config.rounds}, so no message is left; end the "
-                "loop, or plan another release and account for both"
+                f"state.round is {done}, so all messages are sent; end the loop, or plan another "
+                "release and account for both"
             )
         if is_refused:
             raise ValueError(
@@ -296,6 +294,7 @@ def _functions(
         return sent
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        _check_form(state, first)
         new = _incoming(statics, instance, state, sent, received)
         # The program has checked the form of what was received.
         survivors = statics.method.exchange.min_survivors(statics.agents)
@@ -317,6 +316,8 @@ def _check_form(state: State, first: State) -> None:
     Guarantee: a release runs the programs that its key file is of. Other dtypes would compile
     others, whose rounding its guarantee does not cover.
     """
+    if not isinstance(state, State):
+        raise ValueError(f"state is {type(state).__name__}; give a State of these rounds")
     parts, expected = [(form.models, form.memory, form.round) for form in (state, first)]
     host.check_delivered("state is", parts, expected, "these rounds have")
 
@@ -523,6 +524,7 @@ def _rounds_of_agents(
         return _outgoing(statics, own, state)
 
     def incoming(state: State, sent: Outgoing, received: Message) -> State:
+        _check_form(state, first)
         expected = shapes(sent.message, len(members), widest)
         host.check_delivered("received is", received, expected)
         return _incoming_of_agents(statics, own, combine, state, sent, received)

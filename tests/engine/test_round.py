@@ -185,7 +185,7 @@ def test_a_release_has_the_bits_of_a_run_with_its_key(tmp_path, monkeypatch):
     same_bits(state.models, result)
     assert rounds.guarantee == result.guarantees[0] and rounds.guarantee.added_epsilon > 0
     for function in (rounds.step, rounds.outgoing):
-        with pytest.raises(ValueError, match="state.round is 6 of 6, so no message is left; end"):
+        with pytest.raises(ValueError, match="state.round is 6, so all messages are sent; end"):
             function(state)
     # No other loop may use the key meanwhile, and no other problem at all.
     with pytest.raises(ValueError, match="which another process uses"):
@@ -830,8 +830,14 @@ def test_what_does_not_fit_is_refused(tmp_path):
         dp.rounds([plan, plan], task)
     with pytest.raises(ValueError, match="plan is 1 plans; give one, not a list"):
         dp.rounds([plan], task)
-    with pytest.raises(ValueError, match="stored is int; give a State"):
-        dp.rounds(plan, task).init(3)
+    rounds = dp.rounds(plan, task)
+    with pytest.raises(ValueError, match="state is int; give a State"):
+        rounds.init(3)
+    state = rounds.init()
+    sent = rounds.outgoing(state)
+    for loop in (rounds, dp.rounds(plan, task, agents=(1,))):
+        with pytest.raises(ValueError, match="state is Outgoing; give a State"):
+            loop.incoming(sent, state, sent.message)
     with pytest.raises(ValueError, match="seed is 'a'"):
         dp.rounds(plan, task, seed="a")
     with pytest.raises(ValueError, match="no plan has release=True"):
