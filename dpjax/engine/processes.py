@@ -66,18 +66,19 @@ def agent_mesh(n: int, devices: int | None) -> Mesh | None:
             processes.
     """
     available = jax.devices()
+    count = len(available)
     processes = jax.process_count()
     # A program over some processes alone would leave the others waiting.
-    if processes > 1 and devices != len(available):
+    if processes > 1 and devices != count:
         raise ValueError(
             f"devices is {devices} in {processes} processes that jax.distributed joined; give all "
-            f"of theirs, devices={len(available)}"
+            f"of theirs, devices={count}"
         )
     if devices is None:
         return None
     _validate.integer(
-        "devices", devices, maximum=len(available),
-        remedy=f"this process has {len(available)}, choose 1 to {len(available)} (on CPUs the "
+        "devices", devices, maximum=count,
+        remedy=f"this process has {count}, choose 1 to {count} (on CPUs the "
         "variable JAX_NUM_CPU_DEVICES, set before JAX starts, is how many it has)",
     )  # fmt: skip
     if devices > n:
@@ -110,14 +111,15 @@ def place(tree: Tree, mesh: Mesh | None, axis: int | None, agents: int | None = 
         # Keys are not divided: each of them has an axis of words of its own.
         if not axes or jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return leaf
-        sharding = _over_agents(mesh, axes[0])
-        length = leaf.shape[axes[0]]
+        agents_axis = axes[0]
+        sharding = _over_agents(mesh, agents_axis)
+        length = leaf.shape[agents_axis]
         widths = np.zeros((leaf.ndim, 2), int)
-        widths[axes[0], 1] = -length % mesh.size
+        widths[agents_axis, 1] = -length % mesh.size
         if not widths.any():
             return _spread(leaf, sharding)
         pad = jnp.pad if isinstance(leaf, jax.core.Tracer) else np.pad
-        return _Padded(_spread(pad(leaf, widths), sharding), axes[0], length)
+        return _Padded(_spread(pad(leaf, widths), sharding), agents_axis, length)
 
     return jax.tree.map(placed, tree)
 

@@ -31,12 +31,15 @@ from dpjax._numerics import THREEFRY
 from dpjax._programs import compiled
 from dpjax.engine.processes import place, without_padding
 from dpjax.engine.step import LOST, NOT_FINITE, Data, Metrics, Rounds, Secret, Statics, first_leaves
-from dpjax.protocols import Arrays, Memory, Models, PublicState, State, Tree
+from dpjax.protocols import Arrays, Models, PublicState, State, Tree
 
 __all__ = ()
 
 _Axes: TypeAlias = Tree
 """Which axes of leaves to map over, 0 or None, as `jax.vmap` takes them."""
+
+_Measured: TypeAlias = tuple[State, Metrics]
+"""A state, and the metrics of the rounds before it."""
 
 _TRACES = [0]
 
@@ -332,7 +335,7 @@ def advance(
     batch_keys: PRNGKeyArray,
     noise_keys: PRNGKeyArray,
     blocks: Blocks | Int[Array, " e"],
-) -> tuple[State, Metrics]:
+) -> _Measured:
     """Advance all runs by the rounds of all blocks.
 
     Args:
@@ -353,11 +356,11 @@ def advance(
     _TRACES[0] += 1
     arrays, data, state = without_padding((arrays, data, state))
 
-    def round_of_run(rounds: Rounds, state: State) -> tuple[State, Metrics]:
+    def round_of_run(rounds: Rounds, state: State) -> _Measured:
         state, info = rounds.step(state)
         return state, reported(statics, info.metrics)
 
-    def one_round(_: Array, carry: tuple[State, Metrics]) -> tuple[State, Metrics]:
+    def one_round(_: Array, carry: _Measured) -> _Measured:
         state, sums = carry
         inputs = RunInputs(arrays, data, state, batch_keys, noise_keys)
         state, new = each_run(
@@ -370,22 +373,22 @@ def advance(
             state = state._replace(models=models)
         return state, joined(sums, new)
 
-    def block(state: State, length: Array | int) -> tuple[State, Metrics]:
+    def block(state: State, length: Array | int) -> _Measured:
         sums = zeros(statics, state)
         state, sums = jax.lax.fori_loop(0, length, one_round, (state, sums))
         return state, block_metrics(statics, data, state, sums, length)
 
-    if not isinstance(blocks, Blocks):
-        state, measured = jax.lax.scan(block, state, blocks)
-        return _over_devices(statics, state), measured
-    state, measured = jax.lax.scan(
-        lambda state, _: block(state, blocks.length), state, None, length=blocks.count
-    )
-    if blocks.tail:
-        state, last = block(state, blocks.tail)
-        measured = jax.tree.map(
-            lambda values, value: jnp.concatenate([values, value[None]]), measured, last
+    if isinstance(blocks, Blocks):
+        state, measured = jax.lax.scan(
+            lambda state, _: block(state, blocks.length), state, None, length=blocks.count
         )
+        if blocks.tail:
+            state, last = block(state, blocks.tail)
+            measured = jax.tree.map(
+                lambda values, value: jnp.concatenate([values, value[None]]), measured, last
+            )
+    else:
+        state, measured = jax.lax.scan(block, state, blocks)
     return _over_devices(statics, state), measured
 
 
@@ -461,11 +464,7 @@ def block_metrics(
 
 def _read(function: Callable[[PublicState], Models], state: State) -> Models:
     """What a function reads of the state of every run, leaves [S, V, ...]."""
-
-    def of_run(models: Models, memory: Memory) -> Models:
-        return function(PublicState(models, memory))
-
-    return jax.vmap(jax.vmap(of_run))(state.models, state.memory)
+    return jax.vmap(jax.vmap(function))(PublicState(state.models, state.memory))
 
 
 def _measures(statics: Statics, data: Data) -> Callable[[Models, Tree], Metrics]:

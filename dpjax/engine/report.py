@@ -1,5 +1,6 @@
 """One page about a run: guarantees, curves, parameters, forecasts and how it was made."""
 
+import collections
 import math
 import shlex
 import sys
@@ -60,6 +61,19 @@ def cells(result: Any) -> list[Row]:
     return rows
 
 
+def sizes(result: Any) -> str:
+    """How many plans, seeds and rounds a run has.
+
+    Args:
+        result: The run.
+    """
+    return (
+        f"{_validate.counted(len(result.terms), 'plan')}, "
+        f"{_validate.counted(len(result.seeds), 'seed')}, "
+        f"{_validate.counted(result.rounds[-1], 'round')}"
+    )
+
+
 def write_report(result: Any, path: _files.PathLike) -> Path:
     """Write the page, see `dpjax.engine.result.Result.report`.
 
@@ -101,11 +115,8 @@ def _outcome(result: Any) -> Iterator[str]:
             "This is a simulation: do not publish its models; a release (release=True) is for that."
         )
     yield (
-        f"<p>{_validate.counted(len(result.terms), 'plan')}, "
-        f"{_validate.counted(len(result.seeds), 'seed')}, "
-        f"{_validate.counted(result.rounds[-1], 'round')}. "
-        "Mean and standard error over seeds at the last round. Metrics are computed from test "
-        f"data and covered by no guarantee.</p><p><b>{warning}</b></p>"
+        f"<p>{sizes(result)}. Mean and standard error over seeds at the last round. Metrics are "
+        f"computed from test data and covered by no guarantee.</p><p><b>{warning}</b></p>"
     )
     # Metrics come before whom it protects.
     rows = [row | {"protected": row.pop("protected")} for row in cells(result)]
@@ -139,7 +150,7 @@ def _guarantees(result: Any) -> Iterator[str]:
     """A card for each different guarantee."""
     yield "<h2>Guarantees</h2>"
     # Plans with one guarantee share a card.
-    cards: dict[str, list[str]] = {}
+    cards = collections.defaultdict(list)
     for terms, guarantee in zip(result.terms, result.guarantees, strict=True):
         card = guarantee._repr_html_()
         epsilons = guarantee.per_agent_epsilon or ()
@@ -150,7 +161,7 @@ def _guarantees(result: Any) -> Iterator[str]:
                 {"agent": name, "epsilon": up(epsilon)} for name, epsilon in pairs
             )
             card += f"<details><summary>Epsilon by agent</summary>{table}</details>"
-        cards.setdefault(card, []).append(terms["label"])
+        cards[card].append(terms["label"])
     for card, labels in cards.items():
         names = _html.escape(", ".join(dict.fromkeys(labels)))
         yield f"<div class='card'><h3>{names}</h3>{card}</div>"

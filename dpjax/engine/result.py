@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -42,6 +42,9 @@ __all__ = ()
 
 _FORMAT = 2
 _KIND = "dpjax result"
+_Number: TypeAlias = int | None
+_PlanChoice: TypeAlias = int | str | None
+"""A plan by its number or its label; None where there is one alone."""
 _TERMS = ("label", "agents", "epsilon", "delta", "accountant", "relation", "unit", "step_size")
 """Columns of a plan in the order that rows have, which files do not keep."""
 
@@ -126,12 +129,8 @@ class Result:
 
     def __repr__(self) -> str:
         """One line: the number of runs, their rounds, and the metrics."""
-        return (
-            f"Result({_validate.counted(len(self.terms), 'plan')}, "
-            f"{_validate.counted(len(self.seeds), 'seed')}, "
-            f"{_validate.counted(self.rounds[-1], 'round')}, "
-            f"metrics {', '.join(self.metrics)}, which no guarantee covers)"
-        )
+        names = ", ".join(self.metrics)
+        return f"Result({report.sizes(self)}, metrics {names}, which no guarantee covers)"
 
     def __str__(self) -> str:
         """The line of `repr`, and each plan's guarantee in sentences."""
@@ -273,9 +272,9 @@ class Result:
         self,
         problem: Problem | None = None,
         *,
-        seed: int | None = None,
-        plan: int | str | None = None,
-        agent: int | None = None,
+        seed: _Number = None,
+        plan: _PlanChoice = None,
+        agent: _Number = None,
     ) -> Params:
         """The average model of a run, or one agent's, for inference.
 
@@ -309,7 +308,7 @@ class Result:
             model = jax.tree.map(lambda leaf: leaf[number], models)
         return model if problem is None else _complete(problem, model, self.frozen)
 
-    def _plan_index(self, plan: int | str | None) -> int:
+    def _plan_index(self, plan: _PlanChoice) -> int:
         """The index of a plan that is chosen by its label or its number."""
         labels = [terms["label"] for terms in self.terms]
         return _index("plan", plan, labels if isinstance(plan, str) else range(len(labels)))
@@ -318,9 +317,9 @@ class Result:
         self,
         problem: Problem,
         *,
-        seed: int | None = None,
-        plan: int | str | None = None,
-        agent: int | None = None,
+        seed: _Number = None,
+        plan: _PlanChoice = None,
+        agent: _Number = None,
     ) -> Callable[[Tree], Array]:
         """Return the predictions of the trained model: ``predict = result.predictor(task)``.
 
@@ -351,9 +350,9 @@ class Result:
         path: _files.PathLike,
         problem: Problem,
         *,
-        seed: int | None = None,
-        plan: int | str | None = None,
-        agent: int | None = None,
+        seed: _Number = None,
+        plan: _PlanChoice = None,
+        agent: _Number = None,
     ) -> Path:
         """Write the trained model as safetensors, which other frameworks read.
 
@@ -468,43 +467,39 @@ class Result:
         path = _files.npz(path)
         remedy = "give a file that Result.save wrote with this version, or make it again"
         with _files.reading(f"path is {str(path)!r}, which", remedy):
-            return cls._read(path)
-
-    @classmethod
-    def _read(cls, path: Path) -> "Result":
-        """The result in a file; errors are raised unchanged."""
-        text, arrays = _files.unpacked(path)
-        header = json.loads(text)
-        if header["kind"] != _KIND or header["format"] != _FORMAT:
-            raise ValueError(f"it is a {header['kind']} of format {header['format']}")
-        leaves = []
-        for i, kind in enumerate(header["dtypes"]):
-            leaf = arrays[f"leaf_{i}"]
-            # Narrow floats are stored as integers. A name has no byte order, which the rest keeps.
-            leaves.append(leaf if leaf.dtype.name == kind else leaf.view(jnp.dtype(kind)))
-        for array in (*arrays.values(), *leaves):
-            array.flags.writeable = False
-        seconds, rate = map(float, arrays["times"])
-        terms = []
-        for columns in header["terms"]:
-            columns["epsilon"] = float(columns["epsilon"])
-            terms.append({name: columns[name] for name in _TERMS})
-        return cls(
-            plans=(),
-            seeds=tuple(header["seeds"]),
-            rounds=arrays["rounds"],
-            metrics={name: arrays[f"metric_{i}"] for i, name in enumerate(header["metrics"])},
-            guarantees=tuple(map(Guarantee.from_dict, header["guarantees"])),
-            params=_filled(header["tree"], leaves),
-            seconds=seconds,
-            rounds_per_second=rate,
-            ended=header["ended"],
-            frozen=header["frozen"],
-            # Older files lack these two.
-            problem=header.get("problem", ""),
-            agent_names=tuple(header.get("agents", ())),
-            terms=tuple(terms),
-        )
+            text, arrays = _files.unpacked(path)
+            header = json.loads(text)
+            if header["kind"] != _KIND or header["format"] != _FORMAT:
+                raise ValueError(f"it is a {header['kind']} of format {header['format']}")
+            leaves = []
+            for i, kind in enumerate(header["dtypes"]):
+                leaf = arrays[f"leaf_{i}"]
+                # Narrow floats are stored as integers. A name has no byte order, which the rest
+                # keeps.
+                leaves.append(leaf if leaf.dtype.name == kind else leaf.view(jnp.dtype(kind)))
+            for array in (*arrays.values(), *leaves):
+                array.flags.writeable = False
+            seconds, rate = map(float, arrays["times"])
+            terms = []
+            for columns in header["terms"]:
+                columns["epsilon"] = float(columns["epsilon"])
+                terms.append({name: columns[name] for name in _TERMS})
+            return cls(
+                plans=(),
+                seeds=tuple(header["seeds"]),
+                rounds=arrays["rounds"],
+                metrics={name: arrays[f"metric_{i}"] for i, name in enumerate(header["metrics"])},
+                guarantees=tuple(map(Guarantee.from_dict, header["guarantees"])),
+                params=_filled(header["tree"], leaves),
+                seconds=seconds,
+                rounds_per_second=rate,
+                ended=header["ended"],
+                frozen=header["frozen"],
+                # Older files lack these two.
+                problem=header.get("problem", ""),
+                agent_names=tuple(header.get("agents", ())),
+                terms=tuple(terms),
+            )
 
 
 def _index(name: str, value: Any, choices: Sequence[Any]) -> int:
@@ -596,14 +591,15 @@ def _structure(tree: Tree, leaves: list[np.ndarray]) -> Tree:
     """The position of each leaf, in lists and dicts for JSON."""
     if tree is None:
         return None
-    if type(tree) is dict and all(type(key) is str for key in tree):
+    container = type(tree)
+    if container is dict and all(type(key) is str for key in tree):
         return {"dict": {key: _structure(part, leaves) for key, part in tree.items()}}
-    if type(tree) in (list, tuple):
-        return {type(tree).__name__: [_structure(part, leaves) for part in tree]}
+    if container in (list, tuple):
+        return {container.__name__: [_structure(part, leaves) for part in tree]}
     kind = tree.dtype if isinstance(tree, np.ndarray | np.generic | jax.Array) else None
     if kind is None or not (jnp.issubdtype(kind, jnp.number) or jnp.issubdtype(kind, jnp.bool_)):
         raise ValueError(
-            f"params hold a {type(tree).__name__} of {kind}, which a file without code cannot; "
+            f"params hold a {container.__name__} of {kind}, which a file without code cannot; "
             "give dataclasses.replace(result, params=...) numbers in lists, tuples and dicts "
             "keyed by texts"
         )

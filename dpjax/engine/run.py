@@ -1,11 +1,11 @@
 """Run plans on a problem, with progress, callbacks, checkpoints, resuming and early stops."""
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from time import monotonic
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -28,6 +28,9 @@ from dpjax.plans.statements import Stopping, StoppingRule, stopping_rule
 from dpjax.protocols import Models
 
 __all__ = ["Checkpoint", "Continuation", "Result", "run"]
+
+_Callback: TypeAlias = Callable[[Progress], bool | None] | None
+"""What may end a run at a chunk's end: True stops it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +80,7 @@ def run(
     devices: int | None = None,
     checkpoint: Checkpoint | _files.PathLike | None = None,
     progress: bool = False,
-    callback: Callable[[Progress], bool | None] | None = None,
+    callback: _Callback = None,
     continuation: Continuation | None = None,
     stop_at: int | None = None,
     stopping: Stopping = "plan",
@@ -317,12 +320,12 @@ def _drive(
     runs: RunState,
     meter: Meter,
     rule: StoppingRule,
-    callback: Callable[[Progress], bool | None] | None,
+    callback: _Callback,
     checkpoint_seconds: float,
     progress: bool,
 ) -> None:
     """Advance a run to its end, chunk by chunk."""
-    saved_at = time.monotonic()
+    saved_at = monotonic()
     warned = False
     total = runs.schedule.total
     notes = _files.Notes() if progress and processes.is_first() else None
@@ -333,9 +336,9 @@ def _drive(
     ) as bar:  # fmt: skip
         while not runs.ended:
             length = runs.schedule.ahead(runs.done)
-            began = time.monotonic()
+            began = monotonic()
             driver.advance(runs)
-            meter.chunks.append((length, time.monotonic() - began))
+            meter.chunks.append((length, monotonic() - began))
             if notes:
                 bar.set_postfix_str(_latest(runs.latest()), refresh=False)
             bar.update(length)
@@ -353,7 +356,7 @@ def _drive(
                 if callback is not None and processes.is_first():
                     guarantees = rule.at(runs.done, decided=True, lost=lost)
                     answer = callback(Progress(runs.done, runs.latest(), guarantees, meter.rate))
-                due = time.monotonic() - saved_at >= checkpoint_seconds
+                due = monotonic() - saved_at >= checkpoint_seconds
                 answers.append((answer is not None, bool(answer), due))
             decided, stops, due = answers[0]
             # An answer of False is a decision as well: to go on.
@@ -361,7 +364,7 @@ def _drive(
             runs.ended = stops or runs.done == total
             if runs.ended or due:
                 runs.save()
-                saved_at = time.monotonic()
+                saved_at = monotonic()
 
 
 def _latest(metrics: dict[str, np.ndarray]) -> str:

@@ -284,7 +284,7 @@ class RunState:
         # A share of nan counts as 1. Of the seeds the largest counts.
         shares = np.where(shares <= 1, shares, 1.0).max(axis=1)
         begins = np.append(1, marks[:-1] + 1)
-        losses: list[LostNoise | None] = []
+        losses = []
         for plan_shares in shares.T:
             above = np.flatnonzero(plan_shares > _TOLERATED_LOSS)
             loss = None
