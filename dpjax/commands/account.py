@@ -9,7 +9,7 @@ import os
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from jaxtyping import Int
@@ -32,6 +32,11 @@ __all__ = ["Account", "account", "distances", "tighter_losses"]
 Algorithm = Literal["dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"]
 Trust = Literal["ldp", "pndp", "secldp"]
 ZeroSum = Literal["messages", "with_own_copy"]
+_Agents: TypeAlias = Sequence[int]
+_Group: TypeAlias = tuple[int, ...]
+"""Attackers who collude."""
+_Names: TypeAlias = Sequence[str]
+"""What the file of edges calls the agents."""
 
 _SCALED = "C scaled to sensitivity 1 for this participation: the loss to an eavesdropper is 1 / "
 NOISE = {
@@ -89,7 +94,7 @@ class Account(NamedTuple):
         (5.0, 5)
     """
 
-    attackers: tuple[tuple[int, ...], ...]
+    attackers: tuple[_Group, ...]
     participation: Participation
     sigma: float
     rows: records.Rows
@@ -118,8 +123,8 @@ def account(
     epsilon: float | None = None,
     delta: float = 1e-5,
     trust: Trust = "ldp",
-    attackers: Sequence[Sequence[int]] | None = None,
-    protected: Sequence[int] | None = None,
+    attackers: Sequence[_Agents] | None = None,
+    protected: _Agents | None = None,
     epochs: int | None = None,
     separation: int | None = None,
     gradients: Gradients = "any",
@@ -191,7 +196,7 @@ def account(
     shift = budget.clipped_sensitivity(relation, 1.0)
     delta = _validate.probability("delta", delta)
     model = _model(algorithm, mixing, pattern, gossip_steps, shared, zero_sum)
-    groups: list[Sequence[int]] = list(attackers) if np.iterable(attackers) else []
+    groups: list[_Agents] = list(attackers) if np.iterable(attackers) else []
     if attackers is None:
         # Pairwise network DP is about every participant, each alone; else nobody takes part.
         groups = [(agent,) for agent in range(len(mixing))] if trust == "pndp" else [()]
@@ -262,8 +267,8 @@ def _model(
 def _view(
     model: views.LinearAlgorithm,
     trust: str,
-    attackers: Sequence[int],
-    protected: Sequence[int] | None,
+    attackers: _Agents,
+    protected: _Agents | None,
 ) -> views.View:
     """What the attacker of a trust model sees."""
     _validate.one_of("trust", trust, _SEES)
@@ -315,7 +320,7 @@ def tighter_losses(
     return losses
 
 
-def distances(mixing: Matrix, attackers: Sequence[int]) -> Int[np.ndarray, " n"]:
+def distances(mixing: Matrix, attackers: _Agents) -> Int[np.ndarray, " n"]:
     """Links that a message passes from each agent to the nearest attacker.
 
     Args:
@@ -472,7 +477,7 @@ def account_command(
     return 0
 
 
-def _attackers(words: tuple[str, ...], names: Sequence[str]) -> list[tuple[int, ...]] | None:
+def _attackers(words: tuple[str, ...], names: _Names) -> list[_Group] | None:
     """Sets of attackers that a command line names; None is the default of the trust model."""
     if not words:
         return None
@@ -495,7 +500,7 @@ def _typed(options: inputs.Terms) -> str:
     return shlex.join(words)
 
 
-def _lines(spent: Account, terms: inputs.Terms, names: Sequence[str]) -> list[str]:
+def _lines(spent: Account, terms: inputs.Terms, names: _Names) -> list[str]:
     """The report: by distance, and by agent in a small network."""
     pattern = spent.participation
     algorithm = terms["algorithm"]
@@ -517,11 +522,12 @@ def _lines(spent: Account, terms: inputs.Terms, names: Sequence[str]) -> list[st
         f"algorithm: {algorithm}{steps}; sigma = {up(spent.sigma)}",
         f"noise: {NOISE[algorithm]}",
     ]
+    several = len(spent.attackers) > 1
     # Where there are no other agents, gradients have nothing of theirs to depend on.
     kinds = _ASSUMPTIONS if len(names) > 1 else {}
     for table in (_by_distance, _by_agent):
         for kind in kinds or ["any"]:
-            rows = table([row for row in spent.rows if row["gradients"] == kind], names)
+            rows = table([row for row in spent.rows if row["gradients"] == kind], names, several)
             title = [f"gradients: {kind}:"] if kinds else []
             report += ["", *title, tables.text(rows)] if rows else []
     report += ["", *(f"gradients: {name}: holds {text}" for name, text in kinds.items())]
@@ -530,7 +536,7 @@ def _lines(spent: Account, terms: inputs.Terms, names: Sequence[str]) -> list[st
         report.append(f"<= ({flagged}): upper bounds, which the exact loss may be below")
     worst = spent.worst(gradients)
     whom = nodes.title(names, worst["victim"])
-    whom += f" against {_together(worst['attackers'], names)}" if len(spent.attackers) > 1 else ""
+    whom += f" against {_together(worst['attackers'], names)}" if several else ""
     if math.isinf(worst["mu"]):
         return [*report, f"no guarantee for {whom}: the loss is infinite"]
     loss = (
@@ -546,9 +552,8 @@ def _lines(spent: Account, terms: inputs.Terms, names: Sequence[str]) -> list[st
     ]
 
 
-def _by_distance(rows: records.Rows, names: Sequence[str]) -> records.Rows:
+def _by_distance(rows: records.Rows, names: _Names, several: bool) -> records.Rows:
     """Mean, least and largest loss over the victims (of every attacker) at each distance."""
-    several = len({row["attackers"] for row in rows}) > 1
     table = []
     for distance in sorted({row["distance"] for row in rows}):
         part = [row for row in rows if row["distance"] == distance]
@@ -569,12 +574,11 @@ def _by_distance(rows: records.Rows, names: Sequence[str]) -> records.Rows:
     return table
 
 
-def _by_agent(rows: records.Rows, names: Sequence[str]) -> records.Rows:
+def _by_agent(rows: records.Rows, names: _Names, several: bool) -> records.Rows:
     """The largest loss of every agent of a small network."""
     # A line each would be pages; the record file has them all.
     if len(names) > inputs.FEW:
         return []
-    several = len({row["attackers"] for row in rows}) > 1
     table = []
     for victim in sorted({row["victim"] for row in rows}):
         row = max((row for row in rows if row["victim"] == victim), key=lambda row: row["mu"])
@@ -621,7 +625,7 @@ def _parties(spent: Account, terms: inputs.Terms, agents: int, outside: Account)
     return [*map(str, rows), *([several] if several else [])]
 
 
-def _who(trust: str, spent: Account, names: Sequence[str], protected: Sequence[int] | None) -> str:
+def _who(trust: str, spent: Account, names: _Names, protected: _Agents | None) -> str:
     """The attacker in words."""
     attackers = spent.attackers[0]
     who = _together(attackers, names) + (", who collude" if len(attackers) > 1 else "")
@@ -633,5 +637,5 @@ def _who(trust: str, spent: Account, names: Sequence[str], protected: Sequence[i
     return _SEES[trust].format(who=who or "an eavesdropper of every message", protected=hidden)
 
 
-def _together(agents: Sequence[int], names: Sequence[str]) -> str:
+def _together(agents: _Agents, names: _Names) -> str:
     return " and ".join(nodes.title(names, agent) for agent in agents)

@@ -76,8 +76,15 @@ async def _serve(
     terms: Terms, host: str, port: int, limits: tcp.Limits, rounds: int, write: _Write
 ) -> int:
     sums = []
+    parameters = terms.graph(terms.clients)
     async with tcp.Listener(terms, host, port, limits) as listener:
-        print(f"listening at {listener.host}:{listener.port}; {_said(terms)}", flush=True)
+        print(
+            f"listening at {listener.host}:{listener.port}; {max(3, terms.minimum)} to "
+            f"{terms.clients} clients must enrol, and {terms.minimum} of them must finish; "
+            f"{_validate.counted(parameters.degree, 'neighbour')} each, {parameters.threshold} of "
+            f"whom rebuild a secret; terms {terms.digest().hex()[:16]}",
+            flush=True,
+        )
         for number in range(1, rounds + 1):
             try:
                 total = await listener.aggregate()
@@ -146,15 +153,6 @@ def secagg_command(action: tyro.conf.OmitSubcommandPrefixes[_Action]) -> int:
         action: What to do.
     """
     return action
-
-
-def _said(terms: Terms) -> str:
-    parameters = terms.graph(terms.clients)
-    return (
-        f"{max(3, terms.minimum)} to {terms.clients} clients must enrol, and {terms.minimum} of "
-        f"them must finish; {_validate.counted(parameters.degree, 'neighbour')} each, "
-        f"{parameters.threshold} of whom rebuild a secret; terms {terms.digest().hex()[:16]}"
-    )
 
 
 @contextlib.contextmanager

@@ -91,6 +91,8 @@ step_size = 1.0
 
 _Section: TypeAlias = Mapping[str, Any]
 """A part of the file of settings, as `tomllib` reads it."""
+_Sites: TypeAlias = tuple[str, ...]
+"""Names of the agents."""
 _MODELS = {
     "MLP": mlp.MLP, "Linear": linear.Linear, "SmallCNN": cnn.SmallCNN, "CNN2": cnn.CNN2,
     "CNN5": cnn.CNN5,
@@ -225,18 +227,19 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
         if name not in settings:
             raise ValueError(f"{name} is missing; `dpjax init` writes a whole file")
     for name in _SECTIONS.keys() & set(settings):
-        if name == "noise":
-            sections = settings[name]
-        else:
-            sections = [settings[name]]
+        value = settings[name]
+        sections = value if name == "noise" else [value]
         if not isinstance(sections, list) or not all(
             isinstance(section, Mapping) for section in sections
         ):
             remedy = f"write it as a section {_SECTIONS[name]}"
-            raise ValueError(f"{name} is {settings[name]!r}; {remedy}")
+            raise ValueError(f"{name} is {value!r}; {remedy}")
     matrix, task, sites = _task(settings)
     settings = {**_DEFAULTS, **settings}
-    designs = [_noise(section) for section in settings.get("noise", [])]
+    designs = []
+    for section in settings.get("noise", []):
+        is_baseline = section == {"name": "None"}
+        designs.append(None if is_baseline else _part("noise", section))
     parts: dict[str, Any] = {
         "budget": _budget(settings["budget"], sites) if "budget" in settings else None,
         "protect": _called("protect", protect.Protect, settings["protect"]),
@@ -255,7 +258,7 @@ def read_settings(settings: _Section) -> tuple[list[plan_.Plan], Problem]:
         return plans, task
 
 
-def _budget(section: _Section, sites: tuple[str, ...]) -> protect.Budget:
+def _budget(section: _Section, sites: _Sites) -> protect.Budget:
     """The budget, whose epsilon may name the sites."""
     budget = dict(section)
     epsilon = section.get("epsilon")
@@ -310,7 +313,7 @@ def _naming(titles: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def _task(settings: _Section) -> tuple[np.ndarray, Problem, tuple[str, ...]]:
+def _task(settings: _Section) -> tuple[np.ndarray, Problem, _Sites]:
     """The mixing matrix, model and data over its agents, and the agents' names."""
     network = {"mixing": "metropolis", "seed": 0} | settings["network"]
     # A file of edges that cannot be read is named as a path.
@@ -370,7 +373,7 @@ def _task(settings: _Section) -> tuple[np.ndarray, Problem, tuple[str, ...]]:
 
 
 def _dealt(
-    data: _Section, records: load.Dataset, source: str, sites: tuple[str, ...]
+    data: _Section, records: load.Dataset, source: str, sites: _Sites
 ) -> tuple[Any, Any, partition.Partition]:
     """Training and test records, and the agents who hold the former."""
     seed = data["seed"]
@@ -397,7 +400,7 @@ def _dealt(
     return train, test, shards
 
 
-def _numbered(sites: tuple[str, ...]) -> bool:
+def _numbered(sites: _Sites) -> bool:
     """Whether agents have numbers for names, in their order."""
     return sites == tuple(map(str, range(len(sites))))
 
@@ -417,13 +420,6 @@ def _imported(name: str) -> type[nn.Module]:
     if not (isinstance(model, type) and issubclass(model, nn.Module)):
         raise ValueError(f"name is {name!r}, a {type(model).__name__}; name a class of modules")
     return model
-
-
-def _noise(section: _Section) -> Any:
-    """A design, or None for a baseline."""
-    if section == {"name": "None"}:
-        return None
-    return _part("noise", section)
 
 
 def _part(section: str, section_values: _Section) -> Any:
