@@ -39,23 +39,25 @@ def guarantees(entries: Stated) -> list[str]:
     Raises:
         ValueError: For anything else.
     """
-    kinds: dict[str, list[list[str]]] = collections.defaultdict(list)
-    custom: dict[str, list[str]] = collections.defaultdict(list)
+    kinds = collections.defaultdict(list)
+    custom = collections.defaultdict(list)
     # Rows of a run share one dict.
     for guarantee in {id(entry): entry for entry in stated_guarantees(entries)}.values():
         stated = guarantee
         if isinstance(guarantee, Mapping):
             stated = Guarantee.from_dict(guarantee)
-        if isinstance(stated, str):
+        if not isinstance(stated, str):
+            if not hasattr(stated, "caption"):
+                raise ValueError(
+                    f"guarantee is {guarantee!r}; give a text, a Guarantee or its dict"
+                )
+            text, mark, names = str(stated.caption()).partition(_OWN)
+            # Captions of one kind differ in numbers alone, and have one line together.
+            kind = _VARYING.sub("\0", text) + mark
+            kinds[kind].append(_VARYING.findall(text))
+            custom[kind].extend(names.split(", "))
+        else:
             kinds[stated].append([])
-            continue
-        if not hasattr(stated, "caption"):
-            raise ValueError(f"guarantee is {guarantee!r}; give a text, a Guarantee or its dict")
-        text, mark, names = str(stated.caption()).partition(_OWN)
-        # Captions of one kind differ in numbers alone, and have one line together.
-        kind = _VARYING.sub("\0", text) + mark
-        kinds[kind].append(_VARYING.findall(text))
-        custom[kind] += names.split(", ")
     # A baseline has no guarantee that a reader of private ones needs.
     private = [kind for kind in kinds if not kind.startswith("not private")]
     captions = []

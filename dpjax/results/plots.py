@@ -497,9 +497,9 @@ def _plain_decades(axis: "Axis") -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     low, high = axis.get_view_interval()
-    subs: tuple[float, ...] = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7)
+    subs = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7]
     # The more decades an axis has, the fewer ticks stand between them.
-    for ratio, steps in ((5, (1, 2, 3, 5, 7)), (20, (1, 3)), (1000, (1,))):
+    for ratio, steps in ((5, [1.0, 2, 3, 5, 7]), (20, [1.0, 3]), (1000, [1.0])):
         if high > ratio * low:
             subs = steps
     axis.set_major_locator(LogLocator(subs=subs))
@@ -696,21 +696,22 @@ def _legends(figure: "Figure", width: float) -> Sequence["Artist"]:
     for ax in figure.axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    if len(named) < 2:
+    count = len(named)
+    if count < 2:
         return []
-    for rows in range(1, len(named) + 1):
+    for rows in range(1, count + 1):
         legend = figure.legend(
             named.values(),
             named.keys(),
             loc="outside upper center",
-            ncols=math.ceil(len(named) / rows),
+            ncols=math.ceil(count / rows),
             handlelength=3.2,
             columnspacing=1.4,
             borderpad=0.2,
         )
         if _extent(figure, legend).width <= (width - 0.2) * figure.dpi:
             break
-        if rows < len(named):
+        if rows < count:
             legend.remove()
     return figure.legends
 
@@ -722,7 +723,7 @@ def _extent(figure: Any, artist: "Artist") -> Any:
 def _render(figure: "Figure", kind: str, dots: int = 160) -> bytes:
     buffer = io.BytesIO()
     # Neither dates nor versions: the same rows give the same bytes.
-    kinds: dict[str, dict[str, str | None]] = {
+    kinds: Any = {
         "png": {"Software": None},
         "svg": {"Date": None, "Creator": "dpjax"},
         "pdf": {"CreationDate": None, "Producer": None, "Creator": "dpjax"},

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Cell: TypeAlias = Any
 """A plain value: None, text, a number, or lists and dicts of these."""
 Row: TypeAlias = dict[str, Cell]
+_Columns: TypeAlias = Mapping[str, Cell]
 Rows: TypeAlias = list[Row]
 """Tidy rows: columns by name."""
 Paths: TypeAlias = _files.PathLike | Iterable[_files.PathLike]
@@ -53,8 +54,8 @@ _VERSIONS = ("dpjax", "jax", "jaxlib", "numpy", "optax", "flax")
 
 def write(
     path: _files.PathLike,
-    rows: Iterable[Mapping[str, Cell]],
-    metadata: Mapping[str, Cell],
+    rows: Iterable[_Columns],
+    metadata: _Columns,
 ) -> Path:
     """Write rows to a new file, whole or not at all.
 
@@ -139,7 +140,7 @@ def read(paths: Paths, file: str = "*") -> "pandas.DataFrame":
     """
     import pandas
 
-    rows: Rows = []
+    rows = []
     for path, head, lines in _files_in(paths, file):
         rows += _rows(path, head, lines)
     return pandas.DataFrame(rows)
@@ -278,7 +279,7 @@ def dump(value: Cell) -> str:
     return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
-def digest(head: Mapping[str, Cell], rows: bytes) -> str:
+def digest(head: _Columns, rows: bytes) -> str:
     """The SHA-256 of metadata and rows, as the metadata state it.
 
     Args:
