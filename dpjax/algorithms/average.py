@@ -167,10 +167,6 @@ class Average(Method):
         )
         return new.models, _AveragedMemory(new.memory, average)
 
-    def measured(self, public_state: PublicState) -> Models:
-        """The average."""
-        return public_state.memory.average
-
     @property
     def measures_private(self) -> bool:
         """False: the average is over released models."""
@@ -179,6 +175,9 @@ class Average(Method):
     def released(self, public_state: PublicState) -> Models:
         """The average, a function of the method's released models."""
         return public_state.memory.average
+
+    # Metrics are of what is released.
+    measured = released
 
 
 def _inner(public_state: PublicState) -> PublicState:

@@ -105,9 +105,7 @@ class DiSK(DSGD):
 
     def start(self, ctx: Round, models: Models) -> _FilterMemory:
         """The optimizer's state, before any filtered gradient or step."""
-        return _FilterMemory(
-            ctx.optimizer.init(models), jax.tree.map(jnp.zeros_like, models), models
-        )
+        return _FilterMemory(ctx.optimizer.init(models), optax.tree.zeros_like(models), models)
 
     def emit(self, ctx: Round, public_state: PublicState) -> Emission:
         """The combinations of gradients are private."""

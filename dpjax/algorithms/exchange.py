@@ -33,6 +33,8 @@ Total: TypeAlias = tuple[Message, Array]
 """The sum of messages, and the number of agents in it."""
 Transition: TypeAlias = tuple[Models, Memory]
 """Models and memory after a round."""
+_Agents: TypeAlias = tuple[int, ...]
+"""Agents by number."""
 RoundNumber: TypeAlias = int | Int[Array, ""]
 """Rounds done before, traced or not."""
 
@@ -100,8 +102,8 @@ class PerLinkMessages(Exchange):
         [[2.0], [2.0]]
     """
 
-    sender: tuple[int, ...]
-    receiver: tuple[int, ...]
+    sender: _Agents
+    receiver: _Agents
 
     def __call__(self, arrays: Arrays, round: RoundNumber, message: Message) -> Received:
         """Combine messages [L, ...] with ``arrays["mixing"]``, [n, n]."""
@@ -157,7 +159,7 @@ class Trusted(Aggregator):
     """
 
     dropouts: int = 0
-    missing: tuple[int, ...] | tuple[tuple[int, ...], ...] = ()
+    missing: _Agents | tuple[_Agents, ...] = ()
 
     sum_only = True
 

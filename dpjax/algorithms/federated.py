@@ -202,7 +202,7 @@ class Federated(Method):
 
         def encode(gradient: Updates) -> Updates:
             if centre is not None:
-                gradient = jax.tree.map(jnp.subtract, gradient, centre)
+                gradient = optax.tree.sub(gradient, centre)
             return gradient if projection is None else projection.encode(flat(gradient)[0])
 
         return encode

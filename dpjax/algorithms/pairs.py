@@ -121,7 +121,7 @@ class _PairSent(KeepsMessage):
 
     def start(self, ctx: Round, models: Models) -> _PairMemory:
         """Nothing tracked, no gradient yet."""
-        zeros = jax.tree.map(jnp.zeros_like, models)
+        zeros = optax.tree.zeros_like(models)
         return _PairMemory(ctx.optimizer.init(models), Pair(models, zeros), zeros, zeros)
 
 
@@ -259,7 +259,7 @@ class PPDOAGT(_PairSent):
         own_weight = 1 / jnp.sum(_shared(pull), axis=0) if self.directed else own_weight
         pushed = _noiseless_self(own_weight, received.tracker, noisy.tracker, memory.tracker)
         updates, state = ctx.optimizer.update(gradient, memory.optimizer, models)
-        tracker = jax.tree.map(jnp.subtract, pushed, updates)
+        tracker = optax.tree.sub(pushed, updates)
         models = jax.tree.map(lambda x, new, old: x - (new - old), pulled, tracker, memory.tracker)
         return models, _PairMemory(state, noisy, tracker, memory.gradient)
 
@@ -281,15 +281,16 @@ class PPDOAGT(_PairSent):
         push = 1 / shared if self.directed else pull
         if np.ndim(mixing) == 3:
             return _bounded(answer, steps, divisor, pull, push)
+        rounds = len(steps)
         # Agents of equal own weights move alike; they are counted once.
         keeps = np.unique(np.stack([pull.ravel(), push.ravel()]), axis=1)
         # Each step is still in the model and the tracker some rounds later.
-        lags = _lags(keeps[0], keeps[1], len(steps))
+        lags = _lags(keeps[0], keeps[1], rounds)
         # gaps[i, -k - 1] is of round k, so that a slice holds the newest first.
-        moves = np.zeros((len(steps), 2))
-        gaps = np.zeros((keeps.shape[1], len(steps)))
+        moves = np.zeros((rounds, 2))
+        gaps = np.zeros((keeps.shape[1], rounds))
         for k, step in enumerate(steps):
-            past = gaps[:, len(steps) - k :]
+            past = gaps[:, rounds - k :]
             with np.errstate(invalid="ignore", over="ignore"):
                 distances = np.einsum("aik,ik->ai", lags[..., :k], past)
             # No part of what moves without bound is no number.

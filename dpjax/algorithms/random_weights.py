@@ -137,7 +137,7 @@ class CorrelatedRandomness(Unbounded, Method):
 
     def start(self, ctx: Round, models: Models) -> _TrackerMemory:
         """Nothing tracked, no gradient yet."""
-        zeros = jax.tree.map(jnp.zeros_like, models)
+        zeros = optax.tree.zeros_like(models)
         return _TrackerMemory(ctx.optimizer.init(models), zeros, zeros)
 
     def payload(self, models: Models) -> Updates:
@@ -152,8 +152,9 @@ class CorrelatedRandomness(Unbounded, Method):
         random = ctx.round // 2 < self.until
         gradient = ctx.gradient(models)
         # The first round has no tracker yet: it is the gradient itself.
-        tracker = optax.tree.where(ctx.round > 0, memory.tracker, gradient)
-        last = optax.tree.where(ctx.round > 0, memory.gradient, gradient)
+        select = optax.tree.where
+        tracker = select(ctx.round > 0, memory.tracker, gradient)
+        last = select(ctx.round > 0, memory.gradient, gradient)
         steps, shares, changes = jax.random.split(jax.random.fold_in(ctx.key, 1), 3)
         # Steps of mean 1, so that the expected step is the optimizer's.
         factor = jnp.where(random, 2 * jax.random.uniform(steps, (len(matrix),)), 1.0)
@@ -172,9 +173,9 @@ class CorrelatedRandomness(Unbounded, Method):
             gradient,
             last,
         )
-        private = optax.tree.where(trackers_next, tracked, moved)
+        private = select(trackers_next, tracked, moved)
         # Only rounds that mix models take a step.
-        optimizer = optax.tree.where(trackers_next, memory.optimizer, optimizer)
+        optimizer = select(trackers_next, memory.optimizer, optimizer)
         # The gradient of the round that mixes models is that of before; the next one's is new.
         return Emission(private, carry=(trackers_next, optimizer, tracker, gradient))
 

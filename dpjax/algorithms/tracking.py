@@ -137,7 +137,7 @@ class Tracking(ModelSent):
 
     def start(self, ctx: Round, models: Models) -> Sent:
         """The optimizer's state, and a tracker of zeros."""
-        return super().start(ctx, models)._replace(tracked=jax.tree.map(jnp.zeros_like, models))
+        return super().start(ctx, models)._replace(tracked=optax.tree.zeros_like(models))
 
     def absorb(
         self, ctx: Round, public_state: PublicState, carry: Carry, received: Message
