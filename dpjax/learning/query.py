@@ -39,8 +39,10 @@ Augment: TypeAlias = Callable[[PRNGKeyArray, Array], Array]
 """A random variant of one record, from a public key."""
 
 _Weights: TypeAlias = tuple[float, ...] | None
+_Coefficients: TypeAlias = Sequence[float] | None
 _Loss: TypeAlias = Callable[..., Array]
-_Encode: TypeAlias = Callable[[Updates], Updates]
+_Encoder: TypeAlias = Callable[[Updates], Updates] | None
+_Sum: TypeAlias = Callable[..., Updates]
 _Walk: TypeAlias = tuple[Params, Updates]
 _Passes: TypeAlias = tuple[Array, Updates]
 
@@ -55,7 +57,7 @@ class _LayeredSum(Protocol):
     def by_layer(self, params: Params, x: Array, y: Array, weights: _Loss) -> Updates:
         """The sum with weights of every layer."""
 
-    def at_points(self, coefficients: tuple[float, ...]) -> Callable[..., Updates]:
+    def at_points(self, coefficients: tuple[float, ...]) -> _Sum:
         """The sum of gradients at several points, added up with coefficients."""
 
 
@@ -183,7 +185,7 @@ def _locally_trained(loss: _Loss, steps: int, step_size: float) -> _Loss:
             x = jax.tree.map(lambda p, g: p - step_size * g, x, gradient)
             return x, jax.tree.map(jnp.add, total, gradient)
 
-        zeros = jax.tree.map(jnp.zeros_like, start)
+        zeros = optax.tree.zeros_like(start)
         # One gradient is one, to the bit.
         _, total = jax.lax.fori_loop(0, steps, step, (start, zeros))
         mean = jax.tree.map(lambda leaf: leaf * (1 / steps), total)
@@ -231,7 +233,7 @@ class AgentQuery:
 
     metrics = ("gradient_norm", "clip_fraction")
 
-    def __call__(self, models: Models, batch: Batch, encode: _Encode | None = None) -> Answer:
+    def __call__(self, models: Models, batch: Batch, encode: _Encoder = None) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
         loss = self._mean_loss
         if self.walk is not None:
@@ -271,7 +273,7 @@ class AgentQuery:
         """
         return self._with_losses(lambda loss: _merging(loss, frozen))
 
-    def points(self, weights: Sequence[float] | None = None) -> "AgentQuery":
+    def points(self, weights: _Coefficients = None) -> "AgentQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
         return dataclasses.replace(self._with_losses(_over_points), weights=_plain(weights))
 
@@ -354,7 +356,7 @@ class RecordQuery:
     """
 
     loss: _Loss
-    weighted: Callable[..., Updates] | _LayeredSum | None
+    weighted: _Sum | _LayeredSum | None
     clip_norm: float
     clipping: clipping.Clipping
     microbatch: int | None
@@ -379,7 +381,7 @@ class RecordQuery:
         layered = isinstance(self.weighted, _LayeredSum)
         return self.weighted is None or (needs_layers and not layered)
 
-    def __call__(self, models: Models, batch: Batch, encode: _Encode | None = None) -> Answer:
+    def __call__(self, models: Models, batch: Batch, encode: _Encoder = None) -> Answer:
         """Answer for every agent; see `dpjax.protocols.Query`."""
         wide = self._wide if self.capacity is None else self._in_passes
         total = wide(models, batch, encode, self._places(batch))
@@ -411,11 +413,11 @@ class RecordQuery:
         """Records of an agent in a whole batch, padding included."""
         return (batch[1] if self.capacity is None else batch.rows).shape[1]
 
-    def _wide(self, models: Models, batch: Batch, encode: _Encode | None, places: int) -> Updates:
+    def _wide(self, models: Models, batch: Batch, encode: _Encoder, places: int) -> Updates:
         """The sum over some of ``places`` records of every agent, in float64."""
         if encode is None and not self.one_by_one:
             settings = self.weighted, self.clip_norm, self.clipping, self.per_layer, self.microbatch
-            of_agent: Callable[..., Updates] = functools.partial(_summed, settings, places)
+            of_agent: _Sum = functools.partial(_summed, settings, places)
         else:
             loss = self.loss
             if self.augmentation is not None:
@@ -435,7 +437,7 @@ class RecordQuery:
         return _agents.each_agent(lambda params, data: of_agent(params, *data), models, batch)
 
     def _in_passes(
-        self, models: Models, batch: "UngatheredBatch", encode: _Encode | None, places: int
+        self, models: Models, batch: "UngatheredBatch", encode: _Encoder, places: int
     ) -> Updates:
         """The sum over a batch that is gathered ``capacity`` records at a time, in float64."""
         assert self.capacity is not None
@@ -475,7 +477,7 @@ class RecordQuery:
         # A model's own sum is of all its leaves.
         return dataclasses.replace(self, loss=_merging(self.loss, frozen), weighted=None)
 
-    def points(self, weights: Sequence[float] | None = None) -> "RecordQuery":
+    def points(self, weights: _Coefficients = None) -> "RecordQuery":
         """The query at several models of an agent; see `dpjax.protocols.Query`."""
         plain = _plain(weights)
         weighted = None
@@ -526,11 +528,11 @@ def _over_points(loss: _Loss) -> _Loss:
     return total
 
 
-def _plain(weights: Sequence[float] | None) -> _Weights:
+def _plain(weights: _Coefficients) -> _Weights:
     return None if weights is None else tuple(map(float, weights))
 
 
-def _combining(weights: _Weights, encode: _Encode | None) -> _Encode | None:
+def _combining(weights: _Weights, encode: _Encoder) -> _Encoder:
     """What stands before the clip where gradients at several points are added up first."""
     if weights is None:
         return encode

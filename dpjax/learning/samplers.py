@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from dpjax import _numerics, _validate
+from dpjax.accounting.arrays import Pattern
 from dpjax.accounting.balls_in_bins import BallsInBins
 from dpjax.accounting.sampled import CoinFlips
 from dpjax.data import batches
@@ -48,11 +49,11 @@ class _Dealt(_Sampler):
         return self.batch_size
 
     @property
-    def participation(self) -> tuple[int, int]:
+    def participation(self) -> Pattern:
         """(epochs, separation) of a record."""
         return self.epochs, self.separation
 
-    def pattern(self, rounds: int) -> tuple[int, int]:
+    def pattern(self, rounds: int) -> Pattern:
         """(epochs, separation) of the rounds in which one record takes part.
 
         Raises:
@@ -239,7 +240,7 @@ class Clients(_Dealt):
         return self.clients * self.examples // self.batch
 
     @property
-    def turns(self) -> tuple[int, int]:
+    def turns(self) -> Pattern:
         """(times, separation) of a client: N E / b rounds, M apart."""
         return self.epochs * self.examples // self.batch, self.clients
 
@@ -290,7 +291,7 @@ class Poisson(Counted, _Sampler):
         """Sums are divided by the expected size, which is public; a batch's own size is not."""
         return self.expected
 
-    def pattern(self, rounds: int) -> tuple[int, int]:
+    def pattern(self, rounds: int) -> Pattern:
         """(epochs, separation) of the rounds in which one record may be drawn.
 
         Raises:

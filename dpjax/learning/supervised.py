@@ -64,14 +64,14 @@ def _labels(loss: str, split: str, y: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: For labels that it cannot take.
     """
-    dtype: type[np.number] = np.float32
+    dtype = "float32"
     fits = np.ones(y.shape, bool)
     kind = "one number a record, [N]"
     if loss == "logistic":
         fits = np.isin(y, (-1, 1))
         kind = "-1 and +1"
     elif loss == "cross_entropy":
-        dtype = np.int32
+        dtype = "int32"
         # Devices hold classes in 32 bits.
         fits = (y == np.round(y)) & (y >= 0) & (y < 2**31)
         kind = "classes 0 .. c-1, numbered from 0"
@@ -477,16 +477,17 @@ class _Arrays(NamedTuple):
 def _arrays(loss: str, train: Any, test: Any) -> _Arrays:
     """Return examples and labels that belong together and that the loss takes."""
     for split, data in (("train", train), ("test", test)):
-        if not isinstance(data, tuple | list) or len(data) != 2:
+        is_list = isinstance(data, tuple | list)
+        if not is_list or len(data) != 2:
             # By its kind alone: a message holds no records.
-            count = f" of {len(data)}" if isinstance(data, tuple | list) else ""
+            count = f" of {len(data)}" if is_list else ""
             raise ValueError(
                 f"{split} is a {type(data).__name__}{count}; give two arrays, examples and their "
                 f"labels, (x_{split}, y_{split})"
             )
     columns = _validate.columns(train[0])
     _validate.check_columns("test x", test[0], columns)
-    arrays: list[np.ndarray] = []
+    arrays = []
     for split, data in (("train ", train), ("test ", test)):
         examples, labels = labelled(split, *data)
         arrays += [as_inputs(examples), _labels(loss, split, labels)]
