@@ -79,7 +79,7 @@ _NONE = np.zeros(0)
 
 # Rate, ratio and number of rounds alike of one agent.
 _Part: TypeAlias = tuple[float, float, int]
-_Parts: TypeAlias = tuple[_Part, ...]
+_Parts: TypeAlias = Sequence[_Part]
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class Pld(AmplifiedLoss):
             rounds: Rounds T.
             separation: Rounds from one in which a record may be drawn to the next.
         """
-        rate_values = tuple(np.asarray(rates, float).tolist())
-        ratio_values = tuple(np.asarray(ratios, float).tolist())
-        return cls((Phase(rate_values, ratio_values, rounds, separation=separation),))
+        # A phase keeps plain numbers, whatever holds them.
+        phase = Phase(rates, ratios, rounds, separation=separation)  # type: ignore[arg-type]
+        return cls((phase,))
 
     @property
     def agents(self) -> int:
@@ -403,7 +403,7 @@ def _largest_ratio(rate: float, rounds: int, epsilon: float, delta: float) -> fl
     return low
 
 
-def _below_another(row: tuple, rows: set) -> bool:
+def _below_another(row: _Parts, rows: set) -> bool:
     """Whether another agent loses at least as much in every phase: rates and ratios both rise."""
     for other in rows:
         pairs = zip(row, other, strict=True)
@@ -438,7 +438,7 @@ def _epsilon(row: _Parts, delta: float) -> float:
     return min(unamplified, _at_delta(tuple(sampled), delta) * _UP)
 
 
-def _all_in(parts: Sequence[_Part]) -> float:
+def _all_in(parts: _Parts) -> float:
     """Gaussian-DP mu of records in every batch, rounded up; squares of no ratio underflow."""
     sizes = [ratio * sqrt(times) for _, ratio, times in parts]
     return hypot(*sizes) * _UP
@@ -525,7 +525,7 @@ class _Round(NamedTuple):
     times: int
 
 
-def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
+def _composed(parts: _Parts, anchor: float, present: bool) -> _Curve:
     """Epsilon of all rounds in one direction at a least delta and above it, rounded up.
 
     With L the sum of the losses and K(a) = log E exp(a L), at every order a > 0
@@ -538,9 +538,14 @@ def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
     """
     count = sum(times for *_, times in parts)
     log_least = log(anchor)
-    reach = _reach(count, anchor)
-    width = _cell(parts)
-    rounds = [_discretised(part, width, reach, inf, present) for part in parts]
+    # Beyond so many deviations a coordinate's probability over all rounds is a share of delta.
+    reach = sqrt(2 * (log(count) - log_least - log(_SHARE)))
+    cell = _cell(parts)
+
+    def discretised(width: float, window: float) -> list[_Round]:
+        return [_discretised(part, width, reach, window, present) for part in parts]
+
+    rounds = discretised(cell, inf)
     moments = dict[float, float]()
 
     def moment(log_order: float) -> float:
@@ -565,23 +570,24 @@ def _composed(parts: Sequence[_Part], anchor: float, present: bool) -> _Curve:
     bounds = (orders, np.array(list(moments.values())))
     # Losses that have a largest one have an order without end, and little is near that one.
     order = min(exp(log_order), _STEEPEST * (8 - log_least) / max(renyi, 1e-300))
-    curve = _transformed(parts, rounds, _Curve(*bounds, order), anchor, present)
+    curve = _transformed(rounds, discretised, _Curve(*bounds, order), anchor, cell, span)
     for _ in range(3):
         epsilon = curve.epsilon(anchor)
         if 0 < epsilon < 0.7 * renyi:
             # The order was that of a larger epsilon.
             guess = _Curve(*bounds, order_at(epsilon))
-            closer = _transformed(parts, rounds, guess, anchor, present)
+            closer = _transformed(rounds, discretised, guess, anchor, cell, span)
             curve = min(curve, closer, key=lambda other: other.epsilon(anchor))
     return curve
 
 
 def _transformed(
-    parts: Sequence[_Part],
     rounds: list[_Round],
+    discretised: Callable[..., list[_Round]],
     curve: _Curve,
     anchor: float,
-    present: bool,
+    cell: float,
+    span: float,
 ) -> _Curve:
     """A curve by transforms at about its order; itself where these round too much.
 
@@ -590,10 +596,8 @@ def _transformed(
     """
     from scipy import fft, signal
 
-    count = sum(times for *_, times in parts)
+    count = sum(part.times for part in rounds)
     log_share = log(_SHARE * anchor)
-    reach = _reach(count, anchor)
-    span = max(part.losses[-1] for part in rounds)
     # Where a few rounds may lose much, an order's multiple is wide: a lower one is transformed.
     order = _rounded(curve.order / 1.3, floor)
     log_mass = _cumulant(rounds, order)
@@ -605,7 +609,7 @@ def _transformed(
     window = max((log_mass - log_share) / order, beyond) - below
     # Moved to the ends of cells, losses have up to width^2 / 6 more variance a round, or about.
     widest = sqrt(12 * _INFLATION / (count * order * (order + 1)))
-    width = min(_cell(parts), widest)
+    width = min(cell, widest)
     # Runs that hardly differ have the same cells.
     narrowest = _rounded((window + span) / _MOST_CELLS, ceil)
     width = max(_rounded(width, floor), narrowest)
@@ -614,7 +618,7 @@ def _transformed(
     if count * unit * sqrt(size) > 0.5 or width > _WIDEST:
         return curve
 
-    rounds = [_discretised(part, width, reach, window, present) for part in parts]
+    rounds = discretised(width, window)
     spectrum = np.ones(size // 2 + 1, np.complex128)
     for part in rounds:
         logs = order * part.losses + part.logs
@@ -657,11 +661,6 @@ def _transformed(
     return _Curve(curve.orders, curve.moments, order, log_mass, slack, *arrays)
 
 
-def _reach(count: int, anchor: float) -> float:
-    """Deviations beyond which a coordinate's probability over all rounds is a share of delta."""
-    return sqrt(2 * (log(count) - log(anchor) - log(_SHARE)))
-
-
 def _cumulant(rounds: list[_Round], order: float) -> float:
     """K of all rounds, rounded up."""
     total = 0.0
@@ -673,7 +672,7 @@ def _cumulant(rounds: list[_Round], order: float) -> float:
     return float(total)
 
 
-def _cell(parts: Sequence[_Part]) -> float:
+def _cell(parts: _Parts) -> float:
     """The width of a loss's cells: a share of how far the widest of the rounds reaches."""
     reaches = [ratio * (ratio / 2 + _REACH) for _, ratio, _ in parts]
     return max(reaches) / _CELLS
