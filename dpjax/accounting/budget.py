@@ -528,6 +528,7 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
     """
     # Whether there will be releases is not known yet: what they take is left out.
     fields = total_fields(total, release=True)
+    delta = total.delta
     used = np.zeros(1)
     if not isinstance(spent, list | tuple):
         raise ValueError(f"spent is a {type(spent).__name__}; give a list of guarantees")
@@ -537,15 +538,15 @@ def remaining(total: Any, spent: Sequence[Any]) -> Remaining:
             stated = stated.followed_by(later, planned=False)
         fields = vars(stated)
         used = stated.agents_spent
-    limit = limits(fields, total.delta)
+    limit = limits(fields, delta)
     # To add up what was used and a rest, however small, rounds by the size of the total.
     left = np.maximum(limit * (1 - 4e-15) - used, 0)
     # Plans round a loss to the safe side once more than this does.
     if total.accountant != "gdp":
         rest = type(fields["loss"])(left.item() * _ROOM)
-        return Remaining(rest.epsilon(total.delta) * _ROOM, total.delta, None)
+        return Remaining(rest.epsilon(delta) * _ROOM, delta, None)
     mu = np.sqrt(left * (limit + used)) * _ROOM
-    epsilon = np.asarray(gdp.epsilon(mu, total.delta))
+    epsilon = np.asarray(gdp.epsilon(mu, delta))
     if len(mu) == 1:
-        return Remaining(epsilon.item(), total.delta, mu.item())
-    return Remaining(tuple(epsilon.tolist()), total.delta, tuple(mu.tolist()))
+        return Remaining(epsilon.item(), delta, mu.item())
+    return Remaining(tuple(epsilon.tolist()), delta, tuple(mu.tolist()))

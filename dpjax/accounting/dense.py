@@ -112,7 +112,7 @@ def energies(
         [0.25]
     """
     rounds = participation.rounds
-    n = a.shape[1] // participation.rounds
+    n = a.shape[1] // rounds
     scale = abs(b).max(axis=1, initial=0.0)
     # Rows that carry no noise at all must carry no gradient either.
     noisy = scale > 0

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import exp, fsum, pi, sqrt
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from dpjax import _validate
 from dpjax.accounting import losses
@@ -256,12 +256,18 @@ def smallest_grid(
     """
     c = _validate.positive("bound", bound)
     budget = _validate.positive("rho", rho)
-    options: Any = {"rounds": participations, "participations": participations}
-    options["relation"] = relation
 
     def spent(norm: float) -> float:
-        square = max(1, lattice.limit(norm, size, beta))
-        return concentrated_loss(sqrt(square), variance, cohort, size, **options).rho
+        loss = concentrated_loss(
+            sqrt(max(1, lattice.limit(norm, size, beta))),
+            variance,
+            cohort,
+            size,
+            rounds=participations,
+            participations=participations,
+            relation=relation,
+        )
+        return loss.rho
 
     low = 1e-9
     high = 1.0

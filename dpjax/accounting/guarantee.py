@@ -351,7 +351,7 @@ class Guarantee(Record):
             return Guarantee.none(self.rounds + later.rounds)
         runs = self._reserved(), later._reserved()
         base = _joined(*runs)
-        patterns = [getattr(record.loss, "participation", None) for record in (self, later)]
+        patterns = [self.participation, later.participation]
         separations = [pattern and pattern[1] for pattern in patterns]
         if separations[0] != separations[1]:
             raise ValueError(
@@ -607,9 +607,10 @@ def _joined(earlier: Guarantee, later: Guarantee) -> Guarantee:
             "an earlier one's gradients: make one plan for all rounds, or state gradients='any'"
         )
     for name in ("relation", "delta", "release", "nodes", "norm"):
-        if getattr(earlier, name) != getattr(later, name):
-            values = f"{getattr(earlier, name)!r}, then {getattr(later, name)!r}"
-            raise ValueError(f"{name} is {values}; only equal ones compose")
+        first = getattr(earlier, name)
+        second = getattr(later, name)
+        if first != second:
+            raise ValueError(f"{name} is {first!r}, then {second!r}; only equal ones compose")
     if (earlier.gradient_gap is None) != (later.gradient_gap is None):
         values = f"{earlier.gradient_gap}, then {later.gradient_gap}"
         raise ValueError(f"gradient_gap is {values}; a clip and an assumption do not compose")

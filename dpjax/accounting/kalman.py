@@ -294,7 +294,9 @@ def _sweep(model: Model, rounds: int, keep: bool) -> tuple[_Swept, Any]:
     """
     size, n = model.gradient.shape[1:]
     times = jnp.arange(rounds)
-    start = jnp.zeros((size, size)), jnp.zeros(size)
+    nothing = jnp.zeros((size, size))
+    silent_terms = jnp.zeros(size)
+    start = nothing, silent_terms
     _, (steps, doubts) = jax.lax.scan(functools.partial(_filter_step, model), start, times)
     hidden = doubts.hidden.any()
 
@@ -320,8 +322,7 @@ def _sweep(model: Model, rounds: int, keep: bool) -> tuple[_Swept, Any]:
         return (new_tail, silence, error), (energy, blur, leak, stored)
 
     # A triangle of s rows holds any number of rounds.
-    nothing = jnp.zeros((size, size))
-    last = nothing, _Silence(nothing, jnp.zeros(size)), jnp.zeros(size)
+    last = nothing, _Silence(nothing, silent_terms), silent_terms
     _, (diagonal, blurs, leaks, tails) = jax.lax.scan(backwards, last, (steps, times), reverse=True)
     doubt = _Doubt(doubts.ambiguous.any(), doubts.rank, hidden)
     return (diagonal, blurs, leaks.max(0), doubt), (steps, tails) if keep else None
@@ -366,10 +367,10 @@ def _windows(closed: Array, length: int) -> Array:
         """Entry t + shift; the last one past the end, where nothing is read."""
         return stack[jnp.minimum(jnp.arange(rounds) + shift, rounds - 1)]
 
-    identity = jnp.broadcast_to(jnp.eye(size), (1, size, size))
-    power = jnp.concatenate([closed[1:], identity])
+    identity = jnp.eye(size)
+    power = jnp.concatenate([closed[1:], identity[None]])
     span = 1
-    result = jnp.broadcast_to(jnp.eye(size), (rounds, size, size))
+    result = jnp.broadcast_to(identity, (rounds, size, size))
     done = 0
     while length:
         if length & 1:
@@ -459,8 +460,7 @@ def whitened_energies(model: Model, participation: Participation) -> Energies:
     margin = rounding(values, blur, participation)
     hidden = bool(doubt.hidden)
     rank = doubt.rank if hidden else None
-    ambiguous = bool(doubt.ambiguous)
-    return Energies(values, leak, ambiguous, rank, hidden, margin)
+    return Energies(values, leak, bool(doubt.ambiguous), rank, hidden, margin)
 
 
 def rounding(

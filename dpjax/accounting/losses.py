@@ -89,11 +89,10 @@ class _Summed(Loss):
             rounds: Rounds t.
             share: At most 1.
         """
-        loss: Any = self
         changes: Any = {self.parameter: self.size * self.scale(share) if share else 0.0}
         if self.participation is not None:
             changes["participation"] = _begun(self.participation, rounds)
-        return replace(loss, rounds=rounds, **changes)
+        return replace(self, rounds=rounds, **changes)  # type: ignore[type-var]
 
     @classmethod
     def scale(cls, share: float) -> float:

@@ -71,7 +71,7 @@ class Threat:
         """Refuse words that there are not, and gradients that nothing bounds."""
         if self.relation is None:
             return
-        words: dict[str, tuple[str, ...]] = {
+        words = {
             "relation": budget.RELATIONS,
             "attacker": get_args(Attacker),
             "gradients": ("any", "view"),
@@ -232,24 +232,25 @@ class Record(Threat, Caveats):
             raise ValueError(f"added_delta is {self.added_delta}; give less than {self.delta}")
         exact = self.exact_epsilon  # Refuses a bad delta.
         epsilon = self.epsilon
+        mu = self.mu
         if not epsilon >= 0:
             raise ValueError(f"epsilon is {epsilon}; give a number >= 0")
         _validate.integer("unused", self.unused, minimum=0, maximum=self.rounds)
         if self.relation is None:
-            if not epsilon == self.mu == inf or self.release:
+            if not epsilon == mu == inf or self.release:
                 raise ValueError(
                     f"relation is None with epsilon {epsilon}; give one of "
                     f"{', '.join(budget.RELATIONS)}, or use Guarantee.none"
                 )
             return
         # A Gaussian loss is stated by one of several rules, every other by its own.
-        rules = (self.loss.kind,) if self.mu is None else budget.ACCOUNTANTS
+        rules = (self.loss.kind,) if mu is None else budget.ACCOUNTANTS
         _validate.one_of("accountant", self.accountant, rules)
         if self.per_agent_epsilon is not None:
             epsilons = tuple(map(float, self.per_agent_epsilon))
             # A nan fails every comparison.
             fits = all(value >= 0 for value in epsilons)
-            if self.mu is None or not fits or max(epsilons, default=-1.0) != epsilon:
+            if mu is None or not fits or max(epsilons, default=-1.0) != epsilon:
                 raise ValueError(
                     f"per_agent_epsilon is {epsilons}; epsilon {epsilon} is to be their maximum"
                 )
@@ -258,7 +259,7 @@ class Record(Threat, Caveats):
         if self.per_agent_mu is not None:
             understated |= self._check_agents()
         if self.unsound != understated or (self.unsound and self.accountant != "paper"):
-            loss_text = f"a {type(self.loss).__name__} loss" if self.mu is None else f"mu {self.mu}"
+            loss_text = f"a {type(self.loss).__name__} loss" if mu is None else f"mu {mu}"
             raise ValueError(
                 f"epsilon is {epsilon} with {loss_text} and delta {self.delta}, whose exact "
                 f"epsilon is {exact}; state at least that (unsound=True only for the paper's rule "
@@ -414,7 +415,7 @@ class Record(Threat, Caveats):
 
     def to_dict(self) -> Fields:
         """The record as a dict for strict JSON: infinities are the string "inf"."""
-        stored: Fields = _plain(self.fields() | {"unit": self.unit})
+        stored = _plain(self.fields() | {"unit": self.unit})
         return {k: v for k, v in stored.items() if k not in _LATER or v not in _DEFAULTS}
 
     @classmethod
@@ -476,12 +477,18 @@ def agents_mus(record: Record) -> Numbers:
         return np.array(record.per_agent_mu)
     # Older records hold each agent's epsilon alone.
     epsilons = np.array(record.per_agent_epsilon)
-    mus = np.full(len(epsilons), record.mu)
-    rule: Any = record.accountant
+    shared = np.full(len(epsilons), record.mu)
+    mus = shared
+    rule = record.accountant
     if rule != "gdp":
         # Each agent's mu is at most what its accountant allowed for its epsilon.
         above = np.maximum(epsilons, 1e-300)
-        allowed = budget.allowed_mu(above, record.delta, accountant=rule, allow_unsound=True)
+        allowed = budget.allowed_mu(
+            above,
+            record.delta,
+            accountant=rule,  # type: ignore[arg-type]
+            allow_unsound=True,
+        )
         mus = np.minimum(mus, allowed)
     if not record.unsound:
         # The exact rule may allow less than the accountant did.
@@ -489,7 +496,7 @@ def agents_mus(record: Record) -> Numbers:
         mus = np.minimum(mus, gdp.mu(free, record._delta))
     # Epsilons of an unsound rule can say less than the record's mu, which somebody loses.
     if mus.max() < record.mu * (1 - 1e-9):
-        return np.full(len(epsilons), record.mu)
+        return shared
     return mus
 
 
@@ -514,8 +521,12 @@ def precision_cost(record: Record) -> tuple[float, float]:
     if record.per_agent_mu and record.per_agent_epsilon:
         mus = list(record.per_agent_mu)
         epsilons = list(record.per_agent_epsilon)
-    rule: Any = record.accountant
-    claimed = budget.claimed_epsilon(mus, record._delta, accountant=rule, allow_unsound=True)
+    claimed = budget.claimed_epsilon(
+        mus,
+        record._delta,
+        accountant=record.accountant,  # type: ignore[arg-type]
+        allow_unsound=True,
+    )
     reserve = float((np.array(epsilons) - claimed).min())
     if reserve > 1e-6 * min(epsilons):
         return reserve, finite.LIMIT * record.delta

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import inf, lcm
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import scipy.sparse.csgraph
@@ -29,6 +29,8 @@ from dpjax.mechanism.strategy import Strategy
 from dpjax.topology.links import message_pairs
 
 __all__ = ()
+
+_Agents: TypeAlias = Sequence[int]
 
 # Numbers in the state beyond which a strategy takes the dense route.
 LARGEST_STATE = 1500
@@ -241,7 +243,7 @@ class LinearAlgorithm:
                 known_columns.append(column)
         return self._view(nodes or (), self._observed(nodes), known_columns)
 
-    def _observed(self, nodes: Sequence[int] | None) -> Numbers:
+    def _observed(self, nodes: _Agents | None) -> Numbers:
         """Rows of the messages that reach the nodes, by round; all messages where None."""
         if nodes is None:
             return np.eye(self.agents)[None]
@@ -253,7 +255,7 @@ class LinearAlgorithm:
         rows[:, np.arange(len(senders)), senders] = reach[:, senders]
         return rows if (reach != reach[0]).any() else rows[:1]
 
-    def _unknown(self, nodes: Ints, known_columns: Sequence[int]) -> Sides:
+    def _unknown(self, nodes: Ints, known_columns: _Agents) -> Sides:
         """The noise's map without known columns, and [n] 1 for victims, 0 for the nodes."""
         source = self.source.copy()
         victims = np.ones(self.agents)
@@ -261,7 +263,7 @@ class LinearAlgorithm:
         victims[list(nodes)] = 0.0
         return source, victims
 
-    def _view(self, nodes: Ints, observed: Numbers, known_columns: Sequence[int]) -> View:
+    def _view(self, nodes: Ints, observed: Numbers, known_columns: _Agents) -> View:
         source, victims = self._unknown(nodes, known_columns)
         strategy = self.strategy
         n = self.agents
@@ -294,30 +296,31 @@ class LinearAlgorithm:
 
         # A filter's state holds the models and as many past noises as there are weights.
         past = memory.weights.shape[1]
-        small = strategy is None
+        small = True
+        rounds = None
         if strategy is not None:
-            small = past + 1 < len(strategy) and n * (1 + past) <= LARGEST_STATE
+            rounds = len(strategy)
+            small = past + 1 < rounds and n * (1 + past) <= LARGEST_STATE
         loss: Judge = by_rows
         if not nodes and np.array_equal(observed, np.eye(n)[None]):
             loss = all_messages
         elif small:
             parts = self.gossip, source, observed, victims, memory
             loss = of_model(lambda: _model_of(*parts), nodes, all_messages, rational=rational)
-        rounds = None if strategy is None else len(strategy)
         return View(n, nodes, rounds, lambda t: matrices(t, np.ones(n)), loss, all_messages)
 
 
 class LinearZipDL(LinearAlgorithm):
     """Zip-DL, waiting for a trust model; made by `zip_dl`. Its sources are those of messages."""
 
-    def _observed(self, nodes: Sequence[int] | None) -> Numbers:
+    def _observed(self, nodes: _Agents | None) -> Numbers:
         """Which messages; an eavesdropper does not see own copies, which are not sent."""
         sender, receiver = message_pairs(self.gossip.mixing[0])
         if nodes is None:
             return np.flatnonzero(sender != receiver)
         return np.flatnonzero(np.isin(receiver, nodes))
 
-    def _view(self, nodes: Ints, observed: Numbers, known_columns: Sequence[int]) -> View:
+    def _view(self, nodes: Ints, observed: Numbers, known_columns: _Agents) -> View:
         noise, victims = self._unknown(nodes, known_columns)
         mixing = self.gossip.mixing[0]
         n = self.agents
@@ -373,7 +376,8 @@ def _closed_form(
     once = Participation(1, 1, 1)
     judged = {}
     with np.errstate(over="ignore", invalid="ignore"):
-        for block in (noisy[part == k] for k in range(part.max(initial=-1) + 1)):
+        for number in np.unique(part):
+            block = noisy[part == number]
             used = source[block][:, source[block].any(axis=0)]
             # Most networks have agents alone, all with the same noise.
             if (key := (used.shape, used.tobytes())) not in judged:
