@@ -270,10 +270,9 @@ def _by_agent(plan: plan_.Plan, names: Sequence[str]) -> records.Rows:
     linked = (plan.mixing != 0).sum(axis=1) - (np.diag(plan.mixing) != 0)
     rows = []
     for i, name in enumerate(names):
-        row = {"agent": name, "neighbours": int(linked[i])}
-        row["noise, std"] = f"{np.sqrt(covariance[i, i]):.4g}"
-        row["epsilon"] = up(spent.epsilon[i])
-        rows.append(row)
+        deviation = np.sqrt(covariance[i, i])
+        row = {"agent": name, "neighbours": int(linked[i]), "noise, std": f"{deviation:.4g}"}
+        rows.append(row | {"epsilon": up(spent.epsilon[i])})
     return rows
 
 

@@ -53,8 +53,8 @@ def cells(result: Any) -> list[Row]:
         protected = "nobody"
         if guarantee.relation is not None:
             protected = f"{guarantee.unit} from {guarantee.attacker}"
-        row = {"design": terms["label"], "epsilon": epsilon_text(guarantee)}
-        row["protected"] = protected
+        epsilon = epsilon_text(guarantee)
+        row = {"design": terms["label"], "epsilon": epsilon, "protected": protected}
         for name, values in result.metrics.items():
             row[name] = tables.measured(values[-1, :, plan])
         rows.append(row)
