@@ -446,7 +446,7 @@ class Gradients:
             product = call.product
             activation = inputs[call.number]
             if not product.reads:
-                # What the layer multiplies: a narrow dtype may have no number of this size.
+                # As the layer rounds what it multiplies; sizes are judged in the wide dtype.
                 activation = activation.astype(call.out.dtype)
                 activation = activation.astype(wide)
             derivative = derivatives[call.number].astype(wide)
