@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dpjax import _numerics
 from dpjax.accounting import sampled
 from dpjax.data import partition
 from dpjax.engine import keys
@@ -257,3 +258,29 @@ def test_clients_of_more_records_than_they_are_said_to_have_are_refused():
 def test_draws_promote_no_ranks(sampler):
     with jax.numpy_rank_promotion("raise"):
         sampler.draw(jax.random.key(0), jnp.int32(0), jnp.array([3, 4]))
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(
+    "sampler",
+    [samplers.Poisson(1000, 2000, records=2000), samplers.BallsInBins(2, 2000, records=2000)],
+    ids=["coins", "bins"],
+)
+@pytest.mark.parametrize("is_broken", [False, True], ids=["", "broken"])
+def test_agents_draw_apart_from_each_other(sampler, is_broken, monkeypatch) -> None:
+    """Whoever knows the batch of one agent learns nothing of another's."""
+    if is_broken:
+        bits = _numerics.threefry_bits
+
+        def shared(key, shape):
+            return jnp.broadcast_to(bits(key, (1, shape[1])), shape)
+
+        monkeypatch.setattr(_numerics, "threefry_bits", shared)
+    rows, padding = sampler.draw(jax.random.key(0), 0, jnp.array([2000, 2000]))
+    presence = np.zeros((2, 2000))
+    for agent in range(2):
+        presence[agent, np.asarray(rows[agent])[~np.asarray(padding[agent])]] = 1
+    correlation = np.corrcoef(presence)[0, 1]
+    # Of independent ones its deviation is 1 / sqrt(2000).
+    assert (abs(correlation) > 0.9) == is_broken
+    assert is_broken or abs(correlation) < 4.5 / np.sqrt(2000)
