@@ -351,7 +351,7 @@ class Guarantee(Record):
             return Guarantee.none(self.rounds + later.rounds)
         runs = self._reserved(), later._reserved()
         base = _joined(*runs)
-        patterns = [self.participation, later.participation]
+        patterns = [getattr(record.loss, "participation", None) for record in (self, later)]
         separations = [pattern and pattern[1] for pattern in patterns]
         if separations[0] != separations[1]:
             raise ValueError(

@@ -444,8 +444,9 @@ def test_sums_of_fewer_than_the_noise_is_for_are_refused():
         return message[0], np.float32(3)
 
     own.colluders = 1
-    with pytest.raises(ValueError, match=r"a sum of 3 agents in round 0 \(from 0\)"):
+    with pytest.raises(ValueError, match="a sum of 3 agents, less than the 4") as refusal:
         models(ONE, transport=own)
+    assert "round 0 (from 0) was not delivered" in refusal.value.__notes__[0]
 
 
 def test_terms_for_fewer_colluders_than_the_noise_s_are_refused():
