@@ -231,6 +231,8 @@ class AgentQuery:
     walk: tuple[int, float] | None = None
     one_by_one: bool = False
 
+    # One gradient an agent is clipped as it is rounded.
+    rounds_sums = False
     metrics = ("gradient_norm", "clip_fraction")
 
     def __call__(self, models: Models, batch: Batch, encode: _Encoder = None) -> Answer:
@@ -259,11 +261,6 @@ class AgentQuery:
         clipped, *diagnostics = _agents.in_blocks(answered, models, batch)
         values = (jnp.mean(diagnostic).astype(jnp.float32) for diagnostic in diagnostics)
         return Answer(clipped, dict(zip(self.metrics, values, strict=True)))
-
-    def share(self, models: Models, batch: Batch) -> float:
-        """Zero: one gradient an agent is clipped as it is rounded; see `RecordQuery.share`."""
-        del models, batch
-        return 0.0
 
     def merging(self, frozen: Params) -> "AgentQuery":
         """The query of models that lack these leaves, whose gradients are not taken.
@@ -365,6 +362,7 @@ class RecordQuery:
     weights: _Weights = None
     capacity: int | None = None
 
+    rounds_sums = True
     metrics = ()
 
     def __post_init__(self) -> None:
