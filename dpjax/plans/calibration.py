@@ -109,7 +109,9 @@ def partial_energies(
     """
     energies = []
     for matrix in _applied(strategy):
-        energies.append([_sensitivity(matrix, mark, participation) for mark in marks])
+        # Once for all marks: it takes as long as a mark's sensitivity.
+        inverse = strategy_.inverse_of(matrix)
+        energies.append([_sensitivity(matrix, inverse, mark, participation) for mark in marks])
     return np.max(energies, axis=0) ** 2
 
 
@@ -125,7 +127,9 @@ def _applied(strategy: np.ndarray) -> list[np.ndarray]:
     return [rounds_.applied(strategy, kind) for kind in (np.float32, np.float64)]
 
 
-def _sensitivity(strategy: np.ndarray, mark: int, participation: Participation) -> float:
+def _sensitivity(
+    strategy: np.ndarray, inverse: np.ndarray, mark: int, participation: Participation
+) -> float:
     """Sensitivity S of the first rows of C, with what inverting its coefficients may have lost.
 
     Column j of C comes by substitution, whose error E_j is, entry by entry and to first order, at
@@ -141,11 +145,12 @@ def _sensitivity(strategy: np.ndarray, mark: int, participation: Participation) 
     """
     rows = strategy[:mark]
     size = temporal.sensitivity(rows, participation)
-    norms = np.linalg.norm(rows, axis=0, keepdims=True)
-    lost = norms @ np.abs(strategy_.inverse_of(strategy)) @ np.abs(strategy)
-    # Of one row the sensitivity is the largest sum over a pattern.
-    product = temporal.sensitivity(norms, participation) * temporal.sensitivity(lost, participation)
-    share = max(strategy_.WORST, product / size**2)
+    norms = np.linalg.norm(rows, axis=0)
+    lost = norms @ np.abs(inverse) @ np.abs(strategy)
+    norm_sums, lost_sums = [column[participation.patterns].sum(axis=1) for column in (norms, lost)]
+    product = norm_sums.max() * lost_sums.max()
+    # NaN stays NaN, which states no loss.
+    share = float(np.maximum(strategy_.WORST, product / size**2))
     return size * (1 + 4 * len(strategy) * share * np.finfo(np.float64).eps)
 
 
