@@ -7,6 +7,7 @@ noisy sums, and what that one gains follows from the factor.
 
 import contextlib
 import functools
+import math
 from collections import Counter
 from typing import Any, TypeAlias
 
@@ -38,7 +39,7 @@ _key = functools.partial(jax.random.key, impl=THREEFRY)
 
 
 def check_sampler(target: _Part) -> int:
-    """Refuse a sampler of a user's own that draws otherwise than it says, in a few rounds.
+    """Refuse a sampler of a user's own that does not draw as it says, in a few rounds.
 
     Some keys draw for the plan's numbers of records, and for as few as a batch holds, among which
     draws with replacement meet. What passes drew distinct rows in a round, all of them there, and
@@ -171,17 +172,17 @@ def check_noise_draws(target: _Part, noise: _Part) -> None:
     privatizer = noise.privatizer(target)
     arrays = {"mixing": target.mixing, **noise.arrays}
     # A million numbers of all agents, in which a thousand agents still show half the scale.
-    entries = method.min_entries - -1_000_000 // target.agents
+    entries = method.min_entries + math.ceil(1_000_000 / target.agents)
     payload = method.payload({"w": jnp.zeros((target.agents, entries), "f4")})
     flat = jax.vmap(lambda tree: ravel_pytree(tree)[0])
 
     def draw(seed: int) -> np.ndarray:
-        link = optax.with_extra_args_support(privatizer.transformation(arrays, _key(seed)))
-        state = link.init(payload)
+        added = optax.with_extra_args_support(privatizer.transformation(arrays, _key(seed)))
+        state = added.init(payload)
         rounds = []
         for _ in range(min(2, target.rounds)):
             # A round's public key is the same for all secret ones.
-            noisy, state = link.update(payload, state, key=_key(0))
+            noisy, state = added.update(payload, state, key=_key(0))
             rounds.append(flat(noisy))
         return np.array(rounds)
 

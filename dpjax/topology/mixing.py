@@ -84,7 +84,7 @@ def metropolis_hastings(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
     if sparse:
         return off + diags_array(1.0 - off.sum(axis=1), format="csr")
     mixing = off.toarray()
-    # Sums of dense rows round otherwise than those of sparse ones.
+    # Sums of dense rows do not round as those of sparse ones.
     np.fill_diagonal(mixing, 1.0 - mixing.sum(axis=1))
     return mixing
 
