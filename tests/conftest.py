@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -18,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 GPU = os.environ.get("DPJAX_TEST_PLATFORM", "cpu") == "gpu"
 AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 # Most of their time is LLVM's, whose optimisations none of their claims is about but those of
-# files marked `optimized`. Runs (engine, experiments) claim the same bits of several programs, but
-# for those of the files named here.
+# files marked `optimized`. Runs (engine) claim the same bits of several programs, but for those of
+# the files named here.
 CHEAP = (
-    *("accounting", "algorithms", "commands", "encoding", "learning", "mechanism", "models"),
-    *("plans", "secagg", "transforms"),
+    *("accounting", "algorithms", "commands", "contrib", "encoding", "experiments", "learning"),
+    *("mechanism", "models", "plans", "secagg", "transforms"),
     *("test_cli", "test_docstrings", "test_identity", "test_result", "test_run", "test_trace"),
 )
 # Compiled programs by their text and options: whoever runs the suite again compiles what changed.
@@ -72,11 +73,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests marked gpu where the suite runs on the CPU; keep every mutant in the gate."""
+    """Sort out what is slow, and what needs a GPU where there is none; keep mutants in the gate."""
     gate: dict[str, bool] = {}
+    cases: Counter[str] = Counter()
     for item in items:
+        name = item.nodeid.partition("[")[0]
+        cases[name] += 1
+        few = item.get_closest_marker("gate")
+        if few is not None and cases[name] > few.args[0]:
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("mutant"):
-            name = item.nodeid.partition("[")[0]
             gate[name] = gate.get(name, False) or not item.get_closest_marker("slow")
         if not GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU: set DPJAX_TEST_PLATFORM=gpu"))

@@ -75,6 +75,7 @@ def test_the_overview_has_the_words_of_each_command(command: str, summary: str) 
     assert (cli._command(command).__doc__ or "").startswith(summary.rstrip("."))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("closed", ["2>&-", ">&-", ">&- 2>&-"])
 def test_a_closed_stream_changes_nothing_else(closed: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -169,6 +170,7 @@ SEVERAL = r"(?<![\d.,:])1 (runs|records|rounds|agents|seeds|plans|edges|files|pa
 """What is said of one thing as if it were several."""
 
 
+@pytest.mark.slow
 def test_what_is_one_is_not_counted_as_several(
     capsys: Capture, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,6 +419,7 @@ def test_letters_that_a_terminal_lacks_are_written_in_others(
     assert "Z\\xfcrich" in text and text.rstrip().endswith(".svg")
 
 
+@pytest.mark.slow
 def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
     command = f"{sys.executable} -m dpjax {' '.join(DESIGN)} | true"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -427,6 +430,7 @@ def test_a_reader_that_stops_reading_costs_nothing(elsewhere: Path) -> None:
     Design.load(elsewhere / "dpjax-design.npz")
 
 
+@pytest.mark.slow
 def test_help_may_be_cut_short_and_completion_is_written(elsewhere: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     for words in ("--help", "account --help", "--tyro-print-completion bash"):

@@ -177,6 +177,7 @@ def test_runs_that_fit_are_taken_despite_failures(
     assert [line.split()[1:3] for line in output] == [["bad_1", "done"], ["empty_5", "done"]]
 
 
+@pytest.mark.slow
 def test_a_run_that_the_time_ends_leaves_its_checkpoint(
     checkout: Path, gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -166,6 +166,7 @@ def cells(line: str) -> list[str]:
     return re.split(r"\s{2,}", line.strip())
 
 
+@pytest.mark.slow
 def test_a_short_quick_start_runs(capsys: pytest.CaptureFixture[str]) -> None:
     program, printed = quick_start()
     assert len(program.splitlines()) <= 15

@@ -540,7 +540,8 @@ def _composed(parts: _Parts, anchor: float, present: bool) -> _Curve:
     log_least = log(anchor)
     # Beyond so many deviations a coordinate's probability over all rounds is a share of delta.
     reach = sqrt(2 * (log(count) - log_least - log(_SHARE)))
-    cell = _cell(parts)
+    # The width of a loss's cells: a share of how far the widest of the rounds reaches.
+    cell = max(ratio * (ratio / 2 + _REACH) for _, ratio, _ in parts) / _CELLS
 
     def discretised(width: float, window: float) -> list[_Round]:
         return [_discretised(part, width, reach, window, present) for part in parts]
@@ -670,12 +671,6 @@ def _cumulant(rounds: list[_Round], order: float) -> float:
         cumulant = logsumexp(order * part.losses + part.logs)
         total += part.times * (cumulant + rounding)
     return float(total)
-
-
-def _cell(parts: _Parts) -> float:
-    """The width of a loss's cells: a share of how far the widest of the rounds reaches."""
-    reaches = [ratio * (ratio / 2 + _REACH) for _, ratio, _ in parts]
-    return max(reaches) / _CELLS
 
 
 def _rounded(value: float, to: Callable[[float], int]) -> float:

@@ -89,6 +89,7 @@ POINTS = [
 ]
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(("rate", "ratio", "rounds", "delta", "width"), POINTS)
 def test_within_two_percent_of_another_accountant(rate, ratio, rounds, delta, width):
     from dp_accounting.pld import privacy_loss_distribution

@@ -137,6 +137,7 @@ def compare(count, seed, quick=True):
     return close / well, open_
 
 
+@pytest.mark.slow
 def test_badly_scaled_views_never_state_less():
     """Some dozens; what float64 leaves open is flagged."""
     close, open_ = compare(COUNT, 3)

@@ -477,6 +477,7 @@ def test_totals_and_what_remains_are_by_agent():
         stated.followed_by(phase(gdp.mu(0.62, DELTA)), planned=False)
 
 
+@pytest.mark.slow
 def test_no_chain_of_phases_passes_the_total_of_any_agent():
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -557,6 +558,7 @@ def test_a_millionth_more_than_a_total_is_refused(by_agents):
             phases[0].within(total).followed_by(phases[1], planned=False)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("by_agents", [True, False])
 def test_phases_known_by_epsilons_alone_may_take_all_and_leave(by_agents):
     """As in older records: no agent's mu is stated, and nothing is added for that."""

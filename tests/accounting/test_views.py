@@ -175,6 +175,7 @@ def quick(algorithm, trust):
 MOST_PAIRS = [pytest.param(*one, marks=() if quick(*one) else pytest.mark.slow) for one in PAIRS]
 
 
+@pytest.mark.gate(12)
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize(("name", "trust"), MOST_PAIRS)
 def test_recursion_equals_the_pseudo_inverse(name, trust, seeds):
@@ -234,10 +235,8 @@ def test_a_view_with_a_wrong_noise_is_caught():
         np.testing.assert_allclose(view.gdp(PARTICIPATION, gradients="view"), wanted, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("graph", "node"),
-    [("path", 0), *(pytest.param(*one, marks=pytest.mark.slow) for one in MANY_STEPS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("graph", "node"), [("path", 0), *MANY_STEPS])
 def test_many_gossip_steps_never_understate(graph, node):
     if graph == "florentine":
         matrix, steps = mixing.uniform_neighbors(graphs.florentine()), (8, 12, 16)

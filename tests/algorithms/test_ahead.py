@@ -148,6 +148,7 @@ def test_the_guarantee_is_that_of_dsgd(method, changes):
         np.testing.assert_array_equal(plans[0].arrays[name], plans[1].arrays[name])
 
 
+@pytest.mark.slow
 def test_one_agent_trains_as_dp_pmlf_with_its_filter():
     filter_ = FILTERS["first v1"]
     config = make_config(

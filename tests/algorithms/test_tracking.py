@@ -211,6 +211,7 @@ BETWEEN.append((PPDOAGT(directed=True), ScheduledLaplace(0.9), OTHERS))
 FEW = (0, 2, 3, 4, 6)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     ("method", "part", "matrix"),
     [

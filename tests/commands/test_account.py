@@ -209,6 +209,7 @@ def test_other_algorithms_and_attackers(capsys: Capture) -> None:
     assert np.isinf(stored("d.jsonl")["view"]).any()
 
 
+@pytest.mark.slow
 def test_every_gossip_step_of_decor_is_accounted() -> None:
     matrix = mixing.metropolis_hastings(graphs.path(5))
     messages = [

@@ -39,6 +39,7 @@ def swept(grid=GRID, **options):
     return dp.sweep(CONFIG, grid, W, dp.quadratics(4), **options)
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_runs_and_are_kept(tmp_path, monkeypatch):
     result = swept(folder=tmp_path)
     frame = result.to_frame()
@@ -204,6 +205,7 @@ def by_design(factor):
     return {"noise": Mine()}
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "edited",
     [by_closure, by_default, by_noise, by_schedule, by_method, by_sampler, by_design],

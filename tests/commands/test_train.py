@@ -203,6 +203,7 @@ def test_settings_that_nothing_reads_are_refused(pairs: list, match: str, capsys
     assert not list(Path().glob(".*"))
 
 
+@pytest.mark.slow
 def test_settings_that_windows_wrote_are_read(capsys: Capture) -> None:
     """With a byte order mark, lines that end in two characters, and letters beyond ASCII."""
     text = SETTINGS.replace("rounds = 3", 'rounds = 3\nout = "Zürich"')
@@ -320,6 +321,7 @@ def test_remedies_are_what_settings_can_do(capsys: Capture) -> None:
 BASELINE = '[[noise]]\nname = "None"\n'
 
 
+@pytest.mark.slow
 def test_a_baseline_runs_beside_private_plans(capsys: Capture) -> None:
     settings(("[[noise]]", BASELINE + "[[noise]]"))
     assert cli.main(["train", "own.toml"]) == 0

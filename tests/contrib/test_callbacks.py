@@ -32,6 +32,7 @@ def events(folder):
     return results
 
 
+@pytest.mark.slow
 def test_boards_have_the_means_over_seeds(tmp_path, network, small):
     logged = []
     board = types.SimpleNamespace(log=lambda values, step: logged.append((step, values)))

@@ -86,6 +86,7 @@ def test_the_round_of_a_change_still_moves_in_the_space_before(on_change):
         assert outside[1][[3, 7]].min() > 0.3 and np.delete(outside[1], [3, 7]).max() < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_mapped_layers_are_decomposed_one_matrix_at_a_time():
     """Batched calls for several layers wait for each other on a CPU's few threads, for ever."""

@@ -160,13 +160,10 @@ def test_an_example_s_logits_are_its_own(name):
     assert np.abs(other[1] - pair[1]).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [
-        pytest.param("cnn5", "patches", marks=pytest.mark.slow),
-        ("small_cnn", "patches"),
-        pytest.param("wide_resnet", "patches", marks=pytest.mark.slow),
-    ],
+    [("cnn5", "patches"), ("small_cnn", "patches"), ("wide_resnet", "patches")],
 )
 def test_layouts_of_a_network_agree_in_double_precision(name, layout):
     """Value and per-example gradients; in float32 a pool might choose another of two equals."""

@@ -37,7 +37,8 @@ def plain(values, present, bits):
     return [sum(row[index] for row in selection) % 2**bits for index in range(len(rows[0]))]
 
 
-@pytest.mark.parametrize("shapes", [SHAPES, pytest.param(MORE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("shapes", [SHAPES, MORE])
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_the_sum_of_whoever_is_present_is_exact(shapes, data):
@@ -167,6 +168,7 @@ def test_keys_of_two_rounds_give_masks_of_their_own():
     assert abs(int(np.bitwise_count(first ^ second).sum()) - 16 * 63) < 6 * 22.5
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 def test_numbers_are_the_same_in_double_precision_and_over_keys():
     values = drawn(5, 9)

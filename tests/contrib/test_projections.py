@@ -32,6 +32,7 @@ def dense(projection, d, k, dtype=F32):
     return np.asarray(columns(projection, jnp.eye(k, dtype=dtype))).T
 
 
+@pytest.mark.slow
 @pytest.mark.x64
 @pytest.mark.parametrize("dtype", [F32, np.float64])
 @pytest.mark.parametrize("name", NAMES)

@@ -75,6 +75,7 @@ def test_figures_of_the_florentine_families():
     assert (squared[1:] <= plain[1:]).all() and np.nanmax(plain) == rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rounds", "near", "distant"),
     [(3, 133.4, None), (5, 147.7, 322.4), (7, 121.3, 308.9), (20, 31.4, 56.1)],
@@ -190,9 +191,8 @@ def test_the_printed_formula_is_false_for_a_far_node():
     assert np.isnan(claim.mu_squared[0]) and not claim.false[0]
 
 
-@pytest.mark.parametrize(
-    "strategy", [None, pytest.param(temporal.anti_pgd(6), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [None, temporal.anti_pgd(6)])
 def test_the_printed_formula_is_marked_false_only_where_it_is(strategy):
     participation = Participation(6, 3, 2)
     matrix = mixing.metropolis_hastings(graphs.path(7))

@@ -116,6 +116,7 @@ def test_messages_of_a_run_are_those_that_are_accounted():
     np.testing.assert_allclose(plain, 1 / scale, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_run_by_relays_is_a_server_s_and_stays_one_model():
     """And what relays hide from nobody takes no noise in shares."""
     network = mixing.metropolis_hastings(GRAPHS["random"])

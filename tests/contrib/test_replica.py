@@ -67,6 +67,7 @@ def followed():
     return single, argument, result, sums
 
 
+@pytest.mark.slow
 def test_clients_replay_the_run_to_the_bit_and_the_server_sends_sums(followed):
     single, argument, result, sums = followed
     server, entries, late = (Replica(single, argument) for _ in range(3))

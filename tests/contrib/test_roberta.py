@@ -262,6 +262,7 @@ def test_padding_changes_no_bit():
     np.testing.assert_array_equal(run(other, TOKENS), run(params, TOKENS))
 
 
+@pytest.mark.slow
 def test_padding_has_no_gradient():
     params = at_random()
 

@@ -50,6 +50,7 @@ def states(name, rounds=12):
     return [jax.tree.map(lambda leaf, i=i: leaf[i], result) for i in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_decoding_returns_the_encoded_value_and_stated_noise(name):
     part = CASES[name]

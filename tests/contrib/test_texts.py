@@ -94,6 +94,7 @@ def test_missing_files_and_other_tasks_are_refused(tmp_path: Path) -> None:
         texts.read_task("sst2", Letters(), 4, folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_sentiment_treebank(data_folder: Path) -> None:
     pytest.importorskip("tokenizers")
     if not (data_folder / "sst2").is_dir() or not (data_folder / "bpe").is_dir():

@@ -31,6 +31,7 @@ def made(**changes):
     return plan.make(make_config(rounds=5, design="independent", **changes), MATRIX)
 
 
+@pytest.mark.slow
 def test_a_trace_is_the_run_of_its_seeds():
     single = made()
     task = make_problem(N)

@@ -48,6 +48,7 @@ SAMPLES = [(of_client, variance) for variance in lattice.VARIANCES] + [
 ]
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(("sample", "variance"), SAMPLES)
 def test_their_law_is_the_exact_one(sample, variance) -> None:
     values = sample(variance).ravel()

@@ -88,6 +88,7 @@ def test_a_release_of_two_runs_is_refused_as_by_the_run(network, small, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_noise_over_rounds_is_timed_and_a_last_chunk_compiled(network, small):
     config = make_config(
         design="prefix_sum", participation=(3, 6), relation="zero_out_record", rounds=18
@@ -128,6 +129,7 @@ def test_a_block_is_timed_again_until_its_times_agree(network, small, monkeypatc
     assert expected.round_seconds == pytest.approx(0.005 * each)
 
 
+@pytest.mark.slow
 def test_what_metrics_hold_at_once_is_counted(network, small):
     """A matrix that is sorted takes its own bytes more, up to four times."""
     made, size = plan.make(make_config(rounds=2), network), 1_000
@@ -191,6 +193,7 @@ def test_a_trace_of_more_than_fits_is_refused(network, small, machine):
     assert trace(made, small, seeds=[0], read=read).shape == (1, 3, 10_000)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("release", [False, True])
 def test_a_run_that_does_not_fit_is_refused_with_its_numbers(
     network, small, tmp_path, machine, release

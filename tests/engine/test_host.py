@@ -65,6 +65,7 @@ def rows(result):
 SLOW = set(CASES) - {"anti_pgd", "records"}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GATE = {"plain", "nested"}
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -215,10 +216,8 @@ PARTIALS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["nested", *(pytest.param(k, marks=pytest.mark.slow) for k in PARTIALS if k != "nested")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PARTIALS)
 def test_functions_with_arguments_are_the_same_run_in_every_process(tmp_path, network, kind):
     """Described by what they call and with what, and not by addresses."""
     key, task = tmp_path / "noise.key", make_problem(6)

@@ -74,6 +74,7 @@ def refusals(number, folder):
 def join("""
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one_and_refuse_together(tmp_path, capsys):
     script = EXAMPLE.read_text().replace("def join(", REFUSALS.strip())
     train = "    result = train("

@@ -32,6 +32,7 @@ def made(network, **options):
     return plan.make(make_config(method=Watched(**options), rounds=7), network)
 
 
+@pytest.mark.slow
 def test_a_methods_own_metrics_are_reported(network, small):
     one = made(network)
     result = run(one, small, seeds=[0, 4], eval_every=3, chunk_blocks=2)

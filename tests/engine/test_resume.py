@@ -400,6 +400,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("kind", "relation"), PAIRS)
 def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, network, kind, relation):
     """Later noise depends on earlier normals, which no checkpoint holds: they are drawn again."""
@@ -432,14 +433,9 @@ def test_interrupted_noise_over_rounds_resumes_to_the_same_bits(tmp_path, networ
         np.testing.assert_array_equal(values, resumed.metrics[metric])
 
 
+@pytest.mark.slow
 @pytest.mark.optimized
-@pytest.mark.parametrize(
-    "design",
-    [
-        "mafalda",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("spacetime", "prefix_sum")),
-    ],
-)
+@pytest.mark.parametrize("design", ["mafalda", "spacetime", "prefix_sum"])
 def test_seeds_that_share_a_strategy_resume_to_the_same_bits_from_any_round(tmp_path, design):
     """Past noise of several seeds is coloured as in the rounds, whose sums depend on the shape."""
     agents, length = 4, 48

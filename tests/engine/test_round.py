@@ -96,6 +96,7 @@ def models_of(rounds, step=None):
     return state
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_compilers_fuse_differently_agrees_to_rounding():
     plan, task = make("server", optimizer=dp.optimizers.Chain(optax.adam, 0.01))
     state = models_of(dp.rounds(plan, task))
@@ -110,6 +111,7 @@ def same_bits(models, result):
         np.testing.assert_array_equal(leaf, other[0, 0])
 
 
+@pytest.mark.gate(3)
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", marked(CASES))
 def test_a_loop_has_the_bits_of_a_run(name):
@@ -136,6 +138,7 @@ def test_the_two_halves_are_a_step(name):
             np.testing.assert_allclose(leaf, other, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", ["whisper", "poisson", "anti-pgd", "mafalda"])
 def test_a_loop_can_be_compiled_and_continued_from_a_stored_state(name):
     plan, task = make(name)
@@ -290,6 +293,7 @@ def test_a_new_key_is_not_that_of_a_state_before_the_first_round(tmp_path):
         dp.rounds(plan, task, key_file=tmp_path / "fresh").init(stored)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("release", [False, True])
 def test_states_of_another_form_are_refused(release, tmp_path):
     adam = dp.optimizers.Chain(optax.adam, 0.01)
@@ -583,6 +587,7 @@ def received_by(plan, agents, message):
     return jax.tree.map(leaf_of, message)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", marked(name for name in ALONE if name != "server"))
 def test_agents_alone_compute_their_part_of_a_run(name):
     """Among agents of a path, of which one has one neighbour and another two."""

@@ -89,6 +89,7 @@ def lambdas(agents):
     return made, [weakref.ref(function) for function in functions]
 
 
+@pytest.mark.slow
 def test_programs_of_earlier_problems_are_dropped(network):
     """The caches hold 16 programs each; all others go, with the functions they were made of."""
     plans_ = [plan.make(make_config(batch_size=1, rounds=2), network)]

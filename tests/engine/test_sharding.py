@@ -163,9 +163,8 @@ class Net(nn.Module):
         return nn.Dense(2)(x.reshape((*x.shape[:-3], -1)))
 
 
-@pytest.mark.parametrize(
-    "relation", [pytest.param("replace_agent", marks=pytest.mark.slow), "replace_record"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
 def test_gradients_of_networks_stay_on_their_devices(relation):
     """Compilers gather all images, and JAX adds derivatives by constants up over devices."""
     rng = np.random.default_rng(0)
@@ -204,14 +203,10 @@ def jitter(key, x):
 SAMPLERS = {"random": samplers.Random(2), "poisson": samplers.Poisson(2.0, 3)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "local"),
-    [
-        ("poisson", True),
-        pytest.param("random", False, marks=pytest.mark.slow),
-        pytest.param("random", True, marks=pytest.mark.slow),
-        pytest.param("poisson", False, marks=pytest.mark.slow),
-    ],
+    [("poisson", True), ("random", False), ("random", True), ("poisson", False)],
 )
 def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(sampler, local):
     config = make_config(
@@ -251,6 +246,7 @@ def test_batches_are_those_of_one_device_and_each_holds_its_own_agents_records(s
         assert owned <= held and len(held) <= len(owned) + 2  # What fills up.
 
 
+@pytest.mark.slow
 def test_records_that_are_loaded_by_number_train_to_the_same_bits():
     config = make_config(design="independent", relation="replace_record", rounds=4, batch_size=1)
     one = plan.make(config, mixing.metropolis_hastings(graphs.ring(10)), counts=SIZES)
@@ -296,7 +292,8 @@ def same(one, other, exact=False):
         np.testing.assert_allclose(other.metrics[name], values, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("counts", [(3, 8), pytest.param((2,), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [(3, 8), (2,)])
 def test_fifty_rounds_by_tables_agree_to_rounding(counts, tmp_path):
     """Rows add in one order (above), but compilers may round a product and a sum at once, or not.
 

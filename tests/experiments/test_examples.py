@@ -225,6 +225,7 @@ def test_the_loop_stops_when_the_budget_is_spent(tmp_path):
     assert len({tuple(item) for item in drawn}) == 6
 
 
+@pytest.mark.slow
 def test_own_design_example_is_short_and_lies_between(capsys):
     assert len((ROOT / "examples" / "own_design.py").read_text().splitlines()) <= 40
     result = example("own_design").main(rounds=60)
@@ -280,6 +281,7 @@ def test_the_own_loop_page_states_a_total_over_a_departure(tmp_path, monkeypatch
         assert float(file["epsilon"]) == 10.0 and "(zeros," in str(file["how_to_use"])
 
 
+@pytest.mark.slow
 def test_own_method_example_is_short_and_learns(tmp_path, monkeypatch, capsys):
     """Without its weights it would settle on another average than that of all agents."""
     import matplotlib

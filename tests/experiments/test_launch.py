@@ -232,6 +232,7 @@ def test_paired_options_have_equal_lengths() -> None:
             launch.check(kind((10.0, 1.0), (0.5, 0.5), q1), each=each)
 
 
+@pytest.mark.slow
 def test_estimates_are_printed_and_nothing_is_stored(tmp_path, capsys, monkeypatch, network, small):
     """Also of a run whose step size another one chooses."""
     monkeypatch.setattr(estimate, "_SECONDS", 0.0)

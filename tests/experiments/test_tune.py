@@ -143,6 +143,7 @@ def test_step_sizes_are_dealt_so_that_all_have_as_many_trials():
         tune.dealt((1.0,), 2)
 
 
+@pytest.mark.slow
 def test_what_is_no_search_is_refused():
     fit, complete = problems()
     settings = {"seeds": (0, 1), "tuning_seeds": (7,)}

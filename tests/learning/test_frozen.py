@@ -237,6 +237,7 @@ def test_poisson_batches_several_devices_and_one_problem_a_seed(network):
         run(two, [make(), make(params=other)], seeds=[0, 1])
 
 
+@pytest.mark.slow
 def test_frozen_values_are_a_part_of_what_a_run_is(tmp_path, network):
     one = plan.make(make_config(rounds=4), network)
 

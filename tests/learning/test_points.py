@@ -86,6 +86,7 @@ def test_an_answer_is_the_clipped_combination(name):
     np.testing.assert_allclose(got, by_hand(name.split("s")[0]), rtol=2e-5, atol=1e-5)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", QUERIES)
 def test_weights_are_an_encode_of_their_own(name):
     wanted = asked(QUERIES[name])

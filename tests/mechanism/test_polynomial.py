@@ -62,6 +62,7 @@ def test_matrices_with_eigenvalues_near_one_and_minus_one(own):
     assert 0.8 < exact(matrix, noise).max() <= 1
 
 
+@pytest.mark.slow
 def test_energy_is_near_the_optimum():
     matrix, noise = made("random")
     optimum = design.Design.whisper(matrix, 1.0).value

@@ -70,6 +70,7 @@ def test_dense_graphs_often_have_a_singular_w(n: int, singular: float, hubs: flo
     assert np.mean(hub) == pytest.approx(hubs, abs=0.02)
 
 
+@pytest.mark.slow
 @given(st.integers(2, 14), st.floats(0.3, 1.0), st.integers(0, 1000), st.booleans())
 def test_designs_keep_the_bound_and_their_order(n, p, seed, unequal) -> None:
     matrix = mixing.metropolis_hastings(graphs.erdos_renyi(n, p, seed))

@@ -197,13 +197,14 @@ def test_the_epochs_solver_is_minimize_trace_at_one_epoch() -> None:
     np.testing.assert_allclose(result.precision, minimize_trace(gram).precision, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "running_sums"),
     [
         ((48, 4, 12), False),
-        pytest.param((48, 1, 48), True, marks=pytest.mark.slow),
-        pytest.param((40, 20, 2), True, marks=pytest.mark.slow),
-        pytest.param((120, 8, 15), False, marks=pytest.mark.slow),
+        ((48, 1, 48), True),
+        ((40, 20, 2), True),
+        ((120, 8, 15), False),
     ],
 )
 def test_not_above_jax_privacy(fields, running_sums) -> None:
@@ -333,6 +334,7 @@ def test_all_bands_are_the_optimum() -> None:
 # Devices and long horizons.
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("solver", ["solve", "banded", "toeplitz", "minimize_trace"])
 def test_solvers_run_on_the_device_that_is_given(solver, monkeypatch) -> None:
     participation = Participation(12, 3, 4)
@@ -357,6 +359,7 @@ def test_the_compiled_iteration_stays_on_its_device() -> None:
     assert result.precision.devices() == {jax.devices()[3]} and result.gap <= 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [(96, 3, 32), (96, 1, 96), (96, 1, 5)])
 def test_long_horizons(monkeypatch, fields) -> None:
     """The coarse start, Cholesky's factor, its certificate and sums by pattern, at a small size."""
@@ -385,6 +388,7 @@ def test_sensitivity_by_pattern(fields, monkeypatch) -> None:
     assert temporal.sensitivity(strategy, participation) == pytest.approx(complete, rel=1e-14)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("fields", [(13, 3, 4), (24, 1, 24), (30, 2, 15)])
 def test_toeplitz_is_no_worse_than_its_neighbours(fields) -> None:
     """At the dense objective: the search works with sums along diagonals."""

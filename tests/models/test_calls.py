@@ -113,6 +113,7 @@ def error(model):
     return difference(half(params, X, Y), plain(model, params, X, Y, 0.5))
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_plain_differentiation(name):
     assert error(MODELS[name]) < 1e-5

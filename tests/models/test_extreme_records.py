@@ -169,6 +169,7 @@ def cases():
             yield pytest.param(name, route, True, marks=pytest.mark.slow)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.optimized
 @pytest.mark.parametrize(("name", "route", "loop"), list(cases()))
 def test_an_extreme_record_adds_at_most_the_clip_norm(name, route, loop):

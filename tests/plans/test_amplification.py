@@ -75,6 +75,7 @@ STATED = {
 }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", STATED)
 def test_poisson_states_what_it_stated_before_it_had_its_own_accounting(name):
     changes, tolerance, epsilons, noise_numbers = STATED[name]

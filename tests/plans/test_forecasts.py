@@ -256,6 +256,7 @@ def test_the_disagreement_is_that_of_the_dense_map(network, matrix, changes):
     assert not made.forecast(1).disagreement == pytest.approx(spread_of(made, steps + 1), rel=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["dense", "sparse"])
 def test_agents_who_mix_slowly_disagree_and_the_verdict_says_so(form):
     """A ring of 300, whose average would learn: by the average alone it "learns"."""

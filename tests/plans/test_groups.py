@@ -61,6 +61,7 @@ def test_a_record_is_drawn_in_its_groups_rounds_alone_and_at_its_rate():
         assert found[:, agent].sum(1).mean() == pytest.approx(EXPECTED, rel=0.05)
 
 
+@pytest.mark.slow
 def test_the_guarantee_against_another_accountant():
     """As often as a group has rounds, a subsampled Gaussian of the largest column's norm."""
     from dp_accounting import dp_event, pld

@@ -37,14 +37,8 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "adam",
-        "schedule",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("momentum", "filter")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adam", "schedule", "momentum", "filter"])
 def test_an_optimizer_is_one_changed_argument_and_costs_nothing(network, small, name):
     plain = plan.make(make_config(), network)
     config = dataclasses.replace(plain.config, optimizer=CHAINS[name])
@@ -57,6 +51,7 @@ def test_an_optimizer_is_one_changed_argument_and_costs_nothing(network, small, 
     assert result.rows()[0]["step_size"] == pytest.approx(config.optimizer.first)
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", CHAINS)
 def test_the_updates_are_those_of_optax(network, small, name):
     """With no noise and no clip, against a loop over the messages of plain agents."""

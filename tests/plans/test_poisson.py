@@ -82,6 +82,7 @@ def query(task, capacity=None):
     return RecordQuery(task.loss, None, 0.5, "flat", None, capacity=capacity)
 
 
+@pytest.mark.slow
 def test_batches_beyond_the_capacity_are_computed_in_passes():
     task = make_problem(4)
     models = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 4))

@@ -171,6 +171,7 @@ def test_a_releases_grid_and_cost_need_the_diagonal_alone() -> None:
         finite.release_grid(np.array([1.0, 0.0]), 4)
 
 
+@pytest.mark.slow
 def test_runs_of_both_layouts_agree_and_share_their_noise(monkeypatch) -> None:
     dense, sparse = both(GRAPHS["regular"])
     config = make_config(noise=noise.Independent(), rounds=50, batch_size=1)
@@ -235,6 +236,7 @@ def test_plans_of_many_agents_take_seconds() -> None:
         assert time.perf_counter() - begun < 4  # Half of it on an idle machine.
 
 
+@pytest.mark.slow
 def test_agents_in_blocks_answer_as_all_at_once(monkeypatch):
     """Seven agents, two at a time, of whom one has no record in its batch."""
     query = AgentQuery(lambda w, x, y: 0.5 * jnp.sum((w * x - y) ** 2), None, 1.0, "flat")

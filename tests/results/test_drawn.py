@@ -239,6 +239,7 @@ def test_names_with_dollar_signs_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "<!-- $^{$ -->" in text and "<!-- $a^{_$ -->" in text
 
 
+@pytest.mark.slow
 def test_the_committed_comparison_is_drawn(tmp_path):
     archive = ROOT / "docs/records/compare.jsonl.gz"
     out = tmp_path / "figure.png"

@@ -362,6 +362,7 @@ def test_a_figure_is_replaced_whole(tmp_path, ten, monkeypatch):
         plots.save(plots.lines(ten, "round", "accuracy"), tmp_path / "a.gif")
 
 
+@pytest.mark.slow
 def test_records_are_drawn_with_sensible_defaults(tmp_path):
     swept = records.write(tmp_path / "swept" / "run.jsonl", make_rows(), {})
     tuning = [{**row, "phase": "tuning", "seed": 99} for row in make_rows()]

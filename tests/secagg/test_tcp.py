@@ -305,6 +305,7 @@ def test_a_sum_does_not_wait_for_answers_that_it_can_do_without():
         np.testing.assert_array_equal(end.values, values.sum(axis=0))
 
 
+@pytest.mark.slow
 def test_too_many_that_vanish_are_an_abort_for_everybody():
     terms = terms_for(6, dropout=0.17, length=64)
     faults = {0: vanishes_in_its_vector, 1: hangs_in_its_vector}

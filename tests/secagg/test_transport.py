@@ -94,6 +94,7 @@ def too_many(round):
     return {0: "mask", 1: "share", 2: "mask"} if round == 4 else {}
 
 
+@pytest.mark.slow
 def test_an_aborted_round_ends_the_run_for_good(tmp_path):
     single = made()
     sums = transport.SecureSums(TERMS, too_many, over="memory")

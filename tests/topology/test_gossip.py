@@ -64,6 +64,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_tables_give_the_dense_product_to_rounding(name) -> None:
     matrix = NETWORKS[name]

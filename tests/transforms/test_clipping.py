@@ -83,6 +83,7 @@ def test_bound_holds_for_large_leaves(size, value):
     check_bound(per_agent(1.0), jnp.full((2, size), value, jnp.float32), 1.0)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.optimized
 @pytest.mark.parametrize("method", clipping.CLIPPINGS)
 @pytest.mark.parametrize(("size", "n"), [(2, 1), (16, 4), (100, 4)])

@@ -72,6 +72,7 @@ def check_sum(build, loss=logistic, method="flat", microbatch=None, spoil=False)
     np.testing.assert_allclose(everything, expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("method", "microbatch"),
     [("flat", None), ("automatic", 1), ("flat", 3), ("automatic", 4), ("automatic", 20)],

@@ -135,6 +135,7 @@ def drawn_normals(length, shape):
     return wide(lambda: jax.lax.map(of_round, jnp.arange(length)))
 
 
+@pytest.mark.gate(2)
 @pytest.mark.x64
 @pytest.mark.parametrize("which", range(4))
 def test_sums_are_rounded_once_as_if_all_was_float64(which):

@@ -56,6 +56,7 @@ MAPPED = {
 """A route for each form: the others are slow, as are agents on devices."""
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("form", "name"),
     [

@@ -361,6 +361,7 @@ def test_scanned_vmapped_and_round_by_round_are_one():
         )
 
 
+@pytest.mark.gate(1)
 @pytest.mark.optimized
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_columns_stay_orthonormal_for_gradients_inside(seeds):

@@ -196,6 +196,7 @@ FLAT = [(0.3, "flat", False), (0.3, "flat", True)]
 AUTOMATIC = [(2.0, "automatic", True)]
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("name", "clips"),
     [
@@ -281,6 +282,7 @@ def test_a_norm_that_lacks_the_biases_is_noticed(monkeypatch):
     compiled.cache_clear()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("name", "per_layer", "size"),
     [
