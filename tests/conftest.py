@@ -78,10 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     cases: Counter[str] = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0]
-        cases[name] += 1
         few = item.get_closest_marker("gate")
-        if few is not None and cases[name] > few.args[0]:
-            item.add_marker(pytest.mark.slow)
+        if few is not None and not item.get_closest_marker("slow"):
+            cases[name] += 1
+            if cases[name] > few.args[0]:
+                item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("mutant"):
             gate[name] = gate.get(name, False) or not item.get_closest_marker("slow")
         if not GPU and item.get_closest_marker("gpu"):

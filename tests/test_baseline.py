@@ -618,11 +618,13 @@ def marked(names: Iterable[str], slow: tuple[str, ...]) -> list[object]:
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
+@pytest.mark.gate(22)
 @pytest.mark.parametrize("name", marked(PLANS, SLOW_PLANS))
 def test_a_plan_states_and_holds_what_it_did(name):
     compare("plans", name, plan_values(name), stated_mode())
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_sampler_draws_the_same_bits(name):
     compare("batches", name, batch_values(name), bit_mode())
@@ -633,6 +635,7 @@ def test_a_run_draws_the_same_records(name):
     compare("draws", name, drawn_in_a_run(name), bit_mode())
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize("name", PRIVATIZERS)
 def test_a_privatizer_draws_the_same_bits(name):
     compare("noise", name, noise_values(name), bit_mode())

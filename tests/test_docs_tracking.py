@@ -122,6 +122,7 @@ def differences_of_budgets(text):
     return faults
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("differences", [differences_of_moves, differences_of_budgets])
 def test_tables_2_and_3_are_what_the_functions_give(differences):
     text = PAGE.read_text()

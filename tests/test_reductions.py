@@ -26,6 +26,7 @@ MAPS = {
 }
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("platform", PLATFORMS)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("size", [8_192, pytest.param(65_537, marks=pytest.mark.slow)])

@@ -10,6 +10,7 @@ from dpjax import _numerics
 KEY = jax.random.fold_in(jax.random.key(7, impl="threefry2x32"), 3)
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1), (5, 9), (20, 129), (3, 0)])
 def test_bits_are_those_of_jax(shape):
     expected = np.asarray(jax.random.bits(KEY, shape, jnp.uint32))

@@ -100,6 +100,7 @@ def test_what_a_dead_process_left_is_taken_over_last(tmp_path):
     assert order == [(1, True), (2, True), (0, True)]
 
 
+@pytest.mark.slow
 def test_others_take_over_from_a_worker_that_was_killed(tmp_path):
     paths = [tmp_path / str(i) for i in range(4)]
     marker = tmp_path / "killed"

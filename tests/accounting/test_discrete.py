@@ -57,6 +57,7 @@ def moved(law: tuple, by: int, alpha: float) -> float:
 VARIANCES = (Fraction(1, 4), Fraction(1, 2), Fraction(1), Fraction(2))
 
 
+@pytest.mark.gate(3)
 @pytest.mark.parametrize(
     ("variance", "clients"),
     [

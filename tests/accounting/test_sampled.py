@@ -195,6 +195,7 @@ MANY = [
 ]
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize(("rate", "ratio", "rounds"), MANY)
 @pytest.mark.parametrize("centre", [2.0**-32, 4.63e-12, 1.87e-6])
 def test_epsilon_never_rises_with_delta(rate, ratio, rounds, centre):

@@ -249,10 +249,8 @@ def config(method, rule=None, **changes):
     return plan.Config(**(options | changes))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["learned", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fixed", "count", "given"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["learned", "fixed", "count", "given"])
 def test_a_sketch_changes_what_is_sent_and_no_guarantee(name):
     complete, small = (
         plan.make(config(Federated(Trusted(1, (2,)), sketch, 0.9)), COMPLETE)

@@ -322,6 +322,7 @@ def test_tracking_reaches_the_optimum_where_dgd_does_not():
     assert max(left.values()) < 1e-8, left
 
 
+@pytest.mark.slow
 def test_what_a_trace_reads_is_what_a_run_does():
     training_plan = plan.make(config(Tracking(5.0), ScheduledLaplace(0.9)), MATRIX)
     task = fusion.problem(MADE)

@@ -333,6 +333,7 @@ def test_other_parties_have_a_sentence_each(capsys: Capture) -> None:
     assert "NOT protected from an outsider: the loss is infinite" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_delta_above_one_over_the_agents_protects_nobody(capsys: Capture) -> None:
     for trust in ("ldp", "pndp"):
         assert cli.main([*ACCOUNT, "--delta", "0.3", "--trust", trust, "--out", trust]) == 0
@@ -456,6 +457,7 @@ def test_the_inverse_gives_the_budget_back(gradients: str, capsys: Capture) -> N
     assert re.search(r"dsgd against .* every message: sigma = \S+, \S+ times this", text)
 
 
+@pytest.mark.slow
 def test_the_worst_attacker_and_victim_are_named(capsys: Capture) -> None:
     # A long tail: with one round, only neighbours learn anything; with colluders, theirs.
     matrix = mixing.uniform_neighbors(graphs.path(5))
@@ -509,6 +511,7 @@ def test_another_word_for_gradients_is_refused(gradients: Any) -> None:
         account(matrix, sigma=1.0, **terms).worst(gradients)
 
 
+@pytest.mark.slow
 def test_one_agent_alone(capsys: Capture) -> None:
     single = [*BUDGET, "--graph", "complete:1"]
     assert cli.main([*single, "--out", "own"]) == 0

@@ -357,6 +357,7 @@ def test_a_release_needs_noise(capsys: Capture) -> None:
     refused(["train", "own.toml"], capsys, "release is True for a config without noise")
 
 
+@pytest.mark.slow
 def test_a_model_is_found_beside_the_settings(capsys: Capture, folder: Path) -> None:
     settings(('"Linear"', '"own_risk:Risk"'), ("North = 1.0", "North = 1.0000004"))
     refused(["train", "own.toml"], capsys, "put own_risk.py beside the file of settings")

@@ -124,6 +124,7 @@ def test_averages_keep_the_mean_of_float64_models():
     assert models[-1].std(axis=0).max() < 1e-3
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("result", ["text", {"a": "text"}, print])
 def test_what_is_read_must_be_arrays(result):
     with pytest.raises(ValueError, match="read gives .*; give a function that returns arrays"):

@@ -129,6 +129,7 @@ def test_a_killed_process_ends_both_and_the_same_command_goes_on(tmp_path):
     assert (folder / "two.npz").exists()
 
 
+@pytest.mark.slow
 def test_slurm_says_who_takes_part(tmp_path):
     """A step of two tasks on one machine, by the variables that Slurm sets in each."""
     script, train = EXAMPLE.read_text(), "    result = train("

@@ -80,6 +80,7 @@ def text_of(page):
     return html.unescape(re.sub(r"<(style|svg)\b.*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL))
 
 
+@pytest.mark.slow
 def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
     path = result.report(tmp_path / "inside" / "a <b> run.html")
     page = path.read_text()
@@ -110,6 +111,7 @@ def test_a_report_is_one_page_with_all_of_a_run(tmp_path, result):
         result.report(tmp_path / "run.txt")
 
 
+@pytest.mark.slow
 def test_names_of_agents_travel_with_their_epsilons(tmp_path, network, small):
     names = tuple("ABCDEF")
     task = dataclasses.replace(small, name="ward", partition=small.partition._replace(names=names))

@@ -450,6 +450,7 @@ def test_narrow_parameters_are_refused_for_the_record_unit(network, small):
         run(made, narrow, seeds=[0])
 
 
+@pytest.mark.slow
 def test_seeds_with_data_of_their_own_are_those_alone():
     """Two seeds, each with another data set, side by side and one by one."""
     matrix = mixing.metropolis_hastings(graphs.ring(6))

@@ -73,6 +73,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("name", "devices"), [*((name, 8) for name in GRAPHS), ("random", 3), ("star", 3)]
 )
@@ -138,6 +139,7 @@ def round_of(data):
     return names, sum(size for name, size in found if name in names), others
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("layout", ["tables", "dense"])
 def test_a_rounds_collectives_are_the_exchange_alone(layout, monkeypatch):
     if layout == "dense":

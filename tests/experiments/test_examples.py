@@ -52,6 +52,7 @@ def test_an_example_says_how_it_is_called(name):
     assert ".parse_args()" in text
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", WITH_ARGUMENTS)
 def test_arguments_that_do_not_fit_are_answered_by_the_usage(name, tmp_path):
     command = [sys.executable, ROOT / "examples" / f"{name}.py", "--nothing"]

@@ -94,6 +94,7 @@ def test_the_clipped_sum_is_of_adapters_alone(up):
     assert np.any(np.asarray(total["down"])) == np.any(up)
 
 
+@pytest.mark.slow
 def test_a_private_run_moves_and_sends_adapters_alone():
     one, task = plan.make(make_config(rounds=2), RING), make()
     exchange, sent = host.local_transport(one), []

@@ -185,6 +185,7 @@ def constants(task, one):
     return held, made
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("relation", ["replace_agent", "replace_record"])
 def test_frozen_leaves_are_arguments_held_once(network, relation):
     shape = (FEATURES, HIDDEN)

@@ -66,6 +66,7 @@ def test_tokens_are_learned_from_and_a_stopped_run_goes_on(tmp_path, network, re
         run(one, other, checkpoint=tmp_path / "c", **options)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("clipping", ["flat", "automatic"])
 def test_one_text_moves_its_agents_sum_by_no_more_than_stated(clipping):
     from dpjax.learning.query import RecordQuery

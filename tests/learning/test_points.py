@@ -158,6 +158,7 @@ def test_a_faster_mean_loss_is_asked_at_all_points():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *answers)
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["agent", "record", "passes"])
 def test_frozen_leaves_are_the_same_at_all_points(name):
     whole = {**MODELS, "b": np.full((N, POINTS), 0.7)}

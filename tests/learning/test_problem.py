@@ -259,6 +259,7 @@ def classifier(test=None, **options):
     return supervised(MLP((), 3), "cross_entropy", (x, y), test, shards, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eval_batch", [None, 7])
 def test_more_metrics_are_means_over_agents(eval_batch):
     task = classifier(metrics=("auc", "f1", "balanced_accuracy"), eval_batch=eval_batch)
@@ -275,6 +276,7 @@ def test_more_metrics_are_means_over_agents(eval_batch):
     assert found == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_weights_of_classes_are_factors_of_the_training_loss():
     plain, task = classifier(), classifier(class_weights=(1.0, 2.0, 0.5))
     params = task.init(jax.random.key(0))

@@ -95,6 +95,7 @@ def run(gradients, params, x, y, scale):
     return with_norms(gradients, params, x, y, lambda norms: scale / (scale + norms))
 
 
+@pytest.mark.gate(1)
 @named
 def test_sums_and_norms_are_those_of_plain_differentiation(name):
     model, params, x, y = task(name)

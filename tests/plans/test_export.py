@@ -41,6 +41,7 @@ def mu_of(entries):
     return worst
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize(
     ("name", "changes"), diagonal(PRIVATE, [{}, CYCLIC, {"relation": "zero_out_record"}])
 )

@@ -224,6 +224,7 @@ def remembering(value):
     return Remembering()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("part", "make"), [("optimizer", stepped), ("method", remembering)])
 def test_a_release_resumes_with_its_own_arrays_and_memory_only(
     tmp_path, network, small, part, make

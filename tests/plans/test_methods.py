@@ -141,6 +141,7 @@ def started(one):
     return algorithm_of(statics, arrays, KEY).init(models)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few("disk"))
 def test_a_round_keeps_the_tree_and_is_the_compiled_one(name):
     one = made(name)

@@ -34,6 +34,7 @@ from tests.support import make_algorithm
 SLOW = ("average", "midway", "sketch")
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
 )

@@ -416,6 +416,7 @@ def test_an_attacker_never_gains_more_than_epsilon_and_does_where_the_noise_is_h
     assert halved > 1.5 * EPSILON
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(
     ("method", "shifts"),
     # The toy starts its optimizer anew in every round, and steps by the first step for ever.

@@ -16,6 +16,7 @@ LIMITS = tcp.Limits(enrol=2.0, stage=20.0, send=5.0)
 LEAVES = [{}, {0: "share", 5: "mask"}, {2: "unmask", 8: "share"}, {1: "enrol"}]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("leaves", LEAVES, ids=str)
 def test_both_give_the_sum_of_the_survivors_by_row(leaves):
     terms = terms_for(9, dropout=0.25, length=64)

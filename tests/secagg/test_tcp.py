@@ -401,6 +401,7 @@ async def idle(port, connections):
     return [writer for _, writer in opened]
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("when", ["long before", "before", "during", "after"])
 def test_idle_connections_do_not_keep_clients_out(when):
     """Forty, where six clients enrol: before clients that wait, as it begins, and half-way."""

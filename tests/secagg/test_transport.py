@@ -405,6 +405,7 @@ def test_a_line_that_was_cut_short_spends_its_round(noted):
             assert sums(message(1), 1)[1] == 0 and not sums.crossed
 
 
+@pytest.mark.slow
 def test_a_resumed_run_knows_its_aborted_rounds(tmp_path):
     single = made()
     file = tmp_path / "rounds.jsonl"

@@ -384,6 +384,7 @@ def test_malformed_updates_are_refused():
             transform.update(updates, noise.NoiseState(key(), jnp.int32(0)))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.optimized
 @pytest.mark.parametrize(
     ("released", "rounds_strategy"),

@@ -254,6 +254,7 @@ def test_a_record_is_clipped_by_the_norm_of_what_is_added(route, monkeypatch):
     assert cancelled(route).max() > 1
 
 
+@pytest.mark.gate(5)
 @pytest.mark.parametrize("route", sorted(set(rounding.ROUTES) - {"a function of one's own"}))
 def test_a_fence_lies_between_gradients_and_their_norms(route):
     """On a GPU a barrier, which lasts until after fusion; on a CPU a loop, which stays."""

@@ -124,6 +124,7 @@ def test_strategies_that_float32_cannot_apply_are_refused(strategy, text):
         rounds.route(np.tril(strategy), len(strategy))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", strategies())
 def test_applied_agrees_with_exact_arithmetic(kind):
     """The sensitivity of the inverse of the rounded coefficients, in 50 digits."""

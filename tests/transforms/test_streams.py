@@ -12,6 +12,7 @@ from tests.transforms.streams import LAPLACE, NORMAL, ROWS, key
 pytestmark = pytest.mark.parametrize("stream", [NORMAL, LAPLACE], ids=lambda value: value.law)
 
 
+@pytest.mark.gate(1)
 def test_a_place_decides_a_number_and_not_the_number_of_rows(stream):
     np.testing.assert_array_equal(stream.sample(shape=(2, 11)), stream.sample(shape=(8, 11))[:2])
 
