@@ -24,7 +24,8 @@ AS_USERS = os.environ.get("DPJAX_TEST_EMITTERS") == "users"
 CHEAP = (
     *("accounting", "algorithms", "commands", "contrib", "encoding", "experiments", "learning"),
     *("mechanism", "models", "plans", "secagg", "transforms"),
-    *("test_cli", "test_docstrings", "test_identity", "test_result", "test_run", "test_trace"),
+    *("test_cli", "test_docstrings", "test_identity", "test_result", "test_round", "test_run"),
+    *("test_sharding", "test_trace"),
 )
 # Compiled programs by their text and options: whoever runs the suite again compiles what changed.
 COMPILED = ROOT / ".pytest_cache" / "compiled"

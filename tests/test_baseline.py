@@ -630,6 +630,7 @@ def test_a_sampler_draws_the_same_bits(name):
     compare("batches", name, batch_values(name), bit_mode())
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", marked(SAMPLERS, SAMPLERS[:3]))
 def test_a_run_draws_the_same_records(name):
     compare("draws", name, drawn_in_a_run(name), bit_mode())
@@ -641,11 +642,13 @@ def test_a_privatizer_draws_the_same_bits(name):
     compare("noise", name, noise_values(name), bit_mode())
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", marked((*RUNS, *SLOW_RUNS), SLOW_RUNS))
 def test_a_short_run_ends_as_it_did(name):
     compare("runs", name, run_values(name), Mode(RUN))
 
 
+@pytest.mark.slow
 def test_functions_of_fixed_names_return_what_they_did():
     new = function_values()
     for name in new:

@@ -517,6 +517,7 @@ def random_phases(seed, by_agents, count):
     return total, stated
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("by_agents", [True, False])
 def test_phases_of_what_remains_are_admitted_and_anybody_may_leave(by_agents):
     """Also of what remains of a total of which nearly nothing does; all is true to the last bit."""

@@ -435,6 +435,7 @@ def test_a_figure_is_never_replaced(capsys: Capture) -> None:
     assert Path("it.svg").read_text() == "precious" and not Path("it.jsonl").exists()
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("gradients", ["any", "view"])
 def test_the_inverse_gives_the_budget_back(gradients: str, capsys: Capture) -> None:
     fields = ["--epochs", "2", "--separation", "2", "--trust", "pndp"]

@@ -92,6 +92,7 @@ def test_a_summary_shows_the_range_of_budgets_by_agent():
     assert "by agent" not in equal and equal.split()[:2] == ["4", "4"]
 
 
+@pytest.mark.slow
 def test_best_points_are_a_grid():
     result = swept({"noise": GRID["noise"][:2], "optimizer.step_size": [0.05, 1e-9]})
     best = result.best("mean_gap", over="optimizer.step_size")

@@ -59,6 +59,7 @@ def test_boards_have_the_means_over_seeds(tmp_path, network, small):
     assert result.ended
 
 
+@pytest.mark.slow
 def test_boards_have_the_extreme_epsilons_of_agents(network, small):
     logged = []
     board = types.SimpleNamespace(log=lambda values, step: logged.append(values))

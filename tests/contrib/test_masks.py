@@ -83,10 +83,8 @@ def by_pairs(values, degree, own=True):
     return (sent % 2**32).astype(np.uint32), near
 
 
-@pytest.mark.parametrize(
-    ("clients", "columns", "degree", "bits"),
-    [*SHAPES, *(pytest.param(*item, marks=pytest.mark.slow) for item in MORE)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("clients", "columns", "degree", "bits"), [*SHAPES, *MORE])
 def test_masks_are_those_of_pairs_on_the_ring(clients, columns, degree, bits):
     values = drawn(clients, columns)
     want, near = by_pairs(values, degree)

@@ -102,6 +102,7 @@ def test_a_state_is_sent_where_it_is_shorter():
     assert late.fingerprint() == server.replica.fingerprint()
 
 
+@pytest.mark.slow
 def test_whoever_computed_otherwise_gets_the_whole_state(followed):
     single, argument, _, sums = followed
     feed = Feed(Replica(single, argument))

@@ -41,6 +41,7 @@ def test_a_trace_is_the_run_of_its_seeds():
         np.testing.assert_allclose(leaf[:, 0], mine[:, -1], rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_is_what_lies_between_private_and_noisy_payloads():
     single = made()
     task = make_problem(N)
@@ -51,6 +52,7 @@ def test_noise_is_what_lies_between_private_and_noisy_payloads():
     assert jax.tree.leaves(passed.message)[0].shape[:3] == (40, 3, N)
 
 
+@pytest.mark.slow
 def test_replayed_gradients_move_by_twice_the_clip_norm():
     first = made(clip_norm=0.1)
     task = make_problem(N)

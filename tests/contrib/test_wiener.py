@@ -115,6 +115,7 @@ def test_on_its_own_model_no_published_filter_is_as_near():
     assert learned < 0.85 * min(others.values())
 
 
+@pytest.mark.slow
 def test_what_sampling_draws_anew_is_told_from_the_drift():
     gradient, noisy = drifting(400, 5_000, rho=0.995, power=0.2, noise=0.4 + NOISE)
     plain, fresh = (

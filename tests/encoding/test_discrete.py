@@ -66,6 +66,7 @@ def test_probabilities_of_few_bits_are_caught() -> None:
     assert lattice.fit(lattice.rounded_twin(rng, DRAWS, 4, 5), 4) < 1e-6
 
 
+@pytest.mark.gate(4)
 @pytest.mark.parametrize(("sample", "variance"), SAMPLES)
 def test_their_moments(sample, variance) -> None:
     values = sample(variance).astype(np.float64).ravel()

@@ -252,6 +252,7 @@ def test_the_drivers_do_not_take_over_each_others_runs(network, small, tmp_path)
         run(one, small, **options)
 
 
+@pytest.mark.slow
 def test_callbacks_stop_at_the_same_rounds(network, small):
     one = made(network)
     options = {"seeds": [1], "eval_every": 2, "chunk_blocks": 2}

@@ -121,6 +121,8 @@ def test_a_loop_has_the_bits_of_a_run(name):
     same_bits(models, dp.run(plan, task, seeds=[3]))
 
 
+@pytest.mark.optimized
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("name", ["whisper", "tracking", "server"])
 def test_the_two_halves_are_a_step(name):
     plan, task = make(name)

@@ -73,6 +73,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.optimized
 @pytest.mark.gate(4)
 @pytest.mark.parametrize(
     ("name", "devices"), [*((name, 8) for name in GRAPHS), ("random", 3), ("star", 3)]

@@ -32,6 +32,7 @@ def exact(matrix, noise):
     return vectors**2 @ inverse / noise.scales.astype(float) ** 2
 
 
+@pytest.mark.gate(6)
 @pytest.mark.parametrize("rounds", [None, 200])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_bound_holds_and_is_proved_again(name, rounds):

@@ -44,6 +44,7 @@ def test_a_search_ends_where_its_loss_no_longer_falls() -> None:
         assert steps[:10] == [False] * 10 and any(steps) == (falls == 0)
 
 
+@pytest.mark.gate(8)
 @pytest.mark.parametrize(
     ("design", "fields"),
     [(design, fields) for design in ("mafalda", "prefix_sum") for fields in PARTICIPATIONS]
@@ -295,15 +296,8 @@ def test_the_wrong_flip_is_caught() -> None:
 # Banded strategies.
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        pytest.param((24, 3, 8), marks=pytest.mark.slow),
-        pytest.param((24, 1, 24), marks=pytest.mark.slow),
-        (26, 3, 8),
-        pytest.param((20, 3, 8), marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [(24, 3, 8), (24, 1, 24), (26, 3, 8), (20, 3, 8)])
 def test_one_band_and_more_bands(fields) -> None:
     rounds, k, _ = fields
     participation = Participation(*fields)

@@ -166,6 +166,7 @@ def linear(outputs, y):
     return outputs * y
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32])
 def test_numbers_of_words_may_be_narrow(kind):
     model = Words(256)

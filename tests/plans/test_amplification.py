@@ -105,6 +105,7 @@ EVENTS = {
 }
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("name", EVENTS)
 def test_another_accountant_finds_the_same_epsilon_from_the_event(name):
     from dp_accounting import pld

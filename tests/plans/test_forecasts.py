@@ -488,6 +488,7 @@ def test_a_remedy_that_is_not_enough_alone_says_so():
     assert f"about {expected.agents_needed():,} agents in place of 50, and more gossip" in line
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize("kind", ["random", "full", "cyclic", "poisson"])
 def test_larger_batches_take_no_more_records_than_agents_have(network, kind):
     """Where they do, the factor by which records must grow is said, and it is enough."""

@@ -95,6 +95,7 @@ def test_an_agents_optimizer_sees_that_agent_alone():
     assert all(len(leaf) == 3 for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.slow
 def test_step_sizes_of_one_chain_share_a_run(network, small):
     config = make_config(optimizer=optimizers.Chain(optax.adam, 0.05))
     plans = [

@@ -104,6 +104,7 @@ def test_metadata_may_choose_rows_too(tmp_path: Path) -> None:
         plots.from_records(path, where=["data=three"])
 
 
+@pytest.mark.slow
 def test_all_systems_are_drawn_over_the_budgets(tmp_path: Path) -> None:
     text = plots.from_records(STORED / "compare.jsonl.gz", out=tmp_path / "a.svg").read_text()
     # Metadata choose one of two data sets, which the caption says.

@@ -316,6 +316,7 @@ def test_an_untidy_figure_is_noticed(ten):
         assert_tidy(overlapping)
 
 
+@pytest.mark.slow
 def test_panels_share_one_legend_and_one_caption(tmp_path, frame):
     figure, panels = plots.figure(1, 2, sharey=True)
     for ax, epsilon in zip(panels, (3.0, 10.0), strict=True):

@@ -249,6 +249,7 @@ def test_automatic_clipping_beyond_a_dtype_is_refused():
         clip(gradients[0], gradients, jnp.zeros(2))
 
 
+@pytest.mark.gate(1)
 @pytest.mark.parametrize(("method", "per_layer"), [("flat", True), ("automatic", False)])
 def test_sums_that_a_dtype_cannot_hold_are_refused(method, per_layer):
     """Three records of 3e4 are infinite in float16, two are not."""

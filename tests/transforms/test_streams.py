@@ -74,6 +74,7 @@ def test_double_precision_numbers_follow_it_too(stream):
     assert (wide != wide.astype(np.float32)).mean() > 0.99
 
 
+@pytest.mark.gate(2)
 @pytest.mark.parametrize("shift", [(0, 1), (1, 0)])
 def test_neighbouring_places_are_independent(stream, shift):
     values = stream.sample()
