@@ -281,7 +281,7 @@ def _view(
         if attackers:
             raise ValueError(
                 f"attackers is {list(attackers)} with trust 'ldp', an eavesdropper who is no node; "
-                "leave it out, or take --trust pndp"
+                "leave it out, or take trust 'pndp'"
             )
         return model.ldp()
     # Without pairwise secrets an outsider who knows them sees nothing more.
