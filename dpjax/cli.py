@@ -3,16 +3,14 @@
 Only the command that runs imports the packages it needs, so that ``--help`` is quick.
 """
 
-import contextlib
 import difflib
 import importlib
 import inspect
 import io
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, TextIO
 
 import tyro
 import tyro.extras
@@ -41,6 +39,8 @@ _FUNCTIONS = {
     "join": "secagg.join_command",
 }
 """Functions of commands and of secagg's actions, by their modules in `dpjax.commands`."""
+_WITHOUT_DEFAULT = tyro.conf.arg(help_behavior_hint="")
+"""Leaves the default out of an option's help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,9 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Called by itself: tyro words the errors of what it calls on its way.
             command = _command(options.pop(0))
         _refuse_unknown(name, command, options)
-        help_asked = {"-h", "--help"} & set(options)
-        with _plain_help() if help_asked else contextlib.nullcontext():
-            return tyro.cli(command, args=options, prog=prog)
+        return tyro.cli(command, args=options, prog=prog, config=(tyro.conf.DisallowNone,))
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 2 * (stop.code is not None)
     except BrokenPipeError:  # Whoever read has read enough, as `head` does.
@@ -134,20 +132,13 @@ def _overview() -> str:
 def _command(name: str) -> Callable[..., int]:
     """Import a command's function: tyro reads options from its signature, help from its words."""
     module, _, function = _FUNCTIONS[name].partition(".")
-    return getattr(importlib.import_module(f"dpjax.commands.{module}"), function)
-
-
-@contextlib.contextmanager
-def _plain_help() -> Iterator[None]:
-    """Leave out of a help text that an option may be None, which is what leaving it out means."""
-    printed = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(printed):
-            yield
-    finally:
-        # In a column as wide as before.
-        text = re.sub(r"\{None\}\|(\S+)( *)", r"\1\2       ", printed.getvalue())
-        print(re.sub(r" ?\(default: None\)", lambda match: " " * len(match[0]), text), end="")
+    command = getattr(importlib.import_module(f"dpjax.commands.{module}"), function)
+    kinds = command.__annotations__
+    for option in inspect.signature(command).parameters.values():
+        # That a default is None says no more than that the option may be left out.
+        if option.default is None:
+            kinds[option.name] = Annotated[kinds[option.name], _WITHOUT_DEFAULT]
+    return command
 
 
 _SYNONYMS = {"eps": "epsilon", "clip": "clip-norm", "output": "out", "steps": "rounds"}

@@ -60,13 +60,15 @@ def test_help_runs_as_a_module_and_loads_no_room() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
-@pytest.mark.parametrize("command", ["design", "plot", "data", "train"])
+@pytest.mark.parametrize("command", ["design", "account", "plot", "data", "train"])
 def test_every_command_has_help(command: str, capsys: Capture) -> None:
     assert cli.main([command, "--help"]) == 0
     text = capsys.readouterr().out
-    assert "usage: dpjax " + command in text and "{None}" not in text
+    assert "usage: dpjax " + command in text and "{None" not in text
+    assert "default: None" not in " ".join(text.split())
     # The words of each option come from its function.
     message = {"design": "replace_agent (all data of", "plot": "record file", "data": "$DPJAX_DATA"}
+    message["account"] = "Noise multiplier"
     assert message.get(command, "The file of settings") in text
 
 
