@@ -397,6 +397,11 @@ class Calibrated(Protocol):
         return None
 
     @property
+    def operator(self) -> Any:
+        """What forecasts multiply columns by: by default the factor, where there is one."""
+        return self.factor
+
+    @property
     def strategy(self) -> Strategy | None:
         """C over rounds; None where noise is fresh in every round."""
         return None
@@ -497,6 +502,11 @@ class Factored(OverAgents):
         if count == len(self.factor):
             return "own"
         return "shared" if count == 1 else "group"
+
+    @property
+    def operator(self) -> Factor:
+        """The factor."""
+        return self.factor
 
     @property
     def arrays(self) -> Arrays:

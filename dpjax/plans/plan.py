@@ -34,7 +34,6 @@ from dpjax.plans.config import Config
 from dpjax.plans.export import Export
 from dpjax.plans.noise import Correlated
 from dpjax.plans.optimizers import NOISE_ARRAYS, noise_arrays
-from dpjax.plans.polynomial import CalibratedPolynomial
 from dpjax.protocols import Arrays, Counts, Method, Privatizer, Sampler
 from dpjax.topology import mixing as mixing_
 from dpjax.topology.mixing import Mixing
@@ -282,9 +281,7 @@ class Plan:
     @property
     def _colour(self) -> Any:
         """The map of normals to noise; of a polynomial of W one that holds no array [n, n]."""
-        if isinstance(self.noise, CalibratedPolynomial):
-            return self.noise.operator
-        return self.factor if self.noise is None else self.noise.factor
+        return self.factor if self.noise is None else self.noise.operator
 
     @property
     def why_no_forecast(self) -> str:
