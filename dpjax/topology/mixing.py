@@ -4,6 +4,7 @@ A matrix is a dense array [n, n], or for many agents a sparse one, ``scipy.spars
 functions of a graph make it with ``sparse=True``. A schedule [P, n, n] is dense.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -387,9 +388,12 @@ class HashableMatrix:
     @property
     def dense(self) -> "HashableMatrix":
         """The same matrix as a dense array; refused beyond memory."""
-        if issparse(self.matrix):
-            return HashableMatrix(dense(self.matrix))
-        return self
+        return self._dense if issparse(self.matrix) else self
+
+    # Of sparse ones alone: a matrix that held itself would outlive its last user.
+    @functools.cached_property
+    def _dense(self) -> "HashableMatrix":
+        return HashableMatrix(dense(self.matrix))
 
 
 def _adjacency(graph: nx.Graph, sparse: bool) -> csr_array:
