@@ -109,17 +109,19 @@ def design(
     """
     tolerance = _validate.positive("tolerance", tolerance)
     max_iterations = _validate.integer("max_iterations", max_iterations)
-    gram = workload.gram(mixing, check_participation(participation).rounds)
+    schedule = workload.schedule_of(mixing)
+    rounds = _validate.rounds_in_memory(check_participation(participation).rounds)
+    gram = workload.gram_of(schedule, rounds)
     time = temporal.solve(gram, participation, device=device)
     strategy = time.strategy
     history = [time.value]
-    covariance = np.eye(np.shape(mixing)[-1])
+    covariance = np.eye(schedule.shape[-1])
     covariance_bound = 0.0
     multipliers = None
     converged = False
     for _ in range(max_iterations):
         before = history[-1]
-        root = factor_over_agents(mixing, strategy)
+        root = factor_over_agents(schedule, strategy)
         space = minimize_trace(factor=root, warm_start=multipliers, device=device)
         multipliers = space.multipliers
         covariance_bound = space.lower_bound
@@ -127,7 +129,7 @@ def design(
         if space.value < history[-1]:
             covariance = space.covariance
             history.append(space.value)
-        gram = workload.gram(mixing, participation.rounds, covariance=covariance)
+        gram = workload.gram_of(schedule, rounds, np.ascontiguousarray(factor_of(covariance).T))
         time = temporal.solve(gram, participation, device=device)
         # The last strategy is not taken: both bounds then speak of the pair that is returned.
         if not time.value < before * (1.0 - tolerance):
@@ -139,13 +141,13 @@ def design(
     # The bound over agents is then of an older strategy: solve for the last one.
     if not converged:
         covariance_bound = minimize_trace(
-            factor=factor_over_agents(mixing, strategy), warm_start=multipliers
+            factor=factor_over_agents(schedule, strategy), warm_start=multipliers
         ).lower_bound
     bounds = time.lower_bound, covariance_bound
     return JointDesign(strategy, covariance, history[-1], *bounds, tuple(history), converged)
 
 
-def factor_over_agents(mixing: DenseMixing, strategy: Strategy) -> Factor:
+def factor_over_agents(schedule: workload.Schedule, strategy: Strategy) -> Factor:
     """Return F with F'F = M, where tr(M R) is the energy of noise with covariance (C'C)^-1 (x) R.
 
     M = sum_{s,t} K_st sum_{tau >= max(s,t)} (W^{tau-t+1})' W^{tau-s+1},  K = (C'C)^-1; C = I
@@ -154,24 +156,13 @@ def factor_over_agents(mixing: DenseMixing, strategy: Strategy) -> Factor:
     (W^{s-t})' Z_s for t <= s.
 
     Args:
-        mixing: [n, n] W, or a schedule [P, n, n] (round s uses W_{s mod P}, from 0).
+        schedule: [P, n, n] W_{s mod P} of round s, from 0, from `workload.schedule_of`.
         strategy: [T, T] C, lower triangular with a nonzero diagonal.
 
     Returns:
         [n, n] float64.
-
-    Raises:
-        ValueError: for a bad mixing matrix, or a strategy that is not lower triangular or is
-            singular.
     """
-    schedule = workload.schedule_of(mixing)
-    matrix = _validate.square("strategy", strategy)
-    if not strategy_.is_triangular(matrix) or not matrix.diagonal().all():
-        raise ValueError(
-            "strategy is not lower triangular with a nonzero diagonal; give such a C "
-            "(temporal.strategy_of makes one from a precision)"
-        )
-    inverse = strategy_.inverse_of(matrix)
+    inverse = strategy_.inverse_of(strategy)
     if len(schedule) == 1 and np.array_equal(schedule[0], schedule[0].T):
         return _spectral(schedule[0], inverse)
     return factor_of(_by_powers(schedule, inverse @ inverse.T))

@@ -73,6 +73,11 @@ def gram(
     schedule = schedule_of(mixing)
     rounds = _validate.rounds_in_memory(rounds)
     root = None if covariance is None else _root(covariance, schedule.shape[-1])
+    return gram_of(schedule, rounds, root)
+
+
+def gram_of(schedule: Schedule, rounds: int, root: Matrix | None = None) -> Gram:
+    """Return H of a checked schedule, for R = Q Q' with root Q; None for I."""
     weights = _reversing(schedule[0]) if len(schedule) == 1 else None
     if weights is not None:
         return summed(_reversible(schedule[0], weights, rounds, root)[None])
