@@ -17,9 +17,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from dpjax import _validate
 from dpjax.accounting import budget as budget_
 from dpjax.accounting import pure
-from dpjax.plans.calibration import Calibrated, DrawnNoise, Target
+from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import SCHEDULED
 from dpjax.plans.config import Config
+from dpjax.plans.protect import Budget
 from dpjax.protocols import Arrays, Counts, Look, Privatizer, Updates
 from dpjax.topology.mixing import Mixing
 from dpjax.transforms import noise as noise_
@@ -60,6 +61,8 @@ class _Scheduled:
     kind: ClassVar[noise_.Kind]
     total: ClassVar[Callable[..., float]]
     """``total(moves, scales)``: epsilon or mu of all rounds together."""
+    _spent = staticmethod(Budget.spent)
+    """``_spent(budget, totals)``: what agents lose by a budget's accountant."""
 
     def __post_init__(self) -> None:
         """Refuse what is no schedule, and keep plain numbers."""
@@ -94,6 +97,10 @@ class _Scheduled:
             )
         return np.asarray(self.schedule) / max(self.schedule)
 
+    def _allowed(self, budget: Budget) -> float:
+        """The largest total that keeps a budget, by default a mu."""
+        return float(budget.allowed_mu())
+
     def calibrate(self, target: Target) -> "_ScheduledNoise":
         """Make the noise for a budget.
 
@@ -121,8 +128,7 @@ class _Scheduled:
             )
         # Both losses are inverse to the largest scale.
         budget = target.budget
-        allowed = budget.largest if self.kind == "laplace" else float(budget.allowed_mu())
-        scale = self.total(moves, profile) / allowed
+        scale = self.total(moves, profile) / self._allowed(budget)
         noise = self.at(scale, profile, moves)
         # Rounding of the sums above may leave it a little above the budget.
         while (noise.loss(target).epsilon > budget.largest).any():
@@ -176,6 +182,15 @@ class ScheduledLaplace(_Scheduled):
     terms = dataclasses.replace(SCHEDULED, loss="pure")
 
     total = staticmethod(pure.epsilon_of_sensitivities)
+
+    @staticmethod
+    def _spent(budget: Budget, totals: PerAgent) -> budget_.AgentLoss:
+        """Epsilons at every delta."""
+        return budget_.AgentLoss("pure", totals, totals, totals)
+
+    def _allowed(self, budget: Budget) -> float:
+        """The largest epsilon."""
+        return budget.largest
 
 
 @dataclass(frozen=True)
@@ -241,10 +256,7 @@ class _ScheduledNoise(Calibrated):
     def loss(self, target: Target) -> budget_.AgentLoss:
         """What every agent loses, its moves those of the target."""
         total = self.part.total(sensitivities(target), self.scales.astype(np.float64))
-        losses = np.full(target.agents, total)
-        if self.part.kind == "laplace":
-            return budget_.AgentLoss("pure", losses, losses, losses)
-        return target.budget.spent(losses)
+        return self.part._spent(target.budget, np.full(target.agents, total))
 
     def privatizer(self, target: Target) -> Privatizer:
         """How it is drawn: every agent's part by itself."""
