@@ -83,8 +83,8 @@ class Loss(abc.ABC):
         distance = f", {separation:,} apart" if epochs > 1 else ""
         return f", of which every {unit} takes part in at most {epochs:,}{distance},"
 
-    def rates_text(self) -> str:
-        """What a statement adds to the accounting: rates, where batches are drawn by some."""
+    def size_text(self) -> str:
+        """What a statement adds to the accounting: the size, or rates of batches; "" by default."""
         return ""
 
     @abc.abstractmethod
@@ -120,19 +120,9 @@ class Loss(abc.ABC):
         Raises:
             ValueError: For two kinds that do not compose, or a total of other rounds than both.
         """
-        first = self
-        second = later
-        kinds = {self.kind, later.kind}
-        # Of sampled batches a Gaussian is the case in which every record is drawn.
-        if kinds == {"gdp", "pld"}:
-            agents = max(getattr(loss, "agents", 0) for loss in (self, later))
-            first = self.sampled(agents)
-            second = later.sampled(agents)
-        # Gaussian and pure losses imply concentrated ones, and not the other way.
-        elif kinds <= {"gdp", "pure", "zcdp"} and "zcdp" in kinds:
-            first = self.concentrated()
-            second = later.concentrated()
-        elif len(kinds) > 1:
+        first = self.in_form_of(later)
+        second = later.in_form_of(self)
+        if first.kind != second.kind:
             raise ValueError(
                 f"loss is {type(self).__name__}, then {type(later).__name__}, which do not "
                 "compose; state the two runs apart, or a pure one by its concentrated()"
@@ -161,12 +151,13 @@ class Loss(abc.ABC):
             "epsilon by another computation"
         )
 
-    def sampled(self, agents: int) -> "Loss":
-        """The same loss as a `Pld`: itself.
+    def in_form_of(self, other: "Loss") -> "Loss":
+        """The same loss in a form that composes with another's; by default itself.
 
         Args:
-            agents: Agents n, all with this loss.
+            other: Another run's.
         """
+        del other
         return self
 
     def concentrated(self) -> "Loss":

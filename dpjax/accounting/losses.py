@@ -21,7 +21,7 @@ from dpjax import _validate
 from dpjax.accounting import gdp
 from dpjax.accounting.arrays import Pattern
 from dpjax.accounting.loss import Loss, checked_delta, lowest
-from dpjax.accounting.rounding import MARGIN
+from dpjax.accounting.rounding import MARGIN, up
 from dpjax.accounting.sampled import Phase, Pld
 
 __all__ = ["Concentrated", "Gaussian", "Pld", "Pure"]
@@ -69,6 +69,10 @@ class _Summed(Loss):
     def pattern(self) -> Pattern | None:
         """(epochs, separation) of what is protected, as a statement says it."""
         return self.participation
+
+    def size_text(self) -> str:
+        """The number, for a statement."""
+        return f", {self.symbol} = {up(self.size)}"
 
     def share(self, rounds: int) -> float:
         """The share of the loss, or of its square, that the first rounds have spent at most."""
@@ -181,6 +185,12 @@ class Gaussian(_Summed):
         mu = hypot(self.mu, later.mu) * MARGIN
         rounds = self.rounds + later.rounds
         return Gaussian(mu, rounds, False, _both(self, later), "phases")
+
+    def in_form_of(self, other: Loss) -> Loss:
+        """As a `Pld`, of which it is the case that every record is drawn, or as zCDP."""
+        if isinstance(other, Pld):
+            return self.sampled(other.agents)
+        return self.concentrated() if isinstance(other, Concentrated) else self
 
     def concentrated(self) -> "Concentrated":
         """The same loss as zCDP: rho = mu^2 / 2, rounded up."""
@@ -299,6 +309,14 @@ class Pure(_Summed):
     def plus(self, later: "Pure") -> "Pure":
         """The sum of both bounds."""
         return Pure((self.bound + later.bound) * MARGIN, self.rounds + later.rounds)
+
+    def in_form_of(self, other: Loss) -> Loss:
+        """As zCDP, which a pure loss implies, and not the other way."""
+        return self.concentrated() if isinstance(other, Concentrated) else self
+
+    def size_text(self) -> str:
+        """Nothing: the number is the epsilon that is stated."""
+        return ""
 
     def concentrated(self) -> Concentrated:
         """The same loss as zCDP: rho = epsilon^2 / 2, rounded up.

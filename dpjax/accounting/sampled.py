@@ -257,7 +257,7 @@ class Pld(AmplifiedLoss):
             f"every {unit} may be drawn,"
         )
 
-    def rates_text(self) -> str:
+    def size_text(self) -> str:
         """Rate and noise multiplier, where every round and every agent has the same."""
         pairs = set[tuple[float, float]]()
         for phase in self.phases:

@@ -122,14 +122,7 @@ def _accounting(record: Record) -> str:
     exact = record.attacker in ("outsider", "aggregator")
     if parties.phases(record) or record.unused or not exact:
         rule = rule.replace("accounted exactly", "an upper bound")
-    # Amplified losses say their rates, where these are alike.
-    text = f"; {rule}"
-    text += loss.rates_text()
-    if record.mu is not None:
-        text += f", mu = {up(record.mu)}"
-    rho = getattr(loss, "rho", None)
-    if rho is not None:
-        text += f", rho = {up(rho)}"
+    text = f"; {rule}{loss.size_text()}"
     if record.accountant in ("rdp", "paper"):
         text += f", exact epsilon = {up(record.exact_epsilon)}"
     text += parties.whose(record) + loss.caveat
