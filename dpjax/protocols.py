@@ -836,6 +836,7 @@ class Sampler(Protocol):
     Attributes:
         capacity: Records that are computed together, where a batch has any size; it bounds memory
             and nothing else. None where batches have one size.
+        clients: Clients who fill an agent's cohort slot in turn.
         needs_counts: Whether a plan must know how many records each agent has (``counts``).
         key_of: Whether `draw` receives the "round"'s own key, or one of the whole "run", from
             which a sampler derives what stays the same over a cycle of rounds.
@@ -848,6 +849,7 @@ class Sampler(Protocol):
     """
 
     capacity: int | None = None
+    clients: int = 1
     needs_counts: ClassVar[bool] = False
     key_of: ClassVar[Literal["round", "run"]] = "round"
 
@@ -861,6 +863,16 @@ class Sampler(Protocol):
     @property
     def participation(self) -> tuple[int, int] | None:
         """(epochs, separation) for records in a fixed order; None where any may take part."""
+        return None
+
+    @property
+    def turns(self) -> tuple[int, int] | None:
+        """(times, separation) of a client in a fixed order; None, the default, knows no clients."""
+        return None
+
+    @property
+    def distinct(self) -> int | None:
+        """How many records an agent has at least, as batches of distinct ones show; None says 0."""
         return None
 
     def pattern(self, rounds: int) -> tuple[int, int]:

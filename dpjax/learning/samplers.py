@@ -107,6 +107,11 @@ class Random(_Sampler):
         """Sums are divided by the batch size."""
         return self.batch_size
 
+    @property
+    def distinct(self) -> int:
+        """A batch's records are distinct."""
+        return self.batch_size
+
     def check(self, counts: Counts, agents: Sequence[str] | None = None) -> None:
         """Refuse agents with fewer records than a batch has."""
         batches.check_batch_size(counts, self.batch_size, agents)
@@ -215,7 +220,7 @@ class Clients(_Dealt):
         ((4, 6), (8, 3))
     """
 
-    clients: int
+    clients: int = dataclasses.field()  # No default: the base's is for samplers without any.
     examples: int
     epochs: int
     batch: int = 1

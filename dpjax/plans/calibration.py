@@ -26,7 +26,6 @@ from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.loss import Loss
 from dpjax.accounting.rounding import loose_delta
 from dpjax.data.partition import Partition
-from dpjax.learning.samplers import Random
 from dpjax.mechanism import design as design_
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal
@@ -857,14 +856,14 @@ def check_delta(config: Config, agents: int, counts: Counts | None, stacklevel: 
     sampler = config.sampler
     units = agents
     if unit == "client":
-        units *= getattr(sampler, "clients", 1)
+        units *= sampler.clients
     elif unit == "record" and counts is not None:
         units = int(np.sum(counts))
     elif unit == "record":
         # Batches of distinct records say that there are as many at least; others say nothing.
-        if type(sampler) is not Random:
+        if sampler.distinct is None:
             return
-        units *= sampler.batch_size
+        units *= sampler.distinct
     at_least = unit == "record" and counts is None
     warning = loose_delta(config.budget.delta, units, unit, open_ended=at_least)
     if warning:

@@ -580,7 +580,7 @@ def _sampler_rules(config: Any) -> _Rules:
     with called(part, "sampler.amplification"):
         amplification = part.amplification(None)
     if amplification is None:
-        clients = getattr(part, "turns", None) is not None
+        clients = part.turns is not None
         dealt = part.participation
         pattern = part.pattern(config.rounds)
         is_any = dealt is None and pattern == (config.rounds, 1)

@@ -119,9 +119,8 @@ class Config:
     @functools.cached_property
     def pattern(self) -> Participation:
         """In which rounds what the relation changes takes part."""
-        if self.protect.unit == "client":
-            return Participation(self.rounds, *self.sampler.turns)  # type: ignore[attr-defined]
-        return Participation(self.rounds, *self.sampler.pattern(self.rounds))
+        turns = self.sampler.turns if self.protect.unit == "client" else None
+        return Participation(self.rounds, *(turns or self.sampler.pattern(self.rounds)))
 
     @property
     def participation(self) -> tuple[int, int] | None:
@@ -131,7 +130,7 @@ class Config:
         where any may come.
         """
         if self.protect.unit == "client":
-            return self.sampler.turns  # type: ignore[attr-defined]
+            return self.sampler.turns
         return self.sampler.participation
 
 
