@@ -12,17 +12,17 @@ from jaxtyping import Array, Int
 
 from dpjax._numerics import shapes
 from dpjax._programs import jaxprs
+from dpjax.protocols import Tree
 
 __all__ = ()
 
-_Tree: TypeAlias = Any
-_Function: TypeAlias = Callable[..., _Tree]
+_Function: TypeAlias = Callable[..., Tree]
 
 AGENTS = "agents"
 """The one axis of a mesh of devices."""
 
 
-def apart(function: _Function, *trees: _Tree) -> _Tree:
+def apart(function: _Function, *trees: Tree) -> Tree:
     """`jax.vmap` of a function of one record, or agent, none of which reaches another's result.
 
     Mapped, the gradient by the kernels of a convolution in groups is one whose batch is in groups.
@@ -60,7 +60,7 @@ def _has_groups(program: Any) -> bool:
     return False
 
 
-def each_agent(function: _Function, *trees: _Tree, sequential: bool = False) -> _Tree:
+def each_agent(function: _Function, *trees: Tree, sequential: bool = False) -> Tree:
     """`apart` of a function of one agent; agents over devices stay there.
 
     A compiler that divides a vmap over devices gathers all agents' images for a convolution.
@@ -71,13 +71,13 @@ def each_agent(function: _Function, *trees: _Tree, sequential: bool = False) -> 
         sequential: Whether a device takes its agents one after the other.
     """
 
-    def in_turn(*trees: _Tree) -> _Tree:
+    def in_turn(*trees: Tree) -> Tree:
         return jax.lax.map(lambda agent: function(*agent), trees)
 
     return _each_device(in_turn if sequential else functools.partial(apart, function), *trees)
 
 
-def one_by_one(params: _Tree) -> bool:
+def one_by_one(params: Tree) -> bool:
     """Whether to take agents one after the other: on a CPU, for kernels of convolutions.
 
     Mapped over agents' kernels, of four axes or more, a CPU takes three times as long.
@@ -96,7 +96,7 @@ _BLOCK = 2**20
 """Those of a block."""
 
 
-def in_blocks(function: _Function, models: _Tree, *trees: _Tree) -> _Tree:
+def in_blocks(function: _Function, models: Tree, *trees: Tree) -> Tree:
     """A function of arrays over agents; on a CPU, of a block of agents at a time if there are many.
 
     What is computed between arguments and results then takes the memory of a block. The last block
@@ -116,7 +116,7 @@ def in_blocks(function: _Function, models: _Tree, *trees: _Tree) -> _Tree:
     # At least one agent, however large its model is.
     block = max(1, _BLOCK * n // size)
 
-    def add(number: jax.Array, total: _Tree) -> _Tree:
+    def add(number: jax.Array, total: Tree) -> Tree:
         start = jnp.minimum(number * block, n - block)
         cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=block)
         put = functools.partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=0)
@@ -128,7 +128,7 @@ def in_blocks(function: _Function, models: _Tree, *trees: _Tree) -> _Tree:
     return jax.lax.fori_loop(0, -(-n // block), add, empty)
 
 
-def _each_device(function: _Function, *trees: _Tree) -> _Tree:
+def _each_device(function: _Function, *trees: Tree) -> Tree:
     """A function of arrays over agents, on each device's part of them by itself.
 
     Args:

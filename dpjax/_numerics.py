@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
-__all__ = ()
+from dpjax.protocols import Tree
 
-_Tree: TypeAlias = Any
+__all__ = ()
 
 # --- Threefry ---
 # Written out so that compilers fuse it with what follows: on a CPU JAX hashes in a loop that
@@ -139,7 +139,7 @@ def _one_key(key: PRNGKeyArray) -> None:
 
 # --- Sums in float64 in the middle of a float32 program, whatever the global flag says ---
 
-UNIT = 2.0**-53
+UNIT_ROUNDOFF = 2.0**-53
 """Half the spacing of float64 at 1."""
 
 
@@ -181,7 +181,7 @@ def through_memory(first: _Words, second: _Words) -> tuple[_Words, _Words]:
         return words.astype(jnp.uint32), (words >> np.uint64(32)).astype(jnp.uint32)
 
 
-def from_memory(fn: Callable[..., _Tree], *args: _Tree) -> _Tree:
+def from_memory(fn: Callable[..., Tree], *args: Tree) -> Tree:
     """fn(*args), with every number of args computed once, whatever uses it.
 
     A compiler that fuses may form a number anew in each use, and round it differently. On GPUs a
@@ -192,8 +192,8 @@ def from_memory(fn: Callable[..., _Tree], *args: _Tree) -> _Tree:
         args: Trees of arrays.
     """
 
-    def looped(*args: _Tree) -> _Tree:
-        def body(i: Array, result: _Tree) -> _Tree:
+    def looped(*args: Tree) -> Tree:
+        def body(i: Array, result: Tree) -> Tree:
             return jax.lax.cond(i == 0, fn, lambda *_: result, *args)
 
         result = jax.eval_shape(fn, *args)
@@ -201,7 +201,7 @@ def from_memory(fn: Callable[..., _Tree], *args: _Tree) -> _Tree:
             start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), result)
             return jax.lax.fori_loop(0, 2, body, start)  # One turn alone would be unrolled.
 
-    def fenced(*args: _Tree) -> _Tree:
+    def fenced(*args: Tree) -> Tree:
         return fn(*jax.lax.optimization_barrier(args))
 
     return jax.lax.platform_dependent(*args, cpu=looped, default=fenced)
@@ -209,10 +209,10 @@ def from_memory(fn: Callable[..., _Tree], *args: _Tree) -> _Tree:
 
 def sum_error(terms: int) -> float:
     """Largest error of a float64 sum, in any order, over the sizes of its terms added up."""
-    return (terms + 4) * UNIT
+    return (terms + 4) * UNIT_ROUNDOFF
 
 
-def wide_dtype(tree: _Tree) -> Any:
+def wide_dtype(tree: Tree) -> Any:
     """The parameters' dtype, at least float32.
 
     Raises:
@@ -227,7 +227,7 @@ def wide_dtype(tree: _Tree) -> Any:
     return kind
 
 
-def shapes(tree: _Tree, *leading: int, dropped: int = 1) -> _Tree:
+def shapes(tree: Tree, *leading: int, dropped: int = 1) -> Tree:
     """Shapes and dtypes of a tree, with other leading axes.
 
     Args:
@@ -242,25 +242,25 @@ def shapes(tree: _Tree, *leading: int, dropped: int = 1) -> _Tree:
     return jax.tree.map(of_leaf, tree)
 
 
-def wide_zeros(like: _Tree) -> _Tree:
+def wide_zeros(like: Tree) -> Tree:
     """Zeros in float64, in the shapes of a tree of arrays or shapes."""
     with double_precision():
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float64), like)
 
 
-def wide_sum(total: _Tree, terms: _Tree) -> _Tree:
+def wide_sum(total: Tree, terms: Tree) -> Tree:
     """The sum of two trees of float64 arrays."""
     with double_precision():
         return jax.tree.map(lambda sum_, term: sum_ + term.astype(sum_.dtype), total, terms)
 
 
-def rounded_sum(total: _Tree, like: _Tree) -> _Tree:
+def rounded_sum(total: Tree, like: Tree) -> Tree:
     """A tree of float64 arrays, rounded once to the dtypes of another tree."""
     with double_precision():
         return jax.tree.map(lambda leaf, to: leaf.astype(to.dtype), total, like)
 
 
-def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Array], tree: _Tree) -> _Tree:
+def masked(mask: Bool[Array, " b"], inside: Callable[[Array], Array], tree: Tree) -> Tree:
     """Return a tree of leaves [b, ...] with other entries where a mask is True.
 
     Args:
@@ -332,7 +332,7 @@ def _summed(terms: Float[Array, " d"]) -> Float[Array, ""]:
 # --- Layers of a tree of parameters: the leaves of one parent (kernel and bias of Dense_0, say) ---
 
 
-def layer_numbers(tree: _Tree) -> tuple[int, ...]:
+def layer_numbers(tree: Tree) -> tuple[int, ...]:
     """Return each leaf's layer, numbered from 0 in the order of the leaves.
 
     Args:
@@ -345,7 +345,7 @@ def layer_numbers(tree: _Tree) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def layer_groups(tree: _Tree) -> list[list[int]]:
+def layer_groups(tree: Tree) -> list[list[int]]:
     """Return the numbers of the leaves of each layer."""
     groups: dict[int, list[int]] = {}
     for leaf, layer in enumerate(layer_numbers(tree)):

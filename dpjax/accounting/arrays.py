@@ -5,9 +5,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from dpjax.mechanism.certificate import Vector as Vector
+
 __all__ = ()
 
-Vector = Float[np.ndarray, " n"]
 Matrix = Float[np.ndarray, "m n"]
 # Of any shape; exact computations have whole numbers or fractions in them.
 Numbers = Float[np.ndarray, "..."]

@@ -15,7 +15,7 @@ from dpjax.mechanism.participation import Participation, check_participation
 
 __all__ = ()
 
-Gradients = Literal["view", "any"]
+GradientDependence = Literal["view", "any"]
 
 # Losses that are not flagged exceed those of exact arithmetic by no more; a guarantee adds it.
 _ROUNDING = 1e-9
@@ -86,7 +86,7 @@ class View:
         self._check_rounds(rounds)
         return self._matrices(rounds)
 
-    def gdp(self, participation: Participation, *, gradients: Gradients = "any") -> Vector:
+    def gdp(self, participation: Participation, *, gradients: GradientDependence = "any") -> Vector:
         """Gaussian-DP loss mu of every victim; see `loss`, whose ``mu`` it is.
 
         Args:
@@ -98,7 +98,9 @@ class View:
         """
         return self.loss(participation, gradients=gradients).mu
 
-    def loss(self, participation: Participation, *, gradients: Gradients = "any") -> ViewLoss:
+    def loss(
+        self, participation: Participation, *, gradients: GradientDependence = "any"
+    ) -> ViewLoss:
         """Gaussian-DP loss of every victim, with what is known of its exactness.
 
         The bound of the paper's (8), squared as it must be: mu_u^2 is the largest sum over a
@@ -132,7 +134,9 @@ class View:
         upper[list(self.attackers)] = False
         return ViewLoss(mu, upper, gradients)
 
-    def guaranteed(self, participation: Participation, *, gradients: Gradients = "any") -> Vector:
+    def guaranteed(
+        self, participation: Participation, *, gradients: GradientDependence = "any"
+    ) -> Vector:
         """What may be stated: the least known bound, rounded up.
 
         The plain bound sums absolute values and can exceed the loss of a larger view; then that

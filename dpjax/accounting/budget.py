@@ -117,7 +117,7 @@ def allowed_mu(
     *,
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
-) -> gdp.Result:
+) -> gdp.GdpValue:
     """The Gaussian-DP mu that an accountant allows for a budget, rounded down.
 
     Guarantee: a mu-GDP mechanism of the returned mu is (epsilon, delta)-DP. With
@@ -160,7 +160,7 @@ def claimed_epsilon(
     *,
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
-) -> gdp.Result:
+) -> gdp.GdpValue:
     """The epsilon that an accountant states for a mu-GDP mechanism, rounded up.
 
     Guarantee: at least the exact epsilon, but for ``accountant="paper"`` with
@@ -215,7 +215,7 @@ def precision_bound(
     accountant: Accountant = "gdp",
     allow_unsound: bool = False,
     sensitivity_squared: float | None = None,
-) -> gdp.Result:
+) -> gdp.GdpValue:
     """The bound b on [R^-1]_ii that keeps T rounds within a budget.
 
     b = mu^2 / (s^2 T), with s = `clipped_sensitivity` and mu = `allowed_mu`; or with sens(C)^2
@@ -407,7 +407,7 @@ class Remaining(NamedTuple):
     mu: float | Floats | None
 
 
-FILTERS = ("gdp", "zcdp", "pure")
+_FILTERS = ("gdp", "zcdp", "pure")
 """Accountants of which a total may be: losses that add up whatever later phases were chosen by."""
 
 _ROOM = 1 - 4e-9
@@ -430,9 +430,9 @@ def total_fields(total: Any, *, release: bool) -> Fields:
             than "gdp".
     """
     accountant = total.accountant
-    if accountant not in FILTERS:
+    if accountant not in _FILTERS:
         raise ValueError(
-            f"accountant is {accountant!r} of a total; choose one of {', '.join(FILTERS)}: "
+            f"accountant is {accountant!r} of a total; choose one of {', '.join(_FILTERS)}: "
             "Gaussian noise adds up under 'gdp', whatever the accountant of its phases"
         )
     if total.each is not None and accountant != "gdp":

@@ -27,7 +27,7 @@ from dpjax.mechanism.participation import Participation
 __all__ = ["energies"]
 
 # Bytes that A and B together may take.
-LARGEST = 3 * 2**30
+_LARGEST = 3 * 2**30
 # Multiplications that deciding a rank may take.
 LARGEST_RANK = 2e8
 _PRIMES = (2147483647, 2147483629)
@@ -44,11 +44,11 @@ def materialize(model: Model, rounds: int) -> Sides:
         A [T m, T n] and B [T m, T q]; rows and columns by round first.
 
     Raises:
-        ValueError: If they would take more than `LARGEST` bytes.
+        ValueError: If they would take more than 3 GiB.
     """
     observed = rounds * model.state_output.shape[1]
     columns = rounds * (model.gradient.shape[2] + model.noise.shape[2])
-    _validate.memory("rounds", rounds, "a dense view", observed, columns, maximum=LARGEST)
+    _validate.memory("rounds", rounds, "a dense view", observed, columns, maximum=_LARGEST)
     return _stacked(model, rounds)
 
 

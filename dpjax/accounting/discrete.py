@@ -39,7 +39,7 @@ __all__ = [
     "tau",
 ]
 
-Relation = Literal["zero_out", "replace"]
+RecordRelation = Literal["zero_out", "replace"]
 # The variance of whole numbers, in squared grid units.
 _Variance: TypeAlias = int | float | Fraction
 _TERMS = 4096
@@ -152,7 +152,7 @@ def concentrated_loss(
     *,
     rounds: int,
     participations: int,
-    relation: Relation,
+    relation: RecordRelation,
 ) -> losses.Concentrated:
     """Return the loss of all rounds.
 
@@ -223,7 +223,7 @@ def smallest_grid(
     *,
     variance: int | Fraction,
     participations: int,
-    relation: Relation,
+    relation: RecordRelation,
     beta: float = exp(-0.5),
 ) -> float:
     """Return the grid at which noise of so many squared grid units is what a budget takes.

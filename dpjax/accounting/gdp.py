@@ -34,7 +34,7 @@ _RANGES = {
     "alpha": (1 + UNIT, inf, "orders above 1"),
 }
 
-Result = float | Numbers
+GdpValue = float | Numbers
 
 
 def _mills(z: Numbers) -> Numbers:
@@ -108,12 +108,12 @@ def _bisected(holds: Callable[[Numbers], Numbers], inside: Numbers, outside: Num
     return inside
 
 
-def result(value: Numbers) -> Result:
+def result(value: Numbers) -> GdpValue:
     """Return an array as it is, and one without axes as a float."""
     return float(value) if value.ndim == 0 else value
 
 
-def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
+def delta(mu: ArrayLike, epsilon: ArrayLike) -> GdpValue:
     """Exact delta of a mu-GDP mechanism at epsilon, rounded up.
 
     delta = Phi(-epsilon/mu + mu/2) - exp(epsilon) Phi(-epsilon/mu - mu/2).
@@ -151,7 +151,7 @@ def delta(mu: ArrayLike, epsilon: ArrayLike) -> Result:
     return result(value)
 
 
-def epsilon(mu: ArrayLike, delta: ArrayLike) -> Result:
+def epsilon(mu: ArrayLike, delta: ArrayLike) -> GdpValue:
     """Exact epsilon of a mu-GDP mechanism at delta, rounded up.
 
     The smallest epsilon >= 0 with delta(mu, epsilon) <= delta.
@@ -211,7 +211,7 @@ def _epsilon(m: Numbers, d: Numbers) -> Numbers:
     return np.where(usual, value, unusual)
 
 
-def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
+def mu(epsilon: ArrayLike, delta: ArrayLike) -> GdpValue:
     """Largest mu whose mechanism is (epsilon, delta)-DP, rounded down: the calibration.
 
     Guarantee: a mechanism of the returned mu is (epsilon, delta)-DP, and ``epsilon(mu, delta)``
@@ -264,7 +264,7 @@ def mu(epsilon: ArrayLike, delta: ArrayLike) -> Result:
     return result(np.where(usual, value, np.where(np.isinf(e), inf, 0.0)))
 
 
-def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
+def rdp(mu: ArrayLike, alpha: ArrayLike) -> GdpValue:
     """Renyi-DP epsilon of a mu-GDP Gaussian mechanism: alpha mu^2 / 2, rounded up.
 
     Args:
@@ -288,7 +288,7 @@ def rdp(mu: ArrayLike, alpha: ArrayLike) -> Result:
     return result(_half_square(*_arguments(mu=mu, alpha=alpha)))
 
 
-def zcdp(mu: ArrayLike) -> Result:
+def zcdp(mu: ArrayLike) -> GdpValue:
     """Zero-concentrated-DP parameter of a mu-GDP Gaussian mechanism: mu^2 / 2, rounded up.
 
     Args:

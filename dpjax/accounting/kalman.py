@@ -60,7 +60,7 @@ SHOWN = 1e-9
 # Largest state for which one thread is faster.
 SMALL = 400
 # Bytes of working memory.
-LARGEST = 6 * 2**30
+_LARGEST = 6 * 2**30
 
 _Periodic = Float[Any, "p i j"]
 _Products = Float[np.ndarray, "t k n"]
@@ -435,7 +435,7 @@ def whitened_energies(model: Model, participation: Participation) -> Energies:
         The energies; `pattern_sums` makes the sensitivity of them.
 
     Raises:
-        ValueError: For a model whose working memory would exceed `LARGEST` bytes.
+        ValueError: For a model whose working memory would exceed 6 GiB.
 
     Reference:
         Kalman filter in array form; the recursion replaces the pseudo-inverse of "Unified Privacy
@@ -450,7 +450,7 @@ def whitened_energies(model: Model, participation: Participation) -> Energies:
         # Tails, windows, and two more while these are made.
         numbers += rounds * s * s * (1 if separation == 1 else 4)
     filter_text = f"a filter of {s} states, {m} observed rows and {n} agents"
-    _validate.memory("rounds", rounds, filter_text, numbers, maximum=LARGEST)
+    _validate.memory("rounds", rounds, filter_text, numbers, maximum=_LARGEST)
     one_thread = jax.default_backend() == "cpu" and s <= SMALL
     with double_precision(), one_lapack_thread() if one_thread else contextlib.nullcontext():
         parts = Model(*(jnp.asarray(part, jnp.float64) for part in model))

@@ -35,12 +35,12 @@ from dpjax.accounting.arrays import Indices, Numbers, Vector
 __all__ = ["mutual_information"]
 
 # Beyond it squares, of which standard deviations are made, overflow.
-LARGEST = 1e150
+_LARGEST = 1e150
 # Trials from which k-d trees are asked by several threads, whose start takes milliseconds.
 THREADS_FROM = 2000
 
 
-class Counts(NamedTuple):
+class NeighbourCounts(NamedTuple):
     """What Kraskov's first estimator is made of.
 
     Attributes:
@@ -55,7 +55,7 @@ class Counts(NamedTuple):
 
 
 def mutual_information(
-    x: ArrayLike, y: ArrayLike, k: int = 3, *, count: Callable[..., Counts] | None = None
+    x: ArrayLike, y: ArrayLike, k: int = 3, *, count: Callable[..., NeighbourCounts] | None = None
 ) -> float:
     """Kraskov's first estimate of the mutual information of x and y, from trials.
 
@@ -107,7 +107,7 @@ def mutual_information(
     return float(psi[k - 1] + psi[trials - 1] - (psi[near.x] + psi[near.y]).mean())
 
 
-def tree(x: Numbers, y: Numbers, k: int) -> Counts:
+def tree(x: Numbers, y: Numbers, k: int) -> NeighbourCounts:
     """Count by k-d trees.
 
     Args:
@@ -121,7 +121,7 @@ def tree(x: Numbers, y: Numbers, k: int) -> Counts:
     # Every trial is its own nearest one.
     workers = -1 if len(points) >= THREADS_FROM else 1
     distance = spatial.cKDTree(points).query(points, [k + 1], p=np.inf, workers=workers)[0][:, 0]
-    return Counts(_nearer(x, distance), _nearer(y, distance), distance)
+    return NeighbourCounts(_nearer(x, distance), _nearer(y, distance), distance)
 
 
 def _nearer(x: Numbers, distance: Numbers) -> Numbers:
@@ -148,6 +148,6 @@ def checked(name: str, value: ArrayLike, ndim: int = 2) -> Numbers:
     if array.ndim != ndim:
         form = "[N, d], one row a trial (x[:, None] for scalars)" if ndim == 2 else "[R, N, d]"
         raise ValueError(f"{name} has shape {array.shape}; give {form}")
-    if (largest := float(abs(array).max())) > LARGEST:
-        raise ValueError(f"{name} reaches {largest:g}; rescale it, {LARGEST:g} is the most")
+    if (largest := float(abs(array).max())) > _LARGEST:
+        raise ValueError(f"{name} reaches {largest:g}; rescale it, {_LARGEST:g} is the most")
     return array

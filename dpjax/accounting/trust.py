@@ -36,7 +36,7 @@ _Agents: TypeAlias = Sequence[int]
 LARGEST_STATE = 1500
 
 
-class Memory(NamedTuple):
+class _StrategyMemory(NamedTuple):
     """A strategy as a recursion: xi_t = scale_t z_t + sum_k weights_t,k past_t,k.
 
     Attributes:
@@ -65,10 +65,10 @@ class GossipRounds(NamedTuple):
     contraction: Vector
 
 
-NO_MEMORY = Memory(np.ones(1), np.zeros((1, 0)), True)
+_NO_MEMORY = _StrategyMemory(np.ones(1), np.zeros((1, 0)), True)
 
 
-def remember(strategy: Strategy) -> Memory:
+def remember(strategy: Strategy) -> _StrategyMemory:
     """Write noise C^-1 Z as the recursion of least width.
 
     Args:
@@ -87,8 +87,8 @@ def remember(strategy: Strategy) -> Memory:
     diagonals = [matrix.diagonal(-lag) for lag in range(rounds)]
     if all(np.ptp(entries) <= rounding for entries in diagonals):
         # Before its first rounds the past is zero, so the late weights serve from the start.
-        return Memory(1 / diagonal[:1], weights[-1:], of_noise)
-    return Memory(1 / diagonal, weights, of_noise)
+        return _StrategyMemory(1 / diagonal[:1], weights[-1:], of_noise)
+    return _StrategyMemory(1 / diagonal, weights, of_noise)
 
 
 def _model_of(
@@ -96,7 +96,7 @@ def _model_of(
     source: Matrix,
     observed: Numbers,
     victims: Vector,
-    memory: Memory = NO_MEMORY,
+    memory: _StrategyMemory = _NO_MEMORY,
 ) -> Model:
     """State-space model of what an attacker does not know.
 
@@ -267,14 +267,16 @@ class LinearAlgorithm:
         source, victims = self._unknown(nodes, known_columns)
         strategy = self.strategy
         n = self.agents
-        memory = NO_MEMORY if strategy is None else remember(strategy)
+        memory = _NO_MEMORY if strategy is None else remember(strategy)
 
         def rational() -> Model:
             # In fractions, so that no product of the matrices given is rounded.
             fractions: Any = np.frompyfunc(Fraction, 1, 1)
             mixing, steps, contraction = self.gossip
             gossip = GossipRounds(fractions(mixing), steps, fractions(contraction))
-            past = Memory(fractions(memory.scale), fractions(memory.weights), memory.of_noise)
+            past = _StrategyMemory(
+                fractions(memory.scale), fractions(memory.weights), memory.of_noise
+            )
             return _model_of(
                 gossip, fractions(source), fractions(observed), fractions(victims), past
             )

@@ -29,7 +29,7 @@ __all__ = ["Gossip", "Server", "Sum", "Trusted"]
 
 Transmission: TypeAlias = tuple[Message, Carry]
 """A message, and what its sender keeps of the round."""
-Total: TypeAlias = tuple[Message, Array]
+_Total: TypeAlias = tuple[Message, Array]
 """The sum of messages, and the number of agents in it."""
 Transition: TypeAlias = tuple[Models, Memory]
 """Models and memory after a round."""
@@ -134,7 +134,7 @@ class Sum(Aggregator):
         ([4.0], 2.0)
     """
 
-    def __call__(self, messages: Message) -> Total:
+    def __call__(self, messages: Message) -> _Total:
         """Sum over the agents, and their number."""
         # Integers keep their dtype, whose sums are modulo 2^32.
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0, dtype=leaf.dtype), messages)
@@ -176,14 +176,14 @@ class Trusted(Aggregator):
         """
         return agents - self.dropouts
 
-    def at(self, round: RoundNumber) -> Callable[[Message], Total]:
+    def at(self, round: RoundNumber) -> Callable[[Message], _Total]:
         """The aggregator of a round.
 
         Args:
             round: Rounds done before, traced or not.
         """
 
-        def aggregate(messages: Message) -> Total:
+        def aggregate(messages: Message) -> _Total:
             agents = len(jax.tree.leaves(messages)[0])
             presence = self._presence(agents, round)
             count = jnp.sum(presence, dtype=jnp.int32)
@@ -195,7 +195,7 @@ class Trusted(Aggregator):
 
         return aggregate
 
-    def __call__(self, messages: Message) -> Total:
+    def __call__(self, messages: Message) -> _Total:
         """Sum over the present agents, and their number; zeros where they are too few."""
         return self.at(0)(messages)
 

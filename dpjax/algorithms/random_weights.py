@@ -28,11 +28,11 @@ from dpjax.protocols import (
     Updates,
 )
 from dpjax.topology import gossip
-from dpjax.topology.mixing import Matrix, Mixing, Stochastic
+from dpjax.topology.mixing import Mixing, SquareMatrix, Stochastic
 
 __all__ = ["CorrelatedRandomness", "Encrypted"]
 
-Weights: TypeAlias = Float[Array, "n n"]
+_Weights: TypeAlias = Float[Array, "n n"]
 """Weights of all links."""
 
 
@@ -60,7 +60,7 @@ class Unbounded:
         return np.full((len(steps), 1), math.inf)
 
 
-def _over_links(weights: Weights, leaf: Array) -> Array:
+def _over_links(weights: _Weights, leaf: Array) -> Array:
     """[sender, receiver, ...] values of senders times the weights of receivers."""
     # Entry [j, i] is what j sends to i: W_ij x_j.
     values = leaf[:, None]
@@ -189,7 +189,7 @@ class CorrelatedRandomness(Unbounded, Method):
         return models, _TrackerMemory(optimizer, tracker, gradient)
 
 
-def _columns(key: PRNGKeyArray, matrix: Weights) -> Weights:
+def _columns(key: PRNGKeyArray, matrix: _Weights) -> _Weights:
     """Random weights on the links of a matrix whose columns sum to 1."""
     # Bounded away from 0: each neighbour gets some of what is shared.
     weights = jax.random.uniform(key, matrix.shape, minval=0.05)
@@ -212,7 +212,7 @@ class Shielded(NamedTuple):
     """
 
     model: Models
-    weights: Weights
+    weights: _Weights
 
 
 @dataclass(frozen=True)
@@ -262,7 +262,7 @@ class Encrypted(Unbounded, Networked):
         0.5774
     """
 
-    def on(self, mixing: Matrix) -> "EncryptedOnLinks":
+    def on(self, mixing: SquareMatrix) -> "EncryptedOnLinks":
         """The method on a network's links: factors are drawn below a root of 1 / (degree + 1).
 
         Args:

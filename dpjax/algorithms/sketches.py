@@ -22,20 +22,20 @@ from dpjax.transforms.sketch import Frame
 __all__ = ["Learned", "LinearSketch"]
 
 Scalar: TypeAlias = Float[Array, ""]
-Vector: TypeAlias = Float[Array, " d"]
+FlatGradient: TypeAlias = Float[Array, " d"]
 """A gradient of all parameters, in a row."""
 
 
 class Projection(Protocol):
     """A linear map from a gradient to k numbers, with its adjoint."""
 
-    def encode(self, vector: Vector) -> Array:
+    def encode(self, vector: FlatGradient) -> Array:
         """A' g, [k]."""
 
-    def decode(self, coordinates: Array) -> Vector:
+    def decode(self, coordinates: Array) -> FlatGradient:
         """A y."""
 
-    def diagonal(self) -> Vector:
+    def diagonal(self) -> FlatGradient:
         """diag(A A')."""
 
 
@@ -69,7 +69,7 @@ class LinearSketch(Protocol):
     def projection(self, state: Memory) -> Projection:
         """A of this round."""
 
-    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> Vector:
+    def noise(self, state: Memory, variance: Scalar, present: Scalar) -> FlatGradient:
         """The variance of the noise in the decoded mean, by coordinate.
 
         Args:
@@ -170,7 +170,7 @@ class Learned:
         """S_t."""
         return Frame(state.sketch.frame)
 
-    def noise(self, state: _LearnedState, variance: Scalar, present: Scalar) -> Vector:
+    def noise(self, state: _LearnedState, variance: Scalar, present: Scalar) -> FlatGradient:
         """(a^2 / B) diag(S_t S_t'), or what the paper prints: a^2 diag(S_t-1 S_t-1').
 
         For q = (1/B) sum (s_i + z_i), z_i ~ N(0, a^2 I_k) and s the mean of the s_i, over the

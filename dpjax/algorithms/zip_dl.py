@@ -11,7 +11,7 @@ from dpjax.algorithms.exchange import PerLinkMessages
 from dpjax.algorithms.tracking import Apart, Steps
 from dpjax.protocols import Emission, Method, Models, Networked, PublicState, Round, Updates
 from dpjax.topology.links import message_pairs
-from dpjax.topology.mixing import Matrix, Mixing
+from dpjax.topology.mixing import Mixing, SquareMatrix
 
 __all__ = ["ZipDL"]
 
@@ -30,7 +30,7 @@ class Links(NamedTuple):
     weight: Float[np.ndarray, " l"]
 
 
-def links(mixing: Matrix) -> Links:
+def links(mixing: SquareMatrix) -> Links:
     """Return the links of a mixing matrix.
 
     Args:
@@ -68,7 +68,7 @@ class ZipDL(Networked):
 
     stochastic = "rows"
 
-    def on(self, mixing: Matrix) -> "ZipDLOnLinks":
+    def on(self, mixing: SquareMatrix) -> "ZipDLOnLinks":
         """The method on a network's links.
 
         Args:

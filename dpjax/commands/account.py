@@ -16,7 +16,7 @@ from jaxtyping import Int
 
 from dpjax import _validate
 from dpjax.accounting import budget, gdp, parties, views, wording
-from dpjax.accounting.attacker import Gradients
+from dpjax.accounting.attacker import GradientDependence
 from dpjax.accounting.guarantee import Guarantee
 from dpjax.accounting.rounding import MARGIN, delta_text, loose_delta, up
 from dpjax.commands import inputs
@@ -25,13 +25,13 @@ from dpjax.mechanism.participation import Participation
 from dpjax.plans import noise
 from dpjax.results import plots, records, tables
 from dpjax.topology import nodes
-from dpjax.topology.mixing import Matrix
+from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ["Account", "account", "distances", "tighter_losses"]
 
-Algorithm = Literal["dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"]
-Trust = Literal["ldp", "pndp", "secldp"]
-ZeroSum = Literal["messages", "with_own_copy"]
+_Algorithm = Literal["dsgd", "anti_pgd", "mafalda", "prefix_sum", "muffliato", "decor", "zip_dl"]
+_Trust = Literal["ldp", "pndp", "secldp"]
+_ZeroSum = Literal["messages", "with_own_copy"]
 _Agents: TypeAlias = Sequence[int]
 _Group: TypeAlias = tuple[int, ...]
 """Attackers who collude."""
@@ -56,7 +56,7 @@ NOISE = {
 }
 """Standard deviation of each algorithm's noise."""
 
-ROUNDING = 1e-9
+_ROUNDING = 1e-9
 """Losses agree with exact arithmetic to 1e-10; stated losses are rounded up by this share."""
 
 _ASSUMPTIONS = {
@@ -99,7 +99,7 @@ class Account(NamedTuple):
     sigma: float
     rows: records.Rows
 
-    def worst(self, gradients: Gradients = "any") -> records.Row:
+    def worst(self, gradients: GradientDependence = "any") -> records.Row:
         """The row of the largest loss.
 
         Args:
@@ -114,23 +114,23 @@ class Account(NamedTuple):
 
 
 def account(
-    mixing: Matrix,
-    algorithm: Algorithm = "dsgd",
+    mixing: SquareMatrix,
+    algorithm: _Algorithm = "dsgd",
     *,
-    relation: inputs.Relation,
+    relation: inputs.CommandRelation,
     rounds: int,
     sigma: float | None = None,
     epsilon: float | None = None,
     delta: float = 1e-5,
-    trust: Trust = "ldp",
+    trust: _Trust = "ldp",
     attackers: Sequence[_Agents] | None = None,
     protected: _Agents | None = None,
     epochs: int | None = None,
     separation: int | None = None,
-    gradients: Gradients = "any",
+    gradients: GradientDependence = "any",
     gossip_steps: int = 1,
     shared: float | None = None,
-    zero_sum: ZeroSum | None = None,
+    zero_sum: _ZeroSum | None = None,
 ) -> Account:
     """What an algorithm costs every agent; or the least noise that keeps a budget.
 
@@ -236,11 +236,11 @@ def account(
 
 def _model(
     algorithm: str,
-    mixing: Matrix,
+    mixing: SquareMatrix,
     pattern: Participation,
     gossip_steps: int,
     shared: float | None,
-    zero_sum: ZeroSum | None,
+    zero_sum: _ZeroSum | None,
 ) -> views.LinearAlgorithm:
     """The algorithm at clip 1 and noise 1."""
     _validate.one_of("algorithm", algorithm, NOISE)
@@ -314,13 +314,13 @@ def tighter_losses(
     """
     losses = []
     for loss, larger in zip(plain, wide, strict=True):
-        tighter = larger.mu < loss.mu * (1 - ROUNDING)
-        mu = np.where(tighter, larger.mu, loss.mu) * (1 + ROUNDING)
+        tighter = larger.mu < loss.mu * (1 - _ROUNDING)
+        mu = np.where(tighter, larger.mu, loss.mu) * (1 + _ROUNDING)
         losses.append(loss._replace(mu=mu, upper_bound=loss.upper_bound | tighter))
     return losses
 
 
-def distances(mixing: Matrix, attackers: _Agents) -> Int[np.ndarray, " n"]:
+def distances(mixing: SquareMatrix, attackers: _Agents) -> Int[np.ndarray, " n"]:
     """Links that a message passes from each agent to the nearest attacker.
 
     Args:
@@ -346,7 +346,7 @@ def distances(mixing: Matrix, attackers: _Agents) -> Int[np.ndarray, " n"]:
 
 
 def _rows(
-    mixing: Matrix,
+    mixing: SquareMatrix,
     kind: str,
     view: views.View,
     loss: views.ViewLoss,
@@ -489,7 +489,7 @@ def _attackers(words: tuple[str, ...], names: _Names) -> list[_Group] | None:
     return [(agent,) for agent in range(len(names))]
 
 
-def _typed(options: inputs.Terms) -> str:
+def _typed(options: inputs.Arguments) -> str:
     """A command line with these options."""
     words = ["dpjax", "account"]
     for name, value in options.items():
@@ -500,7 +500,7 @@ def _typed(options: inputs.Terms) -> str:
     return shlex.join(words)
 
 
-def _lines(spent: Account, terms: inputs.Terms, names: _Names) -> list[str]:
+def _lines(spent: Account, terms: inputs.Arguments, names: _Names) -> list[str]:
     """The report: by distance, and by agent in a small network."""
     pattern = spent.participation
     algorithm = terms["algorithm"]
@@ -592,7 +592,7 @@ def _by_agent(rows: records.Rows, names: _Names, several: bool) -> records.Rows:
     return table
 
 
-def _parties(spent: Account, terms: inputs.Terms, agents: int, outside: Account) -> list[str]:
+def _parties(spent: Account, terms: inputs.Arguments, agents: int, outside: Account) -> list[str]:
     """Who else is protected, a sentence a party: all but those whom the tables are about.
 
     Guarantee: sentences with an epsilon are of an outsider's loss, for gradients of any kind.

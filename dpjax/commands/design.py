@@ -23,13 +23,13 @@ from dpjax.plans.optimizers import Sgd
 from dpjax.plans.protect import Budget, Protect
 from dpjax.results import records, tables
 from dpjax.topology import nodes
-from dpjax.topology.mixing import Matrix
+from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ["design"]
 
-KINDS = {part.label: part.title for part in noise.PARTS if part.title}
+DESIGN_TITLES = {part.label: part.title for part in noise.PARTS if part.title}
 """Designs that are compared, and their titles."""
-_Compared: TypeAlias = tuple[str, Matrix, forecast_.Forecast | None]
+_Compared: TypeAlias = tuple[str, SquareMatrix, forecast_.Forecast | None]
 """A design's title, its covariance, and what its noise leaves to learn."""
 MANY = 300
 """Above so many agents slow designs take minutes."""
@@ -46,10 +46,10 @@ FIGURES = {
 
 
 def design(
-    mixing: Matrix,
+    mixing: SquareMatrix,
     kind: str = "whisper_horizon",
     *,
-    relation: inputs.Relation,
+    relation: inputs.CommandRelation,
     epsilon: float,
     delta: float,
     rounds: int,
@@ -95,7 +95,7 @@ def design(
         >>> plan.guarantee.epsilon, plan.config.label, plan.covariance().shape
         (10.0, 'whisper_horizon', (6, 6))
     """
-    _validate.one_of("kind", kind, KINDS)
+    _validate.one_of("kind", kind, DESIGN_TITLES)
     part: Any = noise.named(kind)
     # Only designs over a whole run look ahead; the others have no horizon to set.
     if horizon is not None and getattr(part, "horizon", None) == "run":
@@ -145,7 +145,7 @@ def design_command(
         out: Where to write the design; must not exist. By default dpjax-design.npz here, numbered
             if that is taken.
     """
-    chosen_kind = _validate.one_of("kind", terms.pop("kind"), KINDS)
+    chosen_kind = _validate.one_of("kind", terms.pop("kind"), DESIGN_TITLES)
     relation = terms["relation"]
     _refuse_unread(relation, batch_size, terms["accountant"], terms["allow_unsound"])
     links, matrix, title = inputs.network(graph, mixing, seed)
@@ -210,14 +210,14 @@ def design_command(
 
 
 def _plans(
-    matrix: Matrix,
+    matrix: SquareMatrix,
     chosen_kind: str,
     all_designs: bool,
-    terms: inputs.Terms,
+    terms: inputs.Arguments,
 ) -> dict[str, plan_.Plan]:
     """The chosen design and those to compare it with, without slow ones for many agents."""
     plans = {}
-    for kind in KINDS:
+    for kind in DESIGN_TITLES:
         part = noise.named(kind)
         # The chosen design is made however long it takes, the others only on request.
         slow = part is not None and part.slow and len(matrix) > MANY
@@ -231,7 +231,7 @@ def _plans(
     return plans
 
 
-def _progress(kind: str, covariance: Matrix, matrix: Matrix) -> None:
+def _progress(kind: str, covariance: SquareMatrix, matrix: SquareMatrix) -> None:
     """Say that a design for many agents is made, and what it costs."""
     if len(matrix) > MANY:
         energy = spatial.energy(covariance, matrix)
@@ -285,7 +285,7 @@ def _comparison(
     forecasts = {kind: other.forecast(size) for kind, other in plans.items()}
     forecast = forecasts[chosen_kind]
     compared: list[_Compared] = [
-        (KINDS[kind], other.covariance(), forecasts[kind]) for kind, other in plans.items()
+        (DESIGN_TITLES[kind], other.covariance(), forecasts[kind]) for kind, other in plans.items()
     ]
     with contextlib.suppress(ValueError):  # There is none of some W, such as a directed one.
         compared.append(_polynomial(plan, horizon, size))
@@ -323,7 +323,7 @@ def _comparison(
     elif forecast.unit == "record":
         head += f"; batches of {forecast.batch_size:,}"
     # Left out in words, so that nobody takes the list for complete.
-    absent = [title for kind, title in KINDS.items() if kind not in plans]
+    absent = [title for kind, title in DESIGN_TITLES.items() if kind not in plans]
     if absent:
         names = " and ".join(absent)
         head += f"\nleft out: {names}, which take minutes here; --all-designs compares them, too"
@@ -334,7 +334,7 @@ def _comparison(
 
 
 def _refuse_unread(
-    relation: inputs.Relation, batch_size: int | None, accountant: str, allow_unsound: bool
+    relation: inputs.CommandRelation, batch_size: int | None, accountant: str, allow_unsound: bool
 ) -> None:
     """Refuse options that the others leave without a meaning, or ask for; names the first one."""
     # A relation of records clips each record, one of agents each agent.

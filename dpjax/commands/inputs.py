@@ -13,15 +13,15 @@ from dpjax import _validate
 from dpjax.accounting.rounding import loose_delta
 from dpjax.topology import graphs
 from dpjax.topology import mixing as matrices
-from dpjax.topology.mixing import Matrix
+from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ()
 
 Command: TypeAlias = Callable[..., int]
 """What the command line calls with its options, for an exit status."""
-Terms: TypeAlias = Mapping[str, Any]
+Arguments: TypeAlias = Mapping[str, Any]
 """Arguments of a Python function that a command hands over, by name."""
-Relation = Literal["replace_agent", "replace_record", "zero_out_record"]
+CommandRelation = Literal["replace_agent", "replace_record", "zero_out_record"]
 Weights = Literal["metropolis", "uniform"]
 
 FEW = 24
@@ -67,7 +67,7 @@ def with_arguments(function: Callable[..., Any]) -> Callable[[Callable[..., int]
     return extend
 
 
-def network(graph: str, mixing: Weights, seed: int) -> tuple[nx.Graph, Matrix, str]:
+def network(graph: str, mixing: Weights, seed: int) -> tuple[nx.Graph, SquareMatrix, str]:
     """Return the graph, its mixing matrix, and a line about both.
 
     Args:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from dpjax import _validate
 from dpjax.accounting import discrete, gdp, losses
-from dpjax.accounting.discrete import Cohort, Relation
+from dpjax.accounting.discrete import Cohort, RecordRelation
 
 __all__ = ["gaussian_loss", "published_sigma", "sigma", "variance"]
 
@@ -19,7 +19,7 @@ def gaussian_loss(
     *,
     rounds: int,
     participations: int,
-    relation: Relation,
+    relation: RecordRelation,
 ) -> losses.Gaussian:
     """Return the loss of the same sums under real Gaussian noise: tight, and of no whole numbers.
 

@@ -322,7 +322,7 @@ def standardised(x: np.ndarray) -> np.ndarray:
     return np.where(constant, 0.0, (x - x.mean(axis=1, keepdims=True)) / spread)
 
 
-def dense(x: np.ndarray, y: np.ndarray, k: int) -> leakage.Counts:
+def dense(x: np.ndarray, y: np.ndarray, k: int) -> leakage.NeighbourCounts:
     """Count from all distances, in blocks of rows."""
     trials = len(x)
     entries = ENTRIES.get(jax.default_backend(), ENTRIES["gpu"])
@@ -330,12 +330,12 @@ def dense(x: np.ndarray, y: np.ndarray, k: int) -> leakage.Counts:
     size = -(-trials // min(blocks, trials))
     with double_precision():
         blocked = _blocks(jnp.asarray(x), jnp.asarray(y), k, size)
-        return leakage.Counts(*(np.asarray(part) for part in blocked))
+        return leakage.NeighbourCounts(*(np.asarray(part) for part in blocked))
 
 
 @functools.partial(jax.jit, static_argnames="size")
 def _blocks(x: jax.Array, y: jax.Array, k: int, size: int) -> tuple[jax.Array, ...]:
-    """The three arrays of `leakage.Counts`, ``size`` rows at a time."""
+    """The three arrays of `leakage.NeighbourCounts`, ``size`` rows at a time."""
     trials = len(x)
     others = jnp.arange(trials)
 

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Float
 
 from dpjax import _validate
 from dpjax.accounting import dense, gdp
-from dpjax.accounting.attacker import Gradients, View
+from dpjax.accounting.attacker import GradientDependence, View
 from dpjax.contrib import moves
 from dpjax.mechanism import laplace
 from dpjax.mechanism.participation import Participation
@@ -111,7 +111,9 @@ def muffliato_pndp(mixing: Any, rounds: int, *, numerator: Numerator) -> Float[n
     return bound
 
 
-def mafalda(view: View, participation: Participation, *, gradients: Gradients = "any") -> Claim:
+def mafalda(
+    view: View, participation: Participation, *, gradients: GradientDependence = "any"
+) -> Claim:
     """MAFALDA's Theorem 7 as printed, with sens where sens^2 is meant.
 
     It bounds sens by S = max over patterns of sum |(C' B^+ B C)_st| and claims 1/sigma-GDP at

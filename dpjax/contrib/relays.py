@@ -28,7 +28,7 @@ from dpjax import _validate
 from dpjax.protocols import Aggregator, Message
 from dpjax.topology import gossip
 from dpjax.topology.links import adjacency
-from dpjax.topology.mixing import Matrix
+from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ["Relayed", "spanning"]
 
@@ -110,7 +110,7 @@ class Relayed(Aggregator):
             )
         return gossip.mix(jnp.asarray(self._descendants(), jnp.float32), messages)
 
-    def _descendants(self) -> Matrix:
+    def _descendants(self) -> SquareMatrix:
         """The agents in each partial sum."""
         inside = np.eye(len(self.parents))
         for agent in range(len(self.parents)):
@@ -122,7 +122,7 @@ class Relayed(Aggregator):
         return inside
 
 
-def spanning(mixing: Matrix) -> tuple[int, ...]:
+def spanning(mixing: SquareMatrix) -> tuple[int, ...]:
     """Return a spanning tree of a network with the fewest levels: breadth first from a centre.
 
     The tree is public, like the network. Ties go to the first agent.

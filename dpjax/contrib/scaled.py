@@ -197,15 +197,15 @@ class ScaledProjection(NamedTuple):
     rule: Quantile
     size: Any
 
-    def encode(self, vector: sketches.Vector) -> Array:
+    def encode(self, vector: sketches.FlatGradient) -> Array:
         """The vector before the clip."""
         return self.rule.encode(self.size, self.inner.encode(vector))
 
-    def decode(self, coordinates: Array) -> sketches.Vector:
+    def decode(self, coordinates: Array) -> sketches.FlatGradient:
         """A c y."""
         return self.inner.decode(self.rule.decode(self.size, coordinates))
 
-    def diagonal(self) -> sketches.Vector:
+    def diagonal(self) -> sketches.FlatGradient:
         """diag(A c^2 A'): the variance of decoded noise over that of a number's."""
         # Noise is multiplied by the scale that decodes it, so its variance by the square.
         return self.inner.diagonal() * jnp.square(self.rule.gain(self.size))
@@ -267,7 +267,7 @@ class Scaled:
 
     def noise(
         self, state: ScaledState, variance: sketches.Scalar, present: sketches.Scalar
-    ) -> sketches.Vector:
+    ) -> sketches.FlatGradient:
         """(a^2 / B) diag(A c^2 A')."""
         return self.projection(state).diagonal() * (variance / present)
 

@@ -95,7 +95,7 @@ def read_task(
     parts = [_records(place, name, columns) for name in ("train", columns.dev)]
     classes = sorted({label for _, labels in parts for label in labels}, key=_order)
     source = f"GLUE, {task}, from {place}"
-    arrays: canonical.Arrays = {}
+    arrays: canonical.DatasetArrays = {}
     for part, (texts, labels) in zip(("train", "test"), parts, strict=True):
         arrays[f"x_{part}"] = tokenizer.encode(texts[0], length, *texts[1:])
         arrays[f"y_{part}"] = np.array([classes.index(label) for label in labels], np.int32)

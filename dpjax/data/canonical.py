@@ -18,7 +18,7 @@ from dpjax.data.catalog import Digests
 
 __all__ = ()
 
-Arrays = dict[str, np.ndarray]
+DatasetArrays = dict[str, np.ndarray]
 
 _PARTS = ("train", "test")
 
@@ -97,7 +97,7 @@ def _small(array: np.ndarray) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("<"))
 
 
-def check_arrays(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Arrays:
+def check_arrays(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> DatasetArrays:
     """Return the arrays of a data set, if they are fit to learn from.
 
     Args:
@@ -119,7 +119,7 @@ def check_arrays(path: _files.PathLike, arrays: Mapping[str, np.ndarray]) -> Arr
     # One of the two alone is an oversight.
     if {"x_test", "y_test"} & set(arrays):
         suffixes["test"] = "_test"
-    checked: Arrays = {}
+    checked: DatasetArrays = {}
     for part, suffix in suffixes.items():
         pair = []
         for title in (f"x{suffix}", f"y{suffix}"):
@@ -176,7 +176,7 @@ def read_archive(
     remedy: str = "make the file again",
     *,
     in_any_order: Digests = (None, None),
-) -> tuple[Arrays, str]:
+) -> tuple[DatasetArrays, str]:
     """Read a file in the canonical form, checked.
 
     Args:
@@ -233,11 +233,11 @@ def combined_digest(digests: Mapping[str, str]) -> str:
     return hashlib.sha256("".join(texts).encode()).hexdigest()
 
 
-def _records(arrays: Arrays, part: str) -> tuple[np.ndarray, np.ndarray]:
+def _records(arrays: DatasetArrays, part: str) -> tuple[np.ndarray, np.ndarray]:
     return arrays[f"x_{part}"], arrays[f"y_{part}"]
 
 
-def part_digests(arrays: Arrays) -> dict[str, str]:
+def part_digests(arrays: DatasetArrays) -> dict[str, str]:
     """Return the sha256 of the train records and, if any, of the test records.
 
     Args:

@@ -128,9 +128,9 @@ def _obtain(name: str, entry: catalog.Known, path: Path, download: bool) -> None
         canonical.write_archive(path, arrays)
 
 
-def _from_libsvm(entry: catalog.Known, raws: list[Path]) -> canonical.Arrays:
+def _from_libsvm(entry: catalog.Known, raws: list[Path]) -> canonical.DatasetArrays:
     """Records of LIBSVM's files; those that were fetched are removed."""
-    arrays: canonical.Arrays = {}
+    arrays: canonical.DatasetArrays = {}
     # Files that someone put there stay.
     fetched = [raw for raw in raws if not os.path.exists(raw)]
     try:
@@ -144,7 +144,7 @@ def _from_libsvm(entry: catalog.Known, raws: list[Path]) -> canonical.Arrays:
     return arrays
 
 
-def _from_library(entry: catalog.Known, path: Path) -> canonical.Arrays:
+def _from_library(entry: catalog.Known, path: Path) -> canonical.DatasetArrays:
     """Records that scikit-learn fetches, or a builder of tensorflow-datasets makes."""
     if entry.host is not None:
         cache_.reach(entry.host, path)

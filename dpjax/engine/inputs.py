@@ -130,8 +130,8 @@ class Inputs:
 
         Returns:
             The share r, 0 where agents are clipped. Of a release whose r is above
-            `statements.LIMIT` the largest power of two as a pass length for which it is not; else
-            None, and where there is none.
+            `statements.ROUNDING_LIMIT` the largest power of two as a pass length for which it is
+            not; else None, and where there is none.
         """
         # Tracing a batch takes a quarter of a short run's time.
         if not self.statics.query.rounds_sums:
@@ -145,11 +145,11 @@ class Inputs:
         data = self.statics.of_first_seed(self.data)
         shapes = (self._agents_models(), jax.eval_shape(batch, data, self.batch_keys[0]))
         share = query.share(*shapes)
-        if self.statics.release and share > statements.LIMIT:
+        if self.statics.release and share > statements.ROUNDING_LIMIT:
             # Longer passes take less time.
             for power in range(17, -1, -1):
                 shorter = dataclasses.replace(query, microbatch=2**power)
-                if shorter.share(*shapes) <= statements.LIMIT:
+                if shorter.share(*shapes) <= statements.ROUNDING_LIMIT:
                     return share, 2**power
         return share, None
 

@@ -17,7 +17,7 @@ from dpjax.plans.identity import described
 
 __all__ = ()
 
-Row: TypeAlias = dict[str, Any]
+ReportRow: TypeAlias = dict[str, Any]
 """Plain values by the name of their column."""
 
 _STYLE = """
@@ -40,7 +40,7 @@ summary { cursor: pointer; } code { background: var(--soft); overflow-wrap: anyw
 """
 
 
-def cells(result: Any) -> list[Row]:
+def cells(result: Any) -> list[ReportRow]:
     """Of each plan epsilon, who is protected, and the last metrics: mean +- standard error.
 
     Args:
@@ -197,10 +197,10 @@ def _parameters(result: Any) -> Iterator[str]:
         yield f"<details><summary>{_html.escape(name)}</summary>{_wide(pairs)}</details>"
 
 
-def _pairs(values: Row) -> str:
+def _pairs(values: ReportRow) -> str:
     """Names and values as a table; those of parts as ``part.name``."""
 
-    def flat(name: str, value: Any) -> Iterator[Row]:
+    def flat(name: str, value: Any) -> Iterator[ReportRow]:
         if isinstance(value, dict):
             for key, part in value.items():
                 yield from flat(f"{name}.{key}".lstrip("."), part)

@@ -66,7 +66,7 @@ class Progress(NamedTuple):
     rounds_per_second: float
 
 
-def _terms(plan: Plan) -> report.Row:
+def _terms(plan: Plan) -> report.ReportRow:
     """The columns of a plan in rows, which a saved result stores in place of the plan."""
     config = plan.config
     values = (
@@ -117,7 +117,7 @@ class Result:
     seconds: float
     rounds_per_second: float
     ended: bool
-    terms: tuple[report.Row, ...] = ()
+    terms: tuple[report.ReportRow, ...] = ()
     frozen: str = ""
     problem: str = ""
     agent_names: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class Result:
             lines.append(f"{terms['label']}: {guarantee.statement()}")
         return "\n".join(lines)
 
-    def rows(self, **extra: Any) -> list[report.Row]:
+    def rows(self, **extra: Any) -> list[report.ReportRow]:
         """Tidy rows, one for each plan, seed and measured round.
 
         ``epsilon`` is that of ``guarantee``, the statement at the end of the run, in all rows. It

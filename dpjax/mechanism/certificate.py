@@ -8,12 +8,13 @@ import scipy.linalg
 from jaxtyping import Float
 from numpy.linalg import LinAlgError, cholesky, eigh, svd
 
+from dpjax.topology.mixing import SquareMatrix
+
 __all__ = ()
 
-Matrix = Float[np.ndarray, "n n"]
 Factor = Float[np.ndarray, "m n"]
 Vector = Float[np.ndarray, " n"]
-Blocks = Float[np.ndarray, "b k k"]
+BlockStack = Float[np.ndarray, "b k k"]
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -23,7 +24,7 @@ def relative_gap(value: float, bound: float) -> float:
     return value / bound - 1.0 if bound > 0 else math.inf
 
 
-def eigen(matrix: Matrix) -> tuple[Vector, Matrix]:
+def eigen(matrix: SquareMatrix) -> tuple[Vector, SquareMatrix]:
     """Return ascending eigenvalues and the eigenvectors of a matrix that rounding tilted."""
     return eigh((matrix + matrix.T) / 2.0)
 
@@ -31,13 +32,13 @@ def eigen(matrix: Matrix) -> tuple[Vector, Matrix]:
 class _Certificate(NamedTuple):
     """A precision with margin, its inverse, and tr(M P^-1) rounded up."""
 
-    precision: Matrix
-    covariance: Matrix
+    precision: SquareMatrix
+    covariance: SquareMatrix
     value: float
     variance_ratio: float
 
 
-def precision_of(factor: Factor, multipliers: Vector) -> Matrix:
+def precision_of(factor: Factor, multipliers: Vector) -> SquareMatrix:
     """Return P = F' U e^-1 U' F for F L^1/2 = U e V', scaled and with every diagonal entry 1.
 
     Scaling to max diag = 1 and then raising slack entries to 1 keeps P feasible and only adds a
@@ -49,14 +50,14 @@ def precision_of(factor: Factor, multipliers: Vector) -> Matrix:
     return unit_diagonal(rotated.T @ rotated)
 
 
-def unit_diagonal(precision: Matrix) -> Matrix:
+def unit_diagonal(precision: SquareMatrix) -> SquareMatrix:
     """Return P, made symmetric, over its largest diagonal entry, the others raised to 1."""
     precision = (precision + precision.T) / (2.0 * precision.diagonal().max())
     np.fill_diagonal(precision, 1.0)
     return precision
 
 
-def certify(factor: Factor, precision: Matrix) -> _Certificate | None:
+def certify(factor: Factor, precision: SquareMatrix) -> _Certificate | None:
     """Return the precision with its safety margin, inverse and value; None if it is singular.
 
     With E = I - R P for the rounded inverse R, the exact inverse of R is P (I - E)^-1. The
@@ -90,10 +91,10 @@ def certify(factor: Factor, precision: Matrix) -> _Certificate | None:
 
 
 def upper_trace(
-    covariance: Matrix,
+    covariance: SquareMatrix,
     *,
     factor: Factor | None = None,
-    gram: Matrix | None = None,
+    gram: SquareMatrix | None = None,
 ) -> float:
     """Return tr(M R), rounded up, for the very entries that are given.
 
@@ -118,7 +119,7 @@ def lower_bound(
     multipliers: Vector,
     *,
     factor: Factor | None = None,
-    gram: Matrix | None = None,
+    gram: SquareMatrix | None = None,
 ) -> tuple[float, Vector]:
     """Return the best scaled dual value tr(S)^2 / sum(l), S^2 = L^1/2 M L^1/2, and its multipliers.
 
@@ -180,7 +181,7 @@ def nuclear_norm(matrix: Factor, *, blur: float) -> float:
     return max(0.0, inner) / math.sqrt(1 + excess) * scale * (1 - 8 * EPS)
 
 
-def root_trace(gram: Matrix, half: Matrix | Vector) -> float:
+def root_trace(gram: SquareMatrix, half: SquareMatrix | Vector) -> float:
     """Return a lower bound on tr((Z' M Z)^1/2) for M >= 0, tight where no eigenvalue vanishes.
 
     With A = Z' M Z = Q D Q' + E the i-th eigenvalue of A is at least D_i less |D_i| |Q'Q - I| and
@@ -230,9 +231,9 @@ def root_trace(gram: Matrix, half: Matrix | Vector) -> float:
 
 
 def factored_root_trace(
-    factor: Matrix,
-    half: Blocks,
-    left: Matrix,
+    factor: SquareMatrix,
+    half: BlockStack,
+    left: SquareMatrix,
     roots: Vector,
 ) -> float:
     """Return a lower bound on tr((Z' M Z)^1/2), from F and eigenvectors that are known already.
@@ -280,7 +281,7 @@ def _power(matrix: np.ndarray) -> float:
     return 4.0 ** round(math.log2(largest) / 2) if largest > 0 else 0.0
 
 
-def _product(left: Factor, right: Factor) -> tuple[Matrix, Matrix, float]:
+def _product(left: Factor, right: Factor) -> tuple[SquareMatrix, SquareMatrix, float]:
     """A product as an exact part, a small one, and the Frobenius norm of what that one is off."""
     n = left.shape[1]
     # Halves of so few digits that sums of n of their products are exact.

@@ -11,16 +11,16 @@ from scipy.sparse import issparse
 
 from dpjax._files import PathLike
 from dpjax.mechanism import spatial, store, workload
-from dpjax.mechanism.certificate import Matrix, Vector
+from dpjax.mechanism.certificate import Vector
 from dpjax.mechanism.spatial import Bound, Subgroups, bounds
 from dpjax.topology import mixing as mixing_
-from dpjax.topology.mixing import HashableMatrix, Mixing
+from dpjax.topology.mixing import HashableMatrix, Mixing, SquareMatrix
 
 __all__ = ["Design"]
 
 Network: TypeAlias = Mixing | HashableMatrix
 """W or a schedule of them; one with its digest has been checked."""
-Covariance: TypeAlias = Matrix | Vector
+_Covariance: TypeAlias = SquareMatrix | Vector
 """R, or its diagonal."""
 
 
@@ -54,7 +54,7 @@ class Design:
     """
 
     kind: str
-    covariance: Covariance
+    covariance: _Covariance
     mixing_fingerprint: str
     precision_bound: Bound
     horizon: int | None
@@ -71,7 +71,7 @@ class Design:
         kind: str,
         network: HashableMatrix,
         precision_bound: Bound,
-        covariance: Covariance,
+        covariance: _Covariance,
         value: float,
         *,
         lower_bound: float | None = None,

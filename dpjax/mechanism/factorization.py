@@ -20,7 +20,8 @@ from dpjax import _validate
 from dpjax._files import PathLike
 from dpjax._numerics import double_precision
 from dpjax.mechanism import certificate, fixed_point, store
-from dpjax.mechanism.certificate import Factor, Matrix, Vector
+from dpjax.mechanism.certificate import Factor, Vector
+from dpjax.topology.mixing import SquareMatrix
 
 __all__ = ["Solution", "minimize_trace"]
 
@@ -62,8 +63,8 @@ class Solution:
         (5.0, True)
     """
 
-    precision: Matrix
-    covariance: Matrix
+    precision: SquareMatrix
+    covariance: SquareMatrix
     multipliers: Vector
     value: float
     lower_bound: float
@@ -91,7 +92,7 @@ class Solution:
 
 
 def minimize_trace(
-    gram: Matrix | None = None,
+    gram: SquareMatrix | None = None,
     *,
     factor: Factor | None = None,
     solver: Literal["fixed_point", "sdp"] = "fixed_point",
@@ -228,7 +229,7 @@ def _within(
     return best
 
 
-def factor_of(gram: Matrix) -> Matrix:
+def factor_of(gram: SquareMatrix) -> SquareMatrix:
     """Return F with F'F = ``gram``; ValueError unless it is symmetric positive semidefinite."""
     gram = _validate.symmetric("gram", gram)
     values, vectors = certificate.eigen(gram)
@@ -240,7 +241,7 @@ def factor_of(gram: Matrix) -> Matrix:
     return np.sqrt(np.maximum(values, 0.0))[:, None] * vectors.T
 
 
-def _root(gram: Matrix | None, factor: Factor | None) -> Factor:
+def _root(gram: SquareMatrix | None, factor: Factor | None) -> Factor:
     if (gram is None) == (factor is None):
         raise ValueError("gram and factor: give exactly one of them")
     root = factor_of(gram) if gram is not None else _validate.finite_array("factor", factor, ndim=2)
@@ -274,7 +275,7 @@ def regularized(root: Factor, r: float) -> Factor:
     return compressed(root, identity)
 
 
-def _pad(root: Factor, log_multipliers: Vector, size: int) -> tuple[Matrix, Vector]:
+def _pad(root: Factor, log_multipliers: Vector, size: int) -> tuple[SquareMatrix, Vector]:
     """Return a square factor of ``size``, the new entries uncoupled and solved from the start."""
     m, n = root.shape
     padded = np.zeros((size, size))
@@ -288,7 +289,7 @@ def _pad(root: Factor, log_multipliers: Vector, size: int) -> tuple[Matrix, Vect
 def _certified(
     root: Factor,
     problem: dict[str, np.ndarray],
-    precision: Matrix,
+    precision: SquareMatrix,
     multipliers: Vector,
     iterations: int,
     converged: bool,
@@ -317,7 +318,7 @@ def _better(plain: Solution | None, regularized: Solution | None) -> Solution:
     return plain if unfinished else regularized
 
 
-def _solve_sdp(gram: Matrix, tolerance: float = 1e-9) -> tuple[Matrix, Vector]:
+def _solve_sdp(gram: SquareMatrix, tolerance: float = 1e-9) -> tuple[SquareMatrix, Vector]:
     """Return the covariance and the multipliers of  min tr(M R), [[R, e_i], [e_i', 1]] >= 0.
 
     By Schur's complement each block says [R^-1]_ii <= 1; its dual's corner is l_i.

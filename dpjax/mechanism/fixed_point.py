@@ -9,14 +9,14 @@ from jaxtyping import Array, Bool, Float, Int
 
 __all__ = ["LARGEST_SVD"]
 
-Vector: TypeAlias = Float[Array, " n"]
-Matrix: TypeAlias = Float[Array, "n n"]
-Window: TypeAlias = Float[Array, "w n"]
-Scalar: TypeAlias = Float[Array, ""]
-Count: TypeAlias = Int[Array, ""]
-Flag: TypeAlias = Bool[Array, ""]
-WINDOW = 8
-LOG_FLOOR = -18.420680743952367  # log(1e-8): multipliers stay above 1e-8 of the largest
+_Vector: TypeAlias = Float[Array, " n"]
+_Matrix: TypeAlias = Float[Array, "n n"]
+_Window: TypeAlias = Float[Array, "w n"]
+_Scalar: TypeAlias = Float[Array, ""]
+_Count: TypeAlias = Int[Array, ""]
+_Flag: TypeAlias = Bool[Array, ""]
+_WINDOW = 8
+_LOG_FLOOR = -18.420680743952367  # log(1e-8): multipliers stay above 1e-8 of the largest
 _JUMP = 6.0  # an accelerated step longer than this in any log-multiplier is not trusted
 _FALL = 1e-12  # a relative fall of the dual below this is rounding
 # Singular vectors of F L^1/2 resolve twice the digits of eigenvectors of F L F', at three times
@@ -28,22 +28,22 @@ _PATIENCE = 40  # iterations without a better gap, after which rounding has the 
 class _Iterate(NamedTuple):
     """Carry of the loop; x are the logarithms of the multipliers at the point to evaluate."""
 
-    x: Vector
-    plain: Vector  # the plain step from the last accepted point
-    last_x: Vector
-    last_step: Vector
-    steps_x: Window
-    steps_f: Window
-    stored: Count  # differences pushed since the window was cleared
-    fresh: Flag  # no accepted point since the window was cleared
-    dual: Scalar
-    best_x: Vector
-    best_gap: Scalar
-    since_best: Count
-    iterations: Count
+    x: _Vector
+    plain: _Vector  # the plain step from the last accepted point
+    last_x: _Vector
+    last_step: _Vector
+    steps_x: _Window
+    steps_f: _Window
+    stored: _Count  # differences pushed since the window was cleared
+    fresh: _Flag  # no accepted point since the window was cleared
+    dual: _Scalar
+    best_x: _Vector
+    best_gap: _Scalar
+    since_best: _Count
+    iterations: _Count
 
 
-def _evaluate(factor: Matrix, x: Vector) -> tuple[Vector, Scalar, Scalar]:
+def _evaluate(factor: _Matrix, x: _Vector) -> tuple[_Vector, _Scalar, _Scalar]:
     """Return diag(P), the scaled dual value tr(S)^2 / sum(l), and the relative gap at exp(x)."""
     n = x.shape[0]
     multipliers = jnp.exp(x)
@@ -59,17 +59,17 @@ def _evaluate(factor: Matrix, x: Vector) -> tuple[Vector, Scalar, Scalar]:
     diagonal = jnp.sum(inverse[:, None] * rotated**2, axis=0)
     dual = jnp.sum(roots) ** 2 / jnp.sum(multipliers)
     # Slack entries at the floor are raised to 1 at the end and then cost nothing: leave them out.
-    slack = (x <= jnp.max(x) + 0.99 * LOG_FLOOR) & (diagonal < 1.0)
+    slack = (x <= jnp.max(x) + 0.99 * _LOG_FLOOR) & (diagonal < 1.0)
     weights = jnp.where(slack, 0.0, multipliers)
     gap = jnp.max(diagonal) * jnp.sum(weights) / jnp.sum(weights * diagonal) - 1.0
     return diagonal, dual, gap
 
 
-def _floored(x: Vector) -> Vector:
-    return jnp.maximum(x, jnp.max(x) + LOG_FLOOR)
+def _floored(x: _Vector) -> _Vector:
+    return jnp.maximum(x, jnp.max(x) + _LOG_FLOOR)
 
 
-def _advance(factor: Matrix, state: _Iterate) -> _Iterate:
+def _advance(factor: _Matrix, state: _Iterate) -> _Iterate:
     x = state.x
     diagonal, dual, gap = _evaluate(factor, x)
     # log l <- log l + log P_ii, in steps that cannot overflow.
@@ -81,7 +81,7 @@ def _advance(factor: Matrix, state: _Iterate) -> _Iterate:
     fell = ~(dual >= state.dual * (1.0 - _FALL)) & push
 
     # The window is a ring of the last differences.
-    slot = state.stored % WINDOW
+    slot = state.stored % _WINDOW
     steps_x = jnp.where(push, state.steps_x.at[slot].set(x - state.last_x), state.steps_x)
     steps_f = jnp.where(push, state.steps_f.at[slot].set(step - state.last_step), state.steps_f)
     stored = state.stored + push.astype(state.stored.dtype)
@@ -110,14 +110,14 @@ def _advance(factor: Matrix, state: _Iterate) -> _Iterate:
 
 @jax.jit
 def climb(
-    factor: Matrix,
-    start: Vector,
-    tolerance: Scalar,
-    limit: Count,
+    factor: _Matrix,
+    start: _Vector,
+    tolerance: _Scalar,
+    limit: _Count,
 ) -> _Iterate:
     """Climb the dual from ``start``; stop on the gap, on stagnation, or after ``limit`` steps."""
     zeros = jnp.zeros_like(start)
-    window = jnp.zeros((WINDOW, *start.shape), start.dtype)
+    window = jnp.zeros((_WINDOW, *start.shape), start.dtype)
     zero = jnp.zeros((), jnp.int32)
     x = _floored(start)
     state = _Iterate(
@@ -136,7 +136,7 @@ def climb(
         iterations=zero,
     )
 
-    def unfinished(state: _Iterate) -> Flag:
+    def unfinished(state: _Iterate) -> _Flag:
         going = (state.best_gap > tolerance) & (state.since_best < _PATIENCE)
         # Tolerance 0 asks for exactly `limit` iterations, so that every agent does the same.
         return (going | (tolerance <= 0)) & (state.iterations < limit)

@@ -34,13 +34,13 @@ from scipy.sparse.linalg import LinearOperator, aslinearoperator
 from dpjax import _validate
 from dpjax._validate import fixed
 from dpjax.mechanism import certificate, spatial, workload
-from dpjax.mechanism.certificate import EPS, Factor, Matrix, Vector
+from dpjax.mechanism.certificate import EPS, Factor, Vector
 from dpjax.topology import mixing as mixing_
-from dpjax.topology.mixing import HashableMatrix, Mixing
+from dpjax.topology.mixing import HashableMatrix, Mixing, SquareMatrix
 
 __all__ = ["PolynomialNoise", "design_polynomial"]
 
-Coefficients: TypeAlias = Float[np.ndarray, " m"]
+_Coefficients: TypeAlias = Float[np.ndarray, " m"]
 Precision: TypeAlias = Float[np.ndarray, " q"]
 Interval: TypeAlias = tuple[float, float]
 _Map: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -88,7 +88,7 @@ class PolynomialNoise:
         (4, 0.05)
     """
 
-    coefficients: Coefficients
+    coefficients: _Coefficients
     scales: Vector
     precision: Precision
     value: float
@@ -207,7 +207,7 @@ def rounded(mixing: Mixing) -> HashableMatrix:
 
 def diagonal_bounds(
     matrix: HashableMatrix,
-    coefficients: Coefficients,
+    coefficients: _Coefficients,
     precision: Precision,
     scales: Vector,
 ) -> Vector:
@@ -248,7 +248,7 @@ def interval(matrix: csr_array) -> Interval:
 
 
 def least_product(
-    coefficients: Coefficients,
+    coefficients: _Coefficients,
     precision: Precision,
     interval: Interval,
 ) -> float:
@@ -286,12 +286,12 @@ def least_product(
     return float(values.min() - (math.pi / (2 * count) * d) ** 2 / 2 * 1.01 * spread)
 
 
-def noise_map(matrix: HashableMatrix, coefficients: Coefficients, scales: Vector) -> Matrix:
+def noise_map(matrix: HashableMatrix, coefficients: _Coefficients, scales: Vector) -> SquareMatrix:
     """Return the map S g(W) of normals to noise."""
     return scales[:, None] * _applied(matrix.matrix, coefficients, np.eye(len(scales)))
 
 
-def operator(matrix: HashableMatrix, coefficients: Coefficients, scales: Vector) -> LinearOperator:
+def operator(matrix: HashableMatrix, coefficients: _Coefficients, scales: Vector) -> LinearOperator:
     """Return S g(W) as what multiplies columns, without an array [n, n]."""
     gossiped = functools.partial(_applied, matrix.matrix, coefficients)
     # g(W) is symmetric.
@@ -301,7 +301,7 @@ def operator(matrix: HashableMatrix, coefficients: Coefficients, scales: Vector)
     return aslinearoperator(scaled) @ spread
 
 
-def _applied(matrix: csr_array, coefficients: Coefficients, values: Factor) -> Factor:
+def _applied(matrix: csr_array, coefficients: _Coefficients, values: Factor) -> Factor:
     """g(W) X by Clenshaw's rule."""
     current = coefficients[-1] * values
     previous = 0 * values
@@ -326,7 +326,7 @@ def _half(matrix: HashableMatrix) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def _moments(matrix: HashableMatrix, half: int) -> Matrix:
+def _moments(matrix: HashableMatrix, half: int) -> SquareMatrix:
     """[W^k]_ii for k = 0 .. 2 half, from the rows of the first powers, some rows at a time."""
     w = matrix.matrix
     n = w.shape[0]
@@ -354,7 +354,7 @@ def _polynomials(
     interval: Interval,
     half: int,
     degree: int,
-) -> tuple[Coefficients, Precision]:
+) -> tuple[_Coefficients, Precision]:
     """The best float32 g and p >= g^-2 for several shares; constants are among them."""
     low, high = interval
     # Chebyshev points, where a polynomial of this degree cannot hide a peak.
@@ -370,7 +370,7 @@ def _polynomials(
     quadratic = (of_g.T * energies) @ of_g
     linear = weights @ chebyshev.chebvander(places, 2 * half)
     best = math.inf
-    solution: tuple[Coefficients, Precision] = (_ONE, _ONE)
+    solution: tuple[_Coefficients, Precision] = (_ONE, _ONE)
     for share in (math.inf, *_SHARES):
         # The share of all weight is independent noise, constant polynomials.
         if math.isinf(share):
@@ -401,9 +401,9 @@ def _polynomials(
 def _newton(
     of_g: Factor,
     of_p: Factor,
-    quadratic: Matrix,
+    quadratic: SquareMatrix,
     linear: Precision,
-) -> tuple[Coefficients, Precision]:
+) -> tuple[_Coefficients, Precision]:
     """Minimise g' Q g + c' p subject to p >= g^-2 and g > 0 on a grid, by a logarithmic barrier."""
     m = of_g.shape[1]
     x = np.zeros(m + of_p.shape[1])
@@ -458,11 +458,11 @@ def _newton(
 
 def _estimates(
     matrix: HashableMatrix,
-    coefficients: Coefficients,
+    coefficients: _Coefficients,
     scales: Vector,
     limits: Vector,
     terms: Vector,
-    signs: Matrix,
+    signs: SquareMatrix,
     energy: _Map,
 ) -> tuple[float, float]:
     """Value and lower bound by random signs z: means of z'Az are traces of A.
@@ -487,7 +487,7 @@ def _estimates(
     roots = np.sqrt(multipliers / limits)[:, None]
 
     # A^1/2 M A^1/2 v by Horner's rule in W^2.
-    def apply(v: Matrix) -> Matrix:
+    def apply(v: SquareMatrix) -> SquareMatrix:
         total = 0.0 * v
         for term in few:
             total = w @ (w @ (total + term * (roots * v)))
@@ -507,10 +507,10 @@ def _error(sample: Vector) -> float:
 
 def _quadrature(
     apply: _Map,
-    start: Matrix,
+    start: SquareMatrix,
     steps: int,
     node: float | None = None,
-) -> tuple[Matrix, Matrix]:
+) -> tuple[SquareMatrix, SquareMatrix]:
     """Nodes and weights with v' f(A) v = sum_k weights_k f(nodes_k) nearly, for each column v.
 
     Reference:

@@ -17,11 +17,11 @@ import numpy as np
 from dpjax import _validate
 from dpjax.mechanism import strategy as strategy_
 from dpjax.mechanism import temporal, workload
-from dpjax.mechanism.certificate import Factor, Matrix, relative_gap
+from dpjax.mechanism.certificate import Factor, relative_gap
 from dpjax.mechanism.factorization import Device, factor_of, minimize_trace
 from dpjax.mechanism.participation import Participation, check_participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.topology.mixing import DenseMixing
+from dpjax.topology.mixing import DenseMixing, SquareMatrix
 
 __all__ = ["JointDesign", "design"]
 
@@ -52,7 +52,7 @@ class JointDesign(NamedTuple):
     """
 
     strategy: Strategy
-    covariance: Matrix
+    covariance: SquareMatrix
     value: float
     strategy_bound: float
     covariance_bound: float
@@ -168,7 +168,7 @@ def factor_over_agents(schedule: workload.Schedule, strategy: Strategy) -> Facto
     return factor_of(_by_powers(schedule, inverse @ inverse.T))
 
 
-def _spectral(matrix: Matrix, inverse: Strategy) -> Matrix:
+def _spectral(matrix: SquareMatrix, inverse: Strategy) -> SquareMatrix:
     """M = U diag(m) U', m_i a sum of squares: the noise of round j in the models of round t."""
     values, vectors = np.linalg.eigh(matrix)
     total = np.zeros(len(values))
@@ -180,7 +180,7 @@ def _spectral(matrix: Matrix, inverse: Strategy) -> Matrix:
     return np.sqrt(total)[:, None] * vectors.T
 
 
-def _by_powers(schedule: workload.Schedule, over_rounds: workload.Gram) -> Matrix:
+def _by_powers(schedule: workload.MixingSchedule, over_rounds: workload.Gram) -> SquareMatrix:
     """M = sum_s F_s' Z_s + its transpose, F_s = K_ss I / 2 + sum_{t<s} K_st W_{s-1} .. W_t."""
     period, n, _ = schedule.shape
     rounds = len(over_rounds)

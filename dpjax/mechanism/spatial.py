@@ -29,7 +29,7 @@ __all__ = [
     "whisper",
 ]
 
-Covariance: TypeAlias = Float[np.ndarray, "n n"]
+_Covariance: TypeAlias = Float[np.ndarray, "n n"]
 Bound: TypeAlias = Vector | float
 Subgroups: TypeAlias = Sequence[Sequence[int]] | None
 
@@ -39,7 +39,7 @@ LARGEST_COUPLING = 1e5
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
-def independent(mixing: DenseMixing, precision_bound: Bound) -> Covariance:
+def independent(mixing: DenseMixing, precision_bound: Bound) -> _Covariance:
     """Return R = diag(1 / b_i): every agent on its own (local differential privacy).
 
     Example:
@@ -60,7 +60,7 @@ def independent_variances(limits: Vector) -> Vector:
     return np.nextafter(1.0 / limits, np.inf)
 
 
-def central(mixing: DenseMixing, precision_bound: Bound) -> Covariance:
+def central(mixing: DenseMixing, precision_bound: Bound) -> _Covariance:
     """Return R = 11' / (b n^2): a trusted server's noise on the mean, the ideal to compare with.
 
     It breaks [R^-1]_ii <= b (R is singular), and accounting for outsiders refuses it. With
@@ -82,7 +82,7 @@ def central(mixing: DenseMixing, precision_bound: Bound) -> Covariance:
 
 def pairwise(
     mixing: DenseMixing, precision_bound: Bound, horizon: int | None = None, **options: Any
-) -> Covariance:
+) -> _Covariance:
     """Return R = s I + c L, L the Laplacian of W's support, of least energy under the bound.
 
     With bounds b_i it is s diag(1/b) + c L.
@@ -122,7 +122,7 @@ def whisper(
     weights: Vector | None = None,
     subgroups: Subgroups = None,
     **options: Any,
-) -> Covariance:
+) -> _Covariance:
     """Return the covariance of least noise energy tr(M R) with [R^-1]_ii <= b_i.
 
     Args:
@@ -161,7 +161,7 @@ def solve_whisper(
     *,
     subgroups: Subgroups = None,
     **options: Any,
-) -> tuple[Covariance, tuple[Solution, ...]]:
+) -> tuple[_Covariance, tuple[Solution, ...]]:
     """Return R for M = F'F, and the certified solution of every subgroup (one if None).
 
     With bounds b_i the problem is the one with F diag(b)^-1/2: R_ij = [P^-1]_ij / sqrt(b_i b_j).
@@ -185,7 +185,7 @@ def solve_pairwise(
     mixing: DenseMixing,
     factor: Factor,
     bounds: Vector,
-) -> tuple[Covariance, bool]:
+) -> tuple[_Covariance, bool]:
     """Return R = s diag(1/b) + c L of least tr(M R), and whether c ran into its bound.
 
     [R^-1]_ii <= b_i, s and c >= 0.
@@ -245,7 +245,7 @@ def solve_pairwise(
 
 
 def energy(
-    covariance: Covariance, mixing: DenseMixing, horizon: int | None = None, **options: Any
+    covariance: _Covariance, mixing: DenseMixing, horizon: int | None = None, **options: Any
 ) -> float:
     """Return tr(M R): the expected squared noise, per coordinate, in all agents' models.
 
@@ -266,12 +266,12 @@ def energy(
     return trace(root, np.asarray(covariance))
 
 
-def trace(root: Factor, covariance: Covariance) -> float:
+def trace(root: Factor, covariance: _Covariance) -> float:
     """Return tr(M R) for M = F'F."""
     return float(np.einsum("ij,jk,ik->", root, covariance, root, optimize=True))
 
 
-def figures(covariance: Covariance, mixing: DenseMixing) -> dict[str, float]:
+def figures(covariance: _Covariance, mixing: DenseMixing) -> dict[str, float]:
     """Return figures of merit of a design, per coordinate of the model and round.
 
     Returns:

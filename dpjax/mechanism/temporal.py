@@ -38,12 +38,12 @@ from dpjax import _validate
 from dpjax._numerics import double_precision, one_lapack_thread
 from dpjax.mechanism import certificate, workload
 from dpjax.mechanism import strategy as strategy_
-from dpjax.mechanism.certificate import EPS, Blocks, Factor, Matrix, Vector
+from dpjax.mechanism.certificate import EPS, BlockStack, Factor, Vector
 from dpjax.mechanism.factorization import Device, factor_of, minimize_trace, regularized
 from dpjax.mechanism.participation import Participation, check_participation
 from dpjax.mechanism.strategy import Strategy
 from dpjax.mechanism.workload import Gram
-from dpjax.topology.mixing import DenseMixing
+from dpjax.topology.mixing import DenseMixing, SquareMatrix
 
 __all__ = [
     "TemporalSolution",
@@ -215,7 +215,7 @@ def mafalda(
     return solve(gram, participation, device=device).strategy
 
 
-def strategy_of(precision: Matrix) -> Strategy:
+def strategy_of(precision: SquareMatrix) -> Strategy:
     """Return the lower triangular C with C'C = P and a positive diagonal: J chol(J P J)' J.
 
     J reverses the rounds. numpy's Cholesky factor L has L L' = P, another matrix.
@@ -492,23 +492,23 @@ def _products(matrix: Factor) -> Gram:
 class _Point(NamedTuple):
     """The map at one V = exp(X): its blocks, the next X without acceleration, and the bounds."""
 
-    half: Blocks
-    logarithm: Blocks
-    plain: Blocks
-    precision: Matrix
-    left: Matrix  # eigenvectors and roots of eigenvalues of F V F'
+    half: BlockStack
+    logarithm: BlockStack
+    plain: BlockStack
+    precision: SquareMatrix
+    left: SquareMatrix  # eigenvectors and roots of eigenvalues of F V F'
     roots: Vector
     dual: float
     gap: float
 
 
 def _climb(
-    factor: Matrix,
+    factor: SquareMatrix,
     k: int,
     tolerance: float,
     limit: int,
     fine: bool = False,
-    start: Blocks | None = None,
+    start: BlockStack | None = None,
     device: Device = None,
 ) -> tuple[_Point, int]:
     """Return the point of least gap (infinite where none was feasible) and the evaluations spent.
@@ -564,7 +564,7 @@ def _climb(
     return best, count
 
 
-def _coarse(gram: Gram, k: int, device: Device) -> Blocks | None:
+def _coarse(gram: Gram, k: int, device: Device) -> BlockStack | None:
     """Return log V of a quarter of the horizon, stretched to all of it, where that helps.
 
     Gradients of the last rounds cost as those of a horizon that short: their H is a corner of H.
@@ -595,7 +595,7 @@ def _logit(count: int) -> Vector:
     return np.log(middles / (1.0 - middles))
 
 
-def _cholesky(gram: Gram) -> Matrix:
+def _cholesky(gram: Gram) -> SquareMatrix:
     """The upper triangular F with F'F = H."""
     try:
         return cholesky((gram + gram.T) / 2.0).T
@@ -605,7 +605,7 @@ def _cholesky(gram: Gram) -> Matrix:
         ) from None
 
 
-def _evaluator(factor: Matrix, fine: bool, device: Device) -> Callable[[Blocks], _Point]:
+def _evaluator(factor: SquareMatrix, fine: bool, device: Device) -> Callable[[BlockStack], _Point]:
     """Return the map as a function of log V: NumPy's for few rounds, else JAX's on its device."""
     # Compiling takes longer than such a solve.
     if len(factor) < _COMPILED and device is None:
@@ -613,7 +613,7 @@ def _evaluator(factor: Matrix, fine: bool, device: Device) -> Callable[[Blocks],
     with double_precision():
         placed = jax.device_put(factor, device)
 
-    def evaluate(point: Blocks) -> _Point:
+    def evaluate(point: BlockStack) -> _Point:
         with double_precision():
             evaluated = _compiled(placed, jax.device_put(point, device), fine=fine)
             # The large arrays stay on the device.
@@ -624,7 +624,7 @@ def _evaluator(factor: Matrix, fine: bool, device: Device) -> Callable[[Blocks],
     return evaluate
 
 
-def _evaluate(factor: Matrix, point: Blocks, *, fine: bool) -> _Point:
+def _evaluate(factor: SquareMatrix, point: BlockStack, *, fine: bool) -> _Point:
     """The map in the arrays' own library: NumPy or JAX."""
     xp = np if isinstance(point, np.ndarray) else jnp
     scipy_ = scipy if xp is np else jax.scipy
@@ -678,7 +678,7 @@ def _evaluate(factor: Matrix, point: Blocks, *, fine: bool) -> _Point:
 _compiled = jax.jit(_evaluate, static_argnames="fine")
 
 
-def _apply(function: str, blocks: Blocks) -> Blocks:
+def _apply(function: str, blocks: BlockStack) -> BlockStack:
     """Return the matrix function of each symmetric block; roots and logarithms are floored."""
     xp = np if isinstance(blocks, np.ndarray) else jnp
     values, vectors = xp.linalg.eigh((blocks + xp.swapaxes(blocks, 1, 2)) / 2.0)
@@ -687,7 +687,7 @@ def _apply(function: str, blocks: Blocks) -> Blocks:
     return (vectors * getattr(xp, function)(values)[:, None, :]) @ xp.swapaxes(vectors, 1, 2)
 
 
-def _constant_diagonal(blocks: Blocks) -> Blocks:
+def _constant_diagonal(blocks: BlockStack) -> BlockStack:
     """Return D^-1/2 V D^-1/2 times the mean of D, D the diagonal of each block."""
     xp = np if isinstance(blocks, np.ndarray) else jnp
     diagonal = xp.einsum("cii->ci", blocks)
@@ -695,7 +695,7 @@ def _constant_diagonal(blocks: Blocks) -> Blocks:
     return blocks * scale[:, :, None] * scale[:, None, :]
 
 
-def _lower_bound(gram: Gram, factor: Factor | None, half: Blocks) -> float:
+def _lower_bound(gram: Gram, factor: Factor | None, half: BlockStack) -> float:
     """Return tr(S)^2 / sum(l) for V = Z Z', S^2 = Z' H Z, rounded down whatever rounds."""
     b, k, _ = half.shape
     if factor is None:
@@ -710,7 +710,7 @@ def _lower_bound(gram: Gram, factor: Factor | None, half: Blocks) -> float:
     return _dual(total, half)
 
 
-def _dual(total: float, half: Blocks) -> float:
+def _dual(total: float, half: BlockStack) -> float:
     """Return total^2 / sum(l), rounded down."""
     # l_c, the largest diagonal entry of V_c = Z_c Z_c', rounded up.
     levels = np.sum(half**2, axis=2).max(axis=1) * (1.0 + (half.shape[1] + 2) * EPS)

@@ -14,15 +14,15 @@ from jaxtyping import Float
 from scipy.sparse import csgraph, csr_array, issparse
 
 from dpjax import _validate
-from dpjax.mechanism.certificate import Factor, Matrix, Vector, eigen
+from dpjax.mechanism.certificate import Factor, Vector, eigen
 from dpjax.mechanism.factorization import compressed, factor_of
 from dpjax.topology import mixing as mixing_
-from dpjax.topology.mixing import DenseMixing, HashableMatrix, Mixing
+from dpjax.topology.mixing import DenseMixing, HashableMatrix, Mixing, SquareMatrix
 
 __all__ = ()
 
 Gram: TypeAlias = Float[np.ndarray, "t t"]
-Schedule: TypeAlias = Float[np.ndarray, "p n n"]
+MixingSchedule: TypeAlias = Float[np.ndarray, "p n n"]
 StepSizes: TypeAlias = Float[np.ndarray, " t"] | None
 _Operation: TypeAlias = Callable[..., np.ndarray]
 # Weights d with d_i W_ij = d_j W_ji count as exact up to what their products round to; a wider
@@ -36,7 +36,7 @@ def gram(
     mixing: DenseMixing,
     rounds: int,
     *,
-    covariance: Matrix | None = None,
+    covariance: SquareMatrix | None = None,
 ) -> Gram:
     """Return H, where tr(H K) is the energy over all models of noise with covariance K (x) R.
 
@@ -103,13 +103,13 @@ def prefix_sum_gram(rounds: int) -> Gram:
     return len(index) - np.maximum.outer(index, index).astype(np.float64)
 
 
-def schedule_of(mixing: DenseMixing, connected: bool = True) -> Schedule:
+def schedule_of(mixing: DenseMixing, connected: bool = True) -> MixingSchedule:
     """Return W as a schedule [P, n, n]; ValueError unless stochastic by rows or by columns."""
     matrix = mixing_.dense(mixing_.check_stochastic(mixing, connected=connected))
     return matrix[None] if matrix.ndim == 2 else matrix
 
 
-def _root(covariance: Matrix, n: int) -> Matrix:
+def _root(covariance: SquareMatrix, n: int) -> SquareMatrix:
     """Return Q with Q Q' = R."""
     matrix = _validate.square("covariance", covariance)
     if matrix.shape != (n, n):
@@ -120,7 +120,7 @@ def _root(covariance: Matrix, n: int) -> Matrix:
         raise ValueError(str(error).replace("gram", "covariance")) from None
 
 
-def _reversing(matrix: Matrix) -> Vector | None:
+def _reversing(matrix: SquareMatrix) -> Vector | None:
     """Return d > 0 with d_i W_ij = d_j W_ji, largest 1; None where there is none (or too wide)."""
     support = matrix != 0
     if (support != support.T).any():
@@ -142,10 +142,10 @@ def _reversing(matrix: Matrix) -> Vector | None:
 
 
 def _reversible(
-    matrix: Matrix,
+    matrix: SquareMatrix,
     weights: Vector,
     rounds: int,
-    root: Matrix | None,
+    root: SquareMatrix | None,
 ) -> Gram:
     """G_ab = sum_ij l_i^a (U' D^1/2 R D^1/2 U)_ij (U' D^-1 U)_ij l_j^b."""
     halves = np.sqrt(weights)
@@ -162,10 +162,10 @@ def _reversible(
 
 
 def _flattened(
-    schedule: Schedule,
+    schedule: MixingSchedule,
     last: int,
     rounds: int,
-    root: Matrix | None,
+    root: SquareMatrix | None,
 ) -> Gram:
     """G_ab for the products A_a = W_last W_last-1 .. (a factors), a block of rows at a time."""
     n = schedule.shape[-1]
@@ -287,7 +287,7 @@ def one_step_energy(mixing: Mixing, variances: Vector) -> float:
     return float(total) / len(schedule)
 
 
-def _spectral(matrix: Matrix, horizon: int, etas: StepSizes) -> Matrix:
+def _spectral(matrix: SquareMatrix, horizon: int, etas: StepSizes) -> SquareMatrix:
     """M = sum_k c_k (W^k)' W^k on eigenvalues: sums of positive terms only."""
     values, vectors = np.linalg.eigh(matrix)
     squares = values**2
@@ -331,7 +331,7 @@ def _doubled(
 
 
 def _backwards(
-    schedule: Schedule,
+    schedule: MixingSchedule,
     horizon: int,
     etas: StepSizes,
     readout: Vector,

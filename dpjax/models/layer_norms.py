@@ -37,7 +37,7 @@ _COARSE = 0.008
 """Share of the clip norm that products of one position may cost: in float64 they take 1.4 to 2.6
 times as long on a CPU. Below it are batches of 256."""
 
-Weights = Callable[[Array], Array]
+_Weights = Callable[[Array], Array]
 _Apply = Callable[..., Array]
 _Shaped = Array | jax.ShapeDtypeStruct
 
@@ -209,7 +209,7 @@ class Gradients:
         for layer, route in self.routes.items():
             _validate.one_of(f"routes[{layer!r}]", route, ROUTES)
 
-    def __call__(self, params: VariableDict, x: Array, y: Array, weights: Weights) -> Updates:
+    def __call__(self, params: VariableDict, x: Array, y: Array, weights: _Weights) -> Updates:
         """Return the sum.
 
         Args:
@@ -223,7 +223,7 @@ class Gradients:
         """
         return self._rounded(params, x, y, weights, by_layer=False)
 
-    def by_layer(self, params: VariableDict, x: Array, y: Array, weights: Weights) -> Updates:
+    def by_layer(self, params: VariableDict, x: Array, y: Array, weights: _Weights) -> Updates:
         """Return the sum in which every layer has a weight of its own.
 
         Args:
@@ -238,7 +238,7 @@ class Gradients:
         return self._rounded(params, x, y, weights, by_layer=True)
 
     def _rounded(
-        self, params: VariableDict, x: Array, y: Array, weights: Weights, *, by_layer: bool
+        self, params: VariableDict, x: Array, y: Array, weights: _Weights, *, by_layer: bool
     ) -> Updates:
         # Without the error, for which the clip leaves room where it knows it.
         def weigh(norms: Array, error: float) -> Array:
@@ -329,7 +329,7 @@ class Gradients:
             count = self._positions(call)
             # One position cannot cancel.
             cancelled = 1.0 if count <= 1 else 2 / math.sqrt(unit)
-            bound = (records * count + 4) * _numerics.UNIT * cancelled
+            bound = (records * count + 4) * _numerics.UNIT_ROUNDOFF * cancelled
             if _single(count, records, places, unit):
                 bound = (records + 4) * unit
             worst = max(worst, bound)

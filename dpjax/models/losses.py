@@ -7,10 +7,10 @@ from jaxtyping import Array, Float, Int
 
 __all__ = ["cross_entropy", "logistic", "squared"]
 
-Numbers = Float[Array, "*b"]
+_Numbers = Float[Array, "*b"]
 
 
-def logistic(score: Numbers, label: Numbers) -> Numbers:
+def logistic(score: _Numbers, label: _Numbers) -> _Numbers:
     """Logistic loss ``log(1 + exp(-label * score))`` for labels -1 and +1.
 
     Args:
@@ -29,7 +29,7 @@ def logistic(score: Numbers, label: Numbers) -> Numbers:
     return jax.nn.softplus(-label.astype(score.dtype) * score)
 
 
-def cross_entropy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Numbers:
+def cross_entropy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> _Numbers:
     """Softmax cross-entropy for integer labels 0 .. c-1.
 
     Args:
@@ -48,7 +48,7 @@ def cross_entropy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Numb
     return optax.softmax_cross_entropy_with_integer_labels(logits, label.astype(jnp.int32))
 
 
-def squared(prediction: Numbers, target: Numbers) -> Numbers:
+def squared(prediction: _Numbers, target: _Numbers) -> _Numbers:
     """Squared error ``(prediction - target)^2`` (no factor one half).
 
     Example:
@@ -60,7 +60,7 @@ def squared(prediction: Numbers, target: Numbers) -> Numbers:
     return jnp.square(prediction - target.astype(prediction.dtype))
 
 
-def sign_accuracy(score: Numbers, label: Numbers) -> Numbers:
+def sign_accuracy(score: _Numbers, label: _Numbers) -> _Numbers:
     """One where the score has the label's sign (a score of 0 counts as wrong), else zero.
 
     Example:
@@ -72,7 +72,7 @@ def sign_accuracy(score: Numbers, label: Numbers) -> Numbers:
     return (score * label.astype(score.dtype) > 0).astype(score.dtype)
 
 
-def multiclass_accuracy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> Numbers:
+def multiclass_accuracy(logits: Float[Array, "*b c"], label: Int[Array, "*b"]) -> _Numbers:
     """One where the largest logit is the label's, else zero.
 
     Example:

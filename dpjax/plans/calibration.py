@@ -55,9 +55,9 @@ __all__ = ["Calibrated", "Target"]
 
 PerAgent: TypeAlias = Float[np.ndarray, " n"]
 """One number an agent."""
-Bound: TypeAlias = Float[np.ndarray, "*n"]
+AgentBound: TypeAlias = Float[np.ndarray, "*n"]
 """One number for all agents, 0-d, or one an agent."""
-Factor: TypeAlias = Float[np.ndarray, "n q"] | PerAgent
+_Factor: TypeAlias = Float[np.ndarray, "n q"] | PerAgent
 """A map of normals to the agents' noise, or the diagonal of one."""
 
 _Fields: TypeAlias = dict[str, Any]
@@ -315,7 +315,7 @@ class Target:
             return float(self.pattern.epochs)
         return _squared_sensitivity(HashableMatrix(strategy), self.pattern)
 
-    def precision_bound(self, strategy: Strategy | None) -> Bound:
+    def precision_bound(self, strategy: Strategy | None) -> AgentBound:
         """The bound b on [R^-1]_ii, a 0-d array or one entry an agent."""
         if self.amplification is not None:
             return self.amplification.bound(self, strategy)
@@ -386,7 +386,7 @@ class Calibrated(Protocol):
         """What may differ between plans of one run, float32, by name."""
 
     @property
-    def factor(self) -> Factor | None:
+    def factor(self) -> _Factor | None:
         """Map of a round's fresh normals to the agents' noisy sums, for forecasts and tables.
 
         [n, q], in units of what is clipped; correlated noise over agents is drawn with it. Or [n],
@@ -489,7 +489,7 @@ class Factored(OverAgents):
         design: The design over agents.
     """
 
-    factor: Factor
+    factor: _Factor
     strategy: Strategy | None
     design: design_.Design
 

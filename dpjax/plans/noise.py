@@ -23,7 +23,7 @@ from dpjax.mechanism import banded, spatial, temporal
 from dpjax.mechanism.design import Design
 from dpjax.mechanism.participation import Participation
 from dpjax.mechanism.strategy import Strategy
-from dpjax.plans.calibration import Bound, Factored, Target, check_applied_strategy
+from dpjax.plans.calibration import AgentBound, Factored, Target, check_applied_strategy
 from dpjax.plans.compatibility import CORRELATED, OWN_KEYS, SHARED_SEED, NoiseTerms
 from dpjax.plans.links import PairKeys, ZeroSum
 from dpjax.plans.polynomial import Polynomial
@@ -166,7 +166,7 @@ class Correlated:
         """
         raise NotImplementedError
 
-    def over_agents(self, target: Target, bound: Bound) -> Design:
+    def over_agents(self, target: Target, bound: AgentBound) -> Design:
         """The design over agents: by default every agent's noise is its own."""
         return Design.independent(target.network, bound)
 
@@ -204,7 +204,7 @@ class Pairwise(Correlated):
     title = "DECOR (pairwise)"
     terms = SHARED_SEED
 
-    def over_agents(self, target: Target, bound: Bound) -> Design:
+    def over_agents(self, target: Target, bound: AgentBound) -> Design:
         """Noise that cancels over links."""
         return Design.pairwise(target.network, bound)
 
@@ -286,7 +286,7 @@ class Whisper(Correlated):
         steps = target.config.optimizer.relative(horizon)
         return steps if (steps != 1).any() else None
 
-    def over_agents(self, target: Target, bound: Bound) -> Design:
+    def over_agents(self, target: Target, bound: AgentBound) -> Design:
         """The design for the horizon, and for step sizes where these differ."""
         return Design.whisper(
             target.network,
@@ -480,7 +480,7 @@ class SpaceTime(Correlated):
         """The joint design's part over rounds."""
         return np.asarray(_joint(HashableMatrix(mixing), participation).strategy)
 
-    def over_agents(self, target: Target, bound: Bound) -> Design:
+    def over_agents(self, target: Target, bound: AgentBound) -> Design:
         """The joint design's part over agents; its value is tr R.
 
         The joint objective has no part of its own over agents.
@@ -581,7 +581,7 @@ class Covariance(Correlated):
         check_applied_strategy(self.strategy, target.rounds)
         return self.strategy
 
-    def over_agents(self, target: Target, bound: Bound) -> Design:
+    def over_agents(self, target: Target, bound: AgentBound) -> Design:
         """The least multiple of R that keeps the bound: its shape matters, not its scale."""
         matrix = self.matrix
         n = target.agents
@@ -694,7 +694,7 @@ def _check_design(design: Design, expected: _Expected) -> None:
             )
 
 
-def _rounded(covariance: np.ndarray, bound: Bound) -> np.ndarray:
+def _rounded(covariance: np.ndarray, bound: AgentBound) -> np.ndarray:
     """Round a factor of a covariance to float32, keeping [R^-1]_ii <= b_i.
 
     The factor is the triangular one: where noise cancels, its small pivots keep all their digits,

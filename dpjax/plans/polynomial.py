@@ -17,7 +17,7 @@ from dpjax.plans.calibration import Calibrated, DrawnNoise, OverAgents, PerAgent
 from dpjax.plans.compatibility import NoiseTerms
 from dpjax.protocols import Arrays, Look
 from dpjax.topology import gossip
-from dpjax.topology.mixing import HashableMatrix, Matrix
+from dpjax.topology.mixing import HashableMatrix, SquareMatrix
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Polynomial"]
@@ -117,7 +117,7 @@ class CalibratedPolynomial(OverAgents, Calibrated):
         return {"factor": self.solution.scales, "polynomial": self.solution.coefficients}
 
     @property
-    def factor(self) -> Matrix | None:
+    def factor(self) -> SquareMatrix | None:
         """S g(W) as a matrix, for tables; None beyond 2,048 agents."""
         scales = self.solution.scales
         coefficients = self.solution.coefficients

@@ -17,7 +17,7 @@ from dpjax.learning.query import AgentQuery, RecordQuery
 
 __all__ = ["Budget", "Protect"]
 
-ATTACKERS = ("outsider", "node", "coalition", "aggregator")
+_ATTACKERS = ("outsider", "node", "coalition", "aggregator")
 """Attackers that a plan can be calibrated for; `dpjax.plans.compatibility` says which noise
 protects against which of them."""
 
@@ -87,7 +87,7 @@ class Protect(Threat):
         if "add_remove" in _validate.shown(self.relation):
             raise ValueError(f"relation is {self.relation!r}; give 'zero_out_record' in its place")
         _validate.one_of("relation", self.relation, budget.RELATIONS)
-        _validate.one_of("attacker", self.attacker, ATTACKERS)
+        _validate.one_of("attacker", self.attacker, _ATTACKERS)
         _validate.one_of("clipping", self.clipping, ("flat", "automatic"))
         _validate.flag("per_layer", self.per_layer)
         self._check_nodes()

@@ -24,7 +24,7 @@ from dpjax.plans.protect import Budget
 from dpjax.protocols import Arrays, Counts, Look, Privatizer, Updates
 from dpjax.topology.mixing import Mixing
 from dpjax.transforms import noise as noise_
-from dpjax.transforms.variates import Rows
+from dpjax.transforms.variates import AgentRows
 
 __all__ = ["LostNoiseWarning", "ScheduledGaussian", "ScheduledLaplace", "cost"]
 
@@ -264,14 +264,14 @@ class _ScheduledNoise(Calibrated):
 
 
 def _scheduled(
-    arrays: Arrays, key: PRNGKeyArray, rounds: int, kind: noise_.Kind, rows: Rows = None
+    arrays: Arrays, key: PRNGKeyArray, rounds: int, kind: noise_.Kind, rows: AgentRows = None
 ) -> optax.GradientTransformation:
     scales = arrays["noise_scales"]
     return noise_.scheduled(scales, key=key, rounds=rounds, kind=kind, rows=rows)
 
 
 def _lost(
-    arrays: Arrays, round: Array, payload: Updates, rounds: int, kind: noise_.Kind, *_: Rows
+    arrays: Arrays, round: Array, payload: Updates, rounds: int, kind: noise_.Kind, *_: AgentRows
 ) -> Array:
     """How likely the largest entry of a round's payload is to go out without its noise."""
     scale = jnp.take(arrays["noise_scales"], round, mode="clip")

@@ -26,7 +26,7 @@ __all__ = ["HopelessWarning"]
 Stopping = Literal["plan", "curve"]
 """What a run that may be stopped states; see `dpjax.engine.run.run`."""
 
-LIMIT = 0.01
+ROUNDING_LIMIT = 0.01
 """Share of the clip norm that rounding sums of records may take in a release."""
 
 
@@ -138,16 +138,17 @@ def with_precision_cost(
     config = plan.config
     protect = plan.config.protect
     # Each rounded term is clipped lower by as much, which a release would lose without a word.
-    if config.release and rounding > LIMIT:
+    if config.release and rounding > ROUNDING_LIMIT:
         remedy = f"give Protect(..., microbatch={enough})"
         if enough is None:
             remedy = (
-                f"sums of more than {math.floor(LIMIT * 2**23):,} records are too long for "
-                "float32; give a smaller batch, or spread the records over more agents"
+                f"sums of more than {math.floor(ROUNDING_LIMIT * 2**23):,} records are too long "
+                "for float32; give a smaller batch, or spread the records over more agents"
             )
         raise ValueError(
             f"microbatch is {_validate.shown(protect.microbatch)}, and rounding the sums of "
-            f"records would take {rounding:.2g} of the clip norm, more than {LIMIT:.0%}; {remedy}"
+            f"records would take {rounding:.2g} of the clip norm, more than {ROUNDING_LIMIT:.0%}; "
+            f"{remedy}"
         )
     if plan.guarantee.relation is None:
         return plan

@@ -25,7 +25,7 @@ from dpjax.plans.calibration import Calibrated, DrawnNoise, PerAgent, Target
 from dpjax.plans.compatibility import SIMULATED, NoiseTerms
 from dpjax.plans.links import ScaledNoise
 from dpjax.protocols import Arrays, Look, Updates
-from dpjax.topology.mixing import Matrix
+from dpjax.topology.mixing import SquareMatrix
 from dpjax.transforms import noise as noise_
 
 __all__ = ["Discrete", "SumShares"]
@@ -151,7 +151,7 @@ class SumShares(ScaledNoise, _InShares):
         root = math.sqrt(target.squared_sensitivity(None) / self.cohort(target.agents).honest)
         return np.full(target.agents, target.protect.sensitivity * root * MARGIN)
 
-    def source(self, target: Target) -> Matrix:
+    def source(self, target: Target) -> SquareMatrix:
         """Every agent's own normals."""
         return np.eye(target.agents)
 
@@ -331,7 +331,7 @@ class CalibratedCode(Calibrated):
         return {"noise_grid": np.asarray(self.code.grid)}
 
     @property
-    def factor(self) -> Matrix:
+    def factor(self) -> SquareMatrix:
         """Deviation of each agent's noise, in units of what is clipped; rounding is not in it."""
         # v is in squared grid units.
         deviation = self.code.grid * math.sqrt(self.code.variance)

@@ -15,7 +15,7 @@ import numpy as np
 from dpjax import _validate
 from dpjax.secagg import tcp
 from dpjax.secagg.client import Client
-from dpjax.secagg.messages import Keys, Message, decoded, encoded
+from dpjax.secagg.messages import Keys, ProtocolMessage, decoded, encoded
 from dpjax.secagg.server import SumServer, Total
 from dpjax.secagg.terms import Abort, Terms
 
@@ -91,7 +91,7 @@ def over_memory(
     received = 0
     sent = 0
 
-    def say(row: int, message: Message) -> Message | None:
+    def say(row: int, message: ProtocolMessage) -> ProtocolMessage | None:
         """What a client answers, message by message as bytes; None where it ends."""
         nonlocal received, sent, spent
         data = encoded(message)

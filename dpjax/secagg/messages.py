@@ -124,20 +124,20 @@ class Confirmed(NamedTuple):
     confirmations: ByNumber
 
 
-Message = (
+ProtocolMessage = (
     Hello | Keys | Roster | Shares | Delivery | MaskedVector | Request | UnmaskingShares | Closed
     | Confirm | Confirmed
 )  # fmt: skip
-KINDS: tuple[type, ...] = get_args(Message)
+_KINDS: tuple[type, ...] = get_args(ProtocolMessage)
 
 
-def encoded(message: Message) -> bytes:
+def encoded(message: ProtocolMessage) -> bytes:
     """Return a message as bytes (msgpack).
 
     Args:
         message: Any of the messages.
     """
-    plain: list[Any] = [KINDS.index(type(message))]
+    plain: list[Any] = [_KINDS.index(type(message))]
     plain += [_plain(value) for value in message]
     return bytes(library("msgpack").packb(plain))
 
@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def decoded(data: bytes) -> Message:
+def decoded(data: bytes) -> ProtocolMessage:
     """Return the message that the bytes are.
 
     Args:
@@ -173,9 +173,9 @@ def decoded(data: bytes) -> Message:
     # type, not isinstance: True is an int, and 1 in msgpack's eyes too.
     if not isinstance(plain, list) or not plain or type(plain[0]) is not int:
         raise Rejected("bytes are no message: no kind")
-    if not 0 <= plain[0] < len(KINDS):
+    if not 0 <= plain[0] < len(_KINDS):
         raise Rejected(f"bytes are no message: kind {plain[0]}")
-    kind: Any = KINDS[plain[0]]
+    kind: Any = _KINDS[plain[0]]
     names = kind._fields
     values = plain[1:]
     # No field may be missing, and none be added for a reader that would skip it.
@@ -185,7 +185,7 @@ def decoded(data: bytes) -> Message:
     for name, value in zip(names, values, strict=True):
         read = _READERS[name]
         fields.append(read(f"{kind.__name__}.{name}", value))
-    message: Message = kind(*fields)
+    message: ProtocolMessage = kind(*fields)
     return message
 
 

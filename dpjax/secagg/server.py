@@ -25,7 +25,7 @@ from dpjax.secagg.messages import (
     Hello,
     Keys,
     MaskedVector,
-    Message,
+    ProtocolMessage,
     Request,
     Roster,
     Shares,
@@ -95,7 +95,7 @@ class SumServer:
         return len(self._keys)
 
     @property
-    def ends(self) -> list[Callable[[], Mapping[int, Message]]]:
+    def ends(self) -> list[Callable[[], Mapping[int, ProtocolMessage]]]:
         """What ends each stage but the last one, with what is then said to clients."""
         confirm = [self.relay] if "confirm" in self.terms.stages else []
         return [self.draw, self.deliver, self.request, *confirm]
@@ -181,7 +181,7 @@ class SumServer:
             rosters[i] = Roster(self.hello.nonce, i, self.enrolled, transcript, keys)
         return rosters
 
-    def accept(self, number: int, message: Message) -> None:
+    def accept(self, number: int, message: ProtocolMessage) -> None:
         """Take a client's message of this stage.
 
         Args:

@@ -27,7 +27,7 @@ from dpjax.secagg.messages import (
     Delivery,
     Hello,
     Keys,
-    Message,
+    ProtocolMessage,
     Request,
     Roster,
     decoded,
@@ -257,7 +257,7 @@ class Listener:
                     self._changed.clear()
                     await self._changed.wait()
 
-    async def _send(self, messages: Mapping[int, Message]) -> None:
+    async def _send(self, messages: Mapping[int, ProtocolMessage]) -> None:
         """Send messages to clients by number; one that does not take it has left."""
         server = self._server
         assert server is not None
@@ -441,7 +441,7 @@ async def take_part(
             await _closed(writer, limits.send)
 
 
-def reply(client: Client, message: Message) -> Message:
+def reply(client: Client, message: ProtocolMessage) -> ProtocolMessage:
     """Return what a client says to a message of the server.
 
     Args:
@@ -451,7 +451,7 @@ def reply(client: Client, message: Message) -> Message:
     Raises:
         Abort: If it says nothing.
     """
-    answers: dict[type, Callable[[Any], Message]] = {
+    answers: dict[type, Callable[[Any], ProtocolMessage]] = {
         Hello: client.greet,
         Roster: client.share,
         Delivery: client.mask,

@@ -21,13 +21,13 @@ from dpjax.topology.mixing import Mixing
 
 __all__ = ["Neighbours", "mix"]
 
-Tree = TypeVar("Tree")
-Round: TypeAlias = Int[Array, ""] | int
-Values: TypeAlias = Float[Array, "n d"]
-Numbers: TypeAlias = np.ndarray | Array
-Tables: TypeAlias = tuple[Numbers, ...]
+_Tree = TypeVar("_Tree")
+_RoundNumber: TypeAlias = Int[Array, ""] | int
+_Values: TypeAlias = Float[Array, "n d"]
+_Numbers: TypeAlias = np.ndarray | Array
+_Tables: TypeAlias = tuple[_Numbers, ...]
 """Numpy's arrays until they are placed on devices, then JAX's."""
-Steps: TypeAlias = tuple[tuple[tuple[int, int], ...], ...] | None
+_Steps: TypeAlias = tuple[tuple[tuple[int, int], ...], ...] | None
 """The pairs (sender, receiver) of devices in every step; None where all devices hear all."""
 
 _DENSE = 64
@@ -66,10 +66,10 @@ class Neighbours:
         array([0.33, 0.33, 0.  ], dtype=float32)
     """
 
-    senders: Tables
-    weights: Tables
-    wide: Numbers
-    order: Numbers | None
+    senders: _Tables
+    weights: _Tables
+    wide: _Numbers
+    order: _Numbers | None
 
     @property
     def agents(self) -> int:
@@ -96,10 +96,10 @@ class Partitioned:
     """
 
     tables: Neighbours
-    sends: Tables
+    sends: _Tables
     agents: int = field(metadata={"static": True})
     mesh: Mesh = field(metadata={"static": True})
-    steps: Steps = field(metadata={"static": True})
+    steps: _Steps = field(metadata={"static": True})
 
     @property
     def block(self) -> int:
@@ -114,11 +114,11 @@ class Partitioned:
         return sum(rows.shape[-1] for rows in self.sends) // self.mesh.size
 
 
-Weights: TypeAlias = Float[Array, "*p n n"] | Neighbours | Partitioned
+_Weights: TypeAlias = Float[Array, "*p n n"] | Neighbours | Partitioned
 """A mixing matrix, or a schedule, in any layout."""
 
 
-def mix(mixing: Weights, tree: Tree) -> Tree:
+def mix(mixing: _Weights, tree: _Tree) -> _Tree:
     """Return ``mixing @ leaf`` over the leading axis of every leaf.
 
     The product runs at full float32 precision on every device: on GPUs the default one has
@@ -171,7 +171,7 @@ def mix(mixing: Weights, tree: Tree) -> Tree:
     return jax.tree_util.tree_map_with_path(mixed, tree)
 
 
-def polynomial(mixing: Weights, coefficients: Float[Array, " m"], values: Values) -> Values:
+def polynomial(mixing: _Weights, coefficients: Float[Array, " m"], values: _Values) -> _Values:
     """Return sum_k coefficients[k] T_k(W) values, T_k Chebyshev's polynomials, by Clenshaw's rule.
 
     Args:
@@ -184,7 +184,7 @@ def polynomial(mixing: Weights, coefficients: Float[Array, " m"], values: Values
 
     # A loop: in one program compilers would compute each product anew for every link of the next.
     # B_k = c_k X + 2 W B_{k+1} - B_{k+2}, from the highest degree down.
-    def step(carry: tuple[Values, Values], coefficient: Array) -> tuple:
+    def step(carry: tuple[_Values, _Values], coefficient: Array) -> tuple:
         current, before = carry
         following = coefficient * values + 2 * mix(mixing, current) - before
         return (following, current), None
@@ -196,7 +196,7 @@ def polynomial(mixing: Weights, coefficients: Float[Array, " m"], values: Values
     return coefficients[0] * values + mix(mixing, current) - before
 
 
-def at(mixing: Weights, round: Round) -> Any:
+def at(mixing: _Weights, round: _RoundNumber) -> Any:
     """Return the matrix of a round: ``mixing`` itself, or entry ``round mod P`` of a schedule."""
     if isinstance(mixing, Partitioned):
         return dataclasses.replace(mixing, tables=_tables_at(mixing.tables, round))
@@ -207,7 +207,7 @@ def at(mixing: Weights, round: Round) -> Any:
     return _entry(mixing, round)
 
 
-def _tables_at(tables: Neighbours, round: Round) -> Neighbours:
+def _tables_at(tables: Neighbours, round: _RoundNumber) -> Neighbours:
     if tables.wide.ndim == 2:
         return tables
     by_round = (tables.senders, tables.weights, tables.wide)
@@ -218,7 +218,7 @@ def _tables_at(tables: Neighbours, round: Round) -> Neighbours:
 
 def combining(
     mixing: Mixing, agents: Sequence[int], senders: Sequence[Sequence[int]]
-) -> Callable[..., Tree]:
+) -> Callable[..., _Tree]:
     """Return the mix of some agents alone: ``combine(round, sent, received)``.
 
     Agent i has W_ii times its own value, plus W_ij times that of each sender j. Places beyond an
@@ -241,7 +241,7 @@ def combining(
         heard = [agent, *senders[row]]
         weights[:, row, : len(heard)] = rows[:, row, heard]
 
-    def combine(weights: Array, round: Round, sent: Tree, received: Tree) -> Tree:
+    def combine(weights: Array, round: _RoundNumber, sent: _Tree, received: _Tree) -> _Tree:
         def mixed(own: Array, others: Array) -> Array:
             dtype = _numerics.wide_dtype(own)
             # float32 first, as in a run: its weights are rounded once.
@@ -376,7 +376,7 @@ def partitioned(source: Neighbours, mesh: Mesh) -> Partitioned:
     return Partitioned(local_tables, sends, n, mesh, steps)
 
 
-def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[Steps, Tables, np.ndarray, int]:
+def _steps(needed: Bool[np.ndarray, "d n"], block: int) -> tuple[_Steps, _Tables, np.ndarray, int]:
     """Steps that bring every device the rows that it needs, and where a device has a row.
 
     Pairs of devices are edges of a graph, coloured by steps: each pair takes the first step in
@@ -433,7 +433,7 @@ def _exchanged(mixing: Partitioned, values: Array) -> Array:
     (axis,) = mixing.mesh.axis_names
     spec = PartitionSpec(*mixing.mesh.axis_names)
 
-    def local(tables: Neighbours, sends: Tables, values: Array) -> Array:
+    def local(tables: Neighbours, sends: _Tables, values: Array) -> Array:
         if mixing.steps is None:
             return _gathered(tables, jax.lax.all_gather(values, axis, tiled=True))
         received = []
@@ -450,12 +450,12 @@ def _exchanged(mixing: Partitioned, values: Array) -> Array:
     return sharded(mixing.tables, mixing.sends, padded)[: mixing.agents]
 
 
-def _entry(schedule: Array, round: Round) -> Array:
+def _entry(schedule: Array, round: _RoundNumber) -> Array:
     index = jnp.asarray(round) % schedule.shape[0]
     return jax.lax.dynamic_index_in_dim(jnp.asarray(schedule), index, keepdims=False)
 
 
-def _dot(matrix: Numbers, values: Array) -> Array:
+def _dot(matrix: _Numbers, values: Array) -> Array:
     # The default precision of GPUs has ten-bit mantissas.
     weights = jnp.asarray(matrix).astype(values.dtype)
     return jnp.tensordot(weights, values, axes=1, precision=jax.lax.Precision.HIGHEST)
@@ -476,7 +476,7 @@ def _gathered(mixing: Neighbours, values: Array) -> Array:
     return jnp.concatenate(parts).at[jnp.asarray(mixing.order)].get(mode="promise_in_bounds")
 
 
-def _term(senders: Numbers, weights: Numbers, j: int, values: Array) -> Array:
+def _term(senders: _Numbers, weights: _Numbers, j: int, values: Array) -> Array:
     """What each row's sender number j adds to it."""
     weight = jnp.asarray(weights)[:, j].astype(values.dtype)
     weight = weight.reshape((-1, *[1] * (values.ndim - 1)))

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from dpjax.topology.mixing import DenseMixing, Matrix
+from dpjax.topology.mixing import DenseMixing, SquareMatrix
 
 __all__ = ()
 
@@ -37,7 +37,7 @@ def incidence(ends: _Ends, agents: int) -> Float[np.ndarray, "n e"]:
     return signs
 
 
-def message_pairs(mixing: Matrix) -> tuple[_Agents, _Agents]:
+def message_pairs(mixing: SquareMatrix) -> tuple[_Agents, _Agents]:
     """Return sender and receiver of every message of a round, an agent's own copy included."""
     matrix = np.asarray(mixing)
     own_copies = np.eye(len(matrix), dtype=bool)
@@ -47,7 +47,7 @@ def message_pairs(mixing: Matrix) -> tuple[_Agents, _Agents]:
     return sender, receiver
 
 
-def zero_sum_map(sender: _Agents, receiver: _Agents, over: str) -> Matrix:
+def zero_sum_map(sender: _Agents, receiver: _Agents, over: str) -> SquareMatrix:
     """The map of standard normals to Zip-DL's noise on messages, at a deviation of 1.
 
     Args:

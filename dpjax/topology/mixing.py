@@ -28,7 +28,7 @@ __all__ = [
     "uniform_neighbors",
 ]
 
-Matrix: TypeAlias = Float[np.ndarray, "n n"]
+SquareMatrix: TypeAlias = Float[np.ndarray, "n n"]
 DenseMixing: TypeAlias = Float[np.ndarray, "*p n n"]
 """A dense mixing matrix W, or a schedule of P of them."""
 Mixing: TypeAlias = DenseMixing | csr_array
@@ -147,7 +147,7 @@ def push_sum(graph: nx.Graph, *, sparse: bool = False) -> Mixing:
     return mixing if sparse else mixing.toarray()
 
 
-def survivors(mixing: Matrix, departed: Sequence[int]) -> Float[np.ndarray, "k k"]:
+def survivors(mixing: SquareMatrix, departed: Sequence[int]) -> Float[np.ndarray, "k k"]:
     """Return the mixing of those who stay: the departed's weights go to each one's own model.
 
     Symmetric doubly stochastic matrices stay so.

@@ -34,7 +34,7 @@ from dpjax.encoding.lattice import SumCode
 from dpjax.topology.links import incidence
 from dpjax.transforms import rounds as rounds_
 from dpjax.transforms import variates
-from dpjax.transforms.variates import Rows
+from dpjax.transforms.variates import AgentRows
 
 __all__ = [
     "correlated",
@@ -94,7 +94,7 @@ def correlated(
     strategy: Float[np.ndarray, "t t"] | None = None,
     grid: float | None = None,
     spread: Callable[[Array], Array] | None = None,
-    rows: Rows = None,
+    rows: AgentRows = None,
 ) -> GradientTransformation:
     """Add noise F Z_t to agent-stacked updates; with a strategy C over rounds, F (C^-1 Z)_t.
 
@@ -211,7 +211,7 @@ def scheduled(
     key: PRNGKeyArray,
     rounds: int,
     kind: Kind,
-    rows: Rows = None,
+    rows: AgentRows = None,
 ) -> GradientTransformation:
     """Add fresh noise of scale scales[t] to every entry of agent-stacked updates in round t.
 
@@ -460,7 +460,7 @@ def pairwise_cancelling(
     edge_keys: PRNGKeyArray,
     rounds: int,
     scale: float | Array = 1.0,
-    agents: Rows = None,
+    agents: AgentRows = None,
 ) -> GradientTransformation:
     """Add noise of every agent, and for every link +z at one end and -z at the other.
 
@@ -803,7 +803,7 @@ def _draw(
     shape: tuple[int, int],
     dtype: jnp.dtype,
     released: bool,
-    rows: Rows,
+    rows: AgentRows,
 ) -> Callable[[_Round], Array]:
     """Normals of a group by round; they depend on key and round, and not on a vmap."""
 
@@ -838,7 +838,7 @@ def _scaled(scale: _Real, drawn: Array, round: _Round) -> Array:
     return pinned(scale * pinned(drawn))
 
 
-def _checked_factor(factor: _Real, rows: Rows) -> _Real:
+def _checked_factor(factor: _Real, rows: AgentRows) -> _Real:
     """A factor over agents; a float32 one stays as it is."""
     if rows is not None:
         if factor.shape[-1] != len(rows):

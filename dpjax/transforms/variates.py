@@ -43,7 +43,7 @@ from dpjax import _numerics
 
 __all__ = ["laplaces", "laplaces_of_words", "normals", "normals_of_words"]
 
-Rows: TypeAlias = Sequence[int] | None
+AgentRows: TypeAlias = Sequence[int] | None
 _Shape: TypeAlias = tuple[int, int]
 _Words: TypeAlias = UInt32[Array, "..."]
 _Numbers: TypeAlias = Float[Array, "..."]
@@ -93,7 +93,7 @@ _FAR = (
 )  # fmt: skip
 
 
-def words(key: PRNGKeyArray, shape: _Shape, rows: Rows = None) -> tuple[_Words, _Words]:
+def words(key: PRNGKeyArray, shape: _Shape, rows: AgentRows = None) -> tuple[_Words, _Words]:
     """The two 32-bit words of the hash of every counter (row, column).
 
     Args:
@@ -105,14 +105,14 @@ def words(key: PRNGKeyArray, shape: _Shape, rows: Rows = None) -> tuple[_Words, 
     return _numerics.threefry(key, _row_numbers(shape, rows), column)
 
 
-def _row_numbers(shape: tuple[int, ...], rows: Rows) -> _Words:
+def _row_numbers(shape: tuple[int, ...], rows: AgentRows) -> _Words:
     """The number of its row for every entry of an array."""
     if rows is None:
         return lax.broadcasted_iota(jnp.uint32, shape, 0)
     return lax.broadcast_in_dim(np.asarray(rows, np.uint32), shape, (0,))
 
 
-def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = None) -> _Numbers:
+def normals(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: AgentRows = None) -> _Numbers:
     """Draw independent standard normals.
 
     Args:
@@ -175,7 +175,9 @@ def normals_of_words(bits: _Words) -> _Numbers:
     return math.sqrt(2) * lax.erf_inv(uniforms)
 
 
-def laplaces(key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: Rows = None) -> _Numbers:
+def laplaces(
+    key: PRNGKeyArray, shape: _Shape, dtype: jnp.dtype, rows: AgentRows = None
+) -> _Numbers:
     """Draw independent Laplace variables of scale 1, of density exp(-|x|) / 2.
 
     Args:
